@@ -1,0 +1,13 @@
+# Everything comes from Debian 12 (tools/dev/install_dependencies installs it by name).
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(Protobuf REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(Boost 1.81 REQUIRED COMPONENTS json)
+find_package(ucx REQUIRED)
+if(TANDEM_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+  find_package(benchmark REQUIRED)
+endif()

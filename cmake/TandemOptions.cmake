@@ -1,0 +1,40 @@
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  # base_dir and hash_dir let checkouts in different folders share one cache.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+endif()
+
+set(TANDEM_SANITIZE "" CACHE STRING "address,undefined or thread; empty for none")
+
+# What every source of ours is compiled with. -ffp-contract=off is part of docs/numerics.md.
+add_library(tandem_options INTERFACE)
+target_compile_options(tandem_options INTERFACE
+  -Wall -Wextra -Werror -Wnon-virtual-dtor -Wshadow -Wno-unused-parameter
+  -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
+  -fstack-protector-strong -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # False positives inside std::string and std::variant at -O2 (GCC 12).
+  target_compile_options(tandem_options INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
+endif()
+target_link_options(tandem_options INTERFACE -Wl,-z,relro,-z,now)
+if(TANDEM_SANITIZE)
+  target_compile_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE}
+    -fno-sanitize-recover=all -g1)
+  target_link_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE})
+elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
+  target_compile_options(tandem_options INTERFACE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
+endif()
+target_include_directories(tandem_options INTERFACE ${CMAKE_SOURCE_DIR})

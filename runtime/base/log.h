@@ -1,0 +1,51 @@
+// One JSON object a line on standard error: {"time","level","process","message"}.
+//
+//   LogInfo("ready", {{"port", port}, {"blocks", num_blocks}});
+//
+// Prompt and output text never go into a log. Any thread.
+
+#ifndef TANDEM_RUNTIME_BASE_LOG_H_
+#define TANDEM_RUNTIME_BASE_LOG_H_
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+// A named value of a log line, already rendered as JSON.
+class LogField {
+ public:
+  LogField(std::string_view name, std::string_view value);
+  LogField(std::string_view name, const char* value) : LogField(name, std::string_view(value)) {}
+  LogField(std::string_view name, const std::string& value)
+      : LogField(name, std::string_view(value)) {}
+  LogField(std::string_view name, bool value);
+  LogField(std::string_view name, double value);
+  template <std::integral T>
+  requires(!std::same_as<T, bool>) LogField(std::string_view name, T value)
+      : name_(name), json_(std::to_string(value)) {}
+
+  std::string_view name() const { return name_; }
+  const std::string& json() const { return json_; }
+
+ private:
+  std::string name_;
+  std::string json_;
+};
+
+// Set once at start; appears in every line ("router", "decode-0").
+void SetLogProcessName(std::string_view name);
+
+void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
+void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});
+void LogError(std::string_view message, std::initializer_list<LogField> fields = {});
+
+// Appends `text` as a JSON string literal, quotes included; invalid UTF-8 bytes become U+FFFD.
+void AppendJsonString(std::string_view text, std::string* out);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_BASE_LOG_H_

@@ -1,0 +1,45 @@
+#include "runtime/base/sha256.h"
+
+#include <openssl/evp.h>
+
+#include "runtime/base/check.h"
+
+namespace tandem {
+
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  TANDEM_CHECK(context_ != nullptr);
+  TANDEM_CHECK(EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), EVP_sha256(), nullptr) == 1);
+}
+
+Sha256::~Sha256() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
+
+void Sha256::Update(const void* data, size_t size_bytes) {
+  TANDEM_CHECK(EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), data, size_bytes) == 1);
+}
+
+Sha256Digest Sha256::Finish() {
+  Sha256Digest digest;
+  unsigned int size = 0;
+  TANDEM_CHECK(EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.data(), &size) == 1);
+  TANDEM_CHECK(size == digest.size());
+  return digest;
+}
+
+Sha256Digest Sha256Of(std::string_view data) {
+  Sha256 sha;
+  sha.Update(data);
+  return sha.Finish();
+}
+
+std::string HexOf(const uint8_t* bytes, size_t size_bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(2 * size_bytes);
+  for (size_t i = 0; i < size_bytes; ++i) {
+    hex += kDigits[bytes[i] >> 4];
+    hex += kDigits[bytes[i] & 15];
+  }
+  return hex;
+}
+
+}  // namespace tandem
