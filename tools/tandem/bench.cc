@@ -175,8 +175,7 @@ absl::StatusOr<Targets> ParseTargets(const std::string& text) {
 }  // namespace
 
 int BenchMain(const std::vector<std::string>& arguments) {
-  LoadOptions load{
-      .model = "default", .requests = 200, .connections = 16, .vocabulary = 1000, .seed = 1};
+  LoadOptions load;
   std::string target = "http://127.0.0.1:8000", prompt_tokens = "512", output_tokens = "64",
               targets;
   int64_t seed = 1;
