@@ -37,7 +37,10 @@ class Detokenizer {
   std::string AppendBytes(std::string_view bytes);
   std::string AppendPiece(int32_t id);
   std::string TakeByteRun();
+  std::string StripSpaces(std::string text);
   std::string AppendWindow(int32_t id);
+  std::string TakeWindow();
+  std::string DecodeWindow(size_t num_ids) const;
 
   const Tokenizer* const tokenizer_;
   const bool skip_special_tokens_;
