@@ -261,6 +261,9 @@ impl TandemChatTemplate {
 
     fn render(&self, args: &RenderArgs) -> Result<String, Failure> {
         let messages = match parse_json(unsafe { args.messages.bytes() }, "messages")? {
+            Json::Array(messages) if messages.is_empty() => {
+                return Err(Failure::invalid("messages: the list is empty"))
+            }
             Json::Array(messages) => Json::Array(messages),
             _ => return Err(Failure::invalid("messages: not a list")),
         };
