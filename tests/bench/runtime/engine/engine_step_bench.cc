@@ -52,8 +52,7 @@ void BM_DecodeStep(benchmark::State& state) {
   options.max_batched_tokens = batch + 512;
   options.max_model_tokens = 1 << 30;
   options.max_waiting_attempts = 4096;
-  std::unique_ptr<Engine> engine =
-      *Engine::Create(options, &executor, &outbox, &receiver, &leases);
+  std::unique_ptr<Engine> engine = *Engine::Create(options, &executor, &outbox, &receiver, &leases);
   uint64_t counter = 0;
   int32_t left = 0;
   int64_t steps = 0;
