@@ -27,7 +27,9 @@ using U32x16 = uint32_t __attribute__((vector_size(64)));
 using I32x16 = int32_t __attribute__((vector_size(64)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 
-TANDEM_LANES F32x16 Splat(float x) { return F32x16{} + x; }
+TANDEM_LANES F32x16 Splat(float x) {
+  return F32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
 
 TANDEM_LANES F32x16 LoadF32(const float* from) {
   F32x16 x;
