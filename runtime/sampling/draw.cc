@@ -7,18 +7,18 @@
 #include <limits>
 
 #include "kernels/api/rows.h"
-#include "kernels/api/vector_math.h"
 #include "runtime/base/check.h"
+#include "runtime/sampling/row_math.h"
 
 namespace tandem {
 namespace {
 
 using Uint128 = unsigned __int128;
 
-// Buckets by distance from the maximum, 1/16 wide, the last without end: they narrow a row down
+// Buckets by distance from the maximum, 1/128 wide, the last without end: they narrow a row down
 // to the few ids near a cut in one pass.
-constexpr int kNumBuckets = 512;
-constexpr float kBucketsPerUnit = 16.0f;
+constexpr int kNumBuckets = 4096;
+constexpr float kBucketsPerUnit = 128.0f;
 
 // Ids that are still in the game, in id order.
 struct Pool {
@@ -64,24 +64,8 @@ uint64_t NeededWeight(float top_p, uint64_t total) {
 
 // Weights of logits, and their sum.
 uint64_t ComputeWeights(std::span<const float> logits, const DrawArgs& args, uint64_t* weights) {
-  constexpr size_t kChunk = 256;
-  const float max = args.maxima->max;
-  const float temperature = args.temperature;
-  float scaled[kChunk];
-  uint64_t total = 0;
-  for (size_t first = 0; first < logits.size(); first += kChunk) {
-    const size_t count = std::min(kChunk, logits.size() - first);
-    // Two loops: the first is for vectors.
-    for (size_t i = 0; i < count; ++i) {
-      scaled[i] = Exp((logits[first + i] - max) / temperature) * kWeightOne;
-    }
-    for (size_t i = 0; i < count; ++i) {
-      // Through int64_t, which is one instruction where uint64_t is several.
-      weights[first + i] = static_cast<uint64_t>(static_cast<int64_t>(scaled[i]));
-      total += weights[first + i];
-    }
-  }
-  return total;
+  return GetRowMath().weights(logits.data(), static_cast<int64_t>(logits.size()), args.maxima->max,
+                              args.temperature, kWeightOne, weights);
 }
 
 // The whole row, piece by piece.
