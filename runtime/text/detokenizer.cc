@@ -25,8 +25,7 @@ Detokenizer::Detokenizer(const Tokenizer* tokenizer, std::span<const int32_t> pr
                          bool skip_special_tokens)
     : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {
   const auto is_text = [&](int32_t id) {
-    return id >= 0 && id < tokenizer->vocab_size() &&
-           !(skip_special_tokens && tokenizer->IsSpecial(id));
+    return tokenizer->HasToken(id) && !(skip_special_tokens && tokenizer->IsSpecial(id));
   };
   const bool begins_text = std::none_of(prompt.begin(), prompt.end(), is_text);
   if (begins_text) spaces_to_strip_ = tokenizer->num_stripped_spaces();
@@ -38,7 +37,7 @@ Detokenizer::Detokenizer(const Tokenizer* tokenizer, std::span<const int32_t> pr
 }
 
 std::string Detokenizer::Append(int32_t id) {
-  if (id < 0 || id >= tokenizer_->vocab_size()) return {};
+  if (!tokenizer_->HasToken(id)) return {};
   if (skip_special_tokens_ && tokenizer_->IsSpecial(id)) return {};
   switch (tokenizer_->decoder_kind()) {
     case DecoderKind::kBytes:
