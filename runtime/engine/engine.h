@@ -1,0 +1,93 @@
+// One worker's brain: sequences, block pool, prefix cache, scheduler and both sides of the KV
+// transfer, as one state machine without threads, clocks or sockets. What serves traffic is also
+// what the simulator runs.
+//
+// Continuous batching after Orca (Yu et al., OSDI 2022); chunked prefill that shares a batch with
+// decodes after Sarathi-Serve (Agrawal et al., OSDI 2024); paged KV after PagedAttention (Kwon et
+// al., SOSP 2023).
+//
+// Engine thread only, every method. `now_us` never goes back. Inputs may come late, twice or out of
+// order: each is idempotent, and what belongs to an ended attempt changes nothing.
+
+#ifndef TANDEM_RUNTIME_ENGINE_ENGINE_H_
+#define TANDEM_RUNTIME_ENGINE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "runtime/engine/executor.h"
+#include "runtime/engine/outbox.h"
+#include "runtime/protocol/kv_receiver.h"
+#include "runtime/protocol/lease_keeper.h"
+#include "runtime/protocol/times.h"
+
+namespace tandem {
+
+struct EngineOptions {
+  WorkerId self;
+  int32_t block_tokens = 16;  // A multiple of kHashTokens.
+  int32_t num_blocks = 0;
+  int64_t block_bytes = 0;           // Length of every KV frame's payload.
+  int32_t max_sequences = 0;         // In one batch.
+  int32_t max_batched_tokens = 0;    // Token budget of one step.
+  int32_t max_model_tokens = 0;      // Prompt + output.
+  int32_t max_waiting_attempts = 0;  // More are refused ResourceExhausted.
+  bool prefix_caching = true;
+  LivenessTimes times;
+};
+
+class Engine {
+ public:
+  // Borrows everything; all outlive the engine. InvalidArgument if the options contradict each
+  // other (the message names the numbers).
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        Executor* executor, Outbox* outbox,
+                                                        KvReceiver* receiver, LeaseKeeper* leases);
+  ~Engine();
+
+  // ---- From routers ----
+  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us);
+  void OnCancel(SessionId router, const Cancel& cancel, int64_t now_us);
+  void OnRouterLost(SessionId router, int64_t now_us);  // Ends all its attempts.
+
+  // ---- As the prefill side ----
+  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us);
+  void OnDecodeLost(SessionId decode, int64_t now_us);
+  void OnFrameSent(uint64_t send_id, bool ok, int64_t now_us);
+
+  // ---- As the decode side ----
+  void OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message, int64_t now_us);
+  void OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us);
+  // After KvReceiver::Finish on the transport's thread.
+  void OnFrameReceived(const ReceivedFrame& frame, int64_t now_us);
+
+  // Refuses new attempts (Unavailable); ends what runs with Unavailable so that routers continue it
+  // elsewhere, except blocks a decode worker is still fetching, which are served to the end.
+  void Drain(int64_t now_us);
+  bool drained() const;
+
+  // ---- One step: expire, grant, schedule, execute, publish ----
+  struct StepResult {
+    bool ran_batch = false;      // Call again at once.
+    int32_t tokens = 0;          // Computed in this step.
+    int32_t sequences = 0;       // In its batch.
+    int64_t next_wakeup_us = 0;  // Otherwise at the next input, or then (lease, deadline).
+  };
+  StepResult Step(int64_t now_us);
+
+  // ---- What a router wants to know ----
+  WorkerLoad Load() const;            // since_progress_us is the caller's to fill.
+  KvEvents TakeKvEvents();            // Since the last call.
+  KvEvents SnapshotKvEvents() const;  // All that is cached; for a new Watch.
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_ENGINE_H_

@@ -1,0 +1,84 @@
+// What runs a step: a model on a backend in production, a function of block contents in simulation.
+//
+// The engine hands over a batch of runs. A run computes the KV of consecutive tokens of one
+// sequence, writes it into the blocks of its table, and may ask for sampled tokens after its last
+// one. Prefill chunks and decodes are the same thing: a decode is a run of one token.
+
+#ifndef TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
+#define TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/protocol/generation.h"
+
+namespace tandem {
+
+using BlockId = int32_t;
+
+// One draw after a run's last token. A prompt that ends with n choices has n draws.
+struct Draw {
+  int32_t choice = 0;
+  const SamplingParams* sampling = nullptr;
+  int32_t prompt_tokens = 0;  // min_tokens counts from here.
+};
+
+// All spans live until Execute returns.
+struct SequenceRun {
+  std::span<const int32_t> token_ids;  // To compute in this step, at least one.
+  int32_t first_position = 0;  // Of token_ids[0]; KV of 0..first_position-1 is in the table.
+  std::span<const BlockId> block_table;  // Covers first_position + token_ids.size() tokens.
+  std::span<const Draw> draws;           // Empty: no logits of the last token are needed.
+
+  // Prompt logprobs: for each i in token_ids whose successor is known, the successor's logprob and
+  // `num_prompt_logprobs` top ones. -1: none. `next_token_id` succeeds the last of token_ids, or is
+  // -1 where the run ends with the prompt.
+  int32_t num_prompt_logprobs = -1;
+  int32_t next_token_id = -1;
+};
+
+struct BlockCopy {
+  BlockId source = 0;
+  BlockId destination = 0;
+};
+
+struct StepInput {
+  std::span<const BlockCopy> copies;  // Done first, in order (copy-on-write).
+  std::span<const SequenceRun> runs;
+};
+
+struct RunOutput {
+  std::vector<SampledToken> drawn;            // Parallel to draws. Position: after the last token.
+  std::vector<SampledToken> prompt_logprobs;  // Of successors, in order.
+  absl::Status status;                        // Not OK: this sequence fails alone (NaN logits).
+};
+
+struct StepOutput {
+  std::vector<RunOutput> runs;  // Parallel to StepInput::runs. Reused between steps.
+};
+
+// Engine thread only.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Not OK: the whole step failed (Internal); nothing of it may be published.
+  virtual absl::Status Execute(const StepInput& input, StepOutput* output) = 0;
+
+  // CRC-32C of the block's bytes as they are now.
+  virtual uint32_t BlockChecksum(BlockId block) = 0;
+
+  // Stamps progress: called by Execute after each layer, on the engine thread.
+  class ProgressListener {
+   public:
+    virtual ~ProgressListener() = default;
+    virtual void OnProgress() = 0;
+  };
+  virtual void SetProgressListener(ProgressListener* listener) = 0;  // Outlives the executor.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_EXECUTOR_H_

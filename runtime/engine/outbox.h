@@ -1,0 +1,40 @@
+// Everything an engine can cause outside itself. The worker implements it with gRPC sessions and a
+// KvTransport, the simulator with a virtual network. Calls only enqueue: none blocks, none fails;
+// what cannot be delivered shows as a lost session.
+
+#ifndef TANDEM_RUNTIME_ENGINE_OUTBOX_H_
+#define TANDEM_RUNTIME_ENGINE_OUTBOX_H_
+
+#include <cstdint>
+
+#include "runtime/engine/executor.h"
+#include "runtime/protocol/identity.h"
+#include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/router_messages.h"
+
+namespace tandem {
+
+// Engine thread only.
+class Outbox {
+ public:
+  virtual ~Outbox() = default;
+
+  // Joins the session's next StepBatch, which leaves when Engine::Step returns.
+  virtual void ToRouter(SessionId router, RouterEvent event) = 0;
+
+  // To a prefill worker; dials it at the first message. A peer that cannot be reached, or whose
+  // kv_class differs, comes back as Engine::OnPrefillLost.
+  virtual void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) = 0;
+
+  // To the decode worker at the other end of a session that it dialled.
+  virtual void ToDecode(SessionId decode, PrefillToDecode message) = 0;
+
+  // Sends the block's bytes behind `header`. The block stays untouched until
+  // Engine::OnFrameSent(send_id), which comes exactly once, also if the peer is lost.
+  virtual void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                         uint64_t send_id) = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_OUTBOX_H_

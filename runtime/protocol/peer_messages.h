@@ -1,0 +1,130 @@
+// Session between a decode worker (which dials) and a prefill worker, and the header of a KV frame.
+//
+//   decode → prefill: PrefillSubmit, Grant, Resend, Committed, PrefillCancel, Renew
+//   prefill → decode: Start, PrefillRefused, Progress, FirstToken, Done
+//
+// The order of a good transfer: Submit, Start, Grant, frames ‖ Progress, FirstToken, Done,
+// Committed. Every message is idempotent and keyed by attempt.
+
+#ifndef TANDEM_RUNTIME_PROTOCOL_PEER_MESSAGES_H_
+#define TANDEM_RUNTIME_PROTOCOL_PEER_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/kv_cache/block_hash.h"
+#include "runtime/protocol/generation.h"
+#include "runtime/protocol/identity.h"
+
+namespace tandem {
+
+// ---- Decode to prefill ----
+
+// A promise, not a reservation: the decode worker will grant blocks [first_block, num_blocks) once
+// the prompt starts.
+struct PrefillSubmit {
+  AttemptId attempt;
+  std::vector<int32_t> token_ids;
+  int32_t prompt_tokens = 0;
+  std::vector<int32_t> choices;
+  SamplingParams sampling;
+  int64_t time_left_us = 0;
+  BlockHash hash_root;
+  std::string trace_context;
+  int32_t first_block = 0;  // Ordinal of the first block the decode side lacks.
+  int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
+  bool alone = false;
+};
+
+// Names one set of granted blocks at the decode worker. A slot that is reused gets the next
+// generation, so that a late frame matches nothing.
+struct Reservation {
+  uint32_t slot = 0;
+  uint32_t generation = 0;  // Never 0 once granted.
+  auto operator<=>(const Reservation&) const = default;
+};
+
+// All the blocks promised, at once. Frames may be sent from now on, in any order, each once.
+struct Grant {
+  AttemptId attempt;
+  Reservation reservation;
+};
+
+// Block `ordinal` failed its checksum: send it again.
+struct Resend {
+  AttemptId attempt;
+  Reservation reservation;
+  int32_t ordinal = 0;
+};
+
+// All blocks verified: the source lease may end.
+struct Committed {
+  AttemptId attempt;
+};
+
+struct PrefillCancel {
+  AttemptId attempt;
+  int64_t time_left_us = 0;
+};
+
+// Extends the leases of these attempts at the prefill side (batched, off the engine thread).
+struct Renew {
+  std::vector<AttemptId> attempts;
+};
+
+using DecodeToPrefill = std::variant<PrefillSubmit, Grant, Resend, Committed, PrefillCancel, Renew>;
+
+// ---- Prefill to decode ----
+
+struct Start {
+  AttemptId attempt;
+  int32_t cached_tokens = 0;  // Prefix the prefill worker did not have to compute.
+};
+
+// Ends the attempt at the prefill side, at any time before Done. ResourceExhausted (queue full),
+// Unavailable (draining), FailedPrecondition (kv_class), InvalidArgument, Cancelled, Internal.
+struct PrefillRefused {
+  AttemptId attempt;
+  absl::Status status;
+};
+
+// Prompt tokens computed so far: proof of life, and of overlap.
+struct Progress {
+  AttemptId attempt;
+  int32_t computed_tokens = 0;
+};
+
+// The first token of every choice, at the position after token_ids. Sent at once, before the last
+// blocks have travelled.
+struct FirstToken {
+  AttemptId attempt;
+  std::vector<SampledToken> tokens;  // Parallel to PrefillSubmit::choices.
+  std::vector<SampledToken> prompt_logprobs;
+};
+
+// Every block has been handed to the transport. `num_frames` frames were sent, resends apart.
+struct Done {
+  AttemptId attempt;
+  int32_t num_frames = 0;
+};
+
+using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken, Done>;
+
+// ---- KV data ----
+
+// Ahead of every block on the wire: little-endian, packed in this order by the transports. It names
+// a reservation, never an address: the receiver decides where the bytes go.
+struct FrameHeader {
+  Reservation reservation;
+  uint32_t ordinal = 0;       // Block of the prompt.
+  uint32_t length_bytes = 0;  // Of the payload: a whole block.
+  uint32_t crc32c = 0;        // Of the payload followed by the four fields above.
+  bool operator==(const FrameHeader&) const = default;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_PROTOCOL_PEER_MESSAGES_H_

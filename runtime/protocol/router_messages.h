@@ -1,0 +1,154 @@
+// Session between a router and a worker: Submit and Cancel go down; one StepBatch per engine step
+// comes up, with everything that step has to say to that router.
+//
+// Every message is idempotent. Durations, never points in time, cross a process border.
+
+#ifndef TANDEM_RUNTIME_PROTOCOL_ROUTER_MESSAGES_H_
+#define TANDEM_RUNTIME_PROTOCOL_ROUTER_MESSAGES_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/kv_cache/block_hash.h"
+#include "runtime/protocol/generation.h"
+#include "runtime/protocol/identity.h"
+
+namespace tandem {
+
+// A prefill worker as the router names it to a decode worker, which dials.
+struct PrefillPeer {
+  WorkerId worker;
+  std::string address;  // host:port of its gRPC listener.
+  bool operator==(const PrefillPeer&) const = default;
+};
+
+// Router to worker: generate from token_ids[prompt_tokens + generated so far] on, for each of
+// `choices`. They share token_ids; a first attempt carries all n choices of the request, a resume
+// carries one.
+struct Submit {
+  AttemptId attempt;
+  std::vector<int32_t> token_ids;  // Prompt, then what earlier attempts delivered.
+  int32_t prompt_tokens = 0;       // Length of the prompt in token_ids.
+  std::vector<int32_t> choices;    // Indices in 0..n-1, ascending, at least one.
+  SamplingParams sampling;
+  int64_t time_left_us = 0;  // Until the request's deadline.
+  BlockHash hash_root;       // Model, adapter, tenant salt: root of the block hashes.
+  std::string model;
+  std::string trace_context;  // W3C traceparent, passed on.
+  bool alone = false;         // Run with no other sequence in the batch.
+
+  // Prompts that lack at least this many tokens (and a block) here are prefilled at
+  // `prefill.address`; empty address: always here.
+  PrefillPeer prefill;
+  int32_t disaggregate_from_tokens = 0;
+};
+
+// Router to worker. Answered by AbortReply; leaves a tombstone if it overtook its Submit.
+struct Cancel {
+  AttemptId attempt;
+  int64_t time_left_us = 0;  // The tombstone lives as long as the request could.
+};
+
+enum class AbortOutcome : uint8_t {
+  kAccepted,    // Was running here; now ended.
+  kNotFound,    // Had ended here, or is past its deadline.
+  kTombstoned,  // Never seen; a late Submit will be refused.
+};
+
+// ---- Worker to router, inside a StepBatch ----
+
+// Once per attempt, before or with its first token.
+struct PromptEvent {
+  AttemptId attempt;
+  int32_t cached_tokens = 0;                  // Prompt tokens served from a prefix cache.
+  int32_t transferred_blocks = 0;             // Blocks that came from a prefill worker so far.
+  std::vector<SampledToken> prompt_logprobs;  // One per prompt token but the first, if asked for.
+};
+
+struct TokenEvent {
+  AttemptId attempt;
+  int32_t choice = 0;
+  int32_t position = 0;  // In prompt + generated; strictly increasing by one.
+  SampledToken token;
+  FinishReason finish = FinishReason::kNone;  // Not kNone: the choice's terminal event.
+};
+
+// Not admitted (queue full, draining, prompt can never fit, tombstoned): not an attempt.
+struct RefusedEvent {
+  AttemptId attempt;
+  absl::Status status;
+};
+
+// Terminal for every choice that had no finish: Unavailable (peer or transfer lost), Cancelled,
+// DeadlineExceeded, Internal.
+struct EndedEvent {
+  AttemptId attempt;
+  absl::Status status;
+};
+
+struct AbortReply {
+  AttemptId attempt;
+  AbortOutcome outcome = AbortOutcome::kNotFound;
+};
+
+using RouterEvent = std::variant<PromptEvent, TokenEvent, RefusedEvent, EndedEvent, AbortReply>;
+
+struct StepBatch {
+  uint64_t worker_incarnation = 0;
+  std::vector<RouterEvent> events;  // In order of occurrence.
+};
+
+// ---- Watch: worker to router ----
+
+enum class WorkerRole : uint8_t { kPrefill, kDecode, kHybrid };
+
+struct BlockCounts {
+  int64_t free = 0;
+  int64_t held = 0;
+  int64_t cached = 0;       // In the prefix cache, held by no sequence.
+  int64_t in_flight = 0;    // A transport may still read or write them.
+  int64_t quarantined = 0;  // In flight, and their owner is gone.
+  int64_t total = 0;
+  bool operator==(const BlockCounts&) const = default;
+};
+
+struct WorkerLoad {
+  BlockCounts blocks;
+  int32_t running_sequences = 0;
+  int32_t waiting_sequences = 0;
+  int64_t waiting_prompt_tokens = 0;  // Not yet computed.
+  int64_t steps = 0;                  // Since start.
+  bool has_work = false;
+  int64_t since_progress_us = 0;  // Since the engine's last stamp.
+};
+
+// First message of a Watch, and the base of the events that follow it.
+struct WorkerRegistration {
+  WorkerId worker;
+  WorkerRole role = WorkerRole::kHybrid;
+  std::string model;
+  std::string kv_class;     // Equal: may exchange blocks.
+  std::string numerics_id;  // Equal: may continue each other's streams.
+  int32_t protocol_min = 1, protocol_max = 1;
+  int32_t block_tokens = 0;
+  int32_t max_model_tokens = 0;  // Longest prompt + output.
+  int32_t max_sequences = 0;
+  int64_t num_blocks = 0;
+  int64_t block_bytes = 0;
+  std::string kv_transport;  // "ucx" or "grpc".
+};
+
+// Blocks that entered or left the worker's prefix cache since event number `first_sequence`.
+struct KvEvents {
+  uint64_t first_sequence = 0;  // Of stored then removed, numbered one by one.
+  bool snapshot = false;        // `stored` replaces all that was known.
+  std::vector<BlockHash> stored;
+  std::vector<BlockHash> removed;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_PROTOCOL_ROUTER_MESSAGES_H_

@@ -1,0 +1,33 @@
+// The one table of times (docs/protocol.md). --liveness-scale multiplies all of them, for slow
+// sanitizer runs. Microseconds.
+
+#ifndef TANDEM_RUNTIME_PROTOCOL_TIMES_H_
+#define TANDEM_RUNTIME_PROTOCOL_TIMES_H_
+
+#include <cstdint>
+
+namespace tandem {
+
+struct LivenessTimes {
+  int64_t heartbeat_us = 200'000;
+  int64_t no_new_work_after_us = 1'000'000;   // Of a worker's silence.
+  int64_t move_streams_after_us = 2'000'000;  // Of a worker's silence, or no progress.
+  int64_t lease_us = 3'000'000;               // Also a reservation's.
+  int64_t renew_us = 500'000;
+  int64_t orphaned_streams_dropped_us = 3'000'000;  // Of a router's silence.
+  int64_t engine_stalled_us = 2'000'000;            // Work, but no progress stamp.
+
+  static LivenessTimes Scaled(double scale) {
+    LivenessTimes t;
+    for (int64_t* time :
+         {&t.heartbeat_us, &t.no_new_work_after_us, &t.move_streams_after_us, &t.lease_us,
+          &t.renew_us, &t.orphaned_streams_dropped_us, &t.engine_stalled_us}) {
+      *time = static_cast<int64_t>(static_cast<double>(*time) * scale);
+    }
+    return t;
+  }
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_PROTOCOL_TIMES_H_
