@@ -1,10 +1,10 @@
-#include <cerrno>
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <map>
 #include <utility>
-
-#include <sys/stat.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -49,9 +49,8 @@ class Checkpoint final : public WeightSource {
                                     std::span<const int64_t> shape) override {
     const auto holder = holders_.find(name);
     if (holder == holders_.end()) {
-      return absl::NotFoundError(
-          absl::StrFormat("%s: tensor \"%s\" is missing", shards_.begin()->first,
-                          std::string(name)));
+      return absl::NotFoundError(absl::StrFormat("%s: tensor \"%s\" is missing",
+                                                 shards_.begin()->first, std::string(name)));
     }
     TANDEM_ASSIGN_OR_RETURN(TensorView view, holder->second->Tensor(name));
     if (!std::equal(shape.begin(), shape.end(), view.shape.begin(), view.shape.end())) {
@@ -61,6 +60,8 @@ class Checkpoint final : public WeightSource {
     }
     return view;
   }
+
+  void Release() override {}  // Views point into the mapped files.
 
   std::string Identity() const override { return identity_; }
 

@@ -1,7 +1,10 @@
 #include "runtime/model/dummy_weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <list>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/random.h"
@@ -31,14 +34,17 @@ class DummyWeights final : public WeightSource {
                                     std::span<const int64_t> shape) override {
     size_t count = 1;
     for (int64_t dimension : shape) count *= static_cast<size_t>(dimension);
-    buffer_.resize(count * static_cast<size_t>(SizeBytes(config_.checkpoint_type)));
+    buffers_.emplace_back(count * static_cast<size_t>(SizeBytes(config_.checkpoint_type)));
+    uint8_t* const out = buffers_.back().data();
     if (shape.size() == 1 && name.ends_with(".weight")) {
-      for (size_t i = 0; i < count; ++i) Store(i, 1.0f);  // A norm.
+      for (size_t i = 0; i < count; ++i) Store(out, i, 1.0f);  // A norm.
     } else {
-      Fill(SeedOf(name), count, Limit(name, shape));
+      Fill(out, SeedOf(name), count, Limit(name, shape));
     }
-    return TensorView{config_.checkpoint_type, {shape.begin(), shape.end()}, buffer_};
+    return TensorView{config_.checkpoint_type, {shape.begin(), shape.end()}, buffers_.back()};
   }
+
+  void Release() override { buffers_.clear(); }
 
   std::string Identity() const override {
     return absl::StrFormat("dummy|%d|%s|%s", kDummyVersion, config_.architecture,
@@ -55,33 +61,33 @@ class DummyWeights final : public WeightSource {
   }
 
   // Four values from each 64 random bits; their place alone decides them.
-  void Fill(uint64_t seed, size_t count, double limit) {
+  void Fill(uint8_t* out, uint64_t seed, size_t count, double limit) {
     const float step = static_cast<float>(limit / 32768.0);
     for (size_t i = 0; i < count; i += 4) {
       uint64_t bits = Mix64(seed + (i / 4 + 1) * 0x9E3779B97F4A7C15u);
       for (size_t j = i; j < std::min(i + 4, count); ++j, bits >>= 16) {
-        Store(j, (static_cast<float>(static_cast<int>(bits & 0xFFFFu) - 32768) + 0.5f) * step);
+        Store(out, j, (static_cast<float>(static_cast<int>(bits & 0xFFFFu) - 32768) + 0.5f) * step);
       }
     }
   }
 
-  void Store(size_t index, float value) {
+  void Store(uint8_t* out, size_t index, float value) {
     switch (config_.checkpoint_type) {
       case TensorType::kF32:
-        std::memcpy(buffer_.data() + index * 4, &value, 4);
+        std::memcpy(out + index * 4, &value, 4);
         return;
       case TensorType::kF16:
       case TensorType::kBF16: {
         const uint16_t bits = config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(value)
                                                                           : Bf16FromFloat(value);
-        std::memcpy(buffer_.data() + index * 2, &bits, 2);
+        std::memcpy(out + index * 2, &bits, 2);
         return;
       }
     }
   }
 
   const ModelConfig config_;
-  std::vector<uint8_t> buffer_;
+  std::list<std::vector<uint8_t>> buffers_;  // What Tensor() gave out.
 };
 
 }  // namespace

@@ -1,22 +1,20 @@
 #include "runtime/model/json.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/json/basic_parser_impl.hpp>
+#include <boost/json/parser.hpp>
+#include <boost/json/serialize.hpp>
 #include <cmath>
 #include <cstdio>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <boost/json/parser.hpp>
-#include <boost/json/serialize.hpp>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-
-#include <boost/json/basic_parser_impl.hpp>
 
 namespace tandem {
 namespace {
@@ -92,19 +90,14 @@ std::string NumberText(double value) { return absl::StrFormat("%g", value); }
 absl::StatusOr<json::object> ParseJsonObject(std::string_view text, const std::string& what,
                                              const JsonLimits& limits) {
   if (text.size() > limits.max_bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("%s: %d bytes, at most %d are read", what,
-                                                      text.size(), limits.max_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %d bytes, at most %d are read", what, text.size(), limits.max_bytes));
   }
   json::parse_options options;
   options.max_depth = limits.max_depth;
   json::error_code error;
   json::parser parser(json::storage_ptr(), options);
-  const size_t consumed = parser.write_some(text.data(), text.size(), error);
-  if (!error && consumed < text.size() &&
-      text.find_first_not_of(" \t\r\n", consumed) != std::string_view::npos) {
-    error = json::error::extra_data;
-  }
-  if (!error) parser.finish(error);
+  const size_t consumed = parser.write(text.data(), text.size(), error);
   if (error == json::error::too_deep) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: nested deeper than %d levels", what, limits.max_depth));

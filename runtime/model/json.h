@@ -4,13 +4,12 @@
 #ifndef TANDEM_RUNTIME_MODEL_JSON_H_
 #define TANDEM_RUNTIME_MODEL_JSON_H_
 
+#include <boost/json/object.hpp>
+#include <boost/json/value.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-
-#include <boost/json/object.hpp>
-#include <boost/json/value.hpp>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

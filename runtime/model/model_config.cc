@@ -36,8 +36,9 @@ absl::StatusOr<std::string> ReadArchitecture(const JsonFields& fields) {
   TANDEM_ASSIGN_OR_RETURN(const std::string type, fields.String("model_type"));
   if (type == "llama") return "LlamaForCausalLM";
   if (type == "gpt2") return "GPT2LMHeadModel";
-  return Unsupported(fields, "model_type",
-                     absl::StrFormat("is \"%s\"; supported are llama and gpt2", type.substr(0, 60)));
+  return Unsupported(
+      fields, "model_type",
+      absl::StrFormat("is \"%s\"; supported are llama and gpt2", type.substr(0, 60)));
 }
 
 absl::StatusOr<TensorType> ReadCheckpointType(const JsonFields& fields) {
@@ -86,12 +87,12 @@ absl::Status ReadRopeObject(const JsonFields& scaling, int64_t max_positions, Ro
   if (type == "default") return absl::OkStatus();
   if (type == "llama3") return ReadLlama3Scaling(scaling, max_positions, rope);
   const bool by_length = type == "dynamic" || type == "longrope";
-  return Unsupported(scaling, key,
-                     absl::StrFormat("is \"%s\"%s; supported are default and llama3",
-                                     type.substr(0, 60),
-                                     by_length ? ", which rotates a token differently as the text "
-                                                 "grows, so that cached blocks would go stale"
-                                               : ""));
+  return Unsupported(
+      scaling, key,
+      absl::StrFormat("is \"%s\"%s; supported are default and llama3", type.substr(0, 60),
+                      by_length ? ", which rotates a token differently as the text "
+                                  "grows, so that cached blocks would go stale"
+                                : ""));
 }
 
 absl::Status ReadRope(const JsonFields& fields, int64_t max_positions, RopeConfig* rope) {
@@ -118,8 +119,7 @@ absl::Status CheckHeads(const JsonFields& fields, const ModelConfig& config) {
                                         config.num_kv_heads, config.num_heads));
   }
   if (config.head_dim % 2 != 0) {
-    return fields.Wrong("head_dim",
-                        absl::StrFormat("is %d, want an even number", config.head_dim));
+    return fields.Wrong("head_dim", absl::StrFormat("is %d, want an even number", config.head_dim));
   }
   return absl::OkStatus();
 }
@@ -127,9 +127,9 @@ absl::Status CheckHeads(const JsonFields& fields, const ModelConfig& config) {
 absl::StatusOr<int64_t> DividedHeadDim(const JsonFields& fields, const char* hidden_name,
                                        const char* heads_name, const ModelConfig& config) {
   if (config.hidden_size % config.num_heads != 0) {
-    return fields.Wrong(hidden_name, absl::StrFormat("is %d, which the %d of %s do not divide",
-                                                     config.hidden_size, config.num_heads,
-                                                     heads_name));
+    return fields.Wrong(
+        hidden_name, absl::StrFormat("is %d, which the %d of %s do not divide", config.hidden_size,
+                                     config.num_heads, heads_name));
   }
   const int64_t head_dim = config.hidden_size / config.num_heads;
   if (head_dim > kMaxHeadDim) {
@@ -145,14 +145,13 @@ absl::Status ReadLlama(const JsonFields& fields, ModelConfig* config) {
   TANDEM_ASSIGN_OR_RETURN(config->ffn_size, fields.Integer("intermediate_size", 1, kMaxFfnSize));
   TANDEM_ASSIGN_OR_RETURN(config->num_layers, fields.Integer("num_hidden_layers", 1, kMaxLayers));
   TANDEM_ASSIGN_OR_RETURN(config->num_heads, fields.Integer("num_attention_heads", 1, kMaxHeads));
-  TANDEM_ASSIGN_OR_RETURN(
-      config->num_kv_heads,
-      fields.IntegerOr("num_key_value_heads", 1, kMaxHeads, config->num_heads));
+  TANDEM_ASSIGN_OR_RETURN(config->num_kv_heads,
+                          fields.IntegerOr("num_key_value_heads", 1, kMaxHeads, config->num_heads));
   if (fields.Has("head_dim")) {
     TANDEM_ASSIGN_OR_RETURN(config->head_dim, fields.Integer("head_dim", 2, kMaxHeadDim));
   } else {
-    TANDEM_ASSIGN_OR_RETURN(config->head_dim, DividedHeadDim(fields, "hidden_size",
-                                                             "num_attention_heads", *config));
+    TANDEM_ASSIGN_OR_RETURN(config->head_dim,
+                            DividedHeadDim(fields, "hidden_size", "num_attention_heads", *config));
   }
   TANDEM_RETURN_IF_ERROR(CheckHeads(fields, *config));
   TANDEM_ASSIGN_OR_RETURN(config->vocab_size, fields.Integer("vocab_size", 1, kMaxVocabSize));
@@ -162,9 +161,9 @@ absl::Status ReadLlama(const JsonFields& fields, ModelConfig* config) {
   config->norm_epsilon = static_cast<float>(epsilon);
   TANDEM_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
   if (activation != "silu" && activation != "swish") {
-    return Unsupported(fields, "hidden_act",
-                       absl::StrFormat("is \"%s\"; Llama is computed with silu only",
-                                       activation.substr(0, 60)));
+    return Unsupported(
+        fields, "hidden_act",
+        absl::StrFormat("is \"%s\"; Llama is computed with silu only", activation.substr(0, 60)));
   }
   config->activation = Activation::kSilu;
   TANDEM_ASSIGN_OR_RETURN(config->attention_bias, fields.BoolOr("attention_bias", false));
@@ -224,9 +223,9 @@ absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig* config) {
     std::vector<int32_t> ids;
     if (eos->is_array()) {
       if (eos->get_array().size() > kMaxEosTokens) {
-        return fields.Wrong("eos_token_id", absl::StrFormat("lists %d tokens, at most %d",
-                                                            eos->get_array().size(),
-                                                            kMaxEosTokens));
+        return fields.Wrong(
+            "eos_token_id",
+            absl::StrFormat("lists %d tokens, at most %d", eos->get_array().size(), kMaxEosTokens));
       }
       for (const json::value& value : eos->get_array()) {
         TANDEM_ASSIGN_OR_RETURN(const int32_t id,
@@ -263,8 +262,8 @@ absl::Status CheckTotal(const JsonFields& fields, const ModelConfig& config) {
 }  // namespace
 
 int64_t ModelConfig::NumParameters() const {
-  const int64_t attention = hidden_size * (query_size() + 2 * kv_size()) +
-                            query_size() * hidden_size;
+  const int64_t attention =
+      hidden_size * (query_size() + 2 * kv_size()) + query_size() * hidden_size;
   const int64_t ffn_matrices = family == ModelFamily::kLlama ? 3 : 2;
   const int64_t layer = attention + ffn_matrices * hidden_size * ffn_size + 2 * hidden_size;
   const int64_t positions = family == ModelFamily::kGpt2 ? max_positions * hidden_size : 0;

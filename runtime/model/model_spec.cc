@@ -100,8 +100,8 @@ int64_t LinearDecl::out_features() const {
 }
 
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
-  ModelSpec spec = config.family == ModelFamily::kLlama ? LlamaSpec(config)
-                                                        : Gpt2Spec(config, source);
+  ModelSpec spec =
+      config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
   spec.logits = {.parts = {{.weight = config.tied_embeddings ? spec.embedding : "lm_head.weight",
                             .out_features = config.vocab_size}},
                  .in_features = config.hidden_size};
@@ -113,8 +113,8 @@ std::vector<float> RopeFrequencies(const ModelConfig& config) {
   for (int64_t d = 0; d < config.head_dim; d += 2) {
     const float exponent = static_cast<float>(d) / static_cast<float>(config.head_dim);
     const double frequency = 1.0 / std::pow(config.rope.theta, static_cast<double>(exponent));
-    frequencies.push_back(static_cast<float>(
-        config.rope.llama3 ? ScaledLlama3(frequency, config.rope) : frequency));
+    frequencies.push_back(
+        static_cast<float>(config.rope.llama3 ? ScaledLlama3(frequency, config.rope) : frequency));
   }
   return frequencies;
 }

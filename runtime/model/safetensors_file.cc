@@ -1,14 +1,14 @@
 #include "runtime/model/safetensors_file.h"
 
-#include <algorithm>
-#include <cstring>
-#include <optional>
-#include <utility>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,9 +28,9 @@ int BitsOf(std::string_view dtype) {
     int bits;
   };
   static constexpr Known kKnown[] = {
-      {"F64", 64},    {"F32", 32},    {"F16", 16},  {"BF16", 16}, {"I64", 64}, {"U64", 64},
-      {"I32", 32},    {"U32", 32},    {"I16", 16},  {"U16", 16},  {"I8", 8},   {"U8", 8},
-      {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"C64", 64},
+      {"F64", 64}, {"F32", 32},    {"F16", 16},    {"BF16", 16},   {"I64", 64}, {"U64", 64},
+      {"I32", 32}, {"U32", 32},    {"I16", 16},    {"U16", 16},    {"I8", 8},   {"U8", 8},
+      {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"C64", 64},
   };
   for (const Known& known : kKnown) {
     if (known.name == dtype) return known.bits;
@@ -55,8 +55,8 @@ absl::StatusOr<std::vector<int64_t>> ReadShape(const JsonFields& fields) {
   std::vector<int64_t> result;
   for (const json::value& value : shape->get_array()) {
     if (!value.is_int64() || value.get_int64() < 0) {
-      return fields.Wrong("shape", absl::StrCat("holds ", ShortJson(value),
-                                                ", want integers from 0"));
+      return fields.Wrong("shape",
+                          absl::StrCat("holds ", ShortJson(value), ", want integers from 0"));
     }
     result.push_back(value.get_int64());
   }
@@ -72,8 +72,8 @@ absl::Status ReadOffsets(const JsonFields& fields, uint64_t data_bytes, TensorEn
   for (int i = 0; i < 2; ++i) {
     const json::value& value = offsets->get_array()[i];
     if (!value.is_int64() || value.get_int64() < 0) {
-      return fields.Wrong("data_offsets", absl::StrCat("holds ", ShortJson(value),
-                                                       ", want an integer from 0"));
+      return fields.Wrong("data_offsets",
+                          absl::StrCat("holds ", ShortJson(value), ", want an integer from 0"));
     }
     values[i] = static_cast<uint64_t>(value.get_int64());
   }
@@ -97,8 +97,8 @@ absl::StatusOr<TensorEntry> ReadEntry(const json::value& value, const std::strin
   TANDEM_ASSIGN_OR_RETURN(entry.dtype, fields.String("dtype"));
   const int bits = BitsOf(entry.dtype);
   if (bits == 0) {
-    return fields.Wrong("dtype", absl::StrFormat("is \"%s\", which is not known",
-                                                 entry.dtype.substr(0, 60)));
+    return fields.Wrong(
+        "dtype", absl::StrFormat("is \"%s\", which is not known", entry.dtype.substr(0, 60)));
   }
   TANDEM_ASSIGN_OR_RETURN(entry.shape, ReadShape(fields));
   TANDEM_RETURN_IF_ERROR(ReadOffsets(fields, data_bytes, &entry));
@@ -128,16 +128,16 @@ absl::Status CheckCoverage(const SafetensorsHeader& header, uint64_t data_bytes,
   uint64_t covered = 0;
   for (const auto& [entry, name] : order) {
     if (entry->begin != covered) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: tensor \"%s\" begins at byte %d, %s the %d bytes before it", what,
-          name->substr(0, 100), entry->begin, entry->begin < covered ? "inside" : "behind a hole after",
-          covered));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: tensor \"%s\" begins at byte %d, %s the %d bytes before it", what,
+                          name->substr(0, 100), entry->begin,
+                          entry->begin < covered ? "inside" : "behind a hole after", covered));
     }
     covered = entry->end;
   }
   if (covered != data_bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: its tensors cover %d of %d bytes of data", what, covered, data_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: its tensors cover %d of %d bytes of data", what, covered, data_bytes));
   }
   return absl::OkStatus();
 }
@@ -162,14 +162,13 @@ absl::StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::span<const uint8
         "%s: header of %d bytes in a file of %d: truncated", what, header_bytes, file_bytes));
   }
   const std::string_view text(reinterpret_cast<const char*>(prefix.data()) + 8, header_bytes);
-  const JsonLimits limits{.max_bytes = kMaxSafetensorsHeaderBytes,
-                          .max_depth = 4,
-                          .refuse_duplicate_keys = true};
+  const JsonLimits limits{
+      .max_bytes = kMaxSafetensorsHeaderBytes, .max_depth = 4, .refuse_duplicate_keys = true};
   TANDEM_ASSIGN_OR_RETURN(const json::object object,
                           ParseJsonObject(text, what + ": header", limits));
   if (object.size() > kMaxSafetensorsTensors) {
-    return absl::InvalidArgumentError(absl::StrFormat("%s: %d tensors, at most %d", what,
-                                                      object.size(), kMaxSafetensorsTensors));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %d tensors, at most %d", what, object.size(), kMaxSafetensorsTensors));
   }
   SafetensorsHeader header;
   header.data_start = 8 + header_bytes;
@@ -179,8 +178,8 @@ absl::StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::span<const uint8
     if (name == "__metadata__") continue;
     TANDEM_ASSIGN_OR_RETURN(
         TensorEntry entry,
-        ReadEntry(member.value(),
-                  absl::StrFormat("%s: tensor \"%s\"", what, name.substr(0, 100)), data_bytes));
+        ReadEntry(member.value(), absl::StrFormat("%s: tensor \"%s\"", what, name.substr(0, 100)),
+                  data_bytes));
     header.tensors.emplace(name, std::move(entry));
   }
   TANDEM_RETURN_IF_ERROR(CheckCoverage(header, data_bytes, what));
@@ -214,15 +213,12 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
       new SafetensorsFile(path, bytes, size_bytes, *std::move(header)));
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  ::munmap(const_cast<uint8_t*>(base_), size_bytes_);
-}
+SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<uint8_t*>(base_), size_bytes_); }
 
 absl::StatusOr<TensorView> SafetensorsFile::Tensor(std::string_view name) const {
   const auto found = header_.tensors.find(name);
   if (found == header_.tensors.end()) {
-    return absl::NotFoundError(
-        absl::StrCat(path_, ": no tensor \"", std::string(name), "\""));
+    return absl::NotFoundError(absl::StrCat(path_, ": no tensor \"", std::string(name), "\""));
   }
   const TensorEntry& entry = found->second;
   const std::optional<TensorType> type = TypeOf(entry.dtype);
@@ -231,8 +227,8 @@ absl::StatusOr<TensorView> SafetensorsFile::Tensor(std::string_view name) const 
         absl::StrFormat("%s: tensor \"%s\" is %s; supported are F32, F16 and BF16", path_,
                         std::string(name), entry.dtype));
   }
-  return TensorView{*type, entry.shape,
-                    {base_ + header_.data_start + entry.begin, entry.end - entry.begin}};
+  return TensorView{
+      *type, entry.shape, {base_ + header_.data_start + entry.begin, entry.end - entry.begin}};
 }
 
 }  // namespace tandem

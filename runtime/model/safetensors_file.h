@@ -70,10 +70,7 @@ class SafetensorsFile {
  private:
   SafetensorsFile(std::string path, const uint8_t* base, uint64_t size_bytes,
                   SafetensorsHeader header)
-      : path_(std::move(path)),
-        base_(base),
-        size_bytes_(size_bytes),
-        header_(std::move(header)) {}
+      : path_(std::move(path)), base_(base), size_bytes_(size_bytes), header_(std::move(header)) {}
 
   const std::string path_;
   const uint8_t* const base_;

@@ -4,6 +4,7 @@
 #define TANDEM_RUNTIME_MODEL_WEIGHT_SOURCE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,11 +24,14 @@ class WeightSource {
 
   virtual bool Contains(std::string_view name) const = 0;
 
-  // The tensor, which must have `shape`. Valid until the next call or the source's end.
+  // The tensor, which must have `shape`. Valid until Release() or the source's end.
   // NotFound if it is missing; InvalidArgument naming both shapes if they differ;
   // FailedPrecondition for a dtype that is not supported.
   virtual absl::StatusOr<TensorView> Tensor(std::string_view name,
                                             std::span<const int64_t> shape) = 0;
+
+  // Gives back what Tensor() had to make; views are invalid afterwards.
+  virtual void Release() = 0;
 
   // Changes whenever the tensors may have changed: for a checkpoint, path, size, modification time
   // and inode of every file; for dummy weights, config and seed.
