@@ -96,7 +96,7 @@ inline constexpr int64_t kVocabularyPiece = 4096;
 // max[r] = largest logit; log_sum[r] = log Σ exp(logit − max). The log-probability of an id is
 // (logit − max) − log_sum, in this order: LogProbability() in vector_math.h. Every piece of 4,096
 // ids is summed in 16 lanes with the fixed tree; pieces are added in order.
-// A logit of −∞ is a masked id; a row of only −∞ gives log_sum = −∞; NaNs give NaN.
+// A logit of −∞ is a masked id. A row of only −∞, or with a NaN, gives NaN.
 struct LogSoftmaxArgs {
   const float* logits;                 // [R, V]
   float* max;                          // [R]
