@@ -32,6 +32,14 @@ absl::Status CheckOptions(const ModelExecutorOptions& options, const ModelConfig
   return InRange("max_model_tokens", options.max_model_tokens, 1, config.max_positions);
 }
 
+// `result` as the engine speaks of it.
+SampledToken ToSampledToken(const SampleResult& result) {
+  SampledToken sampled{.token = result.token, .logprob = result.logprob, .rank = result.rank};
+  sampled.top.reserve(result.top.size());
+  for (const RankedToken& top : result.top) sampled.top.push_back({top.token, top.logprob});
+  return sampled;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
@@ -55,11 +63,10 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     TANDEM_ASSIGN_OR_RETURN(executor->own_pool_, backend->Allocate(pool_bytes));
     executor->pool_ = executor->own_pool_.data();
   }
-  TANDEM_ASSIGN_OR_RETURN(
-      executor->decoder_,
-      Decoder::Create(model, backend, executor->layout_, executor->pool_,
-                      options.max_batched_tokens,
-                      std::min(options.max_batched_tokens, kMaxLogitRows)));
+  TANDEM_ASSIGN_OR_RETURN(executor->decoder_,
+                          Decoder::Create(model, backend, executor->layout_, executor->pool_,
+                                          options.max_batched_tokens,
+                                          std::min(options.max_batched_tokens, kMaxLogitRows)));
   executor->after_layer_ = [self = executor.get()] {
     if (self->listener_ != nullptr) self->listener_->OnProgress();
   };
@@ -142,15 +149,14 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
     const int64_t blocks = CeilDiv<int64_t>(end, options_.block_tokens);
     TANDEM_CHECK(!run.token_ids.empty() && end <= options_.max_model_tokens &&
                  blocks <= static_cast<int64_t>(run.block_table.size()))
-        << "run from " << run.first_position << " to " << end << " with "
-        << run.block_table.size() << " blocks";
+        << "run from " << run.first_position << " to " << end << " with " << run.block_table.size()
+        << " blocks";
     max_blocks_ = std::max(max_blocks_, blocks);
   }
   decode_blocks_.clear();
   prefill_blocks_.clear();
   const auto add_table = [this](const SequenceRun& run, std::vector<int32_t>* table) {
-    const size_t used =
-        std::min(run.block_table.size(), static_cast<size_t>(max_blocks_));
+    const size_t used = std::min(run.block_table.size(), static_cast<size_t>(max_blocks_));
     table->insert(table->end(), run.block_table.begin(),
                   run.block_table.begin() + static_cast<std::ptrdiff_t>(used));
     table->insert(table->end(), static_cast<size_t>(max_blocks_) - used, -1);
@@ -227,16 +233,16 @@ absl::Status ModelExecutor::Publish(std::span<const SequenceRun> runs, StepOutpu
 void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
                                std::span<const float> logits, RunOutput* output) {
   if (!output->status.ok()) return;
-  const auto add = [&](absl::StatusOr<SampleResult> result, std::vector<SampledToken>* out) {
+  const auto add = [&](const absl::StatusOr<SampleResult>& result, std::vector<SampledToken>* out) {
     if (result.ok()) {
-      out->push_back(*std::move(result));
+      out->push_back(ToSampledToken(*result));
     } else {
       output->status = result.status();
     }
     return output->status.ok();
   };
-  if (row.successor >= 0 && !add(Score(logits, row.successor, run.num_prompt_logprobs),
-                                 &output->prompt_logprobs)) {
+  if (row.successor >= 0 &&
+      !add(Score(logits, row.successor, run.num_prompt_logprobs), &output->prompt_logprobs)) {
     return;
   }
   if (!row.draws) return;

@@ -1,5 +1,5 @@
-// Executor (runtime/engine/executor.h) from a model and a backend: owns or borrows the KV pool, runs
-// the batch through the decoder, samples what is drawn and scores prompt tokens.
+// Executor (runtime/engine/executor.h) from a model and a backend: owns or borrows the KV pool,
+// runs the batch through the decoder, samples what is drawn and scores prompt tokens.
 //
 // Runs of one token go through decode attention, longer ones through prefill attention; both give
 // the same bits. Logits are computed only for rows that need them, a bounded number at a time.
@@ -46,8 +46,7 @@ class ModelExecutor final : public Executor {
   // Borrows `model` and `backend`; both outlive the executor. InvalidArgument naming the number
   // that is out of range; ResourceExhausted without memory for pool or scratch.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(const ModelExecutorOptions& options,
-                                                               const Model* model,
-                                                               Backend* backend,
+                                                               const Model* model, Backend* backend,
                                                                const KvMemory& memory);
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
