@@ -66,7 +66,7 @@ class ModelWeights {
   // Of the checkpoint's tensors, not of their packing: equal on every machine.
   const Sha256Digest& digest() const { return image_->digest(); }
   size_t packed_bytes() const { return image_->payload().size(); }
-  PackedImage& image() { return *image_; }
+  const PackedImage& image() const { return *image_; }
 
  private:
   ModelWeights() = default;
