@@ -38,8 +38,10 @@ std::vector<int32_t> Ids(const json::value& list) {
 
 TEST(DemoGoldensTest, GreedyTokensInF32AreThoseOfTransformers) {
   const json::object golden = ReadGolden("greedy_f32.json");
-  const json::array& prompts = golden.at("prompts").as_array();
+  json::array prompts = golden.at("prompts").as_array();
   ASSERT_EQ(prompts.size(), 100u);
+  if (kSampleOnly) prompts.resize(2);
+  const size_t generated = kSampleOnly ? 8 : 200;
   auto harness = ExecutorHarness::Create({.folder = DemoModel(),
                                           .dtype = "f32",
                                           .backend = {.device = "cpu", .num_threads = kThreads},
@@ -56,23 +58,24 @@ TEST(DemoGoldensTest, GreedyTokensInF32AreThoseOfTransformers) {
   }
   std::vector<TestSequence*> pointers;
   for (TestSequence& sequence : sequences) pointers.push_back(&sequence);
-  (*harness)->Generate(pointers, 64, 200);
+  (*harness)->Generate(pointers, 64, generated);
 
   size_t compared = 0, uncertain = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
     const std::vector<int32_t> want = Ids(prompts[i].at("greedy"));
-    const size_t certain = static_cast<size_t>(prompts[i].at("certain").as_int64());
     ASSERT_EQ(want.size(), 200u);
+    const size_t certain =
+        std::min(generated, static_cast<size_t>(prompts[i].at("certain").as_int64()));
     for (size_t t = 0; t < certain; ++t) {
       ASSERT_EQ(sequences[i].generated[t].token, want[t]) << "prompt " << i << ", token " << t;
     }
     compared += certain;
-    uncertain += certain < want.size();
+    uncertain += certain < generated;
   }
   // The goldens may leave out what Transformers itself is unsure of, but no more than a little.
-  EXPECT_GE(compared, 19'000u);
-  std::printf("%zu tokens equal; %zu of 100 prompts stop early at a margin below 1e-4\n", compared,
-              uncertain);
+  EXPECT_GE(compared, prompts.size() * generated * 95 / 100);
+  std::printf("%zu tokens equal; %zu of %zu prompts stop early at a margin below 1e-4\n", compared,
+              uncertain, prompts.size());
 }
 
 // log-softmax in double precision.
@@ -101,7 +104,9 @@ TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
   size_t positions = 0, clear = 0, different = 0, different_clear = 0;
   double kl_sum = 0;
   for (const json::value& window : golden.at("windows").as_array()) {
-    const std::vector<int32_t> ids = Ids(window);
+    std::vector<int32_t> ids = Ids(window);
+    if (kSampleOnly && positions > 0) break;
+    if (kSampleOnly) ids.resize(64);
     (*exact)->Reset();
     (*rounded)->Reset();
     const std::vector<float> a = (*exact)->Feed(ids);
@@ -122,7 +127,7 @@ TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
     }
   }
   const double mean_kl = kl_sum / static_cast<double>(positions);
-  EXPECT_GE(positions, 4'000u);
+  EXPECT_GE(positions, kSampleOnly ? 64u : 4'000u);
   EXPECT_EQ(different_clear, 0u);
   EXPECT_LE(mean_kl, kMaxMeanKl);
   EXPECT_GT(mean_kl, 0) << "BF16 was not computed in BF16";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -145,6 +146,34 @@ TEST(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
   EXPECT_TRUE(output.runs[0].drawn.empty());
   EXPECT_TRUE(output.runs[0].prompt_logprobs.empty());
   EXPECT_TRUE(output.runs[0].status.ok());
+}
+
+TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  TestSequence good = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence broken = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence* const both[] = {&good, &broken};
+  harness->Step(both, 64);
+  const SampledToken want = good.generated[0];
+  // NaNs in every number of the broken one's first block.
+  std::byte* const block = harness->executor().BlockAddress(broken.blocks[0]);
+  std::fill_n(reinterpret_cast<float*>(block), harness->executor().block_bytes() / sizeof(float),
+              NAN);
+  const Draw draw{.sampling = &good.sampling, .prompt_tokens = 20};
+  std::vector<SequenceRun> runs;
+  for (const TestSequence* sequence : {&good, &broken}) {
+    runs.push_back({.token_ids = std::span<const int32_t>(sequence->tokens).subspan(19, 1),
+                    .first_position = 19,
+                    .block_table = sequence->blocks,
+                    .draws = {&draw, 1}});
+  }
+  StepOutput output;
+  ASSERT_TRUE(harness->executor().Execute({.runs = runs}, &output).ok());
+  ASSERT_TRUE(output.runs[0].status.ok()) << output.runs[0].status.message();
+  EXPECT_EQ(output.runs[0].drawn, std::vector<SampledToken>{want});
+  EXPECT_EQ(output.runs[1].status.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(output.runs[1].drawn.empty());
 }
 
 TEST(ModelExecutorTest, StampsProgressAfterEveryLayer) {
