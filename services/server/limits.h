@@ -8,19 +8,19 @@
 
 namespace tandem {
 
-inline constexpr int kMaxMessageBytes = 64 << 20;         // Of a control message; gRPC refuses more.
-inline constexpr int32_t kMaxRequestTokens = 4 << 20;     // Prompt + generated.
-inline constexpr int32_t kMaxChoices = 128;               // n.
+inline constexpr int kMaxMessageBytes = 64 << 20;      // Of a control message; gRPC refuses more.
+inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
+inline constexpr int32_t kMaxChoices = 128;            // n.
 inline constexpr int32_t kMaxStopTokenIds = 1024;
 inline constexpr int32_t kMaxTopLogprobs = 64;
-inline constexpr int32_t kMaxNameBytes = 256;             // Worker, model, label.
-inline constexpr int32_t kMaxTextBytes = 4096;            // Status message, trace context, class.
+inline constexpr int32_t kMaxNameBytes = 256;   // Worker, model, label.
+inline constexpr int32_t kMaxTextBytes = 4096;  // Status message, trace context, class.
 inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
 inline constexpr int32_t kMaxRenewedAttempts = 1 << 16;
 inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;
 inline constexpr int64_t kMaxDurationUs = int64_t{7} * 24 * 3600 * 1'000'000;
 inline constexpr int32_t kMaxMetricFamilies = 1024;
-inline constexpr int32_t kMaxMetricSamples = 16384;       // Of one family.
+inline constexpr int32_t kMaxMetricSamples = 16384;  // Of one family.
 inline constexpr int32_t kMaxHistogramBuckets = 256;
 
 }  // namespace tandem
