@@ -1,6 +1,7 @@
 """What an operator does: look at metrics, kill processes, stop the server, run the tools."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -65,11 +66,14 @@ def test_sigterm_lets_running_streams_end(tmp_path):
             assert f'"child":"{name}"' in server.log()
 
 
-def test_ready_is_503_until_every_worker_has_been_seen(tmp_path):
-    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1") as server:
+def test_ready_follows_the_workers(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--hybrid=1") as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
-        version = httpx.get(f"{server.url}/version").json()
-        assert version["version"]
+        assert httpx.get(f"{server.url}/version").json()["version"]
+        os.kill(server.pid("hybrid-0"), signal.SIGSTOP)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 10, "a stopped worker is noticed")
+        os.kill(server.pid("hybrid-0"), signal.SIGCONT)
+        server.wait_ready()
 
 
 def test_bench_reports_percentiles_and_goodput(disaggregated):
