@@ -15,8 +15,10 @@ function(tandem_executable)
 endfunction()
 
 #   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [LABELS unit]
-#               [SHARDS N] [TIMEOUT seconds])
-# One ctest entry a binary; LABELS default to "unit".
+#               [TIMEOUT seconds])
+# One ctest entry a binary; LABELS default to "unit". Tests of runtime, kernels and simulation are
+# also labelled "core" and built by the target core_tests: what the sanitizers run.
+add_custom_target(core_tests)
 function(tandem_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
@@ -31,6 +33,10 @@ function(tandem_test)
   target_compile_definitions(${ARG_NAME} PRIVATE TANDEM_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
     TANDEM_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
+  if(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(unit/runtime|kernels|simulation)")
+    list(APPEND ARG_LABELS core)
+    add_dependencies(core_tests ${ARG_NAME})
+  endif()
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()
 

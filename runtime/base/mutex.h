@@ -14,6 +14,11 @@
 #define TANDEM_THREAD_ANNOTATION_(x)
 #endif
 
+// Abseil's legacy spellings mean the same; whichever header comes first, ours stay.
+#undef GUARDED_BY
+#undef PT_GUARDED_BY
+#undef NO_THREAD_SAFETY_ANALYSIS
+
 #define GUARDED_BY(mu) TANDEM_THREAD_ANNOTATION_(guarded_by(mu))
 #define PT_GUARDED_BY(mu) TANDEM_THREAD_ANNOTATION_(pt_guarded_by(mu))
 #define REQUIRES(...) TANDEM_THREAD_ANNOTATION_(requires_capability(__VA_ARGS__))

@@ -1,0 +1,244 @@
+#include "tools/tandem/bench.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/flags.h"
+#include "runtime/base/status_macros.h"
+#include "tools/tandem/load_generator.h"
+
+namespace tandem {
+namespace {
+
+namespace json = boost::json;
+
+struct Targets {
+  double ttft_seconds = 1e300;
+  double itl_seconds = 1e300;
+};
+
+struct Report {
+  int32_t completed = 0, rejected = 0, failed = 0, met_targets = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  double wall_seconds = 0;
+  std::vector<double> ttft, itl, tpot, e2e;  // Seconds, sorted.
+  std::map<std::string, int> errors;
+};
+
+// Nearest rank. `sorted` may be empty: 0.
+double Percentile(const std::vector<double>& sorted, double percent) {
+  if (sorted.empty()) return 0;
+  const double rank = percent / 100 * static_cast<double>(sorted.size());
+  const size_t index = static_cast<size_t>(std::max(0.0, std::ceil(rank) - 1));
+  return sorted[std::min(index, sorted.size() - 1)];
+}
+
+double Mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+Report Summarise(const LoadResult& load, const Targets& targets) {
+  Report report;
+  report.wall_seconds = static_cast<double>(load.wall_us) * 1e-6;
+  for (const RequestRecord& request : load.requests) {
+    if (request.outcome == RequestOutcome::kRejected) ++report.rejected;
+    if (request.outcome == RequestOutcome::kFailed) ++report.failed;
+    if (request.outcome != RequestOutcome::kCompleted) {
+      ++report.errors[request.error];
+      continue;
+    }
+    ++report.completed;
+    report.prompt_tokens += request.prompt_tokens;
+    report.cached_tokens += request.cached_tokens;
+    report.output_tokens += request.output_tokens;
+    report.e2e.push_back(static_cast<double>(request.end_us - request.due_us) * 1e-6);
+    if (request.token_us.empty()) continue;
+    const double ttft = static_cast<double>(request.token_us.front() - request.due_us) * 1e-6;
+    std::vector<double> gaps;
+    for (size_t i = 1; i < request.token_us.size(); ++i) {
+      gaps.push_back(static_cast<double>(request.token_us[i] - request.token_us[i - 1]) * 1e-6);
+    }
+    report.ttft.push_back(ttft);
+    report.itl.insert(report.itl.end(), gaps.begin(), gaps.end());
+    if (!gaps.empty()) report.tpot.push_back(Mean(gaps));
+    std::sort(gaps.begin(), gaps.end());
+    if (ttft <= targets.ttft_seconds && Percentile(gaps, 99) <= targets.itl_seconds) {
+      ++report.met_targets;
+    }
+  }
+  for (std::vector<double>* values : {&report.ttft, &report.itl, &report.tpot, &report.e2e}) {
+    std::sort(values->begin(), values->end());
+  }
+  return report;
+}
+
+json::object DistributionJson(const std::vector<double>& sorted) {
+  return {{"p50", Percentile(sorted, 50)},
+          {"p90", Percentile(sorted, 90)},
+          {"p99", Percentile(sorted, 99)},
+          {"mean", Mean(sorted)}};
+}
+
+json::object ReportJson(const Report& report) {
+  return {
+      {"requests_completed", report.completed},
+      {"requests_rejected", report.rejected},
+      {"requests_failed", report.failed},
+      {"prompt_tokens", report.prompt_tokens},
+      {"output_tokens", report.output_tokens},
+      {"prefix_hit_rate",
+       report.prompt_tokens == 0
+           ? 0.0
+           : static_cast<double>(report.cached_tokens) / static_cast<double>(report.prompt_tokens)},
+      {"ttft_seconds", DistributionJson(report.ttft)},
+      {"itl_seconds", DistributionJson(report.itl)},
+      {"tpot_seconds", DistributionJson(report.tpot)},
+      {"e2e_seconds", DistributionJson(report.e2e)},
+      {"output_tokens_per_second", static_cast<double>(report.output_tokens) / report.wall_seconds},
+      {"total_tokens_per_second",
+       static_cast<double>(report.prompt_tokens + report.output_tokens) / report.wall_seconds},
+      {"requests_per_second", report.completed / report.wall_seconds},
+      {"goodput_requests_per_second", report.met_targets / report.wall_seconds},
+      {"wall_seconds", report.wall_seconds},
+  };
+}
+
+void PrintReport(const Report& report, const Targets& targets) {
+  std::printf("requests     %d completed, %d rejected, %d failed in %.2f s\n", report.completed,
+              report.rejected, report.failed, report.wall_seconds);
+  std::printf("tokens       %lld prompt (%lld cached), %lld output\n",
+              static_cast<long long>(report.prompt_tokens),
+              static_cast<long long>(report.cached_tokens),
+              static_cast<long long>(report.output_tokens));
+  std::printf(
+      "throughput   %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all\n",
+      report.completed / report.wall_seconds,
+      static_cast<double>(report.output_tokens) / report.wall_seconds,
+      static_cast<double>(report.prompt_tokens + report.output_tokens) / report.wall_seconds);
+  if (targets.ttft_seconds < 1e300 || targets.itl_seconds < 1e300) {
+    std::printf("goodput      %.2f requests/s (%d of %d met both targets)\n",
+                report.met_targets / report.wall_seconds, report.met_targets,
+                report.completed + report.rejected + report.failed);
+  }
+  std::printf("%-12s %10s %10s %10s %10s\n", "ms", "p50", "p90", "p99", "mean");
+  const std::pair<const char*, const std::vector<double>*> rows[] = {{"TTFT", &report.ttft},
+                                                                     {"ITL", &report.itl},
+                                                                     {"TPOT", &report.tpot},
+                                                                     {"end to end", &report.e2e}};
+  for (const auto& [name, values] : rows) {
+    std::printf("%-12s %10.2f %10.2f %10.2f %10.2f\n", name, 1e3 * Percentile(*values, 50),
+                1e3 * Percentile(*values, 90), 1e3 * Percentile(*values, 99), 1e3 * Mean(*values));
+  }
+  for (const auto& [error, count] : report.errors) {
+    std::printf("error        %d × %s\n", count, error.c_str());
+  }
+}
+
+absl::StatusOr<TokenRange> ParseRange(const std::string& flag, const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '-');
+  TokenRange range;
+  if (parts.size() > 2 || !absl::SimpleAtoi(parts.front(), &range.low) ||
+      !absl::SimpleAtoi(parts.back(), &range.high) || range.low < 1 || range.high < range.low) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flag, ": want N or LOW-HIGH, at least 1, got \"", text, "\""));
+  }
+  return range;
+}
+
+absl::StatusOr<Targets> ParseTargets(const std::string& text) {
+  Targets targets;
+  for (const auto part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> pair = absl::StrSplit(part, '=');
+    double* const target = pair.front() == "ttft"  ? &targets.ttft_seconds
+                           : pair.front() == "itl" ? &targets.itl_seconds
+                                                   : nullptr;
+    if (pair.size() != 2 || target == nullptr || !absl::SimpleAtod(pair.back(), target) ||
+        !(*target > 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--targets: want ttft=SECONDS,itl=SECONDS, got \"", text, "\""));
+    }
+  }
+  return targets;
+}
+
+}  // namespace
+
+int BenchMain(const std::vector<std::string>& arguments) {
+  LoadOptions load;
+  std::string target = "http://127.0.0.1:8000", prompt_tokens = "512", output_tokens = "64",
+              targets;
+  int64_t seed = 1;
+  bool as_json = false;
+  FlagSet flags("tandem bench [flags]",
+                "Streams completions of random token ids from a server and reports percentiles.\n"
+                "Closed loop by default; --rate makes it an open loop.");
+  flags.Add("target", &target, "URL", "the server");
+  flags.Add("model", &load.model, "NAME", "the served model");
+  flags.Add("requests", &load.requests, "N", "requests in all", 1, 10'000'000);
+  flags.Add("connections", &load.connections, "N", "most requests at a time", 1, 4096);
+  flags.Add("rate", &load.rate_per_second, "R",
+            "arrivals per second (Poisson); 0 sends the next when one ends");
+  flags.Add("prompt-tokens", &prompt_tokens, "N|LOW-HIGH", "length of the prompts");
+  flags.Add("output-tokens", &output_tokens, "N|LOW-HIGH", "length of the answers");
+  flags.Add("shared-prefix", &load.shared_prefix_tokens, "N", "tokens that all prompts begin with");
+  flags.Add("vocabulary", &load.vocabulary, "N", "prompt ids are drawn from 16 to N-1", 17);
+  flags.Add("temperature", &load.temperature, "X", "0 is greedy", 0, 2);
+  flags.Add("targets", &targets, "ttft=S,itl=S",
+            "goodput counts requests whose TTFT and 99th percentile ITL meet these seconds");
+  flags.Add("seed", &seed, "N", "of prompts, lengths and arrivals");
+  flags.Add("json", &as_json, "print one JSON object");
+  const auto rest = flags.Parse(arguments);
+  if (flags.help_requested()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  Targets limits;
+  const absl::Status usage = [&]() -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(rest.status());
+    if (!rest->empty()) {
+      return absl::InvalidArgumentError("unexpected argument " + rest->front());
+    }
+    TANDEM_ASSIGN_OR_RETURN(load.target, ParseHttpTarget(target));
+    TANDEM_ASSIGN_OR_RETURN(load.prompt_tokens, ParseRange("prompt-tokens", prompt_tokens));
+    TANDEM_ASSIGN_OR_RETURN(load.output_tokens, ParseRange("output-tokens", output_tokens));
+    TANDEM_ASSIGN_OR_RETURN(limits, ParseTargets(targets));
+    return absl::OkStatus();
+  }();
+  if (!usage.ok()) {
+    std::cerr << "tandem bench: " << usage.message() << "\n";
+    return 2;
+  }
+  load.seed = static_cast<uint64_t>(seed);
+
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  int shown_percent = -1;
+  const LoadResult result = GenerateLoad(load, [&](int ended) {
+    const int percent = static_cast<int>(100.0 * ended / load.requests);
+    if (percent == shown_percent || (!terminal && percent % 10 != 0)) return;
+    shown_percent = percent;
+    std::fprintf(stderr, terminal ? "\r%3d %% (%d of %d requests)" : "%3d %% (%d of %d requests)\n",
+                 percent, ended, load.requests);
+  });
+  if (terminal) std::fputs("\n", stderr);
+
+  const Report report = Summarise(result, limits);
+  if (as_json) {
+    std::cout << json::serialize(ReportJson(report)) << "\n";
+  } else {
+    PrintReport(report, limits);
+  }
+  return report.failed == 0 ? 0 : 1;
+}
+
+}  // namespace tandem

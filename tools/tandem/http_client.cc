@@ -1,0 +1,129 @@
+#include "tools/tandem/http_client.h"
+
+#include <array>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using Error = boost::system::error_code;
+
+struct HttpConnection::State {
+  HttpTarget target;
+  asio::io_context io;
+  asio::ip::tcp::socket socket{io};
+  boost::beast::flat_buffer buffer;
+  bool open = false;
+};
+
+namespace {
+
+absl::Status Lost(const HttpTarget& target, const Error& error) {
+  return absl::UnavailableError(absl::StrCat(target.host, ":", target.port, ": ", error.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
+  constexpr std::string_view kScheme = "http://";
+  const absl::Status bad = absl::InvalidArgumentError(
+      absl::StrCat("want http://HOST:PORT, got \"", std::string(url), "\""));
+  if (!url.starts_with(kScheme)) return bad;
+  url.remove_prefix(kScheme.size());
+  HttpTarget target;
+  const size_t slash = url.find('/');
+  if (slash != url.npos) {
+    target.base_path = std::string(url.substr(slash));
+    while (target.base_path.ends_with('/')) target.base_path.pop_back();
+    url = url.substr(0, slash);
+  }
+  const size_t colon = url.rfind(':');
+  target.host = std::string(url.substr(0, colon));
+  target.port = colon == url.npos ? "80" : std::string(url.substr(colon + 1));
+  if (target.host.empty() || target.port.empty()) return bad;
+  return target;
+}
+
+HttpConnection::HttpConnection(std::unique_ptr<State> state) : state_(std::move(state)) {}
+HttpConnection::~HttpConnection() = default;
+
+absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpTarget& target) {
+  auto state = std::make_unique<State>();
+  state->target = target;
+  Error error;
+  asio::ip::tcp::resolver resolver(state->io);
+  const auto addresses = resolver.resolve(target.host, target.port, error);
+  if (!error) asio::connect(state->socket, addresses, error);
+  if (!error) state->socket.set_option(asio::ip::tcp::no_delay(true), error);
+  if (error) return Lost(target, error);
+  state->open = true;
+  return std::unique_ptr<HttpConnection>(new HttpConnection(std::move(state)));
+}
+
+absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::string& body,
+                                         const OnPiece& on_piece) {
+  State& state = *state_;
+  if (!state.open) return absl::UnavailableError("the connection is closed");
+  http::request<http::string_body> request(body.empty() ? http::verb::get : http::verb::post,
+                                           state.target.base_path + path, 11);
+  request.set(http::field::host, state.target.host + ":" + state.target.port);
+  request.set(http::field::user_agent, "tandem/" TANDEM_VERSION);
+  if (!body.empty()) {
+    request.set(http::field::content_type, "application/json");
+    request.body() = body;
+  }
+  request.prepare_payload();
+  Error error;
+  http::write(state.socket, request, error);
+  http::response_parser<http::buffer_body> parser;
+  parser.body_limit(boost::none);
+  if (!error) http::read_header(state.socket, state.buffer, parser, error);
+  if (error) {
+    state.open = false;
+    return Lost(state.target, error);
+  }
+  std::array<char, 16384> piece;
+  while (!parser.is_done()) {
+    parser.get().body().data = piece.data();
+    parser.get().body().size = piece.size();
+    parser.get().body().more = true;
+    http::read_some(state.socket, state.buffer, parser, error);
+    if (error == http::error::need_buffer) error = {};
+    const size_t size = piece.size() - parser.get().body().size;
+    if (error || (size > 0 && !on_piece(std::string_view(piece.data(), size)))) {
+      Error ignored;
+      state.socket.close(ignored);
+      state.open = false;
+      if (error) return Lost(state.target, error);
+      return parser.get().result_int();
+    }
+  }
+  if (!parser.get().keep_alive()) state.open = false;
+  return parser.get().result_int();
+}
+
+bool EventStreamParser::Feed(std::string_view piece,
+                             const std::function<bool(std::string_view)>& on_data) {
+  while (!piece.empty()) {
+    const size_t newline = piece.find('\n');
+    unfinished_line_.append(piece.substr(0, newline));
+    if (newline == piece.npos) return true;
+    piece.remove_prefix(newline + 1);
+    std::string line;
+    line.swap(unfinished_line_);
+    if (line.ends_with('\r')) line.pop_back();
+    constexpr std::string_view kData = "data: ";
+    if (line.starts_with(kData) && !on_data(std::string_view(line).substr(kData.size()))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace tandem

@@ -1,0 +1,346 @@
+#include "tools/tandem/serve.h"
+
+#include <signal.h>
+#include <sys/poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/flags.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "services/server/machine_limits.h"
+#include "tools/tandem/child_process.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kRouterDrainUs = 30'000'000;  // Running streams may end by themselves.
+constexpr int64_t kWorkerDrainUs = 10'000'000;
+// Of the machine's memory, for all KV pools together; weights and the rest need the other part.
+constexpr double kKvMemoryShare = 0.25;
+
+struct ServeOptions {
+  std::string model;
+  int32_t prefill = 1, decode = 1, hybrid = 0;
+  std::string http = "127.0.0.1:8000";
+  std::string grpc = "127.0.0.1:9000";
+  std::string transport = "ucx";
+  std::string disaggregate = "auto";
+  std::string served_model_name;
+  std::string load_format = "auto";
+  std::string cache_dir;
+  ByteSize kv_memory;
+  int32_t max_model_len = 0, max_num_seqs = 0, block_size = 16, threads = 0;
+  std::string dtype = "auto", isa = "auto";
+  double liveness_scale = 1;
+  bool insecure_public_listen = false;
+};
+
+void Declare(ServeOptions* o, FlagSet* flags) {
+  flags->Add("prefill", &o->prefill, "N", "prefill workers", 0, 64);
+  flags->Add("decode", &o->decode, "N", "decode workers", 0, 64);
+  flags->Add("hybrid", &o->hybrid, "N",
+             "workers that do both; naming any role sets the unnamed ones to 0", 0, 64);
+  flags->Add("http", &o->http, "ADDR", "OpenAI API, /health, /ready, /metrics");
+  flags->Add("grpc", &o->grpc, "ADDR", "gRPC API");
+  flags->AddChoice("transport", &o->transport, {"ucx", "grpc"}, "moves KV blocks between workers");
+  flags->AddChoice("disaggregate", &o->disaggregate, {"auto", "always", "never"},
+                   "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
+                   "from one missing block on");
+  flags->Add("served-model-name", &o->served_model_name, "NAME",
+             "name in the API; the folder's name if empty");
+  flags->AddChoice("load-format", &o->load_format, {"auto", "dummy"},
+                   "dummy: deterministic random weights from config.json alone");
+  flags->Add("cache-dir", &o->cache_dir, "DIR",
+             "packed weights are kept here; $XDG_CACHE_HOME/tandem if empty");
+  flags->Add("kv-memory", &o->kv_memory, "BYTES",
+             "KV pool of each worker; a quarter of the machine's memory, divided, if empty");
+  flags->Add("max-model-len", &o->max_model_len, "N",
+             "longest prompt + output in tokens; the model's own if 0");
+  flags->Add("max-num-seqs", &o->max_num_seqs, "N",
+             "most sequences in a worker's batch; the worker's default if 0", 0, 4096);
+  flags->Add("block-size", &o->block_size, "N", "tokens per KV block: 16 or 32", 16, 32);
+  flags->Add("threads", &o->threads, "N",
+             "compute threads of each worker; the machine's CPUs, divided, if 0", 0, 1024);
+  flags->AddChoice("dtype", &o->dtype, {"auto", "f32", "bf16"},
+                   "auto: the checkpoint's own type, F16 as f32");
+  flags->AddChoice("isa", &o->isa, {"auto", "avx512", "generic"},
+                   "kernels to use; lower them to share a numerics_id with lesser machines");
+  flags->Add("liveness-scale", &o->liveness_scale, "X",
+             "multiplies every time-out between processes, for slow machines", 0.1, 1000);
+  flags->Add("insecure-public-listen", &o->insecure_public_listen,
+             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
+}
+
+// All processes of one `tandem serve`: the workers first, the router last.
+class Supervisor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Supervisor>> Create(const ServeOptions& options);
+  ~Supervisor() {
+    for (const ReservedPort& port : ports_) close(port.socket);
+  }
+
+  // Runs until SIGTERM or SIGINT, then drains. Returns the exit status.
+  int Run();
+
+ private:
+  explicit Supervisor(int signals) : signals_(signals) {}
+
+  std::vector<std::string> RouterCommand(const ServeOptions& options,
+                                         const std::vector<std::string>& workers) const;
+  std::vector<std::string> WorkerCommand(const ServeOptions& options, const std::string& role,
+                                         const std::string& name, int port) const;
+  void StartDue(int64_t now_us);
+  void Reap(int64_t now_us);
+  // Waits for a signal until `until_us`; the signal's number, or 0.
+  int WaitForSignal(int64_t until_us);
+  // SIGTERM, then SIGKILL for what still runs when the time or the user's patience ends.
+  void End(std::span<ChildProcess> children, int64_t grace_us);
+  bool AnyRunning(std::span<const ChildProcess> children) const;
+
+  const int signals_;
+  std::string program_folder_;
+  std::vector<ReservedPort> ports_;
+  std::vector<ChildProcess> children_;
+  bool ending_ = false;
+  // A router that never came up has a bad flag or a taken port: restarting it would hide that.
+  bool give_up_ = false;
+};
+
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOptions& options) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&mask, signal);
+  sigprocmask(SIG_BLOCK, &mask, nullptr);
+  const int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (signals < 0) return absl::InternalError("signalfd failed");
+  auto supervisor = std::unique_ptr<Supervisor>(new Supervisor(signals));
+  std::error_code error;
+  supervisor->program_folder_ =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
+  if (error) return absl::InternalError("cannot read /proc/self/exe: " + error.message());
+
+  std::vector<std::string> addresses;
+  const std::pair<const char*, int32_t> roles[] = {
+      {"prefill", options.prefill}, {"decode", options.decode}, {"hybrid", options.hybrid}};
+  for (const auto& [role, count] : roles) {
+    for (int i = 0; i < count; ++i) {
+      TANDEM_ASSIGN_OR_RETURN(const ReservedPort port, ReserveLoopbackPort());
+      supervisor->ports_.push_back(port);
+      addresses.push_back(absl::StrCat("127.0.0.1:", port.port));
+      const std::string name = absl::StrCat(role, "-", i);
+      supervisor->children_.emplace_back(name,
+                                         supervisor->WorkerCommand(options, role, name, port.port));
+    }
+  }
+  supervisor->children_.emplace_back("router", supervisor->RouterCommand(options, addresses));
+  return supervisor;
+}
+
+std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
+                                                   const std::string& role, const std::string& name,
+                                                   int port) const {
+  std::vector<std::string> command = {
+      program_folder_ + "/tandem-worker",
+      "--model=" + options.model,
+      "--name=" + name,
+      "--role=" + role,
+      absl::StrCat("--listen=127.0.0.1:", port),
+      "--transport=" + options.transport,
+      "--load-format=" + options.load_format,
+      "--dtype=" + options.dtype,
+      "--isa=" + options.isa,
+      absl::StrCat("--block-size=", options.block_size),
+      absl::StrCat("--threads=", options.threads),
+      absl::StrCat("--kv-memory=", options.kv_memory.bytes),
+      absl::StrCat("--liveness-scale=", options.liveness_scale),
+  };
+  if (options.max_model_len > 0) {
+    command.push_back(absl::StrCat("--max-model-len=", options.max_model_len));
+  }
+  if (options.max_num_seqs > 0) {
+    command.push_back(absl::StrCat("--max-num-seqs=", options.max_num_seqs));
+  }
+  if (!options.cache_dir.empty()) command.push_back("--cache-dir=" + options.cache_dir);
+  if (!options.served_model_name.empty()) {
+    command.push_back("--served-model-name=" + options.served_model_name);
+  }
+  return command;
+}
+
+std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
+                                                   const std::vector<std::string>& workers) const {
+  std::vector<std::string> command = {
+      program_folder_ + "/tandem-router",
+      "--model=" + options.model,
+      "--workers=" + absl::StrJoin(workers, ","),
+      "--http=" + options.http,
+      "--grpc=" + options.grpc,
+      "--disaggregate=" + options.disaggregate,
+      absl::StrCat("--liveness-scale=", options.liveness_scale),
+  };
+  if (!options.served_model_name.empty()) {
+    command.push_back("--served-model-name=" + options.served_model_name);
+  }
+  if (options.insecure_public_listen) command.push_back("--insecure-public-listen");
+  return command;
+}
+
+void Supervisor::StartDue(int64_t now_us) {
+  for (ChildProcess& child : children_) {
+    if (child.running() || child.restart_at_us() > now_us) continue;
+    if (const absl::Status status = child.Start(); !status.ok()) {
+      LogError("cannot start", {{"child", child.name()}, {"why", status.ToString()}});
+      child.OnExited(now_us);
+      continue;
+    }
+    LogInfo("started", {{"child", child.name()}, {"pid", child.pid()}});
+  }
+}
+
+void Supervisor::Reap(int64_t now_us) {
+  int wait_status = 0;
+  while (const pid_t pid = waitpid(-1, &wait_status, WNOHANG)) {
+    if (pid < 0) return;
+    for (ChildProcess& child : children_) {
+      if (child.pid() != pid) continue;
+      child.OnExited(now_us);
+      const LogField how("how", DescribeExit(wait_status));
+      if (ending_) {
+        LogInfo("ended", {{"child", child.name()}, how});
+        continue;
+      }
+      LogWarning("a child ended and will be restarted", {{"child", child.name()}, how});
+      // Exit status 2 is every program's word for flags or files that will not get better.
+      if (WIFEXITED(wait_status) &&
+          (WEXITSTATUS(wait_status) == 2 || WEXITSTATUS(wait_status) == 127)) {
+        give_up_ = true;
+      }
+    }
+  }
+}
+
+int Supervisor::WaitForSignal(int64_t until_us) {
+  const int64_t left_us = std::max<int64_t>(0, until_us - SteadyClock().NowUs());
+  pollfd wait = {.fd = signals_, .events = POLLIN, .revents = 0};
+  poll(&wait, 1, static_cast<int>(std::min<int64_t>(left_us / 1000 + 1, 3'600'000)));
+  signalfd_siginfo info;
+  return read(signals_, &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
+}
+
+bool Supervisor::AnyRunning(std::span<const ChildProcess> children) const {
+  return std::any_of(children.begin(), children.end(),
+                     [](const ChildProcess& child) { return child.running(); });
+}
+
+void Supervisor::End(std::span<ChildProcess> children, int64_t grace_us) {
+  for (const ChildProcess& child : children) child.Signal(SIGTERM);
+  const int64_t end_us = SteadyClock().NowUs() + grace_us;
+  bool impatient = false;
+  while (AnyRunning(children)) {
+    const int signal = WaitForSignal(end_us);
+    impatient |= signal == SIGINT || signal == SIGTERM;
+    Reap(SteadyClock().NowUs());
+    if (impatient || SteadyClock().NowUs() >= end_us) {
+      for (const ChildProcess& child : children) child.Signal(SIGKILL);
+    }
+  }
+}
+
+int Supervisor::Run() {
+  while (!give_up_) {
+    const int64_t now_us = SteadyClock().NowUs();
+    StartDue(now_us);
+    int64_t wakeup_us = now_us + 3'600'000'000;
+    for (const ChildProcess& child : children_) {
+      if (!child.running()) wakeup_us = std::min(wakeup_us, child.restart_at_us());
+    }
+    const int signal = WaitForSignal(wakeup_us);
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) break;
+    Reap(SteadyClock().NowUs());
+  }
+  ending_ = true;
+  LogInfo("draining", {{"router_grace_s", kRouterDrainUs / 1'000'000}});
+  // The router first: it refuses new requests and lets the running ones end on live workers.
+  End(std::span(children_).last(1), give_up_ ? 0 : kRouterDrainUs);
+  End(std::span(children_).first(children_.size() - 1), kWorkerDrainUs);
+  return give_up_ ? 1 : 0;
+}
+
+// Fills in what the flags left open. InvalidArgument if there is nothing to serve with.
+absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
+  if (flags.WasSet("prefill") || flags.WasSet("decode") || flags.WasSet("hybrid")) {
+    if (!flags.WasSet("prefill")) options->prefill = 0;
+    if (!flags.WasSet("decode")) options->decode = 0;
+    if (!flags.WasSet("hybrid")) options->hybrid = 0;
+  }
+  const int32_t workers = options->prefill + options->decode + options->hybrid;
+  if (options->decode + options->hybrid == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("nothing to decode with: --prefill ",
+                                                   options->prefill, " --decode ", options->decode,
+                                                   " --hybrid ", options->hybrid));
+  }
+  if (options->block_size % 16 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--block-size: want 16 or 32, got ", options->block_size));
+  }
+  std::error_code error;
+  if (!std::filesystem::is_directory(options->model, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DIR: \"", options->model, "\" is not a folder"));
+  }
+  const MachineLimits machine = ReadMachineLimits();
+  if (options->threads == 0) options->threads = std::max(1, machine.cpus / workers);
+  if (options->kv_memory.bytes == 0) {
+    options->kv_memory.bytes =
+        static_cast<int64_t>(kKvMemoryShare * static_cast<double>(machine.memory_bytes) / workers);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int ServeMain(const std::vector<std::string>& arguments) {
+  ServeOptions options;
+  FlagSet flags("tandem serve DIR [flags]",
+                "Serves the model in DIR with a router and workers as separate processes on this\n"
+                "machine. Killed processes are restarted; SIGTERM drains and ends them all.");
+  Declare(&options, &flags);
+  const auto rest = flags.Parse(arguments);
+  if (flags.help_requested()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  const absl::Status usage = [&]() -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(rest.status());
+    if (rest->size() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("want one model folder, got ", rest->size(), " arguments"));
+    }
+    options.model = rest->front();
+    return Complete(flags, &options);
+  }();
+  if (!usage.ok()) {
+    std::cerr << "tandem serve: " << usage.message() << "\n";
+    return 2;
+  }
+  SetLogProcessName("serve");
+  const auto supervisor = Supervisor::Create(options);
+  if (!supervisor.ok()) {
+    std::cerr << "tandem serve: " << supervisor.status().message() << "\n";
+    return 1;
+  }
+  return (*supervisor)->Run();
+}
+
+}  // namespace tandem
