@@ -35,7 +35,7 @@ class ChoiceText {
   }
 
  private:
-  const std::unique_ptr<Detokenizer> detokenizer_;
+  std::unique_ptr<Detokenizer> detokenizer_;
   StopMatcher matcher_;
 };
 

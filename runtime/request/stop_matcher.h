@@ -24,7 +24,7 @@ class StopMatcher {
   bool stopped() const { return stopped_; }
 
  private:
-  const std::vector<std::string> stops_;
+  std::vector<std::string> stops_;
   std::string held_;
   bool stopped_ = false;
 };
