@@ -31,6 +31,7 @@ struct FleetWorker {
   bool draining = false;
   bool has_snapshot = false;  // Its prefix cache is known.
   bool watched = false;       // The Watch stands.
+  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
   int64_t heard_us = 0;       // Last message of its Watch.
   SessionId session = 0;      // 0: none.
 
@@ -85,13 +86,17 @@ class Fleet {
 
   // ---- What the router does there ----
 
-  void AddLive(const std::string& name, int32_t sequences, int64_t prompt_tokens);
-  void OnFull(const std::string& name);      // It refused: queue full.
-  void OnDraining(const std::string& name);  // It refused: draining.
+  // These, too, ignore an incarnation that is not known.
+  void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
+  void OnFull(const WorkerId& worker);       // It refused: queue full.
+  void OnDraining(const WorkerId& worker);   // It refused: draining.
+  void OnPeerLost(const WorkerId& prefill);  // A decode worker lost it: no work until it is heard.
+  // The router itself was not running for so long: nobody was silent, it did not listen.
+  void OnOwnPause(int64_t pause_us);
 
   // ---- What may be done with whom ----
 
-  // Heard within no_new_work_after_us, progressing, not draining.
+  // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
   // Healthy, has a session, and its window has room for `sequences` more (or is empty).
   bool MayTakeWork(const FleetWorker& worker, int32_t sequences, int64_t now_us) const;

@@ -27,13 +27,14 @@ class PrefixIndex {
  public:
   explicit PrefixIndex(int64_t max_entries) : max_entries_(max_entries) {}
 
-  // A new life of a worker; what an earlier one held is void. `block_tokens` is a multiple of
-  // kHashTokens: only every (block_tokens / kHashTokens)-th hash of a chain names a block of it.
+  // A Watch begins. What an earlier life of the worker held is void. `block_tokens` is a multiple
+  // of kHashTokens: only every (block_tokens / kHashTokens)-th hash of a chain names a block of it.
   void AddWorker(const WorkerId& worker, int32_t block_tokens);
   void RemoveWorker(const WorkerId& worker);
 
   // False: events are missing in between. All that was known of the worker is then void until its
-  // next snapshot, which a new Watch brings. Events of an unknown incarnation are ignored (true).
+  // next snapshot, which a new Watch brings; said once. Events of an unknown incarnation are
+  // ignored (true).
   bool Apply(const WorkerId& worker, const KvEvents& events);
 
   // Tokens of `chain` (HashChain of a prompt) held from its start on, by worker name; workers with
@@ -53,6 +54,7 @@ class PrefixIndex {
     uint32_t epoch = 0;  // Holders of another epoch are void.
     bool used = false;
     bool synchronised = false;  // A snapshot, and every event since.
+    bool gap_told = false;      // Apply has returned false.
     uint64_t next_sequence = 0;
     int32_t stride = 1;  // Hashes a block.
   };
