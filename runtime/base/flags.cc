@@ -198,18 +198,6 @@ std::string FlagSet::Help() const {
   return help;
 }
 
-std::string FlagSet::MarkdownRows() const {
-  std::string rows;
-  for (const Flag& flag : flags_) {
-    std::string value = flag.value;
-    for (size_t at = 0; (at = value.find('|', at)) != value.npos; at += 2) value.insert(at, "\\");
-    absl::StrAppendFormat(&rows, "| `--%s%s%s` | %s | %s |\n", flag.name, value.empty() ? "" : " ",
-                          value, flag.default_text.empty() ? "" : "`" + flag.default_text + "`",
-                          flag.help);
-  }
-  return rows;
-}
-
 FlagSet::Flag* FlagSet::Find(std::string_view name) {
   for (Flag& flag : flags_) {
     if (flag.name == name) return &flag;

@@ -57,8 +57,6 @@ class FlagSet {
   // Whether the command line set this flag.
   bool WasSet(std::string_view name) const;
   std::string Help() const;
-  // "| flag | default | meaning |" rows, for docs/flags.md.
-  std::string MarkdownRows() const;
 
  private:
   struct Flag {

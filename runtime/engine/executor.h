@@ -12,11 +12,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "runtime/kv_cache/block_pool.h"
 #include "runtime/protocol/generation.h"
 
 namespace tandem {
-
-using BlockId = int32_t;
 
 // One draw after a run's last token. A prompt that ends with n choices has n draws.
 struct Draw {

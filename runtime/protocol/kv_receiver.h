@@ -19,27 +19,13 @@
 #include "runtime/base/mutex.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/reservation_table.h"
 
 namespace tandem {
 
-enum class FrameOutcome : uint8_t {
-  kVerified,  // Landed, checksum right.
-  kCorrupt,   // Landed, checksum wrong: ask again.
-  kFailed,    // The transport gave up (peer lost).
-  kOrphaned,  // Landed after its reservation closed: the block is free now.
-};
-
-struct ReceivedFrame {
-  Reservation reservation;
-  AttemptId attempt;
-  int32_t ordinal = 0;
-  int32_t block = 0;
-  FrameOutcome outcome = FrameOutcome::kFailed;
-};
-
 class KvReceiver {
  public:
-  explicit KvReceiver(int64_t block_bytes);
+  explicit KvReceiver(int64_t block_bytes) : table_(block_bytes) {}
 
   // ---- Engine thread ----
 
@@ -52,10 +38,7 @@ class KvReceiver {
 
   // ---- Transport thread ----
 
-  struct Place {
-    uint64_t ticket = 0;
-    int32_t block = 0;
-  };
+  using Place = FramePlace;
   // Nothing: drop the frame, it belongs to no open reservation.
   std::optional<Place> Begin(const FrameHeader& header) EXCLUDES(mu_);
   // Exactly once per Place, when no byte of the frame can be written any more. `payload_crc32c` is
@@ -66,15 +49,9 @@ class KvReceiver {
   int64_t num_in_flight() const EXCLUDES(mu_);
 
  private:
-  struct Slot;
-  struct InFlight;
-  const int64_t block_bytes_;
   mutable Mutex mu_;
+  ReservationTable table_ GUARDED_BY(mu_);
 };
-
-// The checksum a header must carry: that of the payload continued over reservation, ordinal and
-// length.
-uint32_t FrameChecksum(const FrameHeader& header, uint32_t payload_crc32c);
 
 }  // namespace tandem
 

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/kv_cache/block_hash.h"
+#include "runtime/kv_cache/kv_events.h"
 #include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
 
@@ -105,16 +106,6 @@ struct StepBatch {
 
 enum class WorkerRole : uint8_t { kPrefill, kDecode, kHybrid };
 
-struct BlockCounts {
-  int64_t free = 0;
-  int64_t held = 0;
-  int64_t cached = 0;       // In the prefix cache, held by no sequence.
-  int64_t in_flight = 0;    // A transport may still read or write them.
-  int64_t quarantined = 0;  // In flight, and their owner is gone.
-  int64_t total = 0;
-  bool operator==(const BlockCounts&) const = default;
-};
-
 struct WorkerLoad {
   BlockCounts blocks;
   int32_t running_sequences = 0;
@@ -139,14 +130,6 @@ struct WorkerRegistration {
   int64_t num_blocks = 0;
   int64_t block_bytes = 0;
   std::string kv_transport;  // "ucx" or "grpc".
-};
-
-// Blocks that entered or left the worker's prefix cache since event number `first_sequence`.
-struct KvEvents {
-  uint64_t first_sequence = 0;  // Of stored then removed, numbered one by one.
-  bool snapshot = false;        // `stored` replaces all that was known.
-  std::vector<BlockHash> stored;
-  std::vector<BlockHash> removed;
 };
 
 }  // namespace tandem

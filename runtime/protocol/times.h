@@ -5,6 +5,7 @@
 #define TANDEM_RUNTIME_PROTOCOL_TIMES_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace tandem {
 

@@ -30,7 +30,7 @@ struct LoadOptions {
   TokenRange prompt_tokens;
   TokenRange output_tokens;
   int32_t shared_prefix_tokens = 0;  // Equal at the start of every prompt.
-  int32_t vocabulary = 1000;            // Prompt ids are drawn below it.
+  int32_t vocabulary = 1000;         // Prompt ids are drawn below it.
   double temperature = 0;
   uint64_t seed = 1;
 };

@@ -1,0 +1,96 @@
+// Rotary embedding, KV writes and paged attention.
+//
+// Block tables follow PagedAttention (Kwon et al., SOSP 2023); the running maximum and sum are
+// online softmax (Milakov & Gimelshein, 2018).
+//
+// The order of every sum is fixed by docs/numerics.md: tiles of 64 positions aligned to position
+// 0, in order within segments of 1,024 positions, segments merged left to right. Decode and prefill
+// attention give a row the same bits, whatever the batch, the chunk and the block size.
+
+#ifndef TANDEM_KERNELS_API_ATTENTION_H_
+#define TANDEM_KERNELS_API_ATTENTION_H_
+
+#include <cstdint>
+
+#include "kernels/api/dtype.h"
+#include "kernels/api/kv_pool.h"
+
+namespace tandem {
+
+inline constexpr int kAttentionTileTokens = 64;
+inline constexpr int kAttentionSegmentTokens = 1024;
+
+// Letters of this file. T tokens of a step, S sequences, H query heads, G KV heads, D head size,
+// B tokens per block, N blocks in the pool, M block table width.
+// Arrays are row-major, contiguous unless a stride is given, in the backend's memory.
+
+// cos and sin of position × inv_freq (product rounded to float, as Transformers does), times
+// `scale`. Once per step, for all layers.
+struct RotaryTableArgs {
+  const int32_t* positions;  // [T], 0 or more
+  const float* inv_freq;     // [D / 2]
+  float* cos;                // [T, D / 2]
+  float* sin;                // [T, D / 2]
+  float scale = 1.0f;        // attention factor of a scaled rotary embedding
+  int64_t num_tokens;        // T, may be 0
+  int head_dim;              // D, even
+};
+
+// Takes the f32 outputs of the QKV projection; rotates Q and K (the rotate-half convention of
+// Transformers: d pairs with d + D/2); writes Q in the compute type, K and V to their blocks, each
+// rounded exactly once.
+struct RotaryKvWriteArgs {
+  const float* query;          // [T, H, D], rows input_stride apart
+  const float* key;            // [T, G, D], rows input_stride apart
+  const float* value;          // [T, G, D], rows input_stride apart
+  int64_t input_stride;        // floats; (H + 2G) · D when the three are one fused projection
+  const float* cos = nullptr;  // [T, D / 2] of RotaryTable; both null: no rotation (GPT-2)
+  const float* sin = nullptr;  // [T, D / 2]
+  const int64_t* slots;        // [T] block · B + offset in the block, all different
+  const KvPoolView* kv;        // written
+  void* query_out;             // [T, H, D] kv->shape.dtype, overlaps no input
+  int64_t num_tokens;          // T, may be 0
+  int num_heads;               // H
+};
+
+// One query token per sequence, its own K and V already written.
+struct DecodeAttentionArgs {
+  const void* query;           // [S, H, D]
+  const KvPoolView* kv;        // read
+  const int32_t* block_table;  // [S, M] block ids; entries past the end are not read
+  const int32_t* num_tokens;   // [S] cached tokens, own included: 1 to M · B
+  void* output;                // [S, H, D], overlaps no input
+  int64_t num_sequences;       // S, may be 0
+  int64_t max_blocks;          // M
+  int num_heads;               // H
+  float softmax_scale;         // usually 1 / sqrt(D)
+};
+
+// Runs of query tokens, causal: token i of sequence s sees num_cached[s] + i + 1 tokens. K and V
+// of the run itself are already written.
+struct PrefillAttentionArgs {
+  const void* query;           // [T, H, D], sequence s has rows query_start[s] to query_start[s+1]
+  const KvPoolView* kv;        // read
+  const int32_t* block_table;  // [S, M] block ids; entries past the end are not read
+  const int32_t* query_start;  // [S + 1], ascending from 0 to T; empty runs are allowed
+  const int32_t* num_cached;   // [S] tokens cached before the run
+  void* output;                // [T, H, D], overlaps no input
+  int64_t num_sequences;       // S, may be 0
+  int64_t max_blocks;          // M
+  int num_heads;               // H
+  float softmax_scale;
+};
+
+// Copies whole blocks, all layers (copy-on-write). Destinations differ from each other and from
+// all sources.
+struct CopyBlocksArgs {
+  std::byte* base;              // of block 0
+  size_t block_stride_bytes;    // and bytes copied per block
+  const int32_t* sources;       // [count]
+  const int32_t* destinations;  // [count]
+  int64_t count;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_API_ATTENTION_H_

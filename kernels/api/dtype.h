@@ -1,0 +1,40 @@
+// Number formats of kernel arguments, and bfloat16's conversions.
+
+#ifndef TANDEM_KERNELS_API_DTYPE_H_
+#define TANDEM_KERNELS_API_DTYPE_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem {
+
+enum class DType : uint8_t { kF32, kBF16 };
+
+constexpr size_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr const char* NameOf(DType dtype) { return dtype == DType::kF32 ? "f32" : "bf16"; }
+
+// Brain floating point: the upper half of a float.
+struct Bfloat16 {
+  uint16_t bits;
+  friend constexpr bool operator==(Bfloat16, Bfloat16) = default;
+};
+
+// Exact. (Always inlined: files compiled for a later instruction set use it too, and must leave no
+// copy of it that the linker could pick for everyone.)
+[[gnu::always_inline]] constexpr float ToFloat(Bfloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// To the nearest, ties to even; overflow gives infinity; a NaN stays a NaN (quiet).
+[[gnu::always_inline]] constexpr Bfloat16 ToBfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
+    return Bfloat16{static_cast<uint16_t>((bits >> 16) | 0x40u)};
+  }
+  return Bfloat16{static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_API_DTYPE_H_

@@ -1,0 +1,86 @@
+// Linear layers: y = x Wᵀ + b with weights packed once.
+//
+// Packing is apart from preparing, so that the packed bytes can be cached on disk by content and
+// memory-mapped by every worker of a machine:
+//
+//   bytes  = backend.PackedLinearBytes(spec)          how many
+//            backend.PackLinear(spec, parts, packed)  fill them, once
+//   op     = backend.PrepareLinear(spec, packed)      at load
+//            backend.Linear({.op = op.get(), ...})    in a step
+//
+// One fp32 accumulator per output element, inputs ascending, whatever the number of rows
+// (docs/numerics.md, GEMM).
+
+#ifndef TANDEM_KERNELS_API_LINEAR_H_
+#define TANDEM_KERNELS_API_LINEAR_H_
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/api/dtype.h"
+
+namespace tandem {
+
+// How a checkpoint stores a weight matrix.
+enum class WeightLayout : uint8_t {
+  kOutIn,  // [N, K] row-major: Hugging Face Linear
+  kInOut,  // [K, N] row-major: GPT-2 Conv1D
+};
+
+// K inputs, N outputs.
+struct LinearSpec {
+  int64_t in_features;   // K, 1 to 2^20
+  int64_t out_features;  // N, 1 to 2^24
+  DType compute_dtype;   // of inputs and packed weights
+  DType output_dtype;    // kF32, or compute_dtype (rounded once, after the bias)
+  WeightLayout layout = WeightLayout::kOutIn;
+  // Output and down projections: the sum over K is cut at the borders of LinearSegments, each
+  // piece has its own accumulator, and the pieces are added in a fixed pairwise tree, so that a
+  // rank of a tensor-parallel group computes whole pieces.
+  bool segmented = false;
+};
+
+// One tensor of the checkpoint. The parts of a fused projection (Q, K, V; gate, up) stack along N.
+struct WeightPart {
+  const void* data;      // [out_features, K] or [K, out_features], as LinearSpec::layout says
+  int64_t out_features;  // parts sum to N
+  DType dtype;           // of `data`; rounded to compute_dtype if that is narrower
+};
+
+// A prepared linear layer; belongs to the backend that made it and outlives nothing of it.
+class LinearOp {
+ public:
+  explicit LinearOp(const LinearSpec& spec) : spec_(spec) {}
+  virtual ~LinearOp() = default;
+  LinearOp(const LinearOp&) = delete;
+  LinearOp& operator=(const LinearOp&) = delete;
+
+  const LinearSpec& spec() const { return spec_; }
+
+ private:
+  const LinearSpec spec_;
+};
+
+// R rows.
+struct LinearArgs {
+  const LinearOp* op;
+  const void* input;            // [R, K] compute_dtype
+  const float* bias = nullptr;  // [N], or null
+  void* output;                 // [R, N] output_dtype, overlaps no input
+  int64_t num_rows;             // R, may be 0
+};
+
+inline constexpr int kNumLinearSegments = 8;
+inline constexpr int64_t kLinearSegmentMultiple = 128;
+
+// Where segment `index` (0 to 8) begins: index·K/8 rounded down to a multiple of 128, and K for
+// index 8. Segments with equal borders are empty and take no part in the tree.
+constexpr int64_t LinearSegmentBegin(int64_t in_features, int index) {
+  if (index == kNumLinearSegments) return in_features;
+  const int64_t exact = index * in_features / kNumLinearSegments;
+  return exact / kLinearSegmentMultiple * kLinearSegmentMultiple;
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_API_LINEAR_H_

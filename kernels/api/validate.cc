@@ -1,0 +1,268 @@
+#include "kernels/api/validate.h"
+
+#include <cstdint>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMaxRows = int64_t{1} << 31;
+constexpr int64_t kMaxFeatures = int64_t{1} << 24;
+constexpr int64_t kMaxInFeatures = int64_t{1} << 20;
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeads = 1 << 16;
+constexpr int kMaxBlockTokens = 1 << 12;
+
+absl::Status InRange(const char* operation, const char* what, int64_t value, int64_t low,
+                     int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %s is %d, must be %d to %d", operation, what, value, low, high));
+}
+
+absl::Status NotNull(const char* operation, const char* what, const void* pointer) {
+  if (pointer != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s: %s is null", operation, what));
+}
+
+absl::Status Rows(const char* operation, int64_t num_rows) {
+  return InRange(operation, "num_rows", num_rows, 0, kMaxRows);
+}
+
+absl::Status Features(const char* operation, int64_t features) {
+  return InRange(operation, "features", features, 1, kMaxFeatures);
+}
+
+bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
+
+absl::Status ValidatePool(const char* operation, const KvPoolView* kv, size_t tile_bytes) {
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv", kv));
+  TANDEM_RETURN_IF_ERROR(Validate(kv->shape));
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv->base", kv->base));
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "num_kv_heads", kv->num_kv_heads, 1, kMaxHeads));
+  if (kv->tile_bytes != tile_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: tile_bytes is %d, this backend's format has %d", operation,
+                        kv->tile_bytes, tile_bytes));
+  }
+  const size_t layer_bytes = KvLayerBytes(tile_bytes, kv->num_kv_heads);
+  if (kv->layer_offset_bytes % 64 != 0 || kv->block_stride_bytes % 64 != 0 ||
+      kv->layer_offset_bytes + layer_bytes > kv->block_stride_bytes || !Aligned(kv->base)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: a layer of %d bytes at offset %d does not fit a block of %d bytes, or one of them or "
+        "the base is not a multiple of 64",
+        operation, layer_bytes, kv->layer_offset_bytes, kv->block_stride_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateHeads(const char* operation, int num_heads, const KvPoolView& kv) {
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "num_heads", num_heads, 1, kMaxHeads));
+  if (num_heads % kv.num_kv_heads == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s: %d KV heads do not divide %d query heads",
+                                                    operation, kv.num_kv_heads, num_heads));
+}
+
+template <typename Args>
+absl::Status ValidateNorm(const char* operation, const Args& args) {
+  TANDEM_RETURN_IF_ERROR(Rows(operation, args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features(operation, args.features));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "input", args.input));
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "weight", args.weight));
+  return NotNull(operation, "output", args.output);
+}
+
+}  // namespace
+
+absl::Status Validate(const KvTileShape& shape) {
+  TANDEM_RETURN_IF_ERROR(
+      InRange("kv tile", "block_tokens", shape.block_tokens, kKvSubTileTokens, kMaxBlockTokens));
+  TANDEM_RETURN_IF_ERROR(InRange("kv tile", "head_dim", shape.head_dim, 2, kMaxHeadDim));
+  if (shape.block_tokens % kKvSubTileTokens == 0 && shape.head_dim % 2 == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("kv tile: block_tokens is %d, must be a multiple of %d; head_dim is %d, must "
+                      "be even",
+                      shape.block_tokens, kKvSubTileTokens, shape.head_dim));
+}
+
+absl::Status Validate(const LinearSpec& spec) {
+  TANDEM_RETURN_IF_ERROR(InRange("linear", "in_features", spec.in_features, 1, kMaxInFeatures));
+  TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
+  if (spec.output_dtype == DType::kF32 || spec.output_dtype == spec.compute_dtype) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat("linear: outputs are %s, must be f32 or %s",
+                                                    NameOf(spec.output_dtype),
+                                                    NameOf(spec.compute_dtype)));
+}
+
+absl::Status ValidatePacked(std::span<const std::byte> packed, size_t packed_bytes) {
+  if (packed.size() < packed_bytes || !Aligned(packed.data())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("linear: %d packed bytes at %p, need %d, 64-byte aligned", packed.size(),
+                        static_cast<const void*>(packed.data()), packed_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart> parts,
+                             std::span<std::byte> packed, size_t packed_bytes) {
+  int64_t out_features = 0;
+  for (const WeightPart& part : parts) {
+    TANDEM_RETURN_IF_ERROR(NotNull("linear", "weights", part.data));
+    TANDEM_RETURN_IF_ERROR(
+        InRange("linear", "out_features of a part", part.out_features, 1, kMaxFeatures));
+    out_features += part.out_features;
+  }
+  if (out_features != spec.out_features) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("linear: %d parts have %d out_features together, the layer has %d",
+                        parts.size(), out_features, spec.out_features));
+  }
+  return ValidatePacked(packed, packed_bytes);
+}
+
+absl::Status Validate(const EmbeddingArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("embedding", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features("embedding", args.features));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("embedding", "ids", args.ids));
+  TANDEM_RETURN_IF_ERROR(NotNull("embedding", "table", args.table));
+  if (args.position_table != nullptr) {
+    TANDEM_RETURN_IF_ERROR(NotNull("embedding", "positions", args.positions));
+  }
+  return NotNull("embedding", "output", args.output);
+}
+
+absl::Status Validate(const RmsNormArgs& args) { return ValidateNorm("rms norm", args); }
+
+absl::Status Validate(const LayerNormArgs& args) {
+  TANDEM_RETURN_IF_ERROR(ValidateNorm("layer norm", args));
+  return args.num_rows == 0 ? absl::OkStatus() : NotNull("layer norm", "bias", args.bias);
+}
+
+absl::Status Validate(const LinearArgs& args) {
+  TANDEM_RETURN_IF_ERROR(NotNull("linear", "op", args.op));
+  TANDEM_RETURN_IF_ERROR(Rows("linear", args.num_rows));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("linear", "input", args.input));
+  return NotNull("linear", "output", args.output);
+}
+
+absl::Status Validate(const SwiGluArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("swiglu", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features("swiglu", args.features));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(
+      InRange("swiglu", "input_stride", args.input_stride, args.features, 2 * kMaxFeatures));
+  TANDEM_RETURN_IF_ERROR(NotNull("swiglu", "gate", args.gate));
+  TANDEM_RETURN_IF_ERROR(NotNull("swiglu", "up", args.up));
+  return NotNull("swiglu", "output", args.output);
+}
+
+absl::Status Validate(const GeluArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("gelu", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features("gelu", args.features));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("gelu", "input", args.input));
+  return NotNull("gelu", "output", args.output);
+}
+
+absl::Status Validate(const AddArgs& args) {
+  TANDEM_RETURN_IF_ERROR(InRange("add", "count", args.count, 0, int64_t{1} << 48));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("add", "accumulator", args.accumulator));
+  return NotNull("add", "addend", args.addend);
+}
+
+absl::Status Validate(const GatherRowsArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("gather rows", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features("gather rows", args.features));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(
+      InRange("gather rows", "num_input_rows", args.num_input_rows, 1, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(NotNull("gather rows", "input", args.input));
+  TANDEM_RETURN_IF_ERROR(NotNull("gather rows", "rows", args.rows));
+  return NotNull("gather rows", "output", args.output);
+}
+
+absl::Status Validate(const LogSoftmaxArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("log softmax", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(InRange("log softmax", "vocabulary", args.vocabulary, 1, kMaxFeatures));
+  if (args.num_rows == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("log softmax", "logits", args.logits));
+  TANDEM_RETURN_IF_ERROR(NotNull("log softmax", "max", args.max));
+  return NotNull("log softmax", "log_sum", args.log_sum);
+}
+
+absl::Status Validate(const RotaryTableArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("rotary table", args.num_tokens));
+  TANDEM_RETURN_IF_ERROR(InRange("rotary table", "head_dim", args.head_dim, 2, kMaxHeadDim));
+  TANDEM_RETURN_IF_ERROR(InRange("rotary table", "head_dim % 2", args.head_dim % 2, 0, 0));
+  if (args.num_tokens == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("rotary table", "positions", args.positions));
+  TANDEM_RETURN_IF_ERROR(NotNull("rotary table", "inv_freq", args.inv_freq));
+  TANDEM_RETURN_IF_ERROR(NotNull("rotary table", "cos", args.cos));
+  return NotNull("rotary table", "sin", args.sin);
+}
+
+absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes) {
+  constexpr const char* kName = "kv write";
+  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(Rows(kName, args.num_tokens));
+  if (args.num_tokens == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(InRange(kName, "input_stride", args.input_stride,
+                                 int64_t{args.num_heads} * args.kv->shape.head_dim,
+                                 int64_t{4} * kMaxFeatures));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "key", args.key));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "value", args.value));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "slots", args.slots));
+  if ((args.cos == nullptr) != (args.sin == nullptr)) {
+    return absl::InvalidArgumentError("kv write: cos and sin must both be null or both be given");
+  }
+  return NotNull(kName, "query_out", args.query_out);
+}
+
+absl::Status Validate(const DecodeAttentionArgs& args, size_t tile_bytes) {
+  constexpr const char* kName = "decode attention";
+  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(InRange(kName, "num_sequences", args.num_sequences, 0, kMaxRows));
+  if (args.num_sequences == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(InRange(kName, "max_blocks", args.max_blocks, 1, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "block_table", args.block_table));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "num_tokens", args.num_tokens));
+  return NotNull(kName, "output", args.output);
+}
+
+absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes) {
+  constexpr const char* kName = "prefill attention";
+  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(InRange(kName, "num_sequences", args.num_sequences, 0, kMaxRows));
+  if (args.num_sequences == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(InRange(kName, "max_blocks", args.max_blocks, 1, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "block_table", args.block_table));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query_start", args.query_start));
+  TANDEM_RETURN_IF_ERROR(NotNull(kName, "num_cached", args.num_cached));
+  return NotNull(kName, "output", args.output);
+}
+
+absl::Status Validate(const CopyBlocksArgs& args) {
+  TANDEM_RETURN_IF_ERROR(InRange("copy blocks", "count", args.count, 0, kMaxRows));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "base", args.base));
+  TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "sources", args.sources));
+  return NotNull("copy blocks", "destinations", args.destinations);
+}
+
+}  // namespace tandem

@@ -1,0 +1,42 @@
+// What every backend refuses alike: InvalidArgument for sizes and strides out of range and for
+// missing pointers, with the numbers. Array contents are trusted.
+
+#ifndef TANDEM_KERNELS_API_VALIDATE_H_
+#define TANDEM_KERNELS_API_VALIDATE_H_
+
+#include <cstddef>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/api/attention.h"
+#include "kernels/api/linear.h"
+#include "kernels/api/rows.h"
+
+namespace tandem {
+
+absl::Status Validate(const KvTileShape& shape);
+absl::Status Validate(const LinearSpec& spec);
+// `packed_bytes`: what the backend needs for `spec`.
+absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart> parts,
+                             std::span<std::byte> packed, size_t packed_bytes);
+absl::Status ValidatePacked(std::span<const std::byte> packed, size_t packed_bytes);
+
+absl::Status Validate(const EmbeddingArgs& args);
+absl::Status Validate(const RmsNormArgs& args);
+absl::Status Validate(const LayerNormArgs& args);
+absl::Status Validate(const LinearArgs& args);
+absl::Status Validate(const SwiGluArgs& args);
+absl::Status Validate(const GeluArgs& args);
+absl::Status Validate(const AddArgs& args);
+absl::Status Validate(const GatherRowsArgs& args);
+absl::Status Validate(const LogSoftmaxArgs& args);
+absl::Status Validate(const RotaryTableArgs& args);
+// `tile_bytes`: of the backend's format for the pool's shape.
+absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes);
+absl::Status Validate(const DecodeAttentionArgs& args, size_t tile_bytes);
+absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes);
+absl::Status Validate(const CopyBlocksArgs& args);
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_API_VALIDATE_H_

@@ -1,0 +1,334 @@
+// KV writes and attention over any policy (kernels/api/attention.h). Included once per instruction
+// set.
+//
+// A tile of B tokens is B / 16 sub-tiles, each a small weight panel of the micro kernel:
+//   K: [D / P][16 tokens][P]   scores: outputs are tokens, units run over D
+//   V: [16 / P][D'][P]         outputs: outputs are the D numbers, units run over tokens
+// P inputs a unit, D' = D rounded up to 16 (lanes past D hold zeros; K uses D' for its size too).
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/micro_kernel.h"
+
+namespace tandem {
+namespace {
+
+// kMaxRows rows share the loads of K and V; kVectors vectors of outputs are summed at a time.
+template <typename Policy, typename Element, DType kDType, int kMaxRows, int kVectors>
+struct Attention {
+  static constexpr int kMaxHeadDim = 256;
+  static constexpr int kSub = kKvSubTileTokens;
+  static constexpr int kSubTiles = kAttentionTileTokens / kSub;
+  static constexpr int kP = Policy::kPerUnit;
+  static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * Policy::kRowUnitBytes;
+
+  static size_t SubTileBytes(int head_dim) {
+    return static_cast<size_t>(kSub) * AttentionAccumulatorStride(head_dim) * sizeof(Element);
+  }
+  static size_t TileBytes(const KvTileShape& shape) {
+    return SubTileBytes(shape.head_dim) * (shape.block_tokens / kSub);
+  }
+
+  static std::byte* SubTile(const KvPoolView& kv, int64_t block, int64_t offset, int tile) {
+    return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
+           static_cast<size_t>(tile) * kv.tile_bytes +
+           static_cast<size_t>(offset / kSub) * SubTileBytes(kv.shape.head_dim);
+  }
+
+  // ---- writing ----
+
+  static Element Narrow(float x) {
+    if constexpr (sizeof(Element) == 4) {
+      return x;
+    } else {
+      return ToBfloat16(x).bits;
+    }
+  }
+
+  static void Rotate(const float* x, const float* cos, const float* sin, int head_dim, float* y) {
+    if (cos == nullptr) {
+      std::memcpy(y, x, sizeof(float) * head_dim);
+      return;
+    }
+    const int half = head_dim / 2;
+    for (int i = 0; i < half; ++i) {
+      y[i] = x[i] * cos[i] - x[i + half] * sin[i];
+      y[i + half] = x[i + half] * cos[i] + x[i] * sin[i];
+    }
+  }
+
+  static void RotaryKvWrite(const RotaryKvWriteArgs& args, int64_t begin, int64_t end) {
+    const KvPoolView& kv = *args.kv;
+    const int head_dim = kv.shape.head_dim;
+    const int padded = AttentionAccumulatorStride(head_dim);
+    float rotated[kMaxHeadDim];
+    for (int64_t t = begin; t < end; ++t) {
+      const float* cos = args.cos == nullptr ? nullptr : args.cos + t * (head_dim / 2);
+      const float* sin = args.sin == nullptr ? nullptr : args.sin + t * (head_dim / 2);
+      for (int h = 0; h < args.num_heads; ++h) {
+        Rotate(args.query + t * args.input_stride + int64_t{h} * head_dim, cos, sin, head_dim,
+               rotated);
+        Element* out = static_cast<Element*>(args.query_out) + (t * args.num_heads + h) * head_dim;
+        for (int d = 0; d < head_dim; ++d) out[d] = Narrow(rotated[d]);
+      }
+      const int64_t block = args.slots[t] / kv.shape.block_tokens;
+      const int64_t offset = args.slots[t] % kv.shape.block_tokens;
+      const int token = static_cast<int>(offset % kSub);
+      for (int g = 0; g < kv.num_kv_heads; ++g) {
+        const int64_t from = t * args.input_stride + int64_t{g} * head_dim;
+        Rotate(args.key + from, cos, sin, head_dim, rotated);
+        Element* k = reinterpret_cast<Element*>(SubTile(kv, block, offset, g));
+        for (int d = 0; d < head_dim; ++d) {
+          k[(d / kP * kSub + token) * kP + d % kP] = Narrow(rotated[d]);
+        }
+        Element* v = reinterpret_cast<Element*>(SubTile(kv, block, offset, kv.num_kv_heads + g));
+        for (int d = 0; d < padded; ++d) {
+          v[(token / kP * padded + d) * kP + token % kP] =
+              Narrow(d < head_dim ? args.value[from + d] : 0.0f);
+        }
+      }
+    }
+  }
+
+  // ---- reading ----
+
+  struct Tiles {
+    const std::byte* k[kSubTiles];
+    const std::byte* v[kSubTiles];
+  };
+
+  // Sub-tiles without a visible position point at the first one: their scores are masked, their V
+  // is not read.
+  static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t num_visible) {
+    Tiles tiles;
+    for (int i = 0; i < kSubTiles; ++i) {
+      const int64_t position = tile_begin + i * kSub;
+      if (position >= num_visible) {
+        tiles.k[i] = tiles.k[0];
+        tiles.v[i] = tiles.v[0];
+        continue;
+      }
+      const int64_t block = task.blocks[position / task.kv->shape.block_tokens];
+      const int64_t offset = position % task.kv->shape.block_tokens;
+      tiles.k[i] = SubTile(*task.kv, block, offset, task.kv_head);
+      tiles.v[i] = SubTile(*task.kv, block, offset, task.kv->num_kv_heads + task.kv_head);
+    }
+    return tiles;
+  }
+
+  template <int kRows>
+  struct RowState {
+    AttentionPartial* partials;
+    float* accumulators;
+    alignas(64) std::byte queries[kMaxHeadDim / kP * kRows * Policy::kRowUnitBytes];
+    alignas(64) float scores[kRows][kAttentionTileTokens];
+    alignas(64) std::byte weights[kRows * kWeightRowBytes];
+    float rescale[kRows];
+  };
+
+  template <int kRows>
+  static void Scores(const Tiles& tiles, int head_dim, RowState<kRows>* state) {
+    for (int first = 0; first < kSubTiles; first += kVectors) {
+      F32x16 acc[kRows][kVectors] = {};
+      const std::byte* w[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) w[v] = tiles.k[first + v];
+      AccumulateUnits<Policy, kRows, kVectors, 0>(state->queries, kRows * Policy::kRowUnitBytes,
+                                                  Policy::kRowUnitBytes, w,
+                                                  Policy::kWeightVectorBytes, head_dim / kP, acc);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          StoreF32(state->scores[r] + (first + v) * kLanes, acc[r][v]);
+        }
+      }
+    }
+  }
+
+  // Stores a row's 16 softmax weights as the micro kernel reads rows.
+  static void StoreWeights(F32x16 x, std::byte* to) {
+    if constexpr (Policy::kPhases == 2) {
+      using Index = int32_t __attribute__((vector_size(64)));
+      const Index swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+      x = __builtin_shuffle(x, swap);
+    }
+    if constexpr (Policy::kRowUnitBytes / kP == 2) {
+      const U16x16 narrow = NarrowBf16(x);
+      std::memcpy(to, &narrow, sizeof(narrow));
+    } else {
+      std::memcpy(to, &x, sizeof(x));
+    }
+  }
+
+  // From scores to weights exp(score − max), the new maximum and sum; `visible` positions of the
+  // tile are seen.
+  static void Softmax(float* scores, float softmax_scale, int64_t visible,
+                      AttentionPartial* partial, float* rescale, std::byte* weights) {
+    constexpr int kWeightVector = kLanes / kP * Policy::kRowUnitBytes;
+    const F32x16 minus_infinity = Splat(-__builtin_inff());
+    const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    F32x16 s[kSubTiles];
+    F32x16 maxima = Splat(partial->max);
+    for (int i = 0; i < kSubTiles; ++i) {
+      s[i] = LoadF32(scores + i * kLanes) * softmax_scale;
+      if (visible < (i + 1) * kLanes) {
+        const int seen = visible > i * kLanes ? static_cast<int>(visible) - i * kLanes : 0;
+        s[i] = Select(lane < seen, s[i], minus_infinity);
+      }
+      maxima = MaxOf(s[i], maxima);
+    }
+    const float max = MaxOfLanes(maxima);
+    if (visible <= 0 || max == -__builtin_inff()) {
+      *rescale = 1.0f;
+      std::memset(weights, 0, kWeightRowBytes);
+      return;
+    }
+    *rescale = Exp(partial->max - max);
+    F32x16 sums = {};
+    for (int i = 0; i < kSubTiles; ++i) {
+      F32x16 weight = ExpOf(s[i] - max);
+      if constexpr (kDType == DType::kBF16) weight = WidenBf16(NarrowBf16(weight));
+      sums = sums + weight;
+      StoreWeights(weight, weights + i * kWeightVector);
+    }
+    partial->max = max;
+    partial->sum = partial->sum * *rescale + SumOf(sums);
+  }
+
+  // accumulators[.., kFirst vectors from `first`] = rescaled + weights · V.
+  template <int kRows, int kCount>
+  static void AddValues(const Tiles& tiles, int tokens, const std::byte* last_pair, int first,
+                        int padded, RowState<kRows>* state) {
+    F32x16 acc[kRows][kCount];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) {
+        acc[r][v] =
+            LoadF32(state->accumulators + r * padded + (first + v) * kLanes) * state->rescale[r];
+      }
+    }
+    const int64_t unit_stride = int64_t{padded} / kLanes * Policy::kWeightVectorBytes;
+    const std::byte* w[kCount];
+    const auto add = [&](const std::byte* v_units, int first_unit, int units)
+        __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
+      AccumulateUnits<Policy, kRows, kCount, 0>(state->weights + first_unit * Policy::kRowUnitBytes,
+                                                Policy::kRowUnitBytes, kWeightRowBytes, w,
+                                                unit_stride, units, acc);
+    };
+    for (int i = 0; i * kSub < tokens; ++i) {
+      const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
+      add(tiles.v[i], i * (kSub / kP), here / kP);
+    }
+    if (last_pair != nullptr) add(last_pair, tokens / kP, 1);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kCount; ++v) {
+        StoreF32(state->accumulators + r * padded + (first + v) * kLanes, acc[r][v]);
+      }
+    }
+  }
+
+  template <int kRows, int kCount>
+  static void AddAllValues(const Tiles& tiles, int tokens, const std::byte* last_pair, int first,
+                           int padded, RowState<kRows>* state) {
+    for (; first + kCount <= padded / kLanes; first += kCount) {
+      AddValues<kRows, kCount>(tiles, tokens, last_pair, first, padded, state);
+    }
+    if constexpr (kCount > 1) {
+      AddAllValues<kRows, kCount - 1>(tiles, tokens, last_pair, first, padded, state);
+    }
+  }
+
+  template <int kRows>
+  static void SegmentOfRows(const AttentionTask& task, int64_t segment_begin,
+                            AttentionPartial* partials, float* accumulators) {
+    const int head_dim = task.kv->shape.head_dim;
+    const int padded = AttentionAccumulatorStride(head_dim);
+    RowState<kRows> state;
+    state.partials = partials;
+    state.accumulators = accumulators;
+    PackUnits<Policy, Element>(
+        kRows, head_dim, [&](int r) { return static_cast<const Element*>(task.queries[r]); },
+        state.queries);
+    for (int r = 0; r < kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
+    std::memset(accumulators, 0, sizeof(float) * kRows * padded);
+    const int64_t num_visible = task.num_visible[kRows - 1];  // the most
+    const int64_t segment_end = segment_begin + kAttentionSegmentTokens < num_visible
+                                    ? segment_begin + kAttentionSegmentTokens
+                                    : num_visible;
+    for (int64_t tile = segment_begin; tile < segment_end; tile += kAttentionTileTokens) {
+      const Tiles tiles = FindTiles(task, tile, num_visible);
+      Scores<kRows>(tiles, head_dim, &state);
+      for (int r = 0; r < kRows; ++r) {
+        Softmax(state.scores[r], task.softmax_scale, task.num_visible[r] - tile, &partials[r],
+                &state.rescale[r], state.weights + r * kWeightRowBytes);
+      }
+      const int tokens = num_visible - tile < kAttentionTileTokens
+                             ? static_cast<int>(num_visible - tile)
+                             : kAttentionTileTokens;
+      // An odd last token shares its units with a slot that was never written, or is stale: even
+      // times zero it could make a NaN, so it is replaced by zeros.
+      alignas(64) uint16_t pairs[kP == 2 ? 2 * kMaxHeadDim : 1];
+      const std::byte* last_pair = nullptr;
+      if (kP == 2 && tokens % 2 == 1) {
+        const int last = tokens - 1;
+        const std::byte* units = tiles.v[last / kSub] + last % kSub / 2 * padded * 4;
+        std::memcpy(pairs, units, padded * 4);
+        for (int d = 0; d < padded; ++d) pairs[2 * d + 1] = 0;
+        last_pair = reinterpret_cast<const std::byte*>(pairs);
+      }
+      AddAllValues<kRows, kVectors>(tiles, tokens, last_pair, 0, padded, &state);
+    }
+  }
+
+  template <int kRows>
+  static void SegmentBy(const AttentionTask& task, int64_t segment_begin,
+                        AttentionPartial* partials, float* accumulators) {
+    if (task.num_rows == kRows) {
+      SegmentOfRows<kRows>(task, segment_begin, partials, accumulators);
+    } else if constexpr (kRows < kMaxRows) {
+      SegmentBy<kRows + 1>(task, segment_begin, partials, accumulators);
+    }
+  }
+
+  static void Merge(int head_dim, AttentionPartial right, const float* right_accumulator,
+                    AttentionPartial* left, float* left_accumulator) {
+    const float max = right.max > left->max ? right.max : left->max;
+    if (max == -__builtin_inff()) return;
+    const float left_scale = Exp(left->max - max);
+    const float right_scale = Exp(right.max - max);
+    left->max = max;
+    left->sum = left->sum * left_scale + right.sum * right_scale;
+    for (int d = 0; d < AttentionAccumulatorStride(head_dim); d += kLanes) {
+      StoreF32(left_accumulator + d, LoadF32(left_accumulator + d) * left_scale +
+                                         LoadF32(right_accumulator + d) * right_scale);
+    }
+  }
+
+  static void Finish(int head_dim, DType dtype, AttentionPartial partial, const float* accumulator,
+                     void* output) {
+    for (int d = 0; d < head_dim; d += kLanes) {
+      // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
+      const F32x16 y = LoadF32(accumulator + d) / partial.sum + 0.0f;
+      StoreLanes(dtype, output, d, y, head_dim - d < kLanes ? head_dim - d : kLanes);
+    }
+  }
+
+  static constexpr AttentionKernels Table(const char* tile_format) {
+    return AttentionKernels{.max_rows = kMaxRows,
+                            .tile_format = tile_format,
+                            .tile_bytes = TileBytes,
+                            .rotary_kv_write = RotaryKvWrite,
+                            .segment = SegmentBy<1>,
+                            .merge = Merge,
+                            .finish = Finish};
+  }
+};
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,13 @@
+#include "kernels/cpu/attention_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+const AttentionKernels kAvx512AttentionF32 =
+    Attention<F32Policy, float, DType::kF32, 6, 4>::Table("cpu.1.p1.f32");
+const AttentionKernels kAvx512AttentionBf16Dot =
+    Attention<DotBf16Policy, uint16_t, DType::kBF16, 6, 4>::Table("cpu.1.p2.bf16");
+const AttentionKernels kAvx512AttentionBf16Fma =
+    Attention<FmaBf16Policy, uint16_t, DType::kBF16, 6, 4>::Table("cpu.1.p2.bf16");
+
+}  // namespace tandem

@@ -1,0 +1,231 @@
+#include "kernels/cpu/cpu_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMaxRows = 16;  // above every table's max_rows
+constexpr int kMaxHeadDim = 256;
+
+// Rows that one call of a kernel handles: those of one sequence and one KV head from `first_row`
+// on, a row being (query token, head of the group) with heads fastest.
+struct Job {
+  int64_t sequence;
+  int kv_head;
+  int num_rows;
+  int64_t first_row;
+  int64_t num_segments;   // of the row that sees most
+  int64_t first_partial;  // where its parts begin, in (segment, row) units
+};
+
+// What decode and prefill have in common.
+struct Problem {
+  const KvPoolView* kv;
+  const void* query;
+  void* output;
+  const int32_t* block_table;
+  int64_t max_blocks;
+  int num_heads;
+  float softmax_scale;
+};
+
+struct Rows {
+  std::array<const void*, kMaxRows> queries;
+  std::array<void*, kMaxRows> outputs;
+  std::array<int64_t, kMaxRows> num_visible;
+};
+
+// query_start(s): first row of s in query and output; num_cached(s): positions before it.
+template <typename QueryStart, typename NumCached>
+Rows RowsOf(const Problem& problem, const Job& job, QueryStart query_start, NumCached num_cached) {
+  const int group = problem.num_heads / problem.kv->num_kv_heads;
+  const size_t head_bytes =
+      static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.kv->shape.dtype);
+  Rows rows;
+  for (int r = 0; r < job.num_rows; ++r) {
+    const int64_t token = (job.first_row + r) / group;
+    const int64_t head = int64_t{job.kv_head} * group + (job.first_row + r) % group;
+    const size_t offset =
+        static_cast<size_t>((query_start(job.sequence) + token) * problem.num_heads + head) *
+        head_bytes;
+    rows.queries[r] = static_cast<const std::byte*>(problem.query) + offset;
+    rows.outputs[r] = static_cast<std::byte*>(problem.output) + offset;
+    rows.num_visible[r] = num_cached(job.sequence) + token + 1;
+  }
+  return rows;
+}
+
+AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
+  return AttentionTask{.kv = problem.kv,
+                       .blocks = problem.block_table + job.sequence * problem.max_blocks,
+                       .kv_head = job.kv_head,
+                       .num_rows = job.num_rows,
+                       .queries = rows.queries.data(),
+                       .num_visible = rows.num_visible.data(),
+                       .softmax_scale = problem.softmax_scale};
+}
+
+// Segments [0, num_segments) of a job, merged left to right; parts of segment s at
+// partials[s · num_rows] and accumulators[s · num_rows · stride], s > 0 only if `computed`.
+void FinishRows(const AttentionKernels& kernels, const Problem& problem, const Job& job,
+                const Rows& rows, const AttentionPartial* partials, const float* accumulators) {
+  const int head_dim = problem.kv->shape.head_dim;
+  const int64_t stride = AttentionAccumulatorStride(head_dim);
+  alignas(64) std::array<float, kMaxHeadDim> total;
+  for (int r = 0; r < job.num_rows; ++r) {
+    AttentionPartial partial = partials[r];
+    std::copy_n(accumulators + r * stride, stride, total.begin());
+    for (int64_t s = 1; s < job.num_segments; ++s) {
+      const int64_t part = s * job.num_rows + r;
+      kernels.merge(head_dim, partials[part], accumulators + part * stride, &partial, total.data());
+    }
+    kernels.finish(head_dim, problem.kv->shape.dtype, partial, total.data(), rows.outputs[r]);
+  }
+}
+
+// All of a job on one thread.
+void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& job,
+            const Rows& rows) {
+  const int head_dim = problem.kv->shape.head_dim;
+  const int64_t stride = AttentionAccumulatorStride(head_dim);
+  std::array<AttentionPartial, kMaxRows> partials;
+  std::array<AttentionPartial, kMaxRows> next_partials;
+  alignas(64) std::array<float, kMaxRows * kMaxHeadDim> accumulators;
+  alignas(64) std::array<float, kMaxRows * kMaxHeadDim> next_accumulators;
+  const AttentionTask task = TaskOf(problem, job, rows);
+  kernels.segment(task, 0, partials.data(), accumulators.data());
+  for (int64_t s = 1; s < job.num_segments; ++s) {
+    kernels.segment(task, s * kAttentionSegmentTokens, next_partials.data(),
+                    next_accumulators.data());
+    for (int r = 0; r < job.num_rows; ++r) {
+      kernels.merge(head_dim, next_partials[r], next_accumulators.data() + r * stride, &partials[r],
+                    accumulators.data() + r * stride);
+    }
+  }
+  for (int r = 0; r < job.num_rows; ++r) {
+    kernels.finish(head_dim, problem.kv->shape.dtype, partials[r], accumulators.data() + r * stride,
+                   rows.outputs[r]);
+  }
+}
+
+template <typename QueryStart, typename NumCached>
+absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
+                     const std::vector<Job>& jobs, QueryStart query_start, NumCached num_cached,
+                     ThreadPool* pool, Scratch* scratch) {
+  const int64_t num_jobs = static_cast<int64_t>(jobs.size());
+  int64_t num_parts = 0;
+  int64_t num_segments = 0;
+  for (const Job& job : jobs) {
+    num_parts += job.num_segments * job.num_rows;
+    num_segments += job.num_segments;
+  }
+  const bool split =
+      pool->num_threads() > 1 && num_jobs < 2 * pool->num_threads() && num_segments > num_jobs;
+  if (!split) {
+    pool->ParallelFor(num_jobs, [&](int64_t item, int) {
+      const Job& job = jobs[item];
+      RunJob(kernels, problem, job, RowsOf(problem, job, query_start, num_cached));
+    });
+    return absl::OkStatus();
+  }
+  const int64_t stride = AttentionAccumulatorStride(problem.kv->shape.head_dim);
+  const size_t accumulators_bytes = static_cast<size_t>(num_parts * stride) * sizeof(float);
+  TANDEM_ASSIGN_OR_RETURN(
+      std::byte* const memory,
+      scratch->Get(accumulators_bytes + static_cast<size_t>(num_parts) * sizeof(AttentionPartial)));
+  auto* accumulators = reinterpret_cast<float*>(memory);
+  auto* partials = reinterpret_cast<AttentionPartial*>(memory + accumulators_bytes);
+  struct Item {
+    int64_t job;
+    int64_t segment;
+  };
+  std::vector<Item> items;
+  items.reserve(num_segments);
+  for (int64_t j = 0; j < num_jobs; ++j) {
+    for (int64_t s = 0; s < jobs[j].num_segments; ++s) items.push_back({j, s});
+  }
+  pool->ParallelFor(num_segments, [&](int64_t index, int) {
+    const Item& item = items[index];
+    const Job& job = jobs[item.job];
+    const Rows rows = RowsOf(problem, job, query_start, num_cached);
+    const int64_t part = job.first_partial + item.segment * job.num_rows;
+    kernels.segment(TaskOf(problem, job, rows), item.segment * kAttentionSegmentTokens,
+                    partials + part, accumulators + part * stride);
+  });
+  pool->ParallelFor(num_jobs, [&](int64_t index, int) {
+    const Job& job = jobs[index];
+    FinishRows(kernels, problem, job, RowsOf(problem, job, query_start, num_cached),
+               partials + job.first_partial, accumulators + job.first_partial * stride);
+  });
+  return absl::OkStatus();
+}
+
+// Cuts `num_tokens` query tokens of one sequence into jobs, `num_cached` positions before them.
+void AddJobs(const AttentionKernels& kernels, int num_kv_heads, int group, int64_t sequence,
+             int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
+  TANDEM_CHECK(kernels.max_rows <= kMaxRows) << kernels.max_rows;
+  const int64_t num_rows = num_tokens * group;
+  for (int g = 0; g < num_kv_heads; ++g) {
+    for (int64_t first = 0; first < num_rows; first += kernels.max_rows) {
+      Job job{.sequence = sequence, .kv_head = g, .first_row = first};
+      job.num_rows = static_cast<int>(std::min<int64_t>(kernels.max_rows, num_rows - first));
+      const int64_t visible = num_cached + (first + job.num_rows - 1) / group + 1;
+      job.num_segments = CeilDiv<int64_t>(visible, kAttentionSegmentTokens);
+      job.first_partial = 0;
+      if (!jobs->empty()) {
+        const Job& last = jobs->back();
+        job.first_partial = last.first_partial + last.num_segments * last.num_rows;
+      }
+      jobs->push_back(job);
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAttentionArgs& args,
+                                ThreadPool* pool, Scratch* scratch) {
+  const Problem problem{.kv = args.kv,
+                        .query = args.query,
+                        .output = args.output,
+                        .block_table = args.block_table,
+                        .max_blocks = args.max_blocks,
+                        .num_heads = args.num_heads,
+                        .softmax_scale = args.softmax_scale};
+  const int group = args.num_heads / args.kv->num_kv_heads;
+  std::vector<Job> jobs;
+  for (int64_t s = 0; s < args.num_sequences; ++s) {
+    AddJobs(kernels, args.kv->num_kv_heads, group, s, 1, args.num_tokens[s] - 1, &jobs);
+  }
+  return RunJobs(
+      kernels, problem, jobs, [](int64_t s) { return s; },
+      [&](int64_t s) { return int64_t{args.num_tokens[s]} - 1; }, pool, scratch);
+}
+
+absl::Status CpuPrefillAttention(const AttentionKernels& kernels, const PrefillAttentionArgs& args,
+                                 ThreadPool* pool, Scratch* scratch) {
+  const Problem problem{.kv = args.kv,
+                        .query = args.query,
+                        .output = args.output,
+                        .block_table = args.block_table,
+                        .max_blocks = args.max_blocks,
+                        .num_heads = args.num_heads,
+                        .softmax_scale = args.softmax_scale};
+  const int group = args.num_heads / args.kv->num_kv_heads;
+  std::vector<Job> jobs;
+  for (int64_t s = 0; s < args.num_sequences; ++s) {
+    AddJobs(kernels, args.kv->num_kv_heads, group, s, args.query_start[s + 1] - args.query_start[s],
+            args.num_cached[s], &jobs);
+  }
+  return RunJobs(
+      kernels, problem, jobs, [&](int64_t s) { return int64_t{args.query_start[s]}; },
+      [&](int64_t s) { return int64_t{args.num_cached[s]}; }, pool, scratch);
+}
+
+}  // namespace tandem

@@ -1,0 +1,236 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "kernels/api/host_memory.h"
+#include "kernels/api/validate.h"
+#include "kernels/api/vector_math.h"
+#include "kernels/cpu/cpu_attention.h"
+#include "kernels/cpu/cpu_linear.h"
+#include "kernels/cpu/float_environment.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/thread_pool.h"
+#include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+// Elements of row work that one thread takes at once; less is not worth waking another for.
+constexpr int64_t kItemElements = 16 * 1024;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const KernelTable& table, int num_threads) : table_(table), pool_(num_threads) {}
+
+  std::string name() const override { return "cpu"; }
+  std::string isa() const override { return table_.isa; }
+
+  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
+    return DeviceBuffer(this, data, size_bytes);
+  }
+
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(shape));
+    const AttentionKernels& attention = AttentionOf(shape.dtype);
+    return KvTileFormat{.id = attention.tile_format, .tile_bytes = attention.tile_bytes(shape)};
+  }
+
+  std::string pack_format(DType compute_dtype) const override {
+    const GemmKernels& gemm = GemmOf(compute_dtype);
+    return absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
+                           NameOf(compute_dtype));
+  }
+
+  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(spec));
+    return CpuPackedBytes(GemmOf(spec.compute_dtype), spec);
+  }
+
+  absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
+                          std::span<std::byte> packed) const override {
+    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, packed_bytes));
+    CpuPack(GemmOf(spec.compute_dtype), spec, parts, packed.data());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(
+      const LinearSpec& spec, std::span<const std::byte> packed) override {
+    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, packed_bytes));
+    return CpuPrepare(GemmOf(spec.compute_dtype), spec, packed.data());
+  }
+
+  absl::Status Embedding(const EmbeddingArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return ForRows(args, table_.rows.embedding);
+  }
+  absl::Status RmsNorm(const RmsNormArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return ForRows(args, table_.rows.rms_norm);
+  }
+  absl::Status LayerNorm(const LayerNormArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return ForRows(args, table_.rows.layer_norm);
+  }
+  absl::Status SwiGlu(const SwiGluArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return ForRows(args, table_.rows.swiglu);
+  }
+  absl::Status Gelu(const GeluArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return ForRows(args, table_.rows.gelu);
+  }
+
+  absl::Status Add(const AddArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    Share(args.count, 1, [&](int64_t begin, int64_t end) { table_.rows.add(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  absl::Status GatherRows(const GatherRowsArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    const size_t row_bytes = static_cast<size_t>(args.features) * SizeOf(args.dtype);
+    Share(args.num_rows, args.features, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        std::memcpy(static_cast<std::byte*>(args.output) + static_cast<size_t>(r) * row_bytes,
+                    static_cast<const std::byte*>(args.input) +
+                        static_cast<size_t>(args.rows[r]) * row_bytes,
+                    row_bytes);
+      }
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    Share(args.num_rows, args.vocabulary,
+          [&](int64_t begin, int64_t end) { table_.rows.log_softmax(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  absl::Status Linear(const LinearArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    const KernelFloatScope scope;
+    return CpuLinear(args, &pool_, &scratch_);
+  }
+
+  absl::Status RotaryTable(const RotaryTableArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    const int64_t half = args.head_dim / 2;
+    constexpr int64_t kCostOfSinCos = 16;  // in elements of row work
+    Share(args.num_tokens, half * kCostOfSinCos, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t i = 0; i < half; ++i) {
+          const SinCosResult result =
+              SinCos(static_cast<float>(args.positions[t]) * args.inv_freq[i]);
+          args.cos[t * half + i] = result.cos * args.scale;
+          args.sin[t * half + i] = result.sin * args.scale;
+        }
+      }
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
+    const AttentionKernels& attention = AttentionOf(args.kv->shape.dtype);
+    const int64_t heads = args.num_heads + 2 * args.kv->num_kv_heads;
+    Share(args.num_tokens, heads * args.kv->shape.head_dim,
+          [&](int64_t begin, int64_t end) { attention.rotary_kv_write(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
+    const KernelFloatScope scope;
+    return CpuDecodeAttention(AttentionOf(args.kv->shape.dtype), args, &pool_, &scratch_);
+  }
+
+  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
+    const KernelFloatScope scope;
+    return CpuPrefillAttention(AttentionOf(args.kv->shape.dtype), args, &pool_, &scratch_);
+  }
+
+  absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    pool_.ParallelFor(args.count, [&](int64_t i, int) {
+      std::memcpy(args.base + static_cast<size_t>(args.destinations[i]) * args.block_stride_bytes,
+                  args.base + static_cast<size_t>(args.sources[i]) * args.block_stride_bytes,
+                  args.block_stride_bytes);
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+ protected:
+  void Free(std::byte* data, size_t size_bytes) override { FreeHostMemory(data, size_bytes); }
+
+ private:
+  const GemmKernels& GemmOf(DType dtype) const { return table_.gemm[static_cast<int>(dtype)]; }
+  const AttentionKernels& AttentionOf(DType dtype) const {
+    return table_.attention[static_cast<int>(dtype)];
+  }
+
+  // 0 where the pool cannot be valid; Validate then says why.
+  size_t TileBytesOf(const KvPoolView* kv) const {
+    if (kv == nullptr || !Validate(kv->shape).ok()) return 0;
+    return AttentionOf(kv->shape.dtype).tile_bytes(kv->shape);
+  }
+
+  // Calls body(begin, end) for ranges of `count` rows of `cost` elements each.
+  template <typename Body>
+  void Share(int64_t count, int64_t cost, const Body& body) {
+    const KernelFloatScope scope;
+    const int64_t item_rows = std::max<int64_t>(CeilDiv(kItemElements, cost), 1);
+    pool_.ParallelFor(CeilDiv(count, item_rows), [&](int64_t item, int) {
+      body(item * item_rows, std::min(count, (item + 1) * item_rows));
+    });
+  }
+
+  template <typename Args>
+  absl::Status ForRows(const Args& args,
+                       void (*kernel)(const Args& args, int64_t begin, int64_t end)) {
+    Share(args.num_rows, args.features,
+          [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  const KernelTable& table_;
+  ThreadPool pool_;
+  Scratch scratch_;
+};
+
+absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
+  if (options.isa == "generic") return &GenericKernels();
+  if (options.isa != "auto" && options.isa != "avx512") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("unknown isa \"%s\"; known: auto, avx512, generic", options.isa));
+  }
+  if (Avx512Kernels(Bf16Method::kDot) != nullptr) {
+    return Avx512Kernels(options.bf16_method ? *options.bf16_method : FasterBf16Method());
+  }
+  if (options.isa == "auto") return &GenericKernels();
+  return absl::FailedPreconditionError(
+      "isa avx512: this machine lacks one of AVX-512 F, BW, DQ, VL and BF16");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options) {
+  if (options.num_threads < 1 || options.num_threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("num_threads is %d, must be 1 to %d", options.num_threads, kMaxThreads));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const KernelTable* const table, PickTable(options));
+  return std::make_unique<CpuBackend>(*table, options.num_threads);
+}
+
+}  // namespace tandem

@@ -1,0 +1,30 @@
+// The CPU backend: kernels per instruction set, picked once at creation, on a thread pool of its
+// own. Within an instruction set the bits depend on nothing else: not on threads, rows, blocks.
+
+#ifndef TANDEM_KERNELS_CPU_CPU_BACKEND_H_
+#define TANDEM_KERNELS_CPU_CPU_BACKEND_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "kernels/cpu/kernel_table.h"
+
+namespace tandem {
+
+struct CpuBackendOptions {
+  std::string isa = "auto";  // "auto", "avx512", "generic"
+  int num_threads = 1;       // 1 to 1,024, the calling thread included
+  // The faster one where absent. The bits are the same, so this is for tests and benchmarks.
+  std::optional<Bf16Method> bf16_method;
+};
+
+// InvalidArgument for an unknown isa or a thread count out of range; FailedPrecondition if this
+// machine lacks the instruction set.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options);
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_CPU_BACKEND_H_

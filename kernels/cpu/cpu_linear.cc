@@ -1,0 +1,197 @@
+#include "kernels/cpu/cpu_linear.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+namespace {
+
+// Rows whose packed activations stay in the second-level cache while panels stream past them.
+constexpr int64_t kRowBlock = 192;
+// Work below this (multiplications) is not worth waking a thread for.
+constexpr int64_t kMinSharedWork = 64 * 1024;
+// A thread takes panels of about so many bytes at once when rows are few.
+constexpr int64_t kItemBytes = 256 * 1024;
+// Items per thread, so that a thread that loses its core delays little.
+constexpr int64_t kItemsPerThread = 4;
+
+class CpuLinearOp final : public LinearOp {
+ public:
+  CpuLinearOp(const GemmKernels& gemm, const LinearSpec& spec, const std::byte* packed)
+      : LinearOp(spec), gemm_(gemm), packed_(packed) {}
+  const GemmKernels& gemm() const { return gemm_; }
+  const std::byte* packed() const { return packed_; }
+
+ private:
+  const GemmKernels& gemm_;
+  const std::byte* const packed_;
+};
+
+int64_t Units(const GemmKernels& gemm, int64_t in_features) {
+  return CeilDiv<int64_t>(in_features, gemm.k_per_unit);
+}
+
+int64_t PanelBytes(const GemmKernels& gemm, int64_t in_features) {
+  return Units(gemm, in_features) * gemm.panel_outputs *
+         static_cast<int64_t>(gemm.weight_unit_bytes);
+}
+
+template <typename To, typename From>
+To Convert(From x) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, float>) {
+    return ToFloat(x);
+  } else {
+    return ToBfloat16(x);
+  }
+}
+
+// Weights of one output: element k at data[k · stride]. Null past the last output.
+template <typename From>
+struct Column {
+  const From* data = nullptr;
+  int64_t stride = 1;
+};
+
+// Outputs [first, first + count) of a panel.
+template <typename From, typename To>
+void PackColumns(const GemmKernels& gemm, const LinearSpec& spec,
+                 const std::vector<Column<From>>& columns, To* panel) {
+  const int per_unit = gemm.k_per_unit;
+  for (int64_t k = 0; k < spec.in_features; ++k) {
+    To* unit = panel + (k / per_unit * gemm.panel_outputs) * per_unit + k % per_unit;
+    for (int i = 0; i < gemm.panel_outputs; ++i) {
+      if (columns[i].data != nullptr) {
+        unit[i * per_unit] = Convert<To>(columns[i].data[k * columns[i].stride]);
+      }
+    }
+  }
+}
+
+// All outputs of one part; `first` is its first output in the layer.
+template <typename From, typename To>
+void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart& part,
+              int64_t first, std::byte* packed) {
+  const From* data = static_cast<const From*>(part.data);
+  const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+  std::vector<Column<From>> columns(gemm.panel_outputs);
+  const int64_t last = first + part.out_features;
+  for (int64_t panel = first / gemm.panel_outputs; panel * gemm.panel_outputs < last; ++panel) {
+    for (int i = 0; i < gemm.panel_outputs; ++i) {
+      const int64_t n = panel * gemm.panel_outputs + i;
+      columns[i] = {};
+      if (n < first || n >= last) continue;
+      columns[i] = spec.layout == WeightLayout::kOutIn
+                       ? Column<From>{data + (n - first) * spec.in_features, 1}
+                       : Column<From>{data + (n - first), part.out_features};
+    }
+    PackColumns<From, To>(gemm, spec, columns, reinterpret_cast<To*>(packed + panel * panel_bytes));
+  }
+}
+
+void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void* input,
+                     const GemmTiles& tiles, int64_t tile, std::byte* packed) {
+  const int64_t row = tiles.begin(tile);
+  const auto* from = static_cast<const std::byte*>(input) +
+                     static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
+  const int64_t offset =
+      row * Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes);
+  gemm.pack_rows(from, spec.in_features, tiles.rows(tile), packed + offset);
+}
+
+}  // namespace
+
+size_t CpuPackedBytes(const GemmKernels& gemm, const LinearSpec& spec) {
+  return static_cast<size_t>(CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) *
+                             PanelBytes(gemm, spec.in_features));
+}
+
+void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
+             std::byte* packed) {
+  // Outputs past N and an odd last k stay zero.
+  if (spec.out_features % gemm.panel_outputs != 0) {
+    const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+    std::fill_n(packed + spec.out_features / gemm.panel_outputs * panel_bytes, panel_bytes,
+                std::byte{0});
+  }
+  if (spec.in_features % gemm.k_per_unit != 0) {
+    std::fill_n(packed, CpuPackedBytes(gemm, spec), std::byte{0});
+  }
+  int64_t first = 0;
+  for (const WeightPart& part : parts) {
+    const bool from_f32 = part.dtype == DType::kF32;
+    if (spec.compute_dtype == DType::kF32) {
+      (from_f32 ? PackPart<float, float> : PackPart<Bfloat16, float>)(gemm, spec, part, first,
+                                                                      packed);
+    } else {
+      (from_f32 ? PackPart<float, Bfloat16> : PackPart<Bfloat16, Bfloat16>)(gemm, spec, part, first,
+                                                                            packed);
+    }
+    first += part.out_features;
+  }
+}
+
+std::unique_ptr<LinearOp> CpuPrepare(const GemmKernels& gemm, const LinearSpec& spec,
+                                     const std::byte* packed) {
+  return std::make_unique<CpuLinearOp>(gemm, spec, packed);
+}
+
+absl::Status CpuLinear(const LinearArgs& args, ThreadPool* pool, Scratch* scratch) {
+  const auto* op = dynamic_cast<const CpuLinearOp*>(args.op);
+  TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
+  const GemmKernels& gemm = op->gemm();
+  const LinearSpec& spec = op->spec();
+  const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
+  const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
+  const int64_t row_bytes =
+      Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes);
+  const int64_t block_rows = std::min(args.num_rows, kRowBlock);
+  TANDEM_ASSIGN_OR_RETURN(std::byte* const activations,
+                          scratch->Get(static_cast<size_t>(block_rows * row_bytes)));
+  for (int64_t first_row = 0; first_row < args.num_rows; first_row += kRowBlock) {
+    const int64_t rows = std::min(kRowBlock, args.num_rows - first_row);
+    const GemmTiles tiles = MakeGemmTiles(rows, gemm.max_tile_rows);
+    const auto* input =
+        static_cast<const std::byte*>(args.input) +
+        static_cast<size_t>(first_row * spec.in_features) * SizeOf(spec.compute_dtype);
+    auto* output = static_cast<std::byte*>(args.output) +
+                   static_cast<size_t>(first_row * spec.out_features) * SizeOf(spec.output_dtype);
+    const bool shared = rows * spec.in_features * spec.out_features >= kMinSharedWork;
+    const auto pack = [&](int64_t tile, int) {
+      PackActivations(gemm, spec, input, tiles, tile, activations);
+    };
+    if (shared && rows * spec.in_features >= kMinSharedWork) {
+      pool->ParallelFor(tiles.count, pack);
+    } else {
+      for (int64_t tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
+    }
+    // An even number of panels an item: few rows take two at once.
+    const int64_t fair = num_panels / (kItemsPerThread * pool->num_threads());
+    const int64_t wanted = std::max<int64_t>(kItemBytes / panel_bytes, 1);
+    const int64_t item_panels =
+        shared ? std::max<int64_t>(RoundUp<int64_t>(std::min(fair, wanted), 2), 2) : num_panels;
+    pool->ParallelFor(CeilDiv(num_panels, item_panels), [&](int64_t item, int) {
+      const int64_t first_panel = item * item_panels;
+      const int64_t first_output = first_panel * gemm.panel_outputs;
+      gemm.run(
+          GemmTask{.activations = activations,
+                   .num_rows = rows,
+                   .panels = op->packed() + first_panel * panel_bytes,
+                   .in_features = spec.in_features,
+                   .segmented = spec.segmented,
+                   .bias = args.bias == nullptr ? nullptr : args.bias + first_output,
+                   .output = output + static_cast<size_t>(first_output) * SizeOf(spec.output_dtype),
+                   .output_stride = spec.out_features,
+                   .num_outputs =
+                       std::min(item_panels * gemm.panel_outputs, spec.out_features - first_output),
+                   .output_dtype = spec.output_dtype});
+    });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem

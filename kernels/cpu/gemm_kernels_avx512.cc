@@ -1,0 +1,10 @@
+#include "kernels/cpu/gemm_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 4, 2>::Table<float>();
+const GemmKernels kAvx512GemmBf16Dot = Gemm<DotBf16Policy, 2, 12, 4, 2>::Table<uint16_t>();
+const GemmKernels kAvx512GemmBf16Fma = Gemm<FmaBf16Policy, 2, 12, 4, 2>::Table<uint16_t>();
+
+}  // namespace tandem

@@ -1,0 +1,9 @@
+#include "kernels/cpu/gemm_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 1, 2, 1, 2>::Table<float>();
+const GemmKernels kGenericGemmBf16 = Gemm<WideningBf16Policy, 1, 2, 1, 2>::Table<uint16_t>();
+
+}  // namespace tandem

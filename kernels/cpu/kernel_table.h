@@ -1,0 +1,126 @@
+// What one instruction set provides: functions over ranges of an operation, which cpu_backend.cc
+// shares among threads. One table per instruction set, picked once at start.
+
+#ifndef TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
+#define TANDEM_KERNELS_CPU_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/api/attention.h"
+#include "kernels/api/linear.h"
+#include "kernels/api/rows.h"
+
+namespace tandem {
+
+// Each computes rows (or elements) [begin, end).
+struct RowKernels {
+  void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);
+  void (*layer_norm)(const LayerNormArgs& args, int64_t begin, int64_t end);
+  void (*swiglu)(const SwiGluArgs& args, int64_t begin, int64_t end);
+  void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
+  void (*add)(const AddArgs& args, int64_t begin, int64_t end);
+  void (*embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);
+  void (*log_softmax)(const LogSoftmaxArgs& args, int64_t begin, int64_t end);
+};
+
+// Some rows times some panels of packed weights. A panel holds panel_outputs outputs for all k:
+// [unit][output] in units of k_per_unit inputs. Activations are packed in tiles of at most
+// max_tile_rows rows: [unit][row].
+struct GemmTask {
+  const std::byte* activations;  // of the first tile
+  int64_t num_rows;              // split into tiles by GemmTileRows
+  const std::byte* panels;       // of the first panel
+  int64_t in_features;
+  bool segmented;
+  const float* bias;  // of the first panel's first output, or null
+  void* output;       // at the first row and the first panel's first output
+  int64_t output_stride;
+  int64_t num_outputs;  // of all panels of the task; the last panel may be partial
+  DType output_dtype;
+};
+
+struct GemmKernels {
+  int panel_outputs;
+  int k_per_unit;
+  size_t weight_unit_bytes;      // one unit of one output in a panel
+  size_t activation_unit_bytes;  // one unit of one row in a tile
+  int max_tile_rows;
+  // Packs one tile of `rows` rows.
+  void (*pack_rows)(const void* input, int64_t in_features, int rows, std::byte* packed);
+  void (*run)(const GemmTask& task);
+};
+
+// Running softmax of some rows over one segment, or merged.
+struct AttentionPartial {
+  float max;
+  float sum;
+};
+
+// Rows (query tokens × heads of one KV head's group) that read the same K and V.
+struct AttentionTask {
+  const KvPoolView* kv;
+  const int32_t* blocks;  // block table row of the sequence
+  int kv_head;
+  int num_rows;                // at most AttentionKernels::max_rows
+  const void* const* queries;  // [num_rows] pointers to [D]
+  const int64_t* num_visible;  // [num_rows] positions seen, ascending
+  float softmax_scale;
+};
+
+struct AttentionKernels {
+  int max_rows;
+  const char* tile_format;  // KvTileFormat::id
+  size_t (*tile_bytes)(const KvTileShape& shape);
+  void (*rotary_kv_write)(const RotaryKvWriteArgs& args, int64_t begin, int64_t end);
+  // The segment that begins at `segment_begin`; rows that see none of it are left with max −∞.
+  // partials [num_rows], accumulators [num_rows, accumulator_stride(D)].
+  void (*segment)(const AttentionTask& task, int64_t segment_begin, AttentionPartial* partials,
+                  float* accumulators);
+  // left = left merged with right.
+  void (*merge)(int head_dim, AttentionPartial right, const float* right_accumulator,
+                AttentionPartial* left, float* left_accumulator);
+  void (*finish)(int head_dim, DType dtype, AttentionPartial partial, const float* accumulator,
+                 void* output);
+};
+
+// D rounded up to whole vectors.
+constexpr int AttentionAccumulatorStride(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+struct KernelTable {
+  const char* isa;
+  RowKernels rows;
+  GemmKernels gemm[2];            // by DType
+  AttentionKernels attention[2];  // by DType
+};
+
+// Rows of tile `index` when num_rows rows make equal tiles of at most max_tile_rows.
+struct GemmTiles {
+  int64_t count;
+  int64_t rows_each;
+  int64_t rows_extra;  // the first so many tiles have one row more
+  int rows(int64_t index) const { return static_cast<int>(rows_each + (index < rows_extra)); }
+  int64_t begin(int64_t index) const {
+    return index * rows_each + (index < rows_extra ? index : rows_extra);
+  }
+};
+
+[[gnu::always_inline]] inline GemmTiles MakeGemmTiles(int64_t num_rows, int max_tile_rows) {
+  const int64_t count = (num_rows + max_tile_rows - 1) / max_tile_rows;
+  return GemmTiles{count, num_rows / count, num_rows % count};
+}
+
+// Plain C++ for the baseline of the architecture.
+const KernelTable& GenericKernels();
+
+// How bf16 products are made with AVX-512. Both give the same bits (micro_kernel.h).
+enum class Bf16Method : uint8_t { kDot, kFma };
+
+// AVX-512 F, BW, DQ, VL and BF16. Null where the build has none, or this machine lacks them.
+const KernelTable* Avx512Kernels(Bf16Method method);
+// Timed once, in well under a millisecond. Only where Avx512Kernels is not null.
+Bf16Method FasterBf16Method();
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_KERNEL_TABLE_H_

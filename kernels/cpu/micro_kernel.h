@@ -1,0 +1,186 @@
+// The innermost loop of GEMM and of both products of attention, over any of the arithmetics
+// ("policies") below it:
+//
+//   acc[row][vector] += a[unit][row] · w[unit][vector],   units ascending.
+//
+// A policy says how many inputs make a unit and how one unit is multiplied. One accumulator per
+// output and one order, so a caller may stop at any unit, store, and resume.
+//
+//   struct Policy {
+//     static constexpr int kPerUnit;              // inputs (k) of a unit
+//     static constexpr int kPhases;               // steps of a unit, in order
+//     static constexpr int kWeightVectorBytes;    // 16 outputs of one unit
+//     static constexpr int kRowUnitBytes;         // one row of one unit
+//     static F32x16 Weight<phase>(const std::byte*);
+//     static F32x16 Row<phase>(const std::byte*);          // the same in every lane
+//     static F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a);
+//   };
+
+#ifndef TANDEM_KERNELS_CPU_MICRO_KERNEL_H_
+#define TANDEM_KERNELS_CPU_MICRO_KERNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/lanes.h"
+
+namespace tandem {
+
+// Strides are in bytes. kPrefetchBytes > 0 asks for weights that far ahead.
+template <typename Policy, int kRows, int kVectors, int kPrefetchBytes>
+TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int64_t a_row_stride,
+                                  const std::byte* const (&w)[kVectors], int64_t w_unit_stride,
+                                  int64_t units, F32x16 (&acc)[kRows][kVectors]) {
+  const std::byte* weights[kVectors];
+  for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
+  const auto phase = [&]<int kPhase>() __attribute__((always_inline)) {
+    F32x16 weight[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      weight[v] = Policy::template Weight<kPhase>(weights[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 row = Policy::template Row<kPhase>(a + r * a_row_stride);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        acc[r][v] = Policy::Accumulate(acc[r][v], weight[v], row);
+      }
+    }
+  };
+  for (int64_t unit = 0; unit < units; ++unit) {
+    if constexpr (kPrefetchBytes > 0) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) __builtin_prefetch(weights[v] + kPrefetchBytes);
+    }
+    phase.template operator()<0>();
+    if constexpr (Policy::kPhases == 2) phase.template operator()<1>();
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) weights[v] += w_unit_stride;
+    a += a_unit_stride;
+  }
+}
+
+// f32, one input a unit. Mul-add as the instruction set has it: fused with AVX-512.
+struct F32Policy {
+  static constexpr int kPerUnit = 1;
+  static constexpr int kPhases = 1;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 4;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return LoadF32(reinterpret_cast<const float*>(from));
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(*reinterpret_cast<const float*>(from));
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+#if defined(__AVX512F__)
+    return (F32x16)_mm512_fmadd_ps((__m512)w, (__m512)a, (__m512)acc);
+#else
+    return acc + w * a;
+#endif
+  }
+};
+
+#if defined(__AVX512BF16__)
+
+// bf16 by vdpbf16ps, two inputs a unit. The instruction adds the product of the odd input first,
+// then that of the even one, each rounded to float.
+struct DotBf16Policy {
+  static constexpr int kPerUnit = 2;
+  static constexpr int kPhases = 1;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 4;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return LoadF32(reinterpret_cast<const float*>(from));
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return (F32x16)_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from));
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)w, (__m512bh)(__m512)a);
+  }
+};
+
+// The same bits by two fused multiply-adds (a product of bf16 numbers is exact in float, and the
+// kernels' float environment flushes denormals as vdpbf16ps does). Twice as fast where vdpbf16ps
+// runs at a quarter of the rate of FMA, as on Sapphire Rapids; rows are widened to float once.
+struct FmaBf16Policy {
+  static constexpr int kPerUnit = 2;
+  static constexpr int kPhases = 2;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 8;  // odd, even
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const __m512i pair = _mm512_loadu_si512(from);
+    return (F32x16)(kPhase == 0 ? _mm512_and_si512(pair, _mm512_set1_epi32(0xFFFF0000))
+                                : _mm512_slli_epi32(pair, 16));
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return (F32x16)_mm512_fmadd_ps((__m512)w, (__m512)a, (__m512)acc);
+  }
+};
+
+#endif  // __AVX512BF16__
+
+// bf16 in plain C++, one input a unit, widened as it is used.
+struct WideningBf16Policy {
+  static constexpr int kPerUnit = 1;
+  static constexpr int kPhases = 1;
+  static constexpr int kWeightVectorBytes = 32;
+  static constexpr int kRowUnitBytes = 4;  // a float
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    U16x16 x;
+    std::memcpy(&x, from, sizeof(x));
+    return WidenBf16(x);
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(*reinterpret_cast<const float*>(from));
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return acc + w * a; }
+};
+
+// Packs [rows] × [count] inputs as [unit][row]; an odd last input is paired with zero.
+// `Row(r)` gives the row's elements.
+template <typename Policy, typename Element, typename Row>
+TANDEM_LANES void PackUnits(int rows, int64_t count, Row row, std::byte* packed) {
+  for (int r = 0; r < rows; ++r) {
+    const Element* from = row(r);
+    std::byte* to = packed + r * Policy::kRowUnitBytes;
+    const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
+    if constexpr (sizeof(Element) == 4) {
+      for (int64_t k = 0; k < count; ++k, to += stride) std::memcpy(to, from + k, 4);
+    } else if constexpr (Policy::kPerUnit == 1) {
+      for (int64_t k = 0; k < count; ++k, to += stride) {
+        const uint32_t wide = uint32_t{from[k]} << 16;
+        std::memcpy(to, &wide, 4);
+      }
+    } else {
+      for (int64_t k = 0; k < count; k += 2, to += stride) {
+        const uint32_t even = from[k];
+        const uint32_t odd = k + 1 < count ? from[k + 1] : 0;
+        if constexpr (Policy::kPhases == 1) {
+          const uint32_t pair = odd << 16 | even;
+          std::memcpy(to, &pair, 4);
+        } else {
+          const uint32_t wide[2] = {odd << 16, even << 16};
+          std::memcpy(to, wide, 8);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_MICRO_KERNEL_H_

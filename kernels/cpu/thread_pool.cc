@@ -1,0 +1,123 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <chrono>
+#include <string>
+
+#include "kernels/cpu/float_environment.h"
+#include "runtime/base/check.h"
+
+namespace tandem {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kYieldBeforePark = std::chrono::milliseconds(2);
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Between two looks at what is waited for: pauses at first, then gives the core away.
+class Waiter {
+ public:
+  void Wait() {
+    const auto waited = SteadyClock::now() - since_;
+    if (waited < kSpin) {
+      for (int i = 0; i < 16; ++i) Pause();
+      return;
+    }
+    sched_yield();
+    should_park_ = waited > kYieldBeforePark;
+  }
+  bool should_park() const { return should_park_; }
+
+ private:
+  const SteadyClock::time_point since_ = SteadyClock::now();
+  bool should_park_ = false;
+};
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) {
+  TANDEM_CHECK(num_threads >= 1) << num_threads;
+  threads_.reserve(num_threads - 1);
+  for (int thread = 1; thread < num_threads; ++thread) {
+    threads_.emplace_back([this, thread] { ThreadMain(thread); });
+    pthread_setname_np(threads_.back().native_handle(),
+                       ("kernel-" + std::to_string(thread)).c_str());
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    MutexLock lock(&mu_);
+    stopping_.store(true);
+    wake_.SignalAll();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::Run(int64_t num_items, Function function, const void* context) {
+  TANDEM_CHECK(num_items < (int64_t{1} << 31)) << num_items;
+  function_ = function;
+  context_ = context;
+  num_items_ = num_items;
+  finished_.store(0, std::memory_order_relaxed);
+  const uint64_t operation = (cursor_.load(std::memory_order_relaxed) >> 32) + 1;
+  // Sequentially consistent with Park(): either this sees the parked thread, or it sees the items.
+  cursor_.store(operation << 32 | static_cast<uint64_t>(num_items));
+  if (num_parked_.load() > 0) {
+    MutexLock lock(&mu_);
+    wake_.SignalAll();
+  }
+  RunItems(0);
+  Waiter waiter;
+  while (finished_.load(std::memory_order_acquire) != num_items) waiter.Wait();
+}
+
+bool ThreadPool::RunItems(int thread) {
+  bool ran = false;
+  uint64_t cursor = cursor_.load(std::memory_order_acquire);
+  while ((cursor & 0xFFFFFFFFu) != 0) {
+    if (!cursor_.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+      continue;
+    }
+    // This item keeps its operation from finishing, so the fields are of the same operation.
+    function_(context_, num_items_ - static_cast<int64_t>(cursor & 0xFFFFFFFFu), thread);
+    finished_.fetch_add(1, std::memory_order_release);
+    ran = true;
+    cursor = cursor_.load(std::memory_order_acquire);
+  }
+  return ran;
+}
+
+void ThreadPool::ThreadMain(int thread) {
+  SetKernelFloatEnvironment();
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    RunItems(thread);
+    Waiter waiter;
+    while (!stopping_.load(std::memory_order_relaxed) &&
+           (cursor_.load(std::memory_order_relaxed) & 0xFFFFFFFFu) == 0) {
+      waiter.Wait();
+      if (waiter.should_park()) {
+        Park();
+        break;
+      }
+    }
+  }
+}
+
+void ThreadPool::Park() {
+  MutexLock lock(&mu_);
+  num_parked_.fetch_add(1);
+  while (!stopping_.load() && (cursor_.load() & 0xFFFFFFFFu) == 0) wake_.Wait(&mu_);
+  num_parked_.fetch_sub(1);
+}
+
+}  // namespace tandem

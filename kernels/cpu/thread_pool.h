@@ -1,0 +1,72 @@
+// Threads that share the items of one operation at a time.
+//
+// Items are claimed one by one from an atomic counter, so a thread that is descheduled delays one
+// item only. Waiting threads spin for about 20 µs, then yield, and park when no work has come for
+// a while: two processes on the same cores then cost each other little, and an idle worker nothing.
+// Which thread computes an item never shows in the bits.
+
+#ifndef TANDEM_KERNELS_CPU_THREAD_POOL_H_
+#define TANDEM_KERNELS_CPU_THREAD_POOL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "runtime/base/mutex.h"
+
+namespace tandem {
+
+class ThreadPool {
+ public:
+  // `num_threads` counts the caller: num_threads − 1 are started, named "kernel-1", ….
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Calls body(item, thread) for every item in [0, num_items), thread below num_threads(), and
+  // returns when all have returned. One caller at a time. num_items below 2^31.
+  template <typename Body>
+  void ParallelFor(int64_t num_items, const Body& body) {
+    if (num_items <= 1 || threads_.empty()) {
+      for (int64_t item = 0; item < num_items; ++item) body(item, 0);
+      return;
+    }
+    Run(
+        num_items,
+        [](const void* context, int64_t item, int thread) {
+          (*static_cast<const Body*>(context))(item, thread);
+        },
+        &body);
+  }
+
+ private:
+  using Function = void (*)(const void* context, int64_t item, int thread);
+
+  void Run(int64_t num_items, Function function, const void* context) EXCLUDES(mu_);
+  void ThreadMain(int thread) EXCLUDES(mu_);
+  // Claims and runs items of the current operation until none is left. False if there was none.
+  bool RunItems(int thread);
+  void Park() EXCLUDES(mu_);
+
+  // Operation number in the upper half, items not yet claimed in the lower.
+  std::atomic<uint64_t> cursor_{0};
+  // Of the current operation: written before cursor_, read only by holders of an item of it.
+  Function function_ = nullptr;
+  const void* context_ = nullptr;
+  int64_t num_items_ = 0;
+  alignas(64) std::atomic<int64_t> finished_{0};
+
+  alignas(64) std::atomic<int> num_parked_{0};
+  std::atomic<bool> stopping_{false};
+  Mutex mu_;
+  CondVar wake_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_THREAD_POOL_H_

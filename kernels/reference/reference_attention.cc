@@ -1,0 +1,217 @@
+#include "kernels/reference/reference_attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/api/vector_math.h"
+#include "kernels/reference/numbers.h"
+
+namespace tandem {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+std::byte* Tile(const KvPoolView& kv, int64_t block, bool is_value, int kv_head) {
+  const int64_t tile = (is_value ? kv.num_kv_heads : 0) + kv_head;
+  return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
+         static_cast<size_t>(tile) * kv.tile_bytes;
+}
+
+float ReadKv(const KvPoolView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
+             int d) {
+  return Load(kv.shape.dtype, Tile(kv, block, is_value, kv_head), offset * kv.shape.head_dim + d);
+}
+
+// Running softmax: the sum is Σ exp(score − max), the accumulator Σ exp(score − max) · V.
+struct Partial {
+  float max = kMinusInfinity;
+  float sum = 0.0f;
+  std::vector<float> accumulator;  // [D]
+};
+
+// One query row of one head.
+struct Row {
+  const KvPoolView* kv;
+  const int32_t* blocks;
+  const void* query;  // at query_begin: [D]
+  int64_t query_begin;
+  int kv_head;
+  float softmax_scale;
+  int64_t num_visible;  // positions [0, num_visible) are seen
+};
+
+float Score(const Row& row, int64_t position) {
+  const KvTileShape& shape = row.kv->shape;
+  const int64_t block = row.blocks[position / shape.block_tokens];
+  float sum = 0.0f;
+  for (int d = 0; d < shape.head_dim; ++d) {
+    sum = sum + Load(shape.dtype, row.query, row.query_begin + d) *
+                    ReadKv(*row.kv, block, false, row.kv_head, position % shape.block_tokens, d);
+  }
+  return sum * row.softmax_scale;
+}
+
+void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
+  const KvTileShape& shape = row.kv->shape;
+  float weights[kAttentionTileTokens];
+  float max = partial->max;
+  for (int i = 0; i < kAttentionTileTokens; ++i) {
+    const int64_t position = tile_begin + i;
+    weights[i] = position < row.num_visible ? Score(row, position) : kMinusInfinity;
+    max = weights[i] > max ? weights[i] : max;
+  }
+  if (max == kMinusInfinity) return;
+  const float rescale = Exp(partial->max - max);
+  float lanes[kLanes] = {};
+  for (int i = 0; i < kAttentionTileTokens; ++i) {
+    // What multiplies V is what is summed.
+    weights[i] = Round(shape.dtype, Exp(weights[i] - max));
+    lanes[i % kLanes] = lanes[i % kLanes] + weights[i];
+  }
+  partial->max = max;
+  partial->sum = partial->sum * rescale + SumLanes(lanes);
+  for (int d = 0; d < shape.head_dim; ++d) {
+    float accumulator = partial->accumulator[d] * rescale;
+    for (int i = 0; i < kAttentionTileTokens && tile_begin + i < row.num_visible; ++i) {
+      const int64_t position = tile_begin + i;
+      accumulator =
+          accumulator + weights[i] * ReadKv(*row.kv, row.blocks[position / shape.block_tokens],
+                                            true, row.kv_head, position % shape.block_tokens, d);
+    }
+    partial->accumulator[d] = accumulator;
+  }
+}
+
+Partial SegmentPartial(const Row& row, int64_t segment_begin) {
+  Partial partial;
+  partial.accumulator.assign(row.kv->shape.head_dim, 0.0f);
+  const int64_t segment_end = std::min(segment_begin + kAttentionSegmentTokens, row.num_visible);
+  for (int64_t tile = segment_begin; tile < segment_end; tile += kAttentionTileTokens) {
+    AddTile(row, tile, &partial);
+  }
+  return partial;
+}
+
+void Merge(const Partial& right, Partial* left) {
+  const float max = right.max > left->max ? right.max : left->max;
+  if (max == kMinusInfinity) return;
+  const float left_scale = Exp(left->max - max);
+  const float right_scale = Exp(right.max - max);
+  left->max = max;
+  left->sum = left->sum * left_scale + right.sum * right_scale;
+  for (size_t d = 0; d < left->accumulator.size(); ++d) {
+    left->accumulator[d] = left->accumulator[d] * left_scale + right.accumulator[d] * right_scale;
+  }
+}
+
+void Attend(const Row& row, void* output, int64_t output_begin) {
+  Partial total = SegmentPartial(row, 0);
+  for (int64_t begin = kAttentionSegmentTokens; begin < row.num_visible;
+       begin += kAttentionSegmentTokens) {
+    Merge(SegmentPartial(row, begin), &total);
+  }
+  for (int d = 0; d < row.kv->shape.head_dim; ++d) {
+    // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
+    Store(row.kv->shape.dtype, output, output_begin + d, total.accumulator[d] / total.sum + 0.0f);
+  }
+}
+
+}  // namespace
+
+KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
+  return KvTileFormat{.id = std::string("reference.1.") + NameOf(shape.dtype),
+                      .tile_bytes = static_cast<size_t>(shape.block_tokens) *
+                                    static_cast<size_t>(shape.head_dim) * SizeOf(shape.dtype)};
+}
+
+void ReferenceRotaryTable(const RotaryTableArgs& args) {
+  const int64_t half = args.head_dim / 2;
+  for (int64_t t = 0; t < args.num_tokens; ++t) {
+    for (int64_t i = 0; i < half; ++i) {
+      const SinCosResult result = SinCos(static_cast<float>(args.positions[t]) * args.inv_freq[i]);
+      args.cos[t * half + i] = result.cos * args.scale;
+      args.sin[t * half + i] = result.sin * args.scale;
+    }
+  }
+}
+
+void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
+  const KvPoolView& kv = *args.kv;
+  const int head_dim = kv.shape.head_dim;
+  const int half = head_dim / 2;
+  for (int64_t t = 0; t < args.num_tokens; ++t) {
+    const auto rotated = [&](const float* head, int d) {
+      if (args.cos == nullptr) return head[d];
+      const int i = d % half;
+      const float c = args.cos[t * half + i];
+      const float s = args.sin[t * half + i];
+      return d < half ? head[d] * c - head[d + half] * s : head[d] * c + head[d - half] * s;
+    };
+    for (int h = 0; h < args.num_heads; ++h) {
+      const float* head = args.query + t * args.input_stride + int64_t{h} * head_dim;
+      for (int d = 0; d < head_dim; ++d) {
+        Store(kv.shape.dtype, args.query_out, (t * args.num_heads + h) * head_dim + d,
+              rotated(head, d));
+      }
+    }
+    const int64_t block = args.slots[t] / kv.shape.block_tokens;
+    const int64_t offset = args.slots[t] % kv.shape.block_tokens;
+    for (int g = 0; g < kv.num_kv_heads; ++g) {
+      const float* key = args.key + t * args.input_stride + int64_t{g} * head_dim;
+      const float* value = args.value + t * args.input_stride + int64_t{g} * head_dim;
+      for (int d = 0; d < head_dim; ++d) {
+        Store(kv.shape.dtype, Tile(kv, block, false, g), offset * head_dim + d, rotated(key, d));
+        Store(kv.shape.dtype, Tile(kv, block, true, g), offset * head_dim + d, value[d]);
+      }
+    }
+  }
+}
+
+void ReferenceDecodeAttention(const DecodeAttentionArgs& args) {
+  const int group = args.num_heads / args.kv->num_kv_heads;
+  for (int64_t s = 0; s < args.num_sequences; ++s) {
+    for (int h = 0; h < args.num_heads; ++h) {
+      const int64_t begin = (s * args.num_heads + h) * args.kv->shape.head_dim;
+      const Row row{.kv = args.kv,
+                    .blocks = args.block_table + s * args.max_blocks,
+                    .query = args.query,
+                    .query_begin = begin,
+                    .kv_head = h / group,
+                    .softmax_scale = args.softmax_scale,
+                    .num_visible = args.num_tokens[s]};
+      Attend(row, args.output, begin);
+    }
+  }
+}
+
+void ReferencePrefillAttention(const PrefillAttentionArgs& args) {
+  const int group = args.num_heads / args.kv->num_kv_heads;
+  for (int64_t s = 0; s < args.num_sequences; ++s) {
+    for (int64_t t = args.query_start[s]; t < args.query_start[s + 1]; ++t) {
+      for (int h = 0; h < args.num_heads; ++h) {
+        const int64_t begin = (t * args.num_heads + h) * args.kv->shape.head_dim;
+        const Row row{.kv = args.kv,
+                      .blocks = args.block_table + s * args.max_blocks,
+                      .query = args.query,
+                      .query_begin = begin,
+                      .kv_head = h / group,
+                      .softmax_scale = args.softmax_scale,
+                      .num_visible = args.num_cached[s] + (t - args.query_start[s]) + 1};
+        Attend(row, args.output, begin);
+      }
+    }
+  }
+}
+
+void ReferenceCopyBlocks(const CopyBlocksArgs& args) {
+  for (int64_t i = 0; i < args.count; ++i) {
+    std::memcpy(args.base + static_cast<size_t>(args.destinations[i]) * args.block_stride_bytes,
+                args.base + static_cast<size_t>(args.sources[i]) * args.block_stride_bytes,
+                args.block_stride_bytes);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,111 @@
+#include "kernels/reference/reference_backend.h"
+
+#include "kernels/api/host_memory.h"
+#include "kernels/api/validate.h"
+#include "kernels/reference/reference_attention.h"
+#include "kernels/reference/reference_linear.h"
+#include "kernels/reference/reference_rows.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+// Checks the arguments, then runs the operation.
+template <typename Args>
+absl::Status Run(const Args& args, void (*operation)(const Args&)) {
+  TANDEM_RETURN_IF_ERROR(Validate(args));
+  operation(args);
+  return absl::OkStatus();
+}
+
+template <typename Args>
+absl::Status RunPaged(const Args& args, void (*operation)(const Args&)) {
+  const size_t tile_bytes = args.kv != nullptr ? ReferenceTileFormat(args.kv->shape).tile_bytes : 0;
+  TANDEM_RETURN_IF_ERROR(Validate(args, tile_bytes));
+  operation(args);
+  return absl::OkStatus();
+}
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string name() const override { return "reference"; }
+  std::string isa() const override { return "reference"; }
+
+  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
+    return DeviceBuffer(this, data, size_bytes);
+  }
+
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(shape));
+    return ReferenceTileFormat(shape);
+  }
+
+  std::string pack_format(DType compute_dtype) const override {
+    return std::string("reference.1.") + NameOf(compute_dtype);
+  }
+
+  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(spec));
+    return ReferencePackedBytes(spec);
+  }
+
+  absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
+                          std::span<std::byte> packed) const override {
+    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, packed_bytes));
+    ReferencePack(spec, parts, packed.data());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(
+      const LinearSpec& spec, std::span<const std::byte> packed) override {
+    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, packed_bytes));
+    return ReferencePrepare(spec, packed.data());
+  }
+
+  absl::Status Embedding(const EmbeddingArgs& args) override {
+    return Run(args, ReferenceEmbedding);
+  }
+  absl::Status RmsNorm(const RmsNormArgs& args) override { return Run(args, ReferenceRmsNorm); }
+  absl::Status LayerNorm(const LayerNormArgs& args) override {
+    return Run(args, ReferenceLayerNorm);
+  }
+  absl::Status Linear(const LinearArgs& args) override { return Run(args, ReferenceLinear); }
+  absl::Status SwiGlu(const SwiGluArgs& args) override { return Run(args, ReferenceSwiGlu); }
+  absl::Status Gelu(const GeluArgs& args) override { return Run(args, ReferenceGelu); }
+  absl::Status Add(const AddArgs& args) override { return Run(args, ReferenceAdd); }
+  absl::Status GatherRows(const GatherRowsArgs& args) override {
+    return Run(args, ReferenceGatherRows);
+  }
+  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
+    return Run(args, ReferenceLogSoftmax);
+  }
+  absl::Status RotaryTable(const RotaryTableArgs& args) override {
+    return Run(args, ReferenceRotaryTable);
+  }
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
+    return RunPaged(args, ReferenceRotaryKvWrite);
+  }
+  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
+    return RunPaged(args, ReferenceDecodeAttention);
+  }
+  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
+    return RunPaged(args, ReferencePrefillAttention);
+  }
+  absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
+    return Run(args, ReferenceCopyBlocks);
+  }
+
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+ protected:
+  void Free(std::byte* data, size_t size_bytes) override { FreeHostMemory(data, size_bytes); }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateReferenceBackend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace tandem

@@ -1,0 +1,21 @@
+// Linear layers in plain scalar code. Packed weights: [N, K] row-major in the compute type.
+
+#ifndef TANDEM_KERNELS_REFERENCE_REFERENCE_LINEAR_H_
+#define TANDEM_KERNELS_REFERENCE_REFERENCE_LINEAR_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "kernels/api/linear.h"
+
+namespace tandem {
+
+size_t ReferencePackedBytes(const LinearSpec& spec);
+void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed);
+std::unique_ptr<LinearOp> ReferencePrepare(const LinearSpec& spec, const std::byte* packed);
+void ReferenceLinear(const LinearArgs& args);
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_REFERENCE_REFERENCE_LINEAR_H_

@@ -1,0 +1,113 @@
+#include "kernels/reference/reference_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/api/vector_math.h"
+#include "kernels/reference/numbers.h"
+
+namespace tandem {
+namespace {
+
+// Σ term(i) for i in [0, count): lane i % 16, then the tree.
+template <typename Term>
+float SumInLanes(int64_t count, Term term) {
+  float lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i % kLanes] = lanes[i % kLanes] + term(i);
+  return SumLanes(lanes);
+}
+
+}  // namespace
+
+void ReferenceEmbedding(const EmbeddingArgs& args) {
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    for (int64_t e = 0; e < args.features; ++e) {
+      float value = Load(args.table_dtype, args.table, args.ids[r] * args.features + e);
+      if (args.position_table != nullptr) {
+        value = value +
+                Load(args.table_dtype, args.position_table, args.positions[r] * args.features + e);
+      }
+      args.output[r * args.features + e] = value;
+    }
+  }
+}
+
+void ReferenceRmsNorm(const RmsNormArgs& args) {
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    const float* x = args.input + r * args.features;
+    const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
+    const float mean = sum / static_cast<float>(args.features);
+    const float scale = 1.0f / std::sqrt(mean + args.epsilon);
+    for (int64_t e = 0; e < args.features; ++e) {
+      Store(args.output_dtype, args.output, r * args.features + e, (x[e] * scale) * args.weight[e]);
+    }
+  }
+}
+
+void ReferenceLayerNorm(const LayerNormArgs& args) {
+  const float count = static_cast<float>(args.features);
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    const float* x = args.input + r * args.features;
+    const float mean = SumInLanes(args.features, [&](int64_t i) { return x[i]; }) / count;
+    const float variance =
+        SumInLanes(args.features, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / count;
+    const float scale = 1.0f / std::sqrt(variance + args.epsilon);
+    for (int64_t e = 0; e < args.features; ++e) {
+      Store(args.output_dtype, args.output, r * args.features + e,
+            ((x[e] - mean) * scale) * args.weight[e] + args.bias[e]);
+    }
+  }
+}
+
+void ReferenceSwiGlu(const SwiGluArgs& args) {
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    for (int64_t e = 0; e < args.features; ++e) {
+      const float gate = Load(args.input_dtype, args.gate, r * args.input_stride + e);
+      const float up = Load(args.input_dtype, args.up, r * args.input_stride + e);
+      Store(args.output_dtype, args.output, r * args.features + e, Silu(gate) * up);
+    }
+  }
+}
+
+void ReferenceGelu(const GeluArgs& args) {
+  for (int64_t i = 0; i < args.num_rows * args.features; ++i) {
+    Store(args.output_dtype, args.output, i, GeluTanh(Load(args.input_dtype, args.input, i)));
+  }
+}
+
+void ReferenceAdd(const AddArgs& args) {
+  for (int64_t i = 0; i < args.count; ++i) {
+    args.accumulator[i] = args.accumulator[i] + args.addend[i];
+  }
+}
+
+void ReferenceGatherRows(const GatherRowsArgs& args) {
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    for (int64_t e = 0; e < args.features; ++e) {
+      Store(args.dtype, args.output, r * args.features + e,
+            Load(args.dtype, args.input, args.rows[r] * args.features + e));
+    }
+  }
+}
+
+void ReferenceLogSoftmax(const LogSoftmaxArgs& args) {
+  for (int64_t r = 0; r < args.num_rows; ++r) {
+    const float* logits = args.logits + r * args.vocabulary;
+    float max = -std::numeric_limits<float>::infinity();
+    for (int64_t id = 0; id < args.vocabulary; ++id) max = logits[id] > max ? logits[id] : max;
+    float sum = 0.0f;
+    for (int64_t first = 0; first < args.vocabulary; first += kVocabularyPiece) {
+      const int64_t count = std::min(kVocabularyPiece, args.vocabulary - first);
+      sum = sum + SumInLanes(count, [&](int64_t i) { return Exp(logits[first + i] - max); });
+    }
+    const float log_sum = Log(sum);
+    args.max[r] = max;
+    args.log_sum[r] = log_sum;
+    if (args.log_probabilities == nullptr) continue;
+    for (int64_t id = 0; id < args.vocabulary; ++id) {
+      args.log_probabilities[r * args.vocabulary + id] = LogProbability(logits[id], max, log_sum);
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,115 @@
+// The worker's KV blocks: who holds each, and what a transport may still do to it.
+//
+// A block has references (sequences and transfers that hold it), pins (transport operations that
+// may still read or write it) and perhaps a name in the prefix cache. Its state follows:
+//
+//   quarantined  pinned, no reference      in_flight  pinned and referenced
+//   held         referenced                cached     only named: evictable
+//   free         none of these
+//
+// So a block whose owner goes away while a transport still uses it is in quarantine by itself and
+// leaves it with its last pin: only completion frees. Each time a block becomes free its
+// generation grows by one. Everything is deterministic: the block freed last is allocated first.
+//
+// Engine thread only. Asking for a block id outside the pool, or taking away a reference or a pin
+// that is not there, is a bug of the caller and stops the process.
+
+#ifndef TANDEM_RUNTIME_KV_CACHE_BLOCK_POOL_H_
+#define TANDEM_RUNTIME_KV_CACHE_BLOCK_POOL_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/kv_cache/kv_events.h"
+
+namespace tandem {
+
+using BlockId = int32_t;
+
+enum class BlockState : uint8_t { kFree, kHeld, kCached, kInFlight, kQuarantined };
+
+// Keeps named blocks that nobody holds and gives them up when the pool runs dry. PrefixCache is
+// one.
+class IdleBlocks {
+ public:
+  virtual ~IdleBlocks() = default;
+  virtual void OnIdle(BlockId block) = 0;  // Named, and the last reference and pin went.
+  virtual void OnBusy(BlockId block) = 0;  // Was idle; now referenced or pinned.
+  // Takes the name off the idle block that is missed least (BlockPool::SetCached). Called only
+  // while one is idle.
+  virtual void EvictOne() = 0;
+};
+
+// A copyable value while no IdleBlocks is attached (the transfer explorer copies it).
+class BlockPool {
+ public:
+  explicit BlockPool(int32_t num_blocks);
+
+  // Once, before the first block is named; outlives the pool's use.
+  void AttachIdleBlocks(IdleBlocks* idle_blocks);
+
+  int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  // Free or evictable: what Allocate can give.
+  int32_t num_available() const { return static_cast<int32_t>(free_.size()) + num_cached_; }
+
+  // n blocks with one reference each, evicting cached ones as needed; all or none:
+  // ResourceExhausted if fewer are available.
+  absl::StatusOr<std::vector<BlockId>> Allocate(int32_t n);
+
+  void AddReference(BlockId block);
+  void Release(BlockId block);                    // Takes one reference away.
+  void Release(std::span<const BlockId> blocks);  // Last first: leaves age before their prefix.
+
+  // A transport operation on the block begins or has ended for certain.
+  void Pin(BlockId block);
+  void Unpin(BlockId block);
+
+  // Copy-on-write. True if only the caller can see the block: it may be written in place.
+  // Otherwise the caller allocates another, has the content copied, and releases its reference on
+  // this one only after the copy has run.
+  bool Exclusive(BlockId block) const;
+
+  // For the prefix cache: gives the block its name, or takes it away.
+  void SetCached(BlockId block, bool cached);
+  bool cached(BlockId block) const { return At(block).cached; }
+
+  BlockState state(BlockId block) const;
+  int32_t references(BlockId block) const { return At(block).references; }
+  uint32_t generation(BlockId block) const { return At(block).generation; }
+  BlockCounts Counts() const;  // O(1).
+
+  // Internal, naming the block, if any invariant is broken. O(blocks).
+  absl::Status Audit() const;
+
+  // Appends bytes that are equal for equal states.
+  void AppendState(std::string* bytes) const;
+
+ private:
+  struct Block {
+    int32_t references = 0;
+    int32_t pins = 0;
+    uint32_t generation = 1;
+    bool cached = false;
+    bool in_free_list = true;
+  };
+  const Block& At(BlockId block) const;
+  Block& At(BlockId block);
+  static BlockState StateOf(const Block& block);
+  // Applies `change` to the block and moves it between the counts, the free list and the idle ones.
+  template <typename Change>
+  void Update(BlockId id, Change change);
+
+  std::vector<Block> blocks_;
+  std::vector<BlockId> free_;
+  int64_t counts_[5] = {};  // By BlockState.
+  int32_t num_cached_ = 0;  // In state kCached.
+  IdleBlocks* idle_blocks_ = nullptr;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_KV_CACHE_BLOCK_POOL_H_

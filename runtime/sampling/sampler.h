@@ -1,0 +1,54 @@
+// One row of logits to one token, with log-probabilities.
+//
+// A draw depends on the row's bits, the arguments, and (seed, choice, position) alone: not on the
+// batch, the thread, the worker or how often it is repeated. docs/numerics.md, "Sampling", "Rows".
+
+#ifndef TANDEM_RUNTIME_SAMPLING_SAMPLER_H_
+#define TANDEM_RUNTIME_SAMPLING_SAMPLER_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tandem {
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+
+  friend bool operator==(const TokenLogprob&, const TokenLogprob&) = default;
+};
+
+struct SampleArgs {
+  float temperature = 1;  // 0 is greedy: the highest logit, the lower id among equals.
+  int32_t top_k = 0;      // Keep this many highest (lower ids first among equals); 0 keeps all.
+  float top_p = 1;        // Keep the fewest highest whose probabilities reach top_p.
+  uint64_t seed = 0;
+  uint32_t choice = 0;            // Which of a request's n choices.
+  uint64_t position = 0;          // Of the drawn token within prompt + generated tokens.
+  int32_t num_top_logprobs = -1;  // How many best tokens to report; -1: no logprobs at all.
+  std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens.
+};
+
+struct SampleResult {
+  int32_t token = 0;
+  float logprob = 0;                       // Of `token`; 0 unless asked for.
+  std::vector<TokenLogprob> top_logprobs;  // Best first; the lower id among equals.
+};
+
+// Logprobs are of the raw logits: before mask, temperature, top-k and top-p.
+
+// Draws one token. Any thread.
+// Internal if a logit is NaN or infinite; InvalidArgument if an argument is out of range or every
+// token is masked.
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args);
+
+// The same numbers for a token that is given: prompt logprobs, bit-equal to generated ones.
+// `num_top` as num_top_logprobs, at least 0. InvalidArgument if `token` is outside the row.
+absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token, int32_t num_top);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SAMPLING_SAMPLER_H_

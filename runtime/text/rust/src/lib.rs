@@ -1,0 +1,8 @@
+//! Hugging Face `tokenizers` and `minijinja` behind the C ABI of `tandem_text.h`.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod border;
+mod chat_template;
+mod python_json;
+mod tokenizer;

@@ -1,0 +1,253 @@
+//! Tokenizers of `tokenizer.json`.
+
+use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink};
+use serde_json::Value as Json;
+use std::collections::HashMap;
+use tokenizers::Tokenizer;
+
+pub struct TandemTokenizer {
+    tokenizer: Tokenizer,
+    kind: DecoderKind,
+    vocab: Vec<(u32, String)>,
+    bytes_of_char: HashMap<char, u8>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum DecoderKind {
+    Bytes,
+    SentencePiece { stripped_spaces: u32 },
+    Other,
+}
+
+#[repr(C)]
+pub struct TokenizerInfo {
+    decoder_kind: u32,
+    num_stripped_spaces: u32,
+    vocab_size: u32,
+}
+
+const TOKEN_SPECIAL: u32 = 1;
+const TOKEN_BYTE: u32 = 2;
+
+/// The alphabet of byte-level BPE: printable bytes stand for themselves, the others for the
+/// characters from U+0100 on, in order.
+fn bytes_of_char() -> HashMap<char, u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|byte| {
+            if printable(byte) {
+                return (char::from(byte), byte);
+            }
+            next += 1;
+            (char::from_u32(next - 1).expect("below U+0200"), byte)
+        })
+        .collect()
+}
+
+/// The steps of a decoder that we can follow token by token; anything else is Other.
+fn decoder_kind(decoder: &Json) -> DecoderKind {
+    let steps = match decoder["type"].as_str() {
+        Some("Sequence") => decoder["decoders"].as_array().cloned().unwrap_or_default(),
+        Some(_) => vec![decoder.clone()],
+        None => return DecoderKind::Other,
+    };
+    let names: Vec<&str> = steps.iter().filter_map(|step| step["type"].as_str()).collect();
+    if names == ["ByteLevel"] {
+        return DecoderKind::Bytes;
+    }
+    let replaces_spaces = |step: &Json| {
+        step["pattern"]["String"].as_str() == Some("\u{2581}") && step["content"].as_str() == Some(" ")
+    };
+    match names[..] {
+        ["Replace", "ByteFallback", "Fuse"] if replaces_spaces(&steps[0]) => {
+            DecoderKind::SentencePiece { stripped_spaces: 0 }
+        }
+        ["Replace", "ByteFallback", "Fuse", "Strip"]
+            if replaces_spaces(&steps[0])
+                && steps[3]["content"].as_str() == Some(" ")
+                && steps[3]["stop"].as_u64() == Some(0) =>
+        {
+            match steps[3]["start"].as_u64().and_then(|start| u32::try_from(start).ok()) {
+                Some(stripped_spaces) => DecoderKind::SentencePiece { stripped_spaces },
+                None => DecoderKind::Other,
+            }
+        }
+        _ => DecoderKind::Other,
+    }
+}
+
+/// The byte of a piece such as <0x0A>, read as the library's ByteFallback reads it.
+fn fallback_byte(piece: &str) -> Option<u8> {
+    if piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>') {
+        return u8::from_str_radix(&piece[3..5], 16).ok();
+    }
+    None
+}
+
+impl TandemTokenizer {
+    fn parse(json: &[u8], max_ids: u32) -> Result<TandemTokenizer, Failure> {
+        let mut tokenizer = Tokenizer::from_bytes(json)
+            .map_err(|error| Failure::invalid(format!("not a tokenizer.json: {error}")))?;
+        // A prompt is never shortened or filled up behind the caller's back.
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| Failure::invalid(format!("truncation: {error}")))?;
+        tokenizer.with_padding(None);
+        let decoder = serde_json::to_value(tokenizer.get_decoder())
+            .map_err(|error| Failure::invalid(format!("decoder: {error}")))?;
+        let mut vocab: Vec<(u32, String)> =
+            tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+        vocab.sort();
+        match vocab.last() {
+            None => return Err(Failure::invalid("the vocabulary is empty")),
+            Some((id, _)) if *id >= max_ids => {
+                return Err(Failure::invalid(format!("token id {id}, at most {} allowed", max_ids - 1)))
+            }
+            Some(_) => {}
+        }
+        Ok(TandemTokenizer {
+            tokenizer,
+            kind: decoder_kind(&decoder),
+            vocab,
+            bytes_of_char: bytes_of_char(),
+        })
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        let (decoder_kind, num_stripped_spaces) = match self.kind {
+            DecoderKind::Bytes => (0, 0),
+            DecoderKind::SentencePiece { stripped_spaces } => (1, stripped_spaces),
+            DecoderKind::Other => (2, 0),
+        };
+        let vocab_size = self.vocab.last().map_or(0, |(id, _)| id + 1);
+        TokenizerInfo { decoder_kind, num_stripped_spaces, vocab_size }
+    }
+
+    fn token(&self, id: u32, name: &str) -> Result<(Vec<u8>, u32), Failure> {
+        let special = self.tokenizer.get_added_vocabulary().is_special_token(name);
+        let mut flags = if special { TOKEN_SPECIAL } else { 0 };
+        let bytes = match self.kind {
+            DecoderKind::Bytes => name
+                .chars()
+                .map(|c| self.bytes_of_char.get(&c).copied())
+                .collect::<Option<Vec<u8>>>()
+                .unwrap_or_else(|| name.as_bytes().to_vec()),
+            DecoderKind::SentencePiece { .. } => {
+                let piece = name.replace('\u{2581}', " ");
+                match fallback_byte(&piece) {
+                    Some(byte) => {
+                        flags |= TOKEN_BYTE;
+                        vec![byte]
+                    }
+                    None => piece.into_bytes(),
+                }
+            }
+            DecoderKind::Other => self.decode(&[id], false)?.into_bytes(),
+        };
+        Ok((bytes, flags))
+    }
+
+    fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Failure> {
+        self.tokenizer
+            .decode(ids, skip_special_tokens)
+            .map_err(|error| Failure::invalid(format!("cannot decode {} ids: {error}", ids.len())))
+    }
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_create(
+    json: Text,
+    max_ids: u32,
+    tokenizer: *mut *mut TandemTokenizer,
+    info: *mut TokenizerInfo,
+    error: TextSink,
+) -> i32 {
+    guarded(error, || {
+        let made = TandemTokenizer::parse(unsafe { json.bytes() }, max_ids)?;
+        unsafe {
+            info.write(made.info());
+            tokenizer.write(Box::into_raw(Box::new(made)));
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `tokenizer` came from tandem_tokenizer_create and is not used again.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_destroy(tokenizer: *mut TandemTokenizer) {
+    drop(unsafe { Box::from_raw(tokenizer) });
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_tokens(
+    tokenizer: *const TandemTokenizer,
+    tokens: TokenSink,
+    error: TextSink,
+) -> i32 {
+    guarded(error, || {
+        let tokenizer = unsafe { &*tokenizer };
+        for (id, name) in &tokenizer.vocab {
+            let (bytes, flags) = tokenizer.token(*id, name)?;
+            tokens.write(*id, &bytes, flags);
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_encode(
+    tokenizer: *const TandemTokenizer,
+    text: Text,
+    add_special_tokens: i32,
+    ids: IdSink,
+    error: TextSink,
+) -> i32 {
+    guarded(error, || {
+        let text = unsafe { text.utf8("text") }?;
+        let encoding = unsafe { &*tokenizer }
+            .tokenizer
+            .encode_fast(text, add_special_tokens != 0)
+            .map_err(|error| Failure::invalid(format!("cannot encode {} bytes: {error}", text.len())))?;
+        ids.write(encoding.get_ids());
+        Ok(())
+    })
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_decode(
+    tokenizer: *const TandemTokenizer,
+    ids: *const u32,
+    num_ids: usize,
+    skip_special_tokens: i32,
+    text: TextSink,
+    error: TextSink,
+) -> i32 {
+    guarded(error, || {
+        let ids = if num_ids == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ids, num_ids) } };
+        text.write(&unsafe { &*tokenizer }.decode(ids, skip_special_tokens != 0)?);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_token_id(
+    tokenizer: *const TandemTokenizer,
+    name: Text,
+) -> i64 {
+    match std::str::from_utf8(unsafe { name.bytes() }) {
+        Ok(name) => unsafe { &*tokenizer }.tokenizer.token_to_id(name).map_or(-1, i64::from),
+        Err(_) => -1,
+    }
+}

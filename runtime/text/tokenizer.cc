@@ -1,0 +1,120 @@
+#include "runtime/text/tokenizer.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/text/border.h"
+#include "runtime/text/file.h"
+#include "runtime/text/utf8.h"
+
+namespace tandem {
+namespace {
+
+// Ids index tables: the largest vocabularies in use have about 2^18.
+constexpr uint32_t kMaxIds = uint32_t{1} << 24;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const std::string& folder) {
+  const std::string path = folder + "/tokenizer.json";
+  TANDEM_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMaxFileBytes));
+  return Parse(json, path);
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view json,
+                                                            const std::string& name) {
+  if (json.size() > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %d bytes, at most %d allowed", name, json.size(), kMaxFileBytes));
+  }
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
+  std::string error;
+  TandemTokenizerInfo info = {};
+  TANDEM_RETURN_IF_ERROR(
+      BorderStatus(tandem_tokenizer_create(BorrowText(json), kMaxIds, &tokenizer->handle_, &info,
+                                           SinkInto(&error)),
+                   name, error));
+  switch (info.decoder_kind) {
+    case TANDEM_DECODER_BYTES:
+      tokenizer->decoder_kind_ = DecoderKind::kBytes;
+      break;
+    case TANDEM_DECODER_SENTENCE_PIECE:
+      tokenizer->decoder_kind_ = DecoderKind::kSentencePiece;
+      break;
+    default:
+      tokenizer->decoder_kind_ = DecoderKind::kOther;
+  }
+  tokenizer->num_stripped_spaces_ = static_cast<int>(info.num_stripped_spaces);
+  tokenizer->token_bytes_.resize(info.vocab_size);
+  tokenizer->token_flags_.resize(info.vocab_size);
+  const TandemTokenSink fill = {
+      .write =
+          [](void* to, uint32_t id, const char* bytes, size_t size, uint32_t flags) {
+            auto* filled = static_cast<Tokenizer*>(to);
+            filled->token_bytes_[id].assign(bytes, size);
+            filled->token_flags_[id] = static_cast<uint8_t>(flags);
+          },
+      .to = tokenizer.get()};
+  TANDEM_RETURN_IF_ERROR(BorderStatus(
+      tandem_tokenizer_tokens(tokenizer->handle_, fill, SinkInto(&error)), name, error));
+  return tokenizer;
+}
+
+Tokenizer::~Tokenizer() {
+  if (handle_ != nullptr) tandem_tokenizer_destroy(handle_);
+}
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                                       bool add_special_tokens) const {
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("text of %d bytes, at most %d allowed", text.size(), kMaxTextBytes));
+  }
+  std::vector<int32_t> ids;
+  const TandemIdSink sink = {.write =
+                                 [](void* to, const uint32_t* values, size_t size) {
+                                   static_cast<std::vector<int32_t>*>(to)->assign(values,
+                                                                                  values + size);
+                                 },
+                             .to = &ids};
+  std::string error;
+  TANDEM_RETURN_IF_ERROR(
+      BorderStatus(tandem_tokenizer_encode(handle_, BorrowText(text), add_special_tokens, sink,
+                                           SinkInto(&error)),
+                   "tokenizer", error));
+  return ids;
+}
+
+absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
+                                              bool skip_special_tokens) const {
+  // Negative ids become large ones, which no vocabulary has.
+  const std::vector<uint32_t> values(ids.begin(), ids.end());
+  std::string text;
+  std::string error;
+  TANDEM_RETURN_IF_ERROR(
+      BorderStatus(tandem_tokenizer_decode(handle_, values.data(), values.size(),
+                                           skip_special_tokens, SinkInto(&text), SinkInto(&error)),
+                   "tokenizer", error));
+  return text;
+}
+
+std::string_view Tokenizer::TokenBytes(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) return {};
+  return token_bytes_[id];
+}
+
+std::string Tokenizer::TokenText(int32_t id) const { return ToValidUtf8(TokenBytes(id)); }
+
+bool Tokenizer::IsSpecial(int32_t id) const {
+  return id >= 0 && id < vocab_size() && (token_flags_[id] & TANDEM_TOKEN_SPECIAL) != 0;
+}
+
+bool Tokenizer::IsByteFallback(int32_t id) const {
+  return id >= 0 && id < vocab_size() && (token_flags_[id] & TANDEM_TOKEN_BYTE) != 0;
+}
+
+int32_t Tokenizer::TokenId(std::string_view name) const {
+  return static_cast<int32_t>(tandem_tokenizer_token_id(handle_, BorrowText(name)));
+}
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// A checkpoint's tokenizer: Hugging Face `tokenizers` (Rust) reading its tokenizer.json.
+
+#ifndef TANDEM_RUNTIME_TEXT_TOKENIZER_H_
+#define TANDEM_RUNTIME_TEXT_TOKENIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+struct TandemTokenizer;  // Of the Rust crate: rust/tandem_text.h.
+
+namespace tandem {
+
+// Immutable once made: every method may be called from any thread at once.
+class Tokenizer {
+ public:
+  static constexpr size_t kMaxFileBytes = size_t{128} << 20;
+  static constexpr size_t kMaxTextBytes = size_t{64} << 20;
+
+  // How ids become bytes.
+  enum class DecoderKind {
+    kBytes,          // Byte-level BPE: a token is a fixed run of bytes.
+    kSentencePiece,  // Pieces with U+2581 for a space; tokens <0x00> to <0xFF> are bytes.
+    kOther,          // Only the library knows.
+  };
+
+  // Reads folder/tokenizer.json. NotFound if it is missing, InvalidArgument if it is too large or
+  // not a tokenizer.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(const std::string& folder);
+  // The same from the file's contents; `name` is for messages.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view json,
+                                                          const std::string& name);
+  ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // With add_special_tokens the file's post-processor runs: Llama's puts the begin token first.
+  // Text of special tokens ("<|end|>") becomes those tokens either way, as in Transformers.
+  // InvalidArgument if `text` is not UTF-8 or longer than kMaxTextBytes.
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special_tokens) const;
+
+  // Always valid UTF-8: bytes that form no character become U+FFFD. Ids outside the vocabulary
+  // give nothing, as in Transformers.
+  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids,
+                                     bool skip_special_tokens = true) const;
+
+  // One more than the highest id, added tokens included. The model's vocabulary may be larger.
+  int vocab_size() const { return static_cast<int>(token_bytes_.size()); }
+
+  // The bytes a token adds within a text; may be part of a character. Special tokens give their
+  // name. Empty for ids outside the vocabulary.
+  std::string_view TokenBytes(int32_t id) const;
+
+  // TokenBytes as UTF-8, with U+FFFD where bytes form no character: `token` of OpenAI's logprobs.
+  std::string TokenText(int32_t id) const;
+
+  // Whether Decode leaves it out by default.
+  bool IsSpecial(int32_t id) const;
+
+  // The id of a token by its exact name in the file, e.g. "<|end|>"; -1 if there is none.
+  int32_t TokenId(std::string_view name) const;
+
+  DecoderKind decoder_kind() const { return decoder_kind_; }
+  // For kSentencePiece: whether the token is one of <0x00> to <0xFF>.
+  bool IsByteFallback(int32_t id) const;
+  // For kSentencePiece: how many leading spaces of a whole text the decoder drops.
+  int num_stripped_spaces() const { return num_stripped_spaces_; }
+
+ private:
+  Tokenizer() = default;
+
+  TandemTokenizer* handle_ = nullptr;  // Owned.
+  DecoderKind decoder_kind_ = DecoderKind::kOther;
+  int num_stripped_spaces_ = 0;
+  std::vector<std::string> token_bytes_;
+  std::vector<uint8_t> token_flags_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TEXT_TOKENIZER_H_

@@ -1,0 +1,140 @@
+"""A running `tandem serve`: its addresses, its processes, its metrics."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = ROOT / "build/release/bin"
+TOOLS = ROOT / "build/e2e-tools"
+DEMO_MODEL = ROOT / "tests/data/demo_model"
+
+SAMPLE = re.compile(r'^(\w+)(?:\{(.*)\})? (\S+)$')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, seconds, what):
+    """Polls until `condition()` is true; fails with `what` otherwise. Returns its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+class Server:
+    def __init__(self, folder, model, *flags):
+        self.http = f"127.0.0.1:{free_port()}"
+        self.grpc = f"127.0.0.1:{free_port()}"
+        self.url = f"http://{self.http}"
+        self.log_path = pathlib.Path(folder) / "serve.log"
+        self.command = [str(BIN / "tandem"), "serve", str(model), f"--http={self.http}",
+                        f"--grpc={self.grpc}", *flags]
+
+    def __enter__(self):
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log,
+                                            stdin=subprocess.DEVNULL)
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert status == 0, f"serve ended with {status}; the end of its log:\n{self.log()[-3000:]}"
+
+    def wait_ready(self, seconds=60):
+        def ready():
+            if self.process.poll() is not None:
+                raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.log()[-3000:]}")
+            try:
+                return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+            except httpx.TransportError:
+                return False
+        wait_until(ready, seconds, f"{self.url}/ready is 200; see {self.log_path}")
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def pid(self, name):
+        """The latest process of that name ("prefill-0", "decode-1", "router")."""
+        found = None
+        for line in self.log().splitlines():
+            if line.startswith("{") and '"started"' in line:
+                entry = json.loads(line)
+                if entry.get("child") == name:
+                    found = entry["pid"]
+        return found
+
+    def kill(self, name, signal_number=signal.SIGKILL):
+        """Signals the process and proves that it arrived."""
+        pid = self.pid(name)
+        os.kill(pid, signal_number)
+        if signal_number == signal.SIGKILL:
+            wait_until(lambda: self.pid(name) != pid, 30, f"{name} (pid {pid}) is restarted")
+        elif signal_number == signal.SIGSTOP:
+            wait_until(lambda: process_state(pid) == "T", 5, f"{name} (pid {pid}) is stopped")
+        return pid
+
+    def metrics(self):
+        """{(name, frozenset of (label, value)): value} of one scrape."""
+        samples = {}
+        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+            match = SAMPLE.match(line)
+            if match and not line.startswith("#"):
+                labels = frozenset(LABEL.findall(match[2] or ""))
+                samples[match[1], labels] = float(match[3])
+        return samples
+
+    def total(self, name, **labels):
+        """The sum over all samples of that name with those labels."""
+        wanted = set(labels.items())
+        return sum(value for (sample, sample_labels), value in self.metrics().items()
+                   if sample == name and wanted <= set(sample_labels))
+
+    def busy_blocks(self):
+        """Blocks that some sequence or transfer still holds, over all workers."""
+        return sum(self.total("tandem_kv_blocks", state=state)
+                   for state in ("held", "in_flight", "quarantined"))
+
+    def wait_idle(self, seconds=10):
+        wait_until(lambda: self.busy_blocks() == 0, seconds, "no block is held, in flight or quarantined")
+
+    def post(self, path, body, timeout=120):
+        return httpx.post(f"{self.url}{path}", json=body, timeout=timeout)
+
+    def complete(self, prompt, **parameters):
+        """token_ids of every choice of one completion."""
+        body = {"model": "default", "prompt": prompt, "return_token_ids": True,
+                "temperature": 0, "max_tokens": 32} | parameters
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        return [choice["token_ids"] for choice in response.json()["choices"]]
+
+
+def process_state(pid):
+    """The state letter of /proc/PID/stat; None if there is no such process."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,107 @@
+"""Workers are killed and stopped while their requests run: clients see the same tokens."""
+
+import concurrent.futures
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from server import DEMO_MODEL, Server, process_state, wait_until
+
+# Long enough that a kill finds them running.
+PROMPT_TOKENS, OUTPUT_TOKENS, AT_ONCE = 600, 250, 6
+
+
+def mixed_requests(seed, count):
+    rng = random.Random(seed)
+    kinds = [{"temperature": 0}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2, "n": 4},
+             {"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "stop": ["zebra", " the Lord"]}]
+    return [dict(prompt=[rng.randrange(16, 4000) for _ in range(PROMPT_TOKENS)],
+                 max_tokens=OUTPUT_TOKENS, ignore_eos=True, **kinds[i % len(kinds)])
+            for i in range(count)]
+
+
+def ask(server, request):
+    """What a client keeps of an answer: ids, text, logprobs and why it ended."""
+    body = {"model": "default", "return_token_ids": True} | request
+    response = server.post("/v1/completions", body, timeout=300)
+    assert response.status_code == 200, response.text
+    return [(choice["token_ids"], choice["text"], choice["logprobs"], choice["finish_reason"])
+            for choice in response.json()["choices"]]
+
+
+@pytest.fixture(scope="module")
+def fault_free(hybrid):
+    requests = mixed_requests(seed=9, count=10)
+    return requests, [ask(hybrid, request) for request in requests]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("fleet"), DEMO_MODEL, "--prefill=2", "--decode=2",
+                "--disaggregate=always", "--threads=1") as server:
+        yield server
+
+
+def run_faults(server, requests, want, faults, inject):
+    """Keeps AT_ONCE requests running and injects faults, one at a time, until all were counted.
+
+    A fault counts once it moved a stream: tandem_stream_resumes_total went up after it.
+    """
+    rng = random.Random(123)
+    counted = asked = 0
+    names = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {}
+        end = time.monotonic() + 30 * faults + 120
+
+        def keep_busy():
+            nonlocal asked
+            for future in [future for future in running if future.done()]:
+                index = running.pop(future)
+                assert future.result() == want[index], f"request {index} changed its answer"
+            while len(running) < AT_ONCE:
+                index = asked % len(requests)
+                asked += 1
+                running[pool.submit(ask, server, requests[index])] = index
+
+        while counted < faults:
+            assert time.monotonic() < end, f"only {counted} of {faults} faults met a running stream"
+            keep_busy()
+            before = server.total("tandem_stream_resumes_total")
+            inject(server, rng.choice(names), rng)
+            server.wait_ready()
+            keep_busy()
+            if server.total("tandem_stream_resumes_total") > before:
+                counted += 1
+        for future, index in running.items():
+            assert future.result() == want[index], f"request {index} changed its answer"
+    server.wait_idle(30)
+    print(f"{counted} counted faults, {asked} requests, "
+          f"{server.total('tandem_stream_resumes_total'):.0f} resumed streams")
+
+
+def kill(server, name, rng):
+    time.sleep(rng.uniform(0.0, 0.3))  # Which phase it hits is the point, not a synchronisation.
+    server.kill(name)
+
+
+def stop(server, name, rng):
+    time.sleep(rng.uniform(0.0, 0.3))
+    pid = server.kill(name, signal.SIGSTOP)
+    before = server.total("tandem_stream_resumes_total")
+    end = time.monotonic() + 6
+    while server.total("tandem_stream_resumes_total") == before and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: process_state(pid) in ("S", "R", "D", None), 5, f"{name} goes on")
+
+
+def test_killed_workers_lose_no_token(fleet, fault_free, full):
+    run_faults(fleet, *fault_free, faults=200 if full else 8, inject=kill)
+
+
+def test_stopped_workers_lose_no_token(fleet, fault_free, full):
+    run_faults(fleet, *fault_free, faults=50 if full else 3, inject=stop)

@@ -1,0 +1,75 @@
+"""grpcurl (through reflection), ghz and a C++ client against the public gRPC API."""
+
+import json
+import subprocess
+
+import pytest
+
+from server import BIN, TOOLS
+
+
+def need(tool):
+    path = TOOLS / tool
+    if not path.exists():
+        pytest.skip(f"{tool} is not installed (no Go toolchain)")
+    return path
+
+
+def grpcurl(server, *arguments, data=None):
+    command = [need("grpcurl"), "-plaintext", "-format-error"]
+    if data is not None:
+        command += ["-d", json.dumps(data)]
+    return subprocess.run([*command, server.grpc, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_reflection_lists_the_services(disaggregated):
+    listed = grpcurl(disaggregated, "list").stdout.split()
+    assert {"tandem.v1.Inference", "tandem.v1.Control", "grpc.health.v1.Health"} <= set(listed)
+    health = grpcurl(disaggregated, "grpc.health.v1.Health/Check")
+    assert json.loads(health.stdout) == {"status": "SERVING"}, health.stderr
+
+
+def test_generate_equals_the_http_answer(disaggregated):
+    prompt = [11, 300, 42, 900, 77]
+    want = disaggregated.complete(prompt, max_tokens=12, temperature=0)[0]
+    request = {"model": "default", "token_ids": {"ids": prompt},
+               "sampling": {"temperature": 0, "max_tokens": 12}}
+    whole = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
+    assert json.loads(whole.stdout)["choices"][0]["tokenIds"] == want, whole.stderr
+    stream = grpcurl(disaggregated, "tandem.v1.Inference/GenerateStream", data=request)
+    decoder, rest, ids = json.JSONDecoder(), stream.stdout.strip(), []
+    while rest:
+        message, end = decoder.raw_decode(rest)
+        ids += message.get("tokenIds", [])
+        rest = rest[end:].strip()
+    assert ids == want, stream.stderr
+
+
+@pytest.mark.parametrize("change, code", [
+    ({"sampling": {"temperature": 9}}, "InvalidArgument"), ({"model": "nobody"}, "NotFound"),
+    ({"token_ids": {"ids": [99999]}}, "InvalidArgument"),
+])
+def test_bad_requests_have_real_status_codes(disaggregated, change, code):
+    request = {"model": "default", "token_ids": {"ids": [20, 21]}, "sampling": {"max_tokens": 2}} | change
+    ended = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
+    assert ended.returncode != 0 and code in ended.stdout + ended.stderr, ended.stderr
+
+
+def test_ghz_runs_without_an_error(disaggregated):
+    request = {"model": "default", "token_ids": {"ids": [20, 21, 22]}, "sampling": {"max_tokens": 8}}
+    ended = subprocess.run(
+        [need("ghz"), "--insecure", "--call", "tandem.v1.Inference/Generate", "-n", "100", "-c", "8",
+         "--proto", "proto/tandem/v1/inference.proto", "--import-paths", "proto",
+         "-d", json.dumps(request), "-O", "json", disaggregated.grpc],
+        capture_output=True, text=True, timeout=120)
+    report = json.loads(ended.stdout)
+    assert report["statusCodeDistribution"] == {"OK": 100}, ended.stderr
+
+
+def test_the_cpp_example_streams_the_same_text(disaggregated):
+    want = disaggregated.post("/v1/completions", {
+        "model": "default", "prompt": "And God said", "max_tokens": 16, "temperature": 0}).json()
+    ended = subprocess.run([BIN / "generate_example", disaggregated.grpc, "And God said"],
+                           capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.rstrip("\n") == want["choices"][0]["text"].rstrip("\n")

@@ -1,0 +1,95 @@
+"""What an operator does: look at metrics, kill processes, stop the server, run the tools."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import httpx
+import pytest
+
+from server import BIN, DEMO_MODEL, Server, wait_until
+
+METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_requests_total",
+           "tandem_ttft_seconds_count", "tandem_itl_seconds_count"]
+
+
+def test_metrics_are_well_formed_and_complete(disaggregated):
+    disaggregated.complete([31, 32, 33] * 20, max_tokens=8)
+    text = httpx.get(f"{disaggregated.url}/metrics").text
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    names = {name for name, _ in disaggregated.metrics()}
+    assert set(METRICS) <= names
+    states = {dict(labels)["state"] for name, labels in disaggregated.metrics() if name == "tandem_kv_blocks"}
+    assert states == {"free", "held", "cached", "in_flight", "quarantined"}
+    workers = {dict(labels).get("worker") for _, labels in disaggregated.metrics()}
+    assert {"prefill-0", "decode-0", "decode-1"} <= workers
+
+
+def test_answers_carry_request_id_and_cached_tokens(disaggregated):
+    body = {"model": "default", "prompt": [41, 42, 43, 44] * 20, "max_tokens": 2, "temperature": 0}
+    for _ in range(4):  # Until each decode worker has seen it.
+        answer = httpx.post(f"{disaggregated.url}/v1/completions", json=body, headers={"x-request-id": "mine"})
+        assert answer.headers["x-request-id"] == "mine"
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
+def test_a_dead_workers_counters_are_kept(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always") as server:
+        server.complete([51, 52, 53] * 40, max_tokens=4)
+        before = server.total("tandem_kv_transfer_bytes_total")
+        assert before > 0
+        server.kill("decode-0")
+        server.wait_ready()
+        assert server.total("tandem_kv_transfer_bytes_total") == before
+        server.complete([61, 62, 63] * 40, max_tokens=4)
+        wait_until(lambda: server.total("tandem_kv_transfer_bytes_total") == 2 * before, 5,
+                   "the new process adds to what the old one had counted")
+
+
+def test_sigterm_lets_running_streams_end(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always") as server:
+        body = {"model": "default", "prompt": [71, 72, 73] * 10, "max_tokens": 300, "temperature": 0,
+                "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert server.process.wait(60) == 0
+        for name in ("prefill-0", "decode-0", "router"):
+            assert f'"child":"{name}"' in server.log()
+
+
+def test_ready_follows_the_workers(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--hybrid=1") as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/version").json()["version"]
+        os.kill(server.pid("hybrid-0"), signal.SIGSTOP)
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 10, "a stopped worker is noticed")
+        os.kill(server.pid("hybrid-0"), signal.SIGCONT)
+        server.wait_ready()
+
+
+def test_bench_reports_percentiles_and_goodput(disaggregated):
+    ended = subprocess.run(
+        [BIN / "tandem", "bench", "--target", disaggregated.url, "--requests=40", "--connections=8",
+         "--prompt-tokens=50-100", "--output-tokens=10", "--rate=200", "--targets=ttft=30,itl=30", "--json"],
+        capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["requests_completed"] == 40 and report["output_tokens"] == 400
+    assert 0 < report["ttft_seconds"]["p50"] <= report["ttft_seconds"]["p99"]
+    assert report["goodput_requests_per_second"] == pytest.approx(report["requests_per_second"])
+
+
+def test_chat_streams_an_answer(disaggregated):
+    ended = subprocess.run(
+        [BIN / "tandem", "chat", "--target", disaggregated.url, "--message", "And God said", "--seed=1"],
+        capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and ended.stdout.strip(), ended.stderr

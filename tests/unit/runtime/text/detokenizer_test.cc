@@ -1,0 +1,156 @@
+#include "runtime/text/detokenizer.h"
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "runtime/text/utf8.h"
+#include "tests/unit/runtime/text/golden.h"
+
+namespace tandem {
+namespace {
+
+constexpr uint64_t kSeed = 20240229;
+
+std::vector<int32_t> Concatenate(std::span<const int32_t> a, std::span<const int32_t> b) {
+  std::vector<int32_t> all(a.begin(), a.end());
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+// Every part is checked to be whole characters.
+std::string Stream(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
+                   std::span<const int32_t> ids, bool skip_special_tokens = true) {
+  Detokenizer detokenizer(&tokenizer, prompt, skip_special_tokens);
+  std::string text;
+  for (const int32_t id : ids) {
+    const std::string part = detokenizer.Append(id);
+    EXPECT_TRUE(IsValidUtf8(part));
+    text += part;
+  }
+  const std::string last = detokenizer.Finish();
+  EXPECT_TRUE(IsValidUtf8(last));
+  return text + last;
+}
+
+class DetokenizerTest : public testing::TestWithParam<const char*> {
+ protected:
+  bool exact() const { return tokenizer_->decoder_kind() != Tokenizer::DecoderKind::kOther; }
+
+  std::vector<int32_t> RandomIds(std::mt19937_64& random, int max_ids) const {
+    std::vector<int32_t> ids(random() % (max_ids + 1));
+    for (int32_t& id : ids) {
+      // Half of them among the lowest ids: special tokens and lone bytes.
+      const int range = random() % 2 == 0 ? 262 : tokenizer_->vocab_size();
+      id = static_cast<int32_t>(random() % std::min(range, tokenizer_->vocab_size()));
+    }
+    return ids;
+  }
+
+  const std::unique_ptr<Tokenizer> tokenizer_ = LoadTokenizer(GetParam());
+  const Golden golden_ = LoadGolden(GetParam());
+};
+
+TEST_P(DetokenizerTest, StreamEqualsWhatPythonDecodesAtOnce) {
+  for (size_t i = 0; i < golden_.decodings.size(); ++i) {
+    // A window cannot promise ids that no text encodes to.
+    if (!exact() && i >= golden_.texts.size()) break;
+    const GoldenDecoding& golden = golden_.decodings[i];
+    EXPECT_EQ(Stream(*tokenizer_, {}, golden.ids), golden.decoded);
+    EXPECT_EQ(Stream(*tokenizer_, {}, golden.ids, /*skip_special_tokens=*/false),
+              golden.decoded_with_special);
+  }
+}
+
+// Of the decoders that do not look at neighbours.
+class ExactDetokenizerTest : public DetokenizerTest {};
+
+TEST_P(ExactDetokenizerTest, StreamOfRandomIdsEqualsTheWhole) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 2000; ++round) {
+    const std::vector<int32_t> ids = RandomIds(random, 40);
+    const bool skip = round % 2 == 0;
+    EXPECT_EQ(Stream(*tokenizer_, {}, ids, skip), tokenizer_->Decode(ids, skip).value());
+  }
+}
+
+TEST_P(DetokenizerTest, BehindAPromptTheStreamIsWhatIdsAddToIt) {
+  for (const GoldenText& golden : golden_.texts) {
+    // A prompt that ends with a whole character.
+    const std::vector<int32_t> prompt = tokenizer_->Encode("in the beginning", true).value();
+    const std::string whole = tokenizer_->Decode(Concatenate(prompt, golden.ids)).value();
+    EXPECT_EQ(tokenizer_->Decode(prompt).value() + Stream(*tokenizer_, prompt, golden.ids), whole);
+  }
+}
+
+TEST_P(DetokenizerTest, ReplayedIdsRestoreTheState) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<int32_t> prompt = RandomIds(random, 10);
+    const std::vector<int32_t> ids = RandomIds(random, 30);
+    const size_t cut = ids.empty() ? 0 : random() % ids.size();
+    Detokenizer first(tokenizer_.get(), prompt);
+    for (size_t i = 0; i < cut; ++i) first.Append(ids[i]);
+    Detokenizer second(tokenizer_.get(), prompt);
+    for (size_t i = 0; i < cut; ++i) second.Append(ids[i]);
+    for (size_t i = cut; i < ids.size(); ++i)
+      EXPECT_EQ(first.Append(ids[i]), second.Append(ids[i]));
+    EXPECT_EQ(first.Finish(), second.Finish());
+  }
+}
+
+TEST_P(DetokenizerTest, IdsOutsideTheVocabularyAddNothing) {
+  Detokenizer detokenizer(tokenizer_.get(), {});
+  EXPECT_EQ(detokenizer.Append(-1), "");
+  EXPECT_EQ(detokenizer.Append(tokenizer_->vocab_size()), "");
+  EXPECT_EQ(detokenizer.Finish(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest, testing::ValuesIn(kTokenizerNames),
+                         [](const auto& test) { return std::string(test.param); });
+
+INSTANTIATE_TEST_SUITE_P(All, ExactDetokenizerTest,
+                         testing::Values("demo_model", "sentence_piece", "split_bytes"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(DetokenizerStreamTest, CharacterComesWithItsLastByte) {
+  const auto tokenizer = LoadTokenizer("demo_model");
+  const std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\x98\x80", false).value();
+  ASSERT_GT(ids.size(), 1u);
+  Detokenizer detokenizer(tokenizer.get(), {});
+  for (size_t i = 0; i + 1 < ids.size(); ++i) EXPECT_EQ(detokenizer.Append(ids[i]), "");
+  EXPECT_EQ(detokenizer.Append(ids.back()), "\xF0\x9F\x98\x80");
+  EXPECT_EQ(detokenizer.Finish(), "");
+}
+
+TEST(DetokenizerStreamTest, UnfinishedCharacterIsReplacedAtTheEnd) {
+  const auto tokenizer = LoadTokenizer("demo_model");
+  const std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\x98\x80", false).value();
+  Detokenizer detokenizer(tokenizer.get(), {});
+  EXPECT_EQ(detokenizer.Append(ids.front()), "");
+  EXPECT_EQ(detokenizer.Finish(), kReplacementCharacter);
+}
+
+TEST(DetokenizerStreamTest, OnlyTheFirstPieceOfATextLosesItsSpace) {
+  const auto tokenizer = LoadTokenizer("sentence_piece");
+  const std::vector<int32_t> word = tokenizer->Encode("the", false).value();
+  EXPECT_EQ(Stream(*tokenizer, {}, word), "the");
+  const std::vector<int32_t> begin = {tokenizer->TokenId("<s>")};
+  EXPECT_EQ(Stream(*tokenizer, begin, word), "the");
+  EXPECT_EQ(Stream(*tokenizer, word, word), " the");
+}
+
+TEST(DetokenizerStreamTest, SpecialTokensAreLeftOutUnlessAskedFor) {
+  const auto tokenizer = LoadTokenizer("demo_model");
+  const std::vector<int32_t> ids = tokenizer->Encode("a<|end|>b", false).value();
+  EXPECT_EQ(Stream(*tokenizer, {}, ids), "ab");
+  EXPECT_EQ(Stream(*tokenizer, {}, ids, /*skip_special_tokens=*/false), "a<|end|>b");
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,61 @@
+#include "tools/tandem/http_client.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tandem {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(HttpTargetTest, SplitsHostPortAndPath) {
+  const auto target = ParseHttpTarget("http://127.0.0.1:8000/prefix/");
+  ASSERT_TRUE(target.ok());
+  EXPECT_EQ(target->host, "127.0.0.1");
+  EXPECT_EQ(target->port, "8000");
+  EXPECT_EQ(target->base_path, "/prefix");
+  EXPECT_EQ(ParseHttpTarget("http://localhost")->port, "80");
+}
+
+TEST(HttpTargetTest, RefusesWhatItCannotReach) {
+  for (const char* url :
+       {"", "127.0.0.1:8000", "https://127.0.0.1", "http://", "http://:80", "http://host:"}) {
+    EXPECT_EQ(ParseHttpTarget(url).status().code(), absl::StatusCode::kInvalidArgument) << url;
+  }
+}
+
+std::vector<std::string> Events(const std::vector<std::string>& pieces) {
+  EventStreamParser parser;
+  std::vector<std::string> events;
+  for (const std::string& piece : pieces) {
+    parser.Feed(piece, [&](std::string_view data) {
+      events.emplace_back(data);
+      return true;
+    });
+  }
+  return events;
+}
+
+TEST(EventStreamTest, FindsTheSameEventsHoweverTheBytesAreCut) {
+  const std::string stream = ": comment\n\ndata: one\n\ndata: two\r\n\r\ndata: [DONE]\n\n";
+  for (size_t piece = 1; piece <= stream.size(); ++piece) {
+    std::vector<std::string> pieces;
+    for (size_t at = 0; at < stream.size(); at += piece) pieces.push_back(stream.substr(at, piece));
+    EXPECT_THAT(Events(pieces), ElementsAre("one", "two", "[DONE]")) << piece;
+  }
+}
+
+TEST(EventStreamTest, StopsWhereItIsTold) {
+  EventStreamParser parser;
+  int calls = 0;
+  EXPECT_FALSE(parser.Feed("data: a\n\ndata: b\n\n", [&](std::string_view) {
+    ++calls;
+    return false;
+  }));
+  EXPECT_EQ(calls, 1);
+}
+
+}  // namespace
+}  // namespace tandem

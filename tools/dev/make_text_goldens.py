@@ -1,0 +1,325 @@
+#!/usr/bin/env python3
+"""Writes tests/data/text: small tokenizers, and what Python's tokenizers and transformers make of
+them and of the demo model's. Run from the repository's root; needs `pip install transformers
+jinja2` (tokenizers comes with it). Training breaks ties at random, so a tokenizer that is there is
+kept; then a second run changes nothing."""
+
+import datetime
+import json
+import pathlib
+import random
+
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, __version__ as tokenizers_version
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OUT = ROOT / "tests/data/text"
+DEMO = ROOT / "tests/data/demo_model"
+
+TEXTS = [
+    "",
+    " ",
+    "  two  spaces  ",
+    "\n\n\ttabs and\r\nlines \n",
+    "In the beginning God created the heaven and the earth.",
+    "It's we'll I'd they've can't DON'T",
+    "1 22 333 4444 55555 3.14159 1,000,000",
+    "def f(x):\n    return x ** 2  # squared\n",
+    "{\"key\": [1, 2.5, null, true]}",
+    "https://example.org/a?b=c&d=%20#e",
+    "Ünïcödé ÀÉÎÕÜ ß ﬁ",
+    "e\u0301 combining, \u00e9 composed",
+    "Русский текст: съешь ещё этих мягких булок.",
+    "Ελληνικά: η γλώσσα μας.",
+    "中文：今天天气很好。",
+    "日本語：カタカナとひらがな。",
+    "한국어: 안녕하세요 여러분.",
+    "العربية: مرحبا بالعالم",
+    "עברית: שלום עולם",
+    "हिन्दी: नमस्ते दुनिया",
+    "ไทย: สวัสดีชาวโลก",
+    "தமிழ்: வணக்கம் உலகம்",
+    "አማርኛ: ሰላም ለዓለም",
+    "emoji 😀 👩‍👩‍👧‍👦 🇨🇭 👍🏽 ❤️ end",
+    "𝔐𝔞𝔱𝔥 ∑∫√∞ ≠ ≤",
+    "zero\u200bwidth\u200djoin\ufeffbom\u00a0nbsp",
+    "control \u0000\u0001\u0007\u001b\u007f chars",
+    "replacement \ufffd itself",
+    "<|begin|>special<|end|> inside <|user|>text<|assistant|>",
+    "<s>special</s> inside <unk> <0x0A> text",
+    "▁lower one eighth block▁",
+    "a" * 300,
+    "word " * 60,
+]
+
+
+def random_texts(seed, count):
+    rng = random.Random(seed)
+    ranges = [(0x20, 0x7E), (0x00, 0x1F), (0xA0, 0x24F), (0x370, 0x5FF), (0x900, 0xDFF),
+              (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1FAFF)]
+    for _ in range(count):
+        text = ""
+        for _ in range(rng.randint(1, 40)):
+            low, high = rng.choice(ranges)
+            text += chr(rng.randint(low, high))
+        yield text
+
+
+def train(model, trainer, pre_tokenizer):
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    # The last texts are for tests alone.
+    tokenizer.train_from_iterator(TEXTS[3:24] * 4, trainer)
+    return json.loads(tokenizer.to_str())
+
+
+def template_processing(begin, begin_id):
+    return {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": begin, "type_id": 0}},
+                       {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"SpecialToken": {"id": begin, "type_id": 0}},
+                     {"Sequence": {"id": "A", "type_id": 0}},
+                     {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {begin: {"id": begin, "ids": [begin_id], "tokens": [begin]}}}
+
+
+def sentence_piece():
+    """As Llama 2's: SentencePiece BPE with byte fallback."""
+    named = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=named + [f"<0x{byte:02X}>" for byte in range(256)],
+        limit_alphabet=90, show_progress=False)
+    raw = train(models.BPE(), trainer, pre_tokenizers.Metaspace())
+    raw["added_tokens"] = [token for token in raw["added_tokens"] if token["content"] in named]
+    raw["pre_tokenizer"] = None
+    raw["normalizer"] = {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}
+    raw["post_processor"] = template_processing("<s>", 1)
+    raw["decoder"] = {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    raw["model"].update(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    return raw
+
+
+def split_bytes():
+    """As Llama 3's: byte-level BPE behind a regular expression, a begin token, truncation set."""
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+               r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
+                                   pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    raw = train(models.BPE(ignore_merges=True), trainer, pre)
+    size = len(raw["model"]["vocab"])
+    raw["added_tokens"] = [
+        {"id": size + i, "content": content, "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False, "special": special}
+        for i, (content, special) in enumerate(
+            [("<|begin|>", True), ("<|end|>", True), ("two words", False), ("é tool", False)])]
+    raw["post_processor"] = {"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+        template_processing("<|begin|>", size)]}
+    raw["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+                      "use_regex": True}
+    # What a saved training run leaves behind; prompts must not be cut by it.
+    raw["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    raw["padding"] = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None,
+                      "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    return raw
+
+
+def word_piece():
+    """As BERT's: a decoder that looks at neighbours."""
+    trainer = trainers.WordPieceTrainer(vocab_size=400, show_progress=False,
+                                        special_tokens=["[UNK]", "[CLS]", "[SEP]"])
+    raw = train(models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizers.BertPreTokenizer())
+    tokenizer = Tokenizer.from_str(json.dumps(raw))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return json.loads(tokenizer.to_str())
+
+
+def golden(path, seed):
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    size = max(tokenizer.get_vocab().values()) + 1
+    rng = random.Random(seed)
+    texts = []
+    for text in TEXTS + list(random_texts(seed, 40)):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        special = tokenizer.encode(text, add_special_tokens=True).ids
+        texts.append({"text": text, "ids": ids, "ids_with_special": special,
+                      "decoded": tokenizer.decode(special, skip_special_tokens=True),
+                      "decoded_with_special": tokenizer.decode(special, skip_special_tokens=False)})
+    # Any ids, as a model may draw them: half characters, byte runs, special tokens.
+    bytes_ids = sorted(id for token, id in tokenizer.get_vocab().items()
+                       if len(token) == 6 and token.startswith("<0x"))
+    draws = []
+    for i in range(60):
+        ids = [rng.randrange(size) for _ in range(rng.randint(1, 24))]
+        if i % 2 and bytes_ids:
+            ids = [rng.choice(bytes_ids) if rng.random() < 0.6 else id for id in ids]
+        draws.append({"ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=True),
+                      "decoded_with_special": tokenizer.decode(ids, skip_special_tokens=False)})
+    return {"vocab_size": size, "texts": texts, "draws": draws}
+
+
+USER = {"role": "user", "content": "Hello there"}
+TALK = [{"role": "system", "content": "Be brief.\n"}, USER,
+        {"role": "assistant", "content": " Hi! "}, {"role": "user", "content": "Größe? 😀 <b>&'\""}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+TOOLS = [{"type": "function", "function": {
+    "name": "weather", "description": "Says it's <fine> & \"dry\" in Zürich",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}, "days": {
+        "type": "integer", "default": 3, "minimum": -1.5, "maximum": 1e30, "step": 1e-7}},
+                   "required": ["place"], "empty": {}, "none": None, "list": []}}}]
+TOKENS = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>",
+                                            "lstrip": False, "normalized": False,
+                                            "rstrip": False, "single_word": False, "special": True}}
+
+CHATML = """{% for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{% endif %}
+"""
+INST = """{%- if messages[0]['role'] == 'system' -%}
+    {%- set system = '<<SYS>>\\n' ~ messages[0]['content'] ~ '\\n<</SYS>>\\n\\n' -%}
+    {%- set messages = messages[1:] -%}
+{%- else -%}
+    {%- set system = '' -%}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{- raise_exception('Roles must alternate: user, assistant, "user" …') -}}
+    {%- endif -%}
+    {%- if message['role'] == 'user' -%}
+        {{- bos_token + '[INST] ' + (system if loop.first else '') + message['content'].strip() + ' [/INST]' -}}
+    {%- else -%}
+        {{- ' ' + message['content'].strip() + ' ' + eos_token -}}
+    {%- endif -%}
+{%- endfor -%}"""
+TOOLED = """{%- if tools is not none and tools %}
+{{- 'tools: ' + tools | tojson }}
+{%- for tool in tools %}
+{{ tool.function | tojson(indent=2) }}
+{{ tool.function.parameters | tojson(separators=(',', ':'), sort_keys=True, ensure_ascii=True) }}
+{%- endfor %}
+{%- else %}
+{{- 'no tools' }}
+{%- endif %}"""
+FEATURES = """{%- set ns = namespace(count=0, text='') -%}
+{%- macro box(text, edge='|') -%}{{ edge ~ text ~ edge }}{%- endmacro -%}
+{%- for message in messages if message.role != 'system' -%}
+    {%- if loop.index > 2 -%}{%- break -%}{%- endif -%}
+    {%- if message.content is string and message.content.startswith('skip') -%}{%- continue -%}{%- endif -%}
+    {%- set ns.count = ns.count + 1 -%}
+    {%- set ns.text = ns.text + box(message['role'].upper()) -%}
+{%- endfor -%}
+{{ ns.count }}{{ ns.text }} {{ messages | length }} {{ messages[-1].content.split(' ')[-1] }}
+{{ missing }}|{{ missing is defined }}|{{ none }}|{{ true }}|{{ 7 // 2 }}|{{ 7 / 2 }}|{{ 2 ** 5 }}|{{ 1.0 }}
+{% for key, value in {'a': 1, 'b': [1, 'x', none]}.items() %}{{ key }}={{ value }};{% endfor %}
+{{ ['a', 'b'] | join(', ') }} {{ 'x' if 'a' in ['a'] else 'y' }} {{ messages | map(attribute='role') | list }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ 'a,b'.replace(',', ';') | upper }}
+{{- "  trimmed" | trim }} {{ messages[0].get('name', 'unnamed') }} {{ messages[1:] | length }} {{ messages[::-1][0].role }}
+{%- generation %}
+ marked {%- endgeneration %}
+
+last line
+"""
+DATE = "{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%Y-%m-%dT%H:%M:%S') }}|{{ strftime_now('%A %B %j %%') }}"
+PARTED = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'text' %}[{{ part['text'] }}]{% endif %}{% endfor %}{% endif %}{% endfor %}"""
+KWARGS = "{% if enable_thinking is defined and enable_thinking is false %}off{% else %}on{% endif %}{{ extra['deep'][0] }}"
+
+
+def chat_cases():
+    demo = (DEMO / "chat_template.jinja").read_text()
+    def case(name, template, messages, tokens=TOKENS, generate=True, tools=None, variables=None):
+        return {"name": name, "template": template, "config": tokens, "messages": messages,
+                "add_generation_prompt": generate, "tools": tools, "variables": variables}
+    cases = []
+    for generate in (False, True):
+        suffix = ", to be continued" if generate else ""
+        cases += [case(f"demo model{suffix}", demo, TALK, generate=generate),
+                  case(f"tagged roles{suffix}", CHATML, TALK, generate=generate),
+                  case(f"instructions{suffix}", INST, TALK, generate=generate)]
+    cases += [
+        case("instructions without system", INST, TALK[1:]),
+        case("roles out of order", INST, [USER, USER]),
+        case("no messages for an index", INST, []),
+        case("no tools", TOOLED, [USER]),
+        case("tools", TOOLED, [USER], tools=TOOLS),
+        case("language features", FEATURES, TALK),
+        case("content parts", PARTED, PARTS),
+        case("dates", DATE, [USER]),
+        case("variables", KWARGS, [USER], variables={"enable_thinking": False, "extra": {"deep": ["x"]}}),
+        case("plain text without a last line end", "text\n", [USER]),
+        case("tokens that are not set", "[{{ bos_token }}]", [USER], tokens={"bos_token": None}),
+        case("tool_use of a list", None, [USER], tools=TOOLS, tokens={"chat_template": [
+            {"name": "default", "template": "default"}, {"name": "tool_use", "template": "with tools"}]}),
+        case("default of a list", None, [USER], tokens={"chat_template": [
+            {"name": "default", "template": "default"}, {"name": "tool_use", "template": "with tools"}]}),
+        case("template of the configuration", None, [USER],
+             tokens={"chat_template": "{{ messages[0].content }}", "bos_token": "<s>"}),
+    ]
+    return cases
+
+
+NOW_S = 1_709_210_096  # 2024-02-29 12:34:56 UTC
+
+
+def add_expected(case):
+    class FixedDatetime(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.fromtimestamp(NOW_S, datetime.timezone.utc)
+    chat_template_utils.datetime = FixedDatetime
+    config = dict(case["config"])
+    template = case["template"]
+    named = config.pop("chat_template", None)
+    if template is None:
+        template = {entry["name"]: entry["template"] for entry in named} if isinstance(named, list) else named
+    tokens = {key: value["content"] if isinstance(value, dict) else value
+              for key, value in config.items() if value is not None}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **tokens)
+    tokenizer.chat_template = template
+    try:
+        case["expected"] = tokenizer.apply_chat_template(
+            case["messages"], tools=case["tools"], tokenize=False,
+            add_generation_prompt=case["add_generation_prompt"], **(case["variables"] or {}))
+    except Exception as error:  # Whatever a template may raise is what is recorded.
+        case["error"] = f"{type(error).__name__}: {error}"
+
+
+def write(path, value, indent=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
+
+
+def main():
+    made = f"tokenizers {tokenizers_version}, transformers {transformers.__version__}"
+    makers = {"sentence_piece": sentence_piece, "split_bytes": split_bytes, "word_piece": word_piece}
+    for name, make in makers.items():
+        if not (OUT / name / "tokenizer.json").exists():
+            write(OUT / name / "tokenizer.json", make())
+    for seed, name in enumerate(["demo_model", *makers]):
+        folder = DEMO if name == "demo_model" else OUT / name
+        write(OUT / f"{name}_golden.json",
+              {"made_with": made, **golden(folder / "tokenizer.json", seed)})
+    cases = chat_cases()
+    for case in cases:
+        add_expected(case)
+        print(case["name"], "->", repr(case.get("expected", case.get("error"))))
+    write(OUT / "chat_templates.json", {"made_with": made, "now_s": NOW_S, "cases": cases}, indent=1)
+
+
+if __name__ == "__main__":
+    main()
