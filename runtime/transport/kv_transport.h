@@ -8,9 +8,9 @@
 //   prefill: outbound = OpenOutbound(hello.address); the answer carries outbound->address()
 //   decode:  inbound->Attach(answer.address)
 //
-// A frame that arrives asks KvReceiver::Begin for its place, lands, is checksummed as it lies there,
-// and goes back through KvReceiver::Finish; Listener hears the result. Links are probed when they
-// open: Listener hears the path that was chosen and its speed.
+// A frame that arrives asks KvReceiver::Begin for its place, lands, is checksummed as it lies
+// there, and goes back through KvReceiver::Finish; Listener hears the result. Links are probed when
+// they open: Listener hears the path that was chosen and its speed.
 //
 // Any thread, unless said otherwise. Nothing here waits for a peer.
 

@@ -23,7 +23,8 @@ absl::Status CheckSharedMemory(int64_t pool_bytes) {
                         "mount it, or choose --transport grpc",
                         std::strerror(errno)));
   }
-  const int64_t free_bytes = static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
+  const int64_t free_bytes =
+      static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
   if (free_bytes < pool_bytes + kQueueBytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "a KV pool of %d bytes (and %d for UCX) does not fit /dev/shm, which has %d free: make it "
@@ -105,8 +106,8 @@ absl::Status UcxContext::MapPool(const UcxOptions& options) {
   params.flags = UCP_MEM_MAP_ALLOCATE;  // UCX picks memory that a peer can map.
   ucs_status_t status = ucp_mem_map(context_, &params, &memory_);
   if (status != UCS_OK) {
-    return absl::ResourceExhaustedError(absl::StrFormat("UCX cannot allocate a KV pool of %d bytes: %s",
-                                                        pool_bytes, ucs_status_string(status)));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "UCX cannot allocate a KV pool of %d bytes: %s", pool_bytes, ucs_status_string(status)));
   }
   ucp_mem_attr_t attributes = {};
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;

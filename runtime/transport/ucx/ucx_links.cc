@@ -191,8 +191,8 @@ void UcxLinks::OnSendDone(void* request, ucs_status_t status, void* user_data) {
 void UcxLinks::Settle(SendRecord* record) {
   // A receiver that still reads an abandoned block of shared memory fails its checksum; a send
   // that UCX still reads the block for must end first.
-  const bool block_is_free = (record->acknowledged || record->abandoned) &&
-                             (!record->carries_payload || !record->in_ucx);
+  const bool block_is_free =
+      (record->acknowledged || record->abandoned) && (!record->carries_payload || !record->in_ucx);
   if (block_is_free && !record->reported) {
     record->reported = true;
     if (!record->probe) listener_->OnFrameSent(record->send_id, record->acknowledged);

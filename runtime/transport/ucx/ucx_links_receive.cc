@@ -62,10 +62,9 @@ void UcxLinks::ProbeSharedMemory(Inbound* link) {
     Crc32cCopy(scratch_.data(), link->remote_pool + i * block_bytes, scratch_.size());
   }
   const double seconds = std::max(SecondsNow() - begin, 1e-9);
-  listener_->OnLinkProbed(
-      {.peer = link->peer,
-       .path = "shared memory",
-       .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
+  listener_->OnLinkProbed({.peer = link->peer,
+                           .path = "shared memory",
+                           .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
 }
 
 ucs_status_t UcxLinks::OnOffer(void* self, const void* header, size_t header_bytes, void* data,
@@ -121,7 +120,8 @@ ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_byt
 void UcxLinks::Land(Inbound* link, const FrameHeader& header, const std::byte* source) {
   const std::optional<KvReceiver::Place> place = receiver_->Begin(header);
   if (!place.has_value()) return;
-  const uint32_t crc = Crc32cCopy(context_->pool().block(place->block), source, header.length_bytes);
+  const uint32_t crc =
+      Crc32cCopy(context_->pool().block(place->block), source, header.length_bytes);
   listener_->OnFrameReceived(receiver_->Finish(*place, true, crc), header.length_bytes);
 }
 
@@ -131,11 +131,11 @@ void UcxLinks::CountProbe(Inbound* link, const FrameHeader& header, const std::b
     link->first_probe_seconds = SecondsNow();
   } else if (header.ordinal + 1 == header.reservation.slot) {
     const double seconds = std::max(SecondsNow() - link->first_probe_seconds, 1e-9);
-    listener_->OnLinkProbed(
-        {.peer = link->peer,
-         .path = "ucx active message",
-         .bytes_per_second = static_cast<double>(header.ordinal) *
-                             static_cast<double>(header.length_bytes) / seconds});
+    listener_->OnLinkProbed({.peer = link->peer,
+                             .path = "ucx active message",
+                             .bytes_per_second = static_cast<double>(header.ordinal) *
+                                                 static_cast<double>(header.length_bytes) /
+                                                 seconds});
   }
 }
 
@@ -156,8 +156,8 @@ void UcxLinks::Acknowledge(Inbound* link, const UcxAck& ack) {
   params.flags = UCP_AM_SEND_FLAG_EAGER;
   params.cb.send = &UcxLinks::OnAckDone;
   params.user_data = record;
-  void* request = ucp_am_send_nbx(link->endpoint, kAckId, &record->message,
-                                  sizeof(record->message), nullptr, 0, &params);
+  void* request = ucp_am_send_nbx(link->endpoint, kAckId, &record->message, sizeof(record->message),
+                                  nullptr, 0, &params);
   if (UCS_PTR_IS_PTR(request)) {
     acks_.emplace(record->number, std::move(made));
   } else if (UCS_PTR_IS_ERR(request)) {

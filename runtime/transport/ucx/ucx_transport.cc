@@ -63,8 +63,8 @@ class Outbound final : public KvOutbound {
 static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress& remote,
                                        bool shared_memory) {
   if (remote.block_bytes != local.block_bytes) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "the peer's blocks have %d bytes, ours %d", remote.block_bytes, local.block_bytes));
+    return absl::FailedPreconditionError(absl::StrFormat("the peer's blocks have %d bytes, ours %d",
+                                                         remote.block_bytes, local.block_bytes));
   }
   if (shared_memory && remote.host == local.host) return true;
   if (local.network && remote.network) return false;
