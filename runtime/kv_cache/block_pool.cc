@@ -41,14 +41,12 @@ template <typename Change>
 void BlockPool::Update(BlockId id, Change change) {
   Block& block = At(id);
   const BlockState before = StateOf(block);
-  const bool had_owner = block.references > 0;
   change(&block);
   const BlockState after = StateOf(block);
   --counts_[static_cast<size_t>(before)];
   ++counts_[static_cast<size_t>(after)];
-  const bool unowned = block.references == 0 && !block.cached;
-  if (unowned && (had_owner || before == BlockState::kCached || block.pins == 0) &&
-      !block.in_free_list && TANDEM_GUARD("free_only_on_completion", block.pins == 0)) {
+  if (block.references == 0 && !block.cached && !block.in_free_list &&
+      TANDEM_GUARD("free_only_on_completion", block.pins == 0)) {
     block.in_free_list = true;
     ++block.generation;
     free_.push_back(id);
@@ -65,8 +63,8 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(int32_t n) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("want %d blocks of %d: %d free, %d held, %d cached, %d in flight, %d "
                         "quarantined",
-                        n, num_blocks(), counts.free, counts.held, counts.cached,
-                        counts.in_flight, counts.quarantined));
+                        n, num_blocks(), counts.free, counts.held, counts.cached, counts.in_flight,
+                        counts.quarantined));
   }
   while (static_cast<int32_t>(free_.size()) < n) idle_blocks_->EvictOne();
   std::vector<BlockId> blocks(static_cast<size_t>(n));
@@ -143,9 +141,9 @@ absl::Status BlockPool::Audit() const {
     ++counts[static_cast<size_t>(state)];
     const bool free = state == BlockState::kFree;
     if (block.references < 0 || block.pins < 0 || listed[i] != free || block.in_free_list != free) {
-      return absl::InternalError(absl::StrFormat(
-          "block %d: %d references, %d pins, cached %d, but %s the free list", i, block.references,
-          block.pins, block.cached, listed[i] ? "in" : "not in"));
+      return absl::InternalError(
+          absl::StrFormat("block %d: %d references, %d pins, cached %d, but %s the free list", i,
+                          block.references, block.pins, block.cached, listed[i] ? "in" : "not in"));
     }
   }
   if (!std::equal(std::begin(counts), std::end(counts), std::begin(counts_))) {

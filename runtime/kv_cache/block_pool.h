@@ -54,7 +54,10 @@ class BlockPool {
 
   int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
   // Free or evictable: what Allocate can give.
-  int32_t num_available() const { return static_cast<int32_t>(free_.size()) + num_cached_; }
+  int32_t num_available() const {
+    return static_cast<int32_t>(free_.size()) +
+           static_cast<int32_t>(counts_[static_cast<size_t>(BlockState::kCached)]);
+  }
 
   // n blocks with one reference each, evicting cached ones as needed; all or none:
   // ResourceExhausted if fewer are available.
@@ -99,14 +102,13 @@ class BlockPool {
   const Block& At(BlockId block) const;
   Block& At(BlockId block);
   static BlockState StateOf(const Block& block);
-  // Applies `change` to the block and moves it between the counts, the free list and the idle ones.
+  // Applies `change` and brings the counts, the free list and the idle blocks up to date.
   template <typename Change>
   void Update(BlockId id, Change change);
 
   std::vector<Block> blocks_;
   std::vector<BlockId> free_;
   int64_t counts_[5] = {};  // By BlockState.
-  int32_t num_cached_ = 0;  // In state kCached.
   IdleBlocks* idle_blocks_ = nullptr;
 };
 

@@ -9,9 +9,9 @@
 // reservation; after a failure it sends PrefillCancel and closes it too. Frames reach this class
 // only through KvReceiver, which has fenced them.
 //
-// How the engine counts pins: every granted block is pinned when its reservation opens, unpinned
-// when OnFrame has seen it verified; at Close the others are unpinned, except those that Close
-// names, which keep their pin until their kOrphaned frame.
+// How the engine counts pins: every granted block is pinned when its reservation opens and unpinned
+// when OnFrame first finds it verified. When the reservation closes, the blocks that Close names
+// keep one pin until their kOrphaned frame; all others lose theirs.
 //
 // Pure: no pool, no clock. Every input may come twice, late or after the end.
 

@@ -77,6 +77,8 @@ class PrefillTransfer {
   enum class Block : uint8_t { kComputing, kReady, kInFlight, kSent };
   struct Ordinal {
     Block block = Block::kComputing;
+    bool handed_over = false;  // To the transport, once at least.
+    bool again = false;        // Asked for again before its completion was known.
     uint32_t payload_crc32c = 0;
   };
   Ordinal* Find(int32_t ordinal);  // Null outside the promised range.

@@ -66,6 +66,9 @@ class ReservationTable {
     int32_t block = 0;
   };
 
+  // Null: no open reservation of that name.
+  Slot* Find(const Reservation& reservation);
+
   int64_t block_bytes_;
   std::vector<Slot> slots_;
   std::map<uint64_t, InFlight> in_flight_;  // By ticket.

@@ -1,0 +1,35 @@
+#include "runtime/protocol/grant_policy.h"
+
+#include <algorithm>
+
+#include "runtime/base/check.h"
+
+namespace tandem {
+
+void GrantPolicy::Want(const AttemptId& attempt, int32_t blocks) {
+  TANDEM_CHECK(blocks > 0) << blocks;
+  waiting_.emplace_back(attempt, blocks);
+}
+
+std::optional<AttemptId> GrantPolicy::Next(int32_t available_blocks) {
+  if (waiting_.empty()) return std::nullopt;
+  const auto [attempt, blocks] = waiting_.front();
+  const bool under_half = 2 * (static_cast<int64_t>(granted_blocks_) + blocks) < pool_blocks_;
+  if (blocks > available_blocks || !(under_half || granted_.empty())) return std::nullopt;
+  waiting_.pop_front();
+  granted_[attempt] = blocks;
+  granted_blocks_ += blocks;
+  return attempt;
+}
+
+void GrantPolicy::Remove(const AttemptId& attempt) {
+  const auto granted = granted_.find(attempt);
+  if (granted != granted_.end()) {
+    granted_blocks_ -= granted->second;
+    granted_.erase(granted);
+    return;
+  }
+  std::erase_if(waiting_, [&attempt](const auto& waiting) { return waiting.first == attempt; });
+}
+
+}  // namespace tandem
