@@ -20,6 +20,8 @@ std::string StopMatcher::Append(std::string_view text) {
     bool may_begin_here = false;
     for (const std::string& stop : stops_) {
       if (rest.starts_with(stop)) {
+        // Of those that begin here the shortest was complete first.
+        if (!stopped_ || stop.size() < matched_.size()) matched_ = stop;
         stopped_ = true;
       } else if (std::string_view(stop).starts_with(rest)) {
         may_begin_here = true;

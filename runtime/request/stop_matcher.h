@@ -22,10 +22,13 @@ class StopMatcher {
   // The text is over: what was held back.
   std::string Flush();
   bool stopped() const { return stopped_; }
+  // The string that stopped it; empty before.
+  const std::string& matched() const { return matched_; }
 
  private:
   std::vector<std::string> stops_;
   std::string held_;
+  std::string matched_;
   bool stopped_ = false;
 };
 

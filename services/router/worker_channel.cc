@@ -1,15 +1,11 @@
 #include "services/router/worker_channel.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/support/channel_arguments.h>
-
 #include <algorithm>
 #include <deque>
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "services/server/limits.h"
+#include "services/server/channel.h"
 #include "services/server/status_proto.h"
 
 namespace tandem {
@@ -19,23 +15,6 @@ constexpr int32_t kProtocolMin = 1;
 constexpr int32_t kProtocolMax = 1;
 // A worker that takes none of them for so long is silent long before.
 constexpr size_t kMaxUnsentCommands = 65'536;
-
-std::shared_ptr<grpc::Channel> Dial(const std::string& address,
-                                    const WorkerChannelOptions& options) {
-  grpc::ChannelArguments args;
-  const int keepalive_ms = static_cast<int>(options.keepalive_ms);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
-  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms);
-  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, static_cast<int>(options.first_pause_us / 1000));
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, static_cast<int>(options.max_pause_us / 1000));
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, keepalive_ms);  // Time for one connection attempt.
-  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  args.SetMaxSendMessageSize(kMaxMessageBytes);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
-}
 
 }  // namespace
 
@@ -89,8 +68,8 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
                                      public SessionWriter,
                                      public std::enable_shared_from_this<Session> {
  public:
-  Session(std::shared_ptr<WorkerChannel> channel, SessionId id, const WorkerId& worker)
-      : id(id), worker(worker), channel_(std::move(channel)) {
+  Session(std::shared_ptr<WorkerChannel> channel, SessionId session_id, const WorkerId& worker_id)
+      : id(session_id), worker(worker_id), channel_(std::move(channel)) {
     context_.set_wait_for_ready(false);
   }
 
@@ -190,7 +169,7 @@ WorkerChannel::WorkerChannel(std::string address, const WorkerChannelOptions& op
       core_(core),
       next_session_(next_session),
       wake_(std::move(wake)),
-      channel_(Dial(address_, options)),
+      channel_(DialControl(address_, options.liveness_scale)),
       stub_(v1::Worker::NewStub(channel_)),
       watch_dialling_(options),
       session_dialling_(options) {}

@@ -23,7 +23,7 @@ namespace tandem {
 
 struct WorkerChannelOptions {
   std::string router_name;
-  int64_t keepalive_ms = 1000;
+  double liveness_scale = 1;
   int64_t first_pause_us = 20'000;  // Before dialling again; doubles up to...
   int64_t max_pause_us = 250'000;
 };

@@ -18,6 +18,25 @@ namespace {
 constexpr std::string_view kJson = "application/json";
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
+enum class Page { kHealth, kReady, kBuild, kMetrics, kModels, kModel, kCompletions, kChat };
+
+struct Route {
+  std::string_view path;
+  bool post;
+  Page page;
+};
+
+constexpr Route kRoutes[] = {
+    {"/health", false, Page::kHealth},
+    {"/ready", false, Page::kReady},
+    {"/version", false, Page::kBuild},
+    {"/metrics", false, Page::kMetrics},
+    {"/v1/models", false, Page::kModels},
+    {"/v1/completions", true, Page::kCompletions},
+    {"/v1/chat/completions", true, Page::kChat},
+};
+constexpr Route kModelRoute = {kModelPrefix, false, Page::kModel};
+
 // The client's own id, where it is short and printable; else a new one.
 std::string RequestIdOf(const HttpRequest& request) {
   const std::string_view given = request.Header("x-request-id");
@@ -37,23 +56,6 @@ void SendJson(HttpExchange* exchange, int status, std::string body, std::string_
 HttpApi::HttpApi(HttpApiParts parts) : parts_(std::move(parts)), started_s_(WallClockSeconds()) {}
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
-  enum class Page { kHealth, kReady, kVersion, kMetrics, kModels, kModel, kCompletions, kChat };
-  struct Route {
-    std::string_view path;
-    bool post;
-    Page page;
-  };
-  static constexpr Route kRoutes[] = {
-      {"/health", false, Page::kHealth},
-      {"/ready", false, Page::kReady},
-      {"/version", false, Page::kVersion},
-      {"/metrics", false, Page::kMetrics},
-      {"/v1/models", false, Page::kModels},
-      {"/v1/completions", true, Page::kCompletions},
-      {"/v1/chat/completions", true, Page::kChat},
-  };
-  constexpr Route kModelRoute = {kModelPrefix, false, Page::kModel};
-
   const std::string request_id = RequestIdOf(request);
   const Route* route = std::find_if(std::begin(kRoutes), std::end(kRoutes), [&](const Route& r) {
     return r.path == request.path;
@@ -81,7 +83,7 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
       return SendJson(exchange.get(), 200, "{\"status\":\"ok\"}", request_id);
     case Page::kReady:
       return ServeReady(exchange.get(), request_id);
-    case Page::kVersion:
+    case Page::kBuild:
       return SendJson(exchange.get(), 200, absl::StrFormat("{\"version\":\"%s\"}", kVersion),
                       request_id);
     case Page::kMetrics:
