@@ -1,0 +1,69 @@
+// What the engine keeps of the work it was given: attempts of routers, and prompts that it computes
+// for decode workers.
+
+#ifndef TANDEM_RUNTIME_ENGINE_ATTEMPT_H_
+#define TANDEM_RUNTIME_ENGINE_ATTEMPT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/engine/engine_sequence.h"
+#include "runtime/protocol/decode_transfer.h"
+#include "runtime/protocol/identity.h"
+#include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/prefill_transfer.h"
+#include "runtime/protocol/router_messages.h"
+
+namespace tandem {
+
+// Choices of one attempt; also the room between the orders of two attempts.
+inline constexpr uint64_t kMaxChoices = 128;
+
+// The prompt of an attempt while a prefill worker computes it.
+struct RemotePrefill {
+  PrefillPeer peer;
+  DecodeTransfer transfer;
+  int32_t cached_tokens = 0;  // That the prefill worker found in its prefix cache.
+};
+
+struct StartedChoice {
+  int32_t choice = 0;
+  int32_t token_id = 0;
+};
+
+struct Attempt {
+  AttemptId id;
+  SessionId router = 0;
+  uint64_t order = 0;  // Its choices' sequences use [order, order + kMaxChoices).
+  SamplingParams sampling;
+  int32_t prompt_tokens = 0;
+  int64_t deadline_us = 0;
+
+  // One with the prompt until the first tokens are drawn, then one per choice that goes on.
+  std::vector<std::unique_ptr<EngineSequence>> sequences;
+  int32_t num_unfinished = 0;  // Choices without their last token.
+
+  // Until the PromptEvent.
+  std::vector<SampledToken> prompt_logprobs;
+  int32_t cached_tokens = 0;
+  int32_t transferred_blocks = 0;
+
+  std::unique_ptr<RemotePrefill> remote;
+  std::vector<StartedChoice> started_choices;  // First token delivered, sequence not forked yet.
+};
+
+struct PrefillJob {
+  AttemptId id;
+  SessionId decode = 0;
+  SamplingParams sampling;
+  int32_t prompt_tokens = 0;
+  std::unique_ptr<EngineSequence> sequence;
+  PrefillTransfer transfer;
+  int32_t num_ready_blocks = 0;  // Content final, told to `transfer`.
+  std::vector<SampledToken> prompt_logprobs;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_ATTEMPT_H_

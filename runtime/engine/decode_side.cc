@@ -1,0 +1,282 @@
+// Prompts of ours that a prefill worker computes: promise, grant, arrival, commit.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+
+// True: a prefill worker has the prompt now. What is cached here is held from now on and will not
+// travel.
+bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
+  if (submit.prefill.address.empty() || submit.prefill.worker == options_.self) return false;
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  const auto num_tokens = static_cast<int32_t>(prompt->token_ids.size());
+  const int32_t missing = num_tokens - memory_.CountCachedBlocks(*prompt) * options_.block_tokens;
+  if (missing < std::max(submit.disaggregate_from_tokens, 1)) return false;
+
+  const int32_t num_blocks = CeilDiv(num_tokens, options_.block_tokens);
+  // No choice goes on after its first token: nothing needs to travel, nothing is promised.
+  const bool only_first_token = FinishOf(attempt->sampling, attempt->prompt_tokens, num_tokens,
+                                         kNoToken) != FinishReason::kNone;
+  if (!only_first_token) memory_.AttachPrefix(prompt);
+  const int32_t first_block =
+      only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
+  attempt->remote = std::make_unique<RemotePrefill>(
+      RemotePrefill{.peer = submit.prefill,
+                    .transfer = DecodeTransfer({.attempt = attempt->id,
+                                                .first_block = first_block,
+                                                .num_blocks = num_blocks,
+                                                .timeout_us = options_.times.lease_us})});
+  ++num_remote_;
+  leases_->Add(submit.prefill.worker, attempt->id);
+  outbox_->ToPrefill(submit.prefill, PrefillSubmit{.attempt = attempt->id,
+                                                   .token_ids = submit.token_ids,
+                                                   .prompt_tokens = submit.prompt_tokens,
+                                                   .choices = submit.choices,
+                                                   .sampling = submit.sampling,
+                                                   .time_left_us = submit.time_left_us,
+                                                   .hash_root = submit.hash_root,
+                                                   .trace_context = submit.trace_context,
+                                                   .first_block = first_block,
+                                                   .num_blocks = num_blocks,
+                                                   .alone = submit.alone});
+  return true;
+}
+
+void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
+                                    int64_t now_us) {
+  Note(now_us);
+  const AttemptId& id =
+      std::visit([](const auto& m) -> const AttemptId& { return m.attempt; }, message);
+  Attempt* const attempt = FindRemote(id);
+  if (attempt == nullptr || attempt->remote->peer.worker != prefill) return;
+  DecodeTransfer& transfer = attempt->remote->transfer;
+  if (const auto* start = std::get_if<Start>(&message)) {
+    attempt->remote->cached_tokens = start->cached_tokens;
+    if (transfer.OnStart()) {
+      grants_.Want(id, transfer.num_blocks() - transfer.first_block());
+      held_.push_back(attempt);
+      GrantHeld();
+    }
+  } else if (std::holds_alternative<Progress>(message)) {
+    transfer.OnProgress(now_us_);
+  } else if (const auto* first = std::get_if<FirstToken>(&message)) {
+    if (!OnFirstToken(attempt, *first)) return;
+  } else if (const auto* done = std::get_if<Done>(&message)) {
+    transfer.OnDone(*done, now_us_);
+  } else if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
+    OnPrefillRefused(attempt, refused->status);
+    return;
+  }
+  AfterTransferInput(attempt);
+}
+
+// False: the attempt is over.
+bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
+  const EngineSequence& prompt = *attempt->sequences.front();
+  if (first.tokens.size() != prompt.draws.size()) {
+    EndAttempt(attempt,
+               absl::InternalError(absl::StrFormat("%d first tokens for %d choices",
+                                                   first.tokens.size(), prompt.draws.size())));
+    return false;
+  }
+  if (!attempt->remote->transfer.OnFirstToken(now_us_)) return true;
+  std::vector<SampledToken> tokens = first.tokens;
+  attempt->prompt_logprobs = first.prompt_logprobs;
+  attempt->cached_tokens = std::max(attempt->remote->cached_tokens, prompt.num_computed);
+  attempt->transferred_blocks = attempt->remote->transfer.num_verified();
+  DeliverFirstTokens(attempt, &tokens);
+  if (!attempt->started_choices.empty()) return true;
+  FinishAttempt(attempt);
+  return false;
+}
+
+void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
+  const bool nothing_delivered = !attempt->remote->transfer.first_token_known();
+  attempt->remote->transfer.OnRefused(why);
+  if (absl::IsFailedPrecondition(why)) {
+    ComputeHere(attempt);  // It never could.
+  } else if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
+    EndAttempt(attempt, why);
+  } else if (nothing_delivered) {
+    outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id, .status = why});
+    ForgetAttempt(attempt);
+  } else {
+    EndAttempt(attempt, absl::UnavailableError(
+                            absl::StrFormat("the prefill worker gave up: %s", why.ToString())));
+  }
+}
+
+void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
+  Note(now_us);
+  const absl::Status status = absl::UnavailableError(
+      absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
+  for (auto next = attempts_.begin(); next != attempts_.end();) {
+    Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
+    if (attempt->remote == nullptr || attempt->remote->peer.worker != prefill) continue;
+    attempt->remote->transfer.OnPeerLost(status);
+    EndAttempt(attempt, status);
+  }
+}
+
+void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
+  Note(now_us);
+  if (frame.outcome == FrameOutcome::kOrphaned) {
+    memory_.Unpin(frame.block);  // It has been in quarantine since its reservation closed.
+    return;
+  }
+  Attempt* const attempt = FindRemote(frame.attempt);
+  // Closed between the frame's landing and this call: Close has let go of the block.
+  if (attempt == nullptr || attempt->remote->transfer.reservation() != frame.reservation) return;
+  DecodeTransfer& transfer = attempt->remote->transfer;
+  const bool had_it = transfer.verified(frame.ordinal);
+  if (const std::optional<Resend> resend = transfer.OnFrame(frame, now_us_)) {
+    outbox_->ToPrefill(attempt->remote->peer, *resend);
+  }
+  if (!had_it && transfer.verified(frame.ordinal)) memory_.Unpin(frame.block);
+  AfterTransferInput(attempt);
+}
+
+// Grants what is held, oldest first, but never ahead of an older sequence that lacks blocks here.
+void Engine::Impl::GrantHeld() {
+  while (!held_.empty() && held_.front()->order < blocked_order_) {
+    const std::optional<AttemptId> id = grants_.Next(GrantableBlocks());
+    if (!id.has_value()) return;
+    Attempt* const attempt = held_.front();
+    TANDEM_CHECK(attempt->id == *id) << "grants and their queue disagree";
+    held_.pop_front();
+    GrantBlocks(attempt);
+  }
+}
+
+void Engine::Impl::GrantBlocks(Attempt* attempt) {
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  DecodeTransfer& transfer = attempt->remote->transfer;
+  const auto first = static_cast<size_t>(transfer.first_block());
+  TANDEM_CHECK(memory_.AppendBlocks(prompt, transfer.num_blocks() - transfer.first_block()))
+      << memory_.num_available() << " blocks available after all";
+  const auto granted = std::span<const BlockId>(prompt->block_table).subspan(first);
+  for (BlockId block : granted) memory_.Pin(block);
+  const Reservation reservation = receiver_->Open(attempt->id, transfer.first_block(), granted);
+  outbox_->ToPrefill(attempt->remote->peer, transfer.OnGranted(reservation, now_us_));
+  reservation_expiries_.Set(attempt->id, transfer.expires_at_us());
+}
+
+// A block for everyone who runs stays, as for admissions.
+int32_t Engine::Impl::GrantableBlocks() const {
+  return std::max(0, memory_.num_available() - scheduler_.num_running());
+}
+
+// Younger sequences must not take what the oldest held grant waits for.
+uint64_t Engine::Impl::OldestHeldGrant() const {
+  if (held_.empty() || grants_.wanted_blocks() <= GrantableBlocks()) return kNoOrder;
+  return held_.front()->order;
+}
+
+void Engine::Impl::AfterTransferInput(Attempt* attempt) {
+  const DecodeTransfer& transfer = attempt->remote->transfer;
+  if (transfer.state() == DecodeTransfer::State::kComplete) {
+    Commit(attempt);
+  } else if (transfer.state() == DecodeTransfer::State::kFailed) {
+    if (absl::IsDataLoss(transfer.failure())) {
+      ComputeHere(attempt);
+    } else {
+      EndAttempt(attempt, transfer.failure());
+    }
+  } else if (transfer.state() == DecodeTransfer::State::kGranted) {
+    reservation_expiries_.Set(attempt->id, transfer.expires_at_us());
+  }
+}
+
+// All blocks are here and verified: the sequence joins the batch, its prefix the cache.
+void Engine::Impl::Commit(Attempt* attempt) {
+  EndTransfer(attempt);
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  prompt->num_prompt_logprobs = -1;
+  prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());
+  memory_.CacheComputed(prompt);
+  ForkChoices(attempt);
+}
+
+// Gives the transfer up but not the attempt: its prompt is computed here. First tokens that were
+// delivered stay delivered.
+void Engine::Impl::ComputeHere(Attempt* attempt) {
+  EndTransfer(attempt);
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  memory_.Release(prompt);
+  if (attempt->started_choices.empty()) {
+    scheduler_.Enqueue(prompt);
+  } else {
+    prompt->num_prompt_logprobs = -1;
+    ForkChoices(attempt);
+  }
+}
+
+// The one place where a transfer's resources here go, whatever it came to. Blocks stay with the
+// sequence; those that a frame may still write to stay pinned.
+void Engine::Impl::EndTransfer(Attempt* attempt) {
+  if (attempt->remote == nullptr) return;
+  const std::unique_ptr<RemotePrefill> remote = std::move(attempt->remote);
+  const DecodeTransfer& transfer = remote->transfer;
+  --num_remote_;
+  leases_->Remove(remote->peer.worker, attempt->id);
+  grants_.Remove(attempt->id);
+  std::erase(held_, attempt);
+  reservation_expiries_.Remove(attempt->id);
+  if (transfer.reservation().generation != 0) {
+    const std::vector<int32_t> in_flight = receiver_->Close(transfer.reservation());
+    const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
+    for (int32_t i = transfer.first_block(); i < transfer.num_blocks(); ++i) {
+      const BlockId block = table[static_cast<size_t>(i)];
+      if (transfer.verified(i)) continue;
+      if (std::find(in_flight.begin(), in_flight.end(), block) == in_flight.end()) {
+        memory_.Unpin(block);
+      }
+    }
+  }
+  if (transfer.state() == DecodeTransfer::State::kComplete) {
+    outbox_->ToPrefill(remote->peer, Committed{.attempt = attempt->id});
+  } else {
+    outbox_->ToPrefill(remote->peer, PrefillCancel{.attempt = attempt->id,
+                                                   .time_left_us = attempt->deadline_us - now_us_});
+  }
+}
+
+void Engine::Impl::ExpireReservations() {
+  while (const auto id = reservation_expiries_.PopDue(now_us_)) {
+    Attempt* const attempt = FindRemote(*id);
+    attempt->remote->transfer.Expire(now_us_);
+    AfterTransferInput(attempt);
+  }
+}
+
+// Nothing runs and nothing that is under way will give blocks back: prompts that wait for a grant
+// hold cached prefixes, which together can fill the pool. The youngest gives its up and is computed
+// here in its turn. True if there was one.
+bool Engine::Impl::RelieveMemory() {
+  if ((scheduler_.idle() && held_.empty()) || grants_.granted_blocks() > 0) return false;
+  const auto has_started = [](const auto& entry) {
+    return entry.second->transfer.state() != PrefillTransfer::State::kQueued;
+  };
+  if (std::any_of(jobs_.begin(), jobs_.end(), has_started)) return false;
+  Attempt* youngest = nullptr;
+  for (const auto& [id, attempt] : attempts_) {
+    if (attempt->remote == nullptr || attempt->sequences.front()->block_table.empty()) continue;
+    if (youngest == nullptr || attempt->order > youngest->order) youngest = attempt.get();
+  }
+  if (youngest == nullptr) return false;
+  ComputeHere(youngest);
+  return true;
+}
+
+Attempt* Engine::Impl::FindRemote(const AttemptId& id) {
+  const auto found = attempts_.find(id);
+  if (found == attempts_.end() || found->second->remote == nullptr) return nullptr;
+  return found->second.get();
+}
+
+}  // namespace tandem

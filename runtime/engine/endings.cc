@@ -1,0 +1,106 @@
+// How attempts end: finished, cancelled, out of time, their router or this worker gone. Every way
+// leads through FinishAttempt or EndAttempt, so that there is one terminal event and one release.
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/guard.h"
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+namespace {
+
+// Ended attempts that are remembered; deadlines are the routers' word, memory is ours.
+constexpr size_t kMaxEnded = 1 << 18;
+
+}  // namespace
+
+void Engine::Impl::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
+  Note(now_us);
+  AbortOutcome outcome = AbortOutcome::kNotFound;
+  if (const auto found = attempts_.find(cancel.attempt); found != attempts_.end()) {
+    EndAttempt(found->second.get(), absl::CancelledError("aborted by its router"));
+    outcome = AbortOutcome::kAccepted;
+  } else if (!Ended(cancel.attempt) &&
+             tombstones_.Add(cancel.attempt, After(now_us_, cancel.time_left_us), now_us_)) {
+    outcome = AbortOutcome::kTombstoned;
+  }
+  outbox_->ToRouter(router, AbortReply{.attempt = cancel.attempt, .outcome = outcome});
+}
+
+void Engine::Impl::OnRouterLost(SessionId router, int64_t now_us) {
+  Note(now_us);
+  EndAttemptsIf([router](const Attempt& attempt) { return attempt.router == router; },
+                absl::UnavailableError("its router's session is lost"), /*notify=*/false);
+}
+
+void Engine::Impl::Drain(int64_t now_us) {
+  Note(now_us);
+  if (draining_) return;
+  draining_ = true;
+  const absl::Status status = absl::UnavailableError("this worker is draining");
+  EndAttemptsIf([](const Attempt&) { return true; }, status, /*notify=*/true);
+  RefuseWaitingJobs(status);
+}
+
+template <typename Predicate>
+void Engine::Impl::EndAttemptsIf(Predicate ends, const absl::Status& status, bool notify) {
+  for (auto next = attempts_.begin(); next != attempts_.end();) {
+    Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
+    if (ends(*attempt)) EndAttempt(attempt, status, notify);
+  }
+}
+
+void Engine::Impl::ExpireAttempts() {
+  while (const auto id = attempt_deadlines_.PopDue(now_us_)) {
+    EndAttempt(attempts_.at(*id).get(), absl::DeadlineExceededError("the deadline has passed"));
+  }
+}
+
+void Engine::Impl::EndAttempt(Attempt* attempt, const absl::Status& status, bool notify) {
+  if (notify) {
+    outbox_->ToRouter(attempt->router, EndedEvent{.attempt = attempt->id, .status = status});
+  }
+  ForgetAttempt(attempt);
+}
+
+void Engine::Impl::FinishAttempt(Attempt* attempt) {
+  TANDEM_CHECK(attempt->num_unfinished == 0) << attempt->num_unfinished << " choices unfinished";
+  ForgetAttempt(attempt);
+}
+
+void Engine::Impl::EndSequence(EngineSequence* sequence) {
+  Attempt* const attempt = sequence->attempt;
+  ReleaseSequence(sequence);
+  if (attempt->num_unfinished == 0) FinishAttempt(attempt);
+}
+
+void Engine::Impl::ForgetAttempt(Attempt* attempt) {
+  EndTransfer(attempt);
+  for (const auto& sequence : attempt->sequences) {
+    if (sequence != nullptr && !sequence->ended) ReleaseSequence(sequence.get());
+  }
+  // The step in progress may still have runs of these sequences.
+  std::move(attempt->sequences.begin(), attempt->sequences.end(), std::back_inserter(graveyard_));
+  const AttemptId id = attempt->id;
+  RememberEnded(id, attempt->deadline_us);
+  attempt_deadlines_.Remove(id);
+  attempts_.erase(id);
+}
+
+void Engine::Impl::ReleaseSequence(EngineSequence* sequence) {
+  scheduler_.Remove(sequence);
+  memory_.Release(sequence);
+  sequence->ended = true;
+}
+
+bool Engine::Impl::Ended(const AttemptId& attempt) const {
+  return !TANDEM_GUARD("ended_attempt", !ended_.TimeOf(attempt).has_value());
+}
+
+void Engine::Impl::RememberEnded(const AttemptId& attempt, int64_t until_us) {
+  if (until_us > now_us_) ended_.Set(attempt, until_us);
+  if (ended_.size() > kMaxEnded) ended_.PopDue(kNever);
+}
+
+}  // namespace tandem

@@ -1,0 +1,178 @@
+// The engine's state, and its work split by topic: submit.cc, step.cc, publish.cc, endings.cc,
+// prefill_side.cc and decode_side.cc implement what they are named after.
+
+#ifndef TANDEM_RUNTIME_ENGINE_ENGINE_IMPL_H_
+#define TANDEM_RUNTIME_ENGINE_ENGINE_IMPL_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/engine/attempt.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/expiry_queue.h"
+#include "runtime/engine/kv_memory.h"
+#include "runtime/protocol/grant_policy.h"
+#include "runtime/protocol/tombstones.h"
+#include "runtime/scheduler/scheduler.h"
+
+namespace tandem {
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, Executor* executor, Outbox* outbox, KvReceiver* receiver,
+       LeaseKeeper* leases);
+
+  // The contracts are Engine's.
+  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us);
+  void OnCancel(SessionId router, const Cancel& cancel, int64_t now_us);
+  void OnRouterLost(SessionId router, int64_t now_us);
+  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us);
+  void OnDecodeLost(SessionId decode, int64_t now_us);
+  void OnFrameSent(uint64_t send_id, bool ok, int64_t now_us);
+  void OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message, int64_t now_us);
+  void OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us);
+  void OnFrameReceived(const ReceivedFrame& frame, int64_t now_us);
+  void Drain(int64_t now_us);
+  bool drained() const;
+  StepResult Step(int64_t now_us);
+  WorkerLoad Load() const;
+  KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
+  KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
+
+ private:
+  static constexpr int32_t kNoToken = -1;
+
+  // A block that a transport reads.
+  struct FrameSend {
+    AttemptId attempt;
+    int32_t ordinal = 0;
+    BlockId block = 0;
+  };
+
+  // Every input begins with this.
+  void Note(int64_t now_us);
+  static int64_t After(int64_t now_us, int64_t duration_us);
+  uint64_t NextOrder() { return next_order_ += kMaxChoices; }
+
+  // ---- submit.cc ----
+  absl::Status CheckSubmit(const Submit& submit) const;
+  absl::Status CheckGeneration(const SamplingParams& sampling, std::span<const int32_t> choices,
+                               int32_t prompt_tokens, int64_t num_tokens) const;
+  absl::Status CheckQueue() const;
+  void Refuse(SessionId router, const Submit& submit, absl::Status status);
+  Attempt* AddAttempt(SessionId router, const Submit& submit);
+  void SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
+                   int32_t prompt_tokens, const SamplingParams* sampling,
+                   EngineSequence* sequence) const;
+
+  // ---- step.cc ----
+  void Execute(const StepPlan& plan, StepResult* result);
+  static SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens);
+  int64_t NextWakeup() const;
+
+  // ---- publish.cc ----
+  void Publish(const StepPlan& plan);
+  void FailRun(EngineSequence* sequence, const absl::Status& status);
+  void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
+  void PublishToRouter(EngineSequence* sequence, RunOutput* output);
+  void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
+  bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
+                    SampledToken* token);
+  FinishReason FinishOf(const SamplingParams& sampling, int32_t prompt_tokens, int32_t position,
+                        int32_t token) const;
+  void ForkChoices(Attempt* attempt);
+
+  // ---- endings.cc ----
+  void ExpireAttempts();
+  template <typename Predicate>
+  void EndAttemptsIf(Predicate ends, const absl::Status& status, bool notify);
+  void EndAttempt(Attempt* attempt, const absl::Status& status, bool notify = true);
+  void FinishAttempt(Attempt* attempt);
+  void EndSequence(EngineSequence* sequence);
+  void ForgetAttempt(Attempt* attempt);
+  void ReleaseSequence(EngineSequence* sequence);
+  bool Ended(const AttemptId& attempt) const;
+  void RememberEnded(const AttemptId& attempt, int64_t until_us);
+
+  // ---- prefill_side.cc ----
+  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit);
+  absl::Status CheckPrefillSubmit(const PrefillSubmit& submit) const;
+  void OnPrefillCancel(SessionId decode, const PrefillCancel& cancel);
+  void StartAdmitted(const StepPlan& plan);
+  void PublishToDecode(EngineSequence* sequence, RunOutput* output);
+  void OfferBlocks(PrefillJob* job);
+  void Pump(PrefillJob* job);
+  void ExpireJobs();
+  void RefuseWaitingJobs(const absl::Status& status);
+  void RefuseJob(PrefillJob* job, const absl::Status& status);
+  void ForgetJob(PrefillJob* job);
+  PrefillJob* FindJob(const AttemptId& attempt, SessionId decode);
+
+  // ---- decode_side.cc ----
+  bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
+  bool OnFirstToken(Attempt* attempt, const FirstToken& first);
+  void OnPrefillRefused(Attempt* attempt, const absl::Status& why);
+  void GrantHeld();
+  void GrantBlocks(Attempt* attempt);
+  int32_t GrantableBlocks() const;
+  uint64_t OldestHeldGrant() const;
+  void AfterTransferInput(Attempt* attempt);
+  void Commit(Attempt* attempt);
+  void ComputeHere(Attempt* attempt);
+  void EndTransfer(Attempt* attempt);
+  void ExpireReservations();
+  bool RelieveMemory();
+  Attempt* FindRemote(const AttemptId& id);
+
+  const EngineOptions options_;
+  Executor* const executor_;
+  Outbox* const outbox_;
+  KvReceiver* const receiver_;
+  LeaseKeeper* const leases_;
+
+  KvMemory memory_;
+  Scheduler scheduler_;
+
+  int64_t now_us_ = 0;
+  uint64_t next_order_ = 0;
+  bool draining_ = false;
+  bool stalled_ = false;               // The last step had work but could run none of it.
+  uint64_t blocked_order_ = kNoOrder;  // As of the last step's plan.
+  int64_t num_steps_ = 0;
+
+  // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.
+  std::map<AttemptId, std::unique_ptr<Attempt>> attempts_;
+  ExpiryQueue<AttemptId> attempt_deadlines_;
+  ExpiryQueue<AttemptId> ended_;  // Until their deadline a copy of their submit may still come.
+  Tombstones tombstones_;
+
+  // As the decode side.
+  GrantPolicy grants_;
+  std::deque<Attempt*> held_;  // Started, without a grant; in the policy's order.
+  int32_t num_remote_ = 0;     // Attempts whose prompt a prefill worker has.
+  ExpiryQueue<AttemptId> reservation_expiries_;
+
+  // As the prefill side.
+  std::map<AttemptId, std::unique_ptr<PrefillJob>> jobs_;
+  ExpiryQueue<AttemptId> job_leases_;
+  ExpiryQueue<AttemptId> job_deadlines_;
+  absl::flat_hash_map<uint64_t, FrameSend> sends_;  // Never iterated.
+  uint64_t next_send_id_ = 1;
+
+  // Of the step in progress, kept for their capacity.
+  std::vector<SequenceRun> runs_;
+  StepOutput output_;
+  std::vector<std::unique_ptr<EngineSequence>> graveyard_;  // Ended; the plan may name them.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_ENGINE_IMPL_H_

@@ -1,0 +1,40 @@
+// A sequence with what the engine needs beyond scheduling: whose it is, what it draws, and how far
+// its blocks are named.
+
+#ifndef TANDEM_RUNTIME_ENGINE_ENGINE_SEQUENCE_H_
+#define TANDEM_RUNTIME_ENGINE_ENGINE_SEQUENCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/engine/executor.h"
+#include "runtime/kv_cache/prefix_cache.h"
+#include "runtime/scheduler/sequence.h"
+
+namespace tandem {
+
+struct Attempt;
+struct PrefillJob;
+
+// Exactly one of `attempt` and `job` owns it.
+struct EngineSequence final : Sequence {
+  Attempt* attempt = nullptr;  // Tokens go to a router.
+  PrefillJob* job = nullptr;   // Blocks and the first token go to a decode worker.
+
+  // What to draw after the last token: every choice while they share the prompt, then its own.
+  std::vector<Draw> draws;
+  bool forked = false;  // One choice of its own.
+  bool ended = false;   // Within this step; its owner may be gone.
+
+  BlockHash hash_root;
+  PrefixCursor cursor;  // After num_named_blocks.
+  int32_t num_named_blocks = 0;
+
+  // >= 0: prompt logprobs are still being collected, so every token must be computed here.
+  int32_t num_prompt_logprobs = -1;
+  int32_t attached_tokens = -1;  // Found in the prefix cache when first admitted; -1: not yet.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_ENGINE_SEQUENCE_H_

@@ -1,0 +1,102 @@
+#include "runtime/engine/kv_memory.h"
+
+#include <algorithm>
+
+#include "runtime/base/check.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+
+KvMemory::KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching,
+                   Executor* executor)
+    : block_tokens_(block_tokens),
+      executor_(executor),
+      pool_(num_blocks),
+      cache_({.block_tokens = block_tokens, .enabled = prefix_caching}, &pool_),
+      checksums_(static_cast<size_t>(num_blocks)) {}
+
+void KvMemory::AttachPrefix(Sequence* base) {
+  auto* const sequence = static_cast<EngineSequence*>(base);
+  TANDEM_CHECK(sequence->block_table.empty());
+  PrefixCache::Hit hit{.blocks = {}, .cursor = {.name = sequence->hash_root}};
+  if (sequence->num_prompt_logprobs < 0) {
+    // The last token is always computed: its logits are what the hit cannot give.
+    const std::span<const int32_t> tokens(sequence->token_ids);
+    hit = cache_.Match(sequence->hash_root, tokens.first(tokens.size() - 1));
+  }
+  sequence->block_table = std::move(hit.blocks);
+  sequence->cursor = hit.cursor;
+  sequence->num_named_blocks = static_cast<int32_t>(sequence->block_table.size());
+  sequence->num_computed = sequence->num_named_blocks * block_tokens_;
+}
+
+int32_t KvMemory::Grow(Sequence* base, int32_t num_tokens) {
+  auto* const sequence = static_cast<EngineSequence*>(base);
+  if (!OwnNextSlot(sequence)) return sequence->num_computed;
+  const int32_t wanted =
+      CeilDiv(num_tokens, block_tokens_) - static_cast<int32_t>(sequence->block_table.size());
+  if (wanted > 0) AppendBlocks(sequence, std::min(wanted, num_available()));
+  return std::min(num_tokens, static_cast<int32_t>(sequence->block_table.size()) * block_tokens_);
+}
+
+bool KvMemory::OwnNextSlot(EngineSequence* sequence) {
+  // A block that begins with the next token is not in the table yet or has just been allocated.
+  if (sequence->num_computed % block_tokens_ == 0) return true;
+  BlockId& block =
+      sequence->block_table[static_cast<size_t>(sequence->num_computed / block_tokens_)];
+  if (pool_.Exclusive(block)) return true;
+  absl::StatusOr<std::vector<BlockId>> own = pool_.Allocate(1);
+  if (!own.ok()) return false;
+  copies_.push_back({.source = block, .destination = own->front()});
+  // Copies run in order before anything else of the step, so that whoever gets the source next
+  // writes to it only afterwards.
+  pool_.Release(block);
+  block = own->front();
+  return true;
+}
+
+void KvMemory::Release(Sequence* base) {
+  auto* const sequence = static_cast<EngineSequence*>(base);
+  pool_.Release(sequence->block_table);
+  sequence->block_table.clear();
+  sequence->num_computed = 0;
+  sequence->num_named_blocks = 0;
+  sequence->cursor = {.name = sequence->hash_root};
+}
+
+int32_t KvMemory::CountCachedBlocks(const EngineSequence& sequence) const {
+  if (sequence.num_prompt_logprobs >= 0) return 0;
+  return cache_.CountMatch(sequence.hash_root, sequence.token_ids);
+}
+
+bool KvMemory::AppendBlocks(EngineSequence* sequence, int32_t num_blocks) {
+  absl::StatusOr<std::vector<BlockId>> blocks = pool_.Allocate(num_blocks);
+  if (!blocks.ok()) return false;
+  sequence->block_table.insert(sequence->block_table.end(), blocks->begin(), blocks->end());
+  return true;
+}
+
+void KvMemory::Share(std::span<const BlockId> table) {
+  for (BlockId block : table) pool_.AddReference(block);
+}
+
+void KvMemory::CacheComputed(EngineSequence* sequence) {
+  const int32_t num_full = sequence->num_computed / block_tokens_;
+  while (sequence->num_named_blocks < num_full) {
+    const auto i = static_cast<size_t>(sequence->num_named_blocks++);
+    const auto block_tokens = static_cast<size_t>(block_tokens_);
+    cache_.Append(&sequence->cursor,
+                  std::span(sequence->token_ids).subspan(i * block_tokens, block_tokens),
+                  sequence->block_table[i]);
+  }
+}
+
+uint32_t KvMemory::Checksum(BlockId block) {
+  KnownChecksum& known = checksums_[static_cast<size_t>(block)];
+  if (known.generation != pool_.generation(block)) {
+    known = {.generation = pool_.generation(block), .crc32c = executor_->BlockChecksum(block)};
+  }
+  return known.crc32c;
+}
+
+}  // namespace tandem

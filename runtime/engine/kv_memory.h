@@ -1,0 +1,80 @@
+// The engine's blocks: pool and prefix cache together, copy-on-write, checksums.
+//
+// A sequence's table holds one reference per block. Full blocks whose tokens were computed or
+// verified here get a name in the prefix cache.
+
+#ifndef TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+#define TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "runtime/engine/engine_sequence.h"
+#include "runtime/engine/executor.h"
+#include "runtime/kv_cache/block_pool.h"
+#include "runtime/kv_cache/kv_events.h"
+#include "runtime/kv_cache/prefix_cache.h"
+#include "runtime/scheduler/block_source.h"
+
+namespace tandem {
+
+// Engine thread only.
+class KvMemory final : public BlockSource {
+ public:
+  KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching, Executor* executor);
+
+  // ---- BlockSource; every sequence is an EngineSequence ----
+  void AttachPrefix(Sequence* sequence) override;
+  int32_t Grow(Sequence* sequence, int32_t num_tokens) override;
+  void Release(Sequence* sequence) override;
+  int32_t num_available() const override { return pool_.num_available(); }
+
+  // How many full blocks of the sequence's tokens are cached, its last token's included.
+  int32_t CountCachedBlocks(const EngineSequence& sequence) const;
+
+  // Fresh blocks at the end of the table, all or none.
+  bool AppendBlocks(EngineSequence* sequence, int32_t num_blocks);
+  // One more reference to each block of `table`.
+  void Share(std::span<const BlockId> table);
+  // Names the full blocks below num_computed; their content is right and final.
+  void CacheComputed(EngineSequence* sequence);
+
+  // A transport may read or write the block until Unpin, whoever lets go of it in between.
+  void Pin(BlockId block) { pool_.Pin(block); }
+  void Unpin(BlockId block) { pool_.Unpin(block); }
+
+  // Of a block whose content is final; computed once in the block's life.
+  uint32_t Checksum(BlockId block);
+
+  // Copies that must precede the next step's runs. ClearCopies once they are done.
+  std::span<const BlockCopy> copies() const { return copies_; }
+  void ClearCopies() { copies_.clear(); }
+
+  int32_t num_blocks() const { return pool_.num_blocks(); }
+  BlockCounts Counts() const { return pool_.Counts(); }
+  KvEvents TakeEvents() { return cache_.TakeEvents(); }
+  KvEvents Snapshot() const { return cache_.Snapshot(); }
+
+ private:
+  // Makes the block of the next token the sequence's own. False: no block for the copy.
+  bool OwnNextSlot(EngineSequence* sequence);
+
+  struct KnownChecksum {
+    uint32_t generation = 0;  // Of the block; 0: not known.
+    uint32_t crc32c = 0;
+  };
+
+  const int32_t block_tokens_;
+  Executor* const executor_;
+  BlockPool pool_;
+  PrefixCache cache_;
+  std::vector<BlockCopy> copies_;
+  std::vector<KnownChecksum> checksums_;  // By block.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_

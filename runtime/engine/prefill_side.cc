@@ -1,0 +1,252 @@
+// Prompts computed for decode workers: their blocks are sent as they finish, and kept until the
+// receiver has committed, cancelled, gone or let its lease run out.
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+
+void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message,
+                                   int64_t now_us) {
+  Note(now_us);
+  if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+    OnPrefillSubmit(decode, *submit);
+  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
+    OnPrefillCancel(decode, *cancel);
+  } else if (const auto* renew = std::get_if<Renew>(&message)) {
+    for (const AttemptId& attempt : renew->attempts) {
+      PrefillJob* const job = FindJob(attempt, decode);
+      if (job == nullptr) continue;
+      job->transfer.OnRenew(now_us_);
+      job_leases_.Set(job->id, job->transfer.lease_until_us());
+    }
+  } else if (const auto* grant = std::get_if<Grant>(&message)) {
+    if (PrefillJob* const job = FindJob(grant->attempt, decode)) {
+      job->transfer.OnGrant(*grant);
+      Pump(job);
+    }
+  } else if (const auto* resend = std::get_if<Resend>(&message)) {
+    if (PrefillJob* const job = FindJob(resend->attempt, decode)) {
+      job->transfer.OnResend(*resend);
+      Pump(job);
+    }
+  } else if (const auto* committed = std::get_if<Committed>(&message)) {
+    if (PrefillJob* const job = FindJob(committed->attempt, decode)) {
+      job->transfer.End(absl::OkStatus());
+      Pump(job);
+    }
+  }
+}
+
+void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit) {
+  if (jobs_.contains(submit.attempt) || Ended(submit.attempt)) return;
+  if (absl::Status status = CheckPrefillSubmit(submit); !status.ok()) {
+    if (submit.time_left_us > 0) {
+      RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
+    }
+    outbox_->ToDecode(decode,
+                      PrefillRefused{.attempt = submit.attempt, .status = std::move(status)});
+    return;
+  }
+  auto job = std::make_unique<PrefillJob>(PrefillJob{
+      .id = submit.attempt,
+      .decode = decode,
+      .sampling = submit.sampling,
+      .prompt_tokens = submit.prompt_tokens,
+      .sequence = std::make_unique<EngineSequence>(),
+      .transfer = PrefillTransfer({.attempt = submit.attempt,
+                                   .first_block = submit.first_block,
+                                   .num_blocks = submit.num_blocks,
+                                   .block_bytes = options_.block_bytes,
+                                   .lease_us = options_.times.lease_us},
+                                  now_us_),
+  });
+  EngineSequence* const sequence = job->sequence.get();
+  sequence->job = job.get();
+  sequence->order = NextOrder();
+  sequence->token_ids = submit.token_ids;
+  sequence->alone = submit.alone;
+  sequence->whole = true;
+  SetUpPrompt(submit.hash_root, submit.choices, job->prompt_tokens, &job->sampling, sequence);
+  job_leases_.Set(job->id, job->transfer.lease_until_us());
+  job_deadlines_.Set(job->id, After(now_us_, submit.time_left_us));
+  jobs_.emplace(job->id, std::move(job));
+  scheduler_.Enqueue(sequence);
+}
+
+absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const {
+  if (!tombstones_.Admits(submit.attempt)) {
+    return absl::CancelledError("cancelled before it arrived");
+  }
+  if (submit.time_left_us <= 0) {
+    return absl::DeadlineExceededError(
+        absl::StrFormat("submitted %d us after its deadline", -submit.time_left_us));
+  }
+  if (draining_) return absl::UnavailableError("this prefill worker is draining");
+  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
+  TANDEM_RETURN_IF_ERROR(
+      CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
+  const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.block_tokens);
+  if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
+      submit.first_block > submit.num_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("blocks [%d, %d) promised for %d tokens in blocks of %d",
+                        submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
+  }
+  if (num_blocks > options_.num_blocks) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "a prompt of %d blocks, this prefill worker has %d", num_blocks, options_.num_blocks));
+  }
+  return CheckQueue();
+}
+
+void Engine::Impl::OnPrefillCancel(SessionId decode, const PrefillCancel& cancel) {
+  if (PrefillJob* const job = FindJob(cancel.attempt, decode)) {
+    job->transfer.End(absl::CancelledError("cancelled by the decode worker"));
+    Pump(job);
+  } else if (!jobs_.contains(cancel.attempt) && !Ended(cancel.attempt)) {
+    tombstones_.Add(cancel.attempt, After(now_us_, cancel.time_left_us), now_us_);
+  }
+}
+
+void Engine::Impl::OnDecodeLost(SessionId decode, int64_t now_us) {
+  Note(now_us);
+  for (auto next = jobs_.begin(); next != jobs_.end();) {
+    PrefillJob* const job = (next++)->second.get();  // ForgetJob erases its entry.
+    if (job->decode == decode) ForgetJob(job);
+  }
+}
+
+void Engine::Impl::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
+  Note(now_us);
+  const auto found = sends_.find(send_id);
+  if (found == sends_.end()) return;
+  const FrameSend send = found->second;
+  sends_.erase(found);
+  memory_.Unpin(send.block);
+  if (const auto job = jobs_.find(send.attempt); job != jobs_.end()) {
+    job->second->transfer.OnFrameSent(send.ordinal, ok);
+    Pump(job->second.get());
+  }
+}
+
+void Engine::Impl::StartAdmitted(const StepPlan& plan) {
+  for (Sequence* base : plan.admitted) {
+    auto* const sequence = static_cast<EngineSequence*>(base);
+    if (sequence->attached_tokens < 0) sequence->attached_tokens = sequence->num_computed;
+    PrefillJob* const job = sequence->job;
+    if (job == nullptr) continue;
+    job->transfer.Start();
+    outbox_->ToDecode(job->decode,
+                      Start{.attempt = job->id, .cached_tokens = sequence->attached_tokens});
+    OfferBlocks(job);
+  }
+}
+
+void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
+  PrefillJob* const job = sequence->job;
+  if (output->drawn.empty()) {
+    outbox_->ToDecode(job->decode,
+                      Progress{.attempt = job->id, .computed_tokens = sequence->num_computed});
+    OfferBlocks(job);
+    Pump(job);
+    return;
+  }
+  const auto position = static_cast<int32_t>(sequence->token_ids.size());
+  bool goes_on = false;
+  for (const SampledToken& token : output->drawn) {
+    goes_on |=
+        FinishOf(job->sampling, job->prompt_tokens, position, token.token) == FinishReason::kNone;
+  }
+  scheduler_.Remove(sequence);  // Its blocks stay with it.
+  outbox_->ToDecode(job->decode, FirstToken{.attempt = job->id,
+                                            .tokens = std::move(output->drawn),
+                                            .prompt_logprobs = std::move(job->prompt_logprobs)});
+  job->transfer.OnFirstTokenSent();
+  if (goes_on) {
+    OfferBlocks(job);
+  } else {
+    job->transfer.End(absl::OkStatus());  // The decode worker needs nothing more.
+  }
+  Pump(job);
+}
+
+// Tells the transfer which blocks will not change any more.
+void Engine::Impl::OfferBlocks(PrefillJob* job) {
+  const EngineSequence& sequence = *job->sequence;
+  const int32_t num_ready = sequence.remaining() == 0
+                                ? job->transfer.num_blocks()
+                                : sequence.num_computed / options_.block_tokens;
+  for (; job->num_ready_blocks < num_ready; ++job->num_ready_blocks) {
+    if (job->num_ready_blocks < job->transfer.first_block()) continue;
+    const BlockId block = sequence.block_table[static_cast<size_t>(job->num_ready_blocks)];
+    job->transfer.OnBlockReady(job->num_ready_blocks, memory_.Checksum(block));
+  }
+}
+
+// Does what the transfer's last input has made possible, or its end necessary.
+void Engine::Impl::Pump(PrefillJob* job) {
+  while (const std::optional<FrameHeader> header = job->transfer.TakeFrame()) {
+    const BlockId block = job->sequence->block_table[header->ordinal];
+    const uint64_t send_id = next_send_id_++;
+    memory_.Pin(block);
+    sends_.emplace(send_id, FrameSend{.attempt = job->id,
+                                      .ordinal = static_cast<int32_t>(header->ordinal),
+                                      .block = block});
+    outbox_->SendFrame(job->decode, *header, block, send_id);
+  }
+  if (const std::optional<Done> done = job->transfer.TakeDone()) {
+    outbox_->ToDecode(job->decode, *done);
+  }
+  if (!job->transfer.ended()) return;
+  if (absl::IsUnavailable(job->transfer.outcome())) {
+    outbox_->ToDecode(job->decode,
+                      PrefillRefused{.attempt = job->id, .status = job->transfer.outcome()});
+  }
+  ForgetJob(job);
+}
+
+void Engine::Impl::ExpireJobs() {
+  while (const auto id = job_leases_.PopDue(now_us_)) {
+    PrefillJob* const job = jobs_.at(*id).get();
+    job->transfer.Expire(now_us_);
+    TANDEM_CHECK(job->transfer.ended()) << "lease until " << job->transfer.lease_until_us();
+    Pump(job);
+  }
+  while (const auto id = job_deadlines_.PopDue(now_us_)) {
+    RefuseJob(jobs_.at(*id).get(), absl::DeadlineExceededError("the deadline has passed"));
+  }
+}
+
+void Engine::Impl::RefuseWaitingJobs(const absl::Status& status) {
+  for (auto next = jobs_.begin(); next != jobs_.end();) {
+    PrefillJob* const job = (next++)->second.get();
+    if (job->transfer.state() == PrefillTransfer::State::kQueued) RefuseJob(job, status);
+  }
+}
+
+void Engine::Impl::RefuseJob(PrefillJob* job, const absl::Status& status) {
+  outbox_->ToDecode(job->decode, PrefillRefused{.attempt = job->id, .status = status});
+  ForgetJob(job);
+}
+
+void Engine::Impl::ForgetJob(PrefillJob* job) {
+  const AttemptId id = job->id;
+  ReleaseSequence(job->sequence.get());
+  graveyard_.push_back(std::move(job->sequence));
+  RememberEnded(id, job_deadlines_.TimeOf(id).value_or(now_us_));
+  job_leases_.Remove(id);
+  job_deadlines_.Remove(id);
+  jobs_.erase(id);
+}
+
+PrefillJob* Engine::Impl::FindJob(const AttemptId& attempt, SessionId decode) {
+  const auto found = jobs_.find(attempt);
+  if (found == jobs_.end() || found->second->decode != decode) return nullptr;
+  return found->second.get();
+}
+
+}  // namespace tandem

@@ -1,0 +1,149 @@
+// What a step has computed becomes tokens, cached blocks and frames.
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+
+void Engine::Impl::Publish(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    auto* const sequence = static_cast<EngineSequence*>(plan.runs[i].sequence);
+    if (sequence->ended) continue;  // Its attempt ended with a sibling of this batch.
+    RunOutput& output = output_.runs[i];
+    if (!output.status.ok()) {
+      FailRun(sequence, output.status);
+      continue;
+    }
+    const int32_t first = sequence->num_computed;
+    sequence->num_computed += plan.runs[i].num_tokens;
+    memory_.CacheComputed(sequence);
+    CollectPromptLogprobs(sequence, first, &output);
+    if (sequence->job != nullptr) {
+      PublishToDecode(sequence, &output);
+    } else if (!output.drawn.empty()) {
+      PublishToRouter(sequence, &output);
+    }
+  }
+}
+
+void Engine::Impl::FailRun(EngineSequence* sequence, const absl::Status& status) {
+  const absl::Status failure =
+      absl::InternalError(std::string("the run failed: ") + std::string(status.message()));
+  if (sequence->job != nullptr) {
+    RefuseJob(sequence->job, failure);
+  } else {
+    EndAttempt(sequence->attempt, failure);
+  }
+}
+
+void Engine::Impl::CollectPromptLogprobs(EngineSequence* sequence, int32_t first,
+                                         RunOutput* output) {
+  if (sequence->num_prompt_logprobs < 0) return;
+  std::vector<SampledToken>& collected = sequence->job != nullptr
+                                             ? sequence->job->prompt_logprobs
+                                             : sequence->attempt->prompt_logprobs;
+  // After a preemption the first ones come again.
+  const size_t known =
+      std::min(collected.size() - static_cast<size_t>(first), output->prompt_logprobs.size());
+  std::move(output->prompt_logprobs.begin() + static_cast<ptrdiff_t>(known),
+            output->prompt_logprobs.end(), std::back_inserter(collected));
+  if (sequence->remaining() == 0) sequence->num_prompt_logprobs = -1;
+}
+
+void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
+  Attempt* const attempt = sequence->attempt;
+  if (sequence->forked) {
+    if (DeliverToken(attempt, sequence->draws.front().choice, sequence, &output->drawn.front())) {
+      EndSequence(sequence);
+    }
+    return;
+  }
+  attempt->cached_tokens = std::max(sequence->attached_tokens, 0);
+  DeliverFirstTokens(attempt, &output->drawn);
+  if (attempt->started_choices.empty()) {
+    FinishAttempt(attempt);
+  } else {
+    ForkChoices(attempt);
+  }
+}
+
+// True: that was the choice's last token. Otherwise it has joined `sequence`, if there is one.
+bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
+                                SampledToken* token) {
+  const auto position = static_cast<int32_t>(sequence->token_ids.size());
+  const FinishReason finish =
+      FinishOf(attempt->sampling, attempt->prompt_tokens, position, token->token);
+  const int32_t token_id = token->token;
+  outbox_->ToRouter(attempt->router, TokenEvent{.attempt = attempt->id,
+                                                .choice = choice,
+                                                .position = position,
+                                                .token = std::move(*token),
+                                                .finish = finish});
+  if (finish != FinishReason::kNone) {
+    --attempt->num_unfinished;
+    return true;
+  }
+  if (sequence->forked) sequence->token_ids.push_back(token_id);
+  return false;
+}
+
+// The first token of every choice, from a run here or from a prefill worker. Those that go on are
+// in started_choices afterwards.
+void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens) {
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  outbox_->ToRouter(
+      attempt->router,
+      PromptEvent{.attempt = attempt->id,
+                  .cached_tokens = std::min(attempt->cached_tokens, attempt->prompt_tokens),
+                  .transferred_blocks = attempt->transferred_blocks,
+                  .prompt_logprobs = std::move(attempt->prompt_logprobs)});
+  for (size_t i = 0; i < tokens->size(); ++i) {
+    const int32_t choice = prompt->draws[i].choice;
+    const int32_t token_id = (*tokens)[i].token;
+    if (!DeliverToken(attempt, choice, prompt, &(*tokens)[i])) {
+      attempt->started_choices.push_back({.choice = choice, .token_id = token_id});
+    }
+  }
+}
+
+FinishReason Engine::Impl::FinishOf(const SamplingParams& sampling, int32_t prompt_tokens,
+                                    int32_t position, int32_t token) const {
+  const std::vector<int32_t>& stops = sampling.stop_token_ids;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) return FinishReason::kStop;
+  const int32_t num_tokens = position + 1;
+  if (num_tokens - prompt_tokens >= sampling.max_tokens) return FinishReason::kLength;
+  if (num_tokens >= options_.max_model_tokens) return FinishReason::kLength;
+  return FinishReason::kNone;
+}
+
+// One sequence per choice that goes on. They share the prompt's blocks; the tail is copied when
+// the second of them writes to it. Without blocks (the transfer was given up) they recompute.
+void Engine::Impl::ForkChoices(Attempt* attempt) {
+  EngineSequence* const prompt = attempt->sequences.front().get();
+  scheduler_.Remove(prompt);
+  const std::vector<StartedChoice> choices = std::move(attempt->started_choices);
+  attempt->started_choices.clear();
+  for (size_t i = 1; i < choices.size(); ++i) {
+    auto copy = std::make_unique<EngineSequence>(*prompt);
+    memory_.Share(copy->block_table);
+    attempt->sequences.push_back(std::move(copy));
+  }
+  for (size_t i = 0; i < choices.size(); ++i) {
+    EngineSequence* const sequence = attempt->sequences[i].get();
+    sequence->forked = true;
+    sequence->order = attempt->order + i;
+    sequence->draws = {{.choice = choices[i].choice,
+                        .sampling = &attempt->sampling,
+                        .prompt_tokens = attempt->prompt_tokens}};
+    sequence->token_ids.push_back(choices[i].token_id);
+    if (sequence->block_table.empty()) {
+      scheduler_.Enqueue(sequence);
+    } else {
+      scheduler_.Join(sequence);
+    }
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,79 @@
+// One step: expire, grant, schedule, execute, publish.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+
+Engine::StepResult Engine::Impl::Step(int64_t now_us) {
+  Note(now_us);
+  ExpireAttempts();
+  ExpireJobs();
+  ExpireReservations();
+  tombstones_.Expire(now_us_);
+  while (ended_.PopDue(now_us_).has_value()) {
+  }
+  GrantHeld();
+
+  const StepPlan& plan = scheduler_.Schedule(OldestHeldGrant());
+  blocked_order_ = plan.blocked_order;
+  StartAdmitted(plan);
+  StepResult result;
+  if (!plan.runs.empty()) {
+    Execute(plan, &result);
+  } else {
+    stalled_ = !scheduler_.idle();
+    result.ran_batch = RelieveMemory();
+  }
+  graveyard_.clear();
+  result.next_wakeup_us = NextWakeup();
+  return result;
+}
+
+void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
+  runs_.clear();
+  for (const ScheduledRun& run : plan.runs) {
+    runs_.push_back(RunOf(*static_cast<EngineSequence*>(run.sequence), run.num_tokens));
+    result->tokens += run.num_tokens;
+  }
+  result->ran_batch = true;
+  result->sequences = static_cast<int32_t>(plan.runs.size());
+  const absl::Status status =
+      executor_->Execute({.copies = memory_.copies(), .runs = runs_}, &output_);
+  memory_.ClearCopies();
+  ++num_steps_;
+  if (status.ok()) {
+    TANDEM_CHECK(output_.runs.size() == plan.runs.size())
+        << output_.runs.size() << " outputs of " << plan.runs.size() << " runs";
+    Publish(plan);
+    return;
+  }
+  for (const ScheduledRun& run : plan.runs) {
+    auto* const sequence = static_cast<EngineSequence*>(run.sequence);
+    if (!sequence->ended) FailRun(sequence, status);
+  }
+}
+
+SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_tokens) {
+  const auto first = static_cast<size_t>(sequence.num_computed);
+  const size_t end = first + static_cast<size_t>(num_tokens);
+  const bool complete = end == sequence.token_ids.size();
+  SequenceRun run;
+  run.token_ids = std::span(sequence.token_ids).subspan(first, end - first);
+  run.first_position = sequence.num_computed;
+  run.block_table = sequence.block_table;
+  if (complete) run.draws = sequence.draws;
+  run.num_prompt_logprobs = sequence.num_prompt_logprobs;
+  run.next_token_id = complete ? -1 : sequence.token_ids[end];
+  return run;
+}
+
+int64_t Engine::Impl::NextWakeup() const {
+  return std::min({attempt_deadlines_.next_us(), job_leases_.next_us(), job_deadlines_.next_us(),
+                   reservation_expiries_.next_us()});
+}
+
+}  // namespace tandem

@@ -1,0 +1,132 @@
+// Submit: what is refused, and where an admitted prompt is computed.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/engine/engine_impl.h"
+
+namespace tandem {
+void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
+  Note(now_us);
+  if (attempts_.contains(submit.attempt) || Ended(submit.attempt)) return;
+  if (submit.time_left_us <= 0) {
+    outbox_->ToRouter(router,
+                      EndedEvent{.attempt = submit.attempt,
+                                 .status = absl::DeadlineExceededError(absl::StrFormat(
+                                     "submitted %d us after its deadline", -submit.time_left_us))});
+    return;
+  }
+  if (absl::Status status = CheckSubmit(submit); !status.ok()) {
+    Refuse(router, submit, std::move(status));
+    return;
+  }
+  Attempt* const attempt = AddAttempt(router, submit);
+  if (!TrySubmitToPrefill(attempt, submit)) scheduler_.Enqueue(attempt->sequences.front().get());
+}
+
+absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
+  if (!tombstones_.Admits(submit.attempt)) {
+    return absl::CancelledError("aborted before its submit arrived");
+  }
+  if (draining_) return absl::UnavailableError("this worker is draining");
+  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
+  if (submit.prompt_tokens < 1 || submit.prompt_tokens > num_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a prompt of %d tokens in %d", submit.prompt_tokens, num_tokens));
+  }
+  TANDEM_RETURN_IF_ERROR(
+      CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
+  const int64_t longest = std::min<int64_t>(
+      submit.prompt_tokens + int64_t{submit.sampling.max_tokens}, options_.max_model_tokens);
+  if (CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d tokens need %d blocks of %d, this worker has %d", longest,
+                        CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
+                        options_.num_blocks));
+  }
+  return CheckQueue();
+}
+
+absl::Status Engine::Impl::CheckQueue() const {
+  const int64_t waiting = int64_t{scheduler_.num_waiting()} + num_remote_;
+  if (waiting < options_.max_waiting_attempts) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("%d attempts wait, at most %d may", waiting, options_.max_waiting_attempts));
+}
+
+absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
+                                           std::span<const int32_t> choices, int32_t prompt_tokens,
+                                           int64_t num_tokens) const {
+  if (num_tokens >= options_.max_model_tokens) {
+    return absl::InvalidArgumentError(absl::StrFormat("%d tokens leave no room in a context of %d",
+                                                      num_tokens, options_.max_model_tokens));
+  }
+  const int64_t generated = num_tokens - prompt_tokens;
+  if (sampling.max_tokens <= generated) {
+    return absl::InvalidArgumentError(absl::StrFormat("%d of at most %d tokens generated already",
+                                                      generated, sampling.max_tokens));
+  }
+  if (choices.empty() || choices.size() > kMaxChoices || choices.front() < 0 ||
+      (generated > 0 && choices.size() > 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d choices after %d generated tokens", choices.size(), generated));
+  }
+  for (size_t i = 1; i < choices.size(); ++i) {
+    if (choices[i] <= choices[i - 1]) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("choice %d follows choice %d", choices[i], choices[i - 1]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
+  // A copy of this submit that arrives later must not be admitted.
+  RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
+  outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt, .status = std::move(status)});
+}
+
+Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
+  auto owned = std::make_unique<Attempt>();
+  Attempt* const attempt = owned.get();
+  attempt->id = submit.attempt;
+  attempt->router = router;
+  attempt->order = NextOrder();
+  attempt->sampling = submit.sampling;
+  attempt->prompt_tokens = submit.prompt_tokens;
+  attempt->deadline_us = After(now_us_, submit.time_left_us);
+  attempt->num_unfinished = static_cast<int32_t>(submit.choices.size());
+
+  auto sequence = std::make_unique<EngineSequence>();
+  sequence->attempt = attempt;
+  sequence->order = attempt->order;
+  sequence->token_ids = submit.token_ids;
+  sequence->token_ids.reserve(submit.token_ids.size() +
+                              static_cast<size_t>(std::min(submit.sampling.max_tokens, 1024)));
+  sequence->alone = submit.alone;
+  SetUpPrompt(submit.hash_root, submit.choices, attempt->prompt_tokens, &attempt->sampling,
+              sequence.get());
+  attempt->sequences.push_back(std::move(sequence));
+  attempt_deadlines_.Set(attempt->id, attempt->deadline_us);
+  attempts_.emplace(attempt->id, std::move(owned));
+  return attempt;
+}
+
+void Engine::Impl::SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
+                               int32_t prompt_tokens, const SamplingParams* sampling,
+                               EngineSequence* sequence) const {
+  sequence->hash_root = hash_root;
+  sequence->cursor = {.name = hash_root};
+  // A resumed stream has had its prompt logprobs: they come no later than the first token.
+  if (static_cast<int32_t>(sequence->token_ids.size()) == prompt_tokens) {
+    sequence->num_prompt_logprobs = sampling->num_prompt_logprobs;
+  }
+  for (int32_t choice : choices) {
+    sequence->draws.push_back(
+        {.choice = choice, .sampling = sampling, .prompt_tokens = prompt_tokens});
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+#include "runtime/sampling/row.h"
+
+#include <algorithm>
+
+#include "kernels/api/rows.h"
+#include "kernels/api/vector_math.h"
+#include "runtime/sampling/row_math.h"
+
+namespace tandem {
+namespace {
+
+// Whether `a` comes before `b` among the highest.
+struct Better {
+  const float* row;
+  bool operator()(int32_t a, int32_t b) const {
+    return row[a] > row[b] || (row[a] == row[b] && a < b);
+  }
+};
+
+}  // namespace
+
+void FindMaxima(std::span<const float> row, RowMaxima* maxima) {
+  const int64_t size = static_cast<int64_t>(row.size());
+  const RowMath& math = GetRowMath();
+  maxima->blocks.clear();
+  for (int64_t first = 0; first < size; first += RowMaxima::kBlock) {
+    maxima->blocks.push_back(
+        math.max(row.data() + first, std::min(RowMaxima::kBlock, size - first)));
+  }
+  maxima->max = *std::max_element(maxima->blocks.begin(), maxima->blocks.end());
+}
+
+bool AllFinite(std::span<const float> row) {
+  return GetRowMath().count_not_finite(row.data(), static_cast<int64_t>(row.size())) == 0;
+}
+
+int32_t HighestId(std::span<const float> row, const RowMaxima& maxima) {
+  const auto block = std::find(maxima.blocks.begin(), maxima.blocks.end(), maxima.max);
+  const auto first = row.begin() + (block - maxima.blocks.begin()) * RowMaxima::kBlock;
+  return static_cast<int32_t>(std::find(first, row.end(), maxima.max) - row.begin());
+}
+
+std::vector<int32_t> HighestIds(std::span<const float> row, const RowMaxima& maxima,
+                                int64_t count) {
+  const int64_t size = static_cast<int64_t>(row.size());
+  count = std::min(count, size);
+  std::vector<int32_t> best;  // A heap whose front is the worst of the best so far.
+  if (count == 0) return best;
+  const Better better{row.data()};
+  for (size_t block = 0; block < maxima.blocks.size(); ++block) {
+    // Later ids lose among equals, so a block must be strictly higher to matter.
+    const bool full = static_cast<int64_t>(best.size()) == count;
+    if (full && !(maxima.blocks[block] > row[best.front()])) continue;
+    const int64_t first = static_cast<int64_t>(block) * RowMaxima::kBlock;
+    const int64_t end = std::min(first + RowMaxima::kBlock, size);
+    for (int64_t i = first; i < end; ++i) {
+      const int32_t id = static_cast<int32_t>(i);
+      if (static_cast<int64_t>(best.size()) == count) {
+        if (!better(id, best.front())) continue;
+        std::pop_heap(best.begin(), best.end(), better);
+        best.pop_back();
+      }
+      best.push_back(id);
+      std::push_heap(best.begin(), best.end(), better);
+    }
+  }
+  std::sort_heap(best.begin(), best.end(), better);
+  return best;
+}
+
+int32_t CountBetter(std::span<const float> row, int32_t id) {
+  const float logit = row[id];
+  const int64_t count =
+      GetRowMath().count_above(row.data(), static_cast<int64_t>(row.size()), logit);
+  return static_cast<int32_t>(count + std::count(row.begin(), row.begin() + id, logit));
+}
+
+float LogSumExp(std::span<const float> row, float max) {
+  const int64_t size = static_cast<int64_t>(row.size());
+  float sum = 0.0f;
+  for (int64_t first = 0; first < size; first += kVocabularyPiece) {
+    float lanes[kLanes] = {};
+    GetRowMath().add_exp(row.data() + first, std::min(kVocabularyPiece, size - first), max, lanes);
+    sum = sum + SumLanes(lanes);
+  }
+  return Log(sum);
+}
+
+}  // namespace tandem

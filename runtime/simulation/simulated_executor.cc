@@ -1,0 +1,87 @@
+#include "runtime/simulation/simulated_executor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+
+SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
+    : options_(options),
+      model_(options.vocabulary),
+      slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
+
+absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
+  if (fail_next_step_) {
+    fail_next_step_ = false;
+    return absl::InternalError("the step was told to fail");
+  }
+  for (const BlockCopy& copy : input.copies) {
+    const std::span<uint8_t> from = BlockBytes(copy.source);
+    std::copy(from.begin(), from.end(), BlockBytes(copy.destination).begin());
+    ++copied_blocks_;
+  }
+  output->runs.resize(input.runs.size());
+  for (size_t i = 0; i < input.runs.size(); ++i) Run(input.runs[i], &output->runs[i]);
+  largest_batch_ = std::max(largest_batch_, static_cast<int32_t>(input.runs.size()));
+  if (listener_ != nullptr) listener_->OnProgress();
+  return absl::OkStatus();
+}
+
+void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
+  output->drawn.clear();
+  output->prompt_logprobs.clear();
+  output->status = absl::OkStatus();
+  const int32_t end = run.first_position + static_cast<int32_t>(run.token_ids.size());
+  TANDEM_CHECK(CeilDiv(end, options_.block_tokens) <= static_cast<int32_t>(run.block_table.size()))
+      << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
+
+  uint64_t state = 0;
+  uint64_t payload = 0;
+  for (int32_t position = 0; position < run.first_position; ++position) {
+    payload = Slot(run.block_table, position);
+    state = SimulatedModel::Fold(state, payload);
+  }
+  for (size_t i = 0; i < run.token_ids.size(); ++i) {
+    const int32_t position = run.first_position + static_cast<int32_t>(i);
+    payload = SimulatedModel::Payload(payload, run.token_ids[i], position);
+    Slot(run.block_table, position) = payload;
+    state = SimulatedModel::Fold(state, payload);
+    if (run.token_ids[i] == options_.failing_token) {
+      output->status = absl::InternalError(absl::StrFormat("token %d fails", run.token_ids[i]));
+    }
+    const int32_t successor =
+        i + 1 < run.token_ids.size() ? run.token_ids[i + 1] : run.next_token_id;
+    if (run.num_prompt_logprobs >= 0 && successor >= 0) {
+      output->prompt_logprobs.push_back(model_.Score(state, successor, run.num_prompt_logprobs));
+    }
+  }
+  computed_tokens_ += static_cast<int64_t>(run.token_ids.size());
+  for (const Draw& draw : run.draws) {
+    output->drawn.push_back(
+        model_.Draw(state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+  }
+}
+
+uint64_t& SimulatedExecutor::Slot(std::span<const BlockId> table, int32_t position) {
+  const auto block =
+      static_cast<size_t>(table[static_cast<size_t>(position / options_.block_tokens)]);
+  return slots_[block * static_cast<size_t>(options_.block_tokens) +
+                static_cast<size_t>(position % options_.block_tokens)];
+}
+
+std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {
+  uint64_t* const first =
+      &slots_[static_cast<size_t>(block) * static_cast<size_t>(options_.block_tokens)];
+  return {reinterpret_cast<uint8_t*>(first), static_cast<size_t>(block_bytes())};
+}
+
+uint32_t SimulatedExecutor::BlockChecksum(BlockId block) {
+  const std::span<const uint8_t> bytes = BlockBytes(block);
+  return Crc32c(bytes.data(), bytes.size());
+}
+
+}  // namespace tandem

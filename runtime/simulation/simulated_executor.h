@@ -1,0 +1,61 @@
+// Executor over a SimulatedModel: KV content is 8 bytes a token in an ordinary block pool, which
+// copies, frames and checksums move and cover as they would the real one.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_
+#define TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/executor.h"
+#include "runtime/simulation/simulated_model.h"
+
+namespace tandem {
+
+struct SimulatedExecutorOptions {
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 0;
+  int32_t vocabulary = 1000;
+  // A run that computes this token fails alone, as one with NaN logits would. -1: none.
+  int32_t failing_token = -1;
+};
+
+// Engine thread only.
+class SimulatedExecutor final : public Executor {
+ public:
+  explicit SimulatedExecutor(const SimulatedExecutorOptions& options);
+
+  absl::Status Execute(const StepInput& input, StepOutput* output) override;
+  uint32_t BlockChecksum(BlockId block) override;
+  void SetProgressListener(ProgressListener* listener) override { listener_ = listener; }
+
+  // The block's bytes: what a transport sends and receives into.
+  std::span<uint8_t> BlockBytes(BlockId block);
+  int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
+
+  // The next Execute does nothing and returns Internal.
+  void FailNextStep() { fail_next_step_ = true; }
+
+  const SimulatedModel& model() const { return model_; }
+  int64_t computed_tokens() const { return computed_tokens_; }  // Since construction.
+  int64_t copied_blocks() const { return copied_blocks_; }
+  int32_t largest_batch() const { return largest_batch_; }
+
+ private:
+  uint64_t& Slot(std::span<const BlockId> table, int32_t position);
+  void Run(const SequenceRun& run, RunOutput* output);
+
+  const SimulatedExecutorOptions options_;
+  const SimulatedModel model_;
+  std::vector<uint64_t> slots_;  // [block][token]
+  ProgressListener* listener_ = nullptr;
+  bool fail_next_step_ = false;
+  int64_t computed_tokens_ = 0;
+  int64_t copied_blocks_ = 0;
+  int32_t largest_batch_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_

@@ -1,0 +1,51 @@
+// A model made of hashes. The payload of a slot is a hash chain of its prefix; the next token is a
+// function of every payload in the block table. So a block that holds another request's KV, a stale
+// copy or a lost write changes the tokens, and the fault-free generation is known without running
+// anything.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_
+#define TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/protocol/generation.h"
+
+namespace tandem {
+
+class SimulatedModel {
+ public:
+  explicit SimulatedModel(int32_t vocabulary = 1000) : vocabulary_(vocabulary) {}
+
+  int32_t vocabulary() const { return vocabulary_; }
+
+  // What is written for `token` at `position`, given the payload of the position before (0 at 0).
+  static uint64_t Payload(uint64_t previous, int32_t token, int32_t position);
+
+  // Folds one more payload into the state of a context; an empty context has state 0.
+  static uint64_t Fold(uint64_t state, uint64_t payload);
+
+  // The token after a context with this state. `position` is the drawn token's.
+  SampledToken Draw(uint64_t state, int32_t position, int32_t choice, int32_t prompt_tokens,
+                    const SamplingParams& sampling) const;
+
+  // `token` as the successor of such a context: what prompt logprobs report, and Draw for the
+  // token it drew. `num_top` < 0: no logprob.
+  SampledToken Score(uint64_t state, int32_t token, int32_t num_top) const;
+
+  // What a fault-free run delivers for one choice: tokens after `prompt` until a stop token,
+  // max_tokens or max_model_tokens.
+  std::vector<SampledToken> Generate(std::span<const int32_t> prompt, int32_t choice,
+                                     const SamplingParams& sampling,
+                                     int32_t max_model_tokens) const;
+  std::vector<SampledToken> PromptLogprobs(std::span<const int32_t> prompt,
+                                           int32_t num_prompt_logprobs) const;
+
+ private:
+  const int32_t vocabulary_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_

@@ -1,0 +1,316 @@
+#include "tests/support/engine_fleet.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
+
+namespace tandem {
+namespace {
+
+std::string KindOf(const DecodeToPrefill& message) {
+  static constexpr const char* kNames[] = {"Submit",    "Grant",  "Resend",
+                                           "Committed", "Cancel", "Renew"};
+  return kNames[message.index()];
+}
+
+std::string KindOf(const PrefillToDecode& message) {
+  static constexpr const char* kNames[] = {"Start", "Refused", "Progress", "FirstToken", "Done"};
+  return kNames[message.index()];
+}
+
+int IndexOf(const std::string& name) { return std::stoi(name.substr(1)); }
+
+}  // namespace
+
+struct EngineFleet::Worker final : public Outbox {
+  EngineFleet* fleet = nullptr;
+  int index = 0;
+  WorkerId id;
+  std::unique_ptr<SimulatedExecutor> executor;
+  std::unique_ptr<KvReceiver> receiver;
+  LeaseKeeper leases;
+  std::unique_ptr<Engine> engine;
+  bool dirty = true;  // Has had an input since its last step.
+  int64_t wakeup_us = 0;
+
+  void ToRouter(SessionId router, RouterEvent event) override {
+    TANDEM_CHECK(router == kRouter);
+    fleet->Record(event);
+  }
+
+  void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
+    const int to = IndexOf(prefill.address);
+    Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
+    fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
+                                    peer->dirty = true;
+                                    peer->engine->OnDecodeMessage(fleet->SessionOf(index), message,
+                                                                  fleet->now_us_);
+                                  }});
+  }
+
+  void ToDecode(SessionId decode, PrefillToDecode message) override {
+    const int to = static_cast<int>(decode - fleet->SessionOf(0));
+    Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
+    fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
+                                    peer->dirty = true;
+                                    peer->engine->OnPrefillMessage(id, message, fleet->now_us_);
+                                  }});
+  }
+
+  void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                 uint64_t send_id) override {
+    const int to = static_cast<int>(decode - fleet->SessionOf(0));
+    const auto sent = [this, send_id](bool ok) {
+      dirty = true;
+      engine->OnFrameSent(send_id, ok, fleet->now_us_);
+    };
+    fleet->Send("Frame", {.from = index,
+                          .to = to,
+                          .deliver =
+                              [this, to, header, block, sent] {
+                                fleet->workers_[static_cast<size_t>(to)]->Begin(this, header, block,
+                                                                                sent);
+                              },
+                          .fail = [sent] { sent(false); }});
+  }
+
+  // The frame's bytes land one event after their place was given out.
+  void Begin(Worker* source, const FrameHeader& header, BlockId block,
+             std::function<void(bool)> sent) {
+    const std::optional<KvReceiver::Place> place = receiver->Begin(header);
+    if (!place.has_value()) {
+      sent(true);
+      return;
+    }
+    const auto finish = [this, place, header](bool ok) {
+      const auto bytes = executor->BlockBytes(place->block);
+      const ReceivedFrame frame = receiver->Finish(*place, ok, Crc32c(bytes.data(), bytes.size()));
+      dirty = true;
+      engine->OnFrameReceived(frame, fleet->now_us_);
+    };
+    fleet->network_.push_back({.from = source->index,
+                               .to = index,
+                               .deliver =
+                                   [this, source, place, block, sent, finish] {
+                                     Land(source, block, place->block);
+                                     finish(true);
+                                     sent(true);
+                                   },
+                               .fail =
+                                   [sent, finish] {
+                                     finish(false);
+                                     sent(false);
+                                   }});
+  }
+
+  void Land(Worker* source, BlockId from, BlockId to) {
+    const auto bytes = source->executor->BlockBytes(from);
+    const auto target = executor->BlockBytes(to);
+    std::copy(bytes.begin(), bytes.end(), target.begin());
+    if (fleet->frames_to_corrupt_ > 0) {
+      --fleet->frames_to_corrupt_;
+      target[3] ^= 0x10;
+    }
+    ++fleet->frames_delivered_;
+  }
+};
+
+EngineFleet::EngineFleet() = default;
+EngineFleet::~EngineFleet() = default;
+
+int EngineFleet::AddWorker(WorkerOptions options) {
+  auto worker = std::make_unique<Worker>();
+  worker->fleet = this;
+  worker->index = static_cast<int>(workers_.size());
+  worker->id = {.name = absl::StrFormat("w%d", worker->index), .incarnation = 77 + workers_.size()};
+  worker->executor = std::make_unique<SimulatedExecutor>(
+      SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
+                               .num_blocks = options.engine.num_blocks,
+                               .failing_token = options.failing_token});
+  worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
+  options.engine.self = worker->id;
+  max_model_tokens_ = options.engine.max_model_tokens;
+  options.engine.block_bytes = worker->executor->block_bytes();
+  auto engine = Engine::Create(options.engine, worker->executor.get(), worker.get(),
+                               worker->receiver.get(), &worker->leases);
+  TANDEM_CHECK(engine.ok()) << engine.status().ToString();
+  worker->engine = *std::move(engine);
+  workers_.push_back(std::move(worker));
+  return static_cast<int>(workers_.size()) - 1;
+}
+
+Engine& EngineFleet::engine(int worker) { return *workers_[static_cast<size_t>(worker)]->engine; }
+
+SimulatedExecutor& EngineFleet::executor(int worker) {
+  return *workers_[static_cast<size_t>(worker)]->executor;
+}
+
+PrefillPeer EngineFleet::peer(int worker) const {
+  const Worker& w = *workers_[static_cast<size_t>(worker)];
+  return {.worker = w.id, .address = w.id.name};
+}
+
+void EngineFleet::Submit(int worker, const struct Submit& submit) {
+  Worker& w = *workers_[static_cast<size_t>(worker)];
+  w.dirty = true;
+  w.engine->OnSubmit(kRouter, submit, now_us_);
+}
+
+void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us) {
+  Worker& w = *workers_[static_cast<size_t>(worker)];
+  w.dirty = true;
+  w.engine->OnCancel(kRouter, {.attempt = attempt, .time_left_us = time_left_us}, now_us_);
+}
+
+void EngineFleet::Send(const std::string& kind, Event event) {
+  if (lost_ && lost_(kind)) {
+    // A frame's completion always comes, later.
+    if (event.fail) network_.push_back({.from = event.from, .to = event.to, .deliver = event.fail});
+    return;
+  }
+  ++messages_[kind];
+  network_.push_back(std::move(event));
+}
+
+bool EngineFleet::RunOne() {
+  // Workers and network take turns, so that steps and messages interleave.
+  for (size_t i = 0; i <= workers_.size(); ++i) {
+    const size_t turn = next_worker_++ % (workers_.size() + 1);
+    if (turn == workers_.size()) {
+      if (network_.empty()) continue;
+      Event event = std::move(network_.front());
+      network_.pop_front();
+      event.deliver();
+      return true;
+    }
+    Worker& worker = *workers_[turn];
+    if (!worker.dirty && worker.wakeup_us > now_us_) continue;
+    const Engine::StepResult result = worker.engine->Step(now_us_);
+    worker.dirty = result.ran_batch;
+    worker.wakeup_us = result.next_wakeup_us;
+    return true;
+  }
+  return false;
+}
+
+bool EngineFleet::RunUntilQuiet(int limit) {
+  for (int i = 0; i < limit; ++i) {
+    if (!RunOne()) return true;
+    now_us_ += 10;
+    if (i % 1'000 == 999) Renew();
+  }
+  return false;
+}
+
+void EngineFleet::Renew() {
+  for (const auto& worker : workers_) {
+    for (const auto& [prefill, renew] : worker->leases.Renewals()) {
+      worker->ToPrefill({.worker = prefill, .address = prefill.name}, renew);
+    }
+  }
+}
+
+void EngineFleet::BreakSession(int decode, int prefill) {
+  std::deque<Event> events;
+  events.swap(network_);
+  for (Event& event : events) {
+    const bool theirs = (event.from == decode && event.to == prefill) ||
+                        (event.from == prefill && event.to == decode);
+    if (!theirs) {
+      network_.push_back(std::move(event));
+    } else if (event.fail) {
+      network_.push_back({.from = event.from, .to = event.to, .deliver = event.fail});
+    }
+  }
+  Worker& d = *workers_[static_cast<size_t>(decode)];
+  Worker& p = *workers_[static_cast<size_t>(prefill)];
+  d.dirty = p.dirty = true;
+  p.engine->OnDecodeLost(SessionOf(decode), now_us_);
+  d.engine->OnPrefillLost(p.id, absl::UnavailableError("the session broke"), now_us_);
+}
+
+void EngineFleet::Record(const RouterEvent& event) {
+  if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
+    records_[prompt->attempt].prompts.push_back(*prompt);
+  } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
+    AttemptRecord& record = records_[token->attempt];
+    if (record.finish.contains(token->choice) || !record.ended.empty()) {
+      record.token_after_end = true;
+    }
+    const auto [next, first] = record.next_position.try_emplace(token->choice, token->position);
+    if (next->second != token->position) record.position_gap = true;
+    next->second = token->position + 1;
+    record.tokens[token->choice].push_back(token->token);
+    if (token->finish != FinishReason::kNone) record.finish[token->choice] = token->finish;
+  } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
+    records_[refused->attempt].refused.push_back(refused->status);
+  } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+    records_[ended->attempt].ended.push_back(ended->status);
+  } else if (const auto* abort = std::get_if<AbortReply>(&event)) {
+    records_[abort->attempt].aborts.push_back(abort->outcome);
+  }
+}
+
+std::string EngineFleet::CheckFinished(const struct Submit& submit) const {
+  const auto found = records_.find(submit.attempt);
+  if (found == records_.end()) return "nothing heard";
+  const AttemptRecord& record = found->second;
+  for (const auto& status : record.refused) return "refused: " + status.ToString();
+  for (const auto& status : record.ended) return "ended: " + status.ToString();
+  if (record.position_gap || record.token_after_end) return "positions do not follow each other";
+  if (record.prompts.size() != 1) {
+    return absl::StrFormat("%d prompt events", record.prompts.size());
+  }
+  const SimulatedModel model;
+  const std::span<const int32_t> tokens(submit.token_ids);
+  const std::vector<SampledToken> logprobs =
+      submit.sampling.num_prompt_logprobs < 0
+          ? std::vector<SampledToken>()
+          : model.PromptLogprobs(tokens, submit.sampling.num_prompt_logprobs);
+  if (record.prompts.front().prompt_logprobs != logprobs) return "prompt logprobs differ";
+  for (int32_t choice : submit.choices) {
+    if (!record.finish.contains(choice)) return absl::StrFormat("choice %d goes on", choice);
+    const std::vector<SampledToken> expected =
+        model.Generate(tokens.first(static_cast<size_t>(submit.prompt_tokens)), choice,
+                       submit.sampling, max_model_tokens_);
+    const size_t known = tokens.size() - static_cast<size_t>(submit.prompt_tokens);
+    const std::vector<SampledToken> rest(
+        expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
+        expected.end());
+    if (record.tokens.at(choice) != rest) {
+      return absl::StrFormat("choice %d: %d tokens, not the %d of a fault-free run", choice,
+                             record.tokens.at(choice).size(), rest.size());
+    }
+  }
+  return "";
+}
+
+int64_t EngineFleet::messages(const std::string& kind) const {
+  const auto found = messages_.find(kind);
+  return found == messages_.end() ? 0 : found->second;
+}
+
+std::string EngineFleet::AuditSum(int worker) const {
+  const BlockCounts c = workers_[static_cast<size_t>(worker)]->engine->Load().blocks;
+  if (c.free + c.held + c.cached + c.in_flight + c.quarantined == c.total) return "";
+  return absl::StrFormat("w%d: %d free + %d held + %d cached + %d in flight + %d quarantined != %d",
+                         worker, c.free, c.held, c.cached, c.in_flight, c.quarantined, c.total);
+}
+
+std::string EngineFleet::AuditQuiet(int worker) const {
+  if (std::string sum = AuditSum(worker); !sum.empty()) return sum;
+  const WorkerLoad load = workers_[static_cast<size_t>(worker)]->engine->Load();
+  const BlockCounts& c = load.blocks;
+  if (c.held == 0 && c.in_flight == 0 && c.quarantined == 0 && load.running_sequences == 0 &&
+      load.waiting_sequences == 0 && !load.has_work) {
+    return "";
+  }
+  return absl::StrFormat(
+      "w%d: %d held, %d in flight, %d quarantined, %d running, %d waiting, work %d", worker, c.held,
+      c.in_flight, c.quarantined, load.running_sequences, load.waiting_sequences, load.has_work);
+}
+
+}  // namespace tandem

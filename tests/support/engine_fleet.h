@@ -1,0 +1,111 @@
+// Engines connected back to back: what one sends is queued and reaches the other one event at a
+// time, so that a test can interfere at every point. Block contents move as a transport would move
+// them, late: a source block reused too early, or a write into a block given to someone else,
+// changes tokens.
+
+#ifndef TANDEM_TESTS_SUPPORT_ENGINE_FLEET_H_
+#define TANDEM_TESTS_SUPPORT_ENGINE_FLEET_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/engine.h"
+#include "runtime/simulation/simulated_executor.h"
+
+namespace tandem {
+
+// What a router has heard of one attempt.
+struct AttemptRecord {
+  std::map<int32_t, std::vector<SampledToken>> tokens;  // By choice.
+  std::map<int32_t, FinishReason> finish;
+  std::map<int32_t, int32_t> next_position;
+  std::vector<PromptEvent> prompts;
+  std::vector<absl::Status> refused;
+  std::vector<absl::Status> ended;
+  std::vector<AbortOutcome> aborts;
+  bool token_after_end = false;  // A choice went on after its terminal event.
+  bool position_gap = false;
+};
+
+class EngineFleet {
+ public:
+  static constexpr SessionId kRouter = 1;
+
+  struct WorkerOptions {
+    EngineOptions engine;  // self, block_bytes: filled in.
+    int32_t failing_token = -1;
+  };
+
+  EngineFleet();
+  ~EngineFleet();
+  // Workers are numbered from 0. Names are "w0", "w1", ...; w<i> is dialled at address "w<i>".
+  int AddWorker(WorkerOptions options);
+  int num_workers() const { return static_cast<int>(workers_.size()); }
+
+  Engine& engine(int worker);
+  SimulatedExecutor& executor(int worker);
+  PrefillPeer peer(int worker) const;
+  int64_t now_us() const { return now_us_; }
+  void Advance(int64_t duration_us) { now_us_ += duration_us; }
+
+  void Submit(int worker, const struct Submit& submit);
+  void Cancel(int worker, AttemptId attempt, int64_t time_left_us = 60'000'000);
+
+  // Delivers the oldest message, or steps the next worker that has something to do. False: quiet.
+  bool RunOne();
+  // Until quiet; at most `limit` events. True if it became quiet.
+  bool RunUntilQuiet(int limit = 200'000);
+  // Renews leases as the timer thread would.
+  void Renew();
+
+  // Messages and frames from now on for which `lost` is true vanish (frames as failed sends).
+  void DropMessages(std::function<bool(const std::string& kind)> lost) { lost_ = std::move(lost); }
+  // The next frame arrives with a flipped bit.
+  void CorruptFrames(int count) { frames_to_corrupt_ = count; }
+  // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
+  void BreakSession(int decode, int prefill);
+
+  const AttemptRecord& record(AttemptId attempt) { return records_[attempt]; }
+  int64_t frames_delivered() const { return frames_delivered_; }
+  int64_t messages(const std::string& kind) const;
+
+  // Empty if `record` is a fault-free run of every choice of `submit`; otherwise what is wrong.
+  std::string CheckFinished(const struct Submit& submit) const;
+
+  // The invariants of a quiet fleet: every block accounted for and none held.
+  std::string AuditQuiet(int worker) const;
+  std::string AuditSum(int worker) const;
+
+ private:
+  struct Worker;
+  struct Event {
+    int from = 0;
+    int to = 0;
+    std::function<void()> deliver;
+    std::function<void()> fail;  // Instead of deliver, when the session is lost.
+  };
+
+  void Record(const RouterEvent& event);
+  void Send(const std::string& kind, Event event);
+  SessionId SessionOf(int decode) const { return 100 + static_cast<SessionId>(decode); }
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::deque<Event> network_;
+  size_t next_worker_ = 0;
+  int64_t now_us_ = 1'000;
+  std::map<AttemptId, AttemptRecord> records_;
+  std::map<std::string, int64_t> messages_;
+  std::function<bool(const std::string&)> lost_;
+  int32_t max_model_tokens_ = 0;
+  int frames_to_corrupt_ = 0;
+  int64_t frames_delivered_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_ENGINE_FLEET_H_
