@@ -16,7 +16,7 @@ namespace tandem {
 namespace {
 
 void CheckStream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
-  Detokenizer detokenizer(&tokenizer, {});
+  StreamDetokenizer detokenizer(&tokenizer, {});
   std::string text;
   for (const int32_t id : ids) {
     const std::string part = detokenizer.Append(id);
