@@ -55,7 +55,7 @@ class Tokenizer {
 
   // Of the longest token. Text longer than a context's tokens times this cannot fit it (nearly: a
   // normalizer or a special token may swallow spaces), which is cheaper to see than to encode:
-  // encoding takes about a microsecond a byte.
+  // encoding takes up to half a microsecond a byte.
   size_t longest_token_bytes() const { return longest_token_bytes_; }
 
   // Whether the id names a token: vocabularies may have holes.
