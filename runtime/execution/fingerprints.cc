@@ -1,6 +1,8 @@
 #include "runtime/execution/fingerprints.h"
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/numerics_probe.h"
+#include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
