@@ -41,6 +41,7 @@ class EngineFleet {
     int32_t failing_token = -1;
   };
 
+  EngineFleet();
   ~EngineFleet();
   // Workers are numbered from 0. Names are "w0", "w1", ...; w<i> is dialled at address "w<i>".
   int AddWorker(WorkerOptions options);
