@@ -27,7 +27,9 @@ using U32x16 = uint32_t __attribute__((vector_size(64)));
 using I32x16 = int32_t __attribute__((vector_size(64)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 
-TANDEM_LANES F32x16 Splat(float x) { return F32x16{} + x; }
+TANDEM_LANES F32x16 Splat(float x) {
+  return F32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
 
 TANDEM_LANES F32x16 LoadF32(const float* from) {
   F32x16 x;
@@ -80,7 +82,11 @@ TANDEM_LANES F32x16 LoadLanes(DType dtype, const void* array, int64_t index, int
   if (count == 16) {
     std::memcpy(&x, from, sizeof(x));
   } else {
+#if defined(__AVX512F__)
+    x = (U16x16)_mm256_maskz_loadu_epi16((1u << count) - 1, from);
+#else
     std::memcpy(&x, from, sizeof(uint16_t) * count);
+#endif
   }
   return WidenBf16(x);
 }
@@ -97,7 +103,15 @@ TANDEM_LANES void StoreLanes(DType dtype, void* array, int64_t index, F32x16 x, 
   }
   uint16_t* to = static_cast<uint16_t*>(array) + index;
   const U16x16 narrow = NarrowBf16(x);
+  if (count == 16) {
+    std::memcpy(to, &narrow, sizeof(narrow));
+    return;
+  }
+#if defined(__AVX512F__)
+  _mm256_mask_storeu_epi16(to, (1u << count) - 1, (__m256i)narrow);
+#else
   std::memcpy(to, &narrow, sizeof(uint16_t) * count);
+#endif
 }
 
 TANDEM_LANES F32x16 Select(I32x16 condition, F32x16 yes, F32x16 no) { return condition ? yes : no; }

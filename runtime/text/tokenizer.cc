@@ -13,6 +13,9 @@ namespace {
 // Ids index tables: the largest vocabularies in use have about 2^18.
 constexpr uint32_t kMaxIds = uint32_t{1} << 24;
 
+// Beside the crate's flags: the id names a token.
+constexpr uint8_t kPresent = 0x80;
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const std::string& folder) {
@@ -52,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
           [](void* to, uint32_t id, const char* bytes, size_t size, uint32_t flags) {
             auto* filled = static_cast<Tokenizer*>(to);
             filled->token_bytes_[id].assign(bytes, size);
-            filled->token_flags_[id] = static_cast<uint8_t>(flags);
+            filled->token_flags_[id] = static_cast<uint8_t>(flags) | kPresent;
           },
       .to = tokenizer.get()};
   TANDEM_RETURN_IF_ERROR(BorderStatus(
@@ -96,6 +99,10 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
                                            skip_special_tokens, SinkInto(&text), SinkInto(&error)),
                    "tokenizer", error));
   return text;
+}
+
+bool Tokenizer::HasToken(int32_t id) const {
+  return id >= 0 && id < vocab_size() && (token_flags_[id] & kPresent) != 0;
 }
 
 std::string_view Tokenizer::TokenBytes(int32_t id) const {

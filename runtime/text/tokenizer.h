@@ -53,8 +53,11 @@ class Tokenizer {
   // One more than the highest id, added tokens included. The model's vocabulary may be larger.
   int vocab_size() const { return static_cast<int>(token_bytes_.size()); }
 
+  // Whether the id names a token: vocabularies may have holes.
+  bool HasToken(int32_t id) const;
+
   // The bytes a token adds within a text; may be part of a character. Special tokens give their
-  // name. Empty for ids outside the vocabulary.
+  // name. Empty for ids that name none.
   std::string_view TokenBytes(int32_t id) const;
 
   // TokenBytes as UTF-8, with U+FFFD where bytes form no character: `token` of OpenAI's logprobs.

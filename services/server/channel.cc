@@ -13,6 +13,9 @@ namespace tandem {
 namespace {
 
 constexpr double kKeepaliveMs = 1000;
+// Short, so that a process that was restarted is back at once.
+constexpr int kFirstBackoffMs = 50;
+constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
 
@@ -28,9 +31,9 @@ grpc::ChannelArguments Arguments(double liveness_scale) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // No connection and no backoff is shared with another channel to the same target.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstBackoffMs);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, KeepaliveMs(liveness_scale));
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, KeepaliveMs(liveness_scale));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
   // Addresses name our own processes: never through a proxy.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return arguments;

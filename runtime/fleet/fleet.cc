@@ -1,0 +1,181 @@
+#include "runtime/fleet/fleet.h"
+
+#include <algorithm>
+
+#include "runtime/base/check.h"
+#include "runtime/base/guard.h"
+
+namespace tandem {
+
+int32_t FleetWorker::estimated_sequences() const {
+  const int32_t reported = load.running_sequences + load.waiting_sequences;
+  return std::max(live_sequences, reported + live_sequences - live_sequences_when_heard);
+}
+
+int64_t FleetWorker::estimated_prompt_tokens() const {
+  return std::max(live_prompt_tokens,
+                  load.waiting_prompt_tokens + live_prompt_tokens - live_prompt_tokens_when_heard);
+}
+
+std::optional<Fleet::Replaced> Fleet::OnRegistration(const std::string& address,
+                                                     const WorkerRegistration& registration,
+                                                     int64_t now_us) {
+  FleetWorker& worker = workers_[registration.worker.name];
+  std::optional<Replaced> replaced;
+  if (worker.heard_us != 0 && worker.id() != registration.worker) {
+    replaced = Replaced{.worker = worker.id(), .session = worker.session};
+    session_owner_.erase(worker.session);
+    worker = FleetWorker{};
+  }
+  worker.registration = registration;
+  worker.address = address;
+  worker.watched = true;
+  worker.heard_us = std::max<int64_t>(now_us, 1);
+  return replaced;
+}
+
+FleetWorker* Fleet::FindMutable(const WorkerId& id) {
+  const auto it = workers_.find(id.name);
+  return it == workers_.end() || it->second.id() != id ? nullptr : &it->second;
+}
+
+const FleetWorker* Fleet::Find(const WorkerId& id) const {
+  return const_cast<Fleet*>(this)->FindMutable(id);
+}
+
+const FleetWorker* Fleet::FindSession(SessionId session) const {
+  const auto it = session_owner_.find(session);
+  return it == session_owner_.end() ? nullptr : &workers_.at(it->second);
+}
+
+bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool draining, int64_t now_us) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return false;
+  worker->load = load;
+  worker->draining = draining;
+  worker->peer_lost = false;
+  worker->heard_us = std::max<int64_t>(now_us, 1);
+  worker->live_sequences_when_heard = worker->live_sequences;
+  worker->live_prompt_tokens_when_heard = worker->live_prompt_tokens;
+  constexpr int32_t kWindowUnlimited = std::numeric_limits<int32_t>::max();
+  if (worker->window < kWindowUnlimited / 2) {
+    worker->window += 1 + worker->window / 8;
+  } else {
+    worker->window = kWindowUnlimited;
+  }
+  return true;
+}
+
+bool Fleet::OnSnapshot(const WorkerId& id) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return false;
+  worker->has_snapshot = true;
+  awaited_.erase(worker->address);
+  return true;
+}
+
+bool Fleet::OnWatchLost(const WorkerId& id) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return false;
+  worker->watched = false;
+  return true;
+}
+
+bool Fleet::OnSessionUp(const WorkerId& id, SessionId session) {
+  TANDEM_CHECK(session != 0 && !session_owner_.contains(session)) << "session " << session;
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr || worker->session != 0) return false;
+  worker->session = session;
+  session_owner_.emplace(session, id.name);
+  return true;
+}
+
+std::optional<WorkerId> Fleet::OnSessionLost(SessionId session) {
+  const auto it = session_owner_.find(session);
+  if (it == session_owner_.end()) return std::nullopt;
+  FleetWorker& worker = workers_.at(it->second);
+  worker.session = 0;
+  session_owner_.erase(it);
+  return worker.id();
+}
+
+std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
+  std::vector<WorkerId> gone;
+  for (auto it = workers_.begin(); it != workers_.end();) {
+    const FleetWorker& worker = it->second;
+    if (!worker.watched && worker.session == 0 && now_us - worker.heard_us > kForgetAfterUs) {
+      gone.push_back(worker.id());
+      it = workers_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return gone;
+}
+
+void Fleet::AddLive(const WorkerId& id, int32_t sequences, int64_t prompt_tokens) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return;
+  worker->live_sequences += sequences;
+  worker->live_prompt_tokens += prompt_tokens;
+  TANDEM_CHECK(worker->live_sequences >= 0 && worker->live_prompt_tokens >= 0)
+      << id.name << ": " << worker->live_sequences << " sequences, " << worker->live_prompt_tokens
+      << " prompt tokens";
+}
+
+void Fleet::OnFull(const WorkerId& id) {
+  if (FleetWorker* worker = FindMutable(id)) worker->window = std::max(1, worker->live_sequences);
+}
+
+void Fleet::OnDraining(const WorkerId& id) {
+  if (FleetWorker* worker = FindMutable(id)) worker->draining = true;
+}
+
+void Fleet::OnPeerLost(const WorkerId& id) {
+  if (FleetWorker* worker = FindMutable(id)) worker->peer_lost = true;
+}
+
+void Fleet::OnOwnPause(int64_t pause_us) {
+  for (auto& [name, worker] : workers_) worker.heard_us += pause_us;
+}
+
+bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
+  const bool heard = worker.watched && now_us - worker.heard_us < times_.no_new_work_after_us;
+  const bool progressing =
+      !worker.load.has_work || worker.load.since_progress_us < times_.engine_stalled_us;
+  return heard && progressing && !worker.draining && !worker.peer_lost;
+}
+
+bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, int64_t now_us) const {
+  const bool room =
+      worker.live_sequences == 0 || worker.window - sequences >= worker.live_sequences;
+  return room && worker.session != 0 && Healthy(worker, now_us);
+}
+
+WorkerFault Fleet::FaultOf(const FleetWorker& worker, int64_t now_us) const {
+  if (now_us - worker.heard_us >= times_.move_streams_after_us) return WorkerFault::kSilent;
+  if (worker.load.has_work && worker.load.since_progress_us >= times_.move_streams_after_us) {
+    return WorkerFault::kStalled;
+  }
+  return WorkerFault::kNone;
+}
+
+bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill) {
+  const WorkerRegistration& a = decode.registration;
+  const WorkerRegistration& b = prefill.registration;
+  return a.model == b.model && a.kv_class == b.kv_class && a.protocol_min <= b.protocol_max &&
+         b.protocol_min <= a.protocol_max && a.kv_transport == b.kv_transport &&
+         TANDEM_GUARD("pair_numerics", a.numerics_id == b.numerics_id);
+}
+
+void Fleet::Expect(const std::vector<std::string>& addresses) {
+  awaited_.insert(addresses.begin(), addresses.end());
+}
+
+bool Fleet::CanServe(int64_t now_us) const {
+  return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
+    return entry.second.session != 0 && Healthy(entry.second, now_us);
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,137 @@
+// What a router knows of its workers: who they are, what they last said of themselves, and whether
+// they may be given work. Rebuilt from the workers by every router; nothing is shared or stored.
+//
+// A worker is heard through its Watch (registration, heartbeats) and given work through a Session.
+// Its name is stable, its incarnation is not: a registration with another incarnation replaces the
+// old life and everything that was known of it.
+//
+// One thread, every method. `now_us` never goes back.
+
+#ifndef TANDEM_RUNTIME_FLEET_FLEET_H_
+#define TANDEM_RUNTIME_FLEET_FLEET_H_
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/protocol/identity.h"
+#include "runtime/protocol/router_messages.h"
+#include "runtime/protocol/times.h"
+
+namespace tandem {
+
+struct FleetWorker {
+  WorkerRegistration registration;
+  std::string address;  // host:port of its gRPC listener, as the router found it.
+  WorkerLoad load;      // As last reported.
+  bool draining = false;
+  bool has_snapshot = false;  // Its prefix cache is known.
+  bool watched = false;       // The Watch stands.
+  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
+  int64_t heard_us = 0;       // Last message of its Watch.
+  SessionId session = 0;      // 0: none.
+
+  // What this router has running there. The reported load lags by a heartbeat; these do not.
+  int32_t live_sequences = 0;
+  int64_t live_prompt_tokens = 0;  // Of sequences without a token yet, prefilled there.
+  int32_t live_sequences_when_heard = 0;
+  int64_t live_prompt_tokens_when_heard = 0;
+
+  // At most this many sequences of ours, since it refused one for being full. Grows again with
+  // every heartbeat.
+  int32_t window = std::numeric_limits<int32_t>::max();
+
+  const WorkerId& id() const { return registration.worker; }
+  // Best guesses: what was reported, corrected by what we did since.
+  int32_t estimated_sequences() const;
+  int64_t estimated_prompt_tokens() const;
+};
+
+// Why streams must leave a worker.
+enum class WorkerFault : uint8_t {
+  kNone,
+  kSilent,   // No message for move_streams_after_us.
+  kStalled,  // It talks, but its engine has had work and no progress for that long.
+};
+
+class Fleet {
+ public:
+  explicit Fleet(const LivenessTimes& times) : times_(times) {}
+
+  // ---- What is heard ----
+
+  // First message of a Watch. Returns the earlier life that this ends, if its incarnation differs
+  // (its session, if it had one, is gone from the fleet with it).
+  struct Replaced {
+    WorkerId worker;
+    SessionId session = 0;
+  };
+  std::optional<Replaced> OnRegistration(const std::string& address,
+                                         const WorkerRegistration& registration, int64_t now_us);
+  // The following ignore a worker that is not known in this incarnation (false).
+  bool OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
+  bool OnSnapshot(const WorkerId& worker);  // Its prefix cache is known from now on.
+  bool OnWatchLost(const WorkerId& worker);
+  // `session` is not 0 and never used before. Returns false also if one is up already.
+  bool OnSessionUp(const WorkerId& worker, SessionId session);
+  // The worker that had it, if any has.
+  std::optional<WorkerId> OnSessionLost(SessionId session);
+  // Forgets workers that have neither Watch nor Session and were not heard for kForgetAfterUs.
+  // Returns them.
+  std::vector<WorkerId> ForgetGone(int64_t now_us);
+
+  // ---- What the router does there ----
+
+  // These, too, ignore an incarnation that is not known.
+  void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
+  void OnFull(const WorkerId& worker);       // It refused: queue full.
+  void OnDraining(const WorkerId& worker);   // It refused: draining.
+  void OnPeerLost(const WorkerId& prefill);  // A decode worker lost it: no work until it is heard.
+  // The router itself was not running for so long: nobody was silent, it did not listen.
+  void OnOwnPause(int64_t pause_us);
+
+  // ---- What may be done with whom ----
+
+  // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer.
+  bool Healthy(const FleetWorker& worker, int64_t now_us) const;
+  // Healthy, has a session, and its window has room for `sequences` more (or is empty).
+  bool MayTakeWork(const FleetWorker& worker, int32_t sequences, int64_t now_us) const;
+  WorkerFault FaultOf(const FleetWorker& worker, int64_t now_us) const;
+  // Blocks of one mean the same to the other, bit for bit.
+  static bool MayPair(const FleetWorker& decode, const FleetWorker& prefill);
+
+  // ---- Completeness ----
+
+  // The static list of worker addresses; call once, before the first registration.
+  void Expect(const std::vector<std::string>& addresses);
+  // Every expected address has registered and sent its snapshot at least once.
+  bool KnownCompletely() const { return awaited_.empty(); }
+  // Addresses not known yet.
+  const std::set<std::string>& awaited() const { return awaited_; }
+  // Somebody healthy can take a request to its end.
+  bool CanServe(int64_t now_us) const;
+
+  // By name.
+  const std::map<std::string, FleetWorker>& workers() const { return workers_; }
+  const FleetWorker* Find(const WorkerId& worker) const;  // Null unless in this incarnation.
+  const FleetWorker* FindSession(SessionId session) const;
+  const LivenessTimes& times() const { return times_; }
+
+  static constexpr int64_t kForgetAfterUs = 60'000'000;
+
+ private:
+  FleetWorker* FindMutable(const WorkerId& worker);
+
+  const LivenessTimes times_;
+  std::map<std::string, FleetWorker> workers_;
+  std::map<SessionId, std::string> session_owner_;
+  std::set<std::string> awaited_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_FLEET_FLEET_H_

@@ -1,0 +1,46 @@
+// The text of one choice: detokenizer, then stop matcher.
+
+#ifndef TANDEM_RUNTIME_REQUEST_CHOICE_TEXT_H_
+#define TANDEM_RUNTIME_REQUEST_CHOICE_TEXT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/protocol/generation.h"
+#include "runtime/request/detokenizer.h"
+#include "runtime/request/stop_matcher.h"
+
+namespace tandem {
+
+class ChoiceText {
+ public:
+  ChoiceText(std::unique_ptr<Detokenizer> detokenizer, std::vector<std::string> stops)
+      : detokenizer_(std::move(detokenizer)), matcher_(std::move(stops)) {}
+
+  // Text that is certain after `token`. `finish` is the worker's word; it becomes kStop if a stop
+  // string is complete.
+  std::string Append(int32_t token, FinishReason* finish) {
+    std::string text;
+    // A stop token is no text, but it ends what was waiting.
+    if (*finish != FinishReason::kStop) text = matcher_.Append(detokenizer_->Append(token));
+    if (*finish != FinishReason::kNone && !matcher_.stopped()) {
+      text += matcher_.Append(detokenizer_->Finish());
+      text += matcher_.Flush();
+    }
+    if (matcher_.stopped()) *finish = FinishReason::kStop;
+    return text;
+  }
+  // The stop string that ended it; empty if none did.
+  const std::string& stop_string() const { return matcher_.matched(); }
+
+ private:
+  std::unique_ptr<Detokenizer> detokenizer_;
+  StopMatcher matcher_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_REQUEST_CHOICE_TEXT_H_

@@ -1,0 +1,243 @@
+// What workers say: fences first, then what it means.
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/guard.h"
+#include "runtime/request/request_owner_impl.h"
+
+namespace tandem {
+
+void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
+  const FleetWorker* worker = fleet_.FindSession(session);
+  if (worker == nullptr) {  // The session is over, and so are its attempts.
+    counters_.stale_events += batch.events.size();
+    return;
+  }
+  if (!TANDEM_GUARD("batch_incarnation", batch.worker_incarnation == worker->id().incarnation)) {
+    // The process that was registered is gone; another one, which may compute differently, has
+    // picked up the connection.
+    counters_.stale_events += batch.events.size();
+    BreakSession(
+        session,
+        absl::StrFormat("worker %s answers as incarnation %x, registered was %x", worker->id().name,
+                        batch.worker_incarnation, worker->id().incarnation),
+        ResumeReason::kRestarted, now_us);
+    PlaceWaiting(now_us, /*may_fail=*/true);
+    return;
+  }
+  for (const RouterEvent& event : batch.events) {
+    const Verdict verdict =
+        std::visit([&](const auto& e) { return OnEvent(session, e, now_us); }, event);
+    if (verdict == Verdict::kGoOn) continue;
+    ++counters_.protocol_errors;
+    BreakSession(session, "protocol error", ResumeReason::kProtocolError, now_us);
+    break;
+  }
+  PlaceWaiting(now_us, /*may_fail=*/true);
+}
+
+StreamState* RequestOwner::Impl::FindStream(RequestState* request, SessionId session,
+                                            uint32_t attempt) {
+  StreamState* found = nullptr;
+  for (StreamState& stream : request->streams) {
+    if (!stream.running || stream.session != session) continue;
+    if (found == nullptr || stream.attempt == attempt) found = &stream;
+  }
+  if (found != nullptr && TANDEM_GUARD("event_attempt", found->attempt == attempt)) return found;
+  ++counters_.stale_events;
+  return nullptr;
+}
+
+void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& stream,
+                                      const PromptEvent& event) {
+  if (request->prompt_reported) return;  // A later attempt prefills again; that is not news.
+  request->prompt_reported = true;
+  request->numerics_id = fleet_.Find(stream.worker)->registration.numerics_id;
+  request->report.cached_tokens = std::min(event.cached_tokens, request->prompt_tokens());
+  request->facts.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
+                                 .transferred_blocks = event.transferred_blocks,
+                                 .prompt_logprobs = event.prompt_logprobs,
+                                 .numerics_id = request->numerics_id});
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const PromptEvent& event,
+                                                        int64_t) {
+  RequestState* request = Find(event.attempt.request);
+  if (request == nullptr) return Verdict::kGoOn;
+  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  if (stream == nullptr) return Verdict::kGoOn;
+  StopPromptCount(stream);
+  ReportPrompt(request, *stream, event);
+  return Verdict::kGoOn;
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const TokenEvent& event,
+                                                        int64_t now_us) {
+  RequestState* request = Find(event.attempt.request);
+  if (request == nullptr) return Verdict::kGoOn;
+  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  if (stream == nullptr) return Verdict::kGoOn;
+  const auto owed = std::find(stream->at_worker.begin(), stream->at_worker.end(), event.choice);
+  if (owed == stream->at_worker.end()) {  // Repeated after its finish, or never asked for.
+    ++counters_.stale_events;
+    return event.choice >= 0 && event.choice < request->facts.num_choices ? Verdict::kGoOn
+                                                                          : Verdict::kProtocolError;
+  }
+  const ChoiceState& choice = request->choices[static_cast<size_t>(event.choice)];
+  if (!choice.finished) {
+    const int64_t next = request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
+    if (!TANDEM_GUARD("event_position", event.position == next)) {
+      if (event.position > next || event.position < request->prompt_tokens()) {
+        return Verdict::kProtocolError;
+      }
+      const auto index = static_cast<size_t>(event.position - request->prompt_tokens());
+      if (choice.generated[index] == event.token.token) {
+        ++counters_.stale_events;
+        return Verdict::kGoOn;
+      }
+      ++counters_.determinism_violations;
+      Fail(request,
+           absl::InternalError(absl::StrFormat(
+               "determinism_violation: choice %d, position %d was computed twice, differently",
+               event.choice, event.position)),
+           RequestOutcome::kInternal, now_us);
+      return Verdict::kGoOn;
+    }
+  }
+  if (event.finish != FinishReason::kNone) {
+    stream->at_worker.erase(owed);
+    fleet_.AddLive(stream->worker, -1, 0);
+    --stream->live_sequences;
+    may_place_ = true;
+  }
+  // A choice that ended with a stop string goes on at the worker while others of its attempt do.
+  if (!choice.finished) AcceptToken(request, stream, event, now_us);
+  return Verdict::kGoOn;
+}
+
+void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
+                                     const TokenEvent& event, int64_t now_us) {
+  StopPromptCount(stream);
+  ReportPrompt(request, *stream, PromptEvent{});
+  stream->deaths = 0;
+  ++counters_.generated_tokens;
+  ++request->report.completion_tokens;
+  if (request->report.first_token_us == 0) request->report.first_token_us = now_us;
+
+  ChoiceState& choice = request->choices[static_cast<size_t>(event.choice)];
+  choice.generated.push_back(event.token.token);
+  FinishReason finish = event.finish;
+  std::string text;
+  std::string_view stop_string;
+  if (choice.text.has_value()) {
+    text = choice.text->Append(event.token.token, &finish);
+    stop_string = choice.text->stop_string();
+  }
+  request->facts.sink->OnDelta({.choice = event.choice,
+                                .position = event.position,
+                                .token = &event.token,
+                                .text = text,
+                                .finish = finish,
+                                .stop_string = stop_string});
+  if (finish == FinishReason::kNone) return;
+
+  choice.finished = true;
+  std::erase(stream->choices, event.choice);
+  if (!stream->choices.empty()) return;
+  const size_t index = choice.stream;
+  if (stream->at_worker.empty()) {
+    DetachAttempt(request, index);
+  } else {
+    CancelAttempt(request, index, now_us);
+  }
+  const bool all_finished = std::all_of(request->choices.begin(), request->choices.end(),
+                                        [](const ChoiceState& c) { return c.finished; });
+  if (all_finished) Finish(request, now_us);
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
+                                                        const RefusedEvent& event, int64_t now_us) {
+  RequestState* request = Find(event.attempt.request);
+  if (request == nullptr) return Verdict::kGoOn;
+  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  if (stream == nullptr) return Verdict::kGoOn;
+  const auto index = static_cast<size_t>(stream - request->streams.data());
+  const WorkerId worker = stream->worker;
+  ++counters_.refusals;
+  --counters_.attempts;
+  --request->report.attempts;
+  DetachAttempt(request, index);
+  switch (event.status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      fleet_.OnFull(worker);
+      Requeue(request, index);
+      break;
+    case absl::StatusCode::kUnavailable:
+      fleet_.OnDraining(worker);
+      Requeue(request, index);
+      break;
+    case absl::StatusCode::kInvalidArgument:
+      Fail(request, event.status, RequestOutcome::kInvalidArgument, now_us);
+      break;
+    default:
+      Fail(request, event.status, RequestOutcome::kInternal, now_us);
+  }
+  return Verdict::kGoOn;
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const EndedEvent& event,
+                                                        int64_t now_us) {
+  RequestState* request = Find(event.attempt.request);
+  if (request == nullptr) return Verdict::kGoOn;
+  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  if (stream == nullptr) return Verdict::kGoOn;
+  const auto index = static_cast<size_t>(stream - request->streams.data());
+  switch (event.status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDataLoss: {
+      const FleetWorker* worker = fleet_.Find(stream->worker);
+      const bool transfer = stream->prefill.has_value() && !worker->draining;
+      if (transfer) {
+        fleet_.OnPeerLost(*stream->prefill);
+      } else {
+        fleet_.OnDraining(stream->worker);  // Nothing else ends a stream like this.
+      }
+      Resume(request, index, transfer ? ResumeReason::kTransferLost : ResumeReason::kDraining,
+             /*death=*/transfer, now_us);
+      break;
+    }
+    case absl::StatusCode::kResourceExhausted:
+      fleet_.OnFull(stream->worker);
+      DetachAttempt(request, index);
+      Requeue(request, index);
+      break;
+    case absl::StatusCode::kFailedPrecondition:
+      // The pair may not exchange blocks, whatever their registrations said.
+      if (stream->prefill.has_value()) {
+        stream->local_only = true;
+        Resume(request, index, ResumeReason::kTransferLost, /*death=*/false, now_us);
+        break;
+      }
+      Fail(request, event.status, RequestOutcome::kInternal, now_us);
+      break;
+    case absl::StatusCode::kDeadlineExceeded:
+      Fail(request, event.status, RequestOutcome::kDeadlineExceeded, now_us);
+      break;
+    case absl::StatusCode::kCancelled:
+      Fail(request, event.status, RequestOutcome::kCancelled, now_us);
+      break;
+    case absl::StatusCode::kInvalidArgument:
+      Fail(request, event.status, RequestOutcome::kInvalidArgument, now_us);
+      break;
+    default:
+      Fail(request, event.status, RequestOutcome::kInternal, now_us);
+  }
+  return Verdict::kGoOn;
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId, const AbortReply&, int64_t) {
+  return Verdict::kGoOn;  // What was aborted is off the books already.
+}
+
+}  // namespace tandem

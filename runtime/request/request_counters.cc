@@ -1,0 +1,24 @@
+#include "runtime/request/request_counters.h"
+
+namespace tandem {
+
+std::string_view ResumeReasonName(ResumeReason reason) {
+  constexpr std::array<std::string_view, kNumResumeReasons> kNames = {
+      "session_lost", "restarted",     "silent",        "stalled",
+      "draining",     "transfer_lost", "protocol_error"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+std::string_view RequestOutcomeName(RequestOutcome outcome) {
+  constexpr std::array<std::string_view, kNumRequestOutcomes> kNames = {"done",
+                                                                        "cancelled",
+                                                                        "deadline_exceeded",
+                                                                        "unavailable",
+                                                                        "resource_exhausted",
+                                                                        "invalid_argument",
+                                                                        "poison",
+                                                                        "internal"};
+  return kNames[static_cast<size_t>(outcome)];
+}
+
+}  // namespace tandem

@@ -1,0 +1,54 @@
+// What a request owner counts since its start; the service exports it as metrics.
+
+#ifndef TANDEM_RUNTIME_REQUEST_REQUEST_COUNTERS_H_
+#define TANDEM_RUNTIME_REQUEST_REQUEST_COUNTERS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tandem {
+
+// Why a stream went on as another attempt (label of tandem_stream_resumes_total).
+enum class ResumeReason : uint8_t {
+  kSessionLost,    // The connection broke: worker died, or the network did.
+  kRestarted,      // The worker came back as another incarnation.
+  kSilent,         // No heartbeat for move_streams_after_us.
+  kStalled,        // Heartbeats, but no progress.
+  kDraining,       // The worker was asked to stop.
+  kTransferLost,   // Its prefill worker or the KV transfer was lost.
+  kProtocolError,  // The worker said what it must not.
+};
+inline constexpr size_t kNumResumeReasons = 7;
+
+// How a request ended (label of tandem_requests_total).
+enum class RequestOutcome : uint8_t {
+  kDone,
+  kCancelled,
+  kDeadlineExceeded,
+  kUnavailable,
+  kResourceExhausted,
+  kInvalidArgument,
+  kPoison,    // Internal: its workers kept dying.
+  kInternal,  // Any other error.
+};
+inline constexpr size_t kNumRequestOutcomes = 8;
+
+std::string_view ResumeReasonName(ResumeReason reason);       // "session_lost"
+std::string_view RequestOutcomeName(RequestOutcome outcome);  // "done"
+
+struct RequestCounters {
+  std::array<uint64_t, kNumResumeReasons> resumes{};
+  std::array<uint64_t, kNumRequestOutcomes> outcomes{};
+  uint64_t attempts = 0;
+  uint64_t refusals = 0;                // By workers: not attempts.
+  uint64_t stale_events = 0;            // Of earlier attempts or incarnations, or repeated.
+  uint64_t protocol_errors = 0;         // Positions ahead of what is next, and the like.
+  uint64_t determinism_violations = 0;  // A position computed twice, with two results.
+  uint64_t generated_tokens = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_REQUEST_REQUEST_COUNTERS_H_

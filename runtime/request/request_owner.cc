@@ -1,0 +1,246 @@
+#include "runtime/request/request_owner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/math.h"
+#include "runtime/request/request_owner_impl.h"
+
+namespace tandem {
+
+absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t now_us) {
+  TANDEM_CHECK(facts.sink != nullptr);
+  const bool valid = !facts.token_ids.empty() && facts.num_choices >= 1 &&
+                     facts.sampling.max_tokens >= 1 && facts.time_left_us >= 0;
+  if (!valid) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d prompt tokens, %d choices, max_tokens %d, %d us until the deadline",
+        facts.token_ids.size(), facts.num_choices, facts.sampling.max_tokens, facts.time_left_us));
+  }
+  const bool empty_stop = std::any_of(facts.stop_strings.begin(), facts.stop_strings.end(),
+                                      [](const std::string& stop) { return stop.empty(); });
+  if (empty_stop || (!facts.stop_strings.empty() && facts.make_detokenizer == nullptr)) {
+    return absl::InvalidArgumentError("a stop string is empty, or there is no text to match");
+  }
+  if (num_unplaced_ >= options_.max_waiting_requests ||
+      static_cast<int64_t>(requests_.size()) >= options_.max_requests) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
+        requests_.size(), options_.max_requests, num_unplaced_, options_.max_waiting_requests));
+  }
+
+  const uint64_t counter = ++last_counter_;
+  RequestState& request = requests_[counter];
+  request.counter = counter;
+  request.facts = std::move(facts);
+  request.chain = HashChain(request.facts.hash_root, request.facts.token_ids);
+  const int64_t time_left_us =
+      request.facts.time_left_us == 0 ? kDefaultDeadlineUs : request.facts.time_left_us;
+  request.deadline_us = CheckedAdd(now_us, time_left_us).value_or(INT64_MAX);
+  request.report.arrived_us = now_us;
+  request.report.prompt_tokens = static_cast<int32_t>(request.facts.token_ids.size());
+  request.choices.resize(static_cast<size_t>(request.facts.num_choices));
+  StreamState stream;
+  for (int32_t i = 0; i < request.facts.num_choices; ++i) {
+    stream.choices.push_back(i);
+    if (request.facts.make_detokenizer == nullptr) continue;
+    request.choices[static_cast<size_t>(i)].text.emplace(request.facts.make_detokenizer(),
+                                                         request.facts.stop_strings);
+  }
+  request.streams.push_back(std::move(stream));
+  deadlines_.insert({request.deadline_us, counter});
+  waiting_.insert({counter, 0});
+  ++num_unplaced_;
+  may_place_ = true;
+  PlaceWaiting(now_us, /*may_fail=*/false);
+  return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
+}
+
+RequestState* RequestOwner::Impl::Find(const RequestId& id) {
+  if (id.router_incarnation != options_.router_incarnation) return nullptr;
+  const auto found = requests_.find(id.counter);
+  return found == requests_.end() ? nullptr : &found->second;
+}
+
+bool RequestOwner::Impl::Cancel(const RequestId& id, int64_t now_us) {
+  RequestState* request = Find(id);
+  if (request == nullptr) return false;
+  Fail(request, absl::CancelledError("cancelled by its client"), RequestOutcome::kCancelled,
+       now_us);
+  PlaceWaiting(now_us, /*may_fail=*/true);
+  return true;
+}
+
+void RequestOwner::Impl::Finish(RequestState* request, int64_t) {
+  ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kDone)];
+  RequestSink* const sink = request->facts.sink;
+  const RequestReport report = request->report;
+  Erase(request);
+  sink->OnDone(report);
+}
+
+void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
+                              RequestOutcome outcome, int64_t now_us) {
+  ++counters_.outcomes[static_cast<size_t>(outcome)];
+  for (size_t i = 0; i < request->streams.size(); ++i) {
+    // Of an attempt that has ended this is a Cancel too many, which workers ignore.
+    if (request->streams[i].running) CancelAttempt(request, i, now_us);
+  }
+  RequestSink* const sink = request->facts.sink;
+  const RequestReport report = request->report;
+  Erase(request);
+  sink->OnError(status, report);
+}
+
+void RequestOwner::Impl::Erase(RequestState* request) {
+  const uint64_t counter = request->counter;
+  waiting_.erase(waiting_.lower_bound({counter, 0}), waiting_.lower_bound({counter + 1, 0}));
+  deadlines_.erase({request->deadline_us, counter});
+  if (request->last_attempt == 0) --num_unplaced_;
+  requests_.erase(counter);
+}
+
+void RequestOwner::Impl::OnRegistration(const std::string& address,
+                                        const WorkerRegistration& registration, int64_t now_us) {
+  const auto replaced = fleet_.OnRegistration(address, registration, now_us);
+  index_.AddWorker(registration.worker, registration.block_tokens);
+  if (replaced.has_value() && replaced->session != 0) {
+    outbox_->CloseSession(replaced->session, "the worker has restarted");
+    ResumeAll(replaced->session, ResumeReason::kRestarted, now_us);
+  }
+  may_place_ = true;
+  PlaceWaiting(now_us, /*may_fail=*/true);
+}
+
+void RequestOwner::Impl::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
+                                     int64_t now_us) {
+  if (!fleet_.OnHeartbeat(worker, load, draining, now_us)) return;
+  may_place_ = true;
+  PlaceWaiting(now_us, /*may_fail=*/true);
+}
+
+void RequestOwner::Impl::OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t) {
+  if (!index_.Apply(worker, events)) outbox_->RestartWatch(worker);
+  if (events.snapshot) fleet_.OnSnapshot(worker);
+}
+
+void RequestOwner::Impl::OnWatchLost(const WorkerId& worker, int64_t) {
+  fleet_.OnWatchLost(worker);
+}
+
+bool RequestOwner::Impl::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
+  const FleetWorker* known = fleet_.Find(worker);
+  if (known == nullptr || fleet_.FaultOf(*known, now_us) != WorkerFault::kNone) return false;
+  if (!fleet_.OnSessionUp(worker, session)) return false;
+  may_place_ = true;
+  PlaceWaiting(now_us, /*may_fail=*/true);
+  return true;
+}
+
+void RequestOwner::Impl::OnSessionLost(SessionId session, int64_t now_us) {
+  if (!fleet_.OnSessionLost(session).has_value()) return;
+  ResumeAll(session, ResumeReason::kSessionLost, now_us);
+  PlaceWaiting(now_us, /*may_fail=*/true);
+}
+
+int64_t RequestOwner::Impl::Tick(int64_t now_us) {
+  const int64_t heartbeat_us = options_.times.heartbeat_us;
+  if (last_tick_us_ >= 0 && now_us - last_tick_us_ > options_.times.no_new_work_after_us) {
+    fleet_.OnOwnPause(now_us - last_tick_us_ - heartbeat_us);
+  }
+  last_tick_us_ = now_us;
+
+  std::vector<std::pair<SessionId, WorkerFault>> broken;
+  for (const auto& [name, worker] : fleet_.workers()) {
+    const WorkerFault fault = fleet_.FaultOf(worker, now_us);
+    if (worker.session != 0 && fault != WorkerFault::kNone) {
+      broken.emplace_back(worker.session, fault);
+    }
+  }
+  for (const auto& [session, fault] : broken) {
+    if (fault == WorkerFault::kSilent) {
+      BreakSession(session, "the worker is silent", ResumeReason::kSilent, now_us);
+    } else {
+      BreakSession(session, "the worker makes no progress", ResumeReason::kStalled, now_us);
+    }
+  }
+  for (const WorkerId& gone : fleet_.ForgetGone(now_us)) index_.RemoveWorker(gone);
+
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_us) {
+    RequestState& request = requests_.at(deadlines_.begin()->second);
+    const bool waits = waiting_.lower_bound({request.counter, 0}) !=
+                       waiting_.lower_bound({request.counter + 1, 0});
+    Fail(&request,
+         absl::DeadlineExceededError(
+             absl::StrFormat("%d tokens generated in %d ms%s", request.report.completion_tokens,
+                             (now_us - request.report.arrived_us) / 1000,
+                             waits ? "; it was waiting for a worker that could take it" : "")),
+         RequestOutcome::kDeadlineExceeded, now_us);
+  }
+  if (!waiting_.empty()) may_place_ = true;  // Who was healthy may no longer be.
+  PlaceWaiting(now_us, /*may_fail=*/true);
+  const int64_t next_us = now_us + heartbeat_us;
+  return deadlines_.empty() ? next_us : std::min(next_us, deadlines_.begin()->first);
+}
+
+absl::StatusOr<std::unique_ptr<RequestOwner>> RequestOwner::Create(
+    const RequestOwnerOptions& options, std::unique_ptr<RoutingPolicy> policy,
+    RouterOutbox* outbox) {
+  TANDEM_CHECK(policy != nullptr && outbox != nullptr);
+  if (options.router_incarnation == 0 || options.max_requests < 1 ||
+      options.max_waiting_requests < 1 || options.max_index_entries < 1 ||
+      options.nobody_alive_grace_us < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "router incarnation %x, max_requests %d, max_waiting_requests %d, max_index_entries %d, "
+        "nobody_alive_grace_us %d",
+        options.router_incarnation, options.max_requests, options.max_waiting_requests,
+        options.max_index_entries, options.nobody_alive_grace_us));
+  }
+  return std::unique_ptr<RequestOwner>(
+      new RequestOwner(std::make_unique<Impl>(options, std::move(policy), outbox)));
+}
+
+RequestOwner::RequestOwner(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RequestOwner::~RequestOwner() = default;
+
+absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us) {
+  return impl_->Start(std::move(facts), now_us);
+}
+bool RequestOwner::Cancel(const RequestId& request, int64_t now_us) {
+  return impl_->Cancel(request, now_us);
+}
+void RequestOwner::OnRegistration(const std::string& address,
+                                  const WorkerRegistration& registration, int64_t now_us) {
+  impl_->OnRegistration(address, registration, now_us);
+}
+void RequestOwner::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
+                               int64_t now_us) {
+  impl_->OnHeartbeat(worker, load, draining, now_us);
+}
+void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us) {
+  impl_->OnKvEvents(worker, events, now_us);
+}
+void RequestOwner::OnWatchLost(const WorkerId& worker, int64_t now_us) {
+  impl_->OnWatchLost(worker, now_us);
+}
+bool RequestOwner::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
+  return impl_->OnSessionUp(worker, session, now_us);
+}
+void RequestOwner::OnSessionLost(SessionId session, int64_t now_us) {
+  impl_->OnSessionLost(session, now_us);
+}
+void RequestOwner::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
+  impl_->OnStepBatch(session, batch, now_us);
+}
+int64_t RequestOwner::Tick(int64_t now_us) { return impl_->Tick(now_us); }
+void RequestOwner::ExpectWorkers(const std::vector<std::string>& addresses) {
+  impl_->fleet_.Expect(addresses);
+}
+const Fleet& RequestOwner::fleet() const { return impl_->fleet_; }
+const PrefixIndex& RequestOwner::prefix_index() const { return impl_->index_; }
+const RequestCounters& RequestOwner::counters() const { return impl_->counters_; }
+int64_t RequestOwner::num_requests() const { return static_cast<int64_t>(impl_->requests_.size()); }
+int64_t RequestOwner::num_waiting() const { return static_cast<int64_t>(impl_->waiting_.size()); }
+
+}  // namespace tandem

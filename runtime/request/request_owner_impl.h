@@ -1,0 +1,118 @@
+// Internal to runtime/request: request_owner.cc takes the inputs, placement.cc gives streams to
+// workers and takes them back, events.cc reads what workers say.
+
+#ifndef TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_IMPL_H_
+#define TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_IMPL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/request/request_state.h"
+
+namespace tandem {
+
+class RequestOwner::Impl {
+ public:
+  Impl(const RequestOwnerOptions& options, std::unique_ptr<RoutingPolicy> policy,
+       RouterOutbox* outbox)
+      : options_(options),
+        outbox_(outbox),
+        fleet_(options.times),
+        index_(options.max_index_entries),
+        policy_(std::move(policy)) {}
+
+  // ---- request_owner.cc ----
+  absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
+  bool Cancel(const RequestId& request, int64_t now_us);
+  void OnRegistration(const std::string& address, const WorkerRegistration& registration,
+                      int64_t now_us);
+  void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
+  void OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us);
+  void OnWatchLost(const WorkerId& worker, int64_t now_us);
+  bool OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us);
+  void OnSessionLost(SessionId session, int64_t now_us);
+  int64_t Tick(int64_t now_us);
+
+  // ---- events.cc ----
+  void OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us);
+
+  // A stream, named so that it can be looked for again after anything has happened.
+  struct StreamKey {
+    uint64_t request = 0;  // Its counter: older requests come first.
+    size_t stream = 0;
+    auto operator<=>(const StreamKey&) const = default;
+  };
+
+  const RequestOwnerOptions options_;
+  RouterOutbox* const outbox_;
+  Fleet fleet_;
+  PrefixIndex index_;
+  const std::unique_ptr<RoutingPolicy> policy_;
+  RequestCounters counters_;
+  std::map<uint64_t, RequestState> requests_;  // By counter.
+  std::set<StreamKey> waiting_;                // For a worker, in order of arrival.
+
+ private:
+  // ---- placement.cc ----
+
+  // Gives waiting streams to workers, oldest first. `may_fail`: requests that cannot go on get
+  // their error; otherwise that waits for the next Tick.
+  void PlaceWaiting(int64_t now_us, bool may_fail);
+  RoutingDecision Route(const RequestState& request, const StreamState& stream, int64_t now_us);
+  // Nothing, or why a request that found nobody must end.
+  absl::Status GiveUpReason(RequestState* request, NoRoute why_not, int64_t now_us);
+  void SendAttempt(RequestState* request, size_t stream, const tandem::Route& route,
+                   int64_t now_us);
+  // Takes the stream from its worker's books; it is then neither running nor waiting.
+  void DetachAttempt(RequestState* request, size_t stream);
+  void CancelAttempt(RequestState* request, size_t stream, int64_t now_us);
+  // The attempt is over without a finish; the stream waits for its next one. `death`: it may have
+  // been the request that killed the worker. May end the request (poison).
+  void Resume(RequestState* request, size_t stream, ResumeReason reason, bool death,
+              int64_t now_us);
+  // Puts the stream back into the queue, one stream a choice if they have diverged.
+  void Requeue(RequestState* request, size_t stream);
+  // All attempts of a session that the fleet no longer has.
+  void ResumeAll(SessionId session, ResumeReason reason, int64_t now_us);
+  void BreakSession(SessionId session, std::string_view why, ResumeReason reason, int64_t now_us);
+  void StopPromptCount(StreamState* stream);
+
+  // ---- request_owner.cc ----
+
+  // The one terminal event. The request is gone when they return.
+  void Finish(RequestState* request, int64_t now_us);
+  void Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
+            int64_t now_us);
+  void Erase(RequestState* request);
+  RequestState* Find(const RequestId& id);
+
+  // ---- events.cc ----
+
+  enum class Verdict : uint8_t { kGoOn, kProtocolError };
+  // The running stream that an event of `attempt`, arriving on `session`, belongs to.
+  StreamState* FindStream(RequestState* request, SessionId session, uint32_t attempt);
+  Verdict OnEvent(SessionId session, const PromptEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const TokenEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const RefusedEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const EndedEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const AbortReply& event, int64_t now_us);
+  void ReportPrompt(RequestState* request, const StreamState& stream, const PromptEvent& event);
+  void AcceptToken(RequestState* request, StreamState* stream, const TokenEvent& event,
+                   int64_t now_us);
+
+  std::map<SessionId, std::set<StreamKey>> running_;
+  std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
+  uint64_t last_counter_ = 0;
+  int32_t num_unplaced_ = 0;  // Requests that never had an attempt.
+  bool may_place_ = false;    // Something changed since the queue was last walked.
+  int64_t last_tick_us_ = -1;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_IMPL_H_

@@ -1,0 +1,63 @@
+// What a request owner keeps of one request. Internal to runtime/request.
+
+#ifndef TANDEM_RUNTIME_REQUEST_REQUEST_STATE_H_
+#define TANDEM_RUNTIME_REQUEST_REQUEST_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/request/choice_text.h"
+#include "runtime/request/request_owner.h"
+
+namespace tandem {
+
+// One of n. Its tokens are never taken back.
+struct ChoiceState {
+  std::vector<int32_t> generated;
+  std::optional<ChoiceText> text;  // Nothing: no text is wanted.
+  bool finished = false;
+  size_t stream = 0;  // In RequestState::streams.
+};
+
+// Choices that go through the same attempts: all of them as long as none has a token, then one.
+struct StreamState {
+  std::vector<int32_t> choices;  // Unfinished ones. None left: the stream is over.
+
+  // The attempt, while `running`.
+  bool running = false;
+  uint32_t attempt = 0;
+  SessionId session = 0;
+  WorkerId worker;
+  std::optional<WorkerId> prefill;
+  std::vector<int32_t> at_worker;  // Choices whose terminal event the worker still owes.
+  int32_t live_sequences = 0;      // As counted in the fleet.
+  int64_t live_prompt_tokens = 0;
+
+  // Over attempts.
+  int32_t deaths = 0;       // In a row, without a token in between.
+  bool local_only = false;  // Transfers have failed it: prefill where it decodes.
+};
+
+struct RequestState {
+  RequestFacts facts;
+  std::vector<BlockHash> chain;  // Of the prompt.
+  uint64_t counter = 0;
+  int64_t deadline_us = 0;
+  uint32_t last_attempt = 0;
+  std::vector<ChoiceState> choices;
+  std::vector<StreamState> streams;  // Only grows; at most one a choice.
+  std::string numerics_id;           // Of the first result; from then on the only one.
+  bool prompt_reported = false;
+  int64_t nobody_alive_since_us = -1;  // -1: somebody is.
+  RequestReport report;
+
+  int32_t prompt_tokens() const { return report.prompt_tokens; }
+  bool started() const { return !numerics_id.empty(); }
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_REQUEST_REQUEST_STATE_H_

@@ -1,0 +1,148 @@
+#include "runtime/routing/prefix_index.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/check.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSweepPerChange = 64;
+
+}  // namespace
+
+void PrefixIndex::AddWorker(const WorkerId& worker, int32_t block_tokens) {
+  TANDEM_CHECK(block_tokens > 0 && block_tokens % kHashTokens == 0)
+      << "block_tokens " << block_tokens;
+  if (const auto it = slot_of_.find(worker.name); it != slot_of_.end()) {
+    Slot& slot = slots_[it->second];
+    if (slot.incarnation == worker.incarnation) {
+      slot.gap_told = false;
+      return;
+    }
+    RemoveWorker(WorkerId{.name = worker.name, .incarnation = slot.incarnation});
+  }
+  const auto free = std::find_if(slots_.begin(), slots_.end(), [](auto& s) { return !s.used; });
+  const auto index = static_cast<uint32_t>(free - slots_.begin());
+  if (free == slots_.end()) slots_.emplace_back();
+  Slot& slot = slots_[index];
+  slot.name = worker.name;
+  slot.incarnation = worker.incarnation;
+  slot.used = true;
+  slot.synchronised = false;
+  slot.gap_told = false;
+  slot.stride = block_tokens / kHashTokens;
+  slot_of_[worker.name] = index;
+}
+
+void PrefixIndex::RemoveWorker(const WorkerId& worker) {
+  const auto it = slot_of_.find(worker.name);
+  if (it == slot_of_.end() || slots_[it->second].incarnation != worker.incarnation) return;
+  Slot& slot = slots_[it->second];
+  slot.used = false;
+  ++slot.epoch;
+  slot_of_.erase(it);
+  to_sweep_ = static_cast<int64_t>(order_.size());
+}
+
+bool PrefixIndex::Apply(const WorkerId& worker, const KvEvents& events) {
+  const auto it = slot_of_.find(worker.name);
+  if (it == slot_of_.end() || slots_[it->second].incarnation != worker.incarnation) return true;
+  const uint32_t index = it->second;
+  Slot& slot = slots_[index];
+  if (events.snapshot) {
+    ++slot.epoch;
+    to_sweep_ = static_cast<int64_t>(order_.size());
+    slot.synchronised = true;
+    slot.gap_told = false;
+    slot.next_sequence = events.first_sequence;  // Of the first event after it.
+  } else {
+    if (slot.synchronised && events.first_sequence != slot.next_sequence) {
+      ++slot.epoch;
+      to_sweep_ = static_cast<int64_t>(order_.size());
+      slot.synchronised = false;
+    }
+    if (!slot.synchronised) return std::exchange(slot.gap_told, true);
+    slot.next_sequence += events.stored.size() + events.removed.size();
+  }
+  for (const BlockHash& hash : events.stored) Store(index, hash);
+  for (const BlockHash& hash : events.removed) Remove(index, hash);
+  Sweep(std::min(to_sweep_, kSweepPerChange));
+  return true;
+}
+
+void PrefixIndex::Store(uint32_t slot, const BlockHash& hash) {
+  const auto [it, fresh] = entries_.try_emplace(hash);
+  std::vector<Holder>& holders = it->second;
+  std::erase_if(holders, [&](const Holder& h) { return !Valid(h) || h.slot == slot; });
+  holders.push_back({.slot = slot, .epoch = slots_[slot].epoch});
+  if (!fresh) return;
+  order_.push_back(hash);
+  while (num_entries() > max_entries_) ForgetOldest();
+}
+
+void PrefixIndex::Remove(uint32_t slot, const BlockHash& hash) {
+  const auto it = entries_.find(hash);
+  if (it == entries_.end()) return;
+  // An entry without holders goes when its turn in order_ comes: order_ names every entry once.
+  std::erase_if(it->second, [&](const Holder& h) { return !Valid(h) || h.slot == slot; });
+  if (it->second.empty() && to_sweep_ == 0) to_sweep_ = static_cast<int64_t>(order_.size());
+}
+
+void PrefixIndex::ForgetOldest() {
+  entries_.erase(order_.front());
+  order_.pop_front();
+  to_sweep_ = std::min(to_sweep_, static_cast<int64_t>(order_.size()));
+}
+
+void PrefixIndex::Sweep(int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const BlockHash hash = order_.front();
+    order_.pop_front();
+    --to_sweep_;
+    const auto it = entries_.find(hash);
+    std::erase_if(it->second, [&](const Holder& h) { return !Valid(h); });
+    if (it->second.empty()) {
+      entries_.erase(it);
+    } else {
+      order_.push_back(hash);
+    }
+  }
+}
+
+std::map<std::string, int32_t> PrefixIndex::LongestPrefixes(
+    std::span<const BlockHash> chain) const {
+  struct Match {
+    uint32_t slot;
+    int32_t hashes;  // Held from the start on.
+  };
+  std::vector<Match> matches;
+  int32_t longest_stride = 1;
+  for (const Slot& slot : slots_) {
+    if (slot.used) longest_stride = std::max(longest_stride, slot.stride);
+  }
+  int32_t last_advance = 0;
+  for (int32_t i = 0; i < static_cast<int32_t>(chain.size()); ++i) {
+    if (i - last_advance >= longest_stride) break;  // Nobody goes on from here.
+    const auto it = entries_.find(chain[static_cast<size_t>(i)]);
+    if (it == entries_.end()) continue;
+    for (const Holder& holder : it->second) {
+      if (!Valid(holder)) continue;
+      auto match = std::find_if(matches.begin(), matches.end(),
+                                [&](const Match& m) { return m.slot == holder.slot; });
+      if (match == matches.end()) match = matches.insert(match, {holder.slot, 0});
+      if (match->hashes + slots_[holder.slot].stride == i + 1) {
+        match->hashes = i + 1;
+        last_advance = i + 1;
+      }
+    }
+  }
+  std::map<std::string, int32_t> tokens;
+  for (const Match& match : matches) {
+    if (match.hashes > 0) tokens[slots_[match.slot].name] = match.hashes * kHashTokens;
+  }
+  return tokens;
+}
+
+}  // namespace tandem

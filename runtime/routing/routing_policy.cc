@@ -1,0 +1,138 @@
+#include "runtime/routing/routing_policy.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/guard.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kSlackSequences = 4;
+constexpr int64_t kSlackPromptTokens = 2048;
+
+struct Candidate {
+  const FleetWorker* worker;
+  int64_t load;
+  int32_t prefix_tokens;
+};
+
+// Affinity inside the slack, then load, then lot.
+const Candidate& Pick(const std::vector<Candidate>& candidates, int64_t slack, Random* random) {
+  const auto by_load = [](const Candidate& a, const Candidate& b) { return a.load < b.load; };
+  const int64_t least = std::min_element(candidates.begin(), candidates.end(), by_load)->load;
+  const int64_t most = least + std::max(slack, least / 4);
+  const Candidate* best = nullptr;
+  uint64_t ties = 0;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.load > most) continue;
+    const auto better = [](const Candidate& a, const Candidate& b) {
+      return std::pair(-a.prefix_tokens, a.load) < std::pair(-b.prefix_tokens, b.load);
+    };
+    if (best == nullptr || better(candidate, *best)) {
+      best = &candidate;
+      ties = 1;
+    } else if (!better(*best, candidate) && random->Below(++ties) == 0) {
+      best = &candidate;
+    }
+  }
+  return *best;
+}
+
+int32_t PrefixOf(const std::map<std::string, int32_t>& prefixes, const FleetWorker& worker) {
+  const auto it = prefixes.find(worker.id().name);
+  return it == prefixes.end() ? 0 : it->second;
+}
+
+bool Fits(const WorkerRegistration& worker, const RoutingRequest& request) {
+  const int32_t longest = std::min(request.max_total_tokens, worker.max_model_tokens);
+  return request.num_tokens < worker.max_model_tokens &&
+         CeilDiv(longest, worker.block_tokens) <= worker.num_blocks;
+}
+
+class LeastLoadedPrefixPolicy final : public RoutingPolicy {
+ public:
+  explicit LeastLoadedPrefixPolicy(uint64_t seed) : random_(seed) {}
+
+  RoutingDecision Choose(const RoutingRequest& request, const Fleet& fleet,
+                         const PrefixIndex& index, int64_t now_us) override {
+    const std::map<std::string, int32_t> prefixes = index.LongestPrefixes(request.chain);
+    std::vector<Candidate> decode, last_resort;
+    bool any_alive = false, any_fits = false, any_decoder = false;
+    for (const auto& [name, worker] : fleet.workers()) {
+      if (worker.registration.model != request.model || worker.session == 0 ||
+          !fleet.Healthy(worker, now_us)) {
+        continue;
+      }
+      if (!request.numerics_id.empty() &&
+          !TANDEM_GUARD("resume_numerics",
+                        worker.registration.numerics_id == request.numerics_id)) {
+        continue;
+      }
+      any_alive = true;
+      if (!Fits(worker.registration, request)) continue;
+      any_fits = true;
+      const bool decoder = worker.registration.role != WorkerRole::kPrefill;
+      any_decoder |= decoder;
+      if (!fleet.MayTakeWork(worker, request.num_sequences, now_us)) continue;
+      (decoder ? decode : last_resort)
+          .push_back({&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
+    }
+    // A decode worker that is only full is waited for.
+    const std::vector<Candidate>& candidates = any_decoder ? decode : last_resort;
+    if (candidates.empty()) {
+      return {.route = std::nullopt,
+              .why_not = !any_alive ? NoRoute::kNobodyAlive
+                         : any_fits ? NoRoute::kAllFull
+                                    : NoRoute::kTooLong};
+    }
+    const Candidate& chosen = Pick(candidates, kSlackSequences, &random_);
+    return {.route = Route{.decode = chosen.worker->id(),
+                           .prefill = ChoosePrefill(request, fleet, prefixes, chosen, now_us),
+                           .known_prefix_tokens = chosen.prefix_tokens}};
+  }
+
+ private:
+  std::optional<WorkerId> ChoosePrefill(const RoutingRequest& request, const Fleet& fleet,
+                                        const std::map<std::string, int32_t>& prefixes,
+                                        const Candidate& decode, int64_t now_us) {
+    const int32_t from = DisaggregateFromTokens(request.disaggregate);
+    if (from == 0 || request.num_tokens < from) return std::nullopt;
+    if (decode.worker->registration.role == WorkerRole::kPrefill) return std::nullopt;
+    std::vector<Candidate> candidates;
+    for (const auto& [name, worker] : fleet.workers()) {
+      if (worker.registration.role == WorkerRole::kPrefill && fleet.Healthy(worker, now_us) &&
+          Fits(worker.registration, request) && Fleet::MayPair(*decode.worker, worker)) {
+        candidates.push_back(
+            {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
+      }
+    }
+    if (candidates.empty()) return std::nullopt;
+    return Pick(candidates, kSlackPromptTokens, &random_).worker->id();
+  }
+
+  Random random_;
+};
+
+}  // namespace
+
+int32_t DisaggregateFromTokens(DisaggregatePolicy policy) {
+  switch (policy) {
+    case DisaggregatePolicy::kAuto:
+      return kAutoDisaggregateTokens;
+    case DisaggregatePolicy::kAlways:
+      return 1;
+    case DisaggregatePolicy::kNever:
+      return 0;
+  }
+  return 0;
+}
+
+std::unique_ptr<RoutingPolicy> CreateLeastLoadedPrefixPolicy(uint64_t seed) {
+  return std::make_unique<LeastLoadedPrefixPolicy>(seed);
+}
+
+}  // namespace tandem
