@@ -55,6 +55,7 @@ class Recorder final : public KvTransport::Listener {
   }
   void OnLost(const absl::Status& why) {
     MutexLock lock(&mu_);
+    std::fprintf(stderr, "lost: %s\n", why.ToString().c_str());
     lost_.push_back(why);
     changed_.SignalAll();
   }
