@@ -14,11 +14,11 @@
 
 namespace tandem {
 
-struct TokenLogprob {
+struct RankedToken {
   int32_t token = 0;
   float logprob = 0;
 
-  friend bool operator==(const TokenLogprob&, const TokenLogprob&) = default;
+  friend bool operator==(const RankedToken&, const RankedToken&) = default;
 };
 
 struct SampleArgs {
@@ -29,25 +29,29 @@ struct SampleArgs {
   uint32_t choice = 0;            // Which of a request's n choices.
   uint64_t position = 0;          // Of the drawn token within prompt + generated tokens.
   int32_t num_top_logprobs = -1;  // How many best tokens to report; -1: no logprobs at all.
-  std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens.
+  std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens. Ids
+                                           // outside the row are passed over.
 };
 
 struct SampleResult {
   int32_t token = 0;
-  float logprob = 0;                       // Of `token`; 0 unless asked for.
-  std::vector<TokenLogprob> top_logprobs;  // Best first; the lower id among equals.
+  float logprob = 0;             // Of `token`.
+  int32_t rank = 0;              // Of `token`; 1 is the best.
+  std::vector<RankedToken> top;  // Best first; the lower id among equals.
 };
 
-// Logprobs are of the raw logits: before mask, temperature, top-k and top-p.
+// Logprobs and ranks are of the raw logits: before mask, temperature, top-k and top-p. They are 0
+// and `top` is empty unless logprobs are asked for.
 
-// Draws one token. Any thread.
-// Internal if a logit is NaN or infinite; InvalidArgument if an argument is out of range or every
-// token is masked.
+// Draws one token. Any thread; memory for it is kept per thread.
+// Internal if a logit is NaN or infinite; InvalidArgument if an argument is out of range, if every
+// token is masked or if the vocabulary is larger than kMaxVocabulary (draw.h).
 absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args);
 
 // The same numbers for a token that is given: prompt logprobs, bit-equal to generated ones.
-// `num_top` as num_top_logprobs, at least 0. InvalidArgument if `token` is outside the row.
-absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token, int32_t num_top);
+// `num_top_logprobs` is at least 0. InvalidArgument if `token` is outside the row.
+absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
+                                   int32_t num_top_logprobs);
 
 }  // namespace tandem
 

@@ -131,6 +131,7 @@ int EngineFleet::AddWorker(WorkerOptions options) {
                                .failing_token = options.failing_token});
   worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
   options.engine.self = worker->id;
+  max_model_tokens_ = options.engine.max_model_tokens;
   options.engine.block_bytes = worker->executor->block_bytes();
   auto engine = Engine::Create(options.engine, worker->executor.get(), worker.get(),
                                worker->receiver.get(), &worker->leases);
@@ -138,6 +139,12 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   worker->engine = *std::move(engine);
   workers_.push_back(std::move(worker));
   return static_cast<int>(workers_.size()) - 1;
+}
+
+Engine& EngineFleet::engine(int worker) { return *workers_[static_cast<size_t>(worker)]->engine; }
+
+SimulatedExecutor& EngineFleet::executor(int worker) {
+  return *workers_[static_cast<size_t>(worker)]->executor;
 }
 
 PrefillPeer EngineFleet::peer(int worker) const {
@@ -244,6 +251,40 @@ void EngineFleet::Record(const RouterEvent& event) {
   } else if (const auto* abort = std::get_if<AbortReply>(&event)) {
     records_[abort->attempt].aborts.push_back(abort->outcome);
   }
+}
+
+std::string EngineFleet::CheckFinished(const struct Submit& submit) const {
+  const auto found = records_.find(submit.attempt);
+  if (found == records_.end()) return "nothing heard";
+  const AttemptRecord& record = found->second;
+  for (const auto& status : record.refused) return "refused: " + status.ToString();
+  for (const auto& status : record.ended) return "ended: " + status.ToString();
+  if (record.position_gap || record.token_after_end) return "positions do not follow each other";
+  if (record.prompts.size() != 1) {
+    return absl::StrFormat("%d prompt events", record.prompts.size());
+  }
+  const SimulatedModel model;
+  const std::span<const int32_t> tokens(submit.token_ids);
+  const std::vector<SampledToken> logprobs =
+      submit.sampling.num_prompt_logprobs < 0
+          ? std::vector<SampledToken>()
+          : model.PromptLogprobs(tokens, submit.sampling.num_prompt_logprobs);
+  if (record.prompts.front().prompt_logprobs != logprobs) return "prompt logprobs differ";
+  for (int32_t choice : submit.choices) {
+    if (!record.finish.contains(choice)) return absl::StrFormat("choice %d goes on", choice);
+    const std::vector<SampledToken> expected =
+        model.Generate(tokens.first(static_cast<size_t>(submit.prompt_tokens)), choice,
+                       submit.sampling, max_model_tokens_);
+    const size_t known = tokens.size() - static_cast<size_t>(submit.prompt_tokens);
+    const std::vector<SampledToken> rest(
+        expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
+        expected.end());
+    if (record.tokens.at(choice) != rest) {
+      return absl::StrFormat("choice %d: %d tokens, not the %d of a fault-free run", choice,
+                             record.tokens.at(choice).size(), rest.size());
+    }
+  }
+  return "";
 }
 
 int64_t EngineFleet::messages(const std::string& kind) const {

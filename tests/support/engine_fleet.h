@@ -45,10 +45,8 @@ class EngineFleet {
   // Workers are numbered from 0. Names are "w0", "w1", ...; w<i> is dialled at address "w<i>".
   int AddWorker(WorkerOptions options);
 
-  Engine& engine(int worker) { return *workers_[static_cast<size_t>(worker)]->engine; }
-  SimulatedExecutor& executor(int worker) {
-    return *workers_[static_cast<size_t>(worker)]->executor;
-  }
+  Engine& engine(int worker);
+  SimulatedExecutor& executor(int worker);
   PrefillPeer peer(int worker) const;
   int64_t now_us() const { return now_us_; }
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
@@ -74,6 +72,9 @@ class EngineFleet {
   int64_t frames_delivered() const { return frames_delivered_; }
   int64_t messages(const std::string& kind) const;
 
+  // Empty if `record` is a fault-free run of every choice of `submit`; otherwise what is wrong.
+  std::string CheckFinished(const struct Submit& submit) const;
+
   // The invariants of a quiet fleet: every block accounted for and none held.
   std::string AuditQuiet(int worker) const;
   std::string AuditSum(int worker) const;
@@ -98,6 +99,7 @@ class EngineFleet {
   std::map<AttemptId, AttemptRecord> records_;
   std::map<std::string, int64_t> messages_;
   std::function<bool(const std::string&)> lost_;
+  int32_t max_model_tokens_ = 0;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
 };

@@ -1,0 +1,49 @@
+// A random token of a row: temperature, top-k, top-p, then the inverse of the cumulative
+// distribution in id order.
+
+#ifndef TANDEM_RUNTIME_SAMPLING_DRAW_H_
+#define TANDEM_RUNTIME_SAMPLING_DRAW_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tandem {
+
+// An id that is still in the game.
+struct Candidate {
+  float logit;
+  int32_t id;
+  uint64_t weight;
+};
+
+// Memory that draws reuse.
+struct DrawScratch {
+  std::vector<uint64_t> weights;
+  std::vector<uint64_t> piece_totals;
+  std::vector<Candidate> candidates;
+  std::vector<Candidate> ordered;
+};
+
+struct DrawArgs {
+  std::span<const float> row;  // Finite or -infinity (masked); at most kMaxVocabulary.
+  float max;                   // The highest of the row, finite.
+  float temperature;           // Above 0.
+  int32_t top_k;               // At least 0; 0 keeps all.
+  float top_p;                 // In (0, 1].
+  uint64_t random;             // Uniform over all 64-bit values.
+};
+
+// A weight is exp((logit - max) / temperature) in units of 2^-44, as an integer. Sums are exact
+// whatever their order, so cuts and draws have no rounding to agree on. An id less likely than
+// the best one by more than 2^44 is never drawn.
+inline constexpr float kWeightOne = 0x1p44f;
+
+// Sums of weights stay below 2^64.
+inline constexpr int64_t kMaxVocabulary = int64_t{1} << 19;
+
+int32_t Draw(const DrawArgs& args, DrawScratch* scratch);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SAMPLING_DRAW_H_

@@ -1,0 +1,40 @@
+// What a row of logits is asked: its highest ids and the sum that log-probabilities need.
+
+#ifndef TANDEM_RUNTIME_SAMPLING_ROW_H_
+#define TANDEM_RUNTIME_SAMPLING_ROW_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tandem {
+
+// Maxima of a row. -infinity is a masked id.
+struct RowMaxima {
+  static constexpr int64_t kBlock = 256;  // Ids a maximum of `blocks` stands for.
+
+  float max = 0;
+  std::vector<float> blocks;
+};
+
+// The row is not empty and has no NaN.
+void FindMaxima(std::span<const float> row, RowMaxima* maxima);
+
+bool AllFinite(std::span<const float> row);
+
+// The lowest id with the highest logit.
+int32_t HighestId(std::span<const float> row, const RowMaxima& maxima);
+
+// The `count` highest ids, at most the row's size, best first; among equal logits the lower first.
+std::vector<int32_t> HighestIds(std::span<const float> row, const RowMaxima& maxima, int64_t count);
+
+// How many ids are better than `id`: a higher logit, or the same and a lower id.
+int32_t CountBetter(std::span<const float> row, int32_t id);
+
+// log Σ exp(logit - max) in the order of docs/numerics.md, bit-equal to Backend::LogSoftmax:
+// pieces of kVocabularyPiece ids, each in 16 lanes and the fixed tree, added in order.
+float LogSumExp(std::span<const float> row, float max);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SAMPLING_ROW_H_

@@ -1,0 +1,131 @@
+#include "runtime/sampling/sampler.h"
+
+#include <cmath>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "kernels/api/vector_math.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/sampling/draw.h"
+#include "runtime/sampling/philox.h"
+#include "runtime/sampling/row.h"
+
+namespace tandem {
+namespace {
+
+struct Scratch {
+  RowMaxima maxima;
+  RowMaxima masked_maxima;
+  std::vector<float> masked_row;
+  DrawScratch draw;
+};
+
+Scratch* ThreadScratch() {
+  thread_local Scratch scratch;
+  return &scratch;
+}
+
+absl::Status CheckRow(std::span<const float> logits) {
+  if (logits.empty() || static_cast<int64_t>(logits.size()) > kMaxVocabulary) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("vocabulary of %d, must be 1 to %d", logits.size(), kMaxVocabulary));
+  }
+  if (AllFinite(logits)) return absl::OkStatus();
+  for (size_t id = 0; id < logits.size(); ++id) {
+    if (!std::isfinite(logits[id])) {
+      return absl::InternalError(absl::StrFormat("logit of id %d is %f", id, logits[id]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckArgs(const SampleArgs& args) {
+  if (!(args.temperature >= 0) || !std::isfinite(args.temperature)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("temperature is %f, must be 0 or more", args.temperature));
+  }
+  if (!(args.top_p > 0) || args.top_p > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("top_p is %f, must be above 0 and at most 1", args.top_p));
+  }
+  if (args.top_k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("top_k is %d, must be 0 or more", args.top_k));
+  }
+  if (args.num_top_logprobs < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("num_top_logprobs is %d, must be -1 or more", args.num_top_logprobs));
+  }
+  return absl::OkStatus();
+}
+
+// Logprob, rank and top list of `token`.
+SampleResult ScoreToken(std::span<const float> logits, const RowMaxima& maxima, int32_t token,
+                        int32_t num_top_logprobs) {
+  const float log_sum = LogSumExp(logits, maxima.max);
+  const auto logprob = [&](int32_t id) { return LogProbability(logits[id], maxima.max, log_sum); };
+  SampleResult result = {
+      .token = token, .logprob = logprob(token), .rank = CountBetter(logits, token) + 1};
+  for (const int32_t id : HighestIds(logits, maxima, num_top_logprobs)) {
+    result.top.push_back(RankedToken{.token = id, .logprob = logprob(id)});
+  }
+  return result;
+}
+
+int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const SampleArgs& args,
+                  DrawScratch* scratch) {
+  if (args.temperature == 0) return HighestId(row, maxima);
+  return Draw({.row = row,
+               .max = maxima.max,
+               .temperature = args.temperature,
+               .top_k = args.top_k,
+               .top_p = args.top_p,
+               .random = RandomBits(args.seed, args.choice, args.position, RandomPurpose::kToken)},
+              scratch);
+}
+
+}  // namespace
+
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+  TANDEM_RETURN_IF_ERROR(CheckArgs(args));
+  TANDEM_RETURN_IF_ERROR(CheckRow(logits));
+  Scratch* scratch = ThreadScratch();
+  FindMaxima(logits, &scratch->maxima);
+  int32_t token = 0;
+  if (args.masked_tokens.empty()) {
+    token = DrawToken(logits, scratch->maxima, args, &scratch->draw);
+  } else {
+    constexpr float kMasked = -std::numeric_limits<float>::infinity();
+    scratch->masked_row.assign(logits.begin(), logits.end());
+    for (const int32_t id : args.masked_tokens) {
+      if (id >= 0 && static_cast<size_t>(id) < logits.size()) scratch->masked_row[id] = kMasked;
+    }
+    FindMaxima(scratch->masked_row, &scratch->masked_maxima);
+    if (scratch->masked_maxima.max == kMasked) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("all %d tokens of the vocabulary are masked", logits.size()));
+    }
+    token = DrawToken(scratch->masked_row, scratch->masked_maxima, args, &scratch->draw);
+  }
+  if (args.num_top_logprobs < 0) return SampleResult{.token = token};
+  return ScoreToken(logits, scratch->maxima, token, args.num_top_logprobs);
+}
+
+absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
+                                   int32_t num_top_logprobs) {
+  TANDEM_RETURN_IF_ERROR(CheckRow(logits));
+  if (token < 0 || static_cast<size_t>(token) >= logits.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("token %d, must be 0 to %d", token, logits.size() - 1));
+  }
+  if (num_top_logprobs < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("num_top_logprobs is %d, must be 0 or more", num_top_logprobs));
+  }
+  Scratch* scratch = ThreadScratch();
+  FindMaxima(logits, &scratch->maxima);
+  return ScoreToken(logits, scratch->maxima, token, num_top_logprobs);
+}
+
+}  // namespace tandem

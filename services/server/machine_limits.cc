@@ -1,0 +1,114 @@
+#include "services/server/machine_limits.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+namespace tandem {
+namespace {
+
+constexpr double kNoLimit = 1e300;
+
+// The file's first line; empty if there is none.
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// A number, or no limit for "max", -1 or anything else that is none.
+double LimitIn(const std::string& text) {
+  std::istringstream stream(text);
+  double value = 0;
+  return stream >> value && value >= 0 ? value : kNoLimit;
+}
+
+double Quota(const std::string& quota, const std::string& period) {
+  const double quota_us = LimitIn(quota), period_us = LimitIn(period);
+  return quota_us < kNoLimit && period_us > 0 && period_us < kNoLimit ? quota_us / period_us
+                                                                      : kNoLimit;
+}
+
+struct Limits {
+  double cpus = kNoLimit;
+  double memory_bytes = kNoLimit;
+
+  void Lower(const Limits& other) {
+    cpus = std::min(cpus, other.cpus);
+    memory_bytes = std::min(memory_bytes, other.memory_bytes);
+  }
+};
+
+Limits LimitsOfGroup(const std::string& folder) {
+  const std::string cpu_max = FirstLine(folder + "/cpu.max");  // v2: "QUOTA|max PERIOD"
+  const size_t space = cpu_max.find(' ');
+  Limits limits;
+  if (space != cpu_max.npos) {
+    limits.cpus = Quota(cpu_max.substr(0, space), cpu_max.substr(space + 1));
+  }
+  limits.Lower({.cpus = Quota(FirstLine(folder + "/cpu.cfs_quota_us"),
+                              FirstLine(folder + "/cpu.cfs_period_us")),
+                .memory_bytes = std::min(LimitIn(FirstLine(folder + "/memory.max")),
+                                         LimitIn(FirstLine(folder + "/memory.limit_in_bytes")))});
+  return limits;
+}
+
+// The group and all that it lies in, as far up as `mount` shows.
+Limits LimitsUpFrom(const std::string& mount, std::string path) {
+  Limits limits = LimitsOfGroup(mount);
+  while (path.size() > 1) {
+    limits.Lower(LimitsOfGroup(mount + path));
+    path.resize(path.rfind('/'));
+  }
+  return limits;
+}
+
+// /proc/self/cgroup: "0::/path" for v2, "N:cpu,cpuacct:/path" for v1.
+Limits CgroupLimits(const MachineFiles& files) {
+  Limits limits;
+  std::ifstream groups(files.proc + "/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == line.npos ? first : line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const std::string path = line.substr(second + 1);
+    std::istringstream controllers(line.substr(first + 1, second - first - 1));
+    if (second == first + 1) limits.Lower(LimitsUpFrom(files.cgroup, path));
+    for (std::string controller; std::getline(controllers, controller, ',');) {
+      if (controller != "cpu" && controller != "memory") continue;
+      limits.Lower(LimitsUpFrom(files.cgroup + "/" + controller, path));
+    }
+  }
+  return limits;
+}
+
+double MachineMemoryBytes(const MachineFiles& files) {
+  std::ifstream meminfo(files.proc + "/meminfo");
+  for (std::string line; std::getline(meminfo, line);) {
+    constexpr std::string_view kTotal = "MemTotal:";
+    if (line.starts_with(kTotal)) return LimitIn(line.substr(kTotal.size())) * 1024;
+  }
+  return 0;
+}
+
+int32_t AffinityCpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+MachineLimits ReadMachineLimits(const MachineFiles& files, int32_t affinity_cpus) {
+  if (affinity_cpus == 0) affinity_cpus = AffinityCpus();
+  const Limits cgroup = CgroupLimits(files);
+  return {.cpus = static_cast<int32_t>(
+              std::max(1.0, std::min(static_cast<double>(affinity_cpus), cgroup.cpus))),
+          .memory_bytes =
+              static_cast<int64_t>(std::min(MachineMemoryBytes(files), cgroup.memory_bytes))};
+}
+
+}  // namespace tandem

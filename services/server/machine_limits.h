@@ -1,0 +1,28 @@
+// What this process may use of its machine: CPUs from the affinity mask and the cgroup's quota,
+// memory from the machine and the cgroup's limit. cgroup v1 and v2, every level up to the root.
+
+#ifndef TANDEM_SERVICES_SERVER_MACHINE_LIMITS_H_
+#define TANDEM_SERVICES_SERVER_MACHINE_LIMITS_H_
+
+#include <cstdint>
+#include <string>
+
+namespace tandem {
+
+struct MachineLimits {
+  int32_t cpus = 1;  // At least 1; a quota of 1.5 gives 1.
+  int64_t memory_bytes = 0;
+};
+
+// Where the kernel's files are found; tests bring trees of their own.
+struct MachineFiles {
+  std::string proc = "/proc";
+  std::string cgroup = "/sys/fs/cgroup";
+};
+
+// A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
+MachineLimits ReadMachineLimits(const MachineFiles& files = {}, int32_t affinity_cpus = 0);
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_MACHINE_LIMITS_H_

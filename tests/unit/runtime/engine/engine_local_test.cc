@@ -1,0 +1,481 @@
+// One engine, no peers: scheduling, caching, sampling borders, endings.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/engine_cases.h"
+#include "tests/support/engine_fleet.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+class EngineLocalTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    if (created_) EXPECT_EQ(fleet_.AuditQuiet(0), "");
+  }
+  void Create(const EngineOptions& options = SmallEngine(), int32_t failing_token = -1) {
+    fleet_.AddWorker({.engine = options, .failing_token = failing_token});
+    created_ = true;
+  }
+  void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }
+  // Steps until the attempt has delivered a token.
+  void RunUntilFirstToken(const Submit& submit) {
+    while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  }
+  int64_t computed() { return fleet_.executor(0).computed_tokens(); }
+
+  EngineFleet fleet_;
+  bool created_ = false;
+};
+
+TEST_F(EngineLocalTest, BatchedRequestsGiveTheTokensOfRequestsAlone) {
+  Create();
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 12; ++i) {
+    submits.push_back(
+        MakeSubmit(i, RandomTokens(static_cast<int32_t>(7 * i), i), static_cast<int32_t>(i) + 3));
+    fleet_.Submit(0, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.executor(0).largest_batch(), 8);
+}
+
+TEST_F(EngineLocalTest, ChunkSizeDoesNotShow) {
+  for (int32_t budget : {9, 16, 17, 100, 400}) {
+    SCOPED_TRACE(budget);
+    EngineFleet fleet;
+    EngineOptions options = SmallEngine();
+    options.max_batched_tokens = budget;
+    fleet.AddWorker({.engine = options});
+    Submit submit = MakeSubmit(1, RandomTokens(333, 5), 20, 2);
+    submit.sampling.num_logprobs = 3;
+    submit.sampling.num_prompt_logprobs = 2;
+    fleet.Submit(0, submit);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    EXPECT_EQ(fleet.CheckFinished(submit), "");
+    EXPECT_EQ(fleet.AuditQuiet(0), "");
+  }
+}
+
+TEST_F(EngineLocalTest, PreemptedSequencesRecomputeToTheSameTokens) {
+  Create(SmallEngine(/*num_blocks=*/12));
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 6; ++i) {
+    submits.push_back(MakeSubmit(i, RandomTokens(20, i), 100));
+    fleet_.Submit(0, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_GT(computed(), 6 * 119) << "nothing was recomputed: the case is too easy";
+}
+
+TEST_F(EngineLocalTest, PreemptionInTheMiddleOfPromptLogprobsLosesNone) {
+  EngineOptions options = SmallEngine(/*num_blocks=*/10);
+  options.max_batched_tokens = 20;
+  Create(options);
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 4; ++i) {
+    submits.push_back(MakeSubmit(i, RandomTokens(70, i), 60));
+    submits.back().sampling.num_prompt_logprobs = 1;
+    fleet_.Submit(0, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineLocalTest, CachedPrefixIsNotComputedAgain) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(100, 3);
+  const Submit first = MakeSubmit(1, prompt, 4);
+  fleet_.Submit(0, first);
+  Run();
+  const int64_t before = computed();
+  const Submit again = MakeSubmit(2, prompt, 4);
+  fleet_.Submit(0, again);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(again), "");
+  EXPECT_EQ(computed() - before, 4 + 3);  // 96 of 100 cached; 3 decodes.
+  EXPECT_EQ(fleet_.record(again.attempt).prompts[0].cached_tokens, 96);
+  EXPECT_EQ(fleet_.record(first.attempt).prompts[0].cached_tokens, 0);
+}
+
+TEST_F(EngineLocalTest, LastPromptTokenIsComputedEvenIfEveryBlockIsCached) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(64, 3);
+  fleet_.Submit(0, MakeSubmit(1, prompt, 4));
+  Run();
+  const Submit again = MakeSubmit(2, prompt, 4);
+  fleet_.Submit(0, again);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(again), "");
+  EXPECT_EQ(fleet_.record(again.attempt).prompts[0].cached_tokens, 48);
+}
+
+TEST_F(EngineLocalTest, GeneratedTokensAreCachedForTheNextTurn) {
+  Create();
+  const Submit first = MakeSubmit(1, RandomTokens(30, 3), 40);
+  fleet_.Submit(0, first);
+  Run();
+  std::vector<int32_t> conversation = first.token_ids;
+  for (const SampledToken& t : fleet_.record(first.attempt).tokens[0]) {
+    conversation.push_back(t.token);
+  }
+  conversation.push_back(7);
+  const Submit next = MakeSubmit(2, conversation, 4);
+  fleet_.Submit(0, next);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(next), "");
+  EXPECT_EQ(fleet_.record(next.attempt).prompts[0].cached_tokens, 64);
+}
+
+TEST_F(EngineLocalTest, PromptLogprobsTakeNoHits) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(100, 3);
+  fleet_.Submit(0, MakeSubmit(1, prompt, 4));
+  Run();
+  Submit again = MakeSubmit(2, prompt, 4);
+  again.sampling.num_prompt_logprobs = 5;
+  fleet_.Submit(0, again);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(again), "");
+  EXPECT_EQ(fleet_.record(again.attempt).prompts[0].cached_tokens, 0);
+}
+
+TEST_F(EngineLocalTest, ChoicesShareThePromptAndCopyOnlyItsTail) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 10, /*num_choices=*/4);
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(), 40 + 4 * 9);
+  EXPECT_EQ(fleet_.executor(0).copied_blocks(), 3);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens, SizeIs(4));
+}
+
+TEST_F(EngineLocalTest, ChoicesOfAPromptThatEndsWithABlockCopyNothing) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(32, 3), 10, /*num_choices=*/4);
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.executor(0).copied_blocks(), 0);
+}
+
+TEST_F(EngineLocalTest, MoreChoicesThanABatchHoldsAllFinish) {
+  Create(SmallEngine(/*num_blocks=*/16));
+  const Submit submit = MakeSubmit(1, RandomTokens(20, 3), 30, /*num_choices=*/20);
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
+  Create();
+  Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
+  const std::vector<SampledToken> free_run =
+      SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
+  submit.sampling.stop_token_ids = {free_run[2].token, 1'000'000};
+  fleet_.Submit(0, submit);
+  Submit longer = submit;
+  longer.attempt.request.counter = 2;
+  longer.sampling.min_tokens = 10;
+  fleet_.Submit(0, longer);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens[0], SizeIs(3));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish[0], FinishReason::kStop);
+  EXPECT_EQ(fleet_.CheckFinished(longer), "");
+  EXPECT_GE(fleet_.record(longer.attempt).tokens[0].size(), 10u);
+}
+
+TEST_F(EngineLocalTest, ContextLimitEndsByLength) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(500, 3), 100);
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens[0], SizeIs(12));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish[0], FinishReason::kLength);
+}
+
+TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
+  Create();
+  Submit submit = MakeSubmit(1, RandomTokens(40, 3), 30);
+  submit.sampling.min_tokens = 20;
+  submit.sampling.num_logprobs = 2;
+  for (int32_t delivered : {1, 7, 29}) {
+    SCOPED_TRACE(delivered);
+    Submit resumed = submit;
+    resumed.attempt.attempt = static_cast<uint32_t>(delivered);
+    const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
+    for (int32_t i = 0; i < delivered; ++i) {
+      resumed.token_ids.push_back(tokens[static_cast<size_t>(i)].token);
+    }
+    fleet_.Submit(0, resumed);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(resumed), "");
+    EXPECT_EQ(fleet_.record(resumed.attempt).tokens[0].size(),
+              tokens.size() - static_cast<size_t>(delivered));
+  }
+}
+
+TEST_F(EngineLocalTest, LonelyRequestSharesNoBatch) {
+  Create();
+  Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);
+  lonely.alone = true;
+  const Submit other = MakeSubmit(2, RandomTokens(40, 4), 10);
+  fleet_.Submit(0, lonely);
+  fleet_.Submit(0, other);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(lonely), "");
+  EXPECT_EQ(fleet_.CheckFinished(other), "");
+  EXPECT_EQ(fleet_.executor(0).largest_batch(), 1);
+}
+
+TEST_F(EngineLocalTest, SubmitIsIdempotentWhileRunningAndAfterwards) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 10);
+  fleet_.Submit(0, submit);
+  fleet_.Submit(0, submit);
+  RunUntilFirstToken(submit);
+  fleet_.Submit(0, submit);
+  Run();
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineLocalTest, RefusesWhatItCannotServeAndSaysWhy) {
+  EngineOptions options = SmallEngine(/*num_blocks=*/8);
+  options.max_waiting_attempts = 2;
+  Create(options);
+  const auto refusal = [&](const Submit& submit) {
+    fleet_.Submit(0, submit);
+    const auto& refused = fleet_.record(submit.attempt).refused;
+    return refused.size() == 1 ? refused[0].code() : absl::StatusCode::kOk;
+  };
+  EXPECT_EQ(refusal(MakeSubmit(1, {}, 5)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal(MakeSubmit(2, RandomTokens(512, 1), 5)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal(MakeSubmit(3, RandomTokens(100, 1), 50)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refusal(MakeSubmit(4, RandomTokens(10, 1), 0)), absl::StatusCode::kInvalidArgument);
+  Submit unordered = MakeSubmit(5, RandomTokens(10, 1), 5);
+  unordered.choices = {1, 1};
+  EXPECT_EQ(refusal(unordered), absl::StatusCode::kInvalidArgument);
+  Submit none = MakeSubmit(6, RandomTokens(10, 1), 5);
+  none.choices = {};
+  EXPECT_EQ(refusal(none), absl::StatusCode::kInvalidArgument);
+  Submit prompt_too_long = MakeSubmit(7, RandomTokens(10, 1), 5);
+  prompt_too_long.prompt_tokens = 11;
+  EXPECT_EQ(refusal(prompt_too_long), absl::StatusCode::kInvalidArgument);
+
+  for (uint64_t i = 10; i < 12; ++i)
+    EXPECT_EQ(refusal(MakeSubmit(i, RandomTokens(10, i), 5)), absl::StatusCode::kOk);
+  EXPECT_EQ(refusal(MakeSubmit(12, RandomTokens(10, 1), 5)), absl::StatusCode::kResourceExhausted);
+  Run();
+}
+
+TEST_F(EngineLocalTest, CancelFreesAtOnceWhateverTheAttemptDoes) {
+  Create(SmallEngine(/*num_blocks=*/40));
+  for (int events = 0; events < 40; ++events) {
+    SCOPED_TRACE(events);
+    const auto counter = static_cast<uint64_t>(events) * 2 + 1;
+    const Submit submit = MakeSubmit(counter, RandomTokens(200, counter), 20, 3);
+    const Submit other = MakeSubmit(counter + 1, RandomTokens(50, counter + 1), 20);
+    fleet_.Submit(0, submit);
+    fleet_.Submit(0, other);
+    for (int i = 0; i < events; ++i) fleet_.RunOne();
+    const bool finished = fleet_.record(submit.attempt).finish.size() == 3;
+    fleet_.Cancel(0, submit.attempt);
+    fleet_.Cancel(0, submit.attempt);
+    EXPECT_EQ(fleet_.AuditSum(0), "");
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(other), "");
+    const AttemptRecord& record = fleet_.record(submit.attempt);
+    EXPECT_FALSE(record.token_after_end);
+    if (finished) {
+      EXPECT_THAT(record.ended, IsEmpty());
+      EXPECT_THAT(record.aborts, ElementsAre(AbortOutcome::kNotFound, AbortOutcome::kNotFound));
+    } else {
+      ASSERT_THAT(record.ended, SizeIs(1));
+      EXPECT_TRUE(absl::IsCancelled(record.ended[0]));
+      EXPECT_THAT(record.aborts, ElementsAre(AbortOutcome::kAccepted, AbortOutcome::kNotFound));
+    }
+    ASSERT_EQ(fleet_.AuditQuiet(0), "");
+  }
+}
+
+TEST_F(EngineLocalTest, CancelThatOvertakesItsSubmitLeavesATombstone) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 10);
+  fleet_.Cancel(0, submit.attempt);
+  fleet_.Cancel(0, submit.attempt);
+  fleet_.Submit(0, submit);
+  fleet_.Submit(0, submit);
+  Run();
+  const AttemptRecord& record = fleet_.record(submit.attempt);
+  EXPECT_EQ(record.aborts[0], AbortOutcome::kTombstoned);
+  EXPECT_EQ(record.aborts[1], AbortOutcome::kTombstoned);
+  ASSERT_THAT(record.refused, SizeIs(1));
+  EXPECT_TRUE(absl::IsCancelled(record.refused[0]));
+  EXPECT_EQ(computed(), 0);
+
+  const Submit late = MakeSubmit(2, RandomTokens(40, 3), 10);
+  fleet_.Cancel(0, late.attempt, /*time_left_us=*/0);
+  EXPECT_THAT(fleet_.record(late.attempt).aborts, ElementsAre(AbortOutcome::kNotFound));
+}
+
+TEST_F(EngineLocalTest, DeadlineEndsAnAttemptAndIsTheNextWakeup) {
+  Create();
+  Submit submit = MakeSubmit(1, RandomTokens(40, 3), 400);
+  submit.time_left_us = 5'000;
+  fleet_.Submit(0, submit);
+  RunUntilFirstToken(submit);
+  const auto result = fleet_.engine(0).Step(fleet_.now_us());
+  EXPECT_EQ(result.next_wakeup_us, 1'000 + 5'000);
+  fleet_.Advance(5'000);
+  Run();
+  const AttemptRecord& record = fleet_.record(submit.attempt);
+  ASSERT_THAT(record.ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(record.ended[0]));
+
+  Submit late = MakeSubmit(2, RandomTokens(40, 3), 4);
+  late.time_left_us = 0;
+  fleet_.Submit(0, late);
+  ASSERT_THAT(fleet_.record(late.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(fleet_.record(late.attempt).ended[0]));
+}
+
+TEST_F(EngineLocalTest, LostRouterTakesItsAttemptsAlong) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 100, 2);
+  fleet_.Submit(0, submit);
+  RunUntilFirstToken(submit);
+  fleet_.engine(0).OnRouterLost(EngineFleet::kRouter + 1, fleet_.now_us());
+  EXPECT_EQ(fleet_.engine(0).Load().running_sequences, 2);
+  fleet_.engine(0).OnRouterLost(EngineFleet::kRouter, fleet_.now_us());
+  EXPECT_EQ(fleet_.AuditQuiet(0), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
+}
+
+TEST_F(EngineLocalTest, FailingRunEndsItsOwnAttemptOnly) {
+  Create(SmallEngine(), /*failing_token=*/5'000);
+  Submit bad = MakeSubmit(1, RandomTokens(40, 3), 10, 2);
+  bad.token_ids[20] = 5'000;
+  const Submit good = MakeSubmit(2, RandomTokens(40, 4), 10);
+  fleet_.Submit(0, bad);
+  fleet_.Submit(0, good);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(good), "");
+  ASSERT_THAT(fleet_.record(bad.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.record(bad.attempt).ended[0].code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(EngineLocalTest, FailingStepEndsItsSequencesAndNothingOfItIsPublishedOrCached) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(40, 3);
+  const Submit submit = MakeSubmit(1, prompt, 10);
+  fleet_.Submit(0, submit);
+  fleet_.executor(0).FailNextStep();
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.record(submit.attempt).ended[0].code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens, IsEmpty());
+  EXPECT_EQ(fleet_.engine(0).Load().blocks.cached, 0);
+  const Submit again = MakeSubmit(2, prompt, 10);
+  fleet_.Submit(0, again);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(again), "");
+}
+
+TEST_F(EngineLocalTest, DrainEndsWhatRunsAndRefusesWhatComes) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 100);
+  fleet_.Submit(0, submit);
+  RunUntilFirstToken(submit);
+  EXPECT_FALSE(fleet_.engine(0).drained());
+  fleet_.engine(0).Drain(fleet_.now_us());
+  EXPECT_TRUE(fleet_.engine(0).drained());
+  const Submit late = MakeSubmit(2, RandomTokens(40, 3), 10);
+  fleet_.Submit(0, late);
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  ASSERT_THAT(fleet_.record(late.attempt).refused, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(late.attempt).refused[0]));
+}
+
+TEST_F(EngineLocalTest, KvEventsFollowTheCacheAndASnapshotSaysTheSame) {
+  Create(SmallEngine(/*num_blocks=*/16));
+  std::vector<BlockHash> known;
+  const auto apply = [&](const KvEvents& events) {
+    known.insert(known.end(), events.stored.begin(), events.stored.end());
+    for (const BlockHash& hash : events.removed) std::erase(known, hash);
+  };
+  for (uint64_t i = 1; i <= 6; ++i) {
+    fleet_.Submit(0, MakeSubmit(i, RandomTokens(80, i), 4));
+    Run();
+    apply(fleet_.engine(0).TakeKvEvents());
+  }
+  std::vector<BlockHash> snapshot = fleet_.engine(0).SnapshotKvEvents().stored;
+  EXPECT_THAT(known, testing::UnorderedElementsAreArray(snapshot));
+  EXPECT_GT(snapshot.size(), 5u);
+}
+
+TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    EngineFleet fleet;
+    EngineOptions options = SmallEngine(static_cast<int32_t>(random.Between(12, 40)));
+    options.block_tokens = random.Chance(0.5) ? 16 : 32;
+    options.max_sequences = static_cast<int32_t>(random.Between(1, 8));
+    options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
+    options.prefix_caching = random.Chance(0.8);
+    fleet.AddWorker({.engine = options});
+    std::vector<Submit> submits;
+    for (uint64_t i = 1; i <= 15; ++i) {
+      const auto length = static_cast<int32_t>(random.Between(1, 120));
+      Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
+                                 static_cast<int32_t>(random.Between(1, 60)),
+                                 static_cast<int32_t>(random.Between(1, 4)));
+      if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
+      if (random.Chance(0.3)) submit.sampling.temperature = 0;
+      submit.alone = random.Chance(0.1);
+      fleet.Submit(0, submit);
+      submits.push_back(submit);
+      for (uint64_t steps = random.Below(8); steps > 0; --steps) fleet.RunOne();
+    }
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    for (const Submit& submit : submits) EXPECT_EQ(fleet.CheckFinished(submit), "");
+    EXPECT_EQ(fleet.AuditQuiet(0), "");
+  }
+}
+
+TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
+  SimulatedExecutor executor({.num_blocks = 4});
+  KvReceiver receiver(128);
+  LeaseKeeper leases;
+  for (const auto& spoil : std::vector<void (*)(EngineOptions*)>{
+           [](EngineOptions* o) { o->block_tokens = 24; },
+           [](EngineOptions* o) { o->num_blocks = 0; },
+           [](EngineOptions* o) { o->max_batched_tokens = o->max_sequences; },
+           [](EngineOptions* o) { o->max_model_tokens = 1; },
+           [](EngineOptions* o) { o->max_waiting_attempts = 0; }}) {
+    EngineOptions options = SmallEngine();
+    options.block_bytes = 128;
+    spoil(&options);
+    EXPECT_EQ(Engine::Create(options, &executor, nullptr, &receiver, &leases).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace tandem

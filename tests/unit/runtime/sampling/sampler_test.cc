@@ -1,0 +1,327 @@
+#include "runtime/sampling/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/api/vector_math.h"
+#include "runtime/sampling/philox.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr uint64_t kSeed = 4711;
+
+// The contract in plain words: sort everything, cut, walk through the ids in order.
+int32_t SlowSample(const std::vector<float>& logits, const SampleArgs& args) {
+  std::vector<int32_t> ids;
+  for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) {
+    const bool masked = std::count(args.masked_tokens.begin(), args.masked_tokens.end(), id) > 0;
+    if (!masked) ids.push_back(id);
+  }
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (args.temperature == 0) return ids[0];
+  const float max = logits[ids[0]];
+  const auto weight = [&](int32_t id) {
+    return static_cast<uint64_t>(Exp((logits[id] - max) / args.temperature) * 0x1p44f);
+  };
+  if (args.top_k > 0 && static_cast<size_t>(args.top_k) < ids.size()) ids.resize(args.top_k);
+  uint64_t total = 0;
+  for (const int32_t id : ids) total += weight(id);
+  if (args.top_p < 1) {
+    const long double needed = static_cast<long double>(args.top_p) * total;
+    uint64_t sum = 0;
+    size_t kept = 0;
+    do {
+      sum += weight(ids[kept++]);
+    } while (static_cast<long double>(sum) < needed);
+    ids.resize(kept);
+    total = sum;
+  }
+  std::sort(ids.begin(), ids.end());
+  const uint64_t bits = RandomBits(args.seed, args.choice, args.position, RandomPurpose::kToken);
+  const auto target = static_cast<uint64_t>((static_cast<unsigned __int128>(bits) * total) >> 64);
+  uint64_t sum = 0;
+  for (const int32_t id : ids) {
+    sum += weight(id);
+    if (sum > target) return id;
+  }
+  return -1;
+}
+
+std::vector<float> RandomRow(std::mt19937_64& random, int size, float width, float step = 0) {
+  std::normal_distribution<float> normal(0.0f, width);
+  std::vector<float> row(size);
+  for (float& logit : row) {
+    logit = normal(random);
+    if (step > 0) logit = std::round(logit / step) * step;
+  }
+  return row;
+}
+
+TEST(SamplerTest, AgreesWithSortingEverything) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  const std::vector<int> sizes = {1, 2, 7, 100, 4096, 4097, 9000, 32000};
+  for (int round = 0; round < 600; ++round) {
+    const int size = sizes[random() % sizes.size()];
+    const float width = std::vector<float>{0.1f, 2.0f, 10.0f, 200.0f}[random() % 4];
+    const float step = random() % 3 == 0 ? 0.5f : 0.0f;
+    const std::vector<float> row = RandomRow(random, size, width, step);
+    std::vector<int32_t> masked;
+    if (size > 10 && random() % 3 == 0) {
+      masked = {static_cast<int32_t>(random() % size),
+                static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin())};
+    }
+    const SampleArgs args = {
+        .temperature = std::vector<float>{0.0f, 0.01f, 0.5f, 1.0f, 2.0f}[random() % 5],
+        .top_k = std::vector<int>{0, 0, 1, 2, 50, 5000, 100000}[random() % 7],
+        .top_p = std::vector<float>{1.0f, 1.0f, 1e-9f, 0.25f, 0.5f, 0.9f, 0.999f}[random() % 7],
+        .seed = random(),
+        .choice = static_cast<uint32_t>(random() % 4),
+        .position = random() % 10000,
+        .masked_tokens = masked};
+    const auto result = Sample(row, args);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->token, SlowSample(row, args))
+        << "round " << round << ": " << size << " ids, temperature " << args.temperature
+        << ", top_k " << args.top_k << ", top_p " << args.top_p;
+  }
+}
+
+TEST(SamplerTest, GreedyTakesTheLowestOfEqualIds) {
+  std::vector<float> row(10000, -1.0f);
+  row[4097] = row[4098] = row[9999] = 3.0f;
+  EXPECT_EQ(Sample(row, {.temperature = 0})->token, 4097);
+  const std::vector<int32_t> masked = {4097};
+  EXPECT_EQ(Sample(row, {.temperature = 0, .masked_tokens = masked})->token, 4098);
+  row[5] = -0.0f;
+  row[3] = 0.0f;
+  row[4097] = row[4098] = row[9999] = -1.0f;
+  EXPECT_EQ(Sample(row, {.temperature = 0})->token, 3);
+}
+
+TEST(SamplerTest, TopKKeepsLowerIdsAmongEquals) {
+  std::vector<float> row(1000, 0.0f);
+  row[999] = 1.0f;
+  std::vector<int> counts(row.size());
+  for (uint64_t position = 0; position < 2000; ++position) {
+    ++counts[Sample(row, {.top_k = 3, .seed = kSeed, .position = position})->token];
+  }
+  EXPECT_GT(counts[0], 0);
+  EXPECT_GT(counts[1], 0);
+  EXPECT_GT(counts[999], 0);
+  EXPECT_EQ(counts[0] + counts[1] + counts[999], 2000);
+}
+
+TEST(SamplerTest, TopPKeepsTheTokenThatReachesIt) {
+  // Weights 4, 2, 1, 1: exactly half is reached by the first alone.
+  const std::vector<float> row = {std::log(2.0f), 0.0f, std::log(4.0f), 0.0f};
+  const auto drawn = [&](float top_p) {
+    std::vector<int> counts(row.size());
+    for (uint64_t position = 0; position < 2000; ++position) {
+      ++counts[Sample(row, {.top_p = top_p, .seed = kSeed, .position = position})->token];
+    }
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < 4; ++id) {
+      if (counts[id] > 0) ids.push_back(id);
+    }
+    return ids;
+  };
+  EXPECT_THAT(drawn(0.01f), ElementsAre(2));
+  EXPECT_THAT(drawn(0.49f), ElementsAre(2));
+  EXPECT_THAT(drawn(0.51f), ElementsAre(0, 2));
+  EXPECT_THAT(drawn(0.74f), ElementsAre(0, 2));
+  EXPECT_THAT(drawn(0.76f), ElementsAre(0, 1, 2));  // The lower id of the two equal ones.
+  EXPECT_THAT(drawn(0.99f), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(SamplerTest, TopPIsAShareOfWhatTopKKept) {
+  // Weights 4, 3, 2, 1; the best two weigh 7, of which 4 is 0.571.
+  const std::vector<float> row = {std::log(4.0f), std::log(3.0f), std::log(2.0f), 0.0f};
+  for (uint64_t position = 0; position < 500; ++position) {
+    EXPECT_EQ(Sample(row, {.top_k = 2, .top_p = 0.56f, .seed = kSeed, .position = position})->token,
+              0);
+  }
+}
+
+TEST(SamplerTest, MaskedTokensAreNeverDrawn) {
+  std::mt19937_64 random(kSeed);
+  const std::vector<float> row = RandomRow(random, 100, 1.0f);
+  std::vector<int32_t> masked(99);
+  std::iota(masked.begin(), masked.end(), 0);
+  masked.erase(masked.begin() + 42);
+  masked.push_back(-7);      // Stop tokens outside the vocabulary,
+  masked.push_back(100000);  // which is no error.
+  for (uint64_t position = 0; position < 500; ++position) {
+    const int32_t token =
+        Sample(row, {.seed = kSeed, .position = position, .masked_tokens = masked})->token;
+    EXPECT_TRUE(token == 42 || token == 99) << token;
+  }
+}
+
+TEST(SamplerTest, LogprobsAreOfTheRawLogits) {
+  std::mt19937_64 random(kSeed);
+  const std::vector<float> row = RandomRow(random, 5000, 2.0f);
+  const std::vector<int32_t> masked = {
+      static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin())};
+  double sum = 0;
+  for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+  for (uint64_t position = 0; position < 50; ++position) {
+    const auto result = Sample(row, {.temperature = 0.3f,
+                                     .top_k = 20,
+                                     .top_p = 0.9f,
+                                     .seed = kSeed,
+                                     .position = position,
+                                     .num_top_logprobs = 5,
+                                     .masked_tokens = masked});
+    ASSERT_TRUE(result.ok());
+    EXPECT_NE(result->token, masked[0]);
+    EXPECT_NEAR(result->logprob, row[result->token] - std::log(sum), 1e-5);
+    ASSERT_EQ(result->top.size(), 5u);
+    EXPECT_EQ(result->top[0].token, masked[0]);
+  }
+}
+
+TEST(SamplerTest, GivenTokenScoresWithTheBitsOfADrawnOne) {
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 50; ++round) {
+    const std::vector<float> row = RandomRow(random, 4097 + round, 3.0f);
+    const auto drawn = Sample(
+        row, {.seed = kSeed, .position = static_cast<uint64_t>(round), .num_top_logprobs = 20});
+    ASSERT_TRUE(drawn.ok());
+    const auto scored = Score(row, drawn->token, 20);
+    ASSERT_TRUE(scored.ok());
+    EXPECT_EQ(std::bit_cast<uint32_t>(scored->logprob), std::bit_cast<uint32_t>(drawn->logprob));
+    EXPECT_EQ(scored->rank, drawn->rank);
+    EXPECT_EQ(scored->top, drawn->top);
+  }
+}
+
+TEST(SamplerTest, TopListIsBestFirstWithLowerIdsAmongEquals) {
+  const std::vector<float> row = {1.0f, 3.0f, 2.0f, 3.0f, 1.0f};
+  const auto result = Score(row, 4, 4);
+  ASSERT_TRUE(result.ok());
+  std::vector<int32_t> ids;
+  for (const RankedToken& token : result->top) ids.push_back(token.token);
+  EXPECT_THAT(ids, ElementsAre(1, 3, 2, 0));
+  EXPECT_EQ(result->rank, 5);
+  EXPECT_EQ(result->top[0].logprob, result->top[1].logprob);
+  EXPECT_EQ(Score(row, 3, 0)->rank, 2);
+  EXPECT_TRUE(Score(row, 3, 0)->top.empty());
+  EXPECT_EQ(Score(row, 0, 1000)->top.size(), 5u);
+}
+
+TEST(SamplerTest, WithoutLogprobsNoneAreReported) {
+  const auto result = Sample(std::vector<float>{1.0f, 2.0f}, {.temperature = 0});
+  EXPECT_EQ(result->token, 1);
+  EXPECT_EQ(result->logprob, 0.0f);
+  EXPECT_EQ(result->rank, 0);
+  EXPECT_TRUE(result->top.empty());
+}
+
+TEST(SamplerTest, SameResultWhateverCameBeforeAndOnEveryThread) {
+  std::mt19937_64 random(kSeed);
+  std::vector<std::vector<float>> rows;
+  std::vector<SampleArgs> args;
+  for (int i = 0; i < 24; ++i) {
+    rows.push_back(RandomRow(random, static_cast<int>(100 + random() % 20000), 2.0f));
+    args.push_back({.temperature = i % 5 == 0 ? 0.0f : 0.8f,
+                    .top_k = i % 3 == 0 ? 40 : 0,
+                    .top_p = i % 2 == 0 ? 0.9f : 1.0f,
+                    .seed = random(),
+                    .position = static_cast<uint64_t>(i),
+                    .num_top_logprobs = i % 7 - 1});
+  }
+  std::vector<SampleResult> forward;
+  for (size_t i = 0; i < rows.size(); ++i) forward.push_back(Sample(rows[i], args[i]).value());
+  const auto check_backwards = [&] {
+    for (size_t i = rows.size(); i-- > 0;) {
+      const SampleResult again = Sample(rows[i], args[i]).value();
+      EXPECT_EQ(again.token, forward[i].token);
+      EXPECT_EQ(std::bit_cast<uint32_t>(again.logprob),
+                std::bit_cast<uint32_t>(forward[i].logprob));
+      EXPECT_EQ(again.top, forward[i].top);
+    }
+  };
+  check_backwards();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(check_backwards);
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(SamplerTest, SeedChoiceAndPositionEachChangeTheDraw) {
+  const std::vector<float> row(30000, 0.0f);
+  const SampleArgs args = {.seed = kSeed, .choice = 1, .position = 100};
+  const int32_t token = Sample(row, args)->token;
+  EXPECT_EQ(Sample(row, args)->token, token);
+  SampleArgs other = args;
+  other.seed = kSeed + 1;
+  EXPECT_NE(Sample(row, other)->token, token);
+  other = args;
+  other.choice = 2;
+  EXPECT_NE(Sample(row, other)->token, token);
+  other = args;
+  other.position = 101;
+  EXPECT_NE(Sample(row, other)->token, token);
+}
+
+TEST(SamplerTest, ExtremeLogitsAndTemperaturesAreFine) {
+  constexpr float kHuge = std::numeric_limits<float>::max();
+  const std::vector<float> row = {-kHuge, kHuge, 0.0f, kHuge};
+  for (const float temperature : {0.0f, 1e-45f, 1e-30f, 1.0f, 2.0f}) {
+    const auto result =
+        Sample(row, {.temperature = temperature, .top_p = 0.4f, .num_top_logprobs = 4});
+    ASSERT_TRUE(result.ok());
+    EXPECT_EQ(result->token, 1);
+    EXPECT_NEAR(result->logprob, -0.6931472f, 1e-6);
+  }
+}
+
+TEST(SamplerTest, LogitThatIsNoNumberIsInternalAndNamesItsId) {
+  std::vector<float> row(300, 0.0f);
+  row[257] = std::nanf("");
+  const auto drawn = Sample(row, {});
+  EXPECT_TRUE(absl::IsInternal(drawn.status()));
+  EXPECT_THAT(std::string(drawn.status().message()), HasSubstr("id 257"));
+  row[257] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(absl::IsInternal(Sample(row, {.temperature = 0}).status()));
+  EXPECT_TRUE(absl::IsInternal(Score(row, 0, 0).status()));
+}
+
+TEST(SamplerTest, ArgumentsOutOfRangeAreRefused) {
+  const std::vector<float> row = {0.0f, 1.0f};
+  const float nan = std::nanf("");
+  for (const SampleArgs& args :
+       {SampleArgs{.temperature = -1}, SampleArgs{.temperature = nan},
+        SampleArgs{.temperature = std::numeric_limits<float>::infinity()}, SampleArgs{.top_k = -1},
+        SampleArgs{.top_p = 0}, SampleArgs{.top_p = 1.5f}, SampleArgs{.top_p = nan},
+        SampleArgs{.num_top_logprobs = -2}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Sample(row, args).status()));
+  }
+  const std::vector<int32_t> all = {0, 1};
+  EXPECT_TRUE(absl::IsInvalidArgument(Sample(row, {.masked_tokens = all}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Sample({}, {}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Score(row, 2, 0).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Score(row, -1, 0).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Score(row, 0, -1).status()));
+  const std::vector<float> huge((size_t{1} << 19) + 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(Sample(huge, {}).status()));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,82 @@
+#include "services/server/machine_limits.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace tandem {
+namespace {
+
+// A tree of the kernel's files in a folder of its own.
+class MachineLimitsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + "/machine_limits_" + std::to_string(getpid());
+    std::filesystem::remove_all(root_);
+    Write("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 5 kB\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ + "/" + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  MachineLimits Read(int32_t affinity_cpus) {
+    return ReadMachineLimits({.proc = root_ + "/proc", .cgroup = root_ + "/cgroup"}, affinity_cpus);
+  }
+
+  std::string root_;
+};
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+TEST_F(MachineLimitsTest, WithoutCgroupsItIsTheMachineAndTheAffinityMask) {
+  EXPECT_EQ(Read(8).cpus, 8);
+  EXPECT_EQ(Read(8).memory_bytes, 16 * kGiB);
+}
+
+TEST_F(MachineLimitsTest, VersionTwoTakesTheTightestLevel) {
+  Write("proc/self/cgroup", "0::/kube/pod/container\n");
+  Write("cgroup/kube/pod/container/cpu.max", "max 100000\n");
+  Write("cgroup/kube/pod/container/memory.max", "8589934592\n");
+  Write("cgroup/kube/pod/cpu.max", "150000 100000\n");
+  Write("cgroup/kube/memory.max", "4294967296\n");
+  EXPECT_EQ(Read(8).cpus, 1) << "a quota of 1.5";
+  EXPECT_EQ(Read(8).memory_bytes, 4 * kGiB);
+}
+
+TEST_F(MachineLimitsTest, VersionTwoInAContainerSeesItsOwnGroupAsTheRoot) {
+  Write("proc/self/cgroup", "0::/\n");
+  Write("cgroup/cpu.max", "300000 100000\n");
+  Write("cgroup/memory.max", "max\n");
+  EXPECT_EQ(Read(8).cpus, 3);
+  EXPECT_EQ(Read(2).cpus, 2);
+  EXPECT_EQ(Read(8).memory_bytes, 16 * kGiB);
+}
+
+TEST_F(MachineLimitsTest, VersionOneReadsEachControllersTree) {
+  Write("proc/self/cgroup", "5:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n1:name=systemd:/x\n");
+  Write("cgroup/cpu/docker/abc/cpu.cfs_quota_us", "250000\n");
+  Write("cgroup/cpu/docker/abc/cpu.cfs_period_us", "100000\n");
+  Write("cgroup/memory/docker/abc/memory.limit_in_bytes", "2147483648\n");
+  EXPECT_EQ(Read(8).cpus, 2);
+  EXPECT_EQ(Read(8).memory_bytes, 2 * kGiB);
+}
+
+TEST_F(MachineLimitsTest, NoQuotaInVersionOneIsMinusOne) {
+  Write("proc/self/cgroup", "5:cpu:/a\n");
+  Write("cgroup/cpu/a/cpu.cfs_quota_us", "-1\n");
+  Write("cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(Read(8).cpus, 8);
+}
+
+TEST_F(MachineLimitsTest, ThisMachineHasSome) {
+  const MachineLimits limits = ReadMachineLimits();
+  EXPECT_GE(limits.cpus, 1);
+  EXPECT_GT(limits.memory_bytes, 64 << 20);
+}
+
+}  // namespace
+}  // namespace tandem
