@@ -118,6 +118,7 @@ struct EngineFleet::Worker final : public Outbox {
   }
 };
 
+EngineFleet::EngineFleet() = default;
 EngineFleet::~EngineFleet() = default;
 
 int EngineFleet::AddWorker(WorkerOptions options) {
