@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/engine/executor.h"
 #include "runtime/engine/outbox.h"
+#include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/times.h"
@@ -82,6 +84,10 @@ class Engine {
   WorkerLoad Load() const;            // since_progress_us is the caller's to fill.
   KvEvents TakeKvEvents();            // Since the last call.
   KvEvents SnapshotKvEvents() const;  // All that is cached; for a new Watch.
+
+  // ---- For simulation and tests: O(blocks) ----
+  absl::Status Audit() const;  // Internal, naming the block, if an invariant is broken.
+  std::vector<NamedBlock> CachedBlocks() const;
 
  private:
   class Impl;
