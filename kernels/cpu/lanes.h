@@ -119,12 +119,36 @@ TANDEM_LANES F32x16 Select(I32x16 condition, F32x16 yes, F32x16 no) { return con
 // a > b ? a : b, so a NaN in `a` is passed over.
 TANDEM_LANES F32x16 MaxOf(F32x16 a, F32x16 b) { return Select(a > b, a, b); }
 
+#if defined(__AVX512F__)
+
+// SumLanes.
+TANDEM_LANES float SumOf(F32x16 x) {
+  const __m256 eight =
+      _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Of lanes without a NaN.
+TANDEM_LANES float MaxOfLanes(F32x16 x) {
+  const __m256 eight =
+      _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+#else
+
+// SumLanes.
 TANDEM_LANES float SumOf(F32x16 x) {
   float lanes[kLanes];
   StoreF32(lanes, x);
   return SumLanes(lanes);
 }
 
+// Of lanes without a NaN.
 TANDEM_LANES float MaxOfLanes(F32x16 x) {
   float lanes[kLanes];
   StoreF32(lanes, x);
@@ -132,6 +156,8 @@ TANDEM_LANES float MaxOfLanes(F32x16 x) {
   for (int i = 1; i < kLanes; ++i) max = lanes[i] > max ? lanes[i] : max;
   return max;
 }
+
+#endif
 
 // Exp of vector_math.h in every lane, bit by bit.
 TANDEM_LANES F32x16 ExpOf(F32x16 x) {
