@@ -1,6 +1,8 @@
 #include "runtime/execution/fingerprints.h"
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/numerics_probe.h"
+#include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -22,7 +24,7 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
-  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe, ProbeNumerics(backend, model.compute_dtype()));
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe, ProbeNumerics(*backend));
   return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n", kNumericsVersion,
                                    model.Digest(), NameOf(model.compute_dtype()),
                                    HexOf(probe.data(), probe.size())));

@@ -7,6 +7,7 @@
 #include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/model/dummy_weights.h"
+#include "runtime/model/kv_layout.h"
 
 namespace tandem {
 namespace {
@@ -34,6 +35,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
   TANDEM_ASSIGN_OR_RETURN(model->config_, ModelConfig::Load(options.folder));
   TANDEM_ASSIGN_OR_RETURN(model->compute_dtype_,
                           ComputeDType(options.dtype, model->config_.checkpoint_type));
+  // A head size that no kernel has must not be found out after gigabytes were packed.
+  TANDEM_RETURN_IF_ERROR(
+      KvLayout::Make(model->config_, *backend, model->compute_dtype_, kKvSubTileTokens).status());
   TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
                           OpenSource(options, model->config_));
   model->spec_ = MakeModelSpec(model->config_, *source);

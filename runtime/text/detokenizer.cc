@@ -22,7 +22,7 @@ bool EndsWithReplacement(std::string_view text) {
 }  // namespace
 
 StreamDetokenizer::StreamDetokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
-                         bool skip_special_tokens)
+                                     bool skip_special_tokens)
     : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {
   const auto is_text = [&](int32_t id) {
     return tokenizer->HasToken(id) && !(skip_special_tokens && tokenizer->IsSpecial(id));

@@ -1,5 +1,7 @@
 #include "runtime/text/tokenizer.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
@@ -55,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
           [](void* to, uint32_t id, const char* bytes, size_t size, uint32_t flags) {
             auto* filled = static_cast<Tokenizer*>(to);
             filled->token_bytes_[id].assign(bytes, size);
+            filled->longest_token_bytes_ = std::max(filled->longest_token_bytes_, size);
             filled->token_flags_[id] = static_cast<uint8_t>(flags) | kPresent;
           },
       .to = tokenizer.get()};

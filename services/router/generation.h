@@ -1,5 +1,6 @@
 // One call of a client: some prompts with n choices each, as one stream of events. Each prompt is a
-// request of its own at the request owner; the choices of prompt p are numbered p * n to p * n + n-1.
+// request of its own at the request owner; the choices of prompt p are numbered p * n to p * n +
+// n-1.
 //
 // Events wait here until the front end takes them, which costs memory only while it does not: past
 // kMaxPendingNews the call is cancelled.

@@ -114,10 +114,9 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   for (std::vector<int32_t>& ids : prompts) {
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
     RequestFacts facts;
-    TANDEM_ASSIGN_OR_RETURN(
-        facts.sampling,
-        MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()), max_model_tokens(),
-                           drawn));
+    TANDEM_ASSIGN_OR_RETURN(facts.sampling,
+                            MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
+                                               max_model_tokens(), drawn));
     facts.num_choices = static_cast<int32_t>(request.n);
     facts.stop_strings = request.stop;
     facts.make_detokenizer =
@@ -127,8 +126,8 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     facts.model = model_->served_name;
     facts.trace_context = call.trace_context;
     facts.time_left_us = call.time_left_us > 0 ? call.time_left_us - spent_us : 0;
-    generation->AddPrompt(std::move(facts), request.ignore_eos ? std::vector<int32_t>()
-                                                               : model_->eos_token_ids);
+    generation->AddPrompt(std::move(facts),
+                          request.ignore_eos ? std::vector<int32_t>() : model_->eos_token_ids);
   }
   if (!call.label.empty()) Remember(call.label, generation);
   generation->Start();

@@ -35,8 +35,8 @@ absl::StatusOr<ModelText> LoadModelText(const std::string& folder);
 class Generator {
  public:
   // Borrows everything.
-  Generator(const ModelInfo* model, const ModelText* text, RouterCore* core,
-            RouterMetrics* metrics, const Clock* clock, uint64_t seed);
+  Generator(const ModelInfo* model, const ModelText* text, RouterCore* core, RouterMetrics* metrics,
+            const Clock* clock, uint64_t seed);
 
   // A client's call, not yet started.
   struct Call {

@@ -46,9 +46,10 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool all
     return Malformed(text);
   }
   if (!loopback && !allow_public) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "\"", std::string(text), "\" is not a loopback address, and there is neither TLS nor a key "
-        "to protect it; --insecure-public-listen allows it all the same"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", std::string(text),
+                     "\" is not a loopback address, and there is neither TLS nor a key "
+                     "to protect it; --insecure-public-listen allows it all the same"));
   }
   address.ip = host;
   return address;

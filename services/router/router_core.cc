@@ -67,8 +67,7 @@ absl::StatusOr<std::unique_ptr<RouterCore>> RouterCore::Create(const RouterCoreO
   return core;
 }
 
-RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock,
-                       RouterMetrics* metrics)
+RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics)
     : clock_(clock), metrics_(metrics), commands_(options.max_queued_commands) {}
 
 RouterCore::~RouterCore() { Stop(); }

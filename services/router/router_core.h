@@ -35,7 +35,7 @@ class SessionWriter {
  public:
   virtual ~SessionWriter() = default;
   virtual void Send(const RouterCommand& command) = 0;  // Never blocks.
-  virtual void ReadNext() = 0;  // The last StepBatch has been dealt with.
+  virtual void ReadNext() = 0;                          // The last StepBatch has been dealt with.
   virtual void Close(std::string_view why) = 0;
 };
 
@@ -175,7 +175,8 @@ class RouterCore final : public RouterOutbox {
   std::map<Handle, Running> running_;
   std::vector<Handle> ended_;
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
-  std::set<std::pair<std::string, std::string>> published_states_;  // (role, state) of tandem_workers.
+  std::set<std::pair<std::string, std::string>>
+      published_states_;  // (role, state) of tandem_workers.
 
   mutable Mutex view_mu_;
   FleetView view_ GUARDED_BY(view_mu_);

@@ -5,23 +5,23 @@ namespace {
 
 // Where peers' dashboards look, with a low end for small models.
 const std::vector<double>& TtftBuckets() {
-  static const auto* const kBuckets = new std::vector<double>{
-      0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1,
-      2.5,   5,     7.5,  10,   20,   40,   80,   160, 640,  2560};
+  static const auto* const kBuckets =
+      new std::vector<double>{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                              1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
   return *kBuckets;
 }
 
 const std::vector<double>& ItlBuckets() {
-  static const auto* const kBuckets = new std::vector<double>{
-      0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
-      0.5,   0.75,   1,     2.5,  5,     7.5,  10,    20,  40,   80};
+  static const auto* const kBuckets =
+      new std::vector<double>{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+                              0.4,   0.5,    0.75,  1,    2.5,   5,    7.5,   10,  20,   40,  80};
   return *kBuckets;
 }
 
 const std::vector<double>& E2eBuckets() {
   static const auto* const kBuckets =
-      new std::vector<double>{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12,
-                              10.24, 20.48, 40.96, 81.92, 120, 240, 480, 960, 1920, 7680};
+      new std::vector<double>{0.01,  0.02,  0.04,  0.08,  0.16, 0.32, 0.64, 1.28, 2.56, 5.12,
+                              10.24, 20.48, 40.96, 81.92, 120,  240,  480,  960,  1920, 7680};
   return *kBuckets;
 }
 
@@ -37,19 +37,18 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
                                        TtftBuckets())),
       itl_seconds(registry->Histogram("tandem_itl_seconds",
                                       "Gap between two tokens of one sequence.", ItlBuckets())),
-      e2e_seconds(registry->Histogram("tandem_e2e_seconds",
-                                      "Request arrival to its end, of finished requests.",
-                                      E2eBuckets())),
+      e2e_seconds(registry->Histogram(
+          "tandem_e2e_seconds", "Request arrival to its end, of finished requests.", E2eBuckets())),
       prompt_tokens(registry->Counter("tandem_prompt_tokens_total",
                                       "Prompt tokens of requests that got a first token.")),
       cached_prompt_tokens(registry->Counter("tandem_cached_prompt_tokens_total",
                                              "Of these, served from a prefix cache.")),
       generated_tokens(
           registry->Counter("tandem_generated_tokens_total", "Tokens delivered to clients.")),
-      requests_in_flight(registry->Gauge("tandem_requests_in_flight",
-                                         "Requests accepted and not finished.")),
-      requests_waiting(registry->Gauge("tandem_queue_depth",
-                                       "Sequences waiting at the router for a worker.")),
+      requests_in_flight(
+          registry->Gauge("tandem_requests_in_flight", "Requests accepted and not finished.")),
+      requests_waiting(
+          registry->Gauge("tandem_queue_depth", "Sequences waiting at the router for a worker.")),
       slow_readers(registry->Counter("tandem_slow_readers_total",
                                      "Requests cancelled because their client did not read.")),
       http_connections(registry->Gauge("tandem_http_connections", "Open HTTP connections.")),
@@ -70,9 +69,8 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
                                      "Workers' events of earlier attempts or incarnations.");
   protocol_errors_ =
       &registry->Counter("tandem_protocol_errors_total", "Workers' events that must not be.");
-  determinism_violations_ =
-      &registry->Counter("tandem_determinism_violations_total",
-                         "Positions computed twice with different results.");
+  determinism_violations_ = &registry->Counter("tandem_determinism_violations_total",
+                                               "Positions computed twice with different results.");
 }
 
 void RouterMetrics::Publish(const RequestCounters& counters) {

@@ -215,8 +215,7 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
 
 bool WorkerChannel::Dialling::Due(int64_t now_us) {
   if (ended) {  // Since the last look: pause, unless it was good for something.
-    pause_us = answered ? first_pause_us
-                        : std::clamp(pause_us * 2, first_pause_us, max_pause_us);
+    pause_us = answered ? first_pause_us : std::clamp(pause_us * 2, first_pause_us, max_pause_us);
     next_us = now_us + pause_us;
     ended = answered = false;
   }

@@ -82,7 +82,7 @@ std::vector<Choice> TransferWorld::Choices() const {
     }
     PrefillTransfer late = *transfer;
     late.Expire(kLeaseUs);
-    if (late.ended() && (options_.timeouts || !sink_alive_)) add(Choice::kExpireLease, i);
+    if (late.ended() && (options_.timeouts > 0 || !sink_alive_)) add(Choice::kExpireLease, i);
   }
   for (size_t i = 0; i < sinks_.size(); ++i) {
     if (sinks_[i].running) add(Choice::kFinish, i);
@@ -90,7 +90,8 @@ std::vector<Choice> TransferWorld::Choices() const {
     if (!transfer || transfer->over()) continue;
     DecodeTransfer late = *transfer;
     late.Expire(kLeaseUs);
-    if (late.over() && (options_.timeouts || !source_alive_)) add(Choice::kExpireReservation, i);
+    if (late.over() && (options_.timeouts > 0 || !source_alive_))
+      add(Choice::kExpireReservation, i);
     const bool granted = transfer->state() == DecodeTransfer::State::kGranted;
     if (!source_alive_ && !granted) add(Choice::kDeadline, i);
   }
@@ -146,9 +147,11 @@ void TransferWorld::Happen(const Choice& choice) {
     case Choice::kFinish:
       return EndSink(index);
     case Choice::kExpireLease:
+      if (sink_alive_) --options_.timeouts;
       sources_[at].transfer->Expire(kLeaseUs);
       return EndSource(index, sources_[at].transfer->outcome());
     case Choice::kExpireReservation:
+      if (source_alive_) --options_.timeouts;
       sinks_[at].transfer->Expire(kLeaseUs);
       return AfterSinkEvent(index);
     case Choice::kDeadline:
@@ -348,7 +351,7 @@ void TransferWorld::DeliverToSink(const Message& message) {
 
 void TransferWorld::AfterSinkEvent(int attempt) {
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
-  if (sink.transfer->over() && !sink.running && sink.ends == 0) {
+  if (sink.transfer->over() && !sink.running && !sink.ended) {
     CloseReservation(attempt);
     grants_.Remove(IdOf(attempt));
     if (sink.transfer->state() == DecodeTransfer::State::kComplete) {
@@ -376,6 +379,7 @@ void TransferWorld::CloseReservation(int attempt) {
 void TransferWorld::EndSink(int attempt) {
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
   sink.running = false;
+  sink.ended = true;
   ++sink.ends;
   sink_pool_.Release(std::exchange(sink.blocks, {}));
   Grant();
@@ -506,7 +510,7 @@ std::string TransferWorld::State() const {
   std::string bytes;
   bytes.reserve(512);
   for (const int budget : {options_.cancels, options_.duplicates, options_.corruptions,
-                           options_.crashes, source_alive_ + 2 * sink_alive_}) {
+                           options_.crashes, options_.timeouts, source_alive_ + 2 * sink_alive_}) {
     bytes.push_back(static_cast<char>(budget));
   }
   for (const Message& m : messages_) {
@@ -550,7 +554,8 @@ std::string TransferWorld::State() const {
     bytes.push_back('|');
   }
   for (const Sink& sink : sinks_) {
-    bytes.push_back(static_cast<char>(sink.running + 2 * sink.first_tokens + 8 * sink.ends));
+    bytes.push_back(
+        static_cast<char>(sink.running + 2 * sink.ended + 4 * sink.first_tokens + 16 * sink.ends));
     if (sink.transfer) sink.transfer->AppendState(&bytes);
     for (const BlockId block : sink.blocks) bytes.push_back(static_cast<char>(block));
     bytes.push_back('|');

@@ -33,7 +33,7 @@ struct TransferWorldOptions {
   int duplicates = 0;   // Of a message or a frame.
   int corruptions = 0;  // Of a frame's payload.
   int crashes = 0;
-  bool timeouts = false;  // Leases and reservations may expire at any time.
+  int timeouts = 0;  // Of a lease or a reservation at any time; any number once a peer is dead.
 };
 
 struct Choice {
@@ -126,6 +126,7 @@ class TransferWorld {
     std::optional<DecodeTransfer> transfer;
     std::vector<BlockId> blocks;
     bool running = false;  // Committed, decoding.
+    bool ended = false;
     int first_tokens = 0;  // Given to the router.
     int ends = 0;          // Terminal events given to the router.
   };

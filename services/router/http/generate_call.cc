@@ -124,7 +124,9 @@ void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
   }
 }
 
-HttpExchange::Headers GenerateCall::AnswerHeaders() const { return {{"x-request-id", request_id_}}; }
+HttpExchange::Headers GenerateCall::AnswerHeaders() const {
+  return {{"x-request-id", request_id_}};
+}
 
 void GenerateCall::Refuse(const absl::Status& status) {
   generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();

@@ -15,8 +15,8 @@ namespace tandem {
 
 class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
  public:
-  GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange,
-               std::string request_id, bool chat);
+  GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange, std::string request_id,
+               bool chat);
 
   // On the connection's strand, first: from now on a client that leaves ends it.
   void WatchClient();

@@ -20,28 +20,26 @@ constexpr std::string_view kModelPrefix = "/v1/models/";
 
 enum class Page { kHealth, kReady, kBuild, kMetrics, kModels, kModel, kCompletions, kChat };
 
-struct Route {
+struct HttpRoute {
   std::string_view path;
   bool post;
   Page page;
 };
 
-constexpr Route kRoutes[] = {
-    {"/health", false, Page::kHealth},
-    {"/ready", false, Page::kReady},
-    {"/version", false, Page::kBuild},
-    {"/metrics", false, Page::kMetrics},
-    {"/v1/models", false, Page::kModels},
-    {"/v1/completions", true, Page::kCompletions},
+constexpr HttpRoute kRoutes[] = {
+    {"/health", false, Page::kHealth},           {"/ready", false, Page::kReady},
+    {"/version", false, Page::kBuild},           {"/metrics", false, Page::kMetrics},
+    {"/v1/models", false, Page::kModels},        {"/v1/completions", true, Page::kCompletions},
     {"/v1/chat/completions", true, Page::kChat},
 };
-constexpr Route kModelRoute = {kModelPrefix, false, Page::kModel};
+constexpr HttpRoute kModelRoute = {kModelPrefix, false, Page::kModel};
 
 // The client's own id, where it is short and printable; else a new one.
 std::string RequestIdOf(const HttpRequest& request) {
   const std::string_view given = request.Header("x-request-id");
-  const bool usable = !given.empty() && given.size() <= kMaxRequestIdBytes &&
-                      std::all_of(given.begin(), given.end(), [](char c) { return c > 32 && c < 127; });
+  const bool usable =
+      !given.empty() && given.size() <= kMaxRequestIdBytes &&
+      std::all_of(given.begin(), given.end(), [](char c) { return c > 32 && c < 127; });
   if (usable) return std::string(given);
   thread_local std::mt19937_64 random{std::random_device{}()};
   return absl::StrFormat("%016x%016x", random(), random());
@@ -57,9 +55,8 @@ HttpApi::HttpApi(HttpApiParts parts) : parts_(std::move(parts)), started_s_(Wall
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   const std::string request_id = RequestIdOf(request);
-  const Route* route = std::find_if(std::begin(kRoutes), std::end(kRoutes), [&](const Route& r) {
-    return r.path == request.path;
-  });
+  const HttpRoute* route = std::find_if(std::begin(kRoutes), std::end(kRoutes),
+                                        [&](const HttpRoute& r) { return r.path == request.path; });
   if (route == std::end(kRoutes)) {
     const bool model = request.path.size() > kModelPrefix.size() &&
                        request.path.compare(0, kModelPrefix.size(), kModelPrefix) == 0;
@@ -68,14 +65,14 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     }
     route = &kModelRoute;
   }
-  const bool allowed = route->post ? request.method == "POST"
-                                   : request.method == "GET" || request.method == "HEAD";
+  const bool allowed =
+      route->post ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
   if (!allowed) {
-    exchange->Send(405, kJson,
-                   ErrorJson(405, absl::StrFormat("%s takes %s", request.path,
-                                                  route->post ? "POST" : "GET"),
-                             ""),
-                   {{"x-request-id", request_id}, {"Allow", route->post ? "POST" : "GET, HEAD"}});
+    exchange->Send(
+        405, kJson,
+        ErrorJson(405, absl::StrFormat("%s takes %s", request.path, route->post ? "POST" : "GET"),
+                  ""),
+        {{"x-request-id", request_id}, {"Allow", route->post ? "POST" : "GET, HEAD"}});
     return;
   }
   switch (route->page) {
@@ -132,17 +129,18 @@ void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange,
   if (parts_.generator->model().Names(name)) {
     return SendJson(exchange, 200, ModelCard(), request_id);
   }
-  const absl::Status status = WithApiCode(
-      WithField(absl::NotFoundError(
-                    absl::StrFormat("the model \"%s\" is not served here", name.substr(0, 256))),
-                "model"),
-      kModelNotFound);
+  const absl::Status status =
+      WithApiCode(WithField(absl::NotFoundError(absl::StrFormat(
+                                "the model \"%s\" is not served here", name.substr(0, 256))),
+                            "model"),
+                  kModelNotFound);
   SendJson(exchange, 404, ErrorJson(status), request_id);
 }
 
 void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange,
                        const std::string& request_id, bool chat) {
-  auto call = std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request_id, chat);
+  auto call =
+      std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request_id, chat);
   call->WatchClient();
   auto shared_request = std::make_shared<HttpRequest>(std::move(request));
   if (!parts_.pool->TryPost([call, shared_request] { call->Begin(*shared_request); })) {

@@ -48,8 +48,7 @@ class HttpConnection::Exchange final : public HttpExchange,
   explicit Exchange(std::shared_ptr<HttpConnection> connection)
       : connection_(std::move(connection)), executor_(connection_->socket_.get_executor()) {}
 
-  void Send(int status, std::string_view content_type, std::string body,
-            Headers headers) override {
+  void Send(int status, std::string_view content_type, std::string body, Headers headers) override {
     OnStrand([status, type = std::string(content_type), body = std::move(body),
               headers = std::move(headers)](HttpConnection& c) {
       http::response<http::string_body> response;
@@ -174,10 +173,9 @@ void HttpConnection::ReadHeader() {
   parser_.emplace();
   parser_->header_limit(kMaxHeaderBytes);
   parser_->body_limit(kMaxBodyBytes);
-  http::async_read_header(socket_, buffer_, *parser_,
-                          [self = shared_from_this()](const error_code& error, size_t) {
-                            self->OnHeader(error);
-                          });
+  http::async_read_header(
+      socket_, buffer_, *parser_,
+      [self = shared_from_this()](const error_code& error, size_t) { self->OnHeader(error); });
 }
 
 void HttpConnection::OnHeader(const error_code& error) {
@@ -205,10 +203,9 @@ void HttpConnection::OnHeader(const error_code& error) {
 }
 
 void HttpConnection::ReadBody() {
-  http::async_read(socket_, buffer_, *parser_,
-                   [self = shared_from_this()](const error_code& error, size_t) {
-                     self->OnBody(error);
-                   });
+  http::async_read(
+      socket_, buffer_, *parser_,
+      [self = shared_from_this()](const error_code& error, size_t) { self->OnBody(error); });
 }
 
 void HttpConnection::OnBody(const error_code& error) {
@@ -312,10 +309,9 @@ void HttpConnection::WriteMore() {
   writing_ = true;
   sending_ = std::exchange(unsent_, {});
   SetDeadline(kWriteTimeout);
-  asio::async_write(socket_, asio::buffer(sending_),
-                    [self = shared_from_this()](const error_code& error, size_t) {
-                      self->OnWritten(error);
-                    });
+  asio::async_write(
+      socket_, asio::buffer(sending_),
+      [self = shared_from_this()](const error_code& error, size_t) { self->OnWritten(error); });
 }
 
 void HttpConnection::OnWritten(const error_code& error) {

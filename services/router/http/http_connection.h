@@ -4,13 +4,13 @@
 #ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_CONNECTION_H_
 #define TANDEM_SERVICES_ROUTER_HTTP_HTTP_CONNECTION_H_
 
+#include <atomic>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -82,8 +82,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool head_only_ = false;
   bool chunked_ = false;
   bool keep_alive_ = false;
-  bool complete_ = false;        // All of it was appended.
-  bool discard_after_ = false;   // The request was not read to its end.
+  bool complete_ = false;       // All of it was appended.
+  bool discard_after_ = false;  // The request was not read to its end.
   std::string unsent_, sending_;
   bool writing_ = false;
 };

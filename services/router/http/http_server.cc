@@ -98,28 +98,28 @@ class HttpServer::Impl {
 
  private:
   void Accept() {
-    acceptor_.async_accept(asio::make_strand(io_), [this](const error_code& error,
-                                                          tcp::socket socket) {
-      if (!acceptor_.is_open()) return;
-      if (error) {  // Out of descriptors, or a client that left already.
-        retry_.expires_after(kPauseAfterAcceptError);
-        retry_.async_wait([this](const error_code& cancelled) {
-          if (!cancelled && acceptor_.is_open()) Accept();
+    acceptor_.async_accept(
+        asio::make_strand(io_), [this](const error_code& error, tcp::socket socket) {
+          if (!acceptor_.is_open()) return;
+          if (error) {  // Out of descriptors, or a client that left already.
+            retry_.expires_after(kPauseAfterAcceptError);
+            retry_.async_wait([this](const error_code& cancelled) {
+              if (!cancelled && acceptor_.is_open()) Accept();
+            });
+            return;
+          }
+          if (Count(+1) > kMaxConnections) {
+            LogWarning("connection refused: too many are open", {{"open", kMaxConnections}});
+            Count(-1);
+          } else {
+            error_code ignored;
+            socket.set_option(tcp::no_delay(true), ignored);
+            const auto connection = std::make_shared<HttpConnection>(std::move(socket), &shared_);
+            Remember(connection);
+            connection->Run();
+          }
+          Accept();
         });
-        return;
-      }
-      if (Count(+1) > kMaxConnections) {
-        LogWarning("connection refused: too many are open", {{"open", kMaxConnections}});
-        Count(-1);
-      } else {
-        error_code ignored;
-        socket.set_option(tcp::no_delay(true), ignored);
-        const auto connection = std::make_shared<HttpConnection>(std::move(socket), &shared_);
-        Remember(connection);
-        connection->Run();
-      }
-      Accept();
-    });
   }
 
   // For Drain. Forgets the ended ones whenever they could be half of all.

@@ -66,8 +66,8 @@ struct HttpServerOptions {
 
 class HttpServer {
  public:
-  // Listens and serves from now on. `handler` outlives the server. Unavailable if the address cannot
-  // be bound.
+  // Listens and serves from now on. `handler` outlives the server. Unavailable if the address
+  // cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options,
                                                             HttpHandler* handler);
   ~HttpServer();  // Stop().

@@ -96,9 +96,8 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
   Choice& choice = choices_[news.choice];
   AddToken(news);
   // Text that waits for more tokens makes no event of its own, unless the token itself is wanted.
-  const bool wanted = !choice.started || !news.text.empty() ||
-                      news.finish != FinishReason::kNone || options_.num_logprobs >= 0 ||
-                      options_.return_token_ids;
+  const bool wanted = !choice.started || !news.text.empty() || news.finish != FinishReason::kNone ||
+                      options_.num_logprobs >= 0 || options_.return_token_ids;
   if (!wanted) return "";
   std::string out;
   AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &out);
@@ -108,7 +107,8 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
   }
   absl::StrAppend(&out, ",\"choices\":[{\"index\":", news.choice);
   if (options_.chat) {
-    out += choice.started ? ",\"delta\":{\"content\":" : ",\"delta\":{\"role\":\"assistant\",\"content\":";
+    out += choice.started ? ",\"delta\":{\"content\":"
+                          : ",\"delta\":{\"role\":\"assistant\",\"content\":";
     AppendJsonString(choice.text, &out);
     out += '}';
   } else {

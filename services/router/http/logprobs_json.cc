@@ -66,8 +66,7 @@ std::string TokenNames::BytesJson(int32_t id) const {
   return out + "]";
 }
 
-void LogprobsJson::Add(const SampledToken& token, int num_top, bool chat,
-                       const TokenNames& names) {
+void LogprobsJson::Add(const SampledToken& token, int num_top, bool chat, const TokenNames& names) {
   if (chat) {
     AddChat(token, num_top, names);
   } else {
@@ -88,8 +87,7 @@ void LogprobsJson::AddChat(const SampledToken& token, int num_top, const TokenNa
   content_ += "]}";
 }
 
-void LogprobsJson::AddCompletion(const SampledToken& token, int num_top,
-                                 const TokenNames& names) {
+void LogprobsJson::AddCompletion(const SampledToken& token, int num_top, const TokenNames& names) {
   const std::string text = names.Text(token.token);
   for (std::string* list : {&tokens_, &token_logprobs_, &top_logprobs_, &text_offset_}) {
     AppendComma(list);
@@ -127,8 +125,7 @@ std::string LogprobsJson::Json(bool chat) const {
 
 std::string LogprobsJson::Take(bool chat) {
   std::string json = Json(chat);
-  for (std::string* list :
-       {&content_, &tokens_, &token_logprobs_, &top_logprobs_, &text_offset_}) {
+  for (std::string* list : {&content_, &tokens_, &token_logprobs_, &top_logprobs_, &text_offset_}) {
     list->clear();
   }
   return json;

@@ -23,8 +23,7 @@ void AppendIds(std::span<const int32_t> ids, std::string* out);
 class TokenNames {
  public:
   TokenNames() = default;
-  TokenNames(const Tokenizer* tokenizer, bool as_ids)
-      : tokenizer_(as_ids ? nullptr : tokenizer) {}
+  TokenNames(const Tokenizer* tokenizer, bool as_ids) : tokenizer_(as_ids ? nullptr : tokenizer) {}
   std::string Text(int32_t id) const;
   // As a JSON list; null where there are none.
   std::string BytesJson(int32_t id) const;

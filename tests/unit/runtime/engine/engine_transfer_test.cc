@@ -253,6 +253,22 @@ TEST_F(EngineTransferTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineTransferTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit blocked = MakeSubmit(2, RandomTokens(150, 2), 80);
+  const Submit held = Disaggregated(3, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, running);
+  fleet_.Submit(kDecode, blocked);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.Cancel(kDecode, blocked.attempt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
 TEST_F(EngineTransferTest, PrefillWorkerStartsAPromptOnlyWhenItCanHoldItWhole) {
   Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
   std::vector<Submit> submits;

@@ -52,15 +52,6 @@ TEST(FingerprintsTest, NumericsIdDiffersByModelTypeAndArithmetic) {
   EXPECT_NE(id, NumericsIdOf(kLlama, "f32", "cpu", 1));
 }
 
-TEST(FingerprintsTest, ProbeIsRepeatable) {
-  const auto harness = Make(kLlama, "f32", "cpu", 2, 16);
-  const auto first = ProbeNumerics(&harness->backend(), DType::kF32);
-  const auto second = ProbeNumerics(&harness->backend(), DType::kF32);
-  ASSERT_TRUE(first.ok()) << first.status().message();
-  ASSERT_TRUE(second.ok());
-  EXPECT_EQ(*first, *second);
-}
-
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
   const std::string kv_class = KvClassOf(kLlama, "f32", "cpu", 16);
   EXPECT_EQ(kv_class.size(), 64u);

@@ -145,6 +145,15 @@ TEST(ModelTest, RefusesFoldersWithMissingOrMisshapenTensors) {
               HasSubstr("gate_proj.weight\" has shape [64, 64], config.json asks for [48, 64]"));
 }
 
+TEST(ModelTest, RefusesHeadSizesThatNoKernelHasBeforePacking) {
+  const TempFolder folder;
+  folder.Write("config.json",
+               R"({"architectures":["LlamaForCausalLM"],"hidden_size":32,"intermediate_size":48,
+                   "num_hidden_layers":1,"num_attention_heads":2,"vocab_size":64,"head_dim":384})");
+  // There is no checkpoint: the head size is found first.
+  EXPECT_THAT(Refusal({.folder = folder.path()}), HasSubstr("384"));
+}
+
 TEST(ModelTest, DummyWeightsAreTheSameEveryTimeAndDifferByTensor) {
   const auto config = ModelConfig::Load(std::string(TANDEM_TEST_DATA) + "/tinyllama_1b_shape");
   ASSERT_TRUE(config.ok()) << config.status().message();
