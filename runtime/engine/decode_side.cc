@@ -98,7 +98,9 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
 void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
   const bool nothing_delivered = !attempt->remote->transfer.first_token_known();
   attempt->remote->transfer.OnRefused(why);
-  if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
+  if (absl::IsFailedPrecondition(why)) {
+    ComputeHere(attempt);  // It never could.
+  } else if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
     EndAttempt(attempt, why);
   } else if (nothing_delivered) {
     outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id, .status = why});
@@ -130,10 +132,12 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
   Attempt* const attempt = FindRemote(frame.attempt);
   // Closed between the frame's landing and this call: Close has let go of the block.
   if (attempt == nullptr || attempt->remote->transfer.reservation() != frame.reservation) return;
-  if (frame.outcome == FrameOutcome::kVerified) memory_.Unpin(frame.block);
-  if (const std::optional<Resend> resend = attempt->remote->transfer.OnFrame(frame, now_us_)) {
+  DecodeTransfer& transfer = attempt->remote->transfer;
+  const bool had_it = transfer.verified(frame.ordinal);
+  if (const std::optional<Resend> resend = transfer.OnFrame(frame, now_us_)) {
     outbox_->ToPrefill(attempt->remote->peer, *resend);
   }
+  if (!had_it && transfer.verified(frame.ordinal)) memory_.Unpin(frame.block);
   AfterTransferInput(attempt);
 }
 

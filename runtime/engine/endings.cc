@@ -8,6 +8,12 @@
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
+namespace {
+
+// Ended attempts that are remembered; deadlines are the routers' word, memory is ours.
+constexpr size_t kMaxEnded = 1 << 18;
+
+}  // namespace
 
 void Engine::Impl::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
   Note(now_us);
@@ -94,6 +100,7 @@ bool Engine::Impl::Ended(const AttemptId& attempt) const {
 
 void Engine::Impl::RememberEnded(const AttemptId& attempt, int64_t until_us) {
   if (until_us > now_us_) ended_.Set(attempt, until_us);
+  if (ended_.size() > kMaxEnded) ended_.PopDue(kNever);
 }
 
 }  // namespace tandem

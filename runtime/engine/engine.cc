@@ -119,5 +119,7 @@ Engine::StepResult Engine::Step(int64_t now_us) { return impl_->Step(now_us); }
 WorkerLoad Engine::Load() const { return impl_->Load(); }
 KvEvents Engine::TakeKvEvents() { return impl_->TakeKvEvents(); }
 KvEvents Engine::SnapshotKvEvents() const { return impl_->SnapshotKvEvents(); }
+absl::Status Engine::Audit() const { return impl_->Audit(); }
+std::vector<NamedBlock> Engine::CachedBlocks() const { return impl_->CachedBlocks(); }
 
 }  // namespace tandem

@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/engine/executor.h"
 #include "runtime/engine/outbox.h"
+#include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/times.h"
@@ -70,10 +72,11 @@ class Engine {
 
   // ---- One step: expire, grant, schedule, execute, publish ----
   struct StepResult {
-    bool ran_batch = false;      // Call again at once.
-    int32_t tokens = 0;          // Computed in this step.
-    int32_t sequences = 0;       // In its batch.
-    int64_t next_wakeup_us = 0;  // Otherwise at the next input, or then (lease, deadline).
+    bool ran_batch = false;  // Call again at once.
+    int32_t tokens = 0;      // Computed in this step.
+    int32_t sequences = 0;   // In its batch.
+    // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
+    int64_t next_wakeup_us = 0;
   };
   StepResult Step(int64_t now_us);
 
@@ -81,6 +84,10 @@ class Engine {
   WorkerLoad Load() const;            // since_progress_us is the caller's to fill.
   KvEvents TakeKvEvents();            // Since the last call.
   KvEvents SnapshotKvEvents() const;  // All that is cached; for a new Watch.
+
+  // ---- For simulation and tests: O(blocks) ----
+  absl::Status Audit() const;  // Internal, naming the block, if an invariant is broken.
+  std::vector<NamedBlock> CachedBlocks() const;
 
  private:
   class Impl;

@@ -46,6 +46,8 @@ class Engine::Impl {
   WorkerLoad Load() const;
   KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
   KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
+  absl::Status Audit() const { return memory_.Audit(); }
+  std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
 
  private:
   static constexpr int32_t kNoToken = -1;

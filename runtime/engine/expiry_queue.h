@@ -3,6 +3,7 @@
 #ifndef TANDEM_RUNTIME_ENGINE_EXPIRY_QUEUE_H_
 #define TANDEM_RUNTIME_ENGINE_EXPIRY_QUEUE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -49,6 +50,7 @@ class ExpiryQueue {
     return entry->second;
   }
 
+  size_t size() const { return times_.size(); }
   int64_t next_us() const { return queue_.empty() ? kNever : queue_.begin()->first; }
 
  private:

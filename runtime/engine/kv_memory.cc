@@ -4,6 +4,7 @@
 
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 
@@ -97,6 +98,11 @@ uint32_t KvMemory::Checksum(BlockId block) {
     known = {.generation = pool_.generation(block), .crc32c = executor_->BlockChecksum(block)};
   }
   return known.crc32c;
+}
+
+absl::Status KvMemory::Audit() const {
+  TANDEM_RETURN_IF_ERROR(pool_.Audit());
+  return cache_.Audit();
 }
 
 }  // namespace tandem

@@ -57,6 +57,8 @@ class KvMemory final : public BlockSource {
   BlockCounts Counts() const { return pool_.Counts(); }
   KvEvents TakeEvents() { return cache_.TakeEvents(); }
   KvEvents Snapshot() const { return cache_.Snapshot(); }
+  absl::Status Audit() const;
+  std::vector<NamedBlock> CachedBlocks() const { return cache_.NamedBlocks(); }
 
  private:
   // Makes the block of the next token the sequence's own. False: no block for the copy.

@@ -97,7 +97,7 @@ absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const
                         submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
   }
   if (num_blocks > options_.num_blocks) {
-    return absl::InvalidArgumentError(absl::StrFormat(
+    return absl::FailedPreconditionError(absl::StrFormat(
         "a prompt of %d blocks, this prefill worker has %d", num_blocks, options_.num_blocks));
   }
   return CheckQueue();

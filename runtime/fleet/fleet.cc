@@ -22,7 +22,7 @@ std::optional<Fleet::Replaced> Fleet::OnRegistration(const std::string& address,
                                                      int64_t now_us) {
   FleetWorker& worker = workers_[registration.worker.name];
   std::optional<Replaced> replaced;
-  if (worker.heard_us != 0 && worker.id() != registration.worker) {
+  if (!worker.id().name.empty() && worker.id() != registration.worker) {
     replaced = Replaced{.worker = worker.id(), .session = worker.session};
     session_owner_.erase(worker.session);
     worker = FleetWorker{};
@@ -30,7 +30,7 @@ std::optional<Fleet::Replaced> Fleet::OnRegistration(const std::string& address,
   worker.registration = registration;
   worker.address = address;
   worker.watched = true;
-  worker.heard_us = std::max<int64_t>(now_us, 1);
+  worker.heard_us = now_us;
   return replaced;
 }
 
@@ -54,7 +54,7 @@ bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool drainin
   worker->load = load;
   worker->draining = draining;
   worker->peer_lost = false;
-  worker->heard_us = std::max<int64_t>(now_us, 1);
+  worker->heard_us = now_us;
   worker->live_sequences_when_heard = worker->live_sequences;
   worker->live_prompt_tokens_when_heard = worker->live_prompt_tokens;
   constexpr int32_t kWindowUnlimited = std::numeric_limits<int32_t>::max();

@@ -31,7 +31,7 @@ struct FleetWorker {
   bool draining = false;
   bool has_snapshot = false;  // Its prefix cache is known.
   bool watched = false;       // The Watch stands.
-  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
+  bool peer_lost = false;     // A decode worker lost it, or was refused, since its last heartbeat.
   int64_t heard_us = 0;       // Last message of its Watch.
   SessionId session = 0;      // 0: none.
 
@@ -88,9 +88,10 @@ class Fleet {
 
   // These, too, ignore an incarnation that is not known.
   void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
-  void OnFull(const WorkerId& worker);       // It refused: queue full.
-  void OnDraining(const WorkerId& worker);   // It refused: draining.
-  void OnPeerLost(const WorkerId& prefill);  // A decode worker lost it: no work until it is heard.
+  void OnFull(const WorkerId& worker);      // It refused: queue full.
+  void OnDraining(const WorkerId& worker);  // It refused: draining.
+  // A decode worker lost it, or was refused by it: no work until its next heartbeat.
+  void OnPeerLost(const WorkerId& prefill);
   // The router itself was not running for so long: nobody was silent, it did not listen.
   void OnOwnPause(int64_t pause_us);
 

@@ -153,6 +153,15 @@ KvEvents PrefixCache::Snapshot() const {
           .stored = {published_.begin(), published_.end()}};
 }
 
+std::vector<NamedBlock> PrefixCache::NamedBlocks() const {
+  std::vector<NamedBlock> named;
+  for (BlockId block = 0; block < pool_->num_blocks(); ++block) {
+    if (!pool_->cached(block)) continue;
+    named.push_back({.name = entries_by_block_[static_cast<size_t>(block)].name, .block = block});
+  }
+  return named;
+}
+
 absl::Status PrefixCache::Audit() const {
   std::map<BlockHash, int32_t> children;
   size_t num_named = 0, num_idle = 0;

@@ -30,6 +30,11 @@ struct PrefixCursor {
   bool collided = false;  // Another prefix has one of these names: nothing more is cached.
 };
 
+struct NamedBlock {
+  BlockHash name;
+  BlockId block = 0;
+};
+
 using BlockHasher = BlockHash (*)(const BlockHash& parent, std::span<const int32_t> tokens);
 
 class PrefixCache final : public IdleBlocks {
@@ -67,6 +72,7 @@ class PrefixCache final : public IdleBlocks {
 
   // Internal, naming the block, if cache and pool disagree.
   absl::Status Audit() const;
+  std::vector<NamedBlock> NamedBlocks() const;  // All, by block.
 
   // IdleBlocks, for the pool.
   void OnIdle(BlockId block) override;

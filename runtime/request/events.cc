@@ -164,17 +164,23 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
   if (stream == nullptr) return Verdict::kGoOn;
   const auto index = static_cast<size_t>(stream - request->streams.data());
   const WorkerId worker = stream->worker;
+  const std::optional<WorkerId> prefill = stream->prefill;
   ++counters_.refusals;
   --counters_.attempts;
   --request->report.attempts;
   DetachAttempt(request, index);
   switch (event.status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      fleet_.OnFull(worker);
-      Requeue(request, index);
-      break;
     case absl::StatusCode::kUnavailable:
-      fleet_.OnDraining(worker);
+      // Of a pair either may have refused. The next attempt goes without this prefill worker; if
+      // it was not the one, that attempt is refused as well and says so.
+      if (prefill.has_value()) {
+        fleet_.OnPeerLost(*prefill);
+      } else if (absl::IsUnavailable(event.status)) {
+        fleet_.OnDraining(worker);
+      } else {
+        fleet_.OnFull(worker);
+      }
       Requeue(request, index);
       break;
     case absl::StatusCode::kInvalidArgument:

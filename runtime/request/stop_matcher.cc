@@ -13,30 +13,34 @@ StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stop
 
 std::string StopMatcher::Append(std::string_view text) {
   if (stopped_) return {};
-  held_ += text;
-  // From the left: the first place where a stop string stands, or could still come to stand.
-  for (size_t begin = 0; begin < held_.size(); ++begin) {
-    const std::string_view rest = std::string_view(held_).substr(begin);
-    bool may_begin_here = false;
+  if (stops_.empty()) return std::string(text);
+  for (const char c : text) {
+    held_ += c;
+    size_t longest = 0;
     for (const std::string& stop : stops_) {
-      if (rest.starts_with(stop)) {
-        // Of those that begin here the shortest was complete first.
-        if (!stopped_ || stop.size() < matched_.size()) matched_ = stop;
-        stopped_ = true;
-      } else if (std::string_view(stop).starts_with(rest)) {
-        may_begin_here = true;
+      if (held_.ends_with(stop) && stop.size() > longest) {
+        longest = stop.size();
+        matched_ = stop;
       }
     }
-    if (!stopped_ && !may_begin_here) continue;
-    std::string certain = held_.substr(0, begin);
-    if (stopped_) {
-      held_.clear();
-    } else {
-      held_.erase(0, begin);
-    }
-    return certain;
+    if (longest == 0) continue;
+    stopped_ = true;
+    held_.resize(held_.size() - longest);
+    return std::exchange(held_, {});
   }
-  return std::exchange(held_, {});
+  // A match can begin no earlier than the longest end of the text that begins a stop string.
+  size_t begin = 0;
+  while (begin < held_.size() && !MayBeginAt(begin)) ++begin;
+  std::string certain = held_.substr(0, begin);
+  held_.erase(0, begin);
+  return certain;
+}
+
+bool StopMatcher::MayBeginAt(size_t begin) const {
+  const std::string_view rest = std::string_view(held_).substr(begin);
+  return std::any_of(stops_.begin(), stops_.end(), [rest](const std::string& stop) {
+    return std::string_view(stop).starts_with(rest);
+  });
 }
 
 std::string StopMatcher::Flush() { return std::exchange(held_, {}); }

@@ -1,7 +1,8 @@
 // Finds stop strings in a stream of text. Text that may be the beginning of a stop string is held
 // back until more arrives; nothing of a stop string, and nothing after it, is ever let through.
 //
-// The match that begins first wins, so that the text does not depend on how it was cut into pieces.
+// The match that is complete first wins, and of several that end together the longest, so that the
+// text does not depend on how it was cut into pieces.
 
 #ifndef TANDEM_RUNTIME_REQUEST_STOP_MATCHER_H_
 #define TANDEM_RUNTIME_REQUEST_STOP_MATCHER_H_
@@ -26,6 +27,8 @@ class StopMatcher {
   const std::string& matched() const { return matched_; }
 
  private:
+  bool MayBeginAt(size_t begin) const;
+
   std::vector<std::string> stops_;
   std::string held_;
   std::string matched_;

@@ -11,7 +11,7 @@ namespace tandem {
 
 SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
     : options_(options),
-      model_(options.vocabulary),
+      model_(options.vocabulary, options.numerics),
       slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
 
 absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
@@ -40,7 +40,7 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
       << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
 
   uint64_t state = 0;
-  uint64_t payload = 0;
+  uint64_t payload = options_.numerics;
   for (int32_t position = 0; position < run.first_position; ++position) {
     payload = Slot(run.block_table, position);
     state = SimulatedModel::Fold(state, payload);

@@ -17,6 +17,7 @@ struct SimulatedExecutorOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;
   int32_t vocabulary = 1000;
+  uint64_t numerics = 0;  // What its model computes depends on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
   int32_t failing_token = -1;
 };

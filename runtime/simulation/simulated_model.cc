@@ -58,7 +58,7 @@ std::vector<SampledToken> SimulatedModel::Generate(std::span<const int32_t> prom
                                                    const SamplingParams& sampling,
                                                    int32_t max_model_tokens) const {
   uint64_t state = 0;
-  uint64_t payload = 0;
+  uint64_t payload = numerics_;
   int32_t position = 0;
   const auto append = [&](int32_t token) {
     payload = Payload(payload, token, position++);
@@ -80,7 +80,7 @@ std::vector<SampledToken> SimulatedModel::PromptLogprobs(std::span<const int32_t
                                                          int32_t num_prompt_logprobs) const {
   std::vector<SampledToken> scored;
   uint64_t state = 0;
-  uint64_t payload = 0;
+  uint64_t payload = numerics_;
   for (size_t i = 0; i + 1 < prompt.size(); ++i) {
     payload = Payload(payload, prompt[i], static_cast<int32_t>(i));
     state = Fold(state, payload);

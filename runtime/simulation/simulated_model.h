@@ -16,11 +16,14 @@ namespace tandem {
 
 class SimulatedModel {
  public:
-  explicit SimulatedModel(int32_t vocabulary = 1000) : vocabulary_(vocabulary) {}
+  // Models of different `numerics` compute different payloads and so different tokens.
+  explicit SimulatedModel(int32_t vocabulary = 1000, uint64_t numerics = 0)
+      : vocabulary_(vocabulary), numerics_(numerics) {}
 
   int32_t vocabulary() const { return vocabulary_; }
 
-  // What is written for `token` at `position`, given the payload of the position before (0 at 0).
+  // What is written for `token` at `position`, given the payload of the position before (at 0:
+  // `numerics`).
   static uint64_t Payload(uint64_t previous, int32_t token, int32_t position);
 
   // Folds one more payload into the state of a context; an empty context has state 0.
@@ -44,6 +47,7 @@ class SimulatedModel {
 
  private:
   const int32_t vocabulary_;
+  const uint64_t numerics_;
 };
 
 }  // namespace tandem

@@ -22,11 +22,10 @@ bool EndsWithReplacement(std::string_view text) {
 }  // namespace
 
 StreamDetokenizer::StreamDetokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
-                         bool skip_special_tokens)
+                                     bool skip_special_tokens)
     : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {
   const auto is_text = [&](int32_t id) {
-    return id >= 0 && id < tokenizer->vocab_size() &&
-           !(skip_special_tokens && tokenizer->IsSpecial(id));
+    return tokenizer->HasToken(id) && !(skip_special_tokens && tokenizer->IsSpecial(id));
   };
   const bool begins_text = std::none_of(prompt.begin(), prompt.end(), is_text);
   if (begins_text) spaces_to_strip_ = tokenizer->num_stripped_spaces();
@@ -38,7 +37,7 @@ StreamDetokenizer::StreamDetokenizer(const Tokenizer* tokenizer, std::span<const
 }
 
 std::string StreamDetokenizer::Append(int32_t id) {
-  if (id < 0 || id >= tokenizer_->vocab_size()) return {};
+  if (!tokenizer_->HasToken(id)) return {};
   if (skip_special_tokens_ && tokenizer_->IsSpecial(id)) return {};
   switch (tokenizer_->decoder_kind()) {
     case DecoderKind::kBytes:

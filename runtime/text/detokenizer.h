@@ -24,7 +24,7 @@ class StreamDetokenizer {
   // `prompt` is what the ids follow: with SentencePiece only a text's first token loses its
   // leading space. `tokenizer` outlives this.
   StreamDetokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
-              bool skip_special_tokens = true);
+                    bool skip_special_tokens = true);
 
   // The text that is complete now that `id` has come; often empty.
   std::string Append(int32_t id);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
 #include "services/server/status_proto.h"
 #include "services/worker/token_check.h"
 #include "services/worker/write_queue.h"
@@ -27,9 +28,9 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
         "transport: the peer has %s, this worker %s", theirs.transport, ours.transport));
   }
   if (!theirs.expected.name.empty() && theirs.expected != ours.worker) {
-    return absl::UnavailableError(absl::StrFormat(
-        "worker: the peer wants %s/%016x, this is %s/%016x", theirs.expected.name,
-        theirs.expected.incarnation, ours.worker.name, ours.worker.incarnation));
+    return absl::UnavailableError(
+        absl::StrFormat("worker: the peer wants %s/%016x, this is %s/%016x", theirs.expected.name,
+                        theirs.expected.incarnation, ours.worker.name, ours.worker.incarnation));
   }
   return absl::OkStatus();
 }
@@ -75,8 +76,7 @@ class DecodeSessions::Session final
     }
     const absl::Status status = greeted_ ? Post() : Greet();
     if (!status.ok()) {
-      LogWarning("a decode worker's session ends",
-                 {{"session", id_}, {"why", status.ToString()}});
+      LogWarning("a decode worker's session ends", {{"session", id_}, {"why", status.ToString()}});
       End(status);
       return;
     }
@@ -116,8 +116,7 @@ class DecodeSessions::Session final
       outbound_ = std::move(outbound);
     }
     greeted_ = true;
-    LogInfo("a decode worker opened a session",
-            {{"session", id_}, {"worker", hello.worker.name}});
+    LogInfo("a decode worker opened a session", {{"session", id_}, {"worker", hello.worker.name}});
     Push(std::move(answer));
     return absl::OkStatus();
   }

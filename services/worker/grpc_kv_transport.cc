@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -70,10 +71,8 @@ class GrpcKvTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   void OnWritten(bool ok) EXCLUDES(mu_);
   void OnStreamGone() EXCLUDES(mu_);
   void Close(const absl::Status& why) EXCLUDES(mu_);
-  bool closed() const EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    return closed_;
-  }
+  // Without the lock: slices may be destroyed inside a write.
+  bool broken() const { return broken_.load(); }
 
  private:
   struct Waiting {
@@ -91,6 +90,7 @@ class GrpcKvTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   bool joined_ GUARDED_BY(mu_) = false;
   bool writing_ GUARDED_BY(mu_) = false;
   bool closed_ GUARDED_BY(mu_) = false;
+  std::atomic<bool> broken_{false};  // Follows closed_.
 };
 
 class GrpcKvTransport::SendStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
@@ -131,7 +131,7 @@ class GrpcKvTransport::SendStream final : public grpc::ServerWriteReactor<grpc::
 void GrpcKvTransport::Completion::Done(void* self) {
   std::unique_ptr<Completion> done(static_cast<Completion*>(self));
   GrpcKvTransport* const transport = done->transport;
-  if (!done->probe) transport->listener_->OnFrameSent(done->send_id, !done->link->closed());
+  if (!done->probe) transport->listener_->OnFrameSent(done->send_id, !done->link->broken());
   done.reset();
   transport->Release();
 }
@@ -203,6 +203,7 @@ void GrpcKvTransport::SendLink::Close(const absl::Status& why) {
     MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
+    broken_ = true;
     dropped.swap(waiting_);
     if (stream_ != nullptr) stream_->End(why);  // OnDone comes later, on another stack.
   }

@@ -99,9 +99,9 @@ class PrefillPeers::Session final
     TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
     TANDEM_RETURN_IF_ERROR(CheckHello(hello, peers_->self_));
     if (hello.worker != peer_.worker) {
-      return absl::UnavailableError(absl::StrFormat(
-          "worker: wanted %s/%016x, reached %s/%016x", peer_.worker.name,
-          peer_.worker.incarnation, hello.worker.name, hello.worker.incarnation));
+      return absl::UnavailableError(absl::StrFormat("worker: wanted %s/%016x, reached %s/%016x",
+                                                    peer_.worker.name, peer_.worker.incarnation,
+                                                    hello.worker.name, hello.worker.incarnation));
     }
     greeted_ = true;
     inbound_->Attach(hello.transport_address);

@@ -27,8 +27,8 @@ class PrefillPeers {
         commands_(commands) {}
   ~PrefillPeers();  // Ends all sessions and waits for them.
 
-  // Engine thread. A peer that cannot be reached or does not fit comes back as one PrefillLost; what
-  // is sent to it before Forget is dropped.
+  // Engine thread. A peer that cannot be reached or does not fit comes back as one PrefillLost;
+  // what is sent to it before Forget is dropped.
   void Send(const PrefillPeer& peer, const DecodeToPrefill& message) EXCLUDES(mu_);
   // Engine thread, at PrefillLost: the next Send dials again.
   void Forget(const WorkerId& worker) EXCLUDES(mu_);

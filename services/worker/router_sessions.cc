@@ -62,8 +62,7 @@ class RouterSessions::Session final
       const Submit& submit = std::get<Submit>(*command);
       const AttemptId attempt = submit.attempt;
       absl::Status status = CheckVocabulary(submit.token_ids, sessions_->vocab_size_);
-      if (status.ok() &&
-          !sessions_->commands_->TryPush(FromRouter{id_, *std::move(command)})) {
+      if (status.ok() && !sessions_->commands_->TryPush(FromRouter{id_, *std::move(command)})) {
         status = absl::ResourceExhaustedError("the worker's queue of commands is full");
       }
       if (!status.ok()) Refuse(attempt, status);

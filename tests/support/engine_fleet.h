@@ -41,9 +41,11 @@ class EngineFleet {
     int32_t failing_token = -1;
   };
 
+  EngineFleet();
   ~EngineFleet();
   // Workers are numbered from 0. Names are "w0", "w1", ...; w<i> is dialled at address "w<i>".
   int AddWorker(WorkerOptions options);
+  int num_workers() const { return static_cast<int>(workers_.size()); }
 
   Engine& engine(int worker);
   SimulatedExecutor& executor(int worker);

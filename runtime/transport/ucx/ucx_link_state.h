@@ -50,6 +50,7 @@ struct UcxLinks::Inbound {
   std::string peer;
   UcxAddress remote;
   bool attached = false;
+  bool shared_memory = false;
   std::shared_ptr<LostCallbackOnce> on_lost;
   ucp_ep_h endpoint = nullptr;
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();

@@ -45,13 +45,14 @@ void UcxLinks::OnEndpointError(void* broken, ucp_ep_h endpoint, ucs_status_t sta
   *static_cast<absl::Status*>(broken) = UcxError("the peer's endpoint", status);
 }
 
-absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address,
+absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address, bool shared_memory,
                                            absl::Status* broken) {
   ucp_ep_params_t params = {};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  // Shared memory has no peer failure handler (UCX 1.13.1): the Session notices.
+  params.err_mode = shared_memory ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &UcxLinks::OnEndpointError;
   params.err_handler.arg = broken;
   ucp_ep_h endpoint = nullptr;
@@ -60,10 +61,12 @@ absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address,
   return endpoint;
 }
 
-void UcxLinks::Close(ucp_ep_h endpoint) {
+void UcxLinks::Close(ucp_ep_h endpoint, bool shared_memory) {
   ucp_request_param_t params = {};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  params.flags = UCP_EP_CLOSE_FLAG_FORCE;  // Completes what is on its way, with an error.
+  // By force, what is on its way completes with an error. Without, an endpoint whose peer has died
+  // with a full queue stays until the worker goes: some bytes, which hold no block.
+  params.flags = shared_memory ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
   void* request = ucp_ep_close_nbx(endpoint, &params);
   if (UCS_PTR_IS_PTR(request)) closing_.push_back(request);
 }
@@ -100,7 +103,7 @@ void UcxLinks::OpenOutbound(uint64_t link, const std::string& peer, const UcxAdd
   opened->on_lost = std::move(on_lost);
   Outbound* const outbound = opened.get();
   outbound_.emplace(link, std::move(opened));
-  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, outbound->error.get());
+  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, shared_memory, outbound->error.get());
   if (!endpoint.ok()) {
     Break(outbound, endpoint.status());
     return;
@@ -220,7 +223,7 @@ ucs_status_t UcxLinks::OnAck(void* self, const void* header, size_t header_bytes
 void UcxLinks::Break(Outbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
-  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
+  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr), link->shared_memory);
   for (const uint64_t number : std::exchange(link->unacknowledged, {})) {
     const auto record = sends_.find(number);
     record->second->abandoned = true;

@@ -71,8 +71,9 @@ class UcxLinks {
   static void OnSendDone(void* request, ucs_status_t status, void* record);
   static void OnAckDone(void* request, ucs_status_t status, void* record);
 
-  absl::StatusOr<ucp_ep_h> Connect(const std::string& worker_address, absl::Status* broken);
-  void Close(ucp_ep_h endpoint);
+  absl::StatusOr<ucp_ep_h> Connect(const std::string& worker_address, bool shared_memory,
+                                   absl::Status* broken);
+  void Close(ucp_ep_h endpoint, bool shared_memory);
 
   void Pump(Outbound* link);
   void Start(Outbound* link, const FrameHeader& header, int32_t block, uint64_t send_id,

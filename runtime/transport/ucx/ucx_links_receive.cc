@@ -33,7 +33,9 @@ void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote, bool share
   Inbound* const inbound = found->second.get();
   inbound->attached = true;
   inbound->remote = remote;
-  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, inbound->error.get());
+  inbound->shared_memory = shared_memory;
+  absl::StatusOr<ucp_ep_h> endpoint =
+      Connect(remote.worker_address, shared_memory, inbound->error.get());
   if (!endpoint.ok()) {
     Break(inbound, endpoint.status());
     return;
@@ -176,7 +178,7 @@ void UcxLinks::Break(Inbound* link, const absl::Status& why) {
   link->broken = true;
   link->remote_pool = nullptr;
   if (link->key != nullptr) ucp_rkey_destroy(std::exchange(link->key, nullptr));
-  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
+  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr), link->shared_memory);
   link->on_lost->Call(why);
 }
 

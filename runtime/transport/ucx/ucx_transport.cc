@@ -22,8 +22,11 @@ namespace tandem {
 
 namespace {
 
-// While UCX holds something of ours it may need progress that no event announces.
+// While UCX holds something of ours it may need progress that no event announces; what stays for
+// long waits for a peer that is stopped or dead.
 constexpr int kBusyPollMs = 1;
+constexpr int kStuckPollMs = 50;
+constexpr int kStuckAfterPolls = 200;
 constexpr auto kShutdownGrace = std::chrono::seconds(1);
 
 class Outbound final : public KvOutbound {
@@ -245,7 +248,8 @@ void UcxTransport::Sleep() {
   pollfd events[] = {{.fd = context_->event_fd(), .events = POLLIN, .revents = 0},
                      {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
   const bool idle = armed == UCS_OK && links_->Quiet();
-  poll(events, 2, idle ? -1 : kBusyPollMs);
+  const int timeout_ms = idle ? -1 : polls_ < kStuckAfterPolls ? kBusyPollMs : kStuckPollMs;
+  polls_ = poll(events, 2, timeout_ms) == 0 ? polls_ + 1 : 0;
   uint64_t count = 0;
   if ((events[1].revents & POLLIN) != 0 && read(wake_fd_, &count, sizeof(count)) < 0) {
     TANDEM_CHECK(errno == EAGAIN) << std::strerror(errno);

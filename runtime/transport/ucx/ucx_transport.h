@@ -61,6 +61,7 @@ class UcxTransport final : public KvTransport {
   const std::string host_id_;
   const int wake_fd_;
   std::unique_ptr<UcxLinks> links_;  // Progress thread.
+  int polls_ = 0;                    // In a row without an event. Progress thread.
 
   Mutex mu_;
   std::vector<std::function<void()>> commands_ GUARDED_BY(mu_);

@@ -18,7 +18,9 @@ using testing::SizeIs;
 class EngineLocalTest : public testing::Test {
  protected:
   void TearDown() override {
-    if (created_) EXPECT_EQ(fleet_.AuditQuiet(0), "");
+    if (created_) {
+      EXPECT_EQ(fleet_.AuditQuiet(0), "");
+    }
   }
   void Create(const EngineOptions& options = SmallEngine(), int32_t failing_token = -1) {
     fleet_.AddWorker({.engine = options, .failing_token = failing_token});
@@ -125,7 +127,7 @@ TEST_F(EngineLocalTest, GeneratedTokensAreCachedForTheNextTurn) {
   fleet_.Submit(0, first);
   Run();
   std::vector<int32_t> conversation = first.token_ids;
-  for (const SampledToken& t : fleet_.record(first.attempt).tokens[0]) {
+  for (const SampledToken& t : fleet_.record(first.attempt).tokens.at(0)) {
     conversation.push_back(t.token);
   }
   conversation.push_back(7);
@@ -190,10 +192,10 @@ TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   fleet_.Submit(0, longer);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
-  EXPECT_THAT(fleet_.record(submit.attempt).tokens[0], SizeIs(3));
-  EXPECT_EQ(fleet_.record(submit.attempt).finish[0], FinishReason::kStop);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(3));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kStop);
   EXPECT_EQ(fleet_.CheckFinished(longer), "");
-  EXPECT_GE(fleet_.record(longer.attempt).tokens[0].size(), 10u);
+  EXPECT_GE(fleet_.record(longer.attempt).tokens.at(0).size(), 10u);
 }
 
 TEST_F(EngineLocalTest, ContextLimitEndsByLength) {
@@ -202,8 +204,8 @@ TEST_F(EngineLocalTest, ContextLimitEndsByLength) {
   fleet_.Submit(0, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
-  EXPECT_THAT(fleet_.record(submit.attempt).tokens[0], SizeIs(12));
-  EXPECT_EQ(fleet_.record(submit.attempt).finish[0], FinishReason::kLength);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(12));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kLength);
 }
 
 TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
@@ -222,7 +224,7 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
     fleet_.Submit(0, resumed);
     Run();
     EXPECT_EQ(fleet_.CheckFinished(resumed), "");
-    EXPECT_EQ(fleet_.record(resumed.attempt).tokens[0].size(),
+    EXPECT_EQ(fleet_.record(resumed.attempt).tokens.at(0).size(),
               tokens.size() - static_cast<size_t>(delivered));
   }
 }

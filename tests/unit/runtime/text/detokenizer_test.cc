@@ -145,6 +145,19 @@ TEST(DetokenizerStreamTest, OnlyTheFirstPieceOfATextLosesItsSpace) {
   EXPECT_EQ(Stream(*tokenizer, word, word), " the");
 }
 
+TEST(DetokenizerStreamTest, HoleInTheVocabularyDoesNotEndAByteRun) {
+  const auto tokenizer = Tokenizer::Parse(
+      R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "Sequence", "decoders": [
+          {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"}]}, "model": {"type": "BPE",
+          "vocab": {"<0xC3>": 0, "<0xA9>": 2}, "merges": []}})",
+      "file");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::vector<int32_t> ids = {0, 1, 2};
+  EXPECT_EQ(Stream(**tokenizer, {}, ids), "\xC3\xA9");
+  EXPECT_EQ((*tokenizer)->Decode(ids).value(), "\xC3\xA9");
+}
+
 TEST(DetokenizerStreamTest, SpecialTokensAreLeftOutUnlessAskedFor) {
   const auto tokenizer = LoadTokenizer("demo_model");
   const std::vector<int32_t> ids = tokenizer->Encode("a<|end|>b", false).value();

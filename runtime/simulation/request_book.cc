@@ -1,0 +1,133 @@
+#include "runtime/simulation/request_book.h"
+
+#include <algorithm>
+
+#include "runtime/base/crc32c.h"
+#include "runtime/simulation/simulated_model.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kVocabulary = 1000;
+constexpr int64_t kLongDeadlineUs = 600'000'000;
+
+std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
+
+class LetterDetokenizer final : public Detokenizer {
+ public:
+  std::string Append(int32_t token) override { return TextOf(token); }
+  std::string Finish() override { return {}; }
+};
+
+}  // namespace
+
+BlockHash RequestBook::Root() { return HashRoot("simulated", "", ""); }
+
+DetokenizerFactory RequestBook::MakeDetokenizer() {
+  return [] { return std::make_unique<LetterDetokenizer>(); };
+}
+
+AskedRequest RequestBook::Draw(Random* random) const {
+  AskedRequest asked;
+  SamplingParams& s = asked.sampling;
+  s.max_tokens = random->Chance(0.1) ? 1 : static_cast<int32_t>(random->Between(2, 40));
+  const int64_t longest = options_.max_model_tokens - 1;
+  const int64_t length = random->Chance(0.3) ? random->Between(1, 20) : random->Between(1, 120);
+  // One of three families shares prefixes.
+  const auto family = static_cast<int32_t>(random->Below(3));
+  const int64_t shared = random->Chance(0.7) ? random->Between(0, length) : 0;
+  for (int64_t i = 0; i < std::min(length, longest); ++i) {
+    const uint64_t mixed = Mix64(static_cast<uint64_t>(family * 1000 + i));
+    asked.prompt.push_back(
+        static_cast<int32_t>(i < shared ? mixed % kVocabulary : random->Below(kVocabulary)));
+  }
+  s.temperature = random->Chance(0.5) ? 0.0f : 1.0f;
+  s.seed = random->Next();
+  if (random->Chance(0.3)) asked.num_choices = static_cast<int32_t>(random->Between(2, 4));
+  if (random->Chance(0.3)) s.num_logprobs = static_cast<int32_t>(random->Below(3));
+  if (random->Chance(0.2)) s.num_prompt_logprobs = static_cast<int32_t>(random->Below(3));
+  if (random->Chance(0.4)) {
+    for (int i = 0; i < 40; ++i) {
+      s.stop_token_ids.push_back(static_cast<int32_t>(random->Below(kVocabulary)));
+    }
+    if (random->Chance(0.3)) s.min_tokens = std::min(s.max_tokens, 5);
+  }
+  if (random->Chance(0.3)) {
+    for (uint64_t i = random->Between(1, 3); i > 0; --i) {
+      std::string stop;
+      for (int64_t j = random->Between(2, 3); j > 0; --j) {
+        stop += TextOf(static_cast<int32_t>(random->Below(6)));
+      }
+      asked.stop_strings.push_back(stop);
+    }
+  }
+  asked.short_deadline = random->Chance(options_.short_deadline);
+  asked.time_left_us = asked.short_deadline ? random->Between(1'000, 3'000'000) : kLongDeadlineUs;
+  return asked;
+}
+
+const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numerics) {
+  const auto [found, fresh] = asked->expected.try_emplace(numerics);
+  ExpectedRequest& expected = found->second;
+  if (!fresh) return expected;
+  const SimulatedModel model(kVocabulary, numerics);
+  if (asked->sampling.num_prompt_logprobs >= 0) {
+    expected.prompt_logprobs =
+        model.PromptLogprobs(asked->prompt, asked->sampling.num_prompt_logprobs);
+  }
+  const std::vector<int32_t>& stops = asked->sampling.stop_token_ids;
+  for (int32_t i = 0; i < asked->num_choices; ++i) {
+    ExpectedChoice& choice = expected.choices.emplace_back();
+    choice.worker_tokens =
+        model.Generate(asked->prompt, i, asked->sampling, options_.max_model_tokens);
+    const int32_t last = choice.worker_tokens.back().token;
+    choice.worker_finish = std::find(stops.begin(), stops.end(), last) != stops.end()
+                               ? FinishReason::kStop
+                               : FinishReason::kLength;
+    choice.finish = choice.worker_finish;
+    bool stopped = false;
+    for (const SampledToken& token : choice.worker_tokens) {
+      ++choice.num_tokens;
+      const bool is_last = choice.num_tokens == choice.worker_tokens.size();
+      if (is_last && choice.worker_finish == FinishReason::kStop) break;  // Has no text.
+      choice.text += TextOf(token.token);
+      size_t longest = 0;
+      for (const std::string& stop : asked->stop_strings) {
+        if (choice.text.ends_with(stop)) longest = std::max(longest, stop.size());
+      }
+      if (longest == 0) continue;
+      choice.text.resize(choice.text.size() - longest);
+      stopped = true;
+      break;
+    }
+    if (stopped) choice.finish = FinishReason::kStop;
+  }
+  // Every block that a run of this request can leave in a cache.
+  for (const ExpectedChoice& choice : expected.choices) {
+    std::vector<int32_t> tokens = asked->prompt;
+    for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
+    const std::vector<BlockHash> names = HashChain(Root(), tokens);
+    const auto per_block = static_cast<size_t>(options_.block_tokens);
+    std::vector<uint64_t> payloads;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      payloads.push_back(SimulatedModel::Payload(payloads.empty() ? numerics : payloads.back(),
+                                                 tokens[i], static_cast<int32_t>(i)));
+    }
+    for (size_t end = per_block; end <= tokens.size(); end += per_block) {
+      blocks_[{numerics, names[end / kHashTokens - 1]}] =
+          Crc32c(&payloads[end - per_block], per_block * sizeof(uint64_t));
+    }
+  }
+  return expected;
+}
+
+void RequestBook::ExpectAll(uint64_t numerics) {
+  for (const auto& [id, asked] : named_) Expect(asked, numerics);
+}
+
+uint32_t RequestBook::ExpectedBlock(uint64_t numerics, const BlockHash& name) const {
+  const auto found = blocks_.find({numerics, name});
+  return found == blocks_.end() ? 0 : found->second;
+}
+
+}  // namespace tandem

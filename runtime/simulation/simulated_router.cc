@@ -1,0 +1,396 @@
+#include "runtime/simulation/simulated_router.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/simulation/world.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kDialEveryUs = 100'000;
+constexpr int64_t kDialUs = 500;
+
+}  // namespace
+
+// Knows what must come, and compares.
+class SimulatedRouter::Client final : public RequestSink {
+ public:
+  Client(World* world, AskedRequest asked) : world_(world), asked_(std::move(asked)) {
+    choices_.resize(static_cast<size_t>(asked_.num_choices));
+  }
+
+  void OnPrompt(const PromptReport& prompt) override {
+    if (ended_ || expected_ != nullptr) return Complain("a prompt report too many");
+    expected_ = &world_->book()->Expect(&asked_, std::stoull(std::string(prompt.numerics_id)));
+    const std::vector<SampledToken> logprobs(prompt.prompt_logprobs.begin(),
+                                             prompt.prompt_logprobs.end());
+    if (logprobs != expected_->prompt_logprobs) {
+      Complain(absl::StrFormat("%d prompt logprobs that are not the %d of a fault-free run",
+                               logprobs.size(), expected_->prompt_logprobs.size()));
+    }
+  }
+
+  void OnDelta(const Delta& delta) override {
+    world_->Log("client", "delta", id_.counter, static_cast<uint64_t>(delta.token->token));
+    if (ended_ || expected_ == nullptr) return Complain("a delta at the wrong time");
+    Choice& choice = choices_[static_cast<size_t>(delta.choice)];
+    const ExpectedChoice& expected = expected_->choices[static_cast<size_t>(delta.choice)];
+    if (choice.finished) return Complain("a delta after the choice's end");
+    const auto next = static_cast<int64_t>(asked_.prompt.size() + choice.num_tokens);
+    if (delta.position != next) {
+      return Complain(absl::StrFormat("position %d comes where %d is next", delta.position, next));
+    }
+    if (choice.num_tokens >= expected.num_tokens ||
+        *delta.token != expected.worker_tokens[choice.num_tokens]) {
+      return Complain(absl::StrFormat("choice %d, position %d: token %d is not the fault-free one",
+                                      delta.choice, delta.position, delta.token->token));
+    }
+    ++choice.num_tokens;
+    choice.text += delta.text;
+    if (!expected.text.starts_with(choice.text)) return Complain("text that must not be seen");
+    const bool last = choice.num_tokens == expected.num_tokens;
+    if (delta.finish != (last ? expected.finish : FinishReason::kNone)) {
+      return Complain(absl::StrFormat("choice %d ends wrongly after %d of %d tokens", delta.choice,
+                                      choice.num_tokens, expected.num_tokens));
+    }
+    if (!last) return;
+    choice.finished = true;
+    if (choice.text != expected.text) Complain("text is missing at the end");
+  }
+
+  void OnDone(const RequestReport& report) override {
+    if (std::exchange(ended_, true)) return Complain("a second terminal event");
+    int64_t tokens = 0;
+    for (const Choice& choice : choices_) {
+      if (!choice.finished) Complain("done with a choice unfinished");
+      tokens += static_cast<int64_t>(choice.num_tokens);
+    }
+    if (report.completion_tokens != tokens) Complain("usage is not what was delivered");
+    world_->Log("client", "done", id_.counter, static_cast<uint64_t>(tokens));
+    world_->CountRequest(/*done=*/true, report.resumes);
+  }
+
+  void OnError(const absl::Status& status, const RequestReport& report) override {
+    if (std::exchange(ended_, true)) return Complain("a second terminal event");
+    world_->Log("client", "error", id_.counter, static_cast<uint64_t>(status.code()));
+    if (!Explained(status, report)) Complain("ends with " + status.ToString());
+    world_->CountRequest(/*done=*/false, report.resumes);
+  }
+
+  bool ended() const { return ended_; }
+  bool abandoned = false;  // Its router is gone.
+  bool left = false;       // The client itself.
+  void set_id(const RequestId& id) { id_ = id; }
+  void Refuse() { ended_ = true; }
+  const RequestId& id() const { return id_; }
+  AskedRequest* asked() { return &asked_; }
+
+ private:
+  struct Choice {
+    size_t num_tokens = 0;
+    std::string text;
+    bool finished = false;
+  };
+
+  bool Explained(const absl::Status& status, const RequestReport& report) const {
+    const SimulationOptions& o = world_->options();
+    switch (status.code()) {
+      case absl::StatusCode::kCancelled:
+        return left;
+      case absl::StatusCode::kDeadlineExceeded:
+        // A stream may also have waited for a numerics that nobody has any more.
+        return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
+      case absl::StatusCode::kUnavailable:
+        return report.completion_tokens == 0;
+      case absl::StatusCode::kInternal:  // Poison: its workers were lost again and again.
+        return report.resumes >= kDeathsBeforePoison;
+      default:
+        return false;
+    }
+  }
+  void Complain(const std::string& what) {
+    world_->Violate(absl::StrFormat("request %d: %s", id_.counter, what));
+  }
+
+  World* const world_;
+  AskedRequest asked_;
+  RequestId id_;
+  const ExpectedRequest* expected_ = nullptr;
+  std::vector<Choice> choices_;
+  bool ended_ = false;
+};
+
+SimulatedRouter::SimulatedRouter(World* world, std::string name) : world_(world) {
+  process_.name = std::move(name);
+}
+
+SimulatedRouter::~SimulatedRouter() = default;
+
+int64_t SimulatedRouter::Now() const { return world_->now_us() + process_.clock_offset_us; }
+
+void SimulatedRouter::Start() {
+  ++process_.life;
+  process_.up = true;
+  incarnation_ = world_->random()->Next() | 1;
+  RequestOwnerOptions options;
+  options.router_incarnation = incarnation_;
+  options.disaggregate = world_->options().disaggregate;
+  auto owner =
+      RequestOwner::Create(options, CreateLeastLoadedPrefixPolicy(world_->random()->Next()), this);
+  TANDEM_CHECK(owner.ok()) << owner.status().ToString();
+  owner_ = *std::move(owner);
+  world_->Log(process_.name, "start", incarnation_);
+  DialAll();
+  Tick();
+}
+
+void SimulatedRouter::Crash() {
+  world_->Log(process_.name, "crash");
+  process_.up = false;
+  process_.paused_until_us = 0;
+  ++process_.life;
+  world_->network()->BreakLinksOf(&process_);
+  connections_.clear();
+  live_.clear();
+  owner_.reset();
+  for (const auto& client : clients_) client->abandoned = true;
+}
+
+void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us) {
+  clients_.push_back(std::make_unique<Client>(world_, std::move(asked)));
+  Client* const client = clients_.back().get();
+  RequestFacts facts;
+  facts.token_ids = client->asked()->prompt;
+  facts.sampling = client->asked()->sampling;
+  facts.num_choices = client->asked()->num_choices;
+  facts.stop_strings = client->asked()->stop_strings;
+  facts.make_detokenizer = RequestBook::MakeDetokenizer();
+  facts.hash_root = RequestBook::Root();
+  facts.model = "simulated";
+  facts.time_left_us = client->asked()->time_left_us;
+  facts.sink = client;
+  const auto id = owner_->Start(std::move(facts), Now());
+  if (!id.ok()) {
+    client->Refuse();
+    world_->Violate("a request is refused: " + id.status().ToString());
+    return;
+  }
+  world_->Log(process_.name, "ask", id->counter, client->asked()->prompt.size());
+  client->set_id(*id);
+  world_->book()->Name(*id, client->asked());
+  if (!leaves_after_us.has_value()) return;
+  world_->network()->InProcess(&process_, *leaves_after_us, [this, client] {
+    if (client->ended()) return;
+    client->left = true;
+    owner_->Cancel(client->id(), Now());
+    if (!client->ended()) world_->Violate("a cancelled request goes on");
+  });
+}
+
+bool SimulatedRouter::idle() const {
+  return std::all_of(clients_.begin(), clients_.end(),
+                     [](const auto& client) { return client->ended() || client->abandoned; });
+}
+
+std::string SimulatedRouter::Unfinished() const {
+  std::string list;
+  for (const auto& client : clients_) {
+    if (client->ended() || client->abandoned) continue;
+    list += absl::StrFormat("%s %d", list.empty() ? "" : ",", client->id().counter);
+  }
+  return list;
+}
+
+absl::Status SimulatedRouter::AuditQuiet() const {
+  if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
+  for (const auto& [name, worker] : owner_->fleet().workers()) {
+    if (worker.live_sequences != 0 || worker.live_prompt_tokens != 0) {
+      return absl::InternalError(
+          absl::StrFormat("%s counts %d sequences and %d prompt tokens at %s", process_.name,
+                          worker.live_sequences, worker.live_prompt_tokens, name));
+    }
+  }
+  if (owner_->num_requests() == 0 && owner_->num_waiting() == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("%s has %d requests, %d streams wait", process_.name,
+                                             owner_->num_requests(), owner_->num_waiting()));
+}
+
+void SimulatedRouter::Tick() {
+  const int64_t next_us = owner_->Tick(Now()) - process_.clock_offset_us;
+  world_->network()->InProcess(&process_, std::max<int64_t>(next_us - world_->now_us(), 1'000),
+                               [this] { Tick(); });
+}
+
+void SimulatedRouter::DialAll() {
+  for (const auto& worker : world_->workers()) {
+    Connection& connection = connections_[worker->address()];
+    if (connection.watch == nullptr && !connection.dialling_watch) {
+      DialWatch(&connection, worker.get());
+    }
+    if (connection.worker.has_value() && connection.session == nullptr &&
+        !connection.dialling_session) {
+      DialSession(&connection, worker.get());
+    }
+  }
+  world_->network()->InProcess(&process_, kDialEveryUs, [this] { DialAll(); });
+}
+
+void SimulatedRouter::DialWatch(Connection* connection, SimulatedWorker* worker) {
+  connection->dialling_watch = true;
+  world_->network()->InProcess(
+      &process_, kDialUs + world_->network()->Delay(), [this, connection, worker] {
+        connection->dialling_watch = false;
+        if (!worker->accepting()) return;
+        // Callbacks of an earlier watch must not speak for a later one.
+        auto id = std::make_shared<std::optional<WorkerId>>();
+        const uint64_t worker_life = worker->process()->life;
+        connection->watch = world_->network()->Connect(
+            {.process = &process_,
+             .life = process_.life,
+             .on_lost =
+                 [this, connection, id] {
+                   connection->watch = nullptr;
+                   if (id->has_value()) owner_->OnWatchLost(**id, Now());
+                 }},
+            {.process = worker->process(), .life = worker_life, .on_lost = [] {}});
+        worker->AcceptWatch(
+            connection->watch,
+            {.on_registration =
+                 [this, connection, worker, id](const WorkerRegistration& registration) {
+                   *id = registration.worker;
+                   connection->worker = registration.worker;
+                   owner_->OnRegistration(worker->address(), registration, Now());
+                   if (connection->session == nullptr && !connection->dialling_session) {
+                     DialSession(connection, worker);
+                   }
+                 },
+             .on_heartbeat =
+                 [this, id](const WorkerLoad& load, bool draining) {
+                   if (id->has_value()) owner_->OnHeartbeat(**id, load, draining, Now());
+                 },
+             .on_events =
+                 [this, id](const KvEvents& events) {
+                   if (id->has_value()) owner_->OnKvEvents(**id, events, Now());
+                 }});
+      });
+}
+
+// The connection reaches whoever listens at the address now, which need not be who was registered.
+void SimulatedRouter::DialSession(Connection* connection, SimulatedWorker* worker) {
+  connection->dialling_session = true;
+  world_->network()->InProcess(
+      &process_, kDialUs + world_->network()->Delay(), [this, connection, worker] {
+        connection->dialling_session = false;
+        if (!worker->accepting() || connection->session != nullptr) return;
+        const SessionId session = ++last_session_;
+        auto worker_session = std::make_shared<SessionId>(0);
+        auto link = world_->network()->Connect(
+            {.process = &process_,
+             .life = process_.life,
+             .on_lost =
+                 [this, session] {
+                   SessionOver(session);
+                   owner_->OnSessionLost(session, Now());
+                 }},
+            {.process = worker->process(),
+             .life = worker->process()->life,
+             .on_lost = [worker, worker_session] { worker->OnRouterLost(*worker_session); }});
+        *worker_session = worker->AcceptRouter(
+            link, [this, session](const StepBatch& batch) { OnBatch(session, batch); });
+        connection->session = link;
+        connection->session_id = session;
+        connection->worker_session = *worker_session;
+        connection->peer = worker;
+        if (!owner_->OnSessionUp(*connection->worker, session, Now())) {
+          connection->session = nullptr;
+          connection->session_id = 0;
+          link->Close(0);
+        }
+      });
+}
+
+SimulatedRouter::Connection* SimulatedRouter::Find(SessionId session) {
+  for (auto& [address, connection] : connections_) {
+    if (connection.session_id == session) return &connection;
+  }
+  return nullptr;
+}
+
+void SimulatedRouter::SessionOver(SessionId session) {
+  if (Connection* connection = Find(session)) {
+    connection->session = nullptr;
+    connection->session_id = 0;
+  }
+  std::erase_if(live_, [&](const auto& entry) { return entry.second.session == session; });
+}
+
+void SimulatedRouter::NotLive(const AttemptId& attempt, SessionId session, int32_t choice) {
+  std::erase_if(live_, [&](const auto& entry) {
+    return entry.second.attempt == attempt && entry.second.session == session &&
+           (choice < 0 || entry.first.second == choice);
+  });
+}
+
+void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
+  for (const RouterEvent& event : batch.events) {
+    if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
+      NotLive(refused->attempt, session);
+    } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+      NotLive(ended->attempt, session);
+    } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      if (token->finish != FinishReason::kNone) NotLive(token->attempt, session, token->choice);
+    }
+  }
+  owner_->OnStepBatch(session, batch, Now());
+}
+
+void SimulatedRouter::SendSubmit(SessionId session, const Submit& submit) {
+  Connection* const connection = Find(session);
+  for (int32_t choice : submit.choices) {
+    const auto [entry, fresh] = live_.try_emplace({submit.attempt.request, choice});
+    if (!fresh) {
+      world_->Violate(absl::StrFormat("request %d, choice %d: attempt %d begins while %d runs",
+                                      submit.attempt.request.counter, choice,
+                                      submit.attempt.attempt, entry->second.attempt.attempt));
+    }
+    entry->second = {.attempt = submit.attempt, .session = session};
+  }
+  connection->session->Send(0, [worker = connection->peer, to = connection->worker_session,
+                                submit] { worker->OnSubmit(to, submit); });
+}
+
+void SimulatedRouter::SendCancel(SessionId session, const tandem::Cancel& cancel) {
+  NotLive(cancel.attempt, session);
+  Connection* const connection = Find(session);
+  if (connection == nullptr) return;
+  const bool overtake = world_->random()->Chance(world_->network()->faults().overtaking_cancel);
+  connection->session->Send(
+      0,
+      [worker = connection->peer, to = connection->worker_session, cancel] {
+        worker->OnCancel(to, cancel);
+      },
+      overtake);
+}
+
+void SimulatedRouter::CloseSession(SessionId session, std::string_view why) {
+  world_->Log(process_.name, why, session);
+  Connection* const connection = Find(session);
+  if (connection == nullptr) return;
+  const auto link = connection->session;
+  SessionOver(session);
+  link->Close(0);
+}
+
+void SimulatedRouter::RestartWatch(const WorkerId& worker) {
+  for (auto& [address, connection] : connections_) {
+    if (connection.worker != worker || connection.watch == nullptr) continue;
+    connection.watch->Close(0);
+    connection.watch = nullptr;
+    owner_->OnWatchLost(worker, Now());
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,86 @@
+// A router process in simulation: the real request owner, its watches and sessions over virtual
+// links, and clients that compare what they get with the fault-free run, delta by delta.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_ROUTER_H_
+#define TANDEM_RUNTIME_SIMULATION_SIMULATED_ROUTER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/request/request_owner.h"
+#include "runtime/simulation/request_book.h"
+#include "runtime/simulation/virtual_network.h"
+
+namespace tandem {
+
+class World;
+class SimulatedWorker;
+
+class SimulatedRouter final : private RouterOutbox {
+ public:
+  SimulatedRouter(World* world, std::string name);
+  ~SimulatedRouter() override;
+
+  void Start();  // A new incarnation that knows nothing.
+  void Crash();  // Its clients are gone, too.
+
+  // A client's request, and perhaps the moment at which the client leaves.
+  void Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us);
+
+  VirtualProcess* process() { return &process_; }
+  bool idle() const;  // Every request has had its terminal event.
+  std::string Unfinished() const;
+  absl::Status AuditQuiet() const;
+
+ private:
+  class Client;
+  struct Connection {
+    std::shared_ptr<VirtualLink> watch;
+    bool dialling_watch = false;
+    std::optional<WorkerId> worker;  // As registered.
+    std::shared_ptr<VirtualLink> session;
+    bool dialling_session = false;
+    SessionId session_id = 0;      // Ours.
+    SessionId worker_session = 0;  // The worker's.
+    SimulatedWorker* peer = nullptr;
+  };
+  struct LiveAttempt {
+    AttemptId attempt;
+    SessionId session = 0;
+  };
+
+  // RouterOutbox.
+  void SendSubmit(SessionId session, const Submit& submit) override;
+  void SendCancel(SessionId session, const Cancel& cancel) override;
+  void CloseSession(SessionId session, std::string_view why) override;
+  void RestartWatch(const WorkerId& worker) override;
+
+  int64_t Now() const;
+  void Tick();
+  void DialAll();
+  void DialWatch(Connection* connection, SimulatedWorker* worker);
+  void DialSession(Connection* connection, SimulatedWorker* worker);
+  Connection* Find(SessionId session);
+  void OnBatch(SessionId session, const StepBatch& batch);
+  void NotLive(const AttemptId& attempt, SessionId session, int32_t choice = -1);
+  void SessionOver(SessionId session);
+
+  World* const world_;
+  VirtualProcess process_;
+  uint64_t incarnation_ = 0;
+  std::unique_ptr<RequestOwner> owner_;
+  std::map<std::string, Connection> connections_;  // By address.
+  std::vector<std::unique_ptr<Client>> clients_;
+  // Who computes which choice, as far as the router has heard: one attempt each.
+  std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
+  SessionId last_session_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_SIMULATED_ROUTER_H_

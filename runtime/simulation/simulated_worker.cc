@@ -1,0 +1,467 @@
+#include "runtime/simulation/simulated_worker.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/simulation/world.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
+constexpr int64_t kDialUs = 500;
+constexpr int64_t kDrainUs = 1'500'000;
+constexpr int64_t kRestartUs = 300'000;
+
+}  // namespace
+
+SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics)
+    : world_(world), role_(role), numerics_(numerics) {
+  process_.name = std::move(name);
+}
+
+SimulatedWorker::~SimulatedWorker() = default;
+
+int64_t SimulatedWorker::Now() const { return world_->now_us() + process_.clock_offset_us; }
+
+void SimulatedWorker::Start() {
+  const SimulationOptions& o = world_->options();
+  ++process_.life;
+  process_.up = true;
+  id_ = {.name = process_.name, .incarnation = world_->random()->Next()};
+  life_ = std::make_unique<Life>();
+  life_->executor =
+      std::make_unique<SimulatedExecutor>(SimulatedExecutorOptions{.block_tokens = o.block_tokens,
+                                                                   .num_blocks = o.num_blocks,
+                                                                   .vocabulary = 1000,
+                                                                   .numerics = numerics_,
+                                                                   .failing_token = -1});
+  life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
+  auto engine = Engine::Create({.self = id_,
+                                .block_tokens = o.block_tokens,
+                                .num_blocks = o.num_blocks,
+                                .block_bytes = life_->executor->block_bytes(),
+                                .max_sequences = o.max_sequences,
+                                .max_batched_tokens = o.max_batched_tokens,
+                                .max_model_tokens = o.max_model_tokens,
+                                .max_waiting_attempts = o.max_waiting_attempts,
+                                .prefix_caching = o.prefix_caching,
+                                .times = {}},
+                               life_->executor.get(), this, life_->receiver.get(), &life_->leases);
+  TANDEM_CHECK(engine.ok()) << engine.status().ToString();
+  life_->engine = *std::move(engine);
+  life_->step_at_us = kNoStep;
+  life_->last_step_us = world_->now_us();
+  world_->Log(process_.name, "start", id_.incarnation, numerics_);
+  Heartbeat();
+  RenewLeases();
+}
+
+void SimulatedWorker::Crash() {
+  world_->Log(process_.name, "crash");
+  process_.up = false;
+  process_.paused_until_us = 0;
+  ++process_.life;
+  stalled_until_us_ = 0;
+  world_->network()->BreakLinksOf(&process_);
+  life_.reset();
+}
+
+void SimulatedWorker::Drain() {
+  if (!process_.up || life_->draining) return;
+  world_->Log(process_.name, "drain");
+  life_->draining = true;
+  world_->network()->InProcess(&process_, 0, [this] {
+    life_->engine->Drain(Now());
+    Input();
+  });
+  world_->network()->InProcess(&process_, kDrainUs, [this] {
+    Crash();
+    // Not in a process: there is none.
+    world_->network()->events()->At(world_->now_us() + kRestartUs, [this] {
+      if (!process_.up) Start();
+    });
+  });
+}
+
+void SimulatedWorker::AfterEvent() {
+  if (!process_.up) return;
+  if (std::exchange(life_->had_input, false)) {
+    ScheduleStep(std::max(world_->now_us(), life_->next_step_us));
+  }
+  const BlockCounts c = life_->engine->Load().blocks;
+  if (c.free + c.held + c.cached + c.in_flight + c.quarantined != c.total) {
+    world_->Violate(absl::StrFormat(
+        "%s: %d free + %d held + %d cached + %d in flight + %d quarantined blocks are not %d",
+        process_.name, c.free, c.held, c.cached, c.in_flight, c.quarantined, c.total));
+  }
+}
+
+void SimulatedWorker::ScheduleStep(int64_t at_us) {
+  if (at_us >= life_->step_at_us) return;
+  life_->step_at_us = at_us;
+  const uint64_t token = ++life_->step_token;
+  world_->network()->InProcess(&process_, at_us - world_->now_us(), [this, token] {
+    if (life_->step_token != token) return;
+    life_->step_at_us = kNoStep;
+    if (stalled_until_us_ > world_->now_us()) {
+      ScheduleStep(stalled_until_us_);
+    } else {
+      Step();
+    }
+  });
+}
+
+void SimulatedWorker::Step() {
+  const Engine::StepResult result = life_->engine->Step(Now());
+  const int64_t now_us = world_->now_us();
+  life_->last_step_us = now_us;
+  life_->next_step_us = now_us + 200 + 20 * result.tokens;
+  if (result.ran_batch) {
+    world_->Log(process_.name, "step", static_cast<uint64_t>(result.tokens),
+                static_cast<uint64_t>(result.sequences));
+    ScheduleStep(life_->next_step_us);
+  } else if (result.next_wakeup_us < kNoStep / 2) {
+    ScheduleStep(std::max(result.next_wakeup_us - process_.clock_offset_us, now_us + 1'000));
+  }
+  for (auto& [session, batch] : std::exchange(life_->batches, {})) {
+    const auto link = life_->routers.find(session);
+    if (link == life_->routers.end()) continue;
+    batch.worker_incarnation = id_.incarnation;
+    link->second->Send(1, [sink = life_->router_sinks.at(session), batch = batch] { sink(batch); });
+  }
+}
+
+// ---- Routers ----
+
+WorkerRegistration SimulatedWorker::Registration() const {
+  const SimulationOptions& o = world_->options();
+  WorkerRegistration r;
+  r.worker = id_;
+  r.role = role_;
+  r.model = "simulated";
+  r.kv_class = kv_class_;
+  r.numerics_id = std::to_string(numerics_);
+  r.block_tokens = o.block_tokens;
+  r.max_model_tokens = o.max_model_tokens;
+  r.max_sequences = o.max_sequences;
+  r.num_blocks = o.num_blocks;
+  r.block_bytes = life_->executor->block_bytes();
+  r.kv_transport = "simulated";
+  return r;
+}
+
+void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink sink) {
+  PublishKvEvents();  // So that the snapshot and what follows it fit.
+  link->Send(1, [on = sink.on_registration, r = Registration()] { on(r); });
+  link->Send(1, [on = sink.on_events, e = life_->engine->SnapshotKvEvents()] { on(e); });
+  life_->watchers.push_back({std::move(link), std::move(sink)});
+}
+
+void SimulatedWorker::PublishKvEvents() {
+  const KvEvents events = life_->engine->TakeKvEvents();
+  if (events.stored.empty() && events.removed.empty()) return;
+  for (const Watcher& watcher : life_->watchers) {
+    watcher.link->Send(1, [on = watcher.sink.on_events, events] { on(events); });
+  }
+}
+
+void SimulatedWorker::Heartbeat() {
+  std::erase_if(life_->watchers, [](const Watcher& w) { return w.link->broken(); });
+  PublishKvEvents();
+  WorkerLoad load = life_->engine->Load();
+  load.since_progress_us = world_->now_us() - life_->last_step_us;
+  for (const Watcher& watcher : life_->watchers) {
+    watcher.link->Send(1, [on = watcher.sink.on_heartbeat, load, draining = life_->draining] {
+      on(load, draining);
+    });
+  }
+  world_->network()->InProcess(&process_, LivenessTimes{}.heartbeat_us, [this] { Heartbeat(); });
+}
+
+SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
+                                        std::function<void(const StepBatch&)> on_batch) {
+  const SessionId session = ++last_session_;
+  life_->routers.emplace(session, std::move(link));
+  life_->router_sinks.emplace(session, std::move(on_batch));
+  return session;
+}
+
+void SimulatedWorker::OnSubmit(SessionId router, const Submit& submit) {
+  const auto [watched, fresh] = life_->attempts.try_emplace(submit.attempt);
+  if (fresh || watched->second.next_position.empty()) {
+    for (int32_t choice : submit.choices) {
+      watched->second.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
+    }
+  }
+  world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
+  life_->engine->OnSubmit(router, submit, Now());
+  Input();
+}
+
+void SimulatedWorker::OnCancel(SessionId router, const Cancel& cancel) {
+  world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
+  life_->engine->OnCancel(router, cancel, Now());
+  Input();
+}
+
+void SimulatedWorker::OnRouterLost(SessionId router) {
+  world_->Log(process_.name, "router lost", router);
+  life_->routers.erase(router);
+  life_->router_sinks.erase(router);
+  life_->engine->OnRouterLost(router, Now());
+  Input();
+}
+
+void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
+  Judge(event);
+  life_->batches[router].events.push_back(std::move(event));
+}
+
+void SimulatedWorker::Judge(const RouterEvent& event) {
+  const AttemptId id = std::visit([](const auto& e) { return e.attempt; }, event);
+  Watched& watched = life_->attempts[id];
+  const auto complain = [&](const std::string& what) {
+    world_->Violate(absl::StrFormat("%s, request %d attempt %d: %s", process_.name,
+                                    id.request.counter, id.attempt, what));
+  };
+  if (const auto* abort = std::get_if<AbortReply>(&event)) {
+    if (abort->outcome == AbortOutcome::kTombstoned) watched.aborted = true;
+    return;
+  }
+  world_->Log(process_.name, "event", event.index() * 1000 + id.request.counter, id.attempt);
+  if (watched.over) return complain("an event after its terminal event");
+  if (std::holds_alternative<RefusedEvent>(event) || std::holds_alternative<EndedEvent>(event)) {
+    watched.over = true;
+    return;
+  }
+  if (watched.aborted) return complain("it runs although its abort came first");
+  const auto* token = std::get_if<TokenEvent>(&event);
+  if (token == nullptr) return;
+  const auto next = watched.next_position.find(token->choice);
+  if (next == watched.next_position.end() || watched.finished.contains(token->choice)) {
+    return complain(absl::StrFormat("a token of choice %d, which does not run", token->choice));
+  }
+  if (token->position != next->second) {
+    return complain(absl::StrFormat("position %d follows %d", token->position, next->second - 1));
+  }
+  ++next->second;
+  if (token->finish != FinishReason::kNone) watched.finished.insert(token->choice);
+  watched.over = watched.finished.size() == watched.next_position.size();
+  AskedRequest* const asked = world_->book()->Find(id.request);
+  if (asked == nullptr) return complain("nobody asked for it");
+  const ExpectedRequest& expected = world_->book()->Expect(asked, numerics_);
+  const ExpectedChoice& choice = expected.choices[static_cast<size_t>(token->choice)];
+  const auto index = static_cast<size_t>(token->position) - asked->prompt.size();
+  if (index >= choice.worker_tokens.size() || token->token != choice.worker_tokens[index]) {
+    return complain(absl::StrFormat("choice %d, position %d: token %d is not the fault-free one",
+                                    token->choice, token->position, token->token.token));
+  }
+  const bool last = index + 1 == choice.worker_tokens.size();
+  if (token->finish != (last ? choice.worker_finish : FinishReason::kNone)) {
+    complain(
+        absl::StrFormat("choice %d, position %d: wrong finish", token->choice, token->position));
+  }
+}
+
+// ---- Peers ----
+
+SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
+                                        SimulatedWorker* decode) {
+  const SessionId session = ++last_session_;
+  life_->decodes.emplace(
+      session,
+      DecodeLink{.link = std::move(link), .decode = decode, .decode_life = decode->process_.life});
+  return session;
+}
+
+void SimulatedWorker::OnDecodeLost(SessionId decode) {
+  life_->decodes.erase(decode);
+  life_->engine->OnDecodeLost(decode, Now());
+  Input();
+}
+
+void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
+  PeerLink& peer = life_->prefills[prefill.worker];
+  if (peer.link != nullptr) return SendToPrefill(&peer, message);
+  peer.waiting.push_back(std::move(message));
+  if (peer.dial != 0) return;
+  peer.dial = ++last_dial_;
+  world_->network()->InProcess(&process_, kDialUs + world_->network()->Delay(),
+                               [this, prefill, dial = peer.dial] { Dial(prefill, dial); });
+}
+
+void SimulatedWorker::Dial(const PrefillPeer& prefill, uint64_t dial) {
+  const auto found = life_->prefills.find(prefill.worker);
+  if (found == life_->prefills.end() || found->second.dial != dial) return;
+  SimulatedWorker* const target = world_->FindWorker(prefill.address);
+  if (target == nullptr || !target->accepting() || target->id() != prefill.worker) {
+    return PrefillLost(prefill.worker, absl::UnavailableError("nobody answers"));
+  }
+  if (target->kv_class() != kv_class_) {
+    return PrefillLost(prefill.worker, absl::FailedPreconditionError("another kv_class"));
+  }
+  PeerLink& peer = found->second;
+  peer.peer = target;
+  auto session = std::make_shared<SessionId>(0);
+  const WorkerId worker = prefill.worker;
+  peer.link = world_->network()->Connect(
+      {.process = &process_,
+       .life = process_.life,
+       .on_lost =
+           [this, worker, dial] {
+             const auto lost = life_->prefills.find(worker);
+             if (lost == life_->prefills.end() || lost->second.dial != dial) return;
+             PrefillLost(worker, absl::UnavailableError("the session broke"));
+           }},
+      {.process = &target->process_, .life = target->process_.life, .on_lost = [target, session] {
+         target->OnDecodeLost(*session);
+       }});
+  peer.session = *session = target->AcceptDecode(peer.link, this);
+  for (const DecodeToPrefill& message : std::exchange(peer.waiting, {})) {
+    SendToPrefill(&peer, message);
+  }
+}
+
+void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& message) {
+  const bool overtake = std::holds_alternative<PrefillCancel>(message) &&
+                        world_->random()->Chance(world_->network()->faults().overtaking_cancel);
+  peer->link->Send(
+      0,
+      [target = peer->peer, session = peer->session, message] {
+        target->world_->Log(target->process_.name, "from decode", message.index());
+        target->life_->engine->OnDecodeMessage(session, message, target->Now());
+        target->Input();
+      },
+      overtake);
+}
+
+void SimulatedWorker::PrefillLost(const WorkerId& prefill, const absl::Status& why) {
+  world_->Log(process_.name, "prefill lost");
+  life_->prefills.erase(prefill);
+  life_->engine->OnPrefillLost(prefill, why, Now());
+  Input();
+}
+
+void SimulatedWorker::RenewLeases() {
+  for (const auto& [worker, renew] : life_->leases.Renewals()) {
+    const auto peer = life_->prefills.find(worker);
+    if (peer != life_->prefills.end() && peer->second.link != nullptr) {
+      SendToPrefill(&peer->second, renew);
+    }
+  }
+  world_->network()->InProcess(&process_, LivenessTimes{}.renew_us, [this] { RenewLeases(); });
+}
+
+void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
+  const auto found = life_->decodes.find(decode);
+  if (found == life_->decodes.end()) return;
+  SimulatedWorker* const target = found->second.decode;
+  found->second.link->Send(1, [target, self = id_, message = std::move(message)] {
+    target->world_->Log(target->process_.name, "from prefill", message.index());
+    target->life_->engine->OnPrefillMessage(self, message, target->Now());
+    target->Input();
+  });
+}
+
+// The block is read when the frame is sent, and not later than its completion is told; the bytes
+// land when they land, whatever has become of the session.
+void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                                uint64_t send_id) {
+  VirtualNetwork* const network = world_->network();
+  Random* const random = world_->random();
+  const SimulatedFaults& faults = network->faults();
+  const int64_t now_us = world_->now_us();
+  const auto found = life_->decodes.find(decode);
+  const bool fails = found == life_->decodes.end() || random->Chance(faults.failed_frame);
+  const auto slow = [&] { return random->Chance(faults.slow_frame); };
+  const int64_t read_us = now_us + (slow() ? random->Between(0, 1'000'000) : network->Delay());
+  SimulatedWorker* const target = fails ? nullptr : found->second.decode;
+  const uint64_t target_life = fails ? 0 : found->second.decode_life;
+  network->InProcess(&process_, process_.life, read_us, [=, this] {
+    Frame frame{.header = header, .payload = {}, .torn = random->Chance(faults.torn_frame)};
+    const auto bytes = life_->executor->BlockBytes(block);
+    frame.payload.assign(bytes.begin(), bytes.end());
+    life_->engine->OnFrameSent(send_id, !fails, Now());
+    Input();
+    if (fails || random->Chance(faults.lost_frame)) return;
+    const int copies = random->Chance(faults.repeated_frame) ? 2 : 1;
+    for (int i = 0; i < copies; ++i) {
+      const int64_t arrives_us =
+          world_->now_us() +
+          (random->Chance(faults.slow_frame) ? random->Between(0, 4'000'000) : network->Delay());
+      network->InProcess(&target->process_, target_life, arrives_us,
+                         [target, frame] { target->Arrive(frame); });
+    }
+  });
+}
+
+void SimulatedWorker::Arrive(const Frame& sent) {
+  Random* const random = world_->random();
+  const SimulatedFaults& faults = world_->network()->faults();
+  Frame frame = sent;
+  if (random->Chance(faults.corrupt_payload)) {
+    frame.payload[random->Below(frame.payload.size())] ^=
+        static_cast<uint8_t>(uint64_t{1} << random->Below(8));
+  }
+  if (random->Chance(faults.corrupt_header)) {
+    uint32_t* const fields[] = {&frame.header.reservation.slot,
+                                &frame.header.reservation.generation, &frame.header.ordinal,
+                                &frame.header.length_bytes, &frame.header.crc32c};
+    *fields[random->Below(5)] ^= uint32_t{1} << random->Below(3);
+  }
+  const auto place = life_->receiver->Begin(frame.header);
+  world_->Log(process_.name, "frame", frame.header.ordinal, place.has_value());
+  if (!place.has_value()) return;
+  world_->CountFrame();
+  const int64_t lands_us = random->Chance(faults.slow_frame) ? random->Between(0, 2'000'000)
+                                                             : world_->network()->Delay();
+  world_->network()->InProcess(&process_, lands_us, [this, frame, place = *place] {
+    const auto bytes = life_->executor->BlockBytes(place.block);
+    const size_t written = frame.torn ? bytes.size() / 2 : bytes.size();
+    std::copy_n(frame.payload.begin(), written, bytes.begin());
+    const ReceivedFrame received =
+        life_->receiver->Finish(place, !frame.torn, Crc32c(bytes.data(), bytes.size()));
+    life_->engine->OnFrameReceived(received, Now());
+    Input();
+  });
+}
+
+// ---- Audits ----
+
+absl::Status SimulatedWorker::Audit() const {
+  if (!process_.up) return absl::OkStatus();
+  if (absl::Status status = life_->engine->Audit(); !status.ok()) return status;
+  world_->book()->ExpectAll(numerics_);
+  for (const NamedBlock& cached : life_->engine->CachedBlocks()) {
+    if (life_->executor->BlockChecksum(cached.block) !=
+        world_->book()->ExpectedBlock(numerics_, cached.name)) {
+      return absl::InternalError(absl::StrFormat(
+          "%s: cached block %d does not hold what its name says", process_.name, cached.block));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SimulatedWorker::AuditQuiet() const {
+  if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
+  const WorkerLoad load = life_->engine->Load();
+  const BlockCounts& c = load.blocks;
+  if (c.held + c.in_flight + c.quarantined == 0 && !load.has_work &&
+      load.running_sequences + load.waiting_sequences == 0 && life_->leases.Renewals().empty() &&
+      life_->receiver->num_in_flight() == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrFormat(
+      "%s is not quiet at the end: %d blocks held, %d in flight, %d quarantined, %d sequences run, "
+      "%d wait, work %d, %d peers leased, %d frames in flight",
+      process_.name, c.held, c.in_flight, c.quarantined, load.running_sequences,
+      load.waiting_sequences, load.has_work, life_->leases.Renewals().size(),
+      life_->receiver->num_in_flight()));
+}
+
+}  // namespace tandem

@@ -1,0 +1,150 @@
+// A worker process in simulation: the real engine over a model of hashes, its sessions over virtual
+// links, its KV frames over a transport that may lose, repeat, delay, tear and corrupt them.
+//
+// Everything that leaves the engine is judged here, where it appears: positions, terminal events
+// and every token against the fault-free run.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_WORKER_H_
+#define TANDEM_RUNTIME_SIMULATION_SIMULATED_WORKER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/engine.h"
+#include "runtime/simulation/simulated_executor.h"
+#include "runtime/simulation/virtual_network.h"
+
+namespace tandem {
+
+class World;
+
+class SimulatedWorker final : private Outbox {
+ public:
+  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics);
+  ~SimulatedWorker() override;
+
+  void Start();  // A new incarnation.
+  void Crash();  // Nothing of the process is left.
+  void Drain();  // Then, after a while, Crash and Start.
+  void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
+  void set_numerics(uint64_t numerics) { numerics_ = numerics; }  // Of the next incarnation.
+
+  // Called by the world after everything that ran in this process.
+  void AfterEvent();
+  // Of the running incarnation; nothing may be left at the end.
+  absl::Status Audit() const;
+  absl::Status AuditQuiet() const;
+
+  VirtualProcess* process() { return &process_; }
+  const WorkerId& id() const { return id_; }
+  const std::string& address() const { return process_.name; }
+  const std::string& kv_class() const { return kv_class_; }
+  bool accepting() const { return process_.up; }
+
+  // A router's Watch: messages go back over the link's end 1.
+  struct WatchSink {
+    std::function<void(const WorkerRegistration&)> on_registration;
+    std::function<void(const WorkerLoad&, bool draining)> on_heartbeat;
+    std::function<void(const KvEvents&)> on_events;
+  };
+  void AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink sink);
+  // A router's Session.
+  SessionId AcceptRouter(std::shared_ptr<VirtualLink> link,
+                         std::function<void(const StepBatch&)> on_batch);
+  void OnSubmit(SessionId router, const Submit& submit);
+  void OnCancel(SessionId router, const Cancel& cancel);
+  void OnRouterLost(SessionId router);
+  // A decode worker's Session.
+  SessionId AcceptDecode(std::shared_ptr<VirtualLink> link, SimulatedWorker* decode);
+  void OnDecodeLost(SessionId decode);
+
+ private:
+  struct PeerLink {
+    std::shared_ptr<VirtualLink> link;  // Null while dialling.
+    SessionId session = 0;              // At the peer.
+    SimulatedWorker* peer = nullptr;
+    std::vector<DecodeToPrefill> waiting;
+    uint64_t dial = 0;
+  };
+  struct DecodeLink {
+    std::shared_ptr<VirtualLink> link;
+    SimulatedWorker* decode = nullptr;
+    uint64_t decode_life = 0;
+  };
+  struct Watcher {
+    std::shared_ptr<VirtualLink> link;
+    WatchSink sink;
+  };
+  struct Watched {  // What an attempt has said so far.
+    std::map<int32_t, int64_t> next_position;
+    std::set<int32_t> finished;
+    bool over = false;     // No event of it may follow.
+    bool aborted = false;  // Its abort was answered: it runs no more.
+  };
+  // One life.
+  struct Life {
+    std::unique_ptr<SimulatedExecutor> executor;
+    std::unique_ptr<KvReceiver> receiver;
+    LeaseKeeper leases;
+    std::unique_ptr<Engine> engine;
+    std::map<SessionId, std::shared_ptr<VirtualLink>> routers;
+    std::map<SessionId, std::function<void(const StepBatch&)>> router_sinks;
+    std::map<SessionId, StepBatch> batches;
+    std::map<SessionId, DecodeLink> decodes;
+    std::map<WorkerId, PeerLink> prefills;
+    std::vector<Watcher> watchers;
+    std::map<AttemptId, Watched> attempts;
+    int64_t last_step_us = 0;
+    int64_t next_step_us = 0;  // Not earlier: the last one still runs.
+    int64_t step_at_us = 0;    // Scheduled; INT64_MAX: none.
+    uint64_t step_token = 0;
+    bool draining = false;
+    bool had_input = false;
+  };
+
+  // Outbox.
+  void ToRouter(SessionId router, RouterEvent event) override;
+  void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
+  void ToDecode(SessionId decode, PrefillToDecode message) override;
+  void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                 uint64_t send_id) override;
+
+  int64_t Now() const;  // By the process's own clock.
+  WorkerRegistration Registration() const;
+  void Input() { life_->had_input = true; }
+  void ScheduleStep(int64_t at_us);
+  void Step();
+  void Heartbeat();
+  void RenewLeases();
+  void PublishKvEvents();
+  void Dial(const PrefillPeer& prefill, uint64_t dial);
+  void SendToPrefill(PeerLink* peer, const DecodeToPrefill& message);
+  void PrefillLost(const WorkerId& prefill, const absl::Status& why);
+  struct Frame {
+    FrameHeader header;
+    std::vector<uint8_t> payload;
+    bool torn = false;
+  };
+  void Arrive(const Frame& frame);
+  void Judge(const RouterEvent& event);
+
+  World* const world_;
+  VirtualProcess process_;
+  const WorkerRole role_;
+  uint64_t numerics_;
+  WorkerId id_;
+  std::string kv_class_ = "simulated";
+  std::unique_ptr<Life> life_;
+  int64_t stalled_until_us_ = 0;
+  SessionId last_session_ = 0;
+  uint64_t last_dial_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_SIMULATED_WORKER_H_

@@ -1,0 +1,73 @@
+#include "runtime/simulation/simulation_options.h"
+
+#include "runtime/base/random.h"
+
+namespace tandem {
+namespace {
+
+// Some runs have a fault, others have not: what only ever happens together hides what it does.
+double Sometimes(Random* random, double chance, double most) {
+  return random->Chance(chance) ? most * (0.1 + 0.9 * random->Unit()) : 0;
+}
+
+int64_t Every(Random* random, double chance, int64_t least_us, int64_t most_us) {
+  return random->Chance(chance) ? random->Between(least_us, most_us) : 0;
+}
+
+}  // namespace
+
+SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
+  Random random(Mix64(seed + 1));
+  SimulationOptions o;
+  o.seed = seed;
+  o.num_prefill = static_cast<int32_t>(random.Between(0, 2));
+  o.num_decode = static_cast<int32_t>(random.Between(1, 3));
+  o.num_hybrid = static_cast<int32_t>(random.Below(4) == 0 ? 1 : 0);
+  if (o.num_prefill == 0 && random.Chance(0.7)) o.num_prefill = 1;
+  o.num_routers = random.Chance(0.3) ? 2 : 1;
+  o.num_numerics = random.Chance(0.15) ? 2 : 1;
+  o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
+
+  o.block_tokens = random.Chance(0.8) ? 16 : 32;
+  o.max_model_tokens = 192;
+  // From a pool that one long request fills to one that is never full.
+  const auto longest = o.max_model_tokens / o.block_tokens;
+  o.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest * 4));
+  o.max_sequences = static_cast<int32_t>(random.Between(2, 12));
+  o.max_batched_tokens = static_cast<int32_t>(random.Between(16, 96));
+  o.max_waiting_attempts = static_cast<int32_t>(random.Between(2, 24));
+  o.prefix_caching = random.Chance(0.85);
+
+  o.num_requests = static_cast<int32_t>(random.Between(4, 24));
+  o.load_us = random.Between(200'000, 6'000'000);
+  o.client_cancel = Sometimes(&random, 0.5, 0.4);
+  o.short_deadline = Sometimes(&random, 0.4, 0.3);
+
+  if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
+    o.client_cancel = o.short_deadline = 0;
+    return o;
+  }
+  SimulatedFaults& f = o.faults;
+  f.slow_message = Sometimes(&random, 0.5, 0.2);
+  f.repeated_message = Sometimes(&random, 0.5, 0.1);
+  f.overtaking_cancel = Sometimes(&random, 0.5, 0.8);
+  f.lost_frame = Sometimes(&random, 0.3, 0.05);
+  f.failed_frame = Sometimes(&random, 0.3, 0.05);
+  f.torn_frame = Sometimes(&random, 0.3, 0.1);
+  f.repeated_frame = Sometimes(&random, 0.5, 0.3);
+  f.slow_frame = Sometimes(&random, 0.5, 0.2);
+  f.corrupt_payload = Sometimes(&random, 0.4, 0.1);
+  f.corrupt_header = Sometimes(&random, 0.4, 0.1);
+  f.broken_link_us = Every(&random, 0.4, 100'000, 2'000'000);
+  f.unnoticed_break_us = Every(&random, 0.3, 300'000, 3'000'000);
+  f.crash_us = Every(&random, 0.4, 300'000, 4'000'000);
+  f.router_crash_us = Every(&random, 0.15, 1'000'000, 6'000'000);
+  f.pause_us = Every(&random, 0.3, 500'000, 5'000'000);
+  f.stall_us = Every(&random, 0.2, 500'000, 5'000'000);
+  f.clock_jump_us = Every(&random, 0.2, 500'000, 5'000'000);
+  f.drain_us = Every(&random, 0.2, 500'000, 5'000'000);
+  f.upgrade = Sometimes(&random, 0.3, 0.5);
+  return o;
+}
+
+}  // namespace tandem

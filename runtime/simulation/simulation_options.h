@@ -1,0 +1,67 @@
+// One simulated run: a fleet, what is asked of it, and what goes wrong. Drawn from a seed, so that
+// a seed names a run.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_SIMULATION_OPTIONS_H_
+#define TANDEM_RUNTIME_SIMULATION_SIMULATION_OPTIONS_H_
+
+#include <cstdint>
+
+#include "runtime/routing/routing_policy.h"
+
+namespace tandem {
+
+// Probabilities are a message's, a frame's or a request's; mean times are of a Poisson process
+// over the whole fleet, 0: never.
+struct SimulatedFaults {
+  double slow_message = 0;       // Takes up to 60 ms instead of 0.4.
+  double repeated_message = 0;   // Of a Session: every message is idempotent.
+  double overtaking_cancel = 0;  // A Cancel that does not wait its turn.
+  double lost_frame = 0;         // Although its sender is told that it went.
+  double failed_frame = 0;       // And its sender is told.
+  double torn_frame = 0;         // The transport gives up half-way through the bytes.
+  double repeated_frame = 0;
+  double slow_frame = 0;  // Up to 4 s: after its reservation and its lease.
+  double corrupt_payload = 0;
+  double corrupt_header = 0;
+  int64_t broken_link_us = 0;
+  int64_t unnoticed_break_us = 0;  // Of a peer session; its prefill side is never told.
+  int64_t crash_us = 0;            // Of a worker; it restarts with a new incarnation.
+  int64_t router_crash_us = 0;
+  int64_t pause_us = 0;       // Of a process, up to 4 s.
+  int64_t stall_us = 0;       // Of an engine whose process goes on talking.
+  int64_t clock_jump_us = 0;  // Forward, of one process, up to 5 s.
+  int64_t drain_us = 0;       // Of a worker, which then restarts.
+  double upgrade = 0;         // A restart changes what the worker computes.
+};
+
+struct SimulationOptions {
+  uint64_t seed = 0;
+
+  int32_t num_prefill = 1;
+  int32_t num_decode = 2;
+  int32_t num_hybrid = 0;
+  int32_t num_routers = 1;
+  int32_t num_numerics = 1;  // Workers differ in what they compute.
+  DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
+
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 64;
+  int32_t max_sequences = 8;
+  int32_t max_batched_tokens = 64;
+  int32_t max_waiting_attempts = 16;
+  int32_t max_model_tokens = 192;
+  bool prefix_caching = true;
+
+  int32_t num_requests = 12;
+  int64_t load_us = 2'000'000;  // Requests arrive, and things go wrong, within this time.
+  double client_cancel = 0;
+  double short_deadline = 0;
+
+  SimulatedFaults faults;
+
+  static SimulationOptions FromSeed(uint64_t seed);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_SIMULATION_OPTIONS_H_

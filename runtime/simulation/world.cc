@@ -1,0 +1,216 @@
+#include "runtime/simulation/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMaxEvents = 3'000'000;
+constexpr int64_t kAuditEvery = 256;
+constexpr int64_t kUntilAllEndUs = 700'000'000;  // Past every deadline.
+constexpr int64_t kUntilQuietUs = 12'000'000;    // Past leases, and the slowest frame.
+
+}  // namespace
+
+World::World(const SimulationOptions& options, Trace trace)
+    : options_(options),
+      faults_(options.faults),
+      trace_(std::move(trace)),
+      random_(Mix64(options.seed * 2 + 1)),
+      network_(&events_, &random_, &faults_),
+      book_(options) {
+  network_.set_after([this](VirtualProcess* process) {
+    for (const auto& worker : workers_) {
+      if (worker->process() == process) worker->AfterEvent();
+    }
+  });
+  const auto add = [&](int32_t count, char letter, WorkerRole role) {
+    for (int32_t i = 0; i < count; ++i) {
+      const auto numerics = random_.Below(static_cast<uint64_t>(options.num_numerics));
+      workers_.push_back(std::make_unique<SimulatedWorker>(this, absl::StrFormat("%c%d", letter, i),
+                                                           role, numerics));
+    }
+  };
+  add(options.num_prefill, 'p', WorkerRole::kPrefill);
+  add(options.num_decode, 'd', WorkerRole::kDecode);
+  add(options.num_hybrid, 'h', WorkerRole::kHybrid);
+  for (int32_t i = 0; i < options.num_routers; ++i) {
+    routers_.push_back(std::make_unique<SimulatedRouter>(this, absl::StrFormat("r%d", i)));
+  }
+}
+
+World::~World() = default;
+
+void World::Log(std::string_view who, std::string_view what, uint64_t a, uint64_t b) {
+  uint64_t hash = report_.digest ^ static_cast<uint64_t>(now_us());
+  for (const char c : who) hash = Mix64(hash + static_cast<uint8_t>(c));
+  for (const char c : what) hash = Mix64(hash + static_cast<uint8_t>(c));
+  report_.digest = Mix64(Mix64(hash + a) + b);
+  if (trace_) trace_(absl::StrFormat("%10d %-6s %s %d %d", now_us(), who, what, a, b));
+}
+
+void World::Violate(const std::string& what) {
+  if (!report_.status.ok()) return;
+  report_.status = absl::InternalError(absl::StrFormat("at %d us: %s", now_us(), what));
+  Log("world", what);
+}
+
+void World::CountRequest(bool done, int64_t resumes) {
+  ++(done ? report_.requests_done : report_.requests_failed);
+  report_.resumes += resumes;
+}
+
+SimulatedWorker* World::FindWorker(const std::string& address) {
+  for (const auto& worker : workers_) {
+    if (worker->address() == address) return worker.get();
+  }
+  return nullptr;
+}
+
+SimulatedWorker* World::AnyWorker() { return workers_[random_.Below(workers_.size())].get(); }
+
+VirtualProcess* World::AnyProcess() {
+  const uint64_t index = random_.Below(workers_.size() + routers_.size());
+  return index < workers_.size() ? workers_[index]->process()
+                                 : routers_[index - workers_.size()]->process();
+}
+
+void World::ScheduleArrivals() {
+  to_arrive_ = options_.num_requests;
+  for (int32_t i = 0; i < options_.num_requests; ++i) {
+    AskedRequest asked = book_.Draw(&random_);
+    std::optional<int64_t> leaves_us;
+    if (random_.Chance(options_.client_cancel)) leaves_us = random_.Between(0, 500'000);
+    SimulatedRouter* const router = routers_[random_.Below(routers_.size())].get();
+    events_.At(random_.Between(1'000, options_.load_us), [=, this]() mutable {
+      --to_arrive_;
+      if (!router->process()->up) return;  // Nobody answers; the client goes elsewhere.
+      network_.InProcess(router->process(), 0, [=] { router->Ask(asked, leaves_us); });
+    });
+  }
+}
+
+void World::Recur(int64_t mean_us, std::function<void()> fault) {
+  if (mean_us == 0) return;
+  events_.At(now_us() + random_.Between(1, 2 * mean_us), [this, mean_us, fault] {
+    if (calm_) return;
+    ++report_.faults;
+    fault();
+    Recur(mean_us, fault);
+  });
+}
+
+void World::ScheduleFaults() {
+  Recur(faults_.broken_link_us, [this] {
+    const auto links = network_.LiveLinks();
+    if (links.empty()) return;
+    Log("world", "break a link");
+    links[random_.Below(links.size())]->Break();
+  });
+  Recur(faults_.unnoticed_break_us, [this] {
+    // Links between workers have the decode worker at end 0.
+    const auto is_worker = [this](const VirtualProcess* process) {
+      return FindWorker(process->name) != nullptr;
+    };
+    auto links = network_.LiveLinks();
+    std::erase_if(links, [&](const auto& link) {
+      return !is_worker(link->process(0)) || !is_worker(link->process(1));
+    });
+    if (links.empty()) return;
+    Log("world", "break a peer link, unnoticed");
+    links[random_.Below(links.size())]->Break(/*unnoticed_by=*/1);
+  });
+  Recur(faults_.crash_us, [this] {
+    SimulatedWorker* const worker = AnyWorker();
+    if (!worker->accepting()) return;
+    worker->Crash();
+    if (random_.Chance(faults_.upgrade)) worker->set_numerics(random_.Below(2));
+    events_.At(now_us() + random_.Between(1'000, 1'000'000), [worker] {
+      if (!worker->accepting()) worker->Start();
+    });
+  });
+  Recur(faults_.router_crash_us, [this] {
+    SimulatedRouter* const router = routers_[random_.Below(routers_.size())].get();
+    if (!router->process()->up) return;
+    router->Crash();
+    events_.At(now_us() + random_.Between(1'000, 500'000), [router] { router->Start(); });
+  });
+  Recur(faults_.pause_us, [this] {
+    VirtualProcess* const process = AnyProcess();
+    Log("world", "pause " + process->name);
+    process->paused_until_us = now_us() + random_.Between(10'000, 4'000'000);
+    // Keepalives do not come back: peers give its connections up.
+    events_.At(now_us() + 2'000'000, [this, process, life = process->life] {
+      if (process->life == life && process->paused_until_us > now_us()) {
+        network_.BreakLinksOf(process);
+      }
+    });
+  });
+  Recur(faults_.stall_us, [this] {
+    SimulatedWorker* const worker = AnyWorker();
+    Log("world", "stall " + worker->address());
+    worker->StallUntil(now_us() + random_.Between(100'000, 4'000'000));
+  });
+  Recur(faults_.clock_jump_us, [this] {
+    VirtualProcess* const process = AnyProcess();
+    Log("world", "clock jump " + process->name);
+    process->clock_offset_us += random_.Between(1'000, 5'000'000);
+  });
+  Recur(faults_.drain_us, [this] { AnyWorker()->Drain(); });
+}
+
+void World::CalmDown() {
+  Log("world", "calm");
+  calm_ = true;
+  faults_ = {};
+}
+
+void World::AuditAll() {
+  for (const auto& worker : workers_) {
+    if (const absl::Status status = worker->Audit(); !status.ok()) {
+      Violate(std::string(status.message()));
+    }
+  }
+}
+
+void World::RunUntil(int64_t until_us, const std::function<bool()>& done) {
+  while (report_.status.ok() && !events_.empty() && events_.next_us() <= until_us && !done()) {
+    events_.RunNext();
+    if (++report_.events % kAuditEvery == 0) AuditAll();
+    if (report_.events > kMaxEvents) Violate("it goes on and on");
+  }
+}
+
+SimulationReport World::Run() {
+  for (const auto& worker : workers_) worker->Start();
+  for (const auto& router : routers_) router->Start();
+  ScheduleArrivals();
+  ScheduleFaults();
+  RunUntil(options_.load_us, [] { return false; });
+  CalmDown();
+  const auto all_idle = [this] {
+    return to_arrive_ == 0 && std::all_of(routers_.begin(), routers_.end(),
+                                          [](const auto& router) { return router->idle(); });
+  };
+  RunUntil(now_us() + kUntilAllEndUs, all_idle);
+  for (const auto& router : routers_) {
+    if (!router->idle()) Violate(router->process()->name + " never ended" + router->Unfinished());
+  }
+  RunUntil(now_us() + kUntilQuietUs, [] { return false; });
+  AuditAll();
+  for (const auto& worker : workers_) {
+    const absl::Status status = worker->AuditQuiet();
+    if (!status.ok()) Violate(std::string(status.message()));
+  }
+  for (const auto& router : routers_) {
+    const absl::Status status = router->AuditQuiet();
+    if (!status.ok()) Violate(std::string(status.message()));
+  }
+  report_.virtual_us = now_us();
+  return report_;
+}
+
+}  // namespace tandem

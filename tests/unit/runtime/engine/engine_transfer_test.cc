@@ -1,0 +1,562 @@
+// A decode worker and a prefill worker back to back.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "runtime/base/math.h"
+#include "tests/support/engine_cases.h"
+#include "tests/support/engine_fleet.h"
+
+namespace tandem {
+namespace {
+
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr int kDecode = 0;
+constexpr int kPrefill = 1;
+
+class EngineTransferTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    if (fleet_.num_workers() > 0) ExpectQuiet(fleet_);
+  }
+
+  static void ExpectQuiet(const EngineFleet& fleet) {
+    EXPECT_EQ(fleet.AuditQuiet(kDecode), "");
+    EXPECT_EQ(fleet.AuditQuiet(kPrefill), "");
+  }
+  void Create(int32_t decode_blocks = 64, int32_t prefill_blocks = 64, int32_t failing_token = -1) {
+    Create(&fleet_, decode_blocks, prefill_blocks, failing_token);
+  }
+  static void Create(EngineFleet* fleet, int32_t decode_blocks = 64, int32_t prefill_blocks = 64,
+                     int32_t failing_token = -1) {
+    fleet->AddWorker({.engine = SmallEngine(decode_blocks)});
+    fleet->AddWorker({.engine = SmallEngine(prefill_blocks), .failing_token = failing_token});
+  }
+  static Submit Disaggregated(const EngineFleet& fleet, uint64_t counter,
+                              std::vector<int32_t> prompt, int32_t max_tokens,
+                              int32_t num_choices = 1) {
+    Submit submit = MakeSubmit(counter, std::move(prompt), max_tokens, num_choices);
+    submit.prefill = fleet.peer(kPrefill);
+    submit.disaggregate_from_tokens = 1;
+    return submit;
+  }
+  Submit Disaggregated(uint64_t counter, std::vector<int32_t> prompt, int32_t max_tokens,
+                       int32_t num_choices = 1) {
+    return Disaggregated(fleet_, counter, std::move(prompt), max_tokens, num_choices);
+  }
+  void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }
+  int64_t computed(int worker) { return fleet_.executor(worker).computed_tokens(); }
+
+  EngineFleet fleet_;
+};
+
+TEST_F(EngineTransferTest, PromptIsComputedThereAndTokensAreThoseOfOneWorker) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kPrefill), 200);
+  EXPECT_EQ(computed(kDecode), 19);
+  EXPECT_EQ(fleet_.frames_delivered(), 13);  // 12 full blocks and the tail.
+  EXPECT_EQ(fleet_.messages("Committed"), 1);
+  EXPECT_EQ(fleet_.messages("Cancel"), 0);
+}
+
+TEST_F(EngineTransferTest, FirstTokenIsForwardedBeforeTheBlocksAreThere) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
+  fleet_.DropMessages([](const std::string& kind) { return kind == "Grant"; });
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntilQuiet(300);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(1));
+  EXPECT_EQ(fleet_.frames_delivered(), 0);
+  fleet_.Cancel(kDecode, submit.attempt);
+  Run();
+}
+
+TEST_F(EngineTransferTest, BlocksTravelWhileLaterChunksCompute) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(500, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_GT(fleet_.frames_delivered(), 0);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTransferTest, OnlyTheMissingBlocksTravel) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(200, 3);
+  const std::vector<int32_t> start(prompt.begin(), prompt.begin() + 100);
+  fleet_.Submit(kDecode, MakeSubmit(1, start, 2));  // Here.
+  Run();
+  const Submit submit = Disaggregated(2, prompt, 10);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.frames_delivered(), 13 - 6);
+  EXPECT_EQ(computed(kPrefill), 200);
+  EXPECT_EQ(fleet_.record(submit.attempt).prompts[0].cached_tokens, 96);
+
+  const Submit again = Disaggregated(3, prompt, 10);  // Only the tail is missing.
+  fleet_.Submit(kDecode, again);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(again), "");
+  EXPECT_EQ(fleet_.frames_delivered(), 13 - 6 + 1);
+  EXPECT_EQ(computed(kPrefill), 200 + 8) << "the prefill worker has a prefix cache, too";
+}
+
+TEST_F(EngineTransferTest, FullyCachedPromptStaysHere) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(64, 3);
+  fleet_.Submit(kDecode, MakeSubmit(1, prompt, 2));
+  Run();
+  const Submit submit = Disaggregated(2, prompt, 5);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Submit"), 0);
+}
+
+TEST_F(EngineTransferTest, ShortPromptsStayBelowTheThreshold) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(99, 3), 5);
+  submit.disaggregate_from_tokens = 100;
+  fleet_.Submit(kDecode, submit);
+  Submit longer = Disaggregated(2, RandomTokens(100, 4), 5);
+  longer.disaggregate_from_tokens = 100;
+  fleet_.Submit(kDecode, longer);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.CheckFinished(longer), "");
+  EXPECT_EQ(fleet_.messages("Submit"), 1);
+}
+
+TEST_F(EngineTransferTest, ChoicesAreDrawnThereAndForkedHere) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(90, 3), 12, /*num_choices=*/4);
+  submit.sampling.num_logprobs = 2;
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.frames_delivered(), 6);
+  EXPECT_EQ(computed(kDecode), 4 * 11);
+  EXPECT_EQ(fleet_.executor(kDecode).copied_blocks(), 3);
+}
+
+TEST_F(EngineTransferTest, PromptLogprobsComeWithTheFirstToken) {
+  Create();
+  const std::vector<int32_t> prompt = RandomTokens(90, 3);
+  fleet_.Submit(kDecode, Disaggregated(1, prompt, 3));
+  Run();
+  Submit submit = Disaggregated(2, prompt, 12);
+  submit.sampling.num_prompt_logprobs = 1;
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kPrefill), 180);
+  EXPECT_EQ(fleet_.frames_delivered(), 12);
+}
+
+TEST_F(EngineTransferTest, NothingTravelsWhereOneTokenIsAll) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(90, 3), 1, /*num_choices=*/2);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  EXPECT_EQ(fleet_.frames_delivered(), 0);
+}
+
+TEST_F(EngineTransferTest, FirstTokenThatStopsEndsTheTransferOnBothSides) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(300, 3), 10);
+  submit.sampling.stop_token_ids = {
+      SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512)[0].token};
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(1));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kStop);
+}
+
+TEST_F(EngineTransferTest, OneChoiceThatStopsAtOnceLeavesTheOthersRunning) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(60, 3), 10, 3);
+  submit.sampling.stop_token_ids = {
+      SimulatedModel().Generate(submit.token_ids, 1, submit.sampling, 512)[0].token};
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(1), SizeIs(1));
+}
+
+TEST_F(EngineTransferTest, ResumedStreamIsPrefilledElsewhere) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(90, 3), 30);
+  submit.sampling.num_prompt_logprobs = -1;
+  const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
+  for (size_t i = 0; i < 17; ++i) submit.token_ids.push_back(tokens[i].token);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kPrefill), 107);
+}
+
+TEST_F(EngineTransferTest, DecodesGoOnWhilePromptsArrive) {
+  Create();
+  const Submit running = MakeSubmit(1, RandomTokens(40, 1), 200);
+  fleet_.Submit(kDecode, running);
+  std::vector<Submit> submits;
+  for (uint64_t i = 2; i < 8; ++i) {
+    submits.push_back(Disaggregated(i, RandomTokens(static_cast<int32_t>(40 * i), i), 20));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(running), "");
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_GT(fleet_.executor(kDecode).largest_batch(), 2);
+}
+
+TEST_F(EngineTransferTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 8; ++i) {
+    submits.push_back(Disaggregated(i, RandomTokens(static_cast<int32_t>(20 * i), i), 30));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTransferTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  std::vector<std::vector<int32_t>> prompts;
+  for (uint64_t i = 1; i <= 3; ++i) {
+    prompts.push_back(RandomTokens(80, i));
+    fleet_.Submit(kDecode, MakeSubmit(i, prompts.back(), 1));
+    Run();
+  }
+  std::vector<Submit> submits;
+  for (uint64_t i = 0; i < 3; ++i) {  // 15 of 16 blocks are pinned hits, none can be granted.
+    std::vector<int32_t> longer = prompts[i];
+    for (int32_t t : RandomTokens(60, 100 + i)) longer.push_back(t);
+    submits.push_back(Disaggregated(10 + i, longer, 5));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTransferTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit blocked = MakeSubmit(2, RandomTokens(150, 2), 80);
+  const Submit held = Disaggregated(3, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, running);
+  fleet_.Submit(kDecode, blocked);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.Cancel(kDecode, blocked.attempt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
+TEST_F(EngineTransferTest, PrefillWorkerStartsAPromptOnlyWhenItCanHoldItWhole) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 5; ++i) {
+    submits.push_back(Disaggregated(i, RandomTokens(150, i), 5));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  const Submit impossible = Disaggregated(9, RandomTokens(200, 9), 5);
+  fleet_.Submit(kDecode, impossible);
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.CheckFinished(impossible), "") << "computed here";
+  EXPECT_EQ(computed(kPrefill), 5 * 150) << "a started prompt is never preempted";
+}
+
+TEST_F(EngineTransferTest, CorruptBlockIsSentAgain) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(90, 3), 12);
+  fleet_.CorruptFrames(2);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Resend"), 2);
+  EXPECT_EQ(fleet_.frames_delivered(), 8);
+}
+
+TEST_F(EngineTransferTest, PromptIsComputedHereWhenItsBlocksKeepArrivingCorrupt) {
+  Create();
+  for (int32_t choices : {1, 3}) {
+    const Submit submit =
+        Disaggregated(static_cast<uint64_t>(choices), RandomTokens(40, 3), 12, choices);
+    fleet_.CorruptFrames(1'000'000);
+    fleet_.Submit(kDecode, submit);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+    EXPECT_EQ(fleet_.messages("Committed"), 0);
+  }
+}
+
+// At every point of a transfer: what the other requests deliver is untouched, the attempt ends
+// once, and every block comes back on both sides.
+TEST_F(EngineTransferTest, CancelAtEveryPointEndsOnceAndDisturbsNobody) {
+  int point = 0;
+  for (bool running = true; running; ++point) {
+    ASSERT_LT(point, 2'000);
+    SCOPED_TRACE(testing::Message() << "point " << point);
+    EngineFleet fleet;
+    Create(&fleet, /*decode_blocks=*/24, /*prefill_blocks=*/24);
+    const Submit submit = Disaggregated(fleet, 1, RandomTokens(150, 1), 6, 2);
+    const Submit other = Disaggregated(fleet, 2, RandomTokens(70, 2), 6);
+    fleet.Submit(kDecode, submit);
+    fleet.Submit(kDecode, other);
+    for (int i = 0; i < point; ++i) {
+      ASSERT_TRUE(fleet.RunOne());
+      ASSERT_EQ(fleet.AuditSum(kDecode), "");
+      ASSERT_EQ(fleet.AuditSum(kPrefill), "");
+    }
+    running = fleet.record(submit.attempt).finish.size() < 2;
+    fleet.Cancel(kDecode, submit.attempt);
+    fleet.Cancel(kDecode, submit.attempt);
+    // Reuses what has come free while frames of the cancelled transfer are still on the way.
+    const Submit next = Disaggregated(fleet, 3, RandomTokens(160, 3), 6);
+    fleet.Submit(kDecode, next);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const AttemptRecord& record = fleet.record(submit.attempt);
+    EXPECT_FALSE(record.token_after_end);
+    EXPECT_FALSE(record.position_gap);
+    EXPECT_EQ(record.ended.size() + record.refused.size(), running ? 1u : 0u);
+    EXPECT_EQ(fleet.CheckFinished(other), "");
+    EXPECT_EQ(fleet.CheckFinished(next), "");
+    ExpectQuiet(fleet);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(point, 40) << "the transfer was over before it could be interrupted";
+}
+
+TEST_F(EngineTransferTest, BothSidesCleanUpWhenTheirSessionIsLostAtAnyPoint) {
+  int point = 0;
+  for (bool running = true; running; ++point) {
+    ASSERT_LT(point, 2'000);
+    SCOPED_TRACE(testing::Message() << "point " << point);
+    EngineFleet fleet;
+    Create(&fleet, 24, 24);
+    const Submit submit = Disaggregated(fleet, 1, RandomTokens(150, 1), 6, 2);
+    fleet.Submit(kDecode, submit);
+    for (int i = 0; i < point; ++i) ASSERT_TRUE(fleet.RunOne());
+    running = fleet.record(submit.attempt).finish.size() < 2;
+    fleet.BreakSession(kDecode, kPrefill);
+    const Submit next = Disaggregated(fleet, 3, RandomTokens(160, 3), 6);
+    fleet.Submit(kDecode, next);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const AttemptRecord& record = fleet.record(submit.attempt);
+    EXPECT_FALSE(record.token_after_end);
+    // Committed attempts no longer need the peer.
+    if (!record.ended.empty()) {
+      EXPECT_TRUE(absl::IsUnavailable(record.ended[0]));
+      EXPECT_THAT(record.ended, SizeIs(1));
+      EXPECT_LT(record.finish.size(), 2u);
+    } else {
+      EXPECT_EQ(fleet.CheckFinished(submit), "");
+    }
+    EXPECT_EQ(fleet.CheckFinished(next), "");
+    ExpectQuiet(fleet);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(point, 20);
+}
+
+TEST_F(EngineTransferTest, LeaseThatIsNotRenewedFreesThePrefillSide) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.DropMessages([](const std::string& kind) { return kind == "Grant" || kind == "Refused"; });
+  fleet_.Submit(kDecode, submit);
+  for (int i = 0; i < 100; ++i) fleet_.RunOne();
+  EXPECT_GT(fleet_.engine(kPrefill).Load().blocks.held, 0);
+  fleet_.Advance(LivenessTimes().lease_us - 1);
+  fleet_.engine(kPrefill).Step(fleet_.now_us());
+  EXPECT_GT(fleet_.engine(kPrefill).Load().blocks.held, 0);
+  fleet_.Advance(1'000);
+  fleet_.engine(kPrefill).Step(fleet_.now_us());
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.held, 0);
+  // The decode side gives up as well: granted, and silence since.
+  fleet_.engine(kDecode).Step(fleet_.now_us());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  Run();
+}
+
+TEST_F(EngineTransferTest, RenewedLeaseKeepsAPromptThatWaitsLongForItsGrant) {
+  Create(/*decode_blocks=*/12, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(30, 1), 120);
+  fleet_.Submit(kDecode, running);
+  const Submit submit = Disaggregated(2, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  for (int i = 0; i < 100; ++i) {
+    fleet_.RunOne();
+    if (i % 10 != 0) continue;
+    fleet_.Advance(LivenessTimes().renew_us);
+    fleet_.Renew();
+  }
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(running), "");
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTransferTest, FailedRunEndsTheAttemptInternal) {
+  Create(64, 64, /*failing_token=*/5'000);
+  Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  submit.token_ids[100] = 5'000;
+  fleet_.Submit(kDecode, submit);
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.record(submit.attempt).ended[0].code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(EngineTransferTest, DrainingPrefillWorkerServesWhatItStartedAndRefusesTheRest) {
+  EngineOptions one = SmallEngine();
+  fleet_.AddWorker({.engine = SmallEngine()});
+  one.max_sequences = 1;
+  fleet_.AddWorker({.engine = one});
+  const Submit started = Disaggregated(1, RandomTokens(300, 1), 5);
+  const Submit waiting = Disaggregated(2, RandomTokens(300, 2), 5);
+  fleet_.Submit(kDecode, started);
+  fleet_.Submit(kDecode, waiting);
+  while (computed(kPrefill) == 0) ASSERT_TRUE(fleet_.RunOne());
+  fleet_.engine(kPrefill).Drain(fleet_.now_us());
+  EXPECT_FALSE(fleet_.engine(kPrefill).drained());
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(started), "");
+  ASSERT_THAT(fleet_.record(waiting.attempt).refused, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(waiting.attempt).refused[0]));
+  EXPECT_TRUE(fleet_.engine(kPrefill).drained());
+}
+
+TEST_F(EngineTransferTest, DrainingDecodeWorkerCancelsItsTransfers) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(300, 1), 5);
+  fleet_.Submit(kDecode, submit);
+  while (fleet_.frames_delivered() == 0) ASSERT_TRUE(fleet_.RunOne());
+  fleet_.engine(kDecode).Drain(fleet_.now_us());
+  Run();
+  EXPECT_TRUE(fleet_.engine(kDecode).drained());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+}
+
+TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  const int64_t before = computed(kPrefill);
+  Engine& prefill = fleet_.engine(kPrefill);
+  Engine& decode = fleet_.engine(kDecode);
+  const AttemptId id = submit.attempt;
+  PrefillSubmit copy{.attempt = id, .token_ids = submit.token_ids, .prompt_tokens = 150};
+  copy.choices = submit.choices;
+  copy.sampling = submit.sampling;
+  copy.time_left_us = 1'000'000;
+  copy.num_blocks = 10;
+  for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
+           copy, Grant{.attempt = id, .reservation = {.slot = 0, .generation = 1}},
+           Resend{.attempt = id}, Committed{.attempt = id}, PrefillCancel{.attempt = id},
+           Renew{.attempts = {id}}}) {
+    prefill.OnDecodeMessage(100, message, fleet_.now_us());
+  }
+  for (const PrefillToDecode& message : std::vector<PrefillToDecode>{
+           Start{.attempt = id}, PrefillRefused{.attempt = id, .status = absl::InternalError("x")},
+           Progress{.attempt = id}, FirstToken{.attempt = id, .tokens = {SampledToken()}},
+           Done{.attempt = id}}) {
+    decode.OnPrefillMessage(fleet_.peer(kPrefill).worker, message, fleet_.now_us());
+  }
+  prefill.OnFrameSent(1, true, fleet_.now_us());
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kPrefill), before);
+}
+
+TEST_F(EngineTransferTest, PrefillCancelThatOvertakesItsSubmitLeavesATombstone) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.engine(kPrefill).OnDecodeMessage(
+      100, PrefillCancel{.attempt = submit.attempt, .time_left_us = 1'000'000}, fleet_.now_us());
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(computed(kPrefill), 0);
+  EXPECT_EQ(fleet_.record(submit.attempt).refused.size(), 1u);
+}
+
+TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSessions) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    EngineFleet fleet;
+    EngineOptions options = SmallEngine(static_cast<int32_t>(random.Between(14, 40)));
+    options.block_tokens = random.Chance(0.7) ? 16 : 32;
+    options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
+    fleet.AddWorker({.engine = options});
+    options.num_blocks = static_cast<int32_t>(random.Between(14, 40));
+    fleet.AddWorker({.engine = options});
+    std::vector<Submit> submits;
+    std::vector<bool> cancelled;
+    bool broken = false;
+    for (uint64_t i = 1; i <= 20; ++i) {
+      const auto length = static_cast<int32_t>(random.Between(1, 150));
+      Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
+                                 static_cast<int32_t>(random.Between(1, 40)),
+                                 static_cast<int32_t>(random.Between(1, 3)));
+      if (random.Chance(0.8)) {
+        submit.prefill = fleet.peer(kPrefill);
+        submit.disaggregate_from_tokens = random.Chance(0.5) ? 1 : 40;
+      }
+      if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
+      submit.alone = random.Chance(0.05);
+      fleet.Submit(kDecode, submit);
+      submits.push_back(submit);
+      cancelled.push_back(false);
+      if (random.Chance(0.2)) fleet.CorruptFrames(static_cast<int>(random.Below(3)));
+      for (uint64_t events = random.Below(30); events > 0; --events) {
+        fleet.RunOne();
+        ASSERT_EQ(fleet.AuditSum(kDecode), "");
+        ASSERT_EQ(fleet.AuditSum(kPrefill), "");
+      }
+      if (random.Chance(0.05)) {
+        fleet.BreakSession(kDecode, kPrefill);
+        broken = true;
+      }
+      if (random.Chance(0.3)) {
+        const size_t victim = random.Below(submits.size());
+        fleet.Cancel(kDecode, submits[victim].attempt);
+        cancelled[victim] = true;
+      }
+    }
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    for (size_t i = 0; i < submits.size(); ++i) {
+      const AttemptRecord& record = fleet.record(submits[i].attempt);
+      if ((cancelled[i] || broken) && !record.ended.empty()) {
+        EXPECT_THAT(record.ended, SizeIs(1));
+        EXPECT_TRUE(absl::IsCancelled(record.ended[0]) || absl::IsUnavailable(record.ended[0]));
+        EXPECT_FALSE(record.token_after_end);
+      } else {
+        EXPECT_EQ(fleet.CheckFinished(submits[i]), "") << "request " << i;
+      }
+    }
+    ExpectQuiet(fleet);
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,187 @@
+#include "runtime/fleet/fleet.h"
+
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+constexpr LivenessTimes kTimes;
+
+WorkerRegistration Registration(const std::string& name, uint64_t incarnation,
+                                WorkerRole role = WorkerRole::kDecode) {
+  WorkerRegistration r;
+  r.worker = {.name = name, .incarnation = incarnation};
+  r.role = role;
+  r.model = "m";
+  r.kv_class = "kv";
+  r.numerics_id = "n";
+  r.block_tokens = 16;
+  r.max_model_tokens = 1024;
+  r.num_blocks = 64;
+  return r;
+}
+
+class FleetTest : public testing::Test {
+ protected:
+  const FleetWorker& worker() const { return fleet_.workers().at("a"); }
+  void RegisterWithSession() {
+    fleet_.OnRegistration("addr:1", Registration("a", 1), 0);
+    EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
+  }
+
+  const WorkerId id_{.name = "a", .incarnation = 1};
+  Fleet fleet_{kTimes};
+};
+
+TEST_F(FleetTest, WorkNeedsASession) {
+  fleet_.OnRegistration("addr:1", Registration("a", 1), 0);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_FALSE(fleet_.CanServe(0));
+  EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_TRUE(fleet_.CanServe(0));
+  EXPECT_EQ(fleet_.OnSessionLost(7), id_);
+  EXPECT_EQ(fleet_.OnSessionLost(7), std::nullopt);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+}
+
+TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
+  RegisterWithSession();
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, kTimes.no_new_work_after_us - 1));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, kTimes.no_new_work_after_us));
+  EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us - 1), WorkerFault::kNone);
+  EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us), WorkerFault::kSilent);
+}
+
+TEST_F(FleetTest, TheRoutersOwnPauseIsNobodysSilence) {
+  RegisterWithSession();
+  fleet_.OnOwnPause(10'000'000);
+  EXPECT_EQ(fleet_.FaultOf(worker(), 10'000'000), WorkerFault::kNone);
+}
+
+TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
+  RegisterWithSession();
+  WorkerLoad load;
+  load.since_progress_us = kTimes.move_streams_after_us;
+  fleet_.OnHeartbeat(id_, load, false, 100);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 100)) << "idle engines make no progress";
+  load.has_work = true;
+  fleet_.OnHeartbeat(id_, load, false, 100);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 100));
+  EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kStalled);
+}
+
+TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwise) {
+  RegisterWithSession();
+  fleet_.OnDraining(id_);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  fleet_.OnHeartbeat(id_, {}, false, 0);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
+  fleet_.OnPeerLost(id_);
+  EXPECT_FALSE(fleet_.Healthy(worker(), 0));
+  fleet_.OnHeartbeat(id_, {}, false, 0);
+  EXPECT_TRUE(fleet_.Healthy(worker(), 0));
+}
+
+TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, 3, 100);
+  const auto replaced = fleet_.OnRegistration("addr:1", Registration("a", 2), 50);
+  ASSERT_TRUE(replaced.has_value());
+  EXPECT_EQ(replaced->worker, id_);
+  EXPECT_EQ(replaced->session, 7u);
+  EXPECT_EQ(worker().session, 0u);
+  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_EQ(fleet_.Find(id_), nullptr);
+  EXPECT_EQ(fleet_.FindSession(7), nullptr);
+  // What is late from the old life changes nothing.
+  EXPECT_FALSE(fleet_.OnHeartbeat(id_, {}, true, 60));
+  EXPECT_FALSE(fleet_.OnWatchLost(id_));
+  fleet_.AddLive(id_, -3, -100);
+  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_FALSE(worker().draining);
+}
+
+TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
+  RegisterWithSession();
+  EXPECT_TRUE(fleet_.OnWatchLost(id_));
+  EXPECT_FALSE(fleet_.Healthy(worker(), 0));
+  EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), 10).has_value());
+  EXPECT_EQ(worker().session, 7u);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 10));
+  EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
+}
+
+TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, 8, 0);
+  fleet_.OnFull(id_);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  fleet_.AddLive(id_, -1, 0);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, 0));
+  fleet_.OnHeartbeat(id_, {}, false, 0);  // 8 + 1 + 8 / 8
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 3, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 4, 0));
+  fleet_.AddLive(id_, -7, 0);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, 0)) << "an idle worker may try anything";
+}
+
+TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, 2, 50);
+  WorkerLoad load;
+  load.running_sequences = 5;  // Three are other routers'.
+  load.waiting_sequences = 1;
+  load.waiting_prompt_tokens = 80;
+  fleet_.OnHeartbeat(id_, load, false, 0);
+  EXPECT_EQ(worker().estimated_sequences(), 6);
+  fleet_.AddLive(id_, 2, 30);
+  EXPECT_EQ(worker().estimated_sequences(), 8);
+  EXPECT_EQ(worker().estimated_prompt_tokens(), 110);
+  fleet_.AddLive(id_, -4, -80);
+  EXPECT_EQ(worker().estimated_sequences(), 4);
+}
+
+TEST_F(FleetTest, IsKnownCompletelyAfterASnapshotFromEveryExpectedAddress) {
+  fleet_.Expect({"addr:1", "addr:2"});
+  EXPECT_FALSE(fleet_.KnownCompletely());
+  RegisterWithSession();
+  fleet_.OnRegistration("addr:2", Registration("b", 1), 0);
+  EXPECT_FALSE(fleet_.KnownCompletely());
+  fleet_.OnSnapshot(id_);
+  EXPECT_EQ(fleet_.awaited(), (std::set<std::string>{"addr:2"}));
+  fleet_.OnSnapshot({.name = "b", .incarnation = 9});
+  EXPECT_FALSE(fleet_.KnownCompletely()) << "another incarnation's";
+  fleet_.OnSnapshot({.name = "b", .incarnation = 1});
+  EXPECT_TRUE(fleet_.KnownCompletely());
+}
+
+TEST_F(FleetTest, ForgetsWhoHasBeenGoneForLong) {
+  RegisterWithSession();
+  fleet_.OnWatchLost(id_);
+  EXPECT_TRUE(fleet_.ForgetGone(2 * Fleet::kForgetAfterUs).empty()) << "its session stands";
+  fleet_.OnSessionLost(7);
+  EXPECT_TRUE(fleet_.ForgetGone(Fleet::kForgetAfterUs).empty());
+  EXPECT_EQ(fleet_.ForgetGone(Fleet::kForgetAfterUs + 1), std::vector<WorkerId>{id_});
+  EXPECT_TRUE(fleet_.workers().empty());
+}
+
+TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {
+  FleetWorker decode, prefill;
+  decode.registration = Registration("a", 1);
+  prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
+  EXPECT_TRUE(Fleet::MayPair(decode, prefill));
+  prefill.registration.numerics_id = "other";
+  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+  prefill.registration.numerics_id = "n";
+  prefill.registration.kv_class = "other";
+  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+  prefill.registration.kv_class = "kv";
+  prefill.registration.protocol_min = 2;
+  prefill.registration.protocol_max = 2;
+  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+}
+
+}  // namespace
+}  // namespace tandem

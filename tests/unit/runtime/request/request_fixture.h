@@ -1,0 +1,173 @@
+// A request owner with hand-made workers: tests speak for the workers and read what was sent.
+
+#ifndef TANDEM_TESTS_UNIT_RUNTIME_REQUEST_REQUEST_FIXTURE_H_
+#define TANDEM_TESTS_UNIT_RUNTIME_REQUEST_REQUEST_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/request/request_owner.h"
+
+namespace tandem {
+
+struct RecordingOutbox final : RouterOutbox {
+  void SendSubmit(SessionId session, const Submit& submit) override {
+    submits.emplace_back(session, submit);
+  }
+  void SendCancel(SessionId session, const Cancel& cancel) override {
+    cancels.emplace_back(session, cancel);
+  }
+  void CloseSession(SessionId session, std::string_view) override { closed.push_back(session); }
+  void RestartWatch(const WorkerId& worker) override { rewatched.push_back(worker); }
+
+  std::vector<std::pair<SessionId, Submit>> submits;
+  std::vector<std::pair<SessionId, Cancel>> cancels;
+  std::vector<SessionId> closed;
+  std::vector<WorkerId> rewatched;
+};
+
+struct RecordingSink final : RequestSink {
+  void OnPrompt(const PromptReport& prompt) override {
+    EXPECT_TRUE(!numerics.has_value() && !ended());
+    numerics = std::string(prompt.numerics_id);
+    num_prompt_logprobs = prompt.prompt_logprobs.size();
+  }
+  void OnDelta(const Delta& delta) override {
+    EXPECT_TRUE(numerics.has_value() && !ended());
+    tokens[delta.choice].push_back(delta.token->token);
+    text[delta.choice] += delta.text;
+    positions[delta.choice].push_back(delta.position);
+    if (delta.finish != FinishReason::kNone) finish[delta.choice] = delta.finish;
+  }
+  void OnDone(const RequestReport& r) override {
+    EXPECT_FALSE(ended());
+    done = true;
+    report = r;
+  }
+  void OnError(const absl::Status& status, const RequestReport& r) override {
+    EXPECT_FALSE(ended());
+    error = status;
+    report = r;
+  }
+  bool ended() const { return done || !error.ok(); }
+
+  std::optional<std::string> numerics;
+  size_t num_prompt_logprobs = 0;
+  std::map<int, std::vector<int32_t>> tokens, positions;
+  std::map<int, std::string> text;
+  std::map<int, FinishReason> finish;
+  bool done = false;
+  absl::Status error;
+  RequestReport report;
+};
+
+struct LetterDetokenizer final : Detokenizer {
+  std::string Append(int32_t token) override { return std::string(1, static_cast<char>(token)); }
+  std::string Finish() override { return {}; }
+};
+
+class RequestFixture : public testing::Test {
+ protected:
+  RequestFixture() { Recreate({}); }
+
+  void Recreate(RequestOwnerOptions options) {
+    options.router_incarnation = 99;
+    owner_ = *RequestOwner::Create(options, CreateLeastLoadedPrefixPolicy(1), &outbox_);
+  }
+
+  // Registers, with a snapshot and a session.
+  SessionId AddWorker(const std::string& name, WorkerRole role = WorkerRole::kHybrid,
+                      uint64_t incarnation = 1, const std::string& numerics = "n") {
+    WorkerRegistration r;
+    r.worker = {.name = name, .incarnation = incarnation};
+    r.role = role;
+    r.model = "m";
+    r.kv_class = "kv";
+    r.numerics_id = numerics;
+    r.block_tokens = 16;
+    r.max_model_tokens = 2048;
+    r.num_blocks = 128;
+    owner_->OnRegistration(name + ":1", r, now_us_);
+    owner_->OnKvEvents(
+        r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
+    const SessionId session = ++last_session_;
+    EXPECT_TRUE(owner_->OnSessionUp(r.worker, session, now_us_));
+    incarnations_[session] = incarnation;
+    return session;
+  }
+
+  RequestFacts Facts(RecordingSink* sink, int32_t choices = 1) {
+    RequestFacts facts;
+    facts.token_ids = {1, 2, 3};
+    facts.sampling.max_tokens = 8;
+    facts.num_choices = choices;
+    facts.make_detokenizer = [] { return std::make_unique<LetterDetokenizer>(); };
+    facts.model = "m";
+    facts.sink = sink;
+    return facts;
+  }
+  RequestId Start(RecordingSink* sink, int32_t choices = 1) {
+    return *owner_->Start(Facts(sink, choices), now_us_);
+  }
+
+  void Say(SessionId session, std::vector<RouterEvent> events) {
+    owner_->OnStepBatch(session,
+                        {.worker_incarnation = incarnations_[session], .events = std::move(events)},
+                        now_us_);
+  }
+  static TokenEvent Token(AttemptId attempt, int32_t position, int32_t token, int32_t choice = 0,
+                          FinishReason finish = FinishReason::kNone) {
+    return {.attempt = attempt,
+            .choice = choice,
+            .position = position,
+            .token = {.token = token, .logprob = 0, .rank = 0, .top = {}},
+            .finish = finish};
+  }
+  // Everybody is heard, as often as it takes.
+  void Advance(int64_t us) {
+    const int64_t end_us = now_us_ + us;
+    while (now_us_ < end_us) {
+      now_us_ = std::min(end_us, now_us_ + 200'000);
+      for (const auto& [name, worker] : std::map(owner_->fleet().workers())) {
+        if (!muted_.contains(name)) {
+          owner_->OnHeartbeat(worker.id(), worker.load, worker.draining, now_us_);
+        }
+      }
+      owner_->Tick(now_us_);
+    }
+  }
+  const Submit& last_submit() const { return outbox_.submits.back().second; }
+  SessionId last_target() const { return outbox_.submits.back().first; }
+  uint64_t resumes(ResumeReason reason) const {
+    return owner_->counters().resumes[static_cast<size_t>(reason)];
+  }
+  uint64_t outcomes(RequestOutcome outcome) const {
+    return owner_->counters().outcomes[static_cast<size_t>(outcome)];
+  }
+  void ExpectNothingLive() const {
+    EXPECT_EQ(owner_->num_requests(), 0);
+    EXPECT_EQ(owner_->num_waiting(), 0);
+    for (const auto& [name, worker] : owner_->fleet().workers()) {
+      EXPECT_EQ(worker.live_sequences, 0) << name;
+      EXPECT_EQ(worker.live_prompt_tokens, 0) << name;
+    }
+  }
+
+  int64_t now_us_ = 1'000'000;
+  RecordingOutbox outbox_;
+  RecordingSink sink_;
+  SessionId last_session_ = 0;
+  std::map<SessionId, uint64_t> incarnations_;
+  std::set<std::string> muted_;
+  std::unique_ptr<RequestOwner> owner_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_UNIT_RUNTIME_REQUEST_REQUEST_FIXTURE_H_

@@ -1,0 +1,221 @@
+#include "runtime/request/request_owner.h"
+
+#include "request_fixture.h"
+
+namespace tandem {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+class RequestOwnerTest : public RequestFixture {};
+
+TEST_F(RequestOwnerTest, DeliversTokensTextAndOneTerminalEvent) {
+  const SessionId a = AddWorker("a");
+  const RequestId id = Start(&sink_);
+  ASSERT_EQ(outbox_.submits.size(), 1u);
+  EXPECT_EQ(last_target(), a);
+  EXPECT_EQ(last_submit().attempt, (AttemptId{.request = id, .attempt = 1}));
+  EXPECT_EQ(last_submit().token_ids, (Tokens{1, 2, 3}));
+  EXPECT_EQ(last_submit().prompt_tokens, 3);
+  EXPECT_EQ(last_submit().time_left_us, kDefaultDeadlineUs);
+  const AttemptId attempt = last_submit().attempt;
+  Say(a,
+      {PromptEvent{
+           .attempt = attempt, .cached_tokens = 2, .transferred_blocks = 0, .prompt_logprobs = {}},
+       Token(attempt, 3, 'x')});
+  now_us_ += 5;
+  Say(a, {Token(attempt, 4, 'y', 0, FinishReason::kLength)});
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'x', 'y'}));
+  EXPECT_EQ(sink_.text[0], "xy");
+  EXPECT_EQ(sink_.finish[0], FinishReason::kLength);
+  EXPECT_EQ(sink_.numerics, "n");
+  EXPECT_TRUE(sink_.done);
+  EXPECT_EQ(sink_.report.prompt_tokens, 3);
+  EXPECT_EQ(sink_.report.completion_tokens, 2);
+  EXPECT_EQ(sink_.report.cached_tokens, 2);
+  EXPECT_EQ(sink_.report.first_token_us, now_us_ - 5);
+  EXPECT_EQ(outcomes(RequestOutcome::kDone), 1u);
+  EXPECT_TRUE(outbox_.cancels.empty());
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, AStopStringCutsTheTextKeepsTheTokensAndCancelsTheAttempt) {
+  const SessionId a = AddWorker("a");
+  RequestFacts facts = Facts(&sink_);
+  facts.stop_strings = {"bc"};
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const AttemptId attempt = last_submit().attempt;
+  Say(a, {Token(attempt, 3, 'a'), Token(attempt, 4, 'b')});
+  EXPECT_EQ(sink_.text[0], "a");
+  Say(a, {Token(attempt, 5, 'c'), Token(attempt, 6, 'd')});
+  EXPECT_EQ(sink_.text[0], "a");
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'a', 'b', 'c'}));
+  EXPECT_EQ(sink_.finish[0], FinishReason::kStop);
+  EXPECT_TRUE(sink_.done);
+  ASSERT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outbox_.cancels[0].second.attempt, attempt);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
+  const SessionId a = AddWorker("a");
+  RequestFacts facts = Facts(&sink_, 2);
+  facts.stop_strings = {"s"};
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  EXPECT_EQ(last_submit().choices, (std::vector<int32_t>{0, 1}));
+  const AttemptId attempt = last_submit().attempt;
+  Say(a, {Token(attempt, 3, 's', 0), Token(attempt, 3, 'x', 1)});
+  EXPECT_TRUE(outbox_.cancels.empty());
+  Say(a, {Token(attempt, 4, 'y', 0), Token(attempt, 4, 'z', 1)});
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'s'}));
+  Say(a, {Token(attempt, 5, 'e', 1, FinishReason::kStop)});
+  EXPECT_EQ(sink_.text[1], "xz");
+  EXPECT_TRUE(sink_.done);
+  EXPECT_EQ(outbox_.cancels.size(), 1u) << "choice 0 still ran at the worker";
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
+  const SessionId a = AddWorker("a");
+  const RequestId id = Start(&sink_);
+  const AttemptId attempt = last_submit().attempt;
+  EXPECT_TRUE(owner_->Cancel(id, now_us_));
+  EXPECT_TRUE(absl::IsCancelled(sink_.error));
+  ASSERT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outbox_.cancels[0].first, a);
+  EXPECT_EQ(outbox_.cancels[0].second.attempt, attempt);
+  EXPECT_FALSE(owner_->Cancel(id, now_us_));
+  Say(a,
+      {Token(attempt, 3, 'x'), EndedEvent{.attempt = attempt, .status = absl::CancelledError("")}});
+  EXPECT_TRUE(sink_.tokens.empty());
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, TheDeadlineEndsRunningAndWaitingRequests) {
+  RecordingSink waiting;
+  RequestFacts facts = Facts(&waiting);
+  facts.time_left_us = 1'000'000;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  Advance(1'000'000);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(waiting.error));
+  AddWorker("a");
+  facts = Facts(&sink_);
+  facts.time_left_us = 1'000'000;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  Advance(999'999);
+  EXPECT_FALSE(sink_.ended());
+  Advance(1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(sink_.error));
+  EXPECT_EQ(outbox_.cancels.size(), 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, ARefusalIsNotAnAttemptAndGoesElsewhere) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  const SessionId b = AddWorker("b");
+  Say(a, {RefusedEvent{.attempt = first, .status = absl::UnavailableError("draining")}});
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(last_target(), b);
+  EXPECT_EQ(last_submit().attempt.attempt, 2u) << "numbers are never reused";
+  Say(b, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kStop)});
+  EXPECT_TRUE(sink_.done);
+  EXPECT_EQ(sink_.report.attempts, 1);
+  EXPECT_EQ(sink_.report.resumes, 0);
+  EXPECT_EQ(owner_->counters().refusals, 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, WhenAllAreFullRequestsWaitInOrderOfArrival) {
+  const SessionId a = AddWorker("a");
+  RecordingSink sinks[4];
+  for (RecordingSink& sink : sinks) Start(&sink);
+  ASSERT_EQ(outbox_.submits.size(), 4u);
+  std::vector<AttemptId> attempts;
+  for (const auto& [session, submit] : outbox_.submits) attempts.push_back(submit.attempt);
+  const absl::Status full = absl::ResourceExhaustedError("full");
+  Say(a, {RefusedEvent{.attempt = attempts[3], .status = full},
+          RefusedEvent{.attempt = attempts[1], .status = full},
+          RefusedEvent{.attempt = attempts[2], .status = full}});
+  EXPECT_EQ(outbox_.submits.size(), 4u);
+  EXPECT_EQ(owner_->num_waiting(), 3);
+  Say(a, {Token(attempts[0], 3, 'x', 0, FinishReason::kStop)});
+  ASSERT_EQ(outbox_.submits.size(), 5u) << "one out, one in";
+  EXPECT_EQ(last_submit().attempt.request, attempts[1].request);
+  Advance(200'000);
+  ASSERT_EQ(outbox_.submits.size(), 6u);
+  EXPECT_EQ(last_submit().attempt.request, attempts[2].request);
+}
+
+TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
+  RequestOwnerOptions options;
+  options.max_waiting_requests = 2;
+  Recreate(options);
+  RecordingSink sinks[3];
+  EXPECT_TRUE(owner_->Start(Facts(&sinks[0]), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(Facts(&sinks[1]), now_us_).ok());
+  const auto third = owner_->Start(Facts(&sinks[2]), now_us_);
+  EXPECT_TRUE(absl::IsResourceExhausted(third.status()));
+  AddWorker("a");
+  EXPECT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_TRUE(owner_->Start(Facts(&sinks[2]), now_us_).ok());
+}
+
+TEST_F(RequestOwnerTest, NobodyAliveIsUnavailableAfterTheGrace) {
+  Start(&sink_);
+  Advance(9'900'000);
+  EXPECT_FALSE(sink_.ended());
+  Advance(400'000);
+  EXPECT_TRUE(absl::IsUnavailable(sink_.error)) << sink_.error;
+  ExpectNothingLive();
+}
+
+TEST_F(RequestOwnerTest, WhatFitsNoWorkerIsAnInvalidArgument) {
+  AddWorker("a");
+  RequestFacts facts = Facts(&sink_);
+  facts.token_ids.assign(2048, 1);
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  EXPECT_FALSE(sink_.ended()) << "never inside Start";
+  Advance(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
+  EXPECT_TRUE(outbox_.submits.empty());
+}
+
+TEST_F(RequestOwnerTest, ContradictoryFactsAreRefused) {
+  RequestFacts no_prompt = Facts(&sink_);
+  no_prompt.token_ids.clear();
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_prompt), now_us_).status()));
+  RequestFacts no_text = Facts(&sink_);
+  no_text.make_detokenizer = nullptr;
+  no_text.stop_strings = {"x"};
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_text), now_us_).status()));
+  RequestFacts no_tokens = Facts(&sink_);
+  no_tokens.sampling.max_tokens = 0;
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_tokens), now_us_).status()));
+  EXPECT_EQ(owner_->num_requests(), 0);
+}
+
+TEST_F(RequestOwnerTest, NamesAPrefillWorkerAndWhereItIs) {
+  RequestOwnerOptions options;
+  options.disaggregate = DisaggregatePolicy::kAlways;
+  Recreate(options);
+  const SessionId p = AddWorker("p", WorkerRole::kPrefill);
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  Start(&sink_);
+  EXPECT_EQ(last_target(), d);
+  EXPECT_NE(last_target(), p);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+  EXPECT_EQ(last_submit().prefill.address, "p:1");
+  EXPECT_EQ(last_submit().disaggregate_from_tokens, 1);
+}
+
+TEST_F(RequestOwnerTest, AGapInKvEventsRestartsTheWatchOnce) {
+  AddWorker("a");
+  const KvEvents gap{.first_sequence = 5, .snapshot = false, .stored = {{}}, .removed = {}};
+  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap, now_us_);
+  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap, now_us_);
+  EXPECT_EQ(outbox_.rewatched.size(), 1u);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,232 @@
+#include "request_fixture.h"
+
+namespace tandem {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+class RequestResumeTest : public RequestFixture {};
+
+TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) {
+  const SessionId a = AddWorker("a");
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.num_prompt_logprobs = 0;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const AttemptId first = last_submit().attempt;
+  Say(a, {PromptEvent{.attempt = first,
+                      .cached_tokens = 0,
+                      .transferred_blocks = 0,
+                      .prompt_logprobs = {{}, {}}},
+          Token(first, 3, 'x'), Token(first, 4, 'y')});
+  const SessionId b = AddWorker("b");
+  owner_->OnSessionLost(a, now_us_);
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(last_target(), b);
+  EXPECT_EQ(last_submit().token_ids, (Tokens{1, 2, 3, 'x', 'y'}));
+  EXPECT_EQ(last_submit().prompt_tokens, 3);
+  EXPECT_EQ(last_submit().attempt.attempt, 2u);
+  EXPECT_EQ(last_submit().sampling.num_prompt_logprobs, -1) << "the client has them";
+  EXPECT_EQ(resumes(ResumeReason::kSessionLost), 1u);
+  // What is late from the first attempt changes nothing.
+  Say(a, {Token(first, 5, 'q')});
+  Say(b, {Token(first, 5, 'q')});
+  Say(b, {Token(last_submit().attempt, 5, 'z', 0, FinishReason::kLength)});
+  EXPECT_EQ(sink_.text[0], "xyz");
+  EXPECT_EQ(sink_.num_prompt_logprobs, 2u);
+  EXPECT_TRUE(sink_.done);
+  EXPECT_EQ(sink_.report.resumes, 1);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestResumeTest, DivergedChoicesResumeOneByOneAndUntouchedOnesTogether) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_, 3);
+  owner_->OnSessionLost(a, now_us_);
+  const SessionId b = AddWorker("b");
+  EXPECT_EQ(last_submit().choices, (std::vector<int32_t>{0, 1, 2}));
+  const AttemptId second = last_submit().attempt;
+  Say(b, {Token(second, 3, 'a', 0), Token(second, 3, 'b', 1, FinishReason::kStop),
+          Token(second, 3, 'c', 2)});
+  const SessionId c = AddWorker("c");
+  owner_->OnSessionLost(b, now_us_);
+  ASSERT_EQ(outbox_.submits.size(), 4u);
+  const Submit& zero = outbox_.submits[2].second;
+  const Submit& two = outbox_.submits[3].second;
+  EXPECT_EQ(zero.choices, (std::vector<int32_t>{0}));
+  EXPECT_EQ(zero.token_ids, (Tokens{1, 2, 3, 'a'}));
+  EXPECT_EQ(two.choices, (std::vector<int32_t>{2}));
+  EXPECT_EQ(two.token_ids, (Tokens{1, 2, 3, 'c'}));
+  EXPECT_NE(zero.attempt, two.attempt);
+  Say(c, {Token(zero.attempt, 4, 'A', 0, FinishReason::kStop),
+          Token(two.attempt, 4, 'C', 2, FinishReason::kLength)});
+  EXPECT_TRUE(sink_.done);
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'a', 'A'}));
+  EXPECT_EQ(sink_.tokens[2], (Tokens{'c', 'C'}));
+  ExpectNothingLive();
+}
+
+TEST_F(RequestResumeTest, RepeatedPositionsAreDroppedAndGapsBreakTheSession) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  Say(a, {Token(first, 3, 'x'), Token(first, 3, 'x')});
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'x'}));
+  EXPECT_EQ(owner_->counters().stale_events, 1u);
+  Say(a, {Token(first, 5, 'z')});
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_EQ(resumes(ResumeReason::kProtocolError), 1u);
+  EXPECT_EQ(owner_->num_waiting(), 1);
+}
+
+TEST_F(RequestResumeTest, APositionComputedTwiceDifferentlyIsADeterminismViolation) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  Say(a, {Token(first, 3, 'x'), Token(first, 3, 'y')});
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'x'}));
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(owner_->counters().determinism_violations, 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestResumeTest, ARestartedWorkerEndsWhatItRanBefore) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  AddWorker("a", WorkerRole::kHybrid, 2);
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
+}
+
+TEST_F(RequestResumeTest, AnswersOfAnotherIncarnationBreakTheSession) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  incarnations_[a] = 2;
+  Say(a, {Token(last_submit().attempt, 3, 'x')});
+  EXPECT_TRUE(sink_.tokens.empty());
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_EQ(owner_->num_waiting(), 1);
+}
+
+TEST_F(RequestResumeTest, SilentAndStalledWorkersLoseTheirStreams) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  muted_ = {"a"};
+  Advance(1'800'000);
+  EXPECT_TRUE(outbox_.closed.empty());
+  Advance(400'000);
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_EQ(resumes(ResumeReason::kSilent), 1u);
+  EXPECT_FALSE(owner_->OnSessionUp({.name = "a", .incarnation = 1}, 77, now_us_));
+
+  const SessionId b = AddWorker("b");
+  ASSERT_EQ(last_target(), b);
+  WorkerLoad stalled;
+  stalled.has_work = true;
+  stalled.since_progress_us = 2'000'000;
+  owner_->OnHeartbeat({.name = "b", .incarnation = 1}, stalled, false, now_us_);
+  owner_->Tick(now_us_);
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a, b}));
+  EXPECT_EQ(resumes(ResumeReason::kStalled), 1u);
+}
+
+TEST_F(RequestResumeTest, ARouterThatSleptDoesNotBlameItsWorkers) {
+  AddWorker("a");
+  owner_->Tick(now_us_);
+  Start(&sink_);
+  now_us_ += 30'000'000;
+  owner_->Tick(now_us_);
+  EXPECT_TRUE(outbox_.closed.empty());
+}
+
+TEST_F(RequestResumeTest, StreamsParkUntilTheirNumericsIsBack) {
+  const SessionId a = AddWorker("a", WorkerRole::kHybrid, 1, "old");
+  AddWorker("b", WorkerRole::kHybrid, 1, "new");
+  RecordingSink other;
+  Start(&sink_);
+  Start(&other);
+  // One of them is on a; it gets a token there.
+  const auto on_a = std::find_if(outbox_.submits.begin(), outbox_.submits.end(),
+                                 [a](const auto& s) { return s.first == a; });
+  ASSERT_NE(on_a, outbox_.submits.end());
+  const AttemptId attempt = on_a->second.attempt;
+  Say(a, {Token(attempt, 3, 'x')});
+  const size_t before = outbox_.submits.size();
+  owner_->OnSessionLost(a, now_us_);
+  Advance(20'000'000);
+  EXPECT_EQ(outbox_.submits.size(), before) << "b computes other bits";
+  EXPECT_EQ(owner_->num_waiting(), 1) << "and started streams are not given up after the grace";
+  const SessionId c = AddWorker("c", WorkerRole::kHybrid, 1, "old");
+  ASSERT_EQ(outbox_.submits.size(), before + 1);
+  EXPECT_EQ(last_target(), c);
+  EXPECT_EQ(last_submit().attempt.request, attempt.request);
+}
+
+TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
+  SessionId session = AddWorker("a");
+  Start(&sink_);
+  for (int death = 1; death <= 4; ++death) {
+    EXPECT_EQ(last_submit().alone, death > 2) << death;
+    owner_->OnSessionLost(session, now_us_);
+    if (death < 4) session = AddWorker("w" + std::to_string(death));
+  }
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
+  SessionId session = AddWorker("a");
+  Start(&sink_);
+  for (int death = 1; death <= 5; ++death) {
+    EXPECT_EQ(last_submit().alone, death == 3 || death == 5) << death;
+    if (death == 3) Say(session, {Token(last_submit().attempt, 3, 'x')});
+    owner_->OnSessionLost(session, now_us_);
+    session = AddWorker("w" + std::to_string(death));
+  }
+  EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestResumeTest, ALostTransferAvoidsThatPrefillWorkerUntilItIsHeard) {
+  RequestOwnerOptions options;
+  options.disaggregate = DisaggregatePolicy::kAlways;
+  Recreate(options);
+  AddWorker("p", WorkerRole::kPrefill);
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  Start(&sink_);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  Say(d, {EndedEvent{.attempt = last_submit().attempt,
+                     .status = absl::UnavailableError("prefill worker lost")}});
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_TRUE(last_submit().prefill.address.empty());
+  EXPECT_EQ(resumes(ResumeReason::kTransferLost), 1u);
+  Advance(200'000);
+  RecordingSink next;
+  Start(&next);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+}
+
+TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
+  for (int i = 0; i < 6; ++i) {
+    const SessionId session = AddWorker("w" + std::to_string(i));
+    if (i == 0) Start(&sink_);
+    ASSERT_EQ(last_target(), session);
+    EXPECT_FALSE(last_submit().alone);
+    Say(session, {EndedEvent{.attempt = last_submit().attempt,
+                             .status = absl::UnavailableError("draining")}});
+  }
+  EXPECT_EQ(resumes(ResumeReason::kDraining), 6u);
+  EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestResumeTest, ErrorsOfTheRequestItselfAreItsEnd) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  Say(a, {EndedEvent{.attempt = last_submit().attempt,
+                     .status = absl::InternalError("not a number in the logits")}});
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(outbox_.submits.size(), 1u);
+  ExpectNothingLive();
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,148 @@
+#include "runtime/routing/routing_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace tandem {
+namespace {
+
+class RoutingPolicyTest : public testing::Test {
+ protected:
+  WorkerId Add(const std::string& name, WorkerRole role, const std::string& numerics = "n") {
+    WorkerRegistration r;
+    r.worker = {.name = name, .incarnation = 1};
+    r.role = role;
+    r.model = "m";
+    r.kv_class = "kv";
+    r.numerics_id = numerics;
+    r.block_tokens = 16;
+    r.max_model_tokens = 2048;
+    r.num_blocks = 128;
+    fleet_.OnRegistration(name + ":1", r, 0);
+    fleet_.OnSessionUp(r.worker, ++last_session_);
+    index_.AddWorker(r.worker, 16);
+    index_.Apply(r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}});
+    return r.worker;
+  }
+  void Holds(const WorkerId& worker, size_t blocks) {
+    index_.Apply(worker, {.first_sequence = 0,
+                          .snapshot = true,
+                          .stored = {chain_.begin(), chain_.begin() + static_cast<long>(blocks)},
+                          .removed = {}});
+  }
+  RoutingDecision Choose() { return policy_->Choose(request_, fleet_, index_, 0); }
+
+  SessionId last_session_ = 0;
+  Fleet fleet_{LivenessTimes{}};
+  PrefixIndex index_{1000};
+  const std::vector<int32_t> tokens_ = std::vector<int32_t>(320, 7);
+  const std::vector<BlockHash> chain_ = HashChain(HashRoot("m", "", ""), tokens_);
+  RoutingRequest request_{.chain = chain_,
+                          .num_tokens = 320,
+                          .max_total_tokens = 400,
+                          .num_sequences = 1,
+                          .model = "m",
+                          .numerics_id = "",
+                          .disaggregate = DisaggregatePolicy::kAuto};
+  std::unique_ptr<RoutingPolicy> policy_ = CreateLeastLoadedPrefixPolicy(1);
+};
+
+TEST_F(RoutingPolicyTest, TheLongestKnownPrefixWinsAmongSimilarLoads) {
+  Add("a", WorkerRole::kDecode);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  Holds(b, 10);
+  fleet_.AddLive(b, 4, 0);
+  const RoutingDecision decision = Choose();
+  ASSERT_TRUE(decision.route.has_value());
+  EXPECT_EQ(decision.route->decode, b);
+  EXPECT_EQ(decision.route->known_prefix_tokens, 160);
+}
+
+TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
+  const WorkerId a = Add("a", WorkerRole::kDecode);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  Holds(b, 10);
+  fleet_.AddLive(b, 5, 0);
+  EXPECT_EQ(Choose().route->decode, a);
+}
+
+TEST_F(RoutingPolicyTest, TiesAreBrokenByLotFromTheSeed) {
+  for (const char* name : {"a", "b", "c"}) Add(name, WorkerRole::kHybrid);
+  std::set<std::string> chosen;
+  std::vector<std::string> first, second;
+  for (int i = 0; i < 50; ++i) first.push_back(Choose().route->decode.name);
+  policy_ = CreateLeastLoadedPrefixPolicy(1);
+  for (int i = 0; i < 50; ++i) second.push_back(Choose().route->decode.name);
+  EXPECT_EQ(first, second);
+  chosen.insert(first.begin(), first.end());
+  EXPECT_EQ(chosen.size(), 3u);
+}
+
+TEST_F(RoutingPolicyTest, RolesDecideWhatIsSent) {
+  const WorkerId p = Add("p", WorkerRole::kPrefill);
+  const WorkerId d = Add("d", WorkerRole::kDecode);
+  RoutingDecision decision = Choose();
+  EXPECT_EQ(decision.route->decode, d);
+  EXPECT_EQ(decision.route->prefill, p);
+  request_.disaggregate = DisaggregatePolicy::kNever;
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  // Short prompts stay local, unless all shall travel.
+  request_.disaggregate = DisaggregatePolicy::kAuto;
+  request_.num_tokens = 255;
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  request_.disaggregate = DisaggregatePolicy::kAlways;
+  EXPECT_EQ(Choose().route->prefill, p);
+}
+
+TEST_F(RoutingPolicyTest, WithoutPrefillWorkersDecodeWorkersPrefillAndTheOtherWayRound) {
+  const WorkerId d = Add("d", WorkerRole::kDecode);
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  const WorkerId p = Add("p", WorkerRole::kPrefill);
+  fleet_.OnSessionLost(1);
+  const RoutingDecision decision = Choose();
+  EXPECT_EQ(decision.route->decode, p);
+  EXPECT_EQ(decision.route->prefill, std::nullopt);
+}
+
+TEST_F(RoutingPolicyTest, AFullDecodeWorkerIsWaitedForNotReplacedByAPrefillWorker) {
+  const WorkerId d = Add("d", WorkerRole::kDecode);
+  Add("p", WorkerRole::kPrefill);
+  fleet_.AddLive(d, 2, 0);
+  fleet_.OnFull(d);
+  const RoutingDecision decision = Choose();
+  EXPECT_FALSE(decision.route.has_value());
+  EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
+}
+
+TEST_F(RoutingPolicyTest, AStreamGoesOnOnlyWithinItsNumerics) {
+  Add("a", WorkerRole::kDecode, "other");
+  request_.numerics_id = "n";
+  EXPECT_EQ(Choose().why_not, NoRoute::kNobodyAlive);
+  const WorkerId b = Add("b", WorkerRole::kDecode, "n");
+  Add("p", WorkerRole::kPrefill, "other");
+  EXPECT_EQ(Choose().route->decode, b);
+  EXPECT_EQ(Choose().route->prefill, std::nullopt) << "a prefill worker computes other bits";
+}
+
+TEST_F(RoutingPolicyTest, WhatFitsNobodyIsToldApartFromWhatMustWait) {
+  Add("a", WorkerRole::kDecode);
+  request_.num_tokens = 2048;
+  EXPECT_EQ(Choose().why_not, NoRoute::kTooLong);
+  request_.model = "another";
+  EXPECT_EQ(Choose().why_not, NoRoute::kNobodyAlive);
+}
+
+TEST_F(RoutingPolicyTest, PrefillGoesToTheLeastQueuedWorker) {
+  Add("d", WorkerRole::kDecode);
+  const WorkerId p = Add("p", WorkerRole::kPrefill);
+  const WorkerId q = Add("q", WorkerRole::kPrefill);
+  fleet_.AddLive(p, 0, 4000);
+  EXPECT_EQ(Choose().route->prefill, q);
+  fleet_.AddLive(q, 0, 4000);
+  Holds(p, 3);
+  EXPECT_EQ(Choose().route->prefill, p);
+}
+
+}  // namespace
+}  // namespace tandem
