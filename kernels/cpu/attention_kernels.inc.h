@@ -13,13 +13,18 @@
 namespace tandem {
 namespace {
 
-// kMaxRows rows share the loads of K and V; kVectors vectors of outputs are summed at a time.
-template <typename Policy, typename Element, DType kDType, int kMaxRows, int kVectors>
+// kMaxRows rows share the loads of K and V; kSums sums fit the registers.
+template <typename Policy, typename Element, DType kDType, int kMaxRows, int kSums>
 struct Attention {
   static constexpr int kMaxHeadDim = 256;
   static constexpr int kSub = kKvSubTileTokens;
   static constexpr int kSubTiles = kAttentionTileTokens / kSub;
   static constexpr int kP = Policy::kPerUnit;
+  // Vectors of outputs summed at a time.
+  template <int kRows>
+  static constexpr int kVectorsOf = kSums / kRows >= kSubTiles ? kSubTiles
+                                    : kSums / kRows >= 2       ? 2
+                                                               : 1;
   static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * Policy::kRowUnitBytes;
 
   static size_t SubTileBytes(int head_dim) {
@@ -127,16 +132,21 @@ struct Attention {
   };
 
   template <int kRows>
-  static void Scores(const Tiles& tiles, int head_dim, RowState<kRows>* state) {
+  static void Scores(const Tiles& tiles, const Tiles& next, int head_dim, RowState<kRows>* state) {
+    constexpr int kVectors = kVectorsOf<kRows>;
     for (int first = 0; first < kSubTiles; first += kVectors) {
       F32x16 acc[kRows][kVectors] = {};
       const std::byte* w[kVectors];
+      int64_t prefetch[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) w[v] = tiles.k[first + v];
-      AccumulateUnits<Policy, kRows, kVectors, 0>(state->queries, kRows * Policy::kRowUnitBytes,
-                                                  Policy::kRowUnitBytes, w,
-                                                  Policy::kWeightVectorBytes, head_dim / kP, acc);
-#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        w[v] = tiles.k[first + v];
+        prefetch[v] = next.k[first + v] - tiles.k[first + v];
+      }
+      AccumulateUnits<Policy, kRows, kVectors>(state->queries, kRows * Policy::kRowUnitBytes,
+                                               Policy::kRowUnitBytes, w, Policy::kWeightVectorBytes,
+                                               prefetch, head_dim / kP, acc);
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
@@ -196,12 +206,12 @@ struct Attention {
     partial->sum = partial->sum * *rescale + SumOf(sums);
   }
 
-  // accumulators[.., kFirst vectors from `first`] = rescaled + weights · V.
+  // accumulators[.., kCount vectors from `first`] = rescaled + weights · V.
   template <int kRows, int kCount>
-  static void AddValues(const Tiles& tiles, int tokens, const std::byte* last_pair, int first,
-                        int padded, RowState<kRows>* state) {
+  static void AddValues(const Tiles& tiles, const Tiles& next, int tokens,
+                        const std::byte* last_pair, int first, int padded, RowState<kRows>* state) {
     F32x16 acc[kRows][kCount];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
@@ -211,20 +221,24 @@ struct Attention {
     }
     const int64_t unit_stride = int64_t{padded} / kLanes * Policy::kWeightVectorBytes;
     const std::byte* w[kCount];
-    const auto add = [&](const std::byte* v_units, int first_unit, int units)
+    int64_t prefetch[kCount];
+    const auto add = [&](const std::byte* v_units, int64_t next_units, int first_unit, int units)
         __attribute__((always_inline)) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
-      AccumulateUnits<Policy, kRows, kCount, 0>(state->weights + first_unit * Policy::kRowUnitBytes,
-                                                Policy::kRowUnitBytes, kWeightRowBytes, w,
-                                                unit_stride, units, acc);
+      for (int v = 0; v < kCount; ++v) {
+        w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
+        prefetch[v] = next_units;
+      }
+      AccumulateUnits<Policy, kRows, kCount>(state->weights + first_unit * Policy::kRowUnitBytes,
+                                             Policy::kRowUnitBytes, kWeightRowBytes, w, unit_stride,
+                                             prefetch, units, acc);
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
-      add(tiles.v[i], i * (kSub / kP), here / kP);
+      add(tiles.v[i], next.v[i] - tiles.v[i], i * (kSub / kP), here / kP);
     }
-    if (last_pair != nullptr) add(last_pair, tokens / kP, 1);
-#pragma GCC unroll 8
+    if (last_pair != nullptr) add(last_pair, 0, tokens / kP, 1);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
@@ -234,13 +248,14 @@ struct Attention {
   }
 
   template <int kRows, int kCount>
-  static void AddAllValues(const Tiles& tiles, int tokens, const std::byte* last_pair, int first,
-                           int padded, RowState<kRows>* state) {
+  static void AddAllValues(const Tiles& tiles, const Tiles& next, int tokens,
+                           const std::byte* last_pair, int first, int padded,
+                           RowState<kRows>* state) {
     for (; first + kCount <= padded / kLanes; first += kCount) {
-      AddValues<kRows, kCount>(tiles, tokens, last_pair, first, padded, state);
+      AddValues<kRows, kCount>(tiles, next, tokens, last_pair, first, padded, state);
     }
     if constexpr (kCount > 1) {
-      AddAllValues<kRows, kCount - 1>(tiles, tokens, last_pair, first, padded, state);
+      AddAllValues<kRows, kCount / 2>(tiles, next, tokens, last_pair, first, padded, state);
     }
   }
 
@@ -261,9 +276,13 @@ struct Attention {
     const int64_t segment_end = segment_begin + kAttentionSegmentTokens < num_visible
                                     ? segment_begin + kAttentionSegmentTokens
                                     : num_visible;
+    Tiles next = FindTiles(task, segment_begin, num_visible);
     for (int64_t tile = segment_begin; tile < segment_end; tile += kAttentionTileTokens) {
-      const Tiles tiles = FindTiles(task, tile, num_visible);
-      Scores<kRows>(tiles, head_dim, &state);
+      const Tiles tiles = next;
+      if (tile + kAttentionTileTokens < segment_end) {
+        next = FindTiles(task, tile + kAttentionTileTokens, num_visible);
+      }
+      Scores<kRows>(tiles, next, head_dim, &state);
       for (int r = 0; r < kRows; ++r) {
         Softmax(state.scores[r], task.softmax_scale, task.num_visible[r] - tile, &partials[r],
                 &state.rescale[r], state.weights + r * kWeightRowBytes);
@@ -282,7 +301,7 @@ struct Attention {
         for (int d = 0; d < padded; ++d) pairs[2 * d + 1] = 0;
         last_pair = reinterpret_cast<const std::byte*>(pairs);
       }
-      AddAllValues<kRows, kVectors>(tiles, tokens, last_pair, 0, padded, &state);
+      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, tokens, last_pair, 0, padded, &state);
     }
   }
 

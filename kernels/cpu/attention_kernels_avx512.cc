@@ -3,11 +3,11 @@
 
 namespace tandem {
 
-const AttentionKernels kAvx512AttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 6, 4>::Table("cpu.1.p1.f32");
-const AttentionKernels kAvx512AttentionBf16Dot =
-    Attention<DotBf16Policy, uint16_t, DType::kBF16, 6, 4>::Table("cpu.1.p2.bf16");
-const AttentionKernels kAvx512AttentionBf16Fma =
-    Attention<FmaBf16Policy, uint16_t, DType::kBF16, 6, 4>::Table("cpu.1.p2.bf16");
+constinit const AttentionKernels kAvx512AttentionF32 =
+    Attention<F32Policy, float, DType::kF32, 12, 24>::Table("cpu.1.p1.f32");
+constinit const AttentionKernels kAvx512AttentionBf16Dot =
+    Attention<DotBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
+constinit const AttentionKernels kAvx512AttentionBf16Fma =
+    Attention<FmaBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
 
 }  // namespace tandem

@@ -170,12 +170,13 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
 void AddJobs(const AttentionKernels& kernels, int num_kv_heads, int group, int64_t sequence,
              int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
   TANDEM_CHECK(kernels.max_rows <= kMaxRows) << kernels.max_rows;
-  const int64_t num_rows = num_tokens * group;
+  if (num_tokens == 0) return;
+  const RowTiles tiles = MakeRowTiles(num_tokens * group, kernels.max_rows);
   for (int g = 0; g < num_kv_heads; ++g) {
-    for (int64_t first = 0; first < num_rows; first += kernels.max_rows) {
-      Job job{.sequence = sequence, .kv_head = g, .first_row = first};
-      job.num_rows = static_cast<int>(std::min<int64_t>(kernels.max_rows, num_rows - first));
-      const int64_t visible = num_cached + (first + job.num_rows - 1) / group + 1;
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      Job job{.sequence = sequence, .kv_head = g, .first_row = tiles.begin(tile)};
+      job.num_rows = tiles.rows(tile);
+      const int64_t visible = num_cached + (job.first_row + job.num_rows - 1) / group + 1;
       job.num_segments = CeilDiv<int64_t>(visible, kAttentionSegmentTokens);
       job.first_partial = 0;
       if (!jobs->empty()) {

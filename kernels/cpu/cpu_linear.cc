@@ -94,7 +94,7 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
 }
 
 void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void* input,
-                     const GemmTiles& tiles, int64_t tile, std::byte* packed) {
+                     const RowTiles& tiles, int64_t tile, std::byte* packed) {
   const int64_t row = tiles.begin(tile);
   const auto* from = static_cast<const std::byte*>(input) +
                      static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
@@ -154,7 +154,7 @@ absl::Status CpuLinear(const LinearArgs& args, ThreadPool* pool, Scratch* scratc
                           scratch->Get(static_cast<size_t>(block_rows * row_bytes)));
   for (int64_t first_row = 0; first_row < args.num_rows; first_row += kRowBlock) {
     const int64_t rows = std::min(kRowBlock, args.num_rows - first_row);
-    const GemmTiles tiles = MakeGemmTiles(rows, gemm.max_tile_rows);
+    const RowTiles tiles = MakeRowTiles(rows, gemm.max_tile_rows);
     const auto* input =
         static_cast<const std::byte*>(args.input) +
         static_cast<size_t>(first_row * spec.in_features) * SizeOf(spec.compute_dtype);

@@ -17,7 +17,6 @@ struct Gemm {
   static constexpr int kMaxBuffer = kMaxRows * kPanelOutputs > kWideRows* kWidePanels* kPanelOutputs
                                         ? kMaxRows* kPanelOutputs
                                         : kWideRows* kWidePanels* kPanelOutputs;
-  // Weights are read once when rows are few: fetch them ahead.
   static constexpr int kPrefetchBytes = 1024;
 
   static int64_t Units(int64_t in_features) {
@@ -40,10 +39,13 @@ struct Gemm {
       w[v] = panels + v / kVectors * panel_bytes + begin * kPanelUnitBytes +
              v % kVectors * Policy::kWeightVectorBytes;
     }
+    int64_t prefetch[kPanels * kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanels * kVectors; ++v) prefetch[v] = kPrefetchBytes;
     constexpr int64_t kUnitStride = kRows * Policy::kRowUnitBytes;
-    AccumulateUnits<Policy, kRows, kPanels * kVectors, (kRows <= kWideRows ? kPrefetchBytes : 0)>(
-        a + begin * kUnitStride, kUnitStride, Policy::kRowUnitBytes, w, kPanelUnitBytes,
-        end - begin, acc);
+    AccumulateUnits<Policy, kRows, kPanels * kVectors>(a + begin * kUnitStride, kUnitStride,
+                                                       Policy::kRowUnitBytes, w, kPanelUnitBytes,
+                                                       prefetch, end - begin, acc);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -139,7 +141,7 @@ struct Gemm {
   }
 
   static void Run(const GemmTask& task) {
-    const GemmTiles tiles = MakeGemmTiles(task.num_rows, kMaxRows);
+    const RowTiles tiles = MakeRowTiles(task.num_rows, kMaxRows);
     const int64_t units = Units(task.in_features);
     const int64_t panel_bytes = units * kPanelUnitBytes;
     const int num_panels = static_cast<int>((task.num_outputs + kPanelOutputs - 1) / kPanelOutputs);

@@ -3,7 +3,8 @@
 
 namespace tandem {
 
-const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 1, 2, 1, 2>::Table<float>();
-const GemmKernels kGenericGemmBf16 = Gemm<WideningBf16Policy, 1, 2, 1, 2>::Table<uint16_t>();
+constinit const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 1, 2, 1, 2>::Table<float>();
+constinit const GemmKernels kGenericGemmBf16 =
+    Gemm<WideningBf16Policy, 1, 2, 1, 2>::Table<uint16_t>();
 
 }  // namespace tandem

@@ -95,7 +95,7 @@ struct KernelTable {
 };
 
 // Rows of tile `index` when num_rows rows make equal tiles of at most max_tile_rows.
-struct GemmTiles {
+struct RowTiles {
   int64_t count;
   int64_t rows_each;
   int64_t rows_extra;  // the first so many tiles have one row more
@@ -105,9 +105,9 @@ struct GemmTiles {
   }
 };
 
-[[gnu::always_inline]] inline GemmTiles MakeGemmTiles(int64_t num_rows, int max_tile_rows) {
+[[gnu::always_inline]] inline RowTiles MakeRowTiles(int64_t num_rows, int max_tile_rows) {
   const int64_t count = (num_rows + max_tile_rows - 1) / max_tile_rows;
-  return GemmTiles{count, num_rows / count, num_rows % count};
+  return RowTiles{count, num_rows / count, num_rows % count};
 }
 
 // Plain C++ for the baseline of the architecture.

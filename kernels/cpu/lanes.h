@@ -27,7 +27,9 @@ using U32x16 = uint32_t __attribute__((vector_size(64)));
 using I32x16 = int32_t __attribute__((vector_size(64)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 
-TANDEM_LANES F32x16 Splat(float x) { return F32x16{} + x; }
+TANDEM_LANES F32x16 Splat(float x) {
+  return F32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
 
 TANDEM_LANES F32x16 LoadF32(const float* from) {
   F32x16 x;
@@ -80,7 +82,11 @@ TANDEM_LANES F32x16 LoadLanes(DType dtype, const void* array, int64_t index, int
   if (count == 16) {
     std::memcpy(&x, from, sizeof(x));
   } else {
+#if defined(__AVX512F__)
+    x = (U16x16)_mm256_maskz_loadu_epi16((1u << count) - 1, from);
+#else
     std::memcpy(&x, from, sizeof(uint16_t) * count);
+#endif
   }
   return WidenBf16(x);
 }
@@ -97,7 +103,15 @@ TANDEM_LANES void StoreLanes(DType dtype, void* array, int64_t index, F32x16 x, 
   }
   uint16_t* to = static_cast<uint16_t*>(array) + index;
   const U16x16 narrow = NarrowBf16(x);
+  if (count == 16) {
+    std::memcpy(to, &narrow, sizeof(narrow));
+    return;
+  }
+#if defined(__AVX512F__)
+  _mm256_mask_storeu_epi16(to, (1u << count) - 1, (__m256i)narrow);
+#else
   std::memcpy(to, &narrow, sizeof(uint16_t) * count);
+#endif
 }
 
 TANDEM_LANES F32x16 Select(I32x16 condition, F32x16 yes, F32x16 no) { return condition ? yes : no; }
@@ -105,12 +119,36 @@ TANDEM_LANES F32x16 Select(I32x16 condition, F32x16 yes, F32x16 no) { return con
 // a > b ? a : b, so a NaN in `a` is passed over.
 TANDEM_LANES F32x16 MaxOf(F32x16 a, F32x16 b) { return Select(a > b, a, b); }
 
+#if defined(__AVX512F__)
+
+// SumLanes.
+TANDEM_LANES float SumOf(F32x16 x) {
+  const __m256 eight =
+      _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Of lanes without a NaN.
+TANDEM_LANES float MaxOfLanes(F32x16 x) {
+  const __m256 eight =
+      _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+#else
+
+// SumLanes.
 TANDEM_LANES float SumOf(F32x16 x) {
   float lanes[kLanes];
   StoreF32(lanes, x);
   return SumLanes(lanes);
 }
 
+// Of lanes without a NaN.
 TANDEM_LANES float MaxOfLanes(F32x16 x) {
   float lanes[kLanes];
   StoreF32(lanes, x);
@@ -118,6 +156,8 @@ TANDEM_LANES float MaxOfLanes(F32x16 x) {
   for (int i = 1; i < kLanes; ++i) max = lanes[i] > max ? lanes[i] : max;
   return max;
 }
+
+#endif
 
 // Exp of vector_math.h in every lane, bit by bit.
 TANDEM_LANES F32x16 ExpOf(F32x16 x) {

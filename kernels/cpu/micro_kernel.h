@@ -26,11 +26,13 @@
 
 namespace tandem {
 
-// Strides are in bytes. kPrefetchBytes > 0 asks for weights that far ahead.
-template <typename Policy, int kRows, int kVectors, int kPrefetchBytes>
+// Strides are in bytes. While vector v of a unit is used, what lies prefetch[v] bytes further is
+// fetched into the cache: weights to come, where they are read from memory.
+template <typename Policy, int kRows, int kVectors>
 TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int64_t a_row_stride,
                                   const std::byte* const (&w)[kVectors], int64_t w_unit_stride,
-                                  int64_t units, F32x16 (&acc)[kRows][kVectors]) {
+                                  const int64_t (&prefetch)[kVectors], int64_t units,
+                                  F32x16 (&acc)[kRows][kVectors]) {
   const std::byte* weights[kVectors];
   for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
   const auto phase = [&]<int kPhase>() __attribute__((always_inline)) {
@@ -49,10 +51,8 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
     }
   };
   for (int64_t unit = 0; unit < units; ++unit) {
-    if constexpr (kPrefetchBytes > 0) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) __builtin_prefetch(weights[v] + kPrefetchBytes);
-    }
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(weights[v] + prefetch[v]);
     phase.template operator()<0>();
     if constexpr (Policy::kPhases == 2) phase.template operator()<1>();
 #pragma GCC unroll 8

@@ -3,6 +3,6 @@
 
 namespace tandem {
 
-const RowKernels kAvx512Rows = kRowKernels;
+constinit const RowKernels kAvx512Rows = kRowKernels;
 
 }  // namespace tandem

@@ -3,6 +3,6 @@
 
 namespace tandem {
 
-const RowKernels kGenericRows = kRowKernels;
+constinit const RowKernels kGenericRows = kRowKernels;
 
 }  // namespace tandem

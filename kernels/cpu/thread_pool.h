@@ -26,6 +26,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+  // Threads that sleep because no work has come for a while.
+  int num_parked() const { return num_parked_.load(); }
 
   // Calls body(item, thread) for every item in [0, num_items), thread below num_threads(), and
   // returns when all have returned. One caller at a time. num_items below 2^31.

@@ -72,10 +72,11 @@ class Engine {
 
   // ---- One step: expire, grant, schedule, execute, publish ----
   struct StepResult {
-    bool ran_batch = false;      // Call again at once.
-    int32_t tokens = 0;          // Computed in this step.
-    int32_t sequences = 0;       // In its batch.
-    int64_t next_wakeup_us = 0;  // Otherwise at the next input, or then (lease, deadline).
+    bool ran_batch = false;  // Call again at once.
+    int32_t tokens = 0;      // Computed in this step.
+    int32_t sequences = 0;   // In its batch.
+    // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
+    int64_t next_wakeup_us = 0;
   };
   StepResult Step(int64_t now_us);
 

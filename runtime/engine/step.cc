@@ -25,8 +25,9 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   if (!plan.runs.empty()) {
     Execute(plan, &result);
   } else {
+    GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
-    result.ran_batch = RelieveMemory();
+    result.ran_batch = RelieveMemory() || !plan.preempted.empty();
   }
   graveyard_.clear();
   result.next_wakeup_us = NextWakeup();

@@ -156,7 +156,6 @@ void BlockPool::AppendState(std::string* bytes) const {
   for (const Block& block : blocks_) {
     bytes->push_back(static_cast<char>(block.references));
     bytes->push_back(static_cast<char>(block.pins));
-    bytes->push_back(static_cast<char>(block.generation));
     bytes->push_back(static_cast<char>(block.cached * 2 + block.in_free_list));
   }
   for (const BlockId id : free_) bytes->push_back(static_cast<char>(id));

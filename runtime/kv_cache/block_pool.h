@@ -88,7 +88,7 @@ class BlockPool {
   // Internal, naming the block, if any invariant is broken. O(blocks).
   absl::Status Audit() const;
 
-  // Appends bytes that are equal for equal states.
+  // Appends bytes that are equal for pools that will behave alike (generations do not count).
   void AppendState(std::string* bytes) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
+#include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
 
@@ -30,6 +31,17 @@ void GrantPolicy::Remove(const AttemptId& attempt) {
     return;
   }
   std::erase_if(waiting_, [&attempt](const auto& waiting) { return waiting.first == attempt; });
+}
+
+void GrantPolicy::AppendState(std::string* bytes) const {
+  const auto append = [bytes](const AttemptId& attempt, int32_t blocks) {
+    AppendBytes(attempt.request.counter, bytes);
+    AppendBytes(attempt.attempt, bytes);
+    AppendBytes(blocks, bytes);
+  };
+  for (const auto& [attempt, blocks] : waiting_) append(attempt, blocks);
+  bytes->push_back('|');
+  for (const auto& [attempt, blocks] : granted_) append(attempt, blocks);
 }
 
 }  // namespace tandem

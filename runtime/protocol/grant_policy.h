@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "runtime/protocol/identity.h"
@@ -36,8 +37,11 @@ class GrantPolicy {
   // What the oldest waits for; 0 if none waits.
   int32_t wanted_blocks() const { return waiting_.empty() ? 0 : waiting_.front().second; }
 
+  // Appends bytes that are equal for equal states.
+  void AppendState(std::string* bytes) const;
+
  private:
-  const int32_t pool_blocks_;
+  int32_t pool_blocks_;
   std::deque<std::pair<AttemptId, int32_t>> waiting_;
   std::map<AttemptId, int32_t> granted_;
   int32_t granted_blocks_ = 0;

@@ -56,7 +56,10 @@ std::optional<FramePlace> ReservationTable::Begin(const FrameHeader& header) {
   landing = Landing::kInFlight;
   const FramePlace place{.ticket = next_ticket_++,
                          .block = slot->blocks[static_cast<size_t>(index)]};
-  in_flight_[place.ticket] = {.header = header, .attempt = slot->attempt, .block = place.block};
+  in_flight_[place.ticket] = {.header = header,
+                              .generation = slot->generation,
+                              .attempt = slot->attempt,
+                              .block = place.block};
   return place;
 }
 
@@ -72,7 +75,7 @@ ReceivedFrame ReservationTable::Finish(const FramePlace& place, bool ok, uint32_
                          .block = frame.block,
                          .outcome = FrameOutcome::kOrphaned};
   Slot& slot = slots_[header.reservation.slot];
-  if (!slot.open || slot.attempt != frame.attempt) return received;
+  if (!slot.open || slot.generation != frame.generation) return received;
   if (!ok) {
     received.outcome = FrameOutcome::kFailed;
   } else if (TANDEM_GUARD("frame_checksum",

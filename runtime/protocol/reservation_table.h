@@ -62,6 +62,7 @@ class ReservationTable {
   };
   struct InFlight {
     FrameHeader header;
+    uint32_t generation = 0;  // Of the slot.
     AttemptId attempt;
     int32_t block = 0;
   };

@@ -1,6 +1,7 @@
 #include "runtime/protocol/tombstones.h"
 
 #include "runtime/base/guard.h"
+#include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
 
@@ -27,6 +28,14 @@ void Tombstones::Expire(int64_t now_us) {
 void Tombstones::EraseFirst() {
   deadlines_.erase(by_deadline_.begin()->second);
   by_deadline_.erase(by_deadline_.begin());
+}
+
+void Tombstones::AppendState(std::string* bytes) const {
+  for (const auto& [deadline_us, attempt] : by_deadline_) {
+    AppendBytes(deadline_us, bytes);
+    AppendBytes(attempt.request.counter, bytes);
+    AppendBytes(attempt.attempt, bytes);
+  }
 }
 
 }  // namespace tandem

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "runtime/protocol/identity.h"
@@ -27,10 +28,13 @@ class Tombstones {
 
   int32_t size() const { return static_cast<int32_t>(deadlines_.size()); }
 
+  // Appends bytes that are equal for equal states.
+  void AppendState(std::string* bytes) const;
+
  private:
   void EraseFirst();
 
-  const int32_t max_entries_;
+  int32_t max_entries_;
   std::map<AttemptId, int64_t> deadlines_;
   std::set<std::pair<int64_t, AttemptId>> by_deadline_;
 };

@@ -33,6 +33,8 @@ class ChoiceText {
     if (matcher_.stopped()) *finish = FinishReason::kStop;
     return text;
   }
+  // The stop string that ended it; empty if none did.
+  const std::string& stop_string() const { return matcher_.matched(); }
 
  private:
   std::unique_ptr<Detokenizer> detokenizer_;

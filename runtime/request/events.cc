@@ -129,12 +129,17 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   choice.generated.push_back(event.token.token);
   FinishReason finish = event.finish;
   std::string text;
-  if (choice.text.has_value()) text = choice.text->Append(event.token.token, &finish);
+  std::string_view stop_string;
+  if (choice.text.has_value()) {
+    text = choice.text->Append(event.token.token, &finish);
+    stop_string = choice.text->stop_string();
+  }
   request->facts.sink->OnDelta({.choice = event.choice,
                                 .position = event.position,
                                 .token = &event.token,
                                 .text = text,
-                                .finish = finish});
+                                .finish = finish,
+                                .stop_string = stop_string});
   if (finish == FinishReason::kNone) return;
 
   choice.finished = true;

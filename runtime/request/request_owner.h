@@ -53,6 +53,7 @@ struct Delta {
   // string comes later or never; a stop string and a stop token have none.
   std::string_view text;
   FinishReason finish = FinishReason::kNone;  // Not kNone: last delta of this choice.
+  std::string_view stop_string;               // The one that finished it, where one did.
 };
 
 struct PromptReport {

@@ -18,7 +18,10 @@ std::string StopMatcher::Append(std::string_view text) {
     held_ += c;
     size_t longest = 0;
     for (const std::string& stop : stops_) {
-      if (held_.ends_with(stop)) longest = std::max(longest, stop.size());
+      if (held_.ends_with(stop) && stop.size() > longest) {
+        longest = stop.size();
+        matched_ = stop;
+      }
     }
     if (longest == 0) continue;
     stopped_ = true;

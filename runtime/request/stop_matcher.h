@@ -23,12 +23,15 @@ class StopMatcher {
   // The text is over: what was held back.
   std::string Flush();
   bool stopped() const { return stopped_; }
+  // The string that stopped it; empty before.
+  const std::string& matched() const { return matched_; }
 
  private:
   bool MayBeginAt(size_t begin) const;
 
   std::vector<std::string> stops_;
   std::string held_;
+  std::string matched_;
   bool stopped_ = false;
 };
 

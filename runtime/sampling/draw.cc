@@ -3,41 +3,50 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <limits>
 
 #include "kernels/api/rows.h"
-#include "kernels/api/vector_math.h"
 #include "runtime/base/check.h"
+#include "runtime/sampling/row_math.h"
 
 namespace tandem {
 namespace {
 
 using Uint128 = unsigned __int128;
 
-// Buckets by distance from the maximum, 1/16 wide, the last without end: they narrow a row down
+// Buckets by distance from the maximum, 1/128 wide, the last without end: they narrow a row down
 // to the few ids near a cut in one pass.
-constexpr int kNumBuckets = 512;
-constexpr float kBucketsPerUnit = 16.0f;
-// Below this many candidates sorting is cheaper than another partition.
-constexpr size_t kSmall = 64;
+constexpr int kNumBuckets = 4096;
+constexpr float kBucketsPerUnit = 128.0f;
+
+// Ids that are still in the game, in id order.
+struct Pool {
+  std::span<const float> logits;
+  std::span<const uint64_t> weights;
+};
+
+// The last that is kept, in the order of falling logits and, among equals, rising indices.
+struct Cut {
+  float logit;
+  int32_t index;
+
+  bool Keeps(float other_logit, int32_t other_index) const {
+    return other_logit > logit || (other_logit == logit && other_index <= index);
+  }
+};
+
+// Orders indices of `logits` as Cut says.
+struct Better {
+  const float* logits;
+  bool operator()(int32_t a, int32_t b) const {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  }
+};
 
 int BucketOf(float logit, float max) {
   const float distance = (max - logit) * kBucketsPerUnit;
   return distance < kNumBuckets ? static_cast<int>(distance) : kNumBuckets - 1;
-}
-
-uint64_t WeightOf(float logit, const DrawArgs& args) {
-  return static_cast<uint64_t>(
-      static_cast<int64_t>(Exp((logit - args.max) / args.temperature) * kWeightOne));
-}
-
-bool Better(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
-uint64_t TotalWeight(std::span<const Candidate> candidates) {
-  uint64_t total = 0;
-  for (const Candidate& candidate : candidates) total += candidate.weight;
-  return total;
 }
 
 // Uniform in [0, total).
@@ -53,117 +62,126 @@ uint64_t NeededWeight(float top_p, uint64_t total) {
   return std::max<uint64_t>(needed, 1);
 }
 
-// Weights of `count` ids from `first` on, and their sum.
-uint64_t ComputeWeights(const DrawArgs& args, size_t first, size_t count, uint64_t* weights) {
-  uint64_t total = 0;
-  for (size_t i = 0; i < count; ++i) {
-    weights[i] = WeightOf(args.row[first + i], args);
-    total += weights[i];
-  }
-  return total;
+// Weights of logits, and their sum.
+uint64_t ComputeWeights(std::span<const float> logits, const DrawArgs& args, uint64_t* weights) {
+  return GetRowMath().weights(logits.data(), static_cast<int64_t>(logits.size()), args.maxima->max,
+                              args.temperature, kWeightOne, weights);
 }
 
-// The whole row, piece by piece: no list of candidates.
+// The whole row, piece by piece.
 int32_t DrawFromAll(const DrawArgs& args, DrawScratch* scratch) {
   constexpr size_t kPiece = kVocabularyPiece;
+  const auto piece_of_row = [&](size_t first) {
+    return args.row.subspan(first, std::min(kPiece, args.row.size() - first));
+  };
   scratch->weights.resize(kPiece);
   scratch->piece_totals.clear();
   uint64_t total = 0;
   for (size_t first = 0; first < args.row.size(); first += kPiece) {
-    const size_t count = std::min(kPiece, args.row.size() - first);
-    scratch->piece_totals.push_back(ComputeWeights(args, first, count, scratch->weights.data()));
+    scratch->piece_totals.push_back(
+        ComputeWeights(piece_of_row(first), args, scratch->weights.data()));
     total += scratch->piece_totals.back();
   }
   uint64_t target = Scale(args.random, total);
   size_t piece = 0;
   while (target >= scratch->piece_totals[piece]) target -= scratch->piece_totals[piece++];
-  const size_t first = piece * kPiece;
-  ComputeWeights(args, first, std::min(kPiece, args.row.size() - first), scratch->weights.data());
+  ComputeWeights(piece_of_row(piece * kPiece), args, scratch->weights.data());
   size_t i = 0;
   while (target >= scratch->weights[i]) target -= scratch->weights[i++];
-  return static_cast<int32_t>(first + i);
+  return static_cast<int32_t>(piece * kPiece + i);
 }
 
-// Ids of the buckets up to `last_bucket`, in id order.
-void Gather(const DrawArgs& args, int last_bucket, std::vector<Candidate>* candidates) {
-  candidates->clear();
-  for (size_t id = 0; id < args.row.size(); ++id) {
-    const float logit = args.row[id];
-    if (BucketOf(logit, args.max) > last_bucket) continue;
-    candidates->push_back(
-        Candidate{.logit = logit, .id = static_cast<int32_t>(id), .weight = WeightOf(logit, args)});
+// A logit that at least top_k of the row reach, close to the lowest such.
+float FloorOfTopK(const DrawArgs& args, std::vector<float>* floors) {
+  const size_t count = static_cast<size_t>(args.top_k);
+  const std::vector<float>& blocks = args.maxima->blocks;
+  if (count <= blocks.size()) {
+    // The top_k highest of the blocks' maxima are top_k logits.
+    *floors = blocks;
+    const auto nth = floors->begin() + static_cast<std::ptrdiff_t>(count - 1);
+    std::nth_element(floors->begin(), nth, floors->end(), std::greater<float>());
+    return *nth;
   }
-}
-
-// The first bucket at which the running sum reaches `needed`.
-int FindBucket(const std::array<uint64_t, kNumBuckets>& sums, uint64_t needed) {
-  uint64_t sum = 0;
-  for (int bucket = 0; bucket < kNumBuckets; ++bucket) {
-    sum += sums[bucket];
-    if (sum >= needed) return bucket;
+  std::array<uint32_t, kNumBuckets> counts = {};
+  std::array<float, kNumBuckets> lowest;
+  lowest.fill(args.maxima->max);
+  for (const float logit : args.row) {
+    const int bucket = BucketOf(logit, args.maxima->max);
+    ++counts[bucket];
+    lowest[bucket] = std::min(lowest[bucket], logit);
   }
-  return kNumBuckets - 1;
+  size_t sum = 0;
+  int bucket = 0;
+  while ((sum += counts[bucket]) < count) ++bucket;
+  return lowest[bucket];
 }
 
-// Candidates that contain at least the top_k best.
-void GatherByCount(const DrawArgs& args, std::vector<Candidate>* candidates) {
-  std::array<uint64_t, kNumBuckets> counts = {};
-  for (const float logit : args.row) ++counts[BucketOf(logit, args.max)];
-  Gather(args, FindBucket(counts, static_cast<uint64_t>(args.top_k)), candidates);
-}
-
-// Candidates that contain at least the best ones that weigh top_p of the row. Returns the row's
-// weight.
-uint64_t GatherByWeight(const DrawArgs& args, DrawScratch* scratch) {
-  std::array<uint64_t, kNumBuckets> sums = {};
-  scratch->weights.resize(args.row.size());
-  const uint64_t total = ComputeWeights(args, 0, args.row.size(), scratch->weights.data());
-  for (size_t id = 0; id < args.row.size(); ++id) {
-    sums[BucketOf(args.row[id], args.max)] += scratch->weights[id];
-  }
-  Gather(args, FindBucket(sums, NeededWeight(args.top_p, total)), &scratch->candidates);
-  return total;
-}
-
-// Drops what comes after `last` in the order of Better.
-void KeepUpTo(const Candidate& last, std::vector<Candidate>* candidates) {
-  std::erase_if(*candidates, [&last](const Candidate& c) { return Better(last, c); });
-}
-
-void KeepTopK(int32_t top_k, DrawScratch* scratch) {
-  const size_t count = static_cast<size_t>(top_k);
-  if (scratch->candidates.size() <= count) return;
-  scratch->ordered = scratch->candidates;
-  const auto nth = scratch->ordered.begin() + static_cast<std::ptrdiff_t>(count - 1);
-  std::nth_element(scratch->ordered.begin(), nth, scratch->ordered.end(), Better);
-  KeepUpTo(*nth, &scratch->candidates);
-}
-
-// The fewest best ones that weigh `needed`, which all candidates together do.
-void KeepWeight(uint64_t needed, DrawScratch* scratch) {
-  std::vector<Candidate>& ordered = scratch->ordered;
-  ordered = scratch->candidates;
-  // What is before `begin` is kept, what is behind `end` is not; the last one kept is between.
-  auto begin = ordered.begin();
-  auto end = ordered.end();
-  while (static_cast<size_t>(end - begin) > kSmall) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, Better);
-    const uint64_t better = TotalWeight(std::span(begin, middle));
-    if (better >= needed) {
-      end = middle;
-    } else {
-      needed -= better;
-      begin = middle;
+// Puts the top_k best logits and their ids into the scratch, in id order.
+void KeepTopK(const DrawArgs& args, DrawScratch* scratch) {
+  const float floor = FloorOfTopK(args, &scratch->floors);
+  std::vector<float>& logits = scratch->logits;
+  std::vector<int32_t>& ids = scratch->ids;
+  logits.clear();
+  ids.clear();
+  for (size_t block = 0; block < args.maxima->blocks.size(); ++block) {
+    if (args.maxima->blocks[block] < floor) continue;
+    const size_t first = block * RowMaxima::kBlock;
+    const size_t end = std::min(first + RowMaxima::kBlock, args.row.size());
+    for (size_t id = first; id < end; ++id) {
+      if (args.row[id] < floor) continue;
+      logits.push_back(args.row[id]);
+      ids.push_back(static_cast<int32_t>(id));
     }
   }
-  std::sort(begin, end, Better);
-  while (begin->weight < needed) {
-    needed -= begin->weight;
-    ++begin;
-    TANDEM_CHECK(begin != end) << needed << " of weight missing";
+  const size_t count = static_cast<size_t>(args.top_k);
+  if (ids.size() <= count) return;
+  std::vector<int32_t>& order = scratch->order;
+  order.resize(ids.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+  const auto nth = order.begin() + static_cast<std::ptrdiff_t>(count - 1);
+  std::nth_element(order.begin(), nth, order.end(), Better{logits.data()});
+  const Cut cut = {.logit = logits[*nth], .index = *nth};
+  size_t kept = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (!cut.Keeps(logits[i], static_cast<int32_t>(i))) continue;
+    logits[kept] = logits[i];
+    ids[kept++] = ids[i];
   }
-  KeepUpTo(*begin, &scratch->candidates);
+  logits.resize(kept);
+  ids.resize(kept);
+}
+
+struct WeightCut {
+  Cut cut;
+  uint64_t total;  // Of what it keeps.
+};
+
+// Keeps the fewest best that weigh `needed`, which is at most `total`, the pool's weight.
+WeightCut CutByWeight(const Pool& pool, const DrawArgs& args, uint64_t total, uint64_t needed,
+                      std::vector<int32_t>* order) {
+  // All ids below this weight together weigh no more than what may be lost, so the cut lies
+  // above them. In most rows that is nearly all ids.
+  const uint64_t floor = (total - needed) / pool.weights.size();
+  std::array<uint64_t, kNumBuckets> sums = {};
+  for (size_t i = 0; i < pool.weights.size(); ++i) {
+    if (pool.weights[i] < floor) continue;
+    sums[BucketOf(pool.logits[i], args.maxima->max)] += pool.weights[i];
+  }
+  uint64_t kept = 0;
+  int bucket = 0;
+  for (; bucket < kNumBuckets && kept + sums[bucket] < needed; ++bucket) kept += sums[bucket];
+  TANDEM_CHECK(bucket < kNumBuckets) << kept << " of " << needed << " found";
+  order->clear();
+  for (size_t i = 0; i < pool.weights.size(); ++i) {
+    if (pool.weights[i] < floor) continue;
+    if (BucketOf(pool.logits[i], args.maxima->max) != bucket) continue;
+    order->push_back(static_cast<int32_t>(i));
+  }
+  std::sort(order->begin(), order->end(), Better{pool.logits.data()});
+  size_t place = 0;
+  while (kept + pool.weights[(*order)[place]] < needed) kept += pool.weights[(*order)[place++]];
+  const int32_t last = (*order)[place];
+  return {.cut = {.logit = pool.logits[last], .index = last}, .total = kept + pool.weights[last]};
 }
 
 }  // namespace
@@ -172,23 +190,28 @@ int32_t Draw(const DrawArgs& args, DrawScratch* scratch) {
   const bool cuts_count = args.top_k > 0 && static_cast<size_t>(args.top_k) < args.row.size();
   const bool cuts_weight = args.top_p < 1.0f;
   if (!cuts_count && !cuts_weight) return DrawFromAll(args, scratch);
-  std::vector<Candidate>& candidates = scratch->candidates;
-  uint64_t total = 0;
-  if (cuts_count) {
-    GatherByCount(args, &candidates);
-    KeepTopK(args.top_k, scratch);
-    total = TotalWeight(candidates);
-  } else {
-    total = GatherByWeight(args, scratch);
-  }
+  if (cuts_count) KeepTopK(args, scratch);
+  const std::span<const float> logits =
+      cuts_count ? std::span<const float>(scratch->logits) : args.row;
+  scratch->weights.resize(logits.size());
+  uint64_t total = ComputeWeights(logits, args, scratch->weights.data());
+  const Pool pool = {.logits = logits, .weights = scratch->weights};
+  Cut cut = {.logit = -std::numeric_limits<float>::infinity(),
+             .index = static_cast<int32_t>(logits.size())};
   if (cuts_weight) {
-    KeepWeight(NeededWeight(args.top_p, total), scratch);
-    total = TotalWeight(candidates);
+    const WeightCut found =
+        CutByWeight(pool, args, total, NeededWeight(args.top_p, total), &scratch->order);
+    cut = found.cut;
+    total = found.total;
   }
   uint64_t target = Scale(args.random, total);
-  size_t i = 0;
-  while (target >= candidates[i].weight) target -= candidates[i++].weight;
-  return candidates[i].id;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (!cut.Keeps(logits[i], static_cast<int32_t>(i))) continue;
+    if (target < pool.weights[i]) return cuts_count ? scratch->ids[i] : static_cast<int32_t>(i);
+    target -= pool.weights[i];
+  }
+  TANDEM_CHECK(false) << target << " of " << total << " left over";
+  return -1;
 }
 
 }  // namespace tandem

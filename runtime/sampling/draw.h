@@ -8,26 +8,23 @@
 #include <span>
 #include <vector>
 
-namespace tandem {
+#include "runtime/sampling/row.h"
 
-// An id that is still in the game.
-struct Candidate {
-  float logit;
-  int32_t id;
-  uint64_t weight;
-};
+namespace tandem {
 
 // Memory that draws reuse.
 struct DrawScratch {
+  std::vector<float> floors;
+  std::vector<float> logits;
+  std::vector<int32_t> ids;
+  std::vector<int32_t> order;
   std::vector<uint64_t> weights;
   std::vector<uint64_t> piece_totals;
-  std::vector<Candidate> candidates;
-  std::vector<Candidate> ordered;
 };
 
 struct DrawArgs {
   std::span<const float> row;  // Finite or -infinity (masked); at most kMaxVocabulary.
-  float max;                   // The highest of the row, finite.
+  const RowMaxima* maxima;     // Of the row; the highest is finite.
   float temperature;           // Above 0.
   int32_t top_k;               // At least 0; 0 keeps all.
   float top_p;                 // In (0, 1].

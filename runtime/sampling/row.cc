@@ -1,30 +1,13 @@
 #include "runtime/sampling/row.h"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
 
 #include "kernels/api/rows.h"
 #include "kernels/api/vector_math.h"
+#include "runtime/sampling/row_math.h"
 
 namespace tandem {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Lanes let the compiler use vectors; a maximum does not depend on the order.
-float MaxOf(const float* values, int64_t count) {
-  float lanes[kLanes];
-  std::fill_n(lanes, kLanes, -kInfinity);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
-    }
-  }
-  for (; i < count; ++i) lanes[0] = values[i] > lanes[0] ? values[i] : lanes[0];
-  return *std::max_element(lanes, lanes + kLanes);
-}
 
 // Whether `a` comes before `b` among the highest.
 struct Better {
@@ -38,20 +21,17 @@ struct Better {
 
 void FindMaxima(std::span<const float> row, RowMaxima* maxima) {
   const int64_t size = static_cast<int64_t>(row.size());
+  const RowMath& math = GetRowMath();
   maxima->blocks.clear();
   for (int64_t first = 0; first < size; first += RowMaxima::kBlock) {
-    maxima->blocks.push_back(MaxOf(row.data() + first, std::min(RowMaxima::kBlock, size - first)));
+    maxima->blocks.push_back(
+        math.max(row.data() + first, std::min(RowMaxima::kBlock, size - first)));
   }
   maxima->max = *std::max_element(maxima->blocks.begin(), maxima->blocks.end());
 }
 
 bool AllFinite(std::span<const float> row) {
-  constexpr uint32_t kExponent = 0x7F800000;
-  uint32_t num_others = 0;
-  for (const float logit : row) {
-    num_others += (std::bit_cast<uint32_t>(logit) & kExponent) == kExponent ? 1u : 0u;
-  }
-  return num_others == 0;
+  return GetRowMath().count_not_finite(row.data(), static_cast<int64_t>(row.size())) == 0;
 }
 
 int32_t HighestId(std::span<const float> row, const RowMaxima& maxima) {
@@ -90,28 +70,17 @@ std::vector<int32_t> HighestIds(std::span<const float> row, const RowMaxima& max
 
 int32_t CountBetter(std::span<const float> row, int32_t id) {
   const float logit = row[id];
-  int32_t count = 0;
-  for (const float other : row) count += other > logit ? 1 : 0;
-  for (const float other : row.first(id)) count += other == logit ? 1 : 0;
-  return count;
+  const int64_t count =
+      GetRowMath().count_above(row.data(), static_cast<int64_t>(row.size()), logit);
+  return static_cast<int32_t>(count + std::count(row.begin(), row.begin() + id, logit));
 }
 
 float LogSumExp(std::span<const float> row, float max) {
   const int64_t size = static_cast<int64_t>(row.size());
   float sum = 0.0f;
   for (int64_t first = 0; first < size; first += kVocabularyPiece) {
-    const float* piece = row.data() + first;
-    const int64_t count = std::min(kVocabularyPiece, size - first);
     float lanes[kLanes] = {};
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] = lanes[lane] + Exp(piece[i + lane] - max);
-      }
-    }
-    for (int lane = 0; i + lane < count; ++lane) {
-      lanes[lane] = lanes[lane] + Exp(piece[i + lane] - max);
-    }
+    GetRowMath().add_exp(row.data() + first, std::min(kVocabularyPiece, size - first), max, lanes);
     sum = sum + SumLanes(lanes);
   }
   return Log(sum);

@@ -77,7 +77,7 @@ int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const Sam
                   DrawScratch* scratch) {
   if (args.temperature == 0) return HighestId(row, maxima);
   return Draw({.row = row,
-               .max = maxima.max,
+               .maxima = &maxima,
                .temperature = args.temperature,
                .top_k = args.top_k,
                .top_p = args.top_p,

@@ -54,7 +54,7 @@ class Scheduler {
   void Remove(Sequence* sequence);   // Makes it idle; its blocks stay with it. Idle: nothing.
 
   // Sequences younger than `admit_before` stay waiting (an older one elsewhere lacks blocks). The
-  // plan is valid until the next call of any method.
+  // plan is valid until the next Schedule.
   const StepPlan& Schedule(uint64_t admit_before = kNoOrder);
 
   bool idle() const { return running_.empty() && waiting_.empty(); }

@@ -21,12 +21,11 @@ bool EndsWithReplacement(std::string_view text) {
 
 }  // namespace
 
-Detokenizer::Detokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
-                         bool skip_special_tokens)
+StreamDetokenizer::StreamDetokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
+                                     bool skip_special_tokens)
     : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens) {
   const auto is_text = [&](int32_t id) {
-    return id >= 0 && id < tokenizer->vocab_size() &&
-           !(skip_special_tokens && tokenizer->IsSpecial(id));
+    return tokenizer->HasToken(id) && !(skip_special_tokens && tokenizer->IsSpecial(id));
   };
   const bool begins_text = std::none_of(prompt.begin(), prompt.end(), is_text);
   if (begins_text) spaces_to_strip_ = tokenizer->num_stripped_spaces();
@@ -37,8 +36,8 @@ Detokenizer::Detokenizer(const Tokenizer* tokenizer, std::span<const int32_t> pr
   }
 }
 
-std::string Detokenizer::Append(int32_t id) {
-  if (id < 0 || id >= tokenizer_->vocab_size()) return {};
+std::string StreamDetokenizer::Append(int32_t id) {
+  if (!tokenizer_->HasToken(id)) return {};
   if (skip_special_tokens_ && tokenizer_->IsSpecial(id)) return {};
   switch (tokenizer_->decoder_kind()) {
     case DecoderKind::kBytes:
@@ -51,7 +50,7 @@ std::string Detokenizer::Append(int32_t id) {
   return {};
 }
 
-std::string Detokenizer::Finish() {
+std::string StreamDetokenizer::Finish() {
   switch (tokenizer_->decoder_kind()) {
     case DecoderKind::kBytes:
       return ToValidUtf8(std::exchange(pending_, {}));
@@ -63,7 +62,7 @@ std::string Detokenizer::Finish() {
   return {};
 }
 
-std::string Detokenizer::AppendBytes(std::string_view bytes) {
+std::string StreamDetokenizer::AppendBytes(std::string_view bytes) {
   pending_.append(bytes);
   const size_t num_complete = pending_.size() - UnfinishedSuffix(pending_);
   std::string text = ToValidUtf8(std::string_view(pending_).substr(0, num_complete));
@@ -71,7 +70,7 @@ std::string Detokenizer::AppendBytes(std::string_view bytes) {
   return text;
 }
 
-std::string Detokenizer::AppendPiece(int32_t id) {
+std::string StreamDetokenizer::AppendPiece(int32_t id) {
   const std::string_view bytes = tokenizer_->TokenBytes(id);
   if (tokenizer_->IsByteFallback(id)) {
     pending_.append(bytes);
@@ -82,7 +81,7 @@ std::string Detokenizer::AppendPiece(int32_t id) {
   return StripSpaces(std::move(text));
 }
 
-std::string Detokenizer::TakeByteRun() {
+std::string StreamDetokenizer::TakeByteRun() {
   std::string run = std::exchange(pending_, {});
   if (IsValidUtf8(run)) return run;
   std::string text;
@@ -90,7 +89,7 @@ std::string Detokenizer::TakeByteRun() {
   return text;
 }
 
-std::string Detokenizer::StripSpaces(std::string text) {
+std::string StreamDetokenizer::StripSpaces(std::string text) {
   size_t num_stripped = 0;
   while (spaces_to_strip_ > 0 && num_stripped < text.size()) {
     if (text[num_stripped] != ' ') {
@@ -104,7 +103,7 @@ std::string Detokenizer::StripSpaces(std::string text) {
   return text;
 }
 
-std::string Detokenizer::AppendWindow(int32_t id) {
+std::string StreamDetokenizer::AppendWindow(int32_t id) {
   window_.push_back(id);
   const std::string text = DecodeWindow(window_.size());
   if (EndsWithReplacement(text)) return {};
@@ -116,14 +115,14 @@ std::string Detokenizer::AppendWindow(int32_t id) {
   return text.substr(before.size());
 }
 
-std::string Detokenizer::TakeWindow() {
+std::string StreamDetokenizer::TakeWindow() {
   const std::string text = DecodeWindow(window_.size());
   const std::string before = DecodeWindow(num_context_);
   num_context_ = window_.size();
   return text.size() <= before.size() ? std::string() : text.substr(before.size());
 }
 
-std::string Detokenizer::DecodeWindow(size_t num_ids) const {
+std::string StreamDetokenizer::DecodeWindow(size_t num_ids) const {
   return tokenizer_->Decode(std::span(window_).first(num_ids), skip_special_tokens_).value_or("");
 }
 

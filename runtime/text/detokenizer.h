@@ -18,13 +18,13 @@ namespace tandem {
 // the prompt's (exactly, for the decoder kinds kBytes and kSentencePiece).
 //
 // The state depends on the prompt and the ids alone: a stream is taken up elsewhere by a new
-// Detokenizer that is given the same ids. One thread at a time.
-class Detokenizer {
+// StreamDetokenizer that is given the same ids. One thread at a time.
+class StreamDetokenizer {
  public:
   // `prompt` is what the ids follow: with SentencePiece only a text's first token loses its
   // leading space. `tokenizer` outlives this.
-  Detokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
-              bool skip_special_tokens = true);
+  StreamDetokenizer(const Tokenizer* tokenizer, std::span<const int32_t> prompt,
+                    bool skip_special_tokens = true);
 
   // The text that is complete now that `id` has come; often empty.
   std::string Append(int32_t id);

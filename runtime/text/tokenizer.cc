@@ -1,5 +1,7 @@
 #include "runtime/text/tokenizer.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
@@ -12,6 +14,9 @@ namespace {
 
 // Ids index tables: the largest vocabularies in use have about 2^18.
 constexpr uint32_t kMaxIds = uint32_t{1} << 24;
+
+// Beside the crate's flags: the id names a token.
+constexpr uint8_t kPresent = 0x80;
 
 }  // namespace
 
@@ -52,7 +57,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
           [](void* to, uint32_t id, const char* bytes, size_t size, uint32_t flags) {
             auto* filled = static_cast<Tokenizer*>(to);
             filled->token_bytes_[id].assign(bytes, size);
-            filled->token_flags_[id] = static_cast<uint8_t>(flags);
+            filled->longest_token_bytes_ = std::max(filled->longest_token_bytes_, size);
+            filled->token_flags_[id] = static_cast<uint8_t>(flags) | kPresent;
           },
       .to = tokenizer.get()};
   TANDEM_RETURN_IF_ERROR(BorderStatus(
@@ -96,6 +102,10 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
                                            skip_special_tokens, SinkInto(&text), SinkInto(&error)),
                    "tokenizer", error));
   return text;
+}
+
+bool Tokenizer::HasToken(int32_t id) const {
+  return id >= 0 && id < vocab_size() && (token_flags_[id] & kPresent) != 0;
 }
 
 std::string_view Tokenizer::TokenBytes(int32_t id) const {

@@ -53,8 +53,16 @@ class Tokenizer {
   // One more than the highest id, added tokens included. The model's vocabulary may be larger.
   int vocab_size() const { return static_cast<int>(token_bytes_.size()); }
 
+  // Of the longest token. Text longer than a context's tokens times this cannot fit it (nearly: a
+  // normalizer or a special token may swallow spaces), which is cheaper to see than to encode:
+  // encoding takes up to half a microsecond a byte.
+  size_t longest_token_bytes() const { return longest_token_bytes_; }
+
+  // Whether the id names a token: vocabularies may have holes.
+  bool HasToken(int32_t id) const;
+
   // The bytes a token adds within a text; may be part of a character. Special tokens give their
-  // name. Empty for ids outside the vocabulary.
+  // name. Empty for ids that name none.
   std::string_view TokenBytes(int32_t id) const;
 
   // TokenBytes as UTF-8, with U+FFFD where bytes form no character: `token` of OpenAI's logprobs.
@@ -78,6 +86,7 @@ class Tokenizer {
   TandemTokenizer* handle_ = nullptr;  // Owned.
   DecoderKind decoder_kind_ = DecoderKind::kOther;
   int num_stripped_spaces_ = 0;
+  size_t longest_token_bytes_ = 0;
   std::vector<std::string> token_bytes_;
   std::vector<uint8_t> token_flags_;
 };

@@ -21,6 +21,9 @@ std::string KindOf(const PrefillToDecode& message) {
   return kNames[message.index()];
 }
 
+// Ends of an event that no lost session can take away.
+constexpr int kNobody = -1;
+
 int IndexOf(const std::string& name) { return std::stoi(name.substr(1)); }
 
 }  // namespace
@@ -168,7 +171,7 @@ void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us) {
 void EngineFleet::Send(const std::string& kind, Event event) {
   if (lost_ && lost_(kind)) {
     // A frame's completion always comes, later.
-    if (event.fail) network_.push_back({.from = event.from, .to = event.to, .deliver = event.fail});
+    if (event.fail) network_.push_back({.from = kNobody, .to = kNobody, .deliver = event.fail});
     return;
   }
   ++messages_[kind];
@@ -222,7 +225,7 @@ void EngineFleet::BreakSession(int decode, int prefill) {
     if (!theirs) {
       network_.push_back(std::move(event));
     } else if (event.fail) {
-      network_.push_back({.from = event.from, .to = event.to, .deliver = event.fail});
+      network_.push_back({.from = kNobody, .to = kNobody, .deliver = event.fail});
     }
   }
   Worker& d = *workers_[static_cast<size_t>(decode)];

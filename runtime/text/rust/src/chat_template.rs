@@ -66,11 +66,10 @@ fn without_generation_tags(template: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        let Some((inside, after)) = tag[2..].split_once("%}") else {
             rest = tag;
             break;
         };
-        let inside = &tag[2..end];
         let opening = if inside.starts_with(['-', '+']) { &inside[..1] } else { "" };
         let body = &inside[opening.len()..];
         let closing = if body.ends_with(['-', '+']) { &body[body.len() - 1..] } else { "" };
@@ -82,7 +81,7 @@ fn without_generation_tags(template: &str) -> String {
         match replacement {
             Some(words) => {
                 write!(out, "{{%{opening} {words} {closing}%}}").expect("a String takes everything");
-                rest = &tag[end + 2..];
+                rest = after;
             }
             None => {
                 out.push_str("{%");

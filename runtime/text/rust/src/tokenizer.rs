@@ -2,7 +2,7 @@
 
 use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink};
 use serde_json::Value as Json;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use tokenizers::Tokenizer;
 
 pub struct TandemTokenizer {
@@ -96,9 +96,12 @@ impl TandemTokenizer {
         tokenizer.with_padding(None);
         let decoder = serde_json::to_value(tokenizer.get_decoder())
             .map_err(|error| Failure::invalid(format!("decoder: {error}")))?;
-        let mut vocab: Vec<(u32, String)> =
-            tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
-        vocab.sort();
+        // A broken file may give one id to two tokens: the library then decodes it to one of them.
+        let ids: BTreeSet<u32> = tokenizer.get_vocab(true).into_values().collect();
+        let vocab: Vec<(u32, String)> = ids
+            .into_iter()
+            .filter_map(|id| tokenizer.id_to_token(id).map(|token| (id, token)))
+            .collect();
         match vocab.last() {
             None => return Err(Failure::invalid("the vocabulary is empty")),
             Some((id, _)) if *id >= max_ids => {

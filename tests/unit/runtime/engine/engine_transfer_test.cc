@@ -253,6 +253,22 @@ TEST_F(EngineTransferTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineTransferTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit blocked = MakeSubmit(2, RandomTokens(150, 2), 80);
+  const Submit held = Disaggregated(3, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, running);
+  fleet_.Submit(kDecode, blocked);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.Cancel(kDecode, blocked.attempt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
 TEST_F(EngineTransferTest, PrefillWorkerStartsAPromptOnlyWhenItCanHoldItWhole) {
   Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
   std::vector<Submit> submits;
@@ -294,54 +310,41 @@ TEST_F(EngineTransferTest, PromptIsComputedHereWhenItsBlocksKeepArrivingCorrupt)
 
 // At every point of a transfer: what the other requests deliver is untouched, the attempt ends
 // once, and every block comes back on both sides.
-class InterruptedTransferTest : public EngineTransferTest {
- protected:
-  template <typename Interrupt>
-  void AtEveryPoint(Interrupt interrupt) {
-    bool interrupted = true;
-    int point = 0;
-    for (; interrupted; ++point) {
-      ASSERT_LT(point, 2'000);
-      SCOPED_TRACE(testing::Message() << "point " << point);
-      EngineFleet fleet;
-      Create(&fleet, /*decode_blocks=*/24, /*prefill_blocks=*/24);
-      const Submit submit = Disaggregated(fleet, 1, RandomTokens(150, 1), 6, 2);
-      const Submit other = Disaggregated(fleet, 2, RandomTokens(70, 2), 6);
-      fleet.Submit(kDecode, submit);
-      fleet.Submit(kDecode, other);
-      for (int i = 0; i < point; ++i) {
-        ASSERT_TRUE(fleet.RunOne());
-        ASSERT_EQ(fleet.AuditSum(kDecode), "");
-        ASSERT_EQ(fleet.AuditSum(kPrefill), "");
-      }
-      interrupted = fleet.record(submit.attempt).finish.size() < 2;
-      interrupt(&fleet, submit);
-      // Reuses what has come free, while frames of the interrupted transfer may still be on the
-      // way.
-      const Submit next = Disaggregated(fleet, 3, RandomTokens(160, 3), 6);
-      fleet.Submit(kDecode, next);
-      ASSERT_TRUE(fleet.RunUntilQuiet());
-      const AttemptRecord& record = fleet.record(submit.attempt);
-      EXPECT_FALSE(record.token_after_end);
-      EXPECT_FALSE(record.position_gap);
-      EXPECT_EQ(record.ended.size() + record.refused.size(), interrupted ? 1u : 0u);
-      EXPECT_EQ(fleet.CheckFinished(other), "");
-      EXPECT_EQ(fleet.CheckFinished(next), "");
-      ExpectQuiet(fleet);
-      if (HasFailure()) return;
+TEST_F(EngineTransferTest, CancelAtEveryPointEndsOnceAndDisturbsNobody) {
+  int point = 0;
+  for (bool running = true; running; ++point) {
+    ASSERT_LT(point, 2'000);
+    SCOPED_TRACE(testing::Message() << "point " << point);
+    EngineFleet fleet;
+    Create(&fleet, /*decode_blocks=*/24, /*prefill_blocks=*/24);
+    const Submit submit = Disaggregated(fleet, 1, RandomTokens(150, 1), 6, 2);
+    const Submit other = Disaggregated(fleet, 2, RandomTokens(70, 2), 6);
+    fleet.Submit(kDecode, submit);
+    fleet.Submit(kDecode, other);
+    for (int i = 0; i < point; ++i) {
+      ASSERT_TRUE(fleet.RunOne());
+      ASSERT_EQ(fleet.AuditSum(kDecode), "");
+      ASSERT_EQ(fleet.AuditSum(kPrefill), "");
     }
-    EXPECT_GT(point, 40) << "the transfer was over before it could be interrupted";
+    running = fleet.record(submit.attempt).finish.size() < 2;
+    fleet.Cancel(kDecode, submit.attempt);
+    fleet.Cancel(kDecode, submit.attempt);
+    // Reuses what has come free while frames of the cancelled transfer are still on the way.
+    const Submit next = Disaggregated(fleet, 3, RandomTokens(160, 3), 6);
+    fleet.Submit(kDecode, next);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const AttemptRecord& record = fleet.record(submit.attempt);
+    EXPECT_FALSE(record.token_after_end);
+    EXPECT_FALSE(record.position_gap);
+    EXPECT_EQ(record.ended.size() + record.refused.size(), running ? 1u : 0u);
+    EXPECT_EQ(fleet.CheckFinished(other), "");
+    EXPECT_EQ(fleet.CheckFinished(next), "");
+    ExpectQuiet(fleet);
+    if (HasFailure()) return;
   }
-};
-
-TEST_F(InterruptedTransferTest, CancelAtEveryPoint) {
-  AtEveryPoint([](EngineFleet* fleet, const Submit& submit) {
-    fleet->Cancel(kDecode, submit.attempt);
-    fleet->Cancel(kDecode, submit.attempt);
-  });
+  EXPECT_GT(point, 40) << "the transfer was over before it could be interrupted";
 }
 
-// A lost session ends all its attempts; later ones on the next session are served.
 TEST_F(EngineTransferTest, BothSidesCleanUpWhenTheirSessionIsLostAtAnyPoint) {
   int point = 0;
   for (bool running = true; running; ++point) {
@@ -496,7 +499,7 @@ TEST_F(EngineTransferTest, PrefillCancelThatOvertakesItsSubmitLeavesATombstone) 
   EXPECT_EQ(fleet_.record(submit.attempt).refused.size(), 1u);
 }
 
-TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsAndCorruption) {
+TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSessions) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -509,6 +512,7 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsAndCorruption) {
     fleet.AddWorker({.engine = options});
     std::vector<Submit> submits;
     std::vector<bool> cancelled;
+    bool broken = false;
     for (uint64_t i = 1; i <= 20; ++i) {
       const auto length = static_cast<int32_t>(random.Between(1, 150));
       Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
@@ -529,6 +533,10 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsAndCorruption) {
         ASSERT_EQ(fleet.AuditSum(kDecode), "");
         ASSERT_EQ(fleet.AuditSum(kPrefill), "");
       }
+      if (random.Chance(0.05)) {
+        fleet.BreakSession(kDecode, kPrefill);
+        broken = true;
+      }
       if (random.Chance(0.3)) {
         const size_t victim = random.Below(submits.size());
         fleet.Cancel(kDecode, submits[victim].attempt);
@@ -538,8 +546,9 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsAndCorruption) {
     ASSERT_TRUE(fleet.RunUntilQuiet());
     for (size_t i = 0; i < submits.size(); ++i) {
       const AttemptRecord& record = fleet.record(submits[i].attempt);
-      if (cancelled[i] && !record.ended.empty()) {
-        EXPECT_TRUE(absl::IsCancelled(record.ended[0]));
+      if ((cancelled[i] || broken) && !record.ended.empty()) {
+        EXPECT_THAT(record.ended, SizeIs(1));
+        EXPECT_TRUE(absl::IsCancelled(record.ended[0]) || absl::IsUnavailable(record.ended[0]));
         EXPECT_FALSE(record.token_after_end);
       } else {
         EXPECT_EQ(fleet.CheckFinished(submits[i]), "") << "request " << i;

@@ -24,7 +24,7 @@ std::vector<int32_t> Concatenate(std::span<const int32_t> a, std::span<const int
 // Every part is checked to be whole characters.
 std::string Stream(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                    std::span<const int32_t> ids, bool skip_special_tokens = true) {
-  Detokenizer detokenizer(&tokenizer, prompt, skip_special_tokens);
+  StreamDetokenizer detokenizer(&tokenizer, prompt, skip_special_tokens);
   std::string text;
   for (const int32_t id : ids) {
     const std::string part = detokenizer.Append(id);
@@ -94,9 +94,9 @@ TEST_P(DetokenizerTest, ReplayedIdsRestoreTheState) {
     const std::vector<int32_t> prompt = RandomIds(random, 10);
     const std::vector<int32_t> ids = RandomIds(random, 30);
     const size_t cut = ids.empty() ? 0 : random() % ids.size();
-    Detokenizer first(tokenizer_.get(), prompt);
+    StreamDetokenizer first(tokenizer_.get(), prompt);
     for (size_t i = 0; i < cut; ++i) first.Append(ids[i]);
-    Detokenizer second(tokenizer_.get(), prompt);
+    StreamDetokenizer second(tokenizer_.get(), prompt);
     for (size_t i = 0; i < cut; ++i) second.Append(ids[i]);
     for (size_t i = cut; i < ids.size(); ++i)
       EXPECT_EQ(first.Append(ids[i]), second.Append(ids[i]));
@@ -105,7 +105,7 @@ TEST_P(DetokenizerTest, ReplayedIdsRestoreTheState) {
 }
 
 TEST_P(DetokenizerTest, IdsOutsideTheVocabularyAddNothing) {
-  Detokenizer detokenizer(tokenizer_.get(), {});
+  StreamDetokenizer detokenizer(tokenizer_.get(), {});
   EXPECT_EQ(detokenizer.Append(-1), "");
   EXPECT_EQ(detokenizer.Append(tokenizer_->vocab_size()), "");
   EXPECT_EQ(detokenizer.Finish(), "");
@@ -122,7 +122,7 @@ TEST(DetokenizerStreamTest, CharacterComesWithItsLastByte) {
   const auto tokenizer = LoadTokenizer("demo_model");
   const std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\x98\x80", false).value();
   ASSERT_GT(ids.size(), 1u);
-  Detokenizer detokenizer(tokenizer.get(), {});
+  StreamDetokenizer detokenizer(tokenizer.get(), {});
   for (size_t i = 0; i + 1 < ids.size(); ++i) EXPECT_EQ(detokenizer.Append(ids[i]), "");
   EXPECT_EQ(detokenizer.Append(ids.back()), "\xF0\x9F\x98\x80");
   EXPECT_EQ(detokenizer.Finish(), "");
@@ -131,7 +131,7 @@ TEST(DetokenizerStreamTest, CharacterComesWithItsLastByte) {
 TEST(DetokenizerStreamTest, UnfinishedCharacterIsReplacedAtTheEnd) {
   const auto tokenizer = LoadTokenizer("demo_model");
   const std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\x98\x80", false).value();
-  Detokenizer detokenizer(tokenizer.get(), {});
+  StreamDetokenizer detokenizer(tokenizer.get(), {});
   EXPECT_EQ(detokenizer.Append(ids.front()), "");
   EXPECT_EQ(detokenizer.Finish(), kReplacementCharacter);
 }
@@ -143,6 +143,19 @@ TEST(DetokenizerStreamTest, OnlyTheFirstPieceOfATextLosesItsSpace) {
   const std::vector<int32_t> begin = {tokenizer->TokenId("<s>")};
   EXPECT_EQ(Stream(*tokenizer, begin, word), "the");
   EXPECT_EQ(Stream(*tokenizer, word, word), " the");
+}
+
+TEST(DetokenizerStreamTest, HoleInTheVocabularyDoesNotEndAByteRun) {
+  const auto tokenizer = Tokenizer::Parse(
+      R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "Sequence", "decoders": [
+          {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"}]}, "model": {"type": "BPE",
+          "vocab": {"<0xC3>": 0, "<0xA9>": 2}, "merges": []}})",
+      "file");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::vector<int32_t> ids = {0, 1, 2};
+  EXPECT_EQ(Stream(**tokenizer, {}, ids), "\xC3\xA9");
+  EXPECT_EQ((*tokenizer)->Decode(ids).value(), "\xC3\xA9");
 }
 
 TEST(DetokenizerStreamTest, SpecialTokensAreLeftOutUnlessAskedFor) {

@@ -1,5 +1,6 @@
 #include "runtime/text/tokenizer.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -101,6 +102,16 @@ TEST(TokenizerTest, TokensHaveNamesBytesAndKinds) {
   EXPECT_EQ(pieces->TokenBytes(half), "\xE2");
   EXPECT_EQ(pieces->TokenText(half), "\xEF\xBF\xBD");
   EXPECT_FALSE(pieces->IsByteFallback(pieces->TokenId("<s>")));
+}
+
+TEST(TokenizerTest, NoTokenIsLongerThanTheLongest) {
+  const auto tokenizer = LoadTokenizer("demo_model");
+  size_t longest = 0;
+  for (int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
+    longest = std::max(longest, tokenizer->TokenBytes(id).size());
+  }
+  EXPECT_EQ(tokenizer->longest_token_bytes(), longest);
+  EXPECT_GE(longest, std::string_view("<|assistant|>").size());
 }
 
 TEST(TokenizerTest, AddedTokenOutsideTheByteAlphabetKeepsItsText) {

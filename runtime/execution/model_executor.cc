@@ -1,0 +1,279 @@
+#include "runtime/execution/model_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/sampling/sampler.h"
+
+namespace tandem {
+namespace {
+
+// Logits are computed for at most this many rows at once, so that a long prompt with prompt
+// logprobs takes no more memory than a batch of decodes.
+constexpr int32_t kMaxLogitRows = 64;
+
+absl::Status InRange(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %d, want %d to %d", name, value, low, high));
+}
+
+absl::Status CheckOptions(const ModelExecutorOptions& options, const ModelConfig& config) {
+  constexpr int64_t kMany = 1 << 30;
+  TANDEM_RETURN_IF_ERROR(InRange("num_blocks", options.num_blocks, 1, kMany));
+  TANDEM_RETURN_IF_ERROR(InRange("max_sequences", options.max_sequences, 1, 1 << 20));
+  TANDEM_RETURN_IF_ERROR(
+      InRange("max_batched_tokens", options.max_batched_tokens, options.max_sequences, 1 << 20));
+  return InRange("max_model_tokens", options.max_model_tokens, 1, config.max_positions);
+}
+
+// `result` as the engine speaks of it.
+SampledToken ToSampledToken(const SampleResult& result) {
+  SampledToken sampled{.token = result.token, .logprob = result.logprob, .rank = result.rank};
+  sampled.top.reserve(result.top.size());
+  for (const RankedToken& top : result.top) sampled.top.push_back({top.token, top.logprob});
+  return sampled;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
+    const ModelExecutorOptions& options, const Model* model, Backend* backend,
+    const KvMemory& memory) {
+  TANDEM_RETURN_IF_ERROR(CheckOptions(options, model->config()));
+  TANDEM_ASSIGN_OR_RETURN(
+      KvLayout layout,
+      KvLayout::Make(model->config(), *backend, model->compute_dtype(), options.block_tokens));
+  const size_t pool_bytes = layout.block_bytes * static_cast<size_t>(options.num_blocks);
+  std::unique_ptr<ModelExecutor> executor(
+      new ModelExecutor(options, model, backend, std::move(layout)));
+  if (memory.base != nullptr) {
+    if (memory.bytes < pool_bytes || reinterpret_cast<uintptr_t>(memory.base) % 64 != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("KV memory of %d bytes at %p, want %d bytes aligned to 64", memory.bytes,
+                          memory.base, pool_bytes));
+    }
+    executor->pool_ = static_cast<std::byte*>(memory.base);
+  } else {
+    TANDEM_ASSIGN_OR_RETURN(executor->own_pool_, backend->Allocate(pool_bytes));
+    executor->pool_ = executor->own_pool_.data();
+  }
+  TANDEM_ASSIGN_OR_RETURN(executor->decoder_,
+                          Decoder::Create(model, backend, executor->layout_, executor->pool_,
+                                          options.max_batched_tokens,
+                                          std::min(options.max_batched_tokens, kMaxLogitRows)));
+  executor->after_layer_ = [self = executor.get()] {
+    if (self->listener_ != nullptr) self->listener_->OnProgress();
+  };
+  return executor;
+}
+
+absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) {
+  TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
+  output->runs.resize(input.runs.size());
+  for (RunOutput& run : output->runs) {
+    run.drawn.clear();
+    run.prompt_logprobs.clear();
+    run.status = absl::OkStatus();
+  }
+  if (input.runs.empty()) return absl::OkStatus();
+  CheckTokens(input.runs, output);
+  ArrangeRows(input.runs);
+  TANDEM_RETURN_IF_ERROR(Forward());
+  ListLogitRows(input.runs);
+  return Publish(input.runs, output);
+}
+
+uint32_t ModelExecutor::BlockChecksum(BlockId block) {
+  return Crc32c(BlockAddress(block), layout_.block_bytes);
+}
+
+// In order, because a later copy may read what an earlier one wrote: one call for each stretch in
+// which no block appears twice.
+absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
+  const auto flush = [this]() -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(
+        backend_->CopyBlocks({.base = pool_,
+                              .block_stride_bytes = layout_.block_bytes,
+                              .sources = copy_sources_.data(),
+                              .destinations = copy_destinations_.data(),
+                              .count = static_cast<int64_t>(copy_sources_.size())}));
+    TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
+    copy_sources_.clear();
+    copy_destinations_.clear();
+    return absl::OkStatus();
+  };
+  const auto contains = [](const std::vector<int32_t>& list, BlockId block) {
+    return std::find(list.begin(), list.end(), block) != list.end();
+  };
+  for (const BlockCopy& copy : copies) {
+    if (contains(copy_destinations_, copy.source) ||
+        contains(copy_destinations_, copy.destination) ||
+        contains(copy_sources_, copy.destination)) {
+      TANDEM_RETURN_IF_ERROR(flush());
+    }
+    copy_sources_.push_back(copy.source);
+    copy_destinations_.push_back(copy.destination);
+  }
+  return copy_sources_.empty() ? absl::OkStatus() : flush();
+}
+
+// Token ids come from clients and kernels trust them: a run with an id that is none fails alone.
+void ModelExecutor::CheckTokens(std::span<const SequenceRun> runs, StepOutput* output) const {
+  for (size_t r = 0; r < runs.size(); ++r) {
+    for (const int32_t id : runs[r].token_ids) {
+      if (IsToken(id)) continue;
+      output->runs[r].status = absl::InvalidArgumentError(
+          absl::StrFormat("token id %d, want 0 to %d", id, model_.config().vocab_size - 1));
+      break;
+    }
+  }
+}
+
+void ModelExecutor::AddRows(const SequenceRun& run) {
+  const int32_t block_tokens = options_.block_tokens;
+  for (size_t i = 0; i < run.token_ids.size(); ++i) {
+    const int32_t position = run.first_position + static_cast<int32_t>(i);
+    token_ids_.push_back(IsToken(run.token_ids[i]) ? run.token_ids[i] : 0);
+    positions_.push_back(position);
+    const int64_t block = run.block_table[static_cast<size_t>(position / block_tokens)];
+    slots_.push_back(block * block_tokens + position % block_tokens);
+  }
+}
+
+void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
+  TANDEM_CHECK(runs.size() <= static_cast<size_t>(options_.max_sequences))
+      << runs.size() << " runs, at most " << options_.max_sequences;
+  token_ids_.clear();
+  positions_.clear();
+  slots_.clear();
+  decode_num_tokens_.clear();
+  prefill_query_start_.assign(1, 0);
+  prefill_num_cached_.clear();
+  first_row_.resize(runs.size());
+  max_blocks_ = 0;
+  for (const SequenceRun& run : runs) {
+    const int64_t end = run.first_position + static_cast<int64_t>(run.token_ids.size());
+    const int64_t blocks = CeilDiv<int64_t>(end, options_.block_tokens);
+    TANDEM_CHECK(!run.token_ids.empty() && end <= options_.max_model_tokens &&
+                 blocks <= static_cast<int64_t>(run.block_table.size()))
+        << "run from " << run.first_position << " to " << end << " with " << run.block_table.size()
+        << " blocks";
+    max_blocks_ = std::max(max_blocks_, blocks);
+  }
+  decode_blocks_.clear();
+  prefill_blocks_.clear();
+  const auto add_table = [this](const SequenceRun& run, std::vector<int32_t>* table) {
+    const size_t used = std::min(run.block_table.size(), static_cast<size_t>(max_blocks_));
+    table->insert(table->end(), run.block_table.begin(),
+                  run.block_table.begin() + static_cast<std::ptrdiff_t>(used));
+    table->insert(table->end(), static_cast<size_t>(max_blocks_) - used, -1);
+  };
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].token_ids.size() != 1) continue;
+    first_row_[i] = static_cast<int32_t>(token_ids_.size());
+    AddRows(runs[i]);
+    add_table(runs[i], &decode_blocks_);
+    decode_num_tokens_.push_back(runs[i].first_position + 1);
+  }
+  const int32_t num_decode_rows = static_cast<int32_t>(token_ids_.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].token_ids.size() == 1) continue;
+    first_row_[i] = static_cast<int32_t>(token_ids_.size());
+    AddRows(runs[i]);
+    add_table(runs[i], &prefill_blocks_);
+    prefill_query_start_.push_back(static_cast<int32_t>(token_ids_.size()) - num_decode_rows);
+    prefill_num_cached_.push_back(runs[i].first_position);
+  }
+  TANDEM_CHECK(token_ids_.size() <= static_cast<size_t>(options_.max_batched_tokens))
+      << token_ids_.size() << " tokens, at most " << options_.max_batched_tokens;
+}
+
+absl::Status ModelExecutor::Forward() {
+  return decoder_->Forward({.token_ids = token_ids_,
+                            .positions = positions_,
+                            .slots = slots_,
+                            .num_decodes = static_cast<int64_t>(decode_num_tokens_.size()),
+                            .num_prefills = static_cast<int64_t>(prefill_num_cached_.size()),
+                            .max_blocks = max_blocks_,
+                            .decode_blocks = decode_blocks_.data(),
+                            .decode_num_tokens = decode_num_tokens_.data(),
+                            .prefill_blocks = prefill_blocks_.data(),
+                            .prefill_query_start = prefill_query_start_.data(),
+                            .prefill_num_cached = prefill_num_cached_.data()},
+                           after_layer_);
+}
+
+void ModelExecutor::ListLogitRows(std::span<const SequenceRun> runs) {
+  logit_rows_.clear();
+  logit_row_ids_.clear();
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const SequenceRun& run = runs[r];
+    const size_t last = run.token_ids.size() - 1;
+    const bool scored = run.num_prompt_logprobs >= 0;
+    for (size_t i = scored ? 0 : last; i <= last; ++i) {
+      LogitRow row{.run = r, .draws = i == last && !run.draws.empty()};
+      if (scored) row.successor = i < last ? run.token_ids[i + 1] : run.next_token_id;
+      if (row.successor < 0 && !row.draws) continue;
+      logit_rows_.push_back(row);
+      logit_row_ids_.push_back(first_row_[r] + static_cast<int32_t>(i));
+    }
+  }
+}
+
+absl::Status ModelExecutor::Publish(std::span<const SequenceRun> runs, StepOutput* output) {
+  const size_t vocab = static_cast<size_t>(model_.config().vocab_size);
+  const size_t piece = static_cast<size_t>(decoder_->max_logit_rows());
+  for (size_t begin = 0; begin < logit_rows_.size(); begin += piece) {
+    const size_t count = std::min(piece, logit_rows_.size() - begin);
+    TANDEM_ASSIGN_OR_RETURN(
+        const std::span<const float> logits,
+        decoder_->Logits(std::span<const int32_t>(logit_row_ids_).subspan(begin, count)));
+    for (size_t i = 0; i < count; ++i) {
+      const LogitRow& row = logit_rows_[begin + i];
+      PublishRow(row, runs[row.run], logits.subspan(i * vocab, vocab), &output->runs[row.run]);
+    }
+    after_layer_();  // A vocabulary's worth of work is progress too.
+  }
+  return absl::OkStatus();
+}
+
+void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
+                               std::span<const float> logits, RunOutput* output) {
+  if (!output->status.ok()) return;
+  const auto add = [&](const absl::StatusOr<SampleResult>& result, std::vector<SampledToken>* out) {
+    if (result.ok()) {
+      out->push_back(ToSampledToken(*result));
+    } else {
+      output->status = result.status();
+    }
+    return output->status.ok();
+  };
+  if (row.successor >= 0 &&
+      !add(Score(logits, row.successor, run.num_prompt_logprobs), &output->prompt_logprobs)) {
+    return;
+  }
+  if (!row.draws) return;
+  const int32_t position = run.first_position + static_cast<int32_t>(run.token_ids.size());
+  for (const Draw& draw : run.draws) {
+    const SamplingParams& sampling = *draw.sampling;
+    SampleArgs args{.temperature = sampling.temperature,
+                    .top_k = sampling.top_k,
+                    .top_p = sampling.top_p,
+                    .seed = sampling.seed,
+                    .choice = static_cast<uint32_t>(draw.choice),
+                    .position = static_cast<uint64_t>(position),
+                    .num_top_logprobs = sampling.num_logprobs};
+    if (position - draw.prompt_tokens < sampling.min_tokens) {
+      args.masked_tokens = sampling.stop_token_ids;
+    }
+    if (!add(Sample(logits, args), &output->drawn)) return;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,112 @@
+// Executor (runtime/engine/executor.h) from a model and a backend: owns or borrows the KV pool,
+// runs the batch through the decoder, samples what is drawn and scores prompt tokens.
+//
+// Runs of one token go through decode attention, longer ones through prefill attention; both give
+// the same bits. Logits are computed only for rows that need them, a bounded number at a time.
+
+#ifndef TANDEM_RUNTIME_EXECUTION_MODEL_EXECUTOR_H_
+#define TANDEM_RUNTIME_EXECUTION_MODEL_EXECUTOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "runtime/engine/executor.h"
+#include "runtime/model/decoder.h"
+#include "runtime/model/kv_layout.h"
+#include "runtime/model/model.h"
+
+namespace tandem {
+
+// Memory for the pool from outside, such as a transport's: 64-byte aligned, in the backend's reach,
+// alive as long as the executor. Null base: the executor allocates its own.
+struct KvMemory {
+  void* base = nullptr;
+  size_t bytes = 0;
+};
+
+struct ModelExecutorOptions {
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 0;
+  int32_t max_sequences = 0;       // Runs in one step.
+  int32_t max_batched_tokens = 0;  // Tokens in one step.
+  int32_t max_model_tokens = 0;    // Of one sequence; at most the model's positions.
+};
+
+// Engine thread only, except where noted.
+class ModelExecutor final : public Executor {
+ public:
+  // Borrows `model` and `backend`; both outlive the executor. InvalidArgument naming the number
+  // that is out of range; ResourceExhausted without memory for pool or scratch.
+  static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(const ModelExecutorOptions& options,
+                                                               const Model* model, Backend* backend,
+                                                               const KvMemory& memory);
+
+  absl::Status Execute(const StepInput& input, StepOutput* output) override;
+  uint32_t BlockChecksum(BlockId block) override;
+  void SetProgressListener(ProgressListener* listener) override { listener_ = listener; }
+
+  // For transports: where a block's block_bytes() lie. Any thread; what may be written when is the
+  // protocol's matter.
+  std::byte* BlockAddress(BlockId block) const {
+    return pool_ + static_cast<size_t>(block) * layout_.block_bytes;
+  }
+  size_t block_bytes() const { return layout_.block_bytes; }
+  const KvLayout& layout() const { return layout_; }
+
+ private:
+  // A row whose logits are needed: for the draws of its run, for its successor's logprob, or both.
+  struct LogitRow {
+    size_t run = 0;
+    int32_t successor = -1;  // Token to score, or -1.
+    bool draws = false;
+  };
+
+  ModelExecutor(const ModelExecutorOptions& options, const Model* model, Backend* backend,
+                KvLayout layout)
+      : options_(options), model_(*model), backend_(backend), layout_(std::move(layout)) {}
+
+  bool IsToken(int32_t id) const { return id >= 0 && id < model_.config().vocab_size; }
+
+  absl::Status CopyBlocks(std::span<const BlockCopy> copies);
+  void CheckTokens(std::span<const SequenceRun> runs, StepOutput* output) const;
+  void ArrangeRows(std::span<const SequenceRun> runs);
+  void AddRows(const SequenceRun& run);
+  absl::Status Forward();
+  void ListLogitRows(std::span<const SequenceRun> runs);
+  absl::Status Publish(std::span<const SequenceRun> runs, StepOutput* output);
+  void PublishRow(const LogitRow& row, const SequenceRun& run, std::span<const float> logits,
+                  RunOutput* output);
+
+  const ModelExecutorOptions options_;
+  const Model& model_;
+  Backend* const backend_;
+  const KvLayout layout_;
+  DeviceBuffer own_pool_;  // Empty if the pool is borrowed.
+  std::byte* pool_ = nullptr;
+  std::unique_ptr<Decoder> decoder_;
+  ProgressListener* listener_ = nullptr;
+  std::function<void()> after_layer_;
+
+  // Arrays of a step, kept for the next one.
+  std::vector<int32_t> copy_sources_, copy_destinations_;
+  std::vector<int32_t> token_ids_, positions_;
+  std::vector<int64_t> slots_;
+  std::vector<int32_t> first_row_;  // Of each run.
+  int64_t max_blocks_ = 0;
+  std::vector<int32_t> decode_blocks_, decode_num_tokens_;
+  std::vector<int32_t> prefill_blocks_, prefill_query_start_, prefill_num_cached_;
+  std::vector<LogitRow> logit_rows_;
+  std::vector<int32_t> logit_row_ids_;  // Parallel to logit_rows_: rows of the forward pass.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_EXECUTION_MODEL_EXECUTOR_H_

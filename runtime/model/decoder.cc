@@ -1,0 +1,220 @@
+#include "runtime/model/decoder.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "runtime/base/check.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const Model* model, Backend* backend,
+                                                         const KvLayout& layout, std::byte* pool,
+                                                         int64_t max_tokens,
+                                                         int64_t max_logit_rows) {
+  TANDEM_CHECK(max_tokens > 0 && max_logit_rows > 0) << max_tokens << ", " << max_logit_rows;
+  std::unique_ptr<Decoder> decoder(new Decoder(model, backend, max_tokens, max_logit_rows));
+  TANDEM_RETURN_IF_ERROR(decoder->Allocate(layout, pool));
+  return decoder;
+}
+
+absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
+  kv_ = layout.Views(pool);
+  const size_t compute = SizeOf(model_.compute_dtype());
+  const auto allocate = [this](DeviceBuffer* buffer, int64_t rows, int64_t columns,
+                               size_t element_bytes) -> absl::Status {
+    TANDEM_ASSIGN_OR_RETURN(
+        *buffer, backend_->Allocate(static_cast<size_t>(rows) * static_cast<size_t>(columns) *
+                                    element_bytes));
+    return absl::OkStatus();
+  };
+  const int64_t rows = max_tokens_;
+  const int64_t hidden = config_.hidden_size;
+  const int64_t ffn_in = model_.spec().layers[0].ffn_in.out_features();
+  if (model_.spec().positions == PositionKind::kRotary) {
+    const std::vector<float> frequencies = RopeFrequencies(config_);
+    const int64_t half = static_cast<int64_t>(frequencies.size());
+    TANDEM_RETURN_IF_ERROR(allocate(&inv_freq_, 1, half, sizeof(float)));
+    std::memcpy(inv_freq_.data(), frequencies.data(), frequencies.size() * sizeof(float));
+    TANDEM_RETURN_IF_ERROR(allocate(&cos_, rows, half, sizeof(float)));
+    TANDEM_RETURN_IF_ERROR(allocate(&sin_, rows, half, sizeof(float)));
+  }
+  const int64_t qkv = config_.query_size() + 2 * config_.kv_size();
+  TANDEM_RETURN_IF_ERROR(allocate(&residual_, rows, hidden, sizeof(float)));
+  TANDEM_RETURN_IF_ERROR(allocate(&normed_, rows, hidden, compute));
+  TANDEM_RETURN_IF_ERROR(allocate(&qkv_, rows, qkv, sizeof(float)));
+  TANDEM_RETURN_IF_ERROR(allocate(&query_, rows, config_.query_size(), compute));
+  TANDEM_RETURN_IF_ERROR(allocate(&attended_, rows, config_.query_size(), compute));
+  TANDEM_RETURN_IF_ERROR(allocate(&projected_, rows, hidden, sizeof(float)));
+  TANDEM_RETURN_IF_ERROR(allocate(&ffn_in_, rows, ffn_in, sizeof(float)));
+  TANDEM_RETURN_IF_ERROR(allocate(&ffn_act_, rows, config_.ffn_size, compute));
+  TANDEM_RETURN_IF_ERROR(allocate(&logit_hidden_, max_logit_rows_, hidden, sizeof(float)));
+  TANDEM_RETURN_IF_ERROR(allocate(&logit_normed_, max_logit_rows_, hidden, compute));
+  return allocate(&logits_, max_logit_rows_, config_.vocab_size, sizeof(float));
+}
+
+absl::Status Decoder::Forward(const ForwardInput& input, const std::function<void()>& after_layer) {
+  num_rows_ = static_cast<int64_t>(input.token_ids.size());
+  TANDEM_CHECK(num_rows_ <= max_tokens_) << num_rows_ << " tokens, at most " << max_tokens_;
+  TANDEM_RETURN_IF_ERROR(Embed(input));
+  for (size_t layer = 0; layer < kv_.size(); ++layer) {
+    TANDEM_RETURN_IF_ERROR(RunLayer(layer, input));
+    after_layer();
+  }
+  return backend_->Synchronize();
+}
+
+absl::Status Decoder::Embed(const ForwardInput& input) {
+  const ModelWeights& weights = model_.weights();
+  TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = input.token_ids.data(),
+                                              .table = weights.embedding(),
+                                              .positions = input.positions.data(),
+                                              .position_table = weights.position_embedding(),
+                                              .output = residual_.as<float>(),
+                                              .num_rows = num_rows_,
+                                              .features = config_.hidden_size,
+                                              .table_dtype = model_.compute_dtype()}));
+  if (model_.spec().positions != PositionKind::kRotary) return absl::OkStatus();
+  return backend_->RotaryTable({.positions = input.positions.data(),
+                                .inv_freq = inv_freq_.as<float>(),
+                                .cos = cos_.as<float>(),
+                                .sin = sin_.as<float>(),
+                                .num_tokens = num_rows_,
+                                .head_dim = static_cast<int>(config_.head_dim)});
+}
+
+absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
+  const LayerWeights& weights = model_.weights().layers()[layer];
+  const int64_t rows = num_rows_;
+  TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), rows));
+  TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), rows));
+  TANDEM_RETURN_IF_ERROR(Attention(kv_[layer], input));
+  TANDEM_RETURN_IF_ERROR(
+      Linear(weights.attention_output, attended_.data(), projected_.as<float>(), rows));
+  TANDEM_RETURN_IF_ERROR(AddToResidual(rows));
+
+  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), rows));
+  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_in_.as<float>(), rows));
+  TANDEM_RETURN_IF_ERROR(Activate(rows));
+  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_out, ffn_act_.data(), projected_.as<float>(), rows));
+  return AddToResidual(rows);
+}
+
+absl::Status Decoder::Attention(const KvPoolView& kv, const ForwardInput& input) {
+  const int num_heads = static_cast<int>(config_.num_heads);
+  const float* const qkv = qkv_.as<float>();
+  TANDEM_RETURN_IF_ERROR(
+      backend_->RotaryKvWrite({.query = qkv,
+                               .key = qkv + config_.query_size(),
+                               .value = qkv + config_.query_size() + config_.kv_size(),
+                               .input_stride = config_.query_size() + 2 * config_.kv_size(),
+                               .cos = cos_.as<float>(),
+                               .sin = sin_.as<float>(),
+                               .slots = input.slots.data(),
+                               .kv = &kv,
+                               .query_out = query_.data(),
+                               .num_tokens = num_rows_,
+                               .num_heads = num_heads}));
+  const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  if (input.num_decodes > 0) {
+    TANDEM_RETURN_IF_ERROR(backend_->DecodeAttention({.query = query_.data(),
+                                                      .kv = &kv,
+                                                      .block_table = input.decode_blocks,
+                                                      .num_tokens = input.decode_num_tokens,
+                                                      .output = attended_.data(),
+                                                      .num_sequences = input.num_decodes,
+                                                      .max_blocks = input.max_blocks,
+                                                      .num_heads = num_heads,
+                                                      .softmax_scale = scale}));
+  }
+  if (input.num_prefills == 0) return absl::OkStatus();
+  const size_t decode_bytes = static_cast<size_t>(input.num_decodes * config_.query_size()) *
+                              SizeOf(model_.compute_dtype());
+  return backend_->PrefillAttention({.query = query_.data() + decode_bytes,
+                                     .kv = &kv,
+                                     .block_table = input.prefill_blocks,
+                                     .query_start = input.prefill_query_start,
+                                     .num_cached = input.prefill_num_cached,
+                                     .output = attended_.data() + decode_bytes,
+                                     .num_sequences = input.num_prefills,
+                                     .max_blocks = input.max_blocks,
+                                     .num_heads = num_heads,
+                                     .softmax_scale = scale});
+}
+
+absl::Status Decoder::Norm(const NormWeights& weights, const float* input, void* output,
+                           int64_t rows) {
+  if (model_.spec().norm == NormKind::kRms) {
+    return backend_->RmsNorm({.input = input,
+                              .weight = weights.weight,
+                              .output = output,
+                              .num_rows = rows,
+                              .features = config_.hidden_size,
+                              .epsilon = config_.norm_epsilon,
+                              .output_dtype = model_.compute_dtype()});
+  }
+  return backend_->LayerNorm({.input = input,
+                              .weight = weights.weight,
+                              .bias = weights.bias,
+                              .output = output,
+                              .num_rows = rows,
+                              .features = config_.hidden_size,
+                              .epsilon = config_.norm_epsilon,
+                              .output_dtype = model_.compute_dtype()});
+}
+
+absl::Status Decoder::Linear(const LinearWeights& weights, const void* input, float* output,
+                             int64_t rows) {
+  return backend_->Linear({.op = weights.op.get(),
+                           .input = input,
+                           .bias = weights.bias,
+                           .output = output,
+                           .num_rows = rows});
+}
+
+absl::Status Decoder::Activate(int64_t rows) {
+  const float* const input = ffn_in_.as<float>();
+  if (model_.spec().ffn == FfnKind::kSwiGlu) {
+    return backend_->SwiGlu({.gate = input,
+                             .up = input + config_.ffn_size,
+                             .input_stride = 2 * config_.ffn_size,
+                             .output = ffn_act_.data(),
+                             .num_rows = rows,
+                             .features = config_.ffn_size,
+                             .input_dtype = DType::kF32,
+                             .output_dtype = model_.compute_dtype()});
+  }
+  return backend_->Gelu({.input = input,
+                         .output = ffn_act_.data(),
+                         .num_rows = rows,
+                         .features = config_.ffn_size,
+                         .input_dtype = DType::kF32,
+                         .output_dtype = model_.compute_dtype()});
+}
+
+absl::Status Decoder::AddToResidual(int64_t rows) {
+  return backend_->Add({.accumulator = residual_.as<float>(),
+                        .addend = projected_.as<float>(),
+                        .count = rows * config_.hidden_size});
+}
+
+absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> rows) {
+  const int64_t count = static_cast<int64_t>(rows.size());
+  TANDEM_CHECK(count <= max_logit_rows_) << count << " rows, at most " << max_logit_rows_;
+  TANDEM_RETURN_IF_ERROR(backend_->GatherRows({.input = residual_.data(),
+                                               .rows = rows.data(),
+                                               .output = logit_hidden_.data(),
+                                               .num_rows = count,
+                                               .num_input_rows = num_rows_,
+                                               .features = config_.hidden_size,
+                                               .dtype = DType::kF32}));
+  TANDEM_RETURN_IF_ERROR(
+      Norm(model_.weights().final_norm(), logit_hidden_.as<float>(), logit_normed_.data(), count));
+  TANDEM_RETURN_IF_ERROR(
+      Linear(model_.weights().logits(), logit_normed_.data(), logits_.as<float>(), count));
+  TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
+  return std::span<const float>(logits_.as<float>(),
+                                static_cast<size_t>(count * config_.vocab_size));
+}
+
+}  // namespace tandem

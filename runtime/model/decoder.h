@@ -1,0 +1,103 @@
+// The forward pass of a decoder-only transformer, as its ModelSpec declares it: tokens in, KV
+// written to their slots, hidden states kept, logits for the rows that are asked for.
+//
+// The residual stream is f32; what feeds a matrix is in the compute type. A row's bits depend on
+// its tokens alone (docs/numerics.md): not on the other rows, and not on whether it came as a
+// decode or as part of a prefill.
+
+#ifndef TANDEM_RUNTIME_MODEL_DECODER_H_
+#define TANDEM_RUNTIME_MODEL_DECODER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "runtime/model/kv_layout.h"
+#include "runtime/model/model.h"
+
+namespace tandem {
+
+// T rows: first one for each of `num_decodes` sequences, then those of the prefill runs. All arrays
+// live until Forward returns.
+struct ForwardInput {
+  std::span<const int32_t> token_ids;  // [T]
+  std::span<const int32_t> positions;  // [T]
+  std::span<const int64_t> slots;      // [T] block · block_tokens + offset, all different
+
+  int64_t num_decodes = 0;
+  int64_t num_prefills = 0;
+  int64_t max_blocks = 0;              // M, width of both tables
+  const int32_t* decode_blocks;        // [num_decodes, M]
+  const int32_t* decode_num_tokens;    // [num_decodes] own token included
+  const int32_t* prefill_blocks;       // [num_prefills, M]
+  const int32_t* prefill_query_start;  // [num_prefills + 1] from 0, rows after the decodes
+  const int32_t* prefill_num_cached;   // [num_prefills]
+};
+
+// Engine thread only.
+class Decoder {
+ public:
+  // Everything is borrowed and outlives the decoder; `pool` is the first block. Scratch is
+  // allocated here: ResourceExhausted if it cannot be had. `max_tokens` is T's limit,
+  // `max_logit_rows` that of one Logits call.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const Model* model, Backend* backend,
+                                                         const KvLayout& layout, std::byte* pool,
+                                                         int64_t max_tokens,
+                                                         int64_t max_logit_rows);
+
+  // Calls `after_layer` after each layer. Array contents are trusted.
+  absl::Status Forward(const ForwardInput& input, const std::function<void()>& after_layer);
+
+  // Logits of rows of the last Forward, [rows, vocabulary]; valid until the next call.
+  absl::StatusOr<std::span<const float>> Logits(std::span<const int32_t> rows);
+
+  int64_t max_logit_rows() const { return max_logit_rows_; }
+
+ private:
+  Decoder(const Model* model, Backend* backend, int64_t max_tokens, int64_t max_logit_rows)
+      : model_(*model),
+        config_(model->config()),
+        backend_(backend),
+        max_tokens_(max_tokens),
+        max_logit_rows_(max_logit_rows) {}
+
+  absl::Status Allocate(const KvLayout& layout, std::byte* pool);
+  absl::Status Embed(const ForwardInput& input);
+  absl::Status RunLayer(size_t layer, const ForwardInput& input);
+  absl::Status Attention(const KvPoolView& kv, const ForwardInput& input);
+  absl::Status Norm(const NormWeights& weights, const float* input, void* output, int64_t rows);
+  absl::Status Linear(const LinearWeights& weights, const void* input, float* output, int64_t rows);
+  absl::Status Activate(int64_t rows);
+  absl::Status AddToResidual(int64_t rows);
+
+  const Model& model_;
+  const ModelConfig& config_;
+  Backend* const backend_;
+  const int64_t max_tokens_;
+  const int64_t max_logit_rows_;
+  std::vector<KvPoolView> kv_;  // One a layer.
+  int64_t num_rows_ = 0;        // T of the last Forward.
+
+  DeviceBuffer inv_freq_;      // [D / 2], empty without rotary positions
+  DeviceBuffer cos_, sin_;     // [T, D / 2]
+  DeviceBuffer residual_;      // [T, E] f32
+  DeviceBuffer normed_;        // [T, E] compute type
+  DeviceBuffer qkv_;           // [T, (H + 2G) D] f32
+  DeviceBuffer query_;         // [T, H, D] compute type
+  DeviceBuffer attended_;      // [T, H, D] compute type
+  DeviceBuffer projected_;     // [T, E] f32
+  DeviceBuffer ffn_in_;        // [T, gate and up, or F] f32
+  DeviceBuffer ffn_act_;       // [T, F] compute type
+  DeviceBuffer logit_hidden_;  // [R, E] f32
+  DeviceBuffer logit_normed_;  // [R, E] compute type
+  DeviceBuffer logits_;        // [R, V] f32
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_DECODER_H_

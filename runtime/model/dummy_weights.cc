@@ -1,0 +1,99 @@
+#include "runtime/model/dummy_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <list>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/random.h"
+#include "runtime/base/sha256.h"
+#include "runtime/model/number_convert.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kDummyVersion = 1;  // Raise when the same config would give other values.
+constexpr double kBiasLimit = 0.02;
+
+uint64_t SeedOf(std::string_view name) {
+  const Sha256Digest digest = Sha256Of(name);
+  uint64_t seed = 0;
+  for (int i = 0; i < 8; ++i) seed = seed << 8 | digest[static_cast<size_t>(i)];
+  return seed;
+}
+
+class DummyWeights final : public WeightSource {
+ public:
+  explicit DummyWeights(const ModelConfig& config) : config_(config) {}
+
+  bool Contains(std::string_view) const override { return true; }
+
+  absl::StatusOr<TensorView> Tensor(std::string_view name,
+                                    std::span<const int64_t> shape) override {
+    size_t count = 1;
+    for (int64_t dimension : shape) count *= static_cast<size_t>(dimension);
+    buffers_.emplace_back(count * static_cast<size_t>(SizeBytes(config_.checkpoint_type)));
+    uint8_t* const out = buffers_.back().data();
+    if (shape.size() == 1 && name.ends_with(".weight")) {
+      for (size_t i = 0; i < count; ++i) Store(out, i, 1.0f);  // A norm.
+    } else {
+      Fill(out, SeedOf(name), count, Limit(name, shape));
+    }
+    return TensorView{config_.checkpoint_type, {shape.begin(), shape.end()}, buffers_.back()};
+  }
+
+  void Release() override { buffers_.clear(); }
+
+  std::string Identity() const override {
+    return absl::StrFormat("dummy|%d|%s|%s", kDummyVersion, config_.architecture,
+                           std::string(Name(config_.checkpoint_type)));
+  }
+
+ private:
+  // Uniform in ±limit has variance limit² / 3.
+  double Limit(std::string_view name, std::span<const int64_t> shape) const {
+    if (shape.size() == 1) return kBiasLimit;
+    const bool in_out = config_.family == ModelFamily::kGpt2 &&
+                        name.find(".c_") != std::string_view::npos;  // Conv1D: [in, out].
+    return std::sqrt(3.0 / static_cast<double>(in_out ? shape[0] : shape[1]));
+  }
+
+  // Four values from each 64 random bits; their place alone decides them.
+  void Fill(uint8_t* out, uint64_t seed, size_t count, double limit) {
+    const float step = static_cast<float>(limit / 32768.0);
+    for (size_t i = 0; i < count; i += 4) {
+      uint64_t bits = Mix64(seed + (i / 4 + 1) * 0x9E3779B97F4A7C15u);
+      for (size_t j = i; j < std::min(i + 4, count); ++j, bits >>= 16) {
+        Store(out, j, (static_cast<float>(static_cast<int>(bits & 0xFFFFu) - 32768) + 0.5f) * step);
+      }
+    }
+  }
+
+  void Store(uint8_t* out, size_t index, float value) {
+    switch (config_.checkpoint_type) {
+      case TensorType::kF32:
+        std::memcpy(out + index * 4, &value, 4);
+        return;
+      case TensorType::kF16:
+      case TensorType::kBF16: {
+        const uint16_t bits = config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(value)
+                                                                          : Bf16FromFloat(value);
+        std::memcpy(out + index * 2, &bits, 2);
+        return;
+      }
+    }
+  }
+
+  const ModelConfig config_;
+  std::list<std::vector<uint8_t>> buffers_;  // What Tensor() gave out.
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSource> MakeDummyWeights(const ModelConfig& config) {
+  return std::make_unique<DummyWeights>(config);
+}
+
+}  // namespace tandem

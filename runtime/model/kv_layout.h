@@ -1,0 +1,40 @@
+// Where a model's KV lies in a block: [layer][K,V][kv head][tile], all layers adjacent.
+
+#ifndef TANDEM_RUNTIME_MODEL_KV_LAYOUT_H_
+#define TANDEM_RUNTIME_MODEL_KV_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "kernels/api/kv_pool.h"
+#include "runtime/model/model_config.h"
+
+namespace tandem {
+
+struct KvLayout {
+  KvTileShape tile_shape{};
+  KvTileFormat tile_format;
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  size_t layer_bytes = 0;
+  size_t block_bytes = 0;  // A multiple of 64.
+
+  // InvalidArgument if the backend has no tile of that shape.
+  static absl::StatusOr<KvLayout> Make(const ModelConfig& config, const Backend& backend,
+                                       DType kv_dtype, int block_tokens);
+
+  // One view a layer of the pool at `base`.
+  std::vector<KvPoolView> Views(std::byte* base) const;
+};
+
+// What a block of `block_tokens` takes: for sizing a pool before it exists.
+absl::StatusOr<size_t> KvBytesPerBlock(const ModelConfig& config, const Backend& backend,
+                                       DType kv_dtype, int block_tokens);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_KV_LAYOUT_H_

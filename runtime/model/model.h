@@ -1,0 +1,63 @@
+// A model folder, loaded: config, declaration and packed weights for one backend.
+
+#ifndef TANDEM_RUNTIME_MODEL_MODEL_H_
+#define TANDEM_RUNTIME_MODEL_MODEL_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "runtime/model/model_config.h"
+#include "runtime/model/model_spec.h"
+#include "runtime/model/weights.h"
+
+namespace tandem {
+
+enum class LoadFormat : uint8_t { kSafetensors, kDummy };
+
+struct ModelOptions {
+  std::string folder;
+  LoadFormat load_format = LoadFormat::kSafetensors;
+  // "auto" (the checkpoint's own; F16 is computed in f32), "f32", "bf16".
+  std::string dtype = "auto";
+  std::string cache_dir;                         // Empty: weights are packed into memory.
+  std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
+};
+
+// Immutable.
+class Model {
+ public:
+  // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint and ModelWeights;
+  // InvalidArgument for an unknown dtype.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
+
+  // Bytes the packed weights will take, without loading them.
+  static absl::StatusOr<size_t> WeightsBytes(const ModelOptions& options, const Backend& backend);
+
+  // "auto", "f32" or "bf16" for a checkpoint of that type.
+  static absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType checkpoint_type);
+
+  const ModelConfig& config() const { return config_; }
+  const ModelSpec& spec() const { return spec_; }
+  const ModelWeights& weights() const { return *weights_; }
+  DType compute_dtype() const { return compute_dtype_; }
+
+  // Of what decides a token's KV and logits before any rounding: architecture, sizes, rope and
+  // every weight, as stored in the checkpoint. Hex.
+  std::string Digest() const;
+
+ private:
+  Model() = default;
+
+  ModelConfig config_;
+  ModelSpec spec_;
+  DType compute_dtype_ = DType::kF32;
+  std::unique_ptr<ModelWeights> weights_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_MODEL_H_

@@ -1,0 +1,314 @@
+#include "runtime/model/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/model/json.h"
+
+namespace tandem {
+namespace {
+
+namespace json = boost::json;
+
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr JsonLimits kConfigLimits{.max_bytes = kMaxConfigBytes, .max_depth = 16};
+
+absl::Status Unsupported(const JsonFields& fields, std::string_view name,
+                         std::string_view complaint) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(fields.what(), ": ", std::string(name), " ", std::string(complaint)));
+}
+
+absl::StatusOr<std::string> ReadArchitecture(const JsonFields& fields) {
+  const json::value* list = fields.Find("architectures");
+  if (list != nullptr) {
+    if (!list->is_array() || list->get_array().size() != 1 || !list->get_array()[0].is_string()) {
+      return fields.Wrong("architectures",
+                          absl::StrCat("is ", ShortJson(*list), ", want a list of one string"));
+    }
+    const json::string& name = list->get_array()[0].get_string();
+    return std::string(name.data(), name.size());
+  }
+  TANDEM_ASSIGN_OR_RETURN(const std::string type, fields.String("model_type"));
+  if (type == "llama") return "LlamaForCausalLM";
+  if (type == "gpt2") return "GPT2LMHeadModel";
+  return Unsupported(
+      fields, "model_type",
+      absl::StrFormat("is \"%s\"; supported are llama and gpt2", type.substr(0, 60)));
+}
+
+absl::StatusOr<TensorType> ReadCheckpointType(const JsonFields& fields) {
+  const char* const name = fields.Has("dtype") ? "dtype" : "torch_dtype";
+  TANDEM_ASSIGN_OR_RETURN(const std::string type, fields.StringOr(name, "float32"));
+  if (type == "float32") return TensorType::kF32;
+  if (type == "float16") return TensorType::kF16;
+  if (type == "bfloat16") return TensorType::kBF16;
+  return Unsupported(
+      fields, name,
+      absl::StrFormat("is \"%s\"; supported are float32, float16, bfloat16", type.substr(0, 60)));
+}
+
+absl::Status RefuseQuantized(const JsonFields& fields) {
+  if (!fields.Has("quantization_config")) return absl::OkStatus();
+  return Unsupported(fields, "quantization_config",
+                     "is set; quantised checkpoints are not supported");
+}
+
+// Rope scaling as `rope_scaling` (type under "type" or "rope_type") or `rope_parameters`.
+absl::Status ReadLlama3Scaling(const JsonFields& scaling, int64_t max_positions, RopeConfig* rope) {
+  rope->llama3 = true;
+  TANDEM_ASSIGN_OR_RETURN(rope->factor, scaling.Number("factor", 1.0, 1e6));
+  TANDEM_ASSIGN_OR_RETURN(rope->low_freq_factor, scaling.Number("low_freq_factor", 1e-6, 1e6));
+  TANDEM_ASSIGN_OR_RETURN(rope->high_freq_factor, scaling.Number("high_freq_factor", 1e-6, 1e6));
+  if (rope->high_freq_factor <= rope->low_freq_factor) {
+    return scaling.Wrong("high_freq_factor",
+                         absl::StrFormat("is %g, want more than low_freq_factor, %g",
+                                         rope->high_freq_factor, rope->low_freq_factor));
+  }
+  TANDEM_ASSIGN_OR_RETURN(
+      rope->original_max_positions,
+      scaling.IntegerOr("original_max_position_embeddings", 1, kMaxPositions, max_positions));
+  return absl::OkStatus();
+}
+
+absl::Status ReadRopeObject(const JsonFields& scaling, int64_t max_positions, RopeConfig* rope) {
+  TANDEM_ASSIGN_OR_RETURN(rope->theta, scaling.NumberOr("rope_theta", 1.0, 1e12, rope->theta));
+  TANDEM_ASSIGN_OR_RETURN(const double rotated, scaling.NumberOr("partial_rotary_factor", 0, 1, 1));
+  if (rotated != 1) {
+    return Unsupported(scaling, "partial_rotary_factor",
+                       absl::StrFormat("is %g; only whole heads are rotated", rotated));
+  }
+  const char* const key = scaling.Has("rope_type") ? "rope_type" : "type";
+  TANDEM_ASSIGN_OR_RETURN(const std::string type, scaling.StringOr(key, "default"));
+  if (type == "default") return absl::OkStatus();
+  if (type == "llama3") return ReadLlama3Scaling(scaling, max_positions, rope);
+  const bool by_length = type == "dynamic" || type == "longrope";
+  return Unsupported(
+      scaling, key,
+      absl::StrFormat("is \"%s\"%s; supported are default and llama3", type.substr(0, 60),
+                      by_length ? ", which rotates a token differently as the text "
+                                  "grows, so that cached blocks would go stale"
+                                : ""));
+}
+
+absl::Status ReadRope(const JsonFields& fields, int64_t max_positions, RopeConfig* rope) {
+  TANDEM_ASSIGN_OR_RETURN(rope->theta, fields.NumberOr("rope_theta", 1.0, 1e12, rope->theta));
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    TANDEM_ASSIGN_OR_RETURN(const json::object* object, fields.ObjectOrNull(name));
+    if (object == nullptr) continue;
+    const JsonFields scaling(*object, absl::StrCat(fields.what(), ": ", name));
+    TANDEM_RETURN_IF_ERROR(ReadRopeObject(scaling, max_positions, rope));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const double rotated, fields.NumberOr("partial_rotary_factor", 0, 1, 1));
+  if (rotated != 1) {
+    return Unsupported(fields, "partial_rotary_factor",
+                       absl::StrFormat("is %g; only whole heads are rotated", rotated));
+  }
+  return absl::OkStatus();
+}
+
+// Head counts and sizes that both families share, once their fields are read.
+absl::Status CheckHeads(const JsonFields& fields, const ModelConfig& config) {
+  if (config.num_heads % config.num_kv_heads != 0) {
+    return fields.Wrong("num_key_value_heads",
+                        absl::StrFormat("is %d, which does not divide the %d attention heads",
+                                        config.num_kv_heads, config.num_heads));
+  }
+  if (config.head_dim % 2 != 0) {
+    return fields.Wrong("head_dim", absl::StrFormat("is %d, want an even number", config.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> DividedHeadDim(const JsonFields& fields, const char* hidden_name,
+                                       const char* heads_name, const ModelConfig& config) {
+  if (config.hidden_size % config.num_heads != 0) {
+    return fields.Wrong(
+        hidden_name, absl::StrFormat("is %d, which the %d of %s do not divide", config.hidden_size,
+                                     config.num_heads, heads_name));
+  }
+  const int64_t head_dim = config.hidden_size / config.num_heads;
+  if (head_dim > kMaxHeadDim) {
+    return fields.Wrong(hidden_name, absl::StrFormat("/ %s is a head size of %d, at most %d",
+                                                     heads_name, head_dim, kMaxHeadDim));
+  }
+  return head_dim;
+}
+
+absl::Status ReadLlama(const JsonFields& fields, ModelConfig* config) {
+  config->family = ModelFamily::kLlama;
+  TANDEM_ASSIGN_OR_RETURN(config->hidden_size, fields.Integer("hidden_size", 1, kMaxHiddenSize));
+  TANDEM_ASSIGN_OR_RETURN(config->ffn_size, fields.Integer("intermediate_size", 1, kMaxFfnSize));
+  TANDEM_ASSIGN_OR_RETURN(config->num_layers, fields.Integer("num_hidden_layers", 1, kMaxLayers));
+  TANDEM_ASSIGN_OR_RETURN(config->num_heads, fields.Integer("num_attention_heads", 1, kMaxHeads));
+  TANDEM_ASSIGN_OR_RETURN(config->num_kv_heads,
+                          fields.IntegerOr("num_key_value_heads", 1, kMaxHeads, config->num_heads));
+  if (fields.Has("head_dim")) {
+    TANDEM_ASSIGN_OR_RETURN(config->head_dim, fields.Integer("head_dim", 2, kMaxHeadDim));
+  } else {
+    TANDEM_ASSIGN_OR_RETURN(config->head_dim,
+                            DividedHeadDim(fields, "hidden_size", "num_attention_heads", *config));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckHeads(fields, *config));
+  TANDEM_ASSIGN_OR_RETURN(config->vocab_size, fields.Integer("vocab_size", 1, kMaxVocabSize));
+  TANDEM_ASSIGN_OR_RETURN(config->max_positions,
+                          fields.IntegerOr("max_position_embeddings", 1, kMaxPositions, 2'048));
+  TANDEM_ASSIGN_OR_RETURN(const double epsilon, fields.NumberOr("rms_norm_eps", 0, 1, 1e-6));
+  config->norm_epsilon = static_cast<float>(epsilon);
+  TANDEM_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
+  if (activation != "silu" && activation != "swish") {
+    return Unsupported(
+        fields, "hidden_act",
+        absl::StrFormat("is \"%s\"; Llama is computed with silu only", activation.substr(0, 60)));
+  }
+  config->activation = Activation::kSilu;
+  TANDEM_ASSIGN_OR_RETURN(config->attention_bias, fields.BoolOr("attention_bias", false));
+  TANDEM_ASSIGN_OR_RETURN(config->mlp_bias, fields.BoolOr("mlp_bias", false));
+  TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  return ReadRope(fields, config->max_positions, &config->rope);
+}
+
+absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
+  config->family = ModelFamily::kGpt2;
+  TANDEM_ASSIGN_OR_RETURN(config->hidden_size, fields.Integer("n_embd", 1, kMaxHiddenSize));
+  TANDEM_ASSIGN_OR_RETURN(config->ffn_size,
+                          fields.IntegerOr("n_inner", 1, kMaxFfnSize, 4 * config->hidden_size));
+  TANDEM_ASSIGN_OR_RETURN(config->num_layers, fields.Integer("n_layer", 1, kMaxLayers));
+  TANDEM_ASSIGN_OR_RETURN(config->num_heads, fields.Integer("n_head", 1, kMaxHeads));
+  config->num_kv_heads = config->num_heads;
+  TANDEM_ASSIGN_OR_RETURN(config->head_dim, DividedHeadDim(fields, "n_embd", "n_head", *config));
+  TANDEM_RETURN_IF_ERROR(CheckHeads(fields, *config));
+  TANDEM_ASSIGN_OR_RETURN(config->vocab_size, fields.Integer("vocab_size", 1, kMaxVocabSize));
+  TANDEM_ASSIGN_OR_RETURN(config->max_positions,
+                          fields.IntegerOr("n_positions", 1, kMaxPositions, 1'024));
+  TANDEM_ASSIGN_OR_RETURN(const double epsilon, fields.NumberOr("layer_norm_epsilon", 0, 1, 1e-5));
+  config->norm_epsilon = static_cast<float>(epsilon);
+  TANDEM_ASSIGN_OR_RETURN(const std::string activation,
+                          fields.StringOr("activation_function", "gelu_new"));
+  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    return Unsupported(fields, "activation_function",
+                       absl::StrFormat("is \"%s\"; GPT-2 is computed with gelu_new only",
+                                       activation.substr(0, 60)));
+  }
+  config->activation = Activation::kGeluTanh;
+  config->attention_bias = true;
+  config->mlp_bias = true;
+  TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", true));
+  TANDEM_ASSIGN_OR_RETURN(const bool scaled, fields.BoolOr("scale_attn_weights", true));
+  if (!scaled) return Unsupported(fields, "scale_attn_weights", "is false; want true");
+  for (const char* name : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) {
+    TANDEM_ASSIGN_OR_RETURN(const bool set, fields.BoolOr(name, false));
+    if (set) return Unsupported(fields, name, "is true, which is not supported");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int32_t> TokenId(const JsonFields& fields, std::string_view name,
+                                const json::value& value, int64_t vocab_size) {
+  const std::optional<int64_t> id = ExactInteger(value);
+  if (!id || *id < 0 || *id >= vocab_size) {
+    return fields.Wrong(name, absl::StrFormat("holds %s, want token ids from 0 to %d",
+                                              ShortJson(value), vocab_size - 1));
+  }
+  return static_cast<int32_t>(*id);
+}
+
+// End and begin tokens, where the document names them.
+absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig* config) {
+  if (const json::value* eos = fields.Find("eos_token_id"); eos != nullptr) {
+    std::vector<int32_t> ids;
+    if (eos->is_array()) {
+      if (eos->get_array().size() > kMaxEosTokens) {
+        return fields.Wrong(
+            "eos_token_id",
+            absl::StrFormat("lists %d tokens, at most %d", eos->get_array().size(), kMaxEosTokens));
+      }
+      for (const json::value& value : eos->get_array()) {
+        TANDEM_ASSIGN_OR_RETURN(const int32_t id,
+                                TokenId(fields, "eos_token_id", value, config->vocab_size));
+        ids.push_back(id);
+      }
+    } else {
+      TANDEM_ASSIGN_OR_RETURN(const int32_t id,
+                              TokenId(fields, "eos_token_id", *eos, config->vocab_size));
+      ids.push_back(id);
+    }
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    config->eos_token_ids = std::move(ids);
+  }
+  if (const json::value* bos = fields.Find("bos_token_id"); bos != nullptr) {
+    TANDEM_ASSIGN_OR_RETURN(config->bos_token_id,
+                            TokenId(fields, "bos_token_id", *bos, config->vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTotal(const JsonFields& fields, const ModelConfig& config) {
+  const std::optional<int64_t> bytes =
+      CheckedMultiply<int64_t>(config.NumParameters(), SizeBytes(config.checkpoint_type));
+  if (!bytes || *bytes > kMaxWeightsBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: describes %d parameters of %d bytes, at most %d bytes are loaded", fields.what(),
+        config.NumParameters(), SizeBytes(config.checkpoint_type), kMaxWeightsBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int64_t ModelConfig::NumParameters() const {
+  const int64_t attention =
+      hidden_size * (query_size() + 2 * kv_size()) + query_size() * hidden_size;
+  const int64_t ffn_matrices = family == ModelFamily::kLlama ? 3 : 2;
+  const int64_t layer = attention + ffn_matrices * hidden_size * ffn_size + 2 * hidden_size;
+  const int64_t positions = family == ModelFamily::kGpt2 ? max_positions * hidden_size : 0;
+  const int64_t embeddings = vocab_size * hidden_size * (tied_embeddings ? 1 : 2);
+  return num_layers * layer + embeddings + positions + hidden_size;
+}
+
+absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text,
+                                               std::string_view generation_text) {
+  TANDEM_ASSIGN_OR_RETURN(const json::object object,
+                          ParseJsonObject(config_text, "config.json", kConfigLimits));
+  const JsonFields fields(object, "config.json");
+  ModelConfig config;
+  TANDEM_ASSIGN_OR_RETURN(config.architecture, ReadArchitecture(fields));
+  TANDEM_RETURN_IF_ERROR(RefuseQuantized(fields));
+  if (config.architecture == "LlamaForCausalLM") {
+    TANDEM_RETURN_IF_ERROR(ReadLlama(fields, &config));
+  } else if (config.architecture == "GPT2LMHeadModel") {
+    TANDEM_RETURN_IF_ERROR(ReadGpt2(fields, &config));
+  } else {
+    return Unsupported(
+        fields, "architectures",
+        absl::StrFormat("names \"%s\"; supported are LlamaForCausalLM and GPT2LMHeadModel",
+                        config.architecture.substr(0, 60)));
+  }
+  TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));
+  TANDEM_RETURN_IF_ERROR(CheckTotal(fields, config));
+  TANDEM_RETURN_IF_ERROR(ReadSpecialTokens(fields, &config));
+  if (!generation_text.empty()) {
+    TANDEM_ASSIGN_OR_RETURN(
+        const json::object generation,
+        ParseJsonObject(generation_text, "generation_config.json", kConfigLimits));
+    TANDEM_RETURN_IF_ERROR(
+        ReadSpecialTokens(JsonFields(generation, "generation_config.json"), &config));
+  }
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ModelConfig::Load(const std::string& folder) {
+  TANDEM_ASSIGN_OR_RETURN(const std::string config,
+                          ReadSmallFile(folder + "/config.json", kMaxConfigBytes));
+  absl::StatusOr<std::string> generation =
+      ReadSmallFile(folder + "/generation_config.json", kMaxConfigBytes);
+  if (!generation.ok() && !absl::IsNotFound(generation.status())) return generation.status();
+  return Parse(config, generation.ok() ? *generation : std::string());
+}
+
+}  // namespace tandem

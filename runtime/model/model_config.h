@@ -1,0 +1,84 @@
+// What a model folder's config.json and generation_config.json say, checked before anything is
+// allocated: which architecture, which sizes, which rope, which tokens end a text.
+//
+// Llama (2, 3, 3.1 and later with `llama3` rope scaling) and GPT-2. Everything else is refused by
+// name, and so is what would change the numbers without being understood (another rope type, a
+// quantised checkpoint, scaled attention).
+
+#ifndef TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_
+#define TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/model/tensor_type.h"
+
+namespace tandem {
+
+// Limits on what a config may ask for; with them no size below overflows 64 bits.
+inline constexpr int64_t kMaxHiddenSize = 65'536;
+inline constexpr int64_t kMaxFfnSize = 1 << 20;
+inline constexpr int64_t kMaxLayers = 1'024;
+inline constexpr int64_t kMaxHeads = 1'024;
+inline constexpr int64_t kMaxHeadDim = 512;
+inline constexpr int64_t kMaxVocabSize = 1 << 22;
+inline constexpr int64_t kMaxPositions = 1 << 24;
+inline constexpr int64_t kMaxWeightsBytes = int64_t{4} << 40;
+inline constexpr int64_t kMaxEosTokens = 64;
+
+enum class ModelFamily : uint8_t { kLlama, kGpt2 };
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+struct RopeConfig {
+  double theta = 10'000.0;
+  // Llama 3.1's scaling of low frequencies; off by default.
+  bool llama3 = false;
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_positions = 8'192;
+};
+
+struct ModelConfig {
+  ModelFamily family = ModelFamily::kLlama;
+  std::string architecture;  // "LlamaForCausalLM"
+  int64_t hidden_size = 0;
+  int64_t ffn_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  // Divides num_heads.
+  int64_t head_dim = 0;      // Even.
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;
+  float norm_epsilon = 0;
+  Activation activation = Activation::kSilu;
+  bool attention_bias = false;  // On query, key, value and output projections.
+  bool mlp_bias = false;
+  bool tied_embeddings = false;
+  RopeConfig rope;  // Llama only.
+  TensorType checkpoint_type = TensorType::kF32;
+
+  std::vector<int32_t> eos_token_ids;  // Each ends a text; sorted, none twice; may be empty.
+  int32_t bos_token_id = -1;           // -1: none.
+
+  // Reads `folder`/config.json and, if it is there, generation_config.json, whose end tokens take
+  // precedence. NotFound without config.json; InvalidArgument naming file, field and limit;
+  // FailedPrecondition for what this build does not compute.
+  static absl::StatusOr<ModelConfig> Load(const std::string& folder);
+
+  // From the texts of the files. `generation_config` may be empty.
+  static absl::StatusOr<ModelConfig> Parse(std::string_view config,
+                                           std::string_view generation_config);
+
+  int64_t query_size() const { return num_heads * head_dim; }
+  int64_t kv_size() const { return num_kv_heads * head_dim; }
+  int64_t NumParameters() const;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_

@@ -1,0 +1,243 @@
+#include "runtime/model/packed_image.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kHeaderBytes = 4096;  // Keeps the payload page-aligned.
+constexpr size_t kCheckBytes = size_t{4} << 20;
+constexpr char kMagic[8] = {'T', 'N', 'D', 'M', 'P', 'A', 'C', 'K'};
+constexpr uint32_t kVersion = 1;
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t payload_checksum;
+  uint64_t payload_bytes;
+  uint8_t key[32];
+  uint8_t digest[32];
+  uint32_t header_checksum;  // Of everything above.
+  uint32_t unused;
+};
+static_assert(sizeof(Header) == 96 && sizeof(Header) <= kHeaderBytes);
+
+uint32_t HeaderChecksum(const Header& header) {
+  return Crc32c(&header, offsetof(Header, header_checksum));
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+absl::Status SystemError(std::string_view what, const std::string& path) {
+  return absl::UnavailableError(absl::StrFormat("cannot %s %s: %s", std::string(what), path,
+                                                std::generic_category().message(errno)));
+}
+
+// Held until the descriptor closes; the system lets go of a dead process's.
+absl::Status Lock(int fd, const std::string& path) {
+  while (::flock(fd, LOCK_EX) != 0) {
+    if (errno != EINTR) return SystemError("lock", path);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string DefaultCacheDir() {
+  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && base[0] == '/') {
+    return absl::StrCat(base, "/tandem");
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/') {
+    return absl::StrCat(home, "/.cache/tandem");
+  }
+  return "";
+}
+
+absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImageOptions& options,
+                                                               const Fill& fill) {
+  if (options.cache_dir.empty()) return MakeInMemory(options, fill);
+  std::error_code error;
+  std::filesystem::create_directories(options.cache_dir, error);
+  const std::string stem =
+      absl::StrCat(options.cache_dir, "/", HexOf(options.key.data(), options.key.size()));
+  const std::string path = stem + ".packed";
+
+  absl::StatusOr<std::unique_ptr<PackedImage>> image = OpenCached(options, path);
+  if (image.ok()) return image;
+  const FileDescriptor lock(::open((stem + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  absl::Status usable =
+      lock.get() < 0 ? SystemError("open", stem + ".lock") : Lock(lock.get(), stem + ".lock");
+  if (usable.ok()) {
+    image = OpenCached(options, path);  // Another worker may have made it meanwhile.
+    if (image.ok()) return image;
+    image = MakeCached(options, path, fill);
+    if (image.ok() || !absl::IsUnavailable(image.status())) return image;
+    usable = image.status();
+  }
+  LogWarning("packed weights are not cached", {{"why", std::string(usable.message())}});
+  return MakeInMemory(options, fill);
+}
+
+absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
+    const PackedImageOptions& options, const std::string& path) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return SystemError("open", path);
+  Header header;
+  struct stat info;
+  const size_t want = kHeaderBytes + options.payload_bytes;
+  if (::fstat(file.get(), &info) != 0 || static_cast<size_t>(info.st_size) != want ||
+      ::pread(file.get(), &header, sizeof(header), 0) != sizeof(header) ||
+      std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
+      header.payload_bytes != options.payload_bytes ||
+      std::memcmp(header.key, options.key.data(), sizeof(header.key)) != 0 ||
+      header.header_checksum != HeaderChecksum(header)) {
+    return absl::UnavailableError(absl::StrCat(path, " is not the image wanted"));
+  }
+  void* const mapping = ::mmap(nullptr, want, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (mapping == MAP_FAILED) return SystemError("map", path);
+  ::madvise(mapping, want, MADV_WILLNEED);
+  std::unique_ptr<PackedImage> image(new PackedImage());
+  image->mapping_ = static_cast<std::byte*>(mapping);
+  image->mapping_bytes_ = want;
+  image->payload_ = {image->mapping_ + kHeaderBytes, options.payload_bytes};
+  std::copy_n(header.digest, 32, image->digest_.begin());
+  image->from_cache_ = true;
+  image->path_ = path;
+  image->StartCheck(header.payload_checksum, options.on_corrupt);
+  return image;
+}
+
+// The caller holds the lock, so temporary files of this key are dead processes'.
+absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
+    const PackedImageOptions& options, const std::string& path, const Fill& fill) {
+  const std::string temporary = path + ".tmp";
+  ::unlink(temporary.c_str());
+  const FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (file.get() < 0) return SystemError("create", temporary);
+  const size_t bytes = kHeaderBytes + options.payload_bytes;
+  // Blocks are taken now: a full disk must be an error here, not a SIGBUS while packing.
+  if (const int failure = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+      failure != 0) {
+    errno = failure;
+    absl::Status status = SystemError("take room for", temporary);
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  void* const mapping = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (mapping == MAP_FAILED) {
+    absl::Status status = SystemError("map", temporary);
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  std::unique_ptr<PackedImage> image(new PackedImage());
+  image->mapping_ = static_cast<std::byte*>(mapping);
+  image->mapping_bytes_ = bytes;
+  const std::span<std::byte> payload(image->mapping_ + kHeaderBytes, options.payload_bytes);
+  absl::StatusOr<Sha256Digest> digest = fill(payload);
+  if (!digest.ok()) {
+    ::unlink(temporary.c_str());
+    return digest.status();
+  }
+  image->payload_ = payload;
+  image->digest_ = *digest;
+  image->path_ = path;
+
+  Header header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kVersion;
+  header.payload_checksum = Crc32c(payload.data(), payload.size());
+  header.payload_bytes = payload.size();
+  std::copy(options.key.begin(), options.key.end(), header.key);
+  std::copy(digest->begin(), digest->end(), header.digest);
+  header.header_checksum = HeaderChecksum(header);
+  std::memcpy(image->mapping_, &header, sizeof(header));
+  if (::fdatasync(file.get()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    absl::Status status = SystemError("write", path);
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  ::mprotect(image->mapping_, bytes, PROT_READ);
+  return image;
+}
+
+absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeInMemory(
+    const PackedImageOptions& options, const Fill& fill) {
+  const size_t bytes = std::max<size_t>(options.payload_bytes, 1);
+  void* const mapping =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("no memory for %d bytes of packed weights", bytes));
+  }
+  std::unique_ptr<PackedImage> image(new PackedImage());
+  image->mapping_ = static_cast<std::byte*>(mapping);
+  image->mapping_bytes_ = bytes;
+  const std::span<std::byte> payload(image->mapping_, options.payload_bytes);
+  TANDEM_ASSIGN_OR_RETURN(image->digest_, fill(payload));
+  image->payload_ = payload;
+  ::mprotect(mapping, bytes, PROT_READ);
+  return image;
+}
+
+void PackedImage::StartCheck(uint32_t checksum, std::function<void(absl::Status)> on_corrupt) {
+  check_ = std::thread([this, checksum, on_corrupt = std::move(on_corrupt)] {
+    ::pthread_setname_np(::pthread_self(), "weights-check");
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 19);
+    uint32_t crc = 0;
+    for (size_t done = 0; done < payload_.size(); done += kCheckBytes) {
+      if (stop_.load(std::memory_order_relaxed)) return;
+      crc = Crc32c(payload_.data() + done, std::min(kCheckBytes, payload_.size() - done), crc);
+    }
+    if (crc == checksum) return;
+    ::unlink(path_.c_str());
+    LogError("packed weights are corrupt; the cache file was removed",
+             {{"path", path_}, {"checksum", crc}, {"expected", checksum}});
+    if (on_corrupt) {
+      on_corrupt(absl::DataLossError(
+          absl::StrFormat("%s: checksum %08x, expected %08x", path_, crc, checksum)));
+    }
+  });
+}
+
+void PackedImage::WaitForCheck() {
+  if (check_.joinable()) check_.join();
+}
+
+PackedImage::~PackedImage() {
+  stop_.store(true, std::memory_order_relaxed);
+  if (check_.joinable()) check_.join();
+  if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes_);
+}
+
+}  // namespace tandem

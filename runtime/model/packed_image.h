@@ -1,0 +1,86 @@
+// Packed weights as one piece of memory: filled once, cached on disk, mapped by every worker of a
+// machine.
+//
+// A cache file is named by its key, which covers everything that decides its bytes (checkpoint
+// files by path, size, mtime and inode; pack format; compute type; plan). It is written to a
+// temporary file and renamed, under a lock, so that of several workers starting at once one packs
+// and the others wait and map. Its header is checked when it is opened, its checksum in the
+// background; a file that fails is removed and reported.
+
+#ifndef TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
+#define TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/base/sha256.h"
+
+namespace tandem {
+
+struct PackedImageOptions {
+  std::string cache_dir;  // Made if it does not exist. Empty: no cache, plain memory.
+  Sha256Digest key{};
+  size_t payload_bytes = 0;
+  // Called at most once, on the checking thread, with DataLoss: what was mapped must not be used
+  // any further. The cache file is gone by then, so a restart packs afresh.
+  std::function<void(absl::Status)> on_corrupt;
+};
+
+// $XDG_CACHE_HOME/tandem, else $HOME/.cache/tandem, else empty.
+std::string DefaultCacheDir();
+
+// Immutable after Open; any thread may read.
+class PackedImage {
+ public:
+  // Writes the payload and returns the digest of what it was made from.
+  using Fill = std::function<absl::StatusOr<Sha256Digest>(std::span<std::byte> payload)>;
+
+  // Maps the cached image or makes it with `fill`. A cache that cannot be used (no room, no rights)
+  // is logged and done without. ResourceExhausted without memory; errors of `fill`.
+  static absl::StatusOr<std::unique_ptr<PackedImage>> Open(const PackedImageOptions& options,
+                                                           const Fill& fill);
+  ~PackedImage();  // Ends the check.
+  PackedImage(const PackedImage&) = delete;
+  PackedImage& operator=(const PackedImage&) = delete;
+
+  std::span<const std::byte> payload() const { return payload_; }  // 64-byte aligned.
+  const Sha256Digest& digest() const { return digest_; }
+  bool from_cache() const { return from_cache_; }    // Mapped as another run left it.
+  const std::string& path() const { return path_; }  // Empty: not on disk.
+
+  // Waits for the background check, if one runs.
+  void WaitForCheck();
+
+ private:
+  PackedImage() = default;
+
+  static absl::StatusOr<std::unique_ptr<PackedImage>> OpenCached(const PackedImageOptions& options,
+                                                                 const std::string& path);
+  static absl::StatusOr<std::unique_ptr<PackedImage>> MakeCached(const PackedImageOptions& options,
+                                                                 const std::string& path,
+                                                                 const Fill& fill);
+  static absl::StatusOr<std::unique_ptr<PackedImage>> MakeInMemory(
+      const PackedImageOptions& options, const Fill& fill);
+  void StartCheck(uint32_t checksum, std::function<void(absl::Status)> on_corrupt);
+
+  std::byte* mapping_ = nullptr;
+  size_t mapping_bytes_ = 0;
+  std::span<const std::byte> payload_;
+  Sha256Digest digest_{};
+  bool from_cache_ = false;
+  std::string path_;
+  std::atomic<bool> stop_{false};
+  std::thread check_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_

@@ -1,0 +1,29 @@
+// Number formats of checkpoint tensors.
+
+#ifndef TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_
+#define TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace tandem {
+
+enum class TensorType : uint8_t { kF32, kF16, kBF16 };
+
+constexpr int64_t SizeBytes(TensorType type) { return type == TensorType::kF32 ? 4 : 2; }
+
+constexpr std::string_view Name(TensorType type) {
+  switch (type) {
+    case TensorType::kF32:
+      return "F32";
+    case TensorType::kF16:
+      return "F16";
+    case TensorType::kBF16:
+      return "BF16";
+  }
+  return "?";
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_

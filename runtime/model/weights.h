@@ -1,0 +1,84 @@
+// A model's weights, packed for a backend and ready to run.
+
+#ifndef TANDEM_RUNTIME_MODEL_WEIGHTS_H_
+#define TANDEM_RUNTIME_MODEL_WEIGHTS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/api/backend.h"
+#include "runtime/base/sha256.h"
+#include "runtime/model/model_spec.h"
+#include "runtime/model/packed_image.h"
+#include "runtime/model/weight_source.h"
+
+namespace tandem {
+
+struct WeightsOptions {
+  DType compute_dtype = DType::kF32;
+  std::string cache_dir;                         // Empty: no cache on disk.
+  std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
+};
+
+// Pointers into the packed image.
+struct NormWeights {
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // Null for RMS norms.
+};
+
+struct LinearWeights {
+  std::unique_ptr<LinearOp> op;
+  const float* bias = nullptr;  // Null: none.
+};
+
+struct LayerWeights {
+  NormWeights attention_norm;
+  LinearWeights qkv;
+  LinearWeights attention_output;
+  NormWeights ffn_norm;
+  LinearWeights ffn_in;
+  LinearWeights ffn_out;
+};
+
+// Immutable.
+class ModelWeights {
+ public:
+  // Bytes that packed weights take, without reading any.
+  static absl::StatusOr<size_t> PackedBytes(const ModelConfig& config, const ModelSpec& spec,
+                                            const Backend& backend, DType compute_dtype);
+
+  // Maps the packing from the cache, or packs `source`. `backend` outlives the result.
+  static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
+                                                            const ModelSpec& spec,
+                                                            WeightSource* source, Backend* backend,
+                                                            const WeightsOptions& options);
+
+  const void* embedding() const { return embedding_; }                    // compute_dtype
+  const void* position_embedding() const { return position_embedding_; }  // or null
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+  const NormWeights& final_norm() const { return final_norm_; }
+  const LinearWeights& logits() const { return logits_; }
+
+  // Of the checkpoint's tensors, not of their packing: equal on every machine.
+  const Sha256Digest& digest() const { return image_->digest(); }
+  size_t packed_bytes() const { return image_->payload().size(); }
+  const PackedImage& image() const { return *image_; }
+
+ private:
+  ModelWeights() = default;
+
+  std::unique_ptr<PackedImage> image_;  // Outlives the operations below.
+  const void* embedding_ = nullptr;
+  const void* position_embedding_ = nullptr;
+  std::vector<LayerWeights> layers_;
+  NormWeights final_norm_;
+  LinearWeights logits_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_WEIGHTS_H_

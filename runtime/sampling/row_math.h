@@ -1,0 +1,38 @@
+// The loops over a whole row, once per instruction set. All give the same bits: each element is
+// computed by the same plain operations, and sums have lanes of their own.
+
+#ifndef TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
+#define TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
+
+#include <cstdint>
+
+namespace tandem {
+
+struct RowMath {
+  // Of `count` values, at least 1; -infinity is fine, NaN is passed over.
+  float (*max)(const float* values, int64_t count);
+
+  // How many values are infinite or NaN.
+  int64_t (*count_not_finite)(const float* values, int64_t count);
+
+  // How many values are above `bound`.
+  int64_t (*count_above)(const float* values, int64_t count, float bound);
+
+  // Adds exp(value - max) to lanes[i % 16], i ascending.
+  void (*add_exp)(const float* values, int64_t count, float max, float* lanes);
+
+  // weights[i] = exp((value - max) / temperature) * unit as an integer; returns their sum.
+  uint64_t (*weights)(const float* values, int64_t count, float max, float temperature, float unit,
+                      uint64_t* weights);
+};
+
+extern const RowMath kRowMathGeneric;
+extern const RowMath kRowMathAvx2;
+extern const RowMath kRowMathAvx512;
+
+// The fastest that this machine runs.
+const RowMath& GetRowMath();
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_

@@ -1,0 +1,2 @@
+#define TANDEM_ROW_MATH kRowMathAvx2
+#include "runtime/sampling/row_math.inc.h"

@@ -1,0 +1,2 @@
+#define TANDEM_ROW_MATH kRowMathGeneric
+#include "runtime/sampling/row_math.inc.h"

@@ -1,0 +1,137 @@
+#include "runtime/transport/ucx/ucx_context.h"
+
+#include <sys/statvfs.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+namespace {
+
+// What UCX keeps in /dev/shm beside the pool: its message queues, a few MiB a process.
+constexpr int64_t kQueueBytes = int64_t{16} << 20;
+
+absl::Status CheckSharedMemory(int64_t pool_bytes) {
+  struct statvfs shm = {};
+  if (statvfs("/dev/shm", &shm) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("/dev/shm cannot be used (%s): the ucx transport keeps its pool there; "
+                        "mount it, or choose --transport grpc",
+                        std::strerror(errno)));
+  }
+  const int64_t free_bytes =
+      static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
+  if (free_bytes < pool_bytes + kQueueBytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "a KV pool of %d bytes (and %d for UCX) does not fit /dev/shm, which has %d free: make it "
+        "larger, lower --kv-memory, or choose --transport grpc",
+        pool_bytes, kQueueBytes, free_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status UcxError(const std::string& what, ucs_status_t status) {
+  return absl::UnavailableError(absl::StrCat("UCX: ", what, ": ", ucs_status_string(status)));
+}
+
+absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions& options) {
+  if (options.block_bytes < 1 || options.num_blocks < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat("a KV pool of %d blocks of %d bytes",
+                                                      options.num_blocks, options.block_bytes));
+  }
+  if (!options.shared_memory && options.devices.empty()) {
+    return absl::InvalidArgumentError("UCX without shared memory needs devices");
+  }
+  TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.block_bytes * options.num_blocks));
+
+  std::unique_ptr<UcxContext> context(new UcxContext);
+  ucp_config_t* config = nullptr;
+  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
+    return UcxError("reading its configuration", status);
+  }
+  // Without CMA, which UCX would prefer and which halves the speed (docs/design.md).
+  std::string transports = options.shared_memory ? "posix,self" : "self";
+  if (!options.devices.empty()) absl::StrAppend(&transports, ",tcp,rc,ud");
+  ucs_status_t status = ucp_config_modify(config, "TLS", transports.c_str());
+  if (status == UCS_OK && !options.devices.empty()) {
+    status = ucp_config_modify(config, "NET_DEVICES", options.devices.c_str());
+  }
+  // Frames are read straight out of the pool; nothing is ever put into it from outside.
+  if (status == UCS_OK) status = ucp_config_modify(config, "RNDV_SCHEME", "am");
+
+  ucp_params_t params = {};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.name = "tandem";
+  if (status == UCS_OK) status = ucp_init(&params, config, &context->context_);
+  ucp_config_release(config);
+  if (status != UCS_OK) {
+    return absl::FailedPreconditionError(absl::StrCat("UCX cannot use \"", transports,
+                                                      "\" on devices \"", options.devices,
+                                                      "\": ", ucs_status_string(status)));
+  }
+  TANDEM_RETURN_IF_ERROR(context->OpenWorker());
+  TANDEM_RETURN_IF_ERROR(context->MapPool(options));
+  return context;
+}
+
+absl::Status UcxContext::OpenWorker() {
+  ucp_worker_params_t params = {};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // Made here, then the progress thread's own.
+  ucs_status_t status = ucp_worker_create(context_, &params, &worker_);
+  if (status != UCS_OK) return UcxError("creating a worker", status);
+  status = ucp_worker_get_efd(worker_, &event_fd_);
+  if (status != UCS_OK) return UcxError("asking for an event descriptor", status);
+  ucp_address_t* address = nullptr;
+  size_t address_bytes = 0;
+  status = ucp_worker_get_address(worker_, &address, &address_bytes);
+  if (status != UCS_OK) return UcxError("asking for the worker's address", status);
+  worker_address_.assign(reinterpret_cast<const char*>(address), address_bytes);
+  ucp_worker_release_address(worker_, address);
+  return absl::OkStatus();
+}
+
+absl::Status UcxContext::MapPool(const UcxOptions& options) {
+  const size_t pool_bytes = static_cast<size_t>(options.block_bytes * options.num_blocks);
+  ucp_mem_map_params_t params = {};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+  params.length = pool_bytes;
+  params.flags = UCP_MEM_MAP_ALLOCATE;  // UCX picks memory that a peer can map.
+  ucs_status_t status = ucp_mem_map(context_, &params, &memory_);
+  if (status != UCS_OK) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "UCX cannot allocate a KV pool of %d bytes: %s", pool_bytes, ucs_status_string(status)));
+  }
+  ucp_mem_attr_t attributes = {};
+  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
+  status = ucp_mem_query(memory_, &attributes);
+  if (status != UCS_OK) return UcxError("asking where the pool lies", status);
+  pool_ = {.base = static_cast<std::byte*>(attributes.address),
+           .block_bytes = options.block_bytes,
+           .num_blocks = options.num_blocks};
+  // Faults the pages in now: the first pass over a mapping costs two to three times a later one.
+  std::memset(pool_.base, 0, pool_bytes);
+
+  void* key = nullptr;
+  size_t key_bytes = 0;
+  status = ucp_rkey_pack(context_, memory_, &key, &key_bytes);
+  if (status != UCS_OK) return UcxError("packing the pool's key", status);
+  pool_key_.assign(static_cast<const char*>(key), key_bytes);
+  ucp_rkey_buffer_release(key);
+  return absl::OkStatus();
+}
+
+UcxContext::~UcxContext() {
+  if (memory_ != nullptr) ucp_mem_unmap(context_, memory_);
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+}  // namespace tandem

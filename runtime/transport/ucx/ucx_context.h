@@ -1,0 +1,60 @@
+// A UCX context with one worker and the KV pool, owned together.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_CONTEXT_H_
+#define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_CONTEXT_H_
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/transport/kv_transport.h"
+
+namespace tandem {
+
+struct UcxOptions {
+  int64_t block_bytes = 0;
+  int32_t num_blocks = 0;
+  // Interfaces on which UCX may listen ("eth0,mlx5_0:1"). Empty: shared memory of this host only;
+  // UCX's TCP transport honours a write to any address that a packet names.
+  std::string devices;
+  // Off: links use the network even within a host (needs `devices`), as between hosts.
+  bool shared_memory = true;
+};
+
+// Unavailable, with what was tried and UCX's own words.
+absl::Status UcxError(const std::string& what, ucs_status_t status);
+
+// Single-threaded but for Create and the accessors of constants.
+class UcxContext {
+ public:
+  // ResourceExhausted if /dev/shm has not room for the pool; FailedPrecondition if UCX cannot be
+  // used as configured.
+  static absl::StatusOr<std::unique_ptr<UcxContext>> Create(const UcxOptions& options);
+  ~UcxContext();  // Endpoints are closed before.
+
+  ucp_worker_h worker() const { return worker_; }
+  int event_fd() const { return event_fd_; }
+  const KvPool& pool() const { return pool_; }
+  const std::string& worker_address() const { return worker_address_; }
+  const std::string& pool_key() const { return pool_key_; }
+
+ private:
+  UcxContext() = default;
+  absl::Status OpenWorker();
+  absl::Status MapPool(const UcxOptions& options);
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_mem_h memory_ = nullptr;
+  int event_fd_ = -1;
+  KvPool pool_;
+  std::string worker_address_;
+  std::string pool_key_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_UCX_UCX_CONTEXT_H_

@@ -1,0 +1,259 @@
+#include "runtime/transport/ucx/ucx_transport.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/transport/lost_callback.h"
+#include "runtime/transport/ucx/ucx_links.h"
+
+namespace tandem {
+
+namespace {
+
+// While UCX holds something of ours it may need progress that no event announces; what stays for
+// long waits for a peer that is stopped or dead.
+constexpr int kBusyPollMs = 1;
+constexpr int kStuckPollMs = 50;
+constexpr int kStuckAfterPolls = 200;
+constexpr auto kShutdownGrace = std::chrono::seconds(1);
+
+class Outbound final : public KvOutbound {
+ public:
+  Outbound(UcxTransport* transport, UcxLinks* links, uint64_t link, const UcxAddress& local,
+           std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport),
+        links_(links),
+        link_(link),
+        address_(EncodeUcxAddress(local)),
+        on_lost_(std::move(on_lost)) {}
+
+  ~Outbound() override {
+    on_lost_->Clear();
+    transport_->Post([links = links_, link = link_] { links->CloseOutbound(link); });
+  }
+
+  const std::string& address() const override { return address_; }
+
+  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override {
+    transport_->Post([links = links_, link = link_, header, block, send_id] {
+      links->Send(link, header, block, send_id);
+    });
+  }
+
+ private:
+  UcxTransport* const transport_;
+  UcxLinks* const links_;
+  const uint64_t link_;
+  const std::string address_;
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+};
+
+}  // namespace
+
+// Which of two ends shares memory with the other, or why neither path exists.
+static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress& remote,
+                                       bool shared_memory) {
+  if (remote.block_bytes != local.block_bytes) {
+    return absl::FailedPreconditionError(absl::StrFormat("the peer's blocks have %d bytes, ours %d",
+                                                         remote.block_bytes, local.block_bytes));
+  }
+  if (shared_memory && remote.host == local.host) return true;
+  if (local.network && remote.network) return false;
+  return absl::FailedPreconditionError(
+      "the peer shares no memory with this process (another host, or another /dev/shm) and no "
+      "interface is named for UCX on both: set --ucx-devices, or --transport grpc");
+}
+
+namespace {
+
+class Inbound final : public KvInbound {
+ public:
+  Inbound(UcxTransport* transport, UcxLinks* links, const UcxAddress& local, bool shared_memory,
+          std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport),
+        links_(links),
+        local_(local),
+        shared_memory_(shared_memory),
+        address_(EncodeUcxAddress(local)),
+        on_lost_(std::move(on_lost)) {}
+
+  ~Inbound() override {
+    on_lost_->Clear();
+    transport_->Post([links = links_, link = local_.link] { links->CloseInbound(link); });
+  }
+
+  const std::string& address() const override { return address_; }
+
+  void Attach(const std::string& sender_address) override {
+    absl::StatusOr<UcxAddress> remote = DecodeUcxAddress(sender_address);
+    absl::StatusOr<bool> shared = remote.ok() ? ChoosePath(local_, *remote, shared_memory_)
+                                              : absl::StatusOr<bool>(remote.status());
+    transport_->Post([links = links_, link = local_.link, on_lost = on_lost_,
+                      remote = std::move(remote), shared = std::move(shared)] {
+      if (shared.ok()) {
+        links->AttachInbound(link, *remote, *shared);
+      } else {
+        on_lost->Call(shared.status());
+      }
+    });
+  }
+
+ private:
+  UcxTransport* const transport_;
+  UcxLinks* const links_;
+  const UcxAddress local_;
+  const bool shared_memory_;
+  const std::string address_;
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Create(const UcxOptions& options,
+                                                                   KvReceiver* receiver,
+                                                                   Listener* listener) {
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<UcxContext> context, UcxContext::Create(options));
+  const int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
+  auto links = std::make_unique<UcxLinks>(context.get(), receiver, listener);
+  std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(context), options, wake_fd));
+  transport->links_ = std::move(links);
+  TANDEM_RETURN_IF_ERROR(transport->links_->Start());
+  transport->thread_ = std::thread([self = transport.get()] { self->Run(); });
+  return transport;
+}
+
+UcxTransport::UcxTransport(std::unique_ptr<UcxContext> context, const UcxOptions& options,
+                           int wake_fd)
+    : context_(std::move(context)),
+      network_(!options.devices.empty()),
+      shared_memory_(options.shared_memory),
+      host_id_(SharedMemoryHostId()),
+      wake_fd_(wake_fd) {}
+
+UcxTransport::~UcxTransport() {
+  if (thread_.joinable()) {
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+    }
+    const uint64_t one = 1;
+    TANDEM_CHECK(write(wake_fd_, &one, sizeof(one)) == sizeof(one));
+    thread_.join();
+  }
+  links_.reset();
+  close(wake_fd_);
+}
+
+UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
+  return {.link = link,
+          .host = host_id_,
+          .worker_address = context_->worker_address(),
+          .network = network_,
+          .pool_key = context_->pool_key(),
+          .pool_base = reinterpret_cast<uint64_t>(context_->pool().base),
+          .block_bytes = context_->pool().block_bytes,
+          .num_blocks = context_->pool().num_blocks};
+}
+
+absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::string& peer,
+                                                                     const std::string& peer_target,
+                                                                     LostCallback on_lost) {
+  uint64_t link = 0;
+  {
+    MutexLock lock(&mu_);
+    link = next_link_++;
+  }
+  auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
+  Post([links = links_.get(), link, peer, once] { links->OpenInbound(link, peer, once); });
+  return std::make_unique<Inbound>(this, links_.get(), LocalAddress(link), shared_memory_,
+                                   std::move(once));
+}
+
+absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
+    const std::string& peer, const std::string& receiver_address, LostCallback on_lost) {
+  TANDEM_ASSIGN_OR_RETURN(const UcxAddress remote, DecodeUcxAddress(receiver_address));
+  uint64_t link = 0;
+  {
+    MutexLock lock(&mu_);
+    link = next_link_++;
+  }
+  const UcxAddress local = LocalAddress(link);
+  TANDEM_ASSIGN_OR_RETURN(const bool shared, ChoosePath(local, remote, shared_memory_));
+  auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
+  Post([links = links_.get(), link, peer, remote, shared, once] {
+    links->OpenOutbound(link, peer, remote, shared, once);
+  });
+  return std::make_unique<Outbound>(this, links_.get(), link, local, std::move(once));
+}
+
+void UcxTransport::Post(std::function<void()> command) {
+  bool was_empty = false;
+  {
+    MutexLock lock(&mu_);
+    was_empty = commands_.empty();
+    commands_.push_back(std::move(command));
+  }
+  if (!was_empty) return;
+  const uint64_t one = 1;
+  TANDEM_CHECK(write(wake_fd_, &one, sizeof(one)) == sizeof(one)) << std::strerror(errno);
+}
+
+bool UcxTransport::RunCommands() {
+  std::vector<std::function<void()>> commands;
+  bool stopping = false;
+  {
+    MutexLock lock(&mu_);
+    commands.swap(commands_);
+    stopping = stopping_ && commands.empty();
+  }
+  for (const std::function<void()>& command : commands) command();
+  return !stopping;
+}
+
+void UcxTransport::Run() {
+  pthread_setname_np(pthread_self(), "kv-ucx");
+  while (RunCommands()) {
+    bool progressed = false;
+    while (ucp_worker_progress(context_->worker()) != 0) progressed = true;
+    links_->Tend();
+    if (!progressed) Sleep();
+  }
+  links_->CloseAll();
+  const auto end = std::chrono::steady_clock::now() + kShutdownGrace;
+  while (!links_->Quiet() && std::chrono::steady_clock::now() < end) {
+    ucp_worker_progress(context_->worker());
+    links_->Tend();
+  }
+  if (!links_->Quiet()) LogWarning("UCX did not complete everything before its end");
+}
+
+void UcxTransport::Sleep() {
+  const ucs_status_t armed = ucp_worker_arm(context_->worker());
+  if (armed == UCS_ERR_BUSY) return;  // Something came in between.
+  pollfd events[] = {{.fd = context_->event_fd(), .events = POLLIN, .revents = 0},
+                     {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+  const bool idle = armed == UCS_OK && links_->Quiet();
+  const int timeout_ms = idle ? -1 : polls_ < kStuckAfterPolls ? kBusyPollMs : kStuckPollMs;
+  polls_ = poll(events, 2, timeout_ms) == 0 ? polls_ + 1 : 0;
+  uint64_t count = 0;
+  if ((events[1].revents & POLLIN) != 0 && read(wake_fd_, &count, sizeof(count)) < 0) {
+    TANDEM_CHECK(errno == EAGAIN) << std::strerror(errno);
+  }
+}
+
+}  // namespace tandem

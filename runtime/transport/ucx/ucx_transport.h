@@ -1,0 +1,75 @@
+// KvTransport over UCX.
+//
+// Within a host the pool is shared memory that UCX allocates; the sender only says where in it a
+// block lies, and the receiver copies it out, checksumming on the way (ucp_rkey_ptr): one copy,
+// nothing remote ever writes, and a sender owes nobody a completion: once its link is gone, a late
+// reader finds bytes that fail their checksum. Between hosts, blocks travel eagerly inside active
+// messages on the named interfaces; the receiver copies them to the place it chose. Either way the
+// receiver acknowledges each frame, and at most kWindow frames of a link are unacknowledged.
+//
+// One thread makes every UCX call. It sleeps on UCX's event descriptor when nothing moves.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_TRANSPORT_H_
+#define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_TRANSPORT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/mutex.h"
+#include "runtime/transport/kv_transport.h"
+#include "runtime/transport/ucx/ucx_address.h"
+#include "runtime/transport/ucx/ucx_context.h"
+
+namespace tandem {
+
+class UcxLinks;
+
+class UcxTransport final : public KvTransport {
+ public:
+  // `receiver` and `listener` outlive the transport. Errors of UcxContext::Create.
+  static absl::StatusOr<std::unique_ptr<UcxTransport>> Create(const UcxOptions& options,
+                                                              KvReceiver* receiver,
+                                                              Listener* listener);
+  ~UcxTransport() override;
+
+  std::string_view name() const override { return "ucx"; }
+  const KvPool& pool() const override { return context_->pool(); }
+  absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
+                                                         const std::string& peer_target,
+                                                         LostCallback on_lost) override;
+  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& peer,
+                                                           const std::string& receiver_address,
+                                                           LostCallback on_lost) override;
+
+  // Runs `command` on the progress thread, soon. For the links' handles.
+  void Post(std::function<void()> command) EXCLUDES(mu_);
+
+ private:
+  UcxTransport(std::unique_ptr<UcxContext> context, const UcxOptions& options, int wake_fd);
+  void Run();
+  bool RunCommands() EXCLUDES(mu_);
+  void Sleep();
+  UcxAddress LocalAddress(uint64_t link) const;
+
+  const std::unique_ptr<UcxContext> context_;
+  const bool network_;
+  const bool shared_memory_;
+  const std::string host_id_;
+  const int wake_fd_;
+  std::unique_ptr<UcxLinks> links_;  // Progress thread.
+  int polls_ = 0;                    // In a row without an event. Progress thread.
+
+  Mutex mu_;
+  std::vector<std::function<void()>> commands_ GUARDED_BY(mu_);
+  bool stopping_ GUARDED_BY(mu_) = false;
+  uint64_t next_link_ GUARDED_BY(mu_) = 1;
+  std::thread thread_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_UCX_UCX_TRANSPORT_H_

@@ -1,0 +1,45 @@
+// The one table of what a client may send. Each is enforced before anything is allocated for it.
+
+#ifndef TANDEM_SERVICES_ROUTER_API_LIMITS_H_
+#define TANDEM_SERVICES_ROUTER_API_LIMITS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem {
+
+// ---- HTTP ----
+inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;  // 431 past it.
+inline constexpr size_t kMaxHeaderFields = 100;              // 431
+inline constexpr size_t kMaxBodyBytes = size_t{4} << 20;     // 413
+inline constexpr int kMaxJsonDepth = 64;                     // 400
+inline constexpr std::chrono::seconds kHeaderTimeout{10};
+inline constexpr std::chrono::seconds kBodyTimeout{30};
+inline constexpr std::chrono::seconds kIdleTimeout{
+    120};  // Of a kept connection (proxies use 90 s).
+inline constexpr int kMaxConnections = 16384;
+inline constexpr size_t kMaxTargetBytes = 2048;
+inline constexpr size_t kMaxRequestIdBytes = 128;
+
+// ---- gRPC ----
+inline constexpr int kMaxGrpcMessageBytes = 4 << 20;
+
+// ---- Requests ----
+inline constexpr double kMaxTemperature = 2.0;
+inline constexpr int64_t kMaxN = 128;
+inline constexpr size_t kMaxPrompts = 256;
+inline constexpr int64_t kMaxSequencesPerCall = 1024;  // Prompts × choices.
+inline constexpr size_t kMaxStopStrings = 16;
+inline constexpr size_t kMaxStopStringBytes = 1024;
+inline constexpr size_t kMaxStopIds = 256;
+inline constexpr int64_t kMaxLogprobs = 20;
+inline constexpr size_t kMaxMessages = 4096;
+
+// ---- What waits for a slow reader ----
+inline constexpr size_t kMaxUnsentBytes = size_t{1}
+                                          << 20;  // Of one response; then it is cancelled.
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_API_LIMITS_H_

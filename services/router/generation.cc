@@ -1,0 +1,201 @@
+#include "services/router/generation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "services/router/router_core.h"
+
+namespace tandem {
+
+// Results of one prompt. The core keeps it until its end.
+class Generation::PromptSink final : public RequestSink {
+ public:
+  PromptSink(Generation* call, int prompt, RequestFacts facts, std::vector<int32_t> eos_token_ids)
+      : handle(call->core_->NewHandle()),
+        token_ids(facts.token_ids),
+        metrics_(call->metrics_),
+        clock_(call->clock_),
+        arrived_us_(call->arrived_us_),
+        prompt_(prompt),
+        first_choice_(prompt * facts.num_choices),
+        stop_token_ids_(facts.sampling.stop_token_ids),
+        eos_token_ids_(std::move(eos_token_ids)),
+        last_token_us_(facts.num_choices, 0) {
+    facts_ = std::move(facts);
+    facts_.sink = this;
+  }
+
+  RequestFacts TakeFacts(std::shared_ptr<Generation> call) {
+    call_ = std::move(call);
+    return std::move(facts_);
+  }
+
+  void OnPrompt(const PromptReport& prompt) override {
+    metrics_->cached_prompt_tokens.Increment(prompt.cached_tokens);
+    metrics_->prompt_tokens.Increment(static_cast<double>(token_ids.size()));
+    PromptNews news{.prompt = prompt_,
+                    .cached_tokens = prompt.cached_tokens,
+                    .numerics_id = std::string(prompt.numerics_id)};
+    news.prompt_logprobs.assign(prompt.prompt_logprobs.begin(), prompt.prompt_logprobs.end());
+    call_->Deliver(std::move(news));
+  }
+
+  void OnDelta(const Delta& delta) override {
+    TokenNews news{.choice = first_choice_ + delta.choice,
+                   .text = std::string(delta.text),
+                   .finish = delta.finish};
+    if (delta.token != nullptr) {
+      news.has_token = true;
+      news.token = *delta.token;
+      CountToken(delta.choice);
+    }
+    if (delta.finish == FinishReason::kStop) NameStop(delta, &news);
+    call_->Deliver(std::move(news));
+  }
+
+  void OnDone(const RequestReport& report) override {
+    metrics_->e2e_seconds.Observe(static_cast<double>(clock_->NowUs() - arrived_us_) * 1e-6);
+    call_->OnPromptEnded(absl::OkStatus(), report);
+  }
+
+  void OnError(const absl::Status& status, const RequestReport& report) override {
+    call_->OnPromptEnded(status, report);
+  }
+
+  const RouterCore::Handle handle;
+  const std::vector<int32_t> token_ids;
+
+ private:
+  void CountToken(int32_t choice) {
+    const int64_t now_us = clock_->NowUs();
+    int64_t& last_us = last_token_us_[choice];
+    if (last_us != 0) {
+      metrics_->itl_seconds.Observe(static_cast<double>(now_us - last_us) * 1e-6);
+    } else if (std::exchange(has_first_token_, true) == false) {
+      metrics_->ttft_seconds.Observe(static_cast<double>(now_us - arrived_us_) * 1e-6);
+    }
+    last_us = now_us;
+    metrics_->generated_tokens.Increment();
+  }
+
+  void NameStop(const Delta& delta, TokenNews* news) const {
+    const auto has = [](const std::vector<int32_t>& ids, int32_t id) {
+      return std::find(ids.begin(), ids.end(), id) != ids.end();
+    };
+    if (!delta.stop_string.empty()) {
+      news->stop_string = std::string(delta.stop_string);
+    } else if (delta.token != nullptr && has(eos_token_ids_, delta.token->token)) {
+      news->stopped_by_eos = true;
+      news->stop_token = delta.token->token;
+    } else if (delta.token != nullptr && has(stop_token_ids_, delta.token->token)) {
+      news->stop_token = delta.token->token;
+    }
+  }
+
+  RouterMetrics* const metrics_;
+  const Clock* const clock_;
+  const int64_t arrived_us_;
+  const int prompt_;
+  const int first_choice_;
+  const std::vector<int32_t> stop_token_ids_;
+  const std::vector<int32_t> eos_token_ids_;
+  std::vector<int64_t> last_token_us_;  // By choice; 0: none yet.
+  bool has_first_token_ = false;
+  RequestFacts facts_;                // Until TakeFacts.
+  std::shared_ptr<Generation> call_;  // From TakeFacts on: it outlives its requests.
+};
+
+Generation::Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock,
+                       int64_t arrived_us, std::function<void()> on_news)
+    : core_(core),
+      metrics_(metrics),
+      clock_(clock),
+      arrived_us_(arrived_us),
+      on_news_(std::move(on_news)) {}
+
+Generation::~Generation() = default;
+
+void Generation::AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) {
+  prompts_.push_back(std::make_shared<PromptSink>(this, static_cast<int>(prompts_.size()),
+                                                  std::move(facts), std::move(eos_token_ids)));
+}
+
+void Generation::Start() {
+  TANDEM_CHECK(!prompts_.empty());
+  {
+    MutexLock lock(&mu_);
+    num_running_ = static_cast<int>(prompts_.size());
+  }
+  for (const std::shared_ptr<PromptSink>& prompt : prompts_) {
+    core_->StartRequest(prompt->handle, prompt->TakeFacts(shared_from_this()), prompt);
+  }
+}
+
+const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
+  return prompts_[prompt]->token_ids;
+}
+
+std::vector<GenerationNews> Generation::Take() {
+  MutexLock lock(&mu_);
+  return std::exchange(pending_, {});
+}
+
+void Generation::Deliver(GenerationNews news) {
+  std::function<void()> on_news;
+  bool overflow = false;
+  {
+    MutexLock lock(&mu_);
+    if (ended_) return;
+    if (pending_.size() >= kMaxPendingNews && !std::holds_alternative<EndNews>(news)) {
+      overflow = !std::exchange(overflowed_, true);
+    } else {
+      if (pending_.empty()) on_news = on_news_;
+      ended_ = std::holds_alternative<EndNews>(news);
+      pending_.push_back(std::move(news));
+    }
+  }
+  if (overflow) {
+    metrics_->slow_readers.Increment();
+    Cancel(absl::ResourceExhaustedError(
+        absl::StrFormat("the client did not read; %d events were waiting", kMaxPendingNews)));
+  }
+  if (on_news) on_news();
+}
+
+void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& report) {
+  EndNews end;
+  {
+    MutexLock lock(&mu_);
+    usage_.prompt_tokens += report.prompt_tokens;
+    usage_.completion_tokens += report.completion_tokens;
+    usage_.cached_tokens += report.cached_tokens;
+    --num_running_;
+    if (status.ok() && num_running_ > 0) return;
+    end = EndNews{.status = status, .usage = usage_};
+  }
+  if (!status.ok()) CancelRequests();
+  Deliver(std::move(end));
+}
+
+void Generation::Cancel(const absl::Status& why) {
+  CancelRequests();
+  Deliver(EndNews{.status = why});
+}
+
+void Generation::Detach() {
+  {
+    MutexLock lock(&mu_);
+    on_news_ = nullptr;
+    ended_ = true;
+    pending_.clear();
+  }
+  CancelRequests();
+}
+
+void Generation::CancelRequests() {
+  for (const std::shared_ptr<PromptSink>& prompt : prompts_) core_->CancelRequest(prompt->handle);
+}
+
+}  // namespace tandem

@@ -1,0 +1,116 @@
+// One call of a client: some prompts with n choices each, as one stream of events. Each prompt is a
+// request of its own at the request owner; the choices of prompt p are numbered p * n to p * n +
+// n-1.
+//
+// Events wait here until the front end takes them, which costs memory only while it does not: past
+// kMaxPendingNews the call is cancelled.
+
+#ifndef TANDEM_SERVICES_ROUTER_GENERATION_H_
+#define TANDEM_SERVICES_ROUTER_GENERATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/mutex.h"
+#include "runtime/request/request_owner.h"
+#include "services/router/router_metrics.h"
+
+namespace tandem {
+
+class RouterCore;
+
+// Once per prompt, before its first token.
+struct PromptNews {
+  int prompt = 0;
+  int32_t cached_tokens = 0;
+  std::vector<SampledToken> prompt_logprobs;
+  std::string numerics_id;
+};
+
+// One token of one choice, or what is left of its text.
+struct TokenNews {
+  int choice = 0;  // Over all prompts.
+  bool has_token = false;
+  SampledToken token;
+  std::string text;
+  FinishReason finish = FinishReason::kNone;
+  // Where finish is kStop: the stop token, or the stop string; neither for an end token.
+  bool stopped_by_eos = false;
+  int32_t stop_token = -1;
+  std::string stop_string;
+};
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;
+};
+
+// Last event: all choices have finished, or the call failed.
+struct EndNews {
+  absl::Status status;
+  Usage usage;
+};
+
+using GenerationNews = std::variant<PromptNews, TokenNews, EndNews>;
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  static constexpr size_t kMaxPendingNews = 1 << 16;
+
+  // `on_news` is called on the router's thread whenever Take() has something new after it had
+  // nothing; it must not block. Not called again after Detach(). `core`, `metrics` and `clock`
+  // outlive this.
+  // `arrived_us` is when the call did, by `clock`.
+  Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock, int64_t arrived_us,
+             std::function<void()> on_news);
+  ~Generation();
+
+  // One request of the call; before any starts, by the thread that makes the call. `facts.sink` is
+  // set here. `eos_token_ids` are those of the stop tokens that are the model's own.
+  void AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids);
+  // Hands all prompts to the router's thread.
+  void Start();
+
+  // ---- Any thread ----
+
+  std::vector<GenerationNews> Take() EXCLUDES(mu_);
+  // Ends it: requests that still run are cancelled, and EndNews comes with `why` if none has come.
+  void Cancel(const absl::Status& why) EXCLUDES(mu_);
+  // The front end is gone: no more on_news; running requests are cancelled.
+  void Detach() EXCLUDES(mu_);
+
+  int num_prompts() const { return static_cast<int>(prompts_.size()); }
+  const std::vector<int32_t>& prompt_token_ids(int prompt) const;
+
+ private:
+  class PromptSink;
+
+  void Deliver(GenerationNews news) EXCLUDES(mu_);
+  void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
+  void CancelRequests();
+
+  RouterCore* const core_;
+  RouterMetrics* const metrics_;
+  const Clock* const clock_;
+  const int64_t arrived_us_;
+  std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
+
+  Mutex mu_;
+  std::function<void()> on_news_ GUARDED_BY(mu_);
+  std::vector<GenerationNews> pending_ GUARDED_BY(mu_);
+  int num_running_ GUARDED_BY(mu_) = 0;
+  bool ended_ GUARDED_BY(mu_) = false;  // EndNews was delivered.
+  bool overflowed_ GUARDED_BY(mu_) = false;
+  Usage usage_ GUARDED_BY(mu_);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_GENERATION_H_

@@ -1,0 +1,160 @@
+#include "services/router/generator.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/random.h"
+#include "runtime/base/status_macros.h"
+#include "services/router/api_error.h"
+#include "services/router/text_adapter.h"
+
+namespace tandem {
+namespace {
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<T>> OrNull(absl::StatusOr<std::unique_ptr<T>> loaded) {
+  if (absl::IsNotFound(loaded.status())) return std::unique_ptr<T>();
+  return loaded;
+}
+
+// Client text that the tokenizer or the template does not take.
+absl::Status AtField(const absl::Status& status, std::string_view field) {
+  return status.code() == absl::StatusCode::kInvalidArgument ||
+                 status.code() == absl::StatusCode::kResourceExhausted
+             ? InvalidField(field, std::string(status.message()))
+             : status;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelText> LoadModelText(const std::string& folder) {
+  ModelText text;
+  TANDEM_ASSIGN_OR_RETURN(text.tokenizer, OrNull(Tokenizer::Create(folder)));
+  if (text.tokenizer != nullptr) {
+    TANDEM_ASSIGN_OR_RETURN(text.chat_template, OrNull(ChatTemplate::Create(folder)));
+  }
+  return text;
+}
+
+Generator::Generator(const ModelInfo* model, const ModelText* text, RouterCore* core,
+                     RouterMetrics* metrics, const Clock* clock, uint64_t seed)
+    : model_(model),
+      text_(text),
+      core_(core),
+      metrics_(metrics),
+      clock_(clock),
+      hash_root_(HashRoot(model->served_name, "", "")),
+      next_seed_(seed) {}
+
+int64_t Generator::max_model_tokens() const {
+  const int64_t of_workers = core_->max_model_tokens();
+  return of_workers > 0 ? of_workers : model_->max_model_tokens;
+}
+
+absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(
+    const GenerateRequest& request) const {
+  if (text_->chat_template == nullptr) {
+    return InvalidField(request.names.prompt, "the model has no chat template");
+  }
+  ChatTemplate::Options options;
+  options.add_generation_prompt = request.add_generation_prompt;
+  options.variables_json = request.template_variables_json;
+  options.now_s = WallClockSeconds();
+  const absl::StatusOr<std::string> text =
+      text_->chat_template->Render(request.messages_json, options);
+  if (!text.ok()) return AtField(text.status(), request.names.prompt);
+  absl::StatusOr<std::vector<int32_t>> ids =
+      text_->tokenizer->Encode(*text, request.add_special_tokens.value_or(false));
+  if (!ids.ok()) return AtField(ids.status(), request.names.prompt);
+  return ids;
+}
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(
+    const GenerateRequest& request) const {
+  std::vector<std::vector<int32_t>> encoded;
+  if (!request.messages_json.empty()) {
+    TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeConversation(request));
+    encoded.push_back(std::move(ids));
+    return encoded;
+  }
+  for (const Prompt& prompt : request.prompts) {
+    if (const auto* ids = std::get_if<std::vector<int64_t>>(&prompt)) {
+      TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> checked,
+                              CheckTokenIds(*ids, request.names.prompt, *model_));
+      encoded.push_back(std::move(checked));
+      continue;
+    }
+    if (text_->tokenizer == nullptr) {
+      return InvalidField(request.names.prompt,
+                          "the model has no tokenizer; the prompt must be token ids");
+    }
+    absl::StatusOr<std::vector<int32_t>> ids = text_->tokenizer->Encode(
+        std::get<std::string>(prompt), request.add_special_tokens.value_or(true));
+    if (!ids.ok()) return AtField(ids.status(), request.names.prompt);
+    encoded.push_back(*std::move(ids));
+  }
+  return encoded;
+}
+
+absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateRequest& request,
+                                                             Call call) {
+  TANDEM_RETURN_IF_ERROR(CheckRequest(request, *model_));
+  if (text_->tokenizer == nullptr && !request.stop.empty()) {
+    return InvalidField(request.names.stop,
+                        "the model has no tokenizer, so text cannot stop it; use stop token ids");
+  }
+  TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request));
+
+  auto generation = std::make_shared<Generation>(core_, metrics_, clock_, call.arrived_us,
+                                                 std::move(call.on_news));
+  const int64_t spent_us = clock_->NowUs() - call.arrived_us;
+  if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
+    return absl::DeadlineExceededError("the deadline passed before the request could start");
+  }
+  for (std::vector<int32_t>& ids : prompts) {
+    const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
+    RequestFacts facts;
+    TANDEM_ASSIGN_OR_RETURN(facts.sampling,
+                            MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
+                                               max_model_tokens(), drawn));
+    facts.num_choices = static_cast<int32_t>(request.n);
+    facts.stop_strings = request.stop;
+    facts.make_detokenizer =
+        MakeDetokenizerFactory(text_->tokenizer.get(), ids, request.skip_special_tokens);
+    facts.token_ids = std::move(ids);
+    facts.hash_root = hash_root_;
+    facts.model = model_->served_name;
+    facts.trace_context = call.trace_context;
+    facts.time_left_us = call.time_left_us > 0 ? call.time_left_us - spent_us : 0;
+    generation->AddPrompt(std::move(facts),
+                          request.ignore_eos ? std::vector<int32_t>() : model_->eos_token_ids);
+  }
+  if (!call.label.empty()) Remember(call.label, generation);
+  generation->Start();
+  return generation;
+}
+
+void Generator::Remember(const std::string& label, const std::shared_ptr<Generation>& generation) {
+  MutexLock lock(&mu_);
+  if (labelled_.size() >= next_sweep_) {
+    std::erase_if(labelled_, [](const auto& entry) { return entry.second.expired(); });
+    next_sweep_ = 2 * labelled_.size() + 64;
+  }
+  labelled_.emplace(label, generation);
+}
+
+int Generator::Abort(const std::string& label) {
+  std::vector<std::shared_ptr<Generation>> found;
+  {
+    MutexLock lock(&mu_);
+    const auto [begin, end] = labelled_.equal_range(label);
+    for (auto it = begin; it != end; ++it) {
+      if (auto generation = it->second.lock()) found.push_back(std::move(generation));
+    }
+    labelled_.erase(begin, end);
+  }
+  for (const auto& generation : found) generation->Cancel(absl::CancelledError("aborted"));
+  return static_cast<int>(found.size());
+}
+
+}  // namespace tandem

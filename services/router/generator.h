@@ -1,0 +1,87 @@
+// From a GenerateRequest to a running Generation: checks it, renders the template, tokenizes once,
+// settles the sampling parameters and starts one request per prompt.
+
+#ifndef TANDEM_SERVICES_ROUTER_GENERATOR_H_
+#define TANDEM_SERVICES_ROUTER_GENERATOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/clock.h"
+#include "runtime/text/chat_template.h"
+#include "runtime/text/tokenizer.h"
+#include "services/router/generate_request.h"
+#include "services/router/generation.h"
+#include "services/router/model_info.h"
+#include "services/router/router_core.h"
+
+namespace tandem {
+
+// What text needs. A folder without tokenizer.json has neither: ids in, ids out.
+struct ModelText {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatTemplate> chat_template;
+};
+
+// Missing files are not errors; broken ones are.
+absl::StatusOr<ModelText> LoadModelText(const std::string& folder);
+
+class Generator {
+ public:
+  // Borrows everything.
+  Generator(const ModelInfo* model, const ModelText* text, RouterCore* core, RouterMetrics* metrics,
+            const Clock* clock, uint64_t seed);
+
+  // A client's call, not yet started.
+  struct Call {
+    std::string label;          // The client's id, for Abort.
+    std::string trace_context;  // W3C traceparent, passed on.
+    int64_t arrived_us = 0;
+    int64_t time_left_us = 0;  // Until its deadline; 0: the owner's default.
+    std::function<void()> on_news;
+  };
+
+  // Any thread but the router's and those of I/O: takes as long as tokenizing does. The Generation
+  // is running when this returns. Errors name their field.
+  absl::StatusOr<std::shared_ptr<Generation>> Begin(const GenerateRequest& request, Call call);
+
+  // Ends the calls of that label with Cancelled. How many there were. Any thread.
+  int Abort(const std::string& label) EXCLUDES(mu_);
+
+  const ModelInfo& model() const { return *model_; }
+  const Tokenizer* tokenizer() const { return text_->tokenizer.get(); }
+  bool has_chat_template() const { return text_->chat_template != nullptr; }
+  RouterCore& core() { return *core_; }
+  RouterMetrics& metrics() { return *metrics_; }
+  const Clock& clock() const { return *clock_; }
+  // Of the model, or less where a worker takes less.
+  int64_t max_model_tokens() const;
+
+ private:
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const GenerateRequest& request) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeConversation(const GenerateRequest& request) const;
+  void Remember(const std::string& label, const std::shared_ptr<Generation>& generation)
+      EXCLUDES(mu_);
+
+  const ModelInfo* const model_;
+  const ModelText* const text_;
+  RouterCore* const core_;
+  RouterMetrics* const metrics_;
+  const Clock* const clock_;
+  const BlockHash hash_root_;
+  std::atomic<uint64_t> next_seed_;
+
+  Mutex mu_;
+  std::multimap<std::string, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
+  size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_GENERATOR_H_

@@ -1,0 +1,68 @@
+#include "services/router/grpc/control_service.h"
+
+#include <algorithm>
+
+#include "services/router/version.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kApiVersion[] = "tandem.v1";
+
+grpc::ServerUnaryReactor* Ok(grpc::CallbackServerContext* context) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ControlService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                        const v1::GetServerInfoRequest* request,
+                                                        v1::ServerInfo* response) {
+  const FleetView view = generator_->core().View();
+  uint64_t blocks = 0, sequences = 0;
+  int32_t block_tokens = 0;
+  for (const FleetView::Worker& worker : view.workers) {
+    if (!worker.healthy) continue;
+    blocks += static_cast<uint64_t>(worker.registration.num_blocks);
+    sequences += static_cast<uint64_t>(worker.registration.max_sequences);
+    block_tokens = std::max(block_tokens, worker.registration.block_tokens);
+  }
+  response->set_engine_version(kVersion);
+  response->set_api_version(kApiVersion);
+  response->set_instance_id(instance_id_);
+  response->set_max_model_len(static_cast<uint32_t>(generator_->max_model_tokens()));
+  response->set_kv_block_size(static_cast<uint32_t>(block_tokens));
+  response->set_total_kv_blocks(blocks);
+  response->set_max_running_requests(sequences);
+  response->set_num_workers(static_cast<uint32_t>(view.workers.size()));
+  response->set_ready(ready_());
+  return Ok(context);
+}
+
+grpc::ServerUnaryReactor* ControlService::GetModelInfo(grpc::CallbackServerContext* context,
+                                                       const v1::GetModelInfoRequest* request,
+                                                       v1::ModelInfo* response) {
+  const ModelInfo& model = generator_->model();
+  response->set_model_id(model.served_name);
+  response->set_served_model_name(model.served_name);
+  response->add_served_model_aliases("default");
+  response->set_supports_text_input(generator_->tokenizer() != nullptr);
+  response->set_supports_token_ids_input(true);
+  response->set_vocab_size(static_cast<uint32_t>(model.vocab_size));
+  for (const int32_t id : model.eos_token_ids) {
+    response->add_eos_token_ids(static_cast<uint32_t>(id));
+  }
+  response->set_system_fingerprint(generator_->core().View().numerics_id);
+  return Ok(context);
+}
+
+grpc::ServerUnaryReactor* ControlService::Abort(grpc::CallbackServerContext* context,
+                                                const v1::AbortRequest* request,
+                                                v1::AbortResponse* response) {
+  for (const std::string& id : request->request_ids()) generator_->Abort(id);
+  return Ok(context);
+}
+
+}  // namespace tandem

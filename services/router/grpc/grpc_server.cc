@@ -1,0 +1,87 @@
+#include "services/router/grpc/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "services/router/api_limits.h"
+#include "services/router/grpc/control_service.h"
+#include "services/router/grpc/health_service.h"
+#include "services/router/grpc/inference_service.h"
+
+namespace tandem {
+namespace {
+
+// Clients may keep idle connections alive this often.
+constexpr int kMinPingIntervalMs = 1000;
+
+}  // namespace
+
+class GrpcServer::Impl {
+ public:
+  Impl(const GrpcServerOptions& options, Generator* generator, TextPool* pool)
+      : inference_(generator, pool),
+        control_(generator, options.instance_id, options.ready),
+        health_({v1::Inference::service_full_name(), v1::Control::service_full_name()},
+                options.ready) {}
+
+  ~Impl() {
+    health_.Stop();
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  absl::Status Listen(const ListenAddress& address) {
+    static const bool reflection = [] {
+      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+      return true;
+    }();
+    static_cast<void>(reflection);
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(kMaxGrpcMessageBytes);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port that is taken is an error.
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMaxHeaderBytes));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                               kMinPingIntervalMs);
+    builder.AddListeningPort(address.ToString(), grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(&inference_);
+    builder.RegisterService(&control_);
+    builder.RegisterService(&health_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen on ", address.ToString(), " for gRPC"));
+    }
+    return absl::OkStatus();
+  }
+
+  int port() const { return port_; }
+  bool idle() const { return inference_.num_calls() == 0; }
+
+ private:
+  InferenceService inference_;
+  ControlService control_;
+  HealthService health_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const GrpcServerOptions& options,
+                                                               Generator* generator,
+                                                               TextPool* pool) {
+  auto impl = std::make_unique<Impl>(options, generator, pool);
+  if (absl::Status status = impl->Listen(options.address); !status.ok()) return status;
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcServer::~GrpcServer() = default;
+int GrpcServer::port() const { return impl_->port(); }
+bool GrpcServer::idle() const { return impl_->idle(); }
+
+}  // namespace tandem

@@ -1,0 +1,42 @@
+// The public gRPC address: Inference, Control, grpc.health.v1 and reflection.
+
+#ifndef TANDEM_SERVICES_ROUTER_GRPC_GRPC_SERVER_H_
+#define TANDEM_SERVICES_ROUTER_GRPC_GRPC_SERVER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "services/router/generator.h"
+#include "services/router/listen_address.h"
+#include "services/router/text_pool.h"
+
+namespace tandem {
+
+struct GrpcServerOptions {
+  ListenAddress address;
+  std::string instance_id;
+  double liveness_scale = 1;
+  std::function<bool()> ready;  // Shown by the health service. Any thread.
+};
+
+class GrpcServer {
+ public:
+  // Serves from now on. What is borrowed outlives it. Unavailable if the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const GrpcServerOptions& options,
+                                                            Generator* generator, TextPool* pool);
+  ~GrpcServer();  // Cancels what runs.
+
+  int port() const;
+  bool idle() const;  // No generation is being answered.
+
+ private:
+  class Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_GRPC_GRPC_SERVER_H_

@@ -1,0 +1,36 @@
+// Generate and GenerateStream: one reactor a call, which hands text work to the pool and writes
+// what the generation says, one message under way.
+
+#ifndef TANDEM_SERVICES_ROUTER_GRPC_INFERENCE_SERVICE_H_
+#define TANDEM_SERVICES_ROUTER_GRPC_INFERENCE_SERVICE_H_
+
+#include <atomic>
+
+#include "services/router/generator.h"
+#include "services/router/text_pool.h"
+#include "tandem/v1/inference.grpc.pb.h"
+
+namespace tandem {
+
+class InferenceService final : public v1::Inference::CallbackService {
+ public:
+  // Borrows both.
+  InferenceService(Generator* generator, TextPool* pool) : generator_(generator), pool_(pool) {}
+
+  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context,
+                                     const v1::GenerateRequest* request,
+                                     v1::GenerateResponse* response) override;
+  grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream(
+      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
+
+  int num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
+
+ private:
+  Generator* const generator_;
+  TextPool* const pool_;
+  std::atomic<int> num_calls_{0};
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_GRPC_INFERENCE_SERVICE_H_

@@ -1,0 +1,139 @@
+#include "services/router/http/generate_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/status_macros.h"
+#include "services/router/api_error.h"
+#include "services/router/http/json_request.h"
+
+namespace tandem {
+
+GenerateCall::GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange,
+                           std::string request_id, bool chat)
+    : generator_(generator),
+      exchange_(std::move(exchange)),
+      request_id_(std::move(request_id)),
+      chat_(chat),
+      arrived_us_(generator->clock().NowUs()) {}
+
+// The connection holds the call while it lasts.
+void GenerateCall::WatchClient() {
+  exchange_->OnLeft([self = shared_from_this()] {
+    std::shared_ptr<Generation> generation;
+    {
+      MutexLock lock(&self->mu_);
+      self->left_ = true;
+      generation = self->generation_;
+    }
+    if (generation != nullptr) generation->Detach();
+  });
+}
+
+void GenerateCall::Begin(const HttpRequest& request) {
+  if (const absl::Status status = TryBegin(request); !status.ok()) Refuse(status);
+}
+
+absl::Status GenerateCall::TryBegin(const HttpRequest& request) {
+  TANDEM_ASSIGN_OR_RETURN(const GenerateRequest parsed, chat_
+                                                            ? ParseChatRequest(request.body)
+                                                            : ParseCompletionRequest(request.body));
+  stream_ = parsed.stream;
+  Generator::Call call;
+  call.label = request_id_;
+  call.trace_context = std::string(request.Header("traceparent"));
+  call.arrived_us = arrived_us_;
+  call.on_news = [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->OnNews();
+  };
+  TANDEM_ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
+                          generator_->Begin(parsed, std::move(call)));
+
+  AnswerOptions options;
+  options.chat = chat_;
+  options.id = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", request_id_);
+  options.model = generator_->model().served_name;
+  options.created_s = WallClockSeconds();
+  options.num_prompts = generation->num_prompts();
+  options.num_choices = static_cast<int>(parsed.n);
+  options.include_usage = parsed.include_usage;
+  options.return_token_ids = parsed.return_token_ids;
+  options.num_logprobs = static_cast<int>(parsed.num_logprobs.value_or(-1));
+  options.num_prompt_logprobs = static_cast<int>(parsed.num_prompt_logprobs.value_or(-1));
+  options.names = TokenNames(generator_->tokenizer(), parsed.tokens_as_ids);
+  options.prompt_token_ids = [raw = generation.get()](int prompt) -> const std::vector<int32_t>& {
+    return raw->prompt_token_ids(prompt);
+  };
+  answer_ = std::make_unique<JsonAnswer>(std::move(options));
+  bool left = false;
+  {
+    MutexLock lock(&mu_);
+    generation_ = generation;
+    left = left_;
+  }
+  if (left) generation->Detach();
+  OnNews();  // What came before generation_ was set.
+  return absl::OkStatus();
+}
+
+void GenerateCall::OnNews() {
+  exchange_->Post([self = shared_from_this()] {
+    std::shared_ptr<Generation> generation;
+    {
+      MutexLock lock(&self->mu_);
+      generation = self->generation_;
+    }
+    if (generation == nullptr) return;
+    const std::vector<GenerationNews> news = generation->Take();
+    if (self->stream_) {
+      self->ServeStream(news);
+    } else {
+      self->ServeWhole(news);
+    }
+  });
+}
+
+void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
+  std::string bytes;
+  bool ended = false;
+  for (const GenerationNews& news : all) {
+    const auto* end = std::get_if<EndNews>(&news);
+    ended = end != nullptr;
+    // Before the first byte an error still has a status of its own.
+    if (ended && !end->status.ok() && !stream_started_ && bytes.empty()) {
+      return Refuse(end->status);
+    }
+    bytes += answer_->StreamEvents(news);
+  }
+  if (!bytes.empty() && !std::exchange(stream_started_, true)) {
+    HttpExchange::Headers headers = AnswerHeaders();
+    headers.emplace_back("Cache-Control", "no-cache");
+    exchange_->StartStream(200, "text/event-stream; charset=utf-8", std::move(headers));
+  }
+  exchange_->Write(std::move(bytes));
+  if (ended) exchange_->EndStream();
+}
+
+void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
+  for (const GenerationNews& news : all) {
+    const auto* end = std::get_if<EndNews>(&news);
+    if (end != nullptr && !end->status.ok()) return Refuse(end->status);
+    answer_->Add(news);
+    if (end != nullptr) exchange_->Send(200, "application/json", answer_->Whole(), AnswerHeaders());
+  }
+}
+
+HttpExchange::Headers GenerateCall::AnswerHeaders() const {
+  return {{"x-request-id", request_id_}};
+}
+
+void GenerateCall::Refuse(const absl::Status& status) {
+  generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();
+  HttpExchange::Headers headers = AnswerHeaders();
+  const int http_status = HttpStatusOf(status);
+  if (http_status == 429 || http_status == 503) headers.emplace_back("Retry-After", "1");
+  exchange_->Send(http_status, "application/json", ErrorJson(status), std::move(headers));
+}
+
+}  // namespace tandem

@@ -1,0 +1,173 @@
+#include "services/router/http/http_server.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <list>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
+#include "runtime/base/mutex.h"
+#include "services/router/api_limits.h"
+#include "services/router/http/http_connection.h"
+
+namespace tandem {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
+
+}  // namespace
+
+class HttpServer::Impl {
+ public:
+  Impl(const HttpServerOptions& options, HttpHandler* handler)
+      : options_(options),
+        io_(options.num_threads),
+        accept_strand_(asio::make_strand(io_)),
+        acceptor_(accept_strand_),
+        retry_(accept_strand_) {
+    shared_.handler = handler;
+    shared_.on_slow_reader = [this] {
+      if (options_.on_slow_reader) options_.on_slow_reader();
+    };
+    shared_.on_closed = [this] { Count(-1); };
+  }
+
+  ~Impl() { Stop(); }
+
+  absl::Status Listen() {
+    error_code error;
+    const asio::ip::address address = asio::ip::make_address(options_.address.ip, error);
+    const tcp::endpoint endpoint(address, static_cast<uint16_t>(options_.address.port));
+    if (!error) acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot listen on ", options_.address.ToString(), ": ", error.message()));
+    }
+    port_ = acceptor_.local_endpoint().port();
+    asio::post(accept_strand_, [this] { Accept(); });
+    for (int i = 0; i < options_.num_threads; ++i) {
+      threads_.emplace_back([this] {
+        pthread_setname_np(pthread_self(), "http");
+        io_.run();
+      });
+    }
+    return absl::OkStatus();
+  }
+
+  void StopAccepting() {
+    shared_.draining = true;
+    asio::post(accept_strand_, [this] {
+      error_code ignored;
+      acceptor_.close(ignored);
+      retry_.cancel();
+    });
+    MutexLock lock(&mu_);
+    for (const std::weak_ptr<HttpConnection>& weak : connections_) {
+      if (const auto connection = weak.lock()) connection->Drain();
+    }
+  }
+
+  void Stop() {
+    io_.stop();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    // What handlers still hold of them must not outlive io_.
+    for (const std::weak_ptr<HttpConnection>& weak : TakeConnections()) {
+      if (const auto connection = weak.lock()) connection->Abandon();
+    }
+  }
+
+  int port() const { return port_; }
+
+ private:
+  void Accept() {
+    acceptor_.async_accept(
+        asio::make_strand(io_), [this](const error_code& error, tcp::socket socket) {
+          if (!acceptor_.is_open()) return;
+          if (error) {  // Out of descriptors, or a client that left already.
+            retry_.expires_after(kPauseAfterAcceptError);
+            retry_.async_wait([this](const error_code& cancelled) {
+              if (!cancelled && acceptor_.is_open()) Accept();
+            });
+            return;
+          }
+          if (Count(+1) > kMaxConnections) {
+            LogWarning("connection refused: too many are open", {{"open", kMaxConnections}});
+            Count(-1);
+          } else {
+            error_code ignored;
+            socket.set_option(tcp::no_delay(true), ignored);
+            const auto connection = std::make_shared<HttpConnection>(std::move(socket), &shared_);
+            Remember(connection);
+            connection->Run();
+          }
+          Accept();
+        });
+  }
+
+  // For Drain. Forgets the ended ones whenever they could be half of all.
+  void Remember(const std::shared_ptr<HttpConnection>& connection) {
+    MutexLock lock(&mu_);
+    connections_.push_back(connection);
+    if (connections_.size() > next_sweep_) {
+      connections_.remove_if([](const auto& weak) { return weak.expired(); });
+      next_sweep_ = 2 * connections_.size() + 64;
+    }
+  }
+
+  std::list<std::weak_ptr<HttpConnection>> TakeConnections() {
+    MutexLock lock(&mu_);
+    return std::exchange(connections_, {});
+  }
+
+  int Count(int change) {
+    const int open = num_open_.fetch_add(change) + change;
+    if (options_.on_connections) options_.on_connections(open);
+    return open;
+  }
+
+  const HttpServerOptions options_;
+  HttpShared shared_;
+  std::atomic<int> num_open_{0};
+  Mutex mu_;
+  std::list<std::weak_ptr<HttpConnection>> connections_ GUARDED_BY(mu_);
+  size_t next_sweep_ GUARDED_BY(mu_) = 64;
+  int port_ = 0;
+  asio::io_context io_;  // After what connections use: it destroys the last of them.
+  asio::strand<asio::io_context::executor_type> accept_strand_;
+  tcp::acceptor acceptor_;
+  asio::steady_timer retry_;
+  std::vector<std::thread> threads_;
+};
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerOptions& options,
+                                                               HttpHandler* handler) {
+  auto impl = std::make_unique<Impl>(options, handler);
+  if (absl::Status status = impl->Listen(); !status.ok()) return status;
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() = default;
+int HttpServer::port() const { return impl_->port(); }
+void HttpServer::StopAccepting() { impl_->StopAccepting(); }
+void HttpServer::Stop() { impl_->Stop(); }
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+// HTTP/1.1 on Boost.Beast: connections, limits, timeouts and streams on few threads. Knows nothing
+// of what is served.
+//
+// Each connection runs on a strand. While a handler works, the connection keeps reading, so that a
+// client that leaves is noticed at once; a half-closed connection counts as left. What a handler
+// writes waits in a buffer of kMaxUnsentBytes; a client that lets it fill is cut off.
+
+#ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
+#define TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "services/router/listen_address.h"
+
+namespace tandem {
+
+struct HttpRequest {
+  std::string method;
+  std::string path;  // Without the query.
+  std::string body;
+  std::vector<std::pair<std::string, std::string>> headers;  // Names in lower case.
+
+  // Empty if there is none.
+  std::string_view Header(std::string_view name) const;
+};
+
+// The answer to one request. Any thread, except where noted; calls for a request that has been
+// answered, or whose client has left, do nothing. Exactly one of Send and StartStream + EndStream.
+class HttpExchange {
+ public:
+  using Headers = std::vector<std::pair<std::string, std::string>>;
+
+  virtual ~HttpExchange() = default;
+  virtual void Send(int status, std::string_view content_type, std::string body,
+                    Headers headers = {}) = 0;
+  virtual void StartStream(int status, std::string_view content_type, Headers headers = {}) = 0;
+  virtual void Write(std::string bytes) = 0;
+  virtual void EndStream() = 0;
+  // Runs on the connection's strand, in order.
+  virtual void Post(std::function<void()> work) = 0;
+  // Called on the strand if the client leaves, or is cut off, before the answer is complete. At
+  // once if it has left already. Strand only.
+  virtual void OnLeft(std::function<void()> left) = 0;
+};
+
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  // On an I/O thread: hands work over and returns.
+  virtual void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
+};
+
+struct HttpServerOptions {
+  ListenAddress address;
+  int num_threads = 2;
+  std::function<void(int)> on_connections;  // How many are open. Any thread.
+  std::function<void()> on_slow_reader;     // One was cut off. Any thread.
+};
+
+class HttpServer {
+ public:
+  // Listens and serves from now on. `handler` outlives the server. Unavailable if the address
+  // cannot be bound.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options,
+                                                            HttpHandler* handler);
+  ~HttpServer();  // Stop().
+
+  int port() const;  // The one bound, where 0 was asked for.
+  // Accepts no more connections and closes the idle ones; running answers go on, and their
+  // connections close after them.
+  void StopAccepting();
+  void Stop();
+
+ private:
+  class Impl;
+  explicit HttpServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_

@@ -1,0 +1,202 @@
+#include "services/router/http/json_answer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
+#include "services/router/api_error.h"
+
+namespace tandem {
+namespace {
+
+std::string_view FinishJson(FinishReason finish) {
+  switch (finish) {
+    case FinishReason::kNone:
+      return "null";
+    case FinishReason::kStop:
+      return "\"stop\"";
+    case FinishReason::kLength:
+      return "\"length\"";
+  }
+  return "null";
+}
+
+// The stop string or stop token that ended it; null for the model's own end.
+std::string StopReasonJson(const TokenNews& news) {
+  if (!news.stop_string.empty()) {
+    std::string out;
+    AppendJsonString(news.stop_string, &out);
+    return out;
+  }
+  if (news.stop_token >= 0 && !news.stopped_by_eos) return absl::StrCat(news.stop_token);
+  return "null";
+}
+
+std::string Event(const std::string& json) { return "data: " + json + "\n\n"; }
+
+}  // namespace
+
+JsonAnswer::JsonAnswer(AnswerOptions options)
+    : options_(std::move(options)),
+      choices_(options_.num_prompts * options_.num_choices),
+      prompt_logprobs_(options_.num_prompts) {}
+
+// {"id", "object", "created", "model", "system_fingerprint"
+void JsonAnswer::AppendHead(std::string_view object, std::string* out) const {
+  *out += "{\"id\":";
+  AppendJsonString(options_.id, out);
+  *out += ",\"object\":";
+  AppendJsonString(object, out);
+  absl::StrAppend(out, ",\"created\":", options_.created_s, ",\"model\":");
+  AppendJsonString(options_.model, out);
+  *out += ",\"system_fingerprint\":";
+  if (fingerprint_.empty()) {
+    *out += "null";
+  } else {
+    AppendJsonString(fingerprint_, out);
+  }
+}
+
+// ,"logprobs", "finish_reason", "stop_reason", maybe "token_ids" and "prompt_token_ids"
+void JsonAnswer::AppendChoiceTail(int index, const Choice& choice, std::string* out) const {
+  *out += ",\"logprobs\":";
+  *out += options_.num_logprobs >= 0 ? choice.logprobs.Json(options_.chat) : "null";
+  *out += ",\"finish_reason\":";
+  *out += FinishJson(choice.finish);
+  *out += ",\"stop_reason\":" + choice.stop_reason;
+  if (options_.return_token_ids) {
+    *out += ",\"token_ids\":";
+    AppendIds(choice.token_ids, out);
+    if (!options_.chat && !choice.started) {
+      *out += ",\"prompt_token_ids\":";
+      AppendIds(options_.prompt_token_ids(index / options_.num_choices), out);
+    }
+  }
+}
+
+void JsonAnswer::AppendUsage(std::string* out) const {
+  absl::StrAppend(out, "{\"prompt_tokens\":", usage_.prompt_tokens,
+                  ",\"completion_tokens\":", usage_.completion_tokens,
+                  ",\"total_tokens\":", usage_.prompt_tokens + usage_.completion_tokens,
+                  ",\"prompt_tokens_details\":{\"cached_tokens\":", usage_.cached_tokens, "}}");
+}
+
+// ---- Stream ----
+
+std::string JsonAnswer::StreamEvents(const GenerationNews& news) {
+  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+    fingerprint_ = prompt->numerics_id;
+    return "";
+  }
+  if (const auto* token = std::get_if<TokenNews>(&news)) return TokenEvent(*token);
+  return EndEvents(std::get<EndNews>(news));
+}
+
+std::string JsonAnswer::TokenEvent(const TokenNews& news) {
+  Choice& choice = choices_[news.choice];
+  AddToken(news);
+  // Text that waits for more tokens makes no event of its own, unless the token itself is wanted.
+  const bool wanted = !choice.started || !news.text.empty() || news.finish != FinishReason::kNone ||
+                      options_.num_logprobs >= 0 || options_.return_token_ids;
+  if (!wanted) return "";
+  std::string out;
+  AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &out);
+  if (options_.chat && options_.return_token_ids && !choice.started) {
+    out += ",\"prompt_token_ids\":";
+    AppendIds(options_.prompt_token_ids(0), &out);
+  }
+  absl::StrAppend(&out, ",\"choices\":[{\"index\":", news.choice);
+  if (options_.chat) {
+    out += choice.started ? ",\"delta\":{\"content\":"
+                          : ",\"delta\":{\"role\":\"assistant\",\"content\":";
+    AppendJsonString(choice.text, &out);
+    out += '}';
+  } else {
+    out += ",\"text\":";
+    AppendJsonString(choice.text, &out);
+  }
+  AppendChoiceTail(news.choice, choice, &out);
+  out += options_.include_usage ? "}],\"usage\":null}" : "}]}";
+  choice.started = true;
+  choice.text.clear();
+  choice.token_ids.clear();
+  choice.logprobs.Take(options_.chat);
+  return Event(out);
+}
+
+std::string JsonAnswer::EndEvents(const EndNews& end) {
+  if (!end.status.ok()) return Event(ErrorJson(end.status));
+  usage_ = end.usage;
+  std::string out;
+  if (options_.include_usage) {
+    std::string chunk;
+    AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &chunk);
+    chunk += ",\"choices\":[],\"usage\":";
+    AppendUsage(&chunk);
+    chunk += '}';
+    out = Event(chunk);
+  }
+  return out + "data: [DONE]\n\n";
+}
+
+// ---- Whole ----
+
+void JsonAnswer::AddToken(const TokenNews& news) {
+  Choice& choice = choices_[news.choice];
+  choice.text += news.text;
+  if (news.has_token) {
+    if (options_.return_token_ids) choice.token_ids.push_back(news.token.token);
+    if (options_.num_logprobs >= 0) {
+      choice.logprobs.Add(news.token, options_.num_logprobs, options_.chat, options_.names);
+    }
+  }
+  if (news.finish != FinishReason::kNone) {
+    choice.finish = news.finish;
+    choice.stop_reason = StopReasonJson(news);
+  }
+}
+
+void JsonAnswer::Add(const GenerationNews& news) {
+  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+    fingerprint_ = prompt->numerics_id;
+    if (options_.num_prompt_logprobs >= 0) {
+      prompt_logprobs_[prompt->prompt] =
+          PromptLogprobsJson(prompt->prompt_logprobs, options_.names);
+    }
+  } else if (const auto* token = std::get_if<TokenNews>(&news)) {
+    AddToken(*token);
+  } else {
+    usage_ = std::get<EndNews>(news).usage;
+  }
+}
+
+std::string JsonAnswer::Whole() const {
+  std::string out;
+  AppendHead(options_.chat ? "chat.completion" : "text_completion", &out);
+  out += ",\"choices\":[";
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const int index = static_cast<int>(i);
+    absl::StrAppend(&out, i > 0 ? "," : "", "{\"index\":", index);
+    out += options_.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"text\":";
+    AppendJsonString(choices_[i].text, &out);
+    if (options_.chat) out += ",\"refusal\":null}";
+    AppendChoiceTail(index, choices_[i], &out);
+    if (!options_.chat && options_.num_prompt_logprobs >= 0) {
+      out += ",\"prompt_logprobs\":" + prompt_logprobs_[index / options_.num_choices];
+    }
+    out += '}';
+  }
+  out += ']';
+  if (options_.chat && options_.num_prompt_logprobs >= 0) {
+    out += ",\"prompt_logprobs\":" + prompt_logprobs_[0];
+  }
+  if (options_.chat && options_.return_token_ids) {
+    out += ",\"prompt_token_ids\":";
+    AppendIds(options_.prompt_token_ids(0), &out);
+  }
+  out += ",\"usage\":";
+  AppendUsage(&out);
+  return out + "}";
+}
+
+}  // namespace tandem

@@ -1,0 +1,361 @@
+#include "services/router/http/json_request.h"
+
+#include <boost/json.hpp>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
+#include "services/router/api_error.h"
+#include "services/router/api_limits.h"
+#include "services/router/http/field_reader.h"
+#include "services/router/http/strict_json.h"
+
+namespace tandem {
+namespace {
+
+namespace json = boost::json;
+
+constexpr int64_t kDefaultCompletionTokens = 16;
+
+// ---- Known but not supported ----
+
+// Values that ask for nothing.
+enum class Neutral {
+  kAbsent,      // Only null.
+  kEmpty,       // null, "", [], {}.
+  kFalse,       // null, false.
+  kZero,        // null, 0.
+  kOne,         // null, 1.
+  kNoneOrAuto,  // null, "none", "auto".
+};
+
+struct UnsupportedField {
+  std::string_view name;
+  Neutral neutral;
+};
+
+constexpr UnsupportedField kUnsupported[] = {
+    {"presence_penalty", Neutral::kZero},
+    {"frequency_penalty", Neutral::kZero},
+    {"repetition_penalty", Neutral::kOne},
+    {"length_penalty", Neutral::kOne},
+    {"min_p", Neutral::kZero},
+    {"logit_bias", Neutral::kEmpty},
+    {"bad_words", Neutral::kEmpty},
+    {"allowed_token_ids", Neutral::kEmpty},
+    {"best_of", Neutral::kOne},
+    {"use_beam_search", Neutral::kFalse},
+    {"early_stopping", Neutral::kFalse},
+    {"include_stop_str_in_output", Neutral::kFalse},
+    {"truncate_prompt_tokens", Neutral::kAbsent},
+    {"echo", Neutral::kFalse},
+    {"suffix", Neutral::kEmpty},
+    {"prompt_embeds", Neutral::kEmpty},
+    {"structured_outputs", Neutral::kEmpty},
+    {"guided_json", Neutral::kEmpty},
+    {"guided_regex", Neutral::kEmpty},
+    {"guided_choice", Neutral::kEmpty},
+    {"guided_grammar", Neutral::kEmpty},
+    {"tools", Neutral::kEmpty},
+    {"tool_choice", Neutral::kNoneOrAuto},
+    {"functions", Neutral::kEmpty},
+    {"function_call", Neutral::kNoneOrAuto},
+    {"audio", Neutral::kAbsent},
+    {"prediction", Neutral::kAbsent},
+    {"web_search_options", Neutral::kAbsent},
+    {"reasoning_effort", Neutral::kNoneOrAuto},
+    {"documents", Neutral::kEmpty},
+    {"chat_template", Neutral::kEmpty},
+    {"continue_final_message", Neutral::kFalse},
+    {"mm_processor_kwargs", Neutral::kEmpty},
+    {"cache_salt", Neutral::kEmpty},
+    {"kv_transfer_params", Neutral::kEmpty},
+    {"logits_processors", Neutral::kEmpty},
+    {"priority", Neutral::kZero},
+};
+
+bool IsNumber(const json::value& value, double number) {
+  return value.is_number() && value.to_number<double>() == number;
+}
+
+bool IsEmpty(const json::value& value) {
+  return (value.is_string() && value.get_string().empty()) ||
+         (value.is_array() && value.get_array().empty()) ||
+         (value.is_object() && value.get_object().empty());
+}
+
+bool AsksForNothing(const json::value& value, Neutral neutral) {
+  switch (neutral) {
+    case Neutral::kAbsent:
+      return false;
+    case Neutral::kEmpty:
+      return IsEmpty(value);
+    case Neutral::kFalse:
+      return value.is_bool() && !value.get_bool();
+    case Neutral::kZero:
+      return IsNumber(value, 0);
+    case Neutral::kOne:
+      return IsNumber(value, 1);
+    case Neutral::kNoneOrAuto:
+      return value.is_string() && (value.get_string() == "none" || value.get_string() == "auto");
+  }
+  return false;
+}
+
+absl::Status RefuseUnsupported(const FieldReader& fields) {
+  for (const UnsupportedField& field : kUnsupported) {
+    const json::value* value = fields.Find(field.name);
+    if (value != nullptr && !AsksForNothing(*value, field.neutral)) {
+      return InvalidField(field.name, absl::StrCat(std::string(field.name), " is not supported"));
+    }
+  }
+  if (const json::value* format = fields.Find("response_format")) {
+    const json::object* object = format->if_object();
+    const json::value* type = object == nullptr ? nullptr : object->if_contains("type");
+    if (type == nullptr || !type->is_string()) {
+      return WrongType("response_format", "an object with a type", *format);
+    }
+    if (type->get_string() != "text") {
+      return InvalidField("response_format",
+                          "response_format is supported with type \"text\" only");
+    }
+  }
+  if (const json::value* modalities = fields.Find("modalities")) {
+    const json::array* list = modalities->if_array();
+    if (list == nullptr) return WrongType("modalities", "a list", *modalities);
+    for (const json::value& item : *list) {
+      if (!item.is_string() || item.get_string() != "text") {
+        return InvalidField("modalities", "modalities is supported with \"text\" only");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- What both APIs share ----
+
+absl::Status ReadStreamOptions(const FieldReader& fields, GenerateRequest* r) {
+  TANDEM_RETURN_IF_ERROR(fields.Read("stream", &r->stream));
+  const json::value* options = fields.Find("stream_options");
+  if (options == nullptr) return absl::OkStatus();
+  if (!options->is_object()) return WrongType("stream_options", "an object", *options);
+  if (!r->stream) {
+    return InvalidField("stream_options", "stream_options is allowed only when stream is true");
+  }
+  const FieldReader reader(options->get_object(), "stream_options.");
+  bool continuous = false;
+  TANDEM_RETURN_IF_ERROR(reader.Read("include_usage", &r->include_usage));
+  TANDEM_RETURN_IF_ERROR(reader.Read("continuous_usage_stats", &continuous));
+  if (continuous) {
+    return InvalidField("stream_options.continuous_usage_stats",
+                        "stream_options.continuous_usage_stats is not supported");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadCommon(const FieldReader& fields, GenerateRequest* r) {
+  TANDEM_RETURN_IF_ERROR(RefuseUnsupported(fields));
+  TANDEM_RETURN_IF_ERROR(fields.Read("model", &r->model));
+  TANDEM_RETURN_IF_ERROR(fields.Read("temperature", &r->temperature));
+  TANDEM_RETURN_IF_ERROR(fields.Read("top_p", &r->top_p));
+  TANDEM_RETURN_IF_ERROR(fields.Read("top_k", &r->top_k));
+  TANDEM_RETURN_IF_ERROR(fields.Read("seed", &r->seed));
+  TANDEM_RETURN_IF_ERROR(fields.Read("n", &r->n));
+  TANDEM_RETURN_IF_ERROR(fields.Read("max_tokens", &r->max_tokens));
+  TANDEM_RETURN_IF_ERROR(fields.Read("min_tokens", &r->min_tokens));
+  TANDEM_RETURN_IF_ERROR(fields.ReadStrings("stop", &r->stop));
+  TANDEM_RETURN_IF_ERROR(fields.Read("stop_token_ids", &r->stop_token_ids));
+  TANDEM_RETURN_IF_ERROR(fields.Read("ignore_eos", &r->ignore_eos));
+  TANDEM_RETURN_IF_ERROR(fields.Read("skip_special_tokens", &r->skip_special_tokens));
+  TANDEM_RETURN_IF_ERROR(fields.Read("prompt_logprobs", &r->num_prompt_logprobs));
+  TANDEM_RETURN_IF_ERROR(fields.Read("return_token_ids", &r->return_token_ids));
+  TANDEM_RETURN_IF_ERROR(fields.Read("return_tokens_as_token_ids", &r->tokens_as_ids));
+  TANDEM_RETURN_IF_ERROR(fields.Read("add_special_tokens", &r->add_special_tokens));
+  return ReadStreamOptions(fields, r);
+}
+
+absl::StatusOr<json::value> ParseBody(std::string_view body) {
+  TANDEM_ASSIGN_OR_RETURN(json::value value, ParseStrictJson(body));
+  if (!value.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the body must be a JSON object, not ", std::string(JsonKind(value))));
+  }
+  return value;
+}
+
+// ---- Completions ----
+
+absl::StatusOr<Prompt> ReadIds(const json::array& list, const std::string& name) {
+  std::vector<int64_t> ids;
+  ids.reserve(list.size());
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_int64()) {
+      return WrongType(absl::StrCat(name, "[", i, "]"), "a token id", list[i]);
+    }
+    ids.push_back(list[i].get_int64());
+  }
+  return Prompt(std::move(ids));
+}
+
+// A string, a list of strings, of ids or of lists of ids.
+absl::Status ReadPrompts(const FieldReader& fields, std::vector<Prompt>* prompts) {
+  const json::value* value = fields.Find("prompt");
+  if (value == nullptr) return InvalidField("prompt", "prompt is missing");
+  if (value->is_string()) {
+    prompts->emplace_back(std::string(value->get_string()));
+    return absl::OkStatus();
+  }
+  if (!value->is_array()) {
+    return WrongType("prompt", "a string or a list of strings, ids or lists of ids", *value);
+  }
+  const json::array& list = value->get_array();
+  if (list.empty()) return InvalidField("prompt", "prompt is an empty list");
+  if (list[0].is_number()) {
+    TANDEM_ASSIGN_OR_RETURN(Prompt ids, ReadIds(list, "prompt"));
+    prompts->push_back(std::move(ids));
+    return absl::OkStatus();
+  }
+  if (list.size() > kMaxPrompts) {
+    return InvalidField("prompt", absl::StrFormat("prompt holds %d prompts, at most %d are allowed",
+                                                  list.size(), kMaxPrompts));
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string name = absl::StrCat("prompt[", i, "]");
+    if (list[i].is_string()) {
+      prompts->emplace_back(std::string(list[i].get_string()));
+    } else if (list[i].is_array()) {
+      TANDEM_ASSIGN_OR_RETURN(Prompt ids, ReadIds(list[i].get_array(), name));
+      prompts->push_back(std::move(ids));
+    } else {
+      return WrongType(name, "a string or a list of ids", list[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- Chat ----
+
+// Text as it is, or the text of its parts joined by line breaks.
+absl::StatusOr<json::value> ReadContent(const json::value& content, const std::string& name) {
+  if (content.is_null() || content.is_string()) return content;
+  if (!content.is_array()) return WrongType(name, "a string or a list of parts", content);
+  std::string text;
+  for (size_t i = 0; i < content.get_array().size(); ++i) {
+    const std::string part_name = absl::StrCat(name, "[", i, "]");
+    const json::value& part = content.get_array()[i];
+    if (!part.is_object()) return WrongType(part_name, "an object", part);
+    const FieldReader fields(part.get_object(), part_name + ".");
+    std::string type;
+    TANDEM_RETURN_IF_ERROR(fields.Read("type", &type));
+    if (type != "text") {
+      return InvalidField(fields.Name("type"),
+                          absl::StrCat(fields.Name("type"), " is supported as \"text\" only"));
+    }
+    if (fields.Find("text") == nullptr) {
+      return InvalidField(fields.Name("text"), absl::StrCat(fields.Name("text"), " is missing"));
+    }
+    std::string part_text;
+    TANDEM_RETURN_IF_ERROR(fields.Read("text", &part_text));
+    if (i > 0) text += "\n";
+    text += part_text;
+  }
+  return json::value(text);
+}
+
+absl::StatusOr<json::object> ReadMessage(const json::value& value, const std::string& name) {
+  if (!value.is_object()) return WrongType(name, "an object", value);
+  json::object message = value.get_object();
+  const FieldReader fields(value.get_object(), name + ".");
+  std::string role;
+  TANDEM_RETURN_IF_ERROR(fields.Read("role", &role));
+  if (role.empty()) {
+    return InvalidField(fields.Name("role"), absl::StrCat(fields.Name("role"), " is missing"));
+  }
+  for (std::string_view refused : {"tool_calls", "function_call", "audio"}) {
+    const json::value* extra = fields.Find(refused);
+    if (extra != nullptr && !IsEmpty(*extra)) {
+      return InvalidField(fields.Name(refused),
+                          absl::StrCat(fields.Name(refused), " is not supported"));
+    }
+  }
+  const json::value* content = fields.Find("content");
+  if (content == nullptr && role != "assistant") {
+    return InvalidField(fields.Name("content"),
+                        absl::StrCat(fields.Name("content"), " is missing"));
+  }
+  message["content"] = "";
+  if (content != nullptr) {
+    TANDEM_ASSIGN_OR_RETURN(message["content"], ReadContent(*content, fields.Name("content")));
+  }
+  return message;
+}
+
+absl::Status ReadMessages(const FieldReader& fields, GenerateRequest* r) {
+  const json::value* value = fields.Find("messages");
+  if (value == nullptr) return InvalidField("messages", "messages is missing");
+  if (!value->is_array()) return WrongType("messages", "a list", *value);
+  const json::array& list = value->get_array();
+  if (list.empty() || list.size() > kMaxMessages) {
+    return InvalidField(
+        "messages", absl::StrFormat("messages has %d messages, must be from 1 to %d", list.size(),
+                                    kMaxMessages));
+  }
+  json::array messages;
+  messages.reserve(list.size());
+  for (size_t i = 0; i < list.size(); ++i) {
+    TANDEM_ASSIGN_OR_RETURN(json::object message,
+                            ReadMessage(list[i], absl::StrCat("messages[", i, "]")));
+    messages.push_back(std::move(message));
+  }
+  r->messages_json = json::serialize(messages);
+  return absl::OkStatus();
+}
+
+absl::Status ReadChatLogprobs(const FieldReader& fields, GenerateRequest* r) {
+  bool logprobs = false;
+  std::optional<int64_t> top_logprobs;
+  TANDEM_RETURN_IF_ERROR(fields.Read("logprobs", &logprobs));
+  TANDEM_RETURN_IF_ERROR(fields.Read("top_logprobs", &top_logprobs));
+  if (!logprobs && top_logprobs.value_or(0) != 0) {
+    return InvalidField("top_logprobs", "top_logprobs is allowed only when logprobs is true");
+  }
+  if (logprobs) r->num_logprobs = top_logprobs.value_or(0);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<GenerateRequest> ParseCompletionRequest(std::string_view body) {
+  TANDEM_ASSIGN_OR_RETURN(const json::value value, ParseBody(body));
+  const FieldReader fields(value.get_object());
+  GenerateRequest r;
+  TANDEM_RETURN_IF_ERROR(ReadCommon(fields, &r));
+  TANDEM_RETURN_IF_ERROR(ReadPrompts(fields, &r.prompts));
+  TANDEM_RETURN_IF_ERROR(fields.Read("logprobs", &r.num_logprobs));
+  r.default_max_tokens = kDefaultCompletionTokens;
+  return r;
+}
+
+absl::StatusOr<GenerateRequest> ParseChatRequest(std::string_view body) {
+  TANDEM_ASSIGN_OR_RETURN(const json::value value, ParseBody(body));
+  const FieldReader fields(value.get_object());
+  GenerateRequest r;
+  r.names.prompt = "messages";
+  r.names.logprobs = "top_logprobs";
+  TANDEM_RETURN_IF_ERROR(ReadCommon(fields, &r));
+  TANDEM_RETURN_IF_ERROR(ReadMessages(fields, &r));
+  TANDEM_RETURN_IF_ERROR(ReadChatLogprobs(fields, &r));
+  if (fields.Find("max_completion_tokens") != nullptr) {  // OpenAI's newer name goes first.
+    r.names.max_tokens = "max_completion_tokens";
+    TANDEM_RETURN_IF_ERROR(fields.Read("max_completion_tokens", &r.max_tokens));
+  }
+  TANDEM_RETURN_IF_ERROR(fields.Read("add_generation_prompt", &r.add_generation_prompt));
+  if (const json::value* variables = fields.Find("chat_template_kwargs")) {
+    if (!variables->is_object()) return WrongType("chat_template_kwargs", "an object", *variables);
+    r.template_variables_json = json::serialize(*variables);
+  }
+  return r;
+}
+
+}  // namespace tandem

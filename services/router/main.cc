@@ -1,0 +1,196 @@
+// tandem-router: the OpenAI HTTP API and the gRPC API in front of tandem-workers.
+
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/flags.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "services/router/router_app.h"
+#include "services/router/version.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kExitBadUsage = 2;
+constexpr int64_t kDrainUs = 60'000'000;
+constexpr int64_t kDrainPollUs = 20'000;
+
+struct RouterFlags {
+  std::string model, served_model_name, workers, workers_dns;
+  std::string http = "127.0.0.1:8000", grpc = "127.0.0.1:9000", port_file;
+  std::string disaggregate = "auto", name = "router";
+  double liveness_scale = 1;
+  int32_t max_queued_requests = 4096;
+  bool insecure_public_listen = false, version = false;
+};
+
+void Declare(RouterFlags* f, FlagSet* flags) {
+  flags->Add("model", &f->model, "DIR",
+             "checkpoint folder: tokenizer, chat template and configuration are read");
+  flags->Add("served-model-name", &f->served_model_name, "NAME",
+             "name in the API; the folder's name if empty");
+  flags->Add("workers", &f->workers, "HOST:PORT,...", "the workers, as a static list");
+  flags->Add("workers-dns", &f->workers_dns, "NAME:PORT",
+             "or a DNS name that has all their addresses, asked every second");
+  flags->Add("http", &f->http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
+  flags->Add("grpc", &f->grpc, "ADDR", "gRPC API; port 0: any");
+  flags->Add("port-file", &f->port_file, "FILE",
+             "the ports that were bound are written there as JSON once they listen");
+  flags->AddChoice("disaggregate", &f->disaggregate, {"auto", "always", "never"},
+                   "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
+                   "from one missing block on");
+  flags->Add("liveness-scale", &f->liveness_scale, "X",
+             "multiplies every time-out between processes, for slow machines", 0.1, 1000);
+  flags->Add("max-queued-requests", &f->max_queued_requests, "N",
+             "requests that may wait for a worker; more get 429", 1, 1'000'000);
+  flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");
+  flags->Add("insecure-public-listen", &f->insecure_public_listen,
+             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
+  flags->Add("version", &f->version, "print the version and exit");
+}
+
+absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
+  RouterOptions options;
+  if (f.model.empty()) return absl::InvalidArgumentError("--model DIR is missing");
+  if (f.workers.empty() == f.workers_dns.empty()) {
+    return absl::InvalidArgumentError("want exactly one of --workers and --workers-dns");
+  }
+  for (const auto& address : absl::StrSplit(f.workers, ',', absl::SkipEmpty())) {
+    const std::string text(address.data(), address.size());
+    const size_t colon = text.rfind(':');
+    if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("--workers: \"", text, "\" is not host:port"));
+    }
+    options.workers.push_back(text);
+  }
+  if (!f.workers.empty() && options.workers.empty()) {
+    return absl::InvalidArgumentError("--workers names no address");
+  }
+  if (!f.workers_dns.empty() && f.workers_dns.find(':') == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers-dns: \"", f.workers_dns, "\" is not name:port"));
+  }
+  const auto listen = [&](const char* flag, const std::string& text,
+                          ListenAddress* address) -> absl::Status {
+    const auto parsed = ParseListenAddress(text, f.insecure_public_listen);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", parsed.status().message()));
+    }
+    *address = *parsed;
+    return absl::OkStatus();
+  };
+  TANDEM_RETURN_IF_ERROR(listen("--http", f.http, &options.http));
+  TANDEM_RETURN_IF_ERROR(listen("--grpc", f.grpc, &options.grpc));
+  options.name = f.name;
+  options.model = f.model;
+  options.served_model_name = f.served_model_name;
+  options.workers_dns = f.workers_dns;
+  options.liveness_scale = f.liveness_scale;
+  options.max_queued_requests = f.max_queued_requests;
+  options.disaggregate = f.disaggregate == "always"  ? DisaggregatePolicy::kAlways
+                         : f.disaggregate == "never" ? DisaggregatePolicy::kNever
+                                                     : DisaggregatePolicy::kAuto;
+  return options;
+}
+
+// Appears whole or not at all.
+absl::Status WritePortFile(const std::string& path, int http_port, int grpc_port) {
+  const std::string draft = path + ".new";
+  std::ofstream out(draft);
+  out << "{\"http\":" << http_port << ",\"grpc\":" << grpc_port << "}\n";
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(draft, path, error);
+  if (!out || error) return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  return absl::OkStatus();
+}
+
+int WaitForSignal(int signals, int64_t timeout_us) {
+  fd_set set;
+  FD_ZERO(&set);
+  FD_SET(signals, &set);
+  timeval timeout{.tv_sec = timeout_us / 1'000'000, .tv_usec = timeout_us % 1'000'000};
+  if (select(signals + 1, &set, nullptr, nullptr, timeout_us < 0 ? nullptr : &timeout) <= 0) {
+    return 0;
+  }
+  signalfd_siginfo info{};
+  return read(signals, &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
+}
+
+int Serve(const RouterOptions& options, const std::string& port_file) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (const int number : {SIGTERM, SIGINT}) sigaddset(&mask, number);
+  pthread_sigmask(SIG_BLOCK, &mask, nullptr);  // Before any thread starts.
+  signal(SIGPIPE, SIG_IGN);
+  const int signals = signalfd(-1, &mask, SFD_CLOEXEC);
+
+  const auto app = RouterApp::Create(options);
+  if (!app.ok()) {
+    LogError("cannot start", {{"why", std::string(app.status().message())}});
+    return kExitBadUsage;
+  }
+  const int http_port = (*app)->http_port(), grpc_port = (*app)->grpc_port();
+  LogInfo("listening", {{"http", http_port}, {"grpc", grpc_port}});
+  if (!port_file.empty()) {
+    if (const absl::Status status = WritePortFile(port_file, http_port, grpc_port); !status.ok()) {
+      LogError("cannot start", {{"why", std::string(status.message())}});
+      return kExitBadUsage;
+    }
+  }
+  while (WaitForSignal(signals, -1) == 0) {
+  }
+  LogInfo("draining");
+  (*app)->BeginDrain();
+  const int64_t end_us = SteadyClock().NowUs() + kDrainUs;
+  // A second signal ends it at once.
+  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us &&
+         WaitForSignal(signals, kDrainPollUs) == 0) {
+  }
+  LogInfo("ended", {{"drained", (*app)->Drained()}});
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  RouterFlags values;
+  FlagSet flags("tandem-router --model DIR --workers HOST:PORT,... [flags]",
+                "Serves a model's OpenAI HTTP API and gRPC API with the workers given.");
+  Declare(&values, &flags);
+  const auto rest = flags.Parse(std::vector<std::string>(argv + 1, argv + argc));
+  if (flags.help_requested()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  absl::StatusOr<RouterOptions> options = rest.status();
+  if (rest.ok() && !rest->empty()) {
+    options = absl::InvalidArgumentError(absl::StrCat("unknown argument \"", rest->front(), "\""));
+  } else if (rest.ok() && values.version) {
+    std::printf("tandem-router %s\n", kVersion);
+    return 0;
+  } else if (rest.ok()) {
+    options = ToOptions(values);
+  }
+  if (!options.ok()) {
+    std::fprintf(stderr, "tandem-router: %s\nTry --help.\n",
+                 std::string(options.status().message()).c_str());
+    return kExitBadUsage;
+  }
+  SetLogProcessName(values.name);
+  return Serve(*options, values.port_file);
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) { return tandem::Main(argc, argv); }

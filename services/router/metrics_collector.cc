@@ -1,0 +1,175 @@
+#include "services/router/metrics_collector.h"
+
+#include <grpcpp/client_context.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include "services/server/status_proto.h"
+
+namespace tandem {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+bool IsMonotonic(MetricType type) {
+  return type == MetricType::Counter || type == MetricType::Histogram;
+}
+
+void AddMetric(const ClientMetric& from, MetricType type, ClientMetric* into) {
+  if (type == MetricType::Counter) {
+    into->counter.value += from.counter.value;
+    return;
+  }
+  into->histogram.sample_count += from.histogram.sample_count;
+  into->histogram.sample_sum += from.histogram.sample_sum;
+  // Bounds are the program's constants; a life with others keeps only count and sum comparable.
+  const size_t count = std::min(from.histogram.bucket.size(), into->histogram.bucket.size());
+  for (size_t i = 0; i < count; ++i) {
+    into->histogram.bucket[i].cumulative_count += from.histogram.bucket[i].cumulative_count;
+  }
+}
+
+// Adds the counters and histograms of `from` to those in `into` of the same name and labels.
+void AddFamilies(const WorkerMetrics::Families& from, WorkerMetrics::Families* into) {
+  for (const MetricFamily& family : from) {
+    if (!IsMonotonic(family.type)) continue;
+    const auto same = std::find_if(into->begin(), into->end(), [&](const MetricFamily& other) {
+      return other.name == family.name && other.type == family.type;
+    });
+    if (same == into->end()) {
+      into->push_back(family);
+      continue;
+    }
+    for (const ClientMetric& metric : family.metric) {
+      const auto twin =
+          std::find_if(same->metric.begin(), same->metric.end(),
+                       [&](const ClientMetric& other) { return other.label == metric.label; });
+      if (twin == same->metric.end()) {
+        same->metric.push_back(metric);
+      } else {
+        AddMetric(metric, family.type, &*twin);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void WorkerMetrics::Report(uint64_t incarnation, Families families) {
+  if (incarnation != incarnation_) {
+    AddFamilies(current_, &finished_);
+    incarnation_ = incarnation;
+  }
+  current_ = std::move(families);
+}
+
+WorkerMetrics::Families WorkerMetrics::Sum(bool alive) const {
+  Families sum;
+  for (const MetricFamily& family : current_) {
+    if (alive || IsMonotonic(family.type)) sum.push_back(family);
+  }
+  AddFamilies(finished_, &sum);
+  return sum;
+}
+
+// One page under way: an answer of every worker, then the text.
+class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
+ public:
+  Scrape(MetricsCollector* collector, std::function<void(std::string)> done)
+      : collector_(collector), done_(std::move(done)) {}
+
+  void Start(const std::vector<std::shared_ptr<WorkerChannel>>& channels) {
+    calls_ = std::vector<Call>(channels.size());
+    waiting_ = static_cast<int>(channels.size()) + 1;
+    for (size_t i = 0; i < channels.size(); ++i) {
+      Call* call = &calls_[i];
+      call->channel = channels[i];
+      call->worker = channels[i]->worker();
+      if (!channels[i]->connected()) {
+        OnAnswer();
+        continue;
+      }
+      call->request.mutable_metrics();
+      call->context.set_deadline(std::chrono::system_clock::now() + kScrapeTimeout);
+      channels[i]->stub()->async()->Control(
+          &call->context, &call->request, &call->response,
+          [self = shared_from_this(), call](const grpc::Status& status) {
+            if (status.ok()) self->OnMetrics(*call);
+            self->OnAnswer();
+          });
+    }
+    OnAnswer();
+  }
+
+ private:
+  struct Call {
+    std::shared_ptr<WorkerChannel> channel;
+    WorkerId worker;
+    grpc::ClientContext context;
+    v1::ControlRequest request;
+    v1::ControlResponse response;
+  };
+
+  void OnMetrics(const Call& call) {
+    // Another life may have answered than the one that was asked.
+    if (call.channel->worker() != call.worker) return;
+    absl::StatusOr<WorkerMetrics::Families> families = MetricsFromProto(call.response.metrics());
+    if (families.ok()) collector_->OnReport(call.worker, *std::move(families));
+  }
+
+  void OnAnswer() {
+    if (waiting_.fetch_sub(1) != 1) return;
+    done_(collector_->Render());
+    MutexLock lock(&collector_->mu_);
+    --collector_->num_scrapes_;
+    collector_->idle_.SignalAll();
+  }
+
+  MetricsCollector* const collector_;
+  const std::function<void(std::string)> done_;
+  std::vector<Call> calls_;
+  std::atomic<int> waiting_{0};
+};
+
+MetricsCollector::MetricsCollector(MetricsRegistry* registry, WorkerPool* pool)
+    : registry_(registry), pool_(pool) {}
+
+MetricsCollector::~MetricsCollector() {
+  MutexLock lock(&mu_);
+  while (num_scrapes_ > 0) idle_.Wait(&mu_);
+}
+
+void MetricsCollector::Collect(std::function<void(std::string)> done) {
+  {
+    MutexLock lock(&mu_);
+    ++num_scrapes_;
+  }
+  std::make_shared<Scrape>(this, std::move(done))->Start(pool_->channels());
+}
+
+void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetrics::Families families) {
+  MutexLock lock(&mu_);
+  workers_[worker.name].Report(worker.incarnation, std::move(families));
+}
+
+std::string MetricsCollector::Render() {
+  std::set<std::string> alive;
+  for (const auto& channel : pool_->channels()) {
+    if (channel->connected()) alive.insert(channel->worker().name);
+  }
+  std::vector<MetricFamily> all = registry_->Collect();
+  MutexLock lock(&mu_);
+  for (const auto& [name, metrics] : workers_) {
+    std::vector<MetricFamily> theirs = metrics.Sum(alive.count(name) > 0);
+    AddLabel("worker", name, &theirs);
+    MergeFamilies(std::move(theirs), &all);
+  }
+  return MetricsToText(all);
+}
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+// Everybody's metrics on one page: the router's own, and every worker's with the label `worker`.
+//
+// Workers are asked at the scrape, all at once, for at most kScrapeTimeout; one that does not
+// answer is shown as it last was. Counters and histograms never go back: those of a worker's
+// earlier lives are added to the present one's, and stay when the worker is gone. Gauges speak of
+// the present: those of a worker that is not connected are left out.
+
+#ifndef TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
+#define TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
+
+#include <prometheus/metric_family.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/base/mutex.h"
+#include "services/router/worker_pool.h"
+#include "services/server/metrics_registry.h"
+
+namespace tandem {
+
+// What is known of one worker's metrics over all its lives.
+class WorkerMetrics {
+ public:
+  using Families = std::vector<prometheus::MetricFamily>;
+
+  // The worker reports in this incarnation; another one than before is its next life.
+  void Report(uint64_t incarnation, Families families);
+  // Monotonic over incarnations; without gauges unless `alive`.
+  Families Sum(bool alive) const;
+
+ private:
+  uint64_t incarnation_ = 0;
+  Families current_;
+  Families finished_;  // Counters and histograms of the lives before.
+};
+
+class MetricsCollector {
+ public:
+  static constexpr std::chrono::milliseconds kScrapeTimeout{300};
+
+  // Borrows both.
+  MetricsCollector(MetricsRegistry* registry, WorkerPool* pool);
+  ~MetricsCollector();  // Waits for what is under way.
+
+  // Calls `done` once, on any thread.
+  void Collect(std::function<void(std::string)> done) EXCLUDES(mu_);
+
+ private:
+  class Scrape;
+
+  void OnReport(const WorkerId& worker, WorkerMetrics::Families families) EXCLUDES(mu_);
+  std::string Render() EXCLUDES(mu_);
+
+  MetricsRegistry* const registry_;
+  WorkerPool* const pool_;
+  Mutex mu_;
+  CondVar idle_;
+  int num_scrapes_ GUARDED_BY(mu_) = 0;
+  std::map<std::string, WorkerMetrics> workers_ GUARDED_BY(mu_);  // By name.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_

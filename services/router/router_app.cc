@@ -1,0 +1,115 @@
+#include "services/router/router_app.h"
+
+#include <random>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kTextThreads = 2;
+constexpr size_t kMaxWaitingTexts = 1024;
+// Behind a DNS name nobody says how many workers there will be.
+constexpr int64_t kDnsSettleUs = 5'000'000;
+
+uint64_t RandomNumber() {
+  std::random_device device;
+  uint64_t number = 0;
+  while (number == 0) number = (uint64_t{device()} << 32) | device();
+  return number;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RouterApp>> RouterApp::Create(const RouterOptions& options) {
+  auto app = std::unique_ptr<RouterApp>(new RouterApp(options));
+  TANDEM_RETURN_IF_ERROR(app->Start());
+  return app;
+}
+
+RouterApp::RouterApp(const RouterOptions& options)
+    : options_(options), started_us_(clock_.NowUs()), metrics_(&registry_) {}
+
+absl::Status RouterApp::Start() {
+  TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
+  TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_.folder));
+  if (text_.tokenizer == nullptr) {
+    LogWarning("no tokenizer.json: token ids in and out only", {{"folder", model_.folder}});
+  }
+
+  RouterCoreOptions core_options;
+  core_options.owner.router_incarnation = RandomNumber();
+  core_options.owner.times = LivenessTimes::Scaled(options_.liveness_scale);
+  core_options.owner.disaggregate = options_.disaggregate;
+  core_options.owner.max_waiting_requests = options_.max_queued_requests;
+  core_options.expected_workers = options_.workers;
+  TANDEM_ASSIGN_OR_RETURN(core_, RouterCore::Create(core_options, &clock_, &metrics_));
+
+  WorkerPoolOptions pool_options{
+      .addresses = options_.workers,
+      .dns_name = options_.workers_dns,
+      .channel = {.router_name = options_.name, .liveness_scale = options_.liveness_scale}};
+  workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
+  collector_ = std::make_unique<MetricsCollector>(&registry_, workers_.get());
+  generator_ =
+      std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_, RandomNumber());
+  pool_ = std::make_unique<TextPool>(kTextThreads, kMaxWaitingTexts);
+
+  HttpApiParts parts{
+      .generator = generator_.get(),
+      .pool = pool_.get(),
+      .ready = [this] { return Ready(); },
+      .collect_metrics =
+          [this](std::function<void(std::string)> done) { collector_->Collect(std::move(done)); }};
+  api_ = std::make_unique<HttpApi>(std::move(parts));
+  HttpServerOptions http_options{.address = options_.http,
+                                 .on_connections =
+                                     [this](int open) {
+                                       num_connections_ = open;
+                                       metrics_.http_connections.Set(open);
+                                     },
+                                 .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
+  TANDEM_ASSIGN_OR_RETURN(http_, HttpServer::Create(http_options, api_.get()));
+  GrpcServerOptions grpc_options{.address = options_.grpc,
+                                 .instance_id = options_.name,
+                                 .liveness_scale = options_.liveness_scale,
+                                 .ready = [this] { return Ready(); }};
+  TANDEM_ASSIGN_OR_RETURN(grpc_, GrpcServer::Create(grpc_options, generator_.get(), pool_.get()));
+  return absl::OkStatus();
+}
+
+RouterApp::~RouterApp() {
+  // Front ends first: nothing new comes in. The text threads finish what they have, then the core
+  // ends what runs, while the front ends' objects still stand.
+  if (http_ != nullptr) http_->StopAccepting();
+  pool_.reset();
+  if (workers_ != nullptr) workers_->Close();
+  if (core_ != nullptr) core_->Stop();
+  grpc_.reset();
+  if (http_ != nullptr) http_->Stop();
+  collector_.reset();
+}
+
+bool RouterApp::Ready() const {
+  if (draining_) return false;
+  const FleetView view = core_->View();
+  if (!view.can_serve) return false;
+  if (options_.workers_dns.empty()) return view.known_completely;
+  if (!workers_->resolved()) return false;
+  if (clock_.NowUs() - started_us_ >= kDnsSettleUs) return true;
+  return view.workers.size() >= workers_->channels().size();
+}
+
+void RouterApp::BeginDrain() {
+  draining_ = true;
+  core_->RefuseNewRequests();
+  http_->StopAccepting();
+}
+
+bool RouterApp::Drained() const {
+  return core_->View().requests_in_flight == 0 && num_connections_ == 0 && grpc_->idle();
+}
+
+}  // namespace tandem

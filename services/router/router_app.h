@@ -1,0 +1,82 @@
+// A router, whole: model files, core, worker channels and both listeners.
+
+#ifndef TANDEM_SERVICES_ROUTER_ROUTER_APP_H_
+#define TANDEM_SERVICES_ROUTER_ROUTER_APP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/clock.h"
+#include "services/router/generator.h"
+#include "services/router/grpc/grpc_server.h"
+#include "services/router/http/http_api.h"
+#include "services/router/http/http_server.h"
+#include "services/router/listen_address.h"
+#include "services/router/metrics_collector.h"
+#include "services/router/model_info.h"
+#include "services/router/router_core.h"
+#include "services/router/router_metrics.h"
+#include "services/router/text_pool.h"
+#include "services/router/worker_pool.h"
+
+namespace tandem {
+
+struct RouterOptions {
+  std::string name = "router";
+  std::string model;  // Folder.
+  std::string served_model_name;
+  std::vector<std::string> workers;  // host:port each, or...
+  std::string workers_dns;           // ...name:port.
+  ListenAddress http;
+  ListenAddress grpc;
+  DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
+  double liveness_scale = 1;
+  int32_t max_queued_requests = 4096;
+};
+
+class RouterApp {
+ public:
+  // Listening when it returns. Errors name the file, field or address.
+  static absl::StatusOr<std::unique_ptr<RouterApp>> Create(const RouterOptions& options);
+  ~RouterApp();
+
+  int http_port() const { return http_->port(); }
+  int grpc_port() const { return grpc_->port(); }
+  bool Ready() const;
+
+  // Refuses new requests and closes idle connections.
+  void BeginDrain();
+  // No request runs and no connection is open.
+  bool Drained() const;
+
+ private:
+  explicit RouterApp(const RouterOptions& options);
+  absl::Status Start();
+
+  const RouterOptions options_;
+  const SteadyClock clock_;
+  const int64_t started_us_;
+  ModelInfo model_;
+  ModelText text_;
+  MetricsRegistry registry_;
+  RouterMetrics metrics_;
+  std::atomic<bool> draining_{false};
+  std::atomic<int> num_connections_{0};
+  // Each uses those above it; destroyed from the last to the first.
+  std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<WorkerPool> workers_;
+  std::unique_ptr<MetricsCollector> collector_;
+  std::unique_ptr<Generator> generator_;
+  std::unique_ptr<HttpApi> api_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<TextPool> pool_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_ROUTER_APP_H_

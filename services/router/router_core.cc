@@ -1,0 +1,287 @@
+#include "services/router/router_core.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMaxSleepUs = 50'000;
+constexpr int64_t kViewPeriodUs = 10'000;
+
+std::string_view RoleName(WorkerRole role) {
+  switch (role) {
+    case WorkerRole::kPrefill:
+      return "prefill";
+    case WorkerRole::kDecode:
+      return "decode";
+    case WorkerRole::kHybrid:
+      return "hybrid";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+class RouterCore::EndingSink final : public RequestSink {
+ public:
+  EndingSink(RouterCore* core, Handle handle, std::shared_ptr<RequestSink> sink)
+      : core_(core), handle_(handle), sink_(std::move(sink)) {}
+
+  void OnPrompt(const PromptReport& prompt) override { sink_->OnPrompt(prompt); }
+  void OnDelta(const Delta& delta) override { sink_->OnDelta(delta); }
+  void OnDone(const RequestReport& report) override {
+    sink_->OnDone(report);
+    core_->ended_.push_back(handle_);
+  }
+  void OnError(const absl::Status& status, const RequestReport& report) override {
+    sink_->OnError(status, report);
+    core_->ended_.push_back(handle_);
+  }
+
+ private:
+  RouterCore* const core_;
+  const Handle handle_;
+  const std::shared_ptr<RequestSink> sink_;
+};
+
+absl::StatusOr<std::unique_ptr<RouterCore>> RouterCore::Create(const RouterCoreOptions& options,
+                                                               const Clock* clock,
+                                                               RouterMetrics* metrics) {
+  auto core = std::unique_ptr<RouterCore>(new RouterCore(options, clock, metrics));
+  TANDEM_ASSIGN_OR_RETURN(
+      core->owner_,
+      RequestOwner::Create(options.owner,
+                           CreateLeastLoadedPrefixPolicy(options.owner.router_incarnation),
+                           core.get()));
+  if (!options.expected_workers.empty()) core->owner_->ExpectWorkers(options.expected_workers);
+  core->PublishView();
+  core->thread_ = std::thread([raw = core.get()] { raw->Run(); });
+  return core;
+}
+
+RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics)
+    : clock_(clock), metrics_(metrics), commands_(options.max_queued_commands) {}
+
+RouterCore::~RouterCore() { Stop(); }
+
+void RouterCore::Stop() {
+  stopping_ = true;
+  commands_.Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+// ---- Posting ----
+
+void RouterCore::StartRequest(Handle handle, RequestFacts facts,
+                              std::shared_ptr<RequestSink> sink) {
+  if (refusing_ || stopping_) {
+    sink->OnError(absl::UnavailableError("the router is shutting down"), RequestReport());
+    return;
+  }
+  Command command = StartCommand{handle, std::move(facts), sink, clock_->NowUs()};
+  if (!commands_.TryPush(std::move(command))) {
+    sink->OnError(absl::ResourceExhaustedError("the router's queue is full"), RequestReport());
+  }
+}
+
+void RouterCore::CancelRequest(Handle handle) { commands_.PushAlways(CancelCommand{handle}); }
+
+void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worker,
+                               WatchUpdate update) {
+  commands_.PushAlways(WatchCommand{address, worker, std::move(update)});
+}
+
+void RouterCore::OnWatchLost(const WorkerId& worker) {
+  commands_.PushAlways(WatchLostCommand{worker});
+}
+
+void RouterCore::OnSessionUp(const WorkerId& worker, SessionId session,
+                             std::shared_ptr<SessionWriter> writer) {
+  commands_.PushAlways(SessionUpCommand{worker, session, std::move(writer)});
+}
+
+void RouterCore::OnStepBatch(SessionId session, StepBatch batch) {
+  commands_.PushAlways(StepCommand{session, std::move(batch)});
+}
+
+void RouterCore::OnSessionLost(SessionId session) {
+  commands_.PushAlways(SessionLostCommand{session});
+}
+
+FleetView RouterCore::View() const {
+  MutexLock lock(&view_mu_);
+  return view_;
+}
+
+// ---- The thread ----
+
+void RouterCore::Run() {
+  pthread_setname_np(pthread_self(), "router");
+  int64_t next_view_us = 0;
+  while (!stopping_) {
+    for (Command& command : commands_.Drain()) {
+      std::visit([this](auto& c) { Do(std::move(c)); }, command);
+      DropEnded();
+    }
+    int64_t now_us = clock_->NowUs();
+    const int64_t tick_us = owner_->Tick(now_us);
+    DropEnded();
+    if (now_us >= next_view_us) {
+      PublishView();
+      next_view_us = now_us + kViewPeriodUs;
+    }
+    const int64_t sleep_us = std::min(tick_us - now_us, kMaxSleepUs);
+    commands_.WaitFor(std::chrono::microseconds(std::max<int64_t>(sleep_us, 0)));
+  }
+  for (const auto& [handle, running] : running_) owner_->Cancel(running.id, clock_->NowUs());
+  DropEnded();
+  PublishView();
+  for (const auto& [session, writer] : sessions_) writer->Close("the router ends");
+  sessions_.clear();
+  // Whoever was still in the queue hears of it too.
+  for (Command& command : commands_.Drain()) {
+    if (auto* start = std::get_if<StartCommand>(&command)) {
+      start->sink->OnError(absl::UnavailableError("the router is shutting down"), RequestReport());
+    }
+  }
+}
+
+void RouterCore::Do(StartCommand command) {
+  const int64_t now_us = clock_->NowUs();
+  if (command.facts.time_left_us > 0) {
+    command.facts.time_left_us =
+        std::max<int64_t>(1, command.facts.time_left_us - (now_us - command.posted_us));
+  }
+  auto sink = std::make_unique<EndingSink>(this, command.handle, command.sink);
+  command.facts.sink = sink.get();
+  const absl::StatusOr<RequestId> id = owner_->Start(std::move(command.facts), now_us);
+  if (!id.ok()) {
+    command.sink->OnError(id.status(), RequestReport());
+    return;
+  }
+  running_.emplace(command.handle, Running{*id, std::move(sink)});
+}
+
+void RouterCore::Do(CancelCommand command) {
+  const auto it = running_.find(command.handle);
+  if (it != running_.end()) owner_->Cancel(it->second.id, clock_->NowUs());
+}
+
+void RouterCore::Do(WatchCommand command) {
+  const int64_t now_us = clock_->NowUs();
+  if (const auto* registration = std::get_if<WorkerRegistration>(&command.update)) {
+    LogInfo("worker registered", {{"worker", registration->worker.name},
+                                  {"address", command.address},
+                                  {"role", RoleName(registration->role)},
+                                  {"numerics_id", registration->numerics_id}});
+    owner_->OnRegistration(command.address, *registration, now_us);
+  } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
+    owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);
+  } else {
+    owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update), now_us);
+  }
+}
+
+void RouterCore::Do(WatchLostCommand command) {
+  owner_->OnWatchLost(command.worker, clock_->NowUs());
+}
+
+void RouterCore::Do(SessionUpCommand command) {
+  // First, so that what the owner sends at once finds it.
+  sessions_[command.session] = command.writer;
+  if (!owner_->OnSessionUp(command.worker, command.session, clock_->NowUs())) {
+    sessions_.erase(command.session);
+    command.writer->Close("the worker is not known in this incarnation");
+    return;
+  }
+  command.writer->ReadNext();
+}
+
+void RouterCore::Do(StepCommand command) {
+  owner_->OnStepBatch(command.session, command.batch, clock_->NowUs());
+  const auto it = sessions_.find(command.session);
+  if (it != sessions_.end()) it->second->ReadNext();
+}
+
+void RouterCore::Do(SessionLostCommand command) {
+  sessions_.erase(command.session);
+  owner_->OnSessionLost(command.session, clock_->NowUs());
+}
+
+void RouterCore::DropEnded() {
+  for (Handle handle : std::exchange(ended_, {})) running_.erase(handle);
+}
+
+// ---- What the owner causes ----
+
+void RouterCore::SendSubmit(SessionId session, const Submit& submit) {
+  const auto it = sessions_.find(session);
+  if (it != sessions_.end()) it->second->Send(submit);
+}
+
+void RouterCore::SendCancel(SessionId session, const Cancel& cancel) {
+  const auto it = sessions_.find(session);
+  if (it != sessions_.end()) it->second->Send(cancel);
+}
+
+void RouterCore::CloseSession(SessionId session, std::string_view why) {
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return;
+  LogWarning("session closed", {{"session", session}, {"why", why}});
+  it->second->Close(why);
+  sessions_.erase(it);
+}
+
+void RouterCore::RestartWatch(const WorkerId& worker) {
+  if (restart_watch_) restart_watch_(worker);
+}
+
+void RouterCore::PublishView() {
+  const int64_t now_us = clock_->NowUs();
+  const Fleet& fleet = owner_->fleet();
+  FleetView view;
+  std::map<std::pair<std::string, std::string>, int> states;
+  for (const auto& key : published_states_) states[key] = 0;
+  for (const auto& [name, worker] : fleet.workers()) {
+    const WorkerRegistration& registration = worker.registration;
+    const bool healthy = fleet.Healthy(worker, now_us);
+    view.workers.push_back({.registration = registration,
+                            .address = worker.address,
+                            .healthy = healthy,
+                            .draining = worker.draining,
+                            .connected = worker.session != 0});
+    const int64_t limit = registration.max_model_tokens;
+    if (limit > 0 && (view.max_model_tokens == 0 || limit < view.max_model_tokens)) {
+      view.max_model_tokens = limit;
+    }
+    if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
+      view.numerics_id = registration.numerics_id;
+    }
+    const char* state = worker.draining ? "draining" : healthy ? "healthy" : "lost";
+    ++states[{std::string(RoleName(registration.role)), state}];
+  }
+  view.known_completely = fleet.KnownCompletely();
+  view.can_serve = fleet.CanServe(now_us);
+  view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
+  view.requests_in_flight = owner_->num_requests();
+  for (const auto& [key, count] : states) {
+    metrics_->Workers(key.first, key.second).Set(count);
+    published_states_.insert(key);
+  }
+  metrics_->Publish(owner_->counters());
+  metrics_->requests_in_flight.Set(static_cast<double>(owner_->num_requests()));
+  metrics_->requests_waiting.Set(static_cast<double>(owner_->num_waiting()));
+  max_model_tokens_ = view.max_model_tokens;
+  MutexLock lock(&view_mu_);
+  view_ = std::move(view);
+}
+
+}  // namespace tandem

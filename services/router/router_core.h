@@ -1,0 +1,189 @@
+// The router's thread: owns the RequestOwner, to which everything else only posts commands.
+//
+// Clients' requests go through a bounded queue (full: ResourceExhausted). What workers say is never
+// refused; each connection has one message under way at most, so there are few of them. The thread
+// wakes at the owner's next time, at least every heartbeat.
+
+#ifndef TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
+#define TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/base/bounded_queue.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/mutex.h"
+#include "runtime/request/request_owner.h"
+#include "services/router/router_metrics.h"
+#include "services/server/convert.h"
+
+namespace tandem {
+
+// One open Session to a worker. Lives as long as the core holds it.
+class SessionWriter {
+ public:
+  virtual ~SessionWriter() = default;
+  virtual void Send(const RouterCommand& command) = 0;  // Never blocks.
+  virtual void ReadNext() = 0;                          // The last StepBatch has been dealt with.
+  virtual void Close(std::string_view why) = 0;
+};
+
+// What a front end, a probe or a scrape wants to know. Any thread, a copy.
+struct FleetView {
+  struct Worker {
+    WorkerRegistration registration;
+    std::string address;
+    bool healthy = false;
+    bool draining = false;
+    bool connected = false;  // Has a session.
+  };
+  std::vector<Worker> workers;
+  bool known_completely = false;
+  bool can_serve = false;
+  std::vector<std::string> awaited;
+  // Smallest of the workers' limits; 0 while none is known.
+  int64_t max_model_tokens = 0;
+  std::string numerics_id;  // Of the workers that decode; the first by name, where they differ.
+  int64_t requests_in_flight = 0;
+};
+
+struct RouterCoreOptions {
+  RequestOwnerOptions owner;
+  std::vector<std::string> expected_workers;  // The static list; empty behind a DNS name.
+  size_t max_queued_commands = 4096;
+};
+
+class RouterCore final : public RouterOutbox {
+ public:
+  using Handle = uint64_t;  // Of a request, from before its start on.
+
+  // Starts the thread. Everything borrowed outlives it.
+  static absl::StatusOr<std::unique_ptr<RouterCore>> Create(const RouterCoreOptions& options,
+                                                            const Clock* clock,
+                                                            RouterMetrics* metrics);
+  ~RouterCore() override;  // Stop().
+
+  // ---- From front ends. Any thread. ----
+
+  Handle NewHandle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
+  // `sink` is facts.sink and kept until its end; it hears OnError if the request is not accepted.
+  void StartRequest(Handle handle, RequestFacts facts, std::shared_ptr<RequestSink> sink);
+  void CancelRequest(Handle handle);
+  FleetView View() const EXCLUDES(view_mu_);
+  // FleetView's, without the copy.
+  int64_t max_model_tokens() const { return max_model_tokens_.load(std::memory_order_relaxed); }
+
+  // ---- From worker channels. Any thread. ----
+
+  void OnWatchUpdate(const std::string& address, const WorkerId& worker, WatchUpdate update);
+  void OnWatchLost(const WorkerId& worker);
+  void OnSessionUp(const WorkerId& worker, SessionId session,
+                   std::shared_ptr<SessionWriter> writer);
+  void OnStepBatch(SessionId session, StepBatch batch);
+  void OnSessionLost(SessionId session);
+
+  // Who is asked for a new Watch; set before the first worker is heard.
+  void SetRestartWatch(std::function<void(const WorkerId&)> restart_watch) {
+    restart_watch_ = std::move(restart_watch);
+  }
+
+  // New requests are Unavailable from now on.
+  void RefuseNewRequests() { refusing_ = true; }
+  // Ends the thread; requests that still run are cancelled.
+  void Stop();
+
+ private:
+  struct StartCommand {
+    Handle handle;
+    RequestFacts facts;
+    std::shared_ptr<RequestSink> sink;
+    int64_t posted_us;
+  };
+  struct CancelCommand {
+    Handle handle;
+  };
+  struct WatchCommand {
+    std::string address;
+    WorkerId worker;
+    WatchUpdate update;
+  };
+  struct WatchLostCommand {
+    WorkerId worker;
+  };
+  struct SessionUpCommand {
+    WorkerId worker;
+    SessionId session;
+    std::shared_ptr<SessionWriter> writer;
+  };
+  struct StepCommand {
+    SessionId session;
+    StepBatch batch;
+  };
+  struct SessionLostCommand {
+    SessionId session;
+  };
+  using Command = std::variant<StartCommand, CancelCommand, WatchCommand, WatchLostCommand,
+                               SessionUpCommand, StepCommand, SessionLostCommand>;
+
+  // Forwards to the front end's sink and notes the end.
+  class EndingSink;
+  struct Running {
+    RequestId id;
+    std::unique_ptr<EndingSink> sink;
+  };
+
+  RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics);
+
+  void Run();
+  void Do(StartCommand command);
+  void Do(CancelCommand command);
+  void Do(WatchCommand command);
+  void Do(WatchLostCommand command);
+  void Do(SessionUpCommand command);
+  void Do(StepCommand command);
+  void Do(SessionLostCommand command);
+  void DropEnded();
+  void PublishView();
+
+  void SendSubmit(SessionId session, const Submit& submit) override;
+  void SendCancel(SessionId session, const Cancel& cancel) override;
+  void CloseSession(SessionId session, std::string_view why) override;
+  void RestartWatch(const WorkerId& worker) override;
+
+  const Clock* const clock_;
+  RouterMetrics* const metrics_;
+  std::function<void(const WorkerId&)> restart_watch_;
+  std::unique_ptr<RequestOwner> owner_;  // Router thread.
+  BoundedQueue<Command> commands_;
+  std::atomic<uint64_t> next_handle_{1};
+  std::atomic<bool> refusing_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> max_model_tokens_{0};
+
+  // ---- Router thread ----
+  std::map<Handle, Running> running_;
+  std::vector<Handle> ended_;
+  std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
+  std::set<std::pair<std::string, std::string>>
+      published_states_;  // (role, state) of tandem_workers.
+
+  mutable Mutex view_mu_;
+  FleetView view_ GUARDED_BY(view_mu_);
+
+  std::thread thread_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_

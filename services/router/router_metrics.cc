@@ -1,0 +1,97 @@
+#include "services/router/router_metrics.h"
+
+namespace tandem {
+namespace {
+
+// Where peers' dashboards look, with a low end for small models.
+const std::vector<double>& TtftBuckets() {
+  static const auto* const kBuckets =
+      new std::vector<double>{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                              1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+  return *kBuckets;
+}
+
+const std::vector<double>& ItlBuckets() {
+  static const auto* const kBuckets =
+      new std::vector<double>{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+                              0.4,   0.5,    0.75,  1,    2.5,   5,    7.5,   10,  20,   40,  80};
+  return *kBuckets;
+}
+
+const std::vector<double>& E2eBuckets() {
+  static const auto* const kBuckets =
+      new std::vector<double>{0.01,  0.02,  0.04,  0.08,  0.16, 0.32, 0.64, 1.28, 2.56, 5.12,
+                              10.24, 20.48, 40.96, 81.92, 120,  240,  480,  960,  1920, 7680};
+  return *kBuckets;
+}
+
+void RaiseTo(prometheus::Counter* counter, uint64_t value) {
+  const double more = static_cast<double>(value) - counter->Value();
+  if (more > 0) counter->Increment(more);
+}
+
+}  // namespace
+
+RouterMetrics::RouterMetrics(MetricsRegistry* registry)
+    : ttft_seconds(registry->Histogram("tandem_ttft_seconds", "Request arrival to first token.",
+                                       TtftBuckets())),
+      itl_seconds(registry->Histogram("tandem_itl_seconds",
+                                      "Gap between two tokens of one sequence.", ItlBuckets())),
+      e2e_seconds(registry->Histogram(
+          "tandem_e2e_seconds", "Request arrival to its end, of finished requests.", E2eBuckets())),
+      prompt_tokens(registry->Counter("tandem_prompt_tokens_total",
+                                      "Prompt tokens of requests that got a first token.")),
+      cached_prompt_tokens(registry->Counter("tandem_cached_prompt_tokens_total",
+                                             "Of these, served from a prefix cache.")),
+      generated_tokens(
+          registry->Counter("tandem_generated_tokens_total", "Tokens delivered to clients.")),
+      requests_in_flight(
+          registry->Gauge("tandem_requests_in_flight", "Requests accepted and not finished.")),
+      requests_waiting(
+          registry->Gauge("tandem_queue_depth", "Sequences waiting at the router for a worker.")),
+      slow_readers(registry->Counter("tandem_slow_readers_total",
+                                     "Requests cancelled because their client did not read.")),
+      http_connections(registry->Gauge("tandem_http_connections", "Open HTTP connections.")),
+      registry_(registry) {
+  for (size_t i = 0; i < kNumResumeReasons; ++i) {
+    resumes_[i] = &registry->Counter(
+        "tandem_stream_resumes_total", "Streams that went on as another attempt.",
+        {{"reason", std::string(ResumeReasonName(static_cast<ResumeReason>(i)))}});
+  }
+  for (size_t i = 0; i < kNumRequestOutcomes; ++i) {
+    outcomes_[i] = &registry->Counter(
+        "tandem_requests_total", "Requests that ended, by outcome.",
+        {{"outcome", std::string(RequestOutcomeName(static_cast<RequestOutcome>(i)))}});
+  }
+  attempts_ = &registry->Counter("tandem_attempts_total", "Attempts sent to workers.");
+  refusals_ = &registry->Counter("tandem_worker_refusals_total", "Attempts that workers refused.");
+  stale_events_ = &registry->Counter("tandem_stale_events_total",
+                                     "Workers' events of earlier attempts or incarnations.");
+  protocol_errors_ =
+      &registry->Counter("tandem_protocol_errors_total", "Workers' events that must not be.");
+  determinism_violations_ = &registry->Counter("tandem_determinism_violations_total",
+                                               "Positions computed twice with different results.");
+}
+
+void RouterMetrics::Publish(const RequestCounters& counters) {
+  for (size_t i = 0; i < kNumResumeReasons; ++i) RaiseTo(resumes_[i], counters.resumes[i]);
+  for (size_t i = 0; i < kNumRequestOutcomes; ++i) RaiseTo(outcomes_[i], counters.outcomes[i]);
+  RaiseTo(attempts_, counters.attempts);
+  RaiseTo(refusals_, counters.refusals);
+  RaiseTo(stale_events_, counters.stale_events);
+  RaiseTo(protocol_errors_, counters.protocol_errors);
+  RaiseTo(determinism_violations_, counters.determinism_violations);
+}
+
+prometheus::Gauge& RouterMetrics::Workers(const std::string& role, const std::string& state) {
+  return registry_->Gauge("tandem_workers", "Workers known to this router, by role and state.",
+                          {{"role", role}, {"state", state}});
+}
+
+prometheus::Counter& RouterMetrics::RefusedCalls(const std::string& code) {
+  return registry_->Counter("tandem_refused_calls_total",
+                            "Calls refused before they became requests, by code.",
+                            {{"code", code}});
+}
+
+}  // namespace tandem

@@ -1,0 +1,50 @@
+// The router's own metrics, made once, updated from any thread.
+
+#ifndef TANDEM_SERVICES_ROUTER_ROUTER_METRICS_H_
+#define TANDEM_SERVICES_ROUTER_ROUTER_METRICS_H_
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "runtime/request/request_counters.h"
+#include "services/server/metrics_registry.h"
+
+namespace tandem {
+
+class RouterMetrics {
+ public:
+  explicit RouterMetrics(MetricsRegistry* registry);  // Outlives this.
+
+  prometheus::Histogram& ttft_seconds;  // Call accepted to first token.
+  prometheus::Histogram& itl_seconds;   // Between two tokens of one choice.
+  prometheus::Histogram& e2e_seconds;   // Call accepted to the last token; finished requests only.
+  prometheus::Counter& prompt_tokens;
+  prometheus::Counter& cached_prompt_tokens;
+  prometheus::Counter& generated_tokens;
+  prometheus::Gauge& requests_in_flight;  // Accepted and not finished.
+  prometheus::Gauge& requests_waiting;    // Of those, without a worker.
+  prometheus::Counter& slow_readers;
+  prometheus::Gauge& http_connections;
+
+  // Copies the owner's counters into tandem_requests_total, tandem_stream_resumes_total and their
+  // like. Router thread.
+  void Publish(const RequestCounters& counters);
+  // `count` workers are in that role and state.
+  prometheus::Gauge& Workers(const std::string& role, const std::string& state);
+  prometheus::Counter& RefusedCalls(const std::string& code);
+
+ private:
+  MetricsRegistry* const registry_;
+  std::array<prometheus::Counter*, kNumResumeReasons> resumes_{};
+  std::array<prometheus::Counter*, kNumRequestOutcomes> outcomes_{};
+  prometheus::Counter* attempts_;
+  prometheus::Counter* refusals_;
+  prometheus::Counter* stale_events_;
+  prometheus::Counter* protocol_errors_;
+  prometheus::Counter* determinism_violations_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_ROUTER_METRICS_H_

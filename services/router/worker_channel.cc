@@ -1,0 +1,307 @@
+#include "services/router/worker_channel.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "services/server/channel.h"
+#include "services/server/status_proto.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kProtocolMin = 1;
+constexpr int32_t kProtocolMax = 1;
+// A worker that takes none of them for so long is silent long before.
+constexpr size_t kMaxUnsentCommands = 65'536;
+
+}  // namespace
+
+// ---- Watch: deletes itself at its end ----
+
+class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent> {
+ public:
+  Watch(std::shared_ptr<WorkerChannel> channel) : channel_(std::move(channel)) {
+    context_.set_wait_for_ready(true);
+    request_.set_router(channel_->options_.router_name);
+    request_.set_protocol_min(kProtocolMin);
+    request_.set_protocol_max(kProtocolMax);
+  }
+
+  void Start() {
+    channel_->stub_->async()->Watch(&context_, &request_, this);
+    StartRead(&event_);
+    StartCall();
+  }
+
+  void Cancel() { context_.TryCancel(); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    absl::StatusOr<WatchUpdate> update = FromProto(event_);
+    if (!update.ok()) {
+      LogWarning("a worker's message is refused",
+                 {{"address", channel_->address_}, {"why", update.status().ToString()}});
+      context_.TryCancel();
+      return;
+    }
+    channel_->OnWatchUpdate(this, *std::move(update));
+    StartRead(&event_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    channel_->OnWatchDone(this, status);
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<WorkerChannel> channel_;
+  grpc::ClientContext context_;
+  v1::WatchRequest request_;
+  v1::WatchEvent event_;
+};
+
+// ---- Session ----
+
+class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker, v1::StepBatch>,
+                                     public SessionWriter,
+                                     public std::enable_shared_from_this<Session> {
+ public:
+  Session(std::shared_ptr<WorkerChannel> channel, SessionId session_id, const WorkerId& worker_id)
+      : id(session_id), worker(worker_id), channel_(std::move(channel)) {
+    context_.set_wait_for_ready(false);
+  }
+
+  void Start() {
+    channel_->stub_->async()->Session(&context_, this);
+    AddHold();  // Send and ReadNext come from other threads.
+    StartRead(&batch_);
+    StartCall();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return Release();
+    absl::StatusOr<StepBatch> batch = FromProto(batch_);
+    if (!batch.ok()) {
+      LogWarning("a worker's message is refused",
+                 {{"worker", worker.name}, {"why", batch.status().ToString()}});
+      return Close("refused message");
+    }
+    if (!std::exchange(open_, true)) {
+      channel_->OnSessionOpen(this, batch->worker_incarnation);
+    } else {
+      channel_->core_->OnStepBatch(id, *std::move(batch));
+    }
+  }
+
+  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    unsent_.pop_front();
+    if (ok) WriteNext();
+  }
+
+  void OnDone(const grpc::Status& status) override { channel_->OnSessionDone(this, status); }
+
+  // ---- SessionWriter ----
+
+  void Send(const RouterCommand& command) override EXCLUDES(mu_) {
+    bool overflow = false;
+    {
+      MutexLock lock(&mu_);
+      if (!held_) return;
+      ToProto(command, &unsent_.emplace_back());
+      overflow = unsent_.size() > kMaxUnsentCommands;
+      WriteNext();
+    }
+    if (overflow) Close("the worker takes no commands");
+  }
+
+  void ReadNext() override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    if (held_) StartRead(&batch_);
+  }
+
+  void Close(std::string_view why) override {
+    context_.TryCancel();
+    Release();
+  }
+
+  const SessionId id;
+  const WorkerId worker;
+  bool announced = false;  // The core knows of it. Of the channel, under its lock.
+
+ private:
+  void WriteNext() REQUIRES(mu_) {
+    if (writing_ || unsent_.empty() || !held_) return;
+    writing_ = true;
+    StartWrite(&unsent_.front());
+  }
+
+  // No operation is started from now on.
+  void Release() EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (!std::exchange(held_, false)) return;
+    }
+    RemoveHold();
+  }
+
+  const std::shared_ptr<WorkerChannel> channel_;
+  grpc::ClientContext context_;
+  v1::StepBatch batch_;
+  bool open_ = false;  // Reading reactions only.
+
+  Mutex mu_;
+  bool held_ GUARDED_BY(mu_) = true;
+  bool writing_ GUARDED_BY(mu_) = false;
+  std::deque<v1::ToWorker> unsent_ GUARDED_BY(mu_);
+};
+
+// ---- WorkerChannel ----
+
+WorkerChannel::WorkerChannel(std::string address, const WorkerChannelOptions& options,
+                             RouterCore* core, std::atomic<SessionId>* next_session,
+                             std::function<void()> wake)
+    : address_(std::move(address)),
+      options_(options),
+      core_(core),
+      next_session_(next_session),
+      wake_(std::move(wake)),
+      channel_(DialControl(address_, options.liveness_scale)),
+      stub_(v1::Worker::NewStub(channel_)),
+      watch_dialling_(options),
+      session_dialling_(options) {}
+
+WorkerChannel::~WorkerChannel() = default;
+
+WorkerId WorkerChannel::worker() const {
+  MutexLock lock(&mu_);
+  return worker_;
+}
+
+bool WorkerChannel::connected() const {
+  MutexLock lock(&mu_);
+  return registered_;
+}
+
+int64_t WorkerChannel::Tend(int64_t now_us) {
+  Watch* new_watch = nullptr;
+  std::shared_ptr<Session> new_session;
+  int64_t next_us = now_us + 3'600'000'000;
+  {
+    MutexLock lock(&mu_);
+    if (closing_) return next_us;
+    if (watch_ == nullptr) {
+      if (watch_dialling_.Due(now_us)) {
+        new_watch = watch_ = new Watch(shared_from_this());
+      } else {
+        next_us = std::min(next_us, watch_dialling_.next_us);
+      }
+    } else if (registered_ && session_ == nullptr) {
+      if (session_dialling_.Due(now_us)) {
+        const SessionId id = next_session_->fetch_add(1);
+        new_session = session_ = std::make_shared<Session>(shared_from_this(), id, worker_);
+      } else {
+        next_us = std::min(next_us, session_dialling_.next_us);
+      }
+    }
+  }
+  if (new_watch != nullptr) new_watch->Start();
+  if (new_session != nullptr) new_session->Start();
+  return next_us;
+}
+
+bool WorkerChannel::Dialling::Due(int64_t now_us) {
+  if (ended) {  // Since the last look: pause, unless it was good for something.
+    pause_us = answered ? first_pause_us : std::clamp(pause_us * 2, first_pause_us, max_pause_us);
+    next_us = now_us + pause_us;
+    ended = answered = false;
+  }
+  return now_us >= next_us;
+}
+
+void WorkerChannel::RestartWatch() {
+  MutexLock lock(&mu_);
+  if (watch_ != nullptr) watch_->Cancel();
+}
+
+void WorkerChannel::Close() {
+  std::shared_ptr<Session> session;
+  {
+    MutexLock lock(&mu_);
+    closing_ = true;
+    if (watch_ != nullptr) watch_->Cancel();
+    session = session_;
+  }
+  if (session != nullptr) session->Close("the router ends");
+  session.reset();
+  MutexLock lock(&mu_);
+  while (watch_ != nullptr || session_ != nullptr) idle_.Wait(&mu_);
+}
+
+void WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update) {
+  WorkerId worker;
+  std::shared_ptr<Session> outdated;
+  {
+    MutexLock lock(&mu_);
+    if (closing_ || watch != watch_) return;
+    if (const auto* registration = std::get_if<WorkerRegistration>(&update)) {
+      if (session_ != nullptr && session_->worker != registration->worker) outdated = session_;
+      worker_ = registration->worker;
+      registered_ = true;
+      watch_dialling_.answered = true;
+    }
+    worker = worker_;
+    // Under the lock, so that the core hears of the registration before the session opens.
+    core_->OnWatchUpdate(address_, worker, std::move(update));
+    wake_();
+  }
+  if (outdated != nullptr) outdated->Close("the worker restarted");
+}
+
+void WorkerChannel::OnWatchDone(Watch* watch, const grpc::Status& status) {
+  MutexLock lock(&mu_);
+  watch_ = nullptr;
+  watch_dialling_.ended = true;
+  if (registered_) {
+    core_->OnWatchLost(worker_);
+    LogInfo("watch ended", {{"worker", worker_.name}, {"why", status.error_message()}});
+  }
+  registered_ = false;
+  wake_();
+  idle_.SignalAll();
+}
+
+void WorkerChannel::OnSessionOpen(Session* session, uint64_t incarnation) {
+  bool wanted = false;
+  {
+    MutexLock lock(&mu_);
+    wanted = !closing_ && session_.get() == session && session->worker.incarnation == incarnation;
+    if (wanted) {
+      session->announced = true;
+      session_dialling_.answered = true;
+      core_->OnSessionUp(session->worker, session->id, session_);
+    }
+  }
+  if (!wanted) session->Close("another incarnation answered");
+}
+
+void WorkerChannel::OnSessionDone(Session* session, const grpc::Status& status) {
+  std::shared_ptr<Session> last;  // Released after the lock.
+  {
+    MutexLock lock(&mu_);
+    last = std::move(session_);
+    session_ = nullptr;
+    session_dialling_.ended = true;
+    if (session->announced) {
+      core_->OnSessionLost(session->id);
+      LogInfo("session ended", {{"worker", session->worker.name}, {"why", status.error_message()}});
+    }
+    wake_();
+    idle_.SignalAll();
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,96 @@
+// One worker's address: a channel with a Watch and, once the worker has registered, a Session.
+//
+// Whatever breaks is dialled again after a short pause, so that a worker that was restarted is back
+// within a second. The channel outlives the worker's incarnations: what it reports carries the
+// incarnation that said it.
+
+#ifndef TANDEM_SERVICES_ROUTER_WORKER_CHANNEL_H_
+#define TANDEM_SERVICES_ROUTER_WORKER_CHANNEL_H_
+
+#include <grpcpp/channel.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "runtime/base/mutex.h"
+#include "services/router/router_core.h"
+#include "tandem/v1/worker.grpc.pb.h"
+
+namespace tandem {
+
+struct WorkerChannelOptions {
+  std::string router_name;
+  double liveness_scale = 1;
+  int64_t first_pause_us = 20'000;  // Before dialling again; doubles up to...
+  int64_t max_pause_us = 250'000;
+};
+
+class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
+ public:
+  // `core`, `next_session` and what `wake` touches are not used once Close has returned. `wake` is
+  // called from any thread, under the channel's lock, when Tend has something to do.
+  WorkerChannel(std::string address, const WorkerChannelOptions& options, RouterCore* core,
+                std::atomic<SessionId>* next_session, std::function<void()> wake);
+  ~WorkerChannel();
+
+  // Dials what is due; returns when to call again. The tending thread.
+  int64_t Tend(int64_t now_us) EXCLUDES(mu_);
+  // Ends the Watch, which is dialled again: its snapshot is wanted. Any thread.
+  void RestartWatch() EXCLUDES(mu_);
+  // Ends everything for good. Returns once no call will report any more. The tending thread.
+  void Close() EXCLUDES(mu_);
+
+  const std::string& address() const { return address_; }
+  // The worker that registered last; empty name: none has.
+  WorkerId worker() const EXCLUDES(mu_);
+  // A Watch has answered and stands.
+  bool connected() const EXCLUDES(mu_);
+  v1::Worker::Stub* stub() const { return stub_.get(); }
+
+ private:
+  class Watch;
+  class Session;
+
+  struct Dialling {
+    explicit Dialling(const WorkerChannelOptions& options)
+        : first_pause_us(options.first_pause_us), max_pause_us(options.max_pause_us) {}
+    bool Due(int64_t now_us);
+
+    const int64_t first_pause_us, max_pause_us;
+    int64_t pause_us = 0;
+    int64_t next_us = 0;
+    bool answered = false;  // The last call was good for something.
+    bool ended = false;     // And is over.
+  };
+
+  // From the calls' reactions.
+  void OnWatchUpdate(Watch* watch, WatchUpdate update) EXCLUDES(mu_);
+  void OnWatchDone(Watch* watch, const grpc::Status& status) EXCLUDES(mu_);
+  void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
+  void OnSessionDone(Session* session, const grpc::Status& status) EXCLUDES(mu_);
+
+  const std::string address_;
+  const WorkerChannelOptions options_;
+  RouterCore* const core_;
+  std::atomic<SessionId>* const next_session_;
+  const std::function<void()> wake_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Worker::Stub> stub_;
+
+  mutable Mutex mu_;
+  CondVar idle_;
+  bool closing_ GUARDED_BY(mu_) = false;
+  Watch* watch_ GUARDED_BY(mu_) = nullptr;            // Owns itself until its end.
+  std::shared_ptr<Session> session_ GUARDED_BY(mu_);  // Kept until its end.
+  WorkerId worker_ GUARDED_BY(mu_);
+  bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch.
+  Dialling watch_dialling_ GUARDED_BY(mu_);
+  Dialling session_dialling_ GUARDED_BY(mu_);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_WORKER_CHANNEL_H_

@@ -1,0 +1,67 @@
+// All worker channels of a router, tended by one thread: dials, dials again, and follows a DNS name
+// whose addresses come and go.
+
+#ifndef TANDEM_SERVICES_ROUTER_WORKER_POOL_H_
+#define TANDEM_SERVICES_ROUTER_WORKER_POOL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/mutex.h"
+#include "services/router/worker_channel.h"
+
+namespace tandem {
+
+struct WorkerPoolOptions {
+  std::vector<std::string> addresses;  // The static list, or...
+  std::string dns_name;                // ...name:port, asked every second.
+  WorkerChannelOptions channel;
+};
+
+// host:port of every address that `name` (host:port) has now. Blocks. Unavailable if there is none.
+absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name);
+
+class WorkerPool {
+ public:
+  // Starts the thread. Everything borrowed outlives it.
+  WorkerPool(const WorkerPoolOptions& options, RouterCore* core, const Clock* clock);
+  ~WorkerPool();  // Close().
+
+  // Ends every call and the thread.
+  void Close() EXCLUDES(mu_);
+  // Any thread.
+  void RestartWatch(const WorkerId& worker) EXCLUDES(mu_);
+  std::vector<std::shared_ptr<WorkerChannel>> channels() const EXCLUDES(mu_);
+  // Behind a DNS name: that it was resolved at least once. Always true for a static list.
+  bool resolved() const { return resolved_.load(std::memory_order_relaxed); }
+
+ private:
+  void Run() EXCLUDES(mu_);
+  void Resolve() EXCLUDES(mu_);
+  void Wake() EXCLUDES(mu_);
+
+  const WorkerPoolOptions options_;
+  RouterCore* const core_;
+  const Clock* const clock_;
+  std::atomic<SessionId> next_session_{1};
+  std::atomic<bool> resolved_{false};
+
+  mutable Mutex mu_;
+  CondVar due_;
+  bool woken_ GUARDED_BY(mu_) = false;
+  bool closing_ GUARDED_BY(mu_) = false;
+  std::map<std::string, std::shared_ptr<WorkerChannel>> channels_ GUARDED_BY(mu_);
+
+  std::thread thread_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_WORKER_POOL_H_

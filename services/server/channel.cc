@@ -1,0 +1,72 @@
+#include "services/server/channel.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+
+#include "services/server/limits.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr double kKeepaliveMs = 1000;
+// Short, so that a process that was restarted is back at once.
+constexpr int kFirstBackoffMs = 50;
+constexpr int kMaxBackoffMs = 250;
+constexpr int kKvHttp2FrameBytes = 1 << 20;
+constexpr int kKvWindowBytes = 8 << 20;
+
+int KeepaliveMs(double liveness_scale) {
+  return std::max(1, static_cast<int>(kKeepaliveMs * liveness_scale));
+}
+
+grpc::ChannelArguments Arguments(double liveness_scale) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KeepaliveMs(liveness_scale));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // No connection and no backoff is shared with another channel to the same target.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstBackoffMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, KeepaliveMs(liveness_scale));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
+  // Addresses name our own processes: never through a proxy.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale) {
+  grpc::ChannelArguments arguments = Arguments(liveness_scale);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
+                                      double liveness_scale) {
+  grpc::ChannelArguments arguments = Arguments(liveness_scale);
+  arguments.SetMaxReceiveMessageSize(
+      static_cast<int>(std::min<int64_t>(block_bytes + 64, INT32_MAX)));
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kKvHttp2FrameBytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kKvWindowBytes);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder->SetMaxSendMessageSize(-1);  // What we send, we have bounded.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KeepaliveMs(liveness_scale));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              std::min(100, KeepaliveMs(liveness_scale) / 2));
+}
+
+}  // namespace tandem

@@ -1,0 +1,28 @@
+// Channels between our processes, and the keepalive of both ends.
+
+#ifndef TANDEM_SERVICES_SERVER_CHANNEL_H_
+#define TANDEM_SERVICES_SERVER_CHANNEL_H_
+
+#include <grpcpp/channel.h>
+#include <grpcpp/server_builder.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace tandem {
+
+// A connection of its own for control. A peer that is silent for the keepalive time and timeout
+// (1 s and 1 s, times `liveness_scale`) is lost.
+std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale);
+
+// The same for KV frames of up to `block_bytes`, with windows to match.
+std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
+                                      double liveness_scale);
+
+// Message limits and keepalive of a server.
+void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder);
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_CHANNEL_H_

@@ -1,0 +1,179 @@
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+#include "services/server/convert.h"
+#include "services/server/field_checks.h"
+
+namespace tandem {
+
+absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %d, want %d to %d", field, value, low, high));
+}
+
+absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const char* unit) {
+  if (size <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %d %s, at most %d", field, size, unit, limit));
+}
+
+absl::Status CheckFinite(const char* field, double value) {
+  if (std::isfinite(value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s: not a finite number", field));
+}
+
+absl::Status CheckPresent(const char* field, bool present) {
+  if (present) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s: missing", field));
+}
+
+absl::Status ReadHash(const char* field, const std::string& bytes, BlockHash* out) {
+  if (bytes.size() != out->bytes.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %d bytes, want %d", field, bytes.size(), out->bytes.size()));
+  }
+  std::memcpy(out->bytes.data(), bytes.data(), bytes.size());
+  return absl::OkStatus();
+}
+
+absl::Status ReadTokenIds(const char* field, const google::protobuf::RepeatedField<int32_t>& in,
+                          int64_t limit, std::vector<int32_t>* out) {
+  TANDEM_RETURN_IF_ERROR(CheckSize(field, in.size(), limit, "tokens"));
+  for (const int32_t token : in) {
+    TANDEM_RETURN_IF_ERROR(CheckRange(field, token, 0, INT32_MAX));
+  }
+  out->assign(in.begin(), in.end());
+  return absl::OkStatus();
+}
+
+absl::Status ReadChoices(const google::protobuf::RepeatedField<int32_t>& in,
+                         std::vector<int32_t>* out) {
+  TANDEM_RETURN_IF_ERROR(CheckRange("choices: number", in.size(), 1, kMaxChoices));
+  int32_t previous = -1;
+  for (const int32_t choice : in) {
+    TANDEM_RETURN_IF_ERROR(CheckRange("choices", choice, previous + 1, kMaxChoices - 1));
+    previous = choice;
+  }
+  out->assign(in.begin(), in.end());
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampledTokens(const char* field,
+                               const google::protobuf::RepeatedPtrField<v1::SampledToken>& in,
+                               int64_t limit, std::vector<SampledToken>* out) {
+  TANDEM_RETURN_IF_ERROR(CheckSize(field, in.size(), limit, "tokens"));
+  out->reserve(in.size());
+  for (const v1::SampledToken& token : in) {
+    TANDEM_ASSIGN_OR_RETURN(SampledToken read, FromProto(token));
+    out->push_back(std::move(read));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPromptTokens(int64_t prompt_tokens, int64_t num_tokens,
+                               const SamplingParams& sampling) {
+  TANDEM_RETURN_IF_ERROR(CheckRange("prompt_tokens", prompt_tokens, 1, num_tokens));
+  return CheckRange("token_ids: generated", num_tokens - prompt_tokens, 0,
+                    int64_t{sampling.max_tokens} - 1);
+}
+
+void ToProto(const AttemptId& in, proto::AttemptId* out) {
+  out->mutable_request()->set_router_incarnation(in.request.router_incarnation);
+  out->mutable_request()->set_counter(in.request.counter);
+  out->set_attempt(in.attempt);
+}
+
+absl::StatusOr<AttemptId> FromProto(const proto::AttemptId& in) {
+  TANDEM_RETURN_IF_ERROR(CheckPresent("attempt.request", in.has_request()));
+  return AttemptId{.request = {.router_incarnation = in.request().router_incarnation(),
+                               .counter = in.request().counter()},
+                   .attempt = in.attempt()};
+}
+
+void ToProto(const WorkerId& in, proto::WorkerId* out) {
+  out->set_name(in.name);
+  out->set_incarnation(in.incarnation);
+}
+
+absl::StatusOr<WorkerId> FromProto(const proto::WorkerId& in) {
+  TANDEM_RETURN_IF_ERROR(
+      CheckSize("worker.name", static_cast<int64_t>(in.name().size()), kMaxNameBytes, "bytes"));
+  TANDEM_RETURN_IF_ERROR(CheckPresent("worker.name", !in.name().empty()));
+  return WorkerId{.name = in.name(), .incarnation = in.incarnation()};
+}
+
+void ToProto(const SamplingParams& in, proto::SamplingParams* out) {
+  out->set_temperature(in.temperature);
+  out->set_top_p(in.top_p);
+  out->set_top_k(in.top_k);
+  out->set_seed(in.seed);
+  out->set_min_tokens(in.min_tokens);
+  out->set_max_tokens(in.max_tokens);
+  out->set_num_logprobs(in.num_logprobs);
+  out->set_num_prompt_logprobs(in.num_prompt_logprobs);
+  out->mutable_stop_token_ids()->Add(in.stop_token_ids.begin(), in.stop_token_ids.end());
+}
+
+absl::StatusOr<SamplingParams> FromProto(const proto::SamplingParams& in) {
+  TANDEM_RETURN_IF_ERROR(CheckFinite("sampling.temperature", in.temperature()));
+  if (in.temperature() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("sampling.temperature: %g, want 0 or more", in.temperature()));
+  }
+  if (!(in.top_p() > 0 && in.top_p() <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("sampling.top_p: %g, want more than 0, at most 1", in.top_p()));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.top_k", in.top_k(), 0, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.max_tokens", in.max_tokens(), 1, kMaxRequestTokens));
+  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.min_tokens", in.min_tokens(), 0, in.max_tokens()));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("sampling.num_logprobs", in.num_logprobs(), -1, kMaxTopLogprobs));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("sampling.num_prompt_logprobs", in.num_prompt_logprobs(), -1, kMaxTopLogprobs));
+  SamplingParams out{.temperature = in.temperature(),
+                     .top_p = in.top_p(),
+                     .top_k = in.top_k(),
+                     .seed = in.seed(),
+                     .min_tokens = in.min_tokens(),
+                     .max_tokens = in.max_tokens(),
+                     .num_logprobs = in.num_logprobs(),
+                     .num_prompt_logprobs = in.num_prompt_logprobs()};
+  TANDEM_RETURN_IF_ERROR(ReadTokenIds("sampling.stop_token_ids", in.stop_token_ids(),
+                                      kMaxStopTokenIds, &out.stop_token_ids));
+  return out;
+}
+
+void ToProto(const SampledToken& in, proto::SampledToken* out) {
+  out->set_token(in.token);
+  out->set_logprob(in.logprob);
+  out->set_rank(in.rank);
+  for (const TokenLogprob& top : in.top) {
+    out->add_top_tokens(top.token);
+    out->add_top_logprobs(top.logprob);
+  }
+}
+
+absl::StatusOr<SampledToken> FromProto(const proto::SampledToken& in) {
+  TANDEM_RETURN_IF_ERROR(CheckRange("token", in.token(), 0, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("token.rank", in.rank(), 0, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(
+      CheckSize("token.top_tokens", in.top_tokens_size(), kMaxTopLogprobs, "tokens"));
+  TANDEM_RETURN_IF_ERROR(CheckRange("token.top_logprobs: number", in.top_logprobs_size(),
+                                    in.top_tokens_size(), in.top_tokens_size()));
+  // -inf is what a token of probability 0 has; NaN is nothing.
+  if (std::isnan(in.logprob())) return absl::InvalidArgumentError("token.logprob: NaN");
+  SampledToken out{.token = in.token(), .logprob = in.logprob(), .rank = in.rank()};
+  out.top.reserve(in.top_tokens_size());
+  for (int i = 0; i < in.top_tokens_size(); ++i) {
+    TANDEM_RETURN_IF_ERROR(CheckRange("token.top_tokens", in.top_tokens(i), 0, INT32_MAX));
+    if (std::isnan(in.top_logprobs(i))) {
+      return absl::InvalidArgumentError("token.top_logprobs: NaN");
+    }
+    out.top.push_back({.token = in.top_tokens(i), .logprob = in.top_logprobs(i)});
+  }
+  return out;
+}
+
+}  // namespace tandem

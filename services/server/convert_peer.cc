@@ -1,0 +1,284 @@
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "services/server/convert.h"
+#include "services/server/field_checks.h"
+#include "services/server/status_proto.h"
+
+namespace tandem {
+
+namespace {
+
+void Fill(const Reservation& in, proto::Reservation* out) {
+  out->set_slot(in.slot);
+  out->set_generation(in.generation);
+}
+
+absl::StatusOr<Reservation> Read(const proto::Reservation& in) {
+  TANDEM_RETURN_IF_ERROR(CheckPresent("reservation.generation", in.generation() != 0));
+  return Reservation{.slot = in.slot(), .generation = in.generation()};
+}
+
+struct FillToPrefill {
+  proto::ToPrefill* out;
+
+  void operator()(const PrefillSubmit& in) const {
+    proto::PrefillSubmit* submit = out->mutable_submit();
+    ToProto(in.attempt, submit->mutable_attempt());
+    submit->mutable_token_ids()->Add(in.token_ids.begin(), in.token_ids.end());
+    submit->set_prompt_tokens(in.prompt_tokens);
+    submit->mutable_choices()->Add(in.choices.begin(), in.choices.end());
+    ToProto(in.sampling, submit->mutable_sampling());
+    submit->set_time_left_us(in.time_left_us);
+    submit->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
+    submit->set_trace_context(in.trace_context);
+    submit->set_first_block(in.first_block);
+    submit->set_num_blocks(in.num_blocks);
+    submit->set_alone(in.alone);
+  }
+  void operator()(const Grant& in) const {
+    ToProto(in.attempt, out->mutable_grant()->mutable_attempt());
+    Fill(in.reservation, out->mutable_grant()->mutable_reservation());
+  }
+  void operator()(const Resend& in) const {
+    ToProto(in.attempt, out->mutable_resend()->mutable_attempt());
+    Fill(in.reservation, out->mutable_resend()->mutable_reservation());
+    out->mutable_resend()->set_ordinal(in.ordinal);
+  }
+  void operator()(const Committed& in) const {
+    ToProto(in.attempt, out->mutable_committed()->mutable_attempt());
+  }
+  void operator()(const PrefillCancel& in) const {
+    ToProto(in.attempt, out->mutable_cancel()->mutable_attempt());
+    out->mutable_cancel()->set_time_left_us(in.time_left_us);
+  }
+  void operator()(const Renew& in) const {
+    proto::Renew* renew = out->mutable_renew();
+    for (const AttemptId& attempt : in.attempts) ToProto(attempt, renew->add_attempts());
+  }
+};
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
+  PrefillSubmit out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(
+      ReadTokenIds("token_ids", in.token_ids(), kMaxRequestTokens, &out.token_ids));
+  TANDEM_ASSIGN_OR_RETURN(out.sampling, FromProto(in.sampling()));
+  TANDEM_RETURN_IF_ERROR(CheckPromptTokens(
+      in.prompt_tokens(), static_cast<int64_t>(out.token_ids.size()), out.sampling));
+  out.prompt_tokens = in.prompt_tokens();
+  TANDEM_RETURN_IF_ERROR(ReadChoices(in.choices(), &out.choices));
+  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
+  out.time_left_us = in.time_left_us();
+  TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out.hash_root));
+  TANDEM_RETURN_IF_ERROR(CheckSize("trace_context", static_cast<int64_t>(in.trace_context().size()),
+                                   kMaxTextBytes, "bytes"));
+  out.trace_context = in.trace_context();
+  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, kMaxRequestTokens));
+  TANDEM_RETURN_IF_ERROR(CheckRange("first_block", in.first_block(), 0, in.num_blocks()));
+  out.first_block = in.first_block();
+  out.num_blocks = in.num_blocks();
+  out.alone = in.alone();
+  return DecodeToPrefill(std::move(out));
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::Grant& in) {
+  Grant out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_ASSIGN_OR_RETURN(out.reservation, Read(in.reservation()));
+  return DecodeToPrefill(out);
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
+  Resend out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_ASSIGN_OR_RETURN(out.reservation, Read(in.reservation()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("ordinal", in.ordinal(), 0, kMaxRequestTokens));
+  out.ordinal = in.ordinal();
+  return DecodeToPrefill(out);
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::Committed& in) {
+  Committed out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  return DecodeToPrefill(out);
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillCancel& in) {
+  PrefillCancel out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
+  out.time_left_us = in.time_left_us();
+  return DecodeToPrefill(out);
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::Renew& in) {
+  TANDEM_RETURN_IF_ERROR(
+      CheckSize("attempts", in.attempts_size(), kMaxRenewedAttempts, "attempts"));
+  Renew out;
+  out.attempts.reserve(in.attempts_size());
+  for (const proto::AttemptId& attempt : in.attempts()) {
+    TANDEM_ASSIGN_OR_RETURN(AttemptId read, FromProto(attempt));
+    out.attempts.push_back(read);
+  }
+  return DecodeToPrefill(std::move(out));
+}
+
+struct FillToDecode {
+  proto::ToDecode* out;
+
+  void operator()(const Start& in) const {
+    ToProto(in.attempt, out->mutable_start()->mutable_attempt());
+    out->mutable_start()->set_cached_tokens(in.cached_tokens);
+  }
+  void operator()(const PrefillRefused& in) const {
+    ToProto(in.attempt, out->mutable_refused()->mutable_attempt());
+    StatusToProto(in.status, out->mutable_refused()->mutable_status());
+  }
+  void operator()(const Progress& in) const {
+    ToProto(in.attempt, out->mutable_progress()->mutable_attempt());
+    out->mutable_progress()->set_computed_tokens(in.computed_tokens);
+  }
+  void operator()(const FirstToken& in) const {
+    proto::FirstToken* first = out->mutable_first_token();
+    ToProto(in.attempt, first->mutable_attempt());
+    for (const SampledToken& token : in.tokens) ToProto(token, first->add_tokens());
+    for (const SampledToken& token : in.prompt_logprobs) {
+      ToProto(token, first->add_prompt_logprobs());
+    }
+  }
+  void operator()(const Done& in) const {
+    ToProto(in.attempt, out->mutable_done()->mutable_attempt());
+    out->mutable_done()->set_num_frames(in.num_frames);
+  }
+};
+
+absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
+  Start out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("cached_tokens", in.cached_tokens(), 0, kMaxRequestTokens));
+  out.cached_tokens = in.cached_tokens();
+  return PrefillToDecode(out);
+}
+
+absl::StatusOr<PrefillToDecode> Read(const proto::PrefillRefused& in) {
+  PrefillRefused out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(StatusFromProto(in.status(), &out.status));
+  if (out.status.ok()) return absl::InvalidArgumentError("status.code: OK where an error ends");
+  return PrefillToDecode(std::move(out));
+}
+
+absl::StatusOr<PrefillToDecode> Read(const proto::Progress& in) {
+  Progress out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("computed_tokens", in.computed_tokens(), 0, kMaxRequestTokens));
+  out.computed_tokens = in.computed_tokens();
+  return PrefillToDecode(out);
+}
+
+absl::StatusOr<PrefillToDecode> Read(const proto::FirstToken& in) {
+  FirstToken out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("tokens: number", in.tokens_size(), 1, kMaxChoices));
+  TANDEM_RETURN_IF_ERROR(ReadSampledTokens("tokens", in.tokens(), kMaxChoices, &out.tokens));
+  TANDEM_RETURN_IF_ERROR(ReadSampledTokens("prompt_logprobs", in.prompt_logprobs(),
+                                           kMaxRequestTokens, &out.prompt_logprobs));
+  return PrefillToDecode(std::move(out));
+}
+
+absl::StatusOr<PrefillToDecode> Read(const proto::Done& in) {
+  Done out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("num_frames", in.num_frames(), 0, kMaxRequestTokens));
+  out.num_frames = in.num_frames();
+  return PrefillToDecode(out);
+}
+
+}  // namespace
+
+void ToProto(const PrefillHello& in, proto::PrefillHello* out) {
+  out->set_protocol_min(in.protocol_min);
+  out->set_protocol_max(in.protocol_max);
+  out->set_kv_class(in.kv_class);
+  out->set_numerics_id(in.numerics_id);
+  ToProto(in.worker, out->mutable_worker());
+  if (!in.expected.name.empty()) ToProto(in.expected, out->mutable_expected());
+  out->set_transport(in.transport);
+  out->set_transport_address(in.transport_address);
+}
+
+absl::StatusOr<PrefillHello> FromProto(const proto::PrefillHello& in) {
+  PrefillHello out;
+  TANDEM_RETURN_IF_ERROR(CheckRange("protocol_min", in.protocol_min(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("protocol_max", in.protocol_max(), in.protocol_min(), INT32_MAX));
+  for (const std::string* text : {&in.kv_class(), &in.numerics_id(), &in.transport()}) {
+    TANDEM_RETURN_IF_ERROR(
+        CheckSize("hello: a name", static_cast<int64_t>(text->size()), kMaxTextBytes, "bytes"));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckSize("transport_address",
+                                   static_cast<int64_t>(in.transport_address().size()),
+                                   kMaxTransportAddressBytes, "bytes"));
+  out.protocol_min = in.protocol_min();
+  out.protocol_max = in.protocol_max();
+  out.kv_class = in.kv_class();
+  out.numerics_id = in.numerics_id();
+  TANDEM_ASSIGN_OR_RETURN(out.worker, FromProto(in.worker()));
+  if (in.has_expected()) {
+    TANDEM_ASSIGN_OR_RETURN(out.expected, FromProto(in.expected()));
+  }
+  out.transport = in.transport();
+  out.transport_address = in.transport_address();
+  return out;
+}
+
+void ToProto(const DecodeToPrefill& in, proto::ToPrefill* out) {
+  std::visit(FillToPrefill{out}, in);
+}
+
+absl::StatusOr<DecodeToPrefill> FromProto(const proto::ToPrefill& in) {
+  switch (in.message_case()) {
+    case proto::ToPrefill::kSubmit:
+      return Read(in.submit());
+    case proto::ToPrefill::kGrant:
+      return Read(in.grant());
+    case proto::ToPrefill::kResend:
+      return Read(in.resend());
+    case proto::ToPrefill::kCommitted:
+      return Read(in.committed());
+    case proto::ToPrefill::kCancel:
+      return Read(in.cancel());
+    case proto::ToPrefill::kRenew:
+      return Read(in.renew());
+    case proto::ToPrefill::kHello:
+      return absl::InvalidArgumentError("hello: only as the first message of a session");
+    case proto::ToPrefill::MESSAGE_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("message to a prefill worker: none that this build knows");
+}
+
+void ToProto(const PrefillToDecode& in, proto::ToDecode* out) { std::visit(FillToDecode{out}, in); }
+
+absl::StatusOr<PrefillToDecode> FromProto(const proto::ToDecode& in) {
+  switch (in.message_case()) {
+    case proto::ToDecode::kStart:
+      return Read(in.start());
+    case proto::ToDecode::kRefused:
+      return Read(in.refused());
+    case proto::ToDecode::kProgress:
+      return Read(in.progress());
+    case proto::ToDecode::kFirstToken:
+      return Read(in.first_token());
+    case proto::ToDecode::kDone:
+      return Read(in.done());
+    case proto::ToDecode::kHello:
+      return absl::InvalidArgumentError("hello: only as the first message of a session");
+    case proto::ToDecode::MESSAGE_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("message to a decode worker: none that this build knows");
+}
+
+}  // namespace tandem

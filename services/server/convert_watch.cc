@@ -1,0 +1,189 @@
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "services/server/convert.h"
+#include "services/server/field_checks.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr int64_t kMaxCount = int64_t{1} << 56;  // Sums of a few of them still fit.
+
+void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
+  ToProto(in.worker, out->mutable_worker());
+  out->set_role(in.role == WorkerRole::kPrefill  ? proto::WORKER_ROLE_PREFILL
+                : in.role == WorkerRole::kDecode ? proto::WORKER_ROLE_DECODE
+                                                 : proto::WORKER_ROLE_HYBRID);
+  out->set_model(in.model);
+  out->set_kv_class(in.kv_class);
+  out->set_numerics_id(in.numerics_id);
+  out->set_protocol_min(in.protocol_min);
+  out->set_protocol_max(in.protocol_max);
+  out->set_block_tokens(in.block_tokens);
+  out->set_max_model_tokens(in.max_model_tokens);
+  out->set_max_sequences(in.max_sequences);
+  out->set_num_blocks(in.num_blocks);
+  out->set_block_bytes(in.block_bytes);
+  out->set_kv_transport(in.kv_transport);
+}
+
+absl::Status CheckText(const char* field, const std::string& text) {
+  return CheckSize(field, static_cast<int64_t>(text.size()), kMaxTextBytes, "bytes");
+}
+
+absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
+  WorkerRegistration out;
+  TANDEM_ASSIGN_OR_RETURN(out.worker, FromProto(in.worker()));
+  switch (in.role()) {
+    case proto::WORKER_ROLE_PREFILL:
+      out.role = WorkerRole::kPrefill;
+      break;
+    case proto::WORKER_ROLE_DECODE:
+      out.role = WorkerRole::kDecode;
+      break;
+    case proto::WORKER_ROLE_HYBRID:
+      out.role = WorkerRole::kHybrid;
+      break;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrFormat("role: %d is no role", static_cast<int>(in.role())));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckText("model", in.model()));
+  TANDEM_RETURN_IF_ERROR(CheckText("kv_class", in.kv_class()));
+  TANDEM_RETURN_IF_ERROR(CheckText("numerics_id", in.numerics_id()));
+  TANDEM_RETURN_IF_ERROR(CheckText("kv_transport", in.kv_transport()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("protocol_min", in.protocol_min(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("protocol_max", in.protocol_max(), in.protocol_min(), INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("block_tokens", in.block_tokens(), kHashTokens, 1 << 16));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("block_tokens: odd tokens", in.block_tokens() % kHashTokens, 0, 0));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("max_model_tokens", in.max_model_tokens(), 1, kMaxRequestTokens));
+  TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", in.max_sequences(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("block_bytes", in.block_bytes(), 1, kMaxCount));
+  out.model = in.model();
+  out.kv_class = in.kv_class();
+  out.numerics_id = in.numerics_id();
+  out.protocol_min = in.protocol_min();
+  out.protocol_max = in.protocol_max();
+  out.block_tokens = in.block_tokens();
+  out.max_model_tokens = in.max_model_tokens();
+  out.max_sequences = in.max_sequences();
+  out.num_blocks = in.num_blocks();
+  out.block_bytes = in.block_bytes();
+  out.kv_transport = in.kv_transport();
+  return out;
+}
+
+void Fill(const Heartbeat& in, proto::Heartbeat* out) {
+  proto::WorkerLoad* load = out->mutable_load();
+  proto::BlockCounts* blocks = load->mutable_blocks();
+  blocks->set_free(in.load.blocks.free);
+  blocks->set_held(in.load.blocks.held);
+  blocks->set_cached(in.load.blocks.cached);
+  blocks->set_in_flight(in.load.blocks.in_flight);
+  blocks->set_quarantined(in.load.blocks.quarantined);
+  blocks->set_total(in.load.blocks.total);
+  load->set_running_sequences(in.load.running_sequences);
+  load->set_waiting_sequences(in.load.waiting_sequences);
+  load->set_waiting_prompt_tokens(in.load.waiting_prompt_tokens);
+  load->set_steps(in.load.steps);
+  load->set_has_work(in.load.has_work);
+  load->set_since_progress_us(in.load.since_progress_us);
+  out->set_draining(in.draining);
+}
+
+absl::StatusOr<Heartbeat> Read(const proto::Heartbeat& in) {
+  Heartbeat out{.draining = in.draining()};
+  const proto::BlockCounts& blocks = in.load().blocks();
+  const std::pair<int64_t, int64_t*> counts[] = {
+      {blocks.free(), &out.load.blocks.free},
+      {blocks.held(), &out.load.blocks.held},
+      {blocks.cached(), &out.load.blocks.cached},
+      {blocks.in_flight(), &out.load.blocks.in_flight},
+      {blocks.quarantined(), &out.load.blocks.quarantined},
+      {blocks.total(), &out.load.blocks.total},
+      {in.load().waiting_prompt_tokens(), &out.load.waiting_prompt_tokens},
+      {in.load().steps(), &out.load.steps},
+      {in.load().since_progress_us(), &out.load.since_progress_us}};
+  for (const auto& [value, target] : counts) {
+    TANDEM_RETURN_IF_ERROR(CheckRange("load: a count", value, 0, kMaxCount));
+    *target = value;
+  }
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("load.running_sequences", in.load().running_sequences(), 0, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("load.waiting_sequences", in.load().waiting_sequences(), 0, INT32_MAX));
+  out.load.running_sequences = in.load().running_sequences();
+  out.load.waiting_sequences = in.load().waiting_sequences();
+  out.load.has_work = in.load().has_work();
+  return out;
+}
+
+void FillHashes(const std::vector<BlockHash>& in, std::string* out) {
+  out->reserve(in.size() * sizeof(BlockHash::bytes));
+  for (const BlockHash& hash : in) {
+    out->append(reinterpret_cast<const char*>(hash.bytes.data()), hash.bytes.size());
+  }
+}
+
+absl::Status ReadHashes(const char* field, const std::string& in, std::vector<BlockHash>* out) {
+  constexpr size_t kHashBytes = sizeof(BlockHash::bytes);
+  if (in.size() % kHashBytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %d bytes, want a multiple of %d", field, in.size(), kHashBytes));
+  }
+  out->resize(in.size() / kHashBytes);
+  for (size_t i = 0; i < out->size(); ++i) {
+    std::memcpy((*out)[i].bytes.data(), in.data() + i * kHashBytes, kHashBytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KvEvents> Read(const proto::KvEvents& in) {
+  KvEvents out{.first_sequence = in.first_sequence(), .snapshot = in.snapshot()};
+  TANDEM_RETURN_IF_ERROR(ReadHashes("stored", in.stored(), &out.stored));
+  TANDEM_RETURN_IF_ERROR(ReadHashes("removed", in.removed(), &out.removed));
+  return out;
+}
+
+}  // namespace
+
+void ToProto(const WatchUpdate& in, proto::WatchEvent* out) {
+  if (const auto* registration = std::get_if<WorkerRegistration>(&in)) {
+    Fill(*registration, out->mutable_registration());
+  } else if (const auto* heartbeat = std::get_if<Heartbeat>(&in)) {
+    Fill(*heartbeat, out->mutable_heartbeat());
+  } else {
+    const KvEvents& events = std::get<KvEvents>(in);
+    out->mutable_kv_events()->set_first_sequence(events.first_sequence);
+    out->mutable_kv_events()->set_snapshot(events.snapshot);
+    FillHashes(events.stored, out->mutable_kv_events()->mutable_stored());
+    FillHashes(events.removed, out->mutable_kv_events()->mutable_removed());
+  }
+}
+
+absl::StatusOr<WatchUpdate> FromProto(const proto::WatchEvent& in) {
+  switch (in.event_case()) {
+    case proto::WatchEvent::kRegistration: {
+      TANDEM_ASSIGN_OR_RETURN(WorkerRegistration registration, Read(in.registration()));
+      return WatchUpdate(std::move(registration));
+    }
+    case proto::WatchEvent::kHeartbeat: {
+      TANDEM_ASSIGN_OR_RETURN(Heartbeat heartbeat, Read(in.heartbeat()));
+      return WatchUpdate(heartbeat);
+    }
+    case proto::WatchEvent::kKvEvents: {
+      TANDEM_ASSIGN_OR_RETURN(KvEvents events, Read(in.kv_events()));
+      return WatchUpdate(std::move(events));
+    }
+    case proto::WatchEvent::EVENT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("watch event: none that this build knows");
+}
+
+}  // namespace tandem

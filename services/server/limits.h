@@ -1,0 +1,28 @@
+// What a message between our processes may hold at most, checked before anything is allocated from
+// it. Clients' limits are the router's.
+
+#ifndef TANDEM_SERVICES_SERVER_LIMITS_H_
+#define TANDEM_SERVICES_SERVER_LIMITS_H_
+
+#include <cstdint>
+
+namespace tandem {
+
+inline constexpr int kMaxMessageBytes = 64 << 20;      // Of a control message; gRPC refuses more.
+inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
+inline constexpr int32_t kMaxChoices = 128;            // n.
+inline constexpr int32_t kMaxStopTokenIds = 1024;
+inline constexpr int32_t kMaxTopLogprobs = 64;
+inline constexpr int32_t kMaxNameBytes = 256;   // Worker, model, label.
+inline constexpr int32_t kMaxTextBytes = 4096;  // Status message, trace context, class.
+inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
+inline constexpr int32_t kMaxRenewedAttempts = 1 << 16;
+inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;
+inline constexpr int64_t kMaxDurationUs = int64_t{7} * 24 * 3600 * 1'000'000;
+inline constexpr int32_t kMaxMetricFamilies = 1024;
+inline constexpr int32_t kMaxMetricSamples = 16384;  // Of one family.
+inline constexpr int32_t kMaxHistogramBuckets = 256;
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_LIMITS_H_

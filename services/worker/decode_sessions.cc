@@ -1,0 +1,202 @@
+#include "services/worker/decode_sessions.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "services/server/status_proto.h"
+#include "services/worker/token_check.h"
+#include "services/worker/write_queue.h"
+
+namespace tandem {
+
+absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
+  if (theirs.protocol_max < ours.protocol_min || theirs.protocol_min > ours.protocol_max) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "protocol: the peer speaks %d to %d, this worker %d to %d", theirs.protocol_min,
+        theirs.protocol_max, ours.protocol_min, ours.protocol_max));
+  }
+  if (theirs.kv_class != ours.kv_class) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "kv_class: the peer has %s, this worker %s", theirs.kv_class, ours.kv_class));
+  }
+  if (theirs.transport != ours.transport) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "transport: the peer has %s, this worker %s", theirs.transport, ours.transport));
+  }
+  if (!theirs.expected.name.empty() && theirs.expected != ours.worker) {
+    return absl::UnavailableError(
+        absl::StrFormat("worker: the peer wants %s/%016x, this is %s/%016x", theirs.expected.name,
+                        theirs.expected.incarnation, ours.worker.name, ours.worker.incarnation));
+  }
+  return absl::OkStatus();
+}
+
+// Reads the Hello, then messages, which it posts. Deletes itself after OnDone.
+class DecodeSessions::Session final
+    : public grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode> {
+ public:
+  Session(DecodeSessions* sessions, SessionId id)
+      : sessions_(sessions), id_(id), writes_(this, kMaxUnsentPeerMessages) {}
+
+  void Begin() { StartRead(&message_); }
+
+  void Send(const PrefillToDecode& in) {
+    proto::ToDecode message;
+    ToProto(in, &message);
+    Push(std::move(message));
+  }
+
+  void SendFrame(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (outbound_ != nullptr) {
+        outbound_->Send(header, block, send_id);
+        return;
+      }
+    }
+    sessions_->commands_->PushAlways(FrameSent{send_id, false});
+  }
+
+  void End(const absl::Status& why) EXCLUDES(mu_) {
+    if (ended_.exchange(true)) return;
+    writes_.Close();
+    Finish(ToGrpcStatus(why));
+  }
+
+  size_t unsent() const { return writes_.size(); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      End(absl::OkStatus());
+      return;
+    }
+    const absl::Status status = greeted_ ? Post() : Greet();
+    if (!status.ok()) {
+      LogWarning("a decode worker's session ends", {{"session", id_}, {"why", status.ToString()}});
+      End(status);
+      return;
+    }
+    StartRead(&message_);
+  }
+  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
+  void OnCancel() override { End(absl::CancelledError("the decode worker left")); }
+  void OnDone() override {
+    sessions_->Remove(id_);
+    std::unique_ptr<KvOutbound> outbound;
+    {
+      MutexLock lock(&mu_);
+      outbound = std::move(outbound_);
+    }
+    outbound.reset();  // Completes what was being sent.
+    if (greeted_) sessions_->commands_->PushAlways(DecodeLost{id_});
+    delete this;
+  }
+
+ private:
+  absl::Status Greet() EXCLUDES(mu_) {
+    if (!message_.has_hello()) return absl::InvalidArgumentError("the first message is no hello");
+    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
+    TANDEM_RETURN_IF_ERROR(CheckHello(hello, sessions_->self_));
+    TANDEM_ASSIGN_OR_RETURN(
+        std::unique_ptr<KvOutbound> outbound,
+        sessions_->transport_->OpenOutbound(
+            hello.worker.name, hello.transport_address, [this](const absl::Status& why) {
+              End(absl::UnavailableError(absl::StrFormat("KV link: %s", why.ToString())));
+            }));
+    proto::ToDecode answer;
+    PrefillHello ours = sessions_->self_;
+    ours.transport_address = outbound->address();
+    ToProto(ours, answer.mutable_hello());
+    {
+      MutexLock lock(&mu_);
+      outbound_ = std::move(outbound);
+    }
+    greeted_ = true;
+    LogInfo("a decode worker opened a session", {{"session", id_}, {"worker", hello.worker.name}});
+    Push(std::move(answer));
+    return absl::OkStatus();
+  }
+
+  absl::Status Post() {
+    TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(message_));
+    const auto* submit = std::get_if<PrefillSubmit>(&message);
+    if (submit == nullptr) {
+      sessions_->commands_->PushAlways(FromDecode{id_, std::move(message)});
+      return absl::OkStatus();
+    }
+    const AttemptId attempt = submit->attempt;
+    absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
+    if (status.ok() && !sessions_->commands_->TryPush(FromDecode{id_, std::move(message)})) {
+      status = absl::ResourceExhaustedError("the prefill worker's queue of commands is full");
+    }
+    if (!status.ok()) Send(PrefillRefused{.attempt = attempt, .status = status});
+    return absl::OkStatus();
+  }
+
+  void Push(proto::ToDecode message) {
+    if (writes_.Push(std::move(message))) return;
+    End(absl::ResourceExhaustedError("too many unread messages"));
+  }
+
+  DecodeSessions* const sessions_;
+  const SessionId id_;
+  WriteQueue<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>, proto::ToDecode> writes_;
+  proto::ToPrefill message_;
+  bool greeted_ = false;  // Reactions only.
+  std::atomic<bool> ended_{false};
+  Mutex mu_;
+  std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);
+};
+
+grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open() {
+  Session* session = nullptr;
+  {
+    MutexLock lock(&mu_);
+    const SessionId id = next_session_++;
+    session = new Session(this, id);
+    sessions_.emplace(id, session);
+  }
+  session->Begin();
+  return session;
+}
+
+void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {
+  MutexLock lock(&mu_);
+  const auto found = sessions_.find(session);
+  if (found != sessions_.end()) found->second->Send(message);
+}
+
+void DecodeSessions::SendFrame(SessionId session, const FrameHeader& header, int32_t block,
+                               uint64_t send_id) {
+  {
+    MutexLock lock(&mu_);
+    const auto found = sessions_.find(session);
+    if (found != sessions_.end()) {
+      found->second->SendFrame(header, block, send_id);
+      return;
+    }
+  }
+  commands_->PushAlways(FrameSent{send_id, false});
+}
+
+bool DecodeSessions::Flushed() const {
+  MutexLock lock(&mu_);
+  return std::all_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& entry) { return entry.second->unsent() == 0; });
+}
+
+void DecodeSessions::CloseAll(const absl::Status& why) {
+  MutexLock lock(&mu_);
+  for (const auto& [id, session] : sessions_) session->End(why);
+}
+
+void DecodeSessions::Remove(SessionId session) {
+  MutexLock lock(&mu_);
+  sessions_.erase(session);
+}
+
+}  // namespace tandem

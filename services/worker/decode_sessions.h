@@ -1,0 +1,59 @@
+// The sessions that decode workers hold with this worker, which prefills for them.
+
+#ifndef TANDEM_SERVICES_WORKER_DECODE_SESSIONS_H_
+#define TANDEM_SERVICES_WORKER_DECODE_SESSIONS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <map>
+
+#include "runtime/base/mutex.h"
+#include "runtime/transport/kv_transport.h"
+#include "services/server/convert.h"
+#include "services/worker/engine_command.h"
+
+namespace tandem {
+
+// A decode worker that falls this many messages behind is dropped.
+inline constexpr size_t kMaxUnsentPeerMessages = 1 << 16;
+
+// FailedPrecondition or Unavailable, with both values, if `theirs` cannot work with `ours`.
+absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours);
+
+class DecodeSessions {
+ public:
+  // `self` without a transport address. Both pointers outlive this.
+  DecodeSessions(PrefillHello self, int64_t vocab_size, KvTransport* transport,
+                 CommandQueue* commands)
+      : self_(std::move(self)),
+        vocab_size_(vocab_size),
+        transport_(transport),
+        commands_(commands) {}
+
+  // The reactor of a new RPC.
+  grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Open() EXCLUDES(mu_);
+
+  // Engine thread. A session that is gone drops the message; its frame completes, not ok.
+  void Send(SessionId session, const PrefillToDecode& message) EXCLUDES(mu_);
+  void SendFrame(SessionId session, const FrameHeader& header, int32_t block, uint64_t send_id)
+      EXCLUDES(mu_);
+
+  bool Flushed() const EXCLUDES(mu_);
+  void CloseAll(const absl::Status& why) EXCLUDES(mu_);
+
+ private:
+  class Session;
+  void Remove(SessionId session) EXCLUDES(mu_);
+
+  const PrefillHello self_;
+  const int64_t vocab_size_;
+  KvTransport* const transport_;
+  CommandQueue* const commands_;
+  mutable Mutex mu_;
+  SessionId next_session_ GUARDED_BY(mu_) = 1;
+  std::map<SessionId, Session*> sessions_ GUARDED_BY(mu_);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_DECODE_SESSIONS_H_

@@ -1,0 +1,169 @@
+#include "services/worker/engine_loop.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+namespace {
+
+// The longest sleep: an idle engine still stamps progress.
+constexpr int64_t kMaxSleepUs = 100'000;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(const EngineOptions& options,
+                                                               const EngineLoopParts& parts) {
+  std::unique_ptr<EngineLoop> loop(new EngineLoop(parts, options.self.incarnation));
+  TANDEM_ASSIGN_OR_RETURN(loop->engine_, Engine::Create(options, parts.executor, loop.get(),
+                                                        parts.receiver, parts.leases));
+  parts.executor->SetProgressListener(loop.get());
+  loop->OnProgress();
+  loop->Publish();
+  return loop;
+}
+
+EngineLoop::~EngineLoop() { Stop(); }
+
+void EngineLoop::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void EngineLoop::Stop() {
+  if (!thread_.joinable()) return;
+  stopping_ = true;
+  parts_.commands->Wake();
+  thread_.join();
+}
+
+void EngineLoop::Run() {
+  pthread_setname_np(pthread_self(), "engine");
+  while (!stopping_) {
+    OnProgress();
+    busy_ = true;
+    for (const EngineCommand& command : parts_.commands->Drain()) Apply(command);
+    const int64_t begin_us = clock_.NowUs();
+    const Engine::StepResult result = engine_->Step(begin_us);
+    const int64_t end_us = clock_.NowUs();
+    if (result.ran_batch) {
+      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result.sequences);
+    }
+    Publish();
+    busy_ = false;
+    if (result.ran_batch) continue;
+    const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
+    if (sleep_us > 0) parts_.commands->WaitFor(std::chrono::microseconds(sleep_us));
+  }
+}
+
+void EngineLoop::Apply(const EngineCommand& command) {
+  const int64_t now_us = clock_.NowUs();
+  Engine& engine = *engine_;
+  if (const auto* router = std::get_if<FromRouter>(&command)) {
+    if (const auto* submit = std::get_if<Submit>(&router->message)) {
+      parts_.metrics->OnSubmit(submit->prompt_tokens);
+      engine.OnSubmit(router->session, *submit, now_us);
+    } else {
+      engine.OnCancel(router->session, std::get<Cancel>(router->message), now_us);
+    }
+  } else if (const auto* sent = std::get_if<FrameSent>(&command)) {
+    engine.OnFrameSent(sent->send_id, sent->ok, now_us);
+  } else if (const auto* arrived = std::get_if<FrameArrived>(&command)) {
+    engine.OnFrameReceived(arrived->frame, now_us);
+  } else if (const auto* decode = std::get_if<FromDecode>(&command)) {
+    engine.OnDecodeMessage(decode->session, decode->message, now_us);
+  } else if (const auto* prefill = std::get_if<FromPrefill>(&command)) {
+    if (const auto* refused = std::get_if<PrefillRefused>(&prefill->message)) {
+      transfers_.erase(refused->attempt);
+    }
+    engine.OnPrefillMessage(prefill->worker, prefill->message, now_us);
+  } else if (const auto* lost_router = std::get_if<RouterLost>(&command)) {
+    engine.OnRouterLost(lost_router->session, now_us);
+  } else if (const auto* lost_decode = std::get_if<DecodeLost>(&command)) {
+    engine.OnDecodeLost(lost_decode->session, now_us);
+  } else if (const auto* lost_prefill = std::get_if<PrefillLost>(&command)) {
+    parts_.prefills->Forget(lost_prefill->worker);
+    std::erase_if(transfers_, [lost_prefill](const auto& entry) {
+      return entry.second.prefill == lost_prefill->worker;
+    });
+    engine.OnPrefillLost(lost_prefill->worker, lost_prefill->why, now_us);
+  } else if (const auto* watch = std::get_if<WatchOpened>(&command)) {
+    // What changed since the last step belongs to those who watch already.
+    parts_.watches->PublishEvents(engine.TakeKvEvents());
+    parts_.watches->PublishSnapshot(watch->watch, engine.SnapshotKvEvents());
+  } else {
+    LogInfo("draining: new attempts are refused, running ones move to other workers");
+    draining_ = true;
+    engine.Drain(now_us);
+  }
+}
+
+void EngineLoop::Publish() {
+  for (auto& [session, batch] : batches_) {
+    batch.worker_incarnation = incarnation_;
+    parts_.routers->Publish(session, batch);
+  }
+  batches_.clear();
+  const KvEvents events = engine_->TakeKvEvents();
+  if (!events.stored.empty() || !events.removed.empty()) parts_.watches->PublishEvents(events);
+  drained_ = draining_ && engine_->drained();
+  const WorkerLoad load = engine_->Load();
+  parts_.metrics->OnLoad(load);
+  MutexLock lock(&mu_);
+  load_ = load;
+}
+
+WorkerLoad EngineLoop::Load() const {
+  const bool busy = busy_;
+  const int64_t stamp_us = progress_us_;
+  WorkerLoad load;
+  {
+    MutexLock lock(&mu_);
+    load = load_;
+  }
+  load.has_work |= busy;
+  load.since_progress_us = load.has_work ? std::max<int64_t>(0, clock_.NowUs() - stamp_us) : 0;
+  return load;
+}
+
+void EngineLoop::OnProgress() { progress_us_ = clock_.NowUs(); }
+
+void EngineLoop::ToRouter(SessionId router, RouterEvent event) {
+  if (std::holds_alternative<TokenEvent>(event)) {
+    parts_.metrics->OnToken();
+  } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
+    parts_.metrics->OnPrompt(prompt->cached_tokens);
+  }
+  batches_[router].events.push_back(std::move(event));
+}
+
+void EngineLoop::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
+  if (const auto* grant = std::get_if<Grant>(&message)) {
+    transfers_.emplace(grant->attempt,
+                       Transfer{.prefill = prefill.worker, .granted_us = clock_.NowUs()});
+  } else if (const auto* committed = std::get_if<Committed>(&message)) {
+    if (const auto done = transfers_.extract(committed->attempt)) {
+      parts_.metrics->OnTransferSeconds(
+          static_cast<double>(clock_.NowUs() - done.mapped().granted_us) * 1e-6);
+    }
+  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
+    transfers_.erase(cancel->attempt);
+  }
+  parts_.prefills->Send(prefill, message);
+}
+
+void EngineLoop::ToDecode(SessionId decode, PrefillToDecode message) {
+  parts_.decodes->Send(decode, message);
+}
+
+void EngineLoop::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                           uint64_t send_id) {
+  parts_.decodes->SendFrame(decode, header, block, send_id);
+}
+
+}  // namespace tandem

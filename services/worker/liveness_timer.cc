@@ -1,0 +1,77 @@
+#include "services/worker/liveness_timer.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+
+namespace tandem {
+
+LivenessTimer::LivenessTimer(const LivenessTimes& times, const EngineLoop* engine,
+                             const LeaseKeeper* leases, PrefillPeers* prefills, WatchHub* watches,
+                             grpc::HealthCheckServiceInterface* health)
+    : times_(times),
+      engine_(engine),
+      leases_(leases),
+      prefills_(prefills),
+      watches_(watches),
+      health_(health) {
+  health_->SetServingStatus("liveness", true);
+  health_->SetServingStatus("tandem.v1.Worker", true);
+  health_->SetServingStatus("", true);
+  thread_ = std::thread([this] { Run(); });
+}
+
+LivenessTimer::~LivenessTimer() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  wake_.SignalAll();
+  thread_.join();
+}
+
+void LivenessTimer::Run() {
+  pthread_setname_np(pthread_self(), "liveness");
+  const SteadyClock clock;
+  int64_t beat_us = clock.NowUs();
+  int64_t renew_us = beat_us;
+  while (true) {
+    const int64_t now_us = clock.NowUs();
+    if (now_us >= beat_us) {
+      Beat();
+      beat_us = now_us + times_.heartbeat_us;
+    }
+    if (now_us >= renew_us) {
+      RenewLeases();
+      renew_us = now_us + times_.renew_us;
+    }
+    MutexLock lock(&mu_);
+    if (stopping_) return;
+    const int64_t sleep_us = std::min(beat_us, renew_us) - clock.NowUs();
+    if (sleep_us > 0) wake_.WaitFor(&mu_, std::chrono::microseconds(sleep_us));
+    if (stopping_) return;
+  }
+}
+
+void LivenessTimer::Beat() {
+  const Heartbeat heartbeat{.load = engine_->Load(), .draining = engine_->draining()};
+  watches_->PublishHeartbeat(heartbeat);
+  const bool ready =
+      !heartbeat.draining && heartbeat.load.since_progress_us < times_.engine_stalled_us;
+  if (ready == ready_) return;
+  ready_ = ready;
+  health_->SetServingStatus("tandem.v1.Worker", ready);
+  health_->SetServingStatus("", ready);
+  LogWarning(
+      ready ? "ready again" : "not ready",
+      {{"draining", heartbeat.draining}, {"since_progress_us", heartbeat.load.since_progress_us}});
+}
+
+void LivenessTimer::RenewLeases() {
+  for (const auto& [worker, renew] : leases_->Renewals()) prefills_->Renew(worker, renew);
+}
+
+}  // namespace tandem

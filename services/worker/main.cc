@@ -1,0 +1,241 @@
+// tandem-worker: loads a model and serves it to routers and other workers.
+
+#include <signal.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_format.h"
+#include "kernels/create_backend.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/execution/fingerprints.h"
+#include "runtime/execution/model_executor.h"
+#include "runtime/model/kv_layout.h"
+#include "runtime/model/model.h"
+#include "runtime/model/packed_image.h"
+#include "services/worker/worker.h"
+#include "services/worker/worker_options.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kProtocolVersion = 1;
+constexpr int32_t kMaxWaitingAttempts = 1024;
+constexpr auto kDrainLimit = std::chrono::seconds(30);
+constexpr auto kDrainPoll = std::chrono::milliseconds(10);
+
+// Everything of one worker process, in the order of construction.
+struct Process {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Worker> worker;
+};
+
+int64_t SharedMemoryFreeBytes() {
+  struct statvfs shm = {};
+  if (statvfs("/dev/shm", &shm) != 0) return 0;
+  return static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
+}
+
+uint64_t RandomIncarnation() {
+  std::random_device device;
+  uint64_t value = 0;
+  while (value == 0) value = (static_cast<uint64_t>(device()) << 32) | device();
+  return value;
+}
+
+std::string ServedName(const WorkerOptions& options) {
+  if (!options.served_model_name.empty()) return options.served_model_name;
+  std::error_code error;
+  const auto folder = std::filesystem::weakly_canonical(options.model, error);
+  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
+WorkerRole RoleOf(const std::string& role) {
+  if (role == "prefill") return WorkerRole::kPrefill;
+  return role == "decode" ? WorkerRole::kDecode : WorkerRole::kHybrid;
+}
+
+// The weights that are mapped from the cache are not what was written there.
+void StopOnCorruption(const absl::Status& why) {
+  LogError("the packed weights are corrupt; the next start packs them again",
+           {{"why", why.ToString()}});
+  std::_Exit(1);
+}
+
+absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
+  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+  const MachineLimits machine = ReadMachineLimits();
+  Process process;
+  const int threads = options.threads > 0 ? options.threads : machine.cpus;
+  TANDEM_ASSIGN_OR_RETURN(process.backend,
+                          CreateBackend({.isa = options.isa, .num_threads = threads}));
+
+  // Sizes before anything is allocated.
+  ModelOptions model_options{
+      .folder = options.model,
+      .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,
+      .dtype = options.dtype,
+      .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir,
+      .on_corrupt = StopOnCorruption};
+  TANDEM_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.model));
+  TANDEM_ASSIGN_OR_RETURN(const DType dtype,
+                          Model::ComputeDType(options.dtype, config.checkpoint_type));
+  TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
+                          KvLayout::Make(config, *process.backend, dtype, options.block_size));
+  TANDEM_ASSIGN_OR_RETURN(const size_t weights_bytes,
+                          Model::WeightsBytes(model_options, *process.backend));
+  TANDEM_ASSIGN_OR_RETURN(
+      const WorkerSizes sizes,
+      SizeWorker(options,
+                 {.max_positions = config.max_positions,
+                  .weights_bytes = static_cast<int64_t>(weights_bytes),
+                  .block_bytes = static_cast<int64_t>(layout.block_bytes)},
+                 machine, options.transport == "ucx" ? SharedMemoryFreeBytes() : -1));
+
+  const SteadyClock clock;
+  const int64_t begin_us = clock.NowUs();
+  TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(model_options, process.backend.get()));
+  TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
+                          NumericsId(*process.model, process.backend.get()));
+  LogInfo("model loaded", {{"folder", options.model},
+                           {"weights_bytes", weights_bytes},
+                           {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
+                           {"isa", process.backend->isa()},
+                           {"threads", threads},
+                           {"numerics_id", numerics_id}});
+
+  WorkerConfig worker;
+  worker.registration = {.worker = {.name = options.name, .incarnation = RandomIncarnation()},
+                         .role = RoleOf(options.role),
+                         .model = ServedName(options),
+                         .kv_class = KvClass(*process.model, layout),
+                         .numerics_id = numerics_id,
+                         .protocol_min = kProtocolVersion,
+                         .protocol_max = kProtocolVersion,
+                         .block_tokens = options.block_size,
+                         .max_model_tokens = sizes.max_model_tokens,
+                         .max_sequences = sizes.max_sequences,
+                         .num_blocks = sizes.num_blocks,
+                         .block_bytes = static_cast<int64_t>(layout.block_bytes)};
+  worker.engine = {.self = worker.registration.worker,
+                   .block_tokens = options.block_size,
+                   .num_blocks = sizes.num_blocks,
+                   .block_bytes = static_cast<int64_t>(layout.block_bytes),
+                   .max_sequences = sizes.max_sequences,
+                   .max_batched_tokens = sizes.max_batched_tokens,
+                   .max_model_tokens = sizes.max_model_tokens,
+                   .max_waiting_attempts = kMaxWaitingAttempts,
+                   .times = LivenessTimes::Scaled(options.liveness_scale)};
+  worker.vocab_size = config.vocab_size;
+  worker.listen = options.listen;
+  worker.transport = options.transport;
+  worker.ucx_devices = options.ucx_devices;
+  worker.liveness_scale = options.liveness_scale;
+  const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
+                                              .num_blocks = sizes.num_blocks,
+                                              .max_sequences = sizes.max_sequences,
+                                              .max_batched_tokens = sizes.max_batched_tokens,
+                                              .max_model_tokens = sizes.max_model_tokens};
+  TANDEM_ASSIGN_OR_RETURN(
+      process.worker,
+      Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
+        const KvMemory memory{.base = pool.base,
+                              .bytes = static_cast<size_t>(pool.block_bytes * pool.num_blocks)};
+        return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
+                                     memory);
+      }));
+  LogInfo("serving", {{"port", process.worker->port()},
+                      {"role", options.role},
+                      {"model", worker.registration.model},
+                      {"transport", options.transport},
+                      {"kv_blocks", sizes.num_blocks},
+                      {"block_bytes", layout.block_bytes},
+                      {"max_model_tokens", sizes.max_model_tokens},
+                      {"max_sequences", sizes.max_sequences},
+                      {"incarnation", worker.registration.worker.incarnation}});
+  return process;
+}
+
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  // Readers see the whole file or none.
+  const std::string temporary = absl::StrFormat("%s.%d", path, getpid());
+  std::ofstream(temporary) << port << "\n";
+  std::error_code error;
+  std::filesystem::rename(temporary, path, error);
+  if (!error) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--port-file: cannot write %s: %s", path, error.message()));
+}
+
+void WaitForSignalAndDrain(const sigset_t& signals, Worker* worker) {
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo("asked to stop", {{"signal", signal}});
+  worker->Drain();
+  const auto end = std::chrono::steady_clock::now() + kDrainLimit;
+  while (!worker->Drained()) {
+    if (std::chrono::steady_clock::now() >= end) {
+      LogWarning("some attempts did not end in time");
+      return;
+    }
+    std::this_thread::sleep_for(kDrainPoll);
+  }
+  LogInfo("drained");
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Of every thread to come.
+
+  WorkerOptions options;
+  FlagSet flags = WorkerFlags(&options);
+  const auto rest = flags.Parse(arguments);
+  if (flags.help_requested()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  absl::Status status = rest.status();
+  if (status.ok() && !rest->empty()) {
+    status = absl::InvalidArgumentError("\"" + rest->front() + "\" is no flag");
+  }
+  if (!status.ok()) {
+    std::cerr << "tandem-worker: " << status.message() << "\n";
+    return 2;
+  }
+  SetLogProcessName(options.name);
+  absl::StatusOr<Process> process = StartWorker(options);
+  status =
+      process.ok() ? WritePortFile(options.port_file, process->worker->port()) : process.status();
+  if (!status.ok()) {
+    std::cerr << "tandem-worker: " << status.message() << "\n";
+    // 2: the same flags on this machine will fail again.
+    return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                   absl::IsFailedPrecondition(status)
+               ? 2
+               : 1;
+  }
+  WaitForSignalAndDrain(signals, process->worker.get());
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  return tandem::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,195 @@
+#include "services/worker/prefill_peers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "services/server/channel.h"
+#include "services/server/status_proto.h"
+#include "services/worker/decode_sessions.h"
+#include "services/worker/write_queue.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+
+namespace tandem {
+
+// Greets, then posts what the prefill worker says. Alive until OnDone.
+class PrefillPeers::Session final
+    : public grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode> {
+ public:
+  Session(PrefillPeers* peers, PrefillPeer peer)
+      : peers_(peers), peer_(std::move(peer)), writes_(this, kMaxUnsentPeerMessages) {}
+
+  // Every session ends with exactly one PrefillLost.
+  static void Begin(const std::shared_ptr<Session>& session) EXCLUDES(session->mu_) {
+    PrefillPeers* const peers = session->peers_;
+    absl::StatusOr<std::unique_ptr<KvInbound>> inbound = peers->transport_->OpenInbound(
+        session->peer_.worker.name, session->peer_.address,
+        [raw = session.get()](const absl::Status& why) { raw->Lose(why); });
+    session->self_ = session;
+    proto::ToPrefill hello;
+    if (inbound.ok()) {
+      PrefillHello ours = peers->self_;
+      ours.expected = session->peer_.worker;
+      ours.transport_address = (*inbound)->address();
+      ToProto(ours, hello.mutable_hello());
+      session->inbound_ = *std::move(inbound);
+    } else {
+      session->Lose(inbound.status());  // The call below ends cancelled.
+    }
+    session->channel_ = DialControl(session->peer_.address, peers->liveness_scale_);
+    session->stub_ = proto::Prefill::NewStub(session->channel_);
+    session->stub_->async()->Session(&session->context_, session.get());
+    session->AddHold();  // Until the queue is closed: OnDone never races a Push.
+    session->StartRead(&session->message_);
+    session->writes_.Push(std::move(hello));
+    session->StartCall();
+  }
+
+  void Send(const DecodeToPrefill& in) {
+    proto::ToPrefill message;
+    ToProto(in, &message);
+    if (writes_.Push(std::move(message))) return;
+    Lose(absl::UnavailableError("the prefill worker does not read its messages"));
+  }
+
+  // The first reason counts.
+  void Lose(const absl::Status& why) EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (why_.ok()) why_ = why;
+    }
+    context_.TryCancel();
+  }
+
+  size_t unsent() const { return writes_.size(); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      writes_.Close();
+      RemoveHold();
+      return;
+    }
+    const absl::Status status = greeted_ ? Post() : Greet();
+    if (!status.ok()) Lose(status);
+    StartRead(&message_);  // After a loss it fails, and ends the session.
+  }
+  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
+  void OnDone(const grpc::Status& status) override EXCLUDES(mu_) {
+    inbound_.reset();
+    absl::Status why;
+    {
+      MutexLock lock(&mu_);
+      why = why_;
+    }
+    if (why.ok()) why = FromGrpcStatus(status);
+    if (why.ok()) why = absl::UnavailableError("the prefill worker ended the session");
+    LogInfo("session with a prefill worker ended",
+            {{"worker", peer_.worker.name}, {"why", why.ToString()}});
+    peers_->commands_->PushAlways(PrefillLost{peer_.worker, why});
+    PrefillPeers* const peers = peers_;
+    self_.reset();  // Perhaps the last reference.
+    peers->SessionEnded();
+  }
+
+ private:
+  absl::Status Greet() {
+    if (!message_.has_hello()) return absl::InvalidArgumentError("the first answer is no hello");
+    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
+    TANDEM_RETURN_IF_ERROR(CheckHello(hello, peers_->self_));
+    if (hello.worker != peer_.worker) {
+      return absl::UnavailableError(absl::StrFormat("worker: wanted %s/%016x, reached %s/%016x",
+                                                    peer_.worker.name, peer_.worker.incarnation,
+                                                    hello.worker.name, hello.worker.incarnation));
+    }
+    greeted_ = true;
+    inbound_->Attach(hello.transport_address);
+    return absl::OkStatus();
+  }
+
+  absl::Status Post() {
+    TANDEM_ASSIGN_OR_RETURN(PrefillToDecode message, FromProto(message_));
+    peers_->commands_->PushAlways(FromPrefill{peer_.worker, std::move(message)});
+    return absl::OkStatus();
+  }
+
+  PrefillPeers* const peers_;
+  const PrefillPeer peer_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<proto::Prefill::Stub> stub_;
+  grpc::ClientContext context_;
+  WriteQueue<grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode>, proto::ToPrefill> writes_;
+  proto::ToDecode message_;
+  std::unique_ptr<KvInbound> inbound_;  // Begin, then reactions.
+  bool greeted_ = false;                // Reactions only.
+  Mutex mu_;
+  absl::Status why_ GUARDED_BY(mu_);
+  std::shared_ptr<Session> self_;  // Until OnDone.
+};
+
+PrefillPeers::~PrefillPeers() {
+  MutexLock lock(&mu_);
+  for (const auto& [worker, session] : sessions_) {
+    session->Lose(absl::CancelledError("this worker is leaving"));
+  }
+  while (live_sessions_ > 0) session_ended_.Wait(&mu_);
+}
+
+void PrefillPeers::SessionEnded() {
+  MutexLock lock(&mu_);
+  --live_sessions_;
+  session_ended_.SignalAll();
+}
+
+void PrefillPeers::Send(const PrefillPeer& peer, const DecodeToPrefill& message) {
+  std::shared_ptr<Session> session;
+  {
+    MutexLock lock(&mu_);
+    const auto found = sessions_.find(peer.worker);
+    if (found != sessions_.end()) session = found->second;
+  }
+  if (session == nullptr) session = Dial(peer);
+  session->Send(message);
+}
+
+std::shared_ptr<PrefillPeers::Session> PrefillPeers::Dial(const PrefillPeer& peer) {
+  LogInfo("dialling a prefill worker", {{"worker", peer.worker.name}, {"address", peer.address}});
+  auto session = std::make_shared<Session>(this, peer);
+  {
+    MutexLock lock(&mu_);
+    ++live_sessions_;
+  }
+  Session::Begin(session);
+  MutexLock lock(&mu_);
+  sessions_.emplace(peer.worker, session);  // Only now: nothing may overtake the Hello.
+  return session;
+}
+
+void PrefillPeers::Forget(const WorkerId& worker) {
+  std::shared_ptr<Session> session;
+  MutexLock lock(&mu_);
+  const auto found = sessions_.find(worker);
+  if (found == sessions_.end()) return;
+  session = std::move(found->second);
+  sessions_.erase(found);
+}
+
+void PrefillPeers::Renew(const WorkerId& worker, const tandem::Renew& renew) {
+  std::shared_ptr<Session> session;
+  {
+    MutexLock lock(&mu_);
+    const auto found = sessions_.find(worker);
+    if (found == sessions_.end()) return;
+    session = found->second;
+  }
+  session->Send(renew);
+}
+
+bool PrefillPeers::Flushed() const {
+  MutexLock lock(&mu_);
+  return std::all_of(sessions_.begin(), sessions_.end(),
+                     [](const auto& entry) { return entry.second->unsent() == 0; });
+}
+
+}  // namespace tandem

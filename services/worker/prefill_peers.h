@@ -1,0 +1,58 @@
+// The sessions that this worker, which decodes, holds with prefill workers. It dials one at the
+// first message to it.
+
+#ifndef TANDEM_SERVICES_WORKER_PREFILL_PEERS_H_
+#define TANDEM_SERVICES_WORKER_PREFILL_PEERS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <map>
+#include <memory>
+
+#include "runtime/base/mutex.h"
+#include "runtime/transport/kv_transport.h"
+#include "services/server/convert.h"
+#include "services/worker/engine_command.h"
+
+namespace tandem {
+
+class PrefillPeers {
+ public:
+  // `self` without a transport address. Both pointers outlive this.
+  PrefillPeers(PrefillHello self, double liveness_scale, KvTransport* transport,
+               CommandQueue* commands)
+      : self_(std::move(self)),
+        liveness_scale_(liveness_scale),
+        transport_(transport),
+        commands_(commands) {}
+  ~PrefillPeers();  // Ends all sessions and waits for them.
+
+  // Engine thread. A peer that cannot be reached or does not fit comes back as one PrefillLost;
+  // what is sent to it before Forget is dropped.
+  void Send(const PrefillPeer& peer, const DecodeToPrefill& message) EXCLUDES(mu_);
+  // Engine thread, at PrefillLost: the next Send dials again.
+  void Forget(const WorkerId& worker) EXCLUDES(mu_);
+
+  // Timer thread. Dials nobody.
+  void Renew(const WorkerId& worker, const tandem::Renew& renew) EXCLUDES(mu_);
+
+  bool Flushed() const EXCLUDES(mu_);
+
+ private:
+  class Session;
+  std::shared_ptr<Session> Dial(const PrefillPeer& peer) EXCLUDES(mu_);
+  void SessionEnded() EXCLUDES(mu_);
+
+  const PrefillHello self_;
+  const double liveness_scale_;
+  KvTransport* const transport_;
+  CommandQueue* const commands_;
+  mutable Mutex mu_;
+  CondVar session_ended_;
+  int live_sessions_ GUARDED_BY(mu_) = 0;
+  std::map<WorkerId, std::shared_ptr<Session>> sessions_ GUARDED_BY(mu_);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_PREFILL_PEERS_H_

@@ -1,0 +1,204 @@
+#include "services/worker/worker.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/transport/ucx/ucx_transport.h"
+#include "services/server/channel.h"
+#include "services/worker/decode_sessions.h"
+#include "services/worker/engine_loop.h"
+#include "services/worker/grpc_kv_transport.h"
+#include "services/worker/liveness_timer.h"
+#include "services/worker/prefill_peers.h"
+#include "services/worker/router_sessions.h"
+#include "services/worker/transport_events.h"
+#include "services/worker/watch_hub.h"
+#include "services/worker/worker_metrics.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+#include "tandem/v1/worker.grpc.pb.h"
+
+namespace tandem {
+
+namespace {
+
+// How long a server that shuts down waits for RPCs to notice.
+constexpr auto kShutdownGrace = std::chrono::milliseconds(500);
+
+}  // namespace
+
+// The generated services: hand over to the registries.
+class Worker::Services {
+ public:
+  explicit Services(Worker* worker) : worker_service(worker), prefill_service(worker) {}
+
+  class WorkerService final : public proto::Worker::CallbackService {
+   public:
+    explicit WorkerService(Worker* worker) : worker_(worker) {}
+    grpc::ServerWriteReactor<proto::WatchEvent>* Watch(
+        grpc::CallbackServerContext* context, const proto::WatchRequest* request) override {
+      return worker_->watches_->Open(*request);
+    }
+    grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Session(
+        grpc::CallbackServerContext* context) override {
+      return worker_->routers_->Open();
+    }
+    grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context,
+                                      const proto::ControlRequest* request,
+                                      proto::ControlResponse* response) override {
+      grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+      grpc::Status status;
+      switch (request->command_case()) {
+        case proto::ControlRequest::kDrain:
+          worker_->Drain();
+          response->mutable_drain();
+          break;
+        case proto::ControlRequest::kMetrics:
+          MetricsToProto(worker_->registry_.Collect(), response->mutable_metrics());
+          break;
+        case proto::ControlRequest::COMMAND_NOT_SET:
+          status = grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                                "command: none that this build knows");
+          break;
+      }
+      reactor->Finish(status);
+      return reactor;
+    }
+
+   private:
+    Worker* const worker_;
+  };
+
+  class PrefillService final : public proto::Prefill::CallbackService {
+   public:
+    explicit PrefillService(Worker* worker) : worker_(worker) {}
+    grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Session(
+        grpc::CallbackServerContext* context) override {
+      return worker_->decodes_->Open();
+    }
+
+   private:
+    Worker* const worker_;
+  };
+
+  WorkerService worker_service;
+  PrefillService prefill_service;
+};
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerConfig& config,
+                                                       const ExecutorFactory& make_executor) {
+  std::unique_ptr<Worker> worker(new Worker);
+  TANDEM_RETURN_IF_ERROR(worker->Open(config, make_executor));
+  return worker;
+}
+
+absl::Status Worker::OpenTransport(const WorkerConfig& config) {
+  if (config.transport == "ucx") {
+    UcxOptions options;
+    options.block_bytes = config.engine.block_bytes;
+    options.num_blocks = config.engine.num_blocks;
+    options.devices = config.ucx_devices;
+    TANDEM_ASSIGN_OR_RETURN(
+        transport_, UcxTransport::Create(options, receiver_.get(), transport_events_.get()));
+    return absl::OkStatus();
+  }
+  if (config.transport == "grpc") {
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<GrpcKvTransport> transport,
+                            GrpcKvTransport::Create({.block_bytes = config.engine.block_bytes,
+                                                     .num_blocks = config.engine.num_blocks,
+                                                     .liveness_scale = config.liveness_scale},
+                                                    receiver_.get(), transport_events_.get()));
+    kv_service_ = transport->service();
+    transport_ = std::move(transport);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("transport: \"%s\", want \"ucx\" or \"grpc\"", config.transport));
+}
+
+absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
+  commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
+  receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
+  metrics_ = std::make_unique<WorkerMetrics>(config.transport, &registry_);
+  transport_events_ = std::make_unique<TransportEvents>(commands_.get(), metrics_.get());
+  TANDEM_RETURN_IF_ERROR(OpenTransport(config));
+  TANDEM_ASSIGN_OR_RETURN(executor_, make_executor(transport_->pool()));
+
+  WorkerRegistration registration = config.registration;
+  registration.kv_transport = config.transport;
+  const PrefillHello hello{.protocol_min = registration.protocol_min,
+                           .protocol_max = registration.protocol_max,
+                           .kv_class = registration.kv_class,
+                           .numerics_id = registration.numerics_id,
+                           .worker = registration.worker,
+                           .transport = config.transport};
+  routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, config.vocab_size,
+                                              commands_.get());
+  decodes_ =
+      std::make_unique<DecodeSessions>(hello, config.vocab_size, transport_.get(), commands_.get());
+  prefills_ = std::make_unique<PrefillPeers>(hello, config.liveness_scale, transport_.get(),
+                                             commands_.get());
+  watches_ = std::make_unique<WatchHub>(registration, commands_.get());
+  TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config.engine, {.commands = commands_.get(),
+                                                                    .executor = executor_.get(),
+                                                                    .receiver = receiver_.get(),
+                                                                    .leases = &leases_,
+                                                                    .routers = routers_.get(),
+                                                                    .decodes = decodes_.get(),
+                                                                    .prefills = prefills_.get(),
+                                                                    .watches = watches_.get(),
+                                                                    .metrics = metrics_.get()}));
+
+  services_ = std::make_unique<Services>(this);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  ConfigureServer(config.liveness_scale, &builder);
+  builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
+  builder.RegisterService(&services_->worker_service);
+  builder.RegisterService(&services_->prefill_service);
+  if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
+  loop_->Start();
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port_ == 0) {
+    return absl::UnavailableError(absl::StrFormat("cannot listen on %s", config.listen));
+  }
+  timer_ =
+      std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_, prefills_.get(),
+                                      watches_.get(), server_->GetHealthCheckService());
+  return absl::OkStatus();
+}
+
+Worker::~Worker() {
+  timer_.reset();
+  const absl::Status leaving = absl::UnavailableError("the worker is leaving");
+  if (watches_ != nullptr) watches_->CloseAll(leaving);
+  if (routers_ != nullptr) routers_->CloseAll(leaving);
+  if (decodes_ != nullptr) decodes_->CloseAll(leaving);
+  if (server_ != nullptr) {
+    server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+    server_->Wait();
+  }
+  if (loop_ != nullptr) loop_->Stop();
+  prefills_.reset();  // Nobody dials any more.
+  // The transport goes after its links and before what it reports to.
+  server_.reset();
+  services_.reset();
+  decodes_.reset();
+  loop_.reset();
+  executor_.reset();
+  transport_.reset();
+}
+
+void Worker::Drain() { commands_->PushAlways(DrainEngine{}); }
+
+bool Worker::Drained() const {
+  return loop_->drained() && routers_->Flushed() && decodes_->Flushed() && prefills_->Flushed();
+}
+
+}  // namespace tandem

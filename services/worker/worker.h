@@ -1,0 +1,84 @@
+// A worker: one engine, its transport, and the services around it.
+
+#ifndef TANDEM_SERVICES_WORKER_WORKER_H_
+#define TANDEM_SERVICES_WORKER_WORKER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/engine/engine.h"
+#include "runtime/transport/kv_transport.h"
+#include "services/server/metrics_registry.h"
+#include "services/worker/engine_command.h"
+
+namespace tandem {
+
+struct WorkerConfig {
+  WorkerRegistration registration;  // Complete but for kv_transport.
+  EngineOptions engine;             // self, block_tokens, num_blocks, block_bytes agree with it.
+  int64_t vocab_size = 0;           // Token ids above are refused.
+  std::string listen = "127.0.0.1:0";
+  std::string transport = "ucx";  // Or "grpc".
+  std::string ucx_devices;        // Empty: shared memory of this host only.
+  double liveness_scale = 1;
+  size_t max_queued_commands = 4096;
+};
+
+// Makes the executor over the transport's pool, which outlives it.
+using ExecutorFactory =
+    std::function<absl::StatusOr<std::unique_ptr<Executor>>(const KvPool& pool)>;
+
+class EngineLoop;
+class LivenessTimer;
+
+class Worker {
+ public:
+  // Serves once it returns. InvalidArgument, ResourceExhausted or FailedPrecondition say what of
+  // `config` this machine cannot do; Unavailable that the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerConfig& config,
+                                                        const ExecutorFactory& make_executor);
+  // Ends all sessions at once.
+  ~Worker();
+
+  int port() const { return port_; }
+
+  // Refuses new attempts, ends what runs, serves what is being fetched. Any thread.
+  void Drain();
+  // Drained, and all has been written.
+  bool Drained() const;
+
+ private:
+  class Services;
+
+  Worker() = default;
+  absl::Status Open(const WorkerConfig& config, const ExecutorFactory& make_executor);
+  absl::Status OpenTransport(const WorkerConfig& config);
+
+  // In the order of construction.
+  MetricsRegistry registry_;
+  std::unique_ptr<CommandQueue> commands_;
+  std::unique_ptr<KvReceiver> receiver_;
+  LeaseKeeper leases_;
+  std::unique_ptr<class WorkerMetrics> metrics_;
+  std::unique_ptr<class TransportEvents> transport_events_;
+  std::unique_ptr<KvTransport> transport_;
+  grpc::Service* kv_service_ = nullptr;  // Of the transport, if it has one.
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<class RouterSessions> routers_;
+  std::unique_ptr<class DecodeSessions> decodes_;
+  std::unique_ptr<class PrefillPeers> prefills_;
+  std::unique_ptr<class WatchHub> watches_;
+  std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<Services> services_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<LivenessTimer> timer_;
+  int port_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_WORKER_H_

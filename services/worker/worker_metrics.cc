@@ -1,0 +1,91 @@
+#include "services/worker/worker_metrics.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr char kBlocks[] = "tandem_kv_blocks";
+constexpr char kBlocksHelp[] = "KV blocks of the pool by state; the states sum to the pool.";
+constexpr char kFrames[] = "tandem_kv_frames_total";
+constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
+
+const std::vector<double>& SequenceBuckets() {
+  static const auto* buckets = new std::vector<double>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
+  return *buckets;
+}
+
+}  // namespace
+
+WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* registry)
+    : transport_(transport),
+      registry_(registry),
+      step_seconds_(registry->Histogram("tandem_step_seconds",
+                                        "Duration of an engine step that ran a batch.",
+                                        ShortSecondsBuckets())),
+      batch_sequences_(registry->Histogram("tandem_batch_sequences",
+                                           "Sequences in the batch of a step.", SequenceBuckets())),
+      running_(registry->Gauge("tandem_running_sequences", "Sequences that have blocks.")),
+      waiting_(registry->Gauge("tandem_waiting_sequences", "Sequences that wait for blocks.")),
+      prompt_tokens_(registry->Counter("tandem_prompt_tokens_total",
+                                       "Prompt tokens of attempts that routers submitted here.")),
+      generated_tokens_(
+          registry->Counter("tandem_generated_tokens_total", "Tokens sent to routers.")),
+      prefix_hit_tokens_(registry->Counter("tandem_prefix_hit_tokens_total",
+                                           "Prompt tokens served from a prefix cache.")),
+      transfer_bytes_(registry->Counter("tandem_kv_transfer_bytes_total",
+                                        "Bytes of verified KV frames, counted by the receiver.",
+                                        {{"transport", transport}})),
+      transfer_seconds_(registry->Histogram(
+          "tandem_kv_transfer_seconds",
+          "From the grant of an attempt's blocks to the last one verified.", SecondsBuckets())),
+      free_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "free"}})),
+      held_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "held"}})),
+      cached_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "cached"}})),
+      in_flight_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "in_flight"}})),
+      quarantined_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "quarantined"}})),
+      verified_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "verified"}})),
+      corrupt_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "corrupt"}})),
+      failed_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "failed"}})),
+      orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})) {}
+
+void WorkerMetrics::OnStep(double seconds, int32_t sequences) {
+  step_seconds_.Observe(seconds);
+  batch_sequences_.Observe(sequences);
+}
+
+void WorkerMetrics::OnLoad(const WorkerLoad& load) {
+  running_.Set(load.running_sequences);
+  waiting_.Set(load.waiting_sequences);
+  free_blocks_.Set(static_cast<double>(load.blocks.free));
+  held_blocks_.Set(static_cast<double>(load.blocks.held));
+  cached_blocks_.Set(static_cast<double>(load.blocks.cached));
+  in_flight_blocks_.Set(static_cast<double>(load.blocks.in_flight));
+  quarantined_blocks_.Set(static_cast<double>(load.blocks.quarantined));
+}
+
+void WorkerMetrics::OnFrame(FrameOutcome outcome, int64_t payload_bytes) {
+  switch (outcome) {
+    case FrameOutcome::kVerified:
+      verified_frames_.Increment();
+      transfer_bytes_.Increment(static_cast<double>(payload_bytes));
+      break;
+    case FrameOutcome::kCorrupt:
+      corrupt_frames_.Increment();
+      break;
+    case FrameOutcome::kFailed:
+      failed_frames_.Increment();
+      break;
+    case FrameOutcome::kOrphaned:
+      orphaned_frames_.Increment();
+      break;
+  }
+}
+
+void WorkerMetrics::OnLinkProbed(const LinkReport& report) {
+  registry_
+      ->Gauge("tandem_kv_link_bytes_per_second", "Speed of the link to a peer when it opened.",
+              {{"peer", report.peer}, {"transport", transport_}})
+      .Set(report.bytes_per_second);
+}
+
+}  // namespace tandem

@@ -1,0 +1,56 @@
+// The worker's metrics. Names and meanings: docs/metrics.md.
+
+#ifndef TANDEM_SERVICES_WORKER_WORKER_METRICS_H_
+#define TANDEM_SERVICES_WORKER_WORKER_METRICS_H_
+
+#include <string>
+
+#include "runtime/protocol/kv_receiver.h"
+#include "runtime/protocol/router_messages.h"
+#include "runtime/transport/kv_transport.h"
+#include "services/server/metrics_registry.h"
+
+namespace tandem {
+
+// Any thread.
+class WorkerMetrics {
+ public:
+  // `registry` outlives this.
+  WorkerMetrics(const std::string& transport, MetricsRegistry* registry);
+
+  void OnStep(double seconds, int32_t sequences);
+  void OnLoad(const WorkerLoad& load);
+  void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
+  void OnPrompt(int32_t cached_tokens) { prefix_hit_tokens_.Increment(cached_tokens); }
+  void OnToken() { generated_tokens_.Increment(); }
+  void OnTransferSeconds(double seconds) { transfer_seconds_.Observe(seconds); }
+  // The receiver counts, once per verified frame, so that sums over workers are the bytes moved.
+  void OnFrame(FrameOutcome outcome, int64_t payload_bytes);
+  void OnLinkProbed(const LinkReport& report);
+
+ private:
+  const std::string transport_;
+  MetricsRegistry* const registry_;
+  prometheus::Histogram& step_seconds_;
+  prometheus::Histogram& batch_sequences_;
+  prometheus::Gauge& running_;
+  prometheus::Gauge& waiting_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& generated_tokens_;
+  prometheus::Counter& prefix_hit_tokens_;
+  prometheus::Counter& transfer_bytes_;
+  prometheus::Histogram& transfer_seconds_;
+  prometheus::Gauge& free_blocks_;
+  prometheus::Gauge& held_blocks_;
+  prometheus::Gauge& cached_blocks_;
+  prometheus::Gauge& in_flight_blocks_;
+  prometheus::Gauge& quarantined_blocks_;
+  prometheus::Counter& verified_frames_;
+  prometheus::Counter& corrupt_frames_;
+  prometheus::Counter& failed_frames_;
+  prometheus::Counter& orphaned_frames_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_WORKER_METRICS_H_

@@ -1,0 +1,160 @@
+#include "services/worker/worker_options.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr int32_t kDefaultMaxSequences = 64;
+constexpr int32_t kDefaultBatchedTokens = 512;
+// Of what the weights leave: the rest is for activations, buffers and the system.
+constexpr double kKvShareOfFreeMemory = 0.5;
+constexpr int64_t kMaxDefaultKvBytes = int64_t{64} << 30;
+// What UCX and its peers need of /dev/shm beside pools.
+constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
+
+}  // namespace
+
+FlagSet WorkerFlags(WorkerOptions* options) {
+  FlagSet flags("tandem-worker --model DIR [flags]",
+                "One engine: computes prompts, generates tokens, exchanges KV blocks.");
+  flags.Add("model", &options->model, "DIR", "model folder in Hugging Face format");
+  flags.Add("name", &options->name, "NAME", "stable name of this worker, unique in the fleet");
+  flags.Add("served-model-name", &options->served_model_name, "NAME",
+            "name of the model in requests; empty: the folder's");
+  flags.AddChoice("role", &options->role, {"prefill", "decode", "hybrid"},
+                  "what routers send here; every worker can do both");
+  flags.Add("listen", &options->listen, "ADDR:PORT",
+            "gRPC address for routers and other workers; port 0 takes a free one");
+  flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
+  flags.Add("insecure-public-listen", &options->insecure_public_listen,
+            "allow --listen beyond loopback, without TLS or keys");
+  flags.AddChoice("transport", &options->transport, {"grpc", "ucx"}, "how KV blocks travel");
+  flags.Add("ucx-devices", &options->ucx_devices, "LIST",
+            "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
+            "this host only");
+  flags.Add("kv-memory", &options->kv_memory, "BYTES",
+            "size of the KV pool; 0: half of what the weights leave of the machine's or the "
+            "cgroup's memory");
+  flags.Add("max-model-len", &options->max_model_len, "TOKENS",
+            "longest prompt and output together; 0: the model's own", 0, 1 << 24);
+  flags.Add("max-num-seqs", &options->max_num_seqs, "N", "sequences in one batch; 0: 64", 0, 4096);
+  flags.Add("max-batched-tokens", &options->max_batched_tokens, "N",
+            "tokens computed in one step; 0: 512, or --max-num-seqs if that is more", 0, 1 << 20);
+  flags.Add("block-size", &options->block_size, "16|32", "tokens in a KV block", 16, 32);
+  flags.Add("threads", &options->threads, "N",
+            "threads that compute; 0: as many as CPUs of the affinity mask and the cgroup's quota",
+            0, 1024);
+  flags.AddChoice("dtype", &options->dtype, {"auto", "f32", "bf16"},
+                  "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
+  flags.AddChoice("isa", &options->isa, {"auto", "avx512", "generic"},
+                  "instruction set; lower it to match other machines bit for bit");
+  flags.AddChoice("load-format", &options->load_format, {"auto", "dummy"},
+                  "dummy: deterministic random weights from config.json alone");
+  flags.Add("cache-dir", &options->cache_dir, "DIR",
+            "where packed weights are kept; empty: $XDG_CACHE_HOME/tandem or ~/.cache/tandem");
+  flags.Add("liveness-scale", &options->liveness_scale, "X",
+            "multiplies every time of the liveness table", 0.05, 1000);
+  return flags;
+}
+
+absl::Status CheckWorkerOptions(const WorkerOptions& options) {
+  if (options.model.empty()) return absl::InvalidArgumentError("--model: name a model folder");
+  if (options.name.empty() || options.name.size() > 256) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--name: %d bytes, want 1 to 256", options.name.size()));
+  }
+  if (options.block_size != 16 && options.block_size != 32) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--block-size: %d, want 16 or 32", options.block_size));
+  }
+  const size_t colon = options.listen.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == options.listen.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--listen: \"%s\", want ADDR:PORT", options.listen));
+  }
+  const std::string host = options.listen.substr(0, colon);
+  const bool loopback = host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0 ||
+                        options.listen.rfind("unix:", 0) == 0;
+  if (!loopback && !options.insecure_public_listen) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--listen: %s is not loopback, and connections are neither encrypted nor authenticated; "
+        "--insecure-public-listen allows it",
+        host));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const ModelFacts& model,
+                                       const MachineLimits& machine,
+                                       int64_t shared_memory_free_bytes) {
+  WorkerSizes sizes;
+  sizes.threads = options.threads > 0 ? options.threads : machine.cpus;
+  if (options.max_model_len > model.max_positions) {
+    return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
+                                                      options.max_model_len, model.max_positions));
+  }
+  sizes.max_model_tokens =
+      options.max_model_len > 0 ? options.max_model_len : static_cast<int32_t>(model.max_positions);
+  sizes.max_sequences = options.max_num_seqs > 0 ? options.max_num_seqs : kDefaultMaxSequences;
+  sizes.max_batched_tokens = options.max_batched_tokens > 0
+                                 ? options.max_batched_tokens
+                                 : std::max(kDefaultBatchedTokens, sizes.max_sequences);
+  if (sizes.max_batched_tokens < sizes.max_sequences) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--max-batched-tokens: %d, fewer than the %d of --max-num-seqs",
+                        sizes.max_batched_tokens, sizes.max_sequences));
+  }
+
+  const int64_t free_bytes = machine.memory_bytes - model.weights_bytes;
+  if (free_bytes <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--model: its weights take %s, the machine or its cgroup allows %s",
+                        FormatByteSize(model.weights_bytes), FormatByteSize(machine.memory_bytes)));
+  }
+  int64_t pool_bytes = options.kv_memory.bytes;
+  const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
+  if (pool_bytes == 0) {
+    pool_bytes =
+        std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
+                 kMaxDefaultKvBytes);
+    if (shared_memory_free_bytes >= 0) {
+      pool_bytes = std::min(pool_bytes, shared_memory_free_bytes / 2 - kSharedMemoryReserve);
+    }
+    // More than every sequence at its longest is never used, beyond as much again for the cache.
+    pool_bytes =
+        std::min(pool_bytes, 2 * sizes.max_sequences * sequence_blocks * model.block_bytes);
+  } else if (pool_bytes > free_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--kv-memory: %s, but weights of %s leave %s of the %s that the machine or its cgroup "
+        "allows",
+        FormatByteSize(pool_bytes), FormatByteSize(model.weights_bytes), FormatByteSize(free_bytes),
+        FormatByteSize(machine.memory_bytes)));
+  }
+  if (shared_memory_free_bytes >= 0 &&
+      pool_bytes + kSharedMemoryReserve > shared_memory_free_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--kv-memory: %s, but the ucx transport keeps its pool in /dev/shm, which has %s free "
+        "(%s stay reserved); make it larger, or choose --transport grpc",
+        FormatByteSize(std::max<int64_t>(pool_bytes, 0)), FormatByteSize(shared_memory_free_bytes),
+        FormatByteSize(kSharedMemoryReserve)));
+  }
+  const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
+  if (num_blocks < sequence_blocks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--kv-memory: %s gives %d blocks of %d tokens (%s each); one sequence of %d tokens needs "
+        "%d blocks, %s; raise --kv-memory or lower --max-model-len",
+        FormatByteSize(std::max<int64_t>(pool_bytes, 0)), std::max<int64_t>(num_blocks, 0),
+        options.block_size, FormatByteSize(model.block_bytes), sizes.max_model_tokens,
+        sequence_blocks, FormatByteSize(sequence_blocks * model.block_bytes)));
+  }
+  sizes.num_blocks = static_cast<int32_t>(num_blocks);
+  return sizes;
+}
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+// The flags of tandem-worker, and what they mean on this machine.
+
+#ifndef TANDEM_SERVICES_WORKER_WORKER_OPTIONS_H_
+#define TANDEM_SERVICES_WORKER_WORKER_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/base/flags.h"
+#include "services/server/machine_limits.h"
+
+namespace tandem {
+
+struct WorkerOptions {
+  std::string model;
+  std::string name = "worker";
+  std::string served_model_name;
+  std::string role = "hybrid";
+  std::string listen = "127.0.0.1:0";
+  std::string port_file;
+  bool insecure_public_listen = false;
+  std::string transport = "grpc";
+  std::string ucx_devices;
+  ByteSize kv_memory{0};
+  int32_t max_model_len = 0;
+  int32_t max_num_seqs = 0;
+  int32_t max_batched_tokens = 0;
+  int32_t block_size = 16;
+  int32_t threads = 0;
+  std::string dtype = "auto";
+  std::string isa = "auto";
+  std::string load_format = "auto";
+  std::string cache_dir;
+  double liveness_scale = 1;
+};
+
+FlagSet WorkerFlags(WorkerOptions* options);
+
+// What only the flags themselves can tell: the model folder, the block size, the address.
+// InvalidArgument names the flag and what is allowed.
+absl::Status CheckWorkerOptions(const WorkerOptions& options);
+
+// What the model and the machine say about the rest.
+struct ModelFacts {
+  int64_t max_positions = 0;
+  int64_t weights_bytes = 0;
+  int64_t block_bytes = 0;  // Of one pool block.
+};
+
+struct WorkerSizes {
+  int32_t threads = 0;
+  int32_t max_model_tokens = 0;
+  int32_t max_sequences = 0;
+  int32_t max_batched_tokens = 0;
+  int32_t num_blocks = 0;
+};
+
+// Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
+// model, the machine or each other; nothing has been allocated then. `shared_memory_free_bytes` is
+// what /dev/shm has left, or -1 where the pool does not live there.
+absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const ModelFacts& model,
+                                       const MachineLimits& machine,
+                                       int64_t shared_memory_free_bytes);
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_WORKER_OPTIONS_H_

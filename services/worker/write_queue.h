@@ -1,0 +1,69 @@
+// Messages that wait for their turn on a stream: one write in flight, a bound on the rest.
+
+#ifndef TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
+#define TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
+
+#include <cstddef>
+#include <deque>
+#include <utility>
+
+#include "runtime/base/mutex.h"
+
+namespace tandem {
+
+// `Reactor` has StartWrite(const Message*). It is finished (or its hold removed) only after Close.
+template <typename Reactor, typename Message>
+class WriteQueue {
+ public:
+  WriteQueue(Reactor* reactor, size_t limit) : reactor_(reactor), limit_(limit) {}
+
+  // False if `limit` messages wait already. A closed queue drops the message.
+  bool Push(Message message) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    if (closed_) return true;
+    if (unsent_.size() >= limit_) return false;
+    unsent_.push_back(std::move(message));
+    WriteNext();
+    return true;
+  }
+
+  void OnWriteDone(bool ok) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (!ok) closed_ = true;
+    WriteNext();
+  }
+
+  void Close() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    closed_ = true;
+    unsent_.clear();
+  }
+
+  // Waiting or being written.
+  size_t size() const EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return unsent_.size() + (writing_ ? 1 : 0);
+  }
+
+ private:
+  void WriteNext() REQUIRES(mu_) {
+    if (closed_ || writing_ || unsent_.empty()) return;
+    writing_ = true;
+    current_ = std::move(unsent_.front());
+    unsent_.pop_front();
+    reactor_->StartWrite(&current_);
+  }
+
+  Reactor* const reactor_;
+  const size_t limit_;
+  mutable Mutex mu_;
+  std::deque<Message> unsent_ GUARDED_BY(mu_);
+  Message current_ GUARDED_BY(mu_);
+  bool writing_ GUARDED_BY(mu_) = false;
+  bool closed_ GUARDED_BY(mu_) = false;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_

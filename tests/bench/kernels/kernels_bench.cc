@@ -1,0 +1,361 @@
+// GEMM and decode attention beside the limits of the machine, measured in the same run and
+// interleaved, after their results have been checked.
+//
+//   build/release/bench/kernels_bench [threads] [repetitions]
+//
+// Prints one line a row: median, and its share of each limit's median.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/thread_pool.h"
+#include "runtime/base/check.h"
+#include "runtime/base/random.h"
+#include "tests/bench/kernels/machine_limits.h"
+
+namespace tandem {
+namespace {
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  TANDEM_CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+void Must(const absl::Status& status) { TANDEM_CHECK(status.ok()) << status; }
+
+double Seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// One measured row: `work` does `amount` (operations or bytes) each time.
+struct Row {
+  std::string name;
+  double amount;
+  std::function<void()> work;
+  bool is_memory;  // shares are of the memory limit, else of the compute limits
+  std::vector<double> seconds;
+};
+
+DeviceBuffer RandomNumbers(Backend& backend, DType dtype, int64_t count, float scale) {
+  DeviceBuffer buffer = Must(backend.Allocate(count * SizeOf(dtype)));
+  Random random(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = static_cast<float>(random.Unit() * 2 - 1) * scale;
+    if (dtype == DType::kF32) {
+      buffer.as<float>()[i] = x;
+    } else {
+      buffer.as<Bfloat16>()[i] = ToBfloat16(x);
+    }
+  }
+  return buffer;
+}
+
+float Get(DType dtype, const DeviceBuffer& buffer, int64_t index) {
+  return dtype == DType::kF32 ? buffer.as<float>()[index] : ToFloat(buffer.as<Bfloat16>()[index]);
+}
+
+// A chain of layers too big for the caches, or one that fits, and rows to run through it.
+class GemmCase {
+ public:
+  GemmCase(Backend& backend, DType dtype, int64_t k, int64_t n, int num_layers, bool segmented)
+      : backend_(backend),
+        spec_{.in_features = k,
+              .out_features = n,
+              .compute_dtype = dtype,
+              .output_dtype = DType::kF32,
+              .segmented = segmented},
+        weights_(RandomNumbers(backend, dtype, k * n, 0.05f)),
+        input_(RandomNumbers(backend, dtype, 512 * k, 1.0f)),
+        output_(Must(backend.Allocate(512 * n * sizeof(float)))) {
+    packed_bytes_ = Must(backend.PackedLinearBytes(spec_));
+    for (int i = 0; i < num_layers; ++i) {
+      packed_.push_back(Must(backend.Allocate(packed_bytes_)));
+      const WeightPart part{weights_.data(), n, dtype};
+      Must(backend.PackLinear(spec_, {&part, 1}, {packed_.back().data(), packed_bytes_}));
+      ops_.push_back(Must(backend.PrepareLinear(spec_, {packed_.back().data(), packed_bytes_})));
+    }
+  }
+
+  void Run(int64_t rows) {
+    for (const auto& op : ops_) {
+      Must(backend_.Linear({.op = op.get(),
+                            .input = input_.data(),
+                            .output = output_.as<float>(),
+                            .num_rows = rows}));
+    }
+  }
+
+  // Some outputs against sums in double.
+  void Check(int64_t rows) {
+    Run(rows);
+    for (const int64_t r : {int64_t{0}, rows - 1}) {
+      for (const int64_t n : {int64_t{0}, spec_.out_features / 3, spec_.out_features - 1}) {
+        double sum = 0;
+        for (int64_t k = 0; k < spec_.in_features; ++k) {
+          sum += double{Get(spec_.compute_dtype, input_, r * spec_.in_features + k)} *
+                 Get(spec_.compute_dtype, weights_, n * spec_.in_features + k);
+        }
+        const float got = output_.as<float>()[r * spec_.out_features + n];
+        TANDEM_CHECK(std::fabs(got - sum) < 1e-3)
+            << "row " << r << " output " << n << ": " << got << ", expected " << sum;
+      }
+    }
+  }
+
+  double Operations(int64_t rows) const {
+    return 2.0 * static_cast<double>(rows * spec_.in_features * spec_.out_features) *
+           static_cast<double>(ops_.size());
+  }
+  double Bytes() const { return static_cast<double>(packed_bytes_ * ops_.size()); }
+
+ private:
+  Backend& backend_;
+  const LinearSpec spec_;
+  DeviceBuffer weights_, input_, output_;
+  size_t packed_bytes_;
+  std::vector<DeviceBuffer> packed_;
+  std::vector<std::unique_ptr<LinearOp>> ops_;
+};
+
+// Sequences of one length over bf16 KV, 32 query heads on 8 KV heads of 128.
+class AttentionCase {
+ public:
+  static constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128, kBlockTokens = 16;
+
+  AttentionCase(Backend& backend, int num_sequences, int32_t num_tokens)
+      : backend_(backend), num_sequences_(num_sequences), num_tokens_(num_tokens) {
+    const KvTileShape tile{kBlockTokens, kHeadDim, DType::kBF16};
+    const KvTileFormat format = Must(backend.GetKvTileFormat(tile));
+    const int blocks_each = (num_tokens + kBlockTokens - 1) / kBlockTokens;
+    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
+    pool_ = Must(backend.Allocate(block_bytes * blocks_each * num_sequences));
+    kv_ = {.base = pool_.data(),
+           .block_stride_bytes = block_bytes,
+           .layer_offset_bytes = 0,
+           .tile_bytes = format.tile_bytes,
+           .num_kv_heads = kKvHeads,
+           .shape = tile};
+    max_blocks_ = blocks_each;
+    table_.resize(static_cast<size_t>(blocks_each) * num_sequences);
+    std::iota(table_.begin(), table_.end(), 0);
+    Random random(7);
+    for (size_t i = table_.size(); i > 1; --i) {
+      std::swap(table_[i - 1], table_[random.Below(i)]);
+    }
+    lengths_.assign(num_sequences, num_tokens);
+    constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kHeadDim;
+    const DeviceBuffer qkv = RandomNumbers(backend, DType::kF32, num_tokens * kRow, 1.0f);
+    query_ = Must(backend.Allocate(int64_t{num_tokens} * kHeads * kHeadDim * 2));
+    output_ = Must(backend.Allocate(int64_t{num_tokens} * kHeads * kHeadDim * 2));
+    for (int s = 0; s < num_sequences; ++s) {
+      std::vector<int64_t> slots;
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        slots.push_back(int64_t{table_[s * max_blocks_ + t / kBlockTokens]} * kBlockTokens +
+                        t % kBlockTokens);
+      }
+      Must(backend.RotaryKvWrite({.query = qkv.as<float>(),
+                                  .key = qkv.as<float>() + kHeads * kHeadDim,
+                                  .value = qkv.as<float>() + (kHeads + kKvHeads) * kHeadDim,
+                                  .input_stride = kRow,
+                                  .slots = slots.data(),
+                                  .kv = &kv_,
+                                  .query_out = query_.data(),
+                                  .num_tokens = num_tokens,
+                                  .num_heads = kHeads}));
+    }
+  }
+
+  void Decode() {
+    Must(backend_.DecodeAttention({.query = query_.data(),
+                                   .kv = &kv_,
+                                   .block_table = table_.data(),
+                                   .num_tokens = lengths_.data(),
+                                   .output = output_.data(),
+                                   .num_sequences = num_sequences_,
+                                   .max_blocks = max_blocks_,
+                                   .num_heads = kHeads,
+                                   .softmax_scale = 0.09f}));
+  }
+
+  void Prefill() {
+    const int32_t starts[] = {0, num_tokens_};
+    const int32_t cached = 0;
+    Must(backend_.PrefillAttention({.query = query_.data(),
+                                    .kv = &kv_,
+                                    .block_table = table_.data(),
+                                    .query_start = starts,
+                                    .num_cached = &cached,
+                                    .output = output_.data(),
+                                    .num_sequences = 1,
+                                    .max_blocks = max_blocks_,
+                                    .num_heads = kHeads,
+                                    .softmax_scale = 0.09f}));
+  }
+
+  // The last query decoded has the bits that prefill gives it, and all weights sum to one: with V
+  // as random numbers below 1 every output is below 1.
+  void Check() {
+    Prefill();
+    constexpr int64_t kRow = kHeads * kHeadDim;
+    const std::vector<std::byte> last(output_.data() + (num_tokens_ - 1) * kRow * 2,
+                                      output_.data() + num_tokens_ * kRow * 2);
+    std::memcpy(query_.data(), query_.data() + (num_tokens_ - 1) * kRow * 2, kRow * 2);
+    Decode();
+    TANDEM_CHECK(std::memcmp(output_.data(), last.data(), last.size()) == 0)
+        << "decode and prefill differ";
+    for (int64_t i = 0; i < kRow; ++i) {
+      TANDEM_CHECK(std::fabs(Get(DType::kBF16, output_, i)) <= 1.0f) << i;
+    }
+  }
+
+  double Bytes() const {
+    return static_cast<double>(num_sequences_) * num_tokens_ * kKvHeads * kHeadDim * 2 * 2;
+  }
+  // Causal: half of the square.
+  double PrefillOperations() const {
+    return 2.0 * num_tokens_ * (num_tokens_ + 1) * kHeads * kHeadDim;
+  }
+
+ private:
+  Backend& backend_;
+  const int64_t num_sequences_;
+  const int32_t num_tokens_;
+  DeviceBuffer pool_, query_, output_;
+  KvPoolView kv_;
+  int64_t max_blocks_;
+  std::vector<int32_t> table_, lengths_;
+};
+
+int Main(int num_threads, int repetitions) {
+  if (Avx512Kernels(Bf16Method::kDot) == nullptr) {
+    std::printf("no AVX-512 BF16 on this machine: nothing to measure\n");
+    return 0;
+  }
+  const auto backend = Must(CreateCpuBackend({.isa = "avx512", .num_threads = num_threads}));
+  const auto dot = Must(CreateCpuBackend(
+      {.isa = "avx512", .num_threads = num_threads, .bf16_method = Bf16Method::kDot}));
+  const auto fma = Must(CreateCpuBackend(
+      {.isa = "avx512", .num_threads = num_threads, .bf16_method = Bf16Method::kFma}));
+  std::printf("bf16 by %s, %d threads, medians of %d\n",
+              FasterBf16Method() == Bf16Method::kDot ? "vdpbf16ps" : "fused multiply-adds",
+              num_threads, repetitions);
+
+  ThreadPool pool(num_threads);
+  constexpr int64_t kLimitIterations = 1000000;
+  constexpr size_t kStreamBytes = size_t{512} << 20;
+  const DeviceBuffer stream = RandomNumbers(*backend, DType::kF32, kStreamBytes / 4, 1.0f);
+  std::vector<Row> rows;
+  rows.push_back(
+      {"limit: vdpbf16ps",
+       0,
+       [&] { pool.ParallelFor(num_threads, [](int64_t, int) { RunVdpbf16ps(kLimitIterations); }); },
+       false,
+       {}});
+  rows[0].amount = kLimitIterations * 24.0 * 64 * num_threads;
+  rows.push_back(
+      {"limit: f32 FMA",
+       0,
+       [&] { pool.ParallelFor(num_threads, [](int64_t, int) { RunFma(kLimitIterations); }); },
+       false,
+       {}});
+  rows[1].amount = kLimitIterations * 24.0 * 32 * num_threads;
+  volatile uint64_t sink = 0;
+  rows.push_back({"limit: read",
+                  static_cast<double>(kStreamBytes),
+                  [&] {
+                    const size_t piece = kStreamBytes / 64;
+                    pool.ParallelFor(64, [&](int64_t i, int) {
+                      sink = ReadMemory(stream.data() + i * piece, piece);
+                    });
+                  },
+                  true,
+                  {}});
+
+  constexpr int64_t kK = 2048, kN = 5632;
+  // 24 layers of 22 MiB read from memory; the bf16 chain has the same bytes as the stream.
+  GemmCase bf16(*backend, DType::kBF16, kK, kN, 24, false);
+  GemmCase f32(*backend, DType::kF32, kK, kN, 12, false);
+  GemmCase one(*backend, DType::kBF16, kK, kN, 1, false);
+  GemmCase one_segmented(*backend, DType::kBF16, kK, kN, 1, true);
+  GemmCase one_dot(*dot, DType::kBF16, kK, kN, 1, false);
+  GemmCase one_fma(*fma, DType::kBF16, kK, kN, 1, false);
+  GemmCase one_f32(*backend, DType::kF32, kK, kN, 1, false);
+  for (GemmCase* c : {&bf16, &f32, &one, &one_segmented, &one_dot, &one_fma, &one_f32}) {
+    for (const int64_t m : {1, 16, 512}) {
+      if (m < 512 || (c != &bf16 && c != &f32)) c->Check(m);
+    }
+  }
+  for (const int64_t m : {1, 4, 8, 16}) {
+    const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
+    rows.push_back({"bf16" + suffix, bf16.Bytes(), [&, m] { bf16.Run(m); }, true, {}});
+    rows.push_back({"f32" + suffix, f32.Bytes(), [&, m] { f32.Run(m); }, true, {}});
+  }
+  for (const int64_t m : {16, 64, 512}) {
+    const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
+    const auto add = [&](const std::string& name, GemmCase& c) {
+      rows.push_back({name + suffix, c.Operations(m), [&c, m] { c.Run(m); }, false, {}});
+    };
+    add("bf16", one);
+    add("f32", one_f32);
+    if (m != 512) continue;
+    add("bf16 in 8 segments", one_segmented);
+    add("bf16 by vdpbf16ps", one_dot);
+    add("bf16 by FMA", one_fma);
+  }
+
+  AttentionCase long_context(*backend, 4, 8192);
+  AttentionCase batch(*backend, 16, 1024);
+  AttentionCase prompt(*backend, 1, 1024);
+  long_context.Check();
+  batch.Check();
+  prompt.Check();
+  rows.push_back({"decode attention 4 x 8192",
+                  long_context.Bytes(),
+                  [&] { long_context.Decode(); },
+                  true,
+                  {}});
+  rows.push_back({"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, true, {}});
+  rows.push_back(
+      {"prefill attention 1024", prompt.PrefillOperations(), [&] { prompt.Prefill(); }, false, {}});
+
+  for (int i = 0; i < repetitions; ++i) {
+    for (Row& row : rows) row.seconds.push_back(Seconds(row.work));
+  }
+  const auto rate = [](const Row& row) { return row.amount / Median(row.seconds) / 1e9; };
+  const double dot_limit = rate(rows[0]), fma_limit = rate(rows[1]), read_limit = rate(rows[2]);
+  for (const Row& row : rows) {
+    if (row.is_memory) {
+      std::printf("%-36s %8.1f GB/s    %5.2f of read\n", row.name.c_str(), rate(row),
+                  rate(row) / read_limit);
+    } else {
+      std::printf("%-36s %8.1f GFLOP/s %5.2f of vdpbf16ps %5.2f of FMA\n", row.name.c_str(),
+                  rate(row), rate(row) / dot_limit, rate(row) / fma_limit);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atoi(argv[2]) : 7);
+}

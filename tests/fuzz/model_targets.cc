@@ -1,0 +1,86 @@
+#include "tests/fuzz/model_targets.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/check.h"
+#include "runtime/model/model_config.h"
+#include "runtime/model/safetensors_file.h"
+#include "runtime/model/weight_source.h"
+
+namespace tandem {
+namespace {
+
+std::string_view Text(std::span<const uint8_t> input) {
+  return {reinterpret_cast<const char*>(input.data()), input.size()};
+}
+
+void CheckConfig(const ModelConfig& config) {
+  TANDEM_CHECK(config.hidden_size >= 1 && config.hidden_size <= kMaxHiddenSize);
+  TANDEM_CHECK(config.num_layers >= 1 && config.num_layers <= kMaxLayers);
+  TANDEM_CHECK(config.num_kv_heads >= 1 && config.num_heads % config.num_kv_heads == 0);
+  TANDEM_CHECK(config.head_dim >= 2 && config.head_dim <= kMaxHeadDim && config.head_dim % 2 == 0);
+  TANDEM_CHECK(config.max_positions >= 1 && config.max_positions <= kMaxPositions);
+  TANDEM_CHECK(config.vocab_size >= 1 && config.vocab_size <= kMaxVocabSize);
+  TANDEM_CHECK(config.norm_epsilon >= 0 && config.norm_epsilon <= 1);
+  TANDEM_CHECK(config.rope.theta >= 1 && config.rope.factor >= 1);
+  TANDEM_CHECK(config.NumParameters() > 0 &&
+               config.NumParameters() <= kMaxWeightsBytes / SizeBytes(config.checkpoint_type));
+  TANDEM_CHECK(std::is_sorted(config.eos_token_ids.begin(), config.eos_token_ids.end()));
+  for (const int32_t id : config.eos_token_ids) TANDEM_CHECK(id >= 0 && id < config.vocab_size);
+  TANDEM_CHECK(config.bos_token_id >= -1 && config.bos_token_id < config.vocab_size);
+}
+
+}  // namespace
+
+bool FuzzSafetensors(std::span<const uint8_t> input) {
+  const auto header = SafetensorsHeader::Parse(input, input.size(), "input");
+  if (!header.ok()) return false;
+  TANDEM_CHECK(header->data_start <= input.size());
+  const uint64_t data_bytes = input.size() - header->data_start;
+  std::vector<std::pair<uint64_t, uint64_t>> places;
+  for (const auto& [name, entry] : header->tensors) {
+    TANDEM_CHECK(entry.begin <= entry.end && entry.end <= data_bytes) << name;
+    places.emplace_back(entry.begin, entry.end);
+  }
+  std::sort(places.begin(), places.end());
+  uint64_t covered = 0;
+  for (const auto& [begin, end] : places) {
+    TANDEM_CHECK(begin == covered) << begin << " after " << covered;
+    covered = end;
+  }
+  TANDEM_CHECK(covered == data_bytes) << covered << " of " << data_bytes;
+  return true;
+}
+
+bool FuzzSafetensorsIndex(std::span<const uint8_t> input) {
+  const auto index = ParseSafetensorsIndex(Text(input), "input");
+  if (!index.ok()) return false;
+  TANDEM_CHECK(!index->empty());
+  for (const auto& [tensor, file] : *index) {
+    TANDEM_CHECK(file.find('/') == std::string::npos && file.find('\\') == std::string::npos &&
+                 file[0] != '.' && file.ends_with(".safetensors"))
+        << file;
+  }
+  return true;
+}
+
+bool FuzzModelConfig(std::span<const uint8_t> input) {
+  const auto config = ModelConfig::Parse(Text(input), "");
+  if (config.ok()) CheckConfig(*config);
+  return config.ok();
+}
+
+bool FuzzGenerationConfig(std::span<const uint8_t> input) {
+  constexpr char kConfig[] =
+      R"({"architectures":["LlamaForCausalLM"],"hidden_size":32,"intermediate_size":48,
+          "num_hidden_layers":1,"num_attention_heads":2,"vocab_size":64})";
+  const auto config = ModelConfig::Parse(kConfig, Text(input));
+  if (config.ok()) CheckConfig(*config);
+  return config.ok();
+}
+
+}  // namespace tandem

@@ -1,0 +1,213 @@
+// Attention against the reference, and its bits over chunks, batches, blocks, threads and phases.
+
+#include "kernels/api/attention.h"
+
+#include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/paged_case.h"
+
+namespace tandem {
+namespace {
+
+class AttentionTest : public DeviceTest {
+ protected:
+  PagedShape AnyShape() {
+    constexpr int kHeadDims[] = {2, 6, 16, 18, 32, 48, 64, 80, 128};
+    constexpr int kGroups[] = {1, 2, 3, 4, 7, 8};
+    const int kv_heads = static_cast<int>(Between(1, 3));
+    return PagedShape{.num_heads = kv_heads * kGroups[random_->Below(6)],
+                      .num_kv_heads = kv_heads,
+                      .head_dim = kHeadDims[random_->Below(9)],
+                      .dtype = AnyDType(),
+                      .rotary = random_->Chance(0.7)};
+  }
+
+  PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens) {
+    const int64_t row = int64_t{shape.num_heads + 2 * shape.num_kv_heads} * shape.head_dim;
+    return {Floats(num_tokens * row), num_tokens};
+  }
+
+  static testing::AssertionResult Close(const PagedShape& shape,
+                                        const std::vector<std::byte>& actual,
+                                        const std::vector<std::byte>& expected) {
+    return shape.dtype == DType::kF32 ? Near(shape.dtype, actual, expected, 3e-6f, 1e-5f)
+                                      : Near(shape.dtype, actual, expected, 6e-3f, 8e-3f);
+  }
+};
+
+TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
+  for (int i = 0; i < 24; ++i) {
+    const PagedShape shape = AnyShape();
+    const int block_tokens = random_->Chance(0.5) ? 16 : 32;
+    const uint64_t seed = random_->Next();
+    PagedCase expected(reference_.get(), shape, block_tokens, 64, seed);
+    PagedCase actual(device_.get(), shape, block_tokens, 64, seed + 1);
+    std::vector<PagedSequence> sequences;
+    std::vector<int> ids;
+    std::vector<int64_t> first, second;
+    const int count = static_cast<int>(Between(0, 4));
+    for (int s = 0; s < count; ++s) sequences.push_back(Sequence(shape, Between(3, 140)));
+    for (const PagedSequence& sequence : sequences) {
+      expected.Add(&sequence);
+      ids.push_back(actual.Add(&sequence));
+      first.push_back(Between(0, sequence.num_tokens - 2));
+      second.push_back(sequence.num_tokens - 1 - first.back());
+    }
+    const std::vector<int64_t> one(count, 1);
+    ASSERT_TRUE(Close(shape, actual.Step(ids, first, false), expected.Step(ids, first, false)));
+    EXPECT_EQ(actual.last_query(), expected.last_query());  // rotated and rounded alike
+    ASSERT_TRUE(Close(shape, actual.Step(ids, second, false), expected.Step(ids, second, false)));
+    ASSERT_TRUE(Close(shape, actual.Step(ids, one, true), expected.Step(ids, one, true)))
+        << "decode, D " << shape.head_dim << ", H " << shape.num_heads;
+  }
+}
+
+TEST_P(AttentionTest, MatchesReferenceOverSegmentBorders) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+    const PagedSequence sequence = Sequence(shape, 2051);
+    PagedCase expected(reference_.get(), shape, 16, 130, 1);
+    PagedCase actual(device_.get(), shape, 16, 130, 2);
+    ASSERT_TRUE(Close(shape, actual.Prefill(&sequence, 2051), expected.Prefill(&sequence, 2051)));
+  }
+}
+
+TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const PagedShape shape{.num_heads = 3, .num_kv_heads = 1, .head_dim = 64, .dtype = dtype};
+    const PagedSequence sequence = Sequence(shape, 1101);
+    std::vector<std::byte> whole;
+    for (const int threads : {1, 2, 3}) {
+      const auto backend = MakeDevice(GetParam(), threads);
+      for (const int block_tokens : {16, 32}) {
+        for (const int64_t chunk : {1101, 16, 64, 100}) {
+          PagedCase paged(backend.get(), shape, block_tokens, 100, chunk + threads);
+          const auto output = paged.Prefill(&sequence, chunk);
+          if (whole.empty()) whole = output;
+          ASSERT_EQ(output, whole) << "chunk " << chunk << ", blocks of " << block_tokens << ", "
+                                   << threads << " threads, " << NameOf(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, DecodeAndPrefillGiveTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int head_dim : {64, 48}) {
+      const PagedShape shape{
+          .num_heads = 4, .num_kv_heads = 1, .head_dim = head_dim, .dtype = dtype};
+      const PagedSequence sequence = Sequence(shape, head_dim == 64 ? 1060 : 200);
+      for (const int threads : {1, 2}) {
+        const auto backend = MakeDevice(GetParam(), threads);
+        PagedCase prefill(backend.get(), shape, 16, 80, 3);
+        const auto whole = prefill.Prefill(&sequence, sequence.num_tokens);
+        PagedCase decode(backend.get(), shape, 32, 40, 4);
+        const int id = decode.Add(&sequence);
+        const size_t row_bytes = decode.row_elements() * SizeOf(dtype);
+        for (int64_t t = 0; t < sequence.num_tokens; ++t) {
+          const auto row = decode.Step({id}, {1}, /*decode=*/true);
+          ASSERT_EQ(0, std::memcmp(row.data(), whole.data() + t * row_bytes, row_bytes))
+              << "position " << t << ", D " << head_dim << ", " << NameOf(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const PagedShape shape{.num_heads = 4, .num_kv_heads = 2, .head_dim = 32, .dtype = dtype};
+    std::vector<PagedSequence> sequences;
+    for (int s = 0; s < 32; ++s) sequences.push_back(Sequence(shape, Between(2, 200)));
+    const auto backend = MakeDevice(GetParam(), 3);
+    PagedCase together(backend.get(), shape, 16, 32 * 14, 5);
+    std::vector<int> ids;
+    std::vector<int64_t> counts;
+    for (const PagedSequence& sequence : sequences) {
+      ids.push_back(together.Add(&sequence));
+      counts.push_back(sequence.num_tokens - 1);
+    }
+    const auto prefilled = together.Step(ids, counts, false);
+    const auto decoded = together.Step(ids, std::vector<int64_t>(32, 1), true);
+    size_t offset = 0;
+    const size_t row_bytes = together.row_elements() * SizeOf(dtype);
+    for (int s = 0; s < 32; ++s) {
+      PagedCase alone(device_.get(), shape, 32, 14, 6);
+      const int id = alone.Add(&sequences[s]);
+      const auto prefill = alone.Step({id}, {counts[s]}, false);
+      const auto decode = alone.Step({id}, {1}, true);
+      ASSERT_EQ(0, std::memcmp(prefill.data(), prefilled.data() + offset, prefill.size())) << s;
+      ASSERT_EQ(0, std::memcmp(decode.data(), decoded.data() + s * row_bytes, row_bytes)) << s;
+      offset += prefill.size();
+    }
+  }
+}
+
+TEST_P(AttentionTest, CopiedBlocksReadTheSame) {
+  const PagedShape shape{.num_heads = 2, .num_kv_heads = 2, .head_dim = 32, .dtype = DType::kBF16};
+  const PagedSequence sequence = Sequence(shape, 16);
+  PagedCase paged(device_.get(), shape, 16, 4, 7);
+  paged.Prefill(&sequence, 16);
+  const KvPoolView& kv = paged.view();
+  // Which block holds the sequence: the only one that is not all NaN in this layer.
+  std::vector<std::byte> before(kv.base, kv.base + 4 * kv.block_stride_bytes);
+  for (int32_t source = 0; source < 4; ++source) {
+    const int32_t destination = (source + 1) % 4;
+    ASSERT_OK(device_->CopyBlocks({.base = kv.base,
+                                   .block_stride_bytes = kv.block_stride_bytes,
+                                   .sources = &source,
+                                   .destinations = &destination,
+                                   .count = 1}));
+    EXPECT_EQ(0, std::memcmp(kv.base + destination * kv.block_stride_bytes,
+                             kv.base + source * kv.block_stride_bytes, kv.block_stride_bytes));
+    std::memcpy(kv.base, before.data(), before.size());
+  }
+}
+
+TEST_P(AttentionTest, RotaryTableEqualsReferenceAtFarPositions) {
+  constexpr int kHeadDim = 64;
+  std::vector<float> inv_freq;
+  for (int i = 0; i < kHeadDim / 2; ++i) inv_freq.push_back(std::pow(500000.0f, -i / 32.0f));
+  std::vector<int32_t> positions;
+  for (int i = 0; i < 500; ++i) positions.push_back(static_cast<int32_t>(Between(0, 1 << 20)));
+  const int64_t count = 500 * kHeadDim / 2;
+  std::vector<float> expected(2 * count), actual(2 * count);
+  RotaryTableArgs args{.positions = positions.data(),
+                       .inv_freq = inv_freq.data(),
+                       .cos = expected.data(),
+                       .sin = expected.data() + count,
+                       .scale = 1.25f,
+                       .num_tokens = 500,
+                       .head_dim = kHeadDim};
+  ASSERT_OK(reference_->RotaryTable(args));
+  args.cos = actual.data();
+  args.sin = actual.data() + count;
+  ASSERT_OK(device_->RotaryTable(args));
+  EXPECT_EQ(actual, expected);
+  for (int i = 0; i < 500; ++i) {
+    for (int j = 0; j < kHeadDim / 2; ++j) {
+      const double angle = static_cast<float>(positions[i]) * inv_freq[j];
+      ASSERT_NEAR(actual[i * kHeadDim / 2 + j], 1.25 * std::cos(angle), 2e-7);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(TestedDevices()), DeviceName);
+
+TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
+  const auto dot = MakeDevice("cpu-avx512-dot");
+  const auto fma = MakeDevice("cpu-avx512-fma");
+  if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
+  Random random(9);
+  const PagedShape shape{.num_heads = 7, .num_kv_heads = 1, .head_dim = 112, .dtype = DType::kBF16};
+  PagedSequence sequence{{}, 333};
+  for (int i = 0; i < 333 * 9 * 112; ++i) {
+    sequence.qkv.push_back(static_cast<float>(random.Unit() * 4 - 2));
+  }
+  PagedCase by_dot(dot.get(), shape, 16, 30, 1);
+  PagedCase by_fma(fma.get(), shape, 16, 30, 1);
+  EXPECT_EQ(by_dot.Prefill(&sequence, 50), by_fma.Prefill(&sequence, 333));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,49 @@
+#include "kernels/create_backend.h"
+
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+namespace {
+
+TEST(CreateBackendTest, RefusesUnknownNamesAndThreadCountsWithTheNumbers) {
+  const auto device = CreateBackend({.device = "abacus"});
+  EXPECT_TRUE(absl::IsInvalidArgument(device.status()));
+  EXPECT_NE(device.status().ToString().find("abacus"), std::string::npos);
+  const auto isa = CreateBackend({.device = "cpu", .isa = "mmx"});
+  EXPECT_TRUE(absl::IsInvalidArgument(isa.status()));
+  EXPECT_NE(isa.status().ToString().find("mmx"), std::string::npos);
+  for (const int threads : {-1, 0, 1025}) {
+    const auto backend = CreateBackend({.device = "cpu", .num_threads = threads});
+    EXPECT_TRUE(absl::IsInvalidArgument(backend.status())) << threads;
+    EXPECT_NE(backend.status().ToString().find(std::to_string(threads)), std::string::npos);
+  }
+}
+
+TEST(CreateBackendTest, NamesWhatItMade) {
+  EXPECT_EQ((*CreateBackend({.device = "reference"}))->isa(), "reference");
+  const auto generic = CreateBackend({.device = "cpu", .isa = "generic"});
+  ASSERT_TRUE(generic.ok()) << generic.status();
+  EXPECT_EQ((*generic)->name(), "cpu");
+  EXPECT_EQ((*generic)->isa(), "generic");
+  const auto best = CreateBackend({});
+  ASSERT_TRUE(best.ok()) << best.status();
+  const auto avx512 = CreateBackend({.isa = "avx512"});
+  EXPECT_EQ((*best)->isa(), avx512.ok() ? "avx512" : "generic");
+  EXPECT_TRUE(avx512.ok() || absl::IsFailedPrecondition(avx512.status()));
+}
+
+TEST(CreateBackendTest, MemoryIsAlignedZeroAndMovable) {
+  const auto backend = MakeDevice("cpu-generic");
+  for (const size_t size : {0u, 1u, 1000u, 300000u}) {
+    auto buffer = backend->Allocate(size);
+    ASSERT_TRUE(buffer.ok());
+    DeviceBuffer moved = *std::move(buffer);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(moved.data()) % 64, 0u);
+    EXPECT_EQ(moved.size_bytes(), size);
+    for (size_t i = 0; i < size; ++i) ASSERT_EQ(moved.data()[i], std::byte{0});
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(backend->Allocate(size_t{1} << 60).status()));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,138 @@
+// Devices under test, random arrays with a printed seed, and comparison against the reference.
+
+#ifndef TANDEM_TESTS_KERNELS_KERNEL_TEST_SUPPORT_H_
+#define TANDEM_TESTS_KERNELS_KERNEL_TEST_SUPPORT_H_
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/api/backend.h"
+#include "kernels/api/dtype.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/create_backend.h"
+#include "runtime/base/random.h"
+
+namespace tandem {
+
+#define ASSERT_OK(expression)                        \
+  do {                                               \
+    const absl::Status status_ = (expression);       \
+    ASSERT_TRUE(status_.ok()) << status_.ToString(); \
+  } while (false)
+
+// "cpu-avx512" (the method picked for this machine), "cpu-avx512-dot", "cpu-avx512-fma",
+// "cpu-generic", "reference". Null if the machine lacks it.
+inline std::unique_ptr<Backend> MakeDevice(const std::string& device, int num_threads = 1) {
+  absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
+  if (device == "cpu-avx512-dot" || device == "cpu-avx512-fma") {
+    backend = CreateCpuBackend(
+        {.isa = "avx512",
+         .num_threads = num_threads,
+         .bf16_method = device == "cpu-avx512-dot" ? Bf16Method::kDot : Bf16Method::kFma});
+  } else if (device.substr(0, 4) == "cpu-") {
+    backend = CreateBackend({.device = "cpu", .isa = device.substr(4), .num_threads = num_threads});
+  } else {
+    backend = CreateBackend({.device = device});
+  }
+  if (backend.ok()) return *std::move(backend);
+  EXPECT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
+  return nullptr;
+}
+
+inline const std::vector<std::string>& TestedDevices() {
+  static const std::vector<std::string> devices = {"cpu-avx512-dot", "cpu-avx512-fma",
+                                                   "cpu-generic"};
+  return devices;
+}
+
+inline std::string DeviceName(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  for (char& c : name) c = c == '-' ? '_' : c;
+  return name;
+}
+
+// Tests of one device against the reference. Seeds: TANDEM_TEST_SEED in the environment, or 1.
+class DeviceTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const char* text = std::getenv("TANDEM_TEST_SEED");
+    seed_ = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+    random_ = std::make_unique<Random>(seed_);
+    RecordProperty("seed", std::to_string(seed_));
+    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
+    reference_ = MakeDevice("reference");
+    device_ = MakeDevice(GetParam());
+    if (device_ == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
+  }
+
+  float Normal() {
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<float>(random_->Unit());
+    return (sum - 2.0f) * 1.732f;
+  }
+  std::vector<float> Floats(int64_t count, float scale = 1.0f) {
+    std::vector<float> values(count);
+    for (float& v : values) v = Normal() * scale;
+    return values;
+  }
+  // An array of either type.
+  std::vector<std::byte> Array(DType dtype, int64_t count, float scale = 1.0f) {
+    std::vector<std::byte> bytes(count * SizeOf(dtype));
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = Normal() * scale;
+      if (dtype == DType::kF32) {
+        std::memcpy(&bytes[i * 4], &value, 4);
+      } else {
+        const Bfloat16 narrow = ToBfloat16(value);
+        std::memcpy(&bytes[i * 2], &narrow, 2);
+      }
+    }
+    return bytes;
+  }
+  int64_t Between(int64_t low, int64_t high) { return random_->Between(low, high); }
+  DType AnyDType() { return random_->Chance(0.5) ? DType::kF32 : DType::kBF16; }
+
+  uint64_t seed_;
+  std::unique_ptr<Random> random_;
+  std::unique_ptr<Backend> reference_;
+  std::unique_ptr<Backend> device_;
+};
+
+inline float At(DType dtype, const std::vector<std::byte>& array, int64_t index) {
+  if (dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, &array[index * 4], 4);
+    return value;
+  }
+  Bfloat16 narrow;
+  std::memcpy(&narrow, &array[index * 2], 2);
+  return ToFloat(narrow);
+}
+
+// |a − b| <= absolute + relative · |b| everywhere.
+inline testing::AssertionResult Near(DType dtype, const std::vector<std::byte>& actual,
+                                     const std::vector<std::byte>& expected, float absolute,
+                                     float relative) {
+  if (actual.size() != expected.size()) return testing::AssertionFailure() << "sizes differ";
+  const int64_t count = static_cast<int64_t>(actual.size() / SizeOf(dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    const float a = At(dtype, actual, i);
+    const float e = At(dtype, expected, i);
+    if (!(std::fabs(a - e) <= absolute + relative * std::fabs(e))) {
+      return testing::AssertionFailure() << "element " << i << " of " << count << ": " << a
+                                         << ", expected " << e << " (" << NameOf(dtype) << ")";
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_KERNEL_TEST_SUPPORT_H_

@@ -1,0 +1,192 @@
+// Sequences in a paged pool, on one backend: writes their K and V, runs attention, gives the bytes.
+
+#ifndef TANDEM_TESTS_KERNELS_PAGED_CASE_H_
+#define TANDEM_TESTS_KERNELS_PAGED_CASE_H_
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+
+struct PagedShape {
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  DType dtype;
+  bool rotary = true;
+};
+
+// One sequence's projections: row t is [H + 2G, D].
+struct PagedSequence {
+  std::vector<float> qkv;
+  int64_t num_tokens;
+};
+
+class PagedCase {
+ public:
+  // The pool starts as NaNs: what was never written must not matter.
+  PagedCase(Backend* backend, const PagedShape& shape, int block_tokens, int64_t num_blocks,
+            uint64_t seed)
+      : backend_(backend), shape_(shape), block_tokens_(block_tokens), random_(seed) {
+    const KvTileShape tile{block_tokens, shape.head_dim, shape.dtype};
+    const auto format = backend->GetKvTileFormat(tile);
+    EXPECT_TRUE(format.ok()) << format.status();
+    const size_t layer_bytes = KvLayerBytes(format->tile_bytes, shape.num_kv_heads);
+    // The second of three layers.
+    view_ = {.base = nullptr,
+             .block_stride_bytes = 3 * layer_bytes,
+             .layer_offset_bytes = layer_bytes,
+             .tile_bytes = format->tile_bytes,
+             .num_kv_heads = shape.num_kv_heads,
+             .shape = tile};
+    auto pool = backend->Allocate(view_.block_stride_bytes * num_blocks);
+    EXPECT_TRUE(pool.ok()) << pool.status();
+    pool_ = *std::move(pool);
+    std::memset(pool_.data(), 0xFF, pool_.size_bytes());
+    view_.base = pool_.data();
+    free_blocks_.resize(num_blocks);
+    std::iota(free_blocks_.begin(), free_blocks_.end(), 0);
+    for (size_t i = free_blocks_.size(); i > 1; --i) {
+      std::swap(free_blocks_[i - 1], free_blocks_[random_.Below(i)]);
+    }
+    for (int i = 0; i < shape.head_dim / 2; ++i) {
+      inv_freq_.push_back(std::pow(10000.0f, -2.0f * i / shape.head_dim));
+    }
+  }
+
+  const KvPoolView& view() const { return view_; }
+  int64_t row_elements() const { return int64_t{shape_.num_heads} * shape_.head_dim; }
+
+  // Adds a sequence; its blocks come in random order.
+  int Add(const PagedSequence* sequence) {
+    std::vector<int32_t> blocks;
+    for (int64_t t = 0; t < sequence->num_tokens; t += block_tokens_) {
+      blocks.push_back(free_blocks_.back());
+      free_blocks_.pop_back();
+    }
+    sequences_.push_back({sequence, blocks, 0});
+    return static_cast<int>(sequences_.size()) - 1;
+  }
+
+  // One step: the next counts[i] tokens of sequences ids[i], by prefill attention (or by decode
+  // attention, all counts 1). Returns [Σ counts, H, D].
+  std::vector<std::byte> Step(const std::vector<int>& ids, const std::vector<int64_t>& counts,
+                              bool decode) {
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    const int64_t stride = int64_t{shape_.num_heads + 2 * shape_.num_kv_heads} * shape_.head_dim;
+    std::vector<float> qkv;
+    std::vector<int32_t> positions, query_start = {0}, num_cached, num_tokens;
+    std::vector<int64_t> slots;
+    int64_t max_blocks = 1;
+    for (const int id : ids) {
+      max_blocks = std::max<int64_t>(max_blocks, sequences_[id].blocks.size());
+    }
+    max_blocks += 2;
+    std::vector<int32_t> table(std::max<int64_t>(ids.size(), 1) * max_blocks, -1);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      State& s = sequences_[ids[i]];
+      std::copy(s.blocks.begin(), s.blocks.end(), table.begin() + i * max_blocks);
+      num_cached.push_back(static_cast<int32_t>(s.done));
+      for (int64_t n = 0; n < counts[i]; ++n, ++s.done) {
+        const auto row = s.sequence->qkv.begin() + s.done * stride;
+        qkv.insert(qkv.end(), row, row + stride);
+        positions.push_back(static_cast<int32_t>(s.done));
+        slots.push_back(int64_t{s.blocks[s.done / block_tokens_]} * block_tokens_ +
+                        s.done % block_tokens_);
+      }
+      query_start.push_back(query_start.back() + static_cast<int32_t>(counts[i]));
+      num_tokens.push_back(static_cast<int32_t>(s.done));
+    }
+    const int64_t half = shape_.head_dim / 2;
+    std::vector<float> cos(total * half), sin(total * half);
+    Ok(backend_->RotaryTable({.positions = positions.data(),
+                              .inv_freq = inv_freq_.data(),
+                              .cos = cos.data(),
+                              .sin = sin.data(),
+                              .num_tokens = total,
+                              .head_dim = shape_.head_dim}));
+    std::vector<std::byte> query(total * row_elements() * SizeOf(shape_.dtype));
+    std::vector<std::byte> output(query.size());
+    Ok(backend_->RotaryKvWrite(
+        {.query = qkv.data(),
+         .key = qkv.data() + row_elements(),
+         .value = qkv.data() + row_elements() + int64_t{shape_.num_kv_heads} * shape_.head_dim,
+         .input_stride = stride,
+         .cos = shape_.rotary ? cos.data() : nullptr,
+         .sin = shape_.rotary ? sin.data() : nullptr,
+         .slots = slots.data(),
+         .kv = &view_,
+         .query_out = query.data(),
+         .num_tokens = total,
+         .num_heads = shape_.num_heads}));
+    last_query_ = query;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    if (decode) {
+      Ok(backend_->DecodeAttention({.query = query.data(),
+                                    .kv = &view_,
+                                    .block_table = table.data(),
+                                    .num_tokens = num_tokens.data(),
+                                    .output = output.data(),
+                                    .num_sequences = static_cast<int64_t>(ids.size()),
+                                    .max_blocks = max_blocks,
+                                    .num_heads = shape_.num_heads,
+                                    .softmax_scale = scale}));
+    } else {
+      Ok(backend_->PrefillAttention({.query = query.data(),
+                                     .kv = &view_,
+                                     .block_table = table.data(),
+                                     .query_start = query_start.data(),
+                                     .num_cached = num_cached.data(),
+                                     .output = output.data(),
+                                     .num_sequences = static_cast<int64_t>(ids.size()),
+                                     .max_blocks = max_blocks,
+                                     .num_heads = shape_.num_heads,
+                                     .softmax_scale = scale}));
+    }
+    Ok(backend_->Synchronize());
+    return output;
+  }
+
+  // A whole sequence in chunks, alone.
+  std::vector<std::byte> Prefill(const PagedSequence* sequence, int64_t chunk) {
+    const int id = Add(sequence);
+    std::vector<std::byte> all;
+    for (int64_t done = 0; done < sequence->num_tokens; done += chunk) {
+      const auto part =
+          Step({id}, {std::min(chunk, sequence->num_tokens - done)}, /*decode=*/false);
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  // Rotated queries of the last step, in the compute type.
+  const std::vector<std::byte>& last_query() const { return last_query_; }
+
+ private:
+  struct State {
+    const PagedSequence* sequence;
+    std::vector<int32_t> blocks;
+    int64_t done;
+  };
+
+  static void Ok(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
+
+  Backend* const backend_;
+  const PagedShape shape_;
+  const int block_tokens_;
+  Random random_;
+  KvPoolView view_;
+  DeviceBuffer pool_;
+  std::vector<int32_t> free_blocks_;
+  std::vector<float> inv_freq_;
+  std::vector<State> sequences_;
+  std::vector<std::byte> last_query_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_KERNELS_PAGED_CASE_H_

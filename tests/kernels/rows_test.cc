@@ -1,0 +1,213 @@
+// Row operations equal the reference bit by bit on every instruction set, over odd shapes.
+
+#include "kernels/api/rows.h"
+
+#include <limits>
+
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kCases = 60;
+
+class RowsTest : public DeviceTest {
+ protected:
+  int64_t SomeRows() { return random_->Chance(0.1) ? 0 : Between(1, 9); }
+  int64_t SomeFeatures() {
+    constexpr int64_t kOdd[] = {1, 2, 15, 16, 17, 31, 33, 64, 255, 768};
+    return random_->Chance(0.5) ? kOdd[random_->Below(10)] : Between(1, 400);
+  }
+};
+
+TEST_P(RowsTest, RmsNormEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures();
+    const DType dtype = AnyDType();
+    const auto input = Floats(rows * features, 3.0f), weight = Floats(features);
+    std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
+    RmsNormArgs args{.input = input.data(),
+                     .weight = weight.data(),
+                     .output = expected.data(),
+                     .num_rows = rows,
+                     .features = features,
+                     .epsilon = 1e-5f,
+                     .output_dtype = dtype};
+    ASSERT_OK(reference_->RmsNorm(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->RmsNorm(args));
+    ASSERT_EQ(actual, expected) << rows << " × " << features;
+  }
+}
+
+TEST_P(RowsTest, LayerNormEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures();
+    const DType dtype = AnyDType();
+    const auto input = Floats(rows * features, 3.0f), weight = Floats(features),
+               bias = Floats(features);
+    std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
+    LayerNormArgs args{.input = input.data(),
+                       .weight = weight.data(),
+                       .bias = bias.data(),
+                       .output = expected.data(),
+                       .num_rows = rows,
+                       .features = features,
+                       .epsilon = 1e-5f,
+                       .output_dtype = dtype};
+    ASSERT_OK(reference_->LayerNorm(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->LayerNorm(args));
+    ASSERT_EQ(actual, expected) << rows << " × " << features;
+  }
+}
+
+TEST_P(RowsTest, SwiGluEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures();
+    const DType in = AnyDType(), out = AnyDType();
+    const bool fused = random_->Chance(0.5);
+    const int64_t stride = fused ? 2 * features : features;
+    const auto gate = Array(in, std::max<int64_t>(rows, 1) * stride, 20.0f);
+    const auto up = Array(in, std::max<int64_t>(rows, 1) * stride, 2.0f);
+    std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
+    SwiGluArgs args{.gate = gate.data(),
+                    .up = fused ? gate.data() + features * SizeOf(in) : up.data(),
+                    .input_stride = stride,
+                    .output = expected.data(),
+                    .num_rows = rows,
+                    .features = features,
+                    .input_dtype = in,
+                    .output_dtype = out};
+    ASSERT_OK(reference_->SwiGlu(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->SwiGlu(args));
+    ASSERT_EQ(actual, expected) << rows << " × " << features;
+  }
+}
+
+TEST_P(RowsTest, GeluEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures();
+    const DType in = AnyDType(), out = AnyDType();
+    const auto input = Array(in, rows * features, 5.0f);
+    std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
+    GeluArgs args{.input = input.data(),
+                  .output = expected.data(),
+                  .num_rows = rows,
+                  .features = features,
+                  .input_dtype = in,
+                  .output_dtype = out};
+    ASSERT_OK(reference_->Gelu(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->Gelu(args));
+    ASSERT_EQ(actual, expected) << rows << " × " << features;
+  }
+}
+
+TEST_P(RowsTest, AddEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t count = Between(0, 70000);
+    const auto addend = Floats(count);
+    auto expected = Floats(count), actual = expected;
+    ASSERT_OK(
+        reference_->Add({.accumulator = expected.data(), .addend = addend.data(), .count = count}));
+    ASSERT_OK(
+        device_->Add({.accumulator = actual.data(), .addend = addend.data(), .count = count}));
+    ASSERT_EQ(actual, expected) << count;
+  }
+}
+
+TEST_P(RowsTest, EmbeddingEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures(), vocabulary = Between(1, 50);
+    const DType dtype = AnyDType();
+    const auto table = Array(dtype, vocabulary * features);
+    const auto position_table = Array(dtype, 20 * features);
+    std::vector<int32_t> ids(rows), positions(rows);
+    for (int32_t& id : ids) id = static_cast<int32_t>(Between(0, vocabulary - 1));
+    for (int32_t& position : positions) position = static_cast<int32_t>(Between(0, 19));
+    std::vector<float> expected(rows * features), actual(rows * features);
+    EmbeddingArgs args{.ids = ids.data(),
+                       .table = table.data(),
+                       .output = expected.data(),
+                       .num_rows = rows,
+                       .features = features,
+                       .table_dtype = dtype};
+    if (random_->Chance(0.5)) {
+      args.positions = positions.data();
+      args.position_table = position_table.data();
+    }
+    ASSERT_OK(reference_->Embedding(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->Embedding(args));
+    ASSERT_EQ(actual, expected);
+  }
+}
+
+TEST_P(RowsTest, GatherRowsEqualsReference) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = SomeRows(), features = SomeFeatures(), inputs = Between(1, 30);
+    const DType dtype = AnyDType();
+    const auto input = Array(dtype, inputs * features);
+    std::vector<int32_t> chosen(rows);
+    for (int32_t& row : chosen) row = static_cast<int32_t>(Between(0, inputs - 1));
+    std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
+    GatherRowsArgs args{.input = input.data(),
+                        .rows = chosen.data(),
+                        .output = expected.data(),
+                        .num_rows = rows,
+                        .num_input_rows = inputs,
+                        .features = features,
+                        .dtype = dtype};
+    ASSERT_OK(reference_->GatherRows(args));
+    args.output = actual.data();
+    ASSERT_OK(device_->GatherRows(args));
+    ASSERT_EQ(actual, expected);
+  }
+}
+
+TEST_P(RowsTest, LogSoftmaxEqualsReferenceAndSumsToOne) {
+  for (int i = 0; i < kCases; ++i) {
+    const int64_t rows = Between(1, 4);
+    const int64_t vocabulary = random_->Chance(0.5) ? Between(1, 300) : Between(4000, 13000);
+    auto logits = Floats(rows * vocabulary, 4.0f);
+    if (vocabulary > 1)
+      logits[Between(1, vocabulary - 1)] = -std::numeric_limits<float>::infinity();
+    std::vector<float> expected(rows * vocabulary), actual(rows * vocabulary);
+    std::vector<float> expected_stats(2 * rows), actual_stats(2 * rows);
+    LogSoftmaxArgs args{.logits = logits.data(),
+                        .max = expected_stats.data(),
+                        .log_sum = expected_stats.data() + rows,
+                        .log_probabilities = expected.data(),
+                        .num_rows = rows,
+                        .vocabulary = vocabulary};
+    ASSERT_OK(reference_->LogSoftmax(args));
+    args.max = actual_stats.data();
+    args.log_sum = actual_stats.data() + rows;
+    args.log_probabilities = actual.data();
+    ASSERT_OK(device_->LogSoftmax(args));
+    ASSERT_EQ(actual_stats, expected_stats) << rows << " × " << vocabulary;
+    ASSERT_EQ(actual, expected) << rows << " × " << vocabulary;
+    double total = 0;
+    for (int64_t id = 0; id < vocabulary; ++id) total += std::exp(double{actual[id]});
+    ASSERT_NEAR(total, 1.0, 1e-5);
+  }
+}
+
+TEST_P(RowsTest, LogSoftmaxOfARowWithNaNIsNaN) {
+  std::vector<float> logits(100, 1.0f);
+  logits[57] = std::numeric_limits<float>::quiet_NaN();
+  float max = 0, log_sum = 0;
+  ASSERT_OK(device_->LogSoftmax({.logits = logits.data(),
+                                 .max = &max,
+                                 .log_sum = &log_sum,
+                                 .num_rows = 1,
+                                 .vocabulary = 100}));
+  EXPECT_TRUE(std::isnan(log_sum));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RowsTest, testing::ValuesIn(TestedDevices()), DeviceName);
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,75 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "kernels/cpu/float_environment.h"
+
+namespace tandem {
+namespace {
+
+TEST(ThreadPoolTest, RunsEveryItemOnceForAnyCount) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    EXPECT_EQ(pool.num_threads(), threads);
+    for (const int64_t count : {0, 1, 2, 3, 7, 64, 1000}) {
+      std::vector<std::atomic<int>> runs(count);
+      std::atomic<bool> thread_in_range{true};
+      pool.ParallelFor(count, [&](int64_t item, int thread) {
+        ++runs[item];
+        if (thread < 0 || thread >= threads) thread_in_range = false;
+      });
+      for (int64_t i = 0; i < count; ++i) ASSERT_EQ(runs[i], 1) << i << " of " << count;
+      EXPECT_TRUE(thread_in_range);
+    }
+  }
+}
+
+TEST(ThreadPoolTest, OperationsBackToBackNeverMixTheirItems) {
+  ThreadPool pool(4);
+  for (int64_t operation = 0; operation < 20000; ++operation) {
+    const int64_t count = operation % 5 + 2;
+    std::atomic<int64_t> sum{0};
+    pool.ParallelFor(count, [&](int64_t item, int) { sum += operation * 1000 + item; });
+    ASSERT_EQ(sum, count * operation * 1000 + count * (count - 1) / 2);
+  }
+}
+
+TEST(ThreadPoolTest, ParkedThreadsComeBack) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 3; ++round) {
+    // All three threads must take part: each item waits until three have begun.
+    std::atomic<int> begun{0};
+    pool.ParallelFor(3, [&](int64_t, int) {
+      ++begun;
+      while (begun < 3) std::this_thread::yield();
+    });
+    EXPECT_EQ(begun, 3);
+    while (pool.num_parked() < 2) std::this_thread::yield();
+  }
+}
+
+TEST(ThreadPoolTest, ThreadsHaveTheKernelsFloatEnvironment) {
+  ThreadPool pool(2);
+  std::atomic<int> begun{0};
+  std::atomic<uint32_t> other{0};
+  pool.ParallelFor(2, [&](int64_t, int thread) {
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
+    if (thread == 1) other = FloatEnvironment();
+  });
+  const uint32_t before = FloatEnvironment();
+  uint32_t expected = 0;
+  {
+    const KernelFloatScope scope;
+    expected = FloatEnvironment();
+  }
+  EXPECT_EQ(FloatEnvironment(), before);
+  EXPECT_EQ(other, expected);
+}
+
+}  // namespace
+}  // namespace tandem

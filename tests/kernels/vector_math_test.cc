@@ -1,0 +1,146 @@
+// Our transcendental functions: accuracy over all exponents, and the 16-lane ones against the
+// scalar ones bit by bit (through operations that use them).
+
+#include "kernels/api/vector_math.h"
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/api/rows.h"
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// Error in units of the last place of a float as large as `exact`.
+double Ulps(float value, double exact) {
+  return std::fabs(value - exact) / std::ldexp(1.0, std::ilogb(exact) - 23);
+}
+
+// Calls body(x) for every 997th bit pattern that is a finite number.
+template <typename Body>
+void ForManyFloats(Body body) {
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += 997) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    if (std::isfinite(x)) body(x);
+  }
+}
+
+TEST(VectorMathTest, ExpIsWithinOnePointOneUlp) {
+  double worst = 0;
+  ForManyFloats([&](float x) {
+    if (x >= kExpLowest && x <= kExpHighest)
+      worst = std::max(worst, Ulps(Exp(x), std::exp(double{x})));
+  });
+  EXPECT_LT(worst, 1.1);
+  EXPECT_EQ(Exp(0.0f), 1.0f);
+  EXPECT_EQ(Exp(-0.0f), 1.0f);
+}
+
+TEST(VectorMathTest, ExpSaturates) {
+  EXPECT_EQ(Exp(-87.01f), 0.0f);
+  EXPECT_EQ(Exp(-kInfinity), 0.0f);
+  EXPECT_EQ(Exp(88.01f), kInfinity);
+  EXPECT_EQ(Exp(kInfinity), kInfinity);
+  EXPECT_TRUE(std::isnan(Exp(kNaN)));
+}
+
+TEST(VectorMathTest, LogIsRoundedFromDouble) {
+  double worst = 0;
+  ForManyFloats([&](float x) {
+    if (x > 0 && x != 1.0f) worst = std::max(worst, Ulps(Log(x), std::log(double{x})));
+  });
+  EXPECT_LT(worst, 0.501);
+  EXPECT_EQ(Log(1.0f), 0.0f);
+  EXPECT_EQ(Log(0.0f), -kInfinity);
+  EXPECT_EQ(Log(kInfinity), kInfinity);
+  EXPECT_TRUE(std::isnan(Log(-1.0f)));
+  EXPECT_TRUE(std::isnan(Log(kNaN)));
+}
+
+TEST(VectorMathTest, SinAndCosAreRoundedFromDouble) {
+  double worst = 0;
+  ForManyFloats([&](float x) {
+    if (std::fabs(x) > 0x1p30f) return;
+    const SinCosResult result = SinCos(x);
+    worst = std::max({worst, std::fabs(result.sin - std::sin(double{x})),
+                      std::fabs(result.cos - std::cos(double{x}))});
+  });
+  EXPECT_LT(worst, 0x1p-25 * 1.001);  // half a unit in the last place below 1
+}
+
+TEST(VectorMathTest, GeluHasNoCancellation) {
+  for (float x = -6.0f; x <= 6.0f; x += 0.01f) {
+    const double y = std::sqrt(2 / M_PI) * (double{x} + 0.044715 * double{x} * x * x);
+    EXPECT_NEAR(GeluTanh(x), 0.5 * x * (1 + std::tanh(y)), 1e-6 * std::max(1.0f, std::fabs(x)));
+  }
+}
+
+TEST(VectorMathTest, LanesAreSummedInTheFixedTree) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i == 3 ? 0x1p24f : i == 11 ? -0x1p24f : 0.5f;
+  // Lanes 3 and 11 cancel first, so nothing is lost.
+  EXPECT_EQ(SumLanes(lanes), 7.0f);
+}
+
+// exp in 16 lanes, through SiLU with up = 1 (a division more) over every exponent.
+TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
+  std::vector<float> x;
+  for (uint64_t bits = 0; bits <= 0xFFFFFFFFu; bits += 9973) {
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    // Denormal inputs and results are flushed by the kernels' float environment.
+    if (std::isfinite(value) && std::fabs(value) > 1e-30f) x.push_back(value);
+  }
+  const std::vector<float> ones(x.size(), 1.0f);
+  for (const char* device : {"cpu-generic", "cpu-avx512"}) {
+    const auto backend = MakeDevice(device);
+    if (backend == nullptr) continue;
+    std::vector<float> silu(x.size()), gelu(x.size());
+    const int64_t count = static_cast<int64_t>(x.size());
+    ASSERT_OK(backend->SwiGlu({.gate = x.data(),
+                               .up = ones.data(),
+                               .input_stride = count,
+                               .output = silu.data(),
+                               .num_rows = 1,
+                               .features = count,
+                               .input_dtype = DType::kF32,
+                               .output_dtype = DType::kF32}));
+    ASSERT_OK(backend->Gelu({.input = x.data(),
+                             .output = gelu.data(),
+                             .num_rows = 1,
+                             .features = count,
+                             .input_dtype = DType::kF32,
+                             .output_dtype = DType::kF32}));
+    for (int64_t i = 0; i < count; ++i) {
+      if (std::fabs(Silu(x[i])) > 1e-30f) {
+        ASSERT_EQ(silu[i], Silu(x[i])) << device << ", x " << x[i];
+      }
+      if (std::fabs(GeluTanh(x[i])) > 1e-30f) {
+        ASSERT_EQ(gelu[i], GeluTanh(x[i])) << device << ", x " << x[i];
+      }
+    }
+  }
+}
+
+TEST(DTypeTest, Bfloat16RoundsToNearestEvenAndKeepsNaN) {
+  EXPECT_EQ(ToBfloat16(1.0f).bits, 0x3F80);
+  EXPECT_EQ(ToBfloat16(-0.0f).bits, 0x8000);
+  EXPECT_EQ(ToBfloat16(std::bit_cast<float>(0x3F808000u)).bits, 0x3F80);  // tie to even, down
+  EXPECT_EQ(ToBfloat16(std::bit_cast<float>(0x3F818000u)).bits, 0x3F82);  // tie to even, up
+  EXPECT_EQ(ToBfloat16(std::bit_cast<float>(0x3F808001u)).bits, 0x3F81);
+  EXPECT_EQ(ToBfloat16(std::numeric_limits<float>::max()).bits, 0x7F80);
+  EXPECT_EQ(ToBfloat16(kInfinity).bits, 0x7F80);
+  EXPECT_TRUE(std::isnan(ToFloat(ToBfloat16(kNaN))));
+  EXPECT_TRUE(std::isnan(ToFloat(ToBfloat16(std::bit_cast<float>(0x7F800001u)))));
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Bfloat16 value{static_cast<uint16_t>(bits)};
+    if (std::isnan(ToFloat(value))) continue;
+    ASSERT_EQ(ToBfloat16(ToFloat(value)), value);
+  }
+}
+
+}  // namespace
+}  // namespace tandem

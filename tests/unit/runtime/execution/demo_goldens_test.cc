@@ -1,0 +1,145 @@
+// The demo model against Transformers (tools/dev/make_model_goldens.py demo): greedy tokens in F32,
+// and BF16 teacher-forced against F32 on text that the model was not trained on.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "runtime/model/json.h"
+#include "tests/unit/runtime/execution/executor_harness.h"
+#include "tests/unit/runtime/model/decoder_harness.h"
+
+namespace tandem {
+namespace {
+
+namespace json = boost::json;
+
+constexpr int kThreads = 2;
+constexpr double kClearMarginNats = 0.1;
+constexpr double kMaxMeanKl = 1e-3;
+
+json::object ReadGolden(const std::string& name) {
+  const auto text =
+      ReadSmallFile(std::string(TANDEM_TEST_DATA) + "/demo_goldens/" + name, 16 << 20);
+  TANDEM_CHECK(text.ok()) << text.status().message();
+  auto object = ParseJsonObject(*text, name, {});
+  TANDEM_CHECK(object.ok()) << object.status().message();
+  return *std::move(object);
+}
+
+std::vector<int32_t> Ids(const json::value& list) {
+  std::vector<int32_t> ids;
+  for (const json::value& id : list.as_array()) ids.push_back(static_cast<int32_t>(id.as_int64()));
+  return ids;
+}
+
+TEST(DemoGoldensTest, GreedyTokensInF32AreThoseOfTransformers) {
+  const json::object golden = ReadGolden("greedy_f32.json");
+  json::array prompts = golden.at("prompts").as_array();
+  ASSERT_EQ(prompts.size(), 100u);
+  if (kSampleOnly) prompts.resize(2);
+  const size_t generated = kSampleOnly ? 8 : 200;
+  auto harness = ExecutorHarness::Create({.folder = DemoModel(),
+                                          .dtype = "f32",
+                                          .backend = {.device = "cpu", .num_threads = kThreads},
+                                          .max_sequences = 100,
+                                          .max_batched_tokens = 8192,
+                                          .max_model_tokens = 272});
+  ASSERT_TRUE(harness.ok()) << harness.status().message();
+  (*harness)->ReserveSequences(100);
+  SamplingParams greedy;
+  greedy.temperature = 0;
+  std::vector<TestSequence> sequences;
+  for (const json::value& prompt : prompts) {
+    sequences.push_back((*harness)->NewSequence(Ids(prompt.at("prompt")), greedy));
+  }
+  std::vector<TestSequence*> pointers;
+  for (TestSequence& sequence : sequences) pointers.push_back(&sequence);
+  (*harness)->Generate(pointers, 64, generated);
+
+  size_t compared = 0, uncertain = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::vector<int32_t> want = Ids(prompts[i].at("greedy"));
+    ASSERT_EQ(want.size(), 200u);
+    const size_t certain =
+        std::min(generated, static_cast<size_t>(prompts[i].at("certain").as_int64()));
+    for (size_t t = 0; t < certain; ++t) {
+      ASSERT_EQ(sequences[i].generated[t].token, want[t]) << "prompt " << i << ", token " << t;
+    }
+    compared += certain;
+    uncertain += certain < generated;
+  }
+  // The goldens may leave out what Transformers itself is unsure of, but no more than a little.
+  EXPECT_GE(compared, prompts.size() * generated * 95 / 100);
+  std::printf("%zu tokens equal; %zu of %zu prompts stop early at a margin below 1e-4\n", compared,
+              uncertain, prompts.size());
+}
+
+// log-softmax in double precision.
+std::vector<double> LogProbabilities(std::span<const float> logits) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - largest);
+  std::vector<double> result;
+  for (const float logit : logits) result.push_back(logit - largest - std::log(sum));
+  return result;
+}
+
+size_t Best(const std::vector<double>& values) {
+  return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
+}
+
+TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
+  const json::object golden = ReadGolden("held_out.json");
+  const BackendOptions backend{.device = "cpu", .num_threads = kThreads};
+  auto exact = DecoderHarness::Create(DemoModel(), "f32", backend, 512);
+  auto rounded = DecoderHarness::Create(DemoModel(), "bf16", backend, 512);
+  ASSERT_TRUE(exact.ok()) << exact.status().message();
+  ASSERT_TRUE(rounded.ok()) << rounded.status().message();
+  ASSERT_EQ((*rounded)->model().compute_dtype(), DType::kBF16);
+  const size_t vocab = (*exact)->vocab_size();
+  size_t positions = 0, clear = 0, different = 0, different_clear = 0;
+  double kl_sum = 0;
+  for (const json::value& window : golden.at("windows").as_array()) {
+    std::vector<int32_t> ids = Ids(window);
+    if (kSampleOnly && positions > 0) break;
+    if (kSampleOnly) ids.resize(64);
+    (*exact)->Reset();
+    (*rounded)->Reset();
+    const std::vector<float> a = (*exact)->Feed(ids);
+    const std::vector<float> b = (*rounded)->Feed(ids);
+    for (size_t row = 0; row < ids.size(); ++row) {
+      const auto p = LogProbabilities(std::span<const float>(a).subspan(row * vocab, vocab));
+      const auto q = LogProbabilities(std::span<const float>(b).subspan(row * vocab, vocab));
+      for (size_t i = 0; i < vocab; ++i) kl_sum += std::exp(p[i]) * (p[i] - q[i]);
+      const size_t best = Best(p);
+      std::vector<double> others = p;
+      others[best] = -INFINITY;
+      const bool is_clear = p[best] - p[Best(others)] >= kClearMarginNats;
+      const bool differs = Best(q) != best;
+      ++positions;
+      clear += is_clear;
+      different += differs;
+      different_clear += is_clear && differs;
+    }
+  }
+  const double mean_kl = kl_sum / static_cast<double>(positions);
+  EXPECT_GE(positions, kSampleOnly ? 64u : 4'000u);
+  EXPECT_EQ(different_clear, 0u);
+  EXPECT_LE(mean_kl, kMaxMeanKl);
+  EXPECT_GT(mean_kl, 0) << "BF16 was not computed in BF16";
+  const json::object& peer = golden.at("transformers_bf16_against_f32").as_object();
+  std::printf(
+      "%zu positions, %.1f %% below 0.1 nat; mean KL %.2e (Transformers %.2e); other best token at "
+      "%zu positions (Transformers %d), at clear margins %zu (Transformers %d)\n",
+      positions, 100.0 - 100.0 * static_cast<double>(clear) / static_cast<double>(positions),
+      mean_kl, peer.at("mean_kl").as_double(), different,
+      static_cast<int>(peer.at("different").as_int64()), different_clear,
+      static_cast<int>(peer.at("different_at_clear_margin").as_int64()));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,267 @@
+#include "runtime/execution/model_executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "runtime/base/crc32c.h"
+#include "tests/unit/runtime/execution/executor_harness.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kModel[] = "llama_gqa16_scaled_biased";
+
+std::unique_ptr<ExecutorHarness> MakeHarness(ExecutorHarness::Options options = {}) {
+  if (options.folder.empty()) options.folder = TinyModel(kModel);
+  options.backend.device = "reference";
+  auto harness = ExecutorHarness::Create(options);
+  TANDEM_CHECK(harness.ok()) << harness.status().message();
+  return *std::move(harness);
+}
+
+SamplingParams Greedy() {
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  return sampling;
+}
+
+std::vector<int32_t> Prompt(int32_t length, int32_t step = 7) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < length; ++i) ids.push_back((5 + i * step) % 96);
+  return ids;
+}
+
+TEST(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameText) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  SamplingParams sampling = Greedy();
+  sampling.num_logprobs = 3;
+  TestSequence generated = harness->NewSequence(Prompt(20), sampling);
+  TestSequence* const first[] = {&generated};
+  harness->Generate(first, 64, 40);
+
+  sampling.num_prompt_logprobs = 3;
+  TestSequence scored = harness->NewSequence(generated.tokens, sampling);
+  TestSequence* const second[] = {&scored};
+  harness->Step(second, 128);
+  ASSERT_EQ(scored.prompt_logprobs.size(), generated.tokens.size() - 1);
+  const std::vector<SampledToken> tail(scored.prompt_logprobs.end() - 40,
+                                       scored.prompt_logprobs.end());
+  EXPECT_EQ(tail, generated.generated);
+  EXPECT_EQ(tail[0].rank, 1);
+  EXPECT_EQ(tail[0].top.size(), 3u);
+}
+
+TEST(ModelExecutorTest, PromptLogprobsDoNotDependOnChunks) {
+  SamplingParams sampling = Greedy();
+  sampling.num_prompt_logprobs = 2;
+  std::vector<std::vector<SampledToken>> results;
+  for (const int32_t chunk : {1, 16, 23, 256}) {
+    const auto harness = MakeHarness();
+    harness->ReserveSequences(1);
+    TestSequence sequence = harness->NewSequence(Prompt(150), sampling);
+    TestSequence* const sequences[] = {&sequence};
+    harness->Generate(sequences, chunk, 1);
+    results.push_back(sequence.prompt_logprobs);
+  }
+  ASSERT_EQ(results[0].size(), 149u);
+  for (const auto& result : results) EXPECT_EQ(result, results[0]);
+}
+
+TEST(ModelExecutorTest, ACopiedBlockContinuesLikeItsSource) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  TestSequence source = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence copy = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence* const first[] = {&source};
+  harness->Step(first, 64);
+
+  StepOutput output;
+  const std::vector<BlockCopy> copies = {{source.blocks[0], copy.blocks[5]},
+                                         {copy.blocks[5], copy.blocks[0]},  // In order.
+                                         {source.blocks[1], copy.blocks[1]}};
+  ASSERT_TRUE(harness->executor().Execute({.copies = copies}, &output).ok());
+  EXPECT_EQ(harness->executor().BlockChecksum(source.blocks[0]),
+            harness->executor().BlockChecksum(copy.blocks[0]));
+  copy.tokens = source.tokens;
+  copy.computed = source.computed;
+  TestSequence* const both[] = {&source, &copy};
+  for (int i = 0; i < 10; ++i) harness->Step(both, 64);
+  EXPECT_EQ(copy.tokens, source.tokens);
+  EXPECT_EQ(copy.tokens.size(), 31u);
+}
+
+TEST(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  SamplingParams sampling;
+  sampling.temperature = 2.0f;
+  sampling.seed = 11;
+  TestSequence sequence = harness->NewSequence(Prompt(20), sampling);
+  std::vector<Draw> draws;
+  for (int32_t choice = 0; choice < 32; ++choice) {
+    draws.push_back({.choice = choice, .sampling = &sequence.sampling, .prompt_tokens = 20});
+  }
+  const SequenceRun run{
+      .token_ids = sequence.tokens, .block_table = sequence.blocks, .draws = draws};
+  StepOutput once, again;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &once).ok());
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &again).ok());
+  ASSERT_EQ(once.runs[0].drawn.size(), 32u);
+  EXPECT_EQ(once.runs[0].drawn, again.runs[0].drawn);
+  EXPECT_THAT(once.runs[0].drawn,
+              testing::Contains(
+                  testing::Field(&SampledToken::token, testing::Ne(once.runs[0].drawn[0].token))));
+}
+
+TEST(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  TestSequence free_run = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence* const first[] = {&free_run};
+  harness->Generate(first, 64, 3);
+  SamplingParams sampling = Greedy();
+  sampling.stop_token_ids = {free_run.generated[0].token};
+  sampling.min_tokens = 2;
+  TestSequence masked = harness->NewSequence(Prompt(20), sampling);
+  TestSequence* const second[] = {&masked};
+  harness->Generate(second, 64, 2);
+  EXPECT_NE(masked.generated[0].token, free_run.generated[0].token);
+  EXPECT_NE(masked.generated[1].token, free_run.generated[0].token);
+}
+
+TEST(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  TestSequence sequence = harness->NewSequence(Prompt(40), Greedy());
+  const SequenceRun run{.token_ids = sequence.tokens, .block_table = sequence.blocks};
+  StepOutput output;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+  EXPECT_TRUE(output.runs[0].drawn.empty());
+  EXPECT_TRUE(output.runs[0].prompt_logprobs.empty());
+  EXPECT_TRUE(output.runs[0].status.ok());
+}
+
+TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  TestSequence good = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence broken = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence* const both[] = {&good, &broken};
+  harness->Step(both, 64);
+  const SampledToken want = good.generated[0];
+  // NaNs in every number of the broken one's first block.
+  std::byte* const block = harness->executor().BlockAddress(broken.blocks[0]);
+  std::fill_n(reinterpret_cast<float*>(block), harness->executor().block_bytes() / sizeof(float),
+              NAN);
+  const Draw draw{.sampling = &good.sampling, .prompt_tokens = 20};
+  std::vector<SequenceRun> runs;
+  for (const TestSequence* sequence : {&good, &broken}) {
+    runs.push_back({.token_ids = std::span<const int32_t>(sequence->tokens).subspan(19, 1),
+                    .first_position = 19,
+                    .block_table = sequence->blocks,
+                    .draws = {&draw, 1}});
+  }
+  StepOutput output;
+  ASSERT_TRUE(harness->executor().Execute({.runs = runs}, &output).ok());
+  ASSERT_TRUE(output.runs[0].status.ok()) << output.runs[0].status.message();
+  EXPECT_EQ(output.runs[0].drawn, std::vector<SampledToken>{want});
+  EXPECT_EQ(output.runs[1].status.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(output.runs[1].drawn.empty());
+}
+
+TEST(ModelExecutorTest, ASequenceWithAnIdOutsideTheVocabularyFailsAlone) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(2);
+  TestSequence good = harness->NewSequence(Prompt(20), Greedy());
+  TestSequence bad = harness->NewSequence(Prompt(20), Greedy());
+  const Draw draw{.sampling = &good.sampling, .prompt_tokens = 20};
+  const SequenceRun good_run{
+      .token_ids = good.tokens, .block_table = good.blocks, .draws = {&draw, 1}};
+  StepOutput alone;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&good_run, 1}}, &alone).ok());
+  for (const int32_t id : {-1, 96, 1 << 30}) {
+    bad.tokens[7] = id;
+    const SequenceRun bad_run{
+        .token_ids = bad.tokens, .block_table = bad.blocks, .draws = {&draw, 1}};
+    const std::vector<SequenceRun> runs = {bad_run, good_run};
+    StepOutput output;
+    ASSERT_TRUE(harness->executor().Execute({.runs = runs}, &output).ok());
+    EXPECT_EQ(output.runs[0].status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(output.runs[0].drawn.empty());
+    EXPECT_EQ(output.runs[1].drawn, alone.runs[0].drawn);
+  }
+}
+
+TEST(ModelExecutorTest, StampsProgressAfterEveryLayer) {
+  class Counter final : public Executor::ProgressListener {
+   public:
+    void OnProgress() override { ++count; }
+    int count = 0;
+  };
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  Counter counter;
+  harness->executor().SetProgressListener(&counter);
+  TestSequence sequence = harness->NewSequence(Prompt(40), Greedy());
+  TestSequence* const sequences[] = {&sequence};
+  harness->Step(sequences, 64);
+  EXPECT_GE(counter.count, harness->model().config().num_layers);
+}
+
+TEST(ModelExecutorTest, UsesMemoryThatItIsGiven) {
+  const auto own = MakeHarness();
+  const size_t bytes = own->executor().block_bytes() * 16 * 32;
+  void* const base = std::aligned_alloc(64, bytes);
+  ExecutorHarness::Options options;
+  options.memory = {base, bytes};
+  {
+    const auto harness = MakeHarness(options);
+    harness->ReserveSequences(1);
+    TestSequence sequence = harness->NewSequence(Prompt(16), Greedy());
+    TestSequence* const sequences[] = {&sequence};
+    harness->Step(sequences, 64);
+    const BlockId block = sequence.blocks[0];
+    const std::byte* const at = static_cast<std::byte*>(base) +
+                                harness->executor().block_bytes() * static_cast<size_t>(block);
+    EXPECT_EQ(harness->executor().BlockAddress(block), at);
+    EXPECT_EQ(harness->executor().BlockChecksum(block),
+              Crc32c(at, harness->executor().block_bytes()));
+  }
+  std::free(base);
+}
+
+TEST(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
+  const auto harness = MakeHarness();
+  const auto create = [&](ModelExecutorOptions options, KvMemory memory) {
+    return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
+  };
+  const ModelExecutorOptions good{.block_tokens = 16,
+                                  .num_blocks = 4,
+                                  .max_sequences = 2,
+                                  .max_batched_tokens = 32,
+                                  .max_model_tokens = 64};
+  EXPECT_TRUE(create(good, {}).ok());
+  ModelExecutorOptions bad = good;
+  bad.max_model_tokens = 100'000;
+  EXPECT_THAT(std::string(create(bad, {}).message()),
+              testing::HasSubstr("max_model_tokens is 100000, want 1 to 256"));
+  bad = good;
+  bad.block_tokens = 24;
+  EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
+  bad = good;
+  bad.num_blocks = 0;
+  EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
+  alignas(64) std::byte little[64];
+  EXPECT_THAT(std::string(create(good, {little, sizeof(little)}).message()),
+              testing::HasSubstr("KV memory of 64 bytes"));
+}
+
+}  // namespace
+}  // namespace tandem

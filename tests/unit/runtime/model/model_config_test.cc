@@ -1,0 +1,210 @@
+#include "runtime/model/model_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_replace.h"
+#include "tests/unit/runtime/model/temp_folder.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr char kLlama[] = R"({
+  "architectures": ["LlamaForCausalLM"],
+  "bos_token_id": 1, "eos_token_id": 2,
+  "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632,
+  "max_position_embeddings": 2048,
+  "num_attention_heads": 32, "num_hidden_layers": 22, "num_key_value_heads": 4,
+  "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 32000})";
+
+constexpr char kGpt2[] = R"({
+  "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",
+  "layer_norm_epsilon": 1e-05, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+  "vocab_size": 50257, "bos_token_id": 50256, "eos_token_id": 50256})";
+
+// kLlama or kGpt2 with one field replaced (or added); the refusal, or "accepted".
+std::string With(const char* base, const std::string& name, const std::string& value) {
+  const std::string text(base);
+  const size_t at = text.find("\"" + name + "\":");
+  std::string changed;
+  if (at == std::string::npos) {
+    changed = "{\"" + name + "\":" + value + "," + text.substr(1);
+  } else {
+    changed = text.substr(0, at) + "\"" + name + "\":" + value + ",\"was_" + text.substr(at + 1);
+  }
+  const auto config = ModelConfig::Parse(changed, "");
+  return config.ok() ? "accepted" : std::string(config.status().message());
+}
+
+TEST(ModelConfigTest, ReadsLlama) {
+  const auto config = ModelConfig::Parse(kLlama, "");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->family, ModelFamily::kLlama);
+  EXPECT_EQ(config->hidden_size, 2048);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_EQ(config->num_kv_heads, 4);
+  EXPECT_EQ(config->checkpoint_type, TensorType::kBF16);
+  EXPECT_FALSE(config->tied_embeddings);
+  EXPECT_FALSE(config->rope.llama3);
+  EXPECT_EQ(config->bos_token_id, 1);
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(2));
+  EXPECT_EQ(config->NumParameters(), 1'100'048'384);
+}
+
+TEST(ModelConfigTest, ReadsGpt2) {
+  const auto config = ModelConfig::Parse(kGpt2, "");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->family, ModelFamily::kGpt2);
+  EXPECT_EQ(config->ffn_size, 3072);
+  EXPECT_EQ(config->num_kv_heads, 12);
+  EXPECT_EQ(config->head_dim, 64);
+  EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_TRUE(config->attention_bias);
+  EXPECT_EQ(config->checkpoint_type, TensorType::kF32);
+}
+
+TEST(ModelConfigTest, ReadsRopeInOldAndNewKeys) {
+  const std::string scaling =
+      R"("factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192)";
+  const std::string base(kLlama);
+  const std::string old_keys = absl::StrReplaceAll(
+      base, {{R"("rope_theta": 10000.0)",
+              R"("rope_theta": 500000.0, "rope_scaling": {"type": "llama3", )" + scaling + "}"}});
+  const std::string new_keys = absl::StrReplaceAll(
+      base,
+      {{R"("rope_theta": 10000.0)",
+        R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, )" + scaling + "}"}});
+  for (const std::string& text : {old_keys, new_keys}) {
+    const auto config = ModelConfig::Parse(text, "");
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->rope.theta, 500000.0);
+    EXPECT_TRUE(config->rope.llama3);
+    EXPECT_EQ(config->rope.factor, 8.0);
+    EXPECT_EQ(config->rope.high_freq_factor, 4.0);
+    EXPECT_EQ(config->rope.original_max_positions, 8192);
+  }
+}
+
+TEST(ModelConfigTest, RefusesRopeItDoesNotCompute) {
+  EXPECT_THAT(With(kLlama, "rope_scaling", R"({"rope_type":"dynamic","factor":2})"),
+              HasSubstr("rope_scaling: rope_type is \"dynamic\", which rotates a token"));
+  EXPECT_THAT(With(kLlama, "rope_scaling", R"({"type":"longrope"})"), HasSubstr("longrope"));
+  EXPECT_THAT(
+      With(kLlama, "rope_parameters", R"({"rope_type":"yarn","factor":4})"),
+      HasSubstr("rope_parameters: rope_type is \"yarn\"; supported are default and llama3"));
+  EXPECT_THAT(With(kLlama, "rope_scaling", R"({"rope_type":"llama3","factor":0.5})"),
+              HasSubstr("factor is 5E-1, want a number from 1 to 1e+06"));
+  EXPECT_THAT(With(kLlama, "rope_scaling",
+                   R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})"),
+              HasSubstr("high_freq_factor is 4, want more than low_freq_factor"));
+  EXPECT_THAT(With(kLlama, "rope_scaling", "[1]"), HasSubstr("want an object"));
+  EXPECT_THAT(With(kLlama, "rope_theta", "-1"), HasSubstr("rope_theta is -1"));
+  EXPECT_THAT(With(kLlama, "partial_rotary_factor", "0.5"), HasSubstr("only whole heads"));
+}
+
+TEST(ModelConfigTest, EndTokensOfGenerationConfigTakePrecedence) {
+  const auto listed =
+      ModelConfig::Parse(kLlama, R"({"eos_token_id": [9, 2, 9], "bos_token_id": 5})");
+  ASSERT_TRUE(listed.ok()) << listed.status().message();
+  EXPECT_THAT(listed->eos_token_ids, ElementsAre(2, 9));
+  EXPECT_EQ(listed->bos_token_id, 5);
+  const auto single = ModelConfig::Parse(kLlama, R"({"eos_token_id": 7})");
+  ASSERT_TRUE(single.ok());
+  EXPECT_THAT(single->eos_token_ids, ElementsAre(7));
+  const auto none = ModelConfig::Parse(R"({"eos_token_id": null,)" + std::string(kLlama).substr(1),
+                                       R"({"temperature": 0.6})");
+  ASSERT_TRUE(none.ok());
+  EXPECT_THAT(none->eos_token_ids, ElementsAre(2));  // The last of two keys counts.
+  const auto bad = ModelConfig::Parse(kLlama, R"({"eos_token_id": [2, 32000]})");
+  EXPECT_THAT(std::string(bad.status().message()),
+              HasSubstr("generation_config.json: eos_token_id holds 32000, want token ids from 0 "
+                        "to 31999"));
+  EXPECT_FALSE(ModelConfig::Parse(kLlama, "{").ok());
+}
+
+TEST(ModelConfigTest, RefusesUnknownArchitecturesByName) {
+  EXPECT_THAT(With(kLlama, "architectures", R"(["MixtralForCausalLM"])"),
+              HasSubstr("architectures names \"MixtralForCausalLM\"; supported are"));
+  EXPECT_THAT(With(kLlama, "architectures", "[]"), HasSubstr("want a list of one string"));
+  const auto by_type = ModelConfig::Parse(R"({"model_type": "mamba"})", "");
+  EXPECT_EQ(by_type.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(by_type.status().message()), HasSubstr("\"mamba\""));
+}
+
+TEST(ModelConfigTest, RefusesWhatWouldChangeTheNumbers) {
+  EXPECT_THAT(With(kLlama, "quantization_config", R"({"bits":4})"), HasSubstr("quantised"));
+  EXPECT_THAT(With(kLlama, "hidden_act", R"("relu")"), HasSubstr("silu only"));
+  EXPECT_THAT(With(kLlama, "torch_dtype", R"("float8_e4m3fn")"),
+              HasSubstr("supported are float32, float16, bfloat16"));
+  EXPECT_THAT(With(kGpt2, "activation_function", R"("relu")"), HasSubstr("gelu_new only"));
+  EXPECT_THAT(With(kGpt2, "scale_attn_weights", "false"), HasSubstr("want true"));
+  EXPECT_THAT(With(kGpt2, "scale_attn_by_inverse_layer_idx", "true"), HasSubstr("not supported"));
+  EXPECT_EQ(With(kGpt2, "reorder_and_upcast_attn", "true"), "accepted");
+}
+
+TEST(ModelConfigTest, RefusesSizesOutOfRangeNamingFieldAndLimit) {
+  EXPECT_THAT(With(kLlama, "hidden_size", "-3"),
+              HasSubstr("config.json: hidden_size is -3, want an integer from 1 to 65536"));
+  EXPECT_THAT(With(kLlama, "hidden_size", "1e300"), HasSubstr("hidden_size"));
+  EXPECT_THAT(With(kLlama, "hidden_size", "18446744073709551615"), HasSubstr("hidden_size"));
+  EXPECT_THAT(With(kLlama, "hidden_size", "\"2048\""), HasSubstr("is \"2048\", want an integer"));
+  EXPECT_THAT(With(kLlama, "num_hidden_layers", "0"), HasSubstr("num_hidden_layers is 0"));
+  EXPECT_THAT(With(kLlama, "vocab_size", "2147483648"), HasSubstr("vocab_size"));
+  EXPECT_THAT(With(kLlama, "num_key_value_heads", "5"), HasSubstr("does not divide the 32"));
+  EXPECT_THAT(With(kLlama, "num_attention_heads", "31"), HasSubstr("do not divide"));
+  EXPECT_THAT(With(kLlama, "head_dim", "63"), HasSubstr("want an even number"));
+  EXPECT_THAT(With(kLlama, "head_dim", "1024"), HasSubstr("want an integer from 2 to 512"));
+  EXPECT_EQ(With(kLlama, "head_dim", "null"), "accepted");
+  EXPECT_THAT(With(kLlama, "rms_norm_eps", "\"x\""), HasSubstr("want a number"));
+  EXPECT_THAT(With(kLlama, "tie_word_embeddings", "1"), HasSubstr("want true or false"));
+  EXPECT_THAT(With(kGpt2, "n_inner", "-1"), HasSubstr("n_inner"));
+  EXPECT_EQ(With(kGpt2, "n_inner", "null"), "accepted");
+}
+
+TEST(ModelConfigTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
+  const auto config = ModelConfig::Parse(
+      R"({"architectures":["LlamaForCausalLM"],"hidden_size":65536,"intermediate_size":1048576,
+          "num_hidden_layers":1024,"num_attention_heads":1024,"num_key_value_heads":1024,
+          "head_dim":512,"vocab_size":4194304})",
+      "");
+  EXPECT_THAT(std::string(config.status().message()),
+              HasSubstr("at most 4398046511104 bytes are loaded"));
+}
+
+TEST(ModelConfigTest, RefusesBrokenDeepAndHugeJson) {
+  EXPECT_THAT(std::string(ModelConfig::Parse("", "").status().message()), HasSubstr("not JSON"));
+  EXPECT_THAT(std::string(ModelConfig::Parse("[1, 2]", "").status().message()),
+              HasSubstr("want an object"));
+  EXPECT_THAT(
+      std::string(ModelConfig::Parse("{\"a\":" + std::string(100, '['), "").status().message()),
+      HasSubstr("nested deeper than 16"));
+  EXPECT_THAT(std::string(ModelConfig::Parse(std::string(2 << 20, ' '), "").status().message()),
+              HasSubstr("at most 1048576 are read"));
+}
+
+TEST(ModelConfigTest, LoadsAFolder) {
+  const TempFolder folder;
+  EXPECT_EQ(ModelConfig::Load(folder.path()).status().code(), absl::StatusCode::kNotFound);
+  folder.Write("config.json", kLlama);
+  EXPECT_TRUE(ModelConfig::Load(folder.path()).ok());
+  folder.Write("generation_config.json", R"({"eos_token_id": [3, 4]})");
+  const auto config = ModelConfig::Load(folder.path());
+  ASSERT_TRUE(config.ok());
+  EXPECT_THAT(config->eos_token_ids, ElementsAre(3, 4));
+  folder.Write("generation_config.json", "broken");
+  EXPECT_EQ(ModelConfig::Load(folder.path()).status().code(), absl::StatusCode::kInvalidArgument);
+  std::filesystem::resize_file(folder.path() + "/config.json", 5 << 20);
+  EXPECT_THAT(std::string(ModelConfig::Load(folder.path()).status().message()),
+              HasSubstr("5242880 bytes, at most 1048576 are read"));
+}
+
+}  // namespace
+}  // namespace tandem

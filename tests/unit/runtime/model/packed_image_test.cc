@@ -1,0 +1,176 @@
+#include "runtime/model/packed_image.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/runtime/model/temp_folder.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kPayloadBytes = 100'000;
+
+PackedImageOptions Options(const TempFolder& folder, uint8_t key = 1) {
+  PackedImageOptions options{.cache_dir = folder.path() + "/cache/deep",
+                             .payload_bytes = kPayloadBytes};
+  options.key.fill(key);
+  return options;
+}
+
+absl::StatusOr<Sha256Digest> FillWithPattern(std::span<std::byte> payload) {
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i * 7);
+  return Sha256Of("pattern");
+}
+
+absl::StatusOr<Sha256Digest> MustNotFill(std::span<std::byte>) {
+  return absl::InternalError("packed again");
+}
+
+void ExpectPattern(const PackedImage& image) {
+  ASSERT_EQ(image.payload().size(), kPayloadBytes);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(image.payload().data()) % 64, 0u);
+  for (size_t i = 0; i < kPayloadBytes; ++i) {
+    ASSERT_EQ(image.payload()[i], static_cast<std::byte>(i * 7)) << i;
+  }
+  EXPECT_EQ(image.digest(), Sha256Of("pattern"));
+}
+
+TEST(PackedImageTest, SecondOpenMapsWhatTheFirstPacked) {
+  const TempFolder folder;
+  const auto made = PackedImage::Open(Options(folder), FillWithPattern);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_FALSE((*made)->from_cache());
+  ExpectPattern(**made);
+  const auto mapped = PackedImage::Open(Options(folder), MustNotFill);
+  ASSERT_TRUE(mapped.ok()) << mapped.status().message();
+  EXPECT_TRUE((*mapped)->from_cache());
+  ExpectPattern(**mapped);
+}
+
+TEST(PackedImageTest, AnotherKeyIsPackedAfresh) {
+  const TempFolder folder;
+  ASSERT_TRUE(PackedImage::Open(Options(folder, 1), FillWithPattern).ok());
+  const auto other = PackedImage::Open(Options(folder, 2), MustNotFill);
+  EXPECT_EQ(other.status().message(), "packed again");
+}
+
+TEST(PackedImageTest, WithoutACacheFolderItLivesInMemory) {
+  const TempFolder folder;
+  PackedImageOptions options = Options(folder);
+  options.cache_dir = "";
+  const auto image = PackedImage::Open(options, FillWithPattern);
+  ASSERT_TRUE(image.ok());
+  EXPECT_EQ((*image)->path(), "");
+  ExpectPattern(**image);
+}
+
+TEST(PackedImageTest, AnUnusableCacheFolderIsDoneWithout) {
+  const TempFolder folder;
+  PackedImageOptions options = Options(folder);
+  options.cache_dir = folder.Write("a_file", "in the way") + "/cache";
+  const auto image = PackedImage::Open(options, FillWithPattern);
+  ASSERT_TRUE(image.ok()) << image.status().message();
+  ExpectPattern(**image);
+}
+
+TEST(PackedImageTest, AFailedFillLeavesNothingBehind) {
+  const TempFolder folder;
+  EXPECT_EQ(PackedImage::Open(Options(folder), MustNotFill).status().code(),
+            absl::StatusCode::kInternal);
+  for (const auto& entry : std::filesystem::directory_iterator(Options(folder).cache_dir)) {
+    EXPECT_EQ(entry.path().extension(), ".lock") << entry.path();
+  }
+  EXPECT_TRUE(PackedImage::Open(Options(folder), FillWithPattern).ok());
+}
+
+TEST(PackedImageTest, OfManyWorkersStartingAtOnceOnePacks) {
+  const TempFolder folder;
+  std::atomic<int> fills{0};
+  std::vector<std::thread> workers;
+  std::vector<std::unique_ptr<PackedImage>> images(6);
+  for (size_t i = 0; i < images.size(); ++i) {
+    workers.emplace_back([&, i] {
+      auto image = PackedImage::Open(Options(folder), [&](std::span<std::byte> payload) {
+        fills.fetch_add(1);
+        return FillWithPattern(payload);
+      });
+      if (image.ok()) images[i] = *std::move(image);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_EQ(fills.load(), 1);
+  for (const auto& image : images) {
+    ASSERT_NE(image, nullptr);
+    ExpectPattern(*image);
+  }
+}
+
+TEST(PackedImageTest, ADamagedPayloadIsReportedAndTheFileRemoved) {
+  const TempFolder folder;
+  std::string path;
+  {
+    const auto made = PackedImage::Open(Options(folder), FillWithPattern);
+    ASSERT_TRUE(made.ok());
+    path = (*made)->path();
+  }
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(4096 + 54'321);
+    file.put('\x55');
+  }
+  absl::Status reported;
+  PackedImageOptions options = Options(folder);
+  options.on_corrupt = [&](absl::Status status) { reported = std::move(status); };
+  const auto image = PackedImage::Open(options, MustNotFill);
+  ASSERT_TRUE(image.ok());
+  (*image)->WaitForCheck();
+  EXPECT_EQ(reported.code(), absl::StatusCode::kDataLoss) << reported.message();
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_TRUE(PackedImage::Open(Options(folder), FillWithPattern).ok());
+}
+
+TEST(PackedImageTest, AnIntactPayloadIsNotReported) {
+  const TempFolder folder;
+  ASSERT_TRUE(PackedImage::Open(Options(folder), FillWithPattern).ok());
+  PackedImageOptions options = Options(folder);
+  bool reported = false;
+  options.on_corrupt = [&](absl::Status) { reported = true; };
+  const auto image = PackedImage::Open(options, MustNotFill);
+  ASSERT_TRUE(image.ok());
+  (*image)->WaitForCheck();
+  EXPECT_FALSE(reported);
+}
+
+TEST(PackedImageTest, ABrokenHeaderOrLengthIsPackedAfresh) {
+  for (const int64_t damage : {0, 9, 20, 40, 70, 90, -1}) {
+    const TempFolder folder;
+    std::string path;
+    {
+      const auto made = PackedImage::Open(Options(folder), FillWithPattern);
+      ASSERT_TRUE(made.ok());
+      path = (*made)->path();
+    }
+    if (damage < 0) {
+      std::filesystem::resize_file(path, 5000);
+    } else {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(damage);
+      const char byte = static_cast<char>(file.get() ^ 1);
+      file.seekp(damage);
+      file.put(byte);
+    }
+    const auto image = PackedImage::Open(Options(folder), FillWithPattern);
+    ASSERT_TRUE(image.ok()) << image.status().message();
+    EXPECT_FALSE((*image)->from_cache()) << "damage at " << damage;
+    ExpectPattern(**image);
+  }
+}
+
+}  // namespace
+}  // namespace tandem

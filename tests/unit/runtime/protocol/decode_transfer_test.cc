@@ -1,0 +1,136 @@
+#include "runtime/protocol/decode_transfer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "gmock/gmock.h"
+
+namespace tandem {
+namespace {
+
+using State = DecodeTransfer::State;
+
+const AttemptId kAttempt{.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
+const Reservation kReservation{.slot = 4, .generation = 5};
+
+// Promised: blocks 1 and 2 of three.
+class DecodeTransferTest : public testing::Test {
+ protected:
+  void StartAndGrant(int64_t now_us = 0) {
+    EXPECT_TRUE(transfer_.OnStart());
+    transfer_.OnGranted(kReservation, now_us);
+  }
+  std::optional<Resend> Frame(int32_t ordinal, FrameOutcome outcome, int64_t now_us = 0) {
+    return transfer_.OnFrame(
+        {.reservation = kReservation, .attempt = kAttempt, .ordinal = ordinal, .outcome = outcome},
+        now_us);
+  }
+  void Arrive(int what) {
+    if (what == 0) transfer_.OnFirstToken(0);
+    if (what == 1) transfer_.OnDone({.attempt = kAttempt, .num_frames = 2}, 0);
+    if (what == 2) Frame(1, FrameOutcome::kVerified);
+    if (what == 3) Frame(2, FrameOutcome::kVerified);
+  }
+  const DecodeTransfer::Options options_{
+      .attempt = kAttempt, .first_block = 1, .num_blocks = 3, .timeout_us = 100};
+  DecodeTransfer transfer_{options_};
+};
+
+TEST_F(DecodeTransferTest, CompletesWhenEverythingArrivedInAnyOrder) {
+  std::array<int, 4> order = {0, 1, 2, 3};
+  do {
+    transfer_ = DecodeTransfer(options_);
+    StartAndGrant();
+    for (size_t i = 0; i < order.size(); ++i) {
+      EXPECT_EQ(transfer_.state(), State::kGranted);
+      Arrive(order[i]);
+      Arrive(order[i]);  // Once more changes nothing.
+    }
+    EXPECT_EQ(transfer_.state(), State::kComplete);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST_F(DecodeTransferTest, AsksForItsGrantOnce) {
+  EXPECT_TRUE(transfer_.OnStart());
+  EXPECT_FALSE(transfer_.OnStart());
+  const Grant grant = transfer_.OnGranted(kReservation, 0);
+  EXPECT_EQ(grant.attempt, kAttempt);
+  EXPECT_EQ(grant.reservation, kReservation);
+  EXPECT_FALSE(transfer_.OnStart());
+}
+
+TEST_F(DecodeTransferTest, AnEmptyPromiseNeedsNoGrant) {
+  DecodeTransfer empty({.attempt = kAttempt, .first_block = 3, .num_blocks = 3});
+  EXPECT_FALSE(empty.OnStart());
+  EXPECT_TRUE(empty.OnFirstToken(0));
+  empty.OnDone({.attempt = kAttempt, .num_frames = 0}, 0);
+  EXPECT_EQ(empty.state(), State::kComplete);
+}
+
+TEST_F(DecodeTransferTest, TheFirstTokenIsNewOnce) {
+  StartAndGrant();
+  EXPECT_TRUE(transfer_.OnFirstToken(0));
+  EXPECT_FALSE(transfer_.OnFirstToken(0));
+}
+
+TEST_F(DecodeTransferTest, ACorruptBlockIsAskedForTwiceThenFails) {
+  StartAndGrant();
+  for (int i = 0; i < kMaxResends; ++i) {
+    const std::optional<Resend> resend = Frame(2, FrameOutcome::kCorrupt);
+    ASSERT_TRUE(resend);
+    EXPECT_EQ(resend->ordinal, 2);
+    EXPECT_EQ(resend->reservation, kReservation);
+  }
+  EXPECT_TRUE(Frame(1, FrameOutcome::kCorrupt));  // Counted block by block.
+  EXPECT_FALSE(Frame(2, FrameOutcome::kCorrupt));
+  EXPECT_EQ(transfer_.state(), State::kFailed);
+  EXPECT_EQ(transfer_.failure().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(DecodeTransferTest, FailsAfterSilenceOnceGranted) {
+  EXPECT_TRUE(transfer_.OnStart());
+  transfer_.Expire(1'000'000);
+  EXPECT_EQ(transfer_.expires_at_us(), std::numeric_limits<int64_t>::max());
+  transfer_.OnGranted(kReservation, 1000);
+  transfer_.OnProgress(1050);
+  Frame(1, FrameOutcome::kVerified, 1090);
+  EXPECT_EQ(transfer_.expires_at_us(), 1190);
+  transfer_.Expire(1189);
+  EXPECT_EQ(transfer_.state(), State::kGranted);
+  transfer_.Expire(1190);
+  EXPECT_EQ(transfer_.state(), State::kFailed);
+  EXPECT_EQ(transfer_.failure().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(transfer_.failure().message()), testing::HasSubstr("1 of 2 blocks"));
+}
+
+TEST_F(DecodeTransferTest, ALostTransportOrPeerFailsIt) {
+  StartAndGrant();
+  Frame(1, FrameOutcome::kFailed);
+  EXPECT_EQ(transfer_.failure().code(), absl::StatusCode::kUnavailable);
+  transfer_ = DecodeTransfer(options_);
+  transfer_.OnPeerLost(absl::UnavailableError("gone"));
+  EXPECT_EQ(transfer_.state(), State::kFailed);
+  transfer_.OnRefused(absl::ResourceExhaustedError("late"));
+  EXPECT_EQ(transfer_.failure().message(), "gone");
+}
+
+TEST_F(DecodeTransferTest, RefusesAPeerThatPromisedOtherwise) {
+  StartAndGrant();
+  transfer_.OnDone({.attempt = kAttempt, .num_frames = 1}, 0);
+  EXPECT_EQ(transfer_.failure().code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(DecodeTransferTest, NothingMattersAfterTheEnd) {
+  StartAndGrant();
+  transfer_.OnPeerLost(absl::UnavailableError("gone"));
+  for (const int what : {0, 1, 2, 3}) Arrive(what);
+  EXPECT_FALSE(transfer_.OnFirstToken(0));
+  EXPECT_EQ(transfer_.state(), State::kFailed);
+  EXPECT_EQ(transfer_.num_verified(), 0);
+}
+
+}  // namespace
+}  // namespace tandem

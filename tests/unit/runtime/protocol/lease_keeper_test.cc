@@ -1,0 +1,63 @@
+#include "runtime/protocol/lease_keeper.h"
+
+#include <thread>
+
+#include "gmock/gmock.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+AttemptId Id(uint64_t counter) { return {.request = {.counter = counter}, .attempt = 1}; }
+const WorkerId kOne{.name = "one", .incarnation = 1};
+const WorkerId kTwo{.name = "two", .incarnation = 1};
+
+TEST(LeaseKeeperTest, RenewsInOneMessageAPeer) {
+  LeaseKeeper keeper;
+  keeper.Add(kOne, Id(1));
+  keeper.Add(kTwo, Id(2));
+  keeper.Add(kOne, Id(3));
+  keeper.Add(kOne, Id(3));
+  const auto renewals = keeper.Renewals();
+  ASSERT_EQ(renewals.size(), 2u);
+  EXPECT_EQ(renewals[0].first, kOne);
+  EXPECT_THAT(renewals[0].second.attempts, ElementsAre(Id(1), Id(3)));
+  EXPECT_THAT(renewals[1].second.attempts, ElementsAre(Id(2)));
+}
+
+TEST(LeaseKeeperTest, ForgetsWhatEnded) {
+  LeaseKeeper keeper;
+  keeper.Add(kOne, Id(1));
+  keeper.Remove(kTwo, Id(1));
+  EXPECT_EQ(keeper.Renewals().size(), 1u);
+  keeper.Remove(kOne, Id(1));
+  keeper.Remove(kOne, Id(1));
+  EXPECT_THAT(keeper.Renewals(), IsEmpty());
+}
+
+TEST(LeaseKeeperTest, ATimerThreadMayAskWhileTheEngineChangesIt) {
+  LeaseKeeper keeper;
+  keeper.Add(kTwo, Id(0));
+  std::thread engine([&keeper] {
+    for (uint64_t i = 1; i <= 2000; ++i) {
+      keeper.Add(kOne, Id(i));
+      if (i > 1) keeper.Remove(kOne, Id(i - 1));
+    }
+  });
+  bool always_two = true;
+  for (int i = 0; i < 500; ++i) {
+    bool found = false;
+    for (const auto& [worker, renew] : keeper.Renewals()) {
+      found = found || (worker == kTwo && renew.attempts.size() == 1);
+    }
+    always_two = always_two && found;
+  }
+  engine.join();
+  EXPECT_TRUE(always_two);
+  EXPECT_EQ(keeper.Renewals().size(), 2u);
+}
+
+}  // namespace
+}  // namespace tandem

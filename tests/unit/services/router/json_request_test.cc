@@ -1,0 +1,281 @@
+#include "services/router/http/json_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "services/router/api_error.h"
+#include "services/router/api_limits.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+ModelInfo DemoModel() {
+  ModelInfo model;
+  model.served_name = "demo";
+  model.vocab_size = 4096;
+  model.max_model_tokens = 1024;
+  model.eos_token_ids = {1};
+  return model;
+}
+
+// Parses and checks, as a front end does.
+absl::Status CompletionStatus(std::string_view body) {
+  const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest(body);
+  return request.ok() ? CheckRequest(*request, DemoModel()) : request.status();
+}
+
+absl::Status ChatStatus(std::string_view body) {
+  const absl::StatusOr<GenerateRequest> request = ParseChatRequest(body);
+  return request.ok() ? CheckRequest(*request, DemoModel()) : request.status();
+}
+
+struct BadField {
+  std::string fields;  // Joined to a body that is otherwise good.
+  std::string field;   // What the error names.
+};
+
+class BadCompletionTest : public testing::TestWithParam<BadField> {};
+
+TEST_P(BadCompletionTest, IsRefusedNamingTheField) {
+  const absl::Status status = CompletionStatus("{\"prompt\":\"a\"," + GetParam().fields + "}");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << GetParam().fields;
+  EXPECT_EQ(FieldOf(status), GetParam().field) << status;
+  EXPECT_EQ(HttpStatusOf(status), 400);
+}
+
+std::string Repeat(const std::string& item, int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += (i > 0 ? "," : "") + item;
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranges, BadCompletionTest,
+    testing::Values(
+        BadField{"\"temperature\":-0.1", "temperature"},
+        BadField{"\"temperature\":2.1", "temperature"},
+        BadField{"\"temperature\":\"hot\"", "temperature"},
+        BadField{"\"temperature\":1e999", "temperature"},
+        BadField{"\"temperature\":true", "temperature"}, BadField{"\"top_p\":0", "top_p"},
+        BadField{"\"top_p\":1.01", "top_p"}, BadField{"\"top_p\":-1", "top_p"},
+        BadField{"\"top_k\":-2", "top_k"}, BadField{"\"top_k\":1.5", "top_k"},
+        BadField{"\"top_k\":4294967296", "top_k"}, BadField{"\"n\":0", "n"},
+        BadField{"\"n\":129", "n"}, BadField{"\"n\":-1", "n"}, BadField{"\"n\":[1]", "n"},
+        BadField{"\"max_tokens\":0", "max_tokens"}, BadField{"\"max_tokens\":-5", "max_tokens"},
+        BadField{"\"max_tokens\":99999999999999999999", "max_tokens"},
+        BadField{"\"max_tokens\":\"16\"", "max_tokens"},
+        BadField{"\"min_tokens\":-1", "min_tokens"},
+        BadField{"\"max_tokens\":4,\"min_tokens\":5", "min_tokens"},
+        BadField{"\"seed\":9223372036854775808", "seed"}, BadField{"\"seed\":0.5", "seed"},
+        BadField{"\"logprobs\":21", "logprobs"}, BadField{"\"logprobs\":-1", "logprobs"},
+        BadField{"\"logprobs\":true", "logprobs"},
+        BadField{"\"prompt_logprobs\":21", "prompt_logprobs"},
+        BadField{"\"prompt_logprobs\":1,\"stream\":true", "prompt_logprobs"},
+        BadField{"\"stop\":7", "stop"}, BadField{"\"stop\":[1]", "stop[0]"},
+        BadField{"\"stop\":\"\"", "stop"},
+        BadField{"\"stop\":[" + Repeat("\"x\"", 17) + "]", "stop"},
+        BadField{"\"stop\":\"" + std::string(1025, 's') + "\"", "stop"},
+        BadField{"\"stop_token_ids\":[4096]", "stop_token_ids"},
+        BadField{"\"stop_token_ids\":[-1]", "stop_token_ids"},
+        BadField{"\"stop_token_ids\":3", "stop_token_ids"}, BadField{"\"stream\":1", "stream"},
+        BadField{"\"stream_options\":{\"include_usage\":true}", "stream_options"},
+        BadField{"\"stream\":true,\"stream_options\":{\"include_usage\":\"y\"}",
+                 "stream_options.include_usage"},
+        BadField{"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}",
+                 "stream_options.continuous_usage_stats"},
+        BadField{"\"return_token_ids\":\"yes\"", "return_token_ids"},
+        BadField{"\"model\":7", "model"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Unsupported, BadCompletionTest,
+    testing::Values(BadField{"\"echo\":true", "echo"}, BadField{"\"suffix\":\"z\"", "suffix"},
+                    BadField{"\"best_of\":2", "best_of"},
+                    BadField{"\"presence_penalty\":0.5", "presence_penalty"},
+                    BadField{"\"frequency_penalty\":-0.5", "frequency_penalty"},
+                    BadField{"\"repetition_penalty\":1.1", "repetition_penalty"},
+                    BadField{"\"logit_bias\":{\"1\":5}", "logit_bias"},
+                    BadField{"\"min_p\":0.1", "min_p"},
+                    BadField{"\"use_beam_search\":true", "use_beam_search"},
+                    BadField{"\"tools\":[{}]", "tools"},
+                    BadField{"\"tool_choice\":\"required\"", "tool_choice"},
+                    BadField{"\"response_format\":{\"type\":\"json_object\"}", "response_format"},
+                    BadField{"\"response_format\":\"text\"", "response_format"},
+                    BadField{"\"modalities\":[\"audio\"]", "modalities"},
+                    BadField{"\"cache_salt\":\"x\"", "cache_salt"},
+                    BadField{"\"truncate_prompt_tokens\":5", "truncate_prompt_tokens"}));
+
+INSTANTIATE_TEST_SUITE_P(Repeated, BadCompletionTest,
+                         testing::Values(BadField{"\"prompt\":\"b\"", "prompt"},
+                                         BadField{"\"x\":{\"k\":1,\"k\":2}", "k"},
+                                         BadField{"\"n\":1,\"n\":2", "n"}));
+
+TEST(JsonRequestTest, PromptsThatAreNoneAreRefused) {
+  for (const char* body : {
+           "{}",
+           "{\"prompt\":null}",
+           "{\"prompt\":3}",
+           "{\"prompt\":{}}",
+           "{\"prompt\":[]}",
+           "{\"prompt\":[true]}",
+           "{\"prompt\":[\"a\",3]}",
+           "{\"prompt\":[1,\"a\"]}",
+           "{\"prompt\":[1.5]}",
+           "{\"prompt\":[-1]}",
+           "{\"prompt\":[4096]}",
+           "{\"prompt\":[[1],[99999999999]]}",
+       }) {
+    const absl::Status status = CompletionStatus(body);
+    EXPECT_EQ(HttpStatusOf(status), 400) << body;
+    EXPECT_THAT(FieldOf(status), HasSubstr("prompt")) << body;
+  }
+  const std::string many = "{\"prompt\":[" + Repeat("\"a\"", kMaxPrompts + 1) + "]}";
+  EXPECT_EQ(FieldOf(CompletionStatus(many)), "prompt");
+  const std::string product = "{\"n\":128,\"prompt\":[" + Repeat("\"a\"", 9) + "]}";
+  EXPECT_EQ(FieldOf(CompletionStatus(product)), "n");
+}
+
+TEST(JsonRequestTest, WhatIsNotJsonIsRefused) {
+  for (const std::string& body : std::vector<std::string>{
+           "", " ", "{", "nonsense", "[1]", "\"a\"", "null", "{\"prompt\":\"a\"} x",
+           "{\"prompt\":\"a\",}", "{\"prompt\":\"\\ud800\"}", "{\"prompt\":\"\xff\"}",
+           "{\"prompt\":NaN}", "{'prompt':'a'}", std::string("{\"prompt\":\"a\0\"}", 14)}) {
+    EXPECT_EQ(HttpStatusOf(CompletionStatus(body)), 400) << body;
+    EXPECT_EQ(HttpStatusOf(ChatStatus(body)), 400) << body;
+  }
+}
+
+TEST(JsonRequestTest, DepthIsLimited) {
+  const auto nested = [](int depth) {
+    return "{\"prompt\":\"a\",\"x\":" + std::string(depth, '[') + std::string(depth, ']') + "}";
+  };
+  EXPECT_TRUE(CompletionStatus(nested(kMaxJsonDepth - 1)).ok());
+  EXPECT_THAT(std::string(CompletionStatus(nested(kMaxJsonDepth)).message()), HasSubstr("deeper"));
+  EXPECT_THAT(std::string(CompletionStatus(nested(100000)).message()), HasSubstr("deeper"));
+}
+
+TEST(JsonRequestTest, AnUnknownModelIsNotFound) {
+  const absl::Status status = CompletionStatus("{\"prompt\":\"a\",\"model\":\"other\"}");
+  EXPECT_EQ(HttpStatusOf(status), 404);
+  EXPECT_EQ(ApiCodeOf(status), "model_not_found");
+  EXPECT_EQ(FieldOf(status), "model");
+  EXPECT_TRUE(CompletionStatus("{\"prompt\":\"a\",\"model\":\"demo\"}").ok());
+  EXPECT_TRUE(CompletionStatus("{\"prompt\":\"a\",\"model\":\"default\"}").ok());
+}
+
+TEST(JsonRequestTest, NullsNeutralExtrasAndUnknownFieldsAskForNothing) {
+  const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest(R"({
+      "prompt": "a", "model": null, "temperature": null, "top_p": null, "n": null, "stop": null,
+      "logprobs": null, "stream": null, "stream_options": null, "seed": null, "max_tokens": null,
+      "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0,
+      "logit_bias": {}, "best_of": 1, "suffix": null, "echo": false, "tools": [],
+      "tool_choice": "none", "use_beam_search": false, "bad_words": [], "priority": 0,
+      "response_format": {"type": "text"}, "user": "someone", "metadata": {"a": [1]},
+      "something_new": {"deep": [1, 2]}})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_TRUE(CheckRequest(*request, DemoModel()).ok());
+  EXPECT_EQ(request->n, 1);
+  EXPECT_FALSE(request->temperature.has_value());
+  EXPECT_FALSE(request->num_logprobs.has_value());
+  EXPECT_FALSE(request->stream);
+}
+
+TEST(JsonRequestTest, EveryCompletionFieldArrives) {
+  const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest(R"({
+      "prompt": [[1, 2], "text"], "model": "demo", "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+      "n": 3, "stop": ["x", "y"], "stop_token_ids": [7], "logprobs": 4, "prompt_logprobs": 2,
+      "seed": -9223372036854775808, "max_tokens": 10.0, "min_tokens": 2, "ignore_eos": true,
+      "skip_special_tokens": false, "return_token_ids": true, "add_special_tokens": false,
+      "return_tokens_as_token_ids": true})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const GenerateRequest& r = *request;
+  ASSERT_EQ(r.prompts.size(), 2);
+  EXPECT_THAT(std::get<std::vector<int64_t>>(r.prompts[0]), ElementsAre(1, 2));
+  EXPECT_EQ(std::get<std::string>(r.prompts[1]), "text");
+  EXPECT_EQ(r.model, "demo");
+  EXPECT_EQ(r.temperature, 0.5);
+  EXPECT_EQ(r.top_p, 0.9);
+  EXPECT_EQ(r.top_k, 40);
+  EXPECT_EQ(r.n, 3);
+  EXPECT_THAT(r.stop, ElementsAre("x", "y"));
+  EXPECT_THAT(r.stop_token_ids, ElementsAre(7));
+  EXPECT_EQ(r.num_logprobs, 4);
+  EXPECT_EQ(r.num_prompt_logprobs, 2);
+  EXPECT_EQ(r.seed, INT64_MIN);
+  EXPECT_EQ(r.max_tokens, 10);
+  EXPECT_EQ(r.min_tokens, 2);
+  EXPECT_TRUE(r.ignore_eos);
+  EXPECT_FALSE(r.skip_special_tokens);
+  EXPECT_TRUE(r.return_token_ids);
+  EXPECT_TRUE(r.tokens_as_ids);
+  EXPECT_EQ(r.add_special_tokens, false);
+  EXPECT_TRUE(CheckRequest(r, DemoModel()).ok());
+}
+
+TEST(JsonRequestTest, AListOfIdsIsOnePrompt) {
+  const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest("{\"prompt\":[5,6,7]}");
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_EQ(request->prompts.size(), 1);
+  EXPECT_THAT(std::get<std::vector<int64_t>>(request->prompts[0]), ElementsAre(5, 6, 7));
+}
+
+TEST(JsonRequestTest, ChatContentOfTextPartsIsJoined) {
+  const absl::StatusOr<GenerateRequest> request = ParseChatRequest(R"({"messages": [
+      {"role": "system", "content": "be brief"},
+      {"role": "assistant", "content": null},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+       "name": "x"}]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->messages_json,
+            R"([{"role":"system","content":"be brief"},{"role":"assistant","content":""},)"
+            R"({"role":"user","content":"a\nb","name":"x"}])");
+}
+
+TEST(JsonRequestTest, BadChatsAreRefusedNamingTheField) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "messages"},
+      {R"({"messages":"hi"})", "messages"},
+      {R"({"messages":[]})", "messages"},
+      {R"({"messages":["hi"]})", "messages[0]"},
+      {R"({"messages":[{"content":"a"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":3,"content":"a"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"user"}]})", "messages[0].content"},
+      {R"({"messages":[{"role":"user","content":5}]})", "messages[0].content"},
+      {R"({"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]})",
+       "messages[0].content[0].type"},
+      {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})",
+       "messages[0].content[0].text"},
+      {R"({"messages":[{"role":"assistant","tool_calls":[{}]}]})", "messages[0].tool_calls"},
+      {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":2})", "top_logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":21})",
+       "top_logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"logprobs":5})", "logprobs"},
+      {R"({"messages":[{"role":"user","content":"a"}],"max_completion_tokens":0})",
+       "max_completion_tokens"},
+      {R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})", "tools"},
+      {R"({"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":[]})",
+       "chat_template_kwargs"},
+  };
+  for (const auto& [body, field] : cases) {
+    const absl::Status status = ChatStatus(body);
+    EXPECT_EQ(HttpStatusOf(status), 400) << body;
+    EXPECT_EQ(FieldOf(status), field) << status;
+  }
+}
+
+TEST(JsonRequestTest, ChatLogprobsAndNewerMaxTokensArrive) {
+  const absl::StatusOr<GenerateRequest> request = ParseChatRequest(
+      R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":5,)"
+      R"("max_tokens":3,"max_completion_tokens":9})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->num_logprobs, 5);
+  EXPECT_EQ(request->max_tokens, 9);
+  EXPECT_FALSE(request->default_max_tokens.has_value());
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,526 @@
+// Both transports, held to one contract: two of them in this process, and one in a process that is
+// stopped or killed.
+
+#include "runtime/transport/kv_transport.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "runtime/base/crc32c.h"
+#include "runtime/base/guard.h"
+#include "runtime/base/mutex.h"
+#include "runtime/base/random.h"
+#include "runtime/transport/ucx/ucx_transport.h"
+#include "services/server/channel.h"
+#include "services/worker/grpc_kv_transport.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kBlockBytes = 64 << 10;
+constexpr auto kPatience = std::chrono::seconds(30);
+const AttemptId kAttempt = {.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
+
+// Collects what a transport reports; waits for it.
+class Recorder final : public KvTransport::Listener {
+ public:
+  void OnFrameSent(uint64_t send_id, bool ok) override {
+    MutexLock lock(&mu_);
+    EXPECT_TRUE(sent_.emplace(send_id, ok).second) << "frame " << send_id << " completed twice";
+    changed_.SignalAll();
+  }
+  void OnFrameReceived(const ReceivedFrame& frame, int64_t payload_bytes) override {
+    MutexLock lock(&mu_);
+    received_.push_back(frame);
+    changed_.SignalAll();
+  }
+  void OnLinkProbed(const LinkReport& report) override {
+    MutexLock lock(&mu_);
+    reports_.push_back(report);
+    changed_.SignalAll();
+  }
+  void OnLost(const absl::Status& why) {
+    MutexLock lock(&mu_);
+    std::fprintf(stderr, "lost: %s\n", why.ToString().c_str());
+    lost_.push_back(why);
+    changed_.SignalAll();
+  }
+
+  // False if `done` does not come true in time.
+  template <typename Done>
+  bool WaitUntil(const Done& done) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    MutexLock lock(&mu_);
+    while (!done()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
+    }
+    return true;
+  }
+  bool WaitForSent(size_t count) {
+    return WaitUntil([&] { return sent_.size() >= count; });
+  }
+  bool WaitForReceived(size_t count) {
+    return WaitUntil([&] { return received_.size() >= count; });
+  }
+  bool WaitForProbe() {
+    return WaitUntil([&] { return !reports_.empty(); });
+  }
+  bool WaitForLoss() {
+    return WaitUntil([&] { return !lost_.empty(); });
+  }
+
+  std::map<uint64_t, bool> sent() {
+    MutexLock lock(&mu_);
+    return sent_;
+  }
+  std::vector<ReceivedFrame> received() {
+    MutexLock lock(&mu_);
+    return received_;
+  }
+  std::vector<LinkReport> reports() {
+    MutexLock lock(&mu_);
+    return reports_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  std::map<uint64_t, bool> sent_;
+  std::vector<ReceivedFrame> received_;
+  std::vector<LinkReport> reports_;
+  std::vector<absl::Status> lost_;
+};
+
+// A transport with everything that it borrows.
+struct Side {
+  Recorder recorder;
+  KvReceiver receiver{kBlockBytes};
+  std::unique_ptr<KvTransport> transport;
+  std::unique_ptr<grpc::Server> server;
+  std::string target;
+
+  ~Side() {
+    if (server != nullptr) {
+      server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+      server->Wait();
+    }
+    transport.reset();
+  }
+  KvTransport::LostCallback OnLost() {
+    return [this](const absl::Status& why) { recorder.OnLost(why); };
+  }
+};
+
+// "ucx": shared memory; "ucx-network": active messages over loopback; "grpc".
+std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks) {
+  auto side = std::make_unique<Side>();
+  if (kind == "grpc") {
+    auto transport = GrpcKvTransport::Create({.block_bytes = kBlockBytes, .num_blocks = num_blocks},
+                                             &side->receiver, &side->recorder);
+    if (!transport.ok()) ADD_FAILURE() << transport.status();
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService((*transport)->service());
+    side->server = builder.BuildAndStart();
+    side->target = "127.0.0.1:" + std::to_string(port);
+    side->transport = *std::move(transport);
+    return side;
+  }
+  UcxOptions options;
+  options.block_bytes = kBlockBytes;
+  options.num_blocks = num_blocks;
+  if (kind == "ucx-network") {
+    options.devices = "lo";
+    options.shared_memory = false;
+  }
+  auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
+  if (!transport.ok()) ADD_FAILURE() << transport.status();
+  side->transport = *std::move(transport);
+  return side;
+}
+
+struct Link {
+  std::unique_ptr<KvOutbound> outbound;
+  std::unique_ptr<KvInbound> inbound;
+};
+
+Link Connect(Side* from, Side* to) {
+  Link link;
+  auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
+  EXPECT_TRUE(inbound.ok()) << inbound.status();
+  auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
+  EXPECT_TRUE(outbound.ok()) << outbound.status();
+  link.inbound = *std::move(inbound);
+  link.outbound = *std::move(outbound);
+  link.inbound->Attach(link.outbound->address());
+  return link;
+}
+
+void FillPool(const KvPool& pool, uint64_t seed) {
+  Random random(seed);
+  auto* words = reinterpret_cast<uint64_t*>(pool.base);
+  for (int64_t i = 0; i < pool.block_bytes * pool.num_blocks / 8; ++i) words[i] = random.Next();
+}
+
+FrameHeader HeaderFor(const KvPool& pool, int32_t block, Reservation reservation, int32_t ordinal) {
+  FrameHeader header{.reservation = reservation,
+                     .ordinal = static_cast<uint32_t>(ordinal),
+                     .length_bytes = static_cast<uint32_t>(pool.block_bytes)};
+  header.crc32c =
+      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.block_bytes)));
+  return header;
+}
+
+std::vector<int32_t> Range(int32_t begin, int32_t end) {
+  std::vector<int32_t> out;
+  for (int32_t i = begin; i < end; ++i) out.push_back(i);
+  return out;
+}
+
+class KvTransportTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
+  constexpr int32_t kBlocks = 1000;
+  constexpr uint64_t kSeed = 20'261'121;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  auto from = MakeSide(GetParam(), kBlocks);
+  auto to = MakeSide(GetParam(), kBlocks);
+  FillPool(from->transport->pool(), kSeed);
+  std::vector<int32_t> places = Range(0, kBlocks);
+  std::vector<int32_t> order = Range(0, kBlocks);
+  Random random(kSeed + 1);
+  for (int32_t i = kBlocks - 1; i > 0; --i) {
+    std::swap(places[i], places[random.Below(static_cast<uint64_t>(i) + 1)]);
+    std::swap(order[i], order[random.Below(static_cast<uint64_t>(i) + 1)]);
+  }
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, places);
+  Link link = Connect(from.get(), to.get());
+  for (const int32_t ordinal : order) {
+    link.outbound->Send(HeaderFor(from->transport->pool(), ordinal, reservation, ordinal), ordinal,
+                        static_cast<uint64_t>(ordinal));
+  }
+  ASSERT_TRUE(to->recorder.WaitForReceived(kBlocks));
+  ASSERT_TRUE(from->recorder.WaitForSent(kBlocks));
+  std::set<int32_t> ordinals;
+  for (const ReceivedFrame& frame : to->recorder.received()) {
+    EXPECT_EQ(frame.outcome, FrameOutcome::kVerified);
+    EXPECT_EQ(frame.attempt, kAttempt);
+    ordinals.insert(frame.ordinal);
+  }
+  EXPECT_EQ(ordinals.size(), kBlocks);
+  for (const auto& [id, ok] : from->recorder.sent()) EXPECT_TRUE(ok) << id;
+  for (int32_t i = 0; i < kBlocks; ++i) {
+    ASSERT_EQ(std::memcmp(from->transport->pool().block(i), to->transport->pool().block(places[i]),
+                          kBlockBytes),
+              0)
+        << "block " << i;
+  }
+}
+
+TEST_P(KvTransportTest, LinkIsProbedAndReported) {
+  auto from = MakeSide(GetParam(), 64);
+  auto to = MakeSide(GetParam(), 64);
+  Link link = Connect(from.get(), to.get());
+  ASSERT_TRUE(to->recorder.WaitForProbe());
+  const LinkReport report = to->recorder.reports().front();
+  EXPECT_EQ(report.peer, "sender");
+  EXPECT_GT(report.bytes_per_second, 0);
+  EXPECT_EQ(report.path, GetParam() == "ucx"           ? "shared memory"
+                         : GetParam() == "ucx-network" ? "ucx active message"
+                                                       : "grpc");
+}
+
+TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {
+  auto from = MakeSide(GetParam(), 8);
+  auto to = MakeSide(GetParam(), 8);
+  FillPool(from->transport->pool(), 5);
+  const Reservation stale = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  EXPECT_TRUE(to->receiver.Close(stale).empty());
+  const Reservation fresh = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  Link link = Connect(from.get(), to.get());
+  link.outbound->Send(HeaderFor(from->transport->pool(), 1, stale, 1), 1, 100);
+  link.outbound->Send(HeaderFor(from->transport->pool(), 2, fresh, 2), 2, 101);
+  ASSERT_TRUE(to->recorder.WaitForReceived(1));
+  ASSERT_TRUE(from->recorder.WaitForSent(2));
+  ASSERT_EQ(to->recorder.received().size(), 1u);
+  EXPECT_EQ(to->recorder.received()[0].ordinal, 2);
+  const std::vector<std::byte> untouched(kBlockBytes);
+  EXPECT_EQ(std::memcmp(to->transport->pool().block(1), untouched.data(), kBlockBytes), 0);
+}
+
+TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
+  auto from = MakeSide(GetParam(), 8);
+  auto to = MakeSide(GetParam(), 8);
+  FillPool(from->transport->pool(), 6);
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 2));
+  Link link = Connect(from.get(), to.get());
+  const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
+  from->transport->pool().block(0)[12'345] ^= std::byte{4};
+  link.outbound->Send(header, 0, 1);
+  ASSERT_TRUE(to->recorder.WaitForReceived(1));
+  EXPECT_EQ(to->recorder.received()[0].outcome, FrameOutcome::kCorrupt);
+  from->transport->pool().block(0)[12'345] ^= std::byte{4};
+  link.outbound->Send(header, 0, 2);
+  ASSERT_TRUE(to->recorder.WaitForReceived(2));
+  EXPECT_EQ(to->recorder.received()[1].outcome, FrameOutcome::kVerified);
+}
+
+TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
+  constexpr size_t kSends = 500;
+  auto from = MakeSide(GetParam(), 16);
+  auto to = MakeSide(GetParam(), 16);
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+  Link link = Connect(from.get(), to.get());
+  const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
+  for (size_t i = 0; i < kSends; ++i) link.outbound->Send(header, 0, i);
+  link.outbound.reset();
+  EXPECT_TRUE(from->recorder.WaitForSent(kSends));
+}
+
+TEST_P(KvTransportTest, FramesOfAClosedReceiverGetNoPlace) {
+  auto from = MakeSide(GetParam(), 16);
+  auto to = MakeSide(GetParam(), 16);
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+  Link link = Connect(from.get(), to.get());
+  const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
+  link.outbound->Send(header, 0, 1);
+  ASSERT_TRUE(to->recorder.WaitForReceived(1));
+  link.inbound.reset();
+  for (uint64_t i = 2; i < 20; ++i) {
+    link.outbound->Send(HeaderFor(from->transport->pool(), 0, reservation, static_cast<int>(i) - 1),
+                        0, i);
+  }
+  link.outbound.reset();
+  EXPECT_TRUE(from->recorder.WaitForSent(19));
+  to->receiver.Close(reservation);
+  EXPECT_EQ(to->receiver.num_in_flight(), 0);
+}
+
+TEST_P(KvTransportTest, ManyLinksOpenAndCloseOverOnePair) {
+  auto from = MakeSide(GetParam(), 16);
+  auto to = MakeSide(GetParam(), 16);
+  FillPool(from->transport->pool(), 9);
+  for (uint64_t round = 0; round < 20; ++round) {
+    const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+    Link link = Connect(from.get(), to.get());
+    for (int32_t i = 0; i < 16; ++i) {
+      link.outbound->Send(HeaderFor(from->transport->pool(), i, reservation, i), i,
+                          round * 16 + static_cast<uint64_t>(i));
+    }
+    ASSERT_TRUE(to->recorder.WaitForReceived((round + 1) * 16)) << "round " << round;
+    ASSERT_TRUE(from->recorder.WaitForSent((round + 1) * 16)) << "round " << round;
+    EXPECT_TRUE(to->receiver.Close(reservation).empty());
+  }
+}
+
+TEST_P(KvTransportTest, AddressesThatAreNoneAreRefused) {
+  auto from = MakeSide(GetParam(), 4);
+  for (const std::string& bytes : {std::string(), std::string("x"), std::string(5000, '\xff')}) {
+    EXPECT_EQ(from->transport->OpenOutbound("receiver", bytes, nullptr).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// ---- Another process ----
+
+// Reads or writes all of `bytes` on a pipe.
+void PipeWrite(int fd, const std::string& text) {
+  const auto size = static_cast<uint32_t>(text.size());
+  ASSERT_EQ(write(fd, &size, sizeof(size)), static_cast<ssize_t>(sizeof(size)));
+  ASSERT_EQ(write(fd, text.data(), size), static_cast<ssize_t>(size));
+}
+std::string PipeRead(int fd) {
+  uint32_t size = 0;
+  if (read(fd, &size, sizeof(size)) != sizeof(size)) return {};
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t got = read(fd, text.data() + done, size - done);
+    if (got <= 0) return {};
+    done += static_cast<size_t>(got);
+  }
+  return text;
+}
+
+constexpr int kPeerInput = 10;
+constexpr int kPeerOutput = 11;
+
+// A receiver in a process of its own, which does nothing but receive until it is killed.
+class PeerProcess {
+ public:
+  explicit PeerProcess(const std::string& kind) {
+    int down[2], up[2];
+    EXPECT_EQ(pipe(down), 0);
+    EXPECT_EQ(pipe(up), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      dup2(down[0], kPeerInput);
+      dup2(up[1], kPeerOutput);
+      for (const int fd : {down[0], down[1], up[0], up[1]}) {
+        if (fd != kPeerInput && fd != kPeerOutput) close(fd);
+      }
+      execl("/proc/self/exe", "kv_transport_test", "--peer", kind.c_str(), nullptr);
+      _exit(127);
+    }
+    close(down[0]);
+    close(up[1]);
+    input_ = down[1];
+    output_ = up[0];
+  }
+  ~PeerProcess() {
+    Signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    close(input_);
+    close(output_);
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  void Tell(const std::string& text) { PipeWrite(input_, text); }
+  std::string Hear() { return PipeRead(output_); }
+
+ private:
+  pid_t pid_ = -1;
+  int input_ = -1;
+  int output_ = -1;
+};
+
+constexpr int32_t kPeerBlocks = 64;
+
+int PeerMain(const std::string& kind) {
+  auto side = MakeSide(kind, kPeerBlocks);
+  const std::string target = PipeRead(kPeerInput);
+  auto inbound = side->transport->OpenInbound("sender", target, side->OnLost());
+  if (!inbound.ok()) return 1;
+  const Reservation reservation = side->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+  PipeWrite(kPeerOutput, (*inbound)->address());
+  (*inbound)->Attach(PipeRead(kPeerInput));
+  if (!side->recorder.WaitForProbe()) return 1;
+  PipeWrite(kPeerOutput,
+            std::string(reinterpret_cast<const char*>(&reservation), sizeof(reservation)));
+  for (size_t count = 1;; ++count) {  // One word for each frame that arrives, until the end.
+    if (side->recorder.WaitForReceived(count)) PipeWrite(kPeerOutput, "frame");
+  }
+}
+
+struct PeerLink {
+  std::unique_ptr<KvOutbound> outbound;
+  Reservation reservation;
+};
+
+PeerLink ConnectToPeer(Side* from, PeerProcess* peer) {
+  PeerLink link;
+  peer->Tell(from->target.empty() ? "none" : from->target);
+  auto outbound = from->transport->OpenOutbound("receiver", peer->Hear(), from->OnLost());
+  EXPECT_TRUE(outbound.ok()) << outbound.status();
+  link.outbound = *std::move(outbound);
+  peer->Tell(link.outbound->address());
+  const std::string reservation = peer->Hear();
+  EXPECT_EQ(reservation.size(), sizeof(link.reservation));
+  std::memcpy(&link.reservation, reservation.data(), sizeof(link.reservation));
+  return link;
+}
+
+TEST_P(KvTransportTest, BlocksReachAnotherProcess) {
+  auto from = MakeSide(GetParam(), kPeerBlocks);
+  FillPool(from->transport->pool(), 4);
+  PeerProcess peer(GetParam());
+  PeerLink link = ConnectToPeer(from.get(), &peer);
+  for (int32_t i = 0; i < kPeerBlocks; ++i) {
+    link.outbound->Send(HeaderFor(from->transport->pool(), i, link.reservation, i), i,
+                        static_cast<uint64_t>(i));
+  }
+  for (int32_t i = 0; i < kPeerBlocks; ++i) EXPECT_EQ(peer.Hear(), "frame");
+  EXPECT_TRUE(from->recorder.WaitForSent(kPeerBlocks));
+}
+
+// The Session notices the death and destroys its link; every send must have completed then.
+TEST_P(KvTransportTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
+  constexpr size_t kSends = 5000;
+  for (int round = 0; round < 5; ++round) {
+    auto from = MakeSide(GetParam(), kPeerBlocks);
+    PeerProcess peer(GetParam());
+    PeerLink link = ConnectToPeer(from.get(), &peer);
+    const FrameHeader header = HeaderFor(from->transport->pool(), 0, link.reservation, 0);
+    for (size_t i = 0; i < kSends; ++i) {
+      link.outbound->Send(header, 0, i);
+      if (i == kSends / 2) {
+        ASSERT_TRUE(from->recorder.WaitForSent(1));
+        peer.Signal(SIGKILL);
+      }
+    }
+    link.outbound.reset();
+    EXPECT_TRUE(from->recorder.WaitForSent(kSends)) << "round " << round;
+    // The transport works on with others.
+    auto other = MakeSide(GetParam(), kPeerBlocks);
+    FillPool(from->transport->pool(), 11);
+    const Reservation reservation = other->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+    Link second = Connect(from.get(), other.get());
+    second.outbound->Send(HeaderFor(from->transport->pool(), 3, reservation, 3), 3, kSends);
+    EXPECT_TRUE(other->recorder.WaitForReceived(1)) << "round " << round;
+  }
+}
+
+TEST_P(KvTransportTest, StoppedPeerHoldsUpNoOtherLink) {
+  constexpr size_t kSends = 5000;
+  auto from = MakeSide(GetParam(), kPeerBlocks);
+  FillPool(from->transport->pool(), 12);
+  PeerProcess peer(GetParam());
+  PeerLink link = ConnectToPeer(from.get(), &peer);
+  peer.Signal(SIGSTOP);
+  const FrameHeader header = HeaderFor(from->transport->pool(), 0, link.reservation, 0);
+  for (size_t i = 0; i < kSends; ++i) link.outbound->Send(header, 0, i);
+  auto other = MakeSide(GetParam(), kPeerBlocks);
+  const Reservation reservation = other->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+  Link second = Connect(from.get(), other.get());
+  for (int32_t i = 0; i < kPeerBlocks; ++i) {
+    second.outbound->Send(HeaderFor(from->transport->pool(), i, reservation, i), i,
+                          kSends + static_cast<uint64_t>(i));
+  }
+  EXPECT_TRUE(other->recorder.WaitForReceived(kPeerBlocks));
+  link.outbound.reset();
+  EXPECT_TRUE(from->recorder.WaitForSent(kSends + kPeerBlocks));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::Values("ucx", "ucx-network", "grpc"),
+                         [](const auto& param) {
+                           std::string name = param.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
+  KvReceiver receiver(kBlockBytes);
+  Recorder recorder;
+  UcxOptions options;
+  options.block_bytes = int64_t{1} << 40;
+  options.num_blocks = 1000;
+  const auto transport = UcxTransport::Create(options, &receiver, &recorder);
+  EXPECT_EQ(transport.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(transport.status().message()), testing::HasSubstr("/dev/shm"));
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--peer") return tandem::PeerMain(argv[2]);
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}
