@@ -250,7 +250,9 @@ void Engine::Impl::ExpireReservations() {
   while (const auto id = reservation_expiries_.PopDue(now_us_)) {
     Attempt* const attempt = FindRemote(*id);
     attempt->remote->transfer.Expire(now_us_);
-    AfterTransferInput(attempt);
+    if (attempt->remote->transfer.state() == DecodeTransfer::State::kFailed) {
+      AfterTransferInput(attempt);
+    }
   }
 }
 

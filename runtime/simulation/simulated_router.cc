@@ -18,7 +18,8 @@ constexpr int64_t kDialUs = 500;
 // Knows what must come, and compares.
 class SimulatedRouter::Client final : public RequestSink {
  public:
-  Client(World* world, AskedRequest asked) : world_(world), asked_(std::move(asked)) {
+  Client(World* world, AskedRequest asked, int64_t* num_deltas)
+      : world_(world), asked_(std::move(asked)), num_deltas_(num_deltas) {
     choices_.resize(static_cast<size_t>(asked_.num_choices));
   }
 
@@ -34,6 +35,7 @@ class SimulatedRouter::Client final : public RequestSink {
   }
 
   void OnDelta(const Delta& delta) override {
+    ++*num_deltas_;
     world_->Log("client", "delta", id_.counter, static_cast<uint64_t>(delta.token->token));
     if (ended_ || expected_ == nullptr) return Complain("a delta at the wrong time");
     Choice& choice = choices_[static_cast<size_t>(delta.choice)];
@@ -117,6 +119,7 @@ class SimulatedRouter::Client final : public RequestSink {
 
   World* const world_;
   AskedRequest asked_;
+  int64_t* const num_deltas_;
   RequestId id_;
   const ExpectedRequest* expected_ = nullptr;
   std::vector<Choice> choices_;
@@ -160,7 +163,7 @@ void SimulatedRouter::Crash() {
 }
 
 void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us) {
-  clients_.push_back(std::make_unique<Client>(world_, std::move(asked)));
+  clients_.push_back(std::make_unique<Client>(world_, std::move(asked), &num_deltas_));
   Client* const client = clients_.back().get();
   RequestFacts facts;
   facts.token_ids = client->asked()->prompt;
@@ -304,6 +307,7 @@ void SimulatedRouter::DialSession(Connection* connection, SimulatedWorker* worke
         connection->session_id = session;
         connection->worker_session = *worker_session;
         connection->peer = worker;
+        connection->peer_incarnation = connection->worker->incarnation;
         if (!owner_->OnSessionUp(*connection->worker, session, Now())) {
           connection->session = nullptr;
           connection->session_id = 0;
@@ -344,7 +348,14 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
       if (token->finish != FinishReason::kNone) NotLive(token->attempt, session, token->choice);
     }
   }
+  const Connection* const connection = Find(session);
+  const bool registered =
+      connection != nullptr && connection->peer_incarnation == batch.worker_incarnation;
+  const int64_t before = num_deltas_;
   owner_->OnStepBatch(session, batch, Now());
+  if (!registered && num_deltas_ != before) {
+    world_->Violate(process_.name + " delivers tokens of an incarnation that never registered");
+  }
 }
 
 void SimulatedRouter::SendSubmit(SessionId session, const Submit& submit) {

@@ -48,6 +48,7 @@ class SimulatedRouter final : private RouterOutbox {
     SessionId session_id = 0;      // Ours.
     SessionId worker_session = 0;  // The worker's.
     SimulatedWorker* peer = nullptr;
+    uint64_t peer_incarnation = 0;  // As registered when the session was opened.
   };
   struct LiveAttempt {
     AttemptId attempt;
@@ -79,6 +80,7 @@ class SimulatedRouter final : private RouterOutbox {
   // Who computes which choice, as far as the router has heard: one attempt each.
   std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
   SessionId last_session_ = 0;
+  int64_t num_deltas_ = 0;
 };
 
 }  // namespace tandem

@@ -286,6 +286,9 @@ void SimulatedWorker::OnDecodeLost(SessionId decode) {
 }
 
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
+  if (const auto* grant = std::get_if<Grant>(&message)) {
+    life_->granted[grant->reservation] = grant->attempt;
+  }
   PeerLink& peer = life_->prefills[prefill.worker];
   if (peer.link != nullptr) return SendToPrefill(&peer, message);
   peer.waiting.push_back(std::move(message));
@@ -408,7 +411,8 @@ void SimulatedWorker::Arrive(const Frame& sent) {
     frame.payload[random->Below(frame.payload.size())] ^=
         static_cast<uint8_t>(uint64_t{1} << random->Below(8));
   }
-  if (random->Chance(faults.corrupt_header)) {
+  const bool mangled = random->Chance(faults.corrupt_header);
+  if (mangled) {
     uint32_t* const fields[] = {&frame.header.reservation.slot,
                                 &frame.header.reservation.generation, &frame.header.ordinal,
                                 &frame.header.length_bytes, &frame.header.crc32c};
@@ -420,12 +424,19 @@ void SimulatedWorker::Arrive(const Frame& sent) {
   world_->CountFrame();
   const int64_t lands_us = random->Chance(faults.slow_frame) ? random->Between(0, 2'000'000)
                                                              : world_->network()->Delay();
-  world_->network()->InProcess(&process_, lands_us, [this, frame, place = *place] {
+  world_->network()->InProcess(&process_, lands_us, [this, frame, mangled, place = *place] {
     const auto bytes = life_->executor->BlockBytes(place.block);
     const size_t written = frame.torn ? bytes.size() / 2 : bytes.size();
     std::copy_n(frame.payload.begin(), written, bytes.begin());
     const ReceivedFrame received =
         life_->receiver->Finish(place, !frame.torn, Crc32c(bytes.data(), bytes.size()));
+    const auto owner = life_->granted.find(frame.header.reservation);
+    if (!mangled && owner != life_->granted.end() && owner->second != received.attempt) {
+      world_->Violate(absl::StrFormat(
+          "%s: a frame for request %d attempt %d was written into blocks of request %d attempt %d",
+          process_.name, owner->second.request.counter, owner->second.attempt,
+          received.attempt.request.counter, received.attempt.attempt));
+    }
     life_->engine->OnFrameReceived(received, Now());
     Input();
   });

@@ -99,6 +99,7 @@ class SimulatedWorker final : private Outbox {
     std::map<WorkerId, PeerLink> prefills;
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
+    std::map<Reservation, AttemptId> granted;  // Whose frames may land under this name.
     int64_t last_step_us = 0;
     int64_t next_step_us = 0;  // Not earlier: the last one still runs.
     int64_t step_at_us = 0;    // Scheduled; INT64_MAX: none.
