@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/engine/engine.h"
+#include "runtime/protocol/peer_terms.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/simulation/virtual_network.h"
 
@@ -25,7 +26,8 @@ class World;
 
 class SimulatedWorker final : private Outbox {
  public:
-  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics);
+  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
+                  uint64_t kv_format);
   ~SimulatedWorker() override;
 
   void Start();  // A new incarnation.
@@ -43,7 +45,7 @@ class SimulatedWorker final : private Outbox {
   VirtualProcess* process() { return &process_; }
   const WorkerId& id() const { return id_; }
   const std::string& address() const { return process_.name; }
-  const std::string& kv_class() const { return kv_class_; }
+  PeerTerms terms() const;
   bool accepting() const { return process_.up; }
 
   // A router's Watch: messages go back over the link's end 1.
@@ -133,13 +135,15 @@ class SimulatedWorker final : private Outbox {
   };
   void Arrive(const Frame& frame);
   void Judge(const RouterEvent& event);
+  template <typename Message>
+  void LogPeer(std::string_view from, const Message& message);
 
   World* const world_;
   VirtualProcess process_;
   const WorkerRole role_;
   uint64_t numerics_;
+  const uint64_t kv_format_;
   WorkerId id_;
-  std::string kv_class_ = "simulated";
   std::unique_ptr<Life> life_;
   int64_t stalled_until_us_ = 0;
   SessionId last_session_ = 0;
