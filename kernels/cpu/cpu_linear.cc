@@ -169,11 +169,11 @@ absl::Status CpuLinear(const LinearArgs& args, ThreadPool* pool, Scratch* scratc
     } else {
       for (int64_t tile = 0; tile < tiles.count; ++tile) pack(tile, 0);
     }
-    // An even number of panels an item: few rows take two at once.
     const int64_t fair = num_panels / (kItemsPerThread * pool->num_threads());
-    const int64_t wanted = std::max<int64_t>(kItemBytes / panel_bytes, 1);
+    const int64_t wanted = kItemBytes / panel_bytes;
+    const int64_t step = gemm.panel_step;
     const int64_t item_panels =
-        shared ? std::max<int64_t>(RoundUp<int64_t>(std::min(fair, wanted), 2), 2) : num_panels;
+        shared ? std::max(RoundUp(std::min(fair, wanted), step), step) : num_panels;
     pool->ParallelFor(CeilDiv(num_panels, item_panels), [&](int64_t item, int) {
       const int64_t first_panel = item * item_panels;
       const int64_t first_output = first_panel * gemm.panel_outputs;

@@ -8,16 +8,23 @@
 namespace tandem {
 namespace {
 
-// kVectors vectors of outputs a panel; at most kMaxRows rows a tile; rows up to kWideRows take
-// kWidePanels panels at once, for enough independent sums to hide the latency of one.
-template <typename Policy, int kVectors, int kMaxRows, int kWideRows, int kWidePanels>
+// kVectors vectors of outputs a panel; at most kMaxRows rows a tile; kSums sums fit the registers.
+template <typename Policy, int kVectors, int kMaxRows, int kSums>
 struct Gemm {
   static constexpr int kPanelOutputs = kVectors * kLanes;
   static constexpr int kPanelUnitBytes = kVectors * Policy::kWeightVectorBytes;
-  static constexpr int kMaxBuffer = kMaxRows * kPanelOutputs > kWideRows* kWidePanels* kPanelOutputs
-                                        ? kMaxRows* kPanelOutputs
-                                        : kWideRows* kWidePanels* kPanelOutputs;
+  static constexpr int kMaxBuffer = kSums * kLanes;
   static constexpr int kPrefetchBytes = 1024;
+  static_assert(kMaxRows * kVectors <= kSums);
+
+  // Panels that few rows take at once: independent sums hide the latency of one, and streams of
+  // weights that of memory.
+  static constexpr int PanelsOf(int rows) {
+    for (const int panels : {4, 2}) {
+      if (rows * panels * kVectors <= kSums) return panels;
+    }
+    return 1;
+  }
 
   static int64_t Units(int64_t in_features) {
     return (in_features + Policy::kPerUnit - 1) / Policy::kPerUnit;
@@ -121,21 +128,17 @@ struct Gemm {
   }
 
   template <int kRows>
-  static void RunTileOfRows(int rows, int panels_left, const GemmTask& task, const std::byte* a,
-                            const std::byte* panels, int64_t panel_bytes, int64_t first_row,
+  static void RunTileOfRows(int rows, int panels, const GemmTask& task, const std::byte* a,
+                            const std::byte* weights, int64_t panel_bytes, int64_t first_row,
                             int64_t first_output) {
     if (rows == kRows) {
-      if constexpr (kRows <= kWideRows) {
-        if (panels_left >= kWidePanels) {
-          RunTile<kRows, kWidePanels>(task, a, panels, panel_bytes, first_row, first_output);
-          return;
-        }
-      }
-      RunTile<kRows, 1>(task, a, panels, panel_bytes, first_row, first_output);
+      constexpr int kPanels = PanelsOf(kRows);
+      const auto run = panels == kPanels ? RunTile<kRows, kPanels> : RunTile<kRows, 1>;
+      run(task, a, weights, panel_bytes, first_row, first_output);
       return;
     }
     if constexpr (kRows < kMaxRows) {
-      RunTileOfRows<kRows + 1>(rows, panels_left, task, a, panels, panel_bytes, first_row,
+      RunTileOfRows<kRows + 1>(rows, panels, task, a, weights, panel_bytes, first_row,
                                first_output);
     }
   }
@@ -145,11 +148,9 @@ struct Gemm {
     const int64_t units = Units(task.in_features);
     const int64_t panel_bytes = units * kPanelUnitBytes;
     const int num_panels = static_cast<int>((task.num_outputs + kPanelOutputs - 1) / kPanelOutputs);
-    // Rows up to kWideRows come as one tile, so all of them take the same step.
-    const int step = task.num_rows <= kWideRows ? kWidePanels : 1;
+    const int step = tiles.count == 1 ? PanelsOf(static_cast<int>(task.num_rows)) : 1;
     for (int panel = 0; panel < num_panels;) {
-      const int panels_left = num_panels - panel;
-      const int taken = panels_left >= step ? step : 1;
+      const int taken = num_panels - panel >= step ? step : 1;
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         RunTileOfRows<1>(tiles.rows(tile), taken, task,
                          task.activations + tiles.begin(tile) * units * Policy::kRowUnitBytes,
@@ -174,6 +175,7 @@ struct Gemm {
                        .weight_unit_bytes = Policy::kWeightVectorBytes / kLanes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,
                        .max_tile_rows = kMaxRows,
+                       .panel_step = PanelsOf(1),
                        .pack_rows = PackRows<Element>,
                        .run = Run};
   }

@@ -3,10 +3,8 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 4, 2>::Table<float>();
-constinit const GemmKernels kAvx512GemmBf16Dot =
-    Gemm<DotBf16Policy, 2, 12, 4, 2>::Table<uint16_t>();
-constinit const GemmKernels kAvx512GemmBf16Fma =
-    Gemm<FmaBf16Policy, 2, 12, 4, 2>::Table<uint16_t>();
+constinit const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 24>::Table<float>();
+constinit const GemmKernels kAvx512GemmBf16Dot = Gemm<DotBf16Policy, 2, 12, 24>::Table<uint16_t>();
+constinit const GemmKernels kAvx512GemmBf16Fma = Gemm<FmaBf16Policy, 2, 12, 24>::Table<uint16_t>();
 
 }  // namespace tandem

@@ -29,7 +29,7 @@ struct RowKernels {
 // max_tile_rows rows: [unit][row].
 struct GemmTask {
   const std::byte* activations;  // of the first tile
-  int64_t num_rows;              // split into tiles by GemmTileRows
+  int64_t num_rows;              // split into tiles by MakeRowTiles
   const std::byte* panels;       // of the first panel
   int64_t in_features;
   bool segmented;
@@ -46,6 +46,7 @@ struct GemmKernels {
   size_t weight_unit_bytes;      // one unit of one output in a panel
   size_t activation_unit_bytes;  // one unit of one row in a tile
   int max_tile_rows;
+  int panel_step;  // few rows take so many panels at once: tasks are best multiples of it
   // Packs one tile of `rows` rows.
   void (*pack_rows)(const void* input, int64_t in_features, int rows, std::byte* packed);
   void (*run)(const GemmTask& task);

@@ -35,10 +35,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
   std::string error;
   TandemTokenizerInfo info = {};
-  TANDEM_RETURN_IF_ERROR(
-      BorderStatus(tandem_tokenizer_create(BorrowText(json), kMaxIds, &tokenizer->handle_, &info,
-                                           SinkInto(&error)),
-                   name, error));
+  const int32_t code = tandem_tokenizer_create(BorrowText(json), kMaxIds, &tokenizer->handle_,
+                                               &info, SinkInto(&error));
+  // The library panics on some files that it cannot read.
+  if (code == TANDEM_TEXT_INTERNAL) error.insert(0, "not a tokenizer.json: ");
+  TANDEM_RETURN_IF_ERROR(BorderStatus(
+      code == TANDEM_TEXT_INTERNAL ? TANDEM_TEXT_INVALID_ARGUMENT : code, name, error));
   switch (info.decoder_kind) {
     case TANDEM_DECODER_BYTES:
       tokenizer->decoder_kind_ = DecoderKind::kBytes;

@@ -172,15 +172,18 @@ int Main(int argc, char** argv) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
   }
-  absl::StatusOr<RouterOptions> options = rest.status();
-  if (rest.ok() && !rest->empty()) {
-    options = absl::InvalidArgumentError(absl::StrCat("unknown argument \"", rest->front(), "\""));
-  } else if (rest.ok() && values.version) {
+  if (rest.ok() && values.version) {
     std::printf("tandem-router %s\n", kVersion);
     return 0;
-  } else if (rest.ok()) {
-    options = ToOptions(values);
   }
+  const absl::StatusOr<RouterOptions> options = [&]() -> absl::StatusOr<RouterOptions> {
+    TANDEM_RETURN_IF_ERROR(rest.status());
+    if (!rest->empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown argument \"", rest->front(), "\""));
+    }
+    return ToOptions(values);
+  }();
   if (!options.ok()) {
     std::fprintf(stderr, "tandem-router: %s\nTry --help.\n",
                  std::string(options.status().message()).c_str());

@@ -18,7 +18,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
 #include "services/router/api_limits.h"
-#include "services/router/http/http_connection.h"
+#include "services/router/http/server_connection.h"
 
 namespace tandem {
 namespace {
@@ -79,7 +79,7 @@ class HttpServer::Impl {
       retry_.cancel();
     });
     MutexLock lock(&mu_);
-    for (const std::weak_ptr<HttpConnection>& weak : connections_) {
+    for (const std::weak_ptr<ServerConnection>& weak : connections_) {
       if (const auto connection = weak.lock()) connection->Drain();
     }
   }
@@ -89,7 +89,7 @@ class HttpServer::Impl {
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
     // What handlers still hold of them must not outlive io_.
-    for (const std::weak_ptr<HttpConnection>& weak : TakeConnections()) {
+    for (const std::weak_ptr<ServerConnection>& weak : TakeConnections()) {
       if (const auto connection = weak.lock()) connection->Abandon();
     }
   }
@@ -114,7 +114,7 @@ class HttpServer::Impl {
           } else {
             error_code ignored;
             socket.set_option(tcp::no_delay(true), ignored);
-            const auto connection = std::make_shared<HttpConnection>(std::move(socket), &shared_);
+            const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
             Remember(connection);
             connection->Run();
           }
@@ -123,7 +123,7 @@ class HttpServer::Impl {
   }
 
   // For Drain. Forgets the ended ones whenever they could be half of all.
-  void Remember(const std::shared_ptr<HttpConnection>& connection) {
+  void Remember(const std::shared_ptr<ServerConnection>& connection) {
     MutexLock lock(&mu_);
     connections_.push_back(connection);
     if (connections_.size() > next_sweep_) {
@@ -132,7 +132,7 @@ class HttpServer::Impl {
     }
   }
 
-  std::list<std::weak_ptr<HttpConnection>> TakeConnections() {
+  std::list<std::weak_ptr<ServerConnection>> TakeConnections() {
     MutexLock lock(&mu_);
     return std::exchange(connections_, {});
   }
@@ -147,7 +147,7 @@ class HttpServer::Impl {
   HttpShared shared_;
   std::atomic<int> num_open_{0};
   Mutex mu_;
-  std::list<std::weak_ptr<HttpConnection>> connections_ GUARDED_BY(mu_);
+  std::list<std::weak_ptr<ServerConnection>> connections_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;
   int port_ = 0;
   asio::io_context io_;  // After what connections use: it destroys the last of them.

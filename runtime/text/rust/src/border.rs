@@ -103,7 +103,7 @@ pub fn guarded(error: TextSink, body: impl FnOnce() -> Result<(), Failure>) -> i
         panic::set_hook(Box::new(|info| {
             let place = info.location().map_or(String::new(), |place| {
                 // The last parts name the crate's file; what is before them names this machine.
-                let parts: Vec<&str> = place.file().rsplit(['/', '\\']).take(3).collect();
+                let parts: Vec<&str> = place.file().rsplit(['/', '\\']).take(4).collect();
                 let file = parts.into_iter().rev().collect::<Vec<_>>().join("/");
                 format!(" at {file}:{}", place.line())
             });
@@ -117,9 +117,11 @@ pub fn guarded(error: TextSink, body: impl FnOnce() -> Result<(), Failure>) -> i
             failure.code
         }
         Err(payload) => {
-            // Dropping a payload can panic again; it is a string in practice, so leaking is fine.
-            std::mem::forget(payload);
             let place = PANIC_PLACE.with(|cell| cell.borrow().clone());
+            // Dropping a payload may panic as well; what that leaves is leaked.
+            if let Err(again) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+                std::mem::forget(again);
+            }
             error.write(&format!("panic{place}"));
             INTERNAL
         }

@@ -1,8 +1,8 @@
 // One client's connection: requests one after another, each answered before the next is read.
 // Internal to the HTTP server.
 
-#ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_CONNECTION_H_
-#define TANDEM_SERVICES_ROUTER_HTTP_HTTP_CONNECTION_H_
+#ifndef TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_
+#define TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
@@ -31,11 +31,11 @@ struct HttpShared {
 };
 
 // Strand only, but for the constructor, Run and Drain.
-class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
+class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
  public:
   // The socket's executor is a strand.
-  HttpConnection(boost::asio::ip::tcp::socket socket, HttpShared* shared);
-  ~HttpConnection();
+  ServerConnection(boost::asio::ip::tcp::socket socket, HttpShared* shared);
+  ~ServerConnection();
 
   void Run();
   void Drain();    // Closes now if no request is being answered.
@@ -90,4 +90,4 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_HTTP_HTTP_CONNECTION_H_
+#endif  // TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_

@@ -1,4 +1,4 @@
-#include "services/router/http/http_connection.h"
+#include "services/router/http/server_connection.h"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/dispatch.hpp>
@@ -42,15 +42,15 @@ std::string_view HttpRequest::Header(std::string_view name) const {
 
 // ---- What a handler holds ----
 
-class HttpConnection::Exchange final : public HttpExchange,
+class ServerConnection::Exchange final : public HttpExchange,
                                        public std::enable_shared_from_this<Exchange> {
  public:
-  explicit Exchange(std::shared_ptr<HttpConnection> connection)
+  explicit Exchange(std::shared_ptr<ServerConnection> connection)
       : connection_(std::move(connection)), executor_(connection_->socket_.get_executor()) {}
 
   void Send(int status, std::string_view content_type, std::string body, Headers headers) override {
     OnStrand([status, type = std::string(content_type), body = std::move(body),
-              headers = std::move(headers)](HttpConnection& c) {
+              headers = std::move(headers)](ServerConnection& c) {
       http::response<http::string_body> response;
       Fill(status, type, headers, c, &response);
       response.content_length(body.size());
@@ -63,7 +63,7 @@ class HttpConnection::Exchange final : public HttpExchange,
 
   void StartStream(int status, std::string_view content_type, Headers headers) override {
     OnStrand([status, type = std::string(content_type),
-              headers = std::move(headers)](HttpConnection& c) {
+              headers = std::move(headers)](ServerConnection& c) {
       http::response<http::empty_body> response;
       c.chunked_ = c.parser_->get().version() >= 11;
       if (!c.chunked_) c.keep_alive_ = false;  // The end of the connection is the end of it.
@@ -76,7 +76,7 @@ class HttpConnection::Exchange final : public HttpExchange,
   }
 
   void Write(std::string bytes) override {
-    OnStrand([bytes = std::move(bytes)](HttpConnection& c) {
+    OnStrand([bytes = std::move(bytes)](ServerConnection& c) {
       if (bytes.empty() || c.head_only_) return;
       if (c.chunked_) {
         c.Append(absl::StrFormat("%x\r\n%s\r\n", bytes.size(), bytes));
@@ -87,7 +87,7 @@ class HttpConnection::Exchange final : public HttpExchange,
   }
 
   void EndStream() override {
-    OnStrand([](HttpConnection& c) {
+    OnStrand([](ServerConnection& c) {
       c.complete_ = true;
       c.Append(c.chunked_ && !c.head_only_ ? "0\r\n\r\n" : "");
     });
@@ -109,7 +109,7 @@ class HttpConnection::Exchange final : public HttpExchange,
  private:
   template <typename Body>
   static void Fill(int status, const std::string& type, const Headers& headers,
-                   const HttpConnection& c, http::response<Body>* response) {
+                   const ServerConnection& c, http::response<Body>* response) {
     response->result(static_cast<unsigned>(status));
     response->version(11);
     response->set(http::field::content_type, type);
@@ -117,42 +117,42 @@ class HttpConnection::Exchange final : public HttpExchange,
     response->keep_alive(c.keep_alive_);
   }
 
-  void OnStrand(std::function<void(HttpConnection&)> work) {
+  void OnStrand(std::function<void(ServerConnection&)> work) {
     asio::dispatch(executor_, [self = shared_from_this(), work = std::move(work)] {
       // A copy: `work` may end the answer.
-      const std::shared_ptr<HttpConnection> connection = self->connection_;
+      const std::shared_ptr<ServerConnection> connection = self->connection_;
       if (connection != nullptr && !connection->complete_) work(*connection);
     });
   }
 
-  std::shared_ptr<HttpConnection> connection_;  // Strand only.
+  std::shared_ptr<ServerConnection> connection_;  // Strand only.
   const asio::any_io_executor executor_;
 };
 
 // ---- Reading ----
 
-HttpConnection::HttpConnection(asio::ip::tcp::socket socket, HttpShared* shared)
+ServerConnection::ServerConnection(asio::ip::tcp::socket socket, HttpShared* shared)
     : socket_(std::move(socket)), deadline_(socket_.get_executor()), shared_(shared) {}
 
-HttpConnection::~HttpConnection() { shared_->on_closed(); }
+ServerConnection::~ServerConnection() { shared_->on_closed(); }
 
-void HttpConnection::Run() {
+void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     self->SetDeadline(kHeaderTimeout);
     self->ReadHeader();
   });
 }
 
-void HttpConnection::Drain() {
+void ServerConnection::Drain() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     if (self->state_ == State::kIdle) self->Close();
   });
 }
 
-void HttpConnection::Abandon() { Close(); }
+void ServerConnection::Abandon() { Close(); }
 
 // Between two requests: a byte may come within the idle time, or be here already.
-void HttpConnection::WaitForRequest() {
+void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
   if (shared_->draining) return Close();
   if (buffer_.size() > 0) {
@@ -167,7 +167,7 @@ void HttpConnection::WaitForRequest() {
   if (!watching_) WatchClient();
 }
 
-void HttpConnection::ReadHeader() {
+void ServerConnection::ReadHeader() {
   state_ = State::kReading;
   SetDeadline(kHeaderTimeout);
   parser_.emplace();
@@ -178,7 +178,7 @@ void HttpConnection::ReadHeader() {
       [self = shared_from_this()](const error_code& error, size_t) { self->OnHeader(error); });
 }
 
-void HttpConnection::OnHeader(const error_code& error) {
+void ServerConnection::OnHeader(const error_code& error) {
   if (state_ == State::kClosed) return;
   if (error) return RefuseUnread(error);
   const auto& request = parser_->get();
@@ -202,19 +202,19 @@ void HttpConnection::OnHeader(const error_code& error) {
   ReadBody();
 }
 
-void HttpConnection::ReadBody() {
+void ServerConnection::ReadBody() {
   http::async_read(
       socket_, buffer_, *parser_,
       [self = shared_from_this()](const error_code& error, size_t) { self->OnBody(error); });
 }
 
-void HttpConnection::OnBody(const error_code& error) {
+void ServerConnection::OnBody(const error_code& error) {
   if (state_ == State::kClosed) return;
   if (error) return RefuseUnread(error);
   Answer();
 }
 
-void HttpConnection::RefuseUnread(const error_code& error) {
+void ServerConnection::RefuseUnread(const error_code& error) {
   if (error == http::error::header_limit) {
     return Refuse(431, absl::StrFormat("the header is longer than %d bytes", kMaxHeaderBytes));
   }
@@ -230,7 +230,7 @@ void HttpConnection::RefuseUnread(const error_code& error) {
 }
 
 // Answers a request that was not read to its end; the connection ends with it.
-void HttpConnection::Refuse(int status, std::string_view message) {
+void ServerConnection::Refuse(int status, std::string_view message) {
   state_ = State::kAnswering;
   keep_alive_ = false;
   head_only_ = false;
@@ -240,7 +240,7 @@ void HttpConnection::Refuse(int status, std::string_view message) {
   exchange_->Send(status, "application/json", ErrorJson(status, message, ""), {});
 }
 
-void HttpConnection::Answer() {
+void ServerConnection::Answer() {
   state_ = State::kAnswering;
   ClearDeadline();
   auto& message = parser_->get();
@@ -265,7 +265,7 @@ void HttpConnection::Answer() {
 
 // ---- A client that leaves, or sends ahead ----
 
-void HttpConnection::WatchClient() {
+void ServerConnection::WatchClient() {
   if (buffer_.size() >= kMaxReadAheadBytes) return;
   watching_ = true;
   socket_.async_read_some(buffer_.prepare(kReadBytes),
@@ -274,7 +274,7 @@ void HttpConnection::WatchClient() {
                           });
 }
 
-void HttpConnection::OnWatched(const error_code& error, size_t size) {
+void ServerConnection::OnWatched(const error_code& error, size_t size) {
   watching_ = false;
   buffer_.commit(size);
   if (state_ == State::kClosed || state_ == State::kDiscarding) return;
@@ -289,7 +289,7 @@ void HttpConnection::OnWatched(const error_code& error, size_t size) {
 
 // ---- Writing ----
 
-void HttpConnection::Append(std::string_view bytes) {
+void ServerConnection::Append(std::string_view bytes) {
   if (state_ == State::kClosed) return;
   // A whole answer has its size anyway; a stream may not pile up.
   if (!complete_ && unsent_.size() + bytes.size() > kMaxUnsentBytes) {
@@ -300,7 +300,7 @@ void HttpConnection::Append(std::string_view bytes) {
   WriteMore();
 }
 
-void HttpConnection::WriteMore() {
+void ServerConnection::WriteMore() {
   if (writing_) return;
   if (unsent_.empty()) {
     if (complete_) EndAnswer();
@@ -314,7 +314,7 @@ void HttpConnection::WriteMore() {
       [self = shared_from_this()](const error_code& error, size_t) { self->OnWritten(error); });
 }
 
-void HttpConnection::OnWritten(const error_code& error) {
+void ServerConnection::OnWritten(const error_code& error) {
   writing_ = false;
   sending_.clear();
   if (state_ == State::kClosed) return;
@@ -323,7 +323,7 @@ void HttpConnection::OnWritten(const error_code& error) {
   WriteMore();
 }
 
-void HttpConnection::EndAnswer() {
+void ServerConnection::EndAnswer() {
   exchange_->Release();
   exchange_.reset();
   left_ = nullptr;
@@ -337,7 +337,7 @@ void HttpConnection::EndAnswer() {
   WaitForRequest();
 }
 
-void HttpConnection::Discard() {
+void ServerConnection::Discard() {
   if (state_ != State::kDiscarding) {
     state_ = State::kDiscarding;
     error_code ignored;
@@ -353,7 +353,7 @@ void HttpConnection::Discard() {
                           });
 }
 
-void HttpConnection::Close() {
+void ServerConnection::Close() {
   if (std::exchange(state_, State::kClosed) == State::kClosed) return;
   deadline_.cancel();
   error_code ignored;
@@ -367,7 +367,7 @@ void HttpConnection::Close() {
 
 // ---- Time ----
 
-void HttpConnection::SetDeadline(std::chrono::steady_clock::duration time) {
+void ServerConnection::SetDeadline(std::chrono::steady_clock::duration time) {
   const uint64_t number = ++deadline_number_;
   deadline_.expires_after(time);
   deadline_.async_wait([self = shared_from_this(), number](const error_code& error) {
@@ -377,7 +377,7 @@ void HttpConnection::SetDeadline(std::chrono::steady_clock::duration time) {
   });
 }
 
-void HttpConnection::ClearDeadline() {
+void ServerConnection::ClearDeadline() {
   ++deadline_number_;
   deadline_.cancel();
 }

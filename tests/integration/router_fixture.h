@@ -1,0 +1,81 @@
+// A router in this process, with fake workers, on loopback and ports of its own.
+
+#ifndef TANDEM_TESTS_INTEGRATION_ROUTER_FIXTURE_H_
+#define TANDEM_TESTS_INTEGRATION_ROUTER_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/text/tokenizer.h"
+#include "services/router/router_app.h"
+#include "tests/support/fake_worker.h"
+#include "tests/support/raw_http.h"
+
+namespace tandem {
+
+// Polls; a failure after a minute. For what other threads bring about.
+inline bool Eventually(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+class RouterFixture : public testing::Test {
+ protected:
+  static std::string Folder() { return std::string(TANDEM_TEST_DATA) + "/demo_model"; }
+
+  // Starts workers with these options and a router that knows them all, and waits until it is
+  // ready.
+  void Start(std::vector<FakeWorkerOptions> workers, const std::string& folder = Folder()) {
+    RouterOptions options{.model = folder,
+                          .http = {.ip = "127.0.0.1"},
+                          .grpc = {.ip = "127.0.0.1"},
+                          .liveness_scale = 5};
+    for (size_t i = 0; i < workers.size(); ++i) {
+      workers[i].name = "fake-" + std::to_string(i);
+      options_.push_back(workers[i]);
+      workers_.push_back(std::make_unique<FakeWorker>(workers[i]));
+      options.workers.push_back(workers_.back()->address());
+    }
+    absl::StatusOr<std::unique_ptr<RouterApp>> router = RouterApp::Create(options);
+    ASSERT_TRUE(router.ok()) << router.status();
+    router_ = *std::move(router);
+    ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+  }
+  void Start() { Start({FakeWorkerOptions()}); }
+
+  int http() const { return router_->http_port(); }
+  RawAnswer Post(const std::string& path, const std::string& body) {
+    return RawHttp(http()).Exchange(path, body);
+  }
+  boost::json::object PostOk(const std::string& path, const std::string& body) {
+    const RawAnswer answer = Post(path, body);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    return boost::json::parse(answer.body).as_object();
+  }
+  std::string Metrics() { return RawHttp(http()).Exchange("/metrics").body; }
+  // Of the exposition's line that begins with `sample`; -1 if there is none.
+  double Metric(const std::string& sample) {
+    const std::string text = "\n" + Metrics();
+    const size_t at = text.find("\n" + sample + " ");
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + sample.size() + 2));
+  }
+
+  std::vector<FakeWorkerOptions> options_;
+  std::vector<std::unique_ptr<FakeWorker>> workers_;
+  std::unique_ptr<RouterApp> router_;  // Goes first.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_INTEGRATION_ROUTER_FIXTURE_H_

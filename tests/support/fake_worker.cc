@@ -1,0 +1,282 @@
+#include "tests/support/fake_worker.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <random>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "runtime/base/check.h"
+#include "runtime/base/mutex.h"
+#include "runtime/base/random.h"
+#include "services/server/channel.h"
+#include "services/server/convert.h"
+#include "services/server/metrics_registry.h"
+#include "tandem/v1/worker.grpc.pb.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::chrono::milliseconds kHeartbeat{50};
+
+SampledToken WithLogprobs(int32_t token, const SamplingParams& sampling) {
+  SampledToken out{.token = token};
+  if (sampling.num_logprobs < 0) return out;
+  out.logprob = -0.125f * static_cast<float>(token % 7 + 1);
+  out.rank = 1;
+  for (int i = 0; i < sampling.num_logprobs; ++i) {
+    out.top.push_back({.token = i == 0 ? token : 4 + i, .logprob = out.logprob - 0.5f * i});
+  }
+  return out;
+}
+
+}  // namespace
+
+int32_t FakeToken(const FakeWorkerOptions& options, const std::vector<int32_t>& prompt,
+                  uint64_t seed, int32_t choice, int32_t position) {
+  const size_t generated = position - prompt.size();
+  if (choice == 0 && generated < options.script.size()) return options.script[generated];
+  uint64_t hash = Mix64(seed + 31 * choice + 1);
+  for (const int32_t id : prompt) hash = Mix64(hash ^ static_cast<uint64_t>(id));
+  hash = Mix64(hash + static_cast<uint64_t>(position));
+  const uint64_t range = options.vocab_size - options.vocab_first;
+  return options.vocab_first + static_cast<int32_t>(hash % range);
+}
+
+class FakeWorker::Impl final : public v1::Worker::Service {
+ public:
+  explicit Impl(const FakeWorkerOptions& options)
+      : options_(options), incarnation_(std::random_device{}() | 1) {
+    registry_.Counter("tandem_fake_submits_total", "Submits.");
+    registry_.Gauge("tandem_fake_running", "Running.");
+    grpc::ServerBuilder builder;
+    ConfigureServer(/*liveness_scale=*/1, &builder);
+    builder.AddListeningPort("127.0.0.1:" + std::to_string(options.port),
+                             grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    TANDEM_CHECK(server_ != nullptr && port_ != 0) << "port " << options.port;
+  }
+
+  ~Impl() override {
+    stopping_ = true;
+    changed_.SignalAll();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
+                     grpc::ServerWriter<v1::WatchEvent>* writer) override {
+    WorkerRegistration registration{.worker = {options_.name, incarnation_},
+                                    .role = options_.role,
+                                    .model = options_.model,
+                                    .kv_class = "fake-class",
+                                    .numerics_id = options_.numerics_id,
+                                    .block_tokens = 16,
+                                    .max_model_tokens = options_.max_model_tokens,
+                                    .max_sequences = 64,
+                                    .num_blocks = 1024,
+                                    .block_bytes = 4096,
+                                    .kv_transport = "grpc"};
+    Say(writer, registration);
+    Say(writer, KvEvents{.first_sequence = 0, .snapshot = true});
+    while (!stopping_ && !context->IsCancelled()) {
+      Heartbeat heartbeat;
+      heartbeat.load.blocks = {.free = 1024, .total = 1024};
+      heartbeat.load.running_sequences = num_running();
+      if (!Say(writer, heartbeat)) break;
+      MutexLock lock(&mu_);
+      if (!stopping_) changed_.WaitFor(&mu_, kHeartbeat);
+    }
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker ends");
+  }
+
+  grpc::Status Session(grpc::ServerContext* context,
+                       grpc::ServerReaderWriter<v1::StepBatch, v1::ToWorker>* stream) override {
+    std::atomic<bool> over{false};
+    std::map<AttemptId, Sequences> mine;  // Under mu_.
+    v1::StepBatch hello;
+    hello.set_worker_incarnation(incarnation_);
+    stream->Write(hello);
+    std::thread steps([&] {
+      while (!over && !stopping_ && Step(stream, &mine)) {
+      }
+      context->TryCancel();
+    });
+    v1::ToWorker message;
+    while (stream->Read(&message)) {
+      absl::StatusOr<RouterCommand> command = FromProto(message);
+      TANDEM_CHECK(command.ok()) << command.status();
+      MutexLock lock(&mu_);
+      if (auto* submit = std::get_if<Submit>(&*command)) {
+        registry_.Counter("tandem_fake_submits_total", "Submits.").Increment();
+        ++num_submits_;
+        last_submit_ = *submit;
+        Sequences sequences{.submit = *submit};
+        for (const int32_t choice : submit->choices) {
+          sequences.next[choice] = static_cast<int32_t>(submit->token_ids.size());
+        }
+        num_running_ += static_cast<int>(submit->choices.size());
+        mine.emplace(submit->attempt, std::move(sequences));
+      } else {
+        ++num_cancels_;
+        End(&mine, std::get<Cancel>(*command).attempt);
+      }
+      changed_.SignalAll();
+    }
+    over = true;
+    changed_.SignalAll();
+    steps.join();
+    MutexLock lock(&mu_);
+    while (!mine.empty()) End(&mine, mine.begin()->first);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Control(grpc::ServerContext* context, const v1::ControlRequest* request,
+                       v1::ControlResponse* response) override {
+    registry_.Gauge("tandem_fake_running", "Running.").Set(num_running());
+    MetricsToProto(registry_.Collect(), response->mutable_metrics());
+    return grpc::Status::OK;
+  }
+
+  void ReleaseHeld() {
+    MutexLock lock(&mu_);
+    released_ = true;
+    changed_.SignalAll();
+  }
+  int port() const { return port_; }
+  int num_submits() const { return Locked(num_submits_); }
+  int num_cancels() const { return Locked(num_cancels_); }
+  int num_running() const { return Locked(num_running_); }
+  Submit last_submit() const {
+    MutexLock lock(&mu_);
+    return last_submit_;
+  }
+
+ private:
+  struct Sequences {
+    Submit submit;
+    bool prompt_said = false;
+    std::map<int32_t, int32_t> next;  // Choice to position.
+  };
+
+  int Locked(const int& number) const {
+    MutexLock lock(&mu_);
+    return number;
+  }
+
+  template <typename Update>
+  bool Say(grpc::ServerWriter<v1::WatchEvent>* writer, const Update& update) {
+    v1::WatchEvent event;
+    ToProto(WatchUpdate(update), &event);
+    return writer->Write(event);
+  }
+
+  void End(std::map<AttemptId, Sequences>* mine, const AttemptId& attempt) REQUIRES(mu_) {
+    const auto it = mine->find(attempt);
+    if (it == mine->end()) return;
+    num_running_ -= static_cast<int>(it->second.next.size());
+    mine->erase(it);
+  }
+
+  // One token for every sequence that is not held. False once the stream is broken.
+  bool Step(grpc::ServerReaderWriter<v1::StepBatch, v1::ToWorker>* stream,
+            std::map<AttemptId, Sequences>* mine) EXCLUDES(mu_) {
+    StepBatch batch{.worker_incarnation = incarnation_};
+    {
+      MutexLock lock(&mu_);
+      std::vector<AttemptId> ended;
+      for (auto& [attempt, sequences] : *mine) {
+        StepOne(attempt, &sequences, &batch);
+        if (sequences.next.empty()) ended.push_back(attempt);
+      }
+      for (const AttemptId& attempt : ended) End(mine, attempt);
+      if (batch.events.empty()) {
+        if (!stopping_) changed_.WaitFor(&mu_, std::chrono::milliseconds(20));
+        return true;
+      }
+    }
+    v1::StepBatch message;
+    ToProto(batch, &message);
+    if (!stream->Write(message)) return false;
+    if (options_.token_pause_us > 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(options_.token_pause_us));
+    }
+    return true;
+  }
+
+  void StepOne(const AttemptId& attempt, Sequences* sequences, StepBatch* batch) REQUIRES(mu_) {
+    const Submit& submit = sequences->submit;
+    const std::vector<int32_t> prompt(submit.token_ids.begin(),
+                                      submit.token_ids.begin() + submit.prompt_tokens);
+    for (auto it = sequences->next.begin(); it != sequences->next.end();) {
+      auto& [choice, position] = *it;
+      const int32_t generated = position - submit.prompt_tokens;
+      if (options_.hold_after_tokens >= 0 && generated >= options_.hold_after_tokens &&
+          !released_) {
+        ++it;
+        continue;
+      }
+      if (!std::exchange(sequences->prompt_said, true)) SayPrompt(attempt, submit, batch);
+      const int32_t token = FakeToken(options_, prompt, submit.sampling.seed, choice, position);
+      TokenEvent event{.attempt = attempt,
+                       .choice = choice,
+                       .position = position,
+                       .token = WithLogprobs(token, submit.sampling)};
+      const auto& stops = submit.sampling.stop_token_ids;
+      const bool stops_here = std::find(stops.begin(), stops.end(), token) != stops.end();
+      if (generated + 1 >= submit.sampling.max_tokens) event.finish = FinishReason::kLength;
+      if (stops_here) event.finish = FinishReason::kStop;
+      ++position;
+      const bool finished = event.finish != FinishReason::kNone;
+      batch->events.emplace_back(std::move(event));
+      if (finished) --num_running_;
+      it = finished ? sequences->next.erase(it) : std::next(it);
+    }
+  }
+
+  void SayPrompt(const AttemptId& attempt, const Submit& submit, StepBatch* batch) {
+    PromptEvent event{.attempt = attempt, .cached_tokens = submit.prompt_tokens / 16 * 16};
+    if (submit.sampling.num_prompt_logprobs >= 0) {
+      for (int32_t i = 1; i < submit.prompt_tokens; ++i) {
+        SampledToken token{.token = submit.token_ids[i], .logprob = -0.5f * i, .rank = 2};
+        for (int t = 0; t < submit.sampling.num_prompt_logprobs; ++t) {
+          token.top.push_back({.token = 4 + t, .logprob = -0.1f * t});
+        }
+        event.prompt_logprobs.push_back(std::move(token));
+      }
+    }
+    batch->events.emplace_back(std::move(event));
+  }
+
+  const FakeWorkerOptions options_;
+  const uint64_t incarnation_;
+  int port_ = 0;
+  MetricsRegistry registry_;
+  std::atomic<bool> stopping_{false};
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool released_ GUARDED_BY(mu_) = false;
+  int num_submits_ GUARDED_BY(mu_) = 0, num_cancels_ GUARDED_BY(mu_) = 0,
+                   num_running_ GUARDED_BY(mu_) = 0;
+  Submit last_submit_ GUARDED_BY(mu_);
+  std::unique_ptr<grpc::Server> server_;
+};
+
+FakeWorker::FakeWorker(const FakeWorkerOptions& options)
+    : impl_(std::make_unique<Impl>(options)) {}
+FakeWorker::~FakeWorker() = default;
+int FakeWorker::port() const { return impl_->port(); }
+std::string FakeWorker::address() const { return "127.0.0.1:" + std::to_string(port()); }
+void FakeWorker::ReleaseHeld() { impl_->ReleaseHeld(); }
+int FakeWorker::num_submits() const { return impl_->num_submits(); }
+int FakeWorker::num_cancels() const { return impl_->num_cancels(); }
+int FakeWorker::num_running() const { return impl_->num_running(); }
+Submit FakeWorker::last_submit() const { return impl_->last_submit(); }
+
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// A worker without an engine: speaks the Worker service and makes up tokens, the same for the same
+// prompt and seed, wherever a stream is taken up. For tests of routers.
+
+#ifndef TANDEM_TESTS_SUPPORT_FAKE_WORKER_H_
+#define TANDEM_TESTS_SUPPORT_FAKE_WORKER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/protocol/router_messages.h"
+
+namespace tandem {
+
+struct FakeWorkerOptions {
+  std::string name = "fake-0";
+  std::string model = "demo_model";
+  WorkerRole role = WorkerRole::kHybrid;
+  std::string numerics_id = "fake-numerics";
+  int32_t max_model_tokens = 1024;
+  int port = 0;
+  int32_t token_pause_us = 0;       // Between two tokens of a sequence.
+  int32_t hold_after_tokens = -1;   // A sequence stops there until ReleaseHeld().
+  int32_t vocab_first = 4, vocab_size = 4096;
+  // Instead of the made-up ones, for choice 0; then made-up ones.
+  std::vector<int32_t> script;
+};
+
+// The token at `position` of prompt + generated.
+int32_t FakeToken(const FakeWorkerOptions& options, const std::vector<int32_t>& prompt,
+                  uint64_t seed, int32_t choice, int32_t position);
+
+class FakeWorker {
+ public:
+  explicit FakeWorker(const FakeWorkerOptions& options);
+  ~FakeWorker();  // Dies: connections break, nothing is said.
+
+  int port() const;
+  std::string address() const;
+  void ReleaseHeld();
+  // So far.
+  int num_submits() const;
+  int num_cancels() const;
+  int num_running() const;  // Sequences that have not ended.
+  Submit last_submit() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_FAKE_WORKER_H_

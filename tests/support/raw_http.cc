@@ -1,0 +1,132 @@
+#include "tests/support/raw_http.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "runtime/base/check.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kReceiveTimeoutS = 30;
+
+}  // namespace
+
+RawHttp::RawHttp(int port, int receive_buffer_bytes) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+  timeval timeout{.tv_sec = kReceiveTimeoutS};
+  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  if (receive_buffer_bytes > 0) {
+    setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes,
+               sizeof(receive_buffer_bytes));
+  }
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  TANDEM_CHECK(connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0)
+      << "port " << port;
+}
+
+RawHttp::~RawHttp() { close(socket_); }
+
+void RawHttp::Send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;  // Read shows what the server had to say.
+    bytes.remove_prefix(static_cast<size_t>(sent));
+  }
+}
+
+void RawHttp::SendRequest(const std::string& path, const std::string& body,
+                          const std::string& more_headers) {
+  std::string request = (body.empty() ? "GET " : "POST ") + path +
+                        " HTTP/1.1\r\nHost: test\r\n" + more_headers;
+  if (!body.empty()) {
+    request += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+               "\r\n";
+  }
+  Send(request + "\r\n" + body);
+}
+
+bool RawHttp::ReadMore() {
+  char bytes[65536];
+  const ssize_t received = recv(socket_, bytes, sizeof(bytes), 0);
+  if (received <= 0) return false;
+  buffer_.append(bytes, static_cast<size_t>(received));
+  return true;
+}
+
+bool RawHttp::ReadUntil(std::string_view text) {
+  while (buffer_.find(text) == std::string::npos) {
+    if (!ReadMore()) return false;
+  }
+  return true;
+}
+
+size_t RawHttp::ReadToEnd() {
+  size_t total = buffer_.size();
+  buffer_.clear();
+  while (ReadMore()) {
+    total += buffer_.size();
+    buffer_.clear();
+  }
+  return total;
+}
+
+RawAnswer RawHttp::Read() {
+  RawAnswer answer;
+  if (!ReadUntil("\r\n\r\n")) return answer;
+  const size_t head_end = buffer_.find("\r\n\r\n");
+  const std::string head = buffer_.substr(0, head_end + 2);
+  buffer_.erase(0, head_end + 4);
+  answer.status = std::atoi(head.c_str() + head.find(' ') + 1);
+  for (size_t begin = head.find("\r\n") + 2; begin < head.size();) {
+    const size_t end = head.find("\r\n", begin), colon = head.find(':', begin);
+    std::string name = head.substr(begin, colon - begin);
+    std::transform(name.begin(), name.end(), name.begin(), [](char c) { return std::tolower(c); });
+    answer.headers[name] = head.substr(colon + 2, end - colon - 2);
+    begin = end + 2;
+  }
+  if (answer.headers.count("content-length") > 0) {
+    const size_t size = std::strtoull(answer.headers["content-length"].c_str(), nullptr, 10);
+    while (buffer_.size() < size && ReadMore()) {
+    }
+    answer.complete = buffer_.size() >= size;
+    answer.body = buffer_.substr(0, size);
+    buffer_.erase(0, size);
+    return answer;
+  }
+  while (true) {  // Chunks.
+    if (!ReadUntil("\r\n")) return answer;
+    const size_t line_end = buffer_.find("\r\n");
+    const size_t size = std::strtoull(buffer_.c_str(), nullptr, 16);
+    while (buffer_.size() < line_end + 2 + size + 2) {
+      if (!ReadMore()) return answer;
+    }
+    answer.body += buffer_.substr(line_end + 2, size);
+    buffer_.erase(0, line_end + 2 + size + 2);
+    if (size == 0) break;
+  }
+  answer.complete = true;
+  return answer;
+}
+
+std::vector<std::string> EventsOf(const std::string& body) {
+  std::vector<std::string> events;
+  for (size_t begin = 0; begin < body.size();) {
+    const size_t end = body.find("\n\n", begin);
+    if (end == std::string::npos) break;
+    const std::string line = body.substr(begin, end - begin);
+    if (line.rfind("data: ", 0) == 0) events.push_back(line.substr(6));
+    begin = end + 2;
+  }
+  return events;
+}
+
+}  // namespace tandem

@@ -1,0 +1,54 @@
+// A blocking HTTP client that sends exactly the bytes it is given, for tests of servers.
+
+#ifndef TANDEM_TESTS_SUPPORT_RAW_HTTP_H_
+#define TANDEM_TESTS_SUPPORT_RAW_HTTP_H_
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+struct RawAnswer {
+  int status = 0;                              // 0: the connection ended before a whole header.
+  std::map<std::string, std::string> headers;  // Names in lower case.
+  std::string body;                            // Without chunk framing.
+  bool complete = false;                       // To its proper end.
+};
+
+class RawHttp {
+ public:
+  explicit RawHttp(int port, int receive_buffer_bytes = 0);  // Connects.
+  ~RawHttp();
+  RawHttp(const RawHttp&) = delete;
+  RawHttp& operator=(const RawHttp&) = delete;
+
+  void Send(std::string_view bytes);
+  // GET without a body, else POST.
+  void SendRequest(const std::string& path, const std::string& body = "",
+                   const std::string& more_headers = "");
+  RawAnswer Read();
+  RawAnswer Exchange(const std::string& path, const std::string& body = "",
+                     const std::string& more_headers = "") {
+    SendRequest(path, body, more_headers);
+    return Read();
+  }
+  // Reads until the raw bytes contain `text`. False if the connection ends before.
+  bool ReadUntil(std::string_view text);
+  // Reads and drops everything until the server closes; how many bytes came.
+  size_t ReadToEnd();
+
+ private:
+  bool ReadMore();
+
+  int socket_ = -1;
+  std::string buffer_;
+};
+
+// The data of every event of a stream.
+std::vector<std::string> EventsOf(const std::string& body);
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_RAW_HTTP_H_
