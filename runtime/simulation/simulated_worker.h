@@ -58,7 +58,8 @@ class SimulatedWorker final : private Outbox {
   // A router's Session.
   SessionId AcceptRouter(std::shared_ptr<VirtualLink> link,
                          std::function<void(const StepBatch&)> on_batch);
-  void OnSubmit(SessionId router, const Submit& submit);
+  // `meant_for` is the incarnation that the router believes to talk to.
+  void OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit);
   void OnCancel(SessionId router, const Cancel& cancel);
   void OnRouterLost(SessionId router);
   // A decode worker's Session.
@@ -85,8 +86,9 @@ class SimulatedWorker final : private Outbox {
   struct Watched {  // What an attempt has said so far.
     std::map<int32_t, int64_t> next_position;
     std::set<int32_t> finished;
-    bool over = false;     // No event of it may follow.
-    bool aborted = false;  // Its abort was answered: it runs no more.
+    bool over = false;            // No event of it may follow.
+    bool aborted = false;         // Its abort was answered: it runs no more.
+    int64_t forgotten_at_us = 0;  // Its deadline: nobody has to remember it longer.
   };
   // One life.
   struct Life {
@@ -108,6 +110,7 @@ class SimulatedWorker final : private Outbox {
     uint64_t step_token = 0;
     bool draining = false;
     bool had_input = false;
+    bool misdirected = false;  // It got work that was meant for an earlier life.
   };
 
   // Outbox.
