@@ -26,6 +26,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (o.num_prefill == 0 && random.Chance(0.7)) o.num_prefill = 1;
   o.num_routers = random.Chance(0.3) ? 2 : 1;
   o.num_numerics = random.Chance(0.15) ? 2 : 1;
+  o.num_kv_formats = random.Chance(0.1) ? 2 : 1;
   o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
 
   o.block_tokens = random.Chance(0.8) ? 16 : 32;
