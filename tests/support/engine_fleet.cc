@@ -26,17 +26,30 @@ constexpr int kNobody = -1;
 
 int IndexOf(const std::string& name) { return std::stoi(name.substr(1)); }
 
+class SimulatedFleetExecutor final : public FleetExecutor {
+ public:
+  explicit SimulatedFleetExecutor(const SimulatedExecutorOptions& options) : executor_(options) {}
+
+  SimulatedExecutor& executor() override { return executor_; }
+  int64_t block_bytes() const override { return executor_.block_bytes(); }
+  std::span<uint8_t> BlockBytes(BlockId block) override { return executor_.BlockBytes(block); }
+
+ private:
+  SimulatedExecutor executor_;
+};
+
 }  // namespace
 
 struct EngineFleet::Worker final : public Outbox {
   EngineFleet* fleet = nullptr;
   int index = 0;
   WorkerId id;
-  std::unique_ptr<SimulatedExecutor> executor;
+  std::unique_ptr<FleetExecutor> executor;
   std::unique_ptr<KvReceiver> receiver;
   LeaseKeeper leases;
   std::unique_ptr<Engine> engine;
   bool dirty = true;  // Has had an input since its last step.
+  bool paused = false;
   int64_t wakeup_us = 0;
 
   void ToRouter(SessionId router, RouterEvent event) override {
@@ -129,15 +142,18 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   worker->fleet = this;
   worker->index = static_cast<int>(workers_.size());
   worker->id = {.name = absl::StrFormat("w%d", worker->index), .incarnation = 77 + workers_.size()};
-  worker->executor = std::make_unique<SimulatedExecutor>(
-      SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
-                               .num_blocks = options.engine.num_blocks,
-                               .failing_token = options.failing_token});
+  worker->executor = std::move(options.executor);
+  if (worker->executor == nullptr) {
+    worker->executor = std::make_unique<SimulatedFleetExecutor>(
+        SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
+                                 .num_blocks = options.engine.num_blocks,
+                                 .failing_token = options.failing_token});
+  }
   worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
   options.engine.self = worker->id;
   max_model_tokens_ = options.engine.max_model_tokens;
   options.engine.block_bytes = worker->executor->block_bytes();
-  auto engine = Engine::Create(options.engine, worker->executor.get(), worker.get(),
+  auto engine = Engine::Create(options.engine, &worker->executor->executor(), worker.get(),
                                worker->receiver.get(), &worker->leases);
   TANDEM_CHECK(engine.ok()) << engine.status().ToString();
   worker->engine = *std::move(engine);
@@ -148,7 +164,10 @@ int EngineFleet::AddWorker(WorkerOptions options) {
 Engine& EngineFleet::engine(int worker) { return *workers_[static_cast<size_t>(worker)]->engine; }
 
 SimulatedExecutor& EngineFleet::executor(int worker) {
-  return *workers_[static_cast<size_t>(worker)]->executor;
+  auto* const simulated = dynamic_cast<SimulatedExecutor*>(
+      &workers_[static_cast<size_t>(worker)]->executor->executor());
+  TANDEM_CHECK(simulated != nullptr) << "worker " << worker << " has an executor of its own";
+  return *simulated;
 }
 
 PrefillPeer EngineFleet::peer(int worker) const {
@@ -178,19 +197,25 @@ void EngineFleet::Send(const std::string& kind, Event event) {
   network_.push_back(std::move(event));
 }
 
+bool EngineFleet::Deliver() {
+  if (network_.empty()) return false;
+  Event event = std::move(network_.front());
+  network_.pop_front();
+  event.deliver();
+  return true;
+}
+
 bool EngineFleet::RunOne() {
+  if (fast_network_ && Deliver()) return true;
   // Workers and network take turns, so that steps and messages interleave.
   for (size_t i = 0; i <= workers_.size(); ++i) {
     const size_t turn = next_worker_++ % (workers_.size() + 1);
     if (turn == workers_.size()) {
-      if (network_.empty()) continue;
-      Event event = std::move(network_.front());
-      network_.pop_front();
-      event.deliver();
-      return true;
+      if (Deliver()) return true;
+      continue;
     }
     Worker& worker = *workers_[turn];
-    if (!worker.dirty && worker.wakeup_us > now_us_) continue;
+    if (worker.paused || (!worker.dirty && worker.wakeup_us > now_us_)) continue;
     const Engine::StepResult result = worker.engine->Step(now_us_);
     worker.dirty = result.ran_batch;
     worker.wakeup_us = result.next_wakeup_us;
@@ -199,13 +224,25 @@ bool EngineFleet::RunOne() {
   return false;
 }
 
+void EngineFleet::Tick(int events) {
+  now_us_ += 10;
+  if (events % 1'000 == 999) Renew();
+}
+
 bool EngineFleet::RunUntilQuiet(int limit) {
   for (int i = 0; i < limit; ++i) {
     if (!RunOne()) return true;
-    now_us_ += 10;
-    if (i % 1'000 == 999) Renew();
+    Tick(i);
   }
   return false;
+}
+
+void EngineFleet::RunUntil(const std::function<bool()>& done) {
+  for (int i = 0; !done() && RunOne(); ++i) Tick(i);
+}
+
+void EngineFleet::Pause(int worker, bool paused) {
+  workers_[static_cast<size_t>(worker)]->paused = paused;
 }
 
 void EngineFleet::Renew() {

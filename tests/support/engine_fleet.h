@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,15 @@ struct AttemptRecord {
   bool position_gap = false;
 };
 
+// What a worker computes with, and the blocks that frames are read from and written to.
+class FleetExecutor {
+ public:
+  virtual ~FleetExecutor() = default;
+  virtual Executor& executor() = 0;
+  virtual int64_t block_bytes() const = 0;
+  virtual std::span<uint8_t> BlockBytes(BlockId block) = 0;
+};
+
 class EngineFleet {
  public:
   static constexpr SessionId kRouter = 1;
@@ -39,6 +49,7 @@ class EngineFleet {
   struct WorkerOptions {
     EngineOptions engine;  // self, block_bytes: filled in.
     int32_t failing_token = -1;
+    std::unique_ptr<FleetExecutor> executor;  // Null: a SimulatedExecutor.
   };
 
   EngineFleet();
@@ -48,7 +59,7 @@ class EngineFleet {
   int num_workers() const { return static_cast<int>(workers_.size()); }
 
   Engine& engine(int worker);
-  SimulatedExecutor& executor(int worker);
+  SimulatedExecutor& executor(int worker);  // Of a worker that has a simulated one.
   PrefillPeer peer(int worker) const;
   int64_t now_us() const { return now_us_; }
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
@@ -60,6 +71,12 @@ class EngineFleet {
   bool RunOne();
   // Until quiet; at most `limit` events. True if it became quiet.
   bool RunUntilQuiet(int limit = 200'000);
+  // Until `done` or quiet.
+  void RunUntil(const std::function<bool()>& done);
+  // A paused worker receives but does not step; its messages wait.
+  void Pause(int worker, bool paused);
+  // Everything sent is delivered before the next step: a network that is never the slowest.
+  void SetFastNetwork(bool fast) { fast_network_ = fast; }
   // Renews leases as the timer thread would.
   void Renew();
 
@@ -74,7 +91,8 @@ class EngineFleet {
   int64_t frames_delivered() const { return frames_delivered_; }
   int64_t messages(const std::string& kind) const;
 
-  // Empty if `record` is a fault-free run of every choice of `submit`; otherwise what is wrong.
+  // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors;
+  // otherwise what is wrong.
   std::string CheckFinished(const struct Submit& submit) const;
 
   // The invariants of a quiet fleet: every block accounted for and none held.
@@ -91,12 +109,15 @@ class EngineFleet {
   };
 
   void Record(const RouterEvent& event);
+  bool Deliver();
+  void Tick(int events);
   void Send(const std::string& kind, Event event);
   SessionId SessionOf(int decode) const { return 100 + static_cast<SessionId>(decode); }
 
   std::vector<std::unique_ptr<Worker>> workers_;
   std::deque<Event> network_;
   size_t next_worker_ = 0;
+  bool fast_network_ = false;
   int64_t now_us_ = 1'000;
   std::map<AttemptId, AttemptRecord> records_;
   std::map<std::string, int64_t> messages_;

@@ -1,0 +1,184 @@
+// Same bits, whatever the way (docs/numerics.md). Every test here runs variants of the product
+// {alone, batch of 32} x {chunk 16, 64, 100, whole} x {threads 1, 2, 3} x {block 16, 32} x
+// {cold, prefix hit, preempted, resumed} x {hybrid, disaggregated}, 384 of them, in F32 and BF16:
+//   - the whole product, with a few short requests (demo model) or on tiny checkpoints;
+//   - a random sample of it, with prompts of 1 to 1,100 tokens, which cross every border that there
+//     is (blocks, tiles of 64, segments of 1,024). TANDEM_FULL=1: the whole product with these.
+// The seed of the sample is printed; TANDEM_SEED sets it.
+
+#include "tests/integration/bitwise_proof.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "runtime/base/random.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kDemoVocabulary = 4096, kTinyVocabulary = 96;
+constexpr size_t kSampleSize = 12;
+
+// Prompts do not begin alike: what is cached is then known exactly.
+ProofRequest MakeRequest(int32_t index, int32_t prompt_tokens, int32_t vocabulary) {
+  Random random(7'000 + static_cast<uint64_t>(index));
+  ProofRequest request;
+  for (int32_t i = 0; i < prompt_tokens; ++i) {
+    request.prompt.push_back(static_cast<int32_t>(random.Below(static_cast<uint64_t>(vocabulary))));
+  }
+  request.prompt.front() = 3 + index;
+  request.sampling.seed = 1'000'003ull * static_cast<uint64_t>(index + 1);
+  request.sampling.num_logprobs = 5;
+  return request;
+}
+
+ProofRequest Greedy(ProofRequest request, int32_t max_tokens) {
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = max_tokens;
+  return request;
+}
+
+ProofRequest Seeded(ProofRequest request, int32_t max_tokens, float top_p, int32_t top_k,
+                    int32_t num_choices = 1) {
+  request.sampling.temperature = 0.9f;
+  request.sampling.top_p = top_p;
+  request.sampling.top_k = top_k;
+  request.sampling.max_tokens = max_tokens;
+  request.num_choices = num_choices;
+  return request;
+}
+
+ProofRequest Scored(ProofRequest request) {
+  request.sampling.num_prompt_logprobs = 3;
+  return request;
+}
+
+// Up to 32 sequences, together with `sequences` others; they outlive the others' prompts.
+void AddFillers(int32_t sequences, int32_t max_tokens, int32_t vocabulary, ProofSet* set) {
+  for (int32_t i = 0; sequences + i < 32; ++i) {
+    const ProofRequest filler = MakeRequest(20 + i, 1 + i % 7, vocabulary);
+    set->fillers.push_back(i % 2 == 0 ? Greedy(filler, max_tokens)
+                                      : Seeded(filler, max_tokens, 0.95f, 50));
+  }
+  set->intruder = Seeded(MakeRequest(60, 9, vocabulary), 3, 1.0f, 0, 128);
+}
+
+ProofSet ShortSet(int32_t vocabulary) {
+  ProofSet set;
+  set.requests = {
+      Greedy(MakeRequest(0, 17, vocabulary), 5),
+      Scored(Seeded(MakeRequest(1, 33, vocabulary), 5, 0.9f, 0, 4)),
+      Seeded(MakeRequest(2, 100, vocabulary), 5, 1.0f, 20),
+  };
+  set.max_model_tokens = 128;
+  AddFillers(6, 20, vocabulary, &set);
+  return set;
+}
+
+ProofSet LongSet() {
+  constexpr int32_t kVocabulary = kDemoVocabulary;
+  ProofSet set;
+  set.requests = {
+      Greedy(MakeRequest(0, 1, kVocabulary), 8),
+      Seeded(MakeRequest(1, 15, kVocabulary), 8, 0.9f, 0),
+      Seeded(MakeRequest(2, 16, kVocabulary), 8, 1.0f, 20, 4),
+      Scored(Greedy(MakeRequest(3, 17, kVocabulary), 8)),
+      Scored(Seeded(MakeRequest(4, 100, kVocabulary), 8, 0.95f, 40, 4)),
+      Greedy(MakeRequest(5, 300, kVocabulary), 8),
+      Seeded(MakeRequest(6, 1'020, kVocabulary), 8, 0.8f, 0),
+      Scored(Seeded(MakeRequest(7, 1'100, kVocabulary), 8, 0.9f, 100)),
+  };
+  set.max_model_tokens = 1'200;
+  AddFillers(14, 30, kVocabulary, &set);
+  return set;
+}
+
+std::string Demo() { return std::string(TANDEM_TEST_DATA) + "/demo_model"; }
+std::string Tiny(const std::string& name) {
+  return std::string(TANDEM_TEST_DATA) + "/tiny_models/" + name;
+}
+
+class BitwiseProofTest : public testing::TestWithParam<std::string> {
+ protected:
+  static bool Full() {
+    const char* const full = std::getenv("TANDEM_FULL");
+    return full != nullptr && std::string(full) == "1";
+  }
+
+  static std::vector<ProofVariant> Sample() {
+    const char* const given = std::getenv("TANDEM_SEED");
+    const uint64_t seed =
+        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
+    std::printf("TANDEM_SEED=%llu\n", static_cast<unsigned long long>(seed));
+    Random random(seed);
+    const std::vector<ProofVariant> all = AllProofVariants();
+    std::vector<ProofVariant> sample;
+    for (size_t i = 0; i < kSampleSize; ++i) sample.push_back(all[random.Below(all.size())]);
+    return sample;
+  }
+
+  static void CheckAll(BitwiseProof* proof, const std::vector<ProofVariant>& variants) {
+    const auto begin = std::chrono::steady_clock::now();
+    int failures = 0;
+    for (const ProofVariant& variant : variants) {
+      const std::string error = proof->Check(variant);
+      EXPECT_EQ(error, "") << variant.ToString();
+      ASSERT_LT(failures += !error.empty(), 10) << "no more of them";
+    }
+    std::printf(
+        "%zu variants, %lld sampled tokens compared, %lld KV frames, %lld tokens recomputed after "
+        "preemption, %.1f s\n",
+        variants.size(), static_cast<long long>(proof->comparisons()),
+        static_cast<long long>(proof->frames()), static_cast<long long>(proof->recomputed()),
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+};
+
+TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsInTheWholeProduct) {
+  BitwiseProof proof(Demo(), GetParam(), ShortSet(kDemoVocabulary));
+  CheckAll(&proof, AllProofVariants());
+}
+
+TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsForLongPrompts) {
+  BitwiseProof proof(Demo(), GetParam(), LongSet());
+  CheckAll(&proof, Full() ? AllProofVariants() : Sample());
+}
+
+TEST_P(BitwiseProofTest, TinyLlamaGivesTheSameBits) {
+  BitwiseProof proof(Tiny("llama_gqa16_scaled_biased"), GetParam(), ShortSet(kTinyVocabulary));
+  CheckAll(&proof, AllProofVariants());
+}
+
+TEST_P(BitwiseProofTest, TinyGpt2GivesTheSameBits) {
+  BitwiseProof proof(Tiny("gpt2_heads32_unprefixed"), GetParam(), ShortSet(kTinyVocabulary));
+  CheckAll(&proof, AllProofVariants());
+}
+
+TEST_P(BitwiseProofTest, GeneratedTokensScoreAsTheSameTextInAPrompt) {
+  BitwiseProof proof(Demo(), GetParam(), LongSet());
+  for (const ProofVariant& variant :
+       {ProofVariant{}, ProofVariant{.chunk = 64, .num_threads = 2, .disaggregated = true},
+        ProofVariant{.batch = true, .chunk = 16, .num_threads = 3, .block_tokens = 32},
+        ProofVariant{.batch = true, .chunk = 100, .num_threads = 2, .disaggregated = true},
+        ProofVariant{.batch = true, .block_tokens = 32}}) {
+    EXPECT_EQ(proof.CheckScores(variant), "") << variant.ToString();
+  }
+  EXPECT_GT(proof.comparisons(), 0);
+}
+
+// The comparison can fail: the two dtypes compute different numbers.
+TEST(BitwiseProofItselfTest, DifferentNumbersAreSeen) {
+  const BitwiseProof exact(Demo(), "f32", ShortSet(kDemoVocabulary));
+  const BitwiseProof rounded(Demo(), "bf16", ShortSet(kDemoVocabulary));
+  EXPECT_NE(exact.reference(0).choices[0][0].logprob, rounded.reference(0).choices[0][0].logprob);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BitwiseProofTest, testing::Values("f32", "bf16"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,41 @@
+#include "tests/support/model_fleet.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/create_backend.h"
+#include "runtime/base/check.h"
+
+namespace tandem {
+
+LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype, int num_threads) {
+  auto backend = CreateBackend({.device = "cpu", .num_threads = num_threads});
+  TANDEM_CHECK(backend.ok()) << backend.status().ToString();
+  backend_ = *std::move(backend);
+  auto model = Model::Load({.folder = folder, .dtype = dtype}, backend_.get());
+  TANDEM_CHECK(model.ok()) << model.status().ToString();
+  model_ = *std::move(model);
+}
+
+ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
+                                       const LoadedModel& model, const KvMemory& pool) {
+  auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), pool);
+  TANDEM_CHECK(executor.ok()) << executor.status().ToString();
+  executor_ = *std::move(executor);
+}
+
+std::span<uint8_t> ModelFleetExecutor::BlockBytes(BlockId block) {
+  return {reinterpret_cast<uint8_t*>(executor_->BlockAddress(block)), executor_->block_bytes()};
+}
+
+absl::Status ModelFleetExecutor::Execute(const StepInput& input, StepOutput* output) {
+  largest_batch_ = std::max(largest_batch_, static_cast<int32_t>(input.runs.size()));
+  for (const SequenceRun& run : input.runs) {
+    const auto tokens = static_cast<int32_t>(run.token_ids.size());
+    computed_tokens_ += tokens;
+    largest_run_ = std::max(largest_run_, tokens);
+  }
+  return executor_->Execute(input, output);
+}
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+// Real models in an EngineFleet: what serves, but the network.
+
+#ifndef TANDEM_TESTS_SUPPORT_MODEL_FLEET_H_
+#define TANDEM_TESTS_SUPPORT_MODEL_FLEET_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "runtime/execution/model_executor.h"
+#include "tests/support/engine_fleet.h"
+
+namespace tandem {
+
+// A checkpoint on a cpu backend of so many threads. Dies if it cannot be loaded.
+class LoadedModel {
+ public:
+  LoadedModel(const std::string& folder, const std::string& dtype, int num_threads);
+
+  const Model& model() const { return *model_; }
+  Backend* backend() const { return backend_.get(); }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+};
+
+// A ModelExecutor that counts.
+class ModelFleetExecutor final : public FleetExecutor, public Executor {
+ public:
+  // Borrows `model` and `pool`. Dies if the options do not fit.
+  ModelFleetExecutor(const ModelExecutorOptions& options, const LoadedModel& model,
+                     const KvMemory& pool);
+
+  Executor& executor() override { return *this; }
+  int64_t block_bytes() const override { return static_cast<int64_t>(executor_->block_bytes()); }
+  std::span<uint8_t> BlockBytes(BlockId block) override;
+
+  absl::Status Execute(const StepInput& input, StepOutput* output) override;
+  uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
+  void SetProgressListener(ProgressListener* listener) override {
+    executor_->SetProgressListener(listener);
+  }
+
+  // Since construction.
+  int64_t computed_tokens() const { return computed_tokens_; }
+  int32_t largest_batch() const { return largest_batch_; }  // Sequences in a step.
+  int32_t largest_run() const { return largest_run_; }      // Tokens of a sequence in a step.
+
+ private:
+  std::unique_ptr<ModelExecutor> executor_;
+  int64_t computed_tokens_ = 0;
+  int32_t largest_batch_ = 0;
+  int32_t largest_run_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_MODEL_FLEET_H_
