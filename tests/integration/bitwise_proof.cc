@@ -226,7 +226,7 @@ class BitwiseProof::Run {
     for (const auto& [choice, tokens] : record.tokens) result.choices.push_back(tokens);
     return result;
   }
-  // That the run was what the variant says; for runs without hits.
+  // That batches and chunks were what the variant says.
   std::string CheckShape() const {
     const int32_t largest_run =
         std::max(executor(kDecode).largest_run(),
@@ -414,11 +414,11 @@ std::string BitwiseProof::CheckColdAndHits(const ProofVariant& variant, bool hit
   const bool elsewhere = hits && variant.disaggregated;
   std::string error =
       run.Do(works, [&](size_t i) { return elsewhere && i % 2 == 1 ? kOtherDecode : kDecode; });
-  if (error.empty()) error = run.CheckShape();
   if (error.empty() && hits) {
     run.ExpectHits();
     error = run.Do(works);
   }
+  if (error.empty()) error = run.CheckShape();
   frames_ += run.fleet().frames_delivered();
   return error;
 }
@@ -480,6 +480,7 @@ std::string BitwiseProof::CheckPreemption(const ProofVariant& variant,
   }
   run.fleet().RunUntil([&] { return run.NumSampled() >= tokens_before; });
   run.fleet().Pause(kIntruderPrefill, false);
+  run.fleet().SetFastNetwork(true);  // Before the requests are done.
   std::string error = run.Settle();
   frames_ += run.fleet().frames_delivered();
   const int64_t recomputed = run.executor(kDecode).computed_tokens() - wanted;

@@ -70,9 +70,9 @@ void AddFillers(int32_t sequences, int32_t max_tokens, int32_t vocabulary, Proof
 ProofSet ShortSet(int32_t vocabulary) {
   ProofSet set;
   set.requests = {
-      Greedy(MakeRequest(0, 17, vocabulary), 5),
-      Scored(Seeded(MakeRequest(1, 33, vocabulary), 5, 0.9f, 0, 4)),
-      Seeded(MakeRequest(2, 100, vocabulary), 5, 1.0f, 20),
+      Greedy(MakeRequest(0, 17, vocabulary), 8),
+      Scored(Seeded(MakeRequest(1, 33, vocabulary), 8, 0.9f, 0, 4)),
+      Seeded(MakeRequest(2, 100, vocabulary), 8, 1.0f, 20),
   };
   set.max_model_tokens = 128;
   AddFillers(6, 20, vocabulary, &set);
