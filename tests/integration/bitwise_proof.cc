@@ -17,8 +17,6 @@ constexpr int32_t kMaxChoicesAlone = 4;  // Of one request.
 // until it is time.
 constexpr int kDecode = 0, kPrefill = 1, kOtherDecode = 2, kIntruderPrefill = 3;
 constexpr int32_t kBatchIntruderChoices = 48;
-// Sampled tokens of a batch before the intruder comes.
-constexpr size_t kBatchTokensBefore = 40;
 
 // NaNs and zeros of either sign included.
 std::vector<uint32_t> Bits(std::span<const SampledToken> tokens) {
@@ -450,7 +448,8 @@ std::string BitwiseProof::CheckPreempted(const ProofVariant& variant) {
     for (const Work& work : works) {
       largest = std::max(largest, BlocksOf(*work.request, variant.block_tokens));
     }
-    return CheckPreemption(variant, works, largest + 24, kBatchIntruderChoices, kBatchTokensBefore);
+    return CheckPreemption(variant, works, std::max(largest + 2, kBatch), kBatchIntruderChoices,
+                           set_.intruder_after_tokens);
   }
   for (const Work& work : works) {
     const ProofRequest& request = *work.request;
