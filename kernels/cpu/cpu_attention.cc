@@ -72,7 +72,7 @@ AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
 }
 
 // Segments [0, num_segments) of a job, merged left to right; parts of segment s at
-// partials[s · num_rows] and accumulators[s · num_rows · stride], s > 0 only if `computed`.
+// partials[s · num_rows] and accumulators[s · num_rows · stride].
 void FinishRows(const AttentionKernels& kernels, const Problem& problem, const Job& job,
                 const Rows& rows, const AttentionPartial* partials, const float* accumulators) {
   const int head_dim = problem.kv->shape.head_dim;

@@ -29,7 +29,7 @@ struct RowKernels {
 // max_tile_rows rows: [unit][row].
 struct GemmTask {
   const std::byte* activations;  // of the first tile
-  int64_t num_rows;              // split into tiles by GemmTileRows
+  int64_t num_rows;              // split into tiles by MakeRowTiles
   const std::byte* panels;       // of the first panel
   int64_t in_features;
   bool segmented;

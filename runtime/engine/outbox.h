@@ -23,7 +23,7 @@ class Outbox {
   virtual void ToRouter(SessionId router, RouterEvent event) = 0;
 
   // To a prefill worker; dials it at the first message. A peer that cannot be reached, or whose
-  // kv_class differs, comes back as Engine::OnPrefillLost.
+  // terms differ (peer_terms.h), comes back as Engine::OnPrefillLost.
   virtual void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) = 0;
 
   // To the decode worker at the other end of a session that it dialled.

@@ -22,6 +22,7 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   blocked_order_ = plan.blocked_order;
   StartAdmitted(plan);
   StepResult result;
+  result.preempted = static_cast<int32_t>(plan.preempted.size());
   if (!plan.runs.empty()) {
     Execute(plan, &result);
   } else {

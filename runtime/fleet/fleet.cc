@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/check.h"
-#include "runtime/base/guard.h"
+#include "runtime/protocol/peer_terms.h"
 
 namespace tandem {
 
@@ -161,11 +161,15 @@ WorkerFault Fleet::FaultOf(const FleetWorker& worker, int64_t now_us) const {
 }
 
 bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill) {
-  const WorkerRegistration& a = decode.registration;
-  const WorkerRegistration& b = prefill.registration;
-  return a.model == b.model && a.kv_class == b.kv_class && a.protocol_min <= b.protocol_max &&
-         b.protocol_min <= a.protocol_max && a.kv_transport == b.kv_transport &&
-         TANDEM_GUARD("pair_numerics", a.numerics_id == b.numerics_id);
+  const auto terms = [](const WorkerRegistration& r) {
+    return PeerTerms{.protocol_min = r.protocol_min,
+                     .protocol_max = r.protocol_max,
+                     .kv_class = r.kv_class,
+                     .numerics_id = r.numerics_id,
+                     .transport = r.kv_transport};
+  };
+  return decode.registration.model == prefill.registration.model &&
+         CheckPeerTerms(terms(decode.registration), terms(prefill.registration)).ok();
 }
 
 void Fleet::Expect(const std::vector<std::string>& addresses) {

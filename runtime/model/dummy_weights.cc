@@ -37,7 +37,7 @@ class DummyWeights final : public WeightSource {
     buffers_.emplace_back(count * static_cast<size_t>(SizeBytes(config_.checkpoint_type)));
     uint8_t* const out = buffers_.back().data();
     if (shape.size() == 1 && name.ends_with(".weight")) {
-      for (size_t i = 0; i < count; ++i) Store(out, i, 1.0f);  // A norm.
+      FillWithOnes(out, count);  // A norm.
     } else {
       Fill(out, SeedOf(name), count, Limit(name, shape));
     }
@@ -60,29 +60,39 @@ class DummyWeights final : public WeightSource {
     return std::sqrt(3.0 / static_cast<double>(in_out ? shape[0] : shape[1]));
   }
 
-  // Four values from each 64 random bits; their place alone decides them.
-  void Fill(uint8_t* out, uint64_t seed, size_t count, double limit) {
-    const float step = static_cast<float>(limit / 32768.0);
-    for (size_t i = 0; i < count; i += 4) {
-      uint64_t bits = Mix64(seed + (i / 4 + 1) * 0x9E3779B97F4A7C15u);
-      for (size_t j = i; j < std::min(i + 4, count); ++j, bits >>= 16) {
-        Store(out, j, (static_cast<float>(static_cast<int>(bits & 0xFFFFu) - 32768) + 0.5f) * step);
-      }
+  void Fill(uint8_t* out, uint64_t seed, size_t count, double limit) const {
+    switch (config_.checkpoint_type) {
+      case TensorType::kF32:
+        return FillAs<float>(out, seed, count, limit, [](float value) { return value; });
+      case TensorType::kF16:
+        return FillAs<uint16_t>(out, seed, count, limit, F16FromFloat);
+      case TensorType::kBF16:
+        return FillAs<uint16_t>(out, seed, count, limit, Bf16FromFloat);
     }
   }
 
-  void Store(uint8_t* out, size_t index, float value) {
-    switch (config_.checkpoint_type) {
-      case TensorType::kF32:
-        std::memcpy(out + index * 4, &value, 4);
-        return;
-      case TensorType::kF16:
-      case TensorType::kBF16: {
-        const uint16_t bits = config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(value)
-                                                                          : Bf16FromFloat(value);
-        std::memcpy(out + index * 2, &bits, 2);
-        return;
+  // Four values from each 64 random bits; their place alone decides them.
+  template <typename T, typename Convert>
+  static void FillAs(uint8_t* out, uint64_t seed, size_t count, double limit, Convert convert) {
+    const float step = static_cast<float>(limit / 32768.0);
+    for (size_t i = 0; i < count; i += 4) {
+      const uint64_t bits = Mix64(seed + (i / 4 + 1) * 0x9E3779B97F4A7C15u);
+      T values[4];
+      for (int j = 0; j < 4; ++j) {
+        const int level = static_cast<int>(bits >> (16 * j) & 0xFFFFu) - 32768;
+        values[j] = convert((static_cast<float>(level) + 0.5f) * step);
       }
+      std::memcpy(out + i * sizeof(T), values, std::min<size_t>(4, count - i) * sizeof(T));
+    }
+  }
+
+  void FillWithOnes(uint8_t* out, size_t count) const {
+    const float one = 1.0f;
+    const uint16_t bits =
+        config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(one) : Bf16FromFloat(one);
+    const size_t size = static_cast<size_t>(SizeBytes(config_.checkpoint_type));
+    for (size_t i = 0; i < count; ++i) {
+      std::memcpy(out + i * size, size == 4 ? static_cast<const void*>(&one) : &bits, size);
     }
   }
 

@@ -113,7 +113,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
       .prompt_tokens = request->prompt_tokens(),
       .choices = stream.choices,
       .sampling = request->facts.sampling,
-      .time_left_us = request->deadline_us - now_us,
+      .time_left_us = std::max<int64_t>(0, request->deadline_us - now_us),
       .hash_root = request->facts.hash_root,
       .model = request->facts.model,
       .trace_context = request->facts.trace_context,
@@ -168,7 +168,7 @@ void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int6
       tandem::Cancel{.attempt = {.request = {.router_incarnation = options_.router_incarnation,
                                              .counter = request->counter},
                                  .attempt = stream.attempt},
-                     .time_left_us = request->deadline_us - now_us});
+                     .time_left_us = std::max<int64_t>(0, request->deadline_us - now_us)});
   DetachAttempt(request, index);
 }
 

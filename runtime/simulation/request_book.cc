@@ -115,7 +115,8 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
     }
     for (size_t end = per_block; end <= tokens.size(); end += per_block) {
       blocks_[{numerics, names[end / kHashTokens - 1]}] =
-          Crc32c(&payloads[end - per_block], per_block * sizeof(uint64_t));
+          std::vector<uint64_t>(payloads.begin() + static_cast<ptrdiff_t>(end - per_block),
+                                payloads.begin() + static_cast<ptrdiff_t>(end));
     }
   }
   return expected;
@@ -125,9 +126,13 @@ void RequestBook::ExpectAll(uint64_t numerics) {
   for (const auto& [id, asked] : named_) Expect(asked, numerics);
 }
 
-uint32_t RequestBook::ExpectedBlock(uint64_t numerics, const BlockHash& name) const {
+uint32_t RequestBook::ExpectedBlock(uint64_t numerics, uint64_t kv_format,
+                                    const BlockHash& name) const {
   const auto found = blocks_.find({numerics, name});
-  return found == blocks_.end() ? 0 : found->second;
+  if (found == blocks_.end()) return 0;
+  std::vector<uint64_t> slots = found->second;
+  for (uint64_t& slot : slots) slot ^= kv_format;
+  return Crc32c(slots.data(), slots.size() * sizeof(uint64_t));
 }
 
 }  // namespace tandem

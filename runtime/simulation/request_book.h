@@ -58,9 +58,9 @@ class RequestBook {
   const ExpectedRequest& Expect(AskedRequest* asked, uint64_t numerics);
 
   void ExpectAll(uint64_t numerics);
-  // CRC-32C of the block of this name as a worker of these numerics computes it; 0: no request
-  // that was expected so leads to such a block.
-  uint32_t ExpectedBlock(uint64_t numerics, const BlockHash& name) const;
+  // CRC-32C of the block of this name as a worker of these numerics and this format computes it; 0:
+  // no request that was expected so leads to such a block.
+  uint32_t ExpectedBlock(uint64_t numerics, uint64_t kv_format, const BlockHash& name) const;
 
   static BlockHash Root();
   static DetokenizerFactory MakeDetokenizer();
@@ -68,7 +68,7 @@ class RequestBook {
  private:
   const SimulationOptions options_;
   std::map<RequestId, AskedRequest*> named_;
-  std::map<std::pair<uint64_t, BlockHash>, uint32_t> blocks_;
+  std::map<std::pair<uint64_t, BlockHash>, std::vector<uint64_t>> blocks_;  // Payloads.
 };
 
 }  // namespace tandem

@@ -42,13 +42,13 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   uint64_t state = 0;
   uint64_t payload = options_.numerics;
   for (int32_t position = 0; position < run.first_position; ++position) {
-    payload = Slot(run.block_table, position);
+    payload = slots_[SlotIndex(run.block_table, position)] ^ options_.kv_format;
     state = SimulatedModel::Fold(state, payload);
   }
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
     const int32_t position = run.first_position + static_cast<int32_t>(i);
     payload = SimulatedModel::Payload(payload, run.token_ids[i], position);
-    Slot(run.block_table, position) = payload;
+    slots_[SlotIndex(run.block_table, position)] = payload ^ options_.kv_format;
     state = SimulatedModel::Fold(state, payload);
     if (run.token_ids[i] == options_.failing_token) {
       output->status = absl::InternalError(absl::StrFormat("token %d fails", run.token_ids[i]));
@@ -66,11 +66,11 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   }
 }
 
-uint64_t& SimulatedExecutor::Slot(std::span<const BlockId> table, int32_t position) {
+size_t SimulatedExecutor::SlotIndex(std::span<const BlockId> table, int32_t position) const {
   const auto block =
       static_cast<size_t>(table[static_cast<size_t>(position / options_.block_tokens)]);
-  return slots_[block * static_cast<size_t>(options_.block_tokens) +
-                static_cast<size_t>(position % options_.block_tokens)];
+  return block * static_cast<size_t>(options_.block_tokens) +
+         static_cast<size_t>(position % options_.block_tokens);
 }
 
 std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {

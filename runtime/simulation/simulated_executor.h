@@ -17,7 +17,8 @@ struct SimulatedExecutorOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;
   int32_t vocabulary = 1000;
-  uint64_t numerics = 0;  // What its model computes depends on this.
+  uint64_t numerics = 0;   // What its model computes depends on this.
+  uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
   int32_t failing_token = -1;
 };
@@ -44,7 +45,7 @@ class SimulatedExecutor final : public Executor {
   int32_t largest_batch() const { return largest_batch_; }
 
  private:
-  uint64_t& Slot(std::span<const BlockId> table, int32_t position);
+  size_t SlotIndex(std::span<const BlockId> table, int32_t position) const;
   void Run(const SequenceRun& run, RunOutput* output);
 
   const SimulatedExecutorOptions options_;

@@ -370,7 +370,8 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& submit) {
     entry->second = {.attempt = submit.attempt, .session = session};
   }
   connection->session->Send(0, [worker = connection->peer, to = connection->worker_session,
-                                submit] { worker->OnSubmit(to, submit); });
+                                meant_for = connection->peer_incarnation,
+                                submit] { worker->OnSubmit(to, meant_for, submit); });
 }
 
 void SimulatedRouter::SendCancel(SessionId session, const tandem::Cancel& cancel) {

@@ -19,8 +19,9 @@ constexpr int64_t kRestartUs = 300'000;
 
 }  // namespace
 
-SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics)
-    : world_(world), role_(role), numerics_(numerics) {
+SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
+                                 uint64_t kv_format)
+    : world_(world), role_(role), numerics_(numerics), kv_format_(kv_format) {
   process_.name = std::move(name);
 }
 
@@ -39,6 +40,7 @@ void SimulatedWorker::Start() {
                                                                    .num_blocks = o.num_blocks,
                                                                    .vocabulary = 1000,
                                                                    .numerics = numerics_,
+                                                                   .kv_format = kv_format_,
                                                                    .failing_token = -1});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
@@ -138,20 +140,28 @@ void SimulatedWorker::Step() {
 
 // ---- Routers ----
 
+PeerTerms SimulatedWorker::terms() const {
+  return {.protocol_min = 1,
+          .protocol_max = 1,
+          .kv_class = std::to_string(kv_format_),
+          .numerics_id = std::to_string(numerics_),
+          .transport = "simulated"};
+}
+
 WorkerRegistration SimulatedWorker::Registration() const {
   const SimulationOptions& o = world_->options();
   WorkerRegistration r;
   r.worker = id_;
   r.role = role_;
   r.model = "simulated";
-  r.kv_class = kv_class_;
-  r.numerics_id = std::to_string(numerics_);
+  r.kv_class = terms().kv_class;
+  r.numerics_id = terms().numerics_id;
   r.block_tokens = o.block_tokens;
   r.max_model_tokens = o.max_model_tokens;
   r.max_sequences = o.max_sequences;
   r.num_blocks = o.num_blocks;
   r.block_bytes = life_->executor->block_bytes();
-  r.kv_transport = "simulated";
+  r.kv_transport = terms().transport;
   return r;
 }
 
@@ -191,13 +201,16 @@ SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
   return session;
 }
 
-void SimulatedWorker::OnSubmit(SessionId router, const Submit& submit) {
-  const auto [watched, fresh] = life_->attempts.try_emplace(submit.attempt);
-  if (fresh || watched->second.next_position.empty()) {
+void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit) {
+  Watched& watched = life_->attempts[submit.attempt];
+  if (watched.forgotten_at_us != 0 && Now() >= watched.forgotten_at_us) watched = {};
+  if (watched.next_position.empty()) {
+    watched.forgotten_at_us = Now() + submit.time_left_us;
     for (int32_t choice : submit.choices) {
-      watched->second.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
+      watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
     }
   }
+  if (meant_for != id_.incarnation) life_->misdirected = true;
   world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
   life_->engine->OnSubmit(router, submit, Now());
   Input();
@@ -205,6 +218,8 @@ void SimulatedWorker::OnSubmit(SessionId router, const Submit& submit) {
 
 void SimulatedWorker::OnCancel(SessionId router, const Cancel& cancel) {
   world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
+  Watched& watched = life_->attempts[cancel.attempt];
+  if (watched.forgotten_at_us == 0) watched.forgotten_at_us = Now() + cancel.time_left_us;
   life_->engine->OnCancel(router, cancel, Now());
   Input();
 }
@@ -252,6 +267,8 @@ void SimulatedWorker::Judge(const RouterEvent& event) {
   ++next->second;
   if (token->finish != FinishReason::kNone) watched.finished.insert(token->choice);
   watched.over = watched.finished.size() == watched.next_position.size();
+  // The stream may come from other numerics; its router will not listen to this incarnation.
+  if (life_->misdirected) return;
   AskedRequest* const asked = world_->book()->Find(id.request);
   if (asked == nullptr) return complain("nobody asked for it");
   const ExpectedRequest& expected = world_->book()->Expect(asked, numerics_);
@@ -269,6 +286,21 @@ void SimulatedWorker::Judge(const RouterEvent& event) {
 }
 
 // ---- Peers ----
+
+template <typename Message>
+void SimulatedWorker::LogPeer(std::string_view from, const Message& message) {
+  const AttemptId attempt = std::visit(
+      [](const auto& m) {
+        if constexpr (requires { m.attempt; }) {
+          return m.attempt;
+        } else {
+          return m.attempts.empty() ? AttemptId() : m.attempts.front();
+        }
+      },
+      message);
+  world_->Log(process_.name, absl::StrFormat("%s, kind %d", from, message.index()),
+              attempt.request.counter, attempt.attempt);
+}
 
 SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
                                         SimulatedWorker* decode) {
@@ -305,8 +337,8 @@ void SimulatedWorker::Dial(const PrefillPeer& prefill, uint64_t dial) {
   if (target == nullptr || !target->accepting() || target->id() != prefill.worker) {
     return PrefillLost(prefill.worker, absl::UnavailableError("nobody answers"));
   }
-  if (target->kv_class() != kv_class_) {
-    return PrefillLost(prefill.worker, absl::FailedPreconditionError("another kv_class"));
+  if (absl::Status status = CheckPeerTerms(terms(), target->terms()); !status.ok()) {
+    return PrefillLost(prefill.worker, status);
   }
   PeerLink& peer = found->second;
   peer.peer = target;
@@ -336,7 +368,7 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
   peer->link->Send(
       0,
       [target = peer->peer, session = peer->session, message] {
-        target->world_->Log(target->process_.name, "from decode", message.index());
+        target->LogPeer("from decode", message);
         target->life_->engine->OnDecodeMessage(session, message, target->Now());
         target->Input();
       },
@@ -365,7 +397,7 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
   if (found == life_->decodes.end()) return;
   SimulatedWorker* const target = found->second.decode;
   found->second.link->Send(1, [target, self = id_, message = std::move(message)] {
-    target->world_->Log(target->process_.name, "from prefill", message.index());
+    target->LogPeer("from prefill", message);
     target->life_->engine->OnPrefillMessage(self, message, target->Now());
     target->Input();
   });
@@ -449,8 +481,9 @@ absl::Status SimulatedWorker::Audit() const {
   if (absl::Status status = life_->engine->Audit(); !status.ok()) return status;
   world_->book()->ExpectAll(numerics_);
   for (const NamedBlock& cached : life_->engine->CachedBlocks()) {
-    if (life_->executor->BlockChecksum(cached.block) !=
-        world_->book()->ExpectedBlock(numerics_, cached.name)) {
+    const uint32_t expected = world_->book()->ExpectedBlock(numerics_, kv_format_, cached.name);
+    if (expected == 0 && life_->misdirected) continue;
+    if (life_->executor->BlockChecksum(cached.block) != expected) {
       return absl::InternalError(absl::StrFormat(
           "%s: cached block %d does not hold what its name says", process_.name, cached.block));
     }

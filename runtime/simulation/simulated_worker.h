@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/engine/engine.h"
+#include "runtime/protocol/peer_terms.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/simulation/virtual_network.h"
 
@@ -25,7 +26,8 @@ class World;
 
 class SimulatedWorker final : private Outbox {
  public:
-  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics);
+  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
+                  uint64_t kv_format);
   ~SimulatedWorker() override;
 
   void Start();  // A new incarnation.
@@ -43,7 +45,7 @@ class SimulatedWorker final : private Outbox {
   VirtualProcess* process() { return &process_; }
   const WorkerId& id() const { return id_; }
   const std::string& address() const { return process_.name; }
-  const std::string& kv_class() const { return kv_class_; }
+  PeerTerms terms() const;
   bool accepting() const { return process_.up; }
 
   // A router's Watch: messages go back over the link's end 1.
@@ -56,7 +58,8 @@ class SimulatedWorker final : private Outbox {
   // A router's Session.
   SessionId AcceptRouter(std::shared_ptr<VirtualLink> link,
                          std::function<void(const StepBatch&)> on_batch);
-  void OnSubmit(SessionId router, const Submit& submit);
+  // `meant_for` is the incarnation that the router believes to talk to.
+  void OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit);
   void OnCancel(SessionId router, const Cancel& cancel);
   void OnRouterLost(SessionId router);
   // A decode worker's Session.
@@ -83,8 +86,9 @@ class SimulatedWorker final : private Outbox {
   struct Watched {  // What an attempt has said so far.
     std::map<int32_t, int64_t> next_position;
     std::set<int32_t> finished;
-    bool over = false;     // No event of it may follow.
-    bool aborted = false;  // Its abort was answered: it runs no more.
+    bool over = false;            // No event of it may follow.
+    bool aborted = false;         // Its abort was answered: it runs no more.
+    int64_t forgotten_at_us = 0;  // Its deadline: nobody has to remember it longer.
   };
   // One life.
   struct Life {
@@ -106,6 +110,7 @@ class SimulatedWorker final : private Outbox {
     uint64_t step_token = 0;
     bool draining = false;
     bool had_input = false;
+    bool misdirected = false;  // It got work that was meant for an earlier life.
   };
 
   // Outbox.
@@ -133,13 +138,15 @@ class SimulatedWorker final : private Outbox {
   };
   void Arrive(const Frame& frame);
   void Judge(const RouterEvent& event);
+  template <typename Message>
+  void LogPeer(std::string_view from, const Message& message);
 
   World* const world_;
   VirtualProcess process_;
   const WorkerRole role_;
   uint64_t numerics_;
+  const uint64_t kv_format_;
   WorkerId id_;
-  std::string kv_class_ = "simulated";
   std::unique_ptr<Life> life_;
   int64_t stalled_until_us_ = 0;
   SessionId last_session_ = 0;

@@ -26,6 +26,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (o.num_prefill == 0 && random.Chance(0.7)) o.num_prefill = 1;
   o.num_routers = random.Chance(0.3) ? 2 : 1;
   o.num_numerics = random.Chance(0.15) ? 2 : 1;
+  o.num_kv_formats = random.Chance(0.1) ? 2 : 1;
   o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
 
   o.block_tokens = random.Chance(0.8) ? 16 : 32;
@@ -40,6 +41,10 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
 
   o.num_requests = static_cast<int32_t>(random.Between(4, 24));
   o.load_us = random.Between(200'000, 6'000'000);
+  if (random.Chance(0.15)) {  // A crowd: queues, preemption, grants that are held.
+    o.num_requests = static_cast<int32_t>(random.Between(40, 100));
+    o.load_us = random.Between(100'000, 2'000'000);
+  }
   o.client_cancel = Sometimes(&random, 0.5, 0.4);
   o.short_deadline = Sometimes(&random, 0.4, 0.3);
 

@@ -41,7 +41,8 @@ struct SimulationOptions {
   int32_t num_decode = 2;
   int32_t num_hybrid = 0;
   int32_t num_routers = 1;
-  int32_t num_numerics = 1;  // Workers differ in what they compute.
+  int32_t num_numerics = 1;    // Workers differ in what they compute,
+  int32_t num_kv_formats = 1;  // and in how they keep it.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
 
   int32_t block_tokens = 16;

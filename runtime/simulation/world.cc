@@ -30,8 +30,9 @@ World::World(const SimulationOptions& options, Trace trace)
   const auto add = [&](int32_t count, char letter, WorkerRole role) {
     for (int32_t i = 0; i < count; ++i) {
       const auto numerics = random_.Below(static_cast<uint64_t>(options.num_numerics));
+      const auto format = random_.Below(static_cast<uint64_t>(options.num_kv_formats));
       workers_.push_back(std::make_unique<SimulatedWorker>(this, absl::StrFormat("%c%d", letter, i),
-                                                           role, numerics));
+                                                           role, numerics, format));
     }
   };
   add(options.num_prefill, 'p', WorkerRole::kPrefill);

@@ -35,6 +35,7 @@ inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 256;
 inline constexpr int64_t kMaxLogprobs = 20;
 inline constexpr size_t kMaxMessages = 4096;
+inline constexpr int64_t kMaxDeadlineUs = int64_t{24} * 3600 * 1'000'000;  // Later ones are cut.
 
 // ---- What waits for a slow reader ----
 inline constexpr size_t kMaxUnsentBytes = size_t{1}

@@ -1,11 +1,13 @@
 #include "services/router/generator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
+#include "services/router/api_limits.h"
 #include "services/router/text_adapter.h"
 
 namespace tandem {
@@ -15,6 +17,14 @@ template <typename T>
 absl::StatusOr<std::unique_ptr<T>> OrNull(absl::StatusOr<std::unique_ptr<T>> loaded) {
   if (absl::IsNotFound(loaded.status())) return std::unique_ptr<T>();
   return loaded;
+}
+
+// W3C trace context, version 00: what workers log must not be whatever a client sends.
+bool IsTraceParent(const std::string& text) {
+  constexpr size_t kLength = 55;
+  return text.size() == kLength && std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || c == '-';
+         });
 }
 
 // Client text that the tokenizer or the template does not take.
@@ -124,8 +134,9 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     facts.token_ids = std::move(ids);
     facts.hash_root = hash_root_;
     facts.model = model_->served_name;
-    facts.trace_context = call.trace_context;
-    facts.time_left_us = call.time_left_us > 0 ? call.time_left_us - spent_us : 0;
+    if (IsTraceParent(call.trace_context)) facts.trace_context = call.trace_context;
+    facts.time_left_us =
+        call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
     generation->AddPrompt(std::move(facts),
                           request.ignore_eos ? std::vector<int32_t>() : model_->eos_token_ids);
   }

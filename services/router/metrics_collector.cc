@@ -136,8 +136,8 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
   std::atomic<int> waiting_{0};
 };
 
-MetricsCollector::MetricsCollector(MetricsRegistry* registry, WorkerPool* pool)
-    : registry_(registry), pool_(pool) {}
+MetricsCollector::MetricsCollector(MetricsRegistry* registry, RouterCore* core, WorkerPool* pool)
+    : registry_(registry), core_(core), pool_(pool) {}
 
 MetricsCollector::~MetricsCollector() {
   MutexLock lock(&mu_);
@@ -149,7 +149,8 @@ void MetricsCollector::Collect(std::function<void(std::string)> done) {
     MutexLock lock(&mu_);
     ++num_scrapes_;
   }
-  std::make_shared<Scrape>(this, std::move(done))->Start(pool_->channels());
+  const auto scrape = std::make_shared<Scrape>(this, std::move(done));
+  core_->PublishThen([this, scrape] { scrape->Start(pool_->channels()); });
 }
 
 void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetrics::Families families) {

@@ -44,8 +44,8 @@ class MetricsCollector {
  public:
   static constexpr std::chrono::milliseconds kScrapeTimeout{300};
 
-  // Borrows both.
-  MetricsCollector(MetricsRegistry* registry, WorkerPool* pool);
+  // Borrows all.
+  MetricsCollector(MetricsRegistry* registry, RouterCore* core, WorkerPool* pool);
   ~MetricsCollector();  // Waits for what is under way.
 
   // Calls `done` once, on any thread.
@@ -58,6 +58,7 @@ class MetricsCollector {
   std::string Render() EXCLUDES(mu_);
 
   MetricsRegistry* const registry_;
+  RouterCore* const core_;
   WorkerPool* const pool_;
   Mutex mu_;
   CondVar idle_;

@@ -94,6 +94,11 @@ void RouterCore::StartRequest(Handle handle, RequestFacts facts,
 
 void RouterCore::CancelRequest(Handle handle) { commands_.PushAlways(CancelCommand{handle}); }
 
+void RouterCore::PublishThen(std::function<void()> done) {
+  if (stopping_) return done();
+  commands_.PushAlways(PublishCommand{std::move(done)});
+}
+
 void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worker,
                                WatchUpdate update) {
   commands_.PushAlways(WatchCommand{address, worker, std::move(update)});
@@ -150,6 +155,8 @@ void RouterCore::Run() {
   for (Command& command : commands_.Drain()) {
     if (auto* start = std::get_if<StartCommand>(&command)) {
       start->sink->OnError(absl::UnavailableError("the router is shutting down"), RequestReport());
+    } else if (auto* publish = std::get_if<PublishCommand>(&command)) {
+      publish->done();
     }
   }
 }
@@ -173,6 +180,11 @@ void RouterCore::Do(StartCommand command) {
 void RouterCore::Do(CancelCommand command) {
   const auto it = running_.find(command.handle);
   if (it != running_.end()) owner_->Cancel(it->second.id, clock_->NowUs());
+}
+
+void RouterCore::Do(PublishCommand command) {
+  PublishView();
+  command.done();
 }
 
 void RouterCore::Do(WatchCommand command) {

@@ -84,6 +84,10 @@ class RouterCore final : public RouterOutbox {
   // FleetView's, without the copy.
   int64_t max_model_tokens() const { return max_model_tokens_.load(std::memory_order_relaxed); }
 
+  // Brings the metrics up to everything that was delivered before, then calls `done`, on the
+  // router's thread; on the caller's once that has ended.
+  void PublishThen(std::function<void()> done);
+
   // ---- From worker channels. Any thread. ----
 
   void OnWatchUpdate(const std::string& address, const WorkerId& worker, WatchUpdate update);
@@ -113,6 +117,9 @@ class RouterCore final : public RouterOutbox {
   struct CancelCommand {
     Handle handle;
   };
+  struct PublishCommand {
+    std::function<void()> done;
+  };
   struct WatchCommand {
     std::string address;
     WorkerId worker;
@@ -133,8 +140,8 @@ class RouterCore final : public RouterOutbox {
   struct SessionLostCommand {
     SessionId session;
   };
-  using Command = std::variant<StartCommand, CancelCommand, WatchCommand, WatchLostCommand,
-                               SessionUpCommand, StepCommand, SessionLostCommand>;
+  using Command = std::variant<StartCommand, CancelCommand, PublishCommand, WatchCommand,
+                               WatchLostCommand, SessionUpCommand, StepCommand, SessionLostCommand>;
 
   // Forwards to the front end's sink and notes the end.
   class EndingSink;
@@ -148,6 +155,7 @@ class RouterCore final : public RouterOutbox {
   void Run();
   void Do(StartCommand command);
   void Do(CancelCommand command);
+  void Do(PublishCommand command);
   void Do(WatchCommand command);
   void Do(WatchLostCommand command);
   void Do(SessionUpCommand command);

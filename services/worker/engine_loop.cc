@@ -51,7 +51,8 @@ void EngineLoop::Run() {
     const Engine::StepResult result = engine_->Step(begin_us);
     const int64_t end_us = clock_.NowUs();
     if (result.ran_batch) {
-      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result.sequences);
+      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result.sequences,
+                             result.preempted);
     }
     Publish();
     busy_ = false;

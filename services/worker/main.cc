@@ -1,5 +1,6 @@
 // tandem-worker: loads a model and serves it to routers and other workers.
 
+#include <grpc/grpc.h>
 #include <signal.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -202,6 +203,7 @@ int Main(const std::vector<std::string>& arguments) {
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Of every thread to come.
 
+  grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
   const auto rest = flags.Parse(arguments);

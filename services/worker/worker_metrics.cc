@@ -26,10 +26,13 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
                                            "Sequences in the batch of a step.", SequenceBuckets())),
       running_(registry->Gauge("tandem_running_sequences", "Sequences that have blocks.")),
       waiting_(registry->Gauge("tandem_waiting_sequences", "Sequences that wait for blocks.")),
-      prompt_tokens_(registry->Counter("tandem_prompt_tokens_total",
+      preemptions_(registry->Counter(
+          "tandem_preemptions_total",
+          "Sequences that gave their blocks back for an older one, to be recomputed.")),
+      prompt_tokens_(registry->Counter("tandem_worker_prompt_tokens_total",
                                        "Prompt tokens of attempts that routers submitted here.")),
       generated_tokens_(
-          registry->Counter("tandem_generated_tokens_total", "Tokens sent to routers.")),
+          registry->Counter("tandem_worker_generated_tokens_total", "Tokens sent to routers.")),
       prefix_hit_tokens_(registry->Counter("tandem_prefix_hit_tokens_total",
                                            "Prompt tokens served from a prefix cache.")),
       transfer_bytes_(registry->Counter("tandem_kv_transfer_bytes_total",
@@ -48,9 +51,10 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       failed_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "failed"}})),
       orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})) {}
 
-void WorkerMetrics::OnStep(double seconds, int32_t sequences) {
+void WorkerMetrics::OnStep(double seconds, int32_t sequences, int32_t preempted) {
   step_seconds_.Observe(seconds);
   batch_sequences_.Observe(sequences);
+  preemptions_.Increment(preempted);
 }
 
 void WorkerMetrics::OnLoad(const WorkerLoad& load) {

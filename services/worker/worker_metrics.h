@@ -18,7 +18,7 @@ class WorkerMetrics {
   // `registry` outlives this.
   WorkerMetrics(const std::string& transport, MetricsRegistry* registry);
 
-  void OnStep(double seconds, int32_t sequences);
+  void OnStep(double seconds, int32_t sequences, int32_t preempted);
   void OnLoad(const WorkerLoad& load);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
   void OnPrompt(int32_t cached_tokens) { prefix_hit_tokens_.Increment(cached_tokens); }
@@ -35,6 +35,7 @@ class WorkerMetrics {
   prometheus::Histogram& batch_sequences_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
+  prometheus::Counter& preemptions_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& generated_tokens_;
   prometheus::Counter& prefix_hit_tokens_;

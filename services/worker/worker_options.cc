@@ -14,7 +14,9 @@ constexpr int32_t kDefaultMaxSequences = 64;
 constexpr int32_t kDefaultBatchedTokens = 512;
 // Of what the weights leave: the rest is for activations, buffers and the system.
 constexpr double kKvShareOfFreeMemory = 0.5;
-constexpr int64_t kMaxDefaultKvBytes = int64_t{64} << 30;
+// A default pool holds this many sequences at their longest, and no more: every page of it is
+// touched at start.
+constexpr int64_t kDefaultFullSequences = 16;
 // What UCX and its peers need of /dev/shm beside pools.
 constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
 
@@ -39,17 +41,21 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
   flags.Add("kv-memory", &options->kv_memory, "BYTES",
-            "size of the KV pool; 0: half of what the weights leave of the machine's or the "
-            "cgroup's memory");
+            "size of the KV pool; 0: room for 16 sequences at their longest, at most half of what "
+            "the weights leave of the machine's or the cgroup's memory");
   flags.Add("max-model-len", &options->max_model_len, "TOKENS",
             "longest prompt and output together; 0: the model's own", 0, 1 << 24);
   flags.Add("max-num-seqs", &options->max_num_seqs, "N", "sequences in one batch; 0: 64", 0, 4096);
   flags.Add("max-batched-tokens", &options->max_batched_tokens, "N",
-            "tokens computed in one step; 0: 512, or --max-num-seqs if that is more", 0, 1 << 20);
+            "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
+            1 << 20);
   flags.Add("block-size", &options->block_size, "16|32", "tokens in a KV block", 16, 32);
   flags.Add("threads", &options->threads, "N",
             "threads that compute; 0: as many as CPUs of the affinity mask and the cgroup's quota",
             0, 1024);
+  flags.Add("machine-share", &options->machine_share, "N",
+            "workers that share this machine: default threads and memory are divided by it", 1,
+            1024);
   flags.AddChoice("dtype", &options->dtype, {"auto", "f32", "bf16"},
                   "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
   flags.AddChoice("isa", &options->isa, {"auto", "avx512", "generic"},
@@ -94,7 +100,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
                                        const MachineLimits& machine,
                                        int64_t shared_memory_free_bytes) {
   WorkerSizes sizes;
-  sizes.threads = options.threads > 0 ? options.threads : machine.cpus;
+  sizes.threads =
+      options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
   if (options.max_model_len > model.max_positions) {
     return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
                                                       options.max_model_len, model.max_positions));
@@ -104,10 +111,10 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
   sizes.max_sequences = options.max_num_seqs > 0 ? options.max_num_seqs : kDefaultMaxSequences;
   sizes.max_batched_tokens = options.max_batched_tokens > 0
                                  ? options.max_batched_tokens
-                                 : std::max(kDefaultBatchedTokens, sizes.max_sequences);
-  if (sizes.max_batched_tokens < sizes.max_sequences) {
+                                 : std::max(kDefaultBatchedTokens, 2 * sizes.max_sequences);
+  if (sizes.max_batched_tokens <= sizes.max_sequences) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--max-batched-tokens: %d, fewer than the %d of --max-num-seqs",
+        absl::StrFormat("--max-batched-tokens: %d, want more than the %d of --max-num-seqs",
                         sizes.max_batched_tokens, sizes.max_sequences));
   }
 
@@ -120,15 +127,14 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
   int64_t pool_bytes = options.kv_memory.bytes;
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
   if (pool_bytes == 0) {
-    pool_bytes =
-        std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
-                 kMaxDefaultKvBytes);
+    const double share = kKvShareOfFreeMemory / options.machine_share;
+    pool_bytes = std::min(static_cast<int64_t>(share * static_cast<double>(free_bytes)),
+                          std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) *
+                              sequence_blocks * model.block_bytes);
     if (shared_memory_free_bytes >= 0) {
-      pool_bytes = std::min(pool_bytes, shared_memory_free_bytes / 2 - kSharedMemoryReserve);
+      pool_bytes = std::min(pool_bytes, (shared_memory_free_bytes - kSharedMemoryReserve) /
+                                            (options.machine_share + 1));
     }
-    // More than every sequence at its longest is never used, beyond as much again for the cache.
-    pool_bytes =
-        std::min(pool_bytes, 2 * sizes.max_sequences * sequence_blocks * model.block_bytes);
   } else if (pool_bytes > free_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--kv-memory: %s, but weights of %s leave %s of the %s that the machine or its cgroup "

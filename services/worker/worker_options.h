@@ -30,6 +30,7 @@ struct WorkerOptions {
   int32_t max_batched_tokens = 0;
   int32_t block_size = 16;
   int32_t threads = 0;
+  int32_t machine_share = 1;
   std::string dtype = "auto";
   std::string isa = "auto";
   std::string load_format = "auto";

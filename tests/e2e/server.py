@@ -73,6 +73,10 @@ class Server:
                 return False
         wait_until(ready, seconds, f"{self.url}/ready is 200; see {self.log_path}")
 
+    def wait_alive(self, role, count, seconds=30):
+        wait_until(lambda: self.total("tandem_workers", role=role, state="healthy") == count, seconds,
+                   f"{count} {role} workers are healthy; see {self.log_path}")
+
     def log(self):
         return self.log_path.read_text(errors="replace")
 

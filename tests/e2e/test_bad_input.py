@@ -46,7 +46,7 @@ def others_are_undisturbed(disaggregated):
 def test_bad_completion_fields_are_named(disaggregated, change, field):
     status, answer = post_raw(disaggregated, "/v1/completions", json.dumps(OK | change))
     assert status == 400, answer
-    assert answer["error"]["param"] == field and field in answer["error"]["message"], answer
+    assert answer["error"]["param"].split("[")[0] == field and field in answer["error"]["message"], answer
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
 

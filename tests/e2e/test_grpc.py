@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from server import BIN, TOOLS
+from server import BIN, ROOT, TOOLS
 
 
 def need(tool):
@@ -16,10 +16,16 @@ def need(tool):
 
 
 def grpcurl(server, *arguments, data=None):
-    command = [need("grpcurl"), "-plaintext", "-format-error"]
+    command = [need("grpcurl"), "-plaintext"]
     if data is not None:
         command += ["-d", json.dumps(data)]
     return subprocess.run([*command, server.grpc, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def token_ids(message):
+    """Of the only output of a response; grpcurl spells fields by the descriptor it was given."""
+    output = message.get("outputs", [{}])[0]
+    return output.get("token_ids", output.get("tokenIds", []))
 
 
 def test_reflection_lists_the_services(disaggregated):
@@ -32,34 +38,36 @@ def test_reflection_lists_the_services(disaggregated):
 def test_generate_equals_the_http_answer(disaggregated):
     prompt = [11, 300, 42, 900, 77]
     want = disaggregated.complete(prompt, max_tokens=12, temperature=0)[0]
-    request = {"model": "default", "token_ids": {"ids": prompt},
-               "sampling": {"temperature": 0, "max_tokens": 12}}
+    request = {"model": "default", "token_ids": {"ids": prompt}, "temperature": 0,
+               "stopping": {"max_new_tokens": 12}, "response": {"output_token_ids": True}}
     whole = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
-    assert json.loads(whole.stdout)["choices"][0]["tokenIds"] == want, whole.stderr
+    assert token_ids(json.loads(whole.stdout)) == want, whole.stderr
     stream = grpcurl(disaggregated, "tandem.v1.Inference/GenerateStream", data=request)
     decoder, rest, ids = json.JSONDecoder(), stream.stdout.strip(), []
     while rest:
         message, end = decoder.raw_decode(rest)
-        ids += message.get("tokenIds", [])
+        ids += token_ids(message)
         rest = rest[end:].strip()
     assert ids == want, stream.stderr
 
 
 @pytest.mark.parametrize("change, code", [
-    ({"sampling": {"temperature": 9}}, "InvalidArgument"), ({"model": "nobody"}, "NotFound"),
-    ({"token_ids": {"ids": [99999]}}, "InvalidArgument"),
+    ({"temperature": 9}, "InvalidArgument"), ({"model": "nobody"}, "NotFound"),
+    ({"token_ids": {"ids": [99999]}}, "InvalidArgument"), ({"token_ids": {"ids": []}}, "InvalidArgument"),
+    ({"sampling": {"num_sequences": 129}}, "InvalidArgument"), ({"sampling": {"top_p": 2}}, "InvalidArgument"),
+    ({"stopping": {"max_new_tokens": 9000}}, "InvalidArgument"),
 ])
 def test_bad_requests_have_real_status_codes(disaggregated, change, code):
-    request = {"model": "default", "token_ids": {"ids": [20, 21]}, "sampling": {"max_tokens": 2}} | change
+    request = {"model": "default", "token_ids": {"ids": [20, 21]}, "stopping": {"max_new_tokens": 2}} | change
     ended = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
     assert ended.returncode != 0 and code in ended.stdout + ended.stderr, ended.stderr
 
 
 def test_ghz_runs_without_an_error(disaggregated):
-    request = {"model": "default", "token_ids": {"ids": [20, 21, 22]}, "sampling": {"max_tokens": 8}}
+    request = {"model": "default", "token_ids": {"ids": [20, 21, 22]}, "stopping": {"max_new_tokens": 8}}
     ended = subprocess.run(
         [need("ghz"), "--insecure", "--call", "tandem.v1.Inference/Generate", "-n", "100", "-c", "8",
-         "--proto", "proto/tandem/v1/inference.proto", "--import-paths", "proto",
+         "--proto", ROOT / "proto/tandem/v1/inference.proto", "--import-paths", ROOT / "proto",
          "-d", json.dumps(request), "-O", "json", disaggregated.grpc],
         capture_output=True, text=True, timeout=120)
     report = json.loads(ended.stdout)

@@ -44,7 +44,7 @@ def test_a_dead_workers_counters_are_kept(tmp_path):
         before = server.total("tandem_kv_transfer_bytes_total")
         assert before > 0
         server.kill("decode-0")
-        server.wait_ready()
+        server.wait_alive("decode", 1)
         assert server.total("tandem_kv_transfer_bytes_total") == before
         server.complete([61, 62, 63] * 40, max_tokens=4)
         wait_until(lambda: server.total("tandem_kv_transfer_bytes_total") == 2 * before, 5,

@@ -10,22 +10,25 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/text/tokenizer.h"
-#include "services/router/router_app.h"
+#include "services/router/app/router_app.h"
 #include "tests/support/fake_worker.h"
 #include "tests/support/raw_http.h"
 
 namespace tandem {
 
-// Polls; a failure after a minute. For what other threads bring about.
+// Looks again and again; false after a minute. For what other threads bring about.
 inline bool Eventually(const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  Mutex mu;
+  CondVar never;
+  MutexLock lock(&mu);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    never.WaitFor(&mu, std::chrono::milliseconds(1));
   }
   return true;
 }

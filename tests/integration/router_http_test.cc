@@ -1,8 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <boost/json.hpp>
-#include <set>
+#include <filesystem>
 
 #include "tests/integration/router_fixture.h"
 
@@ -18,8 +19,8 @@ class RouterHttpTest : public RouterFixture {
                                   int count) {
     std::vector<int32_t> tokens;
     for (int i = 0; i < count; ++i) {
-      tokens.push_back(FakeToken(options_[0], prompt, seed, choice,
-                                 static_cast<int32_t>(prompt.size()) + i));
+      tokens.push_back(
+          FakeToken(options_[0], prompt, seed, choice, static_cast<int32_t>(prompt.size()) + i));
     }
     return tokens;
   }
@@ -84,9 +85,9 @@ TEST_F(RouterHttpTest, AStreamSaysTheSameAsTheWholeAnswer) {
   const std::string fields = R"("prompt":"And God said","max_tokens":60,"seed":5)";
   const std::string whole{
       PostOk("/v1/completions", "{" + fields + "}").at("choices").at(0).at("text").as_string()};
-  const RawAnswer answer = Post(
-      "/v1/completions",
-      "{" + fields + R"(,"stream":true,"stream_options":{"include_usage":true}})");
+  const RawAnswer answer =
+      Post("/v1/completions",
+           "{" + fields + R"(,"stream":true,"stream_options":{"include_usage":true}})");
   EXPECT_THAT(answer.headers.at("content-type"), HasSubstr("text/event-stream"));
   std::vector<std::string> events = EventsOf(answer.body);
   ASSERT_GE(events.size(), 3);
@@ -151,9 +152,9 @@ TEST_F(RouterHttpTest, ChoicesOfSeveralPromptsAreNumberedInOrder) {
 
 TEST_F(RouterHttpTest, LogprobsHaveTheFormsOfBothApis) {
   Start();
-  const json::object completion = PostOk(
-      "/v1/completions",
-      R"({"prompt":[10,11,12],"max_tokens":3,"seed":7,"logprobs":2,"prompt_logprobs":1})");
+  const json::object completion =
+      PostOk("/v1/completions",
+             R"({"prompt":[10,11,12],"max_tokens":3,"seed":7,"logprobs":2,"prompt_logprobs":1})");
   const json::object& choice = completion.at("choices").at(0).as_object();
   const json::object& logprobs = choice.at("logprobs").as_object();
   const std::vector<int32_t> tokens = FakeTokens({10, 11, 12}, 7, 0, 3);
@@ -168,12 +169,11 @@ TEST_F(RouterHttpTest, LogprobsHaveTheFormsOfBothApis) {
   EXPECT_EQ(prompt[1].at("11").at("rank"), 2);
   EXPECT_TRUE(prompt[1].as_object().contains("4"));
 
-  const json::object chat = PostOk(
-      "/v1/chat/completions",
-      R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true,)"
-      R"("top_logprobs":3})");
-  const json::array& content =
-      chat.at("choices").at(0).at("logprobs").at("content").as_array();
+  const json::object chat =
+      PostOk("/v1/chat/completions",
+             R"({"messages":[{"role":"user","content":"x"}],"max_tokens":2,"logprobs":true,)"
+             R"("top_logprobs":3})");
+  const json::array& content = chat.at("choices").at(0).at("logprobs").at("content").as_array();
   ASSERT_EQ(content.size(), 2);
   EXPECT_EQ(content[0].at("top_logprobs").as_array().size(), 3);
   EXPECT_FALSE(content[0].at("bytes").as_array().empty());
@@ -184,15 +184,15 @@ TEST_F(RouterHttpTest, StopsEndTheTextBeforeThem) {
   FakeWorkerOptions options;
   options.script = *tokenizer_->Encode("alpha beta gamma", /*add_special_tokens=*/false);
   Start({options});
-  const json::object by_text = PostOk(
-      "/v1/completions", R"({"prompt":"x","max_tokens":16,"stop":["zzz","beta"]})");
+  const json::object by_text =
+      PostOk("/v1/completions", R"({"prompt":"x","max_tokens":16,"stop":["zzz","beta"]})");
   EXPECT_EQ(by_text.at("choices").at(0).at("text"), "alpha ");
   EXPECT_EQ(by_text.at("choices").at(0).at("finish_reason"), "stop");
   EXPECT_EQ(by_text.at("choices").at(0).at("stop_reason"), "beta");
   const int32_t id = options.script[1];
-  const json::object by_id = PostOk(
-      "/v1/completions", R"({"prompt":"x","max_tokens":16,"stop_token_ids":[)" +
-                             std::to_string(id) + R"(],"return_token_ids":true})");
+  const json::object by_id =
+      PostOk("/v1/completions", R"({"prompt":"x","max_tokens":16,"stop_token_ids":[)" +
+                                    std::to_string(id) + R"(],"return_token_ids":true})");
   EXPECT_EQ(by_id.at("choices").at(0).at("stop_reason"), id);
   EXPECT_EQ(Ids(by_id.at("choices").at(0).at("token_ids")).size(), 2);
   EXPECT_EQ(by_id.at("usage").at("completion_tokens"), 2);
@@ -204,8 +204,7 @@ TEST_F(RouterHttpTest, AnEndTokenCountsButHasNoTextAndNoReason) {
   options.script = {500, 501, 1};  // 1 is the model's end.
   Start({options});
   const json::object body = PostOk(
-      "/v1/completions",
-      R"({"prompt":"x","max_tokens":16,"logprobs":0,"return_token_ids":true})");
+      "/v1/completions", R"({"prompt":"x","max_tokens":16,"logprobs":0,"return_token_ids":true})");
   const json::object& choice = body.at("choices").at(0).as_object();
   EXPECT_EQ(Ids(choice.at("token_ids")), options.script);
   EXPECT_EQ(choice.at("logprobs").at("tokens").as_array().size(), 3);
@@ -213,8 +212,8 @@ TEST_F(RouterHttpTest, AnEndTokenCountsButHasNoTextAndNoReason) {
   EXPECT_EQ(choice.at("finish_reason"), "stop");
   EXPECT_TRUE(choice.at("stop_reason").is_null());
   EXPECT_EQ(body.at("usage").at("completion_tokens"), 3);
-  const json::object ignored = PostOk(
-      "/v1/completions", R"({"prompt":"x","max_tokens":16,"ignore_eos":true})");
+  const json::object ignored =
+      PostOk("/v1/completions", R"({"prompt":"x","max_tokens":16,"ignore_eos":true})");
   EXPECT_EQ(ignored.at("usage").at("completion_tokens"), 16);
 }
 
@@ -235,8 +234,8 @@ TEST_F(RouterHttpTest, WrongRequestsAreRefusedAndTheConnectionGoesOn) {
   EXPECT_THAT(unknown.body, HasSubstr("model_not_found"));
   std::string ids = "1";
   for (int i = 0; i < 1020; ++i) ids += ",1";
-  const RawAnswer longer = client.Exchange(
-      "/v1/completions", "{\"prompt\":[" + ids + "],\"max_tokens\":4}");
+  const RawAnswer longer =
+      client.Exchange("/v1/completions", "{\"prompt\":[" + ids + "],\"max_tokens\":4}");
   EXPECT_EQ(longer.status, 400);
   EXPECT_THAT(longer.body, testing::AllOf(HasSubstr("context_length_exceeded"), HasSubstr("1021"),
                                           HasSubstr("1025"), HasSubstr("1024")));
@@ -248,8 +247,9 @@ TEST_F(RouterHttpTest, WrongRequestsAreRefusedAndTheConnectionGoesOn) {
 TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   Start();
   EXPECT_EQ(Post("/v1/completions", std::string(5 << 20, ' ')).status, 413);
-  EXPECT_EQ(RawHttp(http()).Exchange("/health", "", "X: " + std::string(20000, 'x') + "\r\n").status,
-            431);
+  EXPECT_EQ(
+      RawHttp(http()).Exchange("/health", "", "X: " + std::string(20000, 'x') + "\r\n").status,
+      431);
   std::string fields;
   for (int i = 0; i < 101; ++i) fields += "X" + std::to_string(i) + ": y\r\n";
   EXPECT_EQ(RawHttp(http()).Exchange("/health", "", fields).status, 431);
@@ -258,10 +258,12 @@ TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   nonsense.Send("NONSENSE\r\n\r\n");
   EXPECT_EQ(nonsense.Read().status, 400);
   RawHttp careful(http());
+  const std::string body = R"({"prompt":"a","max_tokens":1})";
   careful.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 31\r\n\r\n");
-  EXPECT_EQ(careful.ReadUntil("100 Continue\r\n\r\n"), true);
-  careful.Send("{\"prompt\":\"a\", \"max_tokens\":  1}");
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n");
+  EXPECT_TRUE(careful.ReadUntil("100 Continue\r\n\r\n"));
+  careful.Send(body);
   EXPECT_TRUE(careful.ReadUntil("\"usage\""));
 }
 
@@ -336,9 +338,8 @@ TEST_F(RouterHttpTest, AStreamGoesOnElsewhereWhenItsWorkerDies) {
       other.port = workers_[1 - busy]->port();
       workers_[1 - busy].reset();
       workers_[1 - busy] = std::make_unique<FakeWorker>(other);
-      ASSERT_TRUE(Eventually([&] {
-        return workers_[1 - busy]->num_submits() == 0 && Metric(healthy) == 2;
-      }));
+      ASSERT_TRUE(Eventually(
+          [&] { return workers_[1 - busy]->num_submits() == 0 && Metric(healthy) == 2; }));
     }
   }
 }
@@ -387,6 +388,43 @@ TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b", .port = port});
   EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
   router_.reset();
+}
+
+TEST_F(RouterHttpTest, WithoutATokenizerIdsGoInAndOut) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / ("ids_only_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(Folder() + "/config.json", folder / "config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  FakeWorkerOptions options;
+  options.model = folder.filename();
+  Start({options}, folder);
+  const json::object body =
+      PostOk("/v1/completions",
+             R"({"prompt":[10,11],"max_tokens":4,"seed":2,"logprobs":1,"return_token_ids":true})");
+  const json::object& choice = body.at("choices").at(0).as_object();
+  const std::vector<int32_t> want = FakeTokens({10, 11}, 2, 0, 4);
+  EXPECT_EQ(Ids(choice.at("token_ids")), want);
+  EXPECT_EQ(choice.at("text"), "");
+  EXPECT_EQ(choice.at("logprobs").at("tokens").at(0), "token_id:" + std::to_string(want[0]));
+  EXPECT_EQ(Post("/v1/completions", R"({"prompt":"text"})").status, 400);
+  EXPECT_EQ(Post("/v1/completions", R"({"prompt":[1],"stop":"x"})").status, 400);
+  EXPECT_EQ(Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})").status,
+            400);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(RouterHttpTest, BehindADnsNameWorkersAreFound) {
+  options_.push_back(FakeWorkerOptions());
+  workers_.push_back(std::make_unique<FakeWorker>(options_[0]));
+  RouterOptions options{.model = Folder(),
+                        .workers_dns = "localhost:" + std::to_string(workers_[0]->port()),
+                        .http = {.ip = "127.0.0.1"},
+                        .grpc = {.ip = "127.0.0.1"}};
+  router_ = *RouterApp::Create(options);
+  ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+  PostOk("/v1/completions", R"({"prompt":"a","max_tokens":2})");
+  EXPECT_EQ(workers_[0]->num_submits(), 1);
 }
 
 TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndRefusesNewOnes) {

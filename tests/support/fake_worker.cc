@@ -204,9 +204,6 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     v1::StepBatch message;
     ToProto(batch, &message);
     if (!stream->Write(message)) return false;
-    if (options_.token_pause_us > 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(options_.token_pause_us));
-    }
     return true;
   }
 
@@ -268,8 +265,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-FakeWorker::FakeWorker(const FakeWorkerOptions& options)
-    : impl_(std::make_unique<Impl>(options)) {}
+FakeWorker::FakeWorker(const FakeWorkerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 FakeWorker::~FakeWorker() = default;
 int FakeWorker::port() const { return impl_->port(); }
 std::string FakeWorker::address() const { return "127.0.0.1:" + std::to_string(port()); }

@@ -20,8 +20,7 @@ struct FakeWorkerOptions {
   std::string numerics_id = "fake-numerics";
   int32_t max_model_tokens = 1024;
   int port = 0;
-  int32_t token_pause_us = 0;       // Between two tokens of a sequence.
-  int32_t hold_after_tokens = -1;   // A sequence stops there until ReleaseHeld().
+  int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.
   std::vector<int32_t> script;

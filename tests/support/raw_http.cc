@@ -22,8 +22,7 @@ RawHttp::RawHttp(int port, int receive_buffer_bytes) : socket_(socket(AF_INET, S
   timeval timeout{.tv_sec = kReceiveTimeoutS};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   if (receive_buffer_bytes > 0) {
-    setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes,
-               sizeof(receive_buffer_bytes));
+    setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
   }
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -45,11 +44,11 @@ void RawHttp::Send(std::string_view bytes) {
 
 void RawHttp::SendRequest(const std::string& path, const std::string& body,
                           const std::string& more_headers) {
-  std::string request = (body.empty() ? "GET " : "POST ") + path +
-                        " HTTP/1.1\r\nHost: test\r\n" + more_headers;
+  std::string request =
+      (body.empty() ? "GET " : "POST ") + path + " HTTP/1.1\r\nHost: test\r\n" + more_headers;
   if (!body.empty()) {
-    request += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
-               "\r\n";
+    request +=
+        "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
   }
   Send(request + "\r\n" + body);
 }

@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <memory>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,7 +20,6 @@
 #include "runtime/base/flags.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
-#include "services/server/machine_limits.h"
 #include "tools/tandem/child_process.h"
 
 namespace tandem {
@@ -26,8 +27,6 @@ namespace {
 
 constexpr int64_t kRouterDrainUs = 30'000'000;  // Running streams may end by themselves.
 constexpr int64_t kWorkerDrainUs = 10'000'000;
-// Of the machine's memory, for all KV pools together; weights and the rest need the other part.
-constexpr double kKvMemoryShare = 0.25;
 
 struct ServeOptions {
   std::string model;
@@ -64,7 +63,8 @@ void Declare(ServeOptions* o, FlagSet* flags) {
   flags->Add("cache-dir", &o->cache_dir, "DIR",
              "packed weights are kept here; $XDG_CACHE_HOME/tandem if empty");
   flags->Add("kv-memory", &o->kv_memory, "BYTES",
-             "KV pool of each worker; a quarter of the machine's memory, divided, if empty");
+             "KV pool of each worker; if empty, room for 16 sequences at their longest, as far as "
+             "the machine's memory, divided, allows");
   flags->Add("max-model-len", &o->max_model_len, "N",
              "longest prompt + output in tokens; the model's own if 0");
   flags->Add("max-num-seqs", &o->max_num_seqs, "N",
@@ -162,9 +162,12 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
       "--isa=" + options.isa,
       absl::StrCat("--block-size=", options.block_size),
       absl::StrCat("--threads=", options.threads),
-      absl::StrCat("--kv-memory=", options.kv_memory.bytes),
+      absl::StrCat("--machine-share=", options.prefill + options.decode + options.hybrid),
       absl::StrCat("--liveness-scale=", options.liveness_scale),
   };
+  if (options.kv_memory.bytes > 0) {
+    command.push_back(absl::StrCat("--kv-memory=", options.kv_memory.bytes));
+  }
   if (options.max_model_len > 0) {
     command.push_back(absl::StrCat("--max-model-len=", options.max_model_len));
   }
@@ -284,7 +287,6 @@ absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
     if (!flags.WasSet("decode")) options->decode = 0;
     if (!flags.WasSet("hybrid")) options->hybrid = 0;
   }
-  const int32_t workers = options->prefill + options->decode + options->hybrid;
   if (options->decode + options->hybrid == 0) {
     return absl::InvalidArgumentError(absl::StrCat("nothing to decode with: --prefill ",
                                                    options->prefill, " --decode ", options->decode,
@@ -298,12 +300,6 @@ absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
   if (!std::filesystem::is_directory(options->model, error)) {
     return absl::InvalidArgumentError(
         absl::StrCat("DIR: \"", options->model, "\" is not a folder"));
-  }
-  const MachineLimits machine = ReadMachineLimits();
-  if (options->threads == 0) options->threads = std::max(1, machine.cpus / workers);
-  if (options->kv_memory.bytes == 0) {
-    options->kv_memory.bytes =
-        static_cast<int64_t>(kKvMemoryShare * static_cast<double>(machine.memory_bytes) / workers);
   }
   return absl::OkStatus();
 }

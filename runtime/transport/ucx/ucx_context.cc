@@ -56,8 +56,9 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
     return UcxError("reading its configuration", status);
   }
   // Without CMA, which UCX would prefer and which halves the speed (docs/design.md).
-  std::string transports = options.shared_memory ? "posix,self" : "self";
-  if (!options.devices.empty()) absl::StrAppend(&transports, ",tcp,rc,ud");
+  std::string transports = "posix,self";
+  if (!options.devices.empty())
+    transports = options.shared_memory ? "^cma,sysv" : "^cma,sysv,posix";
   ucs_status_t status = ucp_config_modify(config, "TLS", transports.c_str());
   if (status == UCS_OK && !options.devices.empty()) {
     status = ucp_config_modify(config, "NET_DEVICES", options.devices.c_str());

@@ -15,16 +15,6 @@ namespace tandem {
 
 enum MessageId : unsigned { kOfferId = 1, kFrameId = 2, kAckId = 3 };
 
-// Headers of the active messages, sent as they lie in memory (little-endian).
-struct FrameMessage {     // Sender to receiver; a Frame carries the payload, an Offer does not.
-  uint64_t inbound = 0;   // The receiver's number for the link.
-  uint64_t outbound = 0;  // The sender's.
-  uint64_t record = 0;    // Comes back in the Ack.
-  uint32_t block = 0;     // Where in the sender's pool.
-  uint8_t header[kFrameHeaderBytes] = {};
-};
-static_assert(sizeof(FrameMessage) == 48);
-
 struct UcxLinks::Outbound {
   uint64_t link = 0;
   std::string peer;
@@ -56,8 +46,9 @@ struct UcxLinks::Inbound {
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();
   bool broken = false;
   ucp_rkey_h key = nullptr;
-  const std::byte* remote_pool = nullptr;  // Mapped, if memory is shared.
-  std::vector<UcxAck> early_acks;          // Of probes that came before Attach.
+  const std::byte* remote_pool = nullptr;     // Mapped, if memory is shared.
+  std::vector<UcxFrameMessage> early_offers;  // That overtook Attach.
+  std::vector<UcxAck> early_acks;             // Of probes that came before Attach.
   double first_probe_seconds = 0;
 };
 
@@ -73,7 +64,7 @@ struct UcxLinks::SendRecord {
   bool acknowledged = false;
   bool abandoned = false;
   bool reported = false;
-  FrameMessage message;  // UCX reads it until the send completes.
+  UcxFrameMessage message;  // UCX reads it until the send completes.
 };
 
 struct UcxLinks::AckRecord {

@@ -103,7 +103,8 @@ void UcxLinks::OpenOutbound(uint64_t link, const std::string& peer, const UcxAdd
   opened->on_lost = std::move(on_lost);
   Outbound* const outbound = opened.get();
   outbound_.emplace(link, std::move(opened));
-  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, shared_memory, outbound->error.get());
+  absl::StatusOr<ucp_ep_h> endpoint =
+      Connect(remote.worker_address, shared_memory, outbound->error.get());
   if (!endpoint.ok()) {
     Break(outbound, endpoint.status());
     return;

@@ -21,6 +21,17 @@
 
 namespace tandem {
 
+// The header of a Frame, which carries the payload, and of an Offer, which says where it lies. As
+// it lies in memory (little-endian).
+struct UcxFrameMessage {
+  uint64_t inbound = 0;   // The receiver's number for the link.
+  uint64_t outbound = 0;  // The sender's.
+  uint64_t record = 0;    // Comes back in the Ack.
+  uint32_t block = 0;     // Where in the sender's pool.
+  uint8_t header[kFrameHeaderBytes] = {};
+};
+static_assert(sizeof(UcxFrameMessage) == 48);
+
 // The header of an acknowledgement.
 struct UcxAck {
   uint64_t outbound = 0;  // The sender's number for the link.
@@ -81,6 +92,7 @@ class UcxLinks {
   void Settle(SendRecord* record);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
+  void Take(Inbound* link, const UcxFrameMessage& message);
   void Land(Inbound* link, const FrameHeader& header, const std::byte* source);
   void CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source);
   void Acknowledge(Inbound* link, const UcxAck& ack);

@@ -54,6 +54,9 @@ void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote, bool share
     ProbeSharedMemory(inbound);
   }
   for (const UcxAck& ack : std::exchange(inbound->early_acks, {})) Acknowledge(inbound, ack);
+  for (const UcxFrameMessage& offer : std::exchange(inbound->early_offers, {})) {
+    if (!inbound->broken) Take(inbound, offer);
+  }
 }
 
 void UcxLinks::ProbeSharedMemory(Inbound* link) {
@@ -72,31 +75,37 @@ void UcxLinks::ProbeSharedMemory(Inbound* link) {
 ucs_status_t UcxLinks::OnOffer(void* self, const void* header, size_t header_bytes, void* data,
                                size_t data_bytes, const ucp_am_recv_param_t* param) {
   auto* const links = static_cast<UcxLinks*>(self);
-  FrameMessage message;
+  UcxFrameMessage message;
   if (header_bytes != sizeof(message)) return UCS_OK;
   std::memcpy(&message, header, sizeof(message));
   const auto link = links->inbound_.find(message.inbound);
-  if (link == links->inbound_.end() || link->second->remote_pool == nullptr ||
-      link->second->broken) {
-    return UCS_OK;
-  }
+  if (link == links->inbound_.end() || link->second->broken) return UCS_OK;
   Inbound* const inbound = link->second.get();
-  const FrameHeader frame = UnpackFrameHeader(message.header);
-  const int64_t block_bytes = links->context_->pool().block_bytes;
-  if (message.block >= static_cast<uint32_t>(inbound->remote.num_blocks) ||
-      frame.length_bytes != block_bytes) {
-    links->Break(inbound, absl::InvalidArgumentError("a frame outside the peer's pool"));
-    return UCS_OK;
+  if (inbound->attached) {
+    links->Take(inbound, message);
+  } else if (inbound->early_offers.size() < kWindow) {
+    inbound->early_offers.push_back(message);
   }
-  links->Land(inbound, frame, inbound->remote_pool + int64_t{message.block} * block_bytes);
-  links->Acknowledge(inbound, {.outbound = message.outbound, .record = message.record});
   return UCS_OK;
+}
+
+void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message) {
+  const FrameHeader frame = UnpackFrameHeader(message.header);
+  const int64_t block_bytes = context_->pool().block_bytes;
+  if (link->remote_pool == nullptr ||
+      message.block >= static_cast<uint32_t>(link->remote.num_blocks) ||
+      frame.length_bytes != block_bytes) {
+    Break(link, absl::InvalidArgumentError("a frame outside the peer's pool"));
+    return;
+  }
+  Land(link, frame, link->remote_pool + int64_t{message.block} * block_bytes);
+  Acknowledge(link, {.outbound = message.outbound, .record = message.record});
 }
 
 ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_bytes, void* data,
                                size_t data_bytes, const ucp_am_recv_param_t* param) {
   auto* const links = static_cast<UcxLinks*>(self);
-  FrameMessage message;
+  UcxFrameMessage message;
   if (header_bytes != sizeof(message) || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
     return UCS_OK;
   }

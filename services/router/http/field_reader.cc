@@ -37,6 +37,11 @@ absl::Status WrongType(std::string_view field, std::string_view wanted, const js
                                           ", not ", std::string(JsonKind(value))));
 }
 
+absl::Status WrongItem(std::string_view field, std::string_view name, std::string_view wanted,
+                       const json::value& value) {
+  return WithField(WrongType(name, wanted, value), field);
+}
+
 absl::StatusOr<int64_t> JsonInteger(const json::value& value, std::string_view field) {
   if (value.is_int64()) return value.get_int64();
   // Exactly representable bounds of int64.
@@ -116,10 +121,10 @@ absl::Status FieldReader::Read(std::string_view field, std::vector<int64_t>* out
   if (!value->is_array()) return WrongType(Name(field), "a list of integers", *value);
   out->reserve(value->get_array().size());
   for (size_t i = 0; i < value->get_array().size(); ++i) {
-    TANDEM_ASSIGN_OR_RETURN(
-        const int64_t item,
-        JsonInteger(value->get_array()[i], absl::StrCat(Name(field), "[", i, "]")));
-    out->push_back(item);
+    const absl::StatusOr<int64_t> item =
+        JsonInteger(value->get_array()[i], absl::StrCat(Name(field), "[", i, "]"));
+    if (!item.ok()) return WithField(item.status(), Name(field));
+    out->push_back(*item);
   }
   return absl::OkStatus();
 }
@@ -135,7 +140,7 @@ absl::Status FieldReader::ReadStrings(std::string_view field, std::vector<std::s
   for (size_t i = 0; i < value->get_array().size(); ++i) {
     const json::value& item = value->get_array()[i];
     if (!item.is_string()) {
-      return WrongType(absl::StrCat(Name(field), "[", i, "]"), "a string", item);
+      return WrongItem(Name(field), absl::StrCat(Name(field), "[", i, "]"), "a string", item);
     }
     out->emplace_back(item.get_string().data(), item.get_string().size());
   }

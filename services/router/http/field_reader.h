@@ -23,6 +23,10 @@ std::string_view JsonKind(const boost::json::value& value);
 absl::Status WrongType(std::string_view field, std::string_view wanted,
                        const boost::json::value& value);
 
+// The same of an item, `name`, of the list `field`: the error's field is the list.
+absl::Status WrongItem(std::string_view field, std::string_view name, std::string_view wanted,
+                       const boost::json::value& value);
+
 // Integers may be written 10 or 10.0; anything else is an error.
 absl::StatusOr<int64_t> JsonInteger(const boost::json::value& value, std::string_view field);
 

@@ -191,7 +191,7 @@ absl::StatusOr<Prompt> ReadIds(const json::array& list, const std::string& name)
   ids.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
     if (!list[i].is_int64()) {
-      return WrongType(absl::StrCat(name, "[", i, "]"), "a token id", list[i]);
+      return WrongItem("prompt", absl::StrCat(name, "[", i, "]"), "a token id", list[i]);
     }
     ids.push_back(list[i].get_int64());
   }
@@ -228,7 +228,7 @@ absl::Status ReadPrompts(const FieldReader& fields, std::vector<Prompt>* prompts
       TANDEM_ASSIGN_OR_RETURN(Prompt ids, ReadIds(list[i].get_array(), name));
       prompts->push_back(std::move(ids));
     } else {
-      return WrongType(name, "a string or a list of ids", list[i]);
+      return WrongItem("prompt", name, "a string or a list of ids", list[i]);
     }
   }
   return absl::OkStatus();

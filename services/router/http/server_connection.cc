@@ -43,7 +43,7 @@ std::string_view HttpRequest::Header(std::string_view name) const {
 // ---- What a handler holds ----
 
 class ServerConnection::Exchange final : public HttpExchange,
-                                       public std::enable_shared_from_this<Exchange> {
+                                         public std::enable_shared_from_this<Exchange> {
  public:
   explicit Exchange(std::shared_ptr<ServerConnection> connection)
       : connection_(std::move(connection)), executor_(connection_->socket_.get_executor()) {}

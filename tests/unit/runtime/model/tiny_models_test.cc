@@ -70,7 +70,10 @@ class TinyModelTest : public testing::TestWithParam<std::tuple<std::string, std:
 TEST_P(TinyModelTest, LogitsAndGreedyTokensAreThoseOfTransformers) {
   const auto& [device, name] = GetParam();
   const std::string folder = std::string(TANDEM_TEST_DATA) + "/tiny_models/" + name;
-  auto harness = DecoderHarness::Create(folder, "f32", {.device = device, .num_threads = 2}, 64);
+  const BackendOptions backend{.device = device == "reference" ? "reference" : "cpu",
+                               .isa = device == "generic" ? "generic" : "auto",
+                               .num_threads = 2};
+  auto harness = DecoderHarness::Create(folder, "f32", backend, 64);
   ASSERT_TRUE(harness.ok()) << harness.status().message();
   const size_t vocab = (*harness)->vocab_size();
   const std::vector<Golden> goldens = ReadGoldens(folder);
@@ -97,7 +100,7 @@ TEST_P(TinyModelTest, LogitsAndGreedyTokensAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, TinyModelTest,
-    testing::Combine(testing::Values("reference", "cpu"),
+    testing::Combine(testing::Values("reference", "cpu", "generic"),
                      testing::Values("llama_gqa16_scaled_biased", "llama_mha32_tied",
                                      "llama_gqa64_bf16_sharded", "llama_gqa16_scaled_f16",
                                      "gpt2_heads16", "gpt2_heads32_unprefixed")),

@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"logprobs\":true", "logprobs"},
         BadField{"\"prompt_logprobs\":21", "prompt_logprobs"},
         BadField{"\"prompt_logprobs\":1,\"stream\":true", "prompt_logprobs"},
-        BadField{"\"stop\":7", "stop"}, BadField{"\"stop\":[1]", "stop[0]"},
+        BadField{"\"stop\":7", "stop"}, BadField{"\"stop\":[1]", "stop"},
         BadField{"\"stop\":\"\"", "stop"},
         BadField{"\"stop\":[" + Repeat("\"x\"", 17) + "]", "stop"},
         BadField{"\"stop\":\"" + std::string(1025, 's') + "\"", "stop"},
@@ -131,7 +131,7 @@ TEST(JsonRequestTest, PromptsThatAreNoneAreRefused) {
        }) {
     const absl::Status status = CompletionStatus(body);
     EXPECT_EQ(HttpStatusOf(status), 400) << body;
-    EXPECT_THAT(FieldOf(status), HasSubstr("prompt")) << body;
+    EXPECT_EQ(FieldOf(status), "prompt") << body;
   }
   const std::string many = "{\"prompt\":[" + Repeat("\"a\"", kMaxPrompts + 1) + "]}";
   EXPECT_EQ(FieldOf(CompletionStatus(many)), "prompt");

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -521,6 +522,7 @@ TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::string(argv[1]) == "--peer") return tandem::PeerMain(argv[2]);
+  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -1,6 +1,7 @@
 // tandem-router: the OpenAI HTTP API and the gRPC API in front of tandem-workers.
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -16,7 +17,7 @@
 #include "runtime/base/flags.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
-#include "services/router/router_app.h"
+#include "services/router/app/router_app.h"
 #include "services/router/version.h"
 
 namespace tandem {
@@ -116,6 +117,14 @@ absl::Status WritePortFile(const std::string& path, int http_port, int grpc_port
   return absl::OkStatus();
 }
 
+// Every client's connection is a descriptor.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int WaitForSignal(int signals, int64_t timeout_us) {
   fd_set set;
   FD_ZERO(&set);
@@ -134,6 +143,7 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
   for (const int number : {SIGTERM, SIGINT}) sigaddset(&mask, number);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);  // Before any thread starts.
   signal(SIGPIPE, SIG_IGN);
+  RaiseDescriptorLimit();
   const int signals = signalfd(-1, &mask, SFD_CLOEXEC);
 
   const auto app = RouterApp::Create(options);
@@ -179,8 +189,7 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<RouterOptions> options = [&]() -> absl::StatusOr<RouterOptions> {
     TANDEM_RETURN_IF_ERROR(rest.status());
     if (!rest->empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown argument \"", rest->front(), "\""));
+      return absl::InvalidArgumentError(absl::StrCat("unknown argument \"", rest->front(), "\""));
     }
     return ToOptions(values);
   }();

@@ -1,7 +1,7 @@
 // A router, whole: model files, core, worker channels and both listeners.
 
-#ifndef TANDEM_SERVICES_ROUTER_ROUTER_APP_H_
-#define TANDEM_SERVICES_ROUTER_ROUTER_APP_H_
+#ifndef TANDEM_SERVICES_ROUTER_APP_ROUTER_APP_H_
+#define TANDEM_SERVICES_ROUTER_APP_ROUTER_APP_H_
 
 #include <atomic>
 #include <cstdint>
@@ -79,4 +79,4 @@ class RouterApp {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_ROUTER_APP_H_
+#endif  // TANDEM_SERVICES_ROUTER_APP_ROUTER_APP_H_

@@ -1,4 +1,4 @@
-#include "services/router/router_app.h"
+#include "services/router/app/router_app.h"
 
 #include <random>
 #include <utility>
@@ -52,7 +52,7 @@ absl::Status RouterApp::Start() {
       .dns_name = options_.workers_dns,
       .channel = {.router_name = options_.name, .liveness_scale = options_.liveness_scale}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
-  collector_ = std::make_unique<MetricsCollector>(&registry_, workers_.get());
+  collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
   generator_ =
       std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_, RandomNumber());
   pool_ = std::make_unique<TextPool>(kTextThreads, kMaxWaitingTexts);

@@ -1,0 +1,27 @@
+// What two workers must have in common before the blocks of one go into the pool of the other. The
+// router pairs by it; the workers check it again when one dials the other, because by then either
+// may have restarted as something else.
+
+#ifndef TANDEM_RUNTIME_PROTOCOL_PEER_TERMS_H_
+#define TANDEM_RUNTIME_PROTOCOL_PEER_TERMS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace tandem {
+
+struct PeerTerms {
+  int32_t protocol_min = 1, protocol_max = 1;
+  std::string kv_class;     // The same bytes mean the same.
+  std::string numerics_id;  // The same prefix has the same bytes: else a stream has no one origin.
+  std::string transport;
+};
+
+// FailedPrecondition, with both values of what differs.
+absl::Status CheckPeerTerms(const PeerTerms& ours, const PeerTerms& theirs);
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_PROTOCOL_PEER_TERMS_H_

@@ -1,0 +1,225 @@
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "tandem/v1/inference.grpc.pb.h"
+#include "tests/integration/router_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAreArray;
+
+class RouterGrpcTest : public RouterFixture {
+ protected:
+  void StartAndDial(std::vector<FakeWorkerOptions> workers) {
+    Start(std::move(workers));
+    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(router_->grpc_port()),
+                                   grpc::InsecureChannelCredentials());
+    inference_ = v1::Inference::NewStub(channel_);
+    control_ = v1::Control::NewStub(channel_);
+  }
+  static v1::GenerateRequest Request(int max_tokens) {
+    v1::GenerateRequest request;
+    for (const uint32_t id : {10, 11, 12}) request.mutable_token_ids()->add_ids(id);
+    request.mutable_sampling()->set_seed(7);
+    request.mutable_stopping()->set_max_new_tokens(max_tokens);
+    request.mutable_response()->set_output_token_ids(true);
+    return request;
+  }
+  std::vector<uint32_t> Want(int choice, int count) {
+    std::vector<uint32_t> tokens;
+    for (int i = 0; i < count; ++i) {
+      tokens.push_back(FakeToken(options_[0], {10, 11, 12}, 7, choice, 3 + i));
+    }
+    return tokens;
+  }
+  grpc::StatusCode CodeOf(const v1::GenerateRequest& request) {
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    return inference_->Generate(&context, request, &response).error_code();
+  }
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Inference::Stub> inference_;
+  std::unique_ptr<v1::Control::Stub> control_;
+};
+
+TEST_F(RouterGrpcTest, AWholeAnswerHoldsEveryChoice) {
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request = Request(9);
+  request.mutable_sampling()->set_num_sequences(3);
+  request.mutable_response()->mutable_output_candidates()->set_top_n(2);
+  request.mutable_response()->set_prompt_token_ids(true);
+  grpc::ClientContext context;
+  v1::GenerateResponse response;
+  const grpc::Status status = inference_->Generate(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.prompt_info().num_prompt_tokens(), 3);
+  EXPECT_THAT(response.prompt_info().token_ids(), testing::ElementsAre(10, 11, 12));
+  EXPECT_EQ(response.prompt_info().system_fingerprint(), "fake-numerics");
+  ASSERT_EQ(response.outputs_size(), 3);
+  for (int i = 0; i < 3; ++i) {
+    const v1::SequenceOutput& output = response.outputs(i);
+    EXPECT_EQ(output.index(), i);
+    EXPECT_THAT(output.token_ids(), ElementsAreArray(Want(i, 9)));
+    EXPECT_EQ(output.logprobs_size(), 9);
+    EXPECT_EQ(output.candidate_tokens(0).tokens_size(), 2);
+    EXPECT_FALSE(output.text().empty());
+    EXPECT_EQ(output.finish_info().finish_reason(), v1::FinishInfo::LENGTH);
+    EXPECT_EQ(output.finish_info().num_output_tokens(), 9);
+  }
+}
+
+TEST_F(RouterGrpcTest, AStreamSaysTheSameTokenByToken) {
+  StartAndDial({FakeWorkerOptions()});
+  grpc::ClientContext context;
+  const auto stream = inference_->GenerateStream(&context, Request(30));
+  v1::GenerateResponse response;
+  std::vector<uint32_t> tokens;
+  while (stream->Read(&response)) {
+    EXPECT_EQ(response.has_prompt_info(), tokens.empty());
+    ASSERT_EQ(response.outputs_size(), 1);
+    for (const uint32_t id : response.outputs(0).token_ids()) tokens.push_back(id);
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_THAT(tokens, ElementsAreArray(Want(0, 30)));
+}
+
+TEST_F(RouterGrpcTest, ADroppedStreamAbortsItsRequest) {
+  FakeWorkerOptions options;
+  options.hold_after_tokens = 2;
+  StartAndDial({options});
+  {
+    grpc::ClientContext context;
+    const auto stream = inference_->GenerateStream(&context, Request(50));
+    v1::GenerateResponse response;
+    ASSERT_TRUE(stream->Read(&response));
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_cancels() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
+}
+
+TEST_F(RouterGrpcTest, AbortEndsTheNamedRequestOnly) {
+  FakeWorkerOptions options;
+  options.hold_after_tokens = 2;
+  StartAndDial({options});
+  grpc::ClientContext first_context, second_context;
+  v1::GenerateRequest first = Request(5), second = Request(5);
+  first.set_request_id("first");
+  second.set_request_id("second");
+  const auto first_stream = inference_->GenerateStream(&first_context, first);
+  const auto second_stream = inference_->GenerateStream(&second_context, second);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(first_stream->Read(&response));
+  ASSERT_TRUE(second_stream->Read(&response));
+  v1::AbortRequest abort;
+  abort.add_request_ids("first");
+  abort.add_request_ids("nobody");
+  v1::AbortResponse answer;
+  grpc::ClientContext context;
+  EXPECT_TRUE(control_->Abort(&context, abort, &answer).ok());
+  while (first_stream->Read(&response)) {
+  }
+  EXPECT_EQ(first_stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  workers_[0]->ReleaseHeld();
+  while (second_stream->Read(&response)) {
+  }
+  EXPECT_TRUE(second_stream->Finish().ok());
+}
+
+TEST_F(RouterGrpcTest, ACallsDeadlineIsItsRequests) {
+  FakeWorkerOptions options;
+  options.hold_after_tokens = 1;
+  StartAndDial({options});
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  v1::GenerateResponse response;
+  EXPECT_EQ(inference_->Generate(&context, Request(50), &response).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_LE(workers_[0]->last_submit().time_left_us, 2'000'000);
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
+  // The session to the worker stands: what was cancelled late was cancelled in a valid way.
+  workers_[0]->ReleaseHeld();
+  EXPECT_EQ(CodeOf(Request(5)), grpc::StatusCode::OK);
+  EXPECT_EQ(Metric("tandem_stream_resumes_total{reason=\"session_lost\"}"), 0);
+}
+
+TEST_F(RouterGrpcTest, WhatAClientCallsItsTraceCannotHurtASession) {
+  StartAndDial({FakeWorkerOptions()});
+  grpc::ClientContext context;
+  context.AddMetadata("traceparent", std::string(8000, 'x'));
+  v1::GenerateResponse response;
+  EXPECT_TRUE(inference_->Generate(&context, Request(3), &response).ok());
+  EXPECT_EQ(workers_[0]->last_submit().trace_context, "");
+  grpc::ClientContext good;
+  const std::string trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  good.AddMetadata("traceparent", trace);
+  good.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(24 * 100));
+  EXPECT_TRUE(inference_->Generate(&good, Request(3), &response).ok());
+  EXPECT_EQ(workers_[0]->last_submit().trace_context, trace);
+}
+
+TEST_F(RouterGrpcTest, WrongRequestsHaveRealStatusCodes) {
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request = Request(5);
+  request.set_temperature(9);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  request = Request(5);
+  request.set_model("nobody");
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::NOT_FOUND);
+  request = Request(5);
+  request.mutable_token_ids()->add_ids(99999);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  request = Request(5);
+  request.clear_prompt();
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  request = Request(2000);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  request = Request(5);
+  request.mutable_sampling()->set_num_sequences(4'000'000'000u);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(CodeOf(Request(5)), grpc::StatusCode::OK);
+}
+
+TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
+  StartAndDial({FakeWorkerOptions()});
+  grpc::ClientContext server_context, model_context, health_context, unknown_context;
+  v1::ServerInfo server;
+  ASSERT_TRUE(control_->GetServerInfo(&server_context, {}, &server).ok());
+  EXPECT_EQ(server.num_workers(), 1);
+  EXPECT_EQ(server.max_model_len(), 1024);
+  EXPECT_EQ(server.total_kv_blocks(), 1024);
+  EXPECT_TRUE(server.ready());
+  v1::ModelInfo model;
+  ASSERT_TRUE(control_->GetModelInfo(&model_context, {}, &model).ok());
+  EXPECT_EQ(model.served_model_name(), "demo_model");
+  EXPECT_EQ(model.vocab_size(), 4096);
+  EXPECT_EQ(model.system_fingerprint(), "fake-numerics");
+
+  const auto health = grpc::health::v1::Health::NewStub(channel_);
+  grpc::health::v1::HealthCheckRequest check;
+  grpc::health::v1::HealthCheckResponse status;
+  check.set_service("tandem.v1.Inference");
+  ASSERT_TRUE(health->Check(&health_context, check, &status).ok());
+  EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  check.set_service("nothing");
+  EXPECT_EQ(health->Check(&unknown_context, check, &status).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  check.clear_service();
+  grpc::ClientContext watch_context;
+  const auto watch = health->Watch(&watch_context, check);
+  ASSERT_TRUE(watch->Read(&status));
+  EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  router_->BeginDrain();
+  ASSERT_TRUE(watch->Read(&status));
+  EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,63 @@
+// The fleet under faults: 2,000 seeds, each of which must keep every invariant of the protocol.
+
+#include <gtest/gtest.h>
+
+#include "runtime/simulation/world.h"
+
+namespace tandem {
+namespace {
+
+constexpr uint64_t kSeeds = 2'000;
+constexpr uint64_t kParts = 4;  // Tests of their own, so that shards can share them.
+
+class SimulationTest : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
+  int64_t done = 0, resumes = 0, frames = 0, faults = 0;
+  for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
+    const SimulationReport report = World(SimulationOptions::FromSeed(seed)).Run();
+    EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    done += report.requests_done;
+    resumes += report.resumes;
+    frames += report.frames;
+    faults += report.faults;
+  }
+  // That nothing broke means something only where something happened.
+  EXPECT_GT(done, 3'000);
+  EXPECT_GT(resumes, 300);
+  EXPECT_GT(frames, 3'000);
+  EXPECT_GT(faults, 500);
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
+
+TEST(SimulationReplay, TheSameSeedGivesTheSameEvents) {
+  for (uint64_t seed : {3u, 14u, 15u, 92u, 65u}) {
+    std::vector<std::string> first, second;
+    const auto a = World(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
+                     first.push_back(line);
+                   }).Run();
+    const auto b = World(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
+                     second.push_back(line);
+                   }).Run();
+    EXPECT_FALSE(first.empty());
+    EXPECT_EQ(first, second) << "seed " << seed;
+    EXPECT_EQ(a.digest, b.digest) << "seed " << seed;
+  }
+  EXPECT_NE(World(SimulationOptions::FromSeed(1)).Run().digest,
+            World(SimulationOptions::FromSeed(2)).Run().digest);
+}
+
+TEST(SimulationWithoutFaults, EveryRequestIsServed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SimulationOptions options = SimulationOptions::FromSeed(seed);
+    options.faults = {};
+    options.client_cancel = options.short_deadline = 0;
+    const SimulationReport report = World(options).Run();
+    EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    EXPECT_EQ(report.requests_done, options.num_requests) << "seed " << seed;
+    EXPECT_EQ(report.resumes, 0) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace tandem

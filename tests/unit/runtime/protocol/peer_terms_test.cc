@@ -1,0 +1,36 @@
+#include "runtime/protocol/peer_terms.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tandem {
+namespace {
+
+TEST(PeerTerms, EveryTermMustFit) {
+  const PeerTerms ours{.protocol_min = 2,
+                       .protocol_max = 3,
+                       .kv_class = "kv",
+                       .numerics_id = "n",
+                       .transport = "ucx"};
+  EXPECT_TRUE(CheckPeerTerms(ours, ours).ok());
+  PeerTerms neighbour = ours;
+  neighbour.protocol_min = 3;
+  neighbour.protocol_max = 4;
+  EXPECT_TRUE(CheckPeerTerms(ours, neighbour).ok());
+  const auto refused = [&](auto change, const char* names) {
+    PeerTerms theirs = ours;
+    change(&theirs);
+    const absl::Status status = CheckPeerTerms(ours, theirs);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << names;
+    EXPECT_NE(std::string(status.message()).find(names), std::string::npos) << status;
+  };
+  refused([](PeerTerms* t) { t->protocol_min = t->protocol_max = 4; }, "protocol");
+  refused([](PeerTerms* t) { t->protocol_min = t->protocol_max = 1; }, "protocol");
+  refused([](PeerTerms* t) { t->kv_class = "other"; }, "other");
+  refused([](PeerTerms* t) { t->numerics_id = "other"; }, "other");
+  refused([](PeerTerms* t) { t->transport = "grpc"; }, "grpc");
+}
+
+}  // namespace
+}  // namespace tandem

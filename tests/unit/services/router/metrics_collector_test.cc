@@ -1,0 +1,66 @@
+#include "services/router/metrics_collector.h"
+
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+WorkerMetrics::Families Report(double counter, double gauge, uint64_t observations) {
+  MetricFamily counters{.name = "c_total", .help = "h", .type = MetricType::Counter};
+  counters.metric.emplace_back();
+  counters.metric.back().label.push_back({.name = "kind", .value = "a"});
+  counters.metric.back().counter.value = counter;
+  MetricFamily gauges{.name = "g", .help = "h", .type = MetricType::Gauge};
+  gauges.metric.emplace_back();
+  gauges.metric.back().gauge.value = gauge;
+  MetricFamily histograms{.name = "h_seconds", .help = "h", .type = MetricType::Histogram};
+  histograms.metric.emplace_back();
+  auto& histogram = histograms.metric.back().histogram;
+  histogram.sample_count = observations;
+  histogram.sample_sum = static_cast<double>(observations);
+  histogram.bucket = {{.cumulative_count = observations, .upper_bound = 1}};
+  return {counters, gauges, histograms};
+}
+
+const MetricFamily* Find(const WorkerMetrics::Families& families, const std::string& name) {
+  for (const MetricFamily& family : families) {
+    if (family.name == name) return &family;
+  }
+  return nullptr;
+}
+
+TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
+  WorkerMetrics metrics;
+  metrics.Report(1, Report(5, 1, 2));
+  metrics.Report(1, Report(7, 2, 3));
+  metrics.Report(2, Report(1, 4, 1));
+  metrics.Report(3, Report(2, 9, 1));
+  const WorkerMetrics::Families sum = metrics.Sum(/*alive=*/true);
+  EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 10);
+  EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 5);
+  EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.bucket[0].cumulative_count, 5);
+  EXPECT_EQ(Find(sum, "g")->metric[0].gauge.value, 9);
+}
+
+TEST(WorkerMetricsTest, ADeadWorkerKeepsItsCountersAndLosesItsGauges) {
+  WorkerMetrics metrics;
+  metrics.Report(1, Report(5, 1, 2));
+  const WorkerMetrics::Families sum = metrics.Sum(/*alive=*/false);
+  EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 5);
+  EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 2);
+  EXPECT_EQ(Find(sum, "g"), nullptr);
+}
+
+TEST(WorkerMetricsTest, ALabelOnlyOfAnEarlierLifeStays) {
+  WorkerMetrics metrics;
+  metrics.Report(1, Report(5, 1, 2));
+  metrics.Report(2, {});
+  EXPECT_EQ(Find(metrics.Sum(true), "c_total")->metric[0].counter.value, 5);
+}
+
+}  // namespace
+}  // namespace tandem
