@@ -17,8 +17,6 @@ constexpr int32_t kMaxChoicesAlone = 4;  // Of one request.
 // until it is time.
 constexpr int kDecode = 0, kPrefill = 1, kOtherDecode = 2, kIntruderPrefill = 3;
 constexpr int32_t kBatchIntruderChoices = 48;
-// Sampled tokens of a batch before the intruder comes.
-constexpr size_t kBatchTokensBefore = 40;
 
 // NaNs and zeros of either sign included.
 std::vector<uint32_t> Bits(std::span<const SampledToken> tokens) {
@@ -226,7 +224,7 @@ class BitwiseProof::Run {
     for (const auto& [choice, tokens] : record.tokens) result.choices.push_back(tokens);
     return result;
   }
-  // That the run was what the variant says; for runs without hits.
+  // That batches and chunks were what the variant says.
   std::string CheckShape() const {
     const int32_t largest_run =
         std::max(executor(kDecode).largest_run(),
@@ -414,11 +412,11 @@ std::string BitwiseProof::CheckColdAndHits(const ProofVariant& variant, bool hit
   const bool elsewhere = hits && variant.disaggregated;
   std::string error =
       run.Do(works, [&](size_t i) { return elsewhere && i % 2 == 1 ? kOtherDecode : kDecode; });
-  if (error.empty()) error = run.CheckShape();
   if (error.empty() && hits) {
     run.ExpectHits();
     error = run.Do(works);
   }
+  if (error.empty()) error = run.CheckShape();
   frames_ += run.fleet().frames_delivered();
   return error;
 }
@@ -450,7 +448,8 @@ std::string BitwiseProof::CheckPreempted(const ProofVariant& variant) {
     for (const Work& work : works) {
       largest = std::max(largest, BlocksOf(*work.request, variant.block_tokens));
     }
-    return CheckPreemption(variant, works, largest + 24, kBatchIntruderChoices, kBatchTokensBefore);
+    return CheckPreemption(variant, works, std::max(largest + 2, kBatch), kBatchIntruderChoices,
+                           set_.intruder_after_tokens);
   }
   for (const Work& work : works) {
     const ProofRequest& request = *work.request;
@@ -480,6 +479,7 @@ std::string BitwiseProof::CheckPreemption(const ProofVariant& variant,
   }
   run.fleet().RunUntil([&] { return run.NumSampled() >= tokens_before; });
   run.fleet().Pause(kIntruderPrefill, false);
+  run.fleet().SetFastNetwork(true);  // Before the requests are done.
   std::string error = run.Settle();
   frames_ += run.fleet().frames_delivered();
   const int64_t recomputed = run.executor(kDecode).computed_tokens() - wanted;

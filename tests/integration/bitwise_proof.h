@@ -29,6 +29,7 @@ struct ProofSet {
   // Arrives late, forks into many choices and takes the blocks of whoever runs (kPreempted). Its
   // prompt takes up part of one block.
   ProofRequest intruder;
+  size_t intruder_after_tokens = 0;  // Sampled ones, of a batch: most of the blocks are taken then.
   int32_t max_model_tokens = 0;
 };
 

@@ -57,9 +57,9 @@ ProofRequest Scored(ProofRequest request) {
   return request;
 }
 
-// Up to 32 sequences, together with `sequences` others; they outlive the others' prompts.
-void AddFillers(int32_t sequences, int32_t max_tokens, int32_t vocabulary, ProofSet* set) {
-  for (int32_t i = 0; sequences + i < 32; ++i) {
+// They run when the others come, and outlive the prompts of most.
+void AddFillers(int32_t count, int32_t max_tokens, int32_t vocabulary, ProofSet* set) {
+  for (int32_t i = 0; i < count; ++i) {
     const ProofRequest filler = MakeRequest(20 + i, 1 + i % 7, vocabulary);
     set->fillers.push_back(i % 2 == 0 ? Greedy(filler, max_tokens)
                                       : Seeded(filler, max_tokens, 0.95f, 50));
@@ -70,12 +70,13 @@ void AddFillers(int32_t sequences, int32_t max_tokens, int32_t vocabulary, Proof
 ProofSet ShortSet(int32_t vocabulary) {
   ProofSet set;
   set.requests = {
-      Greedy(MakeRequest(0, 17, vocabulary), 5),
-      Scored(Seeded(MakeRequest(1, 33, vocabulary), 5, 0.9f, 0, 4)),
-      Seeded(MakeRequest(2, 100, vocabulary), 5, 1.0f, 20),
+      Greedy(MakeRequest(0, 17, vocabulary), 8),
+      Scored(Seeded(MakeRequest(1, 33, vocabulary), 8, 0.9f, 0, 4)),
+      Seeded(MakeRequest(2, 100, vocabulary), 8, 1.0f, 20),
   };
   set.max_model_tokens = 128;
-  AddFillers(6, 20, vocabulary, &set);
+  set.intruder_after_tokens = 40;
+  AddFillers(26, 20, vocabulary, &set);
   return set;
 }
 
@@ -93,7 +94,8 @@ ProofSet LongSet() {
       Scored(Seeded(MakeRequest(7, 1'100, kVocabulary), 8, 0.9f, 100)),
   };
   set.max_model_tokens = 1'200;
-  AddFillers(14, 30, kVocabulary, &set);
+  set.intruder_after_tokens = 450;
+  AddFillers(28, 60, kVocabulary, &set);
   return set;
 }
 
