@@ -102,7 +102,10 @@ std::string SharedMemoryHostId() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat shm = {};
   if (stat("/dev/shm", &shm) != 0) return absl::StrFormat("%s/no-shm/%d", boot, getpid());
-  return absl::StrFormat("%s/%d/%d", boot, shm.st_dev, shm.st_ino);
+  // UCX opens a peer's memory through /proc, so both must see the same processes.
+  struct stat processes = {};
+  if (stat("/proc/self/ns/pid", &processes) != 0) processes.st_ino = 0;
+  return absl::StrFormat("%s/%d/%d/%d", boot, shm.st_dev, shm.st_ino, processes.st_ino);
 }
 
 }  // namespace tandem

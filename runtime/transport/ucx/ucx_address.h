@@ -32,8 +32,8 @@ std::string EncodeUcxAddress(const UcxAddress& address);
 // and the key go to UCX unread: peers are trusted that far (README.md).
 absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes);
 
-// Names this boot of this machine and this /dev/shm: processes that read the same can map each
-// other's shared memory.
+// Names this boot of this machine, this /dev/shm and this PID namespace: processes that read the
+// same can map each other's shared memory.
 std::string SharedMemoryHostId();
 
 }  // namespace tandem
