@@ -11,8 +11,15 @@ namespace {
 
 constexpr int kLastStatusCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
 
+// Protobuf strings are UTF-8, and one that is not breaks the whole stream: anything may be in an
+// error's text, so only ASCII passes.
 std::string MessageOf(const absl::Status& status) {
-  return std::string(status.message().data(), status.message().size()).substr(0, kMaxTextBytes);
+  std::string message(status.message().data(), status.message().size());
+  if (message.size() > kMaxTextBytes) message.resize(kMaxTextBytes);
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return message;
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace tandem {
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
-// Messages longer than kMaxTextBytes are cut.
+// Messages longer than kMaxTextBytes are cut; bytes beyond ASCII become '?'.
 void StatusToProto(const absl::Status& status, v1::Status* out);
 // The outer status is InvalidArgument for a code that does not exist. `out` may be OK.
 absl::Status StatusFromProto(const v1::Status& status, absl::Status* out);

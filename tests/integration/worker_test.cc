@@ -1,0 +1,449 @@
+// Whole workers behind their gRPC services, over both transports; the model is simulated, so what
+// every token should be is known.
+
+#include "services/worker/worker.h"
+
+#include <gmock/gmock.h>
+#include <grpc/grpc.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "services/server/channel.h"
+#include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/engine_cases.h"
+#include "tests/support/health.h"
+#include "tests/support/pooled_executor.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int32_t kVocabulary = 1000;
+constexpr int32_t kBlocks = 64;
+constexpr int64_t kBlockBytes = 16 * 8;
+constexpr auto kPatience = std::chrono::seconds(30);
+
+struct TestWorker {
+  StepGate gate;
+  WorkerId id;
+  std::string address;
+  std::unique_ptr<Worker> worker;
+
+  ~TestWorker() { gate.Open(); }
+  PrefillPeer peer() const { return {.worker = id, .address = address}; }
+};
+
+struct TestWorkerOptions {
+  std::string transport = "ucx";
+  WorkerRole role = WorkerRole::kHybrid;
+  std::string kv_class = "class";
+  double liveness_scale = 1;
+};
+
+std::unique_ptr<TestWorker> StartWorker(const std::string& name, const TestWorkerOptions& options) {
+  static uint64_t incarnation = 1000;
+  auto started = std::make_unique<TestWorker>();
+  started->id = {.name = name, .incarnation = ++incarnation};
+  WorkerConfig config;
+  config.engine = SmallEngine(kBlocks);
+  config.engine.self = started->id;
+  config.engine.block_bytes = kBlockBytes;
+  config.engine.times = LivenessTimes::Scaled(options.liveness_scale);
+  config.registration = {.worker = started->id,
+                         .role = options.role,
+                         .model = "simulated",
+                         .kv_class = options.kv_class,
+                         .numerics_id = "numerics",
+                         .block_tokens = config.engine.block_tokens,
+                         .max_model_tokens = config.engine.max_model_tokens,
+                         .max_sequences = config.engine.max_sequences,
+                         .num_blocks = kBlocks,
+                         .block_bytes = kBlockBytes};
+  config.vocab_size = kVocabulary;
+  config.transport = options.transport;
+  config.liveness_scale = options.liveness_scale;
+  auto worker =
+      Worker::Create(config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
+        return std::make_unique<PooledExecutor>(
+            SimulatedExecutorOptions{.num_blocks = kBlocks, .vocabulary = kVocabulary}, pool,
+            &started->gate);
+      });
+  if (!worker.ok()) {
+    ADD_FAILURE() << worker.status();
+    return nullptr;
+  }
+  started->worker = *std::move(worker);
+  started->address = "127.0.0.1:" + std::to_string(started->worker->port());
+  return started;
+}
+
+// What a router would hear of one attempt.
+struct Heard {
+  std::map<int32_t, std::vector<SampledToken>> tokens;
+  size_t finished = 0;
+  PromptEvent prompt;
+  absl::Status refused;
+  absl::Status ended;
+};
+
+// A router with one Session.
+class Router {
+ public:
+  explicit Router(const TestWorker& worker)
+      : channel_(DialControl(worker.address, 1)),
+        stub_(proto::Worker::NewStub(channel_)),
+        incarnation_(worker.id.incarnation) {
+    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
+    stream_ = stub_->Session(&context_);
+    proto::StepBatch first;
+    EXPECT_TRUE(stream_->Read(&first));
+    EXPECT_EQ(first.worker_incarnation(), incarnation_);
+    EXPECT_EQ(first.events_size(), 0);
+  }
+  ~Router() {
+    context_.TryCancel();
+    stream_->Finish();
+  }
+
+  void Send(const RouterCommand& command) {
+    proto::ToWorker message;
+    ToProto(command, &message);
+    EXPECT_TRUE(stream_->Write(message));
+  }
+
+  // Reads until every choice of the attempt has ended, or the session has.
+  Heard Listen(size_t num_choices = 1) {
+    Heard heard;
+    proto::StepBatch message;
+    while (heard.finished < num_choices && heard.refused.ok() && heard.ended.ok() &&
+           stream_->Read(&message)) {
+      const auto batch = FromProto(message);
+      if (!batch.ok()) {
+        ADD_FAILURE() << batch.status();
+        break;
+      }
+      EXPECT_EQ(batch->worker_incarnation, incarnation_);
+      for (const RouterEvent& event : batch->events) Take(event, &heard);
+    }
+    return heard;
+  }
+
+  bool ReadBatch(proto::StepBatch* batch) { return stream_->Read(batch); }
+  proto::Worker::Stub* stub() { return stub_.get(); }
+
+ private:
+  static void Take(const RouterEvent& event, Heard* heard) {
+    if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      heard->tokens[token->choice].push_back(token->token);
+      if (token->finish != FinishReason::kNone) ++heard->finished;
+    } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
+      heard->prompt = *prompt;
+    } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
+      heard->refused = refused->status;
+    } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+      heard->ended = ended->status;
+    }
+  }
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<proto::Worker::Stub> stub_;
+  const uint64_t incarnation_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<proto::ToWorker, proto::StepBatch>> stream_;
+};
+
+std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
+  return SimulatedModel(kVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
+}
+
+// A Watch that reads until `done` says so.
+class Watcher {
+ public:
+  explicit Watcher(const TestWorker& worker)
+      : stub_(proto::Worker::NewStub(DialControl(worker.address, 1))) {
+    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
+    proto::WatchRequest request;
+    request.set_router("test");
+    request.set_protocol_min(1);
+    request.set_protocol_max(1);
+    reader_ = stub_->Watch(&context_, request);
+  }
+  ~Watcher() {
+    context_.TryCancel();
+    reader_->Finish();
+  }
+
+  WatchUpdate Next() {
+    proto::WatchEvent event;
+    if (!reader_->Read(&event)) {
+      ADD_FAILURE() << "the watch ended";
+      return Heartbeat{};
+    }
+    const auto update = FromProto(event);
+    EXPECT_TRUE(update.ok()) << update.status();
+    return update.ok() ? *update : WatchUpdate(Heartbeat{});
+  }
+  template <typename Done>
+  Heartbeat HeartbeatUntil(const Done& done) {
+    while (!testing::Test::HasFailure()) {
+      const WatchUpdate update = Next();
+      const auto* heartbeat = std::get_if<Heartbeat>(&update);
+      if (heartbeat != nullptr && done(*heartbeat)) return *heartbeat;
+    }
+    return {};
+  }
+
+ private:
+  std::unique_ptr<proto::Worker::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<proto::WatchEvent>> reader_;
+};
+
+bool Idle(const Heartbeat& heartbeat) {
+  const BlockCounts& blocks = heartbeat.load.blocks;
+  return blocks.free + blocks.cached == blocks.total && blocks.total == kBlocks;
+}
+
+std::string Metrics(Router* router) {
+  grpc::ClientContext context;
+  proto::ControlRequest request;
+  proto::ControlResponse response;
+  request.mutable_metrics();
+  EXPECT_TRUE(router->stub()->Control(&context, request, &response).ok());
+  const auto families = MetricsFromProto(response.metrics());
+  EXPECT_TRUE(families.ok()) << families.status();
+  return families.ok() ? MetricsToText(*families) : "";
+}
+
+class WorkerTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<TestWorker> Start(const std::string& name, WorkerRole role) {
+    TestWorkerOptions options;
+    options.transport = GetParam();
+    options.role = role;
+    return StartWorker(name, options);
+  }
+};
+
+TEST_P(WorkerTest, OneWorkerStreamsTheFaultFreeTokens) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Router router(*worker);
+  const Submit submit = MakeSubmit(1, RandomTokens(70, 3), 20, /*num_choices=*/3);
+  router.Send(submit);
+  const Heard heard = router.Listen(3);
+  for (int32_t choice = 0; choice < 3; ++choice) {
+    EXPECT_EQ(heard.tokens.at(choice), Expected(submit, choice)) << "choice " << choice;
+  }
+}
+
+TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {
+  auto prefill = Start("prefill", WorkerRole::kPrefill);
+  auto decode = Start("decode", WorkerRole::kDecode);
+  Router router(*decode);
+  constexpr int kRequests = 10;
+  constexpr int32_t kPromptTokens = 100;
+  for (uint64_t i = 0; i < kRequests; ++i) {
+    Submit submit = MakeSubmit(i, RandomTokens(kPromptTokens, 100 + i), 20);
+    submit.prefill = prefill->peer();
+    router.Send(submit);
+    const Heard heard = router.Listen();
+    ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
+    EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0)) << "request " << i;
+  }
+  const int64_t blocks = (kPromptTokens + 15) / 16;
+  const std::string metrics = Metrics(&router);
+  EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_bytes_total{transport=\"" + GetParam() +
+                                 "\"} " + std::to_string(kRequests * blocks * kBlockBytes)));
+  EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_seconds_count 10"));
+  EXPECT_THAT(metrics, HasSubstr("tandem_kv_link_bytes_per_second{peer=\"prefill\""));
+  Watcher decode_watch(*decode), prefill_watch(*prefill);
+  decode_watch.HeartbeatUntil(Idle);
+  prefill_watch.HeartbeatUntil(Idle);
+}
+
+TEST_P(WorkerTest, LostPrefillWorkerEndsItsAttemptsAndFreesTheirBlocks) {
+  auto prefill = Start("prefill", WorkerRole::kPrefill);
+  auto decode = Start("decode", WorkerRole::kDecode);
+  Router router(*decode);
+  prefill->gate.Close();  // It accepts the prompt and gets no further.
+  Submit submit = MakeSubmit(1, RandomTokens(100, 7), 20);
+  submit.prefill = prefill->peer();
+  router.Send(submit);
+  Watcher prefill_watch(*prefill);
+  prefill_watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
+  prefill->gate.Open();
+  prefill->worker.reset();
+  const Heard heard = router.Listen();
+  if (heard.finished == 0) {  // The worker may have been faster than its end.
+    EXPECT_EQ(heard.ended.code(), absl::StatusCode::kUnavailable) << heard.ended;
+  }
+  Watcher watch(*decode);
+  watch.HeartbeatUntil(Idle);
+  submit.attempt.attempt = 2;
+  submit.prefill = {};
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().tokens.at(0), Expected(submit, 0));
+}
+
+TEST_P(WorkerTest, PeerOfAnotherKvClassOrIncarnationIsNotUsed) {
+  TestWorkerOptions other;
+  other.transport = GetParam();
+  other.kv_class = "another";
+  auto stranger = StartWorker("stranger", other);
+  auto decode = Start("decode", WorkerRole::kDecode);
+  auto restarted = Start("restarted", WorkerRole::kPrefill);
+  Router router(*decode);
+
+  Submit submit = MakeSubmit(1, RandomTokens(100, 8), 20);
+  submit.prefill = stranger->peer();
+  router.Send(submit);
+  const Heard heard = router.Listen();
+  EXPECT_FALSE(heard.ended.ok());
+  EXPECT_THAT(heard.ended.ToString(), HasSubstr("kv_class"));
+
+  submit.attempt.attempt = 2;
+  submit.prefill = restarted->peer();
+  submit.prefill.worker.incarnation += 1;
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kUnavailable);
+
+  submit.attempt.attempt = 3;
+  submit.prefill = {.worker = {.name = "nobody", .incarnation = 1}, .address = "127.0.0.1:1"};
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(WorkerTest, DrainEndsWhatRunsRefusesWhatComesAndReportsItself) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Router router(*worker);
+  worker->gate.Close();
+  router.Send(MakeSubmit(1, RandomTokens(30, 9), 400));
+  Watcher watch(*worker);
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
+  grpc::ClientContext context;
+  proto::ControlRequest request;
+  proto::ControlResponse response;
+  request.mutable_drain();
+  ASSERT_TRUE(router.stub()->Control(&context, request, &response).ok());
+  worker->gate.Open();
+  EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kUnavailable);
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.draining; });
+  router.Send(MakeSubmit(2, RandomTokens(30, 10), 4));
+  EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kUnavailable);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!worker->worker->Drained() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(worker->worker->Drained());
+}
+
+TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Watcher watch(*worker);
+  {
+    Router router(*worker);
+    router.Send(MakeSubmit(1, RandomTokens(30, 11), 480));
+    proto::StepBatch batch;
+    ASSERT_TRUE(router.ReadBatch(&batch));
+  }
+  watch.HeartbeatUntil(
+      [](const Heartbeat& beat) { return Idle(beat) && beat.load.running_sequences == 0; });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, WorkerTest, testing::Values("ucx", "grpc"));
+
+TEST(WorkerServicesTest, StepThatHangsSilencesNoHeartbeatAndIsNotReady) {
+  TestWorkerOptions options;
+  options.liveness_scale = 0.2;  // Stalled after 0.4 s.
+  auto worker = StartWorker("hybrid", options);
+  EXPECT_EQ(HealthOf(worker->address, ""), "SERVING");
+  Router router(*worker);
+  Watcher watch(*worker);
+  worker->gate.Close();
+  router.Send(MakeSubmit(1, RandomTokens(30, 12), 5));
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.since_progress_us > 500'000; });
+  while (HealthOf(worker->address, "") == "SERVING" && !testing::Test::HasFailure()) {
+    watch.Next();
+  }
+  EXPECT_EQ(HealthOf(worker->address, ""), "NOT_SERVING");
+  EXPECT_EQ(HealthOf(worker->address, "liveness"), "SERVING");
+  worker->gate.Open();
+  EXPECT_EQ(router.Listen().finished, 1u);
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.since_progress_us == 0; });
+  while (HealthOf(worker->address, "") != "SERVING" && !testing::Test::HasFailure()) watch.Next();
+}
+
+TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
+  auto worker = StartWorker("hybrid", {});
+  Router router(*worker);
+  router.Send(MakeSubmit(1, RandomTokens(64, 13), 5));
+  EXPECT_EQ(router.Listen().finished, 1u);
+  Watcher watch(*worker);
+  const WatchUpdate first = watch.Next();
+  ASSERT_TRUE(std::holds_alternative<WorkerRegistration>(first));
+  EXPECT_EQ(std::get<WorkerRegistration>(first).worker, worker->id);
+  EXPECT_EQ(std::get<WorkerRegistration>(first).kv_transport, "ucx");
+  const auto next_events = [&] {
+    while (!testing::Test::HasFailure()) {
+      const WatchUpdate update = watch.Next();
+      if (std::holds_alternative<KvEvents>(update)) return std::get<KvEvents>(update);
+    }
+    return KvEvents();
+  };
+  const KvEvents snapshot = next_events();
+  EXPECT_TRUE(snapshot.snapshot);
+  EXPECT_GE(snapshot.stored.size(), 4u);  // The prompt's four blocks.
+  router.Send(MakeSubmit(2, RandomTokens(64, 14), 5));
+  EXPECT_EQ(router.Listen().finished, 1u);
+  uint64_t next = snapshot.first_sequence;
+  size_t stored = 0;
+  while (stored < 4 && !testing::Test::HasFailure()) {
+    const KvEvents events = next_events();
+    EXPECT_FALSE(events.snapshot);
+    EXPECT_EQ(events.first_sequence, next);
+    next += events.stored.size() + events.removed.size();
+    stored += events.stored.size();
+  }
+}
+
+TEST(WorkerServicesTest, HostileSubmitsAreRefusedAndTheSessionGoesOn) {
+  auto worker = StartWorker("hybrid", {});
+  Router router(*worker);
+  Submit submit = MakeSubmit(1, {1, kVocabulary, 2}, 5);
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
+  submit = MakeSubmit(2, {1, 2}, 5);
+  submit.choices = {3, 1};
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
+  submit = MakeSubmit(3, {1, 2}, 5);
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().tokens.at(0), Expected(submit, 0));
+}
+
+TEST(WorkerServicesTest, ProtocolRangesThatDoNotMeetAreRefused) {
+  auto worker = StartWorker("hybrid", {});
+  auto stub = proto::Worker::NewStub(DialControl(worker->address, 1));
+  grpc::ClientContext context;
+  proto::WatchRequest request;
+  request.set_protocol_min(2);
+  request.set_protocol_max(3);
+  auto reader = stub->Watch(&context, request);
+  proto::WatchEvent event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,83 @@
+// A SimulatedExecutor whose blocks lie in a transport's pool, so that what real transports move is
+// what tokens are made of. It can be held up in the middle of a step.
+
+#ifndef TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
+#define TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
+
+#include <cstring>
+
+#include "runtime/base/crc32c.h"
+#include "runtime/base/mutex.h"
+#include "runtime/simulation/simulated_executor.h"
+#include "runtime/transport/kv_transport.h"
+
+namespace tandem {
+
+// While closed, steps wait.
+class StepGate {
+ public:
+  void Close() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    open_ = false;
+  }
+  void Open() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    open_ = true;
+    changed_.SignalAll();
+  }
+  void Pass() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    while (!open_) changed_.Wait(&mu_);
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool open_ GUARDED_BY(mu_) = true;
+};
+
+class PooledExecutor final : public Executor {
+ public:
+  PooledExecutor(const SimulatedExecutorOptions& options, const KvPool& pool, StepGate* gate)
+      : executor_(options), pool_(pool), gate_(gate) {}
+
+  absl::Status Execute(const StepInput& input, StepOutput* output) override {
+    gate_->Pass();
+    for (const BlockCopy& copy : input.copies) Load(copy.source);
+    for (const SequenceRun& run : input.runs) {
+      for (const BlockId block : run.block_table) Load(block);
+    }
+    const absl::Status status = executor_.Execute(input, output);
+    for (const BlockCopy& copy : input.copies) Store(copy.destination);
+    for (const SequenceRun& run : input.runs) {
+      for (const BlockId block : run.block_table) Store(block);
+    }
+    return status;
+  }
+  uint32_t BlockChecksum(BlockId block) override {
+    return Crc32c(pool_.block(block), static_cast<size_t>(pool_.block_bytes));
+  }
+  void SetProgressListener(ProgressListener* listener) override {
+    executor_.SetProgressListener(listener);
+  }
+
+ private:
+  // Blocks that are being received or sent stay as they are: only tables of this step move.
+  void Load(BlockId block) {
+    std::memcpy(executor_.BlockBytes(block).data(), pool_.block(block),
+                static_cast<size_t>(pool_.block_bytes));
+  }
+  void Store(BlockId block) {
+    const auto bytes = executor_.BlockBytes(block);
+    if (std::memcmp(pool_.block(block), bytes.data(), bytes.size()) == 0) return;
+    std::memcpy(pool_.block(block), bytes.data(), bytes.size());
+  }
+
+  SimulatedExecutor executor_;
+  const KvPool pool_;
+  StepGate* const gate_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_

@@ -1,0 +1,150 @@
+// Messages with every field set, for tests and fuzzers of the wire.
+
+#ifndef TANDEM_TESTS_SUPPORT_WIRE_CASES_H_
+#define TANDEM_TESTS_SUPPORT_WIRE_CASES_H_
+
+#include <vector>
+
+#include "services/server/convert.h"
+
+namespace tandem {
+
+inline AttemptId WireAttempt() {
+  return {.request = {.router_incarnation = 0xFEDCBA9876543210u, .counter = 77}, .attempt = 3};
+}
+
+inline SamplingParams WireSampling() {
+  return {.temperature = 0.7f,
+          .top_p = 0.9f,
+          .top_k = 40,
+          .seed = 0x8000000000000001u,
+          .min_tokens = 2,
+          .max_tokens = 100,
+          .num_logprobs = 5,
+          .num_prompt_logprobs = 0,
+          .stop_token_ids = {2, 7}};
+}
+
+inline SampledToken WireToken() {
+  return {.token = 9, .logprob = -0.25f, .rank = 2, .top = {{8, -0.125f}, {9, -0.25f}}};
+}
+
+inline BlockHash WireHash(uint8_t seed) {
+  BlockHash hash;
+  for (size_t i = 0; i < hash.bytes.size(); ++i) hash.bytes[i] = static_cast<uint8_t>(seed + i);
+  return hash;
+}
+
+inline std::vector<RouterCommand> WireCommands() {
+  Submit submit{
+      .attempt = WireAttempt(),
+      .token_ids = {1, 2, 3, 4, 5},
+      .prompt_tokens = 4,
+      .choices = {0, 2},
+      .sampling = WireSampling(),
+      .time_left_us = 60'000'000,
+      .hash_root = WireHash(1),
+      .model = "demo",
+      .trace_context = "00-11111111111111111111111111111111-2222222222222222-01",
+      .alone = true,
+      .prefill = {.worker = {.name = "prefill-0", .incarnation = 5}, .address = "127.0.0.1:5000"},
+      .disaggregate_from_tokens = 256};
+  return {submit, Cancel{.attempt = WireAttempt(), .time_left_us = 1}};
+}
+
+inline std::vector<RouterEvent> WireEvents() {
+  return {PromptEvent{.attempt = WireAttempt(),
+                      .cached_tokens = 16,
+                      .transferred_blocks = 3,
+                      .prompt_logprobs = {WireToken(), WireToken()}},
+          TokenEvent{.attempt = WireAttempt(),
+                     .choice = 2,
+                     .position = 31,
+                     .token = WireToken(),
+                     .finish = FinishReason::kLength},
+          TokenEvent{.attempt = WireAttempt(), .position = 4, .finish = FinishReason::kStop},
+          TokenEvent{.attempt = WireAttempt(), .position = 5},
+          RefusedEvent{.attempt = WireAttempt(), .status = absl::ResourceExhaustedError("full")},
+          EndedEvent{.attempt = WireAttempt(), .status = absl::UnavailableError("peer lost")},
+          AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kAccepted},
+          AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kNotFound},
+          AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kTombstoned}};
+}
+
+inline std::vector<WatchUpdate> WireUpdates() {
+  WorkerRegistration registration{.worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
+                                  .role = WorkerRole::kDecode,
+                                  .model = "demo",
+                                  .kv_class = "abc",
+                                  .numerics_id = "def",
+                                  .protocol_min = 1,
+                                  .protocol_max = 2,
+                                  .block_tokens = 32,
+                                  .max_model_tokens = 8192,
+                                  .max_sequences = 64,
+                                  .num_blocks = 1000,
+                                  .block_bytes = 65536,
+                                  .kv_transport = "ucx"};
+  Heartbeat heartbeat{.load = {.blocks = {.free = 1,
+                                          .held = 2,
+                                          .cached = 3,
+                                          .in_flight = 4,
+                                          .quarantined = 5,
+                                          .total = 15},
+                               .running_sequences = 6,
+                               .waiting_sequences = 7,
+                               .waiting_prompt_tokens = 8,
+                               .steps = 9,
+                               .has_work = true,
+                               .since_progress_us = 10},
+                      .draining = true};
+  return {registration, heartbeat,
+          KvEvents{
+              .first_sequence = 12, .stored = {WireHash(1), WireHash(2)}, .removed = {WireHash(3)}},
+          KvEvents{.first_sequence = 0, .snapshot = true, .stored = {WireHash(4)}}};
+}
+
+inline std::vector<DecodeToPrefill> WireToPrefill() {
+  const Reservation reservation{.slot = 4, .generation = 9};
+  return {PrefillSubmit{.attempt = WireAttempt(),
+                        .token_ids = {1, 2, 3},
+                        .prompt_tokens = 3,
+                        .choices = {1},
+                        .sampling = WireSampling(),
+                        .time_left_us = 5,
+                        .hash_root = WireHash(7),
+                        .trace_context = "trace",
+                        .first_block = 1,
+                        .num_blocks = 2,
+                        .alone = true},
+          Grant{.attempt = WireAttempt(), .reservation = reservation},
+          Resend{.attempt = WireAttempt(), .reservation = reservation, .ordinal = 3},
+          Committed{.attempt = WireAttempt()},
+          PrefillCancel{.attempt = WireAttempt(), .time_left_us = 8},
+          Renew{.attempts = {WireAttempt(), WireAttempt()}}};
+}
+
+inline std::vector<PrefillToDecode> WireToDecode() {
+  return {Start{.attempt = WireAttempt(), .cached_tokens = 16},
+          PrefillRefused{.attempt = WireAttempt(), .status = absl::UnavailableError("draining")},
+          Progress{.attempt = WireAttempt(), .computed_tokens = 128},
+          FirstToken{.attempt = WireAttempt(),
+                     .tokens = {WireToken(), WireToken()},
+                     .prompt_logprobs = {WireToken()}},
+          Done{.attempt = WireAttempt(), .num_frames = 12}};
+}
+
+inline PrefillHello WireHello() {
+  return {.protocol_min = 1,
+          .protocol_max = 2,
+          .kv_class = "abc",
+          .numerics_id = "def",
+          .worker = {.name = "decode-0", .incarnation = 3},
+          .expected = {.name = "prefill-0", .incarnation = 4},
+          .transport = "ucx",
+          .transport_address = std::string("\0\1\2", 3)};
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_WIRE_CASES_H_

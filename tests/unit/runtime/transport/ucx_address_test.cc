@@ -1,0 +1,50 @@
+#include "runtime/transport/ucx/ucx_address.h"
+
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+UcxAddress Good() {
+  return {.link = 7,
+          .host = "boot/1/2",
+          .worker_address = std::string("\0worker", 7),
+          .network = true,
+          .pool_key = "key",
+          .pool_base = 1 << 20,
+          .block_bytes = 65536,
+          .num_blocks = 100};
+}
+
+TEST(UcxAddressTest, SurvivesTheRoundTrip) {
+  const auto decoded = DecodeUcxAddress(EncodeUcxAddress(Good()));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(*decoded, Good());
+}
+
+TEST(UcxAddressTest, EveryTruncationAndExtensionIsRefused) {
+  const std::string bytes = EncodeUcxAddress(Good());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(DecodeUcxAddress(std::string_view(bytes).substr(0, size)).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << size << " bytes";
+  }
+  EXPECT_FALSE(DecodeUcxAddress(bytes + "x").ok());
+}
+
+TEST(UcxAddressTest, PoolsThatCannotBeAreRefused) {
+  UcxAddress address = Good();
+  address.num_blocks = 0;
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+  address = Good();
+  address.block_bytes = -1;
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+  address = Good();
+  address.pool_base = ~uint64_t{0} - 10;  // Its end would wrap.
+  EXPECT_FALSE(DecodeUcxAddress(EncodeUcxAddress(address)).ok());
+}
+
+TEST(UcxAddressTest, ThisHostIsThisHost) { EXPECT_EQ(SharedMemoryHostId(), SharedMemoryHostId()); }
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,211 @@
+#include "services/server/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "services/server/limits.h"
+#include "services/server/status_proto.h"
+#include "tests/support/wire_cases.h"
+
+namespace tandem {
+namespace {
+
+// Struct → message → struct → message: both messages are the same bytes, and none is empty.
+template <typename Message, typename Struct>
+void ExpectRoundTrip(const Struct& in) {
+  Message first;
+  ToProto(in, &first);
+  const auto read = FromProto(first);
+  ASSERT_TRUE(read.ok()) << read.status() << "\n" << first.DebugString();
+  Message second;
+  ToProto(*read, &second);
+  EXPECT_EQ(first.SerializeAsString(), second.SerializeAsString()) << first.DebugString();
+  EXPECT_GT(first.ByteSizeLong(), 0u);
+}
+
+TEST(ConvertTest, EveryMessageSurvivesTheRoundTrip) {
+  for (const RouterCommand& in : WireCommands()) ExpectRoundTrip<proto::ToWorker>(in);
+  for (const RouterEvent& in : WireEvents()) ExpectRoundTrip<proto::RouterEvent>(in);
+  for (const WatchUpdate& in : WireUpdates()) ExpectRoundTrip<proto::WatchEvent>(in);
+  for (const DecodeToPrefill& in : WireToPrefill()) ExpectRoundTrip<proto::ToPrefill>(in);
+  for (const PrefillToDecode& in : WireToDecode()) ExpectRoundTrip<proto::ToDecode>(in);
+  ExpectRoundTrip<proto::PrefillHello>(WireHello());
+  StepBatch batch{.worker_incarnation = 7, .events = WireEvents()};
+  ExpectRoundTrip<proto::StepBatch>(batch);
+}
+
+TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
+  proto::ToWorker message;
+  ToProto(WireCommands()[0], &message);
+  const auto read = FromProto(message);
+  ASSERT_TRUE(read.ok()) << read.status();
+  const Submit& submit = std::get<Submit>(*read);
+  EXPECT_EQ(submit.attempt, WireAttempt());
+  EXPECT_THAT(submit.token_ids, testing::ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(submit.prompt_tokens, 4);
+  EXPECT_THAT(submit.choices, testing::ElementsAre(0, 2));
+  EXPECT_EQ(submit.sampling.seed, 0x8000000000000001u);
+  EXPECT_EQ(submit.sampling.num_logprobs, 5);
+  EXPECT_EQ(submit.sampling.num_prompt_logprobs, 0);
+  EXPECT_EQ(submit.hash_root, WireHash(1));
+  EXPECT_EQ(submit.prefill.address, "127.0.0.1:5000");
+  EXPECT_EQ(submit.prefill.worker.incarnation, 5u);
+  EXPECT_EQ(submit.disaggregate_from_tokens, 256);
+  EXPECT_TRUE(submit.alone);
+}
+
+TEST(ConvertTest, SubmitWithoutAPrefillPeerHasAnEmptyAddress) {
+  Submit submit = std::get<Submit>(WireCommands()[0]);
+  submit.prefill = {};
+  proto::ToWorker message;
+  ToProto(RouterCommand(submit), &message);
+  EXPECT_FALSE(message.submit().has_prefill());
+  const auto read = FromProto(message);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(std::get<Submit>(*read).prefill, PrefillPeer{});
+}
+
+// One field of a good Submit is spoiled; the answer names it.
+class BadSubmitTest
+    : public testing::TestWithParam<std::pair<const char*, void (*)(proto::Submit*)>> {};
+
+TEST_P(BadSubmitTest, IsRefusedByName) {
+  proto::ToWorker message;
+  ToProto(WireCommands()[0], &message);
+  GetParam().second(message.mutable_submit());
+  const auto read = FromProto(message);
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(read.status().message()), testing::HasSubstr(GetParam().first));
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, BadSubmitTest,
+    testing::Values(
+        std::pair(
+            "attempt", +[](proto::Submit* s) { s->clear_attempt(); }),
+        std::pair(
+            "token_ids", +[](proto::Submit* s) { s->set_token_ids(0, -1); }),
+        std::pair(
+            "prompt_tokens", +[](proto::Submit* s) { s->set_prompt_tokens(0); }),
+        std::pair(
+            "prompt_tokens", +[](proto::Submit* s) { s->set_prompt_tokens(6); }),
+        std::pair(
+            "prompt_tokens", +[](proto::Submit* s) { s->clear_token_ids(); }),
+        std::pair(
+            "generated",
+            +[](proto::Submit* s) {
+              s->mutable_sampling()->set_max_tokens(2);
+              s->mutable_sampling()->set_min_tokens(0);
+              s->set_prompt_tokens(1);
+            }),
+        std::pair(
+            "choices", +[](proto::Submit* s) { s->clear_choices(); }),
+        std::pair(
+            "choices", +[](proto::Submit* s) { s->set_choices(1, 0); }),
+        std::pair(
+            "choices", +[](proto::Submit* s) { s->set_choices(1, kMaxChoices); }),
+        std::pair(
+            "temperature", +[](proto::Submit* s) { s->mutable_sampling()->set_temperature(kNan); }),
+        std::pair(
+            "temperature", +[](proto::Submit* s) { s->mutable_sampling()->set_temperature(-1); }),
+        std::pair(
+            "top_p", +[](proto::Submit* s) { s->mutable_sampling()->set_top_p(0); }),
+        std::pair(
+            "top_p", +[](proto::Submit* s) { s->mutable_sampling()->set_top_p(kNan); }),
+        std::pair(
+            "top_k", +[](proto::Submit* s) { s->mutable_sampling()->set_top_k(-1); }),
+        std::pair(
+            "max_tokens", +[](proto::Submit* s) { s->mutable_sampling()->set_max_tokens(0); }),
+        std::pair(
+            "min_tokens", +[](proto::Submit* s) { s->mutable_sampling()->set_min_tokens(101); }),
+        std::pair(
+            "num_logprobs", +[](proto::Submit* s) { s->mutable_sampling()->set_num_logprobs(-2); }),
+        std::pair(
+            "num_prompt_logprobs",
+            +[](proto::Submit* s) {
+              s->mutable_sampling()->set_num_prompt_logprobs(kMaxTopLogprobs + 1);
+            }),
+        std::pair(
+            "stop_token_ids",
+            +[](proto::Submit* s) {
+              for (int i = 0; i < kMaxStopTokenIds; ++i)
+                s->mutable_sampling()->add_stop_token_ids(1);
+            }),
+        std::pair(
+            "time_left_us", +[](proto::Submit* s) { s->set_time_left_us(-1); }),
+        std::pair(
+            "hash_root", +[](proto::Submit* s) { s->set_hash_root("short"); }),
+        std::pair(
+            "model", +[](proto::Submit* s) { s->set_model(std::string(5000, 'a')); }),
+        std::pair(
+            "trace_context",
+            +[](proto::Submit* s) { s->set_trace_context(std::string(5000, 'a')); }),
+        std::pair(
+            "prefill.address", +[](proto::Submit* s) { s->mutable_prefill()->clear_address(); }),
+        std::pair(
+            "worker.name", +[](proto::Submit* s) { s->mutable_prefill()->clear_worker(); }),
+        std::pair(
+            "disaggregate", +[](proto::Submit* s) { s->set_disaggregate_from_tokens(-1); })));
+
+TEST(ConvertTest, MessagesWithoutContentAreRefused) {
+  EXPECT_FALSE(FromProto(proto::ToWorker()).ok());
+  EXPECT_FALSE(FromProto(proto::RouterEvent()).ok());
+  EXPECT_FALSE(FromProto(proto::WatchEvent()).ok());
+  EXPECT_FALSE(FromProto(proto::ToPrefill()).ok());
+  EXPECT_FALSE(FromProto(proto::ToDecode()).ok());
+  EXPECT_FALSE(FromProto(proto::PrefillHello()).ok());
+}
+
+TEST(ConvertTest, AnErrorThatIsNoneIsRefused) {
+  proto::RouterEvent event;
+  ToProto(WireEvents()[5], &event);
+  event.mutable_ended()->mutable_status()->set_code(0);
+  EXPECT_FALSE(FromProto(event).ok());
+  event.mutable_ended()->mutable_status()->set_code(99);
+  EXPECT_FALSE(FromProto(event).ok());
+}
+
+TEST(ConvertTest, HashesThatAreCutAreRefused) {
+  proto::WatchEvent event;
+  ToProto(WireUpdates()[2], &event);
+  event.mutable_kv_events()->mutable_stored()->pop_back();
+  EXPECT_EQ(FromProto(event).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ConvertTest, ReservationOfGenerationZeroIsRefused) {
+  proto::ToPrefill message;
+  ToProto(WireToPrefill()[1], &message);
+  message.mutable_grant()->mutable_reservation()->set_generation(0);
+  EXPECT_EQ(FromProto(message).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(StatusProtoTest, EveryCodeSurvivesGrpcAndBack) {
+  for (int code = 0; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), code == 0 ? "" : "why");
+    EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
+  }
+}
+
+TEST(StatusProtoTest, LongMessagesAreCut) {
+  v1::Status out;
+  StatusToProto(absl::InternalError(std::string(100'000, 'x')), &out);
+  EXPECT_EQ(out.message().size(), static_cast<size_t>(kMaxTextBytes));
+  absl::Status back;
+  EXPECT_TRUE(StatusFromProto(out, &back).ok());
+  EXPECT_EQ(back.code(), absl::StatusCode::kInternal);
+}
+
+TEST(StatusProtoTest, TextThatIsNotUtf8DoesNotBreakTheMessage) {
+  v1::Status out;
+  StatusToProto(absl::NotFoundError("name \xff\xc3"), &out);
+  v1::Status parsed;
+  ASSERT_TRUE(parsed.ParseFromString(out.SerializeAsString()));
+  EXPECT_EQ(parsed.message(), "name ??");
+}
+
+}  // namespace
+}  // namespace tandem

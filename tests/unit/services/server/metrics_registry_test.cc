@@ -1,0 +1,106 @@
+#include "services/server/metrics_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/guard.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<prometheus::MetricFamily> ThroughProto(
+    const std::vector<prometheus::MetricFamily>& families) {
+  v1::MetricsSnapshot snapshot;
+  MetricsToProto(families, &snapshot);
+  auto read = MetricsFromProto(snapshot);
+  EXPECT_TRUE(read.ok()) << read.status();
+  return read.ok() ? *std::move(read) : std::vector<prometheus::MetricFamily>();
+}
+
+TEST(MetricsRegistryTest, SameNameAndLabelsAreOneMetric) {
+  MetricsRegistry registry;
+  registry.Counter("tandem_test_total", "Help.", {{"state", "a"}}).Increment(2);
+  registry.Counter("tandem_test_total", "Help.", {{"state", "a"}}).Increment(3);
+  registry.Counter("tandem_test_total", "Help.", {{"state", "b"}}).Increment(1);
+  const std::string text = MetricsToText(registry.Collect());
+  EXPECT_THAT(text, HasSubstr("tandem_test_total{state=\"a\"} 5"));
+  EXPECT_THAT(text, HasSubstr("tandem_test_total{state=\"b\"} 1"));
+}
+
+TEST(MetricsRegistryTest, TextIsTheSameOnTheOtherSideOfTheWire) {
+  MetricsRegistry registry;
+  registry.Counter("tandem_c_total", "A counter.").Increment(7);
+  registry.Gauge("tandem_g", "A gauge.", {{"x", "quote\" and \\"}}).Set(-1.5);
+  auto& histogram = registry.Histogram("tandem_h_seconds", "A histogram.", {0.1, 1});
+  for (const double value : {0.05, 0.5, 5.0}) histogram.Observe(value);
+  const auto families = registry.Collect();
+  EXPECT_EQ(MetricsToText(ThroughProto(families)), MetricsToText(families));
+  EXPECT_THAT(MetricsToText(families), HasSubstr("tandem_h_seconds_bucket{le=\"1\"} 2"));
+}
+
+TEST(MetricsRegistryTest, WorkersAreMergedUnderTheirLabel) {
+  MetricsRegistry ours, theirs;
+  ours.Counter("tandem_a_total", "Help.").Increment(1);
+  theirs.Counter("tandem_a_total", "Help.").Increment(2);
+  theirs.Gauge("tandem_b", "Help.", {{"worker", "kept"}}).Set(3);
+  auto all = ours.Collect();
+  auto labelled = ThroughProto(theirs.Collect());
+  AddLabel("worker", "decode-0", &labelled);
+  MergeFamilies(std::move(labelled), &all);
+  const std::string text = MetricsToText(all);
+  EXPECT_THAT(text, HasSubstr("tandem_a_total 1\n"));
+  EXPECT_THAT(text, HasSubstr("tandem_a_total{worker=\"decode-0\"} 2"));
+  EXPECT_THAT(text, HasSubstr("tandem_b{worker=\"kept\"} 3"));
+  size_t types = 0;
+  for (size_t at = text.find("# TYPE tandem_a_total"); at != std::string::npos;
+       at = text.find("# TYPE tandem_a_total", at + 1)) {
+    ++types;
+  }
+  EXPECT_EQ(types, 1u);
+}
+
+TEST(MetricsRegistryTest, GuardRejectionsAreExported) {
+  EXPECT_FALSE(TANDEM_GUARD("metrics_registry_test", false));
+  MetricsRegistry registry;
+  EXPECT_THAT(MetricsToText(registry.Collect()),
+              HasSubstr("tandem_guard_rejections_total{guard=\"metrics_registry_test\"} 1"));
+}
+
+TEST(MetricsRegistryTest, RefreshRunsBeforeEveryCollect) {
+  MetricsRegistry registry;
+  auto& gauge = registry.Gauge("tandem_now", "Help.");
+  int calls = 0;
+  registry.AddRefresh([&] { gauge.Set(++calls); });
+  registry.Collect();
+  EXPECT_THAT(MetricsToText(registry.Collect()), HasSubstr("tandem_now 2"));
+}
+
+TEST(MetricsRegistryTest, HostileSnapshotsAreRefused) {
+  const auto code = [](const v1::MetricsSnapshot& snapshot) {
+    return MetricsFromProto(snapshot).status().code();
+  };
+  v1::MetricsSnapshot bad_name;
+  bad_name.add_families()->set_name("a{b=\"c\"} 1\nx");
+  EXPECT_EQ(code(bad_name), absl::StatusCode::kInvalidArgument);
+
+  v1::MetricsSnapshot bad_label;
+  bad_label.add_families()->set_name("ok");
+  bad_label.mutable_families(0)->add_samples()->add_labels()->set_name("1\"");
+  EXPECT_EQ(code(bad_label), absl::StatusCode::kInvalidArgument);
+
+  v1::MetricsSnapshot bad_buckets;
+  bad_buckets.add_families()->set_name("ok");
+  bad_buckets.mutable_families(0)->set_type(v1::MetricFamily::TYPE_HISTOGRAM);
+  bad_buckets.mutable_families(0)->add_samples()->mutable_histogram()->add_upper_bounds(1);
+  EXPECT_EQ(code(bad_buckets), absl::StatusCode::kInvalidArgument);
+
+  v1::MetricsSnapshot bad_type;
+  bad_type.add_families()->set_name("ok");
+  bad_type.mutable_families(0)->set_type(static_cast<v1::MetricFamily::Type>(9));
+  EXPECT_EQ(code(bad_type), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tandem

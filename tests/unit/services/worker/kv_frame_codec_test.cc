@@ -1,0 +1,67 @@
+#include "services/worker/kv_frame_codec.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/transport/frame_wire.h"
+#include "tandem/v1/kv.pb.h"
+
+namespace tandem {
+namespace {
+
+FrameHeader Header(uint32_t length_bytes) {
+  return {.reservation = {.slot = 0x01020304, .generation = 0xFFFFFFFF},
+          .ordinal = 7,
+          .length_bytes = length_bytes,
+          .crc32c = 0xDEADBEEF};
+}
+
+std::string Joined(const std::vector<std::string_view>& parts) {
+  std::string out;
+  for (const std::string_view part : parts) out.append(part);
+  return out;
+}
+
+TEST(KvFrameCodecTest, WireFormIsThatOfTheProtobufMessage) {
+  for (const uint32_t length : {0u, 1u, 127u, 128u, 16'384u, 70'000u}) {
+    const std::string payload(length, 'x');
+    const std::string bytes = EncodeFramePrefix(Header(length), length) + payload;
+    v1::Frame parsed;
+    ASSERT_TRUE(parsed.ParseFromString(bytes));
+    EXPECT_EQ(parsed.payload(), payload);
+    ASSERT_EQ(parsed.header().size(), kFrameHeaderBytes);
+    EXPECT_EQ(UnpackFrameHeader(parsed.header().data()), Header(length));
+    if (length == 0) continue;  // Protobuf leaves an empty field out.
+    const auto frame = DecodeFrame({parsed.SerializeAsString()});
+    EXPECT_FALSE(frame.ok() && frame->payload.empty());
+  }
+}
+
+TEST(KvFrameCodecTest, FrameIsReadAcrossPieces) {
+  const std::string payload = "0123456789abcdefghij";
+  const auto length = static_cast<uint32_t>(payload.size());
+  const std::string bytes = EncodeFramePrefix(Header(length), length) + payload;
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    const std::string_view whole = bytes;
+    const auto frame = DecodeFrame({whole.substr(0, cut), whole.substr(cut)});
+    ASSERT_TRUE(frame.ok()) << "cut at " << cut << ": " << frame.status();
+    EXPECT_EQ(frame->header, Header(length));
+    EXPECT_EQ(Joined(frame->payload), payload);
+  }
+}
+
+TEST(KvFrameCodecTest, TruncatedAndOverlongFramesAreRefused) {
+  const std::string payload = "0123456789";
+  const std::string bytes = EncodeFramePrefix(Header(10), 10) + payload;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(DecodeFrame({std::string_view(bytes).substr(0, size)}).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << size << " bytes";
+  }
+  const std::string longer = bytes + "x";
+  EXPECT_FALSE(DecodeFrame({longer}).ok());
+  const std::string lying = EncodeFramePrefix(Header(9), 10) + payload;
+  EXPECT_FALSE(DecodeFrame({lying}).ok());
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,131 @@
+#include "services/worker/worker_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr ModelFacts kModel = {
+    .max_positions = 8192, .weights_bytes = kGiB, .block_bytes = 1 << 20};
+constexpr MachineLimits kMachine = {.cpus = 6, .memory_bytes = 9 * kGiB};
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(WorkerOptionsTest, DefaultsComeFromMachineAndModel) {
+  const auto sizes = SizeWorker({}, kModel, kMachine, -1);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->threads, 6);
+  EXPECT_EQ(sizes->max_model_tokens, 8192);
+  EXPECT_EQ(sizes->num_blocks, 4096);  // Half of 8 GiB.
+  EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
+}
+
+TEST(WorkerOptionsTest, FlagsWin) {
+  WorkerOptions options;
+  options.threads = 2;
+  options.max_model_len = 512;
+  options.max_num_seqs = 3;
+  options.max_batched_tokens = 100;
+  options.kv_memory = {100 << 20};
+  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->threads, 2);
+  EXPECT_EQ(sizes->max_model_tokens, 512);
+  EXPECT_EQ(sizes->max_sequences, 3);
+  EXPECT_EQ(sizes->max_batched_tokens, 100);
+  EXPECT_EQ(sizes->num_blocks, 100);
+}
+
+TEST(WorkerOptionsTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
+  WorkerOptions options;
+  options.kv_memory = {100 << 20};
+  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("100 blocks"));
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("512 blocks"));
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("8192 tokens"));
+}
+
+TEST(WorkerOptionsTest, PoolBeyondMemoryIsRefused) {
+  WorkerOptions options;
+  options.kv_memory = {9 * kGiB};
+  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
+}
+
+TEST(WorkerOptionsTest, WeightsBeyondMemoryAreRefused) {
+  ModelFacts model = kModel;
+  model.weights_bytes = 10 * kGiB;
+  EXPECT_EQ(SizeWorker({}, model, kMachine, -1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(WorkerOptionsTest, PoolBeyondSharedMemoryIsRefused) {
+  WorkerOptions options;
+  options.kv_memory = {kGiB};
+  const auto sizes = SizeWorker(options, kModel, kMachine, kGiB);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("/dev/shm"));
+}
+
+TEST(WorkerOptionsTest, DefaultPoolStaysWithinSharedMemory) {
+  const auto sizes = SizeWorker({}, kModel, kMachine, 2 * kGiB);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_LE(sizes->num_blocks * kModel.block_bytes, kGiB);
+}
+
+TEST(WorkerOptionsTest, ContextBeyondTheModelIsRefused) {
+  WorkerOptions options;
+  options.max_model_len = 8193;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, -1).status()), HasSubstr("8192"));
+}
+
+TEST(WorkerOptionsTest, StepBudgetBelowTheBatchIsRefused) {
+  WorkerOptions options;
+  options.max_num_seqs = 64;
+  options.max_batched_tokens = 63;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, -1).status()),
+              HasSubstr("--max-batched-tokens"));
+}
+
+TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
+  WorkerOptions good;
+  good.model = "folder";
+  EXPECT_TRUE(CheckWorkerOptions(good).ok());
+  EXPECT_THAT(Message(CheckWorkerOptions({})), HasSubstr("--model"));
+  WorkerOptions block = good;
+  block.block_size = 24;
+  EXPECT_THAT(Message(CheckWorkerOptions(block)), HasSubstr("24"));
+  WorkerOptions address = good;
+  address.listen = "nowhere";
+  EXPECT_THAT(Message(CheckWorkerOptions(address)), HasSubstr("--listen"));
+}
+
+TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
+  WorkerOptions options;
+  options.model = "folder";
+  options.listen = "0.0.0.0:7000";
+  EXPECT_EQ(CheckWorkerOptions(options).code(), absl::StatusCode::kInvalidArgument);
+  options.insecure_public_listen = true;
+  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+}
+
+TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
+  WorkerOptions options;
+  const std::string help = WorkerFlags(&options).Help();
+  for (const char* flag :
+       {"--model", "--name", "--role", "--listen", "--transport", "--ucx-devices", "--kv-memory",
+        "--max-model-len", "--max-num-seqs", "--block-size", "--threads", "--dtype", "--isa",
+        "--load-format", "--cache-dir", "--served-model-name", "--liveness-scale",
+        "--max-batched-tokens", "--port-file"}) {
+    EXPECT_THAT(help, HasSubstr(flag));
+  }
+}
+
+}  // namespace
+}  // namespace tandem
