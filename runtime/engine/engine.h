@@ -75,6 +75,7 @@ class Engine {
     bool ran_batch = false;  // Call again at once.
     int32_t tokens = 0;      // Computed in this step.
     int32_t sequences = 0;   // In its batch.
+    int32_t preempted = 0;   // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
   };

@@ -120,7 +120,7 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
                                      const TokenEvent& event, int64_t now_us) {
   StopPromptCount(stream);
   ReportPrompt(request, *stream, PromptEvent{});
-  stream->deaths = 0;
+  stream->deaths.clear();
   ++counters_.generated_tokens;
   ++request->report.completion_tokens;
   if (request->report.first_token_us == 0) request->report.first_token_us = now_us;

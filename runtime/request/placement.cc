@@ -58,7 +58,7 @@ RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const Str
       .disaggregate = options_.disaggregate,
   };
   // Alone also means without a second worker that could be what fails.
-  if (stream.local_only || stream.deaths >= kDeathsBeforeAlone) {
+  if (stream.local_only || NumDeaths(stream) >= kDeathsBeforeAlone) {
     wanted.disaggregate = DisaggregatePolicy::kNever;
   }
   return policy_->Choose(wanted, fleet_, index_, now_us);
@@ -117,7 +117,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
       .hash_root = request->facts.hash_root,
       .model = request->facts.model,
       .trace_context = request->facts.trace_context,
-      .alone = stream.deaths >= kDeathsBeforeAlone,
+      .alone = NumDeaths(stream) >= kDeathsBeforeAlone,
       .prefill = {},
       .disaggregate_from_tokens = 0,
   };
@@ -174,19 +174,33 @@ void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int6
 
 void RequestOwner::Impl::Resume(RequestState* request, size_t index, ResumeReason reason,
                                 bool death, int64_t now_us) {
-  DetachAttempt(request, index);
   StreamState& stream = request->streams[index];
+  if (death) {
+    stream.deaths.push_back({.worker = stream.worker,
+                             .at_us = now_us,
+                             .connection_only = reason == ResumeReason::kSessionLost});
+  }
+  DetachAttempt(request, index);
   ++counters_.resumes[static_cast<size_t>(reason)];
   ++request->report.resumes;
-  if (death) ++stream.deaths;
-  if (stream.deaths >= kDeathsBeforePoison) {
+  const int32_t num_deaths = NumDeaths(stream);
+  if (num_deaths >= kDeathsBeforePoison) {
     const absl::Status status = absl::InternalError(absl::StrFormat(
         "%d workers in a row were lost while they ran this request, the last %d running it alone",
-        stream.deaths, kDeathsBeforePoison - kDeathsBeforeAlone));
+        num_deaths, kDeathsBeforePoison - kDeathsBeforeAlone));
     Fail(request, status, RequestOutcome::kPoison, now_us);
     return;
   }
   Requeue(request, index);
+}
+
+int32_t RequestOwner::Impl::NumDeaths(const StreamState& stream) const {
+  return static_cast<int32_t>(
+      std::count_if(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
+        const FleetWorker* const worker = fleet_.Find(death.worker);
+        const bool lives = worker != nullptr && worker->heard_us > death.at_us;
+        return !death.connection_only || !lives;
+      }));
 }
 
 void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {

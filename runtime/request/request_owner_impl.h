@@ -75,6 +75,8 @@ class RequestOwner::Impl {
   // been the request that killed the worker. May end the request (poison).
   void Resume(RequestState* request, size_t stream, ResumeReason reason, bool death,
               int64_t now_us);
+  // Those that still count as such.
+  int32_t NumDeaths(const StreamState& stream) const;
   // Puts the stream back into the queue, one stream a choice if they have diverged.
   void Requeue(RequestState* request, size_t stream);
   // All attempts of a session that the fleet no longer has.

@@ -22,6 +22,14 @@ struct ChoiceState {
   size_t stream = 0;  // In RequestState::streams.
 };
 
+// A worker that was lost while it ran a stream.
+struct WorkerDeath {
+  WorkerId worker;
+  int64_t at_us = 0;
+  // Only the connection is known to be lost: if the same incarnation is heard later, nobody died.
+  bool connection_only = false;
+};
+
 // Choices that go through the same attempts: all of them as long as none has a token, then one.
 struct StreamState {
   std::vector<int32_t> choices;  // Unfinished ones. None left: the stream is over.
@@ -37,8 +45,8 @@ struct StreamState {
   int64_t live_prompt_tokens = 0;
 
   // Over attempts.
-  int32_t deaths = 0;       // In a row, without a token in between.
-  bool local_only = false;  // Transfers have failed it: prefill where it decodes.
+  std::vector<WorkerDeath> deaths;  // In a row, without a token in between.
+  bool local_only = false;          // Transfers have failed it: prefill where it decodes.
 };
 
 struct RequestState {

@@ -123,6 +123,7 @@ void SimulatedWorker::Step() {
   const int64_t now_us = world_->now_us();
   life_->last_step_us = now_us;
   life_->next_step_us = now_us + 200 + 20 * result.tokens;
+  world_->CountPreemptions(result.preempted);
   if (result.ran_batch) {
     world_->Log(process_.name, "step", static_cast<uint64_t>(result.tokens),
                 static_cast<uint64_t>(result.sequences));

@@ -44,6 +44,10 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (random.Chance(0.15)) {  // A crowd: queues, preemption, grants that are held.
     o.num_requests = static_cast<int32_t>(random.Between(40, 100));
     o.load_us = random.Between(100'000, 2'000'000);
+    if (random.Chance(0.5)) {
+      o.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest));
+      o.max_sequences = 12;
+    }
   }
   o.client_cancel = Sometimes(&random, 0.5, 0.4);
   o.short_deadline = Sometimes(&random, 0.4, 0.3);

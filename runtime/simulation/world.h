@@ -31,6 +31,7 @@ struct SimulationReport {
   int64_t requests_failed = 0;  // With an error that its faults explain.
   int64_t resumes = 0;
   int64_t frames = 0;
+  int64_t preemptions = 0;
   int64_t faults = 0;
   int64_t virtual_us = 0;
 };
@@ -59,6 +60,7 @@ class World {
   void Log(std::string_view who, std::string_view what, uint64_t a = 0, uint64_t b = 0);
   void Violate(const std::string& what);  // The first one counts.
   void CountFrame() { ++report_.frames; }
+  void CountPreemptions(int64_t count) { report_.preemptions += count; }
   void CountRequest(bool done, int64_t resumes);
 
  private:

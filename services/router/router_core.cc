@@ -277,6 +277,9 @@ void RouterCore::PublishView() {
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
       view.numerics_id = registration.numerics_id;
     }
+    if (healthy && worker.session != 0 && registration.role != WorkerRole::kPrefill) {
+      view.can_decode = true;
+    }
     const char* state = worker.draining ? "draining" : healthy ? "healthy" : "lost";
     ++states[{std::string(RoleName(registration.role)), state}];
   }

@@ -50,7 +50,8 @@ struct FleetView {
   };
   std::vector<Worker> workers;
   bool known_completely = false;
-  bool can_serve = false;
+  bool can_serve = false;   // Somebody healthy can take a request...
+  bool can_decode = false;  // ...and is there for that: no prefill worker left alone.
   std::vector<std::string> awaited;
   // Smallest of the workers' limits; 0 while none is known.
   int64_t max_model_tokens = 0;

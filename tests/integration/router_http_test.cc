@@ -406,7 +406,8 @@ TEST_F(RouterHttpTest, WithoutATokenizerIdsGoInAndOut) {
   const std::vector<int32_t> want = FakeTokens({10, 11}, 2, 0, 4);
   EXPECT_EQ(Ids(choice.at("token_ids")), want);
   EXPECT_EQ(choice.at("text"), "");
-  EXPECT_EQ(choice.at("logprobs").at("tokens").at(0), "token_id:" + std::to_string(want[0]));
+  EXPECT_EQ(choice.at("logprobs").at("tokens").at(0).as_string(),
+            "token_id:" + std::to_string(want[0]));
   EXPECT_EQ(Post("/v1/completions", R"({"prompt":"text"})").status, 400);
   EXPECT_EQ(Post("/v1/completions", R"({"prompt":[1],"stop":"x"})").status, 400);
   EXPECT_EQ(Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})").status,

@@ -13,7 +13,7 @@ constexpr uint64_t kParts = 4;  // Tests of their own, so that shards can share 
 class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
-  int64_t done = 0, resumes = 0, frames = 0, faults = 0;
+  int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
     const SimulationReport report = World(SimulationOptions::FromSeed(seed)).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
@@ -21,12 +21,14 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
     resumes += report.resumes;
     frames += report.frames;
     faults += report.faults;
+    preemptions += report.preemptions;
   }
   // That nothing broke means something only where something happened.
   EXPECT_GT(done, 3'000);
   EXPECT_GT(resumes, 300);
   EXPECT_GT(frames, 3'000);
   EXPECT_GT(faults, 500);
+  EXPECT_GT(preemptions, 100);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 

@@ -47,26 +47,34 @@ void UcxLinks::OnEndpointError(void* broken, ucp_ep_h endpoint, ucs_status_t sta
 
 absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address, bool shared_memory,
                                            absl::Status* broken) {
+  if (shared_memory) {
+    const auto found = shared_endpoints_.find(worker_address);
+    if (found != shared_endpoints_.end()) return found->second;
+  }
   ucp_ep_params_t params = {};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
   params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
-  // Shared memory has no peer failure handler (UCX 1.13.1): the Session notices.
-  params.err_mode = shared_memory ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = &UcxLinks::OnEndpointError;
-  params.err_handler.arg = broken;
+  if (shared_memory) {
+    // Shared memory has no peer failure handler (UCX 1.13.1): the Session notices.
+    params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
+  } else {
+    params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = &UcxLinks::OnEndpointError;
+    params.err_handler.arg = broken;
+  }
   ucp_ep_h endpoint = nullptr;
   const ucs_status_t status = ucp_ep_create(context_->worker(), &params, &endpoint);
   if (status != UCS_OK) return UcxError("connecting to the peer", status);
+  if (shared_memory) shared_endpoints_.emplace(worker_address, endpoint);
   return endpoint;
 }
 
 void UcxLinks::Close(ucp_ep_h endpoint, bool shared_memory) {
+  if (shared_memory) return;  // Another link may use it, now or later.
   ucp_request_param_t params = {};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  // By force, what is on its way completes with an error. Without, an endpoint whose peer has died
-  // with a full queue stays until the worker goes: some bytes, which hold no block.
-  params.flags = shared_memory ? 0 : UCP_EP_CLOSE_FLAG_FORCE;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;  // Completes what is on its way, with an error.
   void* request = ucp_ep_close_nbx(endpoint, &params);
   if (UCS_PTR_IS_PTR(request)) closing_.push_back(request);
 }

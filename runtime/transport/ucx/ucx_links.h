@@ -92,7 +92,12 @@ class UcxLinks {
   void Settle(SendRecord* record);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
+  void Receive(const void* header, size_t header_bytes, const void* data, size_t data_bytes);
+  void Deliver(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+               size_t payload_bytes);
   void Take(Inbound* link, const UcxFrameMessage& message);
+  void TakeFrame(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+                 size_t payload_bytes);
   void Land(Inbound* link, const FrameHeader& header, const std::byte* source);
   void CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source);
   void Acknowledge(Inbound* link, const UcxAck& ack);
@@ -106,9 +111,17 @@ class UcxLinks {
   std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // By number, until both ends are done.
   std::map<uint64_t, std::unique_ptr<AckRecord>> acks_;
   std::vector<void*> closing_;
+  // Of shared memory, by worker address: one a peer process, for ever. UCX 1.13.1 keeps a closed
+  // one until the worker goes, and now and then loses messages when it is made again.
+  std::map<std::string, ucp_ep_h> shared_endpoints_;
   // What endpoints' error handlers write to outlives the endpoints.
   std::vector<std::unique_ptr<absl::Status>> errors_;
   std::vector<std::byte> scratch_;  // Where probes land.
+  struct EarlyMessage {
+    UcxFrameMessage message;
+    std::vector<std::byte> payload;
+  };
+  std::deque<EarlyMessage> early_;  // For links that nobody has opened yet; at most kWindow.
   uint64_t next_record_ = 1;
 };
 

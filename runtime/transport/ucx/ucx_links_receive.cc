@@ -24,7 +24,17 @@ void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
   opened->link = link;
   opened->peer = peer;
   opened->on_lost = std::move(on_lost);
+  Inbound* const inbound = opened.get();
   inbound_.emplace(link, std::move(opened));
+  std::deque<EarlyMessage> others;
+  for (EarlyMessage& early : std::exchange(early_, {})) {
+    if (early.message.inbound != link) {
+      others.push_back(std::move(early));
+    } else {
+      Deliver(inbound, early.message, early.payload.data(), early.payload.size());
+    }
+  }
+  early_ = std::move(others);
 }
 
 void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote, bool shared_memory) {
@@ -74,19 +84,60 @@ void UcxLinks::ProbeSharedMemory(Inbound* link) {
 
 ucs_status_t UcxLinks::OnOffer(void* self, const void* header, size_t header_bytes, void* data,
                                size_t data_bytes, const ucp_am_recv_param_t* param) {
-  auto* const links = static_cast<UcxLinks*>(self);
-  UcxFrameMessage message;
-  if (header_bytes != sizeof(message)) return UCS_OK;
-  std::memcpy(&message, header, sizeof(message));
-  const auto link = links->inbound_.find(message.inbound);
-  if (link == links->inbound_.end() || link->second->broken) return UCS_OK;
-  Inbound* const inbound = link->second.get();
-  if (inbound->attached) {
-    links->Take(inbound, message);
-  } else if (inbound->early_offers.size() < kWindow) {
-    inbound->early_offers.push_back(message);
+  if (data_bytes == 0) static_cast<UcxLinks*>(self)->Receive(header, header_bytes, nullptr, 0);
+  return UCS_OK;
+}
+
+ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_bytes, void* data,
+                               size_t data_bytes, const ucp_am_recv_param_t* param) {
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && data_bytes > 0) {
+    static_cast<UcxLinks*>(self)->Receive(header, header_bytes, data, data_bytes);
   }
   return UCS_OK;
+}
+
+void UcxLinks::Receive(const void* header, size_t header_bytes, const void* data,
+                       size_t data_bytes) {
+  UcxFrameMessage message;
+  if (header_bytes != sizeof(message)) return;
+  std::memcpy(&message, header, sizeof(message));
+  const auto* const payload = static_cast<const std::byte*>(data);
+  const auto link = inbound_.find(message.inbound);
+  if (link != inbound_.end()) {
+    Deliver(link->second.get(), message, payload, data_bytes);
+    return;
+  }
+  // It may have overtaken the command that opens its link.
+  early_.push_back({.message = message, .payload = {payload, payload + data_bytes}});
+  if (early_.size() > kWindow) early_.pop_front();
+}
+
+void UcxLinks::Deliver(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+                       size_t payload_bytes) {
+  if (link->broken) return;
+  if (payload_bytes > 0) {
+    TakeFrame(link, message, payload, payload_bytes);
+  } else if (link->attached) {
+    Take(link, message);
+  } else if (link->early_offers.size() < kWindow) {
+    link->early_offers.push_back(message);
+  }
+}
+
+void UcxLinks::TakeFrame(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+                         size_t payload_bytes) {
+  const FrameHeader frame = UnpackFrameHeader(message.header);
+  const auto block_bytes = static_cast<size_t>(context_->pool().block_bytes);
+  if (payload_bytes != block_bytes || frame.length_bytes != block_bytes) {
+    Break(link, absl::InvalidArgumentError("a frame that is not one block long"));
+    return;
+  }
+  if (IsProbe(frame)) {
+    CountProbe(link, frame, payload);
+  } else {
+    Land(link, frame, payload);
+  }
+  Acknowledge(link, {.outbound = message.outbound, .record = message.record});
 }
 
 void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message) {
@@ -100,32 +151,6 @@ void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message) {
   }
   Land(link, frame, link->remote_pool + int64_t{message.block} * block_bytes);
   Acknowledge(link, {.outbound = message.outbound, .record = message.record});
-}
-
-ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_bytes, void* data,
-                               size_t data_bytes, const ucp_am_recv_param_t* param) {
-  auto* const links = static_cast<UcxLinks*>(self);
-  UcxFrameMessage message;
-  if (header_bytes != sizeof(message) || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-    return UCS_OK;
-  }
-  std::memcpy(&message, header, sizeof(message));
-  const auto link = links->inbound_.find(message.inbound);
-  if (link == links->inbound_.end() || link->second->broken) return UCS_OK;
-  Inbound* const inbound = link->second.get();
-  const FrameHeader frame = UnpackFrameHeader(message.header);
-  const auto block_bytes = static_cast<size_t>(links->context_->pool().block_bytes);
-  if (data_bytes != block_bytes || frame.length_bytes != block_bytes) {
-    links->Break(inbound, absl::InvalidArgumentError("a frame that is not one block long"));
-    return UCS_OK;
-  }
-  if (IsProbe(frame)) {
-    links->CountProbe(inbound, frame, static_cast<const std::byte*>(data));
-  } else {
-    links->Land(inbound, frame, static_cast<const std::byte*>(data));
-  }
-  links->Acknowledge(inbound, {.outbound = message.outbound, .record = message.record});
-  return UCS_OK;
 }
 
 void UcxLinks::Land(Inbound* link, const FrameHeader& header, const std::byte* source) {

@@ -95,7 +95,7 @@ RouterApp::~RouterApp() {
 bool RouterApp::Ready() const {
   if (draining_) return false;
   const FleetView view = core_->View();
-  if (!view.can_serve) return false;
+  if (!view.can_serve || !view.can_decode) return false;
   if (options_.workers_dns.empty()) return view.known_completely;
   if (!workers_->resolved()) return false;
   if (clock_.NowUs() - started_us_ >= kDnsSettleUs) return true;

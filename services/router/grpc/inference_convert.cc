@@ -101,8 +101,7 @@ InferenceAnswer::InferenceAnswer(const v1::GenerateRequest& request)
       text_(!request.response().has_output_text() || request.response().output_text()),
       token_ids_(request.response().output_token_ids()),
       logprobs_(request.response().output_logprobs() || request.response().has_output_candidates()),
-      num_candidates_(static_cast<int>(request.response().output_candidates().top_n())),
-      num_tokens_(std::max<uint32_t>(request.sampling().num_sequences(), 1), 0) {}
+      num_candidates_(static_cast<int>(request.response().output_candidates().top_n())) {}
 
 bool InferenceAnswer::Add(const GenerationNews& news, const std::vector<int32_t>& prompt_token_ids,
                           v1::GenerateResponse* out) {

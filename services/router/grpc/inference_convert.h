@@ -3,7 +3,7 @@
 #ifndef TANDEM_SERVICES_ROUTER_GRPC_INFERENCE_CONVERT_H_
 #define TANDEM_SERVICES_ROUTER_GRPC_INFERENCE_CONVERT_H_
 
-#include <optional>
+#include <map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -35,7 +35,7 @@ class InferenceAnswer {
   const int num_prompt_candidates_;
   const bool text_, token_ids_, logprobs_;
   const int num_candidates_;
-  std::vector<uint32_t> num_tokens_;  // Of each choice so far.
+  std::map<int, uint32_t> num_tokens_;  // Of each choice so far.
 };
 
 }  // namespace tandem

@@ -174,6 +174,20 @@ TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
   ExpectNothingLive();
 }
 
+TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
+  SessionId session = AddWorker("a");
+  Start(&sink_);
+  for (int i = 0; i < 6; ++i) {
+    owner_->OnSessionLost(session, now_us_);
+    Advance(200'000);  // Its heartbeats go on.
+    session = ++last_session_;
+    incarnations_[session] = 1;
+    ASSERT_TRUE(owner_->OnSessionUp({.name = "a", .incarnation = 1}, session, now_us_));
+    EXPECT_FALSE(last_submit().alone) << i;
+  }
+  EXPECT_FALSE(sink_.ended());
+}
+
 TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
   SessionId session = AddWorker("a");
   Start(&sink_);
