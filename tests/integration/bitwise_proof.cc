@@ -74,7 +74,7 @@ std::unique_ptr<ProofRun> BitwiseProof::NewRun(const ProofVariant& variant, int 
 }
 
 void BitwiseProof::Count(ProofRun* run) {
-  Count(run.get());
+  frames_ += run->fleet().frames_delivered();
   comparisons_ += run->comparisons();
 }
 
@@ -132,7 +132,7 @@ std::string BitwiseProof::CheckResumed(const ProofVariant& variant) {
       Work work = whole;
       work.choices = {choice};
       const std::vector<SampledToken>& tokens = work.want->choices[static_cast<size_t>(choice)];
-      const size_t known = 1 + static_cast<size_t>(choice) % (tokens.size() - 1);
+      const size_t known = 1 + works.size() % (tokens.size() - 1);
       for (size_t i = 0; i < known; ++i) work.resumed.push_back(tokens[i].token);
       works.push_back(std::move(work));
     }
@@ -196,7 +196,6 @@ std::string BitwiseProof::CheckPreemption(const ProofVariant& variant,
 std::string BitwiseProof::CheckScores(const ProofVariant& variant) {
   TANDEM_CHECK(variant.state == KvState::kCold);
   std::vector<ProofRequest> texts;
-  std::vector<ProofResult> wanted;
   for (size_t i = 0; i < set_.requests.size(); ++i) {
     for (const std::vector<SampledToken>& tokens : references_[i].choices) {
       ProofRequest text{.prompt = set_.requests[i].prompt, .sampling = {}, .num_choices = 1};
