@@ -1,6 +1,7 @@
 #include "services/router/metrics_collector.h"
 
 #include <grpcpp/client_context.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,7 +36,7 @@ void AddMetric(const ClientMetric& from, MetricType type, ClientMetric* into) {
 }
 
 // Adds the counters and histograms of `from` to those in `into` of the same name and labels.
-void AddFamilies(const WorkerMetrics::Families& from, WorkerMetrics::Families* into) {
+void AddFamilies(const WorkerMetricsHistory::Families& from, WorkerMetricsHistory::Families* into) {
   for (const MetricFamily& family : from) {
     if (!IsMonotonic(family.type)) continue;
     const auto same = std::find_if(into->begin(), into->end(), [&](const MetricFamily& other) {
@@ -60,7 +61,7 @@ void AddFamilies(const WorkerMetrics::Families& from, WorkerMetrics::Families* i
 
 }  // namespace
 
-void WorkerMetrics::Report(uint64_t incarnation, Families families) {
+void WorkerMetricsHistory::Report(uint64_t incarnation, Families families) {
   if (incarnation != incarnation_) {
     AddFamilies(current_, &finished_);
     incarnation_ = incarnation;
@@ -68,7 +69,7 @@ void WorkerMetrics::Report(uint64_t incarnation, Families families) {
   current_ = std::move(families);
 }
 
-WorkerMetrics::Families WorkerMetrics::Sum(bool alive) const {
+WorkerMetricsHistory::Families WorkerMetricsHistory::Sum(bool alive) const {
   Families sum;
   for (const MetricFamily& family : current_) {
     if (alive || IsMonotonic(family.type)) sum.push_back(family);
@@ -118,7 +119,8 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
   void OnMetrics(const Call& call) {
     // Another life may have answered than the one that was asked.
     if (call.channel->worker() != call.worker) return;
-    absl::StatusOr<WorkerMetrics::Families> families = MetricsFromProto(call.response.metrics());
+    absl::StatusOr<WorkerMetricsHistory::Families> families =
+        MetricsFromProto(call.response.metrics());
     if (families.ok()) collector_->OnReport(call.worker, *std::move(families));
   }
 
@@ -137,11 +139,32 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
 };
 
 MetricsCollector::MetricsCollector(MetricsRegistry* registry, RouterCore* core, WorkerPool* pool)
-    : registry_(registry), core_(core), pool_(pool) {}
+    : registry_(registry), core_(core), pool_(pool), refresher_([this] { Refresh(); }) {}
 
 MetricsCollector::~MetricsCollector() {
+  StopRefreshing();
   MutexLock lock(&mu_);
   while (num_scrapes_ > 0) idle_.Wait(&mu_);
+}
+
+void MetricsCollector::StopRefreshing() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    stop_.SignalAll();
+  }
+  if (refresher_.joinable()) refresher_.join();
+}
+
+void MetricsCollector::Refresh() {
+  pthread_setname_np(pthread_self(), "metrics");
+  MutexLock lock(&mu_);
+  while (!stopping_) {
+    if (stop_.WaitFor(&mu_, kRefreshPeriod) || stopping_) continue;  // Stopped, or spurious.
+    mu_.Unlock();
+    Collect([](const std::string&) {});
+    mu_.Lock();
+  }
 }
 
 void MetricsCollector::Collect(std::function<void(std::string)> done) {
@@ -153,7 +176,7 @@ void MetricsCollector::Collect(std::function<void(std::string)> done) {
   core_->PublishThen([this, scrape] { scrape->Start(pool_->channels()); });
 }
 
-void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetrics::Families families) {
+void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) {
   MutexLock lock(&mu_);
   workers_[worker.name].Report(worker.incarnation, std::move(families));
 }

@@ -1,9 +1,10 @@
 // Everybody's metrics on one page: the router's own, and every worker's with the label `worker`.
 //
 // Workers are asked at the scrape, all at once, for at most kScrapeTimeout; one that does not
-// answer is shown as it last was. Counters and histograms never go back: those of a worker's
-// earlier lives are added to the present one's, and stay when the worker is gone. Gauges speak of
-// the present: those of a worker that is not connected are left out.
+// answer is shown as it last was. They are also asked every kRefreshPeriod, so that a worker that
+// dies between two scrapes takes little with it. Counters and histograms never go back: those of a
+// worker's earlier lives are added to the present one's, and stay when the worker is gone. Gauges
+// speak of the present: those of a worker that is not connected are left out.
 
 #ifndef TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
 #define TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/mutex.h"
@@ -25,7 +27,7 @@
 namespace tandem {
 
 // What is known of one worker's metrics over all its lives.
-class WorkerMetrics {
+class WorkerMetricsHistory {
  public:
   using Families = std::vector<prometheus::MetricFamily>;
 
@@ -43,10 +45,14 @@ class WorkerMetrics {
 class MetricsCollector {
  public:
   static constexpr std::chrono::milliseconds kScrapeTimeout{300};
+  static constexpr std::chrono::milliseconds kRefreshPeriod{1000};
 
   // Borrows all.
   MetricsCollector(MetricsRegistry* registry, RouterCore* core, WorkerPool* pool);
   ~MetricsCollector();  // Waits for what is under way.
+
+  // Before the core stops, which answers no more then. Idempotent.
+  void StopRefreshing() EXCLUDES(mu_);
 
   // Calls `done` once, on any thread.
   void Collect(std::function<void(std::string)> done) EXCLUDES(mu_);
@@ -54,16 +60,20 @@ class MetricsCollector {
  private:
   class Scrape;
 
-  void OnReport(const WorkerId& worker, WorkerMetrics::Families families) EXCLUDES(mu_);
+  void OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) EXCLUDES(mu_);
   std::string Render() EXCLUDES(mu_);
+  void Refresh() EXCLUDES(mu_);  // The refresher's thread.
 
   MetricsRegistry* const registry_;
   RouterCore* const core_;
   WorkerPool* const pool_;
   Mutex mu_;
   CondVar idle_;
+  CondVar stop_;
+  bool stopping_ GUARDED_BY(mu_) = false;
   int num_scrapes_ GUARDED_BY(mu_) = 0;
-  std::map<std::string, WorkerMetrics> workers_ GUARDED_BY(mu_);  // By name.
+  std::map<std::string, WorkerMetricsHistory> workers_ GUARDED_BY(mu_);  // By name.
+  std::thread refresher_;                                                // Last: uses the rest.
 };
 
 }  // namespace tandem

@@ -7,26 +7,27 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/protocol/peer_terms.h"
 #include "services/server/status_proto.h"
 #include "services/worker/token_check.h"
 #include "services/worker/write_queue.h"
 
 namespace tandem {
 
+namespace {
+
+PeerTerms TermsOf(const PrefillHello& hello) {
+  return {.protocol_min = hello.protocol_min,
+          .protocol_max = hello.protocol_max,
+          .kv_class = hello.kv_class,
+          .numerics_id = hello.numerics_id,
+          .transport = hello.transport};
+}
+
+}  // namespace
+
 absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
-  if (theirs.protocol_max < ours.protocol_min || theirs.protocol_min > ours.protocol_max) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "protocol: the peer speaks %d to %d, this worker %d to %d", theirs.protocol_min,
-        theirs.protocol_max, ours.protocol_min, ours.protocol_max));
-  }
-  if (theirs.kv_class != ours.kv_class) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "kv_class: the peer has %s, this worker %s", theirs.kv_class, ours.kv_class));
-  }
-  if (theirs.transport != ours.transport) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "transport: the peer has %s, this worker %s", theirs.transport, ours.transport));
-  }
+  TANDEM_RETURN_IF_ERROR(CheckPeerTerms(TermsOf(ours), TermsOf(theirs)));
   if (!theirs.expected.name.empty() && theirs.expected != ours.worker) {
     return absl::UnavailableError(
         absl::StrFormat("worker: the peer wants %s/%016x, this is %s/%016x", theirs.expected.name,

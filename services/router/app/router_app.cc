@@ -85,6 +85,7 @@ RouterApp::~RouterApp() {
   // ends what runs, while the front ends' objects still stand.
   if (http_ != nullptr) http_->StopAccepting();
   pool_.reset();
+  if (collector_ != nullptr) collector_->StopRefreshing();
   if (workers_ != nullptr) workers_->Close();
   if (core_ != nullptr) core_->Stop();
   grpc_.reset();

@@ -9,7 +9,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-WorkerMetrics::Families Report(double counter, double gauge, uint64_t observations) {
+WorkerMetricsHistory::Families Report(double counter, double gauge, uint64_t observations) {
   MetricFamily counters{.name = "c_total", .help = "h", .type = MetricType::Counter};
   counters.metric.emplace_back();
   counters.metric.back().label.push_back({.name = "kind", .value = "a"});
@@ -26,7 +26,7 @@ WorkerMetrics::Families Report(double counter, double gauge, uint64_t observatio
   return {counters, gauges, histograms};
 }
 
-const MetricFamily* Find(const WorkerMetrics::Families& families, const std::string& name) {
+const MetricFamily* Find(const WorkerMetricsHistory::Families& families, const std::string& name) {
   for (const MetricFamily& family : families) {
     if (family.name == name) return &family;
   }
@@ -34,12 +34,12 @@ const MetricFamily* Find(const WorkerMetrics::Families& families, const std::str
 }
 
 TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
-  WorkerMetrics metrics;
+  WorkerMetricsHistory metrics;
   metrics.Report(1, Report(5, 1, 2));
   metrics.Report(1, Report(7, 2, 3));
   metrics.Report(2, Report(1, 4, 1));
   metrics.Report(3, Report(2, 9, 1));
-  const WorkerMetrics::Families sum = metrics.Sum(/*alive=*/true);
+  const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/true);
   EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 10);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.bucket[0].cumulative_count, 5);
@@ -47,16 +47,16 @@ TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
 }
 
 TEST(WorkerMetricsTest, ADeadWorkerKeepsItsCountersAndLosesItsGauges) {
-  WorkerMetrics metrics;
+  WorkerMetricsHistory metrics;
   metrics.Report(1, Report(5, 1, 2));
-  const WorkerMetrics::Families sum = metrics.Sum(/*alive=*/false);
+  const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/false);
   EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 2);
   EXPECT_EQ(Find(sum, "g"), nullptr);
 }
 
 TEST(WorkerMetricsTest, ALabelOnlyOfAnEarlierLifeStays) {
-  WorkerMetrics metrics;
+  WorkerMetricsHistory metrics;
   metrics.Report(1, Report(5, 1, 2));
   metrics.Report(2, {});
   EXPECT_EQ(Find(metrics.Sum(true), "c_total")->metric[0].counter.value, 5);
