@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint32_t kVersion = 1;
 constexpr size_t kMaxPartBytes = 16 << 10;
+constexpr size_t kMaxSocketNameBytes = 100;  // sockaddr_un has room for 107.
 
 template <typename T>
 void Put(T value, std::string* out) {
@@ -59,6 +60,7 @@ std::string EncodeUcxAddress(const UcxAddress& address) {
   PutText(address.host, &out);
   PutText(address.worker_address, &out);
   Put(static_cast<uint8_t>(address.network), &out);
+  PutText(address.socket_name, &out);
   PutText(address.pool_key, &out);
   Put(address.pool_base, &out);
   Put(address.block_bytes, &out);
@@ -77,15 +79,17 @@ absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes) {
   }
   if (!reader.Get(&address.link) || !reader.GetText(&address.host) ||
       !reader.GetText(&address.worker_address) || !reader.Get(&network) || network > 1 ||
-      !reader.GetText(&address.pool_key) || !reader.Get(&address.pool_base) ||
-      !reader.Get(&address.block_bytes) || !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
+      !reader.GetText(&address.socket_name) || !reader.GetText(&address.pool_key) ||
+      !reader.Get(&address.pool_base) || !reader.Get(&address.block_bytes) ||
+      !reader.Get(&address.num_blocks) || !reader.AtEnd()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("UCX address: %d bytes that are not one", bytes.size()));
   }
   address.network = network == 1;
   uint64_t pool_bytes = 0;
   uint64_t pool_end = 0;
-  if (address.worker_address.empty() || address.pool_key.empty() || address.block_bytes < 1 ||
+  if (address.worker_address.empty() || address.pool_key.empty() ||
+      address.socket_name.size() > kMaxSocketNameBytes || address.block_bytes < 1 ||
       address.num_blocks < 1 ||
       __builtin_mul_overflow(static_cast<uint64_t>(address.block_bytes),
                              static_cast<uint64_t>(address.num_blocks), &pool_bytes) ||
@@ -102,10 +106,12 @@ std::string SharedMemoryHostId() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat shm = {};
   if (stat("/dev/shm", &shm) != 0) return absl::StrFormat("%s/no-shm/%d", boot, getpid());
-  // UCX opens a peer's memory through /proc, so both must see the same processes.
-  struct stat processes = {};
+  // UCX opens a peer's memory through /proc; abstract sockets belong to the network namespace.
+  struct stat processes = {}, network = {};
   if (stat("/proc/self/ns/pid", &processes) != 0) processes.st_ino = 0;
-  return absl::StrFormat("%s/%d/%d/%d", boot, shm.st_dev, shm.st_ino, processes.st_ino);
+  if (stat("/proc/self/ns/net", &network) != 0) network.st_ino = 0;
+  return absl::StrFormat("%s/%d/%d/%d/%d", boot, shm.st_dev, shm.st_ino, processes.st_ino,
+                         network.st_ino);
 }
 
 }  // namespace tandem

@@ -16,6 +16,7 @@ struct UcxAddress {
   std::string host;            // Equal: shares memory with us.
   std::string worker_address;  // UCX's own bytes.
   bool network = false;        // Listens on a named interface.
+  std::string socket_name;     // Of SharedLinks; empty: shares no memory.
 
   // Of the pool, for a peer that may map it.
   std::string pool_key;
@@ -32,8 +33,8 @@ std::string EncodeUcxAddress(const UcxAddress& address);
 // and the key go to UCX unread: peers are trusted that far (README.md).
 absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes);
 
-// Names this boot of this machine, this /dev/shm and this PID namespace: processes that read the
-// same can map each other's shared memory.
+// Names this boot of this machine, this /dev/shm, and the PID and network namespaces: processes
+// that read the same can map each other's shared memory and reach each other's Unix sockets.
 std::string SharedMemoryHostId();
 
 }  // namespace tandem

@@ -13,13 +13,12 @@
 
 namespace tandem {
 
-enum MessageId : unsigned { kOfferId = 1, kFrameId = 2, kAckId = 3 };
+enum MessageId : unsigned { kFrameId = 1, kAckId = 2 };
 
 struct UcxLinks::Outbound {
   uint64_t link = 0;
   std::string peer;
   UcxAddress remote;
-  bool shared_memory = false;
   std::shared_ptr<LostCallbackOnce> on_lost;
   ucp_ep_h endpoint = nullptr;
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();  // By the endpoint.
@@ -40,15 +39,11 @@ struct UcxLinks::Inbound {
   std::string peer;
   UcxAddress remote;
   bool attached = false;
-  bool shared_memory = false;
   std::shared_ptr<LostCallbackOnce> on_lost;
   ucp_ep_h endpoint = nullptr;
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();
   bool broken = false;
-  ucp_rkey_h key = nullptr;
-  const std::byte* remote_pool = nullptr;     // Mapped, if memory is shared.
-  std::vector<UcxFrameMessage> early_offers;  // That overtook Attach.
-  std::vector<UcxAck> early_acks;             // Of probes that came before Attach.
+  std::vector<UcxAck> early_acks;  // Of probes that came before Attach.
   double first_probe_seconds = 0;
 };
 
@@ -59,7 +54,6 @@ struct UcxLinks::SendRecord {
   uint64_t outbound = 0;
   uint64_t send_id = 0;
   bool probe = false;
-  bool carries_payload = false;
   bool in_ucx = false;
   bool acknowledged = false;
   bool abandoned = false;

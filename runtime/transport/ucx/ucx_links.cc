@@ -23,8 +23,8 @@ UcxLinks::~UcxLinks() {
 }
 
 absl::Status UcxLinks::Start() {
-  const std::pair<unsigned, ucp_am_recv_callback_t> handlers[] = {
-      {kOfferId, &UcxLinks::OnOffer}, {kFrameId, &UcxLinks::OnFrame}, {kAckId, &UcxLinks::OnAck}};
+  const std::pair<unsigned, ucp_am_recv_callback_t> handlers[] = {{kFrameId, &UcxLinks::OnFrame},
+                                                                  {kAckId, &UcxLinks::OnAck}};
   for (const auto& [id, handler] : handlers) {
     ucp_am_handler_param_t params = {};
     params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -45,33 +45,22 @@ void UcxLinks::OnEndpointError(void* broken, ucp_ep_h endpoint, ucs_status_t sta
   *static_cast<absl::Status*>(broken) = UcxError("the peer's endpoint", status);
 }
 
-absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address, bool shared_memory,
+absl::StatusOr<ucp_ep_h> UcxLinks::Connect(const std::string& worker_address,
                                            absl::Status* broken) {
-  if (shared_memory) {
-    const auto found = shared_endpoints_.find(worker_address);
-    if (found != shared_endpoints_.end()) return found->second;
-  }
   ucp_ep_params_t params = {};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
-  if (shared_memory) {
-    // Shared memory has no peer failure handler (UCX 1.13.1): the Session notices.
-    params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
-  } else {
-    params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    params.err_handler.cb = &UcxLinks::OnEndpointError;
-    params.err_handler.arg = broken;
-  }
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = &UcxLinks::OnEndpointError;
+  params.err_handler.arg = broken;
   ucp_ep_h endpoint = nullptr;
   const ucs_status_t status = ucp_ep_create(context_->worker(), &params, &endpoint);
   if (status != UCS_OK) return UcxError("connecting to the peer", status);
-  if (shared_memory) shared_endpoints_.emplace(worker_address, endpoint);
   return endpoint;
 }
 
-void UcxLinks::Close(ucp_ep_h endpoint, bool shared_memory) {
-  if (shared_memory) return;  // Another link may use it, now or later.
+void UcxLinks::Close(ucp_ep_h endpoint) {
   ucp_request_param_t params = {};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_EP_CLOSE_FLAG_FORCE;  // Completes what is on its way, with an error.
@@ -102,23 +91,20 @@ void UcxLinks::CloseAll() {
 // ---- Sending ----
 
 void UcxLinks::OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
-                            bool shared_memory, std::shared_ptr<LostCallbackOnce> on_lost) {
+                            std::shared_ptr<LostCallbackOnce> on_lost) {
   auto opened = std::make_unique<Outbound>();
   opened->link = link;
   opened->peer = peer;
   opened->remote = remote;
-  opened->shared_memory = shared_memory;
   opened->on_lost = std::move(on_lost);
   Outbound* const outbound = opened.get();
   outbound_.emplace(link, std::move(opened));
-  absl::StatusOr<ucp_ep_h> endpoint =
-      Connect(remote.worker_address, shared_memory, outbound->error.get());
+  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, outbound->error.get());
   if (!endpoint.ok()) {
     Break(outbound, endpoint.status());
     return;
   }
   outbound->endpoint = *endpoint;
-  if (shared_memory) return;  // The receiver measures.
   const int32_t count = NumProbes(context_->pool().block_bytes);
   for (int32_t i = 0; i < count; ++i) {
     outbound->waiting.push_back(
@@ -156,21 +142,14 @@ void UcxLinks::Start(Outbound* link, const FrameHeader& header, int32_t block, u
   record->outbound = link->link;
   record->send_id = send_id;
   record->probe = probe;
-  record->carries_payload = !link->shared_memory;
-  record->message = {.inbound = link->remote.link,
-                     .outbound = link->link,
-                     .record = record->number,
-                     .block = static_cast<uint32_t>(block)};
+  record->message = {
+      .inbound = link->remote.link, .outbound = link->link, .record = record->number};
   PackFrameHeader(header, record->message.header);
   sends_.emplace(record->number, std::move(made));
   link->unacknowledged.insert(record->number);
 
-  const std::byte* payload = nullptr;
-  size_t payload_bytes = 0;
-  if (record->carries_payload) {
-    payload = probe ? scratch_.data() : context_->pool().block(block);
-    payload_bytes = static_cast<size_t>(context_->pool().block_bytes);
-  }
+  const std::byte* const payload = probe ? scratch_.data() : context_->pool().block(block);
+  const auto payload_bytes = static_cast<size_t>(context_->pool().block_bytes);
   ucp_request_param_t params = {};
   params.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -178,9 +157,8 @@ void UcxLinks::Start(Outbound* link, const FrameHeader& header, int32_t block, u
   params.cb.send = &UcxLinks::OnSendDone;
   params.user_data = record;
   record->in_ucx = true;
-  void* request =
-      ucp_am_send_nbx(link->endpoint, record->carries_payload ? kFrameId : kOfferId,
-                      &record->message, sizeof(record->message), payload, payload_bytes, &params);
+  void* request = ucp_am_send_nbx(link->endpoint, kFrameId, &record->message,
+                                  sizeof(record->message), payload, payload_bytes, &params);
   if (UCS_PTR_IS_PTR(request)) return;
   record->in_ucx = false;
   if (UCS_PTR_IS_ERR(request)) {
@@ -201,15 +179,13 @@ void UcxLinks::OnSendDone(void* request, ucs_status_t status, void* user_data) {
 }
 
 void UcxLinks::Settle(SendRecord* record) {
-  // A receiver that still reads an abandoned block of shared memory fails its checksum; a send
-  // that UCX still reads the block for must end first.
-  const bool block_is_free =
-      (record->acknowledged || record->abandoned) && (!record->carries_payload || !record->in_ucx);
+  // A send that UCX still reads the block for must end first.
+  const bool block_is_free = (record->acknowledged || record->abandoned) && !record->in_ucx;
   if (block_is_free && !record->reported) {
     record->reported = true;
     if (!record->probe) listener_->OnFrameSent(record->send_id, record->acknowledged);
   }
-  if (record->reported && !record->in_ucx) sends_.erase(record->number);
+  if (record->reported) sends_.erase(record->number);
 }
 
 ucs_status_t UcxLinks::OnAck(void* self, const void* header, size_t header_bytes, void* data,
@@ -232,7 +208,7 @@ ucs_status_t UcxLinks::OnAck(void* self, const void* header, size_t header_bytes
 void UcxLinks::Break(Outbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
-  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr), link->shared_memory);
+  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
   for (const uint64_t number : std::exchange(link->unacknowledged, {})) {
     const auto record = sends_.find(number);
     record->second->abandoned = true;
@@ -246,6 +222,7 @@ void UcxLinks::Break(Outbound* link, const absl::Status& why) {
 
 void UcxLinks::CloseOutbound(uint64_t link) {
   const auto found = outbound_.find(link);
+  if (found == outbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
   errors_.push_back(std::move(found->second->error));
   outbound_.erase(found);

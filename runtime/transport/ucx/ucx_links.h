@@ -1,4 +1,8 @@
-// The links of a UcxTransport, as its progress thread sees them. Every method runs on that thread.
+// Links between hosts: blocks travel inside eager active messages, so that a completion never hangs
+// on something that a peer must do; the receiver copies them to the place it chose. Endpoints are
+// in error mode PEER and closed by force, so that completions always come.
+//
+// Progress thread only.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINKS_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINKS_H_
@@ -27,7 +31,7 @@ struct UcxFrameMessage {
   uint64_t inbound = 0;   // The receiver's number for the link.
   uint64_t outbound = 0;  // The sender's.
   uint64_t record = 0;    // Comes back in the Ack.
-  uint32_t block = 0;     // Where in the sender's pool.
+  uint32_t unused = 0;
   uint8_t header[kFrameHeaderBytes] = {};
 };
 static_assert(sizeof(UcxFrameMessage) == 48);
@@ -50,14 +54,14 @@ class UcxLinks {
   absl::Status Start();
 
   void OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
-                    bool shared_memory, std::shared_ptr<LostCallbackOnce> on_lost);
+                    std::shared_ptr<LostCallbackOnce> on_lost);
   void Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id);
-  void CloseOutbound(uint64_t link);
+  void CloseOutbound(uint64_t link);  // Unknown: nothing.
 
   void OpenInbound(uint64_t link, const std::string& peer,
                    std::shared_ptr<LostCallbackOnce> on_lost);
-  void AttachInbound(uint64_t link, const UcxAddress& remote, bool shared_memory);
-  void CloseInbound(uint64_t link);
+  void AttachInbound(uint64_t link, const UcxAddress& remote);
+  void CloseInbound(uint64_t link);  // Unknown: nothing.
 
   // Ends what broke since the last call; collects endpoints that have closed.
   void Tend();
@@ -72,8 +76,6 @@ class UcxLinks {
   struct SendRecord;
   struct AckRecord;
 
-  static ucs_status_t OnOffer(void* self, const void* header, size_t header_bytes, void* data,
-                              size_t data_bytes, const ucp_am_recv_param_t* param);
   static ucs_status_t OnFrame(void* self, const void* header, size_t header_bytes, void* data,
                               size_t data_bytes, const ucp_am_recv_param_t* param);
   static ucs_status_t OnAck(void* self, const void* header, size_t header_bytes, void* data,
@@ -82,9 +84,8 @@ class UcxLinks {
   static void OnSendDone(void* request, ucs_status_t status, void* record);
   static void OnAckDone(void* request, ucs_status_t status, void* record);
 
-  absl::StatusOr<ucp_ep_h> Connect(const std::string& worker_address, bool shared_memory,
-                                   absl::Status* broken);
-  void Close(ucp_ep_h endpoint, bool shared_memory);
+  absl::StatusOr<ucp_ep_h> Connect(const std::string& worker_address, absl::Status* broken);
+  void Close(ucp_ep_h endpoint);
 
   void Pump(Outbound* link);
   void Start(Outbound* link, const FrameHeader& header, int32_t block, uint64_t send_id,
@@ -92,16 +93,11 @@ class UcxLinks {
   void Settle(SendRecord* record);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
-  void Receive(const void* header, size_t header_bytes, const void* data, size_t data_bytes);
-  void Deliver(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-               size_t payload_bytes);
-  void Take(Inbound* link, const UcxFrameMessage& message);
-  void TakeFrame(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-                 size_t payload_bytes);
+  void Take(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+            size_t payload_bytes);
   void Land(Inbound* link, const FrameHeader& header, const std::byte* source);
   void CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source);
   void Acknowledge(Inbound* link, const UcxAck& ack);
-  void ProbeSharedMemory(Inbound* link);
 
   UcxContext* const context_;
   KvReceiver* const receiver_;
@@ -111,9 +107,6 @@ class UcxLinks {
   std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // By number, until both ends are done.
   std::map<uint64_t, std::unique_ptr<AckRecord>> acks_;
   std::vector<void*> closing_;
-  // Of shared memory, by worker address: one a peer process, for ever. UCX 1.13.1 keeps a closed
-  // one until the worker goes, and now and then loses messages when it is made again.
-  std::map<std::string, ucp_ep_h> shared_endpoints_;
   // What endpoints' error handlers write to outlives the endpoints.
   std::vector<std::unique_ptr<absl::Status>> errors_;
   std::vector<std::byte> scratch_;  // Where probes land.

@@ -31,104 +31,50 @@ void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
     if (early.message.inbound != link) {
       others.push_back(std::move(early));
     } else {
-      Deliver(inbound, early.message, early.payload.data(), early.payload.size());
+      Take(inbound, early.message, early.payload.data(), early.payload.size());
     }
   }
   early_ = std::move(others);
 }
 
-void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote, bool shared_memory) {
+void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end() || found->second->attached) return;
   Inbound* const inbound = found->second.get();
   inbound->attached = true;
   inbound->remote = remote;
-  inbound->shared_memory = shared_memory;
-  absl::StatusOr<ucp_ep_h> endpoint =
-      Connect(remote.worker_address, shared_memory, inbound->error.get());
+  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, inbound->error.get());
   if (!endpoint.ok()) {
     Break(inbound, endpoint.status());
     return;
   }
   inbound->endpoint = *endpoint;
-  if (shared_memory) {
-    ucs_status_t status =
-        ucp_ep_rkey_unpack(inbound->endpoint, remote.pool_key.data(), &inbound->key);
-    void* mapped = nullptr;
-    if (status == UCS_OK) status = ucp_rkey_ptr(inbound->key, remote.pool_base, &mapped);
-    if (status != UCS_OK) {
-      Break(inbound, UcxError("mapping the peer's pool", status));
-      return;
-    }
-    inbound->remote_pool = static_cast<const std::byte*>(mapped);
-    ProbeSharedMemory(inbound);
-  }
   for (const UcxAck& ack : std::exchange(inbound->early_acks, {})) Acknowledge(inbound, ack);
-  for (const UcxFrameMessage& offer : std::exchange(inbound->early_offers, {})) {
-    if (!inbound->broken) Take(inbound, offer);
-  }
-}
-
-void UcxLinks::ProbeSharedMemory(Inbound* link) {
-  const int64_t block_bytes = context_->pool().block_bytes;
-  const int32_t count = std::min(NumProbes(block_bytes), link->remote.num_blocks);
-  double seconds = 0;
-  for (int pass = 0; pass < 2; ++pass) {  // The first one faults the pages in.
-    const double begin = SecondsNow();
-    for (int32_t i = 0; i < count; ++i) {
-      Crc32cCopy(scratch_.data(), link->remote_pool + i * block_bytes, scratch_.size());
-    }
-    seconds = std::max(SecondsNow() - begin, 1e-9);
-  }
-  listener_->OnLinkProbed({.peer = link->peer,
-                           .path = "shared memory",
-                           .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
-}
-
-ucs_status_t UcxLinks::OnOffer(void* self, const void* header, size_t header_bytes, void* data,
-                               size_t data_bytes, const ucp_am_recv_param_t* param) {
-  if (data_bytes == 0) static_cast<UcxLinks*>(self)->Receive(header, header_bytes, nullptr, 0);
-  return UCS_OK;
 }
 
 ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_bytes, void* data,
                                size_t data_bytes, const ucp_am_recv_param_t* param) {
-  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && data_bytes > 0) {
-    static_cast<UcxLinks*>(self)->Receive(header, header_bytes, data, data_bytes);
+  auto* const links = static_cast<UcxLinks*>(self);
+  UcxFrameMessage message;
+  if (header_bytes != sizeof(message) || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+    return UCS_OK;
   }
+  std::memcpy(&message, header, sizeof(message));
+  const auto* const payload = static_cast<const std::byte*>(data);
+  const auto link = links->inbound_.find(message.inbound);
+  if (link != links->inbound_.end()) {
+    links->Take(link->second.get(), message, payload, data_bytes);
+    return UCS_OK;
+  }
+  // It may have overtaken the command that opens its link.
+  links->early_.push_back({.message = message, .payload = {payload, payload + data_bytes}});
+  if (links->early_.size() > kWindow) links->early_.pop_front();
   return UCS_OK;
 }
 
-void UcxLinks::Receive(const void* header, size_t header_bytes, const void* data,
-                       size_t data_bytes) {
-  UcxFrameMessage message;
-  if (header_bytes != sizeof(message)) return;
-  std::memcpy(&message, header, sizeof(message));
-  const auto* const payload = static_cast<const std::byte*>(data);
-  const auto link = inbound_.find(message.inbound);
-  if (link != inbound_.end()) {
-    Deliver(link->second.get(), message, payload, data_bytes);
-    return;
-  }
-  // It may have overtaken the command that opens its link.
-  early_.push_back({.message = message, .payload = {payload, payload + data_bytes}});
-  if (early_.size() > kWindow) early_.pop_front();
-}
-
-void UcxLinks::Deliver(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-                       size_t payload_bytes) {
+void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
+                    size_t payload_bytes) {
   if (link->broken) return;
-  if (payload_bytes > 0) {
-    TakeFrame(link, message, payload, payload_bytes);
-  } else if (link->attached) {
-    Take(link, message);
-  } else if (link->early_offers.size() < kWindow) {
-    link->early_offers.push_back(message);
-  }
-}
-
-void UcxLinks::TakeFrame(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-                         size_t payload_bytes) {
   const FrameHeader frame = UnpackFrameHeader(message.header);
   const auto block_bytes = static_cast<size_t>(context_->pool().block_bytes);
   if (payload_bytes != block_bytes || frame.length_bytes != block_bytes) {
@@ -140,19 +86,6 @@ void UcxLinks::TakeFrame(Inbound* link, const UcxFrameMessage& message, const st
   } else {
     Land(link, frame, payload);
   }
-  Acknowledge(link, {.outbound = message.outbound, .record = message.record});
-}
-
-void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message) {
-  const FrameHeader frame = UnpackFrameHeader(message.header);
-  const int64_t block_bytes = context_->pool().block_bytes;
-  if (link->remote_pool == nullptr ||
-      message.block >= static_cast<uint32_t>(link->remote.num_blocks) ||
-      frame.length_bytes != block_bytes) {
-    Break(link, absl::InvalidArgumentError("a frame outside the peer's pool"));
-    return;
-  }
-  Land(link, frame, link->remote_pool + int64_t{message.block} * block_bytes);
   Acknowledge(link, {.outbound = message.outbound, .record = message.record});
 }
 
@@ -213,14 +146,13 @@ void UcxLinks::OnAckDone(void* request, ucs_status_t status, void* user_data) {
 void UcxLinks::Break(Inbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
-  link->remote_pool = nullptr;
-  if (link->key != nullptr) ucp_rkey_destroy(std::exchange(link->key, nullptr));
-  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr), link->shared_memory);
+  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
   link->on_lost->Call(why);
 }
 
 void UcxLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
+  if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
   errors_.push_back(std::move(found->second->error));
   inbound_.erase(found);

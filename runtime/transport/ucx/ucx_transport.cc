@@ -16,26 +16,26 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/lost_callback.h"
+#include "runtime/transport/ucx/shared_links.h"
 #include "runtime/transport/ucx/ucx_links.h"
 
 namespace tandem {
 
 namespace {
 
-// While UCX holds something of ours it may need progress that no event announces; what stays for
-// long waits for a peer that is stopped or dead.
+// While UCX holds something of ours it may need progress that no event announces.
 constexpr int kBusyPollMs = 1;
-constexpr int kStuckPollMs = 50;
-constexpr int kStuckAfterPolls = 200;
 constexpr auto kShutdownGrace = std::chrono::seconds(1);
 
+// `Links` is SharedLinks or UcxLinks.
+template <typename Links>
 class Outbound final : public KvOutbound {
  public:
-  Outbound(UcxTransport* transport, UcxLinks* links, uint64_t link, const UcxAddress& local,
+  Outbound(UcxTransport* transport, Links* links, const UcxAddress& local,
            std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport),
         links_(links),
-        link_(link),
+        link_(local.link),
         address_(EncodeUcxAddress(local)),
         on_lost_(std::move(on_lost)) {}
 
@@ -54,7 +54,7 @@ class Outbound final : public KvOutbound {
 
  private:
   UcxTransport* const transport_;
-  UcxLinks* const links_;
+  Links* const links_;
   const uint64_t link_;
   const std::string address_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
@@ -63,13 +63,14 @@ class Outbound final : public KvOutbound {
 }  // namespace
 
 // Which of two ends shares memory with the other, or why neither path exists.
-static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress& remote,
-                                       bool shared_memory) {
+static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress& remote) {
   if (remote.block_bytes != local.block_bytes) {
     return absl::FailedPreconditionError(absl::StrFormat("the peer's blocks have %d bytes, ours %d",
                                                          remote.block_bytes, local.block_bytes));
   }
-  if (shared_memory && remote.host == local.host) return true;
+  if (remote.host == local.host && !local.socket_name.empty() && !remote.socket_name.empty()) {
+    return true;
+  }
   if (local.network && remote.network) return false;
   return absl::FailedPreconditionError(
       "the peer shares no memory with this process (another host, or another /dev/shm) and no "
@@ -80,41 +81,49 @@ namespace {
 
 class Inbound final : public KvInbound {
  public:
-  Inbound(UcxTransport* transport, UcxLinks* links, const UcxAddress& local, bool shared_memory,
-          std::shared_ptr<LostCallbackOnce> on_lost)
+  Inbound(UcxTransport* transport, SharedLinks* shared_links, UcxLinks* links, std::string peer,
+          const UcxAddress& local, std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport),
+        shared_links_(shared_links),
         links_(links),
+        peer_(std::move(peer)),
         local_(local),
-        shared_memory_(shared_memory),
         address_(EncodeUcxAddress(local)),
         on_lost_(std::move(on_lost)) {}
 
   ~Inbound() override {
     on_lost_->Clear();
-    transport_->Post([links = links_, link = local_.link] { links->CloseInbound(link); });
+    transport_->Post([shared_links = shared_links_, links = links_, link = local_.link] {
+      shared_links->CloseInbound(link);
+      links->CloseInbound(link);
+    });
   }
 
   const std::string& address() const override { return address_; }
 
   void Attach(const std::string& sender_address) override {
     absl::StatusOr<UcxAddress> remote = DecodeUcxAddress(sender_address);
-    absl::StatusOr<bool> shared = remote.ok() ? ChoosePath(local_, *remote, shared_memory_)
-                                              : absl::StatusOr<bool>(remote.status());
-    transport_->Post([links = links_, link = local_.link, on_lost = on_lost_,
-                      remote = std::move(remote), shared = std::move(shared)] {
-      if (shared.ok()) {
-        links->AttachInbound(link, *remote, *shared);
-      } else {
+    absl::StatusOr<bool> shared =
+        remote.ok() ? ChoosePath(local_, *remote) : absl::StatusOr<bool>(remote.status());
+    transport_->Post([shared_links = shared_links_, links = links_, peer = peer_,
+                      link = local_.link, on_lost = on_lost_, remote = std::move(remote),
+                      shared = std::move(shared)] {
+      if (!shared.ok()) {
         on_lost->Call(shared.status());
+      } else if (*shared) {
+        shared_links->AttachInbound(link, peer, *remote, on_lost);
+      } else {
+        links->AttachInbound(link, *remote);
       }
     });
   }
 
  private:
   UcxTransport* const transport_;
+  SharedLinks* const shared_links_;
   UcxLinks* const links_;
+  const std::string peer_;
   const UcxAddress local_;
-  const bool shared_memory_;
   const std::string address_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
 };
@@ -129,8 +138,11 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Create(const UcxOpti
   if (wake_fd < 0) {
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
   }
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<SharedLinks> shared_links,
+                          SharedLinks::Create(context.get(), receiver, listener));
   auto links = std::make_unique<UcxLinks>(context.get(), receiver, listener);
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(context), options, wake_fd));
+  transport->shared_links_ = std::move(shared_links);
   transport->links_ = std::move(links);
   TANDEM_RETURN_IF_ERROR(transport->links_->Start());
   transport->thread_ = std::thread([self = transport.get()] { self->Run(); });
@@ -164,6 +176,7 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
           .host = host_id_,
           .worker_address = context_->worker_address(),
           .network = network_,
+          .socket_name = shared_memory_ ? shared_links_->socket_name() : "",
           .pool_key = context_->pool_key(),
           .pool_base = reinterpret_cast<uint64_t>(context_->pool().base),
           .block_bytes = context_->pool().block_bytes,
@@ -180,8 +193,8 @@ absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::
   }
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   Post([links = links_.get(), link, peer, once] { links->OpenInbound(link, peer, once); });
-  return std::make_unique<Inbound>(this, links_.get(), LocalAddress(link), shared_memory_,
-                                   std::move(once));
+  return std::make_unique<Inbound>(this, shared_links_.get(), links_.get(), peer,
+                                   LocalAddress(link), std::move(once));
 }
 
 absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
@@ -193,12 +206,19 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
     link = next_link_++;
   }
   const UcxAddress local = LocalAddress(link);
-  TANDEM_ASSIGN_OR_RETURN(const bool shared, ChoosePath(local, remote, shared_memory_));
+  TANDEM_ASSIGN_OR_RETURN(const bool shared, ChoosePath(local, remote));
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
-  Post([links = links_.get(), link, peer, remote, shared, once] {
-    links->OpenOutbound(link, peer, remote, shared, once);
+  if (shared) {
+    Post([links = shared_links_.get(), link, peer, remote, once] {
+      links->OpenOutbound(link, peer, remote, once);
+    });
+    return std::make_unique<Outbound<SharedLinks>>(this, shared_links_.get(), local,
+                                                   std::move(once));
+  }
+  Post([links = links_.get(), link, peer, remote, once] {
+    links->OpenOutbound(link, peer, remote, once);
   });
-  return std::make_unique<Outbound>(this, links_.get(), link, local, std::move(once));
+  return std::make_unique<Outbound<UcxLinks>>(this, links_.get(), local, std::move(once));
 }
 
 void UcxTransport::Post(std::function<void()> command) {
@@ -229,10 +249,11 @@ void UcxTransport::Run() {
   pthread_setname_np(pthread_self(), "kv-ucx");
   while (RunCommands()) {
     // Once: what was posted before a message arrived is run before it, as far as can be seen.
-    const bool progressed = ucp_worker_progress(context_->worker()) != 0;
+    const bool progressed = network_ && ucp_worker_progress(context_->worker()) != 0;
     links_->Tend();
-    if (!progressed) Sleep();
+    Wait(progressed);
   }
+  shared_links_->CloseAll();
   links_->CloseAll();
   const auto end = std::chrono::steady_clock::now() + kShutdownGrace;
   while (!links_->Quiet() && std::chrono::steady_clock::now() < end) {
@@ -242,18 +263,28 @@ void UcxTransport::Run() {
   if (!links_->Quiet()) LogWarning("UCX did not complete everything before its end");
 }
 
-void UcxTransport::Sleep() {
-  const ucs_status_t armed = ucp_worker_arm(context_->worker());
-  if (armed == UCS_ERR_BUSY) return;  // Something came in between.
-  pollfd events[] = {{.fd = context_->event_fd(), .events = POLLIN, .revents = 0},
-                     {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
-  const bool idle = armed == UCS_OK && links_->Quiet();
-  const int timeout_ms = idle ? -1 : polls_ < kStuckAfterPolls ? kBusyPollMs : kStuckPollMs;
-  polls_ = poll(events, 2, timeout_ms) == 0 ? polls_ + 1 : 0;
+void UcxTransport::Wait(bool progressed) {
+  int timeout_ms = -1;
+  if (progressed) {
+    timeout_ms = 0;
+  } else if (network_) {
+    const ucs_status_t armed = ucp_worker_arm(context_->worker());
+    if (armed == UCS_ERR_BUSY) {
+      timeout_ms = 0;  // Something came in between.
+    } else if (armed != UCS_OK || !links_->Quiet()) {
+      timeout_ms = kBusyPollMs;
+    }
+  }
+  polled_.clear();
+  polled_.push_back({.fd = wake_fd_, .events = POLLIN, .revents = 0});
+  if (network_) polled_.push_back({.fd = context_->event_fd(), .events = POLLIN, .revents = 0});
+  shared_links_->AppendPollFds(&polled_);
+  poll(polled_.data(), polled_.size(), timeout_ms);
   uint64_t count = 0;
-  if ((events[1].revents & POLLIN) != 0 && read(wake_fd_, &count, sizeof(count)) < 0) {
+  if ((polled_[0].revents & POLLIN) != 0 && read(wake_fd_, &count, sizeof(count)) < 0) {
     TANDEM_CHECK(errno == EAGAIN) << std::strerror(errno);
   }
+  shared_links_->Handle(polled_);
 }
 
 }  // namespace tandem

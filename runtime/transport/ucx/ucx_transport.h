@@ -1,16 +1,16 @@
 // KvTransport over UCX.
 //
-// Within a host the pool is shared memory that UCX allocates; the sender only says where in it a
-// block lies, and the receiver copies it out, checksumming on the way (ucp_rkey_ptr): one copy,
-// nothing remote ever writes, and a sender owes nobody a completion: once its link is gone, a late
-// reader finds bytes that fail their checksum. Between hosts, blocks travel eagerly inside active
-// messages on the named interfaces; the receiver copies them to the place it chose. Either way the
-// receiver acknowledges each frame, and at most kWindow frames of a link are unacknowledged.
+// Within a host the pool is shared memory, out of which the receiver copies (SharedLinks); between
+// hosts blocks travel in active messages on the named interfaces (UcxLinks). Either way the
+// receiver copies a block to the place it chose, checksums it there and acknowledges it, and a link
+// has at most 32 unacknowledged frames.
 //
-// One thread makes every UCX call. It sleeps on UCX's event descriptor when nothing moves.
+// One thread makes every UCX call. It sleeps in poll() when nothing moves.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_TRANSPORT_H_
+
+#include <poll.h>
 
 #include <functional>
 #include <memory>
@@ -26,6 +26,7 @@
 
 namespace tandem {
 
+class SharedLinks;
 class UcxLinks;
 
 class UcxTransport final : public KvTransport {
@@ -52,7 +53,7 @@ class UcxTransport final : public KvTransport {
   UcxTransport(std::unique_ptr<UcxContext> context, const UcxOptions& options, int wake_fd);
   void Run();
   bool RunCommands() EXCLUDES(mu_);
-  void Sleep();
+  void Wait(bool progressed);
   UcxAddress LocalAddress(uint64_t link) const;
 
   const std::unique_ptr<UcxContext> context_;
@@ -60,8 +61,9 @@ class UcxTransport final : public KvTransport {
   const bool shared_memory_;
   const std::string host_id_;
   const int wake_fd_;
-  std::unique_ptr<UcxLinks> links_;  // Progress thread.
-  int polls_ = 0;                    // In a row without an event. Progress thread.
+  std::unique_ptr<SharedLinks> shared_links_;  // Progress thread.
+  std::unique_ptr<UcxLinks> links_;            // Progress thread.
+  std::vector<pollfd> polled_;                 // Progress thread.
 
   Mutex mu_;
   std::vector<std::function<void()>> commands_ GUARDED_BY(mu_);

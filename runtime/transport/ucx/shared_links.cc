@@ -1,0 +1,384 @@
+#include "runtime/transport/ucx/shared_links.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr size_t kMaxStrangers = 256;  // Connections without an attached link.
+constexpr int kOffersAtOnce = 8;       // Of one link, before others get their turn.
+constexpr uint32_t kNoBlock = UINT32_MAX;
+
+absl::Status SocketError(const char* what) {
+  return absl::UnavailableError(absl::StrFormat("KV socket: %s: %s", what, std::strerror(errno)));
+}
+
+absl::Status PeerGone() { return absl::UnavailableError("the peer process is gone"); }
+
+sockaddr_un AbstractAddress(const std::string& name, socklen_t* length) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), size);  // A leading zero: no file.
+  *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  return address;
+}
+
+// Only processes of this user may offer blocks.
+bool SameUser(int fd) {
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+// One packet from sender to receiver. The first of a connection offers nothing: it names the link.
+struct SharedLinks::Offer {
+  uint64_t inbound = 0;  // The receiver's number for the link.
+  uint64_t record = 0;   // Comes back as the acknowledgement.
+  uint32_t block = kNoBlock;
+  uint8_t header[kFrameHeaderBytes] = {};
+};
+
+struct SharedLinks::Outbound {
+  uint64_t remote_link = 0;
+  std::shared_ptr<LostCallbackOnce> on_lost;
+  int fd = -1;  // -1: broken.
+  bool named = false;
+  struct Frame {
+    FrameHeader header;
+    int32_t block = 0;
+    uint64_t send_id = 0;
+  };
+  std::deque<Frame> waiting;
+  std::map<uint64_t, uint64_t> unacknowledged;  // Record to send id.
+  uint64_t next_record = 1;
+};
+
+struct SharedLinks::Inbound {
+  uint64_t link = 0;
+  std::string peer;
+  UcxAddress remote;
+  std::shared_ptr<LostCallbackOnce> on_lost;
+  int fd = -1;
+  bool broken = false;
+  ucp_rkey_h key = nullptr;
+  const std::byte* pool = nullptr;  // The sender's, mapped.
+};
+
+absl::StatusOr<std::unique_ptr<SharedLinks>> SharedLinks::Create(UcxContext* context,
+                                                                 KvReceiver* receiver,
+                                                                 KvTransport::Listener* listener) {
+  std::unique_ptr<SharedLinks> links(new SharedLinks(context, receiver, listener));
+  TANDEM_RETURN_IF_ERROR(links->Listen());
+  return links;
+}
+
+SharedLinks::SharedLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener)
+    : context_(context),
+      receiver_(receiver),
+      listener_(listener),
+      scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
+
+SharedLinks::~SharedLinks() {
+  TANDEM_CHECK(outbound_.empty() && inbound_.empty()) << "links outlive their transport";
+  for (const int fd : strangers_) close(fd);
+  for (const auto& [link, fd] : early_) close(fd);
+  if (listen_fd_ >= 0) close(listen_fd_);
+}
+
+absl::Status SharedLinks::Listen() {
+  std::random_device device;
+  socket_name_ = absl::StrFormat("tandem-kv-%d-%08x%08x", getpid(), device(), device());
+  listen_fd_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (listen_fd_ < 0) return SocketError("socket");
+  socklen_t length = 0;
+  const sockaddr_un address = AbstractAddress(socket_name_, &length);
+  if (bind(listen_fd_, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return SocketError("bind");
+  }
+  if (listen(listen_fd_, kBacklog) != 0) return SocketError("listen");
+  return absl::OkStatus();
+}
+
+// ---- Sending ----
+
+void SharedLinks::OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
+                               std::shared_ptr<LostCallbackOnce> on_lost) {
+  auto opened = std::make_unique<Outbound>();
+  Outbound* const outbound = opened.get();
+  outbound->remote_link = remote.link;
+  outbound->on_lost = std::move(on_lost);
+  outbound_.emplace(link, std::move(opened));
+  outbound->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  socklen_t length = 0;
+  const sockaddr_un address = AbstractAddress(remote.socket_name, &length);
+  if (outbound->fd < 0 ||
+      connect(outbound->fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    Break(outbound, SocketError("connect"));
+    return;
+  }
+  Pump(outbound);
+}
+
+void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id) {
+  const auto found = outbound_.find(link);
+  if (found == outbound_.end() || found->second->fd < 0) {
+    listener_->OnFrameSent(send_id, false);
+    return;
+  }
+  TANDEM_CHECK(block >= 0 && block < context_->pool().num_blocks)
+      << "block " << block << " of " << context_->pool().num_blocks;
+  found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
+  Pump(found->second.get());
+}
+
+void SharedLinks::Pump(Outbound* link) {
+  const auto send_offer = [link](const Offer& offer) {
+    return send(link->fd, &offer, sizeof(offer), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(offer);
+  };
+  if (!link->named) link->named = send_offer({.inbound = link->remote_link});
+  while (link->named && !link->waiting.empty() && link->unacknowledged.size() < kWindow) {
+    const Outbound::Frame& frame = link->waiting.front();
+    Offer offer{.inbound = link->remote_link,
+                .record = link->next_record,
+                .block = static_cast<uint32_t>(frame.block)};
+    PackFrameHeader(frame.header, offer.header);
+    if (!send_offer(offer)) break;  // Full: POLLOUT brings us back. Broken: POLLHUP does.
+    link->unacknowledged.emplace(link->next_record++, frame.send_id);
+    link->waiting.pop_front();
+  }
+}
+
+void SharedLinks::ReadAcks(Outbound* link) {
+  uint64_t record = 0;
+  while (link->fd >= 0) {
+    const ssize_t got = recv(link->fd, &record, sizeof(record), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
+    if (got != sizeof(record)) {
+      Break(link, PeerGone());
+      return;
+    }
+    const auto acknowledged = link->unacknowledged.extract(record);
+    if (acknowledged) listener_->OnFrameSent(acknowledged.mapped(), true);
+  }
+  Pump(link);
+}
+
+// A receiver that still reads a block that has gone back finds a wrong checksum; nothing remote
+// ever writes.
+void SharedLinks::Break(Outbound* link, const absl::Status& why) {
+  if (link->fd >= 0) close(std::exchange(link->fd, -1));
+  for (const auto& [record, send_id] : std::exchange(link->unacknowledged, {})) {
+    listener_->OnFrameSent(send_id, false);
+  }
+  for (const Outbound::Frame& frame : std::exchange(link->waiting, {})) {
+    listener_->OnFrameSent(frame.send_id, false);
+  }
+  link->on_lost->Call(why);
+}
+
+void SharedLinks::CloseOutbound(uint64_t link) {
+  const auto found = outbound_.find(link);
+  if (found == outbound_.end()) return;
+  Break(found->second.get(), absl::CancelledError("closed"));
+  outbound_.erase(found);
+}
+
+// ---- Receiving ----
+
+void SharedLinks::Accept() {
+  while (true) {
+    const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    if (!SameUser(fd) || strangers_.size() + early_.size() >= kMaxStrangers) {
+      close(fd);
+      continue;
+    }
+    strangers_.push_back(fd);
+  }
+}
+
+void SharedLinks::Identify(int fd) {
+  std::erase(strangers_, fd);
+  Offer first;
+  if (recv(fd, &first, sizeof(first), MSG_DONTWAIT) != sizeof(first) || first.block != kNoBlock) {
+    close(fd);
+    return;
+  }
+  const auto link = inbound_.find(first.inbound);
+  if (link == inbound_.end()) {
+    if (!early_.emplace(first.inbound, fd).second) close(fd);
+  } else if (link->second->fd < 0 && !link->second->broken) {
+    link->second->fd = fd;
+  } else {
+    close(fd);
+  }
+}
+
+void SharedLinks::AttachInbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
+                                std::shared_ptr<LostCallbackOnce> on_lost) {
+  auto attached = std::make_unique<Inbound>();
+  Inbound* const inbound = attached.get();
+  inbound->link = link;
+  inbound->peer = peer;
+  inbound->remote = remote;
+  inbound->on_lost = std::move(on_lost);
+  if (!inbound_.emplace(link, std::move(attached)).second) return;
+  if (const auto early = early_.extract(link)) inbound->fd = early.mapped();
+  if (const absl::Status mapped = Map(inbound); !mapped.ok()) {
+    Break(inbound, mapped);
+    return;
+  }
+  Probe(inbound);
+}
+
+absl::Status SharedLinks::Map(Inbound* link) {
+  ucp_ep_h& endpoint = endpoints_[link->remote.worker_address];
+  if (endpoint == nullptr) {
+    ucp_ep_params_t params = {};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+    params.address = reinterpret_cast<const ucp_address_t*>(link->remote.worker_address.data());
+    const ucs_status_t status = ucp_ep_create(context_->worker(), &params, &endpoint);
+    if (status != UCS_OK) {
+      endpoints_.erase(link->remote.worker_address);
+      return UcxError("connecting to the peer", status);
+    }
+  }
+  void* mapped = nullptr;
+  ucs_status_t status = ucp_ep_rkey_unpack(endpoint, link->remote.pool_key.data(), &link->key);
+  if (status == UCS_OK) status = ucp_rkey_ptr(link->key, link->remote.pool_base, &mapped);
+  if (status != UCS_OK) return UcxError("mapping the peer's pool", status);
+  link->pool = static_cast<const std::byte*>(mapped);
+  return absl::OkStatus();
+}
+
+void SharedLinks::Probe(Inbound* link) {
+  const int64_t block_bytes = context_->pool().block_bytes;
+  const int32_t count = std::min(NumProbes(block_bytes), link->remote.num_blocks);
+  double seconds = 0;
+  for (int pass = 0; pass < 2; ++pass) {  // The first one faults the pages in.
+    const double begin = SecondsNow();
+    for (int32_t i = 0; i < count; ++i) {
+      Crc32cCopy(scratch_.data(), link->pool + i * block_bytes, scratch_.size());
+    }
+    seconds = std::max(SecondsNow() - begin, 1e-9);
+  }
+  listener_->OnLinkProbed({.peer = link->peer,
+                           .path = "shared memory",
+                           .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
+}
+
+void SharedLinks::ReadOffers(Inbound* link) {
+  for (int i = 0; i < kOffersAtOnce && !link->broken; ++i) {
+    Offer offer;
+    const ssize_t got = recv(link->fd, &offer, sizeof(offer), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    const absl::Status taken = got == sizeof(offer) ? Take(link, offer) : PeerGone();
+    if (!taken.ok()) Break(link, taken);
+  }
+}
+
+absl::Status SharedLinks::Take(Inbound* link, const Offer& offer) {
+  const KvPool& pool = context_->pool();
+  const FrameHeader header = UnpackFrameHeader(offer.header);
+  if (offer.block >= static_cast<uint32_t>(link->remote.num_blocks) ||
+      header.length_bytes != pool.block_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "KV offer: %d bytes of block %d, the pool has %d of %d bytes", header.length_bytes,
+        offer.block, link->remote.num_blocks, pool.block_bytes));
+  }
+  if (const std::optional<KvReceiver::Place> place = receiver_->Begin(header)) {
+    const uint32_t crc =
+        Crc32cCopy(pool.block(place->block), link->pool + int64_t{offer.block} * pool.block_bytes,
+                   header.length_bytes);
+    listener_->OnFrameReceived(receiver_->Finish(*place, true, crc), header.length_bytes);
+  }
+  // Never more than kWindow of them wait, which fits any socket's buffer.
+  if (send(link->fd, &offer.record, sizeof(offer.record), MSG_DONTWAIT | MSG_NOSIGNAL) !=
+      sizeof(offer.record)) {
+    return SocketError("acknowledge");
+  }
+  return absl::OkStatus();
+}
+
+void SharedLinks::Break(Inbound* link, const absl::Status& why) {
+  if (link->broken) return;
+  link->broken = true;
+  if (link->fd >= 0) close(std::exchange(link->fd, -1));
+  link->pool = nullptr;
+  if (link->key != nullptr) ucp_rkey_destroy(std::exchange(link->key, nullptr));
+  link->on_lost->Call(why);
+}
+
+void SharedLinks::CloseInbound(uint64_t link) {
+  if (const auto early = early_.extract(link)) close(early.mapped());
+  const auto found = inbound_.find(link);
+  if (found == inbound_.end()) return;
+  Break(found->second.get(), absl::CancelledError("closed"));
+  inbound_.erase(found);
+}
+
+void SharedLinks::CloseAll() {
+  while (!outbound_.empty()) CloseOutbound(outbound_.begin()->first);
+  while (!inbound_.empty()) CloseInbound(inbound_.begin()->first);
+}
+
+// ---- Waiting ----
+
+void SharedLinks::AppendPollFds(std::vector<pollfd>* fds) const {
+  fds->push_back({.fd = listen_fd_, .events = POLLIN, .revents = 0});
+  for (const int fd : strangers_) fds->push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  for (const auto& [id, link] : outbound_) {
+    if (link->fd < 0) continue;
+    const bool held_up =
+        !link->named || (!link->waiting.empty() && link->unacknowledged.size() < kWindow);
+    fds->push_back({.fd = link->fd,
+                    .events = static_cast<short>(held_up ? POLLIN | POLLOUT : POLLIN),
+                    .revents = 0});
+  }
+  for (const auto& [id, link] : inbound_) {
+    if (link->fd >= 0) fds->push_back({.fd = link->fd, .events = POLLIN, .revents = 0});
+  }
+}
+
+void SharedLinks::Handle(const std::vector<pollfd>& fds) {
+  const auto ready = [&fds](int fd) {
+    return fd >= 0 && std::any_of(fds.begin(), fds.end(), [fd](const pollfd& entry) {
+             return entry.fd == fd && entry.revents != 0;
+           });
+  };
+  for (const auto& [id, link] : outbound_) {
+    if (ready(link->fd)) ReadAcks(link.get());
+  }
+  for (const auto& [id, link] : inbound_) {
+    if (ready(link->fd)) ReadOffers(link.get());
+  }
+  for (const int fd : std::vector<int>(strangers_)) {
+    if (ready(fd)) Identify(fd);
+  }
+  if (ready(listen_fd_)) Accept();
+}
+
+}  // namespace tandem
