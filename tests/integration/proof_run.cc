@@ -37,9 +37,11 @@ std::string Difference(const std::string& what, std::span<const SampledToken> wa
   }
   for (size_t i = 0; i < want.size(); ++i) {
     if (Bits(want.subspan(i, 1)) == Bits(got.subspan(i, 1))) continue;
-    return absl::StrFormat("%s %d of %d: token %d, logprob %a, rank %d; not %d, %a, %d", what, i,
-                           want.size(), got[i].token, got[i].logprob, got[i].rank, want[i].token,
-                           want[i].logprob, want[i].rank);
+    const SampledToken &a = got[i], &b = want[i];
+    const bool only_top = a.token == b.token && a.logprob == b.logprob && a.rank == b.rank;
+    return absl::StrFormat("%s %d of %d: token %d, logprob %a, rank %d; not %d, %a, %d%s", what, i,
+                           want.size(), a.token, a.logprob, a.rank, b.token, b.logprob, b.rank,
+                           only_top ? "; the top ones differ" : "");
   }
   return "";
 }
