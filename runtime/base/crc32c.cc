@@ -121,14 +121,15 @@ uint32_t Crc32c(const void* data, size_t size_bytes, uint32_t crc) {
 }
 
 uint32_t Crc32cCopy(void* destination, const void* source, size_t size_bytes, uint32_t crc) {
-  const auto* in = static_cast<const uint8_t*>(source);
 #if defined(__x86_64__)
   if (HasSse42()) {
-    return ~ExtendSse42<true>(~crc, static_cast<uint8_t*>(destination), in, size_bytes);
+    return ~ExtendSse42<true>(~crc, static_cast<uint8_t*>(destination),
+                              static_cast<const uint8_t*>(source), size_bytes);
   }
 #endif
+  // Of what was written: the source may be another process's memory, and change meanwhile.
   std::memcpy(destination, source, size_bytes);
-  return ~ExtendScalar(~crc, in, size_bytes);
+  return ~ExtendScalar(~crc, static_cast<const uint8_t*>(destination), size_bytes);
 }
 
 }  // namespace tandem

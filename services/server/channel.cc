@@ -1,6 +1,7 @@
 #include "services/server/channel.h"
 
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
@@ -39,9 +40,30 @@ grpc::ChannelArguments Arguments(double liveness_scale) {
   return arguments;
 }
 
+// gRPC 1.51 joins the threads of its callback queue when the last channel or server that used it
+// goes. Where that happens in a reaction, on one of these threads, the process aborts. One channel
+// that leads nowhere and is never destroyed holds the queue for the life of the process; it takes
+// its hold at the first call, which fails at once.
+void HoldCallbackQueue() {
+  struct Call {
+    grpc::ClientContext context;
+    const grpc::Slice nothing{""};
+    const grpc::ByteBuffer request{&nothing, 1};
+    grpc::ByteBuffer response;
+  };
+  [[maybe_unused]] static const auto* const stub = [] {
+    auto* const nowhere = new grpc::GenericStub(grpc::CreateChannel("", nullptr));
+    auto* const call = new Call;
+    nowhere->UnaryCall(&call->context, "/", grpc::StubOptions(), &call->request, &call->response,
+                       [call](const grpc::Status&) { delete call; });
+    return nowhere;
+  }();
+}
+
 }  // namespace
 
 std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale) {
+  HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -50,6 +72,7 @@ std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liv
 
 std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
                                       double liveness_scale) {
+  HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(block_bytes + 64, INT32_MAX)));
@@ -59,6 +82,7 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
 }
 
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {
+  HoldCallbackQueue();
   builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder->SetMaxSendMessageSize(-1);  // What we send, we have bounded.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));
