@@ -72,7 +72,9 @@ def run_faults(server, requests, want, faults, inject):
             keep_busy()
             before = server.total("tandem_stream_resumes_total")
             inject(server, rng.choice(names), rng)
-            server.wait_ready()
+            # The next fault meets a whole fleet: four in a row without a token would be poison.
+            server.wait_alive("prefill", 2)
+            server.wait_alive("decode", 2)
             keep_busy()
             if server.total("tandem_stream_resumes_total") > before:
                 counted += 1

@@ -20,8 +20,8 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kFirstBackoffUs = 100'000;
-constexpr int64_t kMaxBackoffUs = 5'000'000;
-constexpr int64_t kLivedLongUs = 10'000'000;
+constexpr int64_t kMaxBackoffUs = 1'000'000;
+constexpr int64_t kLivedLongUs = 3'000'000;
 
 }  // namespace
 

@@ -27,8 +27,8 @@ class ChildProcess {
   // The process was reaped: remembers how long it had lived.
   void OnExited(int64_t now_us);
 
-  // When to start it again: at once the first time, then after 0.1 s doubling to 5 s while it keeps
-  // dying within 10 s of its start.
+  // When to start it again: at once the first time, then after 0.1 s doubling to 1 s while it keeps
+  // dying within 3 s of its start.
   int64_t restart_at_us() const { return restart_at_us_; }
 
   const std::string& name() const { return name_; }

@@ -37,7 +37,7 @@ TEST(ChildProcessTest, AProgramThatCannotRunEndsWith127) {
 TEST(ChildProcessTest, RestartsAtOnceThenEverMoreSlowly) {
   ChildProcess child("child", {"/bin/true"});
   std::vector<int64_t> waits_us;
-  for (int i = 0; i < 9; ++i) {
+  for (int i = 0; i < 7; ++i) {
     ASSERT_TRUE(child.Start().ok());
     int status = 0;
     ASSERT_EQ(waitpid(child.pid(), &status, 0), child.pid());
@@ -45,8 +45,8 @@ TEST(ChildProcessTest, RestartsAtOnceThenEverMoreSlowly) {
     EXPECT_FALSE(child.running());
     waits_us.push_back(child.restart_at_us() - 1000);
   }
-  EXPECT_THAT(waits_us, testing::ElementsAre(0, 100'000, 200'000, 400'000, 800'000, 1'600'000,
-                                             3'200'000, 5'000'000, 5'000'000));
+  EXPECT_THAT(waits_us,
+              testing::ElementsAre(0, 100'000, 200'000, 400'000, 800'000, 1'000'000, 1'000'000));
 }
 
 TEST(ReservedPortTest, CanBeBoundAgainWithReusePortAndOnlyThen) {
