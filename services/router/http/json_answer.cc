@@ -95,10 +95,7 @@ std::string JsonAnswer::StreamEvents(const GenerationNews& news) {
 std::string JsonAnswer::TokenEvent(const TokenNews& news) {
   Choice& choice = choices_[news.choice];
   AddToken(news);
-  // Text that waits for more tokens makes no event of its own, unless the token itself is wanted.
-  const bool wanted = !choice.started || !news.text.empty() || news.finish != FinishReason::kNone ||
-                      options_.num_logprobs >= 0 || options_.return_token_ids;
-  if (!wanted) return "";
+  // Every token makes an event, also one whose text waits for the next: clients time tokens by it.
   std::string out;
   AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &out);
   if (options_.chat && options_.return_token_ids && !choice.started) {
