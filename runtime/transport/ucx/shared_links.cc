@@ -1,5 +1,6 @@
 #include "runtime/transport/ucx/shared_links.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -106,6 +107,7 @@ SharedLinks::~SharedLinks() {
   for (const int fd : strangers_) close(fd);
   for (const auto& [link, fd] : early_) close(fd);
   if (listen_fd_ >= 0) close(listen_fd_);
+  if (spare_fd_ >= 0) close(spare_fd_);
 }
 
 absl::Status SharedLinks::Listen() {
@@ -119,6 +121,7 @@ absl::Status SharedLinks::Listen() {
     return SocketError("bind");
   }
   if (listen(listen_fd_, kBacklog) != 0) return SocketError("listen");
+  spare_fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   return absl::OkStatus();
 }
 
@@ -211,6 +214,10 @@ void SharedLinks::CloseOutbound(uint64_t link) {
 void SharedLinks::Accept() {
   while (true) {
     const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+      Decline();
+      return;
+    }
     if (fd < 0) return;
     if (!SameUser(fd) || strangers_.size() + early_.size() >= kMaxStrangers) {
       close(fd);
@@ -218,6 +225,15 @@ void SharedLinks::Accept() {
     }
     strangers_.push_back(fd);
   }
+}
+
+// Out of descriptors: gives the spare one to the caller and hangs up, rather than find it waiting
+// for ever.
+void SharedLinks::Decline() {
+  close(spare_fd_);
+  const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (fd >= 0) close(fd);
+  spare_fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 void SharedLinks::Identify(int fd) {
@@ -350,6 +366,8 @@ void SharedLinks::CloseAll() {
 void SharedLinks::AppendPollFds(std::vector<pollfd>* fds) const {
   fds->push_back({.fd = listen_fd_, .events = POLLIN, .revents = 0});
   for (const int fd : strangers_) fds->push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  // What they offer is read once their link is attached; that they hang up is heard at once.
+  for (const auto& [id, fd] : early_) fds->push_back({.fd = fd, .events = 0, .revents = 0});
   for (const auto& [id, link] : outbound_) {
     if (link->fd < 0) continue;
     const bool held_up =
@@ -374,6 +392,13 @@ void SharedLinks::Handle(const std::vector<pollfd>& fds) {
   }
   for (const auto& [id, link] : inbound_) {
     if (ready(link->fd)) ReadOffers(link.get());
+  }
+  // Before strangers are identified: those of this round only hang up.
+  for (auto next = early_.begin(); next != early_.end();) {
+    const auto entry = next++;
+    if (!ready(entry->second)) continue;
+    close(entry->second);
+    early_.erase(entry);
   }
   for (const int fd : std::vector<int>(strangers_)) {
     if (ready(fd)) Identify(fd);

@@ -67,6 +67,7 @@ class SharedLinks {
   SharedLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener);
   absl::Status Listen();
   void Accept();
+  void Decline();
   void Identify(int fd);
   void Pump(Outbound* link);
   void ReadAcks(Outbound* link);
@@ -82,6 +83,7 @@ class SharedLinks {
   KvTransport::Listener* const listener_;
   std::string socket_name_;
   int listen_fd_ = -1;
+  int spare_fd_ = -1;  // For Decline.
   std::map<uint64_t, std::unique_ptr<Outbound>> outbound_;
   std::map<uint64_t, std::unique_ptr<Inbound>> inbound_;
   std::vector<int> strangers_;     // Accepted; have not said which link they are for.

@@ -2,7 +2,9 @@
 
 #include <sys/statvfs.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -48,9 +50,13 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
   if (!options.shared_memory && options.devices.empty()) {
     return absl::InvalidArgumentError("UCX without shared memory needs devices");
   }
+  // First of all: it makes room.
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<ShmFolder> folder, ShmFolder::Create());
   TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.block_bytes * options.num_blocks));
 
-  std::unique_ptr<UcxContext> context(new UcxContext);
+  std::unique_ptr<UcxContext> context(new UcxContext(std::move(folder)));
+  // Memory domains take their settings from the environment alone, when the context is made.
+  setenv("UCX_POSIX_DIR", context->folder_->path().c_str(), /*overwrite=*/1);
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
     return UcxError("reading its configuration", status);

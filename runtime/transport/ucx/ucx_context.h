@@ -7,10 +7,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/transport/kv_transport.h"
+#include "runtime/transport/ucx/shm_folder.h"
 
 namespace tandem {
 
@@ -42,10 +44,11 @@ class UcxContext {
   const std::string& pool_key() const { return pool_key_; }
 
  private:
-  UcxContext() = default;
+  explicit UcxContext(std::unique_ptr<ShmFolder> folder) : folder_(std::move(folder)) {}
   absl::Status OpenWorker();
   absl::Status MapPool(const UcxOptions& options);
 
+  const std::unique_ptr<ShmFolder> folder_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_mem_h memory_ = nullptr;

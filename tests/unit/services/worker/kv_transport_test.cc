@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +27,8 @@
 #include "runtime/base/guard.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/random.h"
+#include "runtime/transport/frame_wire.h"
+#include "runtime/transport/ucx/ucx_address.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -505,6 +509,42 @@ INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::Values("ucx", "ucx-netwo
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// Connections that name a link which never comes are forgotten when they hang up: more of them
+// than may wait at once leave room for a real one.
+TEST(UcxTransportTest, StrangersThatHangUpLeaveRoomForLinks) {
+  constexpr int kStrangers = 600;
+  auto from = MakeSide("ucx", kPeerBlocks);
+  auto to = MakeSide("ucx", kPeerBlocks);
+  FillPool(from->transport->pool(), 13);
+  auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
+  ASSERT_TRUE(inbound.ok()) << inbound.status();
+  const auto address = DecodeUcxAddress((*inbound)->address());
+  ASSERT_TRUE(address.ok()) << address.status();
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path + 1, address->socket_name.data(), address->socket_name.size());
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address->socket_name.size());
+  struct {  // The first packet of a connection: the link's number, and no block.
+    uint64_t inbound = 0, record = 0;
+    uint32_t block = UINT32_MAX;
+    uint8_t header[kFrameHeaderBytes] = {};
+  } first;
+  for (int i = 0; i < kStrangers; ++i) {
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ASSERT_GE(fd, 0);
+    ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&name), length), 0);
+    first.inbound = 1'000'000 + static_cast<uint64_t>(i);
+    ASSERT_EQ(send(fd, &first, sizeof(first), 0), static_cast<ssize_t>(sizeof(first)));
+    close(fd);
+  }
+  Link link = Connect(from.get(), to.get());
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+  link.outbound->Send(HeaderFor(from->transport->pool(), 2, reservation, 2), 2, 1);
+  EXPECT_TRUE(from->recorder.WaitForSent(1));
+  EXPECT_TRUE(to->recorder.WaitForReceived(1));
+}
 
 TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
   KvReceiver receiver(kBlockBytes);
