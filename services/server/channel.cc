@@ -83,6 +83,8 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
 
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {
   HoldCallbackQueue();
+  // Two servers on one port would each get some of the other's calls.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder->SetMaxSendMessageSize(-1);  // What we send, we have bounded.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));

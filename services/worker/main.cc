@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -24,6 +25,7 @@
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 #include "runtime/model/packed_image.h"
+#include "runtime/transport/ucx/shm_folder.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
 
@@ -42,10 +44,13 @@ struct Process {
   std::unique_ptr<Worker> worker;
 };
 
-int64_t SharedMemoryFreeBytes() {
+SharedMemory MeasureSharedMemory() {
+  ShmFolder::RemoveAbandoned();
   struct statvfs shm = {};
-  if (statvfs("/dev/shm", &shm) != 0) return 0;
-  return static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
+  if (statvfs("/dev/shm", &shm) != 0) return {};
+  const auto unit = static_cast<int64_t>(shm.f_frsize);
+  return {.total_bytes = static_cast<int64_t>(shm.f_blocks) * unit,
+          .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
 }
 
 uint64_t RandomIncarnation() {
@@ -78,7 +83,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
   const MachineLimits machine = ReadMachineLimits();
   Process process;
-  const int threads = options.threads > 0 ? options.threads : machine.cpus;
+  const int32_t threads = NumThreads(options, machine);
   TANDEM_ASSIGN_OR_RETURN(process.backend,
                           CreateBackend({.isa = options.isa, .num_threads = threads}));
 
@@ -102,7 +107,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                  {.max_positions = config.max_positions,
                   .weights_bytes = static_cast<int64_t>(weights_bytes),
                   .block_bytes = static_cast<int64_t>(layout.block_bytes)},
-                 machine, options.transport == "ucx" ? SharedMemoryFreeBytes() : -1));
+                 machine,
+                 options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
 
   const SteadyClock clock;
   const int64_t begin_us = clock.NowUs();

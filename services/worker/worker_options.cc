@@ -50,9 +50,11 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
             1 << 20);
   flags.Add("block-size", &options->block_size, "16|32", "tokens in a KV block", 16, 32);
-  flags.Add("threads", &options->threads, "N",
-            "threads that compute; 0: as many as CPUs of the affinity mask and the cgroup's quota",
-            0, 1024);
+  flags.Add(
+      "threads", &options->threads, "N",
+      "threads that compute; 0: the CPUs of the affinity mask and the cgroup's quota, divided "
+      "by --machine-share",
+      0, 1024);
   flags.Add("machine-share", &options->machine_share, "N",
             "workers that share this machine: default threads and memory are divided by it", 1,
             1024);
@@ -96,12 +98,14 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options) {
   return absl::OkStatus();
 }
 
+int32_t NumThreads(const WorkerOptions& options, const MachineLimits& machine) {
+  return options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
+}
+
 absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const ModelFacts& model,
                                        const MachineLimits& machine,
-                                       int64_t shared_memory_free_bytes) {
+                                       const std::optional<SharedMemory>& shared_memory) {
   WorkerSizes sizes;
-  sizes.threads =
-      options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
   if (options.max_model_len > model.max_positions) {
     return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
                                                       options.max_model_len, model.max_positions));
@@ -126,13 +130,25 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
   }
   int64_t pool_bytes = options.kv_memory.bytes;
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
+  const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
+  if (shared_memory.has_value() &&
+      sequence_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the ucx transport keeps its KV pool in /dev/shm, which has %s of %s free; one sequence of "
+        "%d tokens needs %s, and %s stay reserved; make /dev/shm larger (of a container: "
+        "--shm-size), lower --max-model-len, or choose --transport grpc",
+        FormatByteSize(shared_memory->free_bytes), FormatByteSize(shared_memory->total_bytes),
+        sizes.max_model_tokens, FormatByteSize(sequence_bytes),
+        FormatByteSize(kSharedMemoryReserve)));
+  }
   if (pool_bytes == 0) {
     const double share = kKvShareOfFreeMemory / options.machine_share;
-    pool_bytes = std::min(static_cast<int64_t>(share * static_cast<double>(free_bytes)),
-                          std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) *
-                              sequence_blocks * model.block_bytes);
-    if (shared_memory_free_bytes >= 0) {
-      pool_bytes = std::min(pool_bytes, (shared_memory_free_bytes - kSharedMemoryReserve) /
+    pool_bytes =
+        std::min(static_cast<int64_t>(share * static_cast<double>(free_bytes)),
+                 std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
+    // A share of the whole, so that a worker that starts again gets as much as before.
+    if (shared_memory.has_value()) {
+      pool_bytes = std::min(pool_bytes, (shared_memory->total_bytes - kSharedMemoryReserve) /
                                             (options.machine_share + 1));
     }
   } else if (pool_bytes > free_bytes) {
@@ -142,13 +158,12 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
         FormatByteSize(pool_bytes), FormatByteSize(model.weights_bytes), FormatByteSize(free_bytes),
         FormatByteSize(machine.memory_bytes)));
   }
-  if (shared_memory_free_bytes >= 0 &&
-      pool_bytes + kSharedMemoryReserve > shared_memory_free_bytes) {
+  if (shared_memory.has_value() && pool_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--kv-memory: %s, but the ucx transport keeps its pool in /dev/shm, which has %s free "
-        "(%s stay reserved); make it larger, or choose --transport grpc",
-        FormatByteSize(std::max<int64_t>(pool_bytes, 0)), FormatByteSize(shared_memory_free_bytes),
-        FormatByteSize(kSharedMemoryReserve)));
+        "--kv-memory: %s, but the ucx transport keeps its pool in /dev/shm, which has %s of %s "
+        "free (%s stay reserved); lower it, make /dev/shm larger, or choose --transport grpc",
+        FormatByteSize(std::max<int64_t>(pool_bytes, 0)), FormatByteSize(shared_memory->free_bytes),
+        FormatByteSize(shared_memory->total_bytes), FormatByteSize(kSharedMemoryReserve)));
   }
   const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
   if (num_blocks < sequence_blocks) {
@@ -157,7 +172,7 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
         "%d blocks, %s; raise --kv-memory or lower --max-model-len",
         FormatByteSize(std::max<int64_t>(pool_bytes, 0)), std::max<int64_t>(num_blocks, 0),
         options.block_size, FormatByteSize(model.block_bytes), sizes.max_model_tokens,
-        sequence_blocks, FormatByteSize(sequence_blocks * model.block_bytes)));
+        sequence_blocks, FormatByteSize(sequence_bytes)));
   }
   sizes.num_blocks = static_cast<int32_t>(num_blocks);
   return sizes;

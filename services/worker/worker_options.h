@@ -4,6 +4,7 @@
 #define TANDEM_SERVICES_WORKER_WORKER_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,19 +53,27 @@ struct ModelFacts {
 };
 
 struct WorkerSizes {
-  int32_t threads = 0;
   int32_t max_model_tokens = 0;
   int32_t max_sequences = 0;
   int32_t max_batched_tokens = 0;
   int32_t num_blocks = 0;
 };
 
+// Threads that compute: at least one.
+int32_t NumThreads(const WorkerOptions& options, const MachineLimits& machine);
+
+// Of /dev/shm.
+struct SharedMemory {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
-// model, the machine or each other; nothing has been allocated then. `shared_memory_free_bytes` is
-// what /dev/shm has left, or -1 where the pool does not live there.
+// model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing
+// where the pool does not live there.
 absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const ModelFacts& model,
                                        const MachineLimits& machine,
-                                       int64_t shared_memory_free_bytes);
+                                       const std::optional<SharedMemory>& shared_memory);
 
 }  // namespace tandem
 

@@ -62,7 +62,10 @@ void ChildProcess::Signal(int signal) const {
 
 void ChildProcess::OnExited(int64_t now_us) {
   pid_ = 0;
-  if (now_us - started_us_ >= kLivedLongUs) backoff_us_ = 0;
+  if (now_us - started_us_ >= kLivedLongUs) {
+    backoff_us_ = 0;
+    has_lived_ = true;
+  }
   restart_at_us_ = now_us + backoff_us_;
   backoff_us_ = std::min(kMaxBackoffUs, std::max(kFirstBackoffUs, 2 * backoff_us_));
 }
@@ -83,7 +86,7 @@ absl::StatusOr<ReservedPort> ReserveLoopbackPort() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
-  if (setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0 ||
+  if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
       getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     const absl::Status status =

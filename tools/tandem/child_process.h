@@ -34,6 +34,7 @@ class ChildProcess {
   const std::string& name() const { return name_; }
   pid_t pid() const { return pid_; }  // 0: not running.
   bool running() const { return pid_ != 0; }
+  bool has_lived() const { return has_lived_; }  // Once for 3 s.
 
  private:
   const std::string name_;
@@ -42,12 +43,14 @@ class ChildProcess {
   int64_t started_us_ = 0;
   int64_t restart_at_us_ = 0;
   int64_t backoff_us_ = 0;
+  bool has_lived_ = false;
 };
 
 // "exit status 3" or "signal 9 (Killed)".
 std::string DescribeExit(int wait_status);
 
-// A loopback port nobody else gets while the returned socket stays open.
+// A loopback port that is given to nobody while the returned socket stays open, and on which one
+// server can listen.
 struct ReservedPort {
   int socket = -1;
   int port = 0;

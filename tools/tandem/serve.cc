@@ -113,8 +113,9 @@ class Supervisor {
   std::vector<ReservedPort> ports_;
   std::vector<ChildProcess> children_;
   bool ending_ = false;
-  // A router that never came up has a bad flag or a taken port: restarting it would hide that.
+  // A child that never came up has a bad flag, file or port: restarting it would hide that.
   bool give_up_ = false;
+  int end_signal_ = 0;  // That ended Run. The same again: nobody waits for running streams.
 };
 
 absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOptions& options) {
@@ -223,11 +224,14 @@ void Supervisor::Reap(int64_t now_us) {
         LogInfo("ended", {{"child", child.name()}, how});
         continue;
       }
-      LogWarning("a child ended and will be restarted", {{"child", child.name()}, how});
-      // Exit status 2 is every program's word for flags or files that will not get better.
-      if (WIFEXITED(wait_status) &&
+      // Exit status 2 is every program's word for flags or files that will not get better; of one
+      // that has served before, they will.
+      if (!child.has_lived() && WIFEXITED(wait_status) &&
           (WEXITSTATUS(wait_status) == 2 || WEXITSTATUS(wait_status) == 127)) {
+        LogError("a child cannot start", {{"child", child.name()}, how});
         give_up_ = true;
+      } else {
+        LogWarning("a child ended and will be restarted", {{"child", child.name()}, how});
       }
     }
   }
@@ -252,7 +256,7 @@ void Supervisor::End(std::span<ChildProcess> children, int64_t grace_us) {
   bool impatient = false;
   while (AnyRunning(children)) {
     const int signal = WaitForSignal(end_us);
-    impatient |= signal == SIGINT || signal == SIGTERM;
+    impatient |= signal != 0 && signal == end_signal_;
     Reap(SteadyClock().NowUs());
     if (impatient || SteadyClock().NowUs() >= end_us) {
       for (const ChildProcess& child : children) child.Signal(SIGKILL);
@@ -269,7 +273,10 @@ int Supervisor::Run() {
       if (!child.running()) wakeup_us = std::min(wakeup_us, child.restart_at_us());
     }
     const int signal = WaitForSignal(wakeup_us);
-    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) break;
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) {
+      end_signal_ = signal;
+      break;
+    }
     Reap(SteadyClock().NowUs());
   }
   ending_ = true;

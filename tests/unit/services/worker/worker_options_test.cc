@@ -16,9 +16,8 @@ constexpr MachineLimits kMachine = {.cpus = 6, .memory_bytes = 9 * kGiB};
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(WorkerOptionsTest, DefaultsComeFromMachineAndModel) {
-  const auto sizes = SizeWorker({}, kModel, kMachine, -1);
+  const auto sizes = SizeWorker({}, kModel, kMachine, std::nullopt);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
-  EXPECT_EQ(sizes->threads, 6);
   EXPECT_EQ(sizes->max_model_tokens, 8192);
   EXPECT_EQ(sizes->num_blocks, 4096);  // Half of 8 GiB.
   EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
@@ -26,14 +25,12 @@ TEST(WorkerOptionsTest, DefaultsComeFromMachineAndModel) {
 
 TEST(WorkerOptionsTest, FlagsWin) {
   WorkerOptions options;
-  options.threads = 2;
   options.max_model_len = 512;
   options.max_num_seqs = 3;
   options.max_batched_tokens = 100;
   options.kv_memory = {100 << 20};
-  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
-  EXPECT_EQ(sizes->threads, 2);
   EXPECT_EQ(sizes->max_model_tokens, 512);
   EXPECT_EQ(sizes->max_sequences, 3);
   EXPECT_EQ(sizes->max_batched_tokens, 100);
@@ -43,7 +40,7 @@ TEST(WorkerOptionsTest, FlagsWin) {
 TEST(WorkerOptionsTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
   WorkerOptions options;
   options.kv_memory = {100 << 20};
-  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("100 blocks"));
   EXPECT_THAT(Message(sizes.status()), HasSubstr("512 blocks"));
@@ -53,7 +50,7 @@ TEST(WorkerOptionsTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
 TEST(WorkerOptionsTest, PoolBeyondMemoryIsRefused) {
   WorkerOptions options;
   options.kv_memory = {9 * kGiB};
-  const auto sizes = SizeWorker(options, kModel, kMachine, -1);
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
 }
@@ -61,35 +58,70 @@ TEST(WorkerOptionsTest, PoolBeyondMemoryIsRefused) {
 TEST(WorkerOptionsTest, WeightsBeyondMemoryAreRefused) {
   ModelFacts model = kModel;
   model.weights_bytes = 10 * kGiB;
-  EXPECT_EQ(SizeWorker({}, model, kMachine, -1).status().code(),
+  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
 TEST(WorkerOptionsTest, PoolBeyondSharedMemoryIsRefused) {
   WorkerOptions options;
   options.kv_memory = {kGiB};
-  const auto sizes = SizeWorker(options, kModel, kMachine, kGiB);
+  const SharedMemory shm{.total_bytes = 3 * kGiB, .free_bytes = kGiB};
+  const auto sizes = SizeWorker(options, kModel, kMachine, shm);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("/dev/shm"));
 }
 
 TEST(WorkerOptionsTest, DefaultPoolStaysWithinSharedMemory) {
-  const auto sizes = SizeWorker({}, kModel, kMachine, 2 * kGiB);
+  const SharedMemory shm{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
+  const auto sizes = SizeWorker({}, kModel, kMachine, shm);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_LE(sizes->num_blocks * kModel.block_bytes, kGiB);
+}
+
+TEST(WorkerOptionsTest, DefaultPoolIsTheSameBesideOthers) {
+  WorkerOptions options;
+  options.machine_share = 3;
+  const SharedMemory empty{.total_bytes = 8 * kGiB, .free_bytes = 8 * kGiB};
+  const SharedMemory shared{.total_bytes = 8 * kGiB, .free_bytes = 3 * kGiB};
+  const auto first = SizeWorker(options, kModel, kMachine, empty);
+  const auto again = SizeWorker(options, kModel, kMachine, shared);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(first->num_blocks, again->num_blocks);
+}
+
+TEST(WorkerOptionsTest, SharedMemoryTooSmallForOneSequenceIsNamed) {
+  const SharedMemory docker{.total_bytes = 64 << 20, .free_bytes = 64 << 20};
+  const auto sizes = SizeWorker({}, kModel, kMachine, docker);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const char* part : {"/dev/shm", "64.00 MiB", "--shm-size", "--transport grpc"}) {
+    EXPECT_THAT(Message(sizes.status()), HasSubstr(part));
+  }
+}
+
+TEST(WorkerOptionsTest, ThreadsAreDividedUnlessNamed) {
+  WorkerOptions options;
+  EXPECT_EQ(NumThreads(options, kMachine), 6);
+  options.machine_share = 3;
+  EXPECT_EQ(NumThreads(options, kMachine), 2);
+  options.machine_share = 7;
+  EXPECT_EQ(NumThreads(options, kMachine), 1);
+  options.threads = 5;
+  EXPECT_EQ(NumThreads(options, kMachine), 5);
 }
 
 TEST(WorkerOptionsTest, ContextBeyondTheModelIsRefused) {
   WorkerOptions options;
   options.max_model_len = 8193;
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, -1).status()), HasSubstr("8192"));
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("8192"));
 }
 
 TEST(WorkerOptionsTest, StepBudgetBelowTheBatchIsRefused) {
   WorkerOptions options;
   options.max_num_seqs = 64;
   options.max_batched_tokens = 63;
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, -1).status()),
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
               HasSubstr("--max-batched-tokens"));
 }
 
