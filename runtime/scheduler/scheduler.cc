@@ -65,8 +65,14 @@ void Scheduler::ScheduleShared(uint64_t admit_before) {
 }
 
 void Scheduler::ScheduleDecodes() {
-  for (size_t i = 0; i < running_.size() && !full();) {
+  // A step belongs to the max_sequences oldest: forks and transfers join without asking, and would
+  // else keep out an older prompt for as long as they come.
+  int32_t places = limits_.max_sequences;
+  const auto first = FirstWaiting();
+  if (first != waiting_.end() && AmongOldest(*first)) --places;
+  for (size_t i = 0; i < running_.size() && places > 0;) {
     Sequence* const sequence = running_[i];
+    if (!sequence->alone) --places;
     if (!sequence->alone && sequence->remaining() == 1) RunDecode(sequence);
     // Victims are never older than `sequence`: at most itself has left its place.
     if (i < running_.size() && running_[i] == sequence) ++i;
@@ -86,9 +92,19 @@ void Scheduler::Admit(uint64_t admit_before) {
     Sequence* const sequence = *next++;  // TryAdmit takes it out of the set.
     if (sequence->order > admit_before) return;
     if (sequence->alone) continue;
-    if (num_running() >= limits_.max_sequences) return;
+    if (!AmongOldest(sequence)) return;
     if (!TryAdmit(sequence)) return;
   }
+}
+
+std::set<Sequence*, Scheduler::Older>::const_iterator Scheduler::FirstWaiting() const {
+  return std::find_if(waiting_.begin(), waiting_.end(),
+                      [](const Sequence* sequence) { return !sequence->alone; });
+}
+
+bool Scheduler::AmongOldest(const Sequence* sequence) const {
+  const auto last = static_cast<size_t>(limits_.max_sequences) - 1;
+  return running_.size() <= last || running_[last]->order > sequence->order;
 }
 
 bool Scheduler::TryAdmit(Sequence* sequence) {
@@ -122,7 +138,7 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
   Sequence* const sequence = OldestAlone();
   if (sequence == nullptr) return;
   if (sequence->state == SequenceState::kWaiting) {
-    if (sequence->order <= admit_before && num_running() < limits_.max_sequences) {
+    if (sequence->order <= admit_before && AmongOldest(sequence)) {
       TryAdmit(sequence);
     }
   } else if (sequence->remaining() == 1) {

@@ -6,9 +6,9 @@
 // back, keeps its tokens and recomputes later (PagedAttention, Kwon et al., SOSP 2023).
 //
 // Nothing starves: the oldest sequence is never preempted for a younger one, a step in which any
-// sequence lacked a block admits nothing behind it, and decodes cannot use up the budget
-// (max_batched_tokens > max_sequences). Sequences that wait for a KV transfer are not here: they
-// Join when their blocks are there.
+// sequence lacked a block admits nothing behind it, decodes cannot use up the budget
+// (max_batched_tokens > max_sequences), and a step belongs to the max_sequences oldest. Sequences
+// that wait for a KV transfer are not here: they Join when their blocks are there.
 
 #ifndef TANDEM_RUNTIME_SCHEDULER_SCHEDULER_H_
 #define TANDEM_RUNTIME_SCHEDULER_SCHEDULER_H_
@@ -69,6 +69,9 @@ class Scheduler {
   };
 
   bool full() const;
+  // Fewer than max_sequences of the running ones are older.
+  bool AmongOldest(const Sequence* sequence) const;
+  std::set<Sequence*, Older>::const_iterator FirstWaiting() const;  // That shares steps.
   void Plan(Sequence* sequence, int32_t num_tokens);
   void ScheduleShared(uint64_t admit_before);
   void ScheduleAlone(uint64_t admit_before);

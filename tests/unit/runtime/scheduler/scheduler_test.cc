@@ -126,6 +126,31 @@ TEST_F(SchedulerTest, AdmitsNoMoreSequencesThanABatchHolds) {
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 1), std::pair(3, 2)));
 }
 
+TEST_F(SchedulerTest, AnOldPromptGetsItsPlaceHoweverManyJoin) {
+  Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/16);
+  Sequence* const old = Add(20);  // Preempted, say: it waits, with more running than a batch holds.
+  for (int i = 0; i < 6; ++i) {
+    Sequence* const joined = Add(8);
+    blocks_->Grow(joined, 8);
+    joined->num_computed = 7;
+    scheduler_->Join(joined);
+  }
+  Step();
+  EXPECT_THAT(ran_,
+              ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(5, 1)));
+  scheduler_->Enqueue(old);
+  Step();
+  EXPECT_THAT(ran_,
+              ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(1, 13)));
+  Step();
+  EXPECT_THAT(ran_,
+              ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(1, 7)));
+  Enqueue(3);  // Younger than a batch of others: waits.
+  Step();
+  EXPECT_THAT(ran_,
+              ElementsAre(std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(4, 1)));
+}
+
 TEST_F(SchedulerTest, DecodeWithoutABlockPreemptsTheYoungestAndAdmitsNobody) {
   Create(/*num_blocks=*/4, 8, 16);
   Sequence* const old = Enqueue(7);    // 2 blocks, a third after one more token.
