@@ -8,6 +8,22 @@
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
+namespace {
+
+// Of everything but Renew, which names many.
+AttemptId AttemptOf(const PrefillToDecode& message) {
+  return std::visit(
+      [](const auto& m) {
+        if constexpr (requires { m.attempt; }) {
+          return m.attempt;
+        } else {
+          return AttemptId();
+        }
+      },
+      message);
+}
+
+}  // namespace
 
 // True: a prefill worker has the prompt now. What is cached here is held from now on and will not
 // travel.
@@ -32,7 +48,7 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
                                                 .num_blocks = num_blocks,
                                                 .timeout_us = options_.times.lease_us})});
   ++num_remote_;
-  leases_->Add(submit.prefill.worker, attempt->id);
+  leases_->AddLease(submit.prefill.worker, attempt->id);
   outbox_->ToPrefill(submit.prefill, PrefillSubmit{.attempt = attempt->id,
                                                    .token_ids = submit.token_ids,
                                                    .prompt_tokens = submit.prompt_tokens,
@@ -50,8 +66,16 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
 void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
                                     int64_t now_us) {
   Note(now_us);
-  const AttemptId& id =
-      std::visit([](const auto& m) -> const AttemptId& { return m.attempt; }, message);
+  if (const auto* renew = std::get_if<Renew>(&message)) {
+    for (const AttemptId& id : renew->attempts) {
+      Attempt* const attempt = FindRemote(id);
+      if (attempt == nullptr || attempt->remote->peer.worker != prefill) continue;
+      attempt->remote->transfer.OnAlive(now_us_);
+      AfterTransferInput(attempt);
+    }
+    return;
+  }
+  const AttemptId id = AttemptOf(message);
   Attempt* const attempt = FindRemote(id);
   if (attempt == nullptr || attempt->remote->peer.worker != prefill) return;
   DecodeTransfer& transfer = attempt->remote->transfer;
@@ -63,7 +87,7 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
       GrantHeld();
     }
   } else if (std::holds_alternative<Progress>(message)) {
-    transfer.OnProgress(now_us_);
+    transfer.OnAlive(now_us_);
   } else if (const auto* first = std::get_if<FirstToken>(&message)) {
     if (!OnFirstToken(attempt, *first)) return;
   } else if (const auto* done = std::get_if<Done>(&message)) {
@@ -223,7 +247,7 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
   const std::unique_ptr<RemotePrefill> remote = std::move(attempt->remote);
   const DecodeTransfer& transfer = remote->transfer;
   --num_remote_;
-  leases_->Remove(remote->peer.worker, attempt->id);
+  leases_->RemoveLease(remote->peer.worker, attempt->id);
   grants_.Remove(attempt->id);
   std::erase(held_, attempt);
   reservation_expiries_.Remove(attempt->id);
@@ -241,8 +265,10 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
   if (transfer.state() == DecodeTransfer::State::kComplete) {
     outbox_->ToPrefill(remote->peer, Committed{.attempt = attempt->id});
   } else {
-    outbox_->ToPrefill(remote->peer, PrefillCancel{.attempt = attempt->id,
-                                                   .time_left_us = attempt->deadline_us - now_us_});
+    // Nothing to remember once the deadline has passed.
+    const int64_t time_left_us = std::max<int64_t>(0, attempt->deadline_us - now_us_);
+    outbox_->ToPrefill(remote->peer,
+                       PrefillCancel{.attempt = attempt->id, .time_left_us = time_left_us});
   }
 }
 

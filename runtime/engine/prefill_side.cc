@@ -1,6 +1,7 @@
 // Prompts computed for decode workers: their blocks are sent as they finish, and kept until the
 // receiver has committed, cancelled, gone or let its lease run out.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -140,6 +141,7 @@ void Engine::Impl::StartAdmitted(const StepPlan& plan) {
     PrefillJob* const job = sequence->job;
     if (job == nullptr) continue;
     job->transfer.Start();
+    leases_->AddReservation(job->decode, job->id);
     outbox_->ToDecode(job->decode,
                       Start{.attempt = job->id, .cached_tokens = sequence->attached_tokens});
     OfferBlocks(job);
@@ -156,11 +158,12 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
     return;
   }
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
-  bool goes_on = false;
-  for (const SampledToken& token : output->drawn) {
-    goes_on |=
-        FinishOf(job->sampling, job->prompt_tokens, position, token.token) == FinishReason::kNone;
-  }
+  // Where the context ends is the decode worker's to say: its own may be longer.
+  const bool goes_on =
+      std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
+        return RequestedFinish(job->sampling, job->prompt_tokens, position, token.token) ==
+               FinishReason::kNone;
+      });
   scheduler_.Remove(sequence);  // Its blocks stay with it.
   outbox_->ToDecode(job->decode, FirstToken{.attempt = job->id,
                                             .tokens = std::move(output->drawn),
@@ -199,6 +202,7 @@ void Engine::Impl::Pump(PrefillJob* job) {
     outbox_->SendFrame(job->decode, *header, block, send_id);
   }
   if (const std::optional<Done> done = job->transfer.TakeDone()) {
+    leases_->RemoveReservation(job->decode, job->id);
     outbox_->ToDecode(job->decode, *done);
   }
   if (!job->transfer.ended()) return;
@@ -237,6 +241,7 @@ void Engine::Impl::ForgetJob(PrefillJob* job) {
   ReleaseSequence(job->sequence.get());
   graveyard_.push_back(std::move(job->sequence));
   RememberEnded(id, job_deadlines_.TimeOf(id).value_or(now_us_));
+  leases_->RemoveReservation(job->decode, id);
   job_leases_.Remove(id);
   job_deadlines_.Remove(id);
   jobs_.erase(id);

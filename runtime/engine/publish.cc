@@ -108,14 +108,19 @@ void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken
   }
 }
 
-FinishReason Engine::Impl::FinishOf(const SamplingParams& sampling, int32_t prompt_tokens,
-                                    int32_t position, int32_t token) const {
+FinishReason Engine::Impl::RequestedFinish(const SamplingParams& sampling, int32_t prompt_tokens,
+                                           int32_t position, int32_t token) {
   const std::vector<int32_t>& stops = sampling.stop_token_ids;
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) return FinishReason::kStop;
-  const int32_t num_tokens = position + 1;
-  if (num_tokens - prompt_tokens >= sampling.max_tokens) return FinishReason::kLength;
-  if (num_tokens >= options_.max_model_tokens) return FinishReason::kLength;
-  return FinishReason::kNone;
+  const int32_t generated = position + 1 - prompt_tokens;
+  return generated >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+FinishReason Engine::Impl::FinishOf(const SamplingParams& sampling, int32_t prompt_tokens,
+                                    int32_t position, int32_t token) const {
+  const FinishReason requested = RequestedFinish(sampling, prompt_tokens, position, token);
+  if (requested != FinishReason::kNone) return requested;
+  return position + 1 >= options_.max_model_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
 // One sequence per choice that goes on. They share the prompt's blocks; the tail is copied when

@@ -24,7 +24,7 @@ bool DecodeTransfer::OnStart() {
   return !verified_.empty();
 }
 
-void DecodeTransfer::OnProgress(int64_t now_us) { Heard(now_us); }
+void DecodeTransfer::OnAlive(int64_t now_us) { Heard(now_us); }
 
 bool DecodeTransfer::OnFirstToken(int64_t now_us) {
   if (over()) return false;

@@ -48,7 +48,7 @@ class DecodeTransfer {
   // ---- From the prefill worker ----
   // True once: a grant is wanted now (never for an empty promise).
   bool OnStart();
-  void OnProgress(int64_t now_us);
+  void OnAlive(int64_t now_us);
   // True once: the tokens are new and go to the router.
   bool OnFirstToken(int64_t now_us);
   void OnDone(const Done& done, int64_t now_us);  // Internal if it counts other frames than we.

@@ -1,6 +1,7 @@
-// Which attempts this decode worker wants its prefill peers to keep alive. The engine adds one the
-// moment it is queued and removes it when it ends; a timer thread, which no forward pass can block,
-// sends one Renew a peer every renew_us.
+// What a worker keeps alive at its peers while they are busy elsewhere: leases at the prefill
+// workers that compute for it, and reservations at the decode workers that it computes for. The
+// engine adds an attempt the moment it matters and removes it when it ends; a timer thread, which
+// no forward pass can block, sends one Renew a peer every renew_us.
 //
 // Thread-safe.
 
@@ -20,15 +21,21 @@ namespace tandem {
 
 class LeaseKeeper {
  public:
-  void Add(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
-  void Remove(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
+  // From Submit to the end of the transfer.
+  void AddLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
+  void RemoveLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
+  // From Start to Done. Removing what is not there: nothing.
+  void AddReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
+  void RemoveReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
 
-  // One message for each peer that holds something for us.
-  std::vector<std::pair<WorkerId, Renew>> Renewals() const EXCLUDES(mu_);
+  // One message for each peer.
+  std::vector<std::pair<WorkerId, Renew>> LeaseRenewals() const EXCLUDES(mu_);
+  std::vector<std::pair<SessionId, Renew>> ReservationRenewals() const EXCLUDES(mu_);
 
  private:
   mutable Mutex mu_;
-  std::map<WorkerId, std::set<AttemptId>> held_ GUARDED_BY(mu_);
+  std::map<WorkerId, std::set<AttemptId>> leases_ GUARDED_BY(mu_);
+  std::map<SessionId, std::set<AttemptId>> reservations_ GUARDED_BY(mu_);
 };
 
 }  // namespace tandem

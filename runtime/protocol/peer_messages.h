@@ -1,7 +1,7 @@
 // Session between a decode worker (which dials) and a prefill worker, and the header of a KV frame.
 //
 //   decode → prefill: PrefillSubmit, Grant, Resend, Committed, PrefillCancel, Renew
-//   prefill → decode: Start, PrefillRefused, Progress, FirstToken, Done
+//   prefill → decode: Start, PrefillRefused, Progress, FirstToken, Done, Renew
 //
 // The order of a good transfer: Submit, Start, Grant, frames ‖ Progress, FirstToken, Done,
 // Committed. Every message is idempotent and keyed by attempt.
@@ -70,7 +70,8 @@ struct PrefillCancel {
   int64_t time_left_us = 0;
 };
 
-// Extends the leases of these attempts at the prefill side (batched, off the engine thread).
+// Extends the leases of these attempts at the prefill side, or their reservations at the decode
+// side. Batched, from a thread that no forward pass blocks.
 struct Renew {
   std::vector<AttemptId> attempts;
 };
@@ -111,7 +112,7 @@ struct Done {
   int32_t num_frames = 0;
 };
 
-using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken, Done>;
+using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken, Done, Renew>;
 
 // ---- KV data ----
 

@@ -384,12 +384,13 @@ void SimulatedWorker::PrefillLost(const WorkerId& prefill, const absl::Status& w
 }
 
 void SimulatedWorker::RenewLeases() {
-  for (const auto& [worker, renew] : life_->leases.Renewals()) {
+  for (const auto& [worker, renew] : life_->leases.LeaseRenewals()) {
     const auto peer = life_->prefills.find(worker);
     if (peer != life_->prefills.end() && peer->second.link != nullptr) {
       SendToPrefill(&peer->second, renew);
     }
   }
+  for (const auto& [decode, renew] : life_->leases.ReservationRenewals()) ToDecode(decode, renew);
   world_->network()->InProcess(&process_, LivenessTimes{}.renew_us, [this] { RenewLeases(); });
 }
 
@@ -497,15 +498,15 @@ absl::Status SimulatedWorker::AuditQuiet() const {
   const WorkerLoad load = life_->engine->Load();
   const BlockCounts& c = load.blocks;
   if (c.held + c.in_flight + c.quarantined == 0 && !load.has_work &&
-      load.running_sequences + load.waiting_sequences == 0 && life_->leases.Renewals().empty() &&
-      life_->receiver->num_in_flight() == 0) {
+      load.running_sequences + load.waiting_sequences == 0 &&
+      life_->leases.LeaseRenewals().empty() && life_->receiver->num_in_flight() == 0) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrFormat(
       "%s is not quiet at the end: %d blocks held, %d in flight, %d quarantined, %d sequences run, "
       "%d wait, work %d, %d peers leased, %d frames in flight",
       process_.name, c.held, c.in_flight, c.quarantined, load.running_sequences,
-      load.waiting_sequences, load.has_work, life_->leases.Renewals().size(),
+      load.waiting_sequences, load.has_work, life_->leases.LeaseRenewals().size(),
       life_->receiver->num_in_flight()));
 }
 

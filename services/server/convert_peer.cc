@@ -19,6 +19,22 @@ absl::StatusOr<Reservation> Read(const proto::Reservation& in) {
   return Reservation{.slot = in.slot(), .generation = in.generation()};
 }
 
+void Fill(const Renew& in, proto::Renew* out) {
+  for (const AttemptId& attempt : in.attempts) ToProto(attempt, out->add_attempts());
+}
+
+absl::StatusOr<Renew> Read(const proto::Renew& in) {
+  TANDEM_RETURN_IF_ERROR(
+      CheckSize("attempts", in.attempts_size(), kMaxRenewedAttempts, "attempts"));
+  Renew out;
+  out.attempts.reserve(in.attempts_size());
+  for (const proto::AttemptId& attempt : in.attempts()) {
+    TANDEM_ASSIGN_OR_RETURN(AttemptId read, FromProto(attempt));
+    out.attempts.push_back(read);
+  }
+  return out;
+}
+
 struct FillToPrefill {
   proto::ToPrefill* out;
 
@@ -52,10 +68,7 @@ struct FillToPrefill {
     ToProto(in.attempt, out->mutable_cancel()->mutable_attempt());
     out->mutable_cancel()->set_time_left_us(in.time_left_us);
   }
-  void operator()(const Renew& in) const {
-    proto::Renew* renew = out->mutable_renew();
-    for (const AttemptId& attempt : in.attempts) ToProto(attempt, renew->add_attempts());
-  }
+  void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
 };
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
@@ -112,18 +125,6 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillCancel& in) {
   return DecodeToPrefill(out);
 }
 
-absl::StatusOr<DecodeToPrefill> Read(const proto::Renew& in) {
-  TANDEM_RETURN_IF_ERROR(
-      CheckSize("attempts", in.attempts_size(), kMaxRenewedAttempts, "attempts"));
-  Renew out;
-  out.attempts.reserve(in.attempts_size());
-  for (const proto::AttemptId& attempt : in.attempts()) {
-    TANDEM_ASSIGN_OR_RETURN(AttemptId read, FromProto(attempt));
-    out.attempts.push_back(read);
-  }
-  return DecodeToPrefill(std::move(out));
-}
-
 struct FillToDecode {
   proto::ToDecode* out;
 
@@ -151,6 +152,7 @@ struct FillToDecode {
     ToProto(in.attempt, out->mutable_done()->mutable_attempt());
     out->mutable_done()->set_num_frames(in.num_frames);
   }
+  void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
 };
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
@@ -273,6 +275,8 @@ absl::StatusOr<PrefillToDecode> FromProto(const proto::ToDecode& in) {
       return Read(in.first_token());
     case proto::ToDecode::kDone:
       return Read(in.done());
+    case proto::ToDecode::kRenew:
+      return Read(in.renew());
     case proto::ToDecode::kHello:
       return absl::InvalidArgumentError("hello: only as the first message of a session");
     case proto::ToDecode::MESSAGE_NOT_SET:

@@ -33,7 +33,7 @@ class DecodeSessions {
   // The reactor of a new RPC.
   grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Open() EXCLUDES(mu_);
 
-  // Engine thread. A session that is gone drops the message; its frame completes, not ok.
+  // Any thread. A session that is gone drops the message; its frame completes, not ok.
   void Send(SessionId session, const PrefillToDecode& message) EXCLUDES(mu_);
   void SendFrame(SessionId session, const FrameHeader& header, int32_t block, uint64_t send_id)
       EXCLUDES(mu_);

@@ -10,12 +10,14 @@
 namespace tandem {
 
 LivenessTimer::LivenessTimer(const LivenessTimes& times, const EngineLoop* engine,
-                             const LeaseKeeper* leases, PrefillPeers* prefills, WatchHub* watches,
+                             const LeaseKeeper* leases, PrefillPeers* prefills,
+                             DecodeSessions* decodes, WatchHub* watches,
                              grpc::HealthCheckServiceInterface* health)
     : times_(times),
       engine_(engine),
       leases_(leases),
       prefills_(prefills),
+      decodes_(decodes),
       watches_(watches),
       health_(health) {
   health_->SetServingStatus("liveness", true);
@@ -71,7 +73,12 @@ void LivenessTimer::Beat() {
 }
 
 void LivenessTimer::RenewLeases() {
-  for (const auto& [worker, renew] : leases_->Renewals()) prefills_->Renew(worker, renew);
+  for (const auto& [worker, renew] : leases_->LeaseRenewals()) prefills_->Renew(worker, renew);
+  // An engine that hangs holds nobody up for longer than the reservation lasts.
+  if (engine_->Load().since_progress_us >= times_.engine_stalled_us) return;
+  for (const auto& [session, renew] : leases_->ReservationRenewals()) {
+    decodes_->Send(session, renew);
+  }
 }
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
-// The thread that no forward pass can block: heartbeats, lease renewals and the health service.
+// The thread that no forward pass can block: heartbeats, renewals of leases and reservations, and
+// the health service.
 
 #ifndef TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
 #define TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
@@ -10,6 +11,7 @@
 #include "runtime/base/mutex.h"
 #include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/times.h"
+#include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/prefill_peers.h"
 #include "services/worker/watch_hub.h"
@@ -22,7 +24,7 @@ class LivenessTimer {
  public:
   // Everything outlives the timer. The thread starts here.
   LivenessTimer(const LivenessTimes& times, const EngineLoop* engine, const LeaseKeeper* leases,
-                PrefillPeers* prefills, WatchHub* watches,
+                PrefillPeers* prefills, DecodeSessions* decodes, WatchHub* watches,
                 grpc::HealthCheckServiceInterface* health);
   ~LivenessTimer();
 
@@ -35,6 +37,7 @@ class LivenessTimer {
   const EngineLoop* const engine_;
   const LeaseKeeper* const leases_;
   PrefillPeers* const prefills_;
+  DecodeSessions* const decodes_;
   WatchHub* const watches_;
   grpc::HealthCheckServiceInterface* const health_;
   bool ready_ = true;  // As last told to the health service. Timer thread.

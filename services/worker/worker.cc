@@ -168,9 +168,9 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   if (server_ == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrFormat("cannot listen on %s", config.listen));
   }
-  timer_ =
-      std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_, prefills_.get(),
-                                      watches_.get(), server_->GetHealthCheckService());
+  timer_ = std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_,
+                                           prefills_.get(), decodes_.get(), watches_.get(),
+                                           server_->GetHealthCheckService());
   return absl::OkStatus();
 }
 

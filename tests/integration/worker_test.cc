@@ -290,6 +290,46 @@ TEST_P(WorkerTest, LostPrefillWorkerEndsItsAttemptsAndFreesTheirBlocks) {
   EXPECT_EQ(router.Listen().tokens.at(0), Expected(submit, 0));
 }
 
+TEST_P(WorkerTest, DeadlineDuringPrefillEndsThatAttemptAlone) {
+  auto prefill = Start("prefill", WorkerRole::kPrefill);
+  auto decode = Start("decode", WorkerRole::kDecode);
+  Router router(*decode);
+  prefill->gate.Close();
+  Submit late = MakeSubmit(1, RandomTokens(100, 7), 20);
+  late.prefill = prefill->peer();
+  late.time_left_us = 200'000;
+  Submit other = MakeSubmit(2, RandomTokens(100, 8), 20);
+  other.prefill = prefill->peer();
+  router.Send(late);
+  router.Send(other);
+  EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kDeadlineExceeded);
+  prefill->gate.Open();
+  const Heard heard = router.Listen();
+  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
+  EXPECT_EQ(heard.tokens.at(0), Expected(other, 0));
+}
+
+TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
+  TestWorkerOptions options;
+  options.transport = GetParam();
+  options.liveness_scale = 0.5;  // A reservation lasts 1.5 s.
+  auto prefill = StartWorker("prefill", options);
+  auto decode = StartWorker("decode", options);
+  Router router(*decode);
+  Watcher watch(*prefill);
+  prefill->gate.Close(/*slow=*/true);
+  Submit submit = MakeSubmit(1, RandomTokens(100, 7), 20);
+  submit.prefill = prefill->peer();
+  router.Send(submit);
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
+  watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
+  prefill->gate.Open();
+  const Heard heard = router.Listen();
+  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
+  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
+}
+
 TEST_P(WorkerTest, PeerOfAnotherKvClassOrIncarnationIsNotUsed) {
   TestWorkerOptions other;
   other.transport = GetParam();

@@ -17,7 +17,8 @@ std::string KindOf(const DecodeToPrefill& message) {
 }
 
 std::string KindOf(const PrefillToDecode& message) {
-  static constexpr const char* kNames[] = {"Start", "Refused", "Progress", "FirstToken", "Done"};
+  static constexpr const char* kNames[] = {"Start",      "Refused", "Progress",
+                                           "FirstToken", "Done",    "Renew"};
   return kNames[message.index()];
 }
 
@@ -58,6 +59,8 @@ struct EngineFleet::Worker final : public Outbox {
   }
 
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
+    const auto* cancel = std::get_if<PrefillCancel>(&message);
+    TANDEM_CHECK(cancel == nullptr || cancel->time_left_us >= 0) << "no wire takes this";
     const int to = IndexOf(prefill.address);
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
     fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
@@ -151,7 +154,7 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   }
   worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
   options.engine.self = worker->id;
-  max_model_tokens_ = options.engine.max_model_tokens;
+  max_model_tokens_ = std::max(max_model_tokens_, options.engine.max_model_tokens);
   options.engine.block_bytes = worker->executor->block_bytes();
   auto engine = Engine::Create(options.engine, &worker->executor->executor(), worker.get(),
                                worker->receiver.get(), &worker->leases);
@@ -247,8 +250,11 @@ void EngineFleet::Pause(int worker, bool paused) {
 
 void EngineFleet::Renew() {
   for (const auto& worker : workers_) {
-    for (const auto& [prefill, renew] : worker->leases.Renewals()) {
+    for (const auto& [prefill, renew] : worker->leases.LeaseRenewals()) {
       worker->ToPrefill({.worker = prefill, .address = prefill.name}, renew);
+    }
+    for (const auto& [decode, renew] : worker->leases.ReservationRenewals()) {
+      worker->ToDecode(decode, renew);
     }
   }
 }

@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
 #define TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
 
+#include <chrono>
 #include <cstring>
 
 #include "runtime/base/crc32c.h"
@@ -13,27 +14,32 @@
 
 namespace tandem {
 
-// While closed, steps wait.
+// While closed, steps wait; a slow one stamps progress meanwhile, as layer after layer would.
 class StepGate {
  public:
-  void Close() EXCLUDES(mu_) {
+  void Close(bool slow = false) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     open_ = false;
+    slow_ = slow;
   }
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     open_ = true;
     changed_.SignalAll();
   }
-  void Pass() EXCLUDES(mu_) {
+  void Pass(Executor::ProgressListener* listener) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    while (!open_) changed_.Wait(&mu_);
+    while (!open_) {
+      changed_.WaitFor(&mu_, std::chrono::milliseconds(20));
+      if (slow_) listener->OnProgress();
+    }
   }
 
  private:
   Mutex mu_;
   CondVar changed_;
   bool open_ GUARDED_BY(mu_) = true;
+  bool slow_ GUARDED_BY(mu_) = false;
 };
 
 class PooledExecutor final : public Executor {
@@ -42,7 +48,7 @@ class PooledExecutor final : public Executor {
       : executor_(options), pool_(pool), gate_(gate) {}
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override {
-    gate_->Pass();
+    gate_->Pass(listener_);
     for (const BlockCopy& copy : input.copies) Load(copy.source);
     for (const SequenceRun& run : input.runs) {
       for (const BlockId block : run.block_table) Load(block);
@@ -58,6 +64,7 @@ class PooledExecutor final : public Executor {
     return Crc32c(pool_.block(block), static_cast<size_t>(pool_.block_bytes));
   }
   void SetProgressListener(ProgressListener* listener) override {
+    listener_ = listener;
     executor_.SetProgressListener(listener);
   }
 
@@ -76,6 +83,7 @@ class PooledExecutor final : public Executor {
   SimulatedExecutor executor_;
   const KvPool pool_;
   StepGate* const gate_;
+  ProgressListener* listener_ = nullptr;
 };
 
 }  // namespace tandem

@@ -131,7 +131,8 @@ inline std::vector<PrefillToDecode> WireToDecode() {
           FirstToken{.attempt = WireAttempt(),
                      .tokens = {WireToken(), WireToken()},
                      .prompt_logprobs = {WireToken()}},
-          Done{.attempt = WireAttempt(), .num_frames = 12}};
+          Done{.attempt = WireAttempt(), .num_frames = 12},
+          Renew{.attempts = {WireAttempt()}}};
 }
 
 inline PrefillHello WireHello() {

@@ -414,6 +414,51 @@ TEST_F(EngineTransferTest, RenewedLeaseKeepsAPromptThatWaitsLongForItsGrant) {
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+// A prefill worker in a long step says nothing of the prompt; its timer thread does.
+TEST_F(EngineTransferTest, RenewedReservationOutlivesALongStepOfThePrefillWorker) {
+  Create(64, 64);
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  fleet_.Pause(kPrefill, true);
+  for (int i = 0; i < 40; ++i) {
+    fleet_.Advance(LivenessTimes().renew_us);
+    fleet_.Renew();
+    while (fleet_.RunOne()) {
+    }
+  }
+  EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTransferTest, ACancelAfterTheDeadlineLeavesNoTimeBehind) {
+  Create(64, 64);
+  Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  submit.time_left_us = 1'000'000;
+  fleet_.Pause(kPrefill, true);
+  fleet_.Submit(kDecode, submit);
+  fleet_.Advance(2'000'000);
+  while (fleet_.RunOne()) {
+  }
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(fleet_.record(submit.attempt).ended[0]));
+  fleet_.Pause(kPrefill, false);
+  Run();  // The fleet refuses a negative time, as the wire does.
+}
+
+TEST_F(EngineTransferTest, ALongerContextAtTheDecodeWorkerIsFilled) {
+  fleet_.AddWorker({.engine = SmallEngine(64)});
+  EngineOptions shorter = SmallEngine(64);
+  shorter.max_model_tokens = 151;
+  fleet_.AddWorker({.engine = shorter});
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
 TEST_F(EngineTransferTest, FailedRunEndsTheAttemptInternal) {
   Create(64, 64, /*failing_token=*/5'000);
   Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);

@@ -95,7 +95,7 @@ TEST_F(DecodeTransferTest, FailsAfterSilenceOnceGranted) {
   transfer_.Expire(1'000'000);
   EXPECT_EQ(transfer_.expires_at_us(), std::numeric_limits<int64_t>::max());
   transfer_.OnGranted(kReservation, 1000);
-  transfer_.OnProgress(1050);
+  transfer_.OnAlive(1050);
   Frame(1, FrameOutcome::kVerified, 1090);
   EXPECT_EQ(transfer_.expires_at_us(), 1190);
   transfer_.Expire(1189);
