@@ -9,8 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/model/json.h"
+#include "runtime/config/json.h"
 #include "runtime/model/weight_source.h"
 
 namespace tandem {

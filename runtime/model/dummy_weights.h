@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "runtime/model/model_config.h"
+#include "runtime/config/model_config.h"
 #include "runtime/model/weight_source.h"
 
 namespace tandem {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "kernels/api/kv_pool.h"
-#include "runtime/model/model_config.h"
+#include "runtime/config/model_config.h"
 
 namespace tandem {
 

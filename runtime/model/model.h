@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
-#include "runtime/model/model_config.h"
+#include "runtime/config/model_config.h"
 #include "runtime/model/model_spec.h"
 #include "runtime/model/weights.h"
 

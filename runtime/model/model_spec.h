@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/linear.h"
-#include "runtime/model/model_config.h"
+#include "runtime/config/model_config.h"
 #include "runtime/model/weight_source.h"
 
 namespace tandem {

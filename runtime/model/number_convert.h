@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/model/tensor_type.h"
+#include "runtime/config/tensor_type.h"
 
 namespace tandem {
 

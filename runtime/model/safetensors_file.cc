@@ -14,7 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/model/json.h"
+#include "runtime/config/json.h"
 
 namespace tandem {
 namespace {

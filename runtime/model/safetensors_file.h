@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/model/tensor_type.h"
+#include "runtime/config/tensor_type.h"
 
 namespace tandem {
 

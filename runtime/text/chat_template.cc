@@ -2,16 +2,16 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/text/border.h"
-#include "runtime/text/file.h"
 
 namespace tandem {
 namespace {
 
 // Empty if there is no such file.
 absl::StatusOr<std::string> ReadOptionalFile(const std::string& path, size_t max_bytes) {
-  absl::StatusOr<std::string> contents = ReadFile(path, max_bytes);
+  absl::StatusOr<std::string> contents = ReadSmallFile(path, max_bytes);
   if (absl::IsNotFound(contents.status())) return std::string();
   return contents;
 }

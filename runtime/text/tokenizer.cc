@@ -4,9 +4,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/text/border.h"
-#include "runtime/text/file.h"
 #include "runtime/text/utf8.h"
 
 namespace tandem {
@@ -22,7 +22,7 @@ constexpr uint8_t kPresent = 0x80;
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
-  TANDEM_ASSIGN_OR_RETURN(const std::string json, ReadFile(path, kMaxFileBytes));
+  TANDEM_ASSIGN_OR_RETURN(const std::string json, ReadSmallFile(path, kMaxFileBytes));
   return Parse(json, path);
 }
 

@@ -161,11 +161,13 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
         kContextLengthExceeded);
   }
   SamplingParams params;
-  params.temperature = static_cast<float>(request.temperature.value_or(model.temperature));
-  params.top_p = static_cast<float>(request.top_p.value_or(model.top_p));
+  params.temperature =
+      static_cast<float>(request.temperature.value_or(model.generation.temperature));
+  params.top_p = static_cast<float>(request.top_p.value_or(model.generation.top_p));
   // A positive double may round to zero as a float.
   params.top_p = std::max(params.top_p, std::numeric_limits<float>::min());
-  params.top_k = static_cast<int32_t>(std::max<int64_t>(0, request.top_k.value_or(model.top_k)));
+  params.top_k =
+      static_cast<int32_t>(std::max<int64_t>(0, request.top_k.value_or(model.generation.top_k)));
   params.seed = request.seed.has_value() ? static_cast<uint64_t>(*request.seed) : drawn_seed;
   params.max_tokens = static_cast<int32_t>(
       request.max_tokens.value_or(std::min(room, request.default_max_tokens.value_or(room))));
@@ -173,7 +175,7 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
       static_cast<int32_t>(std::min<int64_t>(request.min_tokens, params.max_tokens));
   params.num_logprobs = static_cast<int32_t>(request.num_logprobs.value_or(-1));
   params.num_prompt_logprobs = static_cast<int32_t>(request.num_prompt_logprobs.value_or(-1));
-  if (!request.ignore_eos) params.stop_token_ids = model.eos_token_ids;
+  if (!request.ignore_eos) params.stop_token_ids = model.generation.eos_token_ids;
   for (int64_t id : request.stop_token_ids) {
     params.stop_token_ids.push_back(static_cast<int32_t>(id));
   }

@@ -137,8 +137,8 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     if (IsTraceParent(call.trace_context)) facts.trace_context = call.trace_context;
     facts.time_left_us =
         call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
-    generation->AddPrompt(std::move(facts),
-                          request.ignore_eos ? std::vector<int32_t>() : model_->eos_token_ids);
+    generation->AddPrompt(std::move(facts), request.ignore_eos ? std::vector<int32_t>()
+                                                               : model_->generation.eos_token_ids);
   }
   if (!call.label.empty()) Remember(call.label, generation);
   generation->Start();

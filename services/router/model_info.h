@@ -1,5 +1,6 @@
 // What a router knows of the model that its workers serve: names, limits, end tokens and sampling
-// defaults, read from the small files of the checkpoint's folder. Weights are not needed.
+// defaults, read from the small files of the checkpoint's folder by the workers' own rules. Weights
+// are not needed.
 
 #ifndef TANDEM_SERVICES_ROUTER_MODEL_INFO_H_
 #define TANDEM_SERVICES_ROUTER_MODEL_INFO_H_
@@ -7,9 +8,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/config/generation_config.h"
 
 namespace tandem {
 
@@ -18,25 +19,17 @@ struct ModelInfo {
   std::string folder;
   int64_t vocab_size = 0;
   int64_t max_model_tokens = 0;  // Of the checkpoint; workers may serve less.
-  std::vector<int32_t> eos_token_ids;
-
-  // generation_config.json's, else OpenAI's.
-  double temperature = 1.0;
-  double top_p = 1.0;
-  int64_t top_k = 0;
+  GenerationConfig generation;
 
   bool Names(std::string_view name) const {
     return name.empty() || name == served_name || name == "default";
   }
 };
 
-// Reads folder/config.json (must be there) and folder/generation_config.json (may be missing).
-// An empty `served_name` is the folder's own name. InvalidArgument naming file and field.
+// Reads folder/config.json, which must be there and name a model that workers can serve, and
+// folder/generation_config.json, which may be missing; warns once of what the latter asks for in
+// vain. An empty `served_name` is the folder's own name. Errors name file and field.
 absl::StatusOr<ModelInfo> ReadModelInfo(const std::string& folder, std::string_view served_name);
-
-// The same from the files' contents; an empty generation_config is a missing file.
-absl::StatusOr<ModelInfo> ParseModelInfo(std::string_view config_json,
-                                         std::string_view generation_config_json);
 
 }  // namespace tandem
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "runtime/text/detokenizer.h"
+#include "runtime/text/stream_detokenizer.h"
 
 namespace tandem {
 namespace {

@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     model->served_name = "demo";
     model->vocab_size = 4096;
     model->max_model_tokens = tandem::kContextTokens;
-    model->eos_token_ids = {1};
+    model->generation.eos_token_ids = {1};
     return model;
   }();
   const std::string_view body(reinterpret_cast<const char*>(data), size);

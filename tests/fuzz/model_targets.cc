@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "runtime/base/check.h"
-#include "runtime/model/model_config.h"
+#include "runtime/config/generation_config.h"
+#include "runtime/config/model_config.h"
 #include "runtime/model/safetensors_file.h"
 #include "runtime/model/weight_source.h"
 
@@ -29,9 +30,6 @@ void CheckConfig(const ModelConfig& config) {
   TANDEM_CHECK(config.rope.theta >= 1 && config.rope.factor >= 1);
   TANDEM_CHECK(config.NumParameters() > 0 &&
                config.NumParameters() <= kMaxWeightsBytes / SizeBytes(config.checkpoint_type));
-  TANDEM_CHECK(std::is_sorted(config.eos_token_ids.begin(), config.eos_token_ids.end()));
-  for (const int32_t id : config.eos_token_ids) TANDEM_CHECK(id >= 0 && id < config.vocab_size);
-  TANDEM_CHECK(config.bos_token_id >= -1 && config.bos_token_id < config.vocab_size);
 }
 
 }  // namespace
@@ -69,18 +67,22 @@ bool FuzzSafetensorsIndex(std::span<const uint8_t> input) {
 }
 
 bool FuzzModelConfig(std::span<const uint8_t> input) {
-  const auto config = ModelConfig::Parse(Text(input), "");
+  const auto config = ModelConfig::Parse(Text(input));
   if (config.ok()) CheckConfig(*config);
   return config.ok();
 }
 
 bool FuzzGenerationConfig(std::span<const uint8_t> input) {
-  constexpr char kConfig[] =
-      R"({"architectures":["LlamaForCausalLM"],"hidden_size":32,"intermediate_size":48,
-          "num_hidden_layers":1,"num_attention_heads":2,"vocab_size":64})";
-  const auto config = ModelConfig::Parse(kConfig, Text(input));
-  if (config.ok()) CheckConfig(*config);
-  return config.ok();
+  constexpr int64_t kVocabSize = 64;
+  const auto config = GenerationConfig::Parse("{}", Text(input), kVocabSize);
+  if (!config.ok()) return false;
+  const std::vector<int32_t>& eos = config->eos_token_ids;
+  TANDEM_CHECK(std::is_sorted(eos.begin(), eos.end()));
+  for (const int32_t id : eos) TANDEM_CHECK(id >= 0 && id < kVocabSize);
+  TANDEM_CHECK(config->bos_token_id >= -1 && config->bos_token_id < kVocabSize);
+  TANDEM_CHECK(config->temperature >= 0 && config->temperature <= 2);
+  TANDEM_CHECK(config->top_p > 0 && config->top_p <= 1 && config->top_k >= 0);
+  return true;
 }
 
 }  // namespace tandem

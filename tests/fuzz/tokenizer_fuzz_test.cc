@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "runtime/text/file.h"
+#include "runtime/base/small_file.h"
 #include "tests/fuzz/mutation.h"
 
 namespace tandem {
@@ -15,7 +15,7 @@ TEST(TokenizerFuzzTest, DamagedFilesAreErrorsAndNoMore) {
   std::vector<std::string> inputs;
   for (const char* name : {"sentence_piece", "split_bytes", "word_piece"}) {
     const std::string path = std::string(TANDEM_TEST_DATA) + "/text/" + name + "/tokenizer.json";
-    const auto json = ReadFile(path, size_t{1} << 20);
+    const auto json = ReadSmallFile(path, size_t{1} << 20);
     ASSERT_TRUE(json.ok()) << json.status();
     inputs.push_back(*json);
   }

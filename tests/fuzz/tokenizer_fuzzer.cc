@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/check.h"
-#include "runtime/text/detokenizer.h"
+#include "runtime/text/stream_detokenizer.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
 #include "tests/fuzz/mutation.h"

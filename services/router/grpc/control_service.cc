@@ -51,7 +51,7 @@ grpc::ServerUnaryReactor* ControlService::GetModelInfo(grpc::CallbackServerConte
   response->set_supports_text_input(generator_->tokenizer() != nullptr);
   response->set_supports_token_ids_input(true);
   response->set_vocab_size(static_cast<uint32_t>(model.vocab_size));
-  for (const int32_t id : model.eos_token_ids) {
+  for (const int32_t id : model.generation.eos_token_ids) {
     response->add_eos_token_ids(static_cast<uint32_t>(id));
   }
   response->set_system_fingerprint(generator_->core().View().numerics_id);

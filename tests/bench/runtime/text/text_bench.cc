@@ -8,7 +8,7 @@
 #include "benchmark/benchmark.h"
 #include "runtime/base/check.h"
 #include "runtime/text/chat_template.h"
-#include "runtime/text/detokenizer.h"
+#include "runtime/text/stream_detokenizer.h"
 #include "runtime/text/tokenizer.h"
 
 namespace tandem {

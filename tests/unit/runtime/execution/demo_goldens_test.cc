@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/json.h"
+#include "runtime/config/json.h"
 #include "tests/unit/runtime/execution/executor_harness.h"
 #include "tests/unit/runtime/model/decoder_harness.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/model/weight_source.h"
-#include "tests/unit/runtime/model/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {

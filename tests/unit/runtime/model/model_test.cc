@@ -13,7 +13,7 @@
 #include "runtime/base/log.h"
 #include "runtime/model/dummy_weights.h"
 #include "runtime/model/kv_layout.h"
-#include "tests/unit/runtime/model/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/unit/runtime/model/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/runtime/model/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "runtime/base/check.h"
-#include "runtime/text/file.h"
+#include "runtime/base/small_file.h"
 
 namespace tandem {
 namespace {
@@ -35,7 +35,7 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& name) {
 
 boost::json::value LoadJson(const std::string& file) {
   const std::string path = std::string(TANDEM_TEST_DATA) + "/text/" + file;
-  const absl::StatusOr<std::string> json = ReadFile(path, size_t{16} << 20);
+  const absl::StatusOr<std::string> json = ReadSmallFile(path, size_t{16} << 20);
   TANDEM_CHECK(json.ok()) << json.status().ToString();
   return boost::json::parse(boost::json::string_view(json->data(), json->size()));
 }

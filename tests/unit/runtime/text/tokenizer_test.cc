@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "runtime/text/file.h"
+#include "runtime/base/small_file.h"
 #include "tests/unit/runtime/text/golden.h"
 
 namespace tandem {

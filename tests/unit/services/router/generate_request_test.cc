@@ -16,15 +16,15 @@ ModelInfo DemoModel() {
   model.served_name = "demo";
   model.vocab_size = 100;
   model.max_model_tokens = 64;
-  model.eos_token_ids = {1, 2};
+  model.generation.eos_token_ids = {1, 2};
   return model;
 }
 
 TEST(MakeSamplingParamsTest, DefaultsAreTheModels) {
   ModelInfo model = DemoModel();
-  model.temperature = 0.6;
-  model.top_p = 0.95;
-  model.top_k = 20;
+  model.generation.temperature = 0.6;
+  model.generation.top_p = 0.95;
+  model.generation.top_k = 20;
   const absl::StatusOr<SamplingParams> params =
       MakeSamplingParams(GenerateRequest(), model, 10, 64, 77);
   ASSERT_TRUE(params.ok());
@@ -83,46 +83,6 @@ TEST(MakeSamplingParamsTest, APromptThatFillsTheContextIsRefused) {
   EXPECT_EQ(FieldOf(status), "prompt");
   EXPECT_EQ(FieldOf(MakeSamplingParams(GenerateRequest(), DemoModel(), 0, 64, 0).status()),
             "prompt");
-}
-
-TEST(ParseModelInfoTest, ReadsEndTokensAndDefaults) {
-  const absl::StatusOr<ModelInfo> info =
-      ParseModelInfo(R"({"vocab_size":100,"max_position_embeddings":64,"eos_token_id":5})",
-                     R"({"eos_token_id":[1,2],"temperature":0.6,"top_p":0.9,"top_k":50})");
-  ASSERT_TRUE(info.ok()) << info.status();
-  EXPECT_THAT(info->eos_token_ids, ElementsAre(1, 2));
-  EXPECT_EQ(info->temperature, 0.6);
-  EXPECT_EQ(info->top_p, 0.9);
-  EXPECT_EQ(info->top_k, 50);
-}
-
-TEST(ParseModelInfoTest, FallsBackToTheConfigsEndTokenAndReadsGpt2Names) {
-  const absl::StatusOr<ModelInfo> info =
-      ParseModelInfo(R"({"vocab_size":100,"n_positions":32,"eos_token_id":5})", "");
-  ASSERT_TRUE(info.ok()) << info.status();
-  EXPECT_EQ(info->max_model_tokens, 32);
-  EXPECT_THAT(info->eos_token_ids, ElementsAre(5));
-  EXPECT_EQ(info->temperature, 1.0);
-}
-
-TEST(ParseModelInfoTest, BrokenFilesAreNamed) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"{", ""},
-      {"[]", ""},
-      {R"({"max_position_embeddings":64})", ""},
-      {R"({"vocab_size":100})", ""},
-      {R"({"vocab_size":-1,"max_position_embeddings":64})", ""},
-      {R"({"vocab_size":"x","max_position_embeddings":64})", ""},
-      {R"({"vocab_size":100,"max_position_embeddings":64,"eos_token_id":100})", ""},
-      {R"({"vocab_size":100,"max_position_embeddings":64})", R"({"eos_token_id":"a"})"},
-      {R"({"vocab_size":100,"max_position_embeddings":64})", R"({"temperature":-1})"},
-      {R"({"vocab_size":100,"max_position_embeddings":64})", R"({"top_p":"x"})"},
-  };
-  for (const auto& [config, generation] : cases) {
-    const absl::Status status = ParseModelInfo(config, generation).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << config << generation;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("config.json"));
-  }
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ ModelInfo DemoModel() {
   model.served_name = "demo";
   model.vocab_size = 4096;
   model.max_model_tokens = 1024;
-  model.eos_token_ids = {1};
+  model.generation.eos_token_ids = {1};
   return model;
 }
 

@@ -1,21 +1,20 @@
-// What a model folder's config.json and generation_config.json say, checked before anything is
-// allocated: which architecture, which sizes, which rope, which tokens end a text.
+// What a model folder's config.json says, checked before anything is allocated: which architecture,
+// which sizes, which rope.
 //
 // Llama (2, 3, 3.1 and later with `llama3` rope scaling) and GPT-2. Everything else is refused by
 // name, and so is what would change the numbers without being understood (another rope type, a
 // quantised checkpoint, scaled attention).
 
-#ifndef TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_
-#define TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_
+#ifndef TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
+#define TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/model/tensor_type.h"
+#include "runtime/config/tensor_type.h"
 
 namespace tandem {
 
@@ -28,7 +27,6 @@ inline constexpr int64_t kMaxHeadDim = 512;
 inline constexpr int64_t kMaxVocabSize = 1 << 22;
 inline constexpr int64_t kMaxPositions = 1 << 24;
 inline constexpr int64_t kMaxWeightsBytes = int64_t{4} << 40;
-inline constexpr int64_t kMaxEosTokens = 64;
 
 enum class ModelFamily : uint8_t { kLlama, kGpt2 };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
@@ -60,19 +58,15 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool tied_embeddings = false;
   RopeConfig rope;  // Llama only.
+  // As the file names it; what the tensors are, only they say.
   TensorType checkpoint_type = TensorType::kF32;
 
-  std::vector<int32_t> eos_token_ids;  // Each ends a text; sorted, none twice; may be empty.
-  int32_t bos_token_id = -1;           // -1: none.
-
-  // Reads `folder`/config.json and, if it is there, generation_config.json, whose end tokens take
-  // precedence. NotFound without config.json; InvalidArgument naming file, field and limit;
+  // Reads `folder`/config.json. NotFound without it; InvalidArgument naming file, field and limit;
   // FailedPrecondition for what this build does not compute.
   static absl::StatusOr<ModelConfig> Load(const std::string& folder);
 
-  // From the texts of the files. `generation_config` may be empty.
-  static absl::StatusOr<ModelConfig> Parse(std::string_view config,
-                                           std::string_view generation_config);
+  // From the text of the file.
+  static absl::StatusOr<ModelConfig> Parse(std::string_view config);
 
   int64_t query_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
@@ -81,4 +75,4 @@ struct ModelConfig {
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_MODEL_MODEL_CONFIG_H_
+#endif  // TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_

@@ -1,7 +1,7 @@
 // A folder of files that is gone after the test.
 
-#ifndef TANDEM_TESTS_UNIT_RUNTIME_MODEL_TEMP_FOLDER_H_
-#define TANDEM_TESTS_UNIT_RUNTIME_MODEL_TEMP_FOLDER_H_
+#ifndef TANDEM_TESTS_SUPPORT_TEMP_FOLDER_H_
+#define TANDEM_TESTS_SUPPORT_TEMP_FOLDER_H_
 
 #include <cstdint>
 #include <cstdlib>
@@ -51,4 +51,4 @@ inline std::string SafetensorsText(std::string_view header, size_t data_bytes) {
 
 }  // namespace tandem
 
-#endif  // TANDEM_TESTS_UNIT_RUNTIME_MODEL_TEMP_FOLDER_H_
+#endif  // TANDEM_TESTS_SUPPORT_TEMP_FOLDER_H_

@@ -1,7 +1,7 @@
 // Ids to text, one token at a time.
 
-#ifndef TANDEM_RUNTIME_TEXT_DETOKENIZER_H_
-#define TANDEM_RUNTIME_TEXT_DETOKENIZER_H_
+#ifndef TANDEM_RUNTIME_TEXT_STREAM_DETOKENIZER_H_
+#define TANDEM_RUNTIME_TEXT_STREAM_DETOKENIZER_H_
 
 #include <cstdint>
 #include <span>
@@ -52,4 +52,4 @@ class StreamDetokenizer {
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_TEXT_DETOKENIZER_H_
+#endif  // TANDEM_RUNTIME_TEXT_STREAM_DETOKENIZER_H_

@@ -1,8 +1,8 @@
 // JSON files of a model folder: parsed with limits, read field by field with messages that name
 // file, field and limit. The only place of this folder that knows Boost.JSON's parser.
 
-#ifndef TANDEM_RUNTIME_MODEL_JSON_H_
-#define TANDEM_RUNTIME_MODEL_JSON_H_
+#ifndef TANDEM_RUNTIME_CONFIG_JSON_H_
+#define TANDEM_RUNTIME_CONFIG_JSON_H_
 
 #include <boost/json/object.hpp>
 #include <boost/json/value.hpp>
@@ -22,14 +22,13 @@ struct JsonLimits {
   bool refuse_duplicate_keys = false;  // Otherwise the last one counts, as in Python.
 };
 
+// Of config.json and its like.
+inline constexpr JsonLimits kConfigLimits{.max_bytes = size_t{1} << 20, .max_depth = 16};
+
 // An object parsed from `text`. `what` names the document in messages ("config.json").
 // InvalidArgument: too large, too deep, not JSON, not an object, a duplicate key.
 absl::StatusOr<boost::json::object> ParseJsonObject(std::string_view text, const std::string& what,
                                                     const JsonLimits& limits);
-
-// NotFound if there is no such file; InvalidArgument if it is larger than `max_bytes` or no
-// regular file.
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes);
 
 // Reads typed fields of one object. A field that is absent or null counts as not there.
 class JsonFields {
@@ -71,4 +70,4 @@ std::optional<int64_t> ExactInteger(const boost::json::value& value);
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_MODEL_JSON_H_
+#endif  // TANDEM_RUNTIME_CONFIG_JSON_H_

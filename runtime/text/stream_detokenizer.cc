@@ -1,4 +1,4 @@
-#include "runtime/text/detokenizer.h"
+#include "runtime/text/stream_detokenizer.h"
 
 #include <algorithm>
 #include <utility>

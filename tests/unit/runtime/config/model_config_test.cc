@@ -1,4 +1,4 @@
-#include "runtime/model/model_config.h"
+#include "runtime/config/model_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,14 +6,12 @@
 #include <string>
 
 #include "absl/strings/str_replace.h"
-#include "tests/unit/runtime/model/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::IsEmpty;
 
 constexpr char kLlama[] = R"({
   "architectures": ["LlamaForCausalLM"],
@@ -39,12 +37,12 @@ std::string With(const char* base, const std::string& name, const std::string& v
   } else {
     changed = text.substr(0, at) + "\"" + name + "\":" + value + ",\"was_" + text.substr(at + 1);
   }
-  const auto config = ModelConfig::Parse(changed, "");
+  const auto config = ModelConfig::Parse(changed);
   return config.ok() ? "accepted" : std::string(config.status().message());
 }
 
 TEST(ModelConfigTest, ReadsLlama) {
-  const auto config = ModelConfig::Parse(kLlama, "");
+  const auto config = ModelConfig::Parse(kLlama);
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->family, ModelFamily::kLlama);
   EXPECT_EQ(config->hidden_size, 2048);
@@ -53,13 +51,11 @@ TEST(ModelConfigTest, ReadsLlama) {
   EXPECT_EQ(config->checkpoint_type, TensorType::kBF16);
   EXPECT_FALSE(config->tied_embeddings);
   EXPECT_FALSE(config->rope.llama3);
-  EXPECT_EQ(config->bos_token_id, 1);
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(2));
   EXPECT_EQ(config->NumParameters(), 1'100'048'384);
 }
 
 TEST(ModelConfigTest, ReadsGpt2) {
-  const auto config = ModelConfig::Parse(kGpt2, "");
+  const auto config = ModelConfig::Parse(kGpt2);
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->family, ModelFamily::kGpt2);
   EXPECT_EQ(config->ffn_size, 3072);
@@ -83,7 +79,7 @@ TEST(ModelConfigTest, ReadsRopeInOldAndNewKeys) {
       {{R"("rope_theta": 10000.0)",
         R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, )" + scaling + "}"}});
   for (const std::string& text : {old_keys, new_keys}) {
-    const auto config = ModelConfig::Parse(text, "");
+    const auto config = ModelConfig::Parse(text);
     ASSERT_TRUE(config.ok()) << config.status().message();
     EXPECT_EQ(config->rope.theta, 500000.0);
     EXPECT_TRUE(config->rope.llama3);
@@ -110,31 +106,11 @@ TEST(ModelConfigTest, RefusesRopeItDoesNotCompute) {
   EXPECT_THAT(With(kLlama, "partial_rotary_factor", "0.5"), HasSubstr("only whole heads"));
 }
 
-TEST(ModelConfigTest, EndTokensOfGenerationConfigTakePrecedence) {
-  const auto listed =
-      ModelConfig::Parse(kLlama, R"({"eos_token_id": [9, 2, 9], "bos_token_id": 5})");
-  ASSERT_TRUE(listed.ok()) << listed.status().message();
-  EXPECT_THAT(listed->eos_token_ids, ElementsAre(2, 9));
-  EXPECT_EQ(listed->bos_token_id, 5);
-  const auto single = ModelConfig::Parse(kLlama, R"({"eos_token_id": 7})");
-  ASSERT_TRUE(single.ok());
-  EXPECT_THAT(single->eos_token_ids, ElementsAre(7));
-  const auto none = ModelConfig::Parse(R"({"eos_token_id": null,)" + std::string(kLlama).substr(1),
-                                       R"({"temperature": 0.6})");
-  ASSERT_TRUE(none.ok());
-  EXPECT_THAT(none->eos_token_ids, ElementsAre(2));  // The last of two keys counts.
-  const auto bad = ModelConfig::Parse(kLlama, R"({"eos_token_id": [2, 32000]})");
-  EXPECT_THAT(std::string(bad.status().message()),
-              HasSubstr("generation_config.json: eos_token_id holds 32000, want token ids from 0 "
-                        "to 31999"));
-  EXPECT_FALSE(ModelConfig::Parse(kLlama, "{").ok());
-}
-
 TEST(ModelConfigTest, RefusesUnknownArchitecturesByName) {
   EXPECT_THAT(With(kLlama, "architectures", R"(["MixtralForCausalLM"])"),
               HasSubstr("architectures names \"MixtralForCausalLM\"; supported are"));
   EXPECT_THAT(With(kLlama, "architectures", "[]"), HasSubstr("want a list of one string"));
-  const auto by_type = ModelConfig::Parse(R"({"model_type": "mamba"})", "");
+  const auto by_type = ModelConfig::Parse(R"({"model_type": "mamba"})");
   EXPECT_EQ(by_type.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(by_type.status().message()), HasSubstr("\"mamba\""));
 }
@@ -173,20 +149,18 @@ TEST(ModelConfigTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
   const auto config = ModelConfig::Parse(
       R"({"architectures":["LlamaForCausalLM"],"hidden_size":65536,"intermediate_size":1048576,
           "num_hidden_layers":1024,"num_attention_heads":1024,"num_key_value_heads":1024,
-          "head_dim":512,"vocab_size":4194304})",
-      "");
+          "head_dim":512,"vocab_size":4194304})");
   EXPECT_THAT(std::string(config.status().message()),
               HasSubstr("at most 4398046511104 bytes are loaded"));
 }
 
 TEST(ModelConfigTest, RefusesBrokenDeepAndHugeJson) {
-  EXPECT_THAT(std::string(ModelConfig::Parse("", "").status().message()), HasSubstr("not JSON"));
-  EXPECT_THAT(std::string(ModelConfig::Parse("[1, 2]", "").status().message()),
+  EXPECT_THAT(std::string(ModelConfig::Parse("").status().message()), HasSubstr("not JSON"));
+  EXPECT_THAT(std::string(ModelConfig::Parse("[1, 2]").status().message()),
               HasSubstr("want an object"));
-  EXPECT_THAT(
-      std::string(ModelConfig::Parse("{\"a\":" + std::string(100, '['), "").status().message()),
-      HasSubstr("nested deeper than 16"));
-  EXPECT_THAT(std::string(ModelConfig::Parse(std::string(2 << 20, ' '), "").status().message()),
+  EXPECT_THAT(std::string(ModelConfig::Parse("{\"a\":" + std::string(100, '[')).status().message()),
+              HasSubstr("nested deeper than 16"));
+  EXPECT_THAT(std::string(ModelConfig::Parse(std::string(2 << 20, ' ')).status().message()),
               HasSubstr("at most 1048576 are read"));
 }
 
@@ -195,12 +169,6 @@ TEST(ModelConfigTest, LoadsAFolder) {
   EXPECT_EQ(ModelConfig::Load(folder.path()).status().code(), absl::StatusCode::kNotFound);
   folder.Write("config.json", kLlama);
   EXPECT_TRUE(ModelConfig::Load(folder.path()).ok());
-  folder.Write("generation_config.json", R"({"eos_token_id": [3, 4]})");
-  const auto config = ModelConfig::Load(folder.path());
-  ASSERT_TRUE(config.ok());
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(3, 4));
-  folder.Write("generation_config.json", "broken");
-  EXPECT_EQ(ModelConfig::Load(folder.path()).status().code(), absl::StatusCode::kInvalidArgument);
   std::filesystem::resize_file(folder.path() + "/config.json", 5 << 20);
   EXPECT_THAT(std::string(ModelConfig::Load(folder.path()).status().message()),
               HasSubstr("5242880 bytes, at most 1048576 are read"));

@@ -1,8 +1,4 @@
-#include "runtime/model/json.h"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "runtime/config/json.h"
 
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parser.hpp>
@@ -117,31 +113,6 @@ absl::StatusOr<json::object> ParseJsonObject(std::string_view text, const std::s
         absl::StrFormat("%s: holds %s, want an object", what, ShortJson(value)));
   }
   return std::move(value.get_object());
-}
-
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::NotFoundError(absl::StrCat("cannot open ", path));
-  struct stat info;
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  }
-  if (static_cast<uint64_t>(info.st_size) > max_bytes) {
-    ::close(fd);
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: %d bytes, at most %d are read", path, info.st_size, max_bytes));
-  }
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t got = ::read(fd, text.data() + done, text.size() - done);
-    if (got <= 0) break;
-    done += static_cast<size_t>(got);
-  }
-  ::close(fd);
-  text.resize(done);
-  return text;
 }
 
 std::string ShortJson(const json::value& value) {

@@ -1,21 +1,16 @@
-#include "runtime/model/model_config.h"
-
-#include <algorithm>
-#include <cmath>
+#include "runtime/config/model_config.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/model/json.h"
+#include "runtime/config/json.h"
 
 namespace tandem {
 namespace {
 
 namespace json = boost::json;
-
-constexpr size_t kMaxConfigBytes = size_t{1} << 20;
-constexpr JsonLimits kConfigLimits{.max_bytes = kMaxConfigBytes, .max_depth = 16};
 
 absl::Status Unsupported(const JsonFields& fields, std::string_view name,
                          std::string_view complaint) {
@@ -207,47 +202,6 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int32_t> TokenId(const JsonFields& fields, std::string_view name,
-                                const json::value& value, int64_t vocab_size) {
-  const std::optional<int64_t> id = ExactInteger(value);
-  if (!id || *id < 0 || *id >= vocab_size) {
-    return fields.Wrong(name, absl::StrFormat("holds %s, want token ids from 0 to %d",
-                                              ShortJson(value), vocab_size - 1));
-  }
-  return static_cast<int32_t>(*id);
-}
-
-// End and begin tokens, where the document names them.
-absl::Status ReadSpecialTokens(const JsonFields& fields, ModelConfig* config) {
-  if (const json::value* eos = fields.Find("eos_token_id"); eos != nullptr) {
-    std::vector<int32_t> ids;
-    if (eos->is_array()) {
-      if (eos->get_array().size() > kMaxEosTokens) {
-        return fields.Wrong(
-            "eos_token_id",
-            absl::StrFormat("lists %d tokens, at most %d", eos->get_array().size(), kMaxEosTokens));
-      }
-      for (const json::value& value : eos->get_array()) {
-        TANDEM_ASSIGN_OR_RETURN(const int32_t id,
-                                TokenId(fields, "eos_token_id", value, config->vocab_size));
-        ids.push_back(id);
-      }
-    } else {
-      TANDEM_ASSIGN_OR_RETURN(const int32_t id,
-                              TokenId(fields, "eos_token_id", *eos, config->vocab_size));
-      ids.push_back(id);
-    }
-    std::sort(ids.begin(), ids.end());
-    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-    config->eos_token_ids = std::move(ids);
-  }
-  if (const json::value* bos = fields.Find("bos_token_id"); bos != nullptr) {
-    TANDEM_ASSIGN_OR_RETURN(config->bos_token_id,
-                            TokenId(fields, "bos_token_id", *bos, config->vocab_size));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckTotal(const JsonFields& fields, const ModelConfig& config) {
   const std::optional<int64_t> bytes =
       CheckedMultiply<int64_t>(config.NumParameters(), SizeBytes(config.checkpoint_type));
@@ -271,8 +225,7 @@ int64_t ModelConfig::NumParameters() const {
   return num_layers * layer + embeddings + positions + hidden_size;
 }
 
-absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text,
-                                               std::string_view generation_text) {
+absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
   TANDEM_ASSIGN_OR_RETURN(const json::object object,
                           ParseJsonObject(config_text, "config.json", kConfigLimits));
   const JsonFields fields(object, "config.json");
@@ -291,24 +244,13 @@ absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text,
   }
   TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));
   TANDEM_RETURN_IF_ERROR(CheckTotal(fields, config));
-  TANDEM_RETURN_IF_ERROR(ReadSpecialTokens(fields, &config));
-  if (!generation_text.empty()) {
-    TANDEM_ASSIGN_OR_RETURN(
-        const json::object generation,
-        ParseJsonObject(generation_text, "generation_config.json", kConfigLimits));
-    TANDEM_RETURN_IF_ERROR(
-        ReadSpecialTokens(JsonFields(generation, "generation_config.json"), &config));
-  }
   return config;
 }
 
 absl::StatusOr<ModelConfig> ModelConfig::Load(const std::string& folder) {
   TANDEM_ASSIGN_OR_RETURN(const std::string config,
-                          ReadSmallFile(folder + "/config.json", kMaxConfigBytes));
-  absl::StatusOr<std::string> generation =
-      ReadSmallFile(folder + "/generation_config.json", kMaxConfigBytes);
-  if (!generation.ok() && !absl::IsNotFound(generation.status())) return generation.status();
-  return Parse(config, generation.ok() ? *generation : std::string());
+                          ReadSmallFile(folder + "/config.json", kConfigLimits.max_bytes));
+  return Parse(config);
 }
 
 }  // namespace tandem

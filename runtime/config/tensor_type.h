@@ -1,7 +1,7 @@
 // Number formats of checkpoint tensors.
 
-#ifndef TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_
-#define TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_
+#ifndef TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
+#define TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
 
 #include <cstdint>
 #include <string_view>
@@ -26,4 +26,4 @@ constexpr std::string_view Name(TensorType type) {
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_MODEL_TENSOR_TYPE_H_
+#endif  // TANDEM_RUNTIME_CONFIG_TENSOR_TYPE_H_
