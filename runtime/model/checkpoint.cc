@@ -35,16 +35,24 @@ bool IsPlainFileName(std::string_view name) {
 
 class Checkpoint final : public WeightSource {
  public:
-  using Shards = std::map<std::string, std::unique_ptr<SafetensorsFile>>;
+  using Shards = std::map<std::string, std::unique_ptr<SafetensorsFile>>;  // By path.
+  using Holders = std::map<std::string, const SafetensorsFile*, std::less<>>;
 
-  Checkpoint(Shards shards, std::string identity)
-      : shards_(std::move(shards)), identity_(std::move(identity)) {
-    for (const auto& [path, file] : shards_) {
-      for (const auto& [name, entry] : file->header().tensors) holders_[name] = file.get();
-    }
-  }
+  Checkpoint(Shards shards, Holders holders, std::string identity)
+      : shards_(std::move(shards)), holders_(std::move(holders)), identity_(std::move(identity)) {}
 
   bool Contains(std::string_view name) const override { return holders_.contains(name); }
+
+  std::optional<TensorType> TypeOf(std::string_view name) const override {
+    const auto holder = holders_.find(name);
+    return holder == holders_.end() ? std::nullopt : holder->second->TypeOf(name);
+  }
+
+  std::vector<std::string> Names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, file] : holders_) names.push_back(name);
+    return names;
+  }
 
   absl::StatusOr<TensorView> Tensor(std::string_view name,
                                     std::span<const int64_t> shape) override {
@@ -68,8 +76,8 @@ class Checkpoint final : public WeightSource {
 
  private:
   const Shards shards_;
+  const Holders holders_;
   const std::string identity_;
-  std::map<std::string, const SafetensorsFile*, std::less<>> holders_;
 };
 
 absl::StatusOr<std::string> FileIdentity(const std::string& path) {
@@ -82,23 +90,24 @@ absl::StatusOr<std::string> FileIdentity(const std::string& path) {
                          info.st_mtim.tv_nsec, info.st_ino, info.st_dev);
 }
 
-absl::StatusOr<Checkpoint::Shards> OpenShards(
-    const std::string& folder, const std::map<std::string, std::string>& file_of_tensor) {
-  Checkpoint::Shards shards;
+absl::Status OpenShards(const std::string& folder,
+                        const std::map<std::string, std::string>& file_of_tensor,
+                        Checkpoint::Shards* shards, Checkpoint::Holders* holders) {
   for (const auto& [tensor, file_name] : file_of_tensor) {
     const std::string path = folder + "/" + file_name;
-    auto found = shards.find(path);
-    if (found == shards.end()) {
+    auto found = shards->find(path);
+    if (found == shards->end()) {
       TANDEM_ASSIGN_OR_RETURN(auto file, SafetensorsFile::Open(path));
-      found = shards.emplace(path, std::move(file)).first;
+      found = shards->emplace(path, std::move(file)).first;
     }
     if (!found->second->Contains(tensor)) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%s: the index places tensor \"%s\" here, but the file lacks it", path,
                           tensor.substr(0, 100)));
     }
+    holders->emplace(tensor, found->second.get());
   }
-  return shards;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -140,8 +149,10 @@ absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(std::st
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenCheckpoint(const std::string& folder) {
   const std::string single = folder + "/model.safetensors";
   Checkpoint::Shards shards;
+  Checkpoint::Holders holders;
   absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(single);
   if (file.ok()) {
+    for (const auto& [name, entry] : (*file)->header().tensors) holders.emplace(name, file->get());
     shards.emplace(single, *std::move(file));
   } else if (!absl::IsNotFound(file.status())) {
     return file.status();
@@ -154,14 +165,14 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenCheckpoint(const std::string& 
     }
     if (!text.ok()) return text.status();
     TANDEM_ASSIGN_OR_RETURN(const auto file_of_tensor, ParseSafetensorsIndex(*text, index_path));
-    TANDEM_ASSIGN_OR_RETURN(shards, OpenShards(folder, file_of_tensor));
+    TANDEM_RETURN_IF_ERROR(OpenShards(folder, file_of_tensor, &shards, &holders));
   }
   std::string identity;
   for (const auto& [path, unused] : shards) {
     TANDEM_ASSIGN_OR_RETURN(const std::string one, FileIdentity(path));
     identity += one;
   }
-  return std::make_unique<Checkpoint>(std::move(shards), std::move(identity));
+  return std::make_unique<Checkpoint>(std::move(shards), std::move(holders), std::move(identity));
 }
 
 }  // namespace tandem

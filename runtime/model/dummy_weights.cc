@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/dtype.h"
 #include "runtime/base/random.h"
 #include "runtime/base/sha256.h"
 #include "runtime/model/number_convert.h"
@@ -28,7 +29,15 @@ class DummyWeights final : public WeightSource {
  public:
   explicit DummyWeights(const ModelConfig& config) : config_(config) {}
 
-  bool Contains(std::string_view) const override { return true; }
+  bool Contains(std::string_view name) const override {
+    return name != "lm_head.weight" || !config_.tied_embeddings;
+  }
+
+  std::optional<TensorType> TypeOf(std::string_view) const override {
+    return config_.checkpoint_type;
+  }
+
+  std::vector<std::string> Names() const override { return {}; }
 
   absl::StatusOr<TensorView> Tensor(std::string_view name,
                                     std::span<const int64_t> shape) override {
@@ -67,7 +76,8 @@ class DummyWeights final : public WeightSource {
       case TensorType::kF16:
         return FillAs<uint16_t>(out, seed, count, limit, F16FromFloat);
       case TensorType::kBF16:
-        return FillAs<uint16_t>(out, seed, count, limit, Bf16FromFloat);
+        return FillAs<uint16_t>(out, seed, count, limit,
+                                [](float value) { return ToBfloat16(value).bits; });
     }
   }
 
@@ -89,7 +99,7 @@ class DummyWeights final : public WeightSource {
   void FillWithOnes(uint8_t* out, size_t count) const {
     const float one = 1.0f;
     const uint16_t bits =
-        config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(one) : Bf16FromFloat(one);
+        config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(one) : ToBfloat16(one).bits;
     const size_t size = static_cast<size_t>(SizeBytes(config_.checkpoint_type));
     for (size_t i = 0; i < count; ++i) {
       std::memcpy(out + i * size, size == 4 ? static_cast<const void*>(&one) : &bits, size);

@@ -1,60 +1,108 @@
 #include "runtime/model/model.h"
 
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/log.h"
 #include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/model/dummy_weights.h"
 #include "runtime/model/kv_layout.h"
+#include "runtime/model/unread_tensors.h"
 
 namespace tandem {
 namespace {
 
-absl::StatusOr<std::unique_ptr<WeightSource>> OpenSource(const ModelOptions& options,
-                                                         const ModelConfig& config) {
-  if (options.load_format == LoadFormat::kDummy) return MakeDummyWeights(config);
-  return OpenCheckpoint(options.folder);
+// A folder before anything is packed.
+struct OpenedModel {
+  ModelConfig config;
+  std::unique_ptr<WeightSource> source;
+  ModelSpec spec;
+  TensorType stored_type = TensorType::kF32;
+  DType compute_dtype = DType::kF32;
+};
+
+// The narrowest type that holds every matrix. Vectors are computed in f32 in any case.
+TensorType StoredType(const ModelSpec& spec, const WeightSource& source) {
+  std::optional<TensorType> common;
+  for (const std::string& name : spec.Matrices()) {
+    const std::optional<TensorType> type = source.TypeOf(name);
+    if (!type) continue;  // Loading will say what is wrong with it.
+    if (common && *common != *type) return TensorType::kF32;
+    common = type;
+  }
+  return common.value_or(TensorType::kF32);
 }
 
-}  // namespace
-
-absl::StatusOr<DType> Model::ComputeDType(const std::string& dtype, TensorType checkpoint_type) {
+absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_type) {
   if (dtype == "f32") return DType::kF32;
   if (dtype == "bf16") return DType::kBF16;
-  if (dtype == "auto") {
-    return checkpoint_type == TensorType::kBF16 ? DType::kBF16 : DType::kF32;
-  }
+  if (dtype == "auto") return stored_type == TensorType::kBF16 ? DType::kBF16 : DType::kF32;
   return absl::InvalidArgumentError(
       absl::StrFormat("dtype is \"%s\", want auto, f32 or bf16", dtype));
 }
 
+absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
+  OpenedModel opened;
+  TANDEM_ASSIGN_OR_RETURN(opened.config, ModelConfig::Load(options.folder));
+  if (options.load_format == LoadFormat::kDummy) {
+    opened.source = MakeDummyWeights(opened.config);
+  } else {
+    TANDEM_ASSIGN_OR_RETURN(opened.source, OpenCheckpoint(options.folder));
+  }
+  opened.spec = MakeModelSpec(opened.config, *opened.source);
+  opened.stored_type = StoredType(opened.spec, *opened.source);
+  TANDEM_ASSIGN_OR_RETURN(opened.compute_dtype, ComputeDType(options.dtype, opened.stored_type));
+  return opened;
+}
+
+absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened) {
+  if (options.dtype == "auto" && opened.stored_type != opened.config.checkpoint_type) {
+    LogInfo("the weights decide the type, not config.json",
+            {{"weights", Name(opened.stored_type)},
+             {"config", Name(opened.config.checkpoint_type)},
+             {"computed_in", NameOf(opened.compute_dtype)}});
+  }
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<std::string> unread,
+                          UnreadTensors(opened.spec, *opened.source));
+  if (!unread.empty()) {
+    LogWarning(
+        "tensors of the checkpoint are not read",
+        {{"folder", options.folder}, {"count", unread.size()}, {"names", ShortList(unread)}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, Backend* backend) {
-  std::unique_ptr<Model> model(new Model());
-  TANDEM_ASSIGN_OR_RETURN(model->config_, ModelConfig::Load(options.folder));
-  TANDEM_ASSIGN_OR_RETURN(model->compute_dtype_,
-                          ComputeDType(options.dtype, model->config_.checkpoint_type));
+  TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
   // A head size that no kernel has must not be found out after gigabytes were packed.
   TANDEM_RETURN_IF_ERROR(
-      KvLayout::Make(model->config_, *backend, model->compute_dtype_, kKvSubTileTokens).status());
-  TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
-                          OpenSource(options, model->config_));
-  model->spec_ = MakeModelSpec(model->config_, *source);
-  TANDEM_ASSIGN_OR_RETURN(model->weights_,
-                          ModelWeights::Load(model->config_, model->spec_, source.get(), backend,
-                                             {.compute_dtype = model->compute_dtype_,
-                                              .cache_dir = options.cache_dir,
-                                              .on_corrupt = options.on_corrupt}));
+      KvLayout::Make(opened.config, *backend, opened.compute_dtype, kKvSubTileTokens).status());
+  TANDEM_RETURN_IF_ERROR(CheckTensors(options, opened));
+  std::unique_ptr<Model> model(new Model());
+  TANDEM_ASSIGN_OR_RETURN(
+      model->weights_, ModelWeights::Load(opened.config, opened.spec, opened.source.get(), backend,
+                                          {.compute_dtype = opened.compute_dtype,
+                                           .cache_dir = options.cache_dir,
+                                           .on_corrupt = options.on_corrupt}));
+  model->config_ = std::move(opened.config);
+  model->spec_ = std::move(opened.spec);
+  model->compute_dtype_ = opened.compute_dtype;
   return model;
 }
 
-absl::StatusOr<size_t> Model::WeightsBytes(const ModelOptions& options, const Backend& backend) {
-  TANDEM_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.folder));
-  TANDEM_ASSIGN_OR_RETURN(const DType dtype, ComputeDType(options.dtype, config.checkpoint_type));
-  // Sizes do not depend on how a checkpoint names its tensors.
-  const std::unique_ptr<WeightSource> names = MakeDummyWeights(config);
-  return ModelWeights::PackedBytes(config, MakeModelSpec(config, *names), backend, dtype);
+absl::StatusOr<ModelPlan> Model::Plan(const ModelOptions& options, const Backend& backend) {
+  TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
+  TANDEM_ASSIGN_OR_RETURN(
+      const size_t bytes,
+      ModelWeights::PackedBytes(opened.config, opened.spec, backend, opened.compute_dtype));
+  return ModelPlan{.config = std::move(opened.config),
+                   .compute_dtype = opened.compute_dtype,
+                   .weights_bytes = bytes};
 }
 
 std::string Model::Digest() const {

@@ -21,24 +21,29 @@ enum class LoadFormat : uint8_t { kSafetensors, kDummy };
 struct ModelOptions {
   std::string folder;
   LoadFormat load_format = LoadFormat::kSafetensors;
-  // "auto" (the checkpoint's own; F16 is computed in f32), "f32", "bf16".
+  // "f32", "bf16", or "auto": the type that the weights have, never a narrower one. F16, and a mix
+  // of F16 and BF16, are computed in f32.
   std::string dtype = "auto";
   std::string cache_dir;                         // Empty: weights are packed into memory.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
 };
 
+// What loading takes, as config.json and the headers of the checkpoint's files say.
+struct ModelPlan {
+  ModelConfig config;
+  DType compute_dtype = DType::kF32;
+  size_t weights_bytes = 0;  // Packed.
+};
+
 // Immutable.
 class Model {
  public:
-  // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint and ModelWeights;
-  // InvalidArgument for an unknown dtype.
+  // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint, UnreadTensors and
+  // ModelWeights; InvalidArgument for an unknown dtype.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
 
-  // Bytes the packed weights will take, without loading them.
-  static absl::StatusOr<size_t> WeightsBytes(const ModelOptions& options, const Backend& backend);
-
-  // "auto", "f32" or "bf16" for a checkpoint of that type.
-  static absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType checkpoint_type);
+  // Reads no weights. Errors as of Load.
+  static absl::StatusOr<ModelPlan> Plan(const ModelOptions& options, const Backend& backend);
 
   const ModelConfig& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }

@@ -8,15 +8,18 @@
 namespace tandem {
 namespace {
 
+constexpr char kOutputProjection[] = "lm_head.weight";
+
 ModelSpec LlamaSpec(const ModelConfig& config) {
   ModelSpec spec;
   spec.norm = NormKind::kRms;
   spec.ffn = FfnKind::kSwiGlu;
   spec.positions = PositionKind::kRotary;
+  spec.layers_prefix = "model.layers.";
   spec.embedding = "model.embed_tokens.weight";
   spec.final_norm = {.weight = "model.norm.weight"};
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    const std::string layer = absl::StrCat("model.layers.", i, ".");
+    const std::string layer = absl::StrCat(spec.layers_prefix, i, ".");
     const auto part = [&](const char* name, int64_t out_features, bool biased) {
       return LinearPart{.weight = absl::StrCat(layer, name, ".weight"),
                         .bias = biased ? absl::StrCat(layer, name, ".bias") : "",
@@ -52,11 +55,12 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
   spec.norm = NormKind::kLayer;
   spec.ffn = FfnKind::kGelu;
   spec.positions = PositionKind::kLearned;
+  spec.layers_prefix = root + "h.";
   spec.embedding = root + "wte.weight";
   spec.position_embedding = root + "wpe.weight";
   spec.final_norm = {.weight = root + "ln_f.weight", .bias = root + "ln_f.bias"};
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    const std::string layer = absl::StrCat(root, "h.", i, ".");
+    const std::string layer = absl::StrCat(spec.layers_prefix, i, ".");
     const auto linear = [&](const char* name, int64_t in_features, int64_t out_features,
                             bool segmented) {
       return LinearDecl{.parts = {{.weight = absl::StrCat(layer, name, ".weight"),
@@ -93,6 +97,43 @@ double ScaledLlama3(double frequency, const RopeConfig& rope) {
 
 }  // namespace
 
+std::vector<std::string> ModelSpec::Matrices() const {
+  std::vector<std::string> names = {embedding};
+  if (!position_embedding.empty()) names.push_back(position_embedding);
+  const auto add = [&names](const LinearDecl& linear) {
+    for (const LinearPart& part : linear.parts) names.push_back(part.weight);
+  };
+  for (const LayerDecl& layer : layers) {
+    for (const auto* linear :
+         {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
+      add(*linear);
+    }
+  }
+  add(logits);
+  return names;
+}
+
+std::vector<std::string> ModelSpec::Vectors() const {
+  std::vector<std::string> names;
+  const auto add = [&names](const std::string& name) {
+    if (!name.empty()) names.push_back(name);
+  };
+  const auto add_norm = [&add](const NormDecl& decl) {
+    add(decl.weight);
+    add(decl.bias);
+  };
+  for (const LayerDecl& layer : layers) {
+    add_norm(layer.attention_norm);
+    add_norm(layer.ffn_norm);
+    for (const auto* linear :
+         {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
+      for (const LinearPart& part : linear->parts) add(part.bias);
+    }
+  }
+  add_norm(final_norm);
+  return names;
+}
+
 int64_t LinearDecl::out_features() const {
   int64_t sum = 0;
   for (const LinearPart& part : parts) sum += part.out_features;
@@ -102,7 +143,8 @@ int64_t LinearDecl::out_features() const {
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
       config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
-  spec.logits = {.parts = {{.weight = config.tied_embeddings ? spec.embedding : "lm_head.weight",
+  const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
+  spec.logits = {.parts = {{.weight = tied ? spec.embedding : kOutputProjection,
                             .out_features = config.vocab_size}},
                  .in_features = config.hidden_size};
   return spec;

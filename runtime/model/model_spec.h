@@ -54,15 +54,21 @@ struct ModelSpec {
   NormKind norm = NormKind::kRms;
   FfnKind ffn = FfnKind::kSwiGlu;
   PositionKind positions = PositionKind::kRotary;
+  std::string layers_prefix;       // Every tensor of a layer has it: "model.layers.".
   std::string embedding;           // [vocab, hidden]
   std::string position_embedding;  // [positions, hidden]; kLearned only.
   std::vector<LayerDecl> layers;
   NormDecl final_norm;
   LinearDecl logits;
+
+  // The tensors that are read, by their number of dimensions.
+  std::vector<std::string> Matrices() const;
+  std::vector<std::string> Vectors() const;
 };
 
-// The declaration of `config`'s family. `source` tells which of a family's naming habits the
-// checkpoint has (GPT-2 with and without "transformer.").
+// The declaration of `config`'s family. `source` tells what only the checkpoint knows: GPT-2's
+// names come with and without "transformer.", and an output projection of its own is used even
+// where `tie_word_embeddings` says that it is the embedding (equal ones give equal bits).
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source);
 
 // Rotary frequencies, config.head_dim / 2 of them, as Transformers computes them.

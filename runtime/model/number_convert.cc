@@ -1,7 +1,9 @@
 #include "runtime/model/number_convert.h"
 
+#include <bit>
 #include <cstring>
 
+#include "kernels/api/dtype.h"
 #include "runtime/base/check.h"
 
 namespace tandem {
@@ -15,7 +17,7 @@ float Load(TensorType type, const uint8_t* at) {
   }
   uint16_t bits;
   std::memcpy(&bits, at, sizeof(bits));
-  return type == TensorType::kBF16 ? FloatFromBf16(bits) : FloatFromF16(bits);
+  return type == TensorType::kBF16 ? ToFloat(Bfloat16{bits}) : FloatFromF16(bits);
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ void ConvertToBf16(TensorType type, std::span<const uint8_t> bytes, std::span<ui
     return;
   }
   for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = Bf16FromFloat(Load(type, bytes.data() + i * size));
+    out[i] = ToBfloat16(Load(type, bytes.data() + i * size)).bits;
   }
 }
 

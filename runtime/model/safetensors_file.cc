@@ -38,7 +38,7 @@ int BitsOf(std::string_view dtype) {
   return 0;
 }
 
-std::optional<TensorType> TypeOf(std::string_view dtype) {
+std::optional<TensorType> TypeNamed(std::string_view dtype) {
   for (TensorType type : {TensorType::kF32, TensorType::kF16, TensorType::kBF16}) {
     if (Name(type) == dtype) return type;
   }
@@ -95,13 +95,10 @@ absl::StatusOr<TensorEntry> ReadEntry(const json::value& value, const std::strin
   const JsonFields fields(value.get_object(), what);
   TensorEntry entry;
   TANDEM_ASSIGN_OR_RETURN(entry.dtype, fields.String("dtype"));
-  const int bits = BitsOf(entry.dtype);
-  if (bits == 0) {
-    return fields.Wrong(
-        "dtype", absl::StrFormat("is \"%s\", which is not known", entry.dtype.substr(0, 60)));
-  }
   TANDEM_ASSIGN_OR_RETURN(entry.shape, ReadShape(fields));
   TANDEM_RETURN_IF_ERROR(ReadOffsets(fields, data_bytes, &entry));
+  const int bits = BitsOf(entry.dtype);
+  if (bits == 0) return entry;
   std::optional<uint64_t> want = static_cast<uint64_t>(bits) / 8;
   for (int64_t dimension : entry.shape) {
     want = want ? CheckedMultiply<uint64_t>(*want, static_cast<uint64_t>(dimension)) : want;
@@ -215,17 +212,22 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
 
 SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<uint8_t*>(base_), size_bytes_); }
 
+std::optional<TensorType> SafetensorsFile::TypeOf(std::string_view name) const {
+  const auto found = header_.tensors.find(name);
+  return found == header_.tensors.end() ? std::nullopt : TypeNamed(found->second.dtype);
+}
+
 absl::StatusOr<TensorView> SafetensorsFile::Tensor(std::string_view name) const {
   const auto found = header_.tensors.find(name);
   if (found == header_.tensors.end()) {
     return absl::NotFoundError(absl::StrCat(path_, ": no tensor \"", std::string(name), "\""));
   }
   const TensorEntry& entry = found->second;
-  const std::optional<TensorType> type = TypeOf(entry.dtype);
+  const std::optional<TensorType> type = TypeNamed(entry.dtype);
   if (!type) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s: tensor \"%s\" is %s; supported are F32, F16 and BF16", path_,
-                        std::string(name), entry.dtype));
+                        std::string(name), entry.dtype.substr(0, 60)));
   }
   return TensorView{
       *type, entry.shape, {base_ + header_.data_start + entry.begin, entry.end - entry.begin}};

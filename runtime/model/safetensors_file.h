@@ -1,5 +1,5 @@
 // One *.safetensors file, memory-mapped and checked when opened: after Open, every tensor lies
-// inside the file, none overlaps another, and its size is what its shape says.
+// inside the file, none overlaps another, and its size is what its shape and dtype say.
 //
 // Format: 8 bytes of little-endian header length, a JSON header {name: {dtype, shape,
 // data_offsets}}, then the data, which the tensors must cover without holes.
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,8 +33,8 @@ struct TensorView {
   std::span<const uint8_t> bytes;
 };
 
-// Where a header says a tensor lies, relative to the data. `dtype` is any name that the format
-// knows; only F32, F16 and BF16 can be viewed.
+// Where a header says a tensor lies, relative to the data. `dtype` is any name, also one that is
+// not known (of such a tensor only the place is checked); only F32, F16 and BF16 can be viewed.
 struct TensorEntry {
   std::string dtype;
   std::vector<int64_t> shape;
@@ -63,6 +64,8 @@ class SafetensorsFile {
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   bool Contains(std::string_view name) const { return header_.tensors.contains(name); }
+  // Nothing if the tensor is missing or cannot be viewed.
+  std::optional<TensorType> TypeOf(std::string_view name) const;
   // NotFound, or FailedPrecondition for a dtype other than F32, F16 and BF16.
   absl::StatusOr<TensorView> Tensor(std::string_view name) const;
   const SafetensorsHeader& header() const { return header_; }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,12 @@ class WeightSource {
 
   virtual bool Contains(std::string_view name) const = 0;
 
+  // Of a tensor that Tensor() can give; nothing if it is missing or of an unsupported dtype.
+  virtual std::optional<TensorType> TypeOf(std::string_view name) const = 0;
+
+  // Every tensor of a checkpoint; none of dummy weights, which have what is asked for.
+  virtual std::vector<std::string> Names() const = 0;
+
   // The tensor, which must have `shape`. Valid until Release() or the source's end.
   // NotFound if it is missing; InvalidArgument naming both shapes if they differ;
   // FailedPrecondition for a dtype that is not supported.
@@ -38,8 +45,9 @@ class WeightSource {
   virtual std::string Identity() const = 0;
 };
 
-// Opens model.safetensors, or the shards that model.safetensors.index.json lists. InvalidArgument
-// for a broken index or file: shards must lie in the folder itself and hold what the index says.
+// Opens model.safetensors, or the shards that model.safetensors.index.json lists; the index decides
+// which file a tensor is read from. InvalidArgument for a broken index or file: shards must lie in
+// the folder itself and hold what the index says.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenCheckpoint(const std::string& folder);
 
 // Which file of the folder holds which tensor, from an index's text. Exposed for tests and fuzzing.

@@ -32,25 +32,21 @@ struct Section {
 
 // Which section holds what. The order of sections is the order of the digest.
 struct Plan {
-  struct Linear {
-    size_t weight = 0;
-    std::optional<size_t> bias;
-  };
-  struct Norm {
+  struct WeightAndBias {
     size_t weight = 0;
     std::optional<size_t> bias;
   };
   struct Layer {
-    Norm attention_norm, ffn_norm;
-    Linear qkv, attention_output, ffn_in, ffn_out;
+    WeightAndBias attention_norm, ffn_norm;
+    WeightAndBias qkv, attention_output, ffn_in, ffn_out;
   };
   std::vector<Section> sections;
   size_t total_bytes = 0;
   size_t embedding = 0;
   std::optional<size_t> position_embedding;
   std::vector<Layer> layers;
-  Norm final_norm;
-  Linear logits;
+  WeightAndBias final_norm;
+  WeightAndBias logits;
 };
 
 class Planner {
@@ -101,13 +97,13 @@ class Planner {
                 .bytes = static_cast<size_t>(rows * columns) * SizeOf(compute_dtype_)});
   }
 
-  Plan::Norm AddNorm(const NormDecl& norm, int64_t features) {
-    Plan::Norm added{.weight = AddVector({{norm.weight, {features}}})};
+  Plan::WeightAndBias AddNorm(const NormDecl& norm, int64_t features) {
+    Plan::WeightAndBias added{.weight = AddVector({{norm.weight, {features}}})};
     if (!norm.bias.empty()) added.bias = AddVector({{norm.bias, {features}}});
     return added;
   }
 
-  absl::StatusOr<Plan::Linear> AddLinear(const LinearDecl& linear) {
+  absl::StatusOr<Plan::WeightAndBias> AddLinear(const LinearDecl& linear) {
     Section section{.kind = Section::Kind::kLinear,
                     .linear = {.in_features = linear.in_features,
                                .out_features = linear.out_features(),
@@ -123,7 +119,7 @@ class Planner {
       if (!part.bias.empty()) biases.push_back({part.bias, {part.out_features}});
     }
     TANDEM_ASSIGN_OR_RETURN(section.bytes, backend_.PackedLinearBytes(section.linear));
-    Plan::Linear added{.weight = Add(std::move(section))};
+    Plan::WeightAndBias added{.weight = Add(std::move(section))};
     if (!biases.empty()) added.bias = AddVector(std::move(biases));
     return added;
   }
@@ -230,11 +226,11 @@ class Binder {
 
   const void* At(size_t section) const { return Bytes(section).data(); }
 
-  NormWeights Norm(const Plan::Norm& norm) const {
+  NormWeights Norm(const Plan::WeightAndBias& norm) const {
     return {.weight = Floats(norm.weight), .bias = norm.bias ? Floats(*norm.bias) : nullptr};
   }
 
-  absl::Status Linear(const Plan::Linear& linear, LinearWeights* out) const {
+  absl::Status Linear(const Plan::WeightAndBias& linear, LinearWeights* out) const {
     TANDEM_ASSIGN_OR_RETURN(out->op, backend_->PrepareLinear(plan_.sections[linear.weight].linear,
                                                              Bytes(linear.weight)));
     out->bias = linear.bias ? Floats(*linear.bias) : nullptr;

@@ -65,8 +65,6 @@ class ModelWeights {
 
   // Of the checkpoint's tensors, not of their packing: equal on every machine.
   const Sha256Digest& digest() const { return image_->digest(); }
-  size_t packed_bytes() const { return image_->payload().size(); }
-  const PackedImage& image() const { return *image_; }
 
  private:
   ModelWeights() = default;

@@ -94,18 +94,15 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
       .dtype = options.dtype,
       .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir,
       .on_corrupt = StopOnCorruption};
-  TANDEM_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::Load(options.model));
-  TANDEM_ASSIGN_OR_RETURN(const DType dtype,
-                          Model::ComputeDType(options.dtype, config.checkpoint_type));
-  TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
-                          KvLayout::Make(config, *process.backend, dtype, options.block_size));
-  TANDEM_ASSIGN_OR_RETURN(const size_t weights_bytes,
-                          Model::WeightsBytes(model_options, *process.backend));
+  TANDEM_ASSIGN_OR_RETURN(const ModelPlan plan, Model::Plan(model_options, *process.backend));
+  TANDEM_ASSIGN_OR_RETURN(
+      const KvLayout layout,
+      KvLayout::Make(plan.config, *process.backend, plan.compute_dtype, options.block_size));
   TANDEM_ASSIGN_OR_RETURN(
       const WorkerSizes sizes,
       SizeWorker(options,
-                 {.max_positions = config.max_positions,
-                  .weights_bytes = static_cast<int64_t>(weights_bytes),
+                 {.max_positions = plan.config.max_positions,
+                  .weights_bytes = static_cast<int64_t>(plan.weights_bytes),
                   .block_bytes = static_cast<int64_t>(layout.block_bytes)},
                  machine,
                  options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
@@ -116,7 +113,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
                           NumericsId(*process.model, process.backend.get()));
   LogInfo("model loaded", {{"folder", options.model},
-                           {"weights_bytes", weights_bytes},
+                           {"weights_bytes", plan.weights_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
                            {"isa", process.backend->isa()},
                            {"threads", threads},
@@ -144,7 +141,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                    .max_model_tokens = sizes.max_model_tokens,
                    .max_waiting_attempts = kMaxWaitingAttempts,
                    .times = LivenessTimes::Scaled(options.liveness_scale)};
-  worker.vocab_size = config.vocab_size;
+  worker.vocab_size = plan.config.vocab_size;
   worker.listen = options.listen;
   worker.transport = options.transport;
   worker.ucx_devices = options.ucx_devices;

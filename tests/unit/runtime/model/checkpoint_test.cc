@@ -41,6 +41,22 @@ TEST(CheckpointTest, FindsTensorsInShards) {
               HasSubstr("has shape [2, 1], config.json asks for [1, 2]"));
 }
 
+TEST(CheckpointTest, TheIndexDecidesWhichFileATensorIsReadFrom) {
+  const TempFolder folder;
+  folder.Write("one.safetensors", OneTensor("a"));
+  // Last by name, it holds "a" too, in another shape and not for the index.
+  folder.Write("two.safetensors",
+               SafetensorsText(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                               R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                               8));
+  folder.Write("model.safetensors.index.json",
+               R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
+  const auto source = OpenCheckpoint(folder.path());
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_TRUE((*source)->Tensor("a", std::vector<int64_t>{2, 1}).ok());
+  EXPECT_THAT((*source)->Names(), testing::ElementsAre("a", "b"));
+}
+
 TEST(CheckpointTest, RefusesAnIndexThatPointsToTheWrongPlace) {
   const TempFolder folder;
   EXPECT_THAT(std::string(OpenCheckpoint(folder.path()).status().message()),

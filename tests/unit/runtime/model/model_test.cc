@@ -6,11 +6,17 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/log.h"
+#include "runtime/base/small_file.h"
 #include "runtime/model/dummy_weights.h"
 #include "runtime/model/kv_layout.h"
 #include "tests/support/temp_folder.h"
@@ -45,7 +51,6 @@ TEST(ModelTest, DigestIsOfTheCheckpointNotOfItsPacking) {
   ASSERT_TRUE(f32.ok() && bf16.ok());
   EXPECT_EQ((*f32)->weights().digest(), (*bf16)->weights().digest());
   EXPECT_EQ((*f32)->Digest(), (*bf16)->Digest());
-  EXPECT_GT((*f32)->weights().packed_bytes(), (*bf16)->weights().packed_bytes());
   const auto other = Model::Load({.folder = Tiny("llama_mha32_tied")}, backend.get());
   ASSERT_TRUE(other.ok());
   EXPECT_NE((*f32)->Digest(), (*other)->Digest());
@@ -77,17 +82,137 @@ TEST(ModelTest, DigestChangesWithOneWeightAndWithRope) {
   EXPECT_NE(digest(folder.path()), changed);
 }
 
-TEST(ModelTest, ComputesInTheCheckpointsTypeUnlessToldOtherwise) {
-  const auto dtype = [](const char* asked, TensorType type) {
-    return *Model::ComputeDType(asked, type);
+// A folder with Tiny("llama_mha32_tied")'s config.json, changed by `replace`, and a checkpoint of
+// zeros: `tensors` beside those that the model needs, whose type is `types`' or else F32.
+class ZeroCheckpoint {
+ public:
+  using Types = std::map<std::string, std::string>;
+  using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+  explicit ZeroCheckpoint(const Types& types, const Shapes& tensors = {},
+                          const std::vector<std::pair<const char*, const char*>>& replace = {}) {
+    std::string config = ReadSmallFile(Tiny("llama_mha32_tied") + "/config.json", 1 << 20).value();
+    for (const auto& [from, to] : replace) {
+      const size_t at = config.find(from);
+      TANDEM_CHECK(at != std::string::npos) << from;
+      config.replace(at, std::strlen(from), to);
+    }
+    folder_.Write("config.json", config);
+    const auto shards = SafetensorsFile::Open(Tiny("llama_mha32_tied") + "/model.safetensors");
+    TANDEM_CHECK(shards.ok()) << shards.status().message();
+    Shapes shapes = tensors;
+    for (const auto& [name, entry] : (*shards)->header().tensors) shapes[name] = entry.shape;
+    std::string header;
+    int64_t bytes = 0;
+    for (const auto& [name, shape] : shapes) {
+      const std::string type = types.contains(name) ? types.at(name) : "F32";
+      const int64_t begin = bytes;
+      int64_t size = type == "F32" ? 4 : 2;
+      for (int64_t dimension : shape) size *= dimension;
+      bytes += size;
+      absl::StrAppend(&header, header.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"", type,
+                      "\",\"shape\":[", absl::StrJoin(shape, ","), "],\"data_offsets\":[", begin,
+                      ",", bytes, "]}");
+    }
+    folder_.Write("model.safetensors", SafetensorsText(header + "}", static_cast<size_t>(bytes)));
+  }
+
+  const std::string& path() const { return folder_.path(); }
+  // As `--dtype auto` chooses it.
+  DType ComputeDType() const {
+    const auto plan = Model::Plan({.folder = path()}, *Reference());
+    TANDEM_CHECK(plan.ok()) << plan.status().message();
+    return plan->compute_dtype;
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+// Every matrix of the checkpoint in `type`.
+ZeroCheckpoint::Types AllMatrices(const std::string& type) {
+  const auto file = SafetensorsFile::Open(Tiny("llama_mha32_tied") + "/model.safetensors");
+  TANDEM_CHECK(file.ok()) << file.status().message();
+  ZeroCheckpoint::Types types;
+  for (const auto& [name, entry] : (*file)->header().tensors) {
+    if (entry.shape.size() == 2) types[name] = type;
+  }
+  return types;
+}
+
+TEST(ModelTest, ComputesInTheTypeOfTheWeightsUnlessToldOtherwise) {
+  const auto backend = Reference();
+  const auto dtype = [&](const char* folder, const char* asked) {
+    return Model::Plan({.folder = Tiny(folder), .dtype = asked}, *backend)->compute_dtype;
   };
-  EXPECT_EQ(dtype("auto", TensorType::kBF16), DType::kBF16);
-  EXPECT_EQ(dtype("auto", TensorType::kF16), DType::kF32);
-  EXPECT_EQ(dtype("auto", TensorType::kF32), DType::kF32);
-  EXPECT_EQ(dtype("bf16", TensorType::kF32), DType::kBF16);
-  EXPECT_EQ(dtype("f32", TensorType::kBF16), DType::kF32);
+  EXPECT_EQ(dtype("llama_gqa64_bf16_sharded", "auto"), DType::kBF16);
+  EXPECT_EQ(dtype("llama_gqa16_scaled_f16", "auto"), DType::kF32);
+  EXPECT_EQ(dtype("gpt2_heads16", "auto"), DType::kF32);
+  EXPECT_EQ(dtype("gpt2_heads16", "bf16"), DType::kBF16);
+  EXPECT_EQ(dtype("llama_gqa64_bf16_sharded", "f32"), DType::kF32);
   EXPECT_THAT(Refusal({.folder = Tiny("gpt2_heads16"), .dtype = "int3"}),
               HasSubstr("dtype is \"int3\", want auto, f32 or bf16"));
+}
+
+TEST(ModelTest, WhatConfigJsonSaysNeverNarrowsTheWeights) {
+  const std::vector<std::pair<const char*, const char*>> says_bf16 = {{"float32", "bfloat16"}};
+  EXPECT_EQ(ZeroCheckpoint({}, {}, says_bf16).ComputeDType(), DType::kF32);
+  EXPECT_EQ(ZeroCheckpoint(AllMatrices("BF16")).ComputeDType(), DType::kBF16);
+  // One wider matrix decides; a wider norm does not, norms are f32 in any case.
+  ZeroCheckpoint::Types mixed = AllMatrices("BF16");
+  mixed["model.layers.1.mlp.up_proj.weight"] = "F16";
+  EXPECT_EQ(ZeroCheckpoint(mixed, {}, says_bf16).ComputeDType(), DType::kF32);
+}
+
+TEST(ModelTest, AnOutputProjectionOfItsOwnIsReadDespiteTiedEmbeddings) {
+  const ZeroCheckpoint own({}, {{"lm_head.weight", {96, 64}}});
+  const auto backend = Reference();
+  const auto with = Model::Load({.folder = own.path()}, backend.get());
+  const auto without = Model::Load({.folder = ZeroCheckpoint({}).path()}, backend.get());
+  ASSERT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
+  EXPECT_EQ((*with)->spec().logits.parts[0].weight, "lm_head.weight");
+  EXPECT_EQ((*without)->spec().logits.parts[0].weight, "model.embed_tokens.weight");
+  // Dummy weights have every tensor, but no second one where the config ties them.
+  const auto dummy =
+      Model::Load({.folder = own.path(), .load_format = LoadFormat::kDummy}, backend.get());
+  ASSERT_TRUE(dummy.ok());
+  EXPECT_EQ((*dummy)->spec().logits.parts[0].weight, "model.embed_tokens.weight");
+}
+
+TEST(ModelTest, TensorsThatWouldChangeTheNumbersAreNotLeftOut) {
+  const auto refusal = [](const std::string& name) {
+    return Refusal({.folder = ZeroCheckpoint({}, {{name, {64}}}).path()});
+  };
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.down_proj.bias",
+        "model.layers.2.input_layernorm.weight", "model.layers.0.self_attn.q_norm.weight",
+        "model.norm.bias"}) {
+    EXPECT_THAT(refusal(name), HasSubstr("1 tensors of the checkpoint would change the numbers"));
+    EXPECT_THAT(refusal(name), HasSubstr(name));
+  }
+}
+
+TEST(ModelTest, OtherTensorsAreLeftOutWithOneWarning) {
+  const auto warning = [](const ZeroCheckpoint::Shapes& tensors) {
+    const ZeroCheckpoint checkpoint({}, tensors);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(Refusal({.folder = checkpoint.path()}), "accepted");
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(warning({}), "");
+  EXPECT_EQ(warning({{"model.layers.0.self_attn.rotary_emb.inv_freq", {16}}}), "");
+  const std::string text = warning({{"score.weight", {2, 64}}, {"v_head.summary.bias", {1}}});
+  EXPECT_THAT(text, HasSubstr("tensors of the checkpoint are not read"));
+  EXPECT_THAT(text, HasSubstr("\"count\":2"));
+  EXPECT_THAT(text, HasSubstr("score.weight"));
+}
+
+// The one file in `cache` that holds packed weights.
+std::filesystem::path PackedFile(const TempFolder& cache) {
+  for (const auto& entry : std::filesystem::directory_iterator(cache.path())) {
+    if (entry.path().extension() == ".packed") return entry.path();
+  }
+  return {};
 }
 
 TEST(ModelTest, SecondLoadMapsTheCachedPacking) {
@@ -95,23 +220,25 @@ TEST(ModelTest, SecondLoadMapsTheCachedPacking) {
   const TempFolder cache;
   const ModelOptions options{.folder = Tiny("gpt2_heads16"), .cache_dir = cache.path()};
   const auto first = Model::Load(options, backend.get());
+  ASSERT_TRUE(first.ok());
+  // Were it packed again, the checkpoint's name in the cache would be another file.
+  const std::filesystem::path kept = cache.path() + "/kept";
+  std::filesystem::create_hard_link(PackedFile(cache), kept);
   const auto second = Model::Load(options, backend.get());
-  ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_FALSE((*first)->weights().image().from_cache());
-  EXPECT_TRUE((*second)->weights().image().from_cache());
+  ASSERT_TRUE(second.ok());
+  EXPECT_TRUE(std::filesystem::equivalent(PackedFile(cache), kept));
   EXPECT_EQ((*first)->Digest(), (*second)->Digest());
-  const auto a = (*first)->weights().image().payload();
-  const auto b = (*second)->weights().image().payload();
-  EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end()));
 }
 
-TEST(ModelTest, WeightsBytesAreKnownBeforeLoading) {
+TEST(ModelTest, PackedBytesAreKnownBeforeLoading) {
   const auto backend = Reference();
-  const ModelOptions options{.folder = Tiny("llama_gqa16_scaled_f16")};
-  const auto bytes = Model::WeightsBytes(options, *backend);
-  const auto model = Model::Load(options, backend.get());
-  ASSERT_TRUE(bytes.ok() && model.ok());
-  EXPECT_EQ(*bytes, (*model)->weights().packed_bytes());
+  const TempFolder cache;
+  const ModelOptions options{.folder = Tiny("llama_gqa16_scaled_f16"), .cache_dir = cache.path()};
+  const auto plan = Model::Plan(options, *backend);
+  ASSERT_TRUE(plan.ok() && Model::Load(options, backend.get()).ok());
+  const size_t file_bytes = std::filesystem::file_size(PackedFile(cache));
+  EXPECT_GE(file_bytes, plan->weights_bytes);
+  EXPECT_LE(file_bytes, plan->weights_bytes + 8'192);  // A header, and whose weights they are.
 }
 
 TEST(ModelTest, KvBytesPerBlockFollowTheSizes) {
@@ -150,8 +277,12 @@ TEST(ModelTest, RefusesHeadSizesThatNoKernelHasBeforePacking) {
   folder.Write("config.json",
                R"({"architectures":["LlamaForCausalLM"],"hidden_size":32,"intermediate_size":48,
                    "num_hidden_layers":1,"num_attention_heads":2,"vocab_size":64,"head_dim":384})");
-  // There is no checkpoint: the head size is found first.
-  EXPECT_THAT(Refusal({.folder = folder.path()}), HasSubstr("384"));
+  const TempFolder cache;
+  EXPECT_THAT(
+      Refusal(
+          {.folder = folder.path(), .load_format = LoadFormat::kDummy, .cache_dir = cache.path()}),
+      HasSubstr("384"));
+  EXPECT_TRUE(std::filesystem::is_empty(cache.path()));
 }
 
 TEST(ModelTest, DummyWeightsAreTheSameEveryTimeAndDifferByTensor) {

@@ -1,0 +1,55 @@
+#include "runtime/model/unread_tensors.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kNamesShown = 4;
+
+bool IsBuffer(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+// "lm_head" of "lm_head.weight".
+std::string_view ModuleOf(std::string_view name) { return name.substr(0, name.rfind('.')); }
+
+}  // namespace
+
+std::string ShortList(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kNamesShown); ++i) {
+    absl::StrAppend(&text, i > 0 ? ", " : "", "\"", names[i].substr(0, 100), "\"");
+  }
+  if (names.size() > kNamesShown) text += ", …";
+  return text;
+}
+
+absl::StatusOr<std::vector<std::string>> UnreadTensors(const ModelSpec& spec,
+                                                       const WeightSource& source) {
+  std::set<std::string> read;
+  for (std::string& name : spec.Matrices()) read.insert(std::move(name));
+  for (std::string& name : spec.Vectors()) read.insert(std::move(name));
+  std::set<std::string_view> modules;
+  for (const std::string& name : read) modules.insert(ModuleOf(name));
+
+  std::vector<std::string> unread, missed;
+  for (std::string& name : source.Names()) {
+    if (read.contains(name) || IsBuffer(name)) continue;
+    const bool matters = name.starts_with(spec.layers_prefix) || modules.contains(ModuleOf(name));
+    (matters ? missed : unread).push_back(std::move(name));
+  }
+  if (missed.empty()) return unread;
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%d tensors of the checkpoint would change the numbers, but by config.json (attention_bias, "
+      "mlp_bias, num_hidden_layers) there are none: %s",
+      missed.size(), ShortList(missed)));
+}
+
+}  // namespace tandem
