@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -24,40 +25,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kHeaderBytes = 4096;  // Keeps the payload page-aligned.
 constexpr size_t kCheckBytes = size_t{4} << 20;
-constexpr char kMagic[8] = {'T', 'N', 'D', 'M', 'P', 'A', 'C', 'K'};
-constexpr uint32_t kVersion = 1;
-
-struct Header {
-  char magic[8];
-  uint32_t version;
-  uint32_t payload_checksum;
-  uint64_t payload_bytes;
-  uint8_t key[32];
-  uint8_t digest[32];
-  uint32_t header_checksum;  // Of everything above.
-  uint32_t unused;
-};
-static_assert(sizeof(Header) == 96 && sizeof(Header) <= kHeaderBytes);
-
-uint32_t HeaderChecksum(const Header& header) {
-  return Crc32c(&header, offsetof(Header, header_checksum));
-}
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 absl::Status SystemError(std::string_view what, const std::string& path) {
   return absl::UnavailableError(absl::StrFormat("cannot %s %s: %s", std::string(what), path,
@@ -91,17 +59,19 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImage
   std::filesystem::create_directories(options.cache_dir, error);
   const std::string stem =
       absl::StrCat(options.cache_dir, "/", HexOf(options.key.data(), options.key.size()));
-  const std::string path = stem + ".packed";
+  const std::string path = stem + kPackedSuffix;
 
   absl::StatusOr<std::unique_ptr<PackedImage>> image = OpenCached(options, path);
   if (image.ok()) return image;
-  const FileDescriptor lock(::open((stem + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  absl::Status usable =
-      lock.get() < 0 ? SystemError("open", stem + ".lock") : Lock(lock.get(), stem + ".lock");
+  const FileDescriptor lock(
+      ::open((stem + kLockSuffix).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  absl::Status usable = lock.get() < 0 ? SystemError("open", stem + kLockSuffix)
+                                       : Lock(lock.get(), stem + kLockSuffix);
   if (usable.ok()) {
     image = OpenCached(options, path);  // Another worker may have made it meanwhile.
     if (image.ok()) return image;
     image = MakeCached(options, path, fill);
+    if (image.ok()) RemoveStaleImages(options.cache_dir, options.identity, path);
     if (image.ok() || !absl::IsUnavailable(image.status())) return image;
     usable = image.status();
   }
@@ -111,41 +81,41 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImage
 
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
     const PackedImageOptions& options, const std::string& path) {
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return SystemError("open", path);
-  Header header;
-  struct stat info;
-  const size_t want = kHeaderBytes + options.payload_bytes;
-  if (::fstat(file.get(), &info) != 0 || static_cast<size_t>(info.st_size) != want ||
-      ::pread(file.get(), &header, sizeof(header), 0) != sizeof(header) ||
-      std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
-      header.payload_bytes != options.payload_bytes ||
-      std::memcmp(header.key, options.key.data(), sizeof(header.key)) != 0 ||
-      header.header_checksum != HeaderChecksum(header)) {
+  const std::optional<PackedHeader> header = PackedHeader::Read(file.get());
+  if (!header || header->payload_bytes != options.payload_bytes ||
+      header->identity_bytes != options.identity.size() ||
+      std::memcmp(header->key, options.key.data(), sizeof(header->key)) != 0) {
     return absl::UnavailableError(absl::StrCat(path, " is not the image wanted"));
   }
+  // For RemoveStaleImages: in use, and used now. Where either fails, the worst is packing again.
+  ::flock(file.get(), LOCK_SH | LOCK_NB);
+  ::futimens(file.get(), nullptr);
+  const size_t want = kPackedHeaderBytes + options.payload_bytes;
   void* const mapping = ::mmap(nullptr, want, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) return SystemError("map", path);
   ::madvise(mapping, want, MADV_WILLNEED);
   std::unique_ptr<PackedImage> image(new PackedImage());
   image->mapping_ = static_cast<std::byte*>(mapping);
   image->mapping_bytes_ = want;
-  image->payload_ = {image->mapping_ + kHeaderBytes, options.payload_bytes};
-  std::copy_n(header.digest, 32, image->digest_.begin());
+  image->payload_ = {image->mapping_ + kPackedHeaderBytes, options.payload_bytes};
+  std::copy_n(header->digest, 32, image->digest_.begin());
   image->from_cache_ = true;
   image->path_ = path;
-  image->StartCheck(header.payload_checksum, options.on_corrupt);
+  image->file_ = std::move(file);
+  image->StartCheck(header->payload_checksum, options.on_corrupt);
   return image;
 }
 
 // The caller holds the lock, so temporary files of this key are dead processes'.
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
     const PackedImageOptions& options, const std::string& path, const Fill& fill) {
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = path + ".tmp";  // kTemporarySuffix.
   ::unlink(temporary.c_str());
-  const FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (file.get() < 0) return SystemError("create", temporary);
-  const size_t bytes = kHeaderBytes + options.payload_bytes;
+  const size_t bytes = kPackedHeaderBytes + options.payload_bytes + options.identity.size();
   // Blocks are taken now: a full disk must be an error here, not a SIGBUS while packing.
   if (const int failure = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
       failure != 0) {
@@ -163,7 +133,7 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
   std::unique_ptr<PackedImage> image(new PackedImage());
   image->mapping_ = static_cast<std::byte*>(mapping);
   image->mapping_bytes_ = bytes;
-  const std::span<std::byte> payload(image->mapping_ + kHeaderBytes, options.payload_bytes);
+  const std::span<std::byte> payload(image->mapping_ + kPackedHeaderBytes, options.payload_bytes);
   absl::StatusOr<Sha256Digest> digest = fill(payload);
   if (!digest.ok()) {
     ::unlink(temporary.c_str());
@@ -173,21 +143,20 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
   image->digest_ = *digest;
   image->path_ = path;
 
-  Header header{};
-  std::memcpy(header.magic, kMagic, sizeof(kMagic));
-  header.version = kVersion;
-  header.payload_checksum = Crc32c(payload.data(), payload.size());
-  header.payload_bytes = payload.size();
-  std::copy(options.key.begin(), options.key.end(), header.key);
-  std::copy(digest->begin(), digest->end(), header.digest);
-  header.header_checksum = HeaderChecksum(header);
+  std::memcpy(image->mapping_ + kPackedHeaderBytes + payload.size(), options.identity.data(),
+              options.identity.size());
+  const PackedHeader header =
+      PackedHeader::Make(options.key, *digest, payload.size(), options.identity.size(),
+                         Crc32c(payload.data(), payload.size()));
   std::memcpy(image->mapping_, &header, sizeof(header));
+  ::flock(file.get(), LOCK_SH | LOCK_NB);  // In use, for RemoveStaleImages.
   if (::fdatasync(file.get()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
     absl::Status status = SystemError("write", path);
     ::unlink(temporary.c_str());
     return status;
   }
   ::mprotect(image->mapping_, bytes, PROT_READ);
+  image->file_ = std::move(file);
   return image;
 }
 

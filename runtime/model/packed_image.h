@@ -5,7 +5,8 @@
 // files by path, size, mtime and inode; pack format; compute type; plan). It is written to a
 // temporary file and renamed, under a lock, so that of several workers starting at once one packs
 // and the others wait and map. Its header is checked when it is opened, its checksum in the
-// background; a file that fails is removed and reported.
+// background; a file that fails is removed and reported. Whoever makes one removes stale ones
+// (RemoveStaleImages).
 
 #ifndef TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
 #define TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
@@ -22,12 +23,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/sha256.h"
+#include "runtime/model/packed_file.h"
 
 namespace tandem {
 
 struct PackedImageOptions {
   std::string cache_dir;  // Made if it does not exist. Empty: no cache, plain memory.
   Sha256Digest key{};
+  std::string identity;  // Of the checkpoint, WeightSource::Identity().
   size_t payload_bytes = 0;
   // Called at most once, on the checking thread, with DataLoss: what was mapped must not be used
   // any further. The cache file is gone by then, so a restart packs afresh.
@@ -77,6 +80,7 @@ class PackedImage {
   Sha256Digest digest_{};
   bool from_cache_ = false;
   std::string path_;
+  FileDescriptor file_;  // Locked, which tells others that the image is in use.
   std::atomic<bool> stop_{false};
   std::thread check_;
 };

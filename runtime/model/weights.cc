@@ -268,6 +268,7 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConf
   const PackedImageOptions image_options{
       .cache_dir = options.cache_dir,
       .key = KeyOf(plan, *backend, options.compute_dtype, source->Identity()),
+      .identity = source->Identity(),
       .payload_bytes = plan.total_bytes,
       .on_corrupt = options.on_corrupt};
   std::unique_ptr<ModelWeights> weights(new ModelWeights());

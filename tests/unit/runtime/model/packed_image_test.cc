@@ -147,6 +147,76 @@ TEST(PackedImageTest, AnIntactPayloadIsNotReported) {
   EXPECT_FALSE(reported);
 }
 
+// The images that lie in the cache.
+int NumImages(const TempFolder& folder) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(Options(folder).cache_dir)) {
+    count += entry.path().extension() != ".lock";
+  }
+  return count;
+}
+
+// Packs for another state of checkpoint files and gives the image up.
+std::string Pack(const TempFolder& folder, uint8_t key, const std::string& identity) {
+  PackedImageOptions options = Options(folder, key);
+  options.identity = identity;
+  const auto image = PackedImage::Open(options, FillWithPattern);
+  TANDEM_CHECK(image.ok()) << image.status().message();
+  return (*image)->path();
+}
+
+TEST(PackedImageTest, ANewImageReplacesThoseOfOlderFiles) {
+  const TempFolder folder;
+  Pack(folder, 1, "/a|b/x|10|1.0|7|1\n");
+  Pack(folder, 2, "/a|b/x|10|1.0|7|1\n/y|5|1.0|8|1\n");
+  Pack(folder, 3, "/z|10|1.0|9|1\n");
+  EXPECT_EQ(NumImages(folder), 3);  // Nothing contradicts another.
+  Pack(folder, 4, "/a|b/x|11|2.0|7|1\n");
+  EXPECT_EQ(NumImages(folder), 2);
+  const auto other = PackedImage::Open({.cache_dir = Options(folder).cache_dir,
+                                        .key = Options(folder, 3).key,
+                                        .identity = "/z|10|1.0|9|1\n",
+                                        .payload_bytes = kPayloadBytes},
+                                       MustNotFill);
+  EXPECT_TRUE(other.ok()) << other.status().message();
+}
+
+TEST(PackedImageTest, ANewImageReplacesThoseThatNobodyUses) {
+  const TempFolder folder;
+  const auto make_old = [](const std::string& path) {
+    std::filesystem::last_write_time(
+        path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(24 * 31));
+  };
+  const std::string unused = Pack(folder, 1, "/a|1\n");
+  const std::string opened_since = Pack(folder, 2, "/b|1\n");
+  const std::string mapped = Pack(folder, 3, "/c|1\n");
+  make_old(unused);
+  make_old(opened_since);
+  Pack(folder, 2, "/b|1\n");
+  PackedImageOptions options = Options(folder, 3);
+  options.identity = "/c|1\n";
+  const auto image = PackedImage::Open(options, MustNotFill);
+  ASSERT_TRUE(image.ok());
+  make_old(mapped);
+  Pack(folder, 4, "/d|1\n");
+  EXPECT_FALSE(std::filesystem::exists(unused));
+  EXPECT_TRUE(std::filesystem::exists(opened_since));
+  EXPECT_TRUE(std::filesystem::exists(mapped));
+}
+
+TEST(PackedImageTest, HalfWrittenFilesGoUnlessTheirWriterLives) {
+  const TempFolder folder;
+  const std::string first = Pack(folder, 1, "");
+  std::ofstream(first + ".tmp") << "of a dead process";
+  PackedImageOptions options = Options(folder, 2);
+  ASSERT_TRUE(PackedImage::Open(options, [&](std::span<std::byte> payload) {
+                Pack(folder, 3, "");  // Cleans up while 2 is being written.
+                return FillWithPattern(payload);
+              }).ok());
+  EXPECT_FALSE(std::filesystem::exists(first + ".tmp"));
+  EXPECT_EQ(NumImages(folder), 3);
+}
+
 TEST(PackedImageTest, ABrokenHeaderOrLengthIsPackedAfresh) {
   for (const int64_t damage : {0, 9, 20, 40, 70, 90, -1}) {
     const TempFolder folder;

@@ -1,0 +1,125 @@
+#include "runtime/model/packed_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/log.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kMagic[8] = {'T', 'N', 'D', 'M', 'P', 'A', 'C', 'K'};
+constexpr uint32_t kVersion = 2;
+constexpr auto kUnusedLimit = std::chrono::hours(24 * 30);
+constexpr size_t kMaxIdentityBytes = size_t{16} << 20;
+
+uint32_t HeaderChecksum(const PackedHeader& header) {
+  return Crc32c(&header, offsetof(PackedHeader, header_checksum));
+}
+
+// A line of an identity is "path|size|time|inode|device".
+std::string PathOf(std::string_view line) {
+  for (int field = 0; field < 4; ++field) line = line.substr(0, line.rfind('|'));
+  return std::string(line);
+}
+
+std::set<std::string> LinesOf(const std::string& identity) {
+  return absl::StrSplit(identity, '\n', absl::SkipEmpty());
+}
+
+// Whether the image was made of one of the files that `identity` names, as it no longer is.
+bool IsOfOlderFiles(int fd, const std::string& identity) {
+  const std::optional<PackedHeader> header = PackedHeader::Read(fd);
+  if (!header || header->identity_bytes > kMaxIdentityBytes) return false;
+  std::string theirs(header->identity_bytes, '\0');
+  if (::pread(fd, theirs.data(), theirs.size(),
+              static_cast<off_t>(kPackedHeaderBytes + header->payload_bytes)) !=
+      static_cast<ssize_t>(theirs.size())) {
+    return false;
+  }
+  const std::set<std::string> now = LinesOf(identity);
+  std::set<std::string> paths;
+  for (const std::string& line : now) paths.insert(PathOf(line));
+  const std::set<std::string> then = LinesOf(theirs);
+  return std::any_of(then.begin(), then.end(), [&](const std::string& line) {
+    return paths.contains(PathOf(line)) && !now.contains(line);
+  });
+}
+
+bool IsStale(const std::filesystem::path& path, const std::string& identity) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  // Whoever maps an image holds a shared lock on it.
+  if (file.get() < 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  std::error_code error;
+  const auto used = std::filesystem::last_write_time(path, error);  // Opening it touches it.
+  if (error) return false;
+  const auto now = std::filesystem::file_time_type::clock::now();
+  return now - used > kUnusedLimit || IsOfOlderFiles(file.get(), identity);
+}
+
+}  // namespace
+
+PackedHeader PackedHeader::Make(const Sha256Digest& key, const Sha256Digest& digest,
+                                uint64_t payload_bytes, uint64_t identity_bytes,
+                                uint32_t payload_checksum) {
+  PackedHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kVersion;
+  header.payload_checksum = payload_checksum;
+  header.payload_bytes = payload_bytes;
+  header.identity_bytes = identity_bytes;
+  std::copy(key.begin(), key.end(), header.key);
+  std::copy(digest.begin(), digest.end(), header.digest);
+  header.header_checksum = HeaderChecksum(header);
+  return header;
+}
+
+std::optional<PackedHeader> PackedHeader::Read(int fd) {
+  PackedHeader header;
+  struct stat info;
+  if (::fstat(fd, &info) != 0 || ::pread(fd, &header, sizeof(header), 0) != sizeof(header) ||
+      std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
+      header.header_checksum != HeaderChecksum(header) ||
+      static_cast<uint64_t>(info.st_size) !=
+          kPackedHeaderBytes + header.payload_bytes + header.identity_bytes) {
+    return std::nullopt;
+  }
+  return header;
+}
+
+void RemoveStaleImages(const std::string& cache_dir, const std::string& identity,
+                       const std::string& keep) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(cache_dir, error)) {
+    paths.push_back(entry.path());
+  }
+  for (const std::filesystem::path& path : paths) {
+    const std::string name = path.string();
+    const bool temporary = name.ends_with(kTemporarySuffix);
+    if (name == keep || !(temporary || name.ends_with(kPackedSuffix))) continue;
+    const size_t suffix_bytes = std::strlen(temporary ? kTemporarySuffix : kPackedSuffix);
+    const std::string lock_path = name.substr(0, name.size() - suffix_bytes) + kLockSuffix;
+    // Whoever writes one holds its lock; without it a temporary file is a dead process's.
+    const FileDescriptor lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    if (!temporary && !IsStale(path, identity)) continue;
+    if (std::filesystem::remove(path, error)) {
+      LogInfo("stale packed weights removed", {{"path", name}});
+    }
+  }
+}
+
+}  // namespace tandem
