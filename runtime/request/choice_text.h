@@ -17,17 +17,20 @@ namespace tandem {
 
 class ChoiceText {
  public:
-  ChoiceText(std::unique_ptr<Detokenizer> detokenizer, std::vector<std::string> stops)
-      : detokenizer_(std::move(detokenizer)), matcher_(std::move(stops)) {}
+  // Stop strings that are complete within the first `min_tokens` tokens do not count.
+  ChoiceText(std::unique_ptr<Detokenizer> detokenizer, std::vector<std::string> stops,
+             int32_t min_tokens)
+      : detokenizer_(std::move(detokenizer)), matcher_(std::move(stops)), min_tokens_(min_tokens) {}
 
   // Text that is certain after `token`. `finish` is the worker's word; it becomes kStop if a stop
   // string is complete.
   std::string Append(int32_t token, FinishReason* finish) {
+    ++num_tokens_;
     std::string text;
     // A stop token is no text, but it ends what was waiting.
-    if (*finish != FinishReason::kStop) text = matcher_.Append(detokenizer_->Append(token));
+    if (*finish != FinishReason::kStop) text = Match(detokenizer_->Append(token));
     if (*finish != FinishReason::kNone && !matcher_.stopped()) {
-      text += matcher_.Append(detokenizer_->Finish());
+      text += Match(detokenizer_->Finish());
       text += matcher_.Flush();
     }
     if (matcher_.stopped()) *finish = FinishReason::kStop;
@@ -37,8 +40,14 @@ class ChoiceText {
   const std::string& stop_string() const { return matcher_.matched(); }
 
  private:
+  std::string Match(const std::string& text) {
+    return num_tokens_ <= min_tokens_ ? matcher_.AppendUnmatched(text) : matcher_.Append(text);
+  }
+
   std::unique_ptr<Detokenizer> detokenizer_;
   StopMatcher matcher_;
+  const int32_t min_tokens_;
+  int32_t num_tokens_ = 0;  // Of all attempts.
 };
 
 }  // namespace tandem

@@ -46,7 +46,8 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
     stream.choices.push_back(i);
     if (request.facts.make_detokenizer == nullptr) continue;
     request.choices[static_cast<size_t>(i)].text.emplace(request.facts.make_detokenizer(),
-                                                         request.facts.stop_strings);
+                                                         request.facts.stop_strings,
+                                                         request.facts.sampling.min_tokens);
   }
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});

@@ -28,6 +28,15 @@ std::string StopMatcher::Append(std::string_view text) {
     held_.resize(held_.size() - longest);
     return std::exchange(held_, {});
   }
+  return TakeCertain();
+}
+
+std::string StopMatcher::AppendUnmatched(std::string_view text) {
+  held_ += text;
+  return TakeCertain();
+}
+
+std::string StopMatcher::TakeCertain() {
   // A match can begin no earlier than the longest end of the text that begins a stop string.
   size_t begin = 0;
   while (begin < held_.size() && !MayBeginAt(begin)) ++begin;
@@ -39,7 +48,7 @@ std::string StopMatcher::Append(std::string_view text) {
 bool StopMatcher::MayBeginAt(size_t begin) const {
   const std::string_view rest = std::string_view(held_).substr(begin);
   return std::any_of(stops_.begin(), stops_.end(), [rest](const std::string& stop) {
-    return std::string_view(stop).starts_with(rest);
+    return stop.size() > rest.size() && stop.starts_with(rest);
   });
 }
 

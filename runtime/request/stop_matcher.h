@@ -20,6 +20,8 @@ class StopMatcher {
 
   // Text that may be shown now. Nothing more comes once stopped().
   std::string Append(std::string_view text);
+  // The same for text in which no stop string may end, though one may begin.
+  std::string AppendUnmatched(std::string_view text);
   // The text is over: what was held back.
   std::string Flush();
   bool stopped() const { return stopped_; }
@@ -27,6 +29,7 @@ class StopMatcher {
   const std::string& matched() const { return matched_; }
 
  private:
+  std::string TakeCertain();
   bool MayBeginAt(size_t begin) const;
 
   std::vector<std::string> stops_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/small_file.h"
 #include "runtime/config/json.h"
 #include "tests/unit/runtime/execution/executor_harness.h"
 #include "tests/unit/runtime/model/decoder_harness.h"

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/small_file.h"
 #include "runtime/config/json.h"
 #include "runtime/model/safetensors_file.h"
 #include "tests/unit/runtime/model/decoder_harness.h"

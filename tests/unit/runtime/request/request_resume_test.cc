@@ -37,6 +37,24 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
   ExpectNothingLive();
 }
 
+TEST_F(RequestResumeTest, TheFewestTokensBeforeAStopStringAreCountedOverAttempts) {
+  const SessionId a = AddWorker("a");
+  RequestFacts facts = Facts(&sink_);
+  facts.stop_strings = {"s"};
+  facts.sampling.min_tokens = 3;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const AttemptId first = last_submit().attempt;
+  Say(a, {Token(first, 3, 's'), Token(first, 4, 'x')});
+  const SessionId b = AddWorker("b");
+  owner_->OnSessionLost(a, now_us_);
+  const AttemptId second = last_submit().attempt;
+  Say(b, {Token(second, 5, 's'), Token(second, 6, 's')});
+  EXPECT_EQ(sink_.text[0], "sxs");
+  EXPECT_EQ(sink_.tokens[0], (Tokens{'s', 'x', 's', 's'}));
+  EXPECT_EQ(sink_.finish[0], FinishReason::kStop);
+  ExpectNothingLive();
+}
+
 TEST_F(RequestResumeTest, DivergedChoicesResumeOneByOneAndUntouchedOnesTogether) {
   const SessionId a = AddWorker("a");
   Start(&sink_, 3);

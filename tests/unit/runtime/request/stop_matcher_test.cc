@@ -91,7 +91,7 @@ class Letters final : public Detokenizer {
 };
 
 TEST(ChoiceText, AStopTokenHasNoTextButEndsWhatWaited) {
-  ChoiceText text(std::make_unique<Letters>(), {"bz"});
+  ChoiceText text(std::make_unique<Letters>(), {"bz"}, 0);
   FinishReason finish = FinishReason::kNone;
   EXPECT_EQ(text.Append('a', &finish), "a");
   EXPECT_EQ(text.Append('b', &finish), "");
@@ -101,12 +101,42 @@ TEST(ChoiceText, AStopTokenHasNoTextButEndsWhatWaited) {
 }
 
 TEST(ChoiceText, AStopStringThatTheLastTokenCompletesIsAStop) {
-  ChoiceText text(std::make_unique<Letters>(), {"b."});
+  ChoiceText text(std::make_unique<Letters>(), {"b."}, 0);
   FinishReason finish = FinishReason::kNone;
   EXPECT_EQ(text.Append('a', &finish), "a");
   finish = FinishReason::kLength;
   EXPECT_EQ(text.Append('b', &finish), "");
   EXPECT_EQ(finish, FinishReason::kStop);
+}
+
+// What comes of `tokens` one by one, until it stops.
+std::string TextOf(const std::string& tokens, std::vector<std::string> stops, int32_t min_tokens) {
+  ChoiceText text(std::make_unique<Letters>(), std::move(stops), min_tokens);
+  FinishReason finish = FinishReason::kNone;
+  std::string all;
+  for (const char token : tokens) {
+    all += text.Append(token, &finish);
+    if (finish == FinishReason::kStop) return all + "!";
+  }
+  finish = FinishReason::kLength;
+  return all + text.Append('.', &finish) + (finish == FinishReason::kStop ? "!" : "");
+}
+
+TEST(ChoiceText, StopStringsBeforeTheFewestTokensDoNotCount) {
+  EXPECT_EQ(TextOf("abcab", {"ab"}, 0), "!");
+  EXPECT_EQ(TextOf("abcab", {"ab"}, 2), "abc!");
+  EXPECT_EQ(TextOf("abcab", {"ab"}, 5), "abcab..");
+  EXPECT_EQ(TextOf("abcab", {"ab"}, 100), "abcab..");
+  // One that ends later counts wherever it began, and a complete one may begin a longer one.
+  EXPECT_EQ(TextOf("xabc", {"ab"}, 2), "x!");
+  EXPECT_EQ(TextOf("xabc", {"ab", "abc"}, 3), "x!");
+}
+
+TEST(ChoiceText, TheLastTextIsPartOfTheFewestTokens) {
+  ChoiceText text(std::make_unique<Letters>(), {"b."}, 1);
+  FinishReason finish = FinishReason::kLength;
+  EXPECT_EQ(text.Append('b', &finish), "b.");
+  EXPECT_EQ(finish, FinishReason::kLength);
 }
 
 }  // namespace
