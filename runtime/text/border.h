@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
 #include "runtime/text/rust/tandem_text.h"
 
 namespace tandem {
@@ -24,6 +25,12 @@ inline TandemTextSink SinkInto(std::string* text) {
       .write = [](void* to, const char* data,
                   size_t size) { static_cast<std::string*>(to)->append(data, size); },
       .to = text};
+}
+
+// What of a model folder's files was left out, if anything was.
+inline void LogLeftOut(std::string_view where, const std::string& what) {
+  if (!what.empty())
+    LogWarning("part of the model folder is left out", {{"in", where}, {"what", what}});
 }
 
 // What a call returned, as a status; `where` comes before the crate's own message.

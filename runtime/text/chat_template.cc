@@ -7,37 +7,31 @@
 #include "runtime/text/border.h"
 
 namespace tandem {
-namespace {
-
-// Empty if there is no such file.
-absl::StatusOr<std::string> ReadOptionalFile(const std::string& path, size_t max_bytes) {
-  absl::StatusOr<std::string> contents = ReadSmallFile(path, max_bytes);
-  if (absl::IsNotFound(contents.status())) return std::string();
-  return contents;
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const std::string& folder) {
-  TANDEM_ASSIGN_OR_RETURN(const std::string text,
-                          ReadOptionalFile(folder + "/chat_template.jinja", kMaxTemplateBytes));
-  TANDEM_ASSIGN_OR_RETURN(const std::string config,
-                          ReadOptionalFile(folder + "/tokenizer_config.json", kMaxFileBytes));
-  absl::StatusOr<std::unique_ptr<ChatTemplate>> made = Parse(text, config);
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const std::string& folder,
+                                                                   const ModelTokens& tokens) {
+  absl::StatusOr<std::string> text =
+      ReadSmallFile(folder + "/chat_template.jinja", kMaxTemplateBytes);
+  if (absl::IsNotFound(text.status())) text = std::string();
+  TANDEM_RETURN_IF_ERROR(text.status());
+  TANDEM_ASSIGN_OR_RETURN(const TokenizerConfigText config, TokenizerConfigText::Read(folder));
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> made = Parse(*text, config, tokens);
   if (made.ok()) return made;
   return absl::Status(made.status().code(),
                       absl::StrFormat("%s: %s", folder, std::string(made.status().message())));
 }
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_view template_text,
-                                                                  std::string_view config_json) {
+                                                                  const TokenizerConfigText& config,
+                                                                  const ModelTokens& tokens) {
   std::unique_ptr<ChatTemplate> made(new ChatTemplate());
-  std::string error;
-  TANDEM_RETURN_IF_ERROR(
-      BorderStatus(tandem_chat_template_create(BorrowText(template_text), BorrowText(config_json),
-                                               &made->handle_, SinkInto(&made->bos_token_),
-                                               SinkInto(&made->eos_token_), SinkInto(&error)),
-                   "", error));
+  std::string error, warning;
+  TANDEM_RETURN_IF_ERROR(BorderStatus(
+      tandem_chat_template_create(BorrowText(template_text), BorrowText(config.config),
+                                  BorrowText(config.special_tokens_map), BorrowText(tokens.bos),
+                                  BorrowText(tokens.eos), &made->handle_, SinkInto(&warning),
+                                  SinkInto(&error)),
+      "", error));
+  LogLeftOut("chat template", warning);
   if (made->handle_ == nullptr) {
     return absl::NotFoundError(
         "no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json");
@@ -70,14 +64,6 @@ absl::StatusOr<std::string> ChatTemplate::Render(std::string_view messages_json,
   TANDEM_RETURN_IF_ERROR(BorderStatus(
       tandem_chat_template_render(handle_, &args, SinkInto(&text), SinkInto(&error)), "", error));
   return text;
-}
-
-absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatTemplate& chat_template,
-                                                const Tokenizer& tokenizer,
-                                                std::string_view messages_json,
-                                                const ChatTemplate::Options& options) {
-  TANDEM_ASSIGN_OR_RETURN(const std::string text, chat_template.Render(messages_json, options));
-  return tokenizer.Encode(text, /*add_special_tokens=*/false);
 }
 
 }  // namespace tandem

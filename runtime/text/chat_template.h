@@ -20,7 +20,6 @@ namespace tandem {
 // Immutable once made: every method may be called from any thread at once.
 class ChatTemplate {
  public:
-  static constexpr size_t kMaxFileBytes = size_t{16} << 20;
   static constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
   static constexpr size_t kMaxMessagesBytes = size_t{64} << 20;
   static constexpr size_t kMaxOutputBytes = size_t{64} << 20;
@@ -32,15 +31,23 @@ class ChatTemplate {
     int64_t now_s = 0;           // Seconds since 1970 UTC, for strftime_now.
   };
 
+  // Begin and end token as the model's configuration has them; empty for none.
+  struct ModelTokens {
+    std::string bos;
+    std::string eos;
+  };
+
   // Reads the template from folder/chat_template.jinja or else from folder/tokenizer_config.json
   // (`chat_template`: a string, or a list of {name, template}, of which "default" is taken, or
-  // "tool_use" when tools are given), and special tokens such as bos_token from the latter
-  // (strings or objects with `content`).
+  // "tool_use" when tools are given), and special tokens such as bos_token from the latter, then
+  // from special_tokens_map.json (strings or objects with `content`), then from `tokens`.
   // NotFound if the folder has no template; InvalidArgument if a file is broken or too large.
-  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(const std::string& folder);
+  static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(const std::string& folder,
+                                                              const ModelTokens& tokens);
   // The same from the files' contents; an empty one is a missing file.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Parse(std::string_view template_text,
-                                                             std::string_view config_json);
+                                                             const TokenizerConfigText& config,
+                                                             const ModelTokens& tokens);
   ~ChatTemplate();
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
@@ -50,24 +57,11 @@ class ChatTemplate {
   // on these messages; ResourceExhausted if it takes too many steps or writes too much.
   absl::StatusOr<std::string> Render(std::string_view messages_json, const Options& options) const;
 
-  // As the configuration names them; empty if it does not.
-  const std::string& bos_token() const { return bos_token_; }
-  const std::string& eos_token() const { return eos_token_; }
-
  private:
   ChatTemplate() = default;
 
   TandemChatTemplate* handle_ = nullptr;  // Owned.
-  std::string bos_token_;
-  std::string eos_token_;
 };
-
-// A conversation as prompt ids. Templates write the begin token themselves, so the text is encoded
-// without special tokens added, as Transformers does: never two begin tokens.
-absl::StatusOr<std::vector<int32_t>> EncodeChat(const ChatTemplate& chat_template,
-                                                const Tokenizer& tokenizer,
-                                                std::string_view messages_json,
-                                                const ChatTemplate::Options& options);
 
 }  // namespace tandem
 

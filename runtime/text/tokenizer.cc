@@ -1,7 +1,5 @@
 #include "runtime/text/tokenizer.h"
 
-#include <algorithm>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/small_file.h"
@@ -18,29 +16,48 @@ constexpr uint32_t kMaxIds = uint32_t{1} << 24;
 // Beside the crate's flags: the id names a token.
 constexpr uint8_t kPresent = 0x80;
 
+// Empty if there is no such file.
+absl::StatusOr<std::string> ReadOptionalFile(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadSmallFile(path, TokenizerConfigText::kMaxFileBytes);
+  if (absl::IsNotFound(text.status())) return std::string();
+  return text;
+}
+
 }  // namespace
+
+absl::StatusOr<TokenizerConfigText> TokenizerConfigText::Read(const std::string& folder) {
+  TokenizerConfigText text;
+  TANDEM_ASSIGN_OR_RETURN(text.config, ReadOptionalFile(folder + "/tokenizer_config.json"));
+  TANDEM_ASSIGN_OR_RETURN(text.special_tokens_map,
+                          ReadOptionalFile(folder + "/special_tokens_map.json"));
+  return text;
+}
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
   TANDEM_ASSIGN_OR_RETURN(const std::string json, ReadSmallFile(path, kMaxFileBytes));
-  return Parse(json, path);
+  TANDEM_ASSIGN_OR_RETURN(const TokenizerConfigText config, TokenizerConfigText::Read(folder));
+  return Parse(json, config, path);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view json,
+                                                            const TokenizerConfigText& config,
                                                             const std::string& name) {
   if (json.size() > kMaxFileBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: %d bytes, at most %d allowed", name, json.size(), kMaxFileBytes));
   }
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
-  std::string error;
+  std::string error, warning;
   TandemTokenizerInfo info = {};
-  const int32_t code = tandem_tokenizer_create(BorrowText(json), kMaxIds, &tokenizer->handle_,
-                                               &info, SinkInto(&error));
+  const int32_t code = tandem_tokenizer_create(
+      BorrowText(json), BorrowText(config.config), BorrowText(config.special_tokens_map), kMaxIds,
+      &tokenizer->handle_, &info, SinkInto(&warning), SinkInto(&error));
   // The library panics on some files that it cannot read.
   if (code == TANDEM_TEXT_INTERNAL) error.insert(0, "not a tokenizer.json: ");
   TANDEM_RETURN_IF_ERROR(BorderStatus(
       code == TANDEM_TEXT_INTERNAL ? TANDEM_TEXT_INVALID_ARGUMENT : code, name, error));
+  LogLeftOut(name, warning);
   switch (info.decoder_kind) {
     case TANDEM_DECODER_BYTES:
       tokenizer->decoder_kind_ = DecoderKind::kBytes;
@@ -59,7 +76,6 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
           [](void* to, uint32_t id, const char* bytes, size_t size, uint32_t flags) {
             auto* filled = static_cast<Tokenizer*>(to);
             filled->token_bytes_[id].assign(bytes, size);
-            filled->longest_token_bytes_ = std::max(filled->longest_token_bytes_, size);
             filled->token_flags_[id] = static_cast<uint8_t>(flags) | kPresent;
           },
       .to = tokenizer.get()};
@@ -123,10 +139,6 @@ bool Tokenizer::IsSpecial(int32_t id) const {
 
 bool Tokenizer::IsByteFallback(int32_t id) const {
   return id >= 0 && id < vocab_size() && (token_flags_[id] & TANDEM_TOKEN_BYTE) != 0;
-}
-
-int32_t Tokenizer::TokenId(std::string_view name) const {
-  return static_cast<int32_t>(tandem_tokenizer_token_id(handle_, BorrowText(name)));
 }
 
 }  // namespace tandem

@@ -17,6 +17,16 @@ struct TandemTokenizer;  // Of the Rust crate: rust/tandem_text.h.
 
 namespace tandem {
 
+// Contents of tokenizer_config.json and special_tokens_map.json; an empty one is a missing file.
+struct TokenizerConfigText {
+  static constexpr size_t kMaxFileBytes = size_t{16} << 20;
+
+  std::string config;
+  std::string special_tokens_map;
+
+  static absl::StatusOr<TokenizerConfigText> Read(const std::string& folder);
+};
+
 // Immutable once made: every method may be called from any thread at once.
 class Tokenizer {
  public:
@@ -30,11 +40,13 @@ class Tokenizer {
     kOther,          // Only the library knows.
   };
 
-  // Reads folder/tokenizer.json. NotFound if it is missing, InvalidArgument if it is too large or
-  // not a tokenizer.
+  // Reads folder/tokenizer.json and the added and special tokens that folder/tokenizer_config.json
+  // and special_tokens_map.json name beside it, as Transformers does. NotFound without
+  // tokenizer.json, InvalidArgument if a file is too large or broken.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(const std::string& folder);
-  // The same from the file's contents; `name` is for messages.
+  // The same from the files' contents; `name` is for messages, an empty content is a missing file.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view json,
+                                                          const TokenizerConfigText& config,
                                                           const std::string& name);
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
@@ -53,11 +65,6 @@ class Tokenizer {
   // One more than the highest id, added tokens included. The model's vocabulary may be larger.
   int vocab_size() const { return static_cast<int>(token_bytes_.size()); }
 
-  // Of the longest token. Text longer than a context's tokens times this cannot fit it (nearly: a
-  // normalizer or a special token may swallow spaces), which is cheaper to see than to encode:
-  // encoding takes up to half a microsecond a byte.
-  size_t longest_token_bytes() const { return longest_token_bytes_; }
-
   // Whether the id names a token: vocabularies may have holes.
   bool HasToken(int32_t id) const;
 
@@ -71,9 +78,6 @@ class Tokenizer {
   // Whether Decode leaves it out by default.
   bool IsSpecial(int32_t id) const;
 
-  // The id of a token by its exact name in the file, e.g. "<|end|>"; -1 if there is none.
-  int32_t TokenId(std::string_view name) const;
-
   DecoderKind decoder_kind() const { return decoder_kind_; }
   // For kSentencePiece: whether the token is one of <0x00> to <0xFF>.
   bool IsByteFallback(int32_t id) const;
@@ -86,7 +90,6 @@ class Tokenizer {
   TandemTokenizer* handle_ = nullptr;  // Owned.
   DecoderKind decoder_kind_ = DecoderKind::kOther;
   int num_stripped_spaces_ = 0;
-  size_t longest_token_bytes_ = 0;
   std::vector<std::string> token_bytes_;
   std::vector<uint8_t> token_flags_;
 };

@@ -37,12 +37,15 @@ absl::Status AtField(const absl::Status& status, std::string_view field) {
 
 }  // namespace
 
-absl::StatusOr<ModelText> LoadModelText(const std::string& folder) {
+absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model) {
   ModelText text;
-  TANDEM_ASSIGN_OR_RETURN(text.tokenizer, OrNull(Tokenizer::Create(folder)));
-  if (text.tokenizer != nullptr) {
-    TANDEM_ASSIGN_OR_RETURN(text.chat_template, OrNull(ChatTemplate::Create(folder)));
-  }
+  TANDEM_ASSIGN_OR_RETURN(text.tokenizer, OrNull(Tokenizer::Create(model.folder)));
+  if (text.tokenizer == nullptr) return text;
+  const GenerationConfig& ids = model.generation;
+  ChatTemplate::ModelTokens tokens;
+  tokens.bos = text.tokenizer->TokenText(ids.bos_token_id);
+  if (!ids.eos_token_ids.empty()) tokens.eos = text.tokenizer->TokenText(ids.eos_token_ids[0]);
+  TANDEM_ASSIGN_OR_RETURN(text.chat_template, OrNull(ChatTemplate::Create(model.folder, tokens)));
   return text;
 }
 

@@ -30,7 +30,7 @@ struct ModelText {
 };
 
 // Missing files are not errors; broken ones are.
-absl::StatusOr<ModelText> LoadModelText(const std::string& folder);
+absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model);
 
 class Generator {
  public:

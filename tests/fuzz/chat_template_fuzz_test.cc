@@ -14,7 +14,7 @@ constexpr uint64_t kSeed = 20240302;
 TEST(ChatTemplateFuzzTest, DamagedTemplatesAndMessagesAreErrorsAndNoMore) {
   SCOPED_TRACE(kSeed);
   const auto json =
-      ReadSmallFile(std::string(TANDEM_TEST_DATA) + "/text/chat_templates.json", size_t{1} << 20);
+      ReadSmallFile(std::string(TANDEM_TEST_DATA) + "/text/chat_templates.json", size_t{4} << 20);
   ASSERT_TRUE(json.ok()) << json.status();
   std::vector<std::string> inputs;
   const boost::json::value golden =

@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view rest(reinterpret_cast<const char*>(data), size);
   const std::string_view text = TakePart(&rest);
   const std::string_view config = TakePart(&rest);
-  const auto made = tandem::ChatTemplate::Parse(text, config);
+  const auto made = tandem::ChatTemplate::Parse(text, {.config = std::string(config)}, {});
   if (!made.ok()) {
     TANDEM_CHECK(absl::IsInvalidArgument(made.status()) || absl::IsNotFound(made.status()))
         << made.status().ToString();

@@ -35,7 +35,7 @@ void CheckStream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using tandem::Tokenizer;
   const std::string_view json(reinterpret_cast<const char*>(data), size);
-  const auto tokenizer = Tokenizer::Parse(json, "fuzz");
+  const auto tokenizer = Tokenizer::Parse(json, {}, "fuzz");
   if (!tokenizer.ok()) {
     TANDEM_CHECK(absl::IsInvalidArgument(tokenizer.status())) << tokenizer.status().ToString();
     return 0;

@@ -8,12 +8,16 @@ import datetime
 import json
 import pathlib
 import random
+import shutil
+import tempfile
 
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Regex, __version__ as tokenizers_version
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
+
+from template_expressions import EXPRESSIONS, STATEMENTS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "tests/data/text"
@@ -184,6 +188,59 @@ TOKENS = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "
                                             "lstrip": False, "normalized": False,
                                             "rstrip": False, "single_word": False, "special": True}}
 
+# A conversation with a tool call.
+CALLS = [
+    {"role": "system", "content": "Sys"},
+    {"role": "user", "content": "weather?"},
+    {"role": "assistant", "content": "<plan>\nhm\n</plan>\n\nasking", "tool_calls": [
+        {"id": "abcdef123", "type": "function",
+         "function": {"name": "weather", "arguments": {"place": "Zürich", "days": 2}}}]},
+    {"role": "tool", "content": "sun & rain", "tool_call_id": "abcdef123"},
+    {"role": "assistant", "content": "fine"},
+    {"role": "user", "content": "thanks "},
+]
+
+# What templates with tools do: search backwards, keep state over loops, cut texts, refuse, nest
+# macros, and print JSON.
+AGENT = """{%- set found = namespace(user=-1, calls=0) -%}
+{%- for m in messages[::-1] if found.user < 0 and m.role == 'user' -%}
+  {%- set found.user = messages | length - loop.index -%}
+{%- endfor -%}
+{%- macro tagged(name, text) -%}
+  [{{ name }}]{{ text | trim }}[/{{ name }}]
+{%- endmacro -%}
+{%- if tools is iterable and tools | length > 0 -%}
+  {{- tagged('tools', strftime_now('%Y/%m/%d')) }}
+  {%- for tool in tools | map(attribute='function') %}
+{{ tool | tojson(indent=2) }}
+    {%- for key, value in tool.parameters.properties.items() | sort %}
+- {{ key }}: {{ value.type | default('any') | upper }}
+    {%- endfor %}
+  {%- endfor %}
+{%- elif tools is defined and tools is not none -%}
+  {{- raise_exception('an empty list of tools') }}
+{%- endif -%}
+{%- for m in messages -%}
+  {%- set text = m.content if m.content is string else m.content | map(attribute='text') | join(' ') -%}
+  {%- if m.role == 'assistant' and '</plan>' in text -%}
+    {%- set plan = text.split('</plan>')[0].split('<plan>')[-1].strip() -%}
+    {%- set text = text.split('</plan>')[-1].lstrip('\\n') -%}
+    {%- if loop.index0 > found.user -%}{{ tagged('plan', plan) }}{%- endif -%}
+  {%- endif -%}
+  {%- if m.role == 'tool' -%}
+    {%- if loop.first or loop.previtem.role != 'tool' -%}{{ '\\n' }}{%- endif -%}
+    {{- tagged('result ' ~ m.tool_call_id[:6], text) -}}
+  {%- else -%}
+    {{- tagged(m['role'], text) -}}
+  {%- endif -%}
+  {%- for call in m.tool_calls | default([]) -%}
+    {%- set call = call.function if call.function is defined else call -%}
+    {%- set found.calls = found.calls + 1 -%}
+    {{- tagged('call', call.name ~ ' ' ~ (call.arguments if call.arguments is string else call.arguments | tojson)) -}}
+  {%- endfor -%}
+{%- endfor -%}
+{{- bos_token if not found.calls else eos_token * found.calls }}"""
+
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>\\n' }}
 {% endfor %}
@@ -270,6 +327,13 @@ def chat_cases():
         case("template of the configuration", None, [USER],
              tokens={"chat_template": "{{ messages[0].content }}", "bos_token": "<s>"}),
     ]
+    for name, messages in {"calls": CALLS, "talk": TALK, "talk without a system": TALK[1:]}.items():
+        cases += [case(name, AGENT, messages), case(f"{name}, tools", AGENT, messages, tools=TOOLS)]
+    expressions = EXPRESSIONS.strip("\n").split("\n")
+    cases += [case("expressions", "".join("{{ %s }}\n" % line for line in expressions), TALK),
+              case("no tools to count", "{% if tools is iterable and tools | length > 0 %}a{% endif %}",
+                   [USER])]
+    cases += [case(name, template, TALK) for name, template in STATEMENTS.items()]
     return cases
 
 
@@ -299,6 +363,44 @@ def add_expected(case):
         case["error"] = f"{type(error).__name__}: {error}"
 
 
+def configured_cases():
+    """What tokenizer_config.json and special_tokens_map.json change."""
+    def added(content, **flags):
+        return {"content": content, "lstrip": False, "normalized": False, "rstrip": False,
+                "single_word": False, "special": False, **flags}
+    size = max(Tokenizer.from_file(str(OUT / "split_bytes/tokenizer.json")).get_vocab().values()) + 1
+    both = {"bos_token": "<s>", "eos_token": "</s>"}
+    return [
+        {"name": name, "tokenizer": tokenizer, "config": config, "special_tokens_map": special}
+        for name, tokenizer, config, special in [
+            ("named tokens alone", "sentence_piece", both, {}),
+            ("no begin token, which does not count", "sentence_piece", {**both, "add_bos_token": False}, {}),
+            ("an end token, which does not count", "sentence_piece", {**both, "add_bos_token": True, "add_eos_token": True}, {}),
+            ("tokens of the map", "sentence_piece", {}, both),
+            ("a token of the map that becomes special", "split_bytes", {}, {"bos_token": "two words"}),
+            ("further tokens", "split_bytes", {"added_tokens_decoder": {
+                str(size): added("<|new|>", special=True), str(size + 1): added("brand new")}}, {}),
+            ("a token that becomes special", "split_bytes", {"eos_token": "two words"}, {}),
+        ]]
+
+
+def add_configured_ids(case):
+    texts = ["In the beginning", "a<|new|>b brand new two words </s> end", ""]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(OUT / case["tokenizer"] / "tokenizer.json", folder)
+        for file, fields in [("tokenizer_config", case["config"]),
+                             ("special_tokens_map", case["special_tokens_map"])]:
+            if fields:
+                (pathlib.Path(folder) / f"{file}.json").write_text(json.dumps(fields))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    case["texts"] = []
+    for text in texts:
+        ids = tokenizer.backend_tokenizer.encode(text).ids
+        case["texts"].append({"text": text, "ids": ids, "decoded": tokenizer.backend_tokenizer.decode(ids)})
+
+
 def write(path, value, indent=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
@@ -314,6 +416,10 @@ def main():
         folder = DEMO if name == "demo_model" else OUT / name
         write(OUT / f"{name}_golden.json",
               {"made_with": made, **golden(folder / "tokenizer.json", seed)})
+    configured = configured_cases()
+    for case in configured:
+        add_configured_ids(case)
+    write(OUT / "configured_golden.json", {"made_with": made, "cases": configured}, indent=1)
     cases = chat_cases()
     for case in cases:
         add_expected(case)

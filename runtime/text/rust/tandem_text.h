@@ -64,9 +64,13 @@ typedef struct {
   void* to;
 } TandemTokenSink;
 
-/* `json` is a tokenizer.json; no id may be max_ids or more. */
-int32_t tandem_tokenizer_create(TandemText json, uint32_t max_ids, TandemTokenizer** tokenizer,
-                                TandemTokenizerInfo* info, TandemTextSink error);
+/* `json` is a tokenizer.json, `config` a tokenizer_config.json and `special_tokens_map` a
+ * special_tokens_map.json; the last two may be empty. No id may be max_ids or more. `warning`
+ * receives what of the configuration was left out, if anything was. */
+int32_t tandem_tokenizer_create(TandemText json, TandemText config, TandemText special_tokens_map,
+                                uint32_t max_ids, TandemTokenizer** tokenizer,
+                                TandemTokenizerInfo* info, TandemTextSink warning,
+                                TandemTextSink error);
 void tandem_tokenizer_destroy(TandemTokenizer* tokenizer);
 /* Every id of the vocabulary with the bytes it adds within a text. */
 int32_t tandem_tokenizer_tokens(const TandemTokenizer* tokenizer, TandemTokenSink tokens,
@@ -76,15 +80,14 @@ int32_t tandem_tokenizer_encode(const TandemTokenizer* tokenizer, TandemText tex
 int32_t tandem_tokenizer_decode(const TandemTokenizer* tokenizer, const uint32_t* ids,
                                 size_t num_ids, int32_t skip_special_tokens, TandemTextSink text,
                                 TandemTextSink error);
-/* -1 if no token has that name. */
-int64_t tandem_tokenizer_token_id(const TandemTokenizer* tokenizer, TandemText name);
 
-/* `template_text` is a chat_template.jinja and `config` a tokenizer_config.json; either may be
- * empty. Without any template *chat_template becomes null and the code is OK. `bos` and `eos`
- * receive the configured tokens, if there are. */
+/* `template_text` is a chat_template.jinja, the next two as for tandem_tokenizer_create; all may be
+ * empty. `bos` and `eos` are bos_token and eos_token where neither file names them. Without any
+ * template *chat_template becomes null and the code is OK. `warning` as above. */
 int32_t tandem_chat_template_create(TandemText template_text, TandemText config,
-                                    TandemChatTemplate** chat_template, TandemTextSink bos,
-                                    TandemTextSink eos, TandemTextSink error);
+                                    TandemText special_tokens_map, TandemText bos, TandemText eos,
+                                    TandemChatTemplate** chat_template, TandemTextSink warning,
+                                    TandemTextSink error);
 void tandem_chat_template_destroy(TandemChatTemplate* chat_template);
 
 typedef struct {

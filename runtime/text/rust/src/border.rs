@@ -65,6 +65,22 @@ impl TextSink {
     }
 }
 
+/// Sentences for a log line.
+#[derive(Default)]
+pub struct Warnings(pub Vec<String>);
+
+impl Warnings {
+    pub fn add(&mut self, message: impl Into<String>) {
+        self.0.push(message.into());
+    }
+
+    pub fn give(&self, sink: TextSink) {
+        if !self.0.is_empty() {
+            sink.write(&self.0.join("; "));
+        }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IdSink {

@@ -1,7 +1,9 @@
 //! Chat templates as Transformers runs them: trim_blocks, lstrip_blocks, loop controls, Python's
 //! methods on strings and dicts, `tojson`, `raise_exception`, `strftime_now`, `{% generation %}`.
 
-use crate::border::{guarded, Failure, Text, TextSink};
+use crate::border::{guarded, Failure, Text, TextSink, Warnings};
+use crate::config::Config;
+use crate::jinja;
 use crate::python_json::tojson;
 use chrono::DateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -59,6 +61,11 @@ fn strftime(now_s: i64, format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
+/// Jinja reads every line end as one.
+fn with_unix_lines(template: &str) -> String {
+    template.replace("\r\n", "\n").replace('\r', "\n")
+}
+
 /// `{% generation %}` marks what an assistant wrote, for training; it changes no text.
 fn without_generation_tags(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
@@ -93,29 +100,12 @@ fn without_generation_tags(template: &str) -> String {
     out
 }
 
-/// The text of a token: a string, or an object with `content`.
-fn token_text(token: &Json) -> Option<&str> {
-    token.as_str().or_else(|| token["content"].as_str())
-}
-
-fn special_tokens(config: &Map<String, Json>) -> Map<String, Json> {
-    let mut tokens = Map::new();
-    for (key, value) in config {
-        if key == "additional_special_tokens" {
-            let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-            let texts: Vec<&str> = list.iter().filter_map(token_text).collect();
-            tokens.insert(key.clone(), texts.into());
-        } else if key.ends_with("_token") {
-            if let Some(text) = token_text(value) {
-                tokens.insert(key.clone(), text.into());
-            }
-        }
-    }
-    tokens
-}
-
-/// The templates by name: `default` always, and perhaps `tool_use`.
-fn templates(text: &str, config: &Map<String, Json>) -> Result<Vec<(String, String)>, Failure> {
+/// The templates by name: `default`, and perhaps `tool_use`. None if there is no default.
+fn templates(
+    text: &str,
+    config: &Map<String, Json>,
+    warnings: &mut Warnings,
+) -> Result<Vec<(String, String)>, Failure> {
     if !text.is_empty() {
         return Ok(vec![("default".to_string(), text.to_string())]);
     }
@@ -138,7 +128,8 @@ fn templates(text: &str, config: &Map<String, Json>) -> Result<Vec<(String, Stri
                 }
             }
             if !named.iter().any(|(name, _)| name == "default") {
-                return Err(Failure::invalid("chat_template: no entry is named default"));
+                warnings.add("chat_template: no entry is named default, so there is none");
+                named.clear();
             }
             Ok(named)
         }
@@ -156,10 +147,16 @@ fn environment() -> Result<Environment<'static>, Failure> {
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(jinja::unknown_method);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION_LIMIT);
     environment.add_filter("tojson", tojson);
+    environment.add_filter("length", jinja::length);
+    environment.add_filter("count", jinja::length);
+    environment.add_filter("first", jinja::first);
+    environment.add_filter("items", jinja::items);
+    environment.add_test("iterable", jinja::is_iterable);
+    environment.add_test("sequence", jinja::is_sequence);
     environment.add_function("raise_exception", raise_exception);
     Ok(environment)
 }
@@ -222,19 +219,10 @@ impl io::Write for Limited {
 }
 
 impl TandemChatTemplate {
-    fn parse(text: &str, config: &[u8]) -> Result<(Option<Self>, Map<String, Json>), Failure> {
-        let config = if config.is_empty() {
-            Map::new()
-        } else {
-            match parse_json(config, "tokenizer_config.json")? {
-                Json::Object(config) => config,
-                _ => return Err(Failure::invalid("tokenizer_config.json: not an object")),
-            }
-        };
-        let special_tokens = special_tokens(&config);
-        let templates = templates(text, &config)?;
+    fn parse(text: &str, config: Config, warnings: &mut Warnings) -> Result<Option<Self>, Failure> {
+        let templates = templates(text, &config.fields, warnings)?;
         if templates.is_empty() {
-            return Ok((None, special_tokens));
+            return Ok(None);
         }
         let mut environment = environment()?;
         let mut has_tool_use = false;
@@ -247,15 +235,11 @@ impl TandemChatTemplate {
             }
             has_tool_use |= name == "tool_use";
             environment
-                .add_template_owned(name, without_generation_tags(&template))
+                .add_template_owned(name, without_generation_tags(&with_unix_lines(&template)))
                 .map_err(|error| describe(&error, "chat template"))?;
         }
-        let made = TandemChatTemplate {
-            environment,
-            has_tool_use,
-            special_tokens: special_tokens.clone(),
-        };
-        Ok((Some(made), special_tokens))
+        let special_tokens = config.special_tokens;
+        Ok(Some(TandemChatTemplate { environment, has_tool_use, special_tokens }))
     }
 
     fn render(&self, args: &RenderArgs) -> Result<String, Failure> {
@@ -311,19 +295,25 @@ impl TandemChatTemplate {
 pub unsafe extern "C" fn tandem_chat_template_create(
     template_text: Text,
     config: Text,
+    special_tokens_map: Text,
+    bos: Text,
+    eos: Text,
     chat_template: *mut *mut TandemChatTemplate,
-    bos: TextSink,
-    eos: TextSink,
+    warning: TextSink,
     error: TextSink,
 ) -> i32 {
     guarded(error, || {
         let text = unsafe { template_text.utf8("chat_template.jinja") }?;
-        let (made, tokens) = TandemChatTemplate::parse(text, unsafe { config.bytes() })?;
-        for (key, sink) in [("bos_token", bos), ("eos_token", eos)] {
-            if let Some(token) = tokens.get(key).and_then(Json::as_str) {
-                sink.write(token);
+        let mut config = unsafe { Config::parse(config, special_tokens_map) }?;
+        for (key, token) in [("bos_token", bos), ("eos_token", eos)] {
+            let token = unsafe { token.utf8(key) }?;
+            if !token.is_empty() && !config.special_tokens.contains_key(key) {
+                config.special_tokens.insert(key.to_string(), token.into());
             }
         }
+        let mut warnings = Warnings::default();
+        let made = TandemChatTemplate::parse(text, config, &mut warnings)?;
+        warnings.give(warning);
         let pointer = made.map_or(std::ptr::null_mut(), |made| Box::into_raw(Box::new(made)));
         unsafe { chat_template.write(pointer) };
         Ok(())

@@ -4,5 +4,7 @@
 
 mod border;
 mod chat_template;
+mod config;
+mod jinja;
 mod python_json;
 mod tokenizer;

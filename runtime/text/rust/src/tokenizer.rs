@@ -1,9 +1,10 @@
 //! Tokenizers of `tokenizer.json`.
 
-use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink};
+use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink, Warnings};
+use crate::config::Config;
 use serde_json::Value as Json;
 use std::collections::{BTreeSet, HashMap};
-use tokenizers::Tokenizer;
+use tokenizers::{AddedToken, Tokenizer};
 
 pub struct TandemTokenizer {
     tokenizer: Tokenizer,
@@ -85,10 +86,71 @@ fn fallback_byte(piece: &str) -> Option<u8> {
     None
 }
 
+/// Tokens of the configuration that tokenizer.json lacks, or does not know as special. (Its
+/// add_bos_token and add_eos_token count for nothing beside a tokenizer.json, as in Transformers: the
+/// post-processor decides.)
+fn add_tokens(
+    tokenizer: &mut Tokenizer,
+    config: &Config,
+    warnings: &mut Warnings,
+) -> Result<(), Failure> {
+    let mut listed: Vec<(u32, &Json)> = match config.fields.get("added_tokens_decoder") {
+        Some(Json::Object(tokens)) => tokens
+            .iter()
+            .filter_map(|(id, token)| id.parse().ok().map(|id| (id, token)))
+            .collect(),
+        _ => Vec::new(),
+    };
+    listed.sort_by_key(|(id, _)| *id);
+    let mut added = Vec::new();
+    let mut next_id = tokenizer.get_vocab_size(true) as u32;
+    for (id, token) in listed {
+        let flag = |name: &str| token[name].as_bool().unwrap_or(false);
+        let Some(content) = token["content"].as_str() else { continue };
+        let token = AddedToken::from(content, flag("special"))
+            .single_word(flag("single_word"))
+            .lstrip(flag("lstrip"))
+            .rstrip(flag("rstrip"))
+            .normalized(flag("normalized"));
+        if tokenizer.token_to_id(content).unwrap_or(next_id) != id {
+            warnings.add(format!(
+                "tokenizer_config.json: added_tokens_decoder has a token {id} that tokenizer.json lacks"
+            ));
+        } else if tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&id) != Some(&token) {
+            next_id = next_id.max(id + 1);
+            added.push(token);
+        }
+    }
+    for token in config.special_tokens.values() {
+        let names: Vec<&str> = match token {
+            Json::Array(list) => list.iter().filter_map(Json::as_str).collect(),
+            token => token.as_str().into_iter().collect(),
+        };
+        for name in names {
+            let known = tokenizer.get_added_vocabulary().is_special_token(name)
+                || added.iter().any(|token| token.special && token.content == name);
+            // One that has no id cannot be given to the model.
+            if !known && tokenizer.token_to_id(name).is_some() {
+                added.push(AddedToken::from(name, true));
+            }
+        }
+    }
+    tokenizer
+        .add_tokens(added)
+        .map(|_| ())
+        .map_err(|error| Failure::invalid(format!("added_tokens_decoder: {error}")))
+}
+
 impl TandemTokenizer {
-    fn parse(json: &[u8], max_ids: u32) -> Result<TandemTokenizer, Failure> {
+    fn parse(
+        json: &[u8],
+        config: &Config,
+        max_ids: u32,
+        warnings: &mut Warnings,
+    ) -> Result<TandemTokenizer, Failure> {
         let mut tokenizer = Tokenizer::from_bytes(json)
             .map_err(|error| Failure::invalid(format!("not a tokenizer.json: {error}")))?;
+        add_tokens(&mut tokenizer, config, warnings)?;
         // A prompt is never shortened or filled up behind the caller's back.
         tokenizer
             .with_truncation(None)
@@ -163,13 +225,20 @@ impl TandemTokenizer {
 #[no_mangle]
 pub unsafe extern "C" fn tandem_tokenizer_create(
     json: Text,
+    config: Text,
+    special_tokens_map: Text,
     max_ids: u32,
     tokenizer: *mut *mut TandemTokenizer,
     info: *mut TokenizerInfo,
+    warning: TextSink,
     error: TextSink,
 ) -> i32 {
     guarded(error, || {
-        let made = TandemTokenizer::parse(unsafe { json.bytes() }, max_ids)?;
+        let config = unsafe { Config::parse(config, special_tokens_map) }?;
+        let mut warnings = Warnings::default();
+        let made =
+            TandemTokenizer::parse(unsafe { json.bytes() }, &config, max_ids, &mut warnings)?;
+        warnings.give(warning);
         unsafe {
             info.write(made.info());
             tokenizer.write(Box::into_raw(Box::new(made)));
@@ -240,17 +309,4 @@ pub unsafe extern "C" fn tandem_tokenizer_decode(
         text.write(&unsafe { &*tokenizer }.decode(ids, skip_special_tokens != 0)?);
         Ok(())
     })
-}
-
-/// # Safety
-/// Pointers as tandem_text.h says.
-#[no_mangle]
-pub unsafe extern "C" fn tandem_tokenizer_token_id(
-    tokenizer: *const TandemTokenizer,
-    name: Text,
-) -> i64 {
-    match std::str::from_utf8(unsafe { name.bytes() }) {
-        Ok(name) => unsafe { &*tokenizer }.tokenizer.token_to_id(name).map_or(-1, i64::from),
-        Err(_) => -1,
-    }
 }

@@ -52,7 +52,7 @@ void Append(benchmark::State& state) {
 }
 
 void Render(benchmark::State& state) {
-  const auto made = ChatTemplate::Create(std::string(TANDEM_TEST_DATA) + "/demo_model").value();
+  const auto made = ChatTemplate::Create(std::string(TANDEM_TEST_DATA) + "/demo_model", {}).value();
   std::string messages = "[";
   for (int64_t i = 0; i < state.range(0); ++i) {
     messages += R"({"role": "user", "content": "And the earth was without form, and void"},)";

@@ -60,4 +60,11 @@ Golden LoadGolden(const std::string& name) {
   return golden;
 }
 
+int32_t IdOf(const Tokenizer& tokenizer, std::string_view bytes) {
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (tokenizer.HasToken(id) && tokenizer.TokenBytes(id) == bytes) return id;
+  }
+  return -1;
+}
+
 }  // namespace tandem

@@ -41,6 +41,9 @@ Golden LoadGolden(const std::string& name);
 // A file of tests/data/text.
 boost::json::value LoadJson(const std::string& file);
 
+// The token that adds these bytes within a text; the first of several.
+int32_t IdOf(const Tokenizer& tokenizer, std::string_view bytes);
+
 }  // namespace tandem
 
 #endif  // TANDEM_TESTS_UNIT_RUNTIME_TEXT_GOLDEN_H_

@@ -140,7 +140,7 @@ TEST(DetokenizerStreamTest, OnlyTheFirstPieceOfATextLosesItsSpace) {
   const auto tokenizer = LoadTokenizer("sentence_piece");
   const std::vector<int32_t> word = tokenizer->Encode("the", false).value();
   EXPECT_EQ(Stream(*tokenizer, {}, word), "the");
-  const std::vector<int32_t> begin = {tokenizer->TokenId("<s>")};
+  const std::vector<int32_t> begin = {IdOf(*tokenizer, "<s>")};
   EXPECT_EQ(Stream(*tokenizer, begin, word), "the");
   EXPECT_EQ(Stream(*tokenizer, word, word), " the");
 }
@@ -151,7 +151,7 @@ TEST(DetokenizerStreamTest, HoleInTheVocabularyDoesNotEndAByteRun) {
           {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
           {"type": "ByteFallback"}, {"type": "Fuse"}]}, "model": {"type": "BPE",
           "vocab": {"<0xC3>": 0, "<0xA9>": 2}, "merges": []}})",
-      "file");
+      {}, "file");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const std::vector<int32_t> ids = {0, 1, 2};
   EXPECT_EQ(Stream(**tokenizer, {}, ids), "\xC3\xA9");

@@ -83,41 +83,24 @@ TEST(TokenizerTest, KnowsHowItsDecoderWorks) {
 
 TEST(TokenizerTest, TokensHaveNamesBytesAndKinds) {
   const auto demo = LoadTokenizer("demo_model");
-  EXPECT_EQ(demo->TokenId("<|begin|>"), 0);
-  EXPECT_EQ(demo->TokenId("no such token"), -1);
+  EXPECT_EQ(demo->TokenText(0), "<|begin|>");
   EXPECT_EQ(demo->TokenText(1), "<|end|>");
   EXPECT_TRUE(demo->IsSpecial(1));
-  const int32_t space_the = demo->TokenId("\xC4\xA0the");  // U+0120 stands for a space.
+  const int32_t space_the = IdOf(*demo, " the");
   ASSERT_GE(space_the, 0);
-  EXPECT_EQ(demo->TokenBytes(space_the), " the");
   EXPECT_FALSE(demo->IsSpecial(space_the));
-  const int32_t lone_byte = demo->TokenId("\xC4\x80");  // U+0100 stands for byte 0.
-  EXPECT_EQ(demo->TokenBytes(lone_byte), std::string_view("\0", 1));
+  EXPECT_GE(IdOf(*demo, std::string_view("\0", 1)), 0);
 
   const auto pieces = LoadTokenizer("sentence_piece");
-  const int32_t line_end = pieces->TokenId("<0x0A>");
-  EXPECT_TRUE(pieces->IsByteFallback(line_end));
-  EXPECT_EQ(pieces->TokenBytes(line_end), "\n");
-  const int32_t half = pieces->TokenId("<0xE2>");
-  EXPECT_EQ(pieces->TokenBytes(half), "\xE2");
+  EXPECT_TRUE(pieces->IsByteFallback(IdOf(*pieces, "\n")));
+  const int32_t half = IdOf(*pieces, "\xE2");
   EXPECT_EQ(pieces->TokenText(half), "\xEF\xBF\xBD");
-  EXPECT_FALSE(pieces->IsByteFallback(pieces->TokenId("<s>")));
-}
-
-TEST(TokenizerTest, NoTokenIsLongerThanTheLongest) {
-  const auto tokenizer = LoadTokenizer("demo_model");
-  size_t longest = 0;
-  for (int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
-    longest = std::max(longest, tokenizer->TokenBytes(id).size());
-  }
-  EXPECT_EQ(tokenizer->longest_token_bytes(), longest);
-  EXPECT_GE(longest, std::string_view("<|assistant|>").size());
+  EXPECT_FALSE(pieces->IsByteFallback(IdOf(*pieces, "<s>")));
 }
 
 TEST(TokenizerTest, AddedTokenOutsideTheByteAlphabetKeepsItsText) {
   const auto tokenizer = LoadTokenizer("split_bytes");
-  const int32_t two_words = tokenizer->TokenId("two words");
-  EXPECT_EQ(tokenizer->TokenBytes(two_words), "two words");
+  const int32_t two_words = IdOf(*tokenizer, "two words");
   EXPECT_EQ(tokenizer->Decode(std::vector<int32_t>{two_words}).value(), "two words");
 }
 
@@ -159,7 +142,7 @@ TEST(TokenizerTest, BrokenFilesAreInvalidArguments) {
        std::string(
            R"({"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}})"),
        std::string("\xFF\xFE"), deep}) {
-    const auto tokenizer = Tokenizer::Parse(json, "file");
+    const auto tokenizer = Tokenizer::Parse(json, {}, "file");
     EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.status()))
         << json.substr(0, 100) << ": " << tokenizer.status();
     EXPECT_THAT(std::string(tokenizer.status().message()), testing::StartsWith("file: "));
@@ -170,7 +153,7 @@ TEST(TokenizerTest, HugeIdIsRefusedBeforeTablesAreMade) {
   const auto tokenizer = Tokenizer::Parse(
       R"({"version": "1.0", "added_tokens": [], "model":
           {"type": "BPE", "vocab": {"a": 0, "b": 4294967295}, "merges": []}})",
-      "file");
+      {}, "file");
   EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.status()));
   EXPECT_THAT(std::string(tokenizer.status().message()),
               AllOf(HasSubstr("4294967295"), HasSubstr("at most 16777215")));
@@ -181,10 +164,58 @@ TEST(TokenizerTest, HolesInTheVocabularyDecodeToNothing) {
       R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteLevel",
           "add_prefix_space": true, "trim_offsets": true, "use_regex": true}, "model":
           {"type": "BPE", "vocab": {"a": 0, "b": 5}, "merges": []}})",
-      "file");
+      {}, "file");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ((*tokenizer)->vocab_size(), 6);
   EXPECT_EQ((*tokenizer)->Decode(std::vector<int32_t>{0, 3, 5}).value(), "ab");
+}
+
+TEST(TokenizerTest, ConfigurationChangesWhatTransformersLetsItChange) {
+  const boost::json::value golden = LoadJson("configured_golden.json");
+  ASSERT_GE(golden.at("cases").as_array().size(), 7u);
+  for (const boost::json::value& c : golden.at("cases").as_array()) {
+    SCOPED_TRACE(c.at("name").as_string().c_str());
+    const std::string path =
+        TokenizerFolder(c.at("tokenizer").as_string().c_str()) + "/tokenizer.json";
+    const auto tokenizer =
+        Tokenizer::Parse(ReadSmallFile(path, Tokenizer::kMaxFileBytes).value(),
+                         {.config = boost::json::serialize(c.at("config")),
+                          .special_tokens_map = boost::json::serialize(c.at("special_tokens_map"))},
+                         path);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (const boost::json::value& text : c.at("texts").as_array()) {
+      const auto ids = (*tokenizer)->Encode(text.at("text").as_string().c_str(), true);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(*ids, boost::json::value_to<std::vector<int32_t>>(text.at("ids")));
+      EXPECT_EQ((*tokenizer)->Decode(*ids).value(), text.at("decoded").as_string().c_str());
+    }
+  }
+}
+
+TEST(TokenizerTest, AnAddedTokenWithoutAPlaceIsLeftOutWithAWarning) {
+  const std::string json =
+      R"({"version": "1.0", "added_tokens": [], "model":
+          {"type": "BPE", "vocab": {"a": 0}, "merges": []}})";
+  testing::internal::CaptureStderr();
+  const auto tokenizer = Tokenizer::Parse(
+      json,
+      {.config = R"({"added_tokens_decoder": {"7": {"content": "<x>"}, "1": {"content": "<y>"}},
+                     "pad_token": "<pad>"})",
+       .special_tokens_map = ""},
+      "file");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("has a token 7 that"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->vocab_size(), 2);
+  EXPECT_EQ((*tokenizer)->TokenText(1), "<y>");
+}
+
+TEST(TokenizerTest, BrokenConfigurationsAreInvalidArguments) {
+  const std::string json =
+      ReadSmallFile(TokenizerFolder("sentence_piece") + "/tokenizer.json", 1 << 20).value();
+  for (const char* broken : {"{", "[]"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Tokenizer::Parse(json, {broken, ""}, "f").status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(Tokenizer::Parse(json, {"", broken}, "f").status()));
+  }
 }
 
 }  // namespace
