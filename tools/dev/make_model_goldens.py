@@ -89,6 +89,32 @@ def without_prefix(tensors):
     return {name.removeprefix("transformer."): value for name, value in tensors.items()}
 
 
+def claiming_tied_embeddings(config):
+    """As fine-tuned checkpoints whose output projection was trained on."""
+    config["tie_word_embeddings"] = True
+
+
+def in_mixed_types(tensors):
+    kinds = [torch.float32, torch.float16, torch.bfloat16]
+    return {
+        name: value.to(kinds[i % 3]).contiguous()
+        for i, (name, value) in enumerate(sorted(tensors.items()))
+    }
+
+
+def with_llama_buffers(tensors):
+    """As checkpoints of before 2023 carry them along."""
+    for i in range(2):
+        tensors[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = torch.ones(128)
+    return tensors
+
+
+def with_gpt2_buffers(tensors):
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 128, 128, dtype=torch.uint8).tril()
+    tensors["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    return tensors
+
+
 # name: (model class and config, checkpoint type, shards, change of config.json, of tensor names)
 TINY = {
     "llama_gqa16_scaled_biased": (
@@ -144,6 +170,34 @@ TINY = {
         None,
         without_prefix,
     ),
+    "llama_gqa3_head80_own_output": (
+        llama(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=80),
+        torch.float32,
+        1,
+        claiming_tied_embeddings,
+        None,
+    ),
+    "llama_gqa7_head112_mixed": (
+        llama(hidden_size=56, num_attention_heads=7, num_key_value_heads=1, head_dim=112),
+        torch.float32,
+        1,
+        None,
+        in_mixed_types,
+    ),
+    "llama_mqa_head256_buffers": (
+        llama(num_attention_heads=2, num_key_value_heads=1, head_dim=256),
+        torch.float32,
+        1,
+        None,
+        with_llama_buffers,
+    ),
+    "gpt2_head96_buffers": (
+        gpt2(n_embd=96, n_head=1, n_layer=1, bos_token_id=50256, eos_token_id=50256),
+        torch.float32,
+        1,
+        None,
+        with_gpt2_buffers,
+    ),
 }
 
 
@@ -151,9 +205,10 @@ def write_checkpoint(out, model, shards, change_config, change_names):
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     size = f"{total // 1000 // shards + 20}KB" if shards > 1 else "1GB"
     model.save_pretrained(out, max_shard_size=size)
-    (out / "generation_config.json").write_text(
-        json.dumps({"bos_token_id": 1, "eos_token_id": [2, 5]}, indent=1) + "\n"
-    )
+    if model.config.eos_token_id < model.config.vocab_size:
+        (out / "generation_config.json").write_text(
+            json.dumps({"bos_token_id": 1, "eos_token_id": [2, 5]}, indent=1) + "\n"
+        )
     config = json.loads((out / "config.json").read_text())
     if change_config:
         change_config(config)
