@@ -9,7 +9,6 @@
 #include "runtime/base/check.h"
 #include "runtime/text/chat_template.h"
 #include "runtime/text/utf8.h"
-#include "tests/fuzz/mutation.h"
 
 namespace {
 

@@ -5,21 +5,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
-// What a clang build with -fsanitize=fuzzer runs for longer: every fuzzer defines it.
+// What libFuzzer runs for longer (tools/dev/fuzz): every fuzzer defines it.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace tandem {
 
-// One to four changes: bytes flipped, cut out, repeated, moved, or replaced by what parsers
-// stumble over; or a part of another input.
-std::string Mutate(std::string input, const std::vector<std::string>& others,
-                   std::mt19937_64& random);
-
-// Gives the fuzzer every input as it is and then `count` mutations.
+// Gives the fuzzer every input as it is and then `count` mutations: one to four changes, which are
+// bytes and bits flipped, stretches cut out, repeated or moved, numbers replaced, what parsers
+// stumble over, or a part of another input. With TANDEM_FUZZ_CORPUS in the environment it also
+// leaves the inputs in that folder, for libFuzzer to begin with.
 void RunFuzzer(const std::vector<std::string>& inputs, int count, uint64_t seed);
 
 }  // namespace tandem

@@ -10,7 +10,6 @@
 #include "runtime/text/stream_detokenizer.h"
 #include "runtime/text/tokenizer.h"
 #include "runtime/text/utf8.h"
-#include "tests/fuzz/mutation.h"
 
 namespace tandem {
 namespace {

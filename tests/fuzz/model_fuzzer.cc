@@ -1,6 +1,11 @@
-#include "tests/fuzz/model_targets.h"
+// The first byte picks one of the files of a model folder, the rest are its bytes. What an accepted
+// document promises is checked; a broken promise stops the process.
+
+#include "tests/fuzz/model_fuzzer.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,9 +37,7 @@ void CheckConfig(const ModelConfig& config) {
                config.NumParameters() <= kMaxWeightsBytes / SizeBytes(config.checkpoint_type));
 }
 
-}  // namespace
-
-bool FuzzSafetensors(std::span<const uint8_t> input) {
+bool CheckSafetensors(std::span<const uint8_t> input) {
   const auto header = SafetensorsHeader::Parse(input, input.size(), "input");
   if (!header.ok()) return false;
   TANDEM_CHECK(header->data_start <= input.size());
@@ -54,7 +57,7 @@ bool FuzzSafetensors(std::span<const uint8_t> input) {
   return true;
 }
 
-bool FuzzSafetensorsIndex(std::span<const uint8_t> input) {
+bool CheckSafetensorsIndex(std::span<const uint8_t> input) {
   const auto index = ParseSafetensorsIndex(Text(input), "input");
   if (!index.ok()) return false;
   TANDEM_CHECK(!index->empty());
@@ -66,13 +69,13 @@ bool FuzzSafetensorsIndex(std::span<const uint8_t> input) {
   return true;
 }
 
-bool FuzzModelConfig(std::span<const uint8_t> input) {
+bool CheckModelConfig(std::span<const uint8_t> input) {
   const auto config = ModelConfig::Parse(Text(input));
   if (config.ok()) CheckConfig(*config);
   return config.ok();
 }
 
-bool FuzzGenerationConfig(std::span<const uint8_t> input) {
+bool CheckGenerationConfig(std::span<const uint8_t> input) {
   constexpr int64_t kVocabSize = 64;
   const auto config = GenerationConfig::Parse("{}", Text(input), kVocabSize);
   if (!config.ok()) return false;
@@ -85,4 +88,30 @@ bool FuzzGenerationConfig(std::span<const uint8_t> input) {
   return true;
 }
 
+bool Check(ModelFile file, std::span<const uint8_t> input) {
+  switch (file) {
+    case ModelFile::kSafetensors:
+      return CheckSafetensors(input);
+    case ModelFile::kSafetensorsIndex:
+      return CheckSafetensorsIndex(input);
+    case ModelFile::kConfig:
+      return CheckModelConfig(input);
+    default:
+      return CheckGenerationConfig(input);
+  }
+}
+
+int64_t num_accepted = 0;
+
+}  // namespace
+
+int64_t NumAcceptedModelFiles() { return num_accepted; }
+
 }  // namespace tandem
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const auto file = static_cast<tandem::ModelFile>(data[0] % tandem::kNumModelFiles);
+  if (tandem::Check(file, {data + 1, size - 1})) ++tandem::num_accepted;
+  return 0;
+}
