@@ -24,7 +24,7 @@ inline constexpr int64_t kMaxFfnSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 1'024;
 inline constexpr int64_t kMaxHeads = 1'024;
 inline constexpr int64_t kMaxHeadDim = 512;
-inline constexpr int64_t kMaxVocabSize = 1 << 22;
+inline constexpr int64_t kMaxVocabSize = 1 << 19;  // What can be sampled.
 inline constexpr int64_t kMaxPositions = 1 << 24;
 inline constexpr int64_t kMaxWeightsBytes = int64_t{4} << 40;
 

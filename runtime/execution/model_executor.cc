@@ -17,6 +17,9 @@ namespace {
 // logprobs takes no more memory than a batch of decodes.
 constexpr int32_t kMaxLogitRows = 64;
 
+static_assert(kMaxVocabSize <= kMaxVocabulary,
+              "a model that loads must be one that can be sampled");
+
 absl::Status InRange(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -44,7 +47,7 @@ SampledToken ToSampledToken(const SampleResult& result) {
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const ModelExecutorOptions& options, const Model* model, Backend* backend,
-    const KvMemory& memory) {
+    const PoolMemory& memory) {
   TANDEM_RETURN_IF_ERROR(CheckOptions(options, model->config()));
   TANDEM_ASSIGN_OR_RETURN(
       KvLayout layout,
@@ -246,6 +249,11 @@ absl::Status ModelExecutor::Publish(std::span<const SequenceRun> runs, StepOutpu
 void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
                                std::span<const float> logits, RunOutput* output) {
   if (!output->status.ok()) return;
+  const auto scored = ScoredRow::Make(logits);
+  if (!scored.ok()) {
+    output->status = scored.status();
+    return;
+  }
   const auto add = [&](const absl::StatusOr<SampleResult>& result, std::vector<SampledToken>* out) {
     if (result.ok()) {
       out->push_back(ToSampledToken(*result));
@@ -255,7 +263,7 @@ void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
     return output->status.ok();
   };
   if (row.successor >= 0 &&
-      !add(Score(logits, row.successor, run.num_prompt_logprobs), &output->prompt_logprobs)) {
+      !add(Score(*scored, row.successor, run.num_prompt_logprobs), &output->prompt_logprobs)) {
     return;
   }
   if (!row.draws) return;
@@ -272,7 +280,7 @@ void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
     if (position - draw.prompt_tokens < sampling.min_tokens) {
       args.masked_tokens = sampling.stop_token_ids;
     }
-    if (!add(Sample(logits, args), &output->drawn)) return;
+    if (!add(Sample(*scored, args), &output->drawn)) return;
   }
 }
 

@@ -27,7 +27,7 @@ namespace tandem {
 
 // Memory for the pool from outside, such as a transport's: 64-byte aligned, in the backend's reach,
 // alive as long as the executor. Null base: the executor allocates its own.
-struct KvMemory {
+struct PoolMemory {
   void* base = nullptr;
   size_t bytes = 0;
 };
@@ -47,7 +47,7 @@ class ModelExecutor final : public Executor {
   // that is out of range; ResourceExhausted without memory for pool or scratch.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(const ModelExecutorOptions& options,
                                                                const Model* model, Backend* backend,
-                                                               const KvMemory& memory);
+                                                               const PoolMemory& memory);
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;

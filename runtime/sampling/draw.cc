@@ -26,21 +26,13 @@ struct Pool {
   std::span<const uint64_t> weights;
 };
 
-// The last that is kept, in the order of falling logits and, among equals, rising indices.
+// The last that is kept, in the order of Better.
 struct Cut {
   float logit;
   int32_t index;
 
   bool Keeps(float other_logit, int32_t other_index) const {
     return other_logit > logit || (other_logit == logit && other_index <= index);
-  }
-};
-
-// Orders indices of `logits` as Cut says.
-struct Better {
-  const float* logits;
-  bool operator()(int32_t a, int32_t b) const {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   }
 };
 

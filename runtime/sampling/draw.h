@@ -23,7 +23,7 @@ struct DrawScratch {
 };
 
 struct DrawArgs {
-  std::span<const float> row;  // Finite or -infinity (masked); at most kMaxVocabulary.
+  std::span<const float> row;  // Finite or -infinity (masked); at most kMaxVocabulary (sampler.h).
   const RowMaxima* maxima;     // Of the row; the highest is finite.
   float temperature;           // Above 0.
   int32_t top_k;               // At least 0; 0 keeps all.
@@ -35,9 +35,6 @@ struct DrawArgs {
 // whatever their order, so cuts and draws have no rounding to agree on. An id less likely than
 // the best one by more than 2^44 is never drawn.
 inline constexpr float kWeightOne = 0x1p44f;
-
-// Sums of weights stay below 2^64.
-inline constexpr int64_t kMaxVocabulary = int64_t{1} << 19;
 
 int32_t Draw(const DrawArgs& args, DrawScratch* scratch);
 

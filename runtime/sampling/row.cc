@@ -7,18 +7,6 @@
 #include "runtime/sampling/row_math.h"
 
 namespace tandem {
-namespace {
-
-// Whether `a` comes before `b` among the highest.
-struct Better {
-  const float* row;
-  bool operator()(int32_t a, int32_t b) const {
-    return row[a] > row[b] || (row[a] == row[b] && a < b);
-  }
-};
-
-}  // namespace
-
 void FindMaxima(std::span<const float> row, RowMaxima* maxima) {
   const int64_t size = static_cast<int64_t>(row.size());
   const RowMath& math = GetRowMath();

@@ -17,6 +17,15 @@ struct RowMaxima {
   std::vector<float> blocks;
 };
 
+// The order of ids that everything here uses: falling logits and, among equals, rising ids.
+struct Better {
+  const float* row;
+
+  bool operator()(int32_t a, int32_t b) const {
+    return row[a] > row[b] || (row[a] == row[b] && a < b);
+  }
+};
+
 // The row is not empty and has no NaN.
 void FindMaxima(std::span<const float> row, RowMaxima* maxima);
 
@@ -25,10 +34,10 @@ bool AllFinite(std::span<const float> row);
 // The lowest id with the highest logit.
 int32_t HighestId(std::span<const float> row, const RowMaxima& maxima);
 
-// The `count` highest ids, at most the row's size, best first; among equal logits the lower first.
+// The `count` best ids, at most the row's size, best first.
 std::vector<int32_t> HighestIds(std::span<const float> row, const RowMaxima& maxima, int64_t count);
 
-// How many ids are better than `id`: a higher logit, or the same and a lower id.
+// How many ids are better than `id`.
 int32_t CountBetter(std::span<const float> row, int32_t id);
 
 // log Σ exp(logit - max) in the order of docs/numerics.md, bit-equal to Backend::LogSoftmax:

@@ -5,10 +5,13 @@
 #define TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
 
 #include <cstdint>
+#include <span>
 
 namespace tandem {
 
 struct RowMath {
+  const char* name;
+
   // Of `count` values, at least 1; -infinity is fine, NaN is passed over.
   float (*max)(const float* values, int64_t count);
 
@@ -26,12 +29,16 @@ struct RowMath {
                       uint64_t* weights);
 };
 
+// For the baseline of the architecture.
 extern const RowMath kRowMathGeneric;
-extern const RowMath kRowMathAvx2;
-extern const RowMath kRowMathAvx512;
 
-// The fastest that this machine runs.
-const RowMath& GetRowMath();
+// All that this machine runs, the fastest last.
+std::span<const RowMath* const> SupportedRowMaths();
+
+inline const RowMath& GetRowMath() {
+  static const RowMath* const fastest = SupportedRowMaths().back();
+  return *fastest;
+}
 
 }  // namespace tandem
 

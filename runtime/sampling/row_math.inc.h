@@ -1,6 +1,7 @@
-// The functions of row_math.h, for a file that names the table it defines:
+// The functions of row_math.h, for a file that says which table it defines, and its name:
 //
 //   #define TANDEM_ROW_MATH kRowMathAvx2
+//   #define TANDEM_ROW_MATH_NAME "avx2"
 //   #include "runtime/sampling/row_math.inc.h"
 //
 // No templates of the standard library here: the linker keeps one copy of those, and it could be
@@ -85,10 +86,12 @@ uint64_t Weights(const float* values, int64_t count, float max, float temperatur
 
 }  // namespace
 
-const RowMath TANDEM_ROW_MATH = {.max = Max,
-                                 .count_not_finite = CountNotFinite,
-                                 .count_above = CountAbove,
-                                 .add_exp = AddExp,
-                                 .weights = Weights};
+extern const RowMath TANDEM_ROW_MATH;
+constinit const RowMath TANDEM_ROW_MATH = {.name = TANDEM_ROW_MATH_NAME,
+                                           .max = Max,
+                                           .count_not_finite = CountNotFinite,
+                                           .count_above = CountAbove,
+                                           .add_exp = AddExp,
+                                           .weights = Weights};
 
 }  // namespace tandem

@@ -9,13 +9,11 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/sampling/draw.h"
 #include "runtime/sampling/philox.h"
-#include "runtime/sampling/row.h"
 
 namespace tandem {
 namespace {
 
 struct Scratch {
-  RowMaxima maxima;
   RowMaxima masked_maxima;
   std::vector<float> masked_row;
   DrawScratch draw;
@@ -61,14 +59,12 @@ absl::Status CheckArgs(const SampleArgs& args) {
 }
 
 // Logprob, rank and top list of `token`.
-SampleResult ScoreToken(std::span<const float> logits, const RowMaxima& maxima, int32_t token,
-                        int32_t num_top_logprobs) {
-  const float log_sum = LogSumExp(logits, maxima.max);
-  const auto logprob = [&](int32_t id) { return LogProbability(logits[id], maxima.max, log_sum); };
-  SampleResult result = {
-      .token = token, .logprob = logprob(token), .rank = CountBetter(logits, token) + 1};
-  for (const int32_t id : HighestIds(logits, maxima, num_top_logprobs)) {
-    result.top.push_back(RankedToken{.token = id, .logprob = logprob(id)});
+SampleResult ScoreToken(const ScoredRow& row, int32_t token, int32_t num_top_logprobs) {
+  SampleResult result = {.token = token,
+                         .logprob = row.LogProbabilityOf(token),
+                         .rank = CountBetter(row.logits(), token) + 1};
+  for (const int32_t id : HighestIds(row.logits(), row.maxima(), num_top_logprobs)) {
+    result.top.push_back(RankedToken{.token = id, .logprob = row.LogProbabilityOf(id)});
   }
   return result;
 }
@@ -87,14 +83,25 @@ int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const Sam
 
 }  // namespace
 
-absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
-  TANDEM_RETURN_IF_ERROR(CheckArgs(args));
+absl::StatusOr<ScoredRow> ScoredRow::Make(std::span<const float> logits) {
   TANDEM_RETURN_IF_ERROR(CheckRow(logits));
+  ScoredRow row(logits);
+  FindMaxima(logits, &row.maxima_);
+  return row;
+}
+
+float ScoredRow::LogProbabilityOf(int32_t id) const {
+  if (!log_sum_) log_sum_ = LogSumExp(logits_, maxima_.max);
+  return LogProbability(logits_[id], maxima_.max, *log_sum_);
+}
+
+absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args) {
+  TANDEM_RETURN_IF_ERROR(CheckArgs(args));
+  const std::span<const float> logits = row.logits();
   Scratch* scratch = ThreadScratch();
-  FindMaxima(logits, &scratch->maxima);
   int32_t token = 0;
   if (args.masked_tokens.empty()) {
-    token = DrawToken(logits, scratch->maxima, args, &scratch->draw);
+    token = DrawToken(logits, row.maxima(), args, &scratch->draw);
   } else {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     scratch->masked_row.assign(logits.begin(), logits.end());
@@ -109,23 +116,19 @@ absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleA
     token = DrawToken(scratch->masked_row, scratch->masked_maxima, args, &scratch->draw);
   }
   if (args.num_top_logprobs < 0) return SampleResult{.token = token};
-  return ScoreToken(logits, scratch->maxima, token, args.num_top_logprobs);
+  return ScoreToken(row, token, args.num_top_logprobs);
 }
 
-absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
-                                   int32_t num_top_logprobs) {
-  TANDEM_RETURN_IF_ERROR(CheckRow(logits));
-  if (token < 0 || static_cast<size_t>(token) >= logits.size()) {
+absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs) {
+  if (token < 0 || static_cast<size_t>(token) >= row.logits().size()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("token %d, must be 0 to %d", token, logits.size() - 1));
+        absl::StrFormat("token %d, must be 0 to %d", token, row.logits().size() - 1));
   }
   if (num_top_logprobs < 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("num_top_logprobs is %d, must be 0 or more", num_top_logprobs));
   }
-  Scratch* scratch = ThreadScratch();
-  FindMaxima(logits, &scratch->maxima);
-  return ScoreToken(logits, scratch->maxima, token, num_top_logprobs);
+  return ScoreToken(row, token, num_top_logprobs);
 }
 
 }  // namespace tandem

@@ -7,12 +7,17 @@
 #define TANDEM_RUNTIME_SAMPLING_SAMPLER_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/sampling/row.h"
 
 namespace tandem {
+
+// Sums of weights (draw.h), each at most 2^44, stay below 2^64.
+inline constexpr int64_t kMaxVocabulary = int64_t{1} << 19;
 
 struct RankedToken {
   int32_t token = 0;
@@ -43,15 +48,32 @@ struct SampleResult {
 // Logprobs and ranks are of the raw logits: before mask, temperature, top-k and top-p. They are 0
 // and `top` is empty unless logprobs are asked for.
 
+// A row of logits with what every draw and score of it needs, found once. One thread at a time.
+class ScoredRow {
+ public:
+  // Borrows `logits`. Internal if one is NaN or infinite; InvalidArgument if the vocabulary is
+  // empty or larger than kMaxVocabulary.
+  static absl::StatusOr<ScoredRow> Make(std::span<const float> logits);
+
+  std::span<const float> logits() const { return logits_; }
+  const RowMaxima& maxima() const { return maxima_; }
+  float LogProbabilityOf(int32_t id) const;
+
+ private:
+  explicit ScoredRow(std::span<const float> logits) : logits_(logits) {}
+
+  std::span<const float> logits_;
+  RowMaxima maxima_;
+  mutable std::optional<float> log_sum_;  // Found when the first log-probability is asked for.
+};
+
 // Draws one token. Any thread; memory for it is kept per thread.
-// Internal if a logit is NaN or infinite; InvalidArgument if an argument is out of range, if every
-// token is masked or if the vocabulary is larger than kMaxVocabulary (draw.h).
-absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args);
+// InvalidArgument if an argument is out of range or every token is masked.
+absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args);
 
 // The same numbers for a token that is given: prompt logprobs, bit-equal to generated ones.
 // `num_top_logprobs` is at least 0. InvalidArgument if `token` is outside the row.
-absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
-                                   int32_t num_top_logprobs);
+absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs);
 
 }  // namespace tandem
 

@@ -154,8 +154,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   TANDEM_ASSIGN_OR_RETURN(
       process.worker,
       Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        const KvMemory memory{.base = pool.base,
-                              .bytes = static_cast<size_t>(pool.block_bytes * pool.num_blocks)};
+        const PoolMemory memory{.base = pool.base,
+                                .bytes = static_cast<size_t>(pool.block_bytes * pool.num_blocks)};
         return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
                                      memory);
       }));

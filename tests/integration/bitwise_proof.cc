@@ -40,7 +40,7 @@ const LoadedModel& BitwiseProof::ModelOf(int num_threads) {
   return *model;
 }
 
-KvMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
+PoolMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
   DeviceBuffer& pool = pools_[worker];
   if (pool.size_bytes() < bytes) {
     auto larger = ModelOf(1).backend()->Allocate(bytes);

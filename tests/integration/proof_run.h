@@ -45,7 +45,7 @@ class ProofRun {
     bool prefix_caching = true;
   };
   // Gives the pool of a worker.
-  using PoolOf = std::function<KvMemory(int worker, size_t bytes)>;
+  using PoolOf = std::function<PoolMemory(int worker, size_t bytes)>;
 
   ProofRun(const ProofVariant& variant, const Options& options, const LoadedModel& model,
            const PoolOf& pool_of);

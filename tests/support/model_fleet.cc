@@ -18,7 +18,7 @@ LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype, in
 }
 
 ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
-                                       const LoadedModel& model, const KvMemory& pool) {
+                                       const LoadedModel& model, const PoolMemory& pool) {
   auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), pool);
   TANDEM_CHECK(executor.ok()) << executor.status().ToString();
   executor_ = *std::move(executor);

@@ -31,7 +31,7 @@ class ModelFleetExecutor final : public FleetExecutor, public Executor {
  public:
   // Borrows `model` and `pool`. Dies if the options do not fit.
   ModelFleetExecutor(const ModelExecutorOptions& options, const LoadedModel& model,
-                     const KvMemory& pool);
+                     const PoolMemory& pool);
 
   Executor& executor() override { return *this; }
   int64_t block_bytes() const override { return static_cast<int64_t>(executor_->block_bytes()); }

@@ -7,10 +7,16 @@
 
 #include "benchmark/benchmark.h"
 #include "runtime/base/check.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
+
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  return Sample(row, args);
+}
 
 std::vector<float> MakeRow(int64_t size) {
   std::mt19937_64 random(5);

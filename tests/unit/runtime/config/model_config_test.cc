@@ -134,6 +134,8 @@ TEST(ModelConfigTest, RefusesSizesOutOfRangeNamingFieldAndLimit) {
   EXPECT_THAT(With(kLlama, "hidden_size", "\"2048\""), HasSubstr("is \"2048\", want an integer"));
   EXPECT_THAT(With(kLlama, "num_hidden_layers", "0"), HasSubstr("num_hidden_layers is 0"));
   EXPECT_THAT(With(kLlama, "vocab_size", "2147483648"), HasSubstr("vocab_size"));
+  EXPECT_EQ(With(kLlama, "vocab_size", "524288"), "accepted");
+  EXPECT_THAT(With(kLlama, "vocab_size", "524289"), HasSubstr("524288"));
   EXPECT_THAT(With(kLlama, "num_key_value_heads", "5"), HasSubstr("does not divide the 32"));
   EXPECT_THAT(With(kLlama, "num_attention_heads", "31"), HasSubstr("do not divide"));
   EXPECT_THAT(With(kLlama, "head_dim", "63"), HasSubstr("want an even number"));
@@ -149,7 +151,7 @@ TEST(ModelConfigTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
   const auto config = ModelConfig::Parse(
       R"({"architectures":["LlamaForCausalLM"],"hidden_size":65536,"intermediate_size":1048576,
           "num_hidden_layers":1024,"num_attention_heads":1024,"num_key_value_heads":1024,
-          "head_dim":512,"vocab_size":4194304})");
+          "head_dim":512,"vocab_size":524288})");
   EXPECT_THAT(std::string(config.status().message()),
               HasSubstr("at most 4398046511104 bytes are loaded"));
 }

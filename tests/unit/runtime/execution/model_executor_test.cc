@@ -239,7 +239,7 @@ TEST(ModelExecutorTest, UsesMemoryThatItIsGiven) {
 
 TEST(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   const auto harness = MakeHarness();
-  const auto create = [&](ModelExecutorOptions options, KvMemory memory) {
+  const auto create = [&](ModelExecutorOptions options, PoolMemory memory) {
     return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
   };
   const ModelExecutorOptions good{.block_tokens = 16,

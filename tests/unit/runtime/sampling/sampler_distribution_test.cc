@@ -9,10 +9,16 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
+
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  return Sample(row, args);
+}
 
 constexpr int kNumDraws = 100'000;
 constexpr uint64_t kSeed = 99;

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/api/vector_math.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/sampling/philox.h"
 
 namespace tandem {
@@ -24,6 +25,16 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr uint64_t kSeed = 4711;
+
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  return Sample(row, args);
+}
+
+absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token, int32_t num_top) {
+  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  return Score(row, token, num_top);
+}
 
 // The contract in plain words: sort everything, cut, walk through the ids in order.
 int32_t SlowSample(const std::vector<float>& logits, const SampleArgs& args) {
@@ -319,8 +330,37 @@ TEST(SamplerTest, ArgumentsOutOfRangeAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(Score(row, 2, 0).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Score(row, -1, 0).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(Score(row, 0, -1).status()));
-  const std::vector<float> huge((size_t{1} << 19) + 1);
+  const std::vector<float> huge(kMaxVocabulary + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(Sample(huge, {}).status()));
+}
+
+TEST(SamplerTest, LargestVocabularyIsDrawnFromWithoutOverflow) {
+  // All weights are the highest there are.
+  const std::vector<float> row(kMaxVocabulary, 1.0f);
+  for (const float top_p : {1.0f, 0.999f}) {
+    for (uint64_t position = 0; position < 4; ++position) {
+      const SampleArgs args = {.top_p = top_p, .seed = kSeed, .position = position};
+      EXPECT_EQ(Sample(row, args)->token, SlowSample(row, args));
+    }
+  }
+}
+
+TEST(SamplerTest, DrawsOfOneRowDoNotChangeEachOther) {
+  std::mt19937_64 random(kSeed);
+  const std::vector<float> logits = RandomRow(random, 9000, 2.0f);
+  const auto row = ScoredRow::Make(logits);
+  ASSERT_TRUE(row.ok());
+  const std::vector<int32_t> masked = {1, 2, 3};
+  for (uint32_t choice = 0; choice < 8; ++choice) {
+    SampleArgs args = {.seed = kSeed, .choice = choice};
+    args.num_top_logprobs = static_cast<int32_t>(choice % 4) - 1;
+    if (choice % 3 == 1) args.masked_tokens = masked;
+    const auto shared = Sample(*row, args);
+    const auto alone = Sample(logits, args);
+    EXPECT_EQ(shared->token, alone->token);
+    EXPECT_EQ(std::bit_cast<uint32_t>(shared->logprob), std::bit_cast<uint32_t>(alone->logprob));
+    EXPECT_EQ(shared->top, alone->top);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,12 @@
+// For architectures whose baseline is all that we compile for.
+
+#include "runtime/sampling/row_math.h"
+
+namespace tandem {
+
+std::span<const RowMath* const> SupportedRowMaths() {
+  static constexpr const RowMath* kSupported[] = {&kRowMathGeneric};
+  return kSupported;
+}
+
+}  // namespace tandem
