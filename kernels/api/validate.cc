@@ -75,6 +75,19 @@ absl::Status ValidateNorm(const char* operation, const Args& args) {
   return NotNull(operation, "output", args.output);
 }
 
+// What decode and prefill have in common.
+template <typename Args>
+absl::Status ValidateAttention(const char* operation, const Args& args, size_t tile_bytes) {
+  TANDEM_RETURN_IF_ERROR(ValidatePool(operation, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(operation, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "num_sequences", args.num_sequences, 0, kMaxRows));
+  if (args.num_sequences == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "max_blocks", args.max_blocks, 1, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "query", args.query));
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "block_table", args.block_table));
+  return NotNull(operation, "output", args.output);
+}
+
 }  // namespace
 
 absl::Status Validate(const KvTileShape& shape) {
@@ -232,29 +245,17 @@ absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes) {
 
 absl::Status Validate(const DecodeAttentionArgs& args, size_t tile_bytes) {
   constexpr const char* kName = "decode attention";
-  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
-  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
-  TANDEM_RETURN_IF_ERROR(InRange(kName, "num_sequences", args.num_sequences, 0, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(ValidateAttention(kName, args, tile_bytes));
   if (args.num_sequences == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(InRange(kName, "max_blocks", args.max_blocks, 1, kMaxRows));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "block_table", args.block_table));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "num_tokens", args.num_tokens));
-  return NotNull(kName, "output", args.output);
+  return NotNull(kName, "num_tokens", args.num_tokens);
 }
 
 absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes) {
   constexpr const char* kName = "prefill attention";
-  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
-  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
-  TANDEM_RETURN_IF_ERROR(InRange(kName, "num_sequences", args.num_sequences, 0, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(ValidateAttention(kName, args, tile_bytes));
   if (args.num_sequences == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(InRange(kName, "max_blocks", args.max_blocks, 1, kMaxRows));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "block_table", args.block_table));
   TANDEM_RETURN_IF_ERROR(NotNull(kName, "query_start", args.query_start));
-  TANDEM_RETURN_IF_ERROR(NotNull(kName, "num_cached", args.num_cached));
-  return NotNull(kName, "output", args.output);
+  return NotNull(kName, "num_cached", args.num_cached);
 }
 
 absl::Status Validate(const CopyBlocksArgs& args) {

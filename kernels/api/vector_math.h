@@ -3,7 +3,8 @@
 // library picks variants by CPU.) kernels/cpu has the same formulas over 16 lanes; a test compares
 // them bit by bit. Branch-free where a compiler may want to vectorise.
 //
-// Compile with -ffp-contract=off, rounding to nearest, denormals honoured.
+// Compile with -ffp-contract=off, rounding to nearest. Denormals are as the caller has them:
+// kernels flush them (float_environment.h).
 
 #ifndef TANDEM_KERNELS_API_VECTOR_MATH_H_
 #define TANDEM_KERNELS_API_VECTOR_MATH_H_

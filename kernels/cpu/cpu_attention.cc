@@ -35,6 +35,17 @@ struct Problem {
   float softmax_scale;
 };
 
+template <typename Args>
+Problem ProblemOf(const Args& args) {
+  return Problem{.kv = args.kv,
+                 .query = args.query,
+                 .output = args.output,
+                 .block_table = args.block_table,
+                 .max_blocks = args.max_blocks,
+                 .num_heads = args.num_heads,
+                 .softmax_scale = args.softmax_scale};
+}
+
 struct Rows {
   std::array<const void*, kMaxRows> queries;
   std::array<void*, kMaxRows> outputs;
@@ -167,8 +178,10 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
 }
 
 // Cuts `num_tokens` query tokens of one sequence into jobs, `num_cached` positions before them.
-void AddJobs(const AttentionKernels& kernels, int num_kv_heads, int group, int64_t sequence,
+void AddJobs(const AttentionKernels& kernels, const Problem& problem, int64_t sequence,
              int64_t num_tokens, int64_t num_cached, std::vector<Job>* jobs) {
+  const int num_kv_heads = problem.kv->num_kv_heads;
+  const int group = problem.num_heads / num_kv_heads;
   TANDEM_CHECK(kernels.max_rows <= kMaxRows) << kernels.max_rows;
   if (num_tokens == 0) return;
   const RowTiles tiles = MakeRowTiles(num_tokens * group, kernels.max_rows);
@@ -192,17 +205,10 @@ void AddJobs(const AttentionKernels& kernels, int num_kv_heads, int group, int64
 
 absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAttentionArgs& args,
                                 ThreadPool* pool, Scratch* scratch) {
-  const Problem problem{.kv = args.kv,
-                        .query = args.query,
-                        .output = args.output,
-                        .block_table = args.block_table,
-                        .max_blocks = args.max_blocks,
-                        .num_heads = args.num_heads,
-                        .softmax_scale = args.softmax_scale};
-  const int group = args.num_heads / args.kv->num_kv_heads;
+  const Problem problem = ProblemOf(args);
   std::vector<Job> jobs;
   for (int64_t s = 0; s < args.num_sequences; ++s) {
-    AddJobs(kernels, args.kv->num_kv_heads, group, s, 1, args.num_tokens[s] - 1, &jobs);
+    AddJobs(kernels, problem, s, 1, args.num_tokens[s] - 1, &jobs);
   }
   return RunJobs(
       kernels, problem, jobs, [](int64_t s) { return s; },
@@ -211,18 +217,11 @@ absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAtt
 
 absl::Status CpuPrefillAttention(const AttentionKernels& kernels, const PrefillAttentionArgs& args,
                                  ThreadPool* pool, Scratch* scratch) {
-  const Problem problem{.kv = args.kv,
-                        .query = args.query,
-                        .output = args.output,
-                        .block_table = args.block_table,
-                        .max_blocks = args.max_blocks,
-                        .num_heads = args.num_heads,
-                        .softmax_scale = args.softmax_scale};
-  const int group = args.num_heads / args.kv->num_kv_heads;
+  const Problem problem = ProblemOf(args);
   std::vector<Job> jobs;
   for (int64_t s = 0; s < args.num_sequences; ++s) {
-    AddJobs(kernels, args.kv->num_kv_heads, group, s, args.query_start[s + 1] - args.query_start[s],
-            args.num_cached[s], &jobs);
+    AddJobs(kernels, problem, s, args.query_start[s + 1] - args.query_start[s], args.num_cached[s],
+            &jobs);
   }
   return RunJobs(
       kernels, problem, jobs, [&](int64_t s) { return int64_t{args.query_start[s]}; },

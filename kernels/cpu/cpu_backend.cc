@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "kernels/api/float_environment.h"
 #include "kernels/api/host_memory.h"
 #include "kernels/api/validate.h"
 #include "kernels/api/vector_math.h"
 #include "kernels/cpu/cpu_attention.h"
 #include "kernels/cpu/cpu_linear.h"
-#include "kernels/cpu/float_environment.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
 #include "runtime/base/math.h"
@@ -67,25 +67,16 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
     return ForRows(args, table_.rows.embedding);
   }
   absl::Status RmsNorm(const RmsNormArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
     return ForRows(args, table_.rows.rms_norm);
   }
   absl::Status LayerNorm(const LayerNormArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
     return ForRows(args, table_.rows.layer_norm);
   }
-  absl::Status SwiGlu(const SwiGluArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
-    return ForRows(args, table_.rows.swiglu);
-  }
-  absl::Status Gelu(const GeluArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
-    return ForRows(args, table_.rows.gelu);
-  }
+  absl::Status SwiGlu(const SwiGluArgs& args) override { return ForRows(args, table_.rows.swiglu); }
+  absl::Status Gelu(const GeluArgs& args) override { return ForRows(args, table_.rows.gelu); }
 
   absl::Status Add(const AddArgs& args) override {
     TANDEM_RETURN_IF_ERROR(Validate(args));
@@ -198,6 +189,7 @@ class CpuBackend final : public Backend {
   template <typename Args>
   absl::Status ForRows(const Args& args,
                        void (*kernel)(const Args& args, int64_t begin, int64_t end)) {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
     Share(args.num_rows, args.features,
           [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
     return absl::OkStatus();
@@ -215,7 +207,7 @@ absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
         absl::StrFormat("unknown isa \"%s\"; known: auto, avx512, generic", options.isa));
   }
   if (Avx512Kernels(Bf16Method::kDot) != nullptr) {
-    return Avx512Kernels(options.bf16_method ? *options.bf16_method : FasterBf16Method());
+    return Avx512Kernels(options.bf16_method ? *options.bf16_method : BestBf16Method());
   }
   if (options.isa == "auto") return &GenericKernels();
   return absl::FailedPreconditionError(

@@ -17,7 +17,7 @@ namespace tandem {
 struct CpuBackendOptions {
   std::string isa = "auto";  // "auto", "avx512", "generic"
   int num_threads = 1;       // 1 to 1,024, the calling thread included
-  // The faster one where absent. The bits are the same, so this is for tests and benchmarks.
+  // BestBf16Method() where absent; for tests and benchmarks.
   std::optional<Bf16Method> bf16_method;
 };
 

@@ -114,13 +114,17 @@ struct RowTiles {
 // Plain C++ for the baseline of the architecture.
 const KernelTable& GenericKernels();
 
-// How bf16 products are made with AVX-512. Both give the same bits (micro_kernel.h).
+// How bf16 products are made with AVX-512 (micro_kernel.h).
 enum class Bf16Method : uint8_t { kDot, kFma };
 
 // AVX-512 F, BW, DQ, VL and BF16. Null where the build has none, or this machine lacks them.
 const KernelTable* Avx512Kernels(Bf16Method method);
-// Timed once, in well under a millisecond. Only where Avx512Kernels is not null.
-Bf16Method FasterBf16Method();
+// PickBf16Method of this machine, tried once. Only where Avx512Kernels is not null.
+Bf16Method BestBf16Method();
+
+// kDot unless `fma` is faster and has the bits of `dot`, the class's own: both are run on a tile of
+// numbers of all exponents, in a millisecond. Other bits are a warning in the log.
+Bf16Method PickBf16Method(const GemmKernels& dot, const GemmKernels& fma);
 
 }  // namespace tandem
 

@@ -5,6 +5,6 @@
 namespace tandem {
 
 const KernelTable* Avx512Kernels(Bf16Method method) { return nullptr; }
-Bf16Method FasterBf16Method() { return Bf16Method::kDot; }
+Bf16Method BestBf16Method() { return Bf16Method::kDot; }
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // Row operations over 16 lanes; bit for bit those of kernels/reference. Included once per
-// instruction set, inside an unnamed namespace of tandem.
+// instruction set.
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"

@@ -119,6 +119,23 @@ void Attend(const Row& row, void* output, int64_t output_begin) {
   }
 }
 
+// Query token `token` of `sequence`, with arguments of decode or prefill attention.
+template <typename Args>
+void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t num_visible) {
+  const int group = args.num_heads / args.kv->num_kv_heads;
+  for (int h = 0; h < args.num_heads; ++h) {
+    const int64_t begin = (token * args.num_heads + h) * args.kv->shape.head_dim;
+    const Row row{.kv = args.kv,
+                  .blocks = args.block_table + sequence * args.max_blocks,
+                  .query = args.query,
+                  .query_begin = begin,
+                  .kv_head = h / group,
+                  .softmax_scale = args.softmax_scale,
+                  .num_visible = num_visible};
+    Attend(row, args.output, begin);
+  }
+}
+
 }  // namespace
 
 KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
@@ -171,37 +188,16 @@ void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
 }
 
 void ReferenceDecodeAttention(const DecodeAttentionArgs& args) {
-  const int group = args.num_heads / args.kv->num_kv_heads;
   for (int64_t s = 0; s < args.num_sequences; ++s) {
-    for (int h = 0; h < args.num_heads; ++h) {
-      const int64_t begin = (s * args.num_heads + h) * args.kv->shape.head_dim;
-      const Row row{.kv = args.kv,
-                    .blocks = args.block_table + s * args.max_blocks,
-                    .query = args.query,
-                    .query_begin = begin,
-                    .kv_head = h / group,
-                    .softmax_scale = args.softmax_scale,
-                    .num_visible = args.num_tokens[s]};
-      Attend(row, args.output, begin);
-    }
+    AttendAllHeads(args, s, s, args.num_tokens[s]);
   }
 }
 
 void ReferencePrefillAttention(const PrefillAttentionArgs& args) {
-  const int group = args.num_heads / args.kv->num_kv_heads;
   for (int64_t s = 0; s < args.num_sequences; ++s) {
-    for (int64_t t = args.query_start[s]; t < args.query_start[s + 1]; ++t) {
-      for (int h = 0; h < args.num_heads; ++h) {
-        const int64_t begin = (t * args.num_heads + h) * args.kv->shape.head_dim;
-        const Row row{.kv = args.kv,
-                      .blocks = args.block_table + s * args.max_blocks,
-                      .query = args.query,
-                      .query_begin = begin,
-                      .kv_head = h / group,
-                      .softmax_scale = args.softmax_scale,
-                      .num_visible = args.num_cached[s] + (t - args.query_start[s]) + 1};
-        Attend(row, args.output, begin);
-      }
+    const int64_t first = args.query_start[s];
+    for (int64_t t = first; t < args.query_start[s + 1]; ++t) {
+      AttendAllHeads(args, s, t, args.num_cached[s] + (t - first) + 1);
     }
   }
 }

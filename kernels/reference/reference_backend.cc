@@ -1,5 +1,6 @@
 #include "kernels/reference/reference_backend.h"
 
+#include "kernels/api/float_environment.h"
 #include "kernels/api/host_memory.h"
 #include "kernels/api/validate.h"
 #include "kernels/reference/reference_attention.h"
@@ -10,18 +11,20 @@
 namespace tandem {
 namespace {
 
-// Checks the arguments, then runs the operation.
+// What Validate wants besides the arguments.
 template <typename Args>
-absl::Status Run(const Args& args, void (*operation)(const Args&)) {
-  TANDEM_RETURN_IF_ERROR(Validate(args));
-  operation(args);
-  return absl::OkStatus();
+absl::Status Check(const Args& args) {
+  if constexpr (requires { args.kv; }) {
+    return Validate(args, args.kv == nullptr ? 0 : ReferenceTileFormat(args.kv->shape).tile_bytes);
+  } else {
+    return Validate(args);
+  }
 }
 
 template <typename Args>
-absl::Status RunPaged(const Args& args, void (*operation)(const Args&)) {
-  const size_t tile_bytes = args.kv != nullptr ? ReferenceTileFormat(args.kv->shape).tile_bytes : 0;
-  TANDEM_RETURN_IF_ERROR(Validate(args, tile_bytes));
+absl::Status Run(const Args& args, void (*operation)(const Args&)) {
+  TANDEM_RETURN_IF_ERROR(Check(args));
+  const KernelFloatScope scope;
   operation(args);
   return absl::OkStatus();
 }
@@ -86,13 +89,13 @@ class ReferenceBackend final : public Backend {
     return Run(args, ReferenceRotaryTable);
   }
   absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
-    return RunPaged(args, ReferenceRotaryKvWrite);
+    return Run(args, ReferenceRotaryKvWrite);
   }
   absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
-    return RunPaged(args, ReferenceDecodeAttention);
+    return Run(args, ReferenceDecodeAttention);
   }
   absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
-    return RunPaged(args, ReferencePrefillAttention);
+    return Run(args, ReferencePrefillAttention);
   }
   absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
     return Run(args, ReferenceCopyBlocks);

@@ -10,13 +10,15 @@ namespace {
 
 class AttentionTest : public DeviceTest {
  protected:
-  PagedShape AnyShape() {
-    constexpr int kHeadDims[] = {2, 6, 16, 18, 32, 48, 64, 80, 128};
-    constexpr int kGroups[] = {1, 2, 3, 4, 7, 8};
-    const int kv_heads = static_cast<int>(Between(1, 3));
-    return PagedShape{.num_heads = kv_heads * kGroups[random_->Below(6)],
+  // Over 28 cases every head size comes twice, every group size at least three times.
+  PagedShape ShapeOf(int i) {
+    constexpr int kHeadDims[] = {2, 6, 8, 16, 18, 32, 48, 64, 80, 96, 100, 112, 128, 256};
+    constexpr int kGroups[] = {1, 2, 3, 4, 7, 8, 16, 32};
+    const int group = kGroups[i % std::size(kGroups)];
+    const int kv_heads = group >= 16 ? 1 : static_cast<int>(Between(1, 3));
+    return PagedShape{.num_heads = kv_heads * group,
                       .num_kv_heads = kv_heads,
-                      .head_dim = kHeadDims[random_->Below(9)],
+                      .head_dim = kHeadDims[i % std::size(kHeadDims)],
                       .dtype = AnyDType(),
                       .rotary = random_->Chance(0.7)};
   }
@@ -35,8 +37,11 @@ class AttentionTest : public DeviceTest {
 };
 
 TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
-  for (int i = 0; i < 24; ++i) {
-    const PagedShape shape = AnyShape();
+  for (int i = 0; i < 28; ++i) {
+    const PagedShape shape = ShapeOf(i);
+    // The reference takes its time: fewer tokens for larger rows, but always more than a tile.
+    const int64_t max_tokens =
+        std::clamp<int64_t>(100'000 / (shape.num_heads * shape.head_dim), 70, 140);
     const int block_tokens = random_->Chance(0.5) ? 16 : 32;
     const uint64_t seed = random_->Next();
     PagedCase expected(reference_.get(), shape, block_tokens, 64, seed);
@@ -45,7 +50,7 @@ TEST_P(AttentionTest, MatchesReferenceOnRaggedBatches) {
     std::vector<int> ids;
     std::vector<int64_t> first, second;
     const int count = static_cast<int>(Between(0, 4));
-    for (int s = 0; s < count; ++s) sequences.push_back(Sequence(shape, Between(3, 140)));
+    for (int s = 0; s < count; ++s) sequences.push_back(Sequence(shape, Between(3, max_tokens)));
     for (const PagedSequence& sequence : sequences) {
       expected.Add(&sequence);
       ids.push_back(actual.Add(&sequence));
@@ -86,6 +91,38 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
           ASSERT_EQ(output, whole) << "chunk " << chunk << ", blocks of " << block_tokens << ", "
                                    << threads << " threads, " << NameOf(dtype);
         }
+      }
+    }
+  }
+}
+
+// Segments of 1,024 positions: from the fourth on, merged sums are merged again.
+TEST_P(AttentionTest, FourSegmentsMergeToTheSameBitsInAnyChunksAndPhases) {
+  constexpr int64_t kTokens = 3100, kWhole = 3056;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+    const PagedSequence sequence = Sequence(shape, kTokens);
+    PagedCase at_once(device_.get(), shape, 16, 200, 8);
+    const auto whole = at_once.Prefill(&sequence, kTokens);
+    const auto rest_begin = static_cast<std::ptrdiff_t>(kWhole * at_once.row_elements() *
+                                                        static_cast<int64_t>(SizeOf(dtype)));
+    const std::vector<std::byte> rest(whole.begin() + rest_begin, whole.end());
+    for (const int threads : {1, 2, 3}) {
+      const auto backend = MakeDevice(GetParam(), threads);
+      PagedCase chunked(backend.get(), shape, 32, 100, 9);
+      ASSERT_EQ(chunked.Prefill(&sequence, 1000), whole) << threads << " threads";
+      // Then in steps with few rows, which threads share segment by segment.
+      for (const int64_t step : {11, 1}) {
+        PagedCase paged(backend.get(), shape, 16, 200, 10);
+        const int id = paged.Add(&sequence);
+        paged.Step({id}, {kWhole}, /*decode=*/false);
+        std::vector<std::byte> output;
+        for (int64_t t = kWhole; t < kTokens; t += step) {
+          const auto rows = paged.Step({id}, {step}, /*decode=*/step == 1);
+          output.insert(output.end(), rows.begin(), rows.end());
+        }
+        ASSERT_EQ(output, rest) << "steps of " << step << ", " << threads << " threads, "
+                                << NameOf(dtype);
       }
     }
   }
@@ -143,13 +180,12 @@ TEST_P(AttentionTest, OtherSequencesInTheBatchDoNotChangeABit) {
   }
 }
 
-TEST_P(AttentionTest, CopiedBlocksReadTheSame) {
+TEST_P(AttentionTest, CopiedBlocksHaveTheSameBytes) {
   const PagedShape shape{.num_heads = 2, .num_kv_heads = 2, .head_dim = 32, .dtype = DType::kBF16};
   const PagedSequence sequence = Sequence(shape, 16);
   PagedCase paged(device_.get(), shape, 16, 4, 7);
   paged.Prefill(&sequence, 16);
   const KvPoolView& kv = paged.view();
-  // Which block holds the sequence: the only one that is not all NaN in this layer.
   std::vector<std::byte> before(kv.base, kv.base + 4 * kv.block_stride_bytes);
   for (int32_t source = 0; source < 4; ++source) {
     const int32_t destination = (source + 1) % 4;

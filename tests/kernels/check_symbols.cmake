@@ -1,7 +1,7 @@
-# Reads the symbols of the kernel libraries (NM, and LIBRARIES separated by commas) and fails if
-# one calls the C library's floating-point functions, whose bits differ between machines; or if an
-# object compiled for an instruction set defines a symbol that the linker could share with code for
-# older machines.
+# Reads the symbols of the kernel and sampling libraries (NM, and LIBRARIES separated by commas) and
+# fails if one calls the C library's floating-point functions, whose bits differ between machines; or
+# if an object compiled for an instruction set defines a symbol that the linker could share with code
+# for older machines.
 
 # What <math.h> declares for real numbers, with f and l variants, finite and vector ones.
 set(functions
@@ -26,7 +26,7 @@ foreach(library IN LISTS libraries)
       math(EXPR num_objects "${num_objects} + 1")
     elseif(line MATCHES "${banned}")
       message(FATAL_ERROR "${object} calls the C library: ${line}")
-    elseif(object MATCHES "kernels_avx512" AND line MATCHES " [WVu] ")
+    elseif(object MATCHES "kernels_avx512|row_math_avx" AND line MATCHES " [WVu] ")
       message(FATAL_ERROR "${object} defines a symbol that older machines could get: ${line}")
     endif()
   endforeach()

@@ -73,6 +73,11 @@ class DeviceTest : public testing::TestWithParam<std::string> {
   }
 
   float Normal() {
+    // Denormal, or a factor of denormal products.
+    if (tiny_share_ > 0 && random_->Chance(tiny_share_)) {
+      const float sign = random_->Chance(0.5) ? 1.0f : -1.0f;
+      return sign * std::ldexp(1.0f, -static_cast<int>(Between(64, 148)));
+    }
     float sum = 0;
     for (int i = 0; i < 4; ++i) sum += static_cast<float>(random_->Unit());
     return (sum - 2.0f) * 1.732f;
@@ -99,6 +104,7 @@ class DeviceTest : public testing::TestWithParam<std::string> {
   int64_t Between(int64_t low, int64_t high) { return random_->Between(low, high); }
   DType AnyDType() { return random_->Chance(0.5) ? DType::kF32 : DType::kBF16; }
 
+  double tiny_share_ = 0;  // Of the numbers that Normal gives.
   uint64_t seed_;
   std::unique_ptr<Random> random_;
   std::unique_ptr<Backend> reference_;

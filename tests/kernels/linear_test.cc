@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {
@@ -200,6 +201,25 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
     ASSERT_EQ(std::bit_cast<uint32_t>(outputs[0][i]), std::bit_cast<uint32_t>(outputs[1][i])) << i;
   }
   EXPECT_GT(numbers, 100);
+}
+
+GemmKernels Bf16Gemm(Bf16Method method) {
+  return Avx512Kernels(method)->gemm[static_cast<int>(DType::kBF16)];
+}
+
+TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
+  if (Avx512Kernels(Bf16Method::kDot) == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  GemmKernels slow = Bf16Gemm(Bf16Method::kDot);
+  slow.run = [](const GemmTask& task) {
+    for (int i = 0; i < 20; ++i) Bf16Gemm(Bf16Method::kDot).run(task);
+  };
+  // Off by one unit in the last place of one sum.
+  GemmKernels wrong = Bf16Gemm(Bf16Method::kFma);
+  wrong.run = [](const GemmTask& task) {
+    Bf16Gemm(Bf16Method::kFma).run(task);
+    static_cast<uint32_t*>(task.output)[task.num_outputs - 1] ^= 1;
+  };
+  EXPECT_EQ(PickBf16Method(slow, wrong), Bf16Method::kDot);
 }
 
 TEST(LinearMethodsTest, PackedBytesDoNotDependOnTheMethod) {

@@ -109,8 +109,9 @@ class PagedCase {
                               .sin = sin.data(),
                               .num_tokens = total,
                               .head_dim = shape_.head_dim}));
-    std::vector<std::byte> query(total * row_elements() * SizeOf(shape_.dtype));
-    std::vector<std::byte> output(query.size());
+    const size_t bytes = total * row_elements() * SizeOf(shape_.dtype);
+    // Sequences whose runs are all empty still want pointers.
+    std::vector<std::byte> query(bytes + 1), output(bytes + 1);
     Ok(backend_->RotaryKvWrite(
         {.query = qkv.data(),
          .key = qkv.data() + row_elements(),
@@ -123,7 +124,7 @@ class PagedCase {
          .query_out = query.data(),
          .num_tokens = total,
          .num_heads = shape_.num_heads}));
-    last_query_ = query;
+    last_query_.assign(query.begin(), query.end() - 1);
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     if (decode) {
       Ok(backend_->DecodeAttention({.query = query.data(),
@@ -148,6 +149,7 @@ class PagedCase {
                                      .softmax_scale = scale}));
     }
     Ok(backend_->Synchronize());
+    output.pop_back();
     return output;
   }
 

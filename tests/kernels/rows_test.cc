@@ -13,6 +13,8 @@ constexpr int kCases = 60;
 
 class RowsTest : public DeviceTest {
  protected:
+  RowsTest() { tiny_share_ = 0.1; }
+
   int64_t SomeRows() { return random_->Chance(0.1) ? 0 : Between(1, 9); }
   int64_t SomeFeatures() {
     constexpr int64_t kOdd[] = {1, 2, 15, 16, 17, 31, 33, 64, 255, 768};

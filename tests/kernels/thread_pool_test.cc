@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/float_environment.h"
+#include "kernels/api/float_environment.h"
 
 namespace tandem {
 namespace {

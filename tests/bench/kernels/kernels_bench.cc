@@ -255,7 +255,7 @@ int Main(int num_threads, int repetitions) {
   const auto fma = Must(CreateCpuBackend(
       {.isa = "avx512", .num_threads = num_threads, .bf16_method = Bf16Method::kFma}));
   std::printf("bf16 by %s, %d threads, medians of %d\n",
-              FasterBf16Method() == Bf16Method::kDot ? "vdpbf16ps" : "fused multiply-adds",
+              BestBf16Method() == Bf16Method::kDot ? "vdpbf16ps" : "fused multiply-adds",
               num_threads, repetitions);
 
   ThreadPool pool(num_threads);

@@ -1,10 +1,10 @@
-// The floating-point environment of every CPU kernel: round to nearest, denormals read and written
-// as zero, no traps. vdpbf16ps works like this whatever MXCSR says; setting it makes ordinary
-// fused multiply-adds give the very bits of vdpbf16ps (gemm_kernels_avx512.cc), and a library that
-// changed MXCSR cannot change ours.
+// The floating-point environment of every kernel on a CPU: round to nearest, denormals read and
+// written as zero, no traps. vdpbf16ps works like this whatever MXCSR says; setting it makes
+// ordinary fused multiply-adds give the very bits of vdpbf16ps (kernels/cpu/micro_kernel.h), and a
+// library that changed MXCSR cannot change ours.
 
-#ifndef TANDEM_KERNELS_CPU_FLOAT_ENVIRONMENT_H_
-#define TANDEM_KERNELS_CPU_FLOAT_ENVIRONMENT_H_
+#ifndef TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
+#define TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
 
 #include <cstdint>
 
@@ -46,4 +46,4 @@ class KernelFloatScope {
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_CPU_FLOAT_ENVIRONMENT_H_
+#endif  // TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
