@@ -1,9 +1,13 @@
 #include "runtime/execution/fingerprints.h"
 
+#include <vector>
+
 #include "absl/strings/str_format.h"
 #include "kernels/api/numerics_probe.h"
+#include "runtime/base/random.h"
 #include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
@@ -11,6 +15,27 @@ namespace {
 std::string HexSha256(const std::string& text) {
   const Sha256Digest digest = Sha256Of(text);
   return HexOf(digest.data(), digest.size());
+}
+
+// Draws from a fixed row with every kind of cut, and their log-probabilities.
+absl::StatusOr<Sha256Digest> ProbeSampling() {
+  constexpr int kVocabulary = 4096 + 523;
+  Random random(0x7461'6e64'656d);
+  std::vector<float> logits(kVocabulary);
+  for (float& logit : logits) logit = static_cast<float>(random.Next() >> 40) * 0x1p-20f;
+  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  Sha256 hash;
+  for (uint32_t choice = 0; choice < 64; ++choice) {
+    TANDEM_ASSIGN_OR_RETURN(const SampleResult drawn,
+                            Sample(row, {.temperature = 0.7f + 0.1f * static_cast<float>(choice),
+                                         .top_k = choice % 2 == 0 ? 0 : 300,
+                                         .top_p = choice % 4 < 2 ? 1.0f : 0.9f,
+                                         .choice = choice,
+                                         .num_top_logprobs = 0}));
+    hash.Update(&drawn.token, sizeof(drawn.token));
+    hash.Update(&drawn.logprob, sizeof(drawn.logprob));
+  }
+  return hash.Finish();
 }
 
 }  // namespace
@@ -25,9 +50,11 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe, ProbeNumerics(*backend));
-  return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n", kNumericsVersion,
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling());
+  return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion,
                                    model.Digest(), NameOf(model.compute_dtype()),
-                                   HexOf(probe.data(), probe.size())));
+                                   HexOf(probe.data(), probe.size()),
+                                   HexOf(draws.data(), draws.size())));
 }
 
 }  // namespace tandem

@@ -17,7 +17,7 @@ namespace tandem {
 std::string KvClass(const Model& model, const KvLayout& layout);
 
 // Hex. Workers of one numerics_id may continue each other's streams: the same tokens, bit for bit.
-// Runs every kernel on fixed inputs. Engine thread only.
+// Runs every kernel and the sampler on fixed inputs. Engine thread only.
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend);
 
 }  // namespace tandem
