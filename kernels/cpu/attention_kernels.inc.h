@@ -137,15 +137,15 @@ struct Attention {
     for (int first = 0; first < kSubTiles; first += kVectors) {
       F32x16 acc[kRows][kVectors] = {};
       const std::byte* w[kVectors];
-      int64_t prefetch[kVectors];
+      const std::byte* prefetch[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         w[v] = tiles.k[first + v];
-        prefetch[v] = next.k[first + v] - tiles.k[first + v];
+        prefetch[v] = next.k[first + v];
       }
-      AccumulateUnits<Policy, kRows, kVectors>(state->queries, kRows * Policy::kRowUnitBytes,
-                                               Policy::kRowUnitBytes, w, Policy::kWeightVectorBytes,
-                                               prefetch, head_dim / kP, acc);
+      AccumulateUnits<Policy, kRows, kVectors>(
+          state->queries, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w,
+          Policy::kWeightVectorBytes, prefetch, Policy::kWeightVectorBytes, head_dim / kP, acc);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -221,23 +221,23 @@ struct Attention {
     }
     const int64_t unit_stride = int64_t{padded} / kLanes * Policy::kWeightVectorBytes;
     const std::byte* w[kCount];
-    int64_t prefetch[kCount];
-    const auto add = [&](const std::byte* v_units, int64_t next_units, int first_unit, int units)
-        __attribute__((always_inline)) {
+    const std::byte* prefetch[kCount];
+    const auto add = [&](const std::byte* v_units, const std::byte* next_units, int first_unit,
+                         int units) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
         w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
-        prefetch[v] = next_units;
+        prefetch[v] = next_units + (first + v) * Policy::kWeightVectorBytes;
       }
       AccumulateUnits<Policy, kRows, kCount>(state->weights + first_unit * Policy::kRowUnitBytes,
                                              Policy::kRowUnitBytes, kWeightRowBytes, w, unit_stride,
-                                             prefetch, units, acc);
+                                             prefetch, unit_stride, units, acc);
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
-      add(tiles.v[i], next.v[i] - tiles.v[i], i * (kSub / kP), here / kP);
+      add(tiles.v[i], next.v[i], i * (kSub / kP), here / kP);
     }
-    if (last_pair != nullptr) add(last_pair, 0, tokens / kP, 1);
+    if (last_pair != nullptr) add(last_pair, last_pair, tokens / kP, 1);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8

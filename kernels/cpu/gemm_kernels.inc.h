@@ -14,7 +14,8 @@ struct Gemm {
   static constexpr int kPanelOutputs = kVectors * kLanes;
   static constexpr int kPanelUnitBytes = kVectors * Policy::kWeightVectorBytes;
   static constexpr int kMaxBuffer = kSums * kLanes;
-  static constexpr int kPrefetchBytes = 1024;
+  // In flight when each tile of rows has its weights from memory.
+  static constexpr int kPrefetchBytes = 4096;
   static_assert(kMaxRows * kVectors <= kSums);
 
   // Panels that few rows take at once: independent sums hide the latency of one, and streams of
@@ -30,10 +31,32 @@ struct Gemm {
     return (in_features + Policy::kPerUnit - 1) / Policy::kPerUnit;
   }
 
+  // Where tile `tile` of `num_tiles`, which use the same panel one after the other, finds its
+  // weights, and what it fetches into the cache meanwhile. One tile alone: its own panels, some way
+  // ahead. Of several each a part of the next panel, evenly, so that reading memory takes no time
+  // of its own.
+  struct Weights {
+    const std::byte* panels;
+    int64_t panel_bytes;
+    int tile, num_tiles;
+
+    int64_t prefetch_stride() const {
+      return num_tiles == 1 ? kPanelUnitBytes
+                            : (Policy::kWeightVectorBytes + num_tiles - 1) / num_tiles;
+    }
+    const std::byte* prefetch(int v, int num_panels) const {
+      if (num_tiles == 1) {
+        return panels + v / kVectors * panel_bytes + kPrefetchBytes / num_panels +
+               v % kVectors * Policy::kWeightVectorBytes;
+      }
+      return panels + panel_bytes + (tile * kVectors + v) * panel_bytes / (num_tiles * kVectors);
+    }
+  };
+
   // sums [kRows, kPanels · kPanelOutputs] of units [begin, end).
   template <int kRows, int kPanels>
-  static void Sum(const std::byte* a, const std::byte* panels, int64_t panel_bytes, int64_t begin,
-                  int64_t end, float* sums) {
+  static void Sum(const std::byte* a, const Weights& weights, int64_t begin, int64_t end,
+                  float* sums) {
     F32x16 acc[kRows][kPanels * kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -43,16 +66,19 @@ struct Gemm {
     const std::byte* w[kPanels * kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kPanels * kVectors; ++v) {
-      w[v] = panels + v / kVectors * panel_bytes + begin * kPanelUnitBytes +
+      w[v] = weights.panels + v / kVectors * weights.panel_bytes + begin * kPanelUnitBytes +
              v % kVectors * Policy::kWeightVectorBytes;
     }
-    int64_t prefetch[kPanels * kVectors];
+    const int64_t prefetch_stride = weights.prefetch_stride();
+    const std::byte* prefetch[kPanels * kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kPanels * kVectors; ++v) prefetch[v] = kPrefetchBytes;
+    for (int v = 0; v < kPanels * kVectors; ++v) {
+      prefetch[v] = weights.prefetch(v, kPanels) + begin * prefetch_stride;
+    }
     constexpr int64_t kUnitStride = kRows * Policy::kRowUnitBytes;
     AccumulateUnits<Policy, kRows, kPanels * kVectors>(a + begin * kUnitStride, kUnitStride,
                                                        Policy::kRowUnitBytes, w, kPanelUnitBytes,
-                                                       prefetch, end - begin, acc);
+                                                       prefetch, prefetch_stride, end - begin, acc);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -65,8 +91,8 @@ struct Gemm {
   // The pairwise tree over segments, as they come: a binary counter whose digits are sums.
   // Returns the buffer that holds the result.
   template <int kRows, int kPanels>
-  static const float* SumSegments(const std::byte* a, const std::byte* panels, int64_t panel_bytes,
-                                  int64_t in_features, float (*buffers)[kMaxBuffer]) {
+  static const float* SumSegments(const std::byte* a, const Weights& weights, int64_t in_features,
+                                  float (*buffers)[kMaxBuffer]) {
     constexpr int kCount = kRows * kPanels * kPanelOutputs;
     float* waiting[4] = {};  // by level; null: nothing there
     float* current = nullptr;
@@ -78,7 +104,7 @@ struct Gemm {
       if (begin < end) {
         while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 5;
         current = buffers[next_buffer];
-        Sum<kRows, kPanels>(a, panels, panel_bytes, begin / Policy::kPerUnit, Units(end), current);
+        Sum<kRows, kPanels>(a, weights, begin / Policy::kPerUnit, Units(end), current);
       }
       int level = 0;
       for (; (segment >> level & 1) != 0; ++level) {
@@ -102,14 +128,14 @@ struct Gemm {
   }
 
   template <int kRows, int kPanels>
-  static void RunTile(const GemmTask& task, const std::byte* a, const std::byte* panels,
-                      int64_t panel_bytes, int64_t first_row, int64_t first_output) {
+  static void RunTile(const GemmTask& task, const std::byte* a, const Weights& weights,
+                      int64_t first_row, int64_t first_output) {
     alignas(64) float buffers[5][kMaxBuffer];
     const float* sums = buffers[0];
     if (task.segmented) {
-      sums = SumSegments<kRows, kPanels>(a, panels, panel_bytes, task.in_features, buffers);
+      sums = SumSegments<kRows, kPanels>(a, weights, task.in_features, buffers);
     } else {
-      Sum<kRows, kPanels>(a, panels, panel_bytes, 0, Units(task.in_features), buffers[0]);
+      Sum<kRows, kPanels>(a, weights, 0, Units(task.in_features), buffers[0]);
     }
     const int64_t left = task.num_outputs - first_output;
     const int count =
@@ -129,17 +155,15 @@ struct Gemm {
 
   template <int kRows>
   static void RunTileOfRows(int rows, int panels, const GemmTask& task, const std::byte* a,
-                            const std::byte* weights, int64_t panel_bytes, int64_t first_row,
-                            int64_t first_output) {
+                            const Weights& weights, int64_t first_row, int64_t first_output) {
     if (rows == kRows) {
       constexpr int kPanels = PanelsOf(kRows);
       const auto run = panels == kPanels ? RunTile<kRows, kPanels> : RunTile<kRows, 1>;
-      run(task, a, weights, panel_bytes, first_row, first_output);
+      run(task, a, weights, first_row, first_output);
       return;
     }
     if constexpr (kRows < kMaxRows) {
-      RunTileOfRows<kRows + 1>(rows, panels, task, a, weights, panel_bytes, first_row,
-                               first_output);
+      RunTileOfRows<kRows + 1>(rows, panels, task, a, weights, first_row, first_output);
     }
   }
 
@@ -154,8 +178,9 @@ struct Gemm {
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         RunTileOfRows<1>(tiles.rows(tile), taken, task,
                          task.activations + tiles.begin(tile) * units * Policy::kRowUnitBytes,
-                         task.panels + panel * panel_bytes, panel_bytes, tiles.begin(tile),
-                         int64_t{panel} * kPanelOutputs);
+                         Weights{task.panels + panel * panel_bytes, panel_bytes,
+                                 static_cast<int>(tile), static_cast<int>(tiles.count)},
+                         tiles.begin(tile), int64_t{panel} * kPanelOutputs);
       }
       panel += taken;
     }

@@ -26,12 +26,13 @@
 
 namespace tandem {
 
-// Strides are in bytes. While vector v of a unit is used, what lies prefetch[v] bytes further is
-// fetched into the cache: weights to come, where they are read from memory.
+// Strides are in bytes. With each unit a line for each vector is fetched into the cache, the first
+// ones at prefetch[v]: weights to come, which may be in memory still.
 template <typename Policy, int kRows, int kVectors>
 TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int64_t a_row_stride,
                                   const std::byte* const (&w)[kVectors], int64_t w_unit_stride,
-                                  const int64_t (&prefetch)[kVectors], int64_t units,
+                                  const std::byte* const (&prefetch)[kVectors],
+                                  int64_t prefetch_stride, int64_t units,
                                   F32x16 (&acc)[kRows][kVectors]) {
   const std::byte* weights[kVectors];
   for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
@@ -52,7 +53,7 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   };
   for (int64_t unit = 0; unit < units; ++unit) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(weights[v] + prefetch[v]);
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(prefetch[v] + unit * prefetch_stride);
     phase.template operator()<0>();
     if constexpr (Policy::kPhases == 2) phase.template operator()<1>();
 #pragma GCC unroll 8
