@@ -156,19 +156,25 @@ struct Attention {
     }
   }
 
-  // Stores a row's 16 softmax weights as the micro kernel reads rows.
-  static void StoreWeights(F32x16 x, std::byte* to) {
+  // Rounds a row's 16 softmax weights to the compute type and stores them as the micro kernel reads
+  // rows. What multiplies V is what is summed.
+  static F32x16 StoreWeights(F32x16 x, std::byte* to) {
+    if constexpr (kDType == DType::kBF16) {
+      const U16x16 narrow = NarrowNormalBf16(x);
+      x = WidenBf16(narrow);
+      if constexpr (Policy::kRowUnitBytes / kP == 2) {
+        std::memcpy(to, &narrow, sizeof(narrow));
+        return x;
+      }
+    }
+    F32x16 stored = x;
     if constexpr (Policy::kPhases == 2) {
       using Index = int32_t __attribute__((vector_size(64)));
       const Index swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-      x = __builtin_shuffle(x, swap);
+      stored = __builtin_shuffle(x, swap);
     }
-    if constexpr (Policy::kRowUnitBytes / kP == 2) {
-      const U16x16 narrow = NarrowBf16(x);
-      std::memcpy(to, &narrow, sizeof(narrow));
-    } else {
-      std::memcpy(to, &x, sizeof(x));
-    }
+    std::memcpy(to, &stored, sizeof(stored));
+    return x;
   }
 
   // From scores to weights exp(score − max), the new maximum and sum; `visible` positions of the
@@ -197,10 +203,7 @@ struct Attention {
     *rescale = Exp(partial->max - max);
     F32x16 sums = {};
     for (int i = 0; i < kSubTiles; ++i) {
-      F32x16 weight = ExpOf(s[i] - max);
-      if constexpr (kDType == DType::kBF16) weight = WidenBf16(NarrowBf16(weight));
-      sums = sums + weight;
-      StoreWeights(weight, weights + i * kWeightVector);
+      sums = sums + StoreWeights(ExpOf(s[i] - max), weights + i * kWeightVector);
     }
     partial->max = max;
     partial->sum = partial->sum * *rescale + SumOf(sums);

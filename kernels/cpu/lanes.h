@@ -71,6 +71,15 @@ TANDEM_LANES U16x16 NarrowBf16(F32x16 x) {
   return __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), U16x16);
 }
 
+// The same, of lanes that are no denormals (the instruction would flush them).
+TANDEM_LANES U16x16 NarrowNormalBf16(F32x16 x) {
+#if defined(__AVX512BF16__)
+  return (U16x16)_mm512_cvtneps_pbh((__m512)x);
+#else
+  return NarrowBf16(x);
+#endif
+}
+
 // `index` counts elements; `count` lanes, 1 to 16.
 TANDEM_LANES F32x16 LoadLanes(DType dtype, const void* array, int64_t index, int count) {
   if (dtype == DType::kF32) {
