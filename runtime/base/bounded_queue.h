@@ -2,7 +2,8 @@
 //
 // TryPush refuses when full, so a flood is answered ResourceExhausted instead of growing memory.
 // PushAlways is for what must never be refused (cancellations, completions, lost peers): their
-// number is bounded by what was admitted before.
+// number is bounded by what was admitted before. Close ends both, so that nothing is left behind
+// when the consumer goes.
 
 #ifndef TANDEM_RUNTIME_BASE_BOUNDED_QUEUE_H_
 #define TANDEM_RUNTIME_BASE_BOUNDED_QUEUE_H_
@@ -21,23 +22,33 @@ class BoundedQueue {
  public:
   explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
 
-  // False if the queue holds `capacity` items; `item` is then untouched.
+  // False if the queue holds `capacity` items or is closed; `item` is then untouched.
   bool TryPush(T&& item) EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
-      if (items_.size() >= capacity_) return false;
+      if (closed_ || items_.size() >= capacity_) return false;
       items_.push_back(std::move(item));
     }
     ready_.Signal();
     return true;
   }
 
-  void PushAlways(T item) EXCLUDES(mu_) {
+  // False only if the queue is closed; `item` is then dropped.
+  bool PushAlways(T item) EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
+      if (closed_) return false;
       items_.push_back(std::move(item));
     }
     ready_.Signal();
+    return true;
+  }
+
+  // Nothing gets in any more. Returns what was still there.
+  std::vector<T> Close() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    closed_ = true;
+    return std::exchange(items_, {});
   }
 
   // Wakes a waiting consumer without an item.
@@ -79,6 +90,7 @@ class BoundedQueue {
   CondVar ready_;
   std::vector<T> items_ GUARDED_BY(mu_);
   bool woken_ GUARDED_BY(mu_) = false;
+  bool closed_ GUARDED_BY(mu_) = false;
 };
 
 }  // namespace tandem

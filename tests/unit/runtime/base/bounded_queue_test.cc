@@ -48,5 +48,14 @@ TEST(BoundedQueueTest, WakeEndsAWaitWithoutAnItem) {
   EXPECT_EQ(queue.size(), 0u);
 }
 
+TEST(BoundedQueueTest, AClosedQueueTakesNothingAndReturnsWhatWasLeft) {
+  BoundedQueue<int> queue(4);
+  EXPECT_TRUE(queue.PushAlways(1));
+  EXPECT_THAT(queue.Close(), ElementsAre(1));
+  EXPECT_FALSE(queue.TryPush(2));
+  EXPECT_FALSE(queue.PushAlways(3));
+  EXPECT_EQ(queue.size(), 0u);
+}
+
 }  // namespace
 }  // namespace tandem
