@@ -58,7 +58,9 @@ void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& 
   request->facts.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
                                  .transferred_blocks = event.transferred_blocks,
                                  .prompt_logprobs = event.prompt_logprobs,
-                                 .numerics_id = request->numerics_id});
+                                 .numerics_id = request->numerics_id,
+                                 .arrived_us = request->report.arrived_us,
+                                 .first_submit_us = request->report.first_submit_us});
 }
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const PromptEvent& event,

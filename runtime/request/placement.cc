@@ -97,7 +97,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   TANDEM_CHECK(worker != nullptr && worker->session != 0) << route.decode.name;
   const ChoiceState& choice = request->choices[static_cast<size_t>(stream.choices.front())];
 
-  if (request->last_attempt == 0) --num_unplaced_;
+  SetUnplaced(request, false);
   stream.running = true;
   stream.attempt = ++request->last_attempt;
   stream.session = worker->session;
@@ -158,6 +158,7 @@ void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
   const auto running = running_.find(stream.session);
   running->second.erase({request->counter, index});
   if (running->second.empty()) running_.erase(running);
+  if (request->report.completion_tokens == 0) SetUnplaced(request, true);
   may_place_ = true;  // There is room now.
 }
 

@@ -14,6 +14,7 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   const bool valid = !facts.token_ids.empty() && facts.num_choices >= 1 &&
                      facts.sampling.max_tokens >= 1 && facts.time_left_us >= 0;
   if (!valid) {
+    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kInvalidArgument)];
     return absl::InvalidArgumentError(absl::StrFormat(
         "%d prompt tokens, %d choices, max_tokens %d, %d us until the deadline",
         facts.token_ids.size(), facts.num_choices, facts.sampling.max_tokens, facts.time_left_us));
@@ -21,10 +22,12 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   const bool empty_stop = std::any_of(facts.stop_strings.begin(), facts.stop_strings.end(),
                                       [](const std::string& stop) { return stop.empty(); });
   if (empty_stop || (!facts.stop_strings.empty() && facts.make_detokenizer == nullptr)) {
+    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kInvalidArgument)];
     return absl::InvalidArgumentError("a stop string is empty, or there is no text to match");
   }
   if (num_unplaced_ >= options_.max_waiting_requests ||
       static_cast<int64_t>(requests_.size()) >= options_.max_requests) {
+    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kResourceExhausted)];
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
         requests_.size(), options_.max_requests, num_unplaced_, options_.max_waiting_requests));
@@ -52,7 +55,7 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});
   waiting_.insert({counter, 0});
-  ++num_unplaced_;
+  SetUnplaced(&request, true);
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/false);
   return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
@@ -71,6 +74,12 @@ bool RequestOwner::Impl::Cancel(const RequestId& id, int64_t now_us) {
        now_us);
   PlaceWaiting(now_us, /*may_fail=*/true);
   return true;
+}
+
+void RequestOwner::Impl::FailAll(const absl::Status& why, int64_t now_us) {
+  while (!requests_.empty()) {
+    Fail(&requests_.begin()->second, why, RequestOutcome::kUnavailable, now_us);
+  }
 }
 
 void RequestOwner::Impl::Finish(RequestState* request, int64_t) {
@@ -98,8 +107,13 @@ void RequestOwner::Impl::Erase(RequestState* request) {
   const uint64_t counter = request->counter;
   waiting_.erase(waiting_.lower_bound({counter, 0}), waiting_.lower_bound({counter + 1, 0}));
   deadlines_.erase({request->deadline_us, counter});
-  if (request->last_attempt == 0) --num_unplaced_;
+  SetUnplaced(request, false);
   requests_.erase(counter);
+}
+
+void RequestOwner::Impl::SetUnplaced(RequestState* request, bool unplaced) {
+  num_unplaced_ += static_cast<int32_t>(unplaced) - static_cast<int32_t>(request->unplaced);
+  request->unplaced = unplaced;
 }
 
 void RequestOwner::Impl::OnRegistration(const std::string& address,
@@ -211,6 +225,7 @@ absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us
 bool RequestOwner::Cancel(const RequestId& request, int64_t now_us) {
   return impl_->Cancel(request, now_us);
 }
+void RequestOwner::FailAll(const absl::Status& why, int64_t now_us) { impl_->FailAll(why, now_us); }
 void RequestOwner::OnRegistration(const std::string& address,
                                   const WorkerRegistration& registration, int64_t now_us) {
   impl_->OnRegistration(address, registration, now_us);

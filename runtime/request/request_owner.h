@@ -61,6 +61,8 @@ struct PromptReport {
   int32_t transferred_blocks = 0;
   std::span<const SampledToken> prompt_logprobs;
   std::string_view numerics_id;  // The same for the whole request.
+  int64_t arrived_us = 0;        // As in RequestReport.
+  int64_t first_submit_us = 0;
 };
 
 struct RequestReport {
@@ -105,7 +107,7 @@ struct RequestOwnerOptions {
   LivenessTimes times;
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   int32_t max_requests = 16'384;               // Accepted and not finished.
-  int32_t max_waiting_requests = 4'096;        // Of those, not yet placed at all.
+  int32_t max_waiting_requests = 4'096;        // Of those, without a token or a worker.
   int64_t max_index_entries = 4'000'000;       // Of the prefix index.
   int64_t nobody_alive_grace_us = 10'000'000;  // Then a request without a token is Unavailable.
 };
@@ -129,6 +131,8 @@ class RequestOwner {
   absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
   // The client is gone, or an operator aborts: OnError(Cancelled). False if it has ended already.
   bool Cancel(const RequestId& request, int64_t now_us);
+  // The router ends: OnError(`why`), which is Unavailable, for every request.
+  void FailAll(const absl::Status& why, int64_t now_us);
 
   // ---- From workers ----
 

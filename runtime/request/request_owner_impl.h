@@ -29,6 +29,7 @@ class RequestOwner::Impl {
   // ---- request_owner.cc ----
   absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
   bool Cancel(const RequestId& request, int64_t now_us);
+  void FailAll(const absl::Status& why, int64_t now_us);
   void OnRegistration(const std::string& address, const WorkerRegistration& registration,
                       int64_t now_us);
   void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
@@ -91,6 +92,7 @@ class RequestOwner::Impl {
   void Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
             int64_t now_us);
   void Erase(RequestState* request);
+  void SetUnplaced(RequestState* request, bool unplaced);
   RequestState* Find(const RequestId& id);
 
   // ---- events.cc ----
@@ -110,7 +112,7 @@ class RequestOwner::Impl {
   std::map<SessionId, std::set<StreamKey>> running_;
   std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
   uint64_t last_counter_ = 0;
-  int32_t num_unplaced_ = 0;  // Requests that never had an attempt.
+  int32_t num_unplaced_ = 0;  // Requests that are `unplaced`.
   bool may_place_ = false;    // Something changed since the queue was last walked.
   int64_t last_tick_us_ = -1;
 };

@@ -159,6 +159,46 @@ TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
   AddWorker("a");
   EXPECT_EQ(outbox_.submits.size(), 2u);
   EXPECT_TRUE(owner_->Start(Facts(&sinks[2]), now_us_).ok());
+  EXPECT_EQ(outcomes(RequestOutcome::kResourceExhausted), 1u);
+}
+
+TEST_F(RequestOwnerTest, ARequestThatAWorkerRefusedCountsAsWaitingAgain) {
+  RequestOwnerOptions options;
+  options.max_waiting_requests = 2;
+  Recreate(options);
+  const SessionId a = AddWorker("a");
+  RecordingSink sinks[5];
+  for (int i = 0; i < 4; ++i) Start(&sinks[i]);
+  ASSERT_EQ(outbox_.submits.size(), 4u);
+  std::vector<RouterEvent> refusals;
+  for (size_t i = 1; i < 4; ++i) {
+    refusals.push_back(RefusedEvent{.attempt = outbox_.submits[i].second.attempt,
+                                    .status = absl::ResourceExhaustedError("full")});
+  }
+  Say(a, std::move(refusals));
+  EXPECT_EQ(owner_->num_waiting(), 3);
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[4]), now_us_).status()));
+  Advance(200'000);  // The window reopens by one: two wait, which is still as many as may.
+  EXPECT_EQ(owner_->num_waiting(), 2);
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[4]), now_us_).status()));
+  Advance(200'000);
+  EXPECT_TRUE(owner_->Start(Facts(&sinks[4]), now_us_).ok());
+}
+
+TEST_F(RequestOwnerTest, ARouterThatEndsFailsEverybodyAsUnavailable) {
+  RecordingSink waiting;
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  Say(a, {Token(last_submit().attempt, 3, 'x')});
+  RequestFacts other = Facts(&waiting);
+  other.model = "nobody's";
+  ASSERT_TRUE(owner_->Start(std::move(other), now_us_).ok());
+  owner_->FailAll(absl::UnavailableError("the router is shutting down"), now_us_);
+  EXPECT_TRUE(absl::IsUnavailable(sink_.error)) << sink_.error;
+  EXPECT_TRUE(absl::IsUnavailable(waiting.error)) << waiting.error;
+  EXPECT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outcomes(RequestOutcome::kUnavailable), 2u);
+  ExpectNothingLive();
 }
 
 TEST_F(RequestOwnerTest, NobodyAliveIsUnavailableAfterTheGrace) {
