@@ -9,6 +9,13 @@
 
 namespace tandem {
 
+// ---- Both front ends ----
+// A client whose machine or network is gone is noticed within the sum; its requests are cancelled.
+inline constexpr std::chrono::seconds kKeepaliveTime{20};
+inline constexpr std::chrono::seconds kKeepaliveTimeout{10};
+// What a router that ends gives its clients to read their last events.
+inline constexpr std::chrono::seconds kFlushTimeout{1};
+
 // ---- HTTP ----
 inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;  // 431 past it.
 inline constexpr size_t kMaxHeaderFields = 100;              // 431
@@ -30,6 +37,9 @@ inline constexpr double kMaxTemperature = 2.0;
 inline constexpr int64_t kMaxN = 128;
 inline constexpr size_t kMaxPrompts = 256;
 inline constexpr int64_t kMaxSequencesPerCall = 1024;  // Prompts × choices.
+// Tokens and their logprobs in an answer that is made whole, some 100 bytes each while it waits:
+// n × max_tokens × (1 + logprobs) of every prompt; prompt tokens × (1 + prompt_logprobs).
+inline constexpr int64_t kMaxAnswerValues = int64_t{4} << 20;
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 256;
@@ -38,8 +48,8 @@ inline constexpr size_t kMaxMessages = 4096;
 inline constexpr int64_t kMaxDeadlineUs = int64_t{24} * 3600 * 1'000'000;  // Later ones are cut.
 
 // ---- What waits for a slow reader ----
-inline constexpr size_t kMaxUnsentBytes = size_t{1}
-                                          << 20;  // Of one response; then it is cancelled.
+// Of one stream when more is to be written; then it is cancelled.
+inline constexpr size_t kMaxUnsentBytes = size_t{1} << 20;
 
 }  // namespace tandem
 

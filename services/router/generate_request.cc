@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
@@ -18,7 +17,7 @@ absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int6
                                              value, low, high));
 }
 
-absl::Status CheckSampling(const GenerateRequest& r, const ModelInfo& model) {
+absl::Status CheckSampling(const GenerateRequest& r) {
   if (r.temperature.has_value() && !(*r.temperature >= 0.0 && *r.temperature <= kMaxTemperature)) {
     return InvalidField(r.names.temperature, absl::StrFormat("%s is %g, must be from 0 to %g",
                                                              std::string(r.names.temperature),
@@ -38,11 +37,6 @@ absl::Status CheckSampling(const GenerateRequest& r, const ModelInfo& model) {
   if (r.num_prompt_logprobs.has_value()) {
     TANDEM_RETURN_IF_ERROR(
         CheckRange(r.names.prompt_logprobs, *r.num_prompt_logprobs, 0, kMaxLogprobs));
-    if (r.stream) {
-      return InvalidField(
-          r.names.prompt_logprobs,
-          absl::StrCat(std::string(r.names.prompt_logprobs), " is not available in a stream"));
-    }
   }
   return absl::OkStatus();
 }
@@ -116,7 +110,7 @@ absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model
                   request.names.model),
         kModelNotFound);
   }
-  TANDEM_RETURN_IF_ERROR(CheckSampling(request, model));
+  TANDEM_RETURN_IF_ERROR(CheckSampling(request));
   TANDEM_RETURN_IF_ERROR(CheckStops(request, model));
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));
   return CheckPrompts(request, model);
@@ -184,6 +178,23 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
       std::unique(params.stop_token_ids.begin(), params.stop_token_ids.end()),
       params.stop_token_ids.end());
   return params;
+}
+
+absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_tokens,
+                             int64_t max_tokens) {
+  int64_t of_prompts = 0, of_choices = 0;
+  if (request.num_prompt_logprobs.has_value()) {
+    of_prompts = prompt_tokens * (1 + *request.num_prompt_logprobs);
+  }
+  if (!request.stream) of_choices = request.n * max_tokens * (1 + request.num_logprobs.value_or(0));
+  if (of_prompts + of_choices <= kMaxAnswerValues) return absl::OkStatus();
+  const bool prompts_alone = of_prompts > kMaxAnswerValues;
+  return InvalidField(
+      prompts_alone ? request.names.prompt_logprobs : request.names.max_tokens,
+      absl::StrFormat("the answer may have %d tokens and logprobs of prompts and %d of up to %d "
+                      "generated tokens for each of %d choices; at most %d fit one answer%s",
+                      of_prompts, of_choices, max_tokens, request.n, kMaxAnswerValues,
+                      prompts_alone || request.stream ? "" : " that is not streamed"));
 }
 
 }  // namespace tandem

@@ -64,7 +64,7 @@ struct GenerateRequest {
   bool skip_special_tokens = true;
 
   // What the answer holds.
-  bool stream = false;
+  bool stream = false;  // Token by token; else it waits here until it is whole.
   bool include_usage = false;
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // "token_id:17" for a token's text in logprobs.
@@ -86,6 +86,11 @@ absl::StatusOr<std::vector<int32_t>> CheckTokenIds(const std::vector<int64_t>& i
 absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request,
                                                   const ModelInfo& model, int64_t prompt_tokens,
                                                   int64_t max_model_tokens, uint64_t drawn_seed);
+
+// For a call whose prompts have so many tokens and whose choices may get so many, over all prompts:
+// InvalidArgument if its answer could hold more than kMaxAnswerValues at once.
+absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_tokens,
+                             int64_t max_tokens);
 
 }  // namespace tandem
 

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// Results of one prompt. The core keeps it until its end.
+// Results of one prompt. The core keeps it until its end, and until then it keeps the call.
 class Generation::PromptSink final : public RequestSink {
  public:
   PromptSink(Generation* call, int prompt, RequestFacts facts, std::vector<int32_t> eos_token_ids)
@@ -33,6 +33,8 @@ class Generation::PromptSink final : public RequestSink {
   }
 
   void OnPrompt(const PromptReport& prompt) override {
+    submitted_us_ = prompt.first_submit_us;
+    accepted_us_ = prompt.arrived_us;
     metrics_->cached_prompt_tokens.Increment(prompt.cached_tokens);
     metrics_->prompt_tokens.Increment(static_cast<double>(token_ids.size()));
     PromptNews news{.prompt = prompt_,
@@ -56,25 +58,35 @@ class Generation::PromptSink final : public RequestSink {
   }
 
   void OnDone(const RequestReport& report) override {
-    metrics_->e2e_seconds.Observe(static_cast<double>(clock_->NowUs() - arrived_us_) * 1e-6);
-    call_->OnPromptEnded(absl::OkStatus(), report);
+    metrics_->e2e_seconds.Observe(Seconds(arrived_us_, clock_->NowUs()));
+    // Moved: the call owns this, so that what this kept of it would keep both for ever.
+    const std::shared_ptr<Generation> call = std::move(call_);
+    call->OnPromptEnded(absl::OkStatus(), report);
   }
 
   void OnError(const absl::Status& status, const RequestReport& report) override {
-    call_->OnPromptEnded(status, report);
+    const std::shared_ptr<Generation> call = std::move(call_);
+    call->OnPromptEnded(status, report);
   }
 
   const RouterCore::Handle handle;
   const std::vector<int32_t> token_ids;
 
  private:
+  static double Seconds(int64_t from_us, int64_t to_us) {
+    return static_cast<double>(to_us - from_us) * 1e-6;
+  }
+
   void CountToken(int32_t choice) {
     const int64_t now_us = clock_->NowUs();
     int64_t& last_us = last_token_us_[choice];
     if (last_us != 0) {
-      metrics_->itl_seconds.Observe(static_cast<double>(now_us - last_us) * 1e-6);
+      metrics_->itl_seconds.Observe(Seconds(last_us, now_us));
     } else if (std::exchange(has_first_token_, true) == false) {
-      metrics_->ttft_seconds.Observe(static_cast<double>(now_us - arrived_us_) * 1e-6);
+      metrics_->ttft_seconds.Observe(Seconds(arrived_us_, now_us));
+      metrics_->ttft_text_seconds.Observe(Seconds(arrived_us_, accepted_us_));
+      metrics_->ttft_queue_seconds.Observe(Seconds(accepted_us_, submitted_us_));
+      metrics_->ttft_worker_seconds.Observe(Seconds(submitted_us_, now_us));
     }
     last_us = now_us;
     metrics_->generated_tokens.Increment();
@@ -103,15 +115,17 @@ class Generation::PromptSink final : public RequestSink {
   const std::vector<int32_t> eos_token_ids_;
   std::vector<int64_t> last_token_us_;  // By choice; 0: none yet.
   bool has_first_token_ = false;
-  RequestFacts facts_;                // Until TakeFacts.
-  std::shared_ptr<Generation> call_;  // From TakeFacts on: it outlives its requests.
+  int64_t accepted_us_ = 0, submitted_us_ = 0;  // By the owner, to a worker; from OnPrompt on.
+  RequestFacts facts_;                          // Until TakeFacts.
+  std::shared_ptr<Generation> call_;            // From TakeFacts to the end.
 };
 
 Generation::Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock,
-                       int64_t arrived_us, std::function<void()> on_news)
+                       std::string label, int64_t arrived_us, std::function<void()> on_news)
     : core_(core),
       metrics_(metrics),
       clock_(clock),
+      label_(std::move(label)),
       arrived_us_(arrived_us),
       on_news_(std::move(on_news)) {}
 
@@ -129,8 +143,16 @@ void Generation::Start() {
     num_running_ = static_cast<int>(prompts_.size());
   }
   for (const std::shared_ptr<PromptSink>& prompt : prompts_) {
-    core_->StartRequest(prompt->handle, prompt->TakeFacts(shared_from_this()), prompt);
+    core_->StartRequest(prompt->handle, label_, prompt->TakeFacts(shared_from_this()), prompt);
   }
+  // A prompt that was refused, or an abort, may have ended the call before all of them had started:
+  // what was cancelled then was not there yet.
+  bool ended = false;
+  {
+    MutexLock lock(&mu_);
+    ended = ended_;
+  }
+  if (ended) CancelRequests();
 }
 
 const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
@@ -175,13 +197,13 @@ void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& 
     if (status.ok() && num_running_ > 0) return;
     end = EndNews{.status = status, .usage = usage_};
   }
-  if (!status.ok()) CancelRequests();
   Deliver(std::move(end));
+  if (!status.ok()) CancelRequests();
 }
 
 void Generation::Cancel(const absl::Status& why) {
-  CancelRequests();
   Deliver(EndNews{.status = why});
+  CancelRequests();
 }
 
 void Generation::Detach() {

@@ -64,12 +64,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
  public:
   static constexpr size_t kMaxPendingNews = 1 << 16;
 
-  // `on_news` is called on the router's thread whenever Take() has something new after it had
-  // nothing; it must not block. Not called again after Detach(). `core`, `metrics` and `clock`
-  // outlive this.
+  // `on_news` is called whenever Take() has something new after it had nothing: on the router's
+  // thread, or on that of Start, Cancel or Abort; it must not block. Not called again after
+  // Detach(). `core`, `metrics` and `clock` outlive this. `label` is the client's id, for logs;
   // `arrived_us` is when the call did, by `clock`.
-  Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock, int64_t arrived_us,
-             std::function<void()> on_news);
+  Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock, std::string label,
+             int64_t arrived_us, std::function<void()> on_news);
   ~Generation();
 
   // One request of the call; before any starts, by the thread that makes the call. `facts.sink` is
@@ -94,11 +94,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void Deliver(GenerationNews news) EXCLUDES(mu_);
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
-  void CancelRequests();
+  void CancelRequests();  // Once ended_ is set: Start looks there for what came too early.
 
   RouterCore* const core_;
   RouterMetrics* const metrics_;
   const Clock* const clock_;
+  const std::string label_;
   const int64_t arrived_us_;
   std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
 

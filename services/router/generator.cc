@@ -118,18 +118,21 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   }
   TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request));
 
-  auto generation = std::make_shared<Generation>(core_, metrics_, clock_, call.arrived_us,
-                                                 std::move(call.on_news));
+  auto generation = std::make_shared<Generation>(core_, metrics_, clock_, call.label,
+                                                 call.arrived_us, std::move(call.on_news));
   const int64_t spent_us = clock_->NowUs() - call.arrived_us;
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");
   }
+  int64_t prompt_tokens = 0, max_tokens = 0;
   for (std::vector<int32_t>& ids : prompts) {
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
     RequestFacts facts;
     TANDEM_ASSIGN_OR_RETURN(facts.sampling,
                             MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
                                                max_model_tokens(), drawn));
+    prompt_tokens += static_cast<int64_t>(ids.size());
+    max_tokens += facts.sampling.max_tokens;
     facts.num_choices = static_cast<int32_t>(request.n);
     facts.stop_strings = request.stop;
     facts.make_detokenizer =
@@ -143,6 +146,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     generation->AddPrompt(std::move(facts), request.ignore_eos ? std::vector<int32_t>()
                                                                : model_->generation.eos_token_ids);
   }
+  TANDEM_RETURN_IF_ERROR(CheckAnswerSize(request, prompt_tokens, max_tokens));
   if (!call.label.empty()) Remember(call.label, generation);
   generation->Start();
   return generation;

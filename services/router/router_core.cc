@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMaxSleepUs = 50'000;
 constexpr int64_t kViewPeriodUs = 10'000;
+constexpr int kMaxFailureLines = 10;  // A second.
 
 std::string_view RoleName(WorkerRole role) {
   switch (role) {
@@ -28,12 +29,14 @@ std::string_view RoleName(WorkerRole role) {
   return "unknown";
 }
 
+absl::Status ShuttingDown() { return absl::UnavailableError("the router is shutting down"); }
+
 }  // namespace
 
 class RouterCore::EndingSink final : public RequestSink {
  public:
-  EndingSink(RouterCore* core, Handle handle, std::shared_ptr<RequestSink> sink)
-      : core_(core), handle_(handle), sink_(std::move(sink)) {}
+  EndingSink(RouterCore* core, Handle handle, std::string label, std::shared_ptr<RequestSink> sink)
+      : core_(core), handle_(handle), label_(std::move(label)), sink_(std::move(sink)) {}
 
   void OnPrompt(const PromptReport& prompt) override { sink_->OnPrompt(prompt); }
   void OnDelta(const Delta& delta) override { sink_->OnDelta(delta); }
@@ -42,6 +45,7 @@ class RouterCore::EndingSink final : public RequestSink {
     core_->ended_.push_back(handle_);
   }
   void OnError(const absl::Status& status, const RequestReport& report) override {
+    core_->LogFailure(handle_, label_, status, report);
     sink_->OnError(status, report);
     core_->ended_.push_back(handle_);
   }
@@ -49,6 +53,7 @@ class RouterCore::EndingSink final : public RequestSink {
  private:
   RouterCore* const core_;
   const Handle handle_;
+  const std::string label_;
   const std::shared_ptr<RequestSink> sink_;
 };
 
@@ -80,23 +85,21 @@ void RouterCore::Stop() {
 
 // ---- Posting ----
 
-void RouterCore::StartRequest(Handle handle, RequestFacts facts,
+void RouterCore::StartRequest(Handle handle, std::string label, RequestFacts facts,
                               std::shared_ptr<RequestSink> sink) {
-  if (refusing_ || stopping_) {
-    sink->OnError(absl::UnavailableError("the router is shutting down"), RequestReport());
-    return;
-  }
-  Command command = StartCommand{handle, std::move(facts), sink, clock_->NowUs()};
-  if (!commands_.TryPush(std::move(command))) {
-    sink->OnError(absl::ResourceExhaustedError("the router's queue is full"), RequestReport());
-  }
+  Command command = StartCommand{handle, std::move(label), std::move(facts), sink, clock_->NowUs()};
+  if (!refusing_ && commands_.TryPush(std::move(command))) return;
+  const absl::Status why = refusing_ || stopping_
+                               ? ShuttingDown()
+                               : absl::ResourceExhaustedError("the router's queue is full");
+  metrics_->RefusedCalls(absl::StatusCodeToString(why.code())).Increment();
+  sink->OnError(why, RequestReport());
 }
 
 void RouterCore::CancelRequest(Handle handle) { commands_.PushAlways(CancelCommand{handle}); }
 
 void RouterCore::PublishThen(std::function<void()> done) {
-  if (stopping_) return done();
-  commands_.PushAlways(PublishCommand{std::move(done)});
+  if (!commands_.PushAlways(PublishCommand{done})) done();
 }
 
 void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worker,
@@ -146,15 +149,15 @@ void RouterCore::Run() {
     const int64_t sleep_us = std::min(tick_us - now_us, kMaxSleepUs);
     commands_.WaitFor(std::chrono::microseconds(std::max<int64_t>(sleep_us, 0)));
   }
-  for (const auto& [handle, running] : running_) owner_->Cancel(running.id, clock_->NowUs());
+  owner_->FailAll(ShuttingDown(), clock_->NowUs());
   DropEnded();
   PublishView();
   for (const auto& [session, writer] : sessions_) writer->Close("the router ends");
   sessions_.clear();
-  // Whoever was still in the queue hears of it too.
-  for (Command& command : commands_.Drain()) {
+  // Whoever was still in the queue hears of it too, and nobody enters it any more.
+  for (Command& command : commands_.Close()) {
     if (auto* start = std::get_if<StartCommand>(&command)) {
-      start->sink->OnError(absl::UnavailableError("the router is shutting down"), RequestReport());
+      start->sink->OnError(ShuttingDown(), RequestReport());
     } else if (auto* publish = std::get_if<PublishCommand>(&command)) {
       publish->done();
     }
@@ -167,7 +170,8 @@ void RouterCore::Do(StartCommand command) {
     command.facts.time_left_us =
         std::max<int64_t>(1, command.facts.time_left_us - (now_us - command.posted_us));
   }
-  auto sink = std::make_unique<EndingSink>(this, command.handle, command.sink);
+  auto sink =
+      std::make_unique<EndingSink>(this, command.handle, std::move(command.label), command.sink);
   command.facts.sink = sink.get();
   const absl::StatusOr<RequestId> id = owner_->Start(std::move(command.facts), now_us);
   if (!id.ok()) {
@@ -230,6 +234,23 @@ void RouterCore::Do(SessionLostCommand command) {
 
 void RouterCore::DropEnded() {
   for (Handle handle : std::exchange(ended_, {})) running_.erase(handle);
+}
+
+void RouterCore::LogFailure(Handle handle, const std::string& label, const absl::Status& status,
+                            const RequestReport& report) {
+  if (!absl::IsInternal(status) && !absl::IsUnavailable(status)) return;
+  const int64_t now_us = clock_->NowUs();
+  if (now_us >= failure_lines_until_us_) {
+    failure_lines_until_us_ = now_us + 1'000'000;
+    failure_lines_ = 0;
+  }
+  if (++failure_lines_ > kMaxFailureLines) return;
+  LogWarning("request failed", {{"request_id", label},
+                                {"counter", running_.at(handle).id.counter},
+                                {"code", absl::StatusCodeToString(status.code())},
+                                {"why", std::string(status.message())},
+                                {"attempts", report.attempts},
+                                {"resumes", report.resumes}});
 }
 
 // ---- What the owner causes ----

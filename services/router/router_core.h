@@ -1,8 +1,8 @@
 // The router's thread: owns the RequestOwner, to which everything else only posts commands.
 //
 // Clients' requests go through a bounded queue (full: ResourceExhausted). What workers say is never
-// refused; each connection has one message under way at most, so there are few of them. The thread
-// wakes at the owner's next time, at least every heartbeat.
+// refused: a Session has one message under way at most, a Watch as many as its worker sends, a few
+// a step. The thread wakes at the owner's next time, at least every heartbeat.
 
 #ifndef TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
 #define TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
@@ -78,8 +78,10 @@ class RouterCore final : public RouterOutbox {
   // ---- From front ends. Any thread. ----
 
   Handle NewHandle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
-  // `sink` is facts.sink and kept until its end; it hears OnError if the request is not accepted.
-  void StartRequest(Handle handle, RequestFacts facts, std::shared_ptr<RequestSink> sink);
+  // `label` is the client's id, for logs. `sink` is facts.sink and kept until its end; it hears
+  // OnError if the request is not accepted.
+  void StartRequest(Handle handle, std::string label, RequestFacts facts,
+                    std::shared_ptr<RequestSink> sink);
   void CancelRequest(Handle handle);
   FleetView View() const EXCLUDES(view_mu_);
   // FleetView's, without the copy.
@@ -105,12 +107,13 @@ class RouterCore final : public RouterOutbox {
 
   // New requests are Unavailable from now on.
   void RefuseNewRequests() { refusing_ = true; }
-  // Ends the thread; requests that still run are cancelled.
+  // Ends the thread; requests that still run are Unavailable.
   void Stop();
 
  private:
   struct StartCommand {
     Handle handle;
+    std::string label;
     RequestFacts facts;
     std::shared_ptr<RequestSink> sink;
     int64_t posted_us;
@@ -164,6 +167,9 @@ class RouterCore final : public RouterOutbox {
   void Do(SessionLostCommand command);
   void DropEnded();
   void PublishView();
+  // One line for what was neither the client's doing nor an overload, within kMaxFailureLines.
+  void LogFailure(Handle handle, const std::string& label, const absl::Status& status,
+                  const RequestReport& report);
 
   void SendSubmit(SessionId session, const Submit& submit) override;
   void SendCancel(SessionId session, const Cancel& cancel) override;
@@ -183,6 +189,8 @@ class RouterCore final : public RouterOutbox {
   // ---- Router thread ----
   std::map<Handle, Running> running_;
   std::vector<Handle> ended_;
+  int64_t failure_lines_until_us_ = 0;  // Of the present second...
+  int failure_lines_ = 0;               // ...so many were wanted.
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
   std::set<std::pair<std::string, std::string>>
       published_states_;  // (role, state) of tandem_workers.

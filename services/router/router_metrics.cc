@@ -11,6 +11,14 @@ const std::vector<double>& TtftBuckets() {
   return *kBuckets;
 }
 
+prometheus::Histogram& TtftPart(MetricsRegistry* registry, const char* part) {
+  return registry->Histogram(
+      "tandem_ttft_part_seconds",
+      "What tandem_ttft_seconds consists of: text (parse, template, tokenize), queue (until it was "
+      "sent to a worker), worker (until its first token).",
+      TtftBuckets(), {{"part", part}});
+}
+
 const std::vector<double>& ItlBuckets() {
   static const auto* const kBuckets =
       new std::vector<double>{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
@@ -35,6 +43,9 @@ void RaiseTo(prometheus::Counter* counter, uint64_t value) {
 RouterMetrics::RouterMetrics(MetricsRegistry* registry)
     : ttft_seconds(registry->Histogram("tandem_ttft_seconds", "Request arrival to first token.",
                                        TtftBuckets())),
+      ttft_text_seconds(TtftPart(registry, "text")),
+      ttft_queue_seconds(TtftPart(registry, "queue")),
+      ttft_worker_seconds(TtftPart(registry, "worker")),
       itl_seconds(registry->Histogram("tandem_itl_seconds",
                                       "Gap between two tokens of one sequence.", ItlBuckets())),
       e2e_seconds(registry->Histogram(

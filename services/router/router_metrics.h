@@ -16,9 +16,12 @@ class RouterMetrics {
  public:
   explicit RouterMetrics(MetricsRegistry* registry);  // Outlives this.
 
-  prometheus::Histogram& ttft_seconds;  // Call accepted to first token.
-  prometheus::Histogram& itl_seconds;   // Between two tokens of one choice.
-  prometheus::Histogram& e2e_seconds;   // Call accepted to the last token; finished requests only.
+  prometheus::Histogram& ttft_seconds;       // Call arrived to first token: the sum of these parts.
+  prometheus::Histogram& ttft_text_seconds;  // Parsed, tokenized, taken by the router's thread.
+  prometheus::Histogram& ttft_queue_seconds;   // Sent to a worker.
+  prometheus::Histogram& ttft_worker_seconds;  // First token.
+  prometheus::Histogram& itl_seconds;          // Between two tokens of one choice.
+  prometheus::Histogram& e2e_seconds;  // Call accepted to the last token; finished requests only.
   prometheus::Counter& prompt_tokens;
   prometheus::Counter& cached_prompt_tokens;
   prometheus::Counter& generated_tokens;

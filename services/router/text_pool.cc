@@ -2,45 +2,73 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "runtime/base/check.h"
 
 namespace tandem {
 
-TextPool::TextPool(int num_threads, size_t max_waiting) : max_waiting_(max_waiting) {
+TextPool::TextPool(int num_threads, size_t max_waiting)
+    : max_waiting_(max_waiting), max_long_(num_threads - 1) {
+  TANDEM_CHECK(num_threads >= 2) << num_threads;
   for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
-TextPool::~TextPool() {
+TextPool::~TextPool() { Stop(); }
+
+void TextPool::Stop() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
   }
-  ready_.SignalAll();
+  changed_.SignalAll();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
-bool TextPool::TryPost(std::function<void()> job) {
+absl::Status TextPool::Post(size_t bytes, std::function<void()> job) {
   {
     MutexLock lock(&mu_);
-    if (jobs_.size() >= max_waiting_) return false;
-    jobs_.push_back(std::move(job));
+    if (stopping_) return absl::UnavailableError("the router is shutting down");
+    if (jobs_.size() >= max_waiting_) {
+      return absl::ResourceExhaustedError("too many requests wait to be tokenized");
+    }
+    jobs_.push_back({.is_long = bytes >= kLongBytes, .run = std::move(job)});
   }
-  ready_.Signal();
+  changed_.Signal();
+  return absl::OkStatus();
+}
+
+bool TextPool::TakeJob(Job* job) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& waiting) {
+    return !waiting.is_long || num_long_ < max_long_;
+  });
+  if (found == jobs_.end()) return false;
+  *job = std::move(*found);
+  jobs_.erase(found);
+  if (job->is_long) ++num_long_;
   return true;
 }
 
 void TextPool::Run() {
   pthread_setname_np(pthread_self(), "text");
   while (true) {
-    std::function<void()> job;
+    Job job;
     {
       MutexLock lock(&mu_);
-      while (jobs_.empty() && !stopping_) ready_.Wait(&mu_);
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      while (!TakeJob(&job)) {
+        if (stopping_ && jobs_.empty()) return;
+        changed_.Wait(&mu_);
+      }
     }
-    job();
+    job.run();
+    if (!job.is_long) continue;
+    {
+      MutexLock lock(&mu_);
+      --num_long_;
+    }
+    changed_.SignalAll();  // The next long one, or the end.
   }
 }
 

@@ -1,5 +1,8 @@
 // The few threads that parse bodies, render templates and tokenize, so that no I/O thread and not
 // the router's thread ever waits for text.
+//
+// Long bodies never have all the threads: one is always left to the short ones, which would
+// otherwise wait seconds behind a few megabytes.
 
 #ifndef TANDEM_SERVICES_ROUTER_TEXT_POOL_H_
 #define TANDEM_SERVICES_ROUTER_TEXT_POOL_H_
@@ -10,25 +13,40 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "runtime/base/mutex.h"
 
 namespace tandem {
 
 class TextPool {
  public:
-  TextPool(int num_threads, size_t max_waiting);
-  ~TextPool();  // Runs what waits, then joins.
+  static constexpr size_t kLongBytes = size_t{64} << 10;
 
-  // False if max_waiting jobs wait. Any thread.
-  bool TryPost(std::function<void()> job) EXCLUDES(mu_);
+  TextPool(int num_threads, size_t max_waiting);  // At least 2 threads.
+  ~TextPool();                                    // Stop().
+
+  // For a body of `bytes`. ResourceExhausted if max_waiting jobs wait, Unavailable once stopped;
+  // the job is then never run. Any thread.
+  absl::Status Post(size_t bytes, std::function<void()> job) EXCLUDES(mu_);
+  // Runs what waits, then joins. Idempotent.
+  void Stop() EXCLUDES(mu_);
 
  private:
+  struct Job {
+    bool is_long = false;
+    std::function<void()> run;
+  };
+
   void Run() EXCLUDES(mu_);
+  // The oldest job that may run now; false if there is none.
+  bool TakeJob(Job* job) REQUIRES(mu_);
 
   const size_t max_waiting_;
+  const int max_long_;  // At a time.
   Mutex mu_;
-  CondVar ready_;
-  std::deque<std::function<void()>> jobs_ GUARDED_BY(mu_);
+  CondVar changed_;
+  std::deque<Job> jobs_ GUARDED_BY(mu_);
+  int num_long_ GUARDED_BY(mu_) = 0;  // Being run.
   bool stopping_ GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

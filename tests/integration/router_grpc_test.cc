@@ -185,6 +185,51 @@ TEST_F(RouterGrpcTest, WrongRequestsHaveRealStatusCodes) {
   request.mutable_sampling()->set_num_sequences(4'000'000'000u);
   EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(CodeOf(Request(5)), grpc::StatusCode::OK);
+  EXPECT_EQ(Metric("tandem_refused_calls_total{code=\"INVALID_ARGUMENT\"}"), 5);
+  EXPECT_EQ(Metric("tandem_refused_calls_total{code=\"NOT_FOUND\"}"), 1);
+}
+
+TEST_F(RouterGrpcTest, ARequestThatFailsBeforeItsFirstByteWasNotRefused) {
+  FakeWorkerOptions options;
+  options.hold_after_tokens = 0;
+  StartAndDial({options});
+  RawHttp streaming(http()), whole(http());
+  const std::string id = "X-Request-Id: mine\r\n";
+  streaming.SendRequest("/v1/completions", R"({"prompt":"a","stream":true})", id);
+  whole.SendRequest("/v1/completions", R"({"prompt":"b"})", id);
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_running() == 2; }));
+  v1::AbortRequest abort;
+  abort.add_request_ids("mine");
+  v1::AbortResponse answer;
+  grpc::ClientContext context;
+  EXPECT_TRUE(control_->Abort(&context, abort, &answer).ok());
+  EXPECT_EQ(streaming.Read().status, 499);
+  EXPECT_EQ(whole.Read().status, 499);
+  EXPECT_EQ(Metric("tandem_requests_total{outcome=\"cancelled\"}"), 2);
+  EXPECT_EQ(Metric("tandem_refused_calls_total{code=\"CANCELLED\"}"), -1);
+}
+
+TEST_F(RouterGrpcTest, ARouterThatEndsTellsItsClientsWhy) {
+  FakeWorkerOptions options;
+  options.hold_after_tokens = 2;
+  StartAndDial({options});
+  RawHttp streaming(http()), whole(http());
+  streaming.SendRequest("/v1/completions", R"({"prompt":"a","max_tokens":50,"stream":true})");
+  whole.SendRequest("/v1/completions", R"({"prompt":"b","max_tokens":50})");
+  ASSERT_TRUE(streaming.ReadUntil("data: "));
+  grpc::ClientContext context;
+  const auto stream = inference_->GenerateStream(&context, Request(50));
+  v1::GenerateResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_running() == 3; }));
+  router_.reset();
+  const std::string body = streaming.Read().body;
+  EXPECT_NE(body.find("\"service_unavailable_error\""), std::string::npos) << body;
+  EXPECT_EQ(body.find("[DONE]"), std::string::npos);
+  EXPECT_EQ(whole.Read().status, 503);
+  while (stream->Read(&response)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {

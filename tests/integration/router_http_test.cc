@@ -48,6 +48,8 @@ TEST_F(RouterHttpTest, ProbesAndModelCards) {
   EXPECT_EQ(client.Exchange("/v1/models/demo_model").status, 200);
   EXPECT_EQ(client.Exchange("/v1/models/default").status, 200);
   EXPECT_EQ(client.Exchange("/v1/models/other").status, 404);
+  EXPECT_EQ(client.Exchange("/v1/models/demo%5Fmodel").status, 200);
+  EXPECT_THAT(client.Exchange("/v1/models/a%2Fb%zz%4").body, HasSubstr("\\\"a/b%zz%4\\\""));
   client.Send("HEAD /health HTTP/1.1\r\nHost: x\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_TRUE(client.ReadUntil("\"version\"")) << "a pipelined request follows an empty HEAD";
 }

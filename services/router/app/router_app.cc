@@ -1,15 +1,17 @@
 #include "services/router/app/router_app.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/machine_limits.h"
 
 namespace tandem {
 namespace {
 
-constexpr int kTextThreads = 2;
+constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
@@ -55,7 +57,8 @@ absl::Status RouterApp::Start() {
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
   generator_ =
       std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_, RandomNumber());
-  pool_ = std::make_unique<TextPool>(kTextThreads, kMaxWaitingTexts);
+  pool_ = std::make_unique<TextPool>(
+      std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts);
 
   HttpApiParts parts{
       .generator = generator_.get(),
@@ -72,19 +75,17 @@ absl::Status RouterApp::Start() {
                                      },
                                  .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
   TANDEM_ASSIGN_OR_RETURN(http_, HttpServer::Create(http_options, api_.get()));
-  GrpcServerOptions grpc_options{.address = options_.grpc,
-                                 .instance_id = options_.name,
-                                 .liveness_scale = options_.liveness_scale,
-                                 .ready = [this] { return Ready(); }};
+  GrpcServerOptions grpc_options{
+      .address = options_.grpc, .instance_id = options_.name, .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(grpc_, GrpcServer::Create(grpc_options, generator_.get(), pool_.get()));
   return absl::OkStatus();
 }
 
 RouterApp::~RouterApp() {
-  // Front ends first: nothing new comes in. The text threads finish what they have, then the core
-  // ends what runs, while the front ends' objects still stand.
+  // The text threads finish what they have and take no more, then the core ends what runs, while
+  // the front ends still stand: they tell their clients, until nobody is left or time is up.
   if (http_ != nullptr) http_->StopAccepting();
-  pool_.reset();
+  if (pool_ != nullptr) pool_->Stop();
   if (collector_ != nullptr) collector_->StopRefreshing();
   if (workers_ != nullptr) workers_->Close();
   if (core_ != nullptr) core_->Stop();

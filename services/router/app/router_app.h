@@ -71,10 +71,10 @@ class RouterApp {
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<MetricsCollector> collector_;
   std::unique_ptr<Generator> generator_;
+  std::unique_ptr<TextPool> pool_;
   std::unique_ptr<HttpApi> api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<GrpcServer> grpc_;
-  std::unique_ptr<TextPool> pool_;
 };
 
 }  // namespace tandem

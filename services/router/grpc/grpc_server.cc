@@ -20,6 +20,8 @@ namespace {
 // Clients may keep idle connections alive this often.
 constexpr int kMinPingIntervalMs = 1000;
 
+int Ms(std::chrono::milliseconds time) { return static_cast<int>(time.count()); }
+
 }  // namespace
 
 class GrpcServer::Impl {
@@ -32,7 +34,7 @@ class GrpcServer::Impl {
 
   ~Impl() {
     health_.Stop();
-    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kFlushTimeout);
   }
 
   absl::Status Listen(const ListenAddress& address) {
@@ -45,6 +47,8 @@ class GrpcServer::Impl {
     builder.SetMaxReceiveMessageSize(kMaxGrpcMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port that is taken is an error.
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMaxHeaderBytes));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Ms(kKeepaliveTime));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Ms(kKeepaliveTimeout));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                kMinPingIntervalMs);

@@ -17,7 +17,6 @@ namespace tandem {
 struct GrpcServerOptions {
   ListenAddress address;
   std::string instance_id;
-  double liveness_scale = 1;
   std::function<bool()> ready;  // Shown by the health service. Any thread.
 };
 
@@ -26,7 +25,7 @@ class GrpcServer {
   // Serves from now on. What is borrowed outlives it. Unavailable if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const GrpcServerOptions& options,
                                                             Generator* generator, TextPool* pool);
-  ~GrpcServer();  // Cancels what runs.
+  ~GrpcServer();  // Lets answers that are complete be sent; cancels what runs.
 
   int port() const;
   bool idle() const;  // No generation is being answered.

@@ -39,8 +39,8 @@ std::string TraceContext(const grpc::CallbackServerContext& context) {
 class Call : public std::enable_shared_from_this<Call> {
  public:
   Call(Generator* generator, const grpc::CallbackServerContext& context,
-       const v1::GenerateRequest* request)
-      : answer_(*request), generator_(generator), request_(request) {
+       const v1::GenerateRequest* request, bool stream)
+      : answer_(*request), generator_(generator), request_(request), stream_(stream) {
     facts_.label = request->request_id();
     facts_.trace_context = TraceContext(context);
     facts_.arrived_us = generator->clock().NowUs();
@@ -53,8 +53,9 @@ class Call : public std::enable_shared_from_this<Call> {
       MutexLock lock(&mu_);
       on_news_ = std::move(on_news);
     }
-    const bool posted = pool->TryPost([self = shared_from_this()] { self->Begin(); });
-    if (!posted) Fail(absl::ResourceExhaustedError("too many requests wait to be tokenized"));
+    const absl::Status posted =
+        pool->Post(request_->ByteSizeLong(), [self = shared_from_this()] { self->Begin(); });
+    if (!posted.ok()) Refuse(posted);
   }
 
   // News since the last time, the last of them an EndNews if the call failed before it began.
@@ -92,25 +93,21 @@ class Call : public std::enable_shared_from_this<Call> {
 
  private:
   void Begin() {
-    GenerateRequest parsed;
+    absl::StatusOr<GenerateRequest> parsed;
     {
       // The reactor, and the request with it, may be gone.
       MutexLock lock(&mu_);
       if (detached_) return;
-      absl::StatusOr<GenerateRequest> converted = FromInferenceProto(*request_);
-      if (!converted.ok()) {
-        failure_ = converted.status();
-      } else {
-        parsed = *std::move(converted);
-      }
+      parsed = FromInferenceProto(*request_);
     }
-    if (parsed.prompts.empty()) return OnNews();
+    if (!parsed.ok()) return Refuse(parsed.status());
+    parsed->stream = stream_;
     facts_.on_news = [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->OnNews();
     };
     absl::StatusOr<std::shared_ptr<Generation>> generation =
-        generator_->Begin(parsed, std::move(facts_));
-    if (!generation.ok()) return Fail(generation.status());
+        generator_->Begin(*parsed, std::move(facts_));
+    if (!generation.ok()) return Refuse(generation.status());
     bool detached = false;
     {
       MutexLock lock(&mu_);
@@ -121,7 +118,8 @@ class Call : public std::enable_shared_from_this<Call> {
     OnNews();  // What came before generation_ was set.
   }
 
-  void Fail(const absl::Status& status) EXCLUDES(mu_) {
+  // The call never became a request.
+  void Refuse(const absl::Status& status) EXCLUDES(mu_) {
     generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();
     {
       MutexLock lock(&mu_);
@@ -142,7 +140,8 @@ class Call : public std::enable_shared_from_this<Call> {
   InferenceAnswer answer_;  // Of the reactor, under its lock.
   Generator* const generator_;
   const v1::GenerateRequest* const request_;  // Until detached.
-  Generator::Call facts_;                     // Until Begin.
+  const bool stream_;
+  Generator::Call facts_;  // Until Begin.
   Mutex mu_;
   std::function<void()> on_news_ GUARDED_BY(mu_);
   std::shared_ptr<Generation> generation_ GUARDED_BY(mu_);
@@ -150,23 +149,24 @@ class Call : public std::enable_shared_from_this<Call> {
   bool detached_ GUARDED_BY(mu_) = false;
 };
 
-class UnaryCall final : public grpc::ServerUnaryReactor,
-                        public std::enable_shared_from_this<UnaryCall> {
+// What both reactors share; `Reactor` is gRPC's.
+template <typename Reactor>
+class CallReactor : public Reactor, public std::enable_shared_from_this<CallReactor<Reactor>> {
  public:
-  UnaryCall(std::shared_ptr<Call> call, v1::GenerateResponse* response, std::atomic<int>* num_calls)
-      : call_(std::move(call)), response_(response), num_calls_(num_calls) {
+  CallReactor(std::shared_ptr<Call> call, std::atomic<int>* num_calls)
+      : call_(std::move(call)), num_calls_(num_calls) {
     num_calls_->fetch_add(1);
   }
 
   void Start(TextPool* pool) {
-    self_ = shared_from_this();
-    call_->Post(pool, [weak = weak_from_this()] {
+    self_ = this->shared_from_this();
+    call_->Post(pool, [weak = this->weak_from_this()] {
       if (const auto self = weak.lock()) self->Pump();
     });
   }
 
   void OnCancel() override EXCLUDES(mu_) {
-    const auto self = shared_from_this();  // Finish may lead to OnDone before this returns.
+    const auto self = this->shared_from_this();  // Finish may lead to OnDone before this returns.
     MutexLock lock(&mu_);
     End(absl::CancelledError("the client is gone"));
   }
@@ -176,47 +176,51 @@ class UnaryCall final : public grpc::ServerUnaryReactor,
     self_.reset();
   }
 
+ protected:
+  virtual void Pump() EXCLUDES(mu_) = 0;  // There are news.
+
+  // The client hears nothing after `status`.
+  void End(const absl::Status& status) REQUIRES(mu_) {
+    if (std::exchange(ended_, true)) return;
+    call_->Detach();
+    this->Finish(ToGrpcStatus(status));
+  }
+
+  const std::shared_ptr<Call> call_;
+  Mutex mu_;
+  bool ended_ GUARDED_BY(mu_) = false;
+
  private:
-  void Pump() EXCLUDES(mu_) {
+  std::atomic<int>* const num_calls_;
+  std::shared_ptr<CallReactor> self_;  // Until OnDone.
+};
+
+class UnaryCall final : public CallReactor<grpc::ServerUnaryReactor> {
+ public:
+  UnaryCall(std::shared_ptr<Call> call, v1::GenerateResponse* response, std::atomic<int>* num_calls)
+      : CallReactor(std::move(call), num_calls), response_(response) {}
+
+ private:
+  void Pump() override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (ended_) return;
     for (const GenerationNews& news : call_->Take()) {
-      if (const auto* end = std::get_if<EndNews>(&news)) return End(end->status);
+      if (const auto* end = std::get_if<EndNews>(&news)) {
+        auto* outputs = response_->mutable_outputs();
+        std::sort(outputs->pointer_begin(), outputs->pointer_end(),
+                  [](const auto* a, const auto* b) { return a->index() < b->index(); });
+        return End(end->status);
+      }
       call_->AddTo(news, response_);
     }
   }
 
-  void End(const absl::Status& status) REQUIRES(mu_) {
-    if (std::exchange(ended_, true)) return;
-    call_->Detach();
-    auto* outputs = response_->mutable_outputs();
-    std::sort(outputs->pointer_begin(), outputs->pointer_end(),
-              [](const auto* a, const auto* b) { return a->index() < b->index(); });
-    Finish(ToGrpcStatus(status));
-  }
-
-  const std::shared_ptr<Call> call_;
   v1::GenerateResponse* const response_;
-  std::atomic<int>* const num_calls_;
-  std::shared_ptr<UnaryCall> self_;  // Until OnDone.
-  Mutex mu_;
-  bool ended_ GUARDED_BY(mu_) = false;
 };
 
-class StreamCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
-                         public std::enable_shared_from_this<StreamCall> {
+class StreamCall final : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>> {
  public:
-  StreamCall(std::shared_ptr<Call> call, std::atomic<int>* num_calls)
-      : call_(std::move(call)), num_calls_(num_calls) {
-    num_calls_->fetch_add(1);
-  }
-
-  void Start(TextPool* pool) {
-    self_ = shared_from_this();
-    call_->Post(pool, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->Pump();
-    });
-  }
+  using CallReactor::CallReactor;
 
   void OnWriteDone(bool ok) override EXCLUDES(mu_) {
     const auto self = shared_from_this();
@@ -227,19 +231,8 @@ class StreamCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
     WriteNext();
   }
 
-  void OnCancel() override EXCLUDES(mu_) {
-    const auto self = shared_from_this();
-    MutexLock lock(&mu_);
-    End(absl::CancelledError("the client is gone"));
-  }
-
-  void OnDone() override {
-    num_calls_->fetch_sub(1);
-    self_.reset();
-  }
-
  private:
-  void Pump() EXCLUDES(mu_) {
+  void Pump() override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     WriteNext();
   }
@@ -260,21 +253,10 @@ class StreamCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>,
     }
   }
 
-  void End(const absl::Status& status) REQUIRES(mu_) {
-    if (std::exchange(ended_, true)) return;
-    call_->Detach();
-    Finish(ToGrpcStatus(status));
-  }
-
-  const std::shared_ptr<Call> call_;
-  std::atomic<int>* const num_calls_;
-  std::shared_ptr<StreamCall> self_;  // Until OnDone.
-  Mutex mu_;
   std::vector<GenerationNews> news_ GUARDED_BY(mu_);
   size_t next_ GUARDED_BY(mu_) = 0;
   v1::GenerateResponse response_ GUARDED_BY(mu_);
   bool writing_ GUARDED_BY(mu_) = false;
-  bool ended_ GUARDED_BY(mu_) = false;
 };
 
 }  // namespace
@@ -283,7 +265,8 @@ grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext
                                                      const v1::GenerateRequest* request,
                                                      v1::GenerateResponse* response) {
   const auto call = std::make_shared<UnaryCall>(
-      std::make_shared<Call>(generator_, *context, request), response, &num_calls_);
+      std::make_shared<Call>(generator_, *context, request, /*stream=*/false), response,
+      &num_calls_);
   call->Start(pool_);
   return call.get();
 }
@@ -291,7 +274,7 @@ grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::GenerateStream(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   const auto call = std::make_shared<StreamCall>(
-      std::make_shared<Call>(generator_, *context, request), &num_calls_);
+      std::make_shared<Call>(generator_, *context, request, /*stream=*/true), &num_calls_);
   call->Start(pool_);
   return call.get();
 }

@@ -102,14 +102,13 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
     ended = end != nullptr;
     // Before the first byte an error still has a status of its own.
     if (ended && !end->status.ok() && !stream_started_ && bytes.empty()) {
-      return Refuse(end->status);
+      return SendError(end->status);
     }
     bytes += answer_->StreamEvents(news);
   }
   if (!bytes.empty() && !std::exchange(stream_started_, true)) {
-    HttpExchange::Headers headers = AnswerHeaders();
-    headers.emplace_back("Cache-Control", "no-cache");
-    exchange_->StartStream(200, "text/event-stream; charset=utf-8", std::move(headers));
+    exchange_->StartStream(200, "text/event-stream; charset=utf-8",
+                           {{"Cache-Control", "no-cache"}});
   }
   exchange_->Write(std::move(bytes));
   if (ended) exchange_->EndStream();
@@ -118,19 +117,19 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
 void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
   for (const GenerationNews& news : all) {
     const auto* end = std::get_if<EndNews>(&news);
-    if (end != nullptr && !end->status.ok()) return Refuse(end->status);
+    if (end != nullptr && !end->status.ok()) return SendError(end->status);
     answer_->Add(news);
-    if (end != nullptr) exchange_->Send(200, "application/json", answer_->Whole(), AnswerHeaders());
+    if (end != nullptr) exchange_->Send(200, "application/json", answer_->Whole());
   }
-}
-
-HttpExchange::Headers GenerateCall::AnswerHeaders() const {
-  return {{"x-request-id", request_id_}};
 }
 
 void GenerateCall::Refuse(const absl::Status& status) {
   generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();
-  HttpExchange::Headers headers = AnswerHeaders();
+  SendError(status);
+}
+
+void GenerateCall::SendError(const absl::Status& status) {
+  HttpExchange::Headers headers;
   const int http_status = HttpStatusOf(status);
   if (http_status == 429 || http_status == 503) headers.emplace_back("Retry-After", "1");
   exchange_->Send(http_status, "application/json", ErrorJson(status), std::move(headers));

@@ -22,7 +22,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void WatchClient();
   // On a text thread: parses, tokenizes, starts.
   void Begin(const HttpRequest& request);
-  // Answers with an error instead. Any thread.
+  // Answers with an error instead: the call never became a request. Any thread.
   void Refuse(const absl::Status& status);
 
  private:
@@ -31,7 +31,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   // Strand.
   void ServeStream(const std::vector<GenerationNews>& all);
   void ServeWhole(const std::vector<GenerationNews>& all);
-  HttpExchange::Headers AnswerHeaders() const;
+  void SendError(const absl::Status& status);  // Any thread.
 
   Generator* const generator_;
   const std::shared_ptr<HttpExchange> exchange_;

@@ -1,9 +1,10 @@
 #include "services/router/http/http_api.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -34,19 +35,24 @@ constexpr HttpRoute kRoutes[] = {
 };
 constexpr HttpRoute kModelRoute = {kModelPrefix, false, Page::kModel};
 
-// The client's own id, where it is short and printable; else a new one.
-std::string RequestIdOf(const HttpRequest& request) {
-  const std::string_view given = request.Header("x-request-id");
-  const bool usable =
-      !given.empty() && given.size() <= kMaxRequestIdBytes &&
-      std::all_of(given.begin(), given.end(), [](char c) { return c > 32 && c < 127; });
-  if (usable) return std::string(given);
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return absl::StrFormat("%016x%016x", random(), random());
+void SendJson(HttpExchange* exchange, int status, std::string body) {
+  exchange->Send(status, kJson, std::move(body));
 }
 
-void SendJson(HttpExchange* exchange, int status, std::string body, std::string_view request_id) {
-  exchange->Send(status, kJson, std::move(body), {{"x-request-id", std::string(request_id)}});
+// "a%2Fb" is "a/b"; a percent sign that is no code stays.
+std::string PercentDecoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool is_code = text[i] == '%' && i + 2 < text.size() &&
+                         absl::ascii_isxdigit(text[i + 1]) && absl::ascii_isxdigit(text[i + 2]);
+    if (is_code) {
+      out += absl::HexStringToBytes(absl::string_view(text.data() + i + 1, 2));
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -54,14 +60,13 @@ void SendJson(HttpExchange* exchange, int status, std::string body, std::string_
 HttpApi::HttpApi(HttpApiParts parts) : parts_(std::move(parts)), started_s_(WallClockSeconds()) {}
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
-  const std::string request_id = RequestIdOf(request);
   const HttpRoute* route = std::find_if(std::begin(kRoutes), std::end(kRoutes),
                                         [&](const HttpRoute& r) { return r.path == request.path; });
   if (route == std::end(kRoutes)) {
     const bool model = request.path.size() > kModelPrefix.size() &&
                        request.path.compare(0, kModelPrefix.size(), kModelPrefix) == 0;
     if (!model) {
-      return SendJson(exchange.get(), 404, ErrorJson(404, "no such route", ""), request_id);
+      return SendJson(exchange.get(), 404, ErrorJson(404, "no such route", ""));
     }
     route = &kModelRoute;
   }
@@ -72,44 +77,42 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
         405, kJson,
         ErrorJson(405, absl::StrFormat("%s takes %s", request.path, route->post ? "POST" : "GET"),
                   ""),
-        {{"x-request-id", request_id}, {"Allow", route->post ? "POST" : "GET, HEAD"}});
+        {{"Allow", route->post ? "POST" : "GET, HEAD"}});
     return;
   }
   switch (route->page) {
     case Page::kHealth:
-      return SendJson(exchange.get(), 200, "{\"status\":\"ok\"}", request_id);
+      return SendJson(exchange.get(), 200, "{\"status\":\"ok\"}");
     case Page::kReady:
-      return ServeReady(exchange.get(), request_id);
+      return ServeReady(exchange.get());
     case Page::kBuild:
-      return SendJson(exchange.get(), 200, absl::StrFormat("{\"version\":\"%s\"}", kVersion),
-                      request_id);
+      return SendJson(exchange.get(), 200, absl::StrFormat("{\"version\":\"%s\"}", kVersion));
     case Page::kMetrics:
-      parts_.collect_metrics([exchange, request_id](std::string text) {
-        exchange->Send(200, "text/plain; version=0.0.4; charset=utf-8", std::move(text),
-                       {{"x-request-id", request_id}});
+      parts_.collect_metrics([exchange](std::string text) {
+        exchange->Send(200, "text/plain; version=0.0.4; charset=utf-8", std::move(text));
       });
       return;
     case Page::kModels:
-      return SendJson(exchange.get(), 200, "{\"object\":\"list\",\"data\":[" + ModelCard() + "]}",
-                      request_id);
+      return SendJson(exchange.get(), 200, "{\"object\":\"list\",\"data\":[" + ModelCard() + "]}");
     case Page::kModel:
-      return ServeModel(request.path.substr(kModelPrefix.size()), exchange.get(), request_id);
+      return ServeModel(PercentDecoded(request.path.substr(kModelPrefix.size())), exchange.get());
     case Page::kCompletions:
-      return Generate(std::move(request), std::move(exchange), request_id, /*chat=*/false);
+      return Generate(std::move(request), std::move(exchange), /*chat=*/false);
     case Page::kChat:
-      return Generate(std::move(request), std::move(exchange), request_id, /*chat=*/true);
+      return Generate(std::move(request), std::move(exchange), /*chat=*/true);
   }
 }
 
-void HttpApi::ServeReady(HttpExchange* exchange, const std::string& request_id) {
+void HttpApi::ServeReady(HttpExchange* exchange) {
+  const bool ready = parts_.ready();
   const FleetView view = parts_.generator->core().View();
   std::string body = absl::StrFormat("{\"ready\":%s,\"workers\":%d,\"awaited\":[",
-                                     parts_.ready() ? "true" : "false", view.workers.size());
+                                     ready ? "true" : "false", view.workers.size());
   for (size_t i = 0; i < view.awaited.size(); ++i) {
     if (i > 0) body += ',';
     AppendJsonString(view.awaited[i], &body);
   }
-  SendJson(exchange, parts_.ready() ? 200 : 503, body + "]}", request_id);
+  SendJson(exchange, ready ? 200 : 503, body + "]}");
 }
 
 std::string HttpApi::ModelCard() const {
@@ -124,28 +127,26 @@ std::string HttpApi::ModelCard() const {
   return out;
 }
 
-void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange,
-                         const std::string& request_id) {
+void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange) {
   if (parts_.generator->model().Names(name)) {
-    return SendJson(exchange, 200, ModelCard(), request_id);
+    return SendJson(exchange, 200, ModelCard());
   }
   const absl::Status status =
       WithApiCode(WithField(absl::NotFoundError(absl::StrFormat(
                                 "the model \"%s\" is not served here", name.substr(0, 256))),
                             "model"),
                   kModelNotFound);
-  SendJson(exchange, 404, ErrorJson(status), request_id);
+  SendJson(exchange, 404, ErrorJson(status));
 }
 
-void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange,
-                       const std::string& request_id, bool chat) {
+void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat) {
   auto call =
-      std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request_id, chat);
+      std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request.id, chat);
   call->WatchClient();
   auto shared_request = std::make_shared<HttpRequest>(std::move(request));
-  if (!parts_.pool->TryPost([call, shared_request] { call->Begin(*shared_request); })) {
-    call->Refuse(absl::ResourceExhaustedError("too many requests wait to be tokenized"));
-  }
+  const absl::Status posted = parts_.pool->Post(
+      shared_request->body.size(), [call, shared_request] { call->Begin(*shared_request); });
+  if (!posted.ok()) call->Refuse(posted);
 }
 
 }  // namespace tandem

@@ -28,11 +28,10 @@ class HttpApi final : public HttpHandler {
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
 
  private:
-  void ServeReady(HttpExchange* exchange, const std::string& request_id);
-  void ServeModel(const std::string& name, HttpExchange* exchange, const std::string& request_id);
+  void ServeReady(HttpExchange* exchange);
+  void ServeModel(const std::string& name, HttpExchange* exchange);
   std::string ModelCard() const;
-  void Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange,
-                const std::string& request_id, bool chat);
+  void Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat);
 
   const HttpApiParts parts_;
   const int64_t started_s_;

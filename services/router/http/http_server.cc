@@ -1,6 +1,9 @@
 #include "services/router/http/http_server.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
@@ -28,6 +31,22 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
+
+// A peer that vanished without a word is an error on its socket after kKeepaliveTime +
+// kKeepaliveTimeout, with or without unsent bytes. Not every kernel and socket has these options.
+void NoticeLostPeers(int socket) {
+  const auto set = [&](int level, int name, int64_t value) {
+    const int number = static_cast<int>(value);
+    setsockopt(socket, level, name, &number, sizeof(number));
+  };
+  constexpr int kProbes = 5;
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveTime.count());
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveTimeout.count() / kProbes);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT,
+      std::chrono::milliseconds(kKeepaliveTime + kKeepaliveTimeout).count());
+}
 
 }  // namespace
 
@@ -85,6 +104,15 @@ class HttpServer::Impl {
   }
 
   void Stop() {
+    if (threads_.empty()) return;
+    StopAccepting();
+    {
+      const auto end = std::chrono::steady_clock::now() + kFlushTimeout;
+      MutexLock lock(&open_mu_);
+      while (num_open_ > 0 && std::chrono::steady_clock::now() < end) {
+        none_open_.WaitFor(&open_mu_, kFlushTimeout);
+      }
+    }
     io_.stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
@@ -114,6 +142,7 @@ class HttpServer::Impl {
           } else {
             error_code ignored;
             socket.set_option(tcp::no_delay(true), ignored);
+            NoticeLostPeers(socket.native_handle());
             const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
             Remember(connection);
             connection->Run();
@@ -140,12 +169,18 @@ class HttpServer::Impl {
   int Count(int change) {
     const int open = num_open_.fetch_add(change) + change;
     if (options_.on_connections) options_.on_connections(open);
+    if (open == 0) {
+      MutexLock lock(&open_mu_);  // Stop either sees the count or is waiting.
+      none_open_.SignalAll();
+    }
     return open;
   }
 
   const HttpServerOptions options_;
   HttpShared shared_;
   std::atomic<int> num_open_{0};
+  Mutex open_mu_;
+  CondVar none_open_;
   Mutex mu_;
   std::list<std::weak_ptr<ServerConnection>> connections_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;

@@ -3,7 +3,8 @@
 //
 // Each connection runs on a strand. While a handler works, the connection keeps reading, so that a
 // client that leaves is noticed at once; a half-closed connection counts as left. What a handler
-// writes waits in a buffer of kMaxUnsentBytes; a client that lets it fill is cut off.
+// writes waits in a buffer; a client that leaves more than kMaxUnsentBytes there is cut off. Every
+// answer carries the request's x-request-id, also those that no handler makes.
 
 #ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
 #define TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
@@ -22,6 +23,7 @@
 namespace tandem {
 
 struct HttpRequest {
+  std::string id;  // The client's x-request-id where it is short and printable, else a new one.
   std::string method;
   std::string path;  // Without the query.
   std::string body;
@@ -76,6 +78,7 @@ class HttpServer {
   // Accepts no more connections and closes the idle ones; running answers go on, and their
   // connections close after them.
   void StopAccepting();
+  // Waits up to kFlushTimeout for the connections that are left, then closes them.
   void Stop();
 
  private:

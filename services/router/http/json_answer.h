@@ -28,7 +28,6 @@ struct AnswerOptions {
   int64_t created_s = 0;
   int num_prompts = 1;
   int num_choices = 1;  // Of each prompt.
-  bool stream = false;
   bool include_usage = false;
   bool return_token_ids = false;
   int num_logprobs = -1;

@@ -44,7 +44,6 @@ constexpr UnsupportedField kUnsupported[] = {
     {"logit_bias", Neutral::kEmpty},
     {"bad_words", Neutral::kEmpty},
     {"allowed_token_ids", Neutral::kEmpty},
-    {"best_of", Neutral::kOne},
     {"use_beam_search", Neutral::kFalse},
     {"early_stopping", Neutral::kFalse},
     {"include_stop_str_in_output", Neutral::kFalse},
@@ -137,6 +136,9 @@ absl::Status RefuseUnsupported(const FieldReader& fields) {
 
 absl::Status ReadStreamOptions(const FieldReader& fields, GenerateRequest* r) {
   TANDEM_RETURN_IF_ERROR(fields.Read("stream", &r->stream));
+  if (r->stream && r->num_prompt_logprobs.has_value()) {
+    return InvalidField("prompt_logprobs", "prompt_logprobs is not available in a stream");
+  }
   const json::value* options = fields.Find("stream_options");
   if (options == nullptr) return absl::OkStatus();
   if (!options->is_object()) return WrongType("stream_options", "an object", *options);
@@ -162,6 +164,11 @@ absl::Status ReadCommon(const FieldReader& fields, GenerateRequest* r) {
   TANDEM_RETURN_IF_ERROR(fields.Read("top_k", &r->top_k));
   TANDEM_RETURN_IF_ERROR(fields.Read("seed", &r->seed));
   TANDEM_RETURN_IF_ERROR(fields.Read("n", &r->n));
+  if (const json::value* best_of = fields.Find("best_of");
+      best_of != nullptr && !IsNumber(*best_of, 1) &&
+      !IsNumber(*best_of, static_cast<double>(r->n))) {
+    return InvalidField("best_of", "best_of is supported only where it equals n");
+  }
   TANDEM_RETURN_IF_ERROR(fields.Read("max_tokens", &r->max_tokens));
   TANDEM_RETURN_IF_ERROR(fields.Read("min_tokens", &r->min_tokens));
   TANDEM_RETURN_IF_ERROR(fields.ReadStrings("stop", &r->stop));

@@ -1,10 +1,12 @@
 #include "services/router/http/server_connection.h"
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http.hpp>
+#include <random>
 #include <sstream>
 #include <utility>
 
@@ -23,9 +25,21 @@ using boost::system::error_code;
 constexpr size_t kReadBytes = 4096;
 // Of requests that a client sends before the answer to the one before.
 constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
+constexpr size_t kMaxWriteBytes = size_t{64} << 10;
 constexpr std::chrono::seconds kWriteTimeout{60};  // Without a byte taken by the client.
 // A client that is refused while it still sends reads the answer only after it has sent.
 constexpr std::chrono::seconds kDiscardTimeout{5};
+
+// The client's own id, where it is short and printable; else a new one.
+std::string RequestIdOf(const http::fields& headers) {
+  const boost::beast::string_view given = headers["x-request-id"];
+  const bool usable =
+      !given.empty() && given.size() <= kMaxRequestIdBytes &&
+      std::all_of(given.begin(), given.end(), [](char c) { return c > 32 && c < 127; });
+  if (usable) return std::string(given);
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return absl::StrFormat("%016x%016x", random(), random());
+}
 
 std::string Lower(boost::beast::string_view text) {
   return absl::AsciiStrToLower(absl::string_view(text.data(), text.size()));
@@ -113,6 +127,7 @@ class ServerConnection::Exchange final : public HttpExchange,
     response->result(static_cast<unsigned>(status));
     response->version(11);
     response->set(http::field::content_type, type);
+    response->set("x-request-id", c.request_id_);
     for (const auto& [name, value] : headers) response->set(name, value);
     response->keep_alive(c.keep_alive_);
   }
@@ -195,6 +210,7 @@ void ServerConnection::OnHeader(const error_code& error) {
     asio::async_write(socket_, asio::buffer(sending_),
                       [self = shared_from_this()](const error_code& failed, size_t) {
                         if (failed) return self->Close();
+                        self->sending_.clear();
                         self->ReadBody();
                       });
     return;
@@ -232,6 +248,7 @@ void ServerConnection::RefuseUnread(const error_code& error) {
 // Answers a request that was not read to its end; the connection ends with it.
 void ServerConnection::Refuse(int status, std::string_view message) {
   state_ = State::kAnswering;
+  request_id_ = RequestIdOf(parser_->get());
   keep_alive_ = false;
   head_only_ = false;
   complete_ = false;
@@ -250,7 +267,9 @@ void ServerConnection::Answer() {
   discard_after_ = false;
   keep_alive_ = message.keep_alive() && !shared_->draining;
 
+  request_id_ = RequestIdOf(message);
   HttpRequest request;
+  request.id = request_id_;
   request.method = std::string(message.method_string());
   const std::string target(message.target());
   request.path = target.substr(0, target.find('?'));
@@ -291,8 +310,9 @@ void ServerConnection::OnWatched(const error_code& error, size_t size) {
 
 void ServerConnection::Append(std::string_view bytes) {
   if (state_ == State::kClosed) return;
-  // A whole answer has its size anyway; a stream may not pile up.
-  if (!complete_ && unsent_.size() + bytes.size() > kMaxUnsentBytes) {
+  // What waits, not what comes: events of many tokens at once are no sign of a slow reader, and a
+  // whole answer has its size anyway.
+  if (!complete_ && unsent_.size() + sending_.size() - num_written_ > kMaxUnsentBytes) {
     shared_->on_slow_reader();
     return Close();
   }
@@ -302,21 +322,26 @@ void ServerConnection::Append(std::string_view bytes) {
 
 void ServerConnection::WriteMore() {
   if (writing_) return;
-  if (unsent_.empty()) {
+  if (num_written_ == sending_.size()) {
+    sending_ = std::exchange(unsent_, {});
+    num_written_ = 0;
+  }
+  if (sending_.empty()) {
     if (complete_) EndAnswer();
     return;
   }
   writing_ = true;
-  sending_ = std::exchange(unsent_, {});
   SetDeadline(kWriteTimeout);
-  asio::async_write(
-      socket_, asio::buffer(sending_),
-      [self = shared_from_this()](const error_code& error, size_t) { self->OnWritten(error); });
+  socket_.async_write_some(asio::buffer(sending_.data() + num_written_,
+                                        std::min(sending_.size() - num_written_, kMaxWriteBytes)),
+                           [self = shared_from_this()](const error_code& error, size_t size) {
+                             self->OnWritten(error, size);
+                           });
 }
 
-void ServerConnection::OnWritten(const error_code& error) {
+void ServerConnection::OnWritten(const error_code& error, size_t size) {
   writing_ = false;
-  sending_.clear();
+  num_written_ += size;
   if (state_ == State::kClosed) return;
   if (error) return Close();
   ClearDeadline();

@@ -58,7 +58,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
   void Append(std::string_view bytes);
   void WriteMore();
-  void OnWritten(const boost::system::error_code& error);
+  void OnWritten(const boost::system::error_code& error, size_t size);
   void EndAnswer();
   void Discard();
   void Close();
@@ -79,12 +79,15 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   // ---- Of the present answer ----
   std::shared_ptr<Exchange> exchange_;
   std::function<void()> left_;
+  std::string request_id_;
   bool head_only_ = false;
   bool chunked_ = false;
   bool keep_alive_ = false;
   bool complete_ = false;       // All of it was appended.
   bool discard_after_ = false;  // The request was not read to its end.
-  std::string unsent_, sending_;
+  std::string unsent_;          // Not yet given to...
+  std::string sending_;         // ...what is being written...
+  size_t num_written_ = 0;      // ...and was so far.
   bool writing_ = false;
 };
 

@@ -76,6 +76,23 @@ TEST(MakeSamplingParamsTest, ADefaultLengthShrinksToTheRoomButAnAskedOneDoesNot)
               testing::AllOf(HasSubstr("60"), HasSubstr("65"), HasSubstr("64")));
 }
 
+TEST(CheckAnswerSizeTest, WhatMustWaitUntilItIsWholeIsBounded) {
+  GenerateRequest request;
+  request.n = 128;
+  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000).ok());
+  request.num_logprobs = 20;
+  const absl::Status status = CheckAnswerSize(request, 100, 8000);
+  EXPECT_EQ(FieldOf(status), "max_tokens");
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr("128"), HasSubstr("8000"), HasSubstr("21504000"),
+                             HasSubstr("not streamed")));
+  request.stream = true;
+  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000).ok());
+  request.num_prompt_logprobs = 20;
+  EXPECT_TRUE(CheckAnswerSize(request, 100'000, 8000).ok());
+  EXPECT_EQ(FieldOf(CheckAnswerSize(request, 2'000'000, 8000)), "prompt_logprobs");
+}
+
 TEST(MakeSamplingParamsTest, APromptThatFillsTheContextIsRefused) {
   const absl::Status status =
       MakeSamplingParams(GenerateRequest(), DemoModel(), 64, 64, 0).status();

@@ -95,6 +95,8 @@ INSTANTIATE_TEST_SUITE_P(
     Unsupported, BadCompletionTest,
     testing::Values(BadField{"\"echo\":true", "echo"}, BadField{"\"suffix\":\"z\"", "suffix"},
                     BadField{"\"best_of\":2", "best_of"},
+                    BadField{"\"best_of\":3,\"n\":2", "best_of"},
+                    BadField{"\"best_of\":\"2\",\"n\":2", "best_of"},
                     BadField{"\"presence_penalty\":0.5", "presence_penalty"},
                     BadField{"\"frequency_penalty\":-0.5", "frequency_penalty"},
                     BadField{"\"repetition_penalty\":1.1", "repetition_penalty"},
@@ -182,6 +184,13 @@ TEST(JsonRequestTest, NullsNeutralExtrasAndUnknownFieldsAskForNothing) {
   EXPECT_FALSE(request->temperature.has_value());
   EXPECT_FALSE(request->num_logprobs.has_value());
   EXPECT_FALSE(request->stream);
+}
+
+TEST(JsonRequestTest, BestOfAsManyAsAreWantedAsksForNothing) {
+  const absl::StatusOr<GenerateRequest> request =
+      ParseCompletionRequest(R"({"prompt": "a", "n": 3, "best_of": 3})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->n, 3);
 }
 
 TEST(JsonRequestTest, EveryCompletionFieldArrives) {

@@ -1,0 +1,221 @@
+#include "services/router/generation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "services/router/router_core.h"
+
+namespace tandem {
+namespace {
+
+// Keeps what the core sends to its one worker.
+class RecordingSession final : public SessionWriter {
+ public:
+  void Send(const RouterCommand& command) override {
+    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
+  }
+  void ReadNext() override {}
+  void Close(std::string_view) override {}
+
+  std::vector<Submit> submits;  // Router thread, or after Flush().
+};
+
+class GenerationTest : public testing::Test {
+ protected:
+  GenerationTest() : metrics_(&registry_) {
+    RouterCoreOptions options;
+    options.owner.router_incarnation = 1;
+    core_ = *RouterCore::Create(options, &clock_, &metrics_);
+  }
+
+  void AddWorker() {
+    const WorkerRegistration registration{.worker = worker_,
+                                          .role = WorkerRole::kHybrid,
+                                          .model = "m",
+                                          .kv_class = "kv",
+                                          .numerics_id = "n",
+                                          .block_tokens = 16,
+                                          .max_model_tokens = 2048,
+                                          .max_sequences = 8,
+                                          .num_blocks = 128};
+    core_->OnWatchUpdate("w:1", worker_, registration);
+    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true});
+    core_->OnSessionUp(worker_, kSession, session_);
+    Flush();
+  }
+
+  std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr) {
+    auto call = std::make_shared<Generation>(core_.get(), &metrics_, &clock_, "label",
+                                             clock_.NowUs(), std::move(on_news));
+    for (int i = 0; i < num_prompts; ++i) {
+      RequestFacts facts;
+      facts.token_ids = {1, 2, 3};
+      facts.sampling.max_tokens = 8;
+      facts.model = "m";
+      call->AddPrompt(std::move(facts), {});
+    }
+    return call;
+  }
+
+  // Everything posted before has been done when it returns.
+  void Flush() {
+    std::promise<void> done;
+    core_->PublishThen([&] { done.set_value(); });
+    done.get_future().wait();
+  }
+
+  void Say(std::vector<RouterEvent> events) {
+    core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = std::move(events)});
+    Flush();
+  }
+  RouterEvent Token(size_t submit, int32_t position, FinishReason finish) {
+    return TokenEvent{.attempt = session_->submits.at(submit).attempt,
+                      .position = position,
+                      .token = {.token = 7},
+                      .finish = finish};
+  }
+  static absl::Status EndOf(Generation* call) {
+    for (const GenerationNews& news : call->Take()) {
+      if (const auto* end = std::get_if<EndNews>(&news)) return end->status;
+    }
+    return absl::NotFoundError("it has not ended");
+  }
+
+  static constexpr SessionId kSession = 1;
+  const WorkerId worker_{.name = "w", .incarnation = 1};
+  const SteadyClock clock_;
+  MetricsRegistry registry_;
+  RouterMetrics metrics_;
+  std::shared_ptr<RecordingSession> session_ = std::make_shared<RecordingSession>();
+  std::unique_ptr<RouterCore> core_;
+};
+
+TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
+  AddWorker();
+  std::shared_ptr<Generation> call = Make(2);
+  const std::weak_ptr<Generation> watched = call;
+  call->Start();
+  Flush();
+  Say({Token(0, 3, FinishReason::kLength), Token(1, 3, FinishReason::kLength)});
+  EXPECT_TRUE(EndOf(call.get()).ok());
+  call.reset();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
+  std::shared_ptr<Generation> call = Make(2);
+  const std::weak_ptr<Generation> watched = call;
+  call->Start();
+  call->Cancel(absl::CancelledError("aborted"));
+  Flush();
+  call.reset();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
+  const std::shared_ptr<Generation> call = Make(3);
+  call->Cancel(absl::CancelledError("aborted"));
+  call->Start();
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_TRUE(absl::IsCancelled(EndOf(call.get())));
+}
+
+TEST_F(GenerationTest, APromptThatIsRefusedTakesTheLaterOnesWithIt) {
+  RouterCoreOptions options;
+  options.owner.router_incarnation = 1;
+  options.max_queued_commands = 1;
+  core_ = *RouterCore::Create(options, &clock_, &metrics_);
+  // The queue is full while the router's thread stands still: until the first prompt was refused.
+  std::promise<void> stands, go_on;
+  core_->PublishThen([&] {
+    stands.set_value();
+    go_on.get_future().wait();
+  });
+  stands.get_future().wait();
+  core_->PublishThen([] {});
+  const std::shared_ptr<Generation> call = Make(2, [&] {
+    go_on.set_value();
+    Flush();
+  });
+  call->Start();
+  Flush();
+  EXPECT_TRUE(absl::IsResourceExhausted(EndOf(call.get())));
+  EXPECT_EQ(metrics_.RefusedCalls("RESOURCE_EXHAUSTED").Value(), 1);
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+}
+
+TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(1);
+  call->Start();
+  Flush();
+  Say({Token(0, 3, FinishReason::kNone), Token(0, 4, FinishReason::kLength)});
+  double whole = 0, parts = 0;
+  int num_parts = 0;
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      if (family.name == "tandem_ttft_seconds") whole += metric.histogram.sample_sum;
+      if (family.name != "tandem_ttft_part_seconds") continue;
+      parts += metric.histogram.sample_sum;
+      ++num_parts;
+      EXPECT_EQ(metric.histogram.sample_count, 1u);
+    }
+  }
+  EXPECT_EQ(num_parts, 3);
+  EXPECT_GT(whole, 0);
+  EXPECT_NEAR(parts, whole, 1e-9);
+}
+
+TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(1);
+  call->Start();
+  Flush();
+  testing::internal::CaptureStderr();
+  Say({EndedEvent{.attempt = session_->submits.at(0).attempt,
+                  .status = absl::InternalError("a bug")}});
+  call->Cancel(absl::CancelledError("aborted"));
+  const std::shared_ptr<Generation> other = Make(1);
+  other->Start();
+  other->Cancel(absl::CancelledError("a client's doing is no failure"));
+  Flush();
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::HasSubstr(R"("message":"request failed","request_id":"label")"));
+  EXPECT_THAT(log, testing::HasSubstr(R"("code":"INTERNAL","why":"a bug","attempts":1)"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+}
+
+TEST_F(GenerationTest, ARouterThatEndsSaysSo) {
+  const std::shared_ptr<Generation> running = Make(1);
+  running->Start();
+  core_->Stop();
+  EXPECT_TRUE(absl::IsUnavailable(EndOf(running.get())));
+  const std::shared_ptr<Generation> late = Make(1);
+  late->Start();
+  EXPECT_TRUE(absl::IsUnavailable(EndOf(late.get())));
+}
+
+TEST_F(GenerationTest, EveryPublishIsAnsweredWheneverTheCoreEnds) {
+  constexpr int kThreads = 4, kEach = 2000;
+  std::atomic<int> answered{0}, posted{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int k = 0; k < kEach; ++k) {
+        core_->PublishThen([&] { ++answered; });
+        ++posted;
+      }
+    });
+  }
+  while (posted < kEach) std::this_thread::yield();
+  core_->Stop();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(answered, kThreads * kEach);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,244 @@
+#include "services/router/http/json_answer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+#include <cstring>
+#include <limits>
+
+#include "services/router/api_error.h"
+#include "tests/support/raw_http.h"
+
+namespace tandem {
+namespace {
+
+namespace json = boost::json;
+using testing::HasSubstr;
+
+SampledToken Sampled(int32_t token, float logprob, std::vector<int32_t> top = {}) {
+  SampledToken out{.token = token, .logprob = logprob, .rank = 1};
+  for (const int32_t id : top) {
+    out.top.push_back({.token = id, .logprob = logprob - static_cast<float>(out.top.size())});
+  }
+  return out;
+}
+
+TokenNews Token(int choice, int32_t token, std::string text,
+                FinishReason finish = FinishReason::kNone) {
+  return {.choice = choice,
+          .has_token = true,
+          .token = Sampled(token, -0.5f, {token, 9}),
+          .text = std::move(text),
+          .finish = finish};
+}
+
+class JsonAnswerTest : public testing::Test {
+ protected:
+  static AnswerOptions Options(bool chat) {
+    AnswerOptions options;
+    options.chat = chat;
+    options.id = "id-1";
+    options.model = "demo \"quoted\"";
+    options.created_s = 1700000000;
+    options.prompt_token_ids = [](int prompt) -> const std::vector<int32_t>& {
+      static const std::vector<int32_t> ids[] = {{1, 2}, {3}};
+      return ids[prompt];
+    };
+    return options;
+  }
+  // The events of a stream, [DONE] included.
+  static std::vector<std::string> Stream(JsonAnswer* answer,
+                                         const std::vector<GenerationNews>& all) {
+    std::string bytes;
+    for (const GenerationNews& news : all) bytes += answer->StreamEvents(news);
+    return EventsOf(bytes);
+  }
+  static json::value Whole(JsonAnswer* answer, const std::vector<GenerationNews>& all) {
+    for (const GenerationNews& news : all) answer->Add(news);
+    return json::parse(answer->Whole());
+  }
+
+  const PromptNews prompt_{.prompt = 0, .cached_tokens = 1, .numerics_id = "n1"};
+  const EndNews end_{.usage = {.prompt_tokens = 2, .completion_tokens = 3, .cached_tokens = 1}};
+};
+
+TEST_F(JsonAnswerTest, AWholeCompletionGathersEveryChoice) {
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_prompts = 2;
+  options.num_choices = 2;
+  options.return_token_ids = true;
+  JsonAnswer answer(options);
+  const json::value whole =
+      Whole(&answer, {prompt_, Token(3, 30, "d", FinishReason::kLength), Token(0, 5, "a\n"),
+                      Token(0, 6, "b", FinishReason::kStop), Token(1, 7, "", FinishReason::kStop),
+                      Token(2, 8, "c", FinishReason::kLength), end_});
+  EXPECT_EQ(whole.at("id"), "id-1");
+  EXPECT_EQ(whole.at("model"), "demo \"quoted\"");
+  EXPECT_EQ(whole.at("object"), "text_completion");
+  EXPECT_EQ(whole.at("created"), 1700000000);
+  EXPECT_EQ(whole.at("system_fingerprint"), "n1");
+  const json::array& choices = whole.at("choices").as_array();
+  ASSERT_EQ(choices.size(), 4u);
+  EXPECT_EQ(choices[0].at("text"), "a\nb");
+  EXPECT_EQ(choices[0].at("finish_reason"), "stop");
+  EXPECT_EQ(choices[0].at("token_ids"), json::parse("[5,6]"));
+  EXPECT_EQ(choices[1].at("prompt_token_ids"), json::parse("[1,2]"));
+  EXPECT_EQ(choices[2].at("prompt_token_ids"), json::parse("[3]"));
+  EXPECT_EQ(choices[3].at("index"), 3);
+  EXPECT_EQ(choices[3].at("text"), "d");
+  EXPECT_EQ(whole.at("usage").at("total_tokens"), 5);
+  EXPECT_EQ(whole.at("usage").at("prompt_tokens_details").at("cached_tokens"), 1);
+}
+
+TEST_F(JsonAnswerTest, AWholeChatHasAMessage) {
+  AnswerOptions options = Options(/*chat=*/true);
+  options.return_token_ids = true;
+  JsonAnswer answer(options);
+  const json::value whole =
+      Whole(&answer, {prompt_, Token(0, 5, "hello", FinishReason::kLength), end_});
+  const json::value& choice = whole.at("choices").at(0);
+  EXPECT_EQ(choice.at("message").at("role"), "assistant");
+  EXPECT_EQ(choice.at("message").at("content"), "hello");
+  EXPECT_TRUE(choice.at("message").at("refusal").is_null());
+  EXPECT_TRUE(choice.at("logprobs").is_null());
+  EXPECT_EQ(whole.at("prompt_token_ids"), json::parse("[1,2]"));
+  EXPECT_FALSE(choice.as_object().contains("prompt_token_ids"));
+}
+
+TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
+  AnswerOptions options = Options(/*chat=*/true);
+  options.include_usage = true;
+  options.return_token_ids = true;
+  options.num_logprobs = 0;
+  JsonAnswer answer(options);
+  const std::vector<std::string> events = Stream(
+      &answer,
+      {prompt_, Token(0, 5, "he"), Token(0, 6, ""), Token(0, 7, "llo", FinishReason::kStop), end_});
+  ASSERT_EQ(events.size(), 5u) << "three tokens, the usage, [DONE]";
+  const json::value first = json::parse(events[0]), second = json::parse(events[1]),
+                    third = json::parse(events[2]), usage = json::parse(events[3]);
+  EXPECT_EQ(first.at("object"), "chat.completion.chunk");
+  EXPECT_EQ(first.at("prompt_token_ids"), json::parse("[1,2]"));
+  EXPECT_EQ(first.at("choices").at(0).at("delta"),
+            json::parse(R"({"role":"assistant","content":"he"})"));
+  EXPECT_TRUE(first.at("usage").is_null());
+  EXPECT_TRUE(first.at("choices").at(0).at("finish_reason").is_null());
+  EXPECT_FALSE(second.as_object().contains("prompt_token_ids"));
+  EXPECT_EQ(second.at("choices").at(0).at("delta"), json::parse(R"({"content":""})"));
+  EXPECT_EQ(second.at("choices").at(0).at("token_ids"), json::parse("[6]"));
+  EXPECT_EQ(second.at("choices").at(0).at("logprobs").at("content").as_array().size(), 1u);
+  EXPECT_EQ(third.at("choices").at(0).at("finish_reason"), "stop");
+  EXPECT_EQ(usage.at("usage").at("completion_tokens"), 3);
+  EXPECT_TRUE(usage.at("choices").as_array().empty());
+  EXPECT_EQ(events[4], "[DONE]");
+}
+
+TEST_F(JsonAnswerTest, AStreamThatFailsHasNoDone) {
+  JsonAnswer answer(Options(/*chat=*/false));
+  const std::vector<std::string> events =
+      Stream(&answer, {prompt_, Token(0, 5, "a"),
+                       EndNews{.status = absl::UnavailableError("the worker is \"gone\"")}});
+  ASSERT_EQ(events.size(), 2u);
+  const json::value error = json::parse(events[1]).at("error");
+  EXPECT_EQ(error.at("message"), "the worker is \"gone\"");
+  EXPECT_EQ(error.at("type"), "service_unavailable_error");
+}
+
+TEST_F(JsonAnswerTest, TheStopReasonIsTheStopOfTheClientsOnly) {
+  TokenNews by_string = Token(0, 5, "", FinishReason::kStop);
+  by_string.stop_string = "\n";
+  TokenNews by_id = Token(1, 6, "", FinishReason::kStop);
+  by_id.stop_token = 6;
+  TokenNews by_end = Token(2, 7, "", FinishReason::kStop);
+  by_end.stop_token = 7;
+  by_end.stopped_by_eos = true;
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_choices = 3;
+  JsonAnswer answer(options);
+  const json::value whole = Whole(&answer, {prompt_, by_string, by_id, by_end, end_});
+  EXPECT_EQ(whole.at("choices").at(0).at("stop_reason"), "\n");
+  EXPECT_EQ(whole.at("choices").at(1).at("stop_reason"), 6);
+  EXPECT_TRUE(whole.at("choices").at(2).at("stop_reason").is_null());
+}
+
+TEST_F(JsonAnswerTest, PromptLogprobsAreMapsByTokenId) {
+  AnswerOptions options = Options(/*chat=*/true);
+  options.num_prompt_logprobs = 2;
+  JsonAnswer answer(options);
+  PromptNews prompt = prompt_;
+  prompt.prompt_logprobs = {Sampled(17, -1.0f, {4, 17})};
+  prompt.prompt_logprobs[0].rank = 2;
+  const json::value whole = Whole(&answer, {prompt, Token(0, 5, "", FinishReason::kLength), end_});
+  const json::array& list = whole.at("prompt_logprobs").as_array();
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_TRUE(list[0].is_null()) << "nothing predicts the first token";
+  ASSERT_EQ(list[1].as_object().size(), 2u) << "the prompt's own is named once";
+  EXPECT_EQ(list[1].at("17").at("rank"), 2);
+  EXPECT_EQ(list[1].at("4").at("rank"), 1);
+  EXPECT_EQ(list[1].at("17").at("decoded_token"), "token_id:17");
+}
+
+// ---- Logprobs ----
+
+TEST(LogprobsJsonTest, ALogprobReadsBackAsTheSameFloat) {
+  for (const float logprob :
+       {-0.1f, -1.0f / 3, -1e-38f, -0.0f, -12.3456789f, std::nextafterf(-0.1f, 0.0f)}) {
+    std::string text;
+    AppendLogprob(logprob, &text);
+    const float read = std::strtof(text.c_str(), nullptr);
+    EXPECT_EQ(std::memcmp(&read, &logprob, sizeof(read)), 0) << text;
+    EXPECT_TRUE(json::parse(text).is_number()) << text;
+  }
+  for (const float none :
+       {-std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    std::string text;
+    AppendLogprob(none, &text);
+    EXPECT_EQ(text, "-9999");
+  }
+}
+
+TEST(LogprobsJsonTest, TextOffsetsGoOnFromChunkToChunk) {
+  const TokenNames names;  // "token_id:N"
+  LogprobsJson logprobs;
+  logprobs.Add(Sampled(5, -1, {5, 6}), 2, /*chat=*/false, names);
+  logprobs.Add(Sampled(17, -2, {4}), 1, /*chat=*/false, names);
+  const json::value first = json::parse(logprobs.Take(/*chat=*/false));
+  EXPECT_EQ(first.at("tokens"), json::parse(R"(["token_id:5","token_id:17"])"));
+  EXPECT_EQ(first.at("text_offset"), json::parse("[0,10]"));
+  EXPECT_EQ(first.at("top_logprobs").at(0).as_object().size(), 2u) << "the sampled one is there";
+  EXPECT_EQ(first.at("top_logprobs").at(1).as_object().size(), 2u) << "the sampled one is added";
+  logprobs.Add(Sampled(7, -3), 0, /*chat=*/false, names);
+  const json::value second = json::parse(logprobs.Take(/*chat=*/false));
+  EXPECT_EQ(second.at("text_offset"), json::parse("[21]"));
+  EXPECT_TRUE(second.at("top_logprobs").at(0).is_null());
+}
+
+TEST(LogprobsJsonTest, OffsetsCountCharactersAndBytesAreOfTheToken) {
+  const auto tokenizer = *Tokenizer::Create(std::string(TANDEM_TEST_DATA) + "/demo_model");
+  const std::vector<int32_t> ids = *tokenizer->Encode("é!", /*add_special_tokens=*/false);
+  const TokenNames names(tokenizer.get(), /*as_ids=*/false);
+  LogprobsJson completion, chat;
+  std::string bytes;
+  for (const int32_t id : ids) {
+    completion.Add(Sampled(id, -1), 0, /*chat=*/false, names);
+    chat.Add(Sampled(id, -1), 0, /*chat=*/true, names);
+  }
+  const json::value content = json::parse(chat.Json(/*chat=*/true)).at("content");
+  for (const json::value& entry : content.as_array()) {
+    EXPECT_TRUE(entry.at("top_logprobs").as_array().empty());
+    for (const json::value& byte : entry.at("bytes").as_array()) {
+      bytes += static_cast<char>(byte.to_number<int>());
+    }
+  }
+  EXPECT_EQ(bytes, "é!");
+  const json::array offsets =
+      json::parse(completion.Json(/*chat=*/false)).at("text_offset").as_array();
+  EXPECT_EQ(offsets.size(), ids.size());
+  EXPECT_LE(offsets.back().as_int64(), 3);
+  EXPECT_EQ(TokenNames(tokenizer.get(), /*as_ids=*/true).Text(7), "token_id:7");
+  EXPECT_EQ(TokenNames().BytesJson(7), "null");
+}
+
+}  // namespace
+}  // namespace tandem
