@@ -34,7 +34,9 @@ namespace {
 
 constexpr int kProtocolVersion = 1;
 constexpr int32_t kMaxWaitingAttempts = 1024;
-constexpr auto kDrainLimit = std::chrono::seconds(30);
+// What runs moves at once; this is for what is still being written or fetched. Below the 10 s after
+// which `tandem serve` kills.
+constexpr auto kDrainLimit = std::chrono::seconds(8);
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
 
 // Everything of one worker process, in the order of construction.

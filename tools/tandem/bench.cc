@@ -194,6 +194,8 @@ int BenchMain(const std::vector<std::string>& arguments) {
   flags.Add("shared-prefix", &load.shared_prefix_tokens, "N", "tokens that all prompts begin with");
   flags.Add("vocabulary", &load.vocabulary, "N", "prompt ids are drawn from 16 to N-1", 17);
   flags.Add("temperature", &load.temperature, "X", "0 is greedy", 0, 2);
+  flags.Add("timeout", &load.timeout_s, "S", "a request without a byte for so long has failed", 0.1,
+            86'400);
   flags.Add("targets", &targets, "ttft=S,itl=S",
             "goodput counts requests whose TTFT and 99th percentile ITL meet these seconds");
   flags.Add("seed", &seed, "N", "of prompts, lengths and arrivals");

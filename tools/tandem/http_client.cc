@@ -1,9 +1,9 @@
 #include "tools/tandem/http_client.h"
 
 #include <array>
-#include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -16,10 +16,23 @@ using Error = boost::system::error_code;
 
 struct HttpConnection::State {
   HttpTarget target;
+  std::chrono::milliseconds silence;
   asio::io_context io;
-  asio::ip::tcp::socket socket{io};
+  boost::beast::tcp_stream stream{io};
   boost::beast::flat_buffer buffer;
   bool open = false;
+
+  // Blocks until the operation that `start` starts has ended, or time is up: Beast's time limits
+  // are those of asynchronous operations. Its last argument is a handler.
+  template <typename StartOperation>
+  Error Await(const StartOperation& start) {
+    Error result;
+    stream.expires_after(silence);
+    start([&result](const Error& error, const auto&) { result = error; });
+    io.restart();
+    io.run();
+    return result;
+  }
 };
 
 namespace {
@@ -53,14 +66,18 @@ absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
 HttpConnection::HttpConnection(std::unique_ptr<State> state) : state_(std::move(state)) {}
 HttpConnection::~HttpConnection() = default;
 
-absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpTarget& target) {
+absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(
+    const HttpTarget& target, std::chrono::milliseconds silence) {
   auto state = std::make_unique<State>();
   state->target = target;
+  state->silence = silence;
   Error error;
   asio::ip::tcp::resolver resolver(state->io);
   const auto addresses = resolver.resolve(target.host, target.port, error);
-  if (!error) asio::connect(state->socket, addresses, error);
-  if (!error) state->socket.set_option(asio::ip::tcp::no_delay(true), error);
+  if (!error) {
+    error = state->Await([&](auto done) { state->stream.async_connect(addresses, done); });
+  }
+  if (!error) state->stream.socket().set_option(asio::ip::tcp::no_delay(true), error);
   if (error) return Lost(target, error);
   state->open = true;
   return std::unique_ptr<HttpConnection>(new HttpConnection(std::move(state)));
@@ -79,11 +96,13 @@ absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::str
     request.body() = body;
   }
   request.prepare_payload();
-  Error error;
-  http::write(state.socket, request, error);
+  Error error = state.Await([&](auto done) { http::async_write(state.stream, request, done); });
   http::response_parser<http::buffer_body> parser;
   parser.body_limit(boost::none);
-  if (!error) http::read_header(state.socket, state.buffer, parser, error);
+  if (!error) {
+    error = state.Await(
+        [&](auto done) { http::async_read_header(state.stream, state.buffer, parser, done); });
+  }
   if (error) {
     state.open = false;
     return Lost(state.target, error);
@@ -93,12 +112,12 @@ absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::str
     parser.get().body().data = piece.data();
     parser.get().body().size = piece.size();
     parser.get().body().more = true;
-    http::read_some(state.socket, state.buffer, parser, error);
+    error = state.Await(
+        [&](auto done) { http::async_read_some(state.stream, state.buffer, parser, done); });
     if (error == http::error::need_buffer) error = {};
     const size_t size = piece.size() - parser.get().body().size;
     if (error || (size > 0 && !on_piece(std::string_view(piece.data(), size)))) {
-      Error ignored;
-      state.socket.close(ignored);
+      state.stream.close();
       state.open = false;
       if (error) return Lost(state.target, error);
       return parser.get().result_int();
@@ -118,10 +137,11 @@ bool EventStreamParser::Feed(std::string_view piece,
     std::string line;
     line.swap(unfinished_line_);
     if (line.ends_with('\r')) line.pop_back();
-    constexpr std::string_view kData = "data: ";
-    if (line.starts_with(kData) && !on_data(std::string_view(line).substr(kData.size()))) {
-      return false;
-    }
+    constexpr std::string_view kData = "data:";
+    if (!line.starts_with(kData)) continue;
+    std::string_view data = std::string_view(line).substr(kData.size());
+    if (data.starts_with(' ')) data.remove_prefix(1);  // The one that may follow.
+    if (!on_data(data)) return false;
   }
   return true;
 }

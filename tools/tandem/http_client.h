@@ -4,6 +4,7 @@
 #ifndef TANDEM_TOOLS_TANDEM_HTTP_CLIENT_H_
 #define TANDEM_TOOLS_TANDEM_HTTP_CLIENT_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,12 +25,16 @@ absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url);
 
 class HttpConnection {
  public:
-  static absl::StatusOr<std::unique_ptr<HttpConnection>> Connect(const HttpTarget& target);
+  // A server that says nothing for so long is lost.
+  static constexpr std::chrono::milliseconds kSilence{120'000};
+
+  static absl::StatusOr<std::unique_ptr<HttpConnection>> Connect(
+      const HttpTarget& target, std::chrono::milliseconds silence = kSilence);
   ~HttpConnection();
 
   // Sends a request (no body: GET, else POST of JSON) and hands the body over piece by piece; a
   // false from `on_piece` closes the connection and ends the call. Returns the HTTP status.
-  // Unavailable if the connection breaks, also in the middle of the body.
+  // Unavailable if the connection breaks or is silent, also in the middle of the body.
   using OnPiece = std::function<bool(std::string_view)>;
   absl::StatusOr<int> Send(const std::string& path, const std::string& body,
                            const OnPiece& on_piece);

@@ -103,7 +103,8 @@ void RunRequest(const LoadOptions& options, const PlannedRequest& request,
   // A kept-alive connection may have been closed by the server meanwhile: then once more, afresh.
   for (const bool reused : {*connection != nullptr, false}) {
     if (*connection == nullptr) {
-      auto fresh = HttpConnection::Connect(options.target);
+      const auto silence = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3));
+      auto fresh = HttpConnection::Connect(options.target, silence);
       if (!fresh.ok()) {
         status = fresh.status();
         break;

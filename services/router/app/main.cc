@@ -24,7 +24,9 @@ namespace tandem {
 namespace {
 
 constexpr int kExitBadUsage = 2;
-constexpr int64_t kDrainUs = 60'000'000;
+// Then what still runs is told that it is Unavailable. Below the 30 s that Kubernetes and
+// `tandem serve` wait before they kill.
+constexpr int64_t kDrainUs = 25'000'000;
 constexpr int64_t kDrainPollUs = 20'000;
 
 struct RouterFlags {

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <vector>
 
@@ -39,7 +42,7 @@ std::vector<std::string> Events(const std::vector<std::string>& pieces) {
 }
 
 TEST(EventStreamTest, FindsTheSameEventsHoweverTheBytesAreCut) {
-  const std::string stream = ": comment\n\ndata: one\n\ndata: two\r\n\r\ndata: [DONE]\n\n";
+  const std::string stream = ": comment\n\ndata: one\n\ndata:two\r\n\r\ndata: [DONE]\n\n";
   for (size_t piece = 1; piece <= stream.size(); ++piece) {
     std::vector<std::string> pieces;
     for (size_t at = 0; at < stream.size(); at += piece) pieces.push_back(stream.substr(at, piece));
@@ -55,6 +58,23 @@ TEST(EventStreamTest, StopsWhereItIsTold) {
     return false;
   }));
   EXPECT_EQ(calls, 1);
+}
+
+TEST(HttpConnectionTest, ASilentServerIsLost) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);  // The kernel accepts; nobody reads.
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const HttpTarget target{.host = "127.0.0.1", .port = std::to_string(ntohs(address.sin_port))};
+  auto connection = HttpConnection::Connect(target, std::chrono::milliseconds(20));
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  const auto status = (*connection)->Send("/", "", [](std::string_view) { return true; });
+  EXPECT_EQ(status.status().code(), absl::StatusCode::kUnavailable) << status.status();
+  close(listener);
 }
 
 }  // namespace
