@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
 #include "services/server/field_checks.h"
-#include "services/server/status_proto.h"
+#include "services/server/submit_fields.h"
 
 namespace tandem {
 
@@ -40,17 +40,9 @@ struct FillToPrefill {
 
   void operator()(const PrefillSubmit& in) const {
     proto::PrefillSubmit* submit = out->mutable_submit();
-    ToProto(in.attempt, submit->mutable_attempt());
-    submit->mutable_token_ids()->Add(in.token_ids.begin(), in.token_ids.end());
-    submit->set_prompt_tokens(in.prompt_tokens);
-    submit->mutable_choices()->Add(in.choices.begin(), in.choices.end());
-    ToProto(in.sampling, submit->mutable_sampling());
-    submit->set_time_left_us(in.time_left_us);
-    submit->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
-    submit->set_trace_context(in.trace_context);
+    FillSubmit(in, submit);
     submit->set_first_block(in.first_block);
     submit->set_num_blocks(in.num_blocks);
-    submit->set_alone(in.alone);
   }
   void operator()(const Grant& in) const {
     ToProto(in.attempt, out->mutable_grant()->mutable_attempt());
@@ -64,34 +56,17 @@ struct FillToPrefill {
   void operator()(const Committed& in) const {
     ToProto(in.attempt, out->mutable_committed()->mutable_attempt());
   }
-  void operator()(const PrefillCancel& in) const {
-    ToProto(in.attempt, out->mutable_cancel()->mutable_attempt());
-    out->mutable_cancel()->set_time_left_us(in.time_left_us);
-  }
+  void operator()(const PrefillCancel& in) const { FillCancel(in, out->mutable_cancel()); }
   void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
 };
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
   PrefillSubmit out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(
-      ReadTokenIds("token_ids", in.token_ids(), kMaxRequestTokens, &out.token_ids));
-  TANDEM_ASSIGN_OR_RETURN(out.sampling, FromProto(in.sampling()));
-  TANDEM_RETURN_IF_ERROR(CheckPromptTokens(
-      in.prompt_tokens(), static_cast<int64_t>(out.token_ids.size()), out.sampling));
-  out.prompt_tokens = in.prompt_tokens();
-  TANDEM_RETURN_IF_ERROR(ReadChoices(in.choices(), &out.choices));
-  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
-  out.time_left_us = in.time_left_us();
-  TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out.hash_root));
-  TANDEM_RETURN_IF_ERROR(CheckSize("trace_context", static_cast<int64_t>(in.trace_context().size()),
-                                   kMaxTextBytes, "bytes"));
-  out.trace_context = in.trace_context();
+  TANDEM_RETURN_IF_ERROR(ReadSubmit(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, kMaxRequestTokens));
   TANDEM_RETURN_IF_ERROR(CheckRange("first_block", in.first_block(), 0, in.num_blocks()));
   out.first_block = in.first_block();
   out.num_blocks = in.num_blocks();
-  out.alone = in.alone();
   return DecodeToPrefill(std::move(out));
 }
 
@@ -117,14 +92,6 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::Committed& in) {
   return DecodeToPrefill(out);
 }
 
-absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillCancel& in) {
-  PrefillCancel out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
-  out.time_left_us = in.time_left_us();
-  return DecodeToPrefill(out);
-}
-
 struct FillToDecode {
   proto::ToDecode* out;
 
@@ -132,10 +99,7 @@ struct FillToDecode {
     ToProto(in.attempt, out->mutable_start()->mutable_attempt());
     out->mutable_start()->set_cached_tokens(in.cached_tokens);
   }
-  void operator()(const PrefillRefused& in) const {
-    ToProto(in.attempt, out->mutable_refused()->mutable_attempt());
-    StatusToProto(in.status, out->mutable_refused()->mutable_status());
-  }
+  void operator()(const PrefillRefused& in) const { FillEnd(in, out->mutable_refused()); }
   void operator()(const Progress& in) const {
     ToProto(in.attempt, out->mutable_progress()->mutable_attempt());
     out->mutable_progress()->set_computed_tokens(in.computed_tokens);
@@ -161,14 +125,6 @@ absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
   TANDEM_RETURN_IF_ERROR(CheckRange("cached_tokens", in.cached_tokens(), 0, kMaxRequestTokens));
   out.cached_tokens = in.cached_tokens();
   return PrefillToDecode(out);
-}
-
-absl::StatusOr<PrefillToDecode> Read(const proto::PrefillRefused& in) {
-  PrefillRefused out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(StatusFromProto(in.status(), &out.status));
-  if (out.status.ok()) return absl::InvalidArgumentError("status.code: OK where an error ends");
-  return PrefillToDecode(std::move(out));
 }
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Progress& in) {
@@ -250,7 +206,7 @@ absl::StatusOr<DecodeToPrefill> FromProto(const proto::ToPrefill& in) {
     case proto::ToPrefill::kCommitted:
       return Read(in.committed());
     case proto::ToPrefill::kCancel:
-      return Read(in.cancel());
+      return ReadCancel<PrefillCancel>(in.cancel());
     case proto::ToPrefill::kRenew:
       return Read(in.renew());
     case proto::ToPrefill::kHello:
@@ -268,7 +224,7 @@ absl::StatusOr<PrefillToDecode> FromProto(const proto::ToDecode& in) {
     case proto::ToDecode::kStart:
       return Read(in.start());
     case proto::ToDecode::kRefused:
-      return Read(in.refused());
+      return ReadEnd<PrefillRefused>(in.refused());
     case proto::ToDecode::kProgress:
       return Read(in.progress());
     case proto::ToDecode::kFirstToken:

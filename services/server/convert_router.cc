@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
 #include "services/server/field_checks.h"
-#include "services/server/status_proto.h"
+#include "services/server/submit_fields.h"
 
 namespace tandem {
 
@@ -12,16 +12,8 @@ namespace {
 // ---- Down ----
 
 void Fill(const Submit& in, proto::Submit* out) {
-  ToProto(in.attempt, out->mutable_attempt());
-  out->mutable_token_ids()->Add(in.token_ids.begin(), in.token_ids.end());
-  out->set_prompt_tokens(in.prompt_tokens);
-  out->mutable_choices()->Add(in.choices.begin(), in.choices.end());
-  ToProto(in.sampling, out->mutable_sampling());
-  out->set_time_left_us(in.time_left_us);
-  out->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
+  FillSubmit(in, out);
   out->set_model(in.model);
-  out->set_trace_context(in.trace_context);
-  out->set_alone(in.alone);
   if (!in.prefill.address.empty()) {
     ToProto(in.prefill.worker, out->mutable_prefill()->mutable_worker());
     out->mutable_prefill()->set_address(in.prefill.address);
@@ -41,38 +33,16 @@ absl::StatusOr<PrefillPeer> Read(const proto::PrefillPeer& in) {
 
 absl::StatusOr<Submit> Read(const proto::Submit& in) {
   Submit out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(
-      ReadTokenIds("token_ids", in.token_ids(), kMaxRequestTokens, &out.token_ids));
-  TANDEM_ASSIGN_OR_RETURN(out.sampling, FromProto(in.sampling()));
-  TANDEM_RETURN_IF_ERROR(CheckPromptTokens(
-      in.prompt_tokens(), static_cast<int64_t>(out.token_ids.size()), out.sampling));
-  out.prompt_tokens = in.prompt_tokens();
-  TANDEM_RETURN_IF_ERROR(ReadChoices(in.choices(), &out.choices));
-  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
-  out.time_left_us = in.time_left_us();
-  TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out.hash_root));
+  TANDEM_RETURN_IF_ERROR(ReadSubmit(in, &out));
   TANDEM_RETURN_IF_ERROR(
       CheckSize("model", static_cast<int64_t>(in.model().size()), kMaxTextBytes, "bytes"));
   out.model = in.model();
-  TANDEM_RETURN_IF_ERROR(CheckSize("trace_context", static_cast<int64_t>(in.trace_context().size()),
-                                   kMaxTextBytes, "bytes"));
-  out.trace_context = in.trace_context();
-  out.alone = in.alone();
   if (in.has_prefill()) {
     TANDEM_ASSIGN_OR_RETURN(out.prefill, Read(in.prefill()));
   }
   TANDEM_RETURN_IF_ERROR(
       CheckRange("disaggregate_from_tokens", in.disaggregate_from_tokens(), 0, INT32_MAX));
   out.disaggregate_from_tokens = in.disaggregate_from_tokens();
-  return out;
-}
-
-absl::StatusOr<Cancel> Read(const proto::Cancel& in) {
-  Cancel out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
-  out.time_left_us = in.time_left_us();
   return out;
 }
 
@@ -113,15 +83,6 @@ absl::StatusOr<RouterEvent> Read(const proto::TokenEvent& in) {
       return absl::InvalidArgumentError(
           absl::StrFormat("finish: %d is no finish reason", static_cast<int>(in.finish())));
   }
-  return RouterEvent(std::move(out));
-}
-
-template <typename Event, typename Message>
-absl::StatusOr<RouterEvent> ReadEnd(const Message& in) {
-  Event out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(StatusFromProto(in.status(), &out.status));
-  if (out.status.ok()) return absl::InvalidArgumentError("status.code: OK where an error ends");
   return RouterEvent(std::move(out));
 }
 
@@ -167,14 +128,8 @@ struct FillEvent {
                       : in.finish == FinishReason::kStop ? proto::FINISH_REASON_STOP
                                                          : proto::FINISH_REASON_LENGTH);
   }
-  void operator()(const RefusedEvent& in) const {
-    ToProto(in.attempt, out->mutable_refused()->mutable_attempt());
-    StatusToProto(in.status, out->mutable_refused()->mutable_status());
-  }
-  void operator()(const EndedEvent& in) const {
-    ToProto(in.attempt, out->mutable_ended()->mutable_attempt());
-    StatusToProto(in.status, out->mutable_ended()->mutable_status());
-  }
+  void operator()(const RefusedEvent& in) const { FillEnd(in, out->mutable_refused()); }
+  void operator()(const EndedEvent& in) const { FillEnd(in, out->mutable_ended()); }
   void operator()(const AbortReply& in) const {
     ToProto(in.attempt, out->mutable_abort_reply()->mutable_attempt());
     out->mutable_abort_reply()->set_outcome(
@@ -191,21 +146,15 @@ void ToProto(const RouterCommand& in, proto::ToWorker* out) {
     Fill(*submit, out->mutable_submit());
     return;
   }
-  const Cancel& cancel = std::get<Cancel>(in);
-  ToProto(cancel.attempt, out->mutable_cancel()->mutable_attempt());
-  out->mutable_cancel()->set_time_left_us(cancel.time_left_us);
+  FillCancel(std::get<Cancel>(in), out->mutable_cancel());
 }
 
 absl::StatusOr<RouterCommand> FromProto(const proto::ToWorker& in) {
   switch (in.message_case()) {
-    case proto::ToWorker::kSubmit: {
-      TANDEM_ASSIGN_OR_RETURN(Submit submit, Read(in.submit()));
-      return RouterCommand(std::move(submit));
-    }
-    case proto::ToWorker::kCancel: {
-      TANDEM_ASSIGN_OR_RETURN(Cancel cancel, Read(in.cancel()));
-      return RouterCommand(std::move(cancel));
-    }
+    case proto::ToWorker::kSubmit:
+      return Read(in.submit());
+    case proto::ToWorker::kCancel:
+      return ReadCancel<Cancel>(in.cancel());
     case proto::ToWorker::MESSAGE_NOT_SET:
       break;
   }

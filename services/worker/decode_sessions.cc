@@ -1,16 +1,12 @@
 #include "services/worker/decode_sessions.h"
 
-#include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
-#include "services/server/status_proto.h"
 #include "services/worker/token_check.h"
-#include "services/worker/write_queue.h"
 
 namespace tandem {
 
@@ -36,19 +32,20 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
   return absl::OkStatus();
 }
 
-// Reads the Hello, then messages, which it posts. Deletes itself after OnDone.
+// Reads the Hello, then messages, which it posts.
 class DecodeSessions::Session final
-    : public grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode> {
+    : public StreamReactor<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>,
+                           proto::ToDecode> {
  public:
   Session(DecodeSessions* sessions, SessionId id)
-      : sessions_(sessions), id_(id), writes_(this, kMaxUnsentPeerMessages) {}
+      : StreamReactor(kMaxUnsentPeerMessages), sessions_(sessions), id_(id) {}
 
   void Begin() { StartRead(&message_); }
 
   void Send(const PrefillToDecode& in) {
     proto::ToDecode message;
     ToProto(in, &message);
-    Push(std::move(message));
+    Write(std::move(message));
   }
 
   void SendFrame(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_) {
@@ -61,14 +58,6 @@ class DecodeSessions::Session final
     }
     sessions_->commands_->PushAlways(FrameSent{send_id, false});
   }
-
-  void End(const absl::Status& why) EXCLUDES(mu_) {
-    if (ended_.exchange(true)) return;
-    writes_.Close();
-    Finish(ToGrpcStatus(why));
-  }
-
-  size_t unsent() const { return writes_.size(); }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
@@ -83,10 +72,8 @@ class DecodeSessions::Session final
     }
     StartRead(&message_);
   }
-  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
-  void OnCancel() override { End(absl::CancelledError("the decode worker left")); }
   void OnDone() override {
-    sessions_->Remove(id_);
+    sessions_->sessions_.Remove(id_);
     std::unique_ptr<KvOutbound> outbound;
     {
       MutexLock lock(&mu_);
@@ -118,7 +105,7 @@ class DecodeSessions::Session final
     }
     greeted_ = true;
     LogInfo("a decode worker opened a session", {{"session", id_}, {"worker", hello.worker.name}});
-    Push(std::move(answer));
+    Write(std::move(answer));
     return absl::OkStatus();
   }
 
@@ -138,66 +125,34 @@ class DecodeSessions::Session final
     return absl::OkStatus();
   }
 
-  void Push(proto::ToDecode message) {
-    if (writes_.Push(std::move(message))) return;
+  void Write(proto::ToDecode message) {
+    if (Push(std::move(message))) return;
     End(absl::ResourceExhaustedError("too many unread messages"));
   }
 
   DecodeSessions* const sessions_;
   const SessionId id_;
-  WriteQueue<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>, proto::ToDecode> writes_;
   proto::ToPrefill message_;
   bool greeted_ = false;  // Reactions only.
-  std::atomic<bool> ended_{false};
   Mutex mu_;
   std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);
 };
 
 grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open() {
-  Session* session = nullptr;
-  {
-    MutexLock lock(&mu_);
-    const SessionId id = next_session_++;
-    session = new Session(this, id);
-    sessions_.emplace(id, session);
-  }
-  session->Begin();
-  return session;
+  return sessions_.Open([this](SessionId id) { return new Session(this, id); });
 }
 
 void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {
-  MutexLock lock(&mu_);
-  const auto found = sessions_.find(session);
-  if (found != sessions_.end()) found->second->Send(message);
+  sessions_.With(session, [&](Session* s) { s->Send(message); });
 }
 
 void DecodeSessions::SendFrame(SessionId session, const FrameHeader& header, int32_t block,
                                uint64_t send_id) {
-  {
-    MutexLock lock(&mu_);
-    const auto found = sessions_.find(session);
-    if (found != sessions_.end()) {
-      found->second->SendFrame(header, block, send_id);
-      return;
-    }
-  }
-  commands_->PushAlways(FrameSent{send_id, false});
+  const auto send = [&](Session* s) { s->SendFrame(header, block, send_id); };
+  if (!sessions_.With(session, send)) commands_->PushAlways(FrameSent{send_id, false});
 }
 
-bool DecodeSessions::Flushed() const {
-  MutexLock lock(&mu_);
-  return std::all_of(sessions_.begin(), sessions_.end(),
-                     [](const auto& entry) { return entry.second->unsent() == 0; });
-}
-
-void DecodeSessions::CloseAll(const absl::Status& why) {
-  MutexLock lock(&mu_);
-  for (const auto& [id, session] : sessions_) session->End(why);
-}
-
-void DecodeSessions::Remove(SessionId session) {
-  MutexLock lock(&mu_);
-  sessions_.erase(session);
-}
+bool DecodeSessions::Flushed() const { return sessions_.Flushed(); }
+void DecodeSessions::CloseAll(const absl::Status& why) { sessions_.CloseAll(why); }
 
 }  // namespace tandem

@@ -5,12 +5,10 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <map>
-
-#include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
 #include "services/worker/engine_command.h"
+#include "services/worker/stream_reactor.h"
 
 namespace tandem {
 
@@ -31,27 +29,23 @@ class DecodeSessions {
         commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Open() EXCLUDES(mu_);
+  grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Open();
 
   // Any thread. A session that is gone drops the message; its frame completes, not ok.
-  void Send(SessionId session, const PrefillToDecode& message) EXCLUDES(mu_);
-  void SendFrame(SessionId session, const FrameHeader& header, int32_t block, uint64_t send_id)
-      EXCLUDES(mu_);
+  void Send(SessionId session, const PrefillToDecode& message);
+  void SendFrame(SessionId session, const FrameHeader& header, int32_t block, uint64_t send_id);
 
-  bool Flushed() const EXCLUDES(mu_);
-  void CloseAll(const absl::Status& why) EXCLUDES(mu_);
+  bool Flushed() const;  // Nothing waits to be written.
+  void CloseAll(const absl::Status& why);
 
  private:
   class Session;
-  void Remove(SessionId session) EXCLUDES(mu_);
 
   const PrefillHello self_;
   const int64_t vocab_size_;
   KvTransport* const transport_;
   CommandQueue* const commands_;
-  mutable Mutex mu_;
-  SessionId next_session_ GUARDED_BY(mu_) = 1;
-  std::map<SessionId, Session*> sessions_ GUARDED_BY(mu_);
+  StreamRegistry<Session> sessions_;
 };
 
 }  // namespace tandem

@@ -1,21 +1,19 @@
 #include "services/worker/router_sessions.h"
 
-#include <atomic>
 #include <utility>
 
 #include "runtime/base/log.h"
-#include "services/server/status_proto.h"
 #include "services/worker/token_check.h"
-#include "services/worker/write_queue.h"
 
 namespace tandem {
 
-// Reads Submit and Cancel, posts them; writes step batches. Deletes itself after OnDone.
+// Reads Submit and Cancel, posts them; writes step batches.
 class RouterSessions::Session final
-    : public grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch> {
+    : public StreamReactor<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>,
+                           proto::StepBatch> {
  public:
   Session(RouterSessions* sessions, SessionId id)
-      : sessions_(sessions), id_(id), writes_(this, kMaxUnsentSteps) {}
+      : StreamReactor(kMaxUnsentSteps), sessions_(sessions), id_(id) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
@@ -25,19 +23,11 @@ class RouterSessions::Session final
   void Publish(const StepBatch& batch) {
     proto::StepBatch message;
     ToProto(batch, &message);
-    if (writes_.Push(std::move(message))) return;
+    if (Push(std::move(message))) return;
     LogWarning("a router does not read its steps: session closed",
                {{"session", id_}, {"unsent_steps", kMaxUnsentSteps}});
     End(absl::ResourceExhaustedError("too many unread steps"));
   }
-
-  void End(const absl::Status& why) {
-    if (ended_.exchange(true)) return;
-    writes_.Close();
-    Finish(ToGrpcStatus(why));
-  }
-
-  size_t unsent() const { return writes_.size(); }
 
   void OnReadDone(bool ok) override {
     if (!ok) {
@@ -47,10 +37,8 @@ class RouterSessions::Session final
     Post();
     StartRead(&message_);
   }
-  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
-  void OnCancel() override { End(absl::CancelledError("the router left")); }
   void OnDone() override {
-    sessions_->Remove(id_);
+    sessions_->sessions_.Remove(id_);
     sessions_->commands_->PushAlways(RouterLost{id_});
     delete this;
   }
@@ -86,45 +74,18 @@ class RouterSessions::Session final
 
   RouterSessions* const sessions_;
   const SessionId id_;
-  WriteQueue<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>, proto::StepBatch> writes_;
   proto::ToWorker message_;
-  std::atomic<bool> ended_{false};
 };
 
 grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open() {
-  Session* session = nullptr;
-  {
-    MutexLock lock(&mu_);
-    const SessionId id = next_session_++;
-    session = new Session(this, id);
-    sessions_.emplace(id, session);
-  }
-  session->Begin();
-  return session;
+  return sessions_.Open([this](SessionId id) { return new Session(this, id); });
 }
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {
-  MutexLock lock(&mu_);
-  const auto found = sessions_.find(session);
-  if (found != sessions_.end()) found->second->Publish(batch);
+  sessions_.With(session, [&](Session* s) { s->Publish(batch); });
 }
 
-bool RouterSessions::Flushed() const {
-  MutexLock lock(&mu_);
-  for (const auto& [id, session] : sessions_) {
-    if (session->unsent() > 0) return false;
-  }
-  return true;
-}
-
-void RouterSessions::CloseAll(const absl::Status& why) {
-  MutexLock lock(&mu_);
-  for (const auto& [id, session] : sessions_) session->End(why);
-}
-
-void RouterSessions::Remove(SessionId session) {
-  MutexLock lock(&mu_);
-  sessions_.erase(session);
-}
+bool RouterSessions::Flushed() const { return sessions_.Flushed(); }
+void RouterSessions::CloseAll(const absl::Status& why) { sessions_.CloseAll(why); }
 
 }  // namespace tandem

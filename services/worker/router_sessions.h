@@ -5,11 +5,9 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <map>
-
-#include "runtime/base/mutex.h"
 #include "services/server/convert.h"
 #include "services/worker/engine_command.h"
+#include "services/worker/stream_reactor.h"
 
 namespace tandem {
 
@@ -24,26 +22,22 @@ class RouterSessions {
       : incarnation_(incarnation), vocab_size_(vocab_size), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open() EXCLUDES(mu_);
+  grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open();
 
   // Sends one step's events to one router. Never blocks; a session that is gone drops them. Engine
   // thread.
-  void Publish(SessionId session, const StepBatch& batch) EXCLUDES(mu_);
+  void Publish(SessionId session, const StepBatch& batch);
 
-  // Nothing waits to be written.
-  bool Flushed() const EXCLUDES(mu_);
-  void CloseAll(const absl::Status& why) EXCLUDES(mu_);
+  bool Flushed() const;  // Nothing waits to be written.
+  void CloseAll(const absl::Status& why);
 
  private:
   class Session;
-  void Remove(SessionId session) EXCLUDES(mu_);
 
   const uint64_t incarnation_;
   const int64_t vocab_size_;
   CommandQueue* const commands_;
-  mutable Mutex mu_;
-  SessionId next_session_ GUARDED_BY(mu_) = 1;
-  std::map<SessionId, Session*> sessions_ GUARDED_BY(mu_);
+  StreamRegistry<Session> sessions_;
 };
 
 }  // namespace tandem

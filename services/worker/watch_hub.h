@@ -10,11 +10,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
-#include <map>
 
-#include "runtime/base/mutex.h"
 #include "services/server/convert.h"
 #include "services/worker/engine_command.h"
+#include "services/worker/stream_reactor.h"
 
 namespace tandem {
 
@@ -25,27 +24,25 @@ class WatchHub {
       : registration_(std::move(registration)), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerWriteReactor<proto::WatchEvent>* Open(const proto::WatchRequest& request)
-      EXCLUDES(mu_);
+  grpc::ServerWriteReactor<proto::WatchEvent>* Open(const proto::WatchRequest& request);
 
   // Engine thread.
-  void PublishSnapshot(uint64_t watch, const KvEvents& snapshot) EXCLUDES(mu_);
-  void PublishEvents(const KvEvents& events) EXCLUDES(mu_);
+  void PublishSnapshot(uint64_t watch, const KvEvents& snapshot);
+  void PublishEvents(const KvEvents& events);
 
   // Timer thread.
-  void PublishHeartbeat(const Heartbeat& heartbeat) EXCLUDES(mu_);
+  void PublishHeartbeat(const Heartbeat& heartbeat);
 
-  void CloseAll(const absl::Status& why) EXCLUDES(mu_);
+  void CloseAll(const absl::Status& why);
 
  private:
   class Watch;
-  void Remove(uint64_t watch) EXCLUDES(mu_);
+  // OK if the router that asks speaks our protocol.
+  absl::Status Check(const proto::WatchRequest& request) const;
 
   const WorkerRegistration registration_;
   CommandQueue* const commands_;
-  Mutex mu_;
-  uint64_t next_watch_ GUARDED_BY(mu_) = 1;
-  std::map<uint64_t, Watch*> watches_ GUARDED_BY(mu_);
+  StreamRegistry<Watch> watches_;
 };
 
 }  // namespace tandem

@@ -1,0 +1,98 @@
+// What the reactors of this worker's streams share, and where they are found.
+
+#ifndef TANDEM_SERVICES_WORKER_STREAM_REACTOR_H_
+#define TANDEM_SERVICES_WORKER_STREAM_REACTOR_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "runtime/base/mutex.h"
+#include "services/server/status_proto.h"
+#include "services/worker/write_queue.h"
+
+namespace tandem {
+
+// A stream that writes Messages one after another and ends once. `Reactor` is gRPC's. Its own
+// OnDone, the last call, ends with `delete this`.
+template <typename Reactor, typename Message>
+class StreamReactor : public Reactor {
+ public:
+  void End(const absl::Status& why) {
+    if (ended_.exchange(true)) return;
+    writes_.Close();
+    this->Finish(ToGrpcStatus(why));
+  }
+  size_t unsent() const { return writes_.size(); }
+
+  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
+  void OnCancel() override { End(absl::CancelledError("the peer left")); }
+
+ protected:
+  explicit StreamReactor(size_t max_unsent) : writes_(this, max_unsent) {}
+
+  // False if max_unsent messages wait already.
+  bool Push(Message message) { return writes_.Push(std::move(message)); }
+
+ private:
+  WriteQueue<Reactor, Message> writes_;
+  std::atomic<bool> ended_{false};
+};
+
+// The open streams of one kind, by an id that is never used again. A stream removes itself in its
+// OnDone; under the lock it is there.
+template <typename Stream>
+class StreamRegistry {
+ public:
+  // `make(id)` makes the reactor of a new RPC. Its Begin() runs before anybody else finds it.
+  template <typename Make>
+  Stream* Open(const Make& make) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    const uint64_t id = next_id_++;
+    Stream* const stream = make(id);
+    streams_.emplace(id, stream);
+    stream->Begin();
+    return stream;
+  }
+  void Remove(uint64_t id) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    streams_.erase(id);
+  }
+
+  // False if it is gone.
+  template <typename Use>
+  bool With(uint64_t id, const Use& use) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    const auto found = streams_.find(id);
+    if (found == streams_.end()) return false;
+    use(found->second);
+    return true;
+  }
+  template <typename Use>
+  void ForEach(const Use& use) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    for (const auto& [id, stream] : streams_) use(stream);
+  }
+
+  // Nothing waits to be written.
+  bool Flushed() const EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [](const auto& entry) { return entry.second->unsent() == 0; });
+  }
+  void CloseAll(const absl::Status& why) EXCLUDES(mu_) {
+    ForEach([&](Stream* stream) { stream->End(why); });
+  }
+
+ private:
+  mutable Mutex mu_;
+  uint64_t next_id_ GUARDED_BY(mu_) = 1;
+  std::map<uint64_t, Stream*> streams_ GUARDED_BY(mu_);
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_STREAM_REACTOR_H_
