@@ -16,8 +16,9 @@ endfunction()
 
 #   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [LABELS unit]
 #               [TIMEOUT seconds])
-# One ctest entry a binary; LABELS default to "unit". Tests of runtime, kernels and simulation are
-# also labelled "core" and built by the target core_tests: what the sanitizers run.
+# One ctest entry a binary; LABELS default to "unit". Those labelled "core", which tests of runtime,
+# kernels and simulation are without saying so, are built by the target core_tests: what the
+# sanitizers run.
 add_custom_target(core_tests)
 function(tandem_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
@@ -35,6 +36,8 @@ function(tandem_test)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   if(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(unit/runtime|kernels|simulation)")
     list(APPEND ARG_LABELS core)
+  endif()
+  if("core" IN_LIST ARG_LABELS)
     add_dependencies(core_tests ${ARG_NAME})
   endif()
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})

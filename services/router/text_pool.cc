@@ -41,8 +41,9 @@ absl::Status TextPool::Post(size_t bytes, std::function<void()> job) {
 }
 
 bool TextPool::TakeJob(Job* job) {
+  const bool long_may_run = num_long_ < max_long_;
   const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& waiting) {
-    return !waiting.is_long || num_long_ < max_long_;
+    return !waiting.is_long || long_may_run;
   });
   if (found == jobs_.end()) return false;
   *job = std::move(*found);

@@ -35,6 +35,7 @@ struct HttpRequest {
 
 // The answer to one request. Any thread, except where noted; calls for a request that has been
 // answered, or whose client has left, do nothing. Exactly one of Send and StartStream + EndStream.
+// Nobody holds one any more when the server is destroyed.
 class HttpExchange {
  public:
   using Headers = std::vector<std::pair<std::string, std::string>>;

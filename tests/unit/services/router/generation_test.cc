@@ -127,7 +127,8 @@ TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
 TEST_F(GenerationTest, APromptThatIsRefusedTakesTheLaterOnesWithIt) {
   RouterCoreOptions options;
   options.owner.router_incarnation = 1;
-  options.max_queued_commands = 1;
+  constexpr int kQueued = 8;  // More than the call's cancels, which follow the refusal.
+  options.max_queued_commands = kQueued;
   core_ = *RouterCore::Create(options, &clock_, &metrics_);
   // The queue is full while the router's thread stands still: until the first prompt was refused.
   std::promise<void> stands, go_on;
@@ -136,7 +137,7 @@ TEST_F(GenerationTest, APromptThatIsRefusedTakesTheLaterOnesWithIt) {
     go_on.get_future().wait();
   });
   stands.get_future().wait();
-  core_->PublishThen([] {});
+  for (int i = 0; i < kQueued; ++i) core_->PublishThen([] {});
   const std::shared_ptr<Generation> call = Make(2, [&] {
     go_on.set_value();
     Flush();

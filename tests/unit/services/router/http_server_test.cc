@@ -20,15 +20,13 @@ class Handler final : public HttpHandler {
       exchange->StartStream(200, "text/plain");
       exchange->Write("begun");
       held = std::move(exchange);
-      held_id = request.id;
     } else {
       exchange->Send(200, "text/plain", request.id);
     }
   }
 
   static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
-  std::shared_ptr<HttpExchange> held;                     // Read by tests once "begun" has come.
-  std::string held_id;
+  std::shared_ptr<HttpExchange> held;                     // For tests, once "begun" has come.
 };
 
 class HttpServerTest : public testing::Test {
@@ -85,6 +83,7 @@ TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
   const RawAnswer answer = client.Read();
   EXPECT_TRUE(answer.complete);
   EXPECT_EQ(answer.body, "begun and ended");
+  handler_.held.reset();
 }
 
 }  // namespace
