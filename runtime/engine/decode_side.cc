@@ -82,8 +82,8 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
   if (const auto* start = std::get_if<Start>(&message)) {
     attempt->remote->cached_tokens = start->cached_tokens;
     if (transfer.OnStart()) {
-      grants_.Want(id, transfer.num_blocks() - transfer.first_block());
-      held_.push_back(attempt);
+      grants_.Want(id, attempt->order, transfer.num_blocks() - transfer.first_block());
+      holds_.Set(id, After(now_us_, options_.times.lease_us));
       GrantHeld();
     }
   } else if (std::holds_alternative<Progress>(message)) {
@@ -167,13 +167,11 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 
 // Grants what is held, oldest first, but never ahead of an older sequence that lacks blocks here.
 void Engine::Impl::GrantHeld() {
-  while (!held_.empty() && held_.front()->order < blocked_order_) {
+  while (grants_.num_waiting() > 0 && grants_.oldest_order() < blocked_order_) {
     const std::optional<AttemptId> id = grants_.Next(GrantableBlocks());
     if (!id.has_value()) return;
-    Attempt* const attempt = held_.front();
-    TANDEM_CHECK(attempt->id == *id) << "grants and their queue disagree";
-    held_.pop_front();
-    GrantBlocks(attempt);
+    holds_.Remove(*id);
+    GrantBlocks(attempts_.at(*id).get());
   }
 }
 
@@ -197,8 +195,8 @@ int32_t Engine::Impl::GrantableBlocks() const {
 
 // Younger sequences must not take what the oldest held grant waits for.
 uint64_t Engine::Impl::OldestHeldGrant() const {
-  if (held_.empty() || grants_.wanted_blocks() <= GrantableBlocks()) return kNoOrder;
-  return held_.front()->order;
+  if (grants_.wanted_blocks() <= GrantableBlocks()) return kNoOrder;
+  return grants_.oldest_order();
 }
 
 void Engine::Impl::AfterTransferInput(Attempt* attempt) {
@@ -249,7 +247,7 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
   --num_remote_;
   leases_->RemoveLease(remote->peer.worker, attempt->id);
   grants_.Remove(attempt->id);
-  std::erase(held_, attempt);
+  holds_.Remove(attempt->id);
   reservation_expiries_.Remove(attempt->id);
   if (transfer.reservation().generation != 0) {
     const std::vector<int32_t> in_flight = receiver_->Close(transfer.reservation());
@@ -282,18 +280,23 @@ void Engine::Impl::ExpireReservations() {
   }
 }
 
-// Nothing runs and nothing that is under way will give blocks back: prompts that wait for a grant
-// hold cached prefixes, which together can fill the pool. The youngest gives its up and is computed
-// here in its turn. True if there was one.
+// Nothing runs, and nothing that is under way is about to give blocks back. Then either prompts
+// that wait for a grant hold cached prefixes, which together can fill the pool; or what is computed
+// here for a peer holds the blocks, while that peer holds its own grant back for want of what it
+// computes for us, and neither lets go first. The youngest prompt that waits gives its prefix up,
+// or its place at the peer, and is computed here in its turn. True if there was one.
 bool Engine::Impl::RelieveMemory() {
-  if ((scheduler_.idle() && held_.empty()) || grants_.granted_blocks() > 0) return false;
-  const auto has_started = [](const auto& entry) {
+  if (scheduler_.idle() && grants_.num_waiting() == 0) return false;
+  if (grants_.granted_blocks() > 0 || memory_.Counts().quarantined > 0) return false;
+  const bool peers_hold_blocks = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
     return entry.second->transfer.state() != PrefillTransfer::State::kQueued;
-  };
-  if (std::any_of(jobs_.begin(), jobs_.end(), has_started)) return false;
+  });
   Attempt* youngest = nullptr;
   for (const auto& [id, attempt] : attempts_) {
-    if (attempt->remote == nullptr || attempt->sequences.front()->block_table.empty()) continue;
+    if (attempt->remote == nullptr) continue;
+    const bool waits_too_long = holds_.TimeOf(id).value_or(kNever) <= now_us_;
+    const bool has_prefix = !peers_hold_blocks && !attempt->sequences.front()->block_table.empty();
+    if (!waits_too_long && !has_prefix) continue;
     if (youngest == nullptr || attempt->order > youngest->order) youngest = attempt.get();
   }
   if (youngest == nullptr) return false;

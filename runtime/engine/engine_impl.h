@@ -5,7 +5,6 @@
 #define TANDEM_RUNTIME_ENGINE_ENGINE_IMPL_H_
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <span>
@@ -161,8 +160,8 @@ class Engine::Impl {
 
   // As the decode side.
   GrantPolicy grants_;
-  std::deque<Attempt*> held_;  // Started, without a grant; in the policy's order.
-  int32_t num_remote_ = 0;     // Attempts whose prompt a prefill worker has.
+  ExpiryQueue<AttemptId> holds_;  // Grants that are held: for how long at most if nothing moves.
+  int32_t num_remote_ = 0;        // Attempts whose prompt a prefill worker has.
   ExpiryQueue<AttemptId> reservation_expiries_;
 
   // As the prefill side.

@@ -74,8 +74,10 @@ SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_toke
 }
 
 int64_t Engine::Impl::NextWakeup() const {
+  // What has been held for too long already waits for something else.
+  const int64_t held_us = holds_.next_us() > now_us_ ? holds_.next_us() : kNever;
   return std::min({attempt_deadlines_.next_us(), job_leases_.next_us(), job_deadlines_.next_us(),
-                   reservation_expiries_.next_us()});
+                   reservation_expiries_.next_us(), held_us});
 }
 
 }  // namespace tandem

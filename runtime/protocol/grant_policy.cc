@@ -1,23 +1,21 @@
 #include "runtime/protocol/grant_policy.h"
 
-#include <algorithm>
-
 #include "runtime/base/check.h"
 #include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
 
-void GrantPolicy::Want(const AttemptId& attempt, int32_t blocks) {
+void GrantPolicy::Want(const AttemptId& attempt, uint64_t order, int32_t blocks) {
   TANDEM_CHECK(blocks > 0) << blocks;
-  waiting_.emplace_back(attempt, blocks);
+  waiting_[order] = {.attempt = attempt, .blocks = blocks};
 }
 
 std::optional<AttemptId> GrantPolicy::Next(int32_t available_blocks) {
   if (waiting_.empty()) return std::nullopt;
-  const auto [attempt, blocks] = waiting_.front();
+  const auto [attempt, blocks] = waiting_.begin()->second;
   const bool under_half = 2 * (static_cast<int64_t>(granted_blocks_) + blocks) < pool_blocks_;
   if (blocks > available_blocks || !(under_half || granted_.empty())) return std::nullopt;
-  waiting_.pop_front();
+  waiting_.erase(waiting_.begin());
   granted_[attempt] = blocks;
   granted_blocks_ += blocks;
   return attempt;
@@ -30,7 +28,7 @@ void GrantPolicy::Remove(const AttemptId& attempt) {
     granted_.erase(granted);
     return;
   }
-  std::erase_if(waiting_, [&attempt](const auto& waiting) { return waiting.first == attempt; });
+  std::erase_if(waiting_, [&attempt](const auto& wish) { return wish.second.attempt == attempt; });
 }
 
 void GrantPolicy::AppendState(std::string* bytes) const {
@@ -39,7 +37,7 @@ void GrantPolicy::AppendState(std::string* bytes) const {
     AppendBytes(attempt.attempt, bytes);
     AppendBytes(blocks, bytes);
   };
-  for (const auto& [attempt, blocks] : waiting_) append(attempt, blocks);
+  for (const auto& [order, wish] : waiting_) append(wish.attempt, wish.blocks);
   bytes->push_back('|');
   for (const auto& [attempt, blocks] : granted_) append(attempt, blocks);
 }

@@ -1,16 +1,15 @@
 // Which transfer gets its blocks next. Granted but uncommitted blocks stay under half of the pool,
-// except that one transfer is always granted while no other is; all of its blocks or none; in the
-// order in which they started, so that a large one is not overtaken for ever.
+// except that one transfer is always granted while no other is; all of its blocks or none; oldest
+// first, so that a large one is not overtaken for ever.
 
 #ifndef TANDEM_RUNTIME_PROTOCOL_GRANT_POLICY_H_
 #define TANDEM_RUNTIME_PROTOCOL_GRANT_POLICY_H_
 
 #include <cstdint>
-#include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "runtime/protocol/identity.h"
 
@@ -21,11 +20,8 @@ class GrantPolicy {
  public:
   explicit GrantPolicy(int32_t pool_blocks) : pool_blocks_(pool_blocks) {}
 
-  // False: refuse at Submit. `sequence_blocks` is what the whole prompt needs, hits included.
-  bool CanEverFit(int32_t sequence_blocks) const { return sequence_blocks <= pool_blocks_; }
-
-  // It started and wants `blocks`. Once an attempt.
-  void Want(const AttemptId& attempt, int32_t blocks);
+  // It started and wants `blocks`. Once an attempt. `order` is its age: lower is older, unique.
+  void Want(const AttemptId& attempt, uint64_t order, int32_t blocks);
   // The oldest, if it may have its blocks now and `available_blocks` suffice; it then counts as
   // granted. Call until it gives nothing.
   std::optional<AttemptId> Next(int32_t available_blocks);
@@ -34,15 +30,23 @@ class GrantPolicy {
 
   int32_t granted_blocks() const { return granted_blocks_; }
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
-  // What the oldest waits for; 0 if none waits.
-  int32_t wanted_blocks() const { return waiting_.empty() ? 0 : waiting_.front().second; }
+  // What the oldest waits for, and its age; 0 and the largest order if none waits.
+  int32_t wanted_blocks() const { return waiting_.empty() ? 0 : waiting_.begin()->second.blocks; }
+  uint64_t oldest_order() const {
+    return waiting_.empty() ? std::numeric_limits<uint64_t>::max() : waiting_.begin()->first;
+  }
 
   // Appends bytes that are equal for equal states.
   void AppendState(std::string* bytes) const;
 
  private:
+  struct Wish {
+    AttemptId attempt;
+    int32_t blocks = 0;
+  };
+
   int32_t pool_blocks_;
-  std::deque<std::pair<AttemptId, int32_t>> waiting_;
+  std::map<uint64_t, Wish> waiting_;  // By order.
   std::map<AttemptId, int32_t> granted_;
   int32_t granted_blocks_ = 0;
 };

@@ -335,7 +335,8 @@ void TransferWorld::DeliverToSink(const Message& message) {
   if (!sink.transfer) return;
   switch (message.kind) {
     case Kind::kStart:
-      if (sink.transfer->OnStart()) grants_.Want(id, options_.blocks);
+      if (sink.transfer->OnStart())
+        grants_.Want(id, static_cast<uint64_t>(attempt), options_.blocks);
       break;
     case Kind::kRefused:
       sink.transfer->OnRefused(absl::UnavailableError("refused"));

@@ -253,6 +253,74 @@ TEST_F(EngineTransferTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+// Blocks that a transport still writes to are on their way back: nobody has to give up for them.
+TEST_F(EngineTransferTest, WhatIsInQuarantineIsWaitedFor) {
+  const std::vector<int32_t> prefix = RandomTokens(80, 1);
+  std::vector<int32_t> longer = prefix;
+  for (int32_t t : RandomTokens(60, 100)) longer.push_back(t);
+  for (int point = 0; point < 60; ++point) {
+    SCOPED_TRACE(testing::Message() << "point " << point);
+    EngineFleet fleet;
+    Create(&fleet, /*decode_blocks=*/16, /*prefill_blocks=*/64);
+    fleet.Submit(kDecode, MakeSubmit(1, prefix, 1));
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const Submit cancelled = Disaggregated(fleet, 2, RandomTokens(160, 2), 5);
+    const Submit waiting = Disaggregated(fleet, 3, longer, 5);
+    fleet.Submit(kDecode, cancelled);
+    fleet.Submit(kDecode, waiting);
+    for (int i = 0; i < point; ++i) ASSERT_TRUE(fleet.RunOne());
+    fleet.Cancel(kDecode, cancelled.attempt);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    EXPECT_EQ(fleet.CheckFinished(waiting), "");
+    EXPECT_EQ(fleet.messages("Cancel"), 1);
+    ExpectQuiet(fleet);
+  }
+}
+
+TEST_F(EngineTransferTest, WorkersThatPrefillForEachOtherDoNotWaitForEachOtherForEver) {
+  Create(/*decode_blocks=*/32, /*prefill_blocks=*/32);
+  Submit here = MakeSubmit(1, RandomTokens(320, 1), 5);
+  Submit there = MakeSubmit(2, RandomTokens(320, 2), 5);
+  here.prefill = fleet_.peer(kPrefill);
+  there.prefill = fleet_.peer(kDecode);
+  here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
+  fleet_.Submit(kDecode, here);
+  fleet_.Submit(kPrefill, there);
+  Run();
+  EXPECT_EQ(fleet_.messages("Grant"), 0) << "each holds 20 of 32 blocks for the other";
+  for (int64_t us = 0; us <= LivenessTimes().lease_us; us += LivenessTimes().renew_us) {
+    fleet_.Advance(LivenessTimes().renew_us);
+    fleet_.Renew();
+    Run();
+  }
+  EXPECT_EQ(fleet_.CheckFinished(here), "");
+  EXPECT_EQ(fleet_.CheckFinished(there), "");
+}
+
+TEST_F(EngineTransferTest, HeldGrantsGoOutInOrderOfArrivalWhicheverStartedFirst) {
+  fleet_.AddWorker({.engine = SmallEngine(16)});
+  fleet_.AddWorker({.engine = SmallEngine()});
+  const int other_prefill = fleet_.AddWorker({.engine = SmallEngine()});
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit older = Disaggregated(2, RandomTokens(120, 2), 20);
+  Submit younger = Disaggregated(3, RandomTokens(120, 3), 20);
+  younger.prefill = fleet_.peer(other_prefill);
+  fleet_.Pause(kPrefill, true);
+  for (const Submit& submit : {running, older, younger}) fleet_.Submit(kDecode, submit);
+  while (fleet_.record(younger.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  fleet_.Pause(kPrefill, false);
+  while (fleet_.record(older.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.RunUntil([&] { return fleet_.messages("Committed") == 1; });
+  fleet_.RunUntil([&] { return fleet_.record(older.attempt).tokens.at(0).size() > 1; });
+  EXPECT_THAT(fleet_.record(younger.attempt).tokens.at(0), SizeIs(1));
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(older), "");
+  EXPECT_EQ(fleet_.CheckFinished(younger), "");
+  EXPECT_EQ(fleet_.AuditQuiet(other_prefill), "");
+}
+
 TEST_F(EngineTransferTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
