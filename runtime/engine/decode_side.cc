@@ -150,7 +150,11 @@ void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& wh
 void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
   Note(now_us);
   if (frame.outcome == FrameOutcome::kOrphaned) {
-    memory_.Unpin(frame.block);  // It has been in quarantine since its reservation closed.
+    // It has been in quarantine since its reservation closed.
+    const auto orphan = orphans_.find(frame.block);
+    TANDEM_CHECK(orphan != orphans_.end()) << "block " << frame.block << " is no orphan";
+    orphans_.erase(orphan);
+    memory_.Unpin(frame.block);
     return;
   }
   Attempt* const attempt = FindRemote(frame.attempt);
@@ -257,6 +261,8 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
       if (transfer.verified(i)) continue;
       if (std::find(in_flight.begin(), in_flight.end(), block) == in_flight.end()) {
         memory_.Unpin(block);
+      } else {
+        orphans_.insert(block);
       }
     }
   }

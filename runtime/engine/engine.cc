@@ -28,6 +28,10 @@ absl::Status Check(const EngineOptions& o) {
         absl::StrFormat("a step of %d tokens leaves none for prompts beside %d decodes",
                         o.max_batched_tokens, o.max_sequences));
   }
+  if (!(o.max_quarantined_share >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%g of the pool in quarantine", o.max_quarantined_share));
+  }
   if (o.max_model_tokens < 2) {
     return absl::InvalidArgumentError(
         absl::StrFormat("a context of %d tokens holds no prompt and token", o.max_model_tokens));
@@ -89,6 +93,34 @@ WorkerLoad Engine::Impl::Load() const {
           .has_work = !scheduler_.idle() && !stalled_};
 }
 
+absl::Status Engine::Impl::Audit() const {
+  BlockOwners owners;
+  const auto hold = [&owners](const EngineSequence* sequence) {
+    if (sequence == nullptr || sequence->ended) return;
+    for (const BlockId block : sequence->block_table) ++owners.references[block];
+  };
+  int32_t num_remote = 0;
+  for (const auto& [id, attempt] : attempts_) {
+    for (const auto& sequence : attempt->sequences) hold(sequence.get());
+    if (attempt->remote == nullptr) continue;
+    ++num_remote;
+    const DecodeTransfer& transfer = attempt->remote->transfer;
+    if (transfer.reservation().generation == 0) continue;
+    const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
+    for (int32_t i = transfer.first_block(); i < transfer.num_blocks(); ++i) {
+      if (!transfer.verified(i)) ++owners.pins[table[static_cast<size_t>(i)]];
+    }
+  }
+  for (const auto& [id, job] : jobs_) hold(job->sequence.get());
+  for (const auto& [id, send] : sends_) ++owners.pins[send.block];
+  for (const BlockId block : orphans_) ++owners.pins[block];
+  if (num_remote != num_remote_) {
+    return absl::InternalError(
+        absl::StrFormat("%d prompts are elsewhere, counted %d", num_remote, num_remote_));
+  }
+  return memory_.Audit(owners);
+}
+
 void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
   impl_->OnSubmit(router, submit, now_us);
 }
@@ -116,6 +148,7 @@ void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 void Engine::Drain(int64_t now_us) { impl_->Drain(now_us); }
 bool Engine::drained() const { return impl_->drained(); }
 Engine::StepResult Engine::Step(int64_t now_us) { return impl_->Step(now_us); }
+bool Engine::quarantine_is_stuck() const { return impl_->quarantine_is_stuck(); }
 WorkerLoad Engine::Load() const { return impl_->Load(); }
 KvEvents Engine::TakeKvEvents() { return impl_->TakeKvEvents(); }
 KvEvents Engine::SnapshotKvEvents() const { return impl_->SnapshotKvEvents(); }

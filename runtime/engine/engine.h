@@ -37,6 +37,7 @@ struct EngineOptions {
   int32_t max_model_tokens = 0;      // Prompt + output.
   int32_t max_waiting_attempts = 0;  // More are refused ResourceExhausted.
   bool prefix_caching = true;
+  double max_quarantined_share = 0.5;  // Of the pool; see quarantine_is_stuck.
   LivenessTimes times;
 };
 
@@ -81,13 +82,19 @@ class Engine {
   };
   StepResult Step(int64_t now_us);
 
+  // For quarantine_us now more blocks than max_quarantined_share were in quarantine, or some were
+  // and nothing could run: a transport does not come back, and the process is to be replaced.
+  bool quarantine_is_stuck() const;
+
   // ---- What a router wants to know ----
   WorkerLoad Load() const;            // since_progress_us is the caller's to fill.
   KvEvents TakeKvEvents();            // Since the last call.
   KvEvents SnapshotKvEvents() const;  // All that is cached; for a new Watch.
 
   // ---- For simulation and tests: O(blocks) ----
-  absl::Status Audit() const;  // Internal, naming the block, if an invariant is broken.
+  // Internal, naming the block, if an invariant is broken: every reference has its sequence, every
+  // pin its frame, and pool and prefix cache agree. Between two calls, not within one.
+  absl::Status Audit() const;
   std::vector<NamedBlock> CachedBlocks() const;
 
  private:

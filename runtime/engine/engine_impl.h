@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status_macros.h"
@@ -45,7 +45,8 @@ class Engine::Impl {
   WorkerLoad Load() const;
   KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
   KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
-  absl::Status Audit() const { return memory_.Audit(); }
+  bool quarantine_is_stuck() const;
+  absl::Status Audit() const;
   std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
 
  private:
@@ -77,6 +78,7 @@ class Engine::Impl {
   // ---- step.cc ----
   void Execute(const StepPlan& plan, StepResult* result);
   static SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens);
+  void WatchQuarantine(bool moves);
   int64_t NextWakeup() const;
 
   // ---- publish.cc ----
@@ -148,8 +150,9 @@ class Engine::Impl {
   int64_t now_us_ = 0;
   uint64_t next_order_ = 0;
   bool draining_ = false;
-  bool stalled_ = false;               // The last step had work but could run none of it.
-  uint64_t blocked_order_ = kNoOrder;  // As of the last step's plan.
+  bool stalled_ = false;                  // The last step had work but could run none of it.
+  uint64_t blocked_order_ = kNoOrder;     // As of the last step's plan.
+  int64_t quarantine_since_us_ = kNever;  // That it is too large, or in the way.
   int64_t num_steps_ = 0;
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.
@@ -163,12 +166,13 @@ class Engine::Impl {
   ExpiryQueue<AttemptId> holds_;  // Grants that are held: for how long at most if nothing moves.
   int32_t num_remote_ = 0;        // Attempts whose prompt a prefill worker has.
   ExpiryQueue<AttemptId> reservation_expiries_;
+  std::multiset<BlockId> orphans_;  // Of closed reservations; a frame may still be written there.
 
   // As the prefill side.
   std::map<AttemptId, std::unique_ptr<PrefillJob>> jobs_;
   ExpiryQueue<AttemptId> job_leases_;
   ExpiryQueue<AttemptId> job_deadlines_;
-  absl::flat_hash_map<uint64_t, FrameSend> sends_;  // Never iterated.
+  std::map<uint64_t, FrameSend> sends_;
   uint64_t next_send_id_ = 1;
 
   // Of the step in progress, kept for their capacity.

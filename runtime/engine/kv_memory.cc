@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
@@ -100,8 +101,21 @@ uint32_t KvMemory::Checksum(BlockId block) {
   return known.crc32c;
 }
 
-absl::Status KvMemory::Audit() const {
+absl::Status KvMemory::Audit(const BlockOwners& owners) const {
   TANDEM_RETURN_IF_ERROR(pool_.Audit());
+  const auto count = [](const std::map<BlockId, int32_t>& of, BlockId block) {
+    const auto found = of.find(block);
+    return found == of.end() ? 0 : found->second;
+  };
+  for (BlockId block = 0; block < pool_.num_blocks(); ++block) {
+    const int32_t references = count(owners.references, block);
+    const int32_t pins = count(owners.pins, block);
+    if (references != pool_.references(block) || pins != pool_.pins(block)) {
+      return absl::InternalError(
+          absl::StrFormat("block %d: %d references and %d pins, of which %d and %d have an owner",
+                          block, pool_.references(block), pool_.pins(block), references, pins));
+    }
+  }
   return cache_.Audit();
 }
 

@@ -7,7 +7,7 @@
 #define TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,6 +20,12 @@
 #include "runtime/scheduler/block_source.h"
 
 namespace tandem {
+
+// Who accounts for what the pool counts, by block; for audits.
+struct BlockOwners {
+  std::map<BlockId, int32_t> references;
+  std::map<BlockId, int32_t> pins;
+};
 
 // Engine thread only.
 class KvMemory final : public BlockSource {
@@ -53,11 +59,10 @@ class KvMemory final : public BlockSource {
   std::span<const BlockCopy> copies() const { return copies_; }
   void ClearCopies() { copies_.clear(); }
 
-  int32_t num_blocks() const { return pool_.num_blocks(); }
   BlockCounts Counts() const { return pool_.Counts(); }
   KvEvents TakeEvents() { return cache_.TakeEvents(); }
   KvEvents Snapshot() const { return cache_.Snapshot(); }
-  absl::Status Audit() const;
+  absl::Status Audit(const BlockOwners& owners) const;
   std::vector<NamedBlock> CachedBlocks() const { return cache_.NamedBlocks(); }
 
  private:

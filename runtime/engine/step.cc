@@ -31,8 +31,23 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
     result.ran_batch = RelieveMemory() || !plan.preempted.empty();
   }
   graveyard_.clear();
+  WatchQuarantine(/*moves=*/result.ran_batch);
   result.next_wakeup_us = NextWakeup();
   return result;
+}
+
+void Engine::Impl::WatchQuarantine(bool moves) {
+  const int64_t quarantined = memory_.Counts().quarantined;
+  const bool too_large = static_cast<double>(quarantined) >
+                         options_.max_quarantined_share * static_cast<double>(options_.num_blocks);
+  const bool waiting = !scheduler_.idle() || grants_.num_waiting() > 0;
+  const bool in_the_way = quarantined > 0 && waiting && !moves;
+  quarantine_since_us_ = too_large || in_the_way ? std::min(quarantine_since_us_, now_us_) : kNever;
+}
+
+bool Engine::Impl::quarantine_is_stuck() const {
+  return quarantine_since_us_ != kNever &&
+         now_us_ - quarantine_since_us_ >= options_.times.quarantine_us;
 }
 
 void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
@@ -76,8 +91,11 @@ SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_toke
 int64_t Engine::Impl::NextWakeup() const {
   // What has been held for too long already waits for something else.
   const int64_t held_us = holds_.next_us() > now_us_ ? holds_.next_us() : kNever;
+  const bool watched = quarantine_since_us_ != kNever && !quarantine_is_stuck();
+  const int64_t stuck_us =
+      watched ? After(quarantine_since_us_, options_.times.quarantine_us) : kNever;
   return std::min({attempt_deadlines_.next_us(), job_leases_.next_us(), job_deadlines_.next_us(),
-                   reservation_expiries_.next_us(), held_us});
+                   reservation_expiries_.next_us(), held_us, stuck_us});
 }
 
 }  // namespace tandem

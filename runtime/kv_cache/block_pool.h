@@ -82,6 +82,7 @@ class BlockPool {
 
   BlockState state(BlockId block) const;
   int32_t references(BlockId block) const { return At(block).references; }
+  int32_t pins(BlockId block) const { return At(block).pins; }
   uint32_t generation(BlockId block) const { return At(block).generation; }
   BlockCounts Counts() const;  // O(1).
 

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -55,11 +56,21 @@ void EngineLoop::Run() {
                              result.preempted);
     }
     Publish();
+    if (engine_->quarantine_is_stuck()) Replace();
     busy_ = false;
     if (result.ran_batch) continue;
     const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
     if (sleep_us > 0) parts_.commands->WaitFor(std::chrono::microseconds(sleep_us));
   }
+}
+
+// Blocks that a transport may still touch cannot be freed: only the end of the process does it. At
+// once, as nothing that waits for that transport would come to an end.
+void EngineLoop::Replace() {
+  const BlockCounts blocks = engine_->Load().blocks;
+  LogError("a transport does not give its blocks back; this worker exits to be replaced",
+           {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
+  std::_Exit(1);
 }
 
 void EngineLoop::Apply(const EngineCommand& command) {

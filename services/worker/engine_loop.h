@@ -64,6 +64,7 @@ class EngineLoop final : public Outbox, public Executor::ProgressListener {
   explicit EngineLoop(const EngineLoopParts& parts, uint64_t incarnation)
       : parts_(parts), incarnation_(incarnation) {}
   void Run();
+  [[noreturn]] void Replace();
   void Apply(const EngineCommand& command);
   void Publish();
 

@@ -136,9 +136,7 @@ std::string ProofRun::Settle() {
     Remember(pending);
   }
   pending_.clear();
-  for (int worker = 0; worker < fleet_.num_workers(); ++worker) {
-    if (std::string error = fleet_.AuditQuiet(worker); !error.empty()) return error;
-  }
+  if (std::string error = fleet_.AuditQuiet(); !error.empty()) return error;
   if (fleet_.frames_delivered() == frames_wanted_) return "";
   return absl::StrFormat("%d KV frames, not %d", fleet_.frames_delivered(), frames_wanted_);
 }

@@ -197,7 +197,16 @@ void EngineFleet::Send(const std::string& kind, Event event) {
     return;
   }
   ++messages_[kind];
-  network_.push_back(std::move(event));
+  if (hold_frames_ && kind == "Frame") {
+    held_frames_.push_back(std::move(event));
+  } else {
+    network_.push_back(std::move(event));
+  }
+}
+
+void EngineFleet::ReleaseFrames() {
+  hold_frames_ = false;
+  for (Event& frame : std::exchange(held_frames_, {})) network_.push_back(std::move(frame));
 }
 
 bool EngineFleet::Deliver() {
@@ -339,24 +348,29 @@ int64_t EngineFleet::messages(const std::string& kind) const {
   return found == messages_.end() ? 0 : found->second;
 }
 
-std::string EngineFleet::AuditSum(int worker) const {
-  const BlockCounts c = workers_[static_cast<size_t>(worker)]->engine->Load().blocks;
-  if (c.free + c.held + c.cached + c.in_flight + c.quarantined == c.total) return "";
-  return absl::StrFormat("w%d: %d free + %d held + %d cached + %d in flight + %d quarantined != %d",
-                         worker, c.free, c.held, c.cached, c.in_flight, c.quarantined, c.total);
+std::string EngineFleet::Audit() const {
+  for (const auto& worker : workers_) {
+    const absl::Status status = worker->engine->Audit();
+    if (!status.ok()) return absl::StrFormat("%s: %s", worker->id.name, status.message());
+  }
+  return "";
 }
 
-std::string EngineFleet::AuditQuiet(int worker) const {
-  if (std::string sum = AuditSum(worker); !sum.empty()) return sum;
-  const WorkerLoad load = workers_[static_cast<size_t>(worker)]->engine->Load();
-  const BlockCounts& c = load.blocks;
-  if (c.held == 0 && c.in_flight == 0 && c.quarantined == 0 && load.running_sequences == 0 &&
-      load.waiting_sequences == 0 && !load.has_work) {
-    return "";
+std::string EngineFleet::AuditQuiet() const {
+  if (std::string broken = Audit(); !broken.empty()) return broken;
+  for (const auto& worker : workers_) {
+    const WorkerLoad load = worker->engine->Load();
+    const BlockCounts& c = load.blocks;
+    if (c.held == 0 && c.in_flight == 0 && c.quarantined == 0 && load.running_sequences == 0 &&
+        load.waiting_sequences == 0 && !load.has_work) {
+      continue;
+    }
+    return absl::StrFormat(
+        "%s: %d held, %d in flight, %d quarantined, %d running, %d waiting, work %d",
+        worker->id.name, c.held, c.in_flight, c.quarantined, load.running_sequences,
+        load.waiting_sequences, load.has_work);
   }
-  return absl::StrFormat(
-      "w%d: %d held, %d in flight, %d quarantined, %d running, %d waiting, work %d", worker, c.held,
-      c.in_flight, c.quarantined, load.running_sequences, load.waiting_sequences, load.has_work);
+  return "";
 }
 
 }  // namespace tandem

@@ -82,7 +82,11 @@ class EngineFleet {
 
   // Messages and frames from now on for which `lost` is true vanish (frames as failed sends).
   void DropMessages(std::function<bool(const std::string& kind)> lost) { lost_ = std::move(lost); }
-  // The next frame arrives with a flipped bit.
+  // Frames from now on are neither sent nor given up: a transport that does not come back.
+  void HoldFrames() { hold_frames_ = true; }
+  // What was held goes out.
+  void ReleaseFrames();
+  // The next `count` frames arrive with a flipped bit.
   void CorruptFrames(int count) { frames_to_corrupt_ = count; }
   // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
   void BreakSession(int decode, int prefill);
@@ -95,9 +99,10 @@ class EngineFleet {
   // otherwise what is wrong.
   std::string CheckFinished(const struct Submit& submit) const;
 
-  // The invariants of a quiet fleet: every block accounted for and none held.
-  std::string AuditQuiet(int worker) const;
-  std::string AuditSum(int worker) const;
+  // Engine::Audit of every worker: empty, or what is wrong.
+  std::string Audit() const;
+  // And nothing is left: no block held, no sequence, no work.
+  std::string AuditQuiet() const;
 
  private:
   struct Worker;
@@ -123,6 +128,8 @@ class EngineFleet {
   std::map<std::string, int64_t> messages_;
   std::function<bool(const std::string&)> lost_;
   int32_t max_model_tokens_ = 0;
+  bool hold_frames_ = false;
+  std::vector<Event> held_frames_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
 };

@@ -19,7 +19,7 @@ class EngineLocalTest : public testing::Test {
  protected:
   void TearDown() override {
     if (created_) {
-      EXPECT_EQ(fleet_.AuditQuiet(0), "");
+      EXPECT_EQ(fleet_.AuditQuiet(), "");
     }
   }
   void Create(const EngineOptions& options = SmallEngine(), int32_t failing_token = -1) {
@@ -63,7 +63,7 @@ TEST_F(EngineLocalTest, ChunkSizeDoesNotShow) {
     fleet.Submit(0, submit);
     ASSERT_TRUE(fleet.RunUntilQuiet());
     EXPECT_EQ(fleet.CheckFinished(submit), "");
-    EXPECT_EQ(fleet.AuditQuiet(0), "");
+    EXPECT_EQ(fleet.AuditQuiet(), "");
   }
 }
 
@@ -297,7 +297,7 @@ TEST_F(EngineLocalTest, CancelFreesAtOnceWhateverTheAttemptDoes) {
     const bool finished = fleet_.record(submit.attempt).finish.size() == 3;
     fleet_.Cancel(0, submit.attempt);
     fleet_.Cancel(0, submit.attempt);
-    EXPECT_EQ(fleet_.AuditSum(0), "");
+    EXPECT_EQ(fleet_.Audit(), "");
     Run();
     EXPECT_EQ(fleet_.CheckFinished(other), "");
     const AttemptRecord& record = fleet_.record(submit.attempt);
@@ -310,7 +310,7 @@ TEST_F(EngineLocalTest, CancelFreesAtOnceWhateverTheAttemptDoes) {
       EXPECT_TRUE(absl::IsCancelled(record.ended[0]));
       EXPECT_THAT(record.aborts, ElementsAre(AbortOutcome::kAccepted, AbortOutcome::kNotFound));
     }
-    ASSERT_EQ(fleet_.AuditQuiet(0), "");
+    ASSERT_EQ(fleet_.AuditQuiet(), "");
   }
 }
 
@@ -363,7 +363,7 @@ TEST_F(EngineLocalTest, LostRouterTakesItsAttemptsAlong) {
   fleet_.engine(0).OnRouterLost(EngineFleet::kRouter + 1, fleet_.now_us());
   EXPECT_EQ(fleet_.engine(0).Load().running_sequences, 2);
   fleet_.engine(0).OnRouterLost(EngineFleet::kRouter, fleet_.now_us());
-  EXPECT_EQ(fleet_.AuditQuiet(0), "");
+  EXPECT_EQ(fleet_.AuditQuiet(), "");
   EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
 }
 
@@ -457,7 +457,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
     }
     ASSERT_TRUE(fleet.RunUntilQuiet());
     for (const Submit& submit : submits) EXPECT_EQ(fleet.CheckFinished(submit), "");
-    EXPECT_EQ(fleet.AuditQuiet(0), "");
+    EXPECT_EQ(fleet.AuditQuiet(), "");
   }
 }
 
