@@ -17,9 +17,6 @@
 
 namespace tandem {
 
-// Choices of one attempt; also the room between the orders of two attempts.
-inline constexpr uint64_t kMaxChoices = 128;
-
 // The prompt of an attempt while a prefill worker computes it.
 struct RemotePrefill {
   PrefillPeer peer;

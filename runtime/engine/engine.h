@@ -14,7 +14,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,6 +29,7 @@ namespace tandem {
 
 struct EngineOptions {
   WorkerId self;
+  std::string model;          // As registered; a Submit for another is refused.
   int32_t block_tokens = 16;  // A multiple of kHashTokens.
   int32_t num_blocks = 0;
   int64_t block_bytes = 0;           // Length of every KV frame's payload.

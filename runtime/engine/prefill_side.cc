@@ -84,7 +84,7 @@ absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const
   }
   if (submit.time_left_us <= 0) {
     return absl::DeadlineExceededError(
-        absl::StrFormat("submitted %d us after its deadline", -submit.time_left_us));
+        absl::StrFormat("submitted with %d us left", submit.time_left_us));
   }
   if (draining_) return absl::UnavailableError("this prefill worker is draining");
   const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());

@@ -12,10 +12,9 @@ void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_
   Note(now_us);
   if (attempts_.contains(submit.attempt) || Ended(submit.attempt)) return;
   if (submit.time_left_us <= 0) {
-    outbox_->ToRouter(router,
-                      EndedEvent{.attempt = submit.attempt,
-                                 .status = absl::DeadlineExceededError(absl::StrFormat(
-                                     "submitted %d us after its deadline", -submit.time_left_us))});
+    outbox_->ToRouter(router, EndedEvent{.attempt = submit.attempt,
+                                         .status = absl::DeadlineExceededError(absl::StrFormat(
+                                             "submitted with %d us left", submit.time_left_us))});
     return;
   }
   if (absl::Status status = CheckSubmit(submit); !status.ok()) {
@@ -31,11 +30,12 @@ absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
     return absl::CancelledError("aborted before its submit arrived");
   }
   if (draining_) return absl::UnavailableError("this worker is draining");
-  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
-  if (submit.prompt_tokens < 1 || submit.prompt_tokens > num_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a prompt of %d tokens in %d", submit.prompt_tokens, num_tokens));
+  if (submit.model != options_.model) {
+    // The router knows whom it registered here; whoever listens now is another.
+    return absl::UnavailableError(
+        absl::StrFormat("asked for %s, this worker serves %s", submit.model, options_.model));
   }
+  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   TANDEM_RETURN_IF_ERROR(
       CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
   const int64_t longest = std::min<int64_t>(
@@ -59,6 +59,10 @@ absl::Status Engine::Impl::CheckQueue() const {
 absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
                                            std::span<const int32_t> choices, int32_t prompt_tokens,
                                            int64_t num_tokens) const {
+  if (prompt_tokens < 1 || prompt_tokens > num_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a prompt of %d tokens in %d", prompt_tokens, num_tokens));
+  }
   if (num_tokens >= options_.max_model_tokens) {
     return absl::InvalidArgumentError(absl::StrFormat("%d tokens leave no room in a context of %d",
                                                       num_tokens, options_.max_model_tokens));

@@ -66,7 +66,6 @@ class DecodeTransfer {
   State state() const { return state_; }
   bool over() const { return state_ == State::kComplete || state_ == State::kFailed; }
   const absl::Status& failure() const { return failure_; }  // In kFailed.
-  const AttemptId& attempt() const { return options_.attempt; }
   int32_t first_block() const { return options_.first_block; }
   int32_t num_blocks() const { return options_.num_blocks; }
   bool verified(int32_t ordinal) const;  // Of the promised range.

@@ -8,6 +8,8 @@
 
 namespace tandem {
 
+inline constexpr int32_t kMaxChoices = 128;  // n; of one attempt at most.
+
 // Ranges are checked where requests are parsed (services/router); the runtime trusts them.
 // Stop strings are matched by the router, on text.
 struct SamplingParams {

@@ -99,12 +99,6 @@ std::optional<Done> PrefillTransfer::TakeDone() {
   return Done{.attempt = options_.attempt, .num_frames = num_handed_over_};
 }
 
-int32_t PrefillTransfer::num_in_flight() const {
-  return static_cast<int32_t>(
-      std::count_if(ordinals_.begin(), ordinals_.end(),
-                    [](const Ordinal& o) { return o.block == Block::kInFlight; }));
-}
-
 void PrefillTransfer::AppendState(std::string* bytes) const {
   AppendBytes(state_, bytes);
   AppendBytes(reservation_.slot, bytes);

@@ -64,11 +64,9 @@ class PrefillTransfer {
   State state() const { return state_; }
   bool ended() const { return state_ == State::kEnded; }
   const absl::Status& outcome() const { return outcome_; }  // Once ended.
-  const AttemptId& attempt() const { return options_.attempt; }
   int32_t first_block() const { return options_.first_block; }
   int32_t num_blocks() const { return options_.num_blocks; }
   int64_t lease_until_us() const { return lease_until_us_; }
-  int32_t num_in_flight() const;
 
   // Appends bytes that are equal for equal states.
   void AppendState(std::string* bytes) const;

@@ -110,7 +110,13 @@ bool Scheduler::AmongOldest(const Sequence* sequence) const {
 bool Scheduler::TryAdmit(Sequence* sequence) {
   // A block for everyone who runs already, so that what is admitted is not preempted at once.
   const int32_t headroom = num_running();
-  if (blocks_->num_available() <= headroom) {
+  // Looking its prefix up is not cheap: while others run, not again before something has changed.
+  const Refusal refusal{.order = sequence->order,
+                        .available = blocks_->num_available(),
+                        .headroom = headroom,
+                        .budget = budget_};
+  const bool known = refusal == last_refusal_ && !plan_.runs.empty();
+  if (known || refusal.available <= headroom) {
     Blocked(sequence);
     return false;
   }
@@ -122,6 +128,7 @@ bool Scheduler::TryAdmit(Sequence* sequence) {
       CeilDiv(wanted, limits_.block_tokens) - static_cast<int32_t>(sequence->block_table.size());
   if (blocks_wanted + headroom > blocks_->num_available()) {
     blocks_->Release(sequence);
+    last_refusal_ = refusal;
     Blocked(sequence);
     return false;
   }

@@ -61,7 +61,6 @@ class Scheduler {
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
   int64_t waiting_tokens() const;  // Not yet computed, of waiting and running sequences.
-  const std::vector<Sequence*>& running() const { return running_; }
 
  private:
   struct Older {
@@ -94,6 +93,15 @@ class Scheduler {
   int32_t num_alone_ = 0;  // Running or waiting.
   bool last_step_alone_ = false;
   int32_t budget_ = 0;  // Tokens left in the plan under construction.
+  // Who lacked blocks when it was last tried to be admitted, and what there was.
+  struct Refusal {
+    uint64_t order = 0;
+    int32_t available = 0;
+    int32_t headroom = 0;
+    int32_t budget = 0;
+    bool operator==(const Refusal&) const = default;
+  };
+  Refusal last_refusal_;
   StepPlan plan_;
 };
 

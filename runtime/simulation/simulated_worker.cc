@@ -44,6 +44,7 @@ void SimulatedWorker::Start() {
                                                                    .failing_token = -1});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
+                                .model = "simulated",
                                 .block_tokens = o.block_tokens,
                                 .num_blocks = o.num_blocks,
                                 .block_bytes = life_->executor->block_bytes(),

@@ -10,7 +10,6 @@ namespace tandem {
 
 inline constexpr int kMaxMessageBytes = 64 << 20;      // Of a control message; gRPC refuses more.
 inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
-inline constexpr int32_t kMaxChoices = 128;            // n.
 inline constexpr int32_t kMaxStopTokenIds = 1024;
 inline constexpr int32_t kMaxTopLogprobs = 64;
 inline constexpr int32_t kMaxNameBytes = 256;   // Worker, model, label.

@@ -135,6 +135,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                          .num_blocks = sizes.num_blocks,
                          .block_bytes = static_cast<int64_t>(layout.block_bytes)};
   worker.engine = {.self = worker.registration.worker,
+                   .model = worker.registration.model,
                    .block_tokens = options.block_size,
                    .num_blocks = sizes.num_blocks,
                    .block_bytes = static_cast<int64_t>(layout.block_bytes),

@@ -52,9 +52,9 @@ Report Summarise(const LoadResult& load, const Targets& targets) {
   Report report;
   report.wall_seconds = static_cast<double>(load.wall_us) * 1e-6;
   for (const RequestRecord& request : load.requests) {
-    if (request.outcome == RequestOutcome::kRejected) ++report.rejected;
-    if (request.outcome == RequestOutcome::kFailed) ++report.failed;
-    if (request.outcome != RequestOutcome::kCompleted) {
+    if (request.outcome == CallOutcome::kRejected) ++report.rejected;
+    if (request.outcome == CallOutcome::kFailed) ++report.failed;
+    if (request.outcome != CallOutcome::kCompleted) {
       ++report.errors[request.error];
       continue;
     }

@@ -124,16 +124,16 @@ void RunRequest(const LoadOptions& options, const PlannedRequest& request,
   if (!status.ok()) {
     record->error = std::string(status.status().message());
   } else if (*status == 429 || *status == 503) {
-    record->outcome = RequestOutcome::kRejected;
+    record->outcome = CallOutcome::kRejected;
     record->error = absl::StrCat("HTTP ", *status);
   } else if (*status != 200) {
     record->error = absl::StrCat("HTTP ", *status, ": ", body);
   } else if (record->error.empty() && !done) {
     record->error = "the stream ended before its end";
   } else if (record->error.empty()) {
-    record->outcome = RequestOutcome::kCompleted;
+    record->outcome = CallOutcome::kCompleted;
   }
-  if (record->outcome == RequestOutcome::kFailed) connection->reset();
+  if (record->outcome == CallOutcome::kFailed) connection->reset();
 }
 
 }  // namespace

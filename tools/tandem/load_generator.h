@@ -36,10 +36,10 @@ struct LoadOptions {
   uint64_t seed = 1;
 };
 
-enum class RequestOutcome : uint8_t { kCompleted, kRejected, kFailed };
+enum class CallOutcome : uint8_t { kCompleted, kRejected, kFailed };
 
 struct RequestRecord {
-  RequestOutcome outcome = RequestOutcome::kFailed;
+  CallOutcome outcome = CallOutcome::kFailed;
   std::string error;   // Empty if completed.
   int64_t due_us = 0;  // From the start of the run.
   int64_t end_us = 0;

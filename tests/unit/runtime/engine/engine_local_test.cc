@@ -314,6 +314,22 @@ TEST_F(EngineLocalTest, CancelFreesAtOnceWhateverTheAttemptDoes) {
   }
 }
 
+TEST_F(EngineLocalTest, SubmitForAnotherModelIsLeftToOtherWorkers) {
+  EngineOptions options = SmallEngine();
+  options.model = "ours";
+  Create(options);
+  Submit submit = MakeSubmit(1, RandomTokens(40, 3), 10);
+  submit.model = "theirs";
+  fleet_.Submit(0, submit);
+  Submit ours = MakeSubmit(2, RandomTokens(40, 3), 10);
+  ours.model = "ours";
+  fleet_.Submit(0, ours);
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).refused, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).refused[0]));
+  EXPECT_EQ(fleet_.CheckFinished(ours), "");
+}
+
 TEST_F(EngineLocalTest, CancelThatOvertakesItsSubmitLeavesATombstone) {
   Create();
   const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 10);

@@ -640,6 +640,29 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   EXPECT_EQ(computed(kPrefill), before);
 }
 
+TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
+  Create();
+  const Submit good = Disaggregated(1, RandomTokens(20, 3), 10);
+  PrefillSubmit copy{.token_ids = good.token_ids, .prompt_tokens = 20, .choices = good.choices};
+  copy.sampling = good.sampling;
+  copy.time_left_us = 1'000'000;
+  copy.num_blocks = 2;
+  std::vector<PrefillSubmit> bad(5, copy);
+  bad[0].prompt_tokens = 0;
+  bad[1].prompt_tokens = 21;
+  bad[2].token_ids.clear();
+  bad[2].num_blocks = 0;
+  bad[3].time_left_us = INT64_MIN;
+  bad[4].first_block = 3;
+  for (size_t i = 0; i < bad.size(); ++i) {
+    bad[i].attempt = {.request = {.counter = 50 + i}, .attempt = 1};
+    fleet_.engine(kPrefill).OnDecodeMessage(100, bad[i], fleet_.now_us());
+  }
+  Run();
+  EXPECT_EQ(fleet_.messages("Refused"), 5);
+  EXPECT_EQ(computed(kPrefill), 0);
+}
+
 TEST_F(EngineTransferTest, PrefillCancelThatOvertakesItsSubmitLeavesATombstone) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);

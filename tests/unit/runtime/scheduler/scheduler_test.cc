@@ -23,7 +23,7 @@ class CountedBlocks final : public BlockSource {
  public:
   explicit CountedBlocks(int32_t num_blocks) : available_(num_blocks) {}
 
-  void AttachPrefix(Sequence*) override {}
+  void AttachPrefix(Sequence*) override { ++lookups_; }
   int32_t Grow(Sequence* sequence, int32_t num_tokens) override {
     while (static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens < num_tokens &&
            available_ > 0) {
@@ -39,9 +39,11 @@ class CountedBlocks final : public BlockSource {
   }
   int32_t num_available() const override { return available_; }
   void Take(int32_t num_blocks) { available_ -= num_blocks; }
+  int lookups() const { return lookups_; }
 
  private:
   int32_t available_;
+  int lookups_ = 0;
 };
 
 class SchedulerTest : public testing::Test {
@@ -124,6 +126,23 @@ TEST_F(SchedulerTest, AdmitsNoMoreSequencesThanABatchHolds) {
   Finish(&sequences_[0]);
   Step();
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 1), std::pair(3, 2)));
+}
+
+TEST_F(SchedulerTest, LooksAPrefixUpAgainOnlyWhenSomethingHasChanged) {
+  Create(/*num_blocks=*/6, /*max_sequences=*/8, /*max_batched_tokens=*/32);
+  Sequence* const running = Enqueue(5);  // Two blocks, with room for three more tokens.
+  Step();
+  Sequence* const waiting = Enqueue(16);  // Four, and one is kept for whoever runs.
+  const int before = blocks_->lookups();
+  for (int i = 0; i < 3; ++i) Step();
+  EXPECT_EQ(running->block_table.size(), 2u);
+  EXPECT_EQ(blocks_->lookups(), before + 1);
+  Step();
+  EXPECT_EQ(running->block_table.size(), 3u);
+  EXPECT_EQ(blocks_->lookups(), before + 1 + 1);
+  Finish(running);
+  Step();
+  EXPECT_EQ(waiting->num_computed, 16);
 }
 
 TEST_F(SchedulerTest, AnOldPromptGetsItsPlaceHoweverManyJoin) {
