@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int32_t kVocabulary = 1000;
+constexpr int32_t kVocabulary = SimulatedModel::kVocabulary;
 constexpr int64_t kLongDeadlineUs = 600'000'000;
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
@@ -32,7 +32,9 @@ AskedRequest RequestBook::Draw(Random* random) const {
   SamplingParams& s = asked.sampling;
   s.max_tokens = random->Chance(0.1) ? 1 : static_cast<int32_t>(random->Between(2, 40));
   const int64_t longest = options_.max_model_tokens - 1;
-  const int64_t length = random->Chance(0.3) ? random->Between(1, 20) : random->Between(1, 120);
+  int64_t length = random->Chance(0.3) ? random->Between(1, 20) : random->Between(1, 120);
+  if (random->Chance(0.15))
+    length = random->Between(longest / 2, longest);  // Or to the context's end.
   // One of three families shares prefixes.
   const auto family = static_cast<int32_t>(random->Below(3));
   const int64_t shared = random->Chance(0.7) ? random->Between(0, length) : 0;

@@ -16,7 +16,7 @@ namespace tandem {
 struct SimulatedExecutorOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;
-  int32_t vocabulary = 1000;
+  int32_t vocabulary = SimulatedModel::kVocabulary;
   uint64_t numerics = 0;   // What its model computes depends on this.
   uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.

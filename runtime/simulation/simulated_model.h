@@ -16,8 +16,10 @@ namespace tandem {
 
 class SimulatedModel {
  public:
+  static constexpr int32_t kVocabulary = 1000;
+
   // Models of different `numerics` compute different payloads and so different tokens.
-  explicit SimulatedModel(int32_t vocabulary = 1000, uint64_t numerics = 0)
+  explicit SimulatedModel(int32_t vocabulary = kVocabulary, uint64_t numerics = 0)
       : vocabulary_(vocabulary), numerics_(numerics) {}
 
   int32_t vocabulary() const { return vocabulary_; }

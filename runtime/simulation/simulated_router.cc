@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
 
 namespace tandem {
@@ -105,10 +106,16 @@ class SimulatedRouter::Client final : public RequestSink {
       case absl::StatusCode::kDeadlineExceeded:
         // A stream may also have waited for a numerics that nobody has any more.
         return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
-      case absl::StatusCode::kUnavailable:
-        return report.completion_tokens == 0;
-      case absl::StatusCode::kInternal:  // Poison: its workers were lost again and again.
-        return report.resumes >= kDeathsBeforePoison;
+      case absl::StatusCode::kUnavailable:  // Nobody was there for too long.
+        return report.completion_tokens == 0 && o.faults.TakeWorkersAway();
+      case absl::StatusCode::kInternal: {
+        const std::string what(status.message());
+        if (what.starts_with("the run failed: the step")) return o.faults.failed_step > 0;
+        if (what.starts_with("the run failed: token")) return o.faults.failing_token >= 0;
+        // Poison: its workers were lost again and again.
+        return what.find("workers in a row were lost") != std::string::npos &&
+               report.resumes >= kDeathsBeforePoison;
+      }
       default:
         return false;
     }
@@ -215,6 +222,12 @@ absl::Status SimulatedRouter::AuditQuiet() const {
           absl::StrFormat("%s counts %d sequences and %d prompt tokens at %s", process_.name,
                           worker.live_sequences, worker.live_prompt_tokens, name));
     }
+  }
+  const RequestCounters& counters = owner_->counters();
+  if (counters.determinism_violations + counters.protocol_errors > 0) {
+    return absl::InternalError(
+        absl::StrFormat("%s counts %d determinism violations, %d protocol errors", process_.name,
+                        counters.determinism_violations, counters.protocol_errors));
   }
   if (owner_->num_requests() == 0 && owner_->num_waiting() == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrFormat("%s has %d requests, %d streams wait", process_.name,
@@ -358,8 +371,13 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
   }
 }
 
-void SimulatedRouter::SendSubmit(SessionId session, const Submit& submit) {
+void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   Connection* const connection = Find(session);
+  Submit submit = routed;
+  if (world_->options().any_peer) NameAnyPeer(*connection->peer, &submit);
+  if (const std::string what = OutOfRange(submit); !what.empty()) {
+    world_->Violate(process_.name + " says " + what);
+  }
   for (int32_t choice : submit.choices) {
     const auto [entry, fresh] = live_.try_emplace({submit.attempt.request, choice});
     if (!fresh) {
@@ -374,10 +392,23 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& submit) {
                                 submit] { worker->OnSubmit(to, meant_for, submit); });
 }
 
+void SimulatedRouter::NameAnyPeer(const SimulatedWorker& worker, Submit* submit) {
+  const auto& workers = world_->workers();
+  const SimulatedWorker& peer = *workers[world_->random()->Below(workers.size())];
+  if (&peer == &worker || !peer.accepting() || !CheckPeerTerms(worker.terms(), peer.terms()).ok()) {
+    return;
+  }
+  submit->prefill = {.worker = peer.id(), .address = peer.address()};
+  submit->disaggregate_from_tokens = 1;
+}
+
 void SimulatedRouter::SendCancel(SessionId session, const tandem::Cancel& cancel) {
   NotLive(cancel.attempt, session);
   Connection* const connection = Find(session);
   if (connection == nullptr) return;
+  if (const std::string what = OutOfRange(cancel); !what.empty()) {
+    world_->Violate(process_.name + " says " + what);
+  }
   const bool overtake = world_->random()->Chance(world_->network()->faults().overtaking_cancel);
   connection->session->Send(
       0,

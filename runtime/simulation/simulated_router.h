@@ -55,6 +55,9 @@ class SimulatedRouter final : private RouterOutbox {
     SessionId session = 0;
   };
 
+  // Lets another worker compute the prompt, whatever its role.
+  void NameAnyPeer(const SimulatedWorker& worker, Submit* submit);
+
   // RouterOutbox.
   void SendSubmit(SessionId session, const Submit& submit) override;
   void SendCancel(SessionId session, const Cancel& cancel) override;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
 
 namespace tandem {
@@ -16,6 +17,7 @@ constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
 constexpr int64_t kDialUs = 500;
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
+constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 
 }  // namespace
 
@@ -35,13 +37,13 @@ void SimulatedWorker::Start() {
   process_.up = true;
   id_ = {.name = process_.name, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
-  life_->executor =
-      std::make_unique<SimulatedExecutor>(SimulatedExecutorOptions{.block_tokens = o.block_tokens,
-                                                                   .num_blocks = o.num_blocks,
-                                                                   .vocabulary = 1000,
-                                                                   .numerics = numerics_,
-                                                                   .kv_format = kv_format_,
-                                                                   .failing_token = -1});
+  life_->executor = std::make_unique<SimulatedExecutor>(
+      SimulatedExecutorOptions{.block_tokens = o.block_tokens,
+                               .num_blocks = o.num_blocks,
+                               .vocabulary = SimulatedModel::kVocabulary,
+                               .numerics = numerics_,
+                               .kv_format = kv_format_,
+                               .failing_token = o.faults.failing_token});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
                                 .model = "simulated",
@@ -79,29 +81,27 @@ void SimulatedWorker::Drain() {
   world_->Log(process_.name, "drain");
   life_->draining = true;
   world_->network()->InProcess(&process_, 0, [this] {
-    life_->engine->Drain(Now());
-    Input();
+    Post([](Engine* engine, int64_t now_us) { engine->Drain(now_us); });
   });
-  world_->network()->InProcess(&process_, kDrainUs, [this] {
-    Crash();
-    // Not in a process: there is none.
-    world_->network()->events()->At(world_->now_us() + kRestartUs, [this] {
-      if (!process_.up) Start();
-    });
+  world_->network()->InProcess(&process_, kDrainUs, [this] { Replace(); });
+}
+
+void SimulatedWorker::Replace() {
+  Crash();
+  // Not in a process: there is none.
+  world_->network()->events()->At(world_->now_us() + kRestartUs, [this] {
+    if (!process_.up) Start();
   });
 }
 
 void SimulatedWorker::AfterEvent() {
   if (!process_.up) return;
-  if (std::exchange(life_->had_input, false)) {
-    ScheduleStep(std::max(world_->now_us(), life_->next_step_us));
+  if (!life_->commands.empty()) {
+    ScheduleStep(std::max({world_->now_us(), life_->next_step_us, stalled_until_us_}));
   }
-  const BlockCounts c = life_->engine->Load().blocks;
-  if (c.free + c.held + c.cached + c.in_flight + c.quarantined != c.total) {
-    world_->Violate(absl::StrFormat(
-        "%s: %d free + %d held + %d cached + %d in flight + %d quarantined blocks are not %d",
-        process_.name, c.free, c.held, c.cached, c.in_flight, c.quarantined, c.total));
-  }
+  if (++life_->events % kAuditEvery != 0) return;
+  const absl::Status status = life_->engine->Audit();
+  if (!status.ok()) world_->Violate(absl::StrFormat("%s: %s", process_.name, status.message()));
 }
 
 void SimulatedWorker::ScheduleStep(int64_t at_us) {
@@ -120,10 +120,24 @@ void SimulatedWorker::ScheduleStep(int64_t at_us) {
 }
 
 void SimulatedWorker::Step() {
+  Random* const random = world_->random();
+  const SimulatedFaults& faults = world_->network()->faults();
+  for (const auto& command : std::exchange(life_->commands, {})) {
+    command(life_->engine.get(), Now());
+  }
+  if (random->Chance(faults.failed_step)) life_->executor->FailNextStep();
   const Engine::StepResult result = life_->engine->Step(Now());
+  if (life_->engine->quarantine_is_stuck()) {
+    world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
+    world_->CountReplacement();
+    return Replace();
+  }
   const int64_t now_us = world_->now_us();
-  life_->last_step_us = now_us;
   life_->next_step_us = now_us + 200 + 20 * result.tokens;
+  if (result.ran_batch && random->Chance(faults.long_step)) {
+    life_->next_step_us = now_us + random->Between(3'000'000, 8'000'000);
+  }
+  life_->last_step_us = life_->next_step_us;  // Progress is stamped to its end.
   world_->CountPreemptions(result.preempted);
   if (result.ran_batch) {
     world_->Log(process_.name, "step", static_cast<uint64_t>(result.tokens),
@@ -186,13 +200,18 @@ void SimulatedWorker::Heartbeat() {
   std::erase_if(life_->watchers, [](const Watcher& w) { return w.link->broken(); });
   PublishKvEvents();
   WorkerLoad load = life_->engine->Load();
-  load.since_progress_us = world_->now_us() - life_->last_step_us;
+  load.has_work |= !life_->commands.empty();
+  load.since_progress_us = SinceProgressUs();
   for (const Watcher& watcher : life_->watchers) {
     watcher.link->Send(1, [on = watcher.sink.on_heartbeat, load, draining = life_->draining] {
       on(load, draining);
     });
   }
   world_->network()->InProcess(&process_, LivenessTimes{}.heartbeat_us, [this] { Heartbeat(); });
+}
+
+int64_t SimulatedWorker::SinceProgressUs() const {
+  return std::max<int64_t>(0, world_->now_us() - life_->last_step_us);
 }
 
 SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
@@ -204,37 +223,39 @@ SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
 }
 
 void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit) {
-  Watched& watched = life_->attempts[submit.attempt];
-  if (watched.forgotten_at_us != 0 && Now() >= watched.forgotten_at_us) watched = {};
-  if (watched.next_position.empty()) {
-    watched.forgotten_at_us = Now() + submit.time_left_us;
-    for (int32_t choice : submit.choices) {
-      watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
+  Post([this, router, meant_for, submit](Engine* engine, int64_t now_us) {
+    Watched& watched = life_->attempts[submit.attempt];
+    if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
+    if (watched.next_position.empty()) {
+      watched.forgotten_at_us = now_us + submit.time_left_us;
+      for (int32_t choice : submit.choices) {
+        watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
+      }
     }
-  }
-  if (meant_for != id_.incarnation) life_->misdirected = true;
-  world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
-  life_->engine->OnSubmit(router, submit, Now());
-  Input();
+    if (meant_for != id_.incarnation) life_->misdirected = true;
+    world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
+    engine->OnSubmit(router, submit, now_us);
+  });
 }
 
 void SimulatedWorker::OnCancel(SessionId router, const Cancel& cancel) {
-  world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
-  Watched& watched = life_->attempts[cancel.attempt];
-  if (watched.forgotten_at_us == 0) watched.forgotten_at_us = Now() + cancel.time_left_us;
-  life_->engine->OnCancel(router, cancel, Now());
-  Input();
+  Post([this, router, cancel](Engine* engine, int64_t now_us) {
+    world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
+    Watched& watched = life_->attempts[cancel.attempt];
+    if (watched.forgotten_at_us == 0) watched.forgotten_at_us = now_us + cancel.time_left_us;
+    engine->OnCancel(router, cancel, now_us);
+  });
 }
 
 void SimulatedWorker::OnRouterLost(SessionId router) {
   world_->Log(process_.name, "router lost", router);
   life_->routers.erase(router);
   life_->router_sinks.erase(router);
-  life_->engine->OnRouterLost(router, Now());
-  Input();
+  Post([router](Engine* engine, int64_t now_us) { engine->OnRouterLost(router, now_us); });
 }
 
 void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
+  CheckWire(OutOfRange(event));
   Judge(event);
   life_->batches[router].events.push_back(std::move(event));
 }
@@ -315,8 +336,7 @@ SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
 
 void SimulatedWorker::OnDecodeLost(SessionId decode) {
   life_->decodes.erase(decode);
-  life_->engine->OnDecodeLost(decode, Now());
-  Input();
+  Post([decode](Engine* engine, int64_t now_us) { engine->OnDecodeLost(decode, now_us); });
 }
 
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
@@ -365,14 +385,16 @@ void SimulatedWorker::Dial(const PrefillPeer& prefill, uint64_t dial) {
 }
 
 void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& message) {
+  CheckWire(OutOfRange(message));
   const bool overtake = std::holds_alternative<PrefillCancel>(message) &&
                         world_->random()->Chance(world_->network()->faults().overtaking_cancel);
   peer->link->Send(
       0,
       [target = peer->peer, session = peer->session, message] {
-        target->LogPeer("from decode", message);
-        target->life_->engine->OnDecodeMessage(session, message, target->Now());
-        target->Input();
+        target->Post([target, session, message](Engine* engine, int64_t now_us) {
+          target->LogPeer("from decode", message);
+          engine->OnDecodeMessage(session, message, now_us);
+        });
       },
       overtake);
 }
@@ -380,8 +402,9 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
 void SimulatedWorker::PrefillLost(const WorkerId& prefill, const absl::Status& why) {
   world_->Log(process_.name, "prefill lost");
   life_->prefills.erase(prefill);
-  life_->engine->OnPrefillLost(prefill, why, Now());
-  Input();
+  Post([prefill, why](Engine* engine, int64_t now_us) {
+    engine->OnPrefillLost(prefill, why, now_us);
+  });
 }
 
 void SimulatedWorker::RenewLeases() {
@@ -391,18 +414,23 @@ void SimulatedWorker::RenewLeases() {
       SendToPrefill(&peer->second, renew);
     }
   }
-  for (const auto& [decode, renew] : life_->leases.ReservationRenewals()) ToDecode(decode, renew);
+  // An engine that hangs holds nobody up for longer than the reservation lasts.
+  if (SinceProgressUs() < LivenessTimes{}.engine_stalled_us) {
+    for (const auto& [decode, renew] : life_->leases.ReservationRenewals()) ToDecode(decode, renew);
+  }
   world_->network()->InProcess(&process_, LivenessTimes{}.renew_us, [this] { RenewLeases(); });
 }
 
 void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
+  CheckWire(OutOfRange(message));
   const auto found = life_->decodes.find(decode);
   if (found == life_->decodes.end()) return;
   SimulatedWorker* const target = found->second.decode;
   found->second.link->Send(1, [target, self = id_, message = std::move(message)] {
-    target->LogPeer("from prefill", message);
-    target->life_->engine->OnPrefillMessage(self, message, target->Now());
-    target->Input();
+    target->Post([target, self, message](Engine* engine, int64_t now_us) {
+      target->LogPeer("from prefill", message);
+      engine->OnPrefillMessage(self, message, now_us);
+    });
   });
 }
 
@@ -413,19 +441,24 @@ void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, Blo
   VirtualNetwork* const network = world_->network();
   Random* const random = world_->random();
   const SimulatedFaults& faults = network->faults();
-  const int64_t now_us = world_->now_us();
   const auto found = life_->decodes.find(decode);
   const bool fails = found == life_->decodes.end() || random->Chance(faults.failed_frame);
+  if (random->Chance(faults.stuck_frame)) {
+    life_->stuck.insert(block);
+    return;
+  }
   const auto slow = [&] { return random->Chance(faults.slow_frame); };
-  const int64_t read_us = now_us + (slow() ? random->Between(0, 1'000'000) : network->Delay());
+  const int64_t read_us =
+      world_->now_us() + (slow() ? random->Between(0, 1'000'000) : network->Delay());
   SimulatedWorker* const target = fails ? nullptr : found->second.decode;
   const uint64_t target_life = fails ? 0 : found->second.decode_life;
   network->InProcess(&process_, process_.life, read_us, [=, this] {
     Frame frame{.header = header, .payload = {}, .torn = random->Chance(faults.torn_frame)};
     const auto bytes = life_->executor->BlockBytes(block);
     frame.payload.assign(bytes.begin(), bytes.end());
-    life_->engine->OnFrameSent(send_id, !fails, Now());
-    Input();
+    Post([send_id, fails](Engine* engine, int64_t now_us) {
+      engine->OnFrameSent(send_id, !fails, now_us);
+    });
     if (fails || random->Chance(faults.lost_frame)) return;
     const int copies = random->Chance(faults.repeated_frame) ? 2 : 1;
     for (int i = 0; i < copies; ++i) {
@@ -457,6 +490,11 @@ void SimulatedWorker::Arrive(const Frame& sent) {
   world_->Log(process_.name, "frame", frame.header.ordinal, place.has_value());
   if (!place.has_value()) return;
   world_->CountFrame();
+  if (random->Chance(faults.stuck_frame)) {
+    life_->stuck.insert(place->block);
+    ++life_->stuck_landings;
+    return;
+  }
   const int64_t lands_us = random->Chance(faults.slow_frame) ? random->Between(0, 2'000'000)
                                                              : world_->network()->Delay();
   world_->network()->InProcess(&process_, lands_us, [this, frame, mangled, place = *place] {
@@ -472,9 +510,12 @@ void SimulatedWorker::Arrive(const Frame& sent) {
           process_.name, owner->second.request.counter, owner->second.attempt,
           received.attempt.request.counter, received.attempt.attempt));
     }
-    life_->engine->OnFrameReceived(received, Now());
-    Input();
+    Post([received](Engine* engine, int64_t now_us) { engine->OnFrameReceived(received, now_us); });
   });
+}
+
+void SimulatedWorker::CheckWire(const std::string& what) {
+  if (!what.empty()) world_->Violate(absl::StrFormat("%s says %s", process_.name, what));
 }
 
 // ---- Audits ----
@@ -498,9 +539,11 @@ absl::Status SimulatedWorker::AuditQuiet() const {
   if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
   const WorkerLoad load = life_->engine->Load();
   const BlockCounts& c = load.blocks;
-  if (c.held + c.in_flight + c.quarantined == 0 && !load.has_work &&
+  const bool only_stuck = c.quarantined == static_cast<int64_t>(life_->stuck.size());
+  if (c.held + c.in_flight == 0 && only_stuck && !load.has_work && life_->commands.empty() &&
       load.running_sequences + load.waiting_sequences == 0 &&
-      life_->leases.LeaseRenewals().empty() && life_->receiver->num_in_flight() == 0) {
+      life_->leases.LeaseRenewals().empty() &&
+      life_->receiver->num_in_flight() == life_->stuck_landings) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrFormat(

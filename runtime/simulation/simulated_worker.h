@@ -34,6 +34,7 @@ class SimulatedWorker final : private Outbox {
   void Crash();  // Nothing of the process is left.
   void Drain();  // Then, after a while, Crash and Start.
   void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
+  void Replace();                                                 // Crash, and Start after a while.
   void set_numerics(uint64_t numerics) { numerics_ = numerics; }  // Of the next incarnation.
 
   // Called by the world after everything that ran in this process.
@@ -104,12 +105,16 @@ class SimulatedWorker final : private Outbox {
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
     std::map<Reservation, AttemptId> granted;  // Whose frames may land under this name.
+    // What the engine has not heard yet: its thread takes all of it before each step.
+    std::vector<std::function<void(Engine* engine, int64_t now_us)>> commands;
+    std::set<BlockId> stuck;  // A transport never comes back for these.
+    int64_t stuck_landings = 0;
+    int64_t events = 0;
     int64_t last_step_us = 0;
     int64_t next_step_us = 0;  // Not earlier: the last one still runs.
     int64_t step_at_us = 0;    // Scheduled; INT64_MAX: none.
     uint64_t step_token = 0;
     bool draining = false;
-    bool had_input = false;
     bool misdirected = false;  // It got work that was meant for an earlier life.
   };
 
@@ -122,7 +127,11 @@ class SimulatedWorker final : private Outbox {
 
   int64_t Now() const;  // By the process's own clock.
   WorkerRegistration Registration() const;
-  void Input() { life_->had_input = true; }
+  // For the engine's thread.
+  void Post(std::function<void(Engine* engine, int64_t now_us)> command) {
+    life_->commands.push_back(std::move(command));
+  }
+  int64_t SinceProgressUs() const;
   void ScheduleStep(int64_t at_us);
   void Step();
   void Heartbeat();
@@ -137,6 +146,7 @@ class SimulatedWorker final : private Outbox {
     bool torn = false;
   };
   void Arrive(const Frame& frame);
+  void CheckWire(const std::string& what);  // Empty: every value may cross a process border.
   void Judge(const RouterEvent& event);
   template <typename Message>
   void LogPeer(std::string_view from, const Message& message);

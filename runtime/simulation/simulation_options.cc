@@ -1,6 +1,7 @@
 #include "runtime/simulation/simulation_options.h"
 
 #include "runtime/base/random.h"
+#include "runtime/simulation/simulated_model.h"
 
 namespace tandem {
 namespace {
@@ -30,7 +31,8 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
 
   o.block_tokens = random.Chance(0.8) ? 16 : 32;
-  o.max_model_tokens = 192;
+  // Where only long prompts travel, some are long.
+  o.max_model_tokens = o.disaggregate == DisaggregatePolicy::kAuto ? 448 : 192;
   // From a pool that one long request fills to one that is never full.
   const auto longest = o.max_model_tokens / o.block_tokens;
   o.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest * 4));
@@ -76,6 +78,17 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.clock_jump_us = Every(&random, 0.2, 500'000, 5'000'000);
   f.drain_us = Every(&random, 0.2, 500'000, 5'000'000);
   f.upgrade = Sometimes(&random, 0.3, 0.5);
+  f.hang_us = Every(&random, 0.15, 1'000'000, 8'000'000);
+  f.long_step = Sometimes(&random, 0.15, 0.01);
+  f.failed_step = Sometimes(&random, 0.1, 0.01);
+  f.stuck_frame = Sometimes(&random, 0.1, 0.9);
+  if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.
+    o.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
+    o.load_us = random.Between(8'000'000, 16'000'000);
+  }
+  if (random.Chance(0.05))
+    f.failing_token = static_cast<int32_t>(random.Below(SimulatedModel::kVocabulary));
+  o.any_peer = random.Chance(0.15);
   return o;
 }
 

@@ -27,11 +27,23 @@ struct SimulatedFaults {
   int64_t unnoticed_break_us = 0;  // Of a peer session; its prefill side is never told.
   int64_t crash_us = 0;            // Of a worker; it restarts with a new incarnation.
   int64_t router_crash_us = 0;
-  int64_t pause_us = 0;       // Of a process, up to 4 s.
-  int64_t stall_us = 0;       // Of an engine whose process goes on talking.
-  int64_t clock_jump_us = 0;  // Forward, of one process, up to 5 s.
-  int64_t drain_us = 0;       // Of a worker, which then restarts.
-  double upgrade = 0;         // A restart changes what the worker computes.
+  int64_t pause_us = 0;        // Of a process, up to 4 s.
+  int64_t stall_us = 0;        // Of an engine whose process goes on talking.
+  int64_t clock_jump_us = 0;   // Forward, of one process, up to 5 s.
+  int64_t drain_us = 0;        // Of a worker, which then restarts.
+  double upgrade = 0;          // A restart changes what the worker computes.
+  int64_t hang_us = 0;         // Of an engine, until somebody kills its process.
+  double long_step = 0;        // Longer than a lease.
+  double failed_step = 0;      // Nothing of it is computed.
+  double stuck_frame = 0;      // Its transport never says that it is done with the block.
+  int32_t failing_token = -1;  // Whoever computes it fails alone.
+
+  // Some process may be gone, or seem so to another, for a while.
+  bool TakeWorkersAway() const {
+    return broken_link_us + crash_us + pause_us + stall_us + clock_jump_us + drain_us + hang_us >
+               0 ||
+           stuck_frame > 0;
+  }
 };
 
 struct SimulationOptions {
@@ -44,6 +56,7 @@ struct SimulationOptions {
   int32_t num_numerics = 1;    // Workers differ in what they compute,
   int32_t num_kv_formats = 1;  // and in how they keep it.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
+  bool any_peer = false;  // Any worker is asked to prefill, not only those whose role it is.
 
   int32_t block_tokens = 16;
   int32_t num_blocks = 64;

@@ -155,6 +155,17 @@ void World::ScheduleFaults() {
     Log("world", "stall " + worker->address());
     worker->StallUntil(now_us() + random_.Between(100'000, 4'000'000));
   });
+  Recur(faults_.hang_us, [this] {
+    SimulatedWorker* const worker = AnyWorker();
+    if (!worker->accepting()) return;
+    Log("world", "hang " + worker->address());
+    // Longer than anybody waits for it.
+    const int64_t killed_us = now_us() + random_.Between(5'000'000, 11'000'000);
+    worker->StallUntil(killed_us + 1);
+    events_.At(killed_us, [worker, life = worker->process()->life] {
+      if (worker->process()->life == life) worker->Replace();
+    });
+  });
   Recur(faults_.clock_jump_us, [this] {
     VirtualProcess* const process = AnyProcess();
     Log("world", "clock jump " + process->name);

@@ -33,6 +33,7 @@ struct SimulationReport {
   int64_t frames = 0;
   int64_t preemptions = 0;
   int64_t faults = 0;
+  int64_t replacements = 0;  // Of workers whose quarantine was stuck.
   int64_t virtual_us = 0;
 };
 
@@ -60,6 +61,7 @@ class World {
   void Log(std::string_view who, std::string_view what, uint64_t a = 0, uint64_t b = 0);
   void Violate(const std::string& what);  // The first one counts.
   void CountFrame() { ++report_.frames; }
+  void CountReplacement() { ++report_.replacements; }
   void CountPreemptions(int64_t count) { report_.preemptions += count; }
   void CountRequest(bool done, int64_t resumes);
 

@@ -63,14 +63,15 @@ int main(int argc, char** argv) {
     total.frames += report.frames;
     total.preemptions += report.preemptions;
     total.faults += report.faults;
+    total.replacements += report.replacements;
     total.virtual_us += report.virtual_us;
   }
   std::printf("%" PRIu64 " seeds, %" PRIu64 " broken; %" PRId64 " requests done, %" PRId64
               " failed for a reason; %" PRId64 " resumes, %" PRId64 " frames, %" PRId64
-              " preemptions, %" PRId64 " faults, %" PRId64
+              " preemptions, %" PRId64 " faults, %" PRId64 " workers replaced, %" PRId64
               " events in %.0f virtual s; digest %016" PRIx64 "\n",
               end - first, broken, total.requests_done, total.requests_failed, total.resumes,
-              total.frames, total.preemptions, total.faults, total.events,
+              total.frames, total.preemptions, total.faults, total.replacements, total.events,
               static_cast<double>(total.virtual_us) * 1e-6, total.digest);
   for (const tandem::Guard* guard : tandem::ListGuards()) {
     std::printf("  %-26s %" PRIu64 " rejections\n", std::string(guard->name()).c_str(),

@@ -13,10 +13,14 @@ constexpr uint64_t kParts = 4;  // Tests of their own, so that shards can share 
 class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
-  int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0;
+  int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0, replacements = 0;
+  int64_t auto_frames = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
-    const SimulationReport report = World(SimulationOptions::FromSeed(seed)).Run();
+    const SimulationOptions options = SimulationOptions::FromSeed(seed);
+    const SimulationReport report = World(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    if (options.disaggregate == DisaggregatePolicy::kAuto) auto_frames += report.frames;
+    replacements += report.replacements;
     done += report.requests_done;
     resumes += report.resumes;
     frames += report.frames;
@@ -29,6 +33,8 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   EXPECT_GT(frames, 3'000);
   EXPECT_GT(faults, 500);
   EXPECT_GT(preemptions, 100);
+  EXPECT_GT(replacements, 5);
+  EXPECT_GT(auto_frames, 300);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 

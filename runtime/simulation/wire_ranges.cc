@@ -1,0 +1,86 @@
+#include "runtime/simulation/wire_ranges.h"
+
+#include <span>
+
+#include "absl/strings/str_format.h"
+
+namespace tandem {
+namespace {
+
+std::string Negative(const char* field, int64_t value) {
+  return value < 0 ? absl::StrFormat("%s = %d", field, value) : std::string();
+}
+
+std::string OfChoices(std::span<const int32_t> choices) {
+  int32_t previous = -1;
+  for (const int32_t choice : choices) {
+    if (choice <= previous) return absl::StrFormat("choice %d after %d", choice, previous);
+    previous = choice;
+  }
+  return choices.empty() || previous >= kMaxChoices ? "choices out of range" : "";
+}
+
+// What Submit and PrefillSubmit have in common.
+template <typename Message>
+std::string OfPrompt(const Message& m) {
+  const auto num_tokens = static_cast<int64_t>(m.token_ids.size());
+  const int64_t generated = num_tokens - m.prompt_tokens;
+  if (m.prompt_tokens < 1 || generated < 0 || generated >= m.sampling.max_tokens) {
+    return absl::StrFormat("a prompt of %d in %d tokens, at most %d generated", m.prompt_tokens,
+                           num_tokens, m.sampling.max_tokens);
+  }
+  if (std::string what = Negative("time_left_us", m.time_left_us); !what.empty()) return what;
+  return OfChoices(m.choices);
+}
+
+std::string OfEnd(const absl::Status& status) { return status.ok() ? "OK as an end" : ""; }
+
+std::string Of(const PromptEvent& e) {
+  std::string what = Negative("cached_tokens", e.cached_tokens);
+  return what.empty() ? Negative("transferred_blocks", e.transferred_blocks) : what;
+}
+std::string Of(const TokenEvent& e) {
+  if (e.choice < 0 || e.choice >= kMaxChoices) return absl::StrFormat("choice = %d", e.choice);
+  return Negative("position", e.position);
+}
+std::string Of(const RefusedEvent& e) { return OfEnd(e.status); }
+std::string Of(const EndedEvent& e) { return OfEnd(e.status); }
+std::string Of(const AbortReply&) { return ""; }
+
+std::string Of(const PrefillSubmit& m) {
+  if (m.num_blocks < 1 || m.first_block < 0 || m.first_block > m.num_blocks) {
+    return absl::StrFormat("blocks [%d, %d)", m.first_block, m.num_blocks);
+  }
+  return OfPrompt(m);
+}
+std::string Of(const Grant& m) { return m.reservation.generation == 0 ? "generation = 0" : ""; }
+std::string Of(const Resend& m) { return Negative("ordinal", m.ordinal); }
+std::string Of(const Committed&) { return ""; }
+std::string Of(const PrefillCancel& m) { return Negative("time_left_us", m.time_left_us); }
+std::string Of(const Renew&) { return ""; }
+
+std::string Of(const Start& m) { return Negative("cached_tokens", m.cached_tokens); }
+std::string Of(const PrefillRefused& m) { return OfEnd(m.status); }
+std::string Of(const Progress& m) { return Negative("computed_tokens", m.computed_tokens); }
+std::string Of(const FirstToken& m) { return m.tokens.empty() ? "no first token" : ""; }
+std::string Of(const Done& m) { return Negative("num_frames", m.num_frames); }
+
+template <typename Variant>
+std::string OfAny(const Variant& message) {
+  return std::visit([](const auto& m) { return Of(m); }, message);
+}
+
+}  // namespace
+
+std::string OutOfRange(const Submit& submit) {
+  std::string what = Negative("disaggregate_from_tokens", submit.disaggregate_from_tokens);
+  return what.empty() ? OfPrompt(submit) : what;
+}
+std::string OutOfRange(const Cancel& cancel) {
+  return Negative("time_left_us", cancel.time_left_us);
+}
+std::string OutOfRange(const RouterEvent& event) { return OfAny(event); }
+std::string OutOfRange(const DecodeToPrefill& message) { return OfAny(message); }
+std::string OutOfRange(const PrefillToDecode& message) { return OfAny(message); }
+
+}  // namespace tandem
