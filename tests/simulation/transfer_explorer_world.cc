@@ -196,6 +196,7 @@ void TransferWorld::DeliverToSource(const Message& message) {
   if (message.kind == Kind::kPrefillSubmit) {
     if (source.transfer || !source_tombstones_.Admits(id)) return;
     source.transfer.emplace(PrefillTransfer::Options{.attempt = id,
+                                                     .first_block = options_.first_block,
                                                      .num_blocks = options_.blocks,
                                                      .block_bytes = kBlockBytes,
                                                      .lease_us = kLeaseUs},
@@ -317,8 +318,10 @@ void TransferWorld::DeliverToSink(const Message& message) {
   const AttemptId id = IdOf(attempt);
   if (message.kind == Kind::kSubmit) {
     if (sink.transfer || !sink_tombstones_.Admits(id)) return;
-    sink.transfer.emplace(DecodeTransfer::Options{
-        .attempt = id, .num_blocks = options_.blocks, .timeout_us = kLeaseUs});
+    sink.transfer.emplace(DecodeTransfer::Options{.attempt = id,
+                                                  .first_block = options_.first_block,
+                                                  .num_blocks = options_.blocks,
+                                                  .timeout_us = kLeaseUs});
     return Post({.kind = Kind::kPrefillSubmit, .attempt = attempt});
   }
   if (message.kind == Kind::kCancel) {
@@ -335,8 +338,9 @@ void TransferWorld::DeliverToSink(const Message& message) {
   if (!sink.transfer) return;
   switch (message.kind) {
     case Kind::kStart:
-      if (sink.transfer->OnStart())
-        grants_.Want(id, static_cast<uint64_t>(attempt), options_.blocks);
+      if (sink.transfer->OnStart()) {
+        grants_.Want(id, static_cast<uint64_t>(attempt), options_.blocks - options_.first_block);
+      }
       break;
     case Kind::kRefused:
       sink.transfer->OnRefused(absl::UnavailableError("refused"));
@@ -370,10 +374,9 @@ void TransferWorld::CloseReservation(int attempt) {
   const Sink& sink = sinks_[static_cast<size_t>(attempt)];
   const std::vector<int32_t> in_flight = reservations_.Close(sink.transfer->reservation());
   for (size_t i = 0; i < sink.blocks.size(); ++i) {
+    if (sink.transfer->verified(options_.first_block + static_cast<int32_t>(i))) continue;
     const bool lands = std::count(in_flight.begin(), in_flight.end(), sink.blocks[i]) > 0;
-    const bool pinned = !sink.transfer->verified(static_cast<int32_t>(i));
-    if (pinned && !lands) sink_pool_.Unpin(sink.blocks[i]);
-    if (lands && !pinned) sink_pool_.Pin(sink.blocks[i]);
+    if (!lands) sink_pool_.Unpin(sink.blocks[i]);
   }
 }
 
@@ -390,9 +393,9 @@ void TransferWorld::Grant() {
   while (const std::optional<AttemptId> next = grants_.Next(sink_pool_.num_available())) {
     const int attempt = static_cast<int>(next->request.counter);
     Sink& sink = sinks_[static_cast<size_t>(attempt)];
-    sink.blocks = *sink_pool_.Allocate(options_.blocks);
+    sink.blocks = *sink_pool_.Allocate(options_.blocks - options_.first_block);
     for (const BlockId block : sink.blocks) sink_pool_.Pin(block);
-    const Reservation reservation = reservations_.Open(*next, 0, sink.blocks);
+    const Reservation reservation = reservations_.Open(*next, options_.first_block, sink.blocks);
     sink.transfer->OnGranted(reservation, /*now_us=*/0);
     Post({.kind = Kind::kGrant, .attempt = attempt, .reservation = reservation});
   }
@@ -478,12 +481,13 @@ std::string TransferWorld::Violation() const {
       const Sink& sink = sinks_[static_cast<size_t>(i)];
       if (sink.ends > 1) return absl::StrFormat("attempt %d ended %d times", i, sink.ends);
       if (sink.first_tokens > 1) return absl::StrFormat("attempt %d: first token again", i);
-      for (size_t o = 0; sink.running && o < static_cast<size_t>(options_.blocks); ++o) {
-        if (o >= sink.blocks.size()) {
+      for (int o = options_.first_block; sink.running && o < options_.blocks; ++o) {
+        const auto at = static_cast<size_t>(o - options_.first_block);
+        if (at >= sink.blocks.size()) {
           return absl::StrFormat("attempt %d runs without block %d", i, o);
         }
-        const int content = sink_content_[static_cast<size_t>(sink.blocks[o])];
-        if (content != Content(i, static_cast<int>(o))) {
+        const int content = sink_content_[static_cast<size_t>(sink.blocks[at])];
+        if (content != Content(i, o)) {
           return absl::StrFormat("attempt %d runs on content %d in block %d", i, content, o);
         }
       }

@@ -26,7 +26,8 @@ namespace tandem {
 // Sizes, and how often the environment may do its worst.
 struct TransferWorldOptions {
   int attempts = 2;
-  int blocks = 2;  // Of each attempt.
+  int blocks = 2;       // Of each attempt.
+  int first_block = 0;  // The first that the decode side lacks: from here on they travel.
   int source_blocks = 3;
   int sink_blocks = 3;
   int cancels = 0;
@@ -124,8 +125,8 @@ class TransferWorld {
   };
   struct Sink {  // What the decode worker knows of an attempt.
     std::optional<DecodeTransfer> transfer;
-    std::vector<BlockId> blocks;
-    bool running = false;  // Committed, decoding.
+    std::vector<BlockId> blocks;  // From first_block on.
+    bool running = false;         // Committed, decoding.
     bool ended = false;
     int first_tokens = 0;  // Given to the router.
     int ends = 0;          // Terminal events given to the router.
