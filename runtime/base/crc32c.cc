@@ -29,6 +29,8 @@ uint32_t ExtendScalar(uint32_t crc, const uint8_t* data, size_t size) {
   return crc;
 }
 
+#if defined(__x86_64__)
+
 // Three streams of kLane bytes hide the latency of the crc32 instruction; their registers are
 // joined by advancing the earlier ones over kLane and 2 kLane zero bytes (a linear map over GF(2),
 // tabulated by byte of the register). After Gopal et al., "Fast CRC computation for iSCSI
@@ -63,8 +65,6 @@ uint32_t Apply(const ZeroAdvance& advance, uint32_t crc) {
   return advance.table[0][crc & 255] ^ advance.table[1][(crc >> 8) & 255] ^
          advance.table[2][(crc >> 16) & 255] ^ advance.table[3][crc >> 24];
 }
-
-#if defined(__x86_64__)
 
 inline uint64_t Load(const uint8_t* p) {
   uint64_t word;

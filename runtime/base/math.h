@@ -1,4 +1,4 @@
-// Integer arithmetic that cannot go wrong silently.
+// Integer arithmetic: rounding, and sums and products that may overflow.
 
 #ifndef TANDEM_RUNTIME_BASE_MATH_H_
 #define TANDEM_RUNTIME_BASE_MATH_H_

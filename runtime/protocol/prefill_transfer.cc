@@ -49,8 +49,8 @@ void PrefillTransfer::OnResend(const Resend& resend) {
   if (found->block == Block::kInFlight) found->again = true;
 }
 
-void PrefillTransfer::OnRenew(int64_t arrival_us) {
-  lease_until_us_ = std::max(lease_until_us_, arrival_us + options_.lease_us);
+void PrefillTransfer::OnRenew(int64_t now_us) {
+  lease_until_us_ = std::max(lease_until_us_, now_us + options_.lease_us);
 }
 
 void PrefillTransfer::OnFrameSent(int32_t ordinal, bool ok) {

@@ -46,8 +46,8 @@ class PrefillTransfer {
   // ---- Peer and transport ----
   void OnGrant(const Grant& grant);
   void OnResend(const Resend& resend);
-  // `arrival_us` is when Renew reached this process, which a long step must not make later.
-  void OnRenew(int64_t arrival_us);
+  // Handled before the leases are looked at: a step that outlasts one ends nothing.
+  void OnRenew(int64_t now_us);
   void OnFrameSent(int32_t ordinal, bool ok);  // Not ok: ends the transfer Unavailable.
   // Committed: Ok. PrefillCancel: Cancelled. Peer lost: Unavailable. The first reason stays.
   void End(absl::Status why);
