@@ -97,7 +97,8 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
       for (const std::string& stop : asked->stop_strings) {
         if (choice.text.ends_with(stop)) longest = std::max(longest, stop.size());
       }
-      if (longest == 0) continue;
+      const bool counts = static_cast<int32_t>(choice.num_tokens) > asked->sampling.min_tokens;
+      if (longest == 0 || !counts) continue;
       choice.text.resize(choice.text.size() - longest);
       stopped = true;
       break;
