@@ -1,0 +1,173 @@
+// Who gets blocks while there are too few: grants that are held, prefixes that are given up, and
+// blocks that a transport keeps.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/runtime/engine/engine_transfer_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::SizeIs;
+using EngineGrantsTest = EngineTransferTest;
+
+TEST_F(EngineGrantsTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 8; ++i) {
+    submits.push_back(Disaggregated(i, RandomTokens(static_cast<int32_t>(20 * i), i), 30));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineGrantsTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  std::vector<std::vector<int32_t>> prompts;
+  for (uint64_t i = 1; i <= 3; ++i) {
+    prompts.push_back(RandomTokens(80, i));
+    fleet_.Submit(kDecode, MakeSubmit(i, prompts.back(), 1));
+    Run();
+  }
+  std::vector<Submit> submits;
+  for (uint64_t i = 0; i < 3; ++i) {  // 15 of 16 blocks are pinned hits, none can be granted.
+    std::vector<int32_t> longer = prompts[i];
+    for (int32_t t : RandomTokens(60, 100 + i)) longer.push_back(t);
+    submits.push_back(Disaggregated(10 + i, longer, 5));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+// Blocks that a transport still writes to are on their way back: nobody has to give up for them.
+TEST_F(EngineGrantsTest, WhatIsInQuarantineIsWaitedFor) {
+  const std::vector<int32_t> prefix = RandomTokens(80, 1);
+  std::vector<int32_t> longer = prefix;
+  for (int32_t t : RandomTokens(60, 100)) longer.push_back(t);
+  for (int point = 0; point < 60; ++point) {
+    SCOPED_TRACE(testing::Message() << "point " << point);
+    EngineFleet fleet;
+    Create(&fleet, /*decode_blocks=*/16, /*prefill_blocks=*/64);
+    fleet.Submit(kDecode, MakeSubmit(1, prefix, 1));
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const Submit cancelled = Disaggregated(fleet, 2, RandomTokens(160, 2), 5);
+    const Submit waiting = Disaggregated(fleet, 3, longer, 5);
+    fleet.Submit(kDecode, cancelled);
+    fleet.Submit(kDecode, waiting);
+    for (int i = 0; i < point; ++i) ASSERT_TRUE(fleet.RunOne());
+    fleet.Cancel(kDecode, cancelled.attempt);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    EXPECT_EQ(fleet.CheckFinished(waiting), "");
+    EXPECT_EQ(fleet.messages("Cancel"), 1);
+    ExpectQuiet(fleet);
+  }
+}
+
+TEST_F(EngineGrantsTest, WorkersThatPrefillForEachOtherDoNotWaitForEachOtherForEver) {
+  Create(/*decode_blocks=*/32, /*prefill_blocks=*/32);
+  Submit here = MakeSubmit(1, RandomTokens(320, 1), 5);
+  Submit there = MakeSubmit(2, RandomTokens(320, 2), 5);
+  here.prefill = fleet_.peer(kPrefill);
+  there.prefill = fleet_.peer(kDecode);
+  here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
+  fleet_.Submit(kDecode, here);
+  fleet_.Submit(kPrefill, there);
+  Run();
+  EXPECT_EQ(fleet_.messages("Grant"), 0) << "each holds 20 of 32 blocks for the other";
+  for (int64_t us = 0; us <= LivenessTimes().lease_us; us += LivenessTimes().renew_us) {
+    fleet_.Advance(LivenessTimes().renew_us);
+    fleet_.Renew();
+    Run();
+  }
+  EXPECT_EQ(fleet_.CheckFinished(here), "");
+  EXPECT_EQ(fleet_.CheckFinished(there), "");
+}
+
+TEST_F(EngineGrantsTest, HeldGrantsGoOutInOrderOfArrivalWhicheverStartedFirst) {
+  fleet_.AddWorker({.engine = SmallEngine(16)});
+  fleet_.AddWorker({.engine = SmallEngine()});
+  const int other_prefill = fleet_.AddWorker({.engine = SmallEngine()});
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit older = Disaggregated(2, RandomTokens(120, 2), 20);
+  Submit younger = Disaggregated(3, RandomTokens(120, 3), 20);
+  younger.prefill = fleet_.peer(other_prefill);
+  fleet_.Pause(kPrefill, true);
+  for (const Submit& submit : {running, older, younger}) fleet_.Submit(kDecode, submit);
+  while (fleet_.record(younger.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  fleet_.Pause(kPrefill, false);
+  while (fleet_.record(older.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.RunUntil([&] { return fleet_.messages("Committed") == 1; });
+  fleet_.RunUntil([&] { return fleet_.record(older.attempt).tokens.at(0).size() > 1; });
+  EXPECT_THAT(fleet_.record(younger.attempt).tokens.at(0), SizeIs(1));
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(older), "");
+  EXPECT_EQ(fleet_.CheckFinished(younger), "");
+}
+
+TEST_F(EngineGrantsTest, QuarantineThatIsTooLargeForTooLongAsksForAnotherProcess) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
+  Engine& prefill = fleet_.engine(kPrefill);
+  const Submit submit = Disaggregated(1, RandomTokens(150, 1), 5);
+  fleet_.HoldFrames();
+  fleet_.Submit(kDecode, submit);
+  Run();
+  fleet_.Cancel(kDecode, submit.attempt);
+  Run();
+  EXPECT_EQ(prefill.Load().blocks.quarantined, 10);
+  EXPECT_FALSE(prefill.quarantine_is_stuck());
+  fleet_.Advance(LivenessTimes().quarantine_us);
+  Run();
+  EXPECT_TRUE(prefill.quarantine_is_stuck());
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_FALSE(prefill.quarantine_is_stuck());
+}
+
+TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
+  Engine& prefill = fleet_.engine(kPrefill);
+  const Submit cancelled = Disaggregated(1, RandomTokens(70, 1), 5);
+  fleet_.HoldFrames();
+  fleet_.Submit(kDecode, cancelled);
+  Run();
+  fleet_.Cancel(kDecode, cancelled.attempt);
+  fleet_.Advance(2 * LivenessTimes().quarantine_us);
+  Run();
+  EXPECT_EQ(prefill.Load().blocks.quarantined, 5);
+  EXPECT_FALSE(prefill.quarantine_is_stuck()) << "nobody wants them";
+
+  const Submit waiting = MakeSubmit(2, RandomTokens(150, 2), 5);
+  fleet_.Submit(kPrefill, waiting);
+  Run();
+  EXPECT_FALSE(prefill.quarantine_is_stuck());
+  fleet_.Advance(LivenessTimes().quarantine_us);
+  Run();
+  EXPECT_TRUE(prefill.quarantine_is_stuck());
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(waiting), "");
+}
+
+TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);
+  const Submit blocked = MakeSubmit(2, RandomTokens(150, 2), 80);
+  const Submit held = Disaggregated(3, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, running);
+  fleet_.Submit(kDecode, blocked);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  fleet_.Cancel(kDecode, blocked.attempt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
+}  // namespace
+}  // namespace tandem
