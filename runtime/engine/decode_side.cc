@@ -137,8 +137,12 @@ void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
 
 void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
   Note(now_us);
-  const absl::Status status = absl::UnavailableError(
-      absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
+  // A pair that cannot exchange blocks is not worth another try; everything else is.
+  const absl::StatusCode code = absl::IsFailedPrecondition(why)
+                                    ? absl::StatusCode::kFailedPrecondition
+                                    : absl::StatusCode::kUnavailable;
+  const absl::Status status(
+      code, absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
   for (auto next = attempts_.begin(); next != attempts_.end();) {
     Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
     if (attempt->remote == nullptr || attempt->remote->peer.worker != prefill) continue;

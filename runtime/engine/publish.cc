@@ -128,6 +128,7 @@ FinishReason Engine::Impl::FinishOf(const SamplingParams& sampling, int32_t prom
 void Engine::Impl::ForkChoices(Attempt* attempt) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   scheduler_.Remove(prompt);
+  prompt->alone = false;  // Whom it was kept apart from need not wait for it any longer.
   const std::vector<StartedChoice> choices = std::move(attempt->started_choices);
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {

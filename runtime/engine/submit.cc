@@ -46,6 +46,10 @@ absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
                         CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
                         options_.num_blocks));
   }
+  // Of two that may be what kills workers, a death would be laid to both.
+  if (submit.alone && scheduler_.num_alone() > 0) {
+    return absl::ResourceExhaustedError("another attempt that must run alone has no token yet");
+  }
   return CheckQueue();
 }
 

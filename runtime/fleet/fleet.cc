@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/protocol/peer_terms.h"
 
@@ -17,10 +18,16 @@ int64_t FleetWorker::estimated_prompt_tokens() const {
                   load.waiting_prompt_tokens + live_prompt_tokens - live_prompt_tokens_when_heard);
 }
 
-std::optional<Fleet::Replaced> Fleet::OnRegistration(const std::string& address,
-                                                     const WorkerRegistration& registration,
-                                                     int64_t now_us) {
+absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
+    const std::string& address, const WorkerRegistration& registration, int64_t now_us) {
   FleetWorker& worker = workers_[registration.worker.name];
+  // Each would otherwise end the other's sessions, over and over.
+  if (worker.watched && worker.id() != registration.worker && worker.address != address &&
+      now_us - worker.heard_us < times_.no_new_work_after_us) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "two workers are named %s: one at %s, heard %d ms ago, and one at %s",
+        registration.worker.name, worker.address, (now_us - worker.heard_us) / 1000, address));
+  }
   std::optional<Replaced> replaced;
   if (!worker.id().name.empty() && worker.id() != registration.worker) {
     replaced = Replaced{.worker = worker.id(), .session = worker.session};
@@ -135,8 +142,14 @@ void Fleet::OnPeerLost(const WorkerId& id) {
   if (FleetWorker* worker = FindMutable(id)) worker->peer_lost = true;
 }
 
-void Fleet::OnOwnPause(int64_t pause_us) {
-  for (auto& [name, worker] : workers_) worker.heard_us += pause_us;
+void Fleet::Reserve(const WorkerId& id, bool reserved) {
+  if (FleetWorker* worker = FindMutable(id)) worker->reserved = reserved;
+}
+
+void Fleet::OnOwnPause(int64_t pause_us, int64_t now_us) {
+  for (auto& [name, worker] : workers_) {
+    worker.heard_us = std::min(worker.heard_us + pause_us, now_us);
+  }
 }
 
 bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
@@ -146,10 +159,12 @@ bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
   return heard && progressing && !worker.draining && !worker.peer_lost;
 }
 
-bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, int64_t now_us) const {
+bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone,
+                        int64_t now_us) const {
   const bool room =
       worker.live_sequences == 0 || worker.window - sequences >= worker.live_sequences;
-  return room && worker.session != 0 && Healthy(worker, now_us);
+  const bool undisturbed = !worker.reserved && (!alone || worker.live_prompt_tokens == 0);
+  return room && undisturbed && worker.session != 0 && Healthy(worker, now_us);
 }
 
 WorkerFault Fleet::FaultOf(const FleetWorker& worker, int64_t now_us) const {
@@ -160,7 +175,23 @@ WorkerFault Fleet::FaultOf(const FleetWorker& worker, int64_t now_us) const {
   return WorkerFault::kNone;
 }
 
-bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill) {
+void Fleet::OnPairFailed(const WorkerId& decode, const WorkerId& prefill, int64_t now_us) {
+  std::erase_if(pair_pauses_, [this](const auto& entry) {
+    return Find(entry.first.first) == nullptr || Find(entry.first.second) == nullptr;
+  });
+  PairPause& pause = pair_pauses_[{decode, prefill}];
+  if (now_us < pause.until_us) return;  // Of an attempt from before.
+  pause.length_us = std::clamp(2 * pause.length_us, kFirstPairPauseUs, kMaxPairPauseUs);
+  pause.until_us = now_us + pause.length_us;
+}
+
+void Fleet::OnPairWorked(const WorkerId& decode, const WorkerId& prefill) {
+  pair_pauses_.erase({decode, prefill});
+}
+
+bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64_t now_us) const {
+  const auto pause = pair_pauses_.find({decode.id(), prefill.id()});
+  if (pause != pair_pauses_.end() && now_us < pause->second.until_us) return false;
   const auto terms = [](const WorkerRegistration& r) {
     return PeerTerms{.protocol_min = r.protocol_min,
                      .protocol_max = r.protocol_max,
@@ -176,9 +207,10 @@ void Fleet::Expect(const std::vector<std::string>& addresses) {
   awaited_.insert(addresses.begin(), addresses.end());
 }
 
-bool Fleet::CanServe(int64_t now_us) const {
+bool Fleet::CanServe(const std::string& model, int64_t now_us) const {
   return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.second.session != 0 && Healthy(entry.second, now_us);
+    return entry.second.registration.model == model && entry.second.session != 0 &&
+           Healthy(entry.second, now_us);
   });
 }
 

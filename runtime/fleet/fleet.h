@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/router_messages.h"
 #include "runtime/protocol/times.h"
@@ -37,13 +38,17 @@ struct FleetWorker {
 
   // What this router has running there. The reported load lags by a heartbeat; these do not.
   int32_t live_sequences = 0;
-  int64_t live_prompt_tokens = 0;  // Of sequences without a token yet, prefilled there.
+  int64_t live_prompt_tokens = 0;  // Of sequences without a token yet, prefilled there; 0: none.
   int32_t live_sequences_when_heard = 0;
   int64_t live_prompt_tokens_when_heard = 0;
 
   // At most this many sequences of ours, since it refused one for being full. Grows again with
   // every heartbeat.
   int32_t window = std::numeric_limits<int32_t>::max();
+
+  // A sequence that may be what kills workers has no token yet: no other prompt comes here, so that
+  // only one can be blamed.
+  bool reserved = false;
 
   const WorkerId& id() const { return registration.worker; }
   // Best guesses: what was reported, corrected by what we did since.
@@ -65,13 +70,15 @@ class Fleet {
   // ---- What is heard ----
 
   // First message of a Watch. Returns the earlier life that this ends, if its incarnation differs
-  // (its session, if it had one, is gone from the fleet with it).
+  // (its session, if it had one, is gone from the fleet with it). FailedPrecondition if another
+  // worker of this name is alive: it was heard within no_new_work_after_us, at another address.
   struct Replaced {
     WorkerId worker;
     SessionId session = 0;
   };
-  std::optional<Replaced> OnRegistration(const std::string& address,
-                                         const WorkerRegistration& registration, int64_t now_us);
+  absl::StatusOr<std::optional<Replaced>> OnRegistration(const std::string& address,
+                                                         const WorkerRegistration& registration,
+                                                         int64_t now_us);
   // The following ignore a worker that is not known in this incarnation (false).
   bool OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
   bool OnSnapshot(const WorkerId& worker);  // Its prefix cache is known from now on.
@@ -92,18 +99,28 @@ class Fleet {
   void OnDraining(const WorkerId& worker);  // It refused: draining.
   // A decode worker lost it, or was refused by it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
+  void Reserve(const WorkerId& worker, bool reserved);
+  // These two cannot exchange blocks, for a reason that registrations do not tell: they are not
+  // paired again for a while, which doubles each time up to kMaxPairPauseUs.
+  void OnPairFailed(const WorkerId& decode, const WorkerId& prefill, int64_t now_us);
+  void OnPairWorked(const WorkerId& decode, const WorkerId& prefill);
   // The router itself was not running for so long: nobody was silent, it did not listen.
-  void OnOwnPause(int64_t pause_us);
+  void OnOwnPause(int64_t pause_us, int64_t now_us);
 
   // ---- What may be done with whom ----
 
   // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
-  // Healthy, has a session, and its window has room for `sequences` more (or is empty).
-  bool MayTakeWork(const FleetWorker& worker, int32_t sequences, int64_t now_us) const;
+  // Healthy, has a session, is not reserved, and its window has room for `sequences` more (or is
+  // empty). `alone`: also has no prompt of ours.
+  bool MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone, int64_t now_us) const;
+  bool MayPrefill(const FleetWorker& worker, int64_t now_us) const {
+    return Healthy(worker, now_us) && !worker.reserved;
+  }
   WorkerFault FaultOf(const FleetWorker& worker, int64_t now_us) const;
-  // Blocks of one mean the same to the other, bit for bit.
-  static bool MayPair(const FleetWorker& decode, const FleetWorker& prefill);
+  // Blocks of one mean the same to the other, bit for bit, and the last attempt has not failed just
+  // now.
+  bool MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64_t now_us) const;
 
   // ---- Completeness ----
 
@@ -113,8 +130,8 @@ class Fleet {
   bool KnownCompletely() const { return awaited_.empty(); }
   // Addresses not known yet.
   const std::set<std::string>& awaited() const { return awaited_; }
-  // Somebody healthy can take a request to its end.
-  bool CanServe(int64_t now_us) const;
+  // Somebody healthy can take a request for this model to its end.
+  bool CanServe(const std::string& model, int64_t now_us) const;
 
   // By name.
   const std::map<std::string, FleetWorker>& workers() const { return workers_; }
@@ -123,14 +140,21 @@ class Fleet {
   const LivenessTimes& times() const { return times_; }
 
   static constexpr int64_t kForgetAfterUs = 60'000'000;
+  static constexpr int64_t kFirstPairPauseUs = 1'000'000;
+  static constexpr int64_t kMaxPairPauseUs = 30'000'000;
 
  private:
+  struct PairPause {
+    int64_t until_us = 0;
+    int64_t length_us = 0;
+  };
   FleetWorker* FindMutable(const WorkerId& worker);
 
   const LivenessTimes times_;
   std::map<std::string, FleetWorker> workers_;
   std::map<SessionId, std::string> session_owner_;
   std::set<std::string> awaited_;
+  std::map<std::pair<WorkerId, WorkerId>, PairPause> pair_pauses_;  // Decode, prefill.
 };
 
 }  // namespace tandem

@@ -99,6 +99,7 @@ using RouterEvent = std::variant<PromptEvent, TokenEvent, RefusedEvent, EndedEve
 
 struct StepBatch {
   uint64_t worker_incarnation = 0;
+  bool draining = false;            // Which is why attempts end; heartbeats say so too, but later.
   std::vector<RouterEvent> events;  // In order of occurrence.
 };
 

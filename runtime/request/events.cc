@@ -26,6 +26,7 @@ void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, 
     PlaceWaiting(now_us, /*may_fail=*/true);
     return;
   }
+  if (batch.draining) fleet_.OnDraining(worker->id());
   for (const RouterEvent& event : batch.events) {
     const Verdict verdict =
         std::visit([&](const auto& e) { return OnEvent(session, e, now_us); }, event);
@@ -70,6 +71,9 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   StreamState* stream = FindStream(request, session, event.attempt.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   StopPromptCount(stream);
+  if (event.transferred_blocks > 0 && stream->prefill.has_value()) {
+    fleet_.OnPairWorked(stream->worker, *stream->prefill);
+  }
   ReportPrompt(request, *stream, event);
   return Verdict::kGoOn;
 }
@@ -167,6 +171,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
   const auto index = static_cast<size_t>(stream - request->streams.data());
   const WorkerId worker = stream->worker;
   const std::optional<WorkerId> prefill = stream->prefill;
+  const bool alone = stream->alone;
   ++counters_.refusals;
   --counters_.attempts;
   --request->report.attempts;
@@ -180,6 +185,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
         fleet_.OnPeerLost(*prefill);
       } else if (absl::IsUnavailable(event.status)) {
         fleet_.OnDraining(worker);
+      } else if (alone) {
+        fleet_.OnPeerLost(worker);  // Another router's runs alone there: again after a heartbeat.
       } else {
         fleet_.OnFull(worker);
       }
@@ -204,15 +211,15 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   switch (event.status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDataLoss: {
-      const FleetWorker* worker = fleet_.Find(stream->worker);
-      const bool transfer = stream->prefill.has_value() && !worker->draining;
-      if (transfer) {
+      if (stream->prefill.has_value() && !fleet_.Find(stream->worker)->draining) {
         fleet_.OnPeerLost(*stream->prefill);
+        // Once the prompt is computed, the prefill worker only sends.
+        Resume(request, index, ResumeReason::kTransferLost,
+               stream->live_prompt_tokens > 0 ? stream->prefill : std::nullopt, now_us);
       } else {
         fleet_.OnDraining(stream->worker);  // Nothing else ends a stream like this.
+        Resume(request, index, ResumeReason::kDraining, /*lost=*/std::nullopt, now_us);
       }
-      Resume(request, index, transfer ? ResumeReason::kTransferLost : ResumeReason::kDraining,
-             /*death=*/transfer, now_us);
       break;
     }
     case absl::StatusCode::kResourceExhausted:
@@ -223,8 +230,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
     case absl::StatusCode::kFailedPrecondition:
       // The pair may not exchange blocks, whatever their registrations said.
       if (stream->prefill.has_value()) {
-        stream->local_only = true;
-        Resume(request, index, ResumeReason::kTransferLost, /*death=*/false, now_us);
+        fleet_.OnPairFailed(stream->worker, *stream->prefill, now_us);
+        Resume(request, index, ResumeReason::kTransferLost, /*lost=*/std::nullopt, now_us);
         break;
       }
       Fail(request, event.status, RequestOutcome::kInternal, now_us);

@@ -16,6 +16,22 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const StreamKey key = *next;
     RequestState& request = requests_.at(key.request);
+    const Guilt guilt = Judge(request.streams[key.stream], now_us);
+    if (guilt == Guilt::kUndecided || (guilt == Guilt::kProven && !may_fail)) {
+      may_place_ = true;  // Tick comes back to it.
+      ++next;
+      continue;
+    }
+    if (guilt == Guilt::kProven) {
+      next = waiting_.lower_bound({key.request + 1, 0});
+      Fail(&request,
+           absl::InternalError(absl::StrFormat(
+               "%d workers in a row were lost while they ran this request, the last %d running it "
+               "alone",
+               kDeathsBeforePoison, kDeathsBeforePoison - kDeathsBeforeAlone)),
+           RequestOutcome::kPoison, now_us);
+      continue;
+    }
     const auto need = std::tuple(request.facts.model, request.numerics_id);
     const auto known = hopeless.find(need);
     RoutingDecision decision{.route = std::nullopt, .why_not = NoRoute::kAllFull};
@@ -48,19 +64,16 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
 RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
                                           int64_t now_us) {
   const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
-  RoutingRequest wanted{
+  const RoutingRequest wanted{
       .chain = request.chain,
       .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
       .max_total_tokens = request.prompt_tokens() + request.facts.sampling.max_tokens,
       .num_sequences = static_cast<int32_t>(stream.choices.size()),
+      .alone = NumDeaths(stream, now_us) >= kDeathsBeforeAlone,
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
   };
-  // Alone also means without a second worker that could be what fails.
-  if (stream.local_only || NumDeaths(stream) >= kDeathsBeforeAlone) {
-    wanted.disaggregate = DisaggregatePolicy::kNever;
-  }
   return policy_->Choose(wanted, fleet_, index_, now_us);
 }
 
@@ -104,6 +117,8 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.worker = route.decode;
   stream.prefill = route.prefill;
   stream.at_worker = stream.choices;
+  stream.alone = NumDeaths(stream, now_us) >= kDeathsBeforeAlone;
+  if (stream.alone) fleet_.Reserve(stream.worker, true);
 
   Submit submit{
       .attempt = {.request = {.router_incarnation = options_.router_incarnation,
@@ -117,7 +132,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
       .hash_root = request->facts.hash_root,
       .model = request->facts.model,
       .trace_context = request->facts.trace_context,
-      .alone = NumDeaths(stream) >= kDeathsBeforeAlone,
+      .alone = stream.alone,
       .prefill = {},
       .disaggregate_from_tokens = 0,
   };
@@ -125,7 +140,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   if (request->prompt_reported) submit.sampling.num_prompt_logprobs = -1;
   const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
-  stream.live_prompt_tokens = std::max<int64_t>(num_tokens - route.known_prefix_tokens, 0);
+  stream.live_prompt_tokens = std::max<int64_t>(num_tokens - route.known_prefix_tokens, 1);
   fleet_.AddLive(stream.worker, stream.live_sequences, 0);
   fleet_.AddLive(stream.prefill.value_or(stream.worker), 0, stream.live_prompt_tokens);
   if (route.prefill.has_value()) {
@@ -145,6 +160,10 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
 void RequestOwner::Impl::StopPromptCount(StreamState* stream) {
   fleet_.AddLive(stream->prefill.value_or(stream->worker), 0, -stream->live_prompt_tokens);
   stream->live_prompt_tokens = 0;
+  if (std::exchange(stream->alone, false)) {
+    fleet_.Reserve(stream->worker, false);
+    may_place_ = true;
+  }
 }
 
 void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
@@ -162,46 +181,28 @@ void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
   may_place_ = true;  // There is room now.
 }
 
-void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int64_t now_us) {
-  const StreamState& stream = request->streams[index];
+void RequestOwner::Impl::SendCancelOf(const RequestState& request, size_t index, int64_t now_us) {
+  const StreamState& stream = request.streams[index];
   outbox_->SendCancel(
       stream.session,
       tandem::Cancel{.attempt = {.request = {.router_incarnation = options_.router_incarnation,
-                                             .counter = request->counter},
+                                             .counter = request.counter},
                                  .attempt = stream.attempt},
-                     .time_left_us = std::max<int64_t>(0, request->deadline_us - now_us)});
+                     .time_left_us = std::max<int64_t>(0, request.deadline_us - now_us)});
+}
+
+void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int64_t now_us) {
+  SendCancelOf(*request, index, now_us);
   DetachAttempt(request, index);
 }
 
 void RequestOwner::Impl::Resume(RequestState* request, size_t index, ResumeReason reason,
-                                bool death, int64_t now_us) {
-  StreamState& stream = request->streams[index];
-  if (death) {
-    stream.deaths.push_back({.worker = stream.worker,
-                             .at_us = now_us,
-                             .connection_only = reason == ResumeReason::kSessionLost});
-  }
+                                const std::optional<WorkerId>& lost, int64_t now_us) {
+  if (lost.has_value()) AddDeath(&request->streams[index], *lost, now_us);
   DetachAttempt(request, index);
   ++counters_.resumes[static_cast<size_t>(reason)];
   ++request->report.resumes;
-  const int32_t num_deaths = NumDeaths(stream);
-  if (num_deaths >= kDeathsBeforePoison) {
-    const absl::Status status = absl::InternalError(absl::StrFormat(
-        "%d workers in a row were lost while they ran this request, the last %d running it alone",
-        num_deaths, kDeathsBeforePoison - kDeathsBeforeAlone));
-    Fail(request, status, RequestOutcome::kPoison, now_us);
-    return;
-  }
   Requeue(request, index);
-}
-
-int32_t RequestOwner::Impl::NumDeaths(const StreamState& stream) const {
-  return static_cast<int32_t>(
-      std::count_if(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
-        const FleetWorker* const worker = fleet_.Find(death.worker);
-        const bool lives = worker != nullptr && worker->heard_us > death.at_us;
-        return !death.connection_only || !lives;
-      }));
 }
 
 void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
@@ -217,29 +218,54 @@ void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
     StreamState stream;
     stream.choices = {choices[i]};
     stream.deaths = request->streams[index].deaths;
-    stream.local_only = request->streams[index].local_only;
     request->choices[static_cast<size_t>(choices[i])].stream = request->streams.size();
     waiting_.insert({request->counter, request->streams.size()});
     request->streams.push_back(std::move(stream));
   }
 }
 
-void RequestOwner::Impl::ResumeAll(SessionId session, ResumeReason reason, int64_t now_us) {
+void RequestOwner::Impl::ResumeAll(const WorkerId& worker, SessionId session, ResumeReason reason,
+                                   int64_t now_us) {
   const auto running = running_.find(session);
-  if (running == running_.end()) return;
-  const std::set<StreamKey> keys = running->second;
+  const std::set<StreamKey> keys =
+      running == running_.end() ? std::set<StreamKey>() : running->second;
+  const FleetWorker* const known = fleet_.Find(worker);
+  const bool leaves = known != nullptr && known->draining;  // As it was asked to.
+  if (!leaves) {
+    AnyDeath& death = deaths_[worker];
+    death.at_us = now_us;
+    death.on_trial |= std::any_of(keys.begin(), keys.end(), [this](const StreamKey& key) {
+      return requests_.at(key.request).streams[key.stream].alone;
+    });
+  }
+  const std::optional<WorkerId> lost = leaves ? std::nullopt : std::optional(worker);
   for (const StreamKey& key : keys) {
-    const auto request = requests_.find(key.request);
-    if (request == requests_.end() || !request->second.streams[key.stream].running) continue;
-    Resume(&request->second, key.stream, reason, /*death=*/true, now_us);
+    Resume(&requests_.at(key.request), key.stream, reason, lost, now_us);
+  }
+}
+
+void RequestOwner::Impl::ResumePrefills(const FleetWorker& prefill, ResumeReason reason,
+                                        int64_t now_us) {
+  if (prefill.live_prompt_tokens == 0) return;
+  std::vector<StreamKey> stuck;
+  for (const auto& [session, keys] : running_) {
+    for (const StreamKey& key : keys) {
+      const StreamState& stream = requests_.at(key.request).streams[key.stream];
+      if (stream.prefill == prefill.id() && stream.live_prompt_tokens > 0) stuck.push_back(key);
+    }
+  }
+  for (const StreamKey& key : stuck) {
+    RequestState& request = requests_.at(key.request);
+    SendCancelOf(request, key.stream, now_us);
+    Resume(&request, key.stream, reason, prefill.id(), now_us);
   }
 }
 
 void RequestOwner::Impl::BreakSession(SessionId session, std::string_view why, ResumeReason reason,
                                       int64_t now_us) {
-  fleet_.OnSessionLost(session);
+  const std::optional<WorkerId> worker = fleet_.OnSessionLost(session);
   outbox_->CloseSession(session, why);
-  ResumeAll(session, reason, now_us);
+  if (worker.has_value()) ResumeAll(*worker, session, reason, now_us);
 }
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/request/request_owner_impl.h"
 
 namespace tandem {
@@ -116,21 +117,27 @@ void RequestOwner::Impl::SetUnplaced(RequestState* request, bool unplaced) {
   request->unplaced = unplaced;
 }
 
-void RequestOwner::Impl::OnRegistration(const std::string& address,
-                                        const WorkerRegistration& registration, int64_t now_us) {
-  const auto replaced = fleet_.OnRegistration(address, registration, now_us);
+absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
+                                                const WorkerRegistration& registration,
+                                                int64_t now_us) {
+  TANDEM_ASSIGN_OR_RETURN(const auto replaced,
+                          fleet_.OnRegistration(address, registration, now_us));
   index_.AddWorker(registration.worker, registration.block_tokens);
   if (replaced.has_value() && replaced->session != 0) {
     outbox_->CloseSession(replaced->session, "the worker has restarted");
-    ResumeAll(replaced->session, ResumeReason::kRestarted, now_us);
+    ResumeAll(replaced->worker, replaced->session, ResumeReason::kRestarted, now_us);
   }
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/true);
+  return absl::OkStatus();
 }
 
 void RequestOwner::Impl::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
                                      int64_t now_us) {
-  if (!fleet_.OnHeartbeat(worker, load, draining, now_us)) return;
+  if (!fleet_.OnHeartbeat(worker, load, draining, now_us)) {
+    outbox_->RestartWatch(worker);  // Its registration was refused.
+    return;
+  }
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
@@ -154,31 +161,29 @@ bool RequestOwner::Impl::OnSessionUp(const WorkerId& worker, SessionId session, 
 }
 
 void RequestOwner::Impl::OnSessionLost(SessionId session, int64_t now_us) {
-  if (!fleet_.OnSessionLost(session).has_value()) return;
-  ResumeAll(session, ResumeReason::kSessionLost, now_us);
+  const std::optional<WorkerId> worker = fleet_.OnSessionLost(session);
+  if (!worker.has_value()) return;
+  ResumeAll(*worker, session, ResumeReason::kSessionLost, now_us);
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
 int64_t RequestOwner::Impl::Tick(int64_t now_us) {
   const int64_t heartbeat_us = options_.times.heartbeat_us;
   if (last_tick_us_ >= 0 && now_us - last_tick_us_ > options_.times.no_new_work_after_us) {
-    fleet_.OnOwnPause(now_us - last_tick_us_ - heartbeat_us);
+    fleet_.OnOwnPause(now_us - last_tick_us_ - heartbeat_us, now_us);
   }
   last_tick_us_ = now_us;
+  ForgetOldDeaths(now_us);
 
-  std::vector<std::pair<SessionId, WorkerFault>> broken;
   for (const auto& [name, worker] : fleet_.workers()) {
     const WorkerFault fault = fleet_.FaultOf(worker, now_us);
-    if (worker.session != 0 && fault != WorkerFault::kNone) {
-      broken.emplace_back(worker.session, fault);
-    }
-  }
-  for (const auto& [session, fault] : broken) {
-    if (fault == WorkerFault::kSilent) {
-      BreakSession(session, "the worker is silent", ResumeReason::kSilent, now_us);
-    } else {
-      BreakSession(session, "the worker makes no progress", ResumeReason::kStalled, now_us);
-    }
+    if (fault == WorkerFault::kNone) continue;
+    const bool silent = fault == WorkerFault::kSilent;
+    const ResumeReason reason = silent ? ResumeReason::kSilent : ResumeReason::kStalled;
+    ResumePrefills(worker, reason, now_us);
+    if (worker.session == 0) continue;
+    BreakSession(worker.session, silent ? "the worker is silent" : "the worker makes no progress",
+                 reason, now_us);
   }
   for (const WorkerId& gone : fleet_.ForgetGone(now_us)) index_.RemoveWorker(gone);
 
@@ -226,9 +231,9 @@ bool RequestOwner::Cancel(const RequestId& request, int64_t now_us) {
   return impl_->Cancel(request, now_us);
 }
 void RequestOwner::FailAll(const absl::Status& why, int64_t now_us) { impl_->FailAll(why, now_us); }
-void RequestOwner::OnRegistration(const std::string& address,
-                                  const WorkerRegistration& registration, int64_t now_us) {
-  impl_->OnRegistration(address, registration, now_us);
+absl::Status RequestOwner::OnRegistration(const std::string& address,
+                                          const WorkerRegistration& registration, int64_t now_us) {
+  return impl_->OnRegistration(address, registration, now_us);
 }
 void RequestOwner::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
                                int64_t now_us) {

@@ -115,6 +115,10 @@ struct RequestOwnerOptions {
 inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
 inline constexpr int32_t kDeathsBeforeAlone = 2;  // In a row, without a token in between.
 inline constexpr int32_t kDeathsBeforePoison = 4;
+// Nobody is blamed while so many workers died within this time that no request on trial can have
+// killed: they die of themselves.
+inline constexpr int32_t kDeathsByThemselves = 3;
+inline constexpr int64_t kRememberDeathsUs = 10'000'000;
 
 class RequestOwner {
  public:
@@ -137,8 +141,10 @@ class RequestOwner {
   // ---- From workers ----
 
   // Watch. `address` is where the worker was found; it is what decode workers dial.
-  void OnRegistration(const std::string& address, const WorkerRegistration& registration,
-                      int64_t now_us);
+  // FailedPrecondition if another worker of its name is alive: this one is asked for a new Watch
+  // with each heartbeat, until that one is gone.
+  absl::Status OnRegistration(const std::string& address, const WorkerRegistration& registration,
+                              int64_t now_us);
   void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
   void OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us);
   void OnWatchLost(const WorkerId& worker, int64_t now_us);

@@ -1,5 +1,6 @@
 // Internal to runtime/request: request_owner.cc takes the inputs, placement.cc gives streams to
-// workers and takes them back, events.cc reads what workers say.
+// workers and takes them back, suspicion.cc finds requests that kill workers, events.cc reads what
+// workers say.
 
 #ifndef TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_IMPL_H_
 #define TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_IMPL_H_
@@ -30,8 +31,8 @@ class RequestOwner::Impl {
   absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
   bool Cancel(const RequestId& request, int64_t now_us);
   void FailAll(const absl::Status& why, int64_t now_us);
-  void OnRegistration(const std::string& address, const WorkerRegistration& registration,
-                      int64_t now_us);
+  absl::Status OnRegistration(const std::string& address, const WorkerRegistration& registration,
+                              int64_t now_us);
   void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
   void OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us);
   void OnWatchLost(const WorkerId& worker, int64_t now_us);
@@ -71,19 +72,33 @@ class RequestOwner::Impl {
                    int64_t now_us);
   // Takes the stream from its worker's books; it is then neither running nor waiting.
   void DetachAttempt(RequestState* request, size_t stream);
+  void SendCancelOf(const RequestState& request, size_t stream, int64_t now_us);
   void CancelAttempt(RequestState* request, size_t stream, int64_t now_us);
-  // The attempt is over without a finish; the stream waits for its next one. `death`: it may have
-  // been the request that killed the worker. May end the request (poison).
-  void Resume(RequestState* request, size_t stream, ResumeReason reason, bool death,
-              int64_t now_us);
-  // Those that still count as such.
-  int32_t NumDeaths(const StreamState& stream) const;
+  // The attempt is over without a finish; the stream waits for its next one. `lost`: a worker that
+  // is gone, and may be so because it computed this stream.
+  void Resume(RequestState* request, size_t stream, ResumeReason reason,
+              const std::optional<WorkerId>& lost, int64_t now_us);
   // Puts the stream back into the queue, one stream a choice if they have diverged.
   void Requeue(RequestState* request, size_t stream);
-  // All attempts of a session that the fleet no longer has.
-  void ResumeAll(SessionId session, ResumeReason reason, int64_t now_us);
+  // A session that the fleet no longer has: all its attempts, and perhaps the worker, are over.
+  void ResumeAll(const WorkerId& worker, SessionId session, ResumeReason reason, int64_t now_us);
+  // Prompts that a worker in `fault` computes for decode workers.
+  void ResumePrefills(const FleetWorker& prefill, ResumeReason reason, int64_t now_us);
   void BreakSession(SessionId session, std::string_view why, ResumeReason reason, int64_t now_us);
   void StopPromptCount(StreamState* stream);
+
+  // ---- suspicion.cc ----
+
+  enum class Guilt : uint8_t { kNotProven, kUndecided, kProven };
+  Guilt Judge(const StreamState& stream, int64_t now_us) const;
+  // Those that still count as such.
+  int32_t NumDeaths(const StreamState& stream, int64_t now_us) const;
+  bool Lives(const WorkerDeath& death, int64_t now_us) const;
+  bool IsCertain(const WorkerDeath& death, int64_t now_us) const;
+  // Of workers that had nobody on trial and that `stream` is not blamed for.
+  int32_t NumOtherDeaths(const StreamState& stream, int64_t now_us) const;
+  void AddDeath(StreamState* stream, const WorkerId& worker, int64_t now_us) const;
+  void ForgetOldDeaths(int64_t now_us);
 
   // ---- request_owner.cc ----
 
@@ -110,6 +125,11 @@ class RequestOwner::Impl {
                    int64_t now_us);
 
   std::map<SessionId, std::set<StreamKey>> running_;
+  struct AnyDeath {
+    int64_t at_us = 0;
+    bool on_trial = false;  // Of a stream that ran alone there.
+  };
+  std::map<WorkerId, AnyDeath> deaths_;  // Of the last kRememberDeathsUs, as far as is known.
   std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
   uint64_t last_counter_ = 0;
   int32_t num_unplaced_ = 0;  // Requests that are `unplaced`.

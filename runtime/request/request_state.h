@@ -22,12 +22,10 @@ struct ChoiceState {
   size_t stream = 0;  // In RequestState::streams.
 };
 
-// A worker that was lost while it ran a stream.
+// A worker that was lost, as far as is known: if the same incarnation is heard later, nobody died.
 struct WorkerDeath {
   WorkerId worker;
   int64_t at_us = 0;
-  // Only the connection is known to be lost: if the same incarnation is heard later, nobody died.
-  bool connection_only = false;
 };
 
 // Choices that go through the same attempts: all of them as long as none has a token, then one.
@@ -42,11 +40,11 @@ struct StreamState {
   std::optional<WorkerId> prefill;
   std::vector<int32_t> at_worker;  // Choices whose terminal event the worker still owes.
   int32_t live_sequences = 0;      // As counted in the fleet.
-  int64_t live_prompt_tokens = 0;
+  int64_t live_prompt_tokens = 0;  // Not 0 until the prompt is computed.
+  bool alone = false;              // Its worker is reserved for it until the prompt is computed.
 
   // Over attempts.
-  std::vector<WorkerDeath> deaths;  // In a row, without a token in between.
-  bool local_only = false;          // Transfers have failed it: prefill where it decodes.
+  std::vector<WorkerDeath> deaths;  // That it may have caused; in a row, no token in between.
 };
 
 struct RequestState {

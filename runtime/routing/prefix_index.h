@@ -70,7 +70,7 @@ class PrefixIndex {
 
   const int64_t max_entries_;
   absl::flat_hash_map<BlockHash, std::vector<Holder>> entries_;
-  std::deque<BlockHash> order_;  // Every entry once, oldest first; may name hashes long gone.
+  std::deque<BlockHash> order_;  // Names every entry exactly once, oldest first.
   int64_t to_sweep_ = 0;
   std::vector<Slot> slots_;
   std::map<std::string, uint32_t> slot_of_;

@@ -77,7 +77,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       any_fits = true;
       const bool decoder = worker.registration.role != WorkerRole::kPrefill;
       any_decoder |= decoder;
-      if (!fleet.MayTakeWork(worker, request.num_sequences, now_us)) continue;
+      if (!fleet.MayTakeWork(worker, request.num_sequences, request.alone, now_us)) continue;
       (decoder ? decode : last_resort)
           .push_back({&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
     }
@@ -100,12 +100,12 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
                                         const std::map<std::string, int32_t>& prefixes,
                                         const Candidate& decode, int64_t now_us) {
     const int32_t from = DisaggregateFromTokens(request.disaggregate);
-    if (from == 0 || request.num_tokens < from) return std::nullopt;
+    if (request.alone || from == 0 || request.num_tokens < from) return std::nullopt;
     if (decode.worker->registration.role == WorkerRole::kPrefill) return std::nullopt;
     std::vector<Candidate> candidates;
     for (const auto& [name, worker] : fleet.workers()) {
-      if (worker.registration.role == WorkerRole::kPrefill && fleet.Healthy(worker, now_us) &&
-          Fits(worker.registration, request) && Fleet::MayPair(*decode.worker, worker)) {
+      if (worker.registration.role == WorkerRole::kPrefill && fleet.MayPrefill(worker, now_us) &&
+          Fits(worker.registration, request) && fleet.MayPair(*decode.worker, worker, now_us)) {
         candidates.push_back(
             {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
       }

@@ -36,6 +36,7 @@ struct RoutingRequest {
   int32_t num_tokens = 0;            // Prompt, and what earlier attempts generated.
   int32_t max_total_tokens = 0;      // Prompt and all that may be generated.
   int32_t num_sequences = 1;
+  bool alone = false;  // Where no other prompt of ours is, and without a prefill worker.
   std::string model;
   std::string numerics_id;  // Empty: any. Otherwise a stream goes on, and only there may it.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;

@@ -60,6 +60,7 @@ class Scheduler {
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
   int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  int32_t num_alone() const { return num_alone_; }  // Running or waiting.
   int64_t waiting_tokens() const;  // Not yet computed, of waiting and running sequences.
 
  private:

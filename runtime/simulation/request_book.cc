@@ -10,6 +10,7 @@ namespace {
 
 constexpr int32_t kVocabulary = SimulatedModel::kVocabulary;
 constexpr int64_t kLongDeadlineUs = 600'000'000;
+constexpr uint64_t kMaxNumerics = 2;  // World draws below it.
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
 
@@ -66,6 +67,29 @@ AskedRequest RequestBook::Draw(Random* random) const {
   asked.short_deadline = random->Chance(options_.short_deadline);
   asked.time_left_us = asked.short_deadline ? random->Between(1'000, 3'000'000) : kLongDeadlineUs;
   return asked;
+}
+
+void RequestBook::Poison(AskedRequest* asked, Random* random) {
+  asked->prompt.back() = kVocabulary;  // Nobody else's: no other request leads to its payloads.
+  asked->deadly_token = random->Chance(0.6) ? 0 : static_cast<int32_t>(random->Between(1, 10));
+}
+
+void RequestBook::Name(const RequestId& id, AskedRequest* asked) {
+  named_[id] = asked;
+  if (asked->deadly_token < 0) return;
+  for (uint64_t numerics = 0; numerics < kMaxNumerics; ++numerics) {
+    std::vector<int32_t> tokens = asked->prompt;
+    const std::vector<SampledToken>& drawn = Expect(asked, numerics).choices.front().worker_tokens;
+    for (size_t i = 0; i < std::min<size_t>(asked->deadly_token, drawn.size()); ++i) {
+      tokens.push_back(drawn[i].token);
+    }
+    uint64_t payload = numerics;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      payload = SimulatedModel::Payload(payload, tokens[i], static_cast<int32_t>(i));
+    }
+    deadly_payloads_.insert(payload);
+    killers_[payload] = asked;
+  }
 }
 
 const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numerics) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,12 @@ struct AskedRequest {
   std::vector<std::string> stop_strings;
   int64_t time_left_us = 0;
   bool short_deadline = false;
+  // It kills every process that computes the KV of its last prompt token (0), or of that generated
+  // token of its first choice (from 1 on). -1: it does not.
+  int32_t deadly_token = -1;
+  int32_t kills = 0;
+  int32_t unknown_kills = 0;  // Of them, of incarnations that its router may not have known yet.
+  bool misdirected = false;   // Work of it came to an incarnation that it was not meant for.
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.
 };
 
@@ -49,13 +56,22 @@ class RequestBook {
 
   AskedRequest Draw(Random* random) const;
 
+  // Makes it the one that kills workers.
+  static void Poison(AskedRequest* asked, Random* random);
+
   // From here on the request is known under this id.
-  void Name(const RequestId& id, AskedRequest* asked) { named_[id] = asked; }
+  void Name(const RequestId& id, AskedRequest* asked);
   AskedRequest* Find(const RequestId& id) const {
     const auto found = named_.find(id);
     return found == named_.end() ? nullptr : found->second;
   }
   const ExpectedRequest& Expect(AskedRequest* asked, uint64_t numerics);
+
+  const std::set<uint64_t>* deadly_payloads() const { return &deadly_payloads_; }
+  void CountKill(uint64_t payload, bool unknown) {
+    ++killers_.at(payload)->kills;
+    killers_.at(payload)->unknown_kills += unknown;
+  }
 
   void ExpectAll(uint64_t numerics);
   // CRC-32C of the block of this name as a worker of these numerics and this format computes it; 0:
@@ -68,6 +84,8 @@ class RequestBook {
  private:
   const SimulationOptions options_;
   std::map<RequestId, AskedRequest*> named_;
+  std::set<uint64_t> deadly_payloads_;
+  std::map<uint64_t, AskedRequest*> killers_;                               // By payload.
   std::map<std::pair<uint64_t, BlockHash>, std::vector<uint64_t>> blocks_;  // Payloads.
 };
 

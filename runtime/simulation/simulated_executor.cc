@@ -50,6 +50,9 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
     payload = SimulatedModel::Payload(payload, run.token_ids[i], position);
     slots_[SlotIndex(run.block_table, position)] = payload ^ options_.kv_format;
     state = SimulatedModel::Fold(state, payload);
+    if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(payload)) {
+      killed_by_ = payload;
+    }
     if (run.token_ids[i] == options_.failing_token) {
       output->status = absl::InternalError(absl::StrFormat("token %d fails", run.token_ids[i]));
     }

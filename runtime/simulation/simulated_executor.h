@@ -5,6 +5,8 @@
 #define TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -21,6 +23,8 @@ struct SimulatedExecutorOptions {
   uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
   int32_t failing_token = -1;
+  // Computing one of these payloads ends the process: see killed_by. Null: none.
+  const std::set<uint64_t>* deadly_payloads = nullptr;
 };
 
 // Engine thread only.
@@ -39,6 +43,9 @@ class SimulatedExecutor final : public Executor {
   // The next Execute does nothing and returns Internal.
   void FailNextStep() { fail_next_step_ = true; }
 
+  // The deadly payload that was computed: nothing of this step, or after it, has happened.
+  const std::optional<uint64_t>& killed_by() const { return killed_by_; }
+
   const SimulatedModel& model() const { return model_; }
   int64_t computed_tokens() const { return computed_tokens_; }  // Since construction.
   int64_t copied_blocks() const { return copied_blocks_; }
@@ -53,6 +60,7 @@ class SimulatedExecutor final : public Executor {
   std::vector<uint64_t> slots_;  // [block][token]
   ProgressListener* listener_ = nullptr;
   bool fail_next_step_ = false;
+  std::optional<uint64_t> killed_by_;
   int64_t computed_tokens_ = 0;
   int64_t copied_blocks_ = 0;
   int32_t largest_batch_ = 0;

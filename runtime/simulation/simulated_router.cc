@@ -66,6 +66,7 @@ class SimulatedRouter::Client final : public RequestSink {
 
   void OnDone(const RequestReport& report) override {
     if (std::exchange(ended_, true)) return Complain("a second terminal event");
+    if (asked_.deadly_token == 0) Complain("it is done although nobody can compute it");
     int64_t tokens = 0;
     for (const Choice& choice : choices_) {
       if (!choice.finished) Complain("done with a choice unfinished");
@@ -79,7 +80,10 @@ class SimulatedRouter::Client final : public RequestSink {
   void OnError(const absl::Status& status, const RequestReport& report) override {
     if (std::exchange(ended_, true)) return Complain("a second terminal event");
     world_->Log("client", "error", id_.counter, static_cast<uint64_t>(status.code()));
-    if (!Explained(status, report)) Complain("ends with " + status.ToString());
+    if (!Explained(status, report)) {
+      Complain(
+          absl::StrFormat("ends with %s; it killed %d workers", status.ToString(), asked_.kills));
+    }
     world_->CountRequest(/*done=*/false, report.resumes);
   }
 
@@ -107,18 +111,27 @@ class SimulatedRouter::Client final : public RequestSink {
         // A stream may also have waited for a numerics that nobody has any more.
         return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
       case absl::StatusCode::kUnavailable:  // Nobody was there for too long.
-        return report.completion_tokens == 0 && o.faults.TakeWorkersAway();
+        return report.completion_tokens == 0 && (o.poison || o.faults.TakeWorkersAway());
       case absl::StatusCode::kInternal: {
         const std::string what(status.message());
         if (what.starts_with("the run failed: the step")) return o.faults.failed_step > 0;
         if (what.starts_with("the run failed: token")) return o.faults.failing_token >= 0;
-        // Poison: its workers were lost again and again.
-        return what.find("workers in a row were lost") != std::string::npos &&
-               report.resumes >= kDeathsBeforePoison;
+        if (what.find("workers in a row were lost") == std::string::npos) return false;
+        // Who ran on an incarnation that its router took for an earlier one is blamed for that
+        // one's death, too. (Real sessions begin with a greeting that names the incarnation.)
+        return asked_.deadly_token >= 0 ? KilledEnough() : asked_.misdirected;
       }
       default:
         return false;
     }
+  }
+  // What kills whoever computes it may do so four times; where nothing else ends processes, exactly
+  // four.
+  bool KilledEnough() const {
+    if (!world_->only_poison_kills()) return asked_.kills > 0;
+    if (asked_.deadly_token > 0) return asked_.kills >= kDeathsBeforePoison;  // Tokens in between.
+    return asked_.kills >= kDeathsBeforePoison &&
+           asked_.kills - asked_.unknown_kills <= kDeathsBeforePoison;
   }
   void Complain(const std::string& what) {
     world_->Violate(absl::StrFormat("request %d: %s", id_.counter, what));
@@ -278,7 +291,9 @@ void SimulatedRouter::DialWatch(Connection* connection, SimulatedWorker* worker)
                  [this, connection, worker, id](const WorkerRegistration& registration) {
                    *id = registration.worker;
                    connection->worker = registration.worker;
-                   owner_->OnRegistration(worker->address(), registration, Now());
+                   const absl::Status status =
+                       owner_->OnRegistration(worker->address(), registration, Now());
+                   if (!status.ok()) world_->Violate(status.ToString());
                    if (connection->session == nullptr && !connection->dialling_session) {
                      DialSession(connection, worker);
                    }

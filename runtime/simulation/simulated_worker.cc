@@ -43,7 +43,8 @@ void SimulatedWorker::Start() {
                                .vocabulary = SimulatedModel::kVocabulary,
                                .numerics = numerics_,
                                .kv_format = kv_format_,
-                               .failing_token = o.faults.failing_token});
+                               .failing_token = o.faults.failing_token,
+                               .deadly_payloads = world_->book()->deadly_payloads()});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
                                 .model = "simulated",
@@ -133,6 +134,10 @@ void SimulatedWorker::Step() {
     return Replace();
   }
   const int64_t now_us = world_->now_us();
+  if (dead()) {
+    world_->book()->CountKill(*life_->executor->killed_by(), life_->misdirected);
+    return Replace();
+  }
   life_->next_step_us = now_us + 200 + 20 * result.tokens;
   if (result.ran_batch && random->Chance(faults.long_step)) {
     life_->next_step_us = now_us + random->Between(3'000'000, 8'000'000);
@@ -150,6 +155,7 @@ void SimulatedWorker::Step() {
     const auto link = life_->routers.find(session);
     if (link == life_->routers.end()) continue;
     batch.worker_incarnation = id_.incarnation;
+    batch.draining = life_->draining;
     link->second->Send(1, [sink = life_->router_sinks.at(session), batch = batch] { sink(batch); });
   }
 }
@@ -232,7 +238,12 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
         watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
       }
     }
-    if (meant_for != id_.incarnation) life_->misdirected = true;
+    if (meant_for != id_.incarnation) {
+      life_->misdirected = true;
+      if (AskedRequest* const asked = world_->book()->Find(submit.attempt.request)) {
+        asked->misdirected = true;
+      }
+    }
     world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
     engine->OnSubmit(router, submit, now_us);
   });
@@ -255,6 +266,7 @@ void SimulatedWorker::OnRouterLost(SessionId router) {
 }
 
 void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
+  if (dead()) return;
   CheckWire(OutOfRange(event));
   Judge(event);
   life_->batches[router].events.push_back(std::move(event));
@@ -340,6 +352,7 @@ void SimulatedWorker::OnDecodeLost(SessionId decode) {
 }
 
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
+  if (dead()) return;
   if (const auto* grant = std::get_if<Grant>(&message)) {
     life_->granted[grant->reservation] = grant->attempt;
   }
@@ -422,6 +435,7 @@ void SimulatedWorker::RenewLeases() {
 }
 
 void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
+  if (dead()) return;
   CheckWire(OutOfRange(message));
   const auto found = life_->decodes.find(decode);
   if (found == life_->decodes.end()) return;
@@ -438,6 +452,7 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
 // land when they land, whatever has become of the session.
 void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                                 uint64_t send_id) {
+  if (dead()) return;
   VirtualNetwork* const network = world_->network();
   Random* const random = world_->random();
   const SimulatedFaults& faults = network->faults();

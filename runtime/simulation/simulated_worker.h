@@ -126,6 +126,8 @@ class SimulatedWorker final : private Outbox {
                  uint64_t send_id) override;
 
   int64_t Now() const;  // By the process's own clock.
+  // A step has killed the process: what its engine says afterwards was never said.
+  bool dead() const { return life_->executor->killed_by().has_value(); }
   WorkerRegistration Registration() const;
   // For the engine's thread.
   void Post(std::function<void(Engine* engine, int64_t now_us)> command) {

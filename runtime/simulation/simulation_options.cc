@@ -89,6 +89,15 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (random.Chance(0.05))
     f.failing_token = static_cast<int32_t>(random.Below(SimulatedModel::kVocabulary));
   o.any_peer = random.Chance(0.15);
+  if (random.Chance(0.15)) {
+    o.poison = true;
+    // Half of them without anything else that ends a process: then four deaths must be enough.
+    if (random.Chance(0.5)) {
+      f.crash_us = f.router_crash_us = f.pause_us = f.stall_us = f.clock_jump_us = 0;
+      f.drain_us = f.broken_link_us = f.unnoticed_break_us = f.hang_us = 0;
+      f.stuck_frame = 0;
+    }
+  }
   return o;
 }
 

@@ -70,6 +70,7 @@ struct SimulationOptions {
   int64_t load_us = 2'000'000;  // Requests arrive, and things go wrong, within this time.
   double client_cancel = 0;
   double short_deadline = 0;
+  bool poison = false;  // One request kills the workers that compute it.
 
   SimulatedFaults faults;
 

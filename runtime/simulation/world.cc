@@ -79,10 +79,20 @@ VirtualProcess* World::AnyProcess() {
                                  : routers_[index - workers_.size()]->process();
 }
 
+bool World::only_poison_kills() const {
+  const SimulatedFaults& f = options_.faults;
+  return f.crash_us + f.router_crash_us + f.pause_us + f.stall_us + f.clock_jump_us + f.drain_us +
+             f.broken_link_us + f.unnoticed_break_us + f.hang_us + f.stuck_frame ==
+         0;
+}
+
 void World::ScheduleArrivals() {
   to_arrive_ = options_.num_requests;
+  const int32_t poisonous =
+      options_.poison ? static_cast<int32_t>(random_.Below(options_.num_requests)) : -1;
   for (int32_t i = 0; i < options_.num_requests; ++i) {
     AskedRequest asked = book_.Draw(&random_);
+    if (i == poisonous) RequestBook::Poison(&asked, &random_);
     std::optional<int64_t> leaves_us;
     if (random_.Chance(options_.client_cancel)) leaves_us = random_.Between(0, 500'000);
     SimulatedRouter* const router = routers_[random_.Below(routers_.size())].get();

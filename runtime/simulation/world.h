@@ -57,6 +57,8 @@ class World {
   SimulatedWorker* FindWorker(const std::string& address);
   const std::vector<std::unique_ptr<SimulatedWorker>>& workers() const { return workers_; }
   bool calm() const { return calm_; }
+  // No fault ends, stops or confuses a process, except the poisonous request.
+  bool only_poison_kills() const;
 
   void Log(std::string_view who, std::string_view what, uint64_t a = 0, uint64_t b = 0);
   void Violate(const std::string& what);  // The first one counts.

@@ -73,7 +73,10 @@ absl::StatusOr<std::unique_ptr<RouterCore>> RouterCore::Create(const RouterCoreO
 }
 
 RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics)
-    : clock_(clock), metrics_(metrics), commands_(options.max_queued_commands) {}
+    : model_(options.model),
+      clock_(clock),
+      metrics_(metrics),
+      commands_(options.max_queued_commands) {}
 
 RouterCore::~RouterCore() { Stop(); }
 
@@ -198,7 +201,14 @@ void RouterCore::Do(WatchCommand command) {
                                   {"address", command.address},
                                   {"role", RoleName(registration->role)},
                                   {"numerics_id", registration->numerics_id}});
-    owner_->OnRegistration(command.address, *registration, now_us);
+    if (registration->model != model_) {
+      LogWarning("a worker serves another model and gets no request",
+                 {{"worker", registration->worker.name},
+                  {"its_model", registration->model},
+                  {"served_model", model_}});
+    }
+    const absl::Status status = owner_->OnRegistration(command.address, *registration, now_us);
+    if (!status.ok()) LogError("a worker is refused", {{"why", status.ToString()}});
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
     owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);
   } else {
@@ -291,6 +301,9 @@ void RouterCore::PublishView() {
                             .healthy = healthy,
                             .draining = worker.draining,
                             .connected = worker.session != 0});
+    const char* state = worker.draining ? "draining" : healthy ? "healthy" : "lost";
+    ++states[{std::string(RoleName(registration.role)), state}];
+    if (registration.model != model_) continue;
     const int64_t limit = registration.max_model_tokens;
     if (limit > 0 && (view.max_model_tokens == 0 || limit < view.max_model_tokens)) {
       view.max_model_tokens = limit;
@@ -301,11 +314,9 @@ void RouterCore::PublishView() {
     if (healthy && worker.session != 0 && registration.role != WorkerRole::kPrefill) {
       view.can_decode = true;
     }
-    const char* state = worker.draining ? "draining" : healthy ? "healthy" : "lost";
-    ++states[{std::string(RoleName(registration.role)), state}];
   }
   view.known_completely = fleet.KnownCompletely();
-  view.can_serve = fleet.CanServe(now_us);
+  view.can_serve = fleet.CanServe(model_, now_us);
   view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
   view.requests_in_flight = owner_->num_requests();
   for (const auto& [key, count] : states) {

@@ -50,17 +50,18 @@ struct FleetView {
   };
   std::vector<Worker> workers;
   bool known_completely = false;
-  bool can_serve = false;   // Somebody healthy can take a request...
+  bool can_serve = false;   // Somebody healthy can take a request for the served model...
   bool can_decode = false;  // ...and is there for that: no prefill worker left alone.
   std::vector<std::string> awaited;
-  // Smallest of the workers' limits; 0 while none is known.
+  // Smallest of the limits of the served model's workers; 0 while none is known.
   int64_t max_model_tokens = 0;
-  std::string numerics_id;  // Of the workers that decode; the first by name, where they differ.
+  std::string numerics_id;  // Of those that decode; the first by name, where they differ.
   int64_t requests_in_flight = 0;
 };
 
 struct RouterCoreOptions {
   RequestOwnerOptions owner;
+  std::string model;                          // As workers register it; others serve nothing here.
   std::vector<std::string> expected_workers;  // The static list; empty behind a DNS name.
   size_t max_queued_commands = 4096;
 };
@@ -176,6 +177,7 @@ class RouterCore final : public RouterOutbox {
   void CloseSession(SessionId session, std::string_view why) override;
   void RestartWatch(const WorkerId& worker) override;
 
+  const std::string model_;
   const Clock* const clock_;
   RouterMetrics* const metrics_;
   std::function<void(const WorkerId&)> restart_watch_;

@@ -119,6 +119,7 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   }
 
   void ReadNext() override EXCLUDES(mu_) {
+    if (!std::exchange(accepted_, true)) channel_->OnSessionAccepted(this);
     MutexLock lock(&mu_);
     if (held_) StartRead(&batch_);
   }
@@ -151,7 +152,8 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   const std::shared_ptr<WorkerChannel> channel_;
   grpc::ClientContext context_;
   v1::StepBatch batch_;
-  bool open_ = false;  // Reading reactions only.
+  bool open_ = false;      // Reading reactions only.
+  bool accepted_ = false;  // The core's thread only.
 
   Mutex mu_;
   bool held_ GUARDED_BY(mu_) = true;
@@ -281,11 +283,15 @@ void WorkerChannel::OnSessionOpen(Session* session, uint64_t incarnation) {
     wanted = !closing_ && session_.get() == session && session->worker.incarnation == incarnation;
     if (wanted) {
       session->announced = true;
-      session_dialling_.answered = true;
       core_->OnSessionUp(session->worker, session->id, session_);
     }
   }
   if (!wanted) session->Close("another incarnation answered");
+}
+
+void WorkerChannel::OnSessionAccepted(Session* session) {
+  MutexLock lock(&mu_);
+  if (session_.get() == session) session_dialling_.answered = true;
 }
 
 void WorkerChannel::OnSessionDone(Session* session, const grpc::Status& status) {

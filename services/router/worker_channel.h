@@ -70,6 +70,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   void OnWatchUpdate(Watch* watch, WatchUpdate update) EXCLUDES(mu_);
   void OnWatchDone(Watch* watch, const grpc::Status& status) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
+  // By the core, which may also refuse it: a worker that is stalled, say.
+  void OnSessionAccepted(Session* session) EXCLUDES(mu_);
   void OnSessionDone(Session* session, const grpc::Status& status) EXCLUDES(mu_);
 
   const std::string address_;

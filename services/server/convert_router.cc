@@ -183,13 +183,14 @@ absl::StatusOr<RouterEvent> FromProto(const proto::RouterEvent& in) {
 
 void ToProto(const StepBatch& in, proto::StepBatch* out) {
   out->set_worker_incarnation(in.worker_incarnation);
+  out->set_draining(in.draining);
   out->mutable_events()->Reserve(static_cast<int>(in.events.size()));
   for (const RouterEvent& event : in.events) ToProto(event, out->add_events());
 }
 
 absl::StatusOr<StepBatch> FromProto(const proto::StepBatch& in) {
   TANDEM_RETURN_IF_ERROR(CheckSize("events", in.events_size(), kMaxEventsPerBatch, "events"));
-  StepBatch out{.worker_incarnation = in.worker_incarnation()};
+  StepBatch out{.worker_incarnation = in.worker_incarnation(), .draining = in.draining()};
   out.events.reserve(in.events_size());
   for (const proto::RouterEvent& event : in.events()) {
     TANDEM_ASSIGN_OR_RETURN(RouterEvent read, FromProto(event));

@@ -118,6 +118,7 @@ void EngineLoop::Apply(const EngineCommand& command) {
 void EngineLoop::Publish() {
   for (auto& [session, batch] : batches_) {
     batch.worker_incarnation = incarnation_;
+    batch.draining = draining_;
     parts_.routers->Publish(session, batch);
   }
   batches_.clear();

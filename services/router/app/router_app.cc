@@ -46,6 +46,7 @@ absl::Status RouterApp::Start() {
   core_options.owner.times = LivenessTimes::Scaled(options_.liveness_scale);
   core_options.owner.disaggregate = options_.disaggregate;
   core_options.owner.max_waiting_requests = options_.max_queued_requests;
+  core_options.model = model_.served_name;
   core_options.expected_workers = options_.workers;
   TANDEM_ASSIGN_OR_RETURN(core_, RouterCore::Create(core_options, &clock_, &metrics_));
 

@@ -229,17 +229,36 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
   }
 }
 
-TEST_F(EngineLocalTest, LonelyRequestSharesNoBatch) {
+TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);
   lonely.alone = true;
   const Submit other = MakeSubmit(2, RandomTokens(40, 4), 10);
   fleet_.Submit(0, lonely);
   fleet_.Submit(0, other);
+  RunUntilFirstToken(lonely);
+  EXPECT_EQ(fleet_.executor(0).largest_batch(), 1);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(lonely), "");
   EXPECT_EQ(fleet_.CheckFinished(other), "");
-  EXPECT_EQ(fleet_.executor(0).largest_batch(), 1);
+  EXPECT_EQ(fleet_.executor(0).largest_batch(), 2) << "nobody waits for it any longer";
+}
+
+TEST_F(EngineLocalTest, OneLonelyPromptAtATime) {
+  Create();
+  Submit first = MakeSubmit(1, RandomTokens(40, 3), 10);
+  Submit second = MakeSubmit(2, RandomTokens(40, 4), 10);
+  first.alone = second.alone = true;
+  fleet_.Submit(0, first);
+  fleet_.Submit(0, second);
+  RunUntilFirstToken(first);
+  EXPECT_THAT(fleet_.CheckFinished(second), testing::HasSubstr("RESOURCE_EXHAUSTED"));
+  Submit third = MakeSubmit(3, RandomTokens(40, 5), 10);
+  third.alone = true;
+  fleet_.Submit(0, third);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(first), "");
+  EXPECT_EQ(fleet_.CheckFinished(third), "");
 }
 
 TEST_F(EngineLocalTest, SubmitIsIdempotentWhileRunningAndAfterwards) {
@@ -459,6 +478,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
     options.prefix_caching = random.Chance(0.8);
     fleet.AddWorker({.engine = options});
     std::vector<Submit> submits;
+    const auto lonely = static_cast<uint64_t>(random.Between(1, 20));
     for (uint64_t i = 1; i <= 15; ++i) {
       const auto length = static_cast<int32_t>(random.Between(1, 120));
       Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
@@ -466,7 +486,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
                                  static_cast<int32_t>(random.Between(1, 4)));
       if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
       if (random.Chance(0.3)) submit.sampling.temperature = 0;
-      submit.alone = random.Chance(0.1);
+      submit.alone = i == lonely;
       fleet.Submit(0, submit);
       submits.push_back(submit);
       for (uint64_t steps = random.Below(8); steps > 0; --steps) fleet.RunOne();

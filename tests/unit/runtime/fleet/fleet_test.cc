@@ -25,7 +25,7 @@ class FleetTest : public testing::Test {
  protected:
   const FleetWorker& worker() const { return fleet_.workers().at("a"); }
   void RegisterWithSession() {
-    fleet_.OnRegistration("addr:1", Registration("a", 1), 0);
+    EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
     EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
   }
 
@@ -34,29 +34,72 @@ class FleetTest : public testing::Test {
 };
 
 TEST_F(FleetTest, WorkNeedsASession) {
-  fleet_.OnRegistration("addr:1", Registration("a", 1), 0);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
-  EXPECT_FALSE(fleet_.CanServe(0));
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.CanServe("m", 0));
   EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
-  EXPECT_TRUE(fleet_.CanServe(0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_TRUE(fleet_.CanServe("m", 0));
   EXPECT_EQ(fleet_.OnSessionLost(7), id_);
   EXPECT_EQ(fleet_.OnSessionLost(7), std::nullopt);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
 }
 
 TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
   RegisterWithSession();
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, kTimes.no_new_work_after_us - 1));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, kTimes.no_new_work_after_us));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, kTimes.no_new_work_after_us - 1));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, kTimes.no_new_work_after_us));
   EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us - 1), WorkerFault::kNone);
   EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us), WorkerFault::kSilent);
 }
 
 TEST_F(FleetTest, TheRoutersOwnPauseIsNobodysSilence) {
   RegisterWithSession();
-  fleet_.OnOwnPause(10'000'000);
+  fleet_.OnOwnPause(10'000'000, 10'000'000);
   EXPECT_EQ(fleet_.FaultOf(worker(), 10'000'000), WorkerFault::kNone);
+}
+
+TEST_F(FleetTest, AfterTheRoutersOwnPauseNobodyIsHeardInTheFuture) {
+  RegisterWithSession();
+  fleet_.OnOwnPause(10'000'000, 9'000'000);
+  EXPECT_EQ(worker().heard_us, 9'000'000);
+}
+
+TEST_F(FleetTest, ASecondWorkerOfTheNameIsRefusedWhileTheFirstLives) {
+  RegisterWithSession();
+  const auto refused = fleet_.OnRegistration("addr:2", Registration("a", 2), 100);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(worker().id(), id_);
+  EXPECT_EQ(worker().session, 7u);
+  // It may have moved: once it is not heard any more, or has gone, the name is free.
+  const auto later =
+      fleet_.OnRegistration("addr:2", Registration("a", 2), kTimes.no_new_work_after_us);
+  ASSERT_TRUE(later.ok());
+  EXPECT_EQ((*later)->worker, id_);
+  EXPECT_TRUE(fleet_.OnWatchLost({.name = "a", .incarnation = 2}));
+  EXPECT_TRUE(
+      fleet_.OnRegistration("addr:3", Registration("a", 3), kTimes.no_new_work_after_us).ok());
+}
+
+TEST_F(FleetTest, OnlyWorkersOfTheModelCanServeIt) {
+  RegisterWithSession();
+  EXPECT_TRUE(fleet_.CanServe("m", 0));
+  EXPECT_FALSE(fleet_.CanServe("other", 0));
+}
+
+TEST_F(FleetTest, AReservedWorkerTakesNothingAndWhoRunsAloneWantsNoPromptBesideIt) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, 1, 100);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, true, 0));
+  fleet_.AddLive(id_, 0, -100);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, true, 0)) << "who decodes disturbs nobody";
+  fleet_.Reserve(id_, true);
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayPrefill(worker(), 0));
+  EXPECT_TRUE(fleet_.Healthy(worker(), 0));
+  fleet_.Reserve(id_, false);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
 }
 
 TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
@@ -64,19 +107,19 @@ TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
   WorkerLoad load;
   load.since_progress_us = kTimes.move_streams_after_us;
   fleet_.OnHeartbeat(id_, load, false, 100);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 100)) << "idle engines make no progress";
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 100)) << "idle engines make no progress";
   load.has_work = true;
   fleet_.OnHeartbeat(id_, load, false, 100);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 100));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 100));
   EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kStalled);
 }
 
 TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwise) {
   RegisterWithSession();
   fleet_.OnDraining(id_);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
   fleet_.OnHeartbeat(id_, {}, false, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
   fleet_.OnPeerLost(id_);
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
   fleet_.OnHeartbeat(id_, {}, false, 0);
@@ -86,7 +129,7 @@ TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwi
 TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
   RegisterWithSession();
   fleet_.AddLive(id_, 3, 100);
-  const auto replaced = fleet_.OnRegistration("addr:1", Registration("a", 2), 50);
+  const auto replaced = *fleet_.OnRegistration("addr:1", Registration("a", 2), 50);
   ASSERT_TRUE(replaced.has_value());
   EXPECT_EQ(replaced->worker, id_);
   EXPECT_EQ(replaced->session, 7u);
@@ -106,9 +149,9 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.OnWatchLost(id_));
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
-  EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), 10).has_value());
+  EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), 10)->has_value());
   EXPECT_EQ(worker().session, 7u);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 10));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 10));
   EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
 }
 
@@ -116,15 +159,15 @@ TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
   RegisterWithSession();
   fleet_.AddLive(id_, 8, 0);
   fleet_.OnFull(id_);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
   fleet_.AddLive(id_, -1, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, 0));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, false, 0));
   fleet_.OnHeartbeat(id_, {}, false, 0);  // 8 + 1 + 8 / 8
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 3, 0));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 4, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 3, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 4, false, 0));
   fleet_.AddLive(id_, -7, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, 0)) << "an idle worker may try anything";
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, false, 0)) << "an idle worker may try anything";
 }
 
 TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {
@@ -147,7 +190,7 @@ TEST_F(FleetTest, IsKnownCompletelyAfterASnapshotFromEveryExpectedAddress) {
   fleet_.Expect({"addr:1", "addr:2"});
   EXPECT_FALSE(fleet_.KnownCompletely());
   RegisterWithSession();
-  fleet_.OnRegistration("addr:2", Registration("b", 1), 0);
+  EXPECT_TRUE(fleet_.OnRegistration("addr:2", Registration("b", 1), 0).ok());
   EXPECT_FALSE(fleet_.KnownCompletely());
   fleet_.OnSnapshot(id_);
   EXPECT_EQ(fleet_.awaited(), (std::set<std::string>{"addr:2"}));
@@ -171,16 +214,16 @@ TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {
   FleetWorker decode, prefill;
   decode.registration = Registration("a", 1);
   prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
-  EXPECT_TRUE(Fleet::MayPair(decode, prefill));
+  EXPECT_TRUE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration.numerics_id = "other";
-  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+  EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration.numerics_id = "n";
   prefill.registration.kv_class = "other";
-  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+  EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration.kv_class = "kv";
   prefill.registration.protocol_min = 2;
   prefill.registration.protocol_max = 2;
-  EXPECT_FALSE(Fleet::MayPair(decode, prefill));
+  EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
 }
 
 }  // namespace

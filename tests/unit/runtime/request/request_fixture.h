@@ -93,7 +93,7 @@ class RequestFixture : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = 2048;
     r.num_blocks = 128;
-    owner_->OnRegistration(name + ":1", r, now_us_);
+    EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
     owner_->OnKvEvents(
         r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
     const SessionId session = ++last_session_;

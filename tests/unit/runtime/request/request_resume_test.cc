@@ -187,6 +187,10 @@ TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
     owner_->OnSessionLost(session, now_us_);
     if (death < 4) session = AddWorker("w" + std::to_string(death));
   }
+  AddWorker("idle");
+  EXPECT_EQ(owner_->num_waiting(), 1) << "a lost session may be no death";
+  muted_ = {"a", "w1", "w2", "w3"};
+  Advance(2'000'000);
   EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
   ExpectNothingLive();
@@ -204,6 +208,133 @@ TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
     EXPECT_FALSE(last_submit().alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
+}
+
+// Who is younger than a poisonous request, and waits where it runs, is not blamed for its deaths.
+TEST_F(RequestResumeTest, APoisonousRequestTakesNobodyWithIt) {
+  RecordingSink innocent;
+  SessionId session = AddWorker("w", WorkerRole::kHybrid, 1);
+  Start(&sink_);
+  Start(&innocent);
+  const RequestId poison = outbox_.submits[0].second.attempt.request;
+  for (uint64_t death = 1; death <= 4; ++death) {
+    owner_->OnSessionLost(session, now_us_);
+    const size_t before = outbox_.submits.size();
+    session = AddWorker("w", WorkerRole::kHybrid, death + 1);
+    EXPECT_EQ(outbox_.submits.size(), before + (death == 1 ? 2 : 1)) << "then one by one";
+    if (death == 2 || death == 3) {
+      EXPECT_EQ(last_submit().attempt.request, poison);
+      EXPECT_TRUE(last_submit().alone);
+    }
+  }
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_FALSE(innocent.ended());
+  EXPECT_NE(last_submit().attempt.request, poison);
+  Say(session, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
+  EXPECT_TRUE(innocent.done);
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestResumeTest, OthersWaitForTheTokenOfARequestOnTrial) {
+  SessionId session = AddWorker("w", WorkerRole::kHybrid, 1);
+  Start(&sink_);
+  for (uint64_t death = 1; death <= 2; ++death) {
+    owner_->OnSessionLost(session, now_us_);
+    session = AddWorker("w", WorkerRole::kHybrid, death + 1);
+  }
+  ASSERT_TRUE(last_submit().alone);
+  const AttemptId on_trial = last_submit().attempt;
+  RecordingSink other;
+  Start(&other);
+  EXPECT_EQ(last_submit().attempt, on_trial);
+  Say(session, {Token(on_trial, 3, 'x')});
+  EXPECT_NE(last_submit().attempt, on_trial);
+  EXPECT_FALSE(last_submit().alone);
+}
+
+TEST_F(RequestResumeTest, NobodyIsBlamedWhileWorkersDieByThemselves) {
+  SessionId session = AddWorker("w", WorkerRole::kHybrid, 1);
+  Start(&sink_);
+  for (uint64_t death = 1; death <= 3; ++death) {
+    owner_->OnSessionLost(session, now_us_);
+    session = AddWorker("w", WorkerRole::kHybrid, death + 1);
+  }
+  muted_ = {"x", "y", "z"};
+  for (const std::string& name : muted_) {
+    owner_->OnSessionLost(AddWorker(name, WorkerRole::kPrefill), now_us_);
+  }
+  owner_->OnSessionLost(session, now_us_);
+  session = AddWorker("w", WorkerRole::kHybrid, 5);
+  EXPECT_FALSE(sink_.ended());
+  EXPECT_TRUE(last_submit().alone);
+  Advance(kRememberDeathsUs + 200'000);
+  owner_->OnSessionLost(session, now_us_);
+  AddWorker("w", WorkerRole::kHybrid, 6);
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
+  AddWorker("a");
+  Start(&sink_);
+  for (int i = 0; i < 6; ++i) {
+    muted_ = {"a"};
+    Advance(2'200'000);
+    EXPECT_EQ(resumes(ResumeReason::kSilent), static_cast<uint64_t>(i + 1));
+    muted_ = {};
+    Advance(200'000);
+    const SessionId session = ++last_session_;
+    incarnations_[session] = 1;
+    ASSERT_TRUE(owner_->OnSessionUp({.name = "a", .incarnation = 1}, session, now_us_));
+    EXPECT_FALSE(last_submit().alone) << i;
+  }
+  EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestResumeTest, AStalledPrefillWorkerLosesThePromptsInItsQueue) {
+  RequestOwnerOptions options;
+  options.disaggregate = DisaggregatePolicy::kAlways;
+  Recreate(options);
+  AddWorker("p", WorkerRole::kPrefill);
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  RecordingSink computed;
+  Start(&computed);
+  Say(d, {Token(last_submit().attempt, 3, 'x')});
+  Start(&sink_);
+  const AttemptId stuck = last_submit().attempt;
+  WorkerLoad stalled;
+  stalled.has_work = true;
+  stalled.since_progress_us = 2'000'000;
+  owner_->OnHeartbeat({.name = "p", .incarnation = 1}, stalled, false, now_us_);
+  owner_->Tick(now_us_);
+  ASSERT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outbox_.cancels[0].second.attempt, stuck);
+  EXPECT_EQ(last_submit().attempt.request, stuck.request);
+  EXPECT_TRUE(last_submit().prefill.address.empty());
+  EXPECT_EQ(resumes(ResumeReason::kStalled), 1u) << "who has a token needs it no more";
+}
+
+TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {
+  RequestOwnerOptions options;
+  options.disaggregate = DisaggregatePolicy::kAlways;
+  Recreate(options);
+  AddWorker("p", WorkerRole::kPrefill);
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  for (int64_t pause_us = Fleet::kFirstPairPauseUs; pause_us <= 8'000'000; pause_us *= 2) {
+    RecordingSink first, next;
+    const RequestId failed = Start(&first);
+    ASSERT_EQ(last_submit().prefill.worker.name, "p") << pause_us;
+    Say(d, {EndedEvent{.attempt = last_submit().attempt,
+                       .status = absl::FailedPreconditionError("no common path")}});
+    EXPECT_EQ(last_submit().attempt.request, failed);
+    EXPECT_TRUE(last_submit().prefill.address.empty());
+    Advance(pause_us - 200'000);
+    const RequestId too_early = Start(&next);
+    EXPECT_TRUE(last_submit().prefill.address.empty()) << pause_us;
+    owner_->Cancel(failed, now_us_);
+    owner_->Cancel(too_early, now_us_);
+    Advance(200'000);
+  }
 }
 
 TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
@@ -248,6 +379,25 @@ TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
   }
   EXPECT_EQ(resumes(ResumeReason::kDraining), 6u);
   EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestResumeTest, ADrainBlamesNoPrefillWorker) {
+  RequestOwnerOptions options;
+  options.disaggregate = DisaggregatePolicy::kAlways;
+  Recreate(options);
+  AddWorker("p", WorkerRole::kPrefill);
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  Start(&sink_);
+  const SessionId e = AddWorker("e", WorkerRole::kDecode);
+  owner_->OnStepBatch(d,
+                      {.worker_incarnation = 1,
+                       .draining = true,
+                       .events = {EndedEvent{.attempt = last_submit().attempt,
+                                             .status = absl::UnavailableError("draining")}}},
+                      now_us_);
+  EXPECT_EQ(last_target(), e);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+  EXPECT_EQ(resumes(ResumeReason::kDraining), 1u);
 }
 
 TEST_F(RequestResumeTest, ErrorsOfTheRequestItselfAreItsEnd) {

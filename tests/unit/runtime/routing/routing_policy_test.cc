@@ -19,7 +19,7 @@ class RoutingPolicyTest : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = 2048;
     r.num_blocks = 128;
-    fleet_.OnRegistration(name + ":1", r, 0);
+    EXPECT_TRUE(fleet_.OnRegistration(name + ":1", r, 0).ok());
     fleet_.OnSessionUp(r.worker, ++last_session_);
     index_.AddWorker(r.worker, 16);
     index_.Apply(r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}});
