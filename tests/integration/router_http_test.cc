@@ -392,6 +392,21 @@ TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   router_.reset();
 }
 
+TEST_F(RouterHttpTest, AWorkerOfAnotherModelMakesNobodyReady) {
+  Start({FakeWorkerOptions(), FakeWorkerOptions{.model = "another", .max_model_tokens = 16}});
+  EXPECT_EQ(Post("/v1/completions", R"({"prompt": [5, 6, 7], "max_tokens": 30})").status, 200);
+  workers_[0].reset();
+  EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 503; }));
+}
+
+TEST_F(RouterHttpTest, AStalledWorkerIsNotDialledAgainAtOnce) {
+  Start({FakeWorkerOptions(), FakeWorkerOptions{.stalled = true}});
+  // Every dial without a pause that grows would be several a heartbeat.
+  EXPECT_TRUE(Eventually([&] { return workers_[1]->num_heartbeats() > 60; }));
+  EXPECT_GT(workers_[1]->num_sessions(), 1);
+  EXPECT_LT(workers_[1]->num_sessions(), 60);
+}
+
 TEST_F(RouterHttpTest, WithoutATokenizerIdsGoInAndOut) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / ("ids_only_" + std::to_string(getpid()));

@@ -89,8 +89,11 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       Heartbeat heartbeat;
       heartbeat.load.blocks = {.free = 1024, .total = 1024};
       heartbeat.load.running_sequences = num_running();
+      heartbeat.load.has_work = options_.stalled;
+      heartbeat.load.since_progress_us = options_.stalled ? 3'600'000'000 : 0;
       if (!Say(writer, heartbeat)) break;
       MutexLock lock(&mu_);
+      ++num_heartbeats_;
       if (!stopping_) changed_.WaitFor(&mu_, kHeartbeat);
     }
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker ends");
@@ -98,6 +101,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   grpc::Status Session(grpc::ServerContext* context,
                        grpc::ServerReaderWriter<v1::StepBatch, v1::ToWorker>* stream) override {
+    {
+      MutexLock lock(&mu_);
+      ++num_sessions_;
+    }
     std::atomic<bool> over{false};
     std::map<AttemptId, Sequences> mine;  // Under mu_.
     v1::StepBatch hello;
@@ -150,6 +157,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     changed_.SignalAll();
   }
   int port() const { return port_; }
+  int num_heartbeats() const { return Locked(num_heartbeats_); }
+  int num_sessions() const { return Locked(num_sessions_); }
   int num_submits() const { return Locked(num_submits_); }
   int num_cancels() const { return Locked(num_cancels_); }
   int num_running() const { return Locked(num_running_); }
@@ -259,6 +268,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   mutable Mutex mu_;
   CondVar changed_;
   bool released_ GUARDED_BY(mu_) = false;
+  int num_heartbeats_ GUARDED_BY(mu_) = 0, num_sessions_ GUARDED_BY(mu_) = 0;
   int num_submits_ GUARDED_BY(mu_) = 0, num_cancels_ GUARDED_BY(mu_) = 0,
                    num_running_ GUARDED_BY(mu_) = 0;
   Submit last_submit_ GUARDED_BY(mu_);
@@ -270,6 +280,8 @@ FakeWorker::~FakeWorker() = default;
 int FakeWorker::port() const { return impl_->port(); }
 std::string FakeWorker::address() const { return "127.0.0.1:" + std::to_string(port()); }
 void FakeWorker::ReleaseHeld() { impl_->ReleaseHeld(); }
+int FakeWorker::num_heartbeats() const { return impl_->num_heartbeats(); }
+int FakeWorker::num_sessions() const { return impl_->num_sessions(); }
 int FakeWorker::num_submits() const { return impl_->num_submits(); }
 int FakeWorker::num_cancels() const { return impl_->num_cancels(); }
 int FakeWorker::num_running() const { return impl_->num_running(); }

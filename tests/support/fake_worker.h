@@ -20,6 +20,7 @@ struct FakeWorkerOptions {
   std::string numerics_id = "fake-numerics";
   int32_t max_model_tokens = 1024;
   int port = 0;
+  bool stalled = false;            // Its heartbeats tell of work, and of no progress.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.
@@ -39,6 +40,8 @@ class FakeWorker {
   std::string address() const;
   void ReleaseHeld();
   // So far.
+  int num_heartbeats() const;
+  int num_sessions() const;
   int num_submits() const;
   int num_cancels() const;
   int num_running() const;  // Sequences that have not ended.

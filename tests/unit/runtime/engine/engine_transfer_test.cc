@@ -480,6 +480,18 @@ TEST_F(EngineTransferTest, PrefillCancelThatOvertakesItsSubmitLeavesATombstone) 
   EXPECT_EQ(fleet_.record(submit.attempt).refused.size(), 1u);
 }
 
+TEST_F(EngineTransferTest, ItsRouterLearnsThatAPairCannotExchangeBlocks) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(100, 1), 6);
+  fleet_.Submit(kDecode, submit);
+  fleet_.engine(kDecode).OnPrefillLost(fleet_.peer(kPrefill).worker,
+                                       absl::FailedPreconditionError("no common path"),
+                                       fleet_.now_us());
+  ASSERT_TRUE(fleet_.RunUntilQuiet());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(fleet_.record(submit.attempt).ended[0]));
+}
+
 TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSessions) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
