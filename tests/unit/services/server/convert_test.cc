@@ -33,7 +33,7 @@ TEST(ConvertTest, EveryMessageSurvivesTheRoundTrip) {
   for (const DecodeToPrefill& in : WireToPrefill()) EXPECT_TRUE(RoundTrips<proto::ToPrefill>(in));
   for (const PrefillToDecode& in : WireToDecode()) EXPECT_TRUE(RoundTrips<proto::ToDecode>(in));
   EXPECT_TRUE(RoundTrips<proto::PrefillHello>(WireHello()));
-  const StepBatch batch{.worker_incarnation = 7, .events = WireEvents()};
+  const StepBatch batch{.worker_incarnation = 7, .draining = true, .events = WireEvents()};
   EXPECT_TRUE(RoundTrips<proto::StepBatch>(batch));
 }
 
