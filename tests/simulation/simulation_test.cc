@@ -60,6 +60,7 @@ TEST(SimulationWithoutFaults, EveryRequestIsServed) {
     SimulationOptions options = SimulationOptions::FromSeed(seed);
     options.faults = {};
     options.client_cancel = options.short_deadline = 0;
+    options.poison = false;
     const SimulationReport report = World(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     EXPECT_EQ(report.requests_done, options.num_requests) << "seed " << seed;
