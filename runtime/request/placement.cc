@@ -47,6 +47,10 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
       continue;
     }
     if (decision.why_not != NoRoute::kTooLong) hopeless.emplace(need, decision.why_not);
+    if (decision.why_not == NoRoute::kAllFull && request.started()) {
+      // Newcomers may go anywhere: without this they would take every place that it waits for.
+      hopeless.emplace(std::tuple(request.facts.model, std::string()), NoRoute::kAllFull);
+    }
     ++next;
     const absl::Status why = GiveUpReason(&request, decision.why_not, now_us);
     if (why.ok()) continue;
@@ -231,13 +235,6 @@ void RequestOwner::Impl::ResumeAll(const WorkerId& worker, SessionId session, Re
       running == running_.end() ? std::set<StreamKey>() : running->second;
   const FleetWorker* const known = fleet_.Find(worker);
   const bool leaves = known != nullptr && known->draining;  // As it was asked to.
-  if (!leaves) {
-    AnyDeath& death = deaths_[worker];
-    death.at_us = now_us;
-    death.on_trial |= std::any_of(keys.begin(), keys.end(), [this](const StreamKey& key) {
-      return requests_.at(key.request).streams[key.stream].alone;
-    });
-  }
   const std::optional<WorkerId> lost = leaves ? std::nullopt : std::optional(worker);
   for (const StreamKey& key : keys) {
     Resume(&requests_.at(key.request), key.stream, reason, lost, now_us);

@@ -173,7 +173,6 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
     fleet_.OnOwnPause(now_us - last_tick_us_ - heartbeat_us, now_us);
   }
   last_tick_us_ = now_us;
-  ForgetOldDeaths(now_us);
 
   for (const auto& [name, worker] : fleet_.workers()) {
     const WorkerFault fault = fleet_.FaultOf(worker, now_us);

@@ -115,10 +115,6 @@ struct RequestOwnerOptions {
 inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
 inline constexpr int32_t kDeathsBeforeAlone = 2;  // In a row, without a token in between.
 inline constexpr int32_t kDeathsBeforePoison = 4;
-// Nobody is blamed while so many workers died within this time that no request on trial can have
-// killed: they die of themselves.
-inline constexpr int32_t kDeathsByThemselves = 3;
-inline constexpr int64_t kRememberDeathsUs = 10'000'000;
 
 class RequestOwner {
  public:

@@ -95,10 +95,7 @@ class RequestOwner::Impl {
   int32_t NumDeaths(const StreamState& stream, int64_t now_us) const;
   bool Lives(const WorkerDeath& death, int64_t now_us) const;
   bool IsCertain(const WorkerDeath& death, int64_t now_us) const;
-  // Of workers that had nobody on trial and that `stream` is not blamed for.
-  int32_t NumOtherDeaths(const StreamState& stream, int64_t now_us) const;
   void AddDeath(StreamState* stream, const WorkerId& worker, int64_t now_us) const;
-  void ForgetOldDeaths(int64_t now_us);
 
   // ---- request_owner.cc ----
 
@@ -125,11 +122,6 @@ class RequestOwner::Impl {
                    int64_t now_us);
 
   std::map<SessionId, std::set<StreamKey>> running_;
-  struct AnyDeath {
-    int64_t at_us = 0;
-    bool on_trial = false;  // Of a stream that ran alone there.
-  };
-  std::map<WorkerId, AnyDeath> deaths_;  // Of the last kRememberDeathsUs, as far as is known.
   std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
   uint64_t last_counter_ = 0;
   int32_t num_unplaced_ = 0;  // Requests that are `unplaced`.

@@ -2,8 +2,7 @@
 //
 // A death counts for every stream that the lost worker could have been computing. That is too many
 // of them, so it decides nothing yet: after kDeathsBeforeAlone a stream gets a worker where no
-// other prompt of ours is, until it has a token. From then on who is blamed is who was there, and a
-// storm shows as deaths of workers that nobody on trial can have caused.
+// other prompt of ours is, until it has a token. From then on who is blamed is who was there.
 
 #include <algorithm>
 
@@ -39,29 +38,13 @@ int32_t RequestOwner::Impl::NumDeaths(const StreamState& stream, int64_t now_us)
                     [&](const WorkerDeath& death) { return !Lives(death, now_us); }));
 }
 
-int32_t RequestOwner::Impl::NumOtherDeaths(const StreamState& stream, int64_t now_us) const {
-  return static_cast<int32_t>(std::count_if(deaths_.begin(), deaths_.end(), [&](const auto& other) {
-    const bool blamed =
-        other.second.on_trial ||
-        std::any_of(stream.deaths.begin(), stream.deaths.end(),
-                    [&](const WorkerDeath& death) { return death.worker == other.first; });
-    return !blamed && !Lives({.worker = other.first, .at_us = other.second.at_us}, now_us);
-  }));
-}
-
 RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream,
                                                     int64_t now_us) const {
   if (NumDeaths(stream, now_us) < kDeathsBeforePoison) return Guilt::kNotProven;
   const bool certain =
       std::all_of(stream.deaths.begin(), stream.deaths.end(),
                   [&](const WorkerDeath& death) { return IsCertain(death, now_us); });
-  if (!certain) return Guilt::kUndecided;
-  return NumOtherDeaths(stream, now_us) < kDeathsByThemselves ? Guilt::kProven : Guilt::kNotProven;
-}
-
-void RequestOwner::Impl::ForgetOldDeaths(int64_t now_us) {
-  std::erase_if(deaths_,
-                [&](const auto& death) { return now_us - death.second.at_us > kRememberDeathsUs; });
+  return certain ? Guilt::kProven : Guilt::kUndecided;
 }
 
 }  // namespace tandem

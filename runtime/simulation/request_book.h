@@ -46,7 +46,6 @@ struct AskedRequest {
   int32_t deadly_token = -1;
   int32_t kills = 0;
   int32_t unknown_kills = 0;  // Of them, of incarnations that its router may not have known yet.
-  bool misdirected = false;   // Work of it came to an incarnation that it was not meant for.
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.
 };
 

@@ -117,21 +117,22 @@ class SimulatedRouter::Client final : public RequestSink {
         if (what.starts_with("the run failed: the step")) return o.faults.failed_step > 0;
         if (what.starts_with("the run failed: token")) return o.faults.failing_token >= 0;
         if (what.find("workers in a row were lost") == std::string::npos) return false;
-        // Who ran on an incarnation that its router took for an earlier one is blamed for that
-        // one's death, too. (Real sessions begin with a greeting that names the incarnation.)
-        return asked_.deadly_token >= 0 ? KilledEnough() : asked_.misdirected;
+        if (asked_.deadly_token >= 0) return KilledEnough();
+        // Workers that die of themselves, or by a request of which another router knows, can meet
+        // the same innocent again and again.
+        return !world_->only_poison_kills() || o.num_routers > 1;
       }
       default:
         return false;
     }
   }
-  // What kills whoever computes it may do so four times; where nothing else ends processes, exactly
-  // four.
+  // What kills whoever computes it may do so four times, and, where nothing else ends processes,
+  // not many more: an attempt that its router has given up may still be computed.
   bool KilledEnough() const {
     if (!world_->only_poison_kills()) return asked_.kills > 0;
     if (asked_.deadly_token > 0) return asked_.kills >= kDeathsBeforePoison;  // Tokens in between.
     return asked_.kills >= kDeathsBeforePoison &&
-           asked_.kills - asked_.unknown_kills <= kDeathsBeforePoison;
+           asked_.kills - asked_.unknown_kills <= 2 * kDeathsBeforePoison;
   }
   void Complain(const std::string& what) {
     world_->Violate(absl::StrFormat("request %d: %s", id_.counter, what));

@@ -96,6 +96,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
       f.crash_us = f.router_crash_us = f.pause_us = f.stall_us = f.clock_jump_us = 0;
       f.drain_us = f.broken_link_us = f.unnoticed_break_us = f.hang_us = 0;
       f.stuck_frame = 0;
+      o.any_peer = false;  // A router blames those that it named.
     }
   }
   return o;

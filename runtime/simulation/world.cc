@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMaxEvents = 3'000'000;
 constexpr int64_t kAuditEvery = 256;
 constexpr int64_t kUntilAllEndUs = 700'000'000;  // Past every deadline.
-constexpr int64_t kUntilQuietUs = 12'000'000;    // Past leases, and the slowest frame.
+constexpr int64_t kUntilQuietUs = 20'000'000;    // Past leases, the slowest frame, quarantines.
 
 }  // namespace
 

@@ -253,27 +253,6 @@ TEST_F(RequestResumeTest, OthersWaitForTheTokenOfARequestOnTrial) {
   EXPECT_FALSE(last_submit().alone);
 }
 
-TEST_F(RequestResumeTest, NobodyIsBlamedWhileWorkersDieByThemselves) {
-  SessionId session = AddWorker("w", WorkerRole::kHybrid, 1);
-  Start(&sink_);
-  for (uint64_t death = 1; death <= 3; ++death) {
-    owner_->OnSessionLost(session, now_us_);
-    session = AddWorker("w", WorkerRole::kHybrid, death + 1);
-  }
-  muted_ = {"x", "y", "z"};
-  for (const std::string& name : muted_) {
-    owner_->OnSessionLost(AddWorker(name, WorkerRole::kPrefill), now_us_);
-  }
-  owner_->OnSessionLost(session, now_us_);
-  session = AddWorker("w", WorkerRole::kHybrid, 5);
-  EXPECT_FALSE(sink_.ended());
-  EXPECT_TRUE(last_submit().alone);
-  Advance(kRememberDeathsUs + 200'000);
-  owner_->OnSessionLost(session, now_us_);
-  AddWorker("w", WorkerRole::kHybrid, 6);
-  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
-}
-
 TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
   AddWorker("a");
   Start(&sink_);
