@@ -32,6 +32,10 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
            RequestOutcome::kPoison, now_us);
       continue;
     }
+    if (SiblingOnTrial(request, key.stream, now_us)) {
+      ++next;
+      continue;
+    }
     const auto need = std::tuple(request.facts.model, request.numerics_id);
     const auto known = hopeless.find(need);
     RoutingDecision decision{.route = std::nullopt, .why_not = NoRoute::kAllFull};

@@ -91,6 +91,8 @@ class RequestOwner::Impl {
 
   enum class Guilt : uint8_t { kNotProven, kUndecided, kProven };
   Guilt Judge(const StreamState& stream, int64_t now_us) const;
+  // Choices of a suspect are tried one by one: each would else end workers of its own.
+  bool SiblingOnTrial(const RequestState& request, size_t stream, int64_t now_us) const;
   // Those that still count as such.
   int32_t NumDeaths(const StreamState& stream, int64_t now_us) const;
   bool Lives(const WorkerDeath& death, int64_t now_us) const;

@@ -38,6 +38,14 @@ int32_t RequestOwner::Impl::NumDeaths(const StreamState& stream, int64_t now_us)
                     [&](const WorkerDeath& death) { return !Lives(death, now_us); }));
 }
 
+bool RequestOwner::Impl::SiblingOnTrial(const RequestState& request, size_t stream,
+                                        int64_t now_us) const {
+  if (NumDeaths(request.streams[stream], now_us) < kDeathsBeforeAlone) return false;
+  return std::any_of(request.streams.begin(), request.streams.end(), [](const StreamState& other) {
+    return other.running && other.alone && other.live_prompt_tokens > 0;
+  });
+}
+
 RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream,
                                                     int64_t now_us) const {
   if (NumDeaths(stream, now_us) < kDeathsBeforePoison) return Guilt::kNotProven;

@@ -44,6 +44,7 @@ struct AskedRequest {
   // It kills every process that computes the KV of its last prompt token (0), or of that generated
   // token of its first choice (from 1 on). -1: it does not.
   int32_t deadly_token = -1;
+  bool misdirected = false;  // Work of it came to an incarnation that it was not meant for.
   int32_t kills = 0;
   int32_t unknown_kills = 0;  // Of them, of incarnations that its router may not have known yet.
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.

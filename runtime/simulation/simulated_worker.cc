@@ -238,7 +238,12 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
         watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
       }
     }
-    if (meant_for != id_.incarnation) life_->misdirected = true;
+    if (meant_for != id_.incarnation) {
+      life_->misdirected = true;
+      if (AskedRequest* const asked = world_->book()->Find(submit.attempt.request)) {
+        asked->misdirected = true;
+      }
+    }
     world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
     engine->OnSubmit(router, submit, now_us);
   });
