@@ -161,6 +161,12 @@ std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
   return SimulatedModel(kVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
 }
 
+void ExpectAnswer(Router* router, const Submit& submit) {
+  const Heard heard = router->Listen();
+  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
+  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
+}
+
 // A Watch that reads until `done` says so.
 class Watcher {
  public:
@@ -251,9 +257,8 @@ TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {
     Submit submit = MakeSubmit(i, RandomTokens(kPromptTokens, 100 + i), 20);
     submit.prefill = prefill->peer();
     router.Send(submit);
-    const Heard heard = router.Listen();
-    ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
-    EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0)) << "request " << i;
+    SCOPED_TRACE(testing::Message() << "request " << i);
+    ExpectAnswer(&router, submit);
   }
   const int64_t blocks = (kPromptTokens + 15) / 16;
   const std::string metrics = Metrics(&router);
@@ -304,9 +309,7 @@ TEST_P(WorkerTest, DeadlineDuringPrefillEndsThatAttemptAlone) {
   router.Send(other);
   EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kDeadlineExceeded);
   prefill->gate.Open();
-  const Heard heard = router.Listen();
-  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
-  EXPECT_EQ(heard.tokens.at(0), Expected(other, 0));
+  ExpectAnswer(&router, other);
 }
 
 TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
@@ -325,9 +328,7 @@ TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
   watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
   prefill->gate.Open();
-  const Heard heard = router.Listen();
-  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
-  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
+  ExpectAnswer(&router, submit);
 }
 
 TEST_P(WorkerTest, PeerOfAnotherKvClassOrIncarnationIsNotUsed) {

@@ -96,9 +96,12 @@ class RequestFixture : public testing::Test {
     EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
     owner_->OnKvEvents(
         r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
+    return OpenSession(r.worker);
+  }
+  SessionId OpenSession(const WorkerId& worker) {
     const SessionId session = ++last_session_;
-    EXPECT_TRUE(owner_->OnSessionUp(r.worker, session, now_us_));
-    incarnations_[session] = incarnation;
+    EXPECT_TRUE(owner_->OnSessionUp(worker, session, now_us_));
+    incarnations_[session] = worker.incarnation;
     return session;
   }
 

@@ -202,9 +202,7 @@ TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
   for (int i = 0; i < 6; ++i) {
     owner_->OnSessionLost(session, now_us_);
     Advance(200'000);  // Its heartbeats go on.
-    session = ++last_session_;
-    incarnations_[session] = 1;
-    ASSERT_TRUE(owner_->OnSessionUp({.name = "a", .incarnation = 1}, session, now_us_));
+    session = OpenSession({.name = "a", .incarnation = 1});
     EXPECT_FALSE(last_submit().alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
@@ -262,9 +260,7 @@ TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
     EXPECT_EQ(resumes(ResumeReason::kSilent), static_cast<uint64_t>(i + 1));
     muted_ = {};
     Advance(200'000);
-    const SessionId session = ++last_session_;
-    incarnations_[session] = 1;
-    ASSERT_TRUE(owner_->OnSessionUp({.name = "a", .incarnation = 1}, session, now_us_));
+    OpenSession({.name = "a", .incarnation = 1});
     EXPECT_FALSE(last_submit().alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
