@@ -42,7 +42,7 @@ struct KvPool {
 // What a probe found. Bytes per second of whole blocks, checksum included.
 struct LinkReport {
   std::string peer;  // Worker name.
-  std::string path;  // "shared memory", "ucx active message", "grpc".
+  std::string path;  // "shared memory", "ucx message", "grpc".
   double bytes_per_second = 0;
 };
 

@@ -21,9 +21,12 @@ namespace tandem {
 
 namespace {
 
-constexpr int kBacklog = 128;
-constexpr size_t kMaxStrangers = 256;  // Connections without an attached link.
-constexpr int kOffersAtOnce = 8;       // Of one link, before others get their turn.
+// Of connections at once. A full backlog would refuse peers, so that is as long as the kernel
+// allows.
+constexpr int kAcceptsAtOnce = 128;
+// Connections without an attached link: what hangs up is gone two rounds after it was accepted.
+constexpr size_t kMaxStrangers = 2 * kAcceptsAtOnce;
+constexpr int kOffersAtOnce = 8;  // Of one link, before others get their turn.
 constexpr uint32_t kNoBlock = UINT32_MAX;
 
 absl::Status SocketError(const char* what) {
@@ -120,7 +123,7 @@ absl::Status SharedLinks::Listen() {
   if (bind(listen_fd_, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     return SocketError("bind");
   }
-  if (listen(listen_fd_, kBacklog) != 0) return SocketError("listen");
+  if (listen(listen_fd_, SOMAXCONN) != 0) return SocketError("listen");
   spare_fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
   return absl::OkStatus();
 }
@@ -212,7 +215,7 @@ void SharedLinks::CloseOutbound(uint64_t link) {
 // ---- Receiving ----
 
 void SharedLinks::Accept() {
-  while (true) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
     const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
       Decline();

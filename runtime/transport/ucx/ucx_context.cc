@@ -69,12 +69,16 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
   if (status == UCS_OK && !options.devices.empty()) {
     status = ucp_config_modify(config, "NET_DEVICES", options.devices.c_str());
   }
-  // Frames are read straight out of the pool; nothing is ever put into it from outside.
-  if (status == UCS_OK) status = ucp_config_modify(config, "RNDV_SCHEME", "am");
+  // What a killed peer must not be able to break in UCX 1.13 (README.md).
+  const std::pair<const char*, const char*> settings[] = {
+      {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"KEEPALIVE_INTERVAL", "inf"}};
+  for (const auto& [name, value] : settings) {
+    if (status == UCS_OK) status = ucp_config_modify(config, name, value);
+  }
 
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_TAG | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
   params.name = "tandem";
   if (status == UCS_OK) status = ucp_init(&params, config, &context->context_);
   ucp_config_release(config);

@@ -5,7 +5,6 @@
 
 #include <deque>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -13,12 +12,9 @@
 
 namespace tandem {
 
-enum MessageId : unsigned { kFrameId = 1, kAckId = 2 };
-
 struct UcxLinks::Outbound {
   uint64_t link = 0;
-  std::string peer;
-  UcxAddress remote;
+  uint64_t remote_link = 0;
   std::shared_ptr<LostCallbackOnce> on_lost;
   ucp_ep_h endpoint = nullptr;
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();  // By the endpoint.
@@ -31,40 +27,36 @@ struct UcxLinks::Outbound {
     bool probe = false;
   };
   std::deque<Waiting> waiting;
-  std::set<uint64_t> unacknowledged;  // Records.
+  size_t in_ucx = 0;
 };
 
 struct UcxLinks::Inbound {
-  uint64_t link = 0;
   std::string peer;
-  UcxAddress remote;
-  bool attached = false;
   std::shared_ptr<LostCallbackOnce> on_lost;
-  ucp_ep_h endpoint = nullptr;
-  std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();
   bool broken = false;
-  std::vector<UcxAck> early_acks;  // Of probes that came before Attach.
   double first_probe_seconds = 0;
 };
 
-// Exists until the message has left UCX and its frame is acknowledged or given up.
+// A message: the frame's header, then the block. UCX reads both until the send completes.
 struct UcxLinks::SendRecord {
   UcxLinks* links = nullptr;
   uint64_t number = 0;
   uint64_t outbound = 0;
   uint64_t send_id = 0;
   bool probe = false;
-  bool in_ucx = false;
-  bool acknowledged = false;
-  bool abandoned = false;
-  bool reported = false;
-  UcxFrameMessage message;  // UCX reads it until the send completes.
+  uint8_t header[kFrameHeaderBytes] = {};
+  ucp_dt_iov_t parts[2] = {};
 };
 
-struct UcxLinks::AckRecord {
+// The same at the other end.
+struct UcxLinks::ReceiveRecord {
   UcxLinks* links = nullptr;
   uint64_t number = 0;
-  UcxAck message;
+  uint64_t link = 0;
+  bool whole = false;  // As long as a header and a block.
+  uint8_t header[kFrameHeaderBytes] = {};
+  std::vector<std::byte> payload;
+  ucp_dt_iov_t parts[2] = {};
 };
 
 }  // namespace tandem

@@ -1,6 +1,11 @@
-// Links between hosts: blocks travel inside eager active messages, so that a completion never hangs
-// on something that a peer must do; the receiver copies them to the place it chose. Endpoints are
-// in error mode PEER and closed by force, so that completions always come.
+// Links between hosts: a block and its header are one eager tagged message, whose tag is the
+// receiver's number for the link, so that a completion never hangs on something that a peer must
+// do. The receiver copies the block to the place it chose. Endpoints are in error mode PEER and
+// closed by force, so that completions always come.
+//
+// Nothing goes back over UCX, and tagged eager messages ask the peer for nothing either: UCX 1.13
+// aborts the process when an endpoint closes or fails while it still owes the peer a handshake, and
+// when both ends connect to each other at the same moment (README.md).
 //
 // Progress thread only.
 
@@ -10,10 +15,8 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -25,96 +28,69 @@
 
 namespace tandem {
 
-// The header of a Frame, which carries the payload, and of an Offer, which says where it lies. As
-// it lies in memory (little-endian).
-struct UcxFrameMessage {
-  uint64_t inbound = 0;   // The receiver's number for the link.
-  uint64_t outbound = 0;  // The sender's.
-  uint64_t record = 0;    // Comes back in the Ack.
-  uint32_t unused = 0;
-  uint8_t header[kFrameHeaderBytes] = {};
-};
-static_assert(sizeof(UcxFrameMessage) == 48);
-
-// The header of an acknowledgement.
-struct UcxAck {
-  uint64_t outbound = 0;  // The sender's number for the link.
-  uint64_t record = 0;    // Of the frame's message.
-};
-
 class UcxLinks {
  public:
-  // Frames of one link that are on their way without an acknowledgement.
+  // Frames of one link that UCX holds at a time; and messages read before others get their turn.
   static constexpr size_t kWindow = 32;
 
   UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener);
   ~UcxLinks();  // All links are gone and Quiet(), or the worker is about to be destroyed.
 
-  // Registers the active message handlers.
-  absl::Status Start();
-
-  void OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
+  void OpenOutbound(uint64_t link, const UcxAddress& remote,
                     std::shared_ptr<LostCallbackOnce> on_lost);
   void Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id);
   void CloseOutbound(uint64_t link);  // Unknown: nothing.
 
   void OpenInbound(uint64_t link, const std::string& peer,
                    std::shared_ptr<LostCallbackOnce> on_lost);
-  void AttachInbound(uint64_t link, const UcxAddress& remote);
   void CloseInbound(uint64_t link);  // Unknown: nothing.
+
+  // Reads what has arrived. False if nothing had.
+  bool Receive();
 
   // Ends what broke since the last call; collects endpoints that have closed.
   void Tend();
   void CloseAll();
 
-  // Nothing is owed to or by UCX: no message on its way, no endpoint closing.
-  bool Quiet() const { return sends_.empty() && acks_.empty() && closing_.empty(); }
+  // Nothing is owed by UCX: no message on its way, no endpoint closing.
+  bool Quiet() const { return sends_.empty() && closing_.empty(); }
 
  private:
   struct Outbound;
   struct Inbound;
   struct SendRecord;
-  struct AckRecord;
+  struct ReceiveRecord;
 
-  static ucs_status_t OnFrame(void* self, const void* header, size_t header_bytes, void* data,
-                              size_t data_bytes, const ucp_am_recv_param_t* param);
-  static ucs_status_t OnAck(void* self, const void* header, size_t header_bytes, void* data,
-                            size_t data_bytes, const ucp_am_recv_param_t* param);
   static void OnEndpointError(void* broken, ucp_ep_h endpoint, ucs_status_t status);
   static void OnSendDone(void* request, ucs_status_t status, void* record);
-  static void OnAckDone(void* request, ucs_status_t status, void* record);
+  static void OnReceiveDone(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info,
+                            void* record);
 
-  absl::StatusOr<ucp_ep_h> Connect(const std::string& worker_address, absl::Status* broken);
   void Close(ucp_ep_h endpoint);
-
   void Pump(Outbound* link);
   void Start(Outbound* link, const FrameHeader& header, int32_t block, uint64_t send_id,
              bool probe);
-  void Settle(SendRecord* record);
+  void Finish(SendRecord* record, ucs_status_t status);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
-  void Take(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-            size_t payload_bytes);
-  void Land(Inbound* link, const FrameHeader& header, const std::byte* source);
+  std::unique_ptr<ReceiveRecord> NewReceive(uint64_t link, bool whole);
+  void Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status);
+  void Land(const FrameHeader& header, const std::byte* source);
   void CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source);
-  void Acknowledge(Inbound* link, const UcxAck& ack);
 
   UcxContext* const context_;
   KvReceiver* const receiver_;
   KvTransport::Listener* const listener_;
   std::map<uint64_t, std::unique_ptr<Outbound>> outbound_;
   std::map<uint64_t, std::unique_ptr<Inbound>> inbound_;
-  std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // By number, until both ends are done.
-  std::map<uint64_t, std::unique_ptr<AckRecord>> acks_;
+  std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // In UCX, by number.
+  // Of which a part is still to come; for ever, if the sender died in between.
+  std::map<uint64_t, std::unique_ptr<ReceiveRecord>> receives_;
+  std::vector<std::unique_ptr<ReceiveRecord>> spare_;  // At most kWindow.
   std::vector<void*> closing_;
   // What endpoints' error handlers write to outlives the endpoints.
   std::vector<std::unique_ptr<absl::Status>> errors_;
-  std::vector<std::byte> scratch_;  // Where probes land.
-  struct EarlyMessage {
-    UcxFrameMessage message;
-    std::vector<std::byte> payload;
-  };
-  std::deque<EarlyMessage> early_;  // For links that nobody has opened yet; at most kWindow.
+  std::vector<std::byte> scratch_;  // Where probes come from and land.
   uint64_t next_record_ = 1;
 };
 

@@ -1,7 +1,7 @@
-// The receiving half of UcxLinks: frames into places, acknowledgements back.
+// The receiving half of UcxLinks: frames into places.
 
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "runtime/base/crc32c.h"
@@ -21,75 +21,84 @@ double SecondsNow() {
 void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
                            std::shared_ptr<LostCallbackOnce> on_lost) {
   auto opened = std::make_unique<Inbound>();
-  opened->link = link;
   opened->peer = peer;
   opened->on_lost = std::move(on_lost);
-  Inbound* const inbound = opened.get();
   inbound_.emplace(link, std::move(opened));
-  std::deque<EarlyMessage> others;
-  for (EarlyMessage& early : std::exchange(early_, {})) {
-    if (early.message.inbound != link) {
-      others.push_back(std::move(early));
+}
+
+bool UcxLinks::Receive() {
+  const size_t expected_bytes =
+      kFrameHeaderBytes + static_cast<size_t>(context_->pool().block_bytes);
+  for (size_t i = 0; i < kWindow; ++i) {
+    ucp_tag_recv_info_t info = {};
+    // Of any link: those of a closed one are read, too, and dropped.
+    ucp_tag_message_h message =
+        ucp_tag_probe_nb(context_->worker(), 0, /*tag_mask=*/0, /*remove=*/1, &info);
+    if (message == nullptr) return i > 0;
+    std::unique_ptr<ReceiveRecord> record =
+        NewReceive(info.sender_tag, info.length == expected_bytes);
+    ucp_request_param_t params = {};
+    params.op_attr_mask =
+        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
+    params.datatype = UCP_DATATYPE_IOV;
+    params.cb.recv = &UcxLinks::OnReceiveDone;
+    params.user_data = record.get();
+    void* request = ucp_tag_msg_recv_nbx(context_->worker(), record->parts,
+                                         std::size(record->parts), message, &params);
+    if (UCS_PTR_IS_PTR(request)) {
+      receives_.emplace(record->number, std::move(record));
     } else {
-      Take(inbound, early.message, early.payload.data(), early.payload.size());
+      Finish(std::move(record), UCS_PTR_STATUS(request));
     }
   }
-  early_ = std::move(others);
+  return true;
 }
 
-void UcxLinks::AttachInbound(uint64_t link, const UcxAddress& remote) {
-  const auto found = inbound_.find(link);
-  if (found == inbound_.end() || found->second->attached) return;
-  Inbound* const inbound = found->second.get();
-  inbound->attached = true;
-  inbound->remote = remote;
-  absl::StatusOr<ucp_ep_h> endpoint = Connect(remote.worker_address, inbound->error.get());
-  if (!endpoint.ok()) {
-    Break(inbound, endpoint.status());
-    return;
-  }
-  inbound->endpoint = *endpoint;
-  for (const UcxAck& ack : std::exchange(inbound->early_acks, {})) Acknowledge(inbound, ack);
-}
-
-ucs_status_t UcxLinks::OnFrame(void* self, const void* header, size_t header_bytes, void* data,
-                               size_t data_bytes, const ucp_am_recv_param_t* param) {
-  auto* const links = static_cast<UcxLinks*>(self);
-  UcxFrameMessage message;
-  if (header_bytes != sizeof(message) || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-    return UCS_OK;
-  }
-  std::memcpy(&message, header, sizeof(message));
-  const auto* const payload = static_cast<const std::byte*>(data);
-  const auto link = links->inbound_.find(message.inbound);
-  if (link != links->inbound_.end()) {
-    links->Take(link->second.get(), message, payload, data_bytes);
-    return UCS_OK;
-  }
-  // It may have overtaken the command that opens its link.
-  links->early_.push_back({.message = message, .payload = {payload, payload + data_bytes}});
-  if (links->early_.size() > kWindow) links->early_.pop_front();
-  return UCS_OK;
-}
-
-void UcxLinks::Take(Inbound* link, const UcxFrameMessage& message, const std::byte* payload,
-                    size_t payload_bytes) {
-  if (link->broken) return;
-  const FrameHeader frame = UnpackFrameHeader(message.header);
-  const auto block_bytes = static_cast<size_t>(context_->pool().block_bytes);
-  if (payload_bytes != block_bytes || frame.length_bytes != block_bytes) {
-    Break(link, absl::InvalidArgumentError("a frame that is not one block long"));
-    return;
-  }
-  if (IsProbe(frame)) {
-    CountProbe(link, frame, payload);
+std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, bool whole) {
+  std::unique_ptr<ReceiveRecord> record;
+  if (spare_.empty()) {
+    record = std::make_unique<ReceiveRecord>();
+    record->links = this;
+    record->payload.resize(static_cast<size_t>(context_->pool().block_bytes));
+    record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
+    record->parts[1] = {.buffer = record->payload.data(), .length = record->payload.size()};
   } else {
-    Land(link, frame, payload);
+    record = std::move(spare_.back());
+    spare_.pop_back();
   }
-  Acknowledge(link, {.outbound = message.outbound, .record = message.record});
+  record->number = next_record_++;
+  record->link = link;
+  record->whole = whole;
+  return record;
 }
 
-void UcxLinks::Land(Inbound* link, const FrameHeader& header, const std::byte* source) {
+void UcxLinks::OnReceiveDone(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info,
+                             void* user_data) {
+  auto* const record = static_cast<ReceiveRecord*>(user_data);
+  UcxLinks* const links = record->links;
+  ucp_request_free(request);
+  auto owned = links->receives_.extract(record->number);
+  links->Finish(std::move(owned.mapped()), status);
+}
+
+void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status) {
+  const auto found = inbound_.find(record->link);
+  if (found != inbound_.end() && !found->second->broken) {
+    const FrameHeader frame = UnpackFrameHeader(record->header);
+    if (status != UCS_OK && record->whole) {
+      Break(found->second.get(), UcxError("receiving a frame", status));
+    } else if (!record->whole || frame.length_bytes != record->payload.size()) {
+      Break(found->second.get(), absl::InvalidArgumentError("a frame that is not one block long"));
+    } else if (IsProbe(frame)) {
+      CountProbe(found->second.get(), frame, record->payload.data());
+    } else {
+      Land(frame, record->payload.data());
+    }
+  }
+  if (spare_.size() < kWindow) spare_.push_back(std::move(record));
+}
+
+void UcxLinks::Land(const FrameHeader& header, const std::byte* source) {
   const std::optional<KvReceiver::Place> place = receiver_->Begin(header);
   if (!place.has_value()) return;
   const uint32_t crc =
@@ -104,49 +113,16 @@ void UcxLinks::CountProbe(Inbound* link, const FrameHeader& header, const std::b
   } else if (header.ordinal + 1 == header.reservation.slot) {
     const double seconds = std::max(SecondsNow() - link->first_probe_seconds, 1e-9);
     listener_->OnLinkProbed({.peer = link->peer,
-                             .path = "ucx active message",
+                             .path = "ucx message",
                              .bytes_per_second = static_cast<double>(header.ordinal) *
                                                  static_cast<double>(header.length_bytes) /
                                                  seconds});
   }
 }
 
-void UcxLinks::Acknowledge(Inbound* link, const UcxAck& ack) {
-  if (link->broken) return;
-  if (link->endpoint == nullptr) {
-    if (link->early_acks.size() < 2 * kWindow) link->early_acks.push_back(ack);
-    return;
-  }
-  auto made = std::make_unique<AckRecord>();
-  AckRecord* const record = made.get();
-  record->links = this;
-  record->number = next_record_++;
-  record->message = ack;
-  ucp_request_param_t params = {};
-  params.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-  params.flags = UCP_AM_SEND_FLAG_EAGER;
-  params.cb.send = &UcxLinks::OnAckDone;
-  params.user_data = record;
-  void* request = ucp_am_send_nbx(link->endpoint, kAckId, &record->message, sizeof(record->message),
-                                  nullptr, 0, &params);
-  if (UCS_PTR_IS_PTR(request)) {
-    acks_.emplace(record->number, std::move(made));
-  } else if (UCS_PTR_IS_ERR(request)) {
-    Break(link, UcxError("acknowledging a frame", UCS_PTR_STATUS(request)));
-  }
-}
-
-void UcxLinks::OnAckDone(void* request, ucs_status_t status, void* user_data) {
-  auto* const record = static_cast<AckRecord*>(user_data);
-  ucp_request_free(request);
-  record->links->acks_.erase(record->number);
-}
-
 void UcxLinks::Break(Inbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
-  if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
   link->on_lost->Call(why);
 }
 
@@ -154,7 +130,6 @@ void UcxLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
-  errors_.push_back(std::move(found->second->error));
   inbound_.erase(found);
 }
 

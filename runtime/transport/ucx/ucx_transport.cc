@@ -105,15 +105,12 @@ class Inbound final : public KvInbound {
     absl::StatusOr<UcxAddress> remote = DecodeUcxAddress(sender_address);
     absl::StatusOr<bool> shared =
         remote.ok() ? ChoosePath(local_, *remote) : absl::StatusOr<bool>(remote.status());
-    transport_->Post([shared_links = shared_links_, links = links_, peer = peer_,
-                      link = local_.link, on_lost = on_lost_, remote = std::move(remote),
-                      shared = std::move(shared)] {
+    transport_->Post([shared_links = shared_links_, peer = peer_, link = local_.link,
+                      on_lost = on_lost_, remote = std::move(remote), shared = std::move(shared)] {
       if (!shared.ok()) {
         on_lost->Call(shared.status());
       } else if (*shared) {
         shared_links->AttachInbound(link, peer, *remote, on_lost);
-      } else {
-        links->AttachInbound(link, *remote);
       }
     });
   }
@@ -144,7 +141,6 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Create(const UcxOpti
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(context), options, wake_fd));
   transport->shared_links_ = std::move(shared_links);
   transport->links_ = std::move(links);
-  TANDEM_RETURN_IF_ERROR(transport->links_->Start());
   transport->thread_ = std::thread([self = transport.get()] { self->Run(); });
   return transport;
 }
@@ -215,9 +211,7 @@ absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
     return std::make_unique<Outbound<SharedLinks>>(this, shared_links_.get(), local,
                                                    std::move(once));
   }
-  Post([links = links_.get(), link, peer, remote, once] {
-    links->OpenOutbound(link, peer, remote, once);
-  });
+  Post([links = links_.get(), link, remote, once] { links->OpenOutbound(link, remote, once); });
   return std::make_unique<Outbound<UcxLinks>>(this, links_.get(), local, std::move(once));
 }
 
@@ -247,25 +241,28 @@ bool UcxTransport::RunCommands() {
 
 void UcxTransport::Run() {
   pthread_setname_np(pthread_self(), "kv-ucx");
-  while (RunCommands()) {
-    // Once: what was posted before a message arrived is run before it, as far as can be seen.
+  while (true) {
     const bool progressed = network_ && ucp_worker_progress(context_->worker()) != 0;
+    // In between: whoever sends on a link has been told its number after its opening was posted.
+    if (!RunCommands()) break;
+    const bool received = network_ && links_->Receive();
     links_->Tend();
-    Wait(progressed);
+    Wait(progressed || received);
   }
   shared_links_->CloseAll();
   links_->CloseAll();
   const auto end = std::chrono::steady_clock::now() + kShutdownGrace;
   while (!links_->Quiet() && std::chrono::steady_clock::now() < end) {
     ucp_worker_progress(context_->worker());
+    links_->Receive();
     links_->Tend();
   }
   if (!links_->Quiet()) LogWarning("UCX did not complete everything before its end");
 }
 
-void UcxTransport::Wait(bool progressed) {
+void UcxTransport::Wait(bool busy) {
   int timeout_ms = -1;
-  if (progressed) {
+  if (busy) {
     timeout_ms = 0;
   } else if (network_) {
     const ucs_status_t armed = ucp_worker_arm(context_->worker());

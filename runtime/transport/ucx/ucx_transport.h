@@ -1,9 +1,9 @@
 // KvTransport over UCX.
 //
 // Within a host the pool is shared memory, out of which the receiver copies (SharedLinks); between
-// hosts blocks travel in active messages on the named interfaces (UcxLinks). Either way the
-// receiver copies a block to the place it chose, checksums it there and acknowledges it, and a link
-// has at most 32 unacknowledged frames.
+// hosts blocks travel in tagged messages on the named interfaces (UcxLinks). Either way the
+// receiver copies a block to the place it chose and checksums it there, and a link has at most 32
+// frames under way.
 //
 // One thread makes every UCX call. It sleeps in poll() when nothing moves.
 
@@ -53,7 +53,7 @@ class UcxTransport final : public KvTransport {
   UcxTransport(std::unique_ptr<UcxContext> context, const UcxOptions& options, int wake_fd);
   void Run();
   bool RunCommands() EXCLUDES(mu_);
-  void Wait(bool progressed);
+  void Wait(bool busy);
   UcxAddress LocalAddress(uint64_t link) const;
 
   const std::unique_ptr<UcxContext> context_;
