@@ -1,0 +1,108 @@
+"""Workers on two hosts: each a network namespace, KV over UCX on the interface between them."""
+
+import concurrent.futures
+import os
+import random
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from server import BIN, DEMO_MODEL, Server, free_port, wait_until
+
+HERE, THERE = "10.213.77.1", "10.213.77.2"
+KILLS = 6
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def other_host():
+    """A namespace with one link to this one: (its name, our interface, its interface)."""
+    name = f"tandem{os.getpid()}"
+    ours, theirs = f"td{os.getpid()}a", f"td{os.getpid()}b"
+    if shutil.which("ip") is None:
+        pytest.skip("no command ip (iproute2)")
+    made = ip("netns", "add", name)
+    if made.returncode != 0:
+        pytest.skip(f"cannot make a network namespace: {made.stderr.strip()}")
+    try:
+        for command in (f"link add {ours} type veth peer name {theirs} netns {name}",
+                        f"addr add {HERE}/30 dev {ours}", f"link set {ours} up",
+                        f"-n {name} addr add {THERE}/30 dev {theirs}", f"-n {name} link set {theirs} up",
+                        f"-n {name} link set lo up"):
+            done = ip(*command.split())
+            assert done.returncode == 0, f"ip {command}: {done.stderr}"
+        yield name, ours, theirs
+    finally:
+        ip("netns", "delete", name)
+
+
+class Worker:
+    def __init__(self, folder, name, role, address, device, prefix=()):
+        self.target = f"{address}:{free_port()}"
+        self.log_path = folder / f"{name}.log"
+        self.command = [*prefix, str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--name={name}",
+                        f"--role={role}", f"--listen={self.target}", "--insecure-public-listen",
+                        "--transport=ucx", f"--ucx-devices={device}", "--kv-memory=64000000", "--threads=1"]
+        self.start()
+
+    def start(self):
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        assert status == 0, f"{self.command} ended with {status}:\n{self.log_path.read_text()[-3000:]}"
+
+
+class Router(Server):
+    def __init__(self, folder, *workers):
+        super().__init__(folder, DEMO_MODEL)
+        self.command = [str(BIN / "tandem-router"), f"--model={DEMO_MODEL}", f"--http={self.http}",
+                        f"--grpc={self.grpc}", "--disaggregate=always",
+                        "--workers=" + ",".join(worker.target for worker in workers)]
+
+
+def prompts(seed, count):
+    rng = random.Random(seed)
+    return [[rng.randrange(16, 4000) for _ in range(rng.randrange(100, 1500))] for _ in range(count)]
+
+
+def test_blocks_cross_hosts_and_survive_their_workers(tmp_path, other_host, hybrid):
+    namespace, ours, theirs = other_host
+    there = ("ip", "netns", "exec", namespace)
+    prefill = Worker(tmp_path, "prefill-0", "prefill", THERE, theirs, there)
+    decode = Worker(tmp_path, "decode-0", "decode", HERE, ours)
+    asked = prompts(seed=5, count=12)
+    with Router(tmp_path, prefill, decode) as router, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        want = [hybrid.complete(prompt) for prompt in asked]
+        assert list(pool.map(router.complete, asked)) == want
+        assert router.total("tandem_kv_transfer_bytes_total", transport="ucx") > 0
+        assert '"path":"ucx message"' in decode.log_path.read_text()
+
+        # The one that is left must neither die with its peer nor give a token away.
+        for kill in range(KILLS):
+            before = router.total("tandem_kv_transfer_bytes_total", transport="ucx")
+            fresh = prompts(seed=100 + kill, count=8)
+            answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in fresh]
+            wait_until(lambda: router.total("tandem_kv_transfer_bytes_total", transport="ucx") > before,
+                       30, "blocks move")
+            victim = (prefill, decode)[kill % 2]
+            victim.kill()
+            victim.start()
+            got = [answer.result() for answer in answers]
+            assert got == [hybrid.complete(prompt, max_tokens=4) for prompt in fresh]
+            router.wait_alive("prefill", 1)
+            router.wait_alive("decode", 1)
+        router.wait_idle()
+    prefill.stop()
+    decode.stop()
