@@ -68,14 +68,29 @@ void VirtualLink::Break(int unnoticed_by) {
 void VirtualNetwork::InProcess(VirtualProcess* process, uint64_t life, int64_t at_us,
                                std::function<void()> run) {
   events_->At(at_us, [this, process, life, run = std::move(run)]() mutable {
-    if (process->life != life) return;
+    process->arrivals.push_back({.life = life, .run = std::move(run)});
+    WorkOff(process);
+  });
+}
+
+void VirtualNetwork::WorkOff(VirtualProcess* process) {
+  while (!process->arrivals.empty()) {
+    if (process->arrivals.front().life != process->life) {
+      process->arrivals.pop_front();
+      continue;
+    }
     if (process->paused_until_us > events_->now_us()) {
-      InProcess(process, life, process->paused_until_us, std::move(run));
+      if (std::exchange(process->wakes_at_us, process->paused_until_us) !=
+          process->paused_until_us) {
+        events_->At(process->paused_until_us, [this, process] { WorkOff(process); });
+      }
       return;
     }
+    const std::function<void()> run = std::move(process->arrivals.front().run);
+    process->arrivals.pop_front();
     run();
     after_(process);
-  });
+  }
 }
 
 std::shared_ptr<VirtualLink> VirtualNetwork::Connect(VirtualLink::End a, VirtualLink::End b) {

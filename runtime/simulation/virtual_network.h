@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -21,13 +22,20 @@
 namespace tandem {
 
 // A process: what is addressed to an earlier life never arrives; a paused one works off what came
-// in the meantime when it goes on.
+// in the meantime, in its order, when it goes on.
 struct VirtualProcess {
   std::string name;
   uint64_t life = 0;  // 0: never started. Grows with every start and every end.
   bool up = false;
   int64_t paused_until_us = 0;
   int64_t clock_offset_us = 0;  // Of its monotonic clock.
+
+  struct Arrival {
+    uint64_t life = 0;
+    std::function<void()> run;
+  };
+  std::deque<Arrival> arrivals;  // Not worked off yet.
+  int64_t wakes_at_us = 0;       // The latest moment for which a look at them is planned.
 };
 
 class VirtualNetwork;
@@ -93,6 +101,8 @@ class VirtualNetwork {
   const SimulatedFaults& faults() const { return *faults_; }
 
  private:
+  void WorkOff(VirtualProcess* process);
+
   EventQueue* const events_;
   Random* const random_;
   const SimulatedFaults* const faults_;  // The world turns them off at the end.
