@@ -10,7 +10,17 @@ namespace tandem {
 namespace {
 
 using testing::SizeIs;
-using EngineGrantsTest = EngineTransferTest;
+
+class EngineGrantsTest : public EngineTransferTest {
+ protected:
+  // The prefill worker's blocks stay with the transport until ReleaseFrames.
+  void CancelWithFramesOut(const Submit& submit) {
+    fleet_.HoldFrames();
+    fleet_.Submit(kDecode, submit);
+    Run();
+    fleet_.Cancel(kDecode, submit.attempt);
+  }
+};
 
 TEST_F(EngineGrantsTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
@@ -113,10 +123,7 @@ TEST_F(EngineGrantsTest, QuarantineThatIsTooLargeForTooLongAsksForAnotherProcess
   Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
   Engine& prefill = fleet_.engine(kPrefill);
   const Submit submit = Disaggregated(1, RandomTokens(150, 1), 5);
-  fleet_.HoldFrames();
-  fleet_.Submit(kDecode, submit);
-  Run();
-  fleet_.Cancel(kDecode, submit.attempt);
+  CancelWithFramesOut(submit);
   Run();
   EXPECT_EQ(prefill.Load().blocks.quarantined, 10);
   EXPECT_FALSE(prefill.quarantine_is_stuck());
@@ -132,10 +139,7 @@ TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess
   Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
   Engine& prefill = fleet_.engine(kPrefill);
   const Submit cancelled = Disaggregated(1, RandomTokens(70, 1), 5);
-  fleet_.HoldFrames();
-  fleet_.Submit(kDecode, cancelled);
-  Run();
-  fleet_.Cancel(kDecode, cancelled.attempt);
+  CancelWithFramesOut(cancelled);
   fleet_.Advance(2 * LivenessTimes().quarantine_us);
   Run();
   EXPECT_EQ(prefill.Load().blocks.quarantined, 5);

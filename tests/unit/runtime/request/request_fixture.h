@@ -98,6 +98,15 @@ class RequestFixture : public testing::Test {
         r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
     return OpenSession(r.worker);
   }
+  // Prefill worker "p" and decode worker "d", and every prompt is disaggregated. The session of
+  // "d".
+  SessionId AddPair() {
+    RequestOwnerOptions options;
+    options.disaggregate = DisaggregatePolicy::kAlways;
+    Recreate(options);
+    AddWorker("p", WorkerRole::kPrefill);
+    return AddWorker("d", WorkerRole::kDecode);
+  }
   SessionId OpenSession(const WorkerId& worker) {
     const SessionId session = ++last_session_;
     EXPECT_TRUE(owner_->OnSessionUp(worker, session, now_us_));

@@ -267,11 +267,7 @@ TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
 }
 
 TEST_F(RequestResumeTest, AStalledPrefillWorkerLosesThePromptsInItsQueue) {
-  RequestOwnerOptions options;
-  options.disaggregate = DisaggregatePolicy::kAlways;
-  Recreate(options);
-  AddWorker("p", WorkerRole::kPrefill);
-  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  const SessionId d = AddPair();
   RecordingSink computed;
   Start(&computed);
   Say(d, {Token(last_submit().attempt, 3, 'x')});
@@ -290,11 +286,7 @@ TEST_F(RequestResumeTest, AStalledPrefillWorkerLosesThePromptsInItsQueue) {
 }
 
 TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {
-  RequestOwnerOptions options;
-  options.disaggregate = DisaggregatePolicy::kAlways;
-  Recreate(options);
-  AddWorker("p", WorkerRole::kPrefill);
-  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  const SessionId d = AddPair();
   for (int64_t pause_us = Fleet::kFirstPairPauseUs; pause_us <= 8'000'000; pause_us *= 2) {
     RecordingSink first, next;
     const RequestId failed = Start(&first);
@@ -325,11 +317,7 @@ TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
 }
 
 TEST_F(RequestResumeTest, ALostTransferAvoidsThatPrefillWorkerUntilItIsHeard) {
-  RequestOwnerOptions options;
-  options.disaggregate = DisaggregatePolicy::kAlways;
-  Recreate(options);
-  AddWorker("p", WorkerRole::kPrefill);
-  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  const SessionId d = AddPair();
   Start(&sink_);
   ASSERT_EQ(last_submit().prefill.worker.name, "p");
   Say(d, {EndedEvent{.attempt = last_submit().attempt,
@@ -357,11 +345,7 @@ TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
 }
 
 TEST_F(RequestResumeTest, ADrainBlamesNoPrefillWorker) {
-  RequestOwnerOptions options;
-  options.disaggregate = DisaggregatePolicy::kAlways;
-  Recreate(options);
-  AddWorker("p", WorkerRole::kPrefill);
-  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  const SessionId d = AddPair();
   Start(&sink_);
   const SessionId e = AddWorker("e", WorkerRole::kDecode);
   owner_->OnStepBatch(d,
