@@ -10,6 +10,7 @@
 #define TANDEM_KERNELS_API_BACKEND_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -97,6 +98,9 @@ class Backend {
   virtual absl::Status DecodeAttention(const DecodeAttentionArgs& args) = 0;
   virtual absl::Status PrefillAttention(const PrefillAttentionArgs& args) = 0;
   virtual absl::Status CopyBlocks(const CopyBlocksArgs& args) = 0;
+
+  // Any thread. Grows with every small piece of work, also in the middle of an operation.
+  virtual uint64_t work_done() const = 0;
 
   // Returns when everything enqueued has finished. An error of an enqueued operation shows here.
   virtual absl::Status Synchronize() = 0;

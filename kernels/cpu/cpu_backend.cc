@@ -159,6 +159,7 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  uint64_t work_done() const override { return pool_.items_done(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
  protected:

@@ -91,6 +91,7 @@ bool ThreadPool::RunItems(int thread) {
     // This item keeps its operation from finishing, so the fields are of the same operation.
     function_(context_, num_items_ - static_cast<int64_t>(cursor & 0xFFFFFFFFu), thread);
     finished_.fetch_add(1, std::memory_order_release);
+    if (thread == 0) CountItem();
     ran = true;
     cursor = cursor_.load(std::memory_order_acquire);
   }

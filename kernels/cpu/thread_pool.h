@@ -28,13 +28,18 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
   // Threads that sleep because no work has come for a while.
   int num_parked() const { return num_parked_.load(); }
+  // That the calling thread has computed, ever. Any thread.
+  uint64_t items_done() const { return items_done_.load(std::memory_order_relaxed); }
 
   // Calls body(item, thread) for every item in [0, num_items), thread below num_threads(), and
   // returns when all have returned. One caller at a time. num_items below 2^31.
   template <typename Body>
   void ParallelFor(int64_t num_items, const Body& body) {
     if (num_items <= 1 || threads_.empty()) {
-      for (int64_t item = 0; item < num_items; ++item) body(item, 0);
+      for (int64_t item = 0; item < num_items; ++item) {
+        body(item, 0);
+        CountItem();
+      }
       return;
     }
     Run(
@@ -46,6 +51,7 @@ class ThreadPool {
   }
 
  private:
+  void CountItem() { items_done_.store(items_done() + 1, std::memory_order_relaxed); }
   using Function = void (*)(const void* context, int64_t item, int thread);
 
   void Run(int64_t num_items, Function function, const void* context) EXCLUDES(mu_);
@@ -61,6 +67,7 @@ class ThreadPool {
   const void* context_ = nullptr;
   int64_t num_items_ = 0;
   alignas(64) std::atomic<int64_t> finished_{0};
+  alignas(64) std::atomic<uint64_t> items_done_{0};  // Written by the calling thread.
 
   alignas(64) std::atomic<int> num_parked_{0};
   std::atomic<bool> stopping_{false};

@@ -1,5 +1,8 @@
 #include "kernels/reference/reference_backend.h"
 
+#include <atomic>
+#include <cstdint>
+
 #include "kernels/api/float_environment.h"
 #include "kernels/api/host_memory.h"
 #include "kernels/api/validate.h"
@@ -19,14 +22,6 @@ absl::Status Check(const Args& args) {
   } else {
     return Validate(args);
   }
-}
-
-template <typename Args>
-absl::Status Run(const Args& args, void (*operation)(const Args&)) {
-  TANDEM_RETURN_IF_ERROR(Check(args));
-  const KernelFloatScope scope;
-  operation(args);
-  return absl::OkStatus();
 }
 
 class ReferenceBackend final : public Backend {
@@ -101,10 +96,23 @@ class ReferenceBackend final : public Backend {
     return Run(args, ReferenceCopyBlocks);
   }
 
+  uint64_t work_done() const override { return num_operations_; }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
  protected:
   void Free(std::byte* data, size_t size_bytes) override { FreeHostMemory(data, size_bytes); }
+
+ private:
+  template <typename Args>
+  absl::Status Run(const Args& args, void (*operation)(const Args&)) {
+    TANDEM_RETURN_IF_ERROR(Check(args));
+    const KernelFloatScope scope;
+    operation(args);
+    ++num_operations_;
+    return absl::OkStatus();
+  }
+
+  std::atomic<uint64_t> num_operations_{0};
 };
 
 }  // namespace

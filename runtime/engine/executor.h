@@ -69,13 +69,9 @@ class Executor {
   // CRC-32C of the block's bytes as they are now.
   virtual uint32_t BlockChecksum(BlockId block) = 0;
 
-  // Stamps progress: called by Execute after each layer, on the engine thread.
-  class ProgressListener {
-   public:
-    virtual ~ProgressListener() = default;
-    virtual void OnProgress() = 0;
-  };
-  virtual void SetProgressListener(ProgressListener* listener) = 0;  // Outlives the executor.
+  // Any thread. Grows while Execute computes, every few milliseconds on whatever machine: who looks
+  // now and then tells a slow step from one that hangs.
+  virtual uint64_t work_done() const = 0;
 };
 
 }  // namespace tandem

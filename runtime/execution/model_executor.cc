@@ -70,9 +70,6 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
                           Decoder::Create(model, backend, executor->layout_, executor->pool_,
                                           options.max_batched_tokens,
                                           std::min(options.max_batched_tokens, kMaxLogitRows)));
-  executor->after_layer_ = [self = executor.get()] {
-    if (self->listener_ != nullptr) self->listener_->OnProgress();
-  };
   return executor;
 }
 
@@ -208,8 +205,7 @@ absl::Status ModelExecutor::Forward() {
                             .decode_num_tokens = decode_num_tokens_.data(),
                             .prefill_blocks = prefill_blocks_.data(),
                             .prefill_query_start = prefill_query_start_.data(),
-                            .prefill_num_cached = prefill_num_cached_.data()},
-                           after_layer_);
+                            .prefill_num_cached = prefill_num_cached_.data()});
 }
 
 void ModelExecutor::ListLogitRows(std::span<const SequenceRun> runs) {
@@ -241,7 +237,6 @@ absl::Status ModelExecutor::Publish(std::span<const SequenceRun> runs, StepOutpu
       const LogitRow& row = logit_rows_[begin + i];
       PublishRow(row, runs[row.run], logits.subspan(i * vocab, vocab), &output->runs[row.run]);
     }
-    after_layer_();  // A vocabulary's worth of work is progress too.
   }
   return absl::OkStatus();
 }

@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,7 +50,7 @@ class ModelExecutor final : public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
-  void SetProgressListener(ProgressListener* listener) override { listener_ = listener; }
+  uint64_t work_done() const override { return backend_->work_done(); }
 
   // For transports: where a block's block_bytes() lie. Any thread; what may be written when is the
   // protocol's matter.
@@ -92,8 +91,6 @@ class ModelExecutor final : public Executor {
   DeviceBuffer own_pool_;  // Empty if the pool is borrowed.
   std::byte* pool_ = nullptr;
   std::unique_ptr<Decoder> decoder_;
-  ProgressListener* listener_ = nullptr;
-  std::function<void()> after_layer_;
 
   // Arrays of a step, kept for the next one.
   std::vector<int32_t> copy_sources_, copy_destinations_;

@@ -53,13 +53,12 @@ absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
   return allocate(&logits_, max_logit_rows_, config_.vocab_size, sizeof(float));
 }
 
-absl::Status Decoder::Forward(const ForwardInput& input, const std::function<void()>& after_layer) {
+absl::Status Decoder::Forward(const ForwardInput& input) {
   num_rows_ = static_cast<int64_t>(input.token_ids.size());
   TANDEM_CHECK(num_rows_ <= max_tokens_) << num_rows_ << " tokens, at most " << max_tokens_;
   TANDEM_RETURN_IF_ERROR(Embed(input));
   for (size_t layer = 0; layer < kv_.size(); ++layer) {
     TANDEM_RETURN_IF_ERROR(RunLayer(layer, input));
-    after_layer();
   }
   return backend_->Synchronize();
 }

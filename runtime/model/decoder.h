@@ -9,7 +9,6 @@
 #define TANDEM_RUNTIME_MODEL_DECODER_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -50,8 +49,8 @@ class Decoder {
                                                          int64_t max_tokens,
                                                          int64_t max_logit_rows);
 
-  // Calls `after_layer` after each layer. Array contents are trusted.
-  absl::Status Forward(const ForwardInput& input, const std::function<void()>& after_layer);
+  // Array contents are trusted.
+  absl::Status Forward(const ForwardInput& input);
 
   // Logits of rows of the last Forward, [rows, vocabulary]; valid until the next call.
   absl::StatusOr<std::span<const float>> Logits(std::span<const int32_t> rows);

@@ -4,6 +4,7 @@
 #ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_
 #define TANDEM_RUNTIME_SIMULATION_SIMULATED_EXECUTOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -34,7 +35,7 @@ class SimulatedExecutor final : public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
-  void SetProgressListener(ProgressListener* listener) override { listener_ = listener; }
+  uint64_t work_done() const override { return num_steps_.load(std::memory_order_relaxed); }
 
   // The block's bytes: what a transport sends and receives into.
   std::span<uint8_t> BlockBytes(BlockId block);
@@ -58,7 +59,7 @@ class SimulatedExecutor final : public Executor {
   const SimulatedExecutorOptions options_;
   const SimulatedModel model_;
   std::vector<uint64_t> slots_;  // [block][token]
-  ProgressListener* listener_ = nullptr;
+  std::atomic<uint64_t> num_steps_{0};
   bool fail_next_step_ = false;
   std::optional<uint64_t> killed_by_;
   int64_t computed_tokens_ = 0;

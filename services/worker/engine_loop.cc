@@ -23,8 +23,7 @@ absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(const EngineOptio
   std::unique_ptr<EngineLoop> loop(new EngineLoop(parts, options.self.incarnation));
   TANDEM_ASSIGN_OR_RETURN(loop->engine_, Engine::Create(options, parts.executor, loop.get(),
                                                         parts.receiver, parts.leases));
-  parts.executor->SetProgressListener(loop.get());
-  loop->OnProgress();
+  loop->StampProgress();
   loop->Publish();
   return loop;
 }
@@ -45,7 +44,7 @@ void EngineLoop::Stop() {
 void EngineLoop::Run() {
   pthread_setname_np(pthread_self(), "engine");
   while (!stopping_) {
-    OnProgress();
+    StampProgress();
     busy_ = true;
     for (const EngineCommand& command : parts_.commands->Drain()) Apply(command);
     const int64_t begin_us = clock_.NowUs();
@@ -133,6 +132,8 @@ void EngineLoop::Publish() {
 
 WorkerLoad EngineLoop::Load() const {
   const bool busy = busy_;
+  const uint64_t work = parts_.executor->work_done();
+  if (work_seen_.exchange(work) != work) StampProgress();
   const int64_t stamp_us = progress_us_;
   WorkerLoad load;
   {
@@ -143,8 +144,6 @@ WorkerLoad EngineLoop::Load() const {
   load.since_progress_us = load.has_work ? std::max<int64_t>(0, clock_.NowUs() - stamp_us) : 0;
   return load;
 }
-
-void EngineLoop::OnProgress() { progress_us_ = clock_.NowUs(); }
 
 void EngineLoop::ToRouter(SessionId router, RouterEvent event) {
   if (std::holds_alternative<TokenEvent>(event)) {

@@ -34,7 +34,7 @@ struct EngineLoopParts {
   WorkerMetrics* metrics = nullptr;
 };
 
-class EngineLoop final : public Outbox, public Executor::ProgressListener {
+class EngineLoop final : public Outbox {
  public:
   // Errors of Engine::Create. The thread starts with Start().
   static absl::StatusOr<std::unique_ptr<EngineLoop>> Create(const EngineOptions& options,
@@ -52,13 +52,12 @@ class EngineLoop final : public Outbox, public Executor::ProgressListener {
   bool draining() const { return draining_.load(); }
   bool drained() const { return drained_.load(); }
 
-  // ---- Outbox and ProgressListener: engine thread ----
+  // ---- Outbox: engine thread ----
   void ToRouter(SessionId router, RouterEvent event) override;
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
-  void OnProgress() override;
 
  private:
   explicit EngineLoop(const EngineLoopParts& parts, uint64_t incarnation)
@@ -67,6 +66,7 @@ class EngineLoop final : public Outbox, public Executor::ProgressListener {
   [[noreturn]] void Replace();
   void Apply(const EngineCommand& command);
   void Publish();
+  void StampProgress() const { progress_us_ = clock_.NowUs(); }
 
   const EngineLoopParts parts_;
   const uint64_t incarnation_;
@@ -82,7 +82,9 @@ class EngineLoop final : public Outbox, public Executor::ProgressListener {
   std::map<SessionId, StepBatch> batches_;   // Of the step that runs.
   std::map<AttemptId, Transfer> transfers_;  // Granted, not committed.
 
-  std::atomic<int64_t> progress_us_{0};
+  // By the engine thread between steps; in a step by whoever sees that work was done.
+  mutable std::atomic<int64_t> progress_us_{0};
+  mutable std::atomic<uint64_t> work_seen_{0};
   std::atomic<bool> busy_{false};  // Not waiting for commands.
   std::atomic<bool> draining_{false};
   std::atomic<bool> drained_{false};

@@ -28,6 +28,23 @@ TEST(ThreadPoolTest, RunsEveryItemOnceForAnyCount) {
   }
 }
 
+TEST(ThreadPoolTest, WorkShowsWhileAnOperationRuns) {
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    uint64_t seen = 0;
+    int of_caller = 0;
+    bool grows = true;
+    pool.ParallelFor(50, [&](int64_t, int thread) {
+      if (thread != 0) return;
+      grows = grows && (of_caller == 0 || pool.items_done() > seen);
+      seen = pool.items_done();
+      ++of_caller;
+    });
+    EXPECT_TRUE(grows);
+    EXPECT_EQ(pool.items_done(), static_cast<uint64_t>(of_caller));
+  }
+}
+
 TEST(ThreadPoolTest, OperationsBackToBackNeverMixTheirItems) {
   ThreadPool pool(4);
   for (int64_t operation = 0; operation < 20000; ++operation) {

@@ -39,9 +39,7 @@ class ModelFleetExecutor final : public FleetExecutor, public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
-  void SetProgressListener(ProgressListener* listener) override {
-    executor_->SetProgressListener(listener);
-  }
+  uint64_t work_done() const override { return executor_->work_done(); }
 
   // Since construction.
   int64_t computed_tokens() const { return computed_tokens_; }

@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
 #define TANDEM_TESTS_SUPPORT_POOLED_EXECUTOR_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -14,7 +15,7 @@
 
 namespace tandem {
 
-// While closed, steps wait; a slow one stamps progress meanwhile, as layer after layer would.
+// While closed, steps wait; a slow one shows work meanwhile, as item after item would.
 class StepGate {
  public:
   void Close(bool slow = false) EXCLUDES(mu_) {
@@ -27,17 +28,20 @@ class StepGate {
     open_ = true;
     changed_.SignalAll();
   }
-  void Pass(Executor::ProgressListener* listener) EXCLUDES(mu_) {
+  void Pass() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     while (!open_) {
       changed_.WaitFor(&mu_, std::chrono::milliseconds(20));
-      if (slow_) listener->OnProgress();
+      if (slow_) ++work_;
     }
   }
+
+  uint64_t work() const { return work_; }
 
  private:
   Mutex mu_;
   CondVar changed_;
+  std::atomic<uint64_t> work_{0};
   bool open_ GUARDED_BY(mu_) = true;
   bool slow_ GUARDED_BY(mu_) = false;
 };
@@ -48,7 +52,7 @@ class PooledExecutor final : public Executor {
       : executor_(options), pool_(pool), gate_(gate) {}
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override {
-    gate_->Pass(listener_);
+    gate_->Pass();
     for (const BlockCopy& copy : input.copies) Load(copy.source);
     for (const SequenceRun& run : input.runs) {
       for (const BlockId block : run.block_table) Load(block);
@@ -63,10 +67,7 @@ class PooledExecutor final : public Executor {
   uint32_t BlockChecksum(BlockId block) override {
     return Crc32c(pool_.block(block), static_cast<size_t>(pool_.block_bytes));
   }
-  void SetProgressListener(ProgressListener* listener) override {
-    listener_ = listener;
-    executor_.SetProgressListener(listener);
-  }
+  uint64_t work_done() const override { return executor_.work_done() + gate_->work(); }
 
  private:
   // Blocks that are being received or sent stay as they are: only tables of this step move.
@@ -83,7 +84,6 @@ class PooledExecutor final : public Executor {
   SimulatedExecutor executor_;
   const KvPool pool_;
   StepGate* const gate_;
-  ProgressListener* listener_ = nullptr;
 };
 
 }  // namespace tandem

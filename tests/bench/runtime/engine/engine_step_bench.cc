@@ -20,7 +20,7 @@ class InstantExecutor final : public Executor {
     return absl::OkStatus();
   }
   uint32_t BlockChecksum(BlockId) override { return 0; }
-  void SetProgressListener(ProgressListener*) override {}
+  uint64_t work_done() const override { return 0; }
 
  private:
   int32_t next_ = 0;

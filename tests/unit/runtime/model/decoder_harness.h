@@ -75,8 +75,7 @@ class DecoderHarness {
                            .decode_num_tokens = &num_tokens_,
                            .prefill_blocks = blocks_.data(),
                            .prefill_query_start = query_start.data(),
-                           .prefill_num_cached = &cached},
-                          [] {});
+                           .prefill_num_cached = &cached});
     TANDEM_CHECK(status.ok()) << status.message();
     const absl::StatusOr<std::span<const float>> logits = decoder_->Logits(rows);
     TANDEM_CHECK(logits.ok()) << logits.status().message();
