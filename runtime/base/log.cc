@@ -6,7 +6,9 @@
 #include <cmath>
 #include <ctime>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/utf8.h"
 
 namespace tandem {
 namespace {
@@ -14,27 +16,6 @@ namespace {
 std::string& ProcessName() {
   static std::string* const name = new std::string("tandem");
   return *name;
-}
-
-// Length of the valid UTF-8 sequence that starts at text[i], 0 if there is none.
-int Utf8Length(std::string_view text, size_t i) {
-  const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
-  const unsigned char lead = byte(i);
-  int length = 0;
-  if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF) length = 2;
-  if (lead >= 0xE0 && lead <= 0xEF) length = 3;
-  if (lead >= 0xF0 && lead <= 0xF4) length = 4;
-  if (length == 0 || i + length > text.size()) return 0;
-  for (int k = 1; k < length; ++k) {
-    if ((byte(i + k) & 0xC0) != 0x80) return 0;
-  }
-  const unsigned char second = byte(i + 1);
-  if (lead == 0xE0 && second < 0xA0) return 0;
-  if (lead == 0xED && second > 0x9F) return 0;
-  if (lead == 0xF0 && second < 0x90) return 0;
-  if (lead == 0xF4 && second > 0x8F) return 0;
-  return length;
 }
 
 void Write(std::string_view level, std::string_view message,
@@ -87,24 +68,16 @@ void LogError(std::string_view message, std::initializer_list<LogField> fields) 
 
 void AppendJsonString(std::string_view text, std::string* out) {
   *out += '"';
-  for (size_t i = 0; i < text.size();) {
-    const unsigned char c = static_cast<unsigned char>(text[i]);
+  for (const char c : ToValidUtf8(text)) {
     if (c == '"' || c == '\\') {
       *out += '\\';
-      *out += static_cast<char>(c);
-      ++i;
+      *out += c;
     } else if (c == '\n') {
       *out += "\\n";
-      ++i;
-    } else if (c < 0x20 || c == 0x7F) {
-      *out += absl::StrFormat("\\u%04x", c);
-      ++i;
-    } else if (const int length = Utf8Length(text, i); length > 0) {
-      out->append(text.substr(i, length));
-      i += length;
+    } else if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+      *out += absl::StrFormat("\\u%04x", static_cast<unsigned char>(c));
     } else {
-      *out += "\xEF\xBF\xBD";
-      ++i;
+      *out += c;
     }
   }
   *out += '"';

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/text/utf8.h"
+#include "runtime/base/utf8.h"
 
 namespace tandem {
 namespace {

@@ -4,8 +4,8 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/base/utf8.h"
 #include "runtime/text/border.h"
-#include "runtime/text/utf8.h"
 
 namespace tandem {
 namespace {

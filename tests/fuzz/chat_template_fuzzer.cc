@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/check.h"
+#include "runtime/base/utf8.h"
 #include "runtime/text/chat_template.h"
-#include "runtime/text/utf8.h"
 
 namespace {
 

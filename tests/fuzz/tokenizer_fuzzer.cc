@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/check.h"
+#include "runtime/base/utf8.h"
 #include "runtime/text/stream_detokenizer.h"
 #include "runtime/text/tokenizer.h"
-#include "runtime/text/utf8.h"
 
 namespace tandem {
 namespace {

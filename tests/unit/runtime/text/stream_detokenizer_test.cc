@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "runtime/text/utf8.h"
+#include "runtime/base/utf8.h"
 #include "tests/unit/runtime/text/golden.h"
 
 namespace tandem {

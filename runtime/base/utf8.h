@@ -1,8 +1,8 @@
 // UTF-8 with the replacement rules of the Unicode standard (chapter 3, "U+FFFD substitution of
 // maximal subparts"), which Python and Rust follow too.
 
-#ifndef TANDEM_RUNTIME_TEXT_UTF8_H_
-#define TANDEM_RUNTIME_TEXT_UTF8_H_
+#ifndef TANDEM_RUNTIME_BASE_UTF8_H_
+#define TANDEM_RUNTIME_BASE_UTF8_H_
 
 #include <cstddef>
 #include <string>
@@ -22,4 +22,4 @@ bool IsValidUtf8(std::string_view bytes);
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_TEXT_UTF8_H_
+#endif  // TANDEM_RUNTIME_BASE_UTF8_H_
