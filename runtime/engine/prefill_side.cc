@@ -151,8 +151,7 @@ void Engine::Impl::StartAdmitted(const StepPlan& plan) {
 void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
   PrefillJob* const job = sequence->job;
   if (output->drawn.empty()) {
-    outbox_->ToDecode(job->decode,
-                      Progress{.attempt = job->id, .computed_tokens = sequence->num_computed});
+    outbox_->ToDecode(job->decode, Progress{.attempt = job->id});
     OfferBlocks(job);
     Pump(job);
     return;

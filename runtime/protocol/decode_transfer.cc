@@ -75,8 +75,7 @@ std::optional<Resend> DecodeTransfer::OnFrame(const ReceivedFrame& frame, int64_
         return std::nullopt;
       }
       ++resends_[index];
-      return Resend{
-          .attempt = options_.attempt, .reservation = reservation_, .ordinal = frame.ordinal};
+      return Resend{.attempt = options_.attempt, .ordinal = frame.ordinal};
     case FrameOutcome::kFailed:
       Fail(absl::UnavailableError(absl::StrFormat("the transport lost block %d", frame.ordinal)));
       return std::nullopt;

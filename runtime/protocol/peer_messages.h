@@ -56,7 +56,6 @@ struct Grant {
 // Block `ordinal` failed its checksum: send it again.
 struct Resend {
   AttemptId attempt;
-  Reservation reservation;
   int32_t ordinal = 0;
 };
 
@@ -93,10 +92,9 @@ struct PrefillRefused {
   absl::Status status;
 };
 
-// Prompt tokens computed so far: proof of life, and of overlap.
+// Another chunk of the prompt is computed: proof of life.
 struct Progress {
   AttemptId attempt;
-  int32_t computed_tokens = 0;
 };
 
 // The first token of every choice, at the position after token_ids. Sent at once, before the last

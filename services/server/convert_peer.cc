@@ -50,7 +50,6 @@ struct FillToPrefill {
   }
   void operator()(const Resend& in) const {
     ToProto(in.attempt, out->mutable_resend()->mutable_attempt());
-    Fill(in.reservation, out->mutable_resend()->mutable_reservation());
     out->mutable_resend()->set_ordinal(in.ordinal);
   }
   void operator()(const Committed& in) const {
@@ -80,7 +79,6 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::Grant& in) {
 absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
   Resend out;
   TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_ASSIGN_OR_RETURN(out.reservation, Read(in.reservation()));
   TANDEM_RETURN_IF_ERROR(CheckRange("ordinal", in.ordinal(), 0, kMaxRequestTokens));
   out.ordinal = in.ordinal();
   return DecodeToPrefill(out);
@@ -102,7 +100,6 @@ struct FillToDecode {
   void operator()(const PrefillRefused& in) const { FillEnd(in, out->mutable_refused()); }
   void operator()(const Progress& in) const {
     ToProto(in.attempt, out->mutable_progress()->mutable_attempt());
-    out->mutable_progress()->set_computed_tokens(in.computed_tokens);
   }
   void operator()(const FirstToken& in) const {
     proto::FirstToken* first = out->mutable_first_token();
@@ -130,8 +127,6 @@ absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
 absl::StatusOr<PrefillToDecode> Read(const proto::Progress& in) {
   Progress out;
   TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
-  TANDEM_RETURN_IF_ERROR(CheckRange("computed_tokens", in.computed_tokens(), 0, kMaxRequestTokens));
-  out.computed_tokens = in.computed_tokens();
   return PrefillToDecode(out);
 }
 

@@ -212,8 +212,7 @@ void TransferWorld::DeliverToSource(const Message& message) {
       source.transfer->OnGrant({.attempt = id, .reservation = message.reservation});
       return DriveSource(message.attempt);
     case Kind::kResend:
-      source.transfer->OnResend(
-          {.attempt = id, .reservation = message.reservation, .ordinal = message.ordinal});
+      source.transfer->OnResend({.attempt = id, .ordinal = message.ordinal});
       return DriveSource(message.attempt);
     case Kind::kCommitted:
       return EndSource(message.attempt, absl::OkStatus());
@@ -301,10 +300,7 @@ void TransferWorld::HandleFrame(int index) {
   if (transfer.over()) return;
   const bool was_verified = transfer.verified(frame.ordinal);
   if (const std::optional<Resend> resend = transfer.OnFrame(frame, /*now_us=*/0)) {
-    Post({.kind = Kind::kResend,
-          .attempt = attempt,
-          .reservation = resend->reservation,
-          .ordinal = resend->ordinal});
+    Post({.kind = Kind::kResend, .attempt = attempt, .ordinal = resend->ordinal});
   }
   if (!was_verified && transfer.verified(frame.ordinal)) sink_pool_.Unpin(frame.block);
   AfterSinkEvent(attempt);

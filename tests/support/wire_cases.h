@@ -118,7 +118,7 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
                         .num_blocks = 2,
                         .alone = true},
           Grant{.attempt = WireAttempt(), .reservation = reservation},
-          Resend{.attempt = WireAttempt(), .reservation = reservation, .ordinal = 3},
+          Resend{.attempt = WireAttempt(), .ordinal = 3},
           Committed{.attempt = WireAttempt()},
           PrefillCancel{.attempt = WireAttempt(), .time_left_us = 8},
           Renew{.attempts = {WireAttempt(), WireAttempt()}}};
@@ -127,7 +127,7 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
 inline std::vector<PrefillToDecode> WireToDecode() {
   return {Start{.attempt = WireAttempt(), .cached_tokens = 16},
           PrefillRefused{.attempt = WireAttempt(), .status = absl::UnavailableError("draining")},
-          Progress{.attempt = WireAttempt(), .computed_tokens = 128},
+          Progress{.attempt = WireAttempt()},
           FirstToken{.attempt = WireAttempt(),
                      .tokens = {WireToken(), WireToken()},
                      .prompt_logprobs = {WireToken()}},

@@ -75,14 +75,14 @@ TEST_F(PrefillTransferTest, NoDoneBeforeTheFirstToken) {
 
 TEST_F(PrefillTransferTest, SendsAgainOnlyWhatHasGone) {
   StartAndGrant();
-  transfer_.OnResend({.attempt = kAttempt, .reservation = kReservation, .ordinal = 1});
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
   EXPECT_EQ(Take(), -1);  // Not computed yet.
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), 1);
   transfer_.OnFrameSent(1, true);
-  transfer_.OnResend({.attempt = kAttempt, .reservation = kReservation, .ordinal = 1});
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
   EXPECT_EQ(Take(), 1);
-  transfer_.OnResend({.attempt = kAttempt, .reservation = kReservation, .ordinal = 9});
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 9});
   EXPECT_EQ(Take(), -1);
 }
 
@@ -90,7 +90,7 @@ TEST_F(PrefillTransferTest, RemembersAResendThatOvertookTheCompletion) {
   StartAndGrant();
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), 1);
-  transfer_.OnResend({.attempt = kAttempt, .reservation = kReservation, .ordinal = 1});
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
   EXPECT_EQ(Take(), -1);
   transfer_.OnFrameSent(1, true);
   EXPECT_EQ(Take(), 1);
@@ -126,7 +126,7 @@ TEST_F(PrefillTransferTest, NothingGoesOutAfterTheEndAndTheFirstReasonStays) {
   transfer_.End(absl::OkStatus());
   transfer_.End(absl::CancelledError());
   transfer_.OnFrameSent(1, true);
-  transfer_.OnResend({.attempt = kAttempt, .reservation = kReservation, .ordinal = 1});
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
   transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
   transfer_.OnFirstTokenSent();
   EXPECT_EQ(Take(), -1);
