@@ -82,26 +82,36 @@ def prompts(seed, count):
     return [[rng.randrange(16, 4000) for _ in range(rng.randrange(100, 1500))] for _ in range(count)]
 
 
-def test_blocks_cross_hosts_and_survive_their_workers(tmp_path, other_host, hybrid):
+@pytest.fixture
+def fleet(tmp_path, other_host):
+    """A prefill worker there, a decode worker and the router here: (router, prefill, decode)."""
     namespace, ours, theirs = other_host
     there = ("ip", "netns", "exec", namespace)
     prefill = Worker(tmp_path, "prefill-0", "prefill", THERE, theirs, there)
     decode = Worker(tmp_path, "decode-0", "decode", HERE, ours)
+    with prefill, decode, Router(tmp_path, prefill, decode) as router:
+        yield router, prefill, decode
+
+
+def kv_bytes(router):
+    return router.total("tandem_kv_transfer_bytes_total", transport="ucx")
+
+
+def test_blocks_cross_hosts_and_survive_their_workers(fleet, hybrid):
+    router, prefill, decode = fleet
     asked = prompts(seed=5, count=12)
-    with (prefill, decode, Router(tmp_path, prefill, decode) as router,
-          concurrent.futures.ThreadPoolExecutor(4) as pool):
-        want = [hybrid.complete(prompt) for prompt in asked]
+    want = [hybrid.complete(prompt) for prompt in asked]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(router.complete, asked)) == want
-        assert router.total("tandem_kv_transfer_bytes_total", transport="ucx") > 0
+        assert kv_bytes(router) > 0
         assert '"path":"ucx message"' in decode.log_path.read_text()
 
         # The one that is left must neither die with its peer nor give a token away.
         for kill in range(KILLS):
-            before = router.total("tandem_kv_transfer_bytes_total", transport="ucx")
+            before = kv_bytes(router)
             fresh = prompts(seed=100 + kill, count=8)
             answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in fresh]
-            wait_until(lambda: router.total("tandem_kv_transfer_bytes_total", transport="ucx") > before,
-                       30, "blocks move")
+            wait_until(lambda: kv_bytes(router) > before, 30, "blocks move")
             victim = (prefill, decode)[kill % 2]
             victim.kill()
             victim.start()
@@ -109,4 +119,23 @@ def test_blocks_cross_hosts_and_survive_their_workers(tmp_path, other_host, hybr
             assert got == [hybrid.complete(prompt, max_tokens=4) for prompt in fresh]
             router.wait_alive("prefill", 1)
             router.wait_alive("decode", 1)
-        router.wait_idle()
+    router.wait_idle()
+
+
+def test_a_cut_between_hosts_loses_no_token(fleet, other_host, hybrid):
+    router, _, _ = fleet
+    _, ours, _ = other_host
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for cut in range(2):
+            before = kv_bytes(router)
+            fresh = prompts(seed=200 + cut, count=8)
+            answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in fresh]
+            wait_until(lambda: kv_bytes(router) > before, 30, "blocks move")
+            assert ip("link", "set", ours, "down").returncode == 0
+            wait_until(lambda: router.total("tandem_workers", role="prefill", state="healthy") == 0, 30,
+                       "the cut is noticed")
+            got = [answer.result() for answer in answers]
+            assert ip("link", "set", ours, "up").returncode == 0
+            assert got == [hybrid.complete(prompt, max_tokens=4) for prompt in fresh]
+            router.wait_alive("prefill", 1, seconds=60)
+    router.wait_idle(30)
