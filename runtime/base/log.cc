@@ -67,8 +67,10 @@ void LogError(std::string_view message, std::initializer_list<LogField> fields) 
 }
 
 void AppendJsonString(std::string_view text, std::string* out) {
+  std::string repaired;
+  if (!IsValidUtf8(text)) text = repaired = ToValidUtf8(text);
   *out += '"';
-  for (const char c : ToValidUtf8(text)) {
+  for (const char c : text) {
     if (c == '"' || c == '\\') {
       *out += '\\';
       *out += c;

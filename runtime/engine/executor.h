@@ -69,8 +69,8 @@ class Executor {
   // CRC-32C of the block's bytes as they are now.
   virtual uint32_t BlockChecksum(BlockId block) = 0;
 
-  // Any thread. Grows while Execute computes, every few milliseconds on whatever machine: who looks
-  // now and then tells a slow step from one that hangs.
+  // Any thread. Grows while Execute computes, many times in a layer that takes long: who looks now
+  // and then tells a slow step from one that hangs.
   virtual uint64_t work_done() const = 0;
 };
 

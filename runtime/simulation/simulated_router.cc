@@ -239,7 +239,7 @@ absl::Status SimulatedRouter::AuditQuiet() const {
     }
   }
   const RequestCounters& counters = owner_->counters();
-  if (counters.determinism_violations > 0 || counters.protocol_errors > 0) {
+  if (counters.determinism_violations + counters.protocol_errors > 0) {
     return absl::InternalError(
         absl::StrFormat("%s counts %d determinism violations, %d protocol errors", process_.name,
                         counters.determinism_violations, counters.protocol_errors));

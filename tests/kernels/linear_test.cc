@@ -118,6 +118,18 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
   }
 }
 
+// So that a slow layer never looks like one that hangs.
+TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
+  const LinearSpec spec{.in_features = 1024, .out_features = 4096, .compute_dtype = DType::kF32};
+  const auto weights = Array(DType::kF32, spec.out_features * spec.in_features, 0.1f);
+  const auto input = Array(DType::kF32, spec.in_features);
+  const uint64_t before = device_->work_done();
+  std::vector<std::byte> output;
+  ASSERT_NO_FATAL_FAILURE(Run(*device_, spec, {{weights.data(), spec.out_features, DType::kF32}},
+                              input, /*rows=*/1, nullptr, &output));
+  EXPECT_GE(device_->work_done() - before, 8u);
+}
+
 TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
   // Each eighth of K as a layer of its own, added in the tree, gives the bits of the whole: what
   // the ranks of a tensor-parallel group will do.

@@ -12,8 +12,8 @@
 namespace tandem {
 
 struct UcxAddress {
-  uint64_t link = 0;           // The sender's number for this link; names it in every message.
-  std::string host;            // Equal: shares memory with us.
+  uint64_t link = 0;  // This end's number for the link; the receiver's names it in every message.
+  std::string host;   // Equal: shares memory with us.
   std::string worker_address;  // UCX's own bytes.
   bool network = false;        // Listens on a named interface.
   std::string socket_name;     // Of SharedLinks; empty: shares no memory.

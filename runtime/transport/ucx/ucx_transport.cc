@@ -111,7 +111,7 @@ class Inbound final : public KvInbound {
         on_lost->Call(shared.status());
       } else if (*shared) {
         shared_links->AttachInbound(link, peer, *remote, on_lost);
-      }
+      }  // Over the network only the sender connects.
     });
   }
 

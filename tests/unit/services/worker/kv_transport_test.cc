@@ -287,6 +287,20 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
   EXPECT_EQ(to->recorder.received()[1].outcome, FrameOutcome::kVerified);
 }
 
+TEST_P(KvTransportTest, AFrameOfAnotherLengthEndsTheLinkAndHasNoPlace) {
+  auto from = MakeSide(GetParam(), 8);
+  auto to = MakeSide(GetParam(), 8);
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  Link link = Connect(from.get(), to.get());
+  FrameHeader header = HeaderFor(from->transport->pool(), 1, reservation, 1);
+  header.length_bytes -= 1;
+  link.outbound->Send(header, 1, 1);
+  EXPECT_TRUE(to->recorder.WaitForLoss());
+  EXPECT_TRUE(to->recorder.received().empty());
+  link.outbound.reset();
+  EXPECT_TRUE(from->recorder.WaitForSent(1));
+}
+
 TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
   constexpr size_t kSends = 500;
   auto from = MakeSide(GetParam(), 16);
