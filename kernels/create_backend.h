@@ -13,8 +13,9 @@ namespace tandem {
 
 struct BackendOptions {
   std::string device = "cpu";  // "cpu", or "reference": plain scalar code, the specification
-  std::string isa = "auto";    // cpu only: "auto" (the best this machine has), "avx512", "generic"
-  int num_threads = 1;         // cpu only: 1 to 1,024, the calling thread included
+  // cpu only: "auto" (the best this machine has), "avx512bf16", "avx512", "avx2", "generic"
+  std::string isa = "auto";
+  int num_threads = 1;  // cpu only: 1 to 1,024, the calling thread included
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

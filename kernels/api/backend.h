@@ -64,7 +64,7 @@ class Backend {
 
   // "reference", "cpu".
   virtual std::string name() const = 0;
-  // The class whose members give the same bits: "reference", "avx512", "generic".
+  // Its instruction set: "reference", "avx512bf16", "avx512", "avx2", "generic".
   virtual std::string isa() const = 0;
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.

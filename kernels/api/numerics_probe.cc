@@ -1,53 +1,50 @@
 #include "kernels/api/numerics_probe.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/api/hostile_numbers.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
 
-// Sizes: no multiple of a vector where a tail matters; K above a linear segment; positions above
-// an attention segment.
-constexpr int64_t kRows = 5;
-constexpr int64_t kFeatures = 331;
-constexpr int64_t kOutputs = 75;
-constexpr int64_t kVocabulary = 4096 + 523;
-constexpr int kHeads = 4;
-constexpr int kKvHeads = 2;
-constexpr int kHeadDim = 48;
-constexpr int kBlockTokens = 16;
-constexpr int32_t kPositions = 1100;
-constexpr int64_t kPrefillRows = 21;
+constexpr uint64_t kProbeSeed = 0x7461'6e64'656d;
 
-// Runs operations in the backend's memory and hashes what they give. Fixed inputs: SplitMix64.
+enum class Inputs : uint8_t { kOrdinary, kHostile };
+
+// Runs operations in the backend's memory and hashes what they give.
 class Probe {
  public:
-  explicit Probe(Backend& backend) : backend_(backend) {
-    const int version = kNumericsVersion;
-    hash_.Update(&version, sizeof(version));
-  }
+  Probe(Backend& backend, const ProbeShape& shape, uint64_t seed)
+      : backend_(backend), shape_(shape), random_(seed) {}
 
-  absl::StatusOr<Sha256Digest> Run() {
-    TANDEM_RETURN_IF_ERROR(Embeddings());
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      TANDEM_RETURN_IF_ERROR(Norms(dtype));
-      TANDEM_RETURN_IF_ERROR(Activations(dtype));
-      for (const bool segmented : {false, true}) {
-        for (const DType output : {DType::kF32, dtype}) {
-          TANDEM_RETURN_IF_ERROR(Linear(dtype, output, segmented));
+  absl::StatusOr<std::vector<ProbedOperation>> Run() {
+    for (const Inputs inputs : {Inputs::kOrdinary, Inputs::kHostile}) {
+      inputs_ = inputs;
+      TANDEM_RETURN_IF_ERROR(Embeddings());
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        dtype_ = dtype;
+        TANDEM_RETURN_IF_ERROR(Norms());
+        TANDEM_RETURN_IF_ERROR(Activations());
+        for (const bool segmented : {false, true}) {
+          for (const DType output : {DType::kF32, DType::kBF16}) {
+            if (output == DType::kF32 || output == dtype) {
+              TANDEM_RETURN_IF_ERROR(Linear(output, segmented));
+            }
+          }
         }
+        TANDEM_RETURN_IF_ERROR(Attention());
       }
-      TANDEM_RETURN_IF_ERROR(Attention(dtype));
+      TANDEM_RETURN_IF_ERROR(LogSoftmax());
     }
-    TANDEM_RETURN_IF_ERROR(LogSoftmax());
-    return hash_.Finish();
+    return std::move(operations_);
   }
 
  private:
@@ -56,18 +53,36 @@ class Probe {
   }
 
   // Uniform in (−scale, scale).
-  absl::StatusOr<DeviceBuffer> Numbers(DType dtype, int64_t count, float scale) {
-    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer buffer,
-                            Zeros(count * static_cast<int64_t>(SizeOf(dtype))));
-    for (int64_t i = 0; i < count; ++i) {
-      const float x = (static_cast<float>(random_.Next() >> 40) * 0x1p-23f - 1.0f) * scale;
-      if (dtype == DType::kF32) {
-        buffer.as<float>()[i] = x;
-      } else {
-        buffer.as<Bfloat16>()[i] = ToBfloat16(x);
+  float Ordinary(float scale) {
+    return (static_cast<float>(random_.Next() >> 40) * 0x1p-23f - 1.0f) * scale;
+  }
+
+  // Ordinary ones within `scale`; or hostile ones, the exponents of each row near another place,
+  // the last row of five with some that are not finite.
+  std::vector<float> Matrix(int64_t rows, int64_t columns, float scale) {
+    std::vector<float> values;
+    values.reserve(static_cast<size_t>(rows * columns));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < columns; ++c) {
+        if (inputs_ == Inputs::kOrdinary) {
+          values.push_back(Ordinary(scale));
+        } else if (r % 5 == 4 && random_.Below(256) == 0) {
+          values.push_back(NonFiniteNumber(&random_));
+        } else {
+          values.push_back(HostileNumber(static_cast<int>(255 * r / rows), &random_));
+        }
       }
     }
-    return buffer;
+    return values;
+  }
+
+  absl::StatusOr<DeviceBuffer> Numbers(DType dtype, int64_t rows, int64_t columns, float scale) {
+    const std::vector<float> values = Matrix(rows, columns, scale);
+    if (dtype == DType::kF32) return Copy(values);
+    std::vector<Bfloat16> narrow;
+    narrow.reserve(values.size());
+    for (const float value : values) narrow.push_back(ToBfloat16(value));
+    return Copy(narrow);
   }
 
   template <typename T>
@@ -78,184 +93,251 @@ class Probe {
     return buffer;
   }
 
-  absl::Status Hash(std::string_view operation, const DeviceBuffer& output) {
+  template <typename T>
+  static void Rewrite(std::byte* at) {
+    T x;
+    std::memcpy(&x, at, sizeof(x));
+    x = OneNan(x);
+    std::memcpy(at, &x, sizeof(x));
+  }
+
+  // `output` holds numbers of `dtype`.
+  absl::Status Hash(const char* operation, DType dtype, const DeviceBuffer& output) {
     TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
-    hash_.Update(operation);
-    hash_.Update(output.data(), output.size_bytes());
+    std::vector<std::byte> bytes(output.data(), output.data() + output.size_bytes());
+    for (size_t i = 0; i < bytes.size(); i += SizeOf(dtype)) {
+      if (dtype == DType::kF32) {
+        Rewrite<uint32_t>(&bytes[i]);
+      } else {
+        Rewrite<Bfloat16>(&bytes[i]);
+      }
+    }
+    Sha256 hash;
+    hash.Update(bytes.data(), bytes.size());
+    operations_.push_back(
+        {.name = absl::StrCat(operation, " ", NameOf(dtype_),
+                              inputs_ == Inputs::kHostile ? ", hostile numbers" : ""),
+         .digest = hash.Finish()});
     return absl::OkStatus();
   }
 
   absl::Status Embeddings() {
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer table, Numbers(DType::kBF16, 9 * kFeatures, 1.0f));
+    const ProbeShape& s = shape_;
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer table, Numbers(DType::kBF16, 9, s.features, 1.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer positions,
-                            Numbers(DType::kBF16, 9 * kFeatures, 1.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer ids, Copy(std::vector<int32_t>{3, 0, 8, 3, 5}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer sum, Zeros(kRows * kFeatures * 4));
+                            Numbers(DType::kBF16, 9, s.features, 1.0f));
+    std::vector<int32_t> id_values;
+    for (int64_t r = 0; r < s.rows; ++r) id_values.push_back(static_cast<int32_t>((7 * r + 3) % 9));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer ids, Copy(id_values));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer sum, Zeros(s.rows * s.features * 4));
     TANDEM_RETURN_IF_ERROR(backend_.Embedding({.ids = ids.as<int32_t>(),
                                                .table = table.data(),
                                                .positions = ids.as<int32_t>(),
                                                .position_table = positions.data(),
                                                .output = sum.as<float>(),
-                                               .num_rows = kRows,
-                                               .features = kFeatures,
+                                               .num_rows = s.rows,
+                                               .features = s.features,
                                                .table_dtype = DType::kBF16}));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer addend,
-                            Numbers(DType::kF32, kRows * kFeatures, 1.0f));
+                            Numbers(DType::kF32, s.rows, s.features, 1.0f));
     TANDEM_RETURN_IF_ERROR(backend_.Add({.accumulator = sum.as<float>(),
                                          .addend = addend.as<float>(),
-                                         .count = kRows * kFeatures}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer rows, Copy(std::vector<int32_t>{4, 1}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer gathered, Zeros(2 * kFeatures * 4));
+                                         .count = s.rows * s.features}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer rows,
+                            Copy(std::vector<int32_t>{static_cast<int32_t>(s.rows) - 1, 0}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer gathered, Zeros(2 * s.features * 4));
     TANDEM_RETURN_IF_ERROR(backend_.GatherRows({.input = sum.data(),
                                                 .rows = rows.as<int32_t>(),
                                                 .output = gathered.data(),
                                                 .num_rows = 2,
-                                                .num_input_rows = kRows,
-                                                .features = kFeatures,
+                                                .num_input_rows = s.rows,
+                                                .features = s.features,
                                                 .dtype = DType::kF32}));
-    TANDEM_RETURN_IF_ERROR(Hash("embedding", sum));
-    return Hash("gather", gathered);
+    TANDEM_RETURN_IF_ERROR(Hash("embedding", DType::kF32, sum));
+    return Hash("gather", DType::kF32, gathered);
   }
 
-  absl::Status Norms(DType dtype) {
-    const int64_t size = static_cast<int64_t>(SizeOf(dtype));
+  absl::Status Norms() {
+    const ProbeShape& s = shape_;
+    const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input,
-                            Numbers(DType::kF32, kRows * kFeatures, 3.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer weight, Numbers(DType::kF32, kFeatures, 1.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, kFeatures, 1.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(kRows * kFeatures * size));
+                            Numbers(DType::kF32, s.rows, s.features, 3.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer weight, Numbers(DType::kF32, 1, s.features, 1.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, 1, s.features, 1.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.rows * s.features * size));
     TANDEM_RETURN_IF_ERROR(backend_.RmsNorm({.input = input.as<float>(),
                                              .weight = weight.as<float>(),
                                              .output = output.data(),
-                                             .num_rows = kRows,
-                                             .features = kFeatures,
+                                             .num_rows = s.rows,
+                                             .features = s.features,
                                              .epsilon = 1e-5f,
-                                             .output_dtype = dtype}));
-    TANDEM_RETURN_IF_ERROR(Hash("rms_norm", output));
+                                             .output_dtype = dtype_}));
+    TANDEM_RETURN_IF_ERROR(Hash("rms_norm", dtype_, output));
     TANDEM_RETURN_IF_ERROR(backend_.LayerNorm({.input = input.as<float>(),
                                                .weight = weight.as<float>(),
                                                .bias = bias.as<float>(),
                                                .output = output.data(),
-                                               .num_rows = kRows,
-                                               .features = kFeatures,
+                                               .num_rows = s.rows,
+                                               .features = s.features,
                                                .epsilon = 1e-5f,
-                                               .output_dtype = dtype}));
-    return Hash("layer_norm", output);
+                                               .output_dtype = dtype_}));
+    return Hash("layer_norm", dtype_, output);
   }
 
-  absl::Status Activations(DType dtype) {
-    const int64_t size = static_cast<int64_t>(SizeOf(dtype));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype, kRows * 2 * kFeatures, 12.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(kRows * kFeatures * size));
+  absl::Status Activations() {
+    const ProbeShape& s = shape_;
+    const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input,
+                            Numbers(dtype_, s.rows, 2 * s.features, 12.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.rows * s.features * size));
     TANDEM_RETURN_IF_ERROR(backend_.SwiGlu({.gate = input.data(),
-                                            .up = input.data() + kFeatures * size,
-                                            .input_stride = 2 * kFeatures,
+                                            .up = input.data() + s.features * size,
+                                            .input_stride = 2 * s.features,
                                             .output = output.data(),
-                                            .num_rows = kRows,
-                                            .features = kFeatures,
-                                            .input_dtype = dtype,
-                                            .output_dtype = dtype}));
-    TANDEM_RETURN_IF_ERROR(Hash("swiglu", output));
+                                            .num_rows = s.rows,
+                                            .features = s.features,
+                                            .input_dtype = dtype_,
+                                            .output_dtype = dtype_}));
+    TANDEM_RETURN_IF_ERROR(Hash("swiglu", dtype_, output));
     TANDEM_RETURN_IF_ERROR(backend_.Gelu({.input = input.data(),
                                           .output = output.data(),
-                                          .num_rows = kRows,
-                                          .features = kFeatures,
-                                          .input_dtype = dtype,
-                                          .output_dtype = dtype}));
-    return Hash("gelu", output);
+                                          .num_rows = s.rows,
+                                          .features = s.features,
+                                          .input_dtype = dtype_,
+                                          .output_dtype = dtype_}));
+    TANDEM_RETURN_IF_ERROR(Hash("gelu", dtype_, output));
+    // Large numbers are their own gelu: rounded to bf16 here, past its range among them.
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer wide,
+                            Numbers(DType::kF32, s.rows, s.features, 12.0f));
+    TANDEM_RETURN_IF_ERROR(backend_.Gelu({.input = wide.data(),
+                                          .output = output.data(),
+                                          .num_rows = s.rows,
+                                          .features = s.features,
+                                          .input_dtype = DType::kF32,
+                                          .output_dtype = dtype_}));
+    return Hash("gelu of f32", dtype_, output);
   }
 
-  absl::Status Linear(DType dtype, DType output_dtype, bool segmented) {
-    const LinearSpec spec{.in_features = kFeatures,
-                          .out_features = kOutputs,
-                          .compute_dtype = dtype,
+  absl::Status Linear(DType output_dtype, bool segmented) {
+    const ProbeShape& s = shape_;
+    const LinearSpec spec{.in_features = s.features,
+                          .out_features = s.outputs,
+                          .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
                           .segmented = segmented};
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer weights, Numbers(dtype, kFeatures * kOutputs, 0.1f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer weights,
+                            Numbers(dtype_, s.outputs, s.features, 0.1f));
     TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, backend_.PackedLinearBytes(spec));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer packed, backend_.Allocate(packed_bytes));
-    const WeightPart part{weights.data(), kOutputs, dtype};
+    const WeightPart part{weights.data(), s.outputs, dtype_};
     TANDEM_RETURN_IF_ERROR(
         backend_.PackLinear(spec, {&part, 1}, {packed.data(), packed.size_bytes()}));
     TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
                             backend_.PrepareLinear(spec, {packed.data(), packed.size_bytes()}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype, kRows * kFeatures, 2.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, kOutputs, 1.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype_, s.rows, s.features, 2.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, 1, s.outputs, 1.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
-                            Zeros(kRows * kOutputs * static_cast<int64_t>(SizeOf(output_dtype))));
+                            Zeros(s.rows * s.outputs * static_cast<int64_t>(SizeOf(output_dtype))));
     TANDEM_RETURN_IF_ERROR(backend_.Linear({.op = op.get(),
                                             .input = input.data(),
                                             .bias = bias.as<float>(),
                                             .output = output.data(),
-                                            .num_rows = kRows}));
-    return Hash("linear", output);
+                                            .num_rows = s.rows}));
+    return Hash(segmented ? "linear in segments" : "linear", output_dtype, output);
   }
 
-  // Writes kPositions positions; prefill attention for the last rows, decode for the very last.
-  absl::Status Attention(DType dtype) {
-    const int64_t size = static_cast<int64_t>(SizeOf(dtype));
-    constexpr int64_t kRowFloats = int64_t{kHeads + 2 * kKvHeads} * kHeadDim;
-    constexpr int32_t kBlocks = (kPositions + kBlockTokens - 1) / kBlockTokens;
-    const KvTileShape tile{kBlockTokens, kHeadDim, dtype};
+  // [positions, heads + 2 · kv_heads, head_dim]. Hostile ones leave queries and most keys ordinary,
+  // as the weights would else be zeros and ones: some keys are tiny, the last ones anything; values
+  // have all exponents but stay finite (docs/numerics.md, What may not matter).
+  std::vector<float> QueriesKeysValues() {
+    const ProbeShape& s = shape_;
+    std::vector<float> values;
+    for (int32_t t = 0; t < s.positions; ++t) {
+      for (int head = 0; head < s.heads + 2 * s.kv_heads; ++head) {
+        const bool is_key = head >= s.heads && head < s.heads + s.kv_heads;
+        const bool is_value = head >= s.heads + s.kv_heads;
+        for (int d = 0; d < s.head_dim; ++d) {
+          float x = Ordinary(2.0f);
+          if (inputs_ == Inputs::kHostile) {
+            if (is_value) x = HostileNumber(240 * t / s.positions, &random_);
+            if (is_key && t % 7 == 3) x = HostileNumber(8, &random_);
+            if (is_key && t > s.positions - 6 && d % 8 == 0) x = HostileNumber(250, &random_);
+            if (is_key && t > s.positions - 3 && d == 1) x = NonFiniteNumber(&random_);
+          }
+          values.push_back(x);
+        }
+      }
+    }
+    return values;
+  }
+
+  // Writes all positions; prefill attention for the last rows, decode for the very last.
+  absl::Status Attention() {
+    const ProbeShape& s = shape_;
+    const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
+    const int64_t row_floats = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+    const int32_t num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
+    const KvTileShape tile{s.block_tokens, s.head_dim, dtype_};
     TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile));
-    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool, backend_.Allocate(block_bytes * kBlocks));
+    const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool, backend_.Allocate(block_bytes * num_blocks));
     const KvPoolView kv{.base = pool.data(),
                         .block_stride_bytes = block_bytes,
                         .layer_offset_bytes = 0,
                         .tile_bytes = format.tile_bytes,
-                        .num_kv_heads = kKvHeads,
+                        .num_kv_heads = s.kv_heads,
                         .shape = tile};
 
-    std::vector<int32_t> position_values(kPositions);
+    std::vector<int32_t> position_values(s.positions);
     std::iota(position_values.begin(), position_values.end(), 0);
     std::vector<int64_t> slot_values(position_values.begin(), position_values.end());
     std::vector<float> frequency_values;
     float frequency = 1.0f;
-    for (int i = 0; i < kHeadDim / 2; ++i, frequency *= 0.7f) frequency_values.push_back(frequency);
+    for (int i = 0; i < s.head_dim / 2; ++i, frequency *= 0.7f)
+      frequency_values.push_back(frequency);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer positions, Copy(position_values));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer slots, Copy(slot_values));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer frequencies, Copy(frequency_values));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer cos, Zeros(int64_t{kPositions} * kHeadDim * 2));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer sin, Zeros(int64_t{kPositions} * kHeadDim * 2));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer cos, Zeros(int64_t{s.positions} * s.head_dim * 2));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer sin, Zeros(int64_t{s.positions} * s.head_dim * 2));
     TANDEM_RETURN_IF_ERROR(backend_.RotaryTable({.positions = positions.as<int32_t>(),
                                                  .inv_freq = frequencies.as<float>(),
                                                  .cos = cos.as<float>(),
                                                  .sin = sin.as<float>(),
-                                                 .num_tokens = kPositions,
-                                                 .head_dim = kHeadDim}));
-    TANDEM_RETURN_IF_ERROR(Hash("cos", cos));
-    TANDEM_RETURN_IF_ERROR(Hash("sin", sin));
+                                                 .num_tokens = s.positions,
+                                                 .head_dim = s.head_dim}));
+    TANDEM_RETURN_IF_ERROR(Hash("cos", DType::kF32, cos));
+    TANDEM_RETURN_IF_ERROR(Hash("sin", DType::kF32, sin));
 
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer qkv,
-                            Numbers(DType::kF32, kPositions * kRowFloats, 2.0f));
-    constexpr int64_t kQueryFloats = int64_t{kHeads} * kHeadDim;
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query, Zeros(kPositions * kQueryFloats * size));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Copy(QueriesKeysValues()));
+    const int64_t query_floats = int64_t{s.heads} * s.head_dim;
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query, Zeros(s.positions * query_floats * size));
     TANDEM_RETURN_IF_ERROR(
         backend_.RotaryKvWrite({.query = qkv.as<float>(),
-                                .key = qkv.as<float>() + kQueryFloats,
-                                .value = qkv.as<float>() + kQueryFloats + kKvHeads * kHeadDim,
-                                .input_stride = kRowFloats,
+                                .key = qkv.as<float>() + query_floats,
+                                .value = qkv.as<float>() + query_floats + s.kv_heads * s.head_dim,
+                                .input_stride = row_floats,
                                 .cos = cos.as<float>(),
                                 .sin = sin.as<float>(),
                                 .slots = slots.as<int64_t>(),
                                 .kv = &kv,
                                 .query_out = query.data(),
-                                .num_tokens = kPositions,
-                                .num_heads = kHeads}));
-    TANDEM_RETURN_IF_ERROR(Hash("query", query));
+                                .num_tokens = s.positions,
+                                .num_heads = s.heads}));
+    TANDEM_RETURN_IF_ERROR(Hash("query", dtype_, query));
+    TANDEM_RETURN_IF_ERROR(Hash("kv blocks", dtype_, pool));
 
     const std::byte* const last_queries =
-        query.data() + (kPositions - kPrefillRows) * kQueryFloats * size;
-    std::vector<int32_t> table_values(kBlocks);
+        query.data() + (s.positions - s.prefill_rows) * query_floats * size;
+    std::vector<int32_t> table_values(num_blocks);
     std::iota(table_values.begin(), table_values.end(), 0);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer table, Copy(table_values));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query_start,
-                            Copy(std::vector<int32_t>{0, static_cast<int32_t>(kPrefillRows)}));
+                            Copy(std::vector<int32_t>{0, static_cast<int32_t>(s.prefill_rows)}));
     TANDEM_ASSIGN_OR_RETURN(
         const DeviceBuffer num_cached,
-        Copy(std::vector<int32_t>{kPositions - static_cast<int32_t>(kPrefillRows)}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(kPrefillRows * kQueryFloats * size));
+        Copy(std::vector<int32_t>{s.positions - static_cast<int32_t>(s.prefill_rows)}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.prefill_rows * query_floats * size));
     TANDEM_RETURN_IF_ERROR(backend_.PrefillAttention({.query = last_queries,
                                                       .kv = &kv,
                                                       .block_table = table.as<int32_t>(),
@@ -263,46 +345,67 @@ class Probe {
                                                       .num_cached = num_cached.as<int32_t>(),
                                                       .output = output.data(),
                                                       .num_sequences = 1,
-                                                      .max_blocks = kBlocks,
-                                                      .num_heads = kHeads,
+                                                      .max_blocks = num_blocks,
+                                                      .num_heads = s.heads,
                                                       .softmax_scale = 0.15f}));
-    TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", output));
+    TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", dtype_, output));
 
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{kPositions}));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, Zeros(kQueryFloats * size));
-    TANDEM_RETURN_IF_ERROR(
-        backend_.DecodeAttention({.query = last_queries + (kPrefillRows - 1) * kQueryFloats * size,
-                                  .kv = &kv,
-                                  .block_table = table.as<int32_t>(),
-                                  .num_tokens = num_tokens.as<int32_t>(),
-                                  .output = row.data(),
-                                  .num_sequences = 1,
-                                  .max_blocks = kBlocks,
-                                  .num_heads = kHeads,
-                                  .softmax_scale = 0.15f}));
-    return Hash("decode_attention", row);
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{s.positions}));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, Zeros(query_floats * size));
+    TANDEM_RETURN_IF_ERROR(backend_.DecodeAttention(
+        {.query = last_queries + (s.prefill_rows - 1) * query_floats * size,
+         .kv = &kv,
+         .block_table = table.as<int32_t>(),
+         .num_tokens = num_tokens.as<int32_t>(),
+         .output = row.data(),
+         .num_sequences = 1,
+         .max_blocks = num_blocks,
+         .num_heads = s.heads,
+         .softmax_scale = 0.15f}));
+    return Hash("decode_attention", dtype_, row);
   }
 
   absl::Status LogSoftmax() {
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer logits, Numbers(DType::kF32, 2 * kVocabulary, 9.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer stats, Zeros(4 * 4));
+    const ProbeShape& s = shape_;
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer logits,
+                            Numbers(DType::kF32, s.rows, s.vocabulary, 9.0f));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer stats, Zeros(2 * s.rows * 4));
     TANDEM_RETURN_IF_ERROR(backend_.LogSoftmax({.logits = logits.as<float>(),
                                                 .max = stats.as<float>(),
-                                                .log_sum = stats.as<float>() + 2,
+                                                .log_sum = stats.as<float>() + s.rows,
                                                 .log_probabilities = logits.as<float>(),
-                                                .num_rows = 2,
-                                                .vocabulary = kVocabulary}));
-    TANDEM_RETURN_IF_ERROR(Hash("log_softmax", logits));
-    return Hash("log_softmax_stats", stats);
+                                                .num_rows = s.rows,
+                                                .vocabulary = s.vocabulary}));
+    TANDEM_RETURN_IF_ERROR(Hash("log_softmax", DType::kF32, logits));
+    return Hash("log_softmax_stats", DType::kF32, stats);
   }
 
   Backend& backend_;
-  Random random_{0x7461'6e64'656dULL};
-  Sha256 hash_;
+  const ProbeShape shape_;
+  Random random_;
+  Inputs inputs_ = Inputs::kOrdinary;
+  DType dtype_ = DType::kF32;
+  std::vector<ProbedOperation> operations_;
 };
 
 }  // namespace
 
-absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend) { return Probe(backend).Run(); }
+absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
+                                                             const ProbeShape& shape,
+                                                             uint64_t seed) {
+  return Probe(backend, shape, seed).Run();
+}
+
+absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend) {
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
+                          ProbeOperations(backend, {}, kProbeSeed));
+  Sha256 hash;
+  hash.Update(&kNumericsVersion, sizeof(kNumericsVersion));
+  for (const ProbedOperation& operation : operations) {
+    hash.Update(operation.name);
+    hash.Update(operation.digest.data(), operation.digest.size());
+  }
+  return hash.Finish();
+}
 
 }  // namespace tandem

@@ -2,9 +2,18 @@
 //
 // Two workers whose probes agree may continue each other's streams (with the digest of the weights
 // and the formats, the probe makes up numerics_id). It does not depend on threads.
+//
+// Inputs come in two kinds: numbers as models have them, and hostile ones, which are where
+// instructions differ: sums around 2^-126, denormals, zeros of both signs, infinities, NaNs, and
+// values at and past the end of a format's range. A NaN counts as a NaN whatever its payload, which
+// depends on the order of an instruction's operands and never survives to a token.
 
 #ifndef TANDEM_KERNELS_API_NUMERICS_PROBE_H_
 #define TANDEM_KERNELS_API_NUMERICS_PROBE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
@@ -13,10 +22,36 @@
 namespace tandem {
 
 // Of the orders in docs/numerics.md: a change to one of them is a new version.
-inline constexpr int kNumericsVersion = 1;
+inline constexpr int kNumericsVersion = 2;
 
 // A few milliseconds on a CPU. Engine thread only.
 absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend);
+
+// Sizes of what is probed. The defaults: no multiple of a vector where a tail matters; inputs of a
+// linear layer above one segment; positions above a segment of attention.
+struct ProbeShape {
+  int64_t rows = 5;
+  int64_t features = 331;  // In and out of row operations, into linear layers.
+  int64_t outputs = 75;
+  int64_t vocabulary = 4096 + 523;
+  int heads = 4;
+  int kv_heads = 2;
+  int head_dim = 48;
+  int block_tokens = 16;
+  int32_t positions = 1100;
+  int64_t prefill_rows = 21;  // The last so many positions.
+};
+
+// One operation and the digest of what it gave.
+struct ProbedOperation {
+  std::string name;
+  Sha256Digest digest;
+};
+
+// ProbeNumerics's parts, over other shapes and inputs: what tests compare paths with.
+absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
+                                                             const ProbeShape& shape,
+                                                             uint64_t seed);
 
 }  // namespace tandem
 

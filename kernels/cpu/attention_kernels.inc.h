@@ -163,17 +163,11 @@ struct Attention {
       const U16x16 narrow = NarrowNormalBf16(x);
       x = WidenBf16(narrow);
       if constexpr (Policy::kRowUnitBytes / kP == 2) {
-        std::memcpy(to, &narrow, sizeof(narrow));
+        StoreU16(reinterpret_cast<uint16_t*>(to), narrow);
         return x;
       }
     }
-    F32x16 stored = x;
-    if constexpr (Policy::kPhases == 2) {
-      using Index = int32_t __attribute__((vector_size(64)));
-      const Index swap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-      stored = __builtin_shuffle(x, swap);
-    }
-    std::memcpy(to, &stored, sizeof(stored));
+    StoreF32(reinterpret_cast<float*>(to), Policy::kPhases == 2 ? SwapPairs(x) : x);
     return x;
   }
 
@@ -183,7 +177,7 @@ struct Attention {
                       AttentionPartial* partial, float* rescale, std::byte* weights) {
     constexpr int kWeightVector = kLanes / kP * Policy::kRowUnitBytes;
     const F32x16 minus_infinity = Splat(-__builtin_inff());
-    const I32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const I32x16 lane = LaneNumbers();
     F32x16 s[kSubTiles];
     F32x16 maxima = Splat(partial->max);
     for (int i = 0; i < kSubTiles; ++i) {

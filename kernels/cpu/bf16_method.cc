@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "kernels/api/float_environment.h"
+#include "kernels/api/hostile_numbers.h"
 #include "kernels/cpu/kernel_table.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
@@ -18,15 +18,6 @@ constexpr int kInputs = 256;
 constexpr int kRows = 12;
 constexpr int kOutputs = 32;
 
-// A bf16 number within 2^8 of 2^(exponent − 127): a denormal where that is too low, and now and
-// then anyway; zeros of both signs.
-uint16_t NumberNear(int exponent, Random* random) {
-  const int near = std::clamp(exponent + static_cast<int>(random->Below(17)) - 8, 0, 254);
-  const uint64_t field = random->Below(8) == 0 ? 0 : near;
-  const uint64_t sign_and_fraction = random->Next() & (random->Below(8) == 0 ? 0x8000 : 0x807F);
-  return static_cast<uint16_t>(sign_and_fraction | field << 7);
-}
-
 // Row r has exponents near one place, output n near another, both from the lowest to the highest:
 // among the sums are some that underflow, some that overflow, and all between.
 struct Tile {
@@ -36,13 +27,16 @@ struct Tile {
 
 Tile MakeTile() {
   Random random(1);
+  const auto number = [&](int exponent) {
+    return ToBfloat16(HostileNumber(exponent, &random)).bits;
+  };
   Tile tile;
   for (int r = 0; r < kRows; ++r) {
-    for (int k = 0; k < kInputs; ++k) tile.rows.push_back(NumberNear(254 * r / kRows, &random));
+    for (int k = 0; k < kInputs; ++k) tile.rows.push_back(number(254 * r / kRows));
   }
   for (int k = 0; k < kInputs; k += 2) {
     for (int n = 0; n < kOutputs; ++n) {
-      for (int i = 0; i < 2; ++i) tile.panel.push_back(NumberNear(254 * n / kOutputs, &random));
+      for (int i = 0; i < 2; ++i) tile.panel.push_back(number(254 * n / kOutputs));
     }
   }
   return tile;
@@ -90,10 +84,8 @@ class Trial {
   const GemmTask task_;
 };
 
-// NaNs, of ∞ − ∞, may have any payload: none survives to a token.
 bool SameBits(float a, float b) {
-  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
-         (std::isnan(a) && std::isnan(b));
+  return OneNan(std::bit_cast<uint32_t>(a)) == OneNan(std::bit_cast<uint32_t>(b));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/api/float_environment.h"
 #include "kernels/api/host_memory.h"
@@ -202,17 +203,20 @@ class CpuBackend final : public Backend {
 };
 
 absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
-  if (options.isa == "generic") return &GenericKernels();
-  if (options.isa != "auto" && options.isa != "avx512") {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("unknown isa \"%s\"; known: auto, avx512, generic", options.isa));
+  std::string known = "auto";
+  for (const Isa& isa : KnownIsas()) {
+    absl::StrAppend(&known, ", ", isa.name);
+    if (options.isa != "auto" && options.isa != isa.name) continue;
+    const KernelTable* table = isa.kernels();
+    if (table != nullptr && options.bf16_method) table = Avx512Bf16Kernels(*options.bf16_method);
+    if (table != nullptr) return table;
+    if (options.isa == isa.name) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("isa %s needs %s: this machine lacks one of them", isa.name, isa.needs));
+    }
   }
-  if (Avx512Kernels(Bf16Method::kDot) != nullptr) {
-    return Avx512Kernels(options.bf16_method ? *options.bf16_method : BestBf16Method());
-  }
-  if (options.isa == "auto") return &GenericKernels();
-  return absl::FailedPreconditionError(
-      "isa avx512: this machine lacks one of AVX-512 F, BW, DQ, VL and BF16");
+  return absl::InvalidArgumentError(
+      absl::StrFormat("unknown isa \"%s\"; known: %s", options.isa, known));
 }
 
 }  // namespace

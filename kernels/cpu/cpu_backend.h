@@ -1,5 +1,6 @@
 // The CPU backend: kernels per instruction set, picked once at creation, on a thread pool of its
-// own. Within an instruction set the bits depend on nothing else: not on threads, rows, blocks.
+// own. Within a class of instruction sets (docs/numerics.md) the bits depend on nothing else: not
+// on threads, rows, blocks.
 
 #ifndef TANDEM_KERNELS_CPU_CPU_BACKEND_H_
 #define TANDEM_KERNELS_CPU_CPU_BACKEND_H_
@@ -15,9 +16,9 @@
 namespace tandem {
 
 struct CpuBackendOptions {
-  std::string isa = "auto";  // "auto", "avx512", "generic"
+  std::string isa = "auto";  // "auto", or a name of KnownIsas()
   int num_threads = 1;       // 1 to 1,024, the calling thread included
-  // BestBf16Method() where absent; for tests and benchmarks.
+  // Of "avx512bf16", for tests and benchmarks; the one that PickBf16Method takes where absent.
   std::optional<Bf16Method> bf16_method;
 };
 

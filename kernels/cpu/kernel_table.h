@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/api/attention.h"
 #include "kernels/api/linear.h"
@@ -111,16 +112,23 @@ struct RowTiles {
   return RowTiles{count, num_rows / count, num_rows % count};
 }
 
-// Plain C++ for the baseline of the architecture.
+// An instruction set that this build has kernels for.
+struct Isa {
+  const char* name;
+  const char* needs;                // Of the processor, in words.
+  const KernelTable* (*kernels)();  // Null if this machine lacks something.
+};
+
+// Best first; the last is "generic", plain C++ for the baseline of the architecture, which no
+// machine lacks. All but "generic" are one class: the same bits and KV tiles (docs/numerics.md).
+std::span<const Isa> KnownIsas();
 const KernelTable& GenericKernels();
 
-// How bf16 products are made with AVX-512 (micro_kernel.h).
+// How "avx512bf16" makes bf16 products (micro_kernel.h).
 enum class Bf16Method : uint8_t { kDot, kFma };
 
-// AVX-512 F, BW, DQ, VL and BF16. Null where the build has none, or this machine lacks them.
-const KernelTable* Avx512Kernels(Bf16Method method);
-// PickBf16Method of this machine, tried once. Only where Avx512Kernels is not null.
-Bf16Method BestBf16Method();
+// By one of its methods; its entry in KnownIsas has the one that PickBf16Method took, tried once.
+const KernelTable* Avx512Bf16Kernels(Bf16Method method);
 
 // kDot unless `fma` is faster and has the bits of `dot`, the class's own: both are run on a tile of
 // numbers of all exponents, in a millisecond. Other bits are a warning in the log.

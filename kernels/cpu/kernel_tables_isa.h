@@ -1,5 +1,5 @@
-// The pieces of each instruction set's table, one file of definitions each. The AVX-512 ones may
-// only be touched after a look at the machine (Avx512Kernels).
+// The pieces of each instruction set's table, one file of definitions each. Those of an instruction
+// set may only be touched after a look at the machine (KnownIsas).
 
 #ifndef TANDEM_KERNELS_CPU_KERNEL_TABLES_ISA_H_
 #define TANDEM_KERNELS_CPU_KERNEL_TABLES_ISA_H_
@@ -14,13 +14,22 @@ extern const GemmKernels kGenericGemmBf16;
 extern const AttentionKernels kGenericAttentionF32;
 extern const AttentionKernels kGenericAttentionBf16;
 
+extern const RowKernels kAvx2Rows;
+extern const GemmKernels kAvx2GemmF32;
+extern const GemmKernels kAvx2GemmBf16;
+extern const AttentionKernels kAvx2AttentionF32;
+extern const AttentionKernels kAvx2AttentionBf16;
+
 extern const RowKernels kAvx512Rows;
 extern const GemmKernels kAvx512GemmF32;
-extern const GemmKernels kAvx512GemmBf16Dot;
-extern const GemmKernels kAvx512GemmBf16Fma;
+extern const GemmKernels kAvx512GemmBf16;
 extern const AttentionKernels kAvx512AttentionF32;
-extern const AttentionKernels kAvx512AttentionBf16Dot;
-extern const AttentionKernels kAvx512AttentionBf16Fma;
+extern const AttentionKernels kAvx512AttentionBf16;
+
+// What AVX-512 BF16 adds.
+extern const GemmKernels kAvx512Bf16GemmDot;
+extern const AttentionKernels kAvx512Bf16AttentionDot;
+extern const AttentionKernels kAvx512Bf16AttentionFma;
 
 }  // namespace tandem
 

@@ -25,6 +25,7 @@
 #include "kernels/cpu/lanes.h"
 
 namespace tandem {
+namespace {
 
 // Strides are in bytes. With each unit a line for each vector is fetched into the cache, the first
 // ones at prefetch[v]: weights to come, which may be in memory still.
@@ -37,17 +38,27 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   const std::byte* weights[kVectors];
   for (int v = 0; v < kVectors; ++v) weights[v] = w[v];
   const auto phase = [&]<int kPhase>() __attribute__((always_inline)) {
-    F32x16 weight[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      weight[v] = Policy::template Weight<kPhase>(weights[v]);
-    }
+    // The fewer operands stay in registers; the others pass by.
+    if constexpr (kRows < kVectors) {
+      F32x16 row[kRows];
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const F32x16 row = Policy::template Row<kPhase>(a + r * a_row_stride);
+      for (int r = 0; r < kRows; ++r) row[r] = Policy::template Row<kPhase>(a + r * a_row_stride);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = Policy::Accumulate(acc[r][v], weight[v], row);
+        const F32x16 weight = Policy::template Weight<kPhase>(weights[v]);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) acc[r][v] = Policy::Accumulate(acc[r][v], weight, row[r]);
+      }
+    } else {
+      F32x16 weight[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) weight[v] = Policy::template Weight<kPhase>(weights[v]);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const F32x16 row = Policy::template Row<kPhase>(a + r * a_row_stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+          acc[r][v] = Policy::Accumulate(acc[r][v], weight[v], row);
       }
     }
   };
@@ -62,7 +73,7 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   }
 }
 
-// f32, one input a unit. Mul-add as the instruction set has it: fused with AVX-512.
+// f32, one input a unit.
 struct F32Policy {
   static constexpr int kPerUnit = 1;
   static constexpr int kPhases = 1;
@@ -76,13 +87,7 @@ struct F32Policy {
   TANDEM_LANES F32x16 Row(const std::byte* from) {
     return Splat(*reinterpret_cast<const float*>(from));
   }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
-#if defined(__AVX512F__)
-    return (F32x16)_mm512_fmadd_ps((__m512)w, (__m512)a, (__m512)acc);
-#else
-    return acc + w * a;
-#endif
-  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
 };
 
 #if defined(__AVX512BF16__)
@@ -107,48 +112,27 @@ struct DotBf16Policy {
   }
 };
 
-// The same bits by two fused multiply-adds (a product of bf16 numbers is exact in float, and the
-// kernels' float environment flushes denormals as vdpbf16ps does). Twice as fast where vdpbf16ps
-// runs at a quarter of the rate of FMA, as on Sapphire Rapids; rows are widened to float once.
-struct FmaBf16Policy {
+#endif  // __AVX512BF16__
+
+// bf16 by two MulAdds of widened numbers, the odd input first; rows are widened once. Where MulAdd
+// is fused these are the bits of vdpbf16ps (a product of bf16 numbers is exact in float, and the
+// kernels' float environment flushes denormals as that instruction does), and where it runs at a
+// quarter of the rate of FMA, as on Sapphire Rapids, twice as fast.
+struct MulAddBf16Policy {
   static constexpr int kPerUnit = 2;
   static constexpr int kPhases = 2;
   static constexpr int kWeightVectorBytes = 64;
   static constexpr int kRowUnitBytes = 8;  // odd, even
   template <int kPhase>
   TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    const __m512i pair = _mm512_loadu_si512(from);
-    return (F32x16)(kPhase == 0 ? _mm512_and_si512(pair, _mm512_set1_epi32(0xFFFF0000))
-                                : _mm512_slli_epi32(pair, 16));
+    const U32x16 pair = LoadU32(from);
+    return FloatsOf(kPhase == 0 ? pair & 0xFFFF0000u : pair << 16);
   }
   template <int kPhase>
   TANDEM_LANES F32x16 Row(const std::byte* from) {
     return Splat(reinterpret_cast<const float*>(from)[kPhase]);
   }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
-    return (F32x16)_mm512_fmadd_ps((__m512)w, (__m512)a, (__m512)acc);
-  }
-};
-
-#endif  // __AVX512BF16__
-
-// bf16 in plain C++, one input a unit, widened as it is used.
-struct WideningBf16Policy {
-  static constexpr int kPerUnit = 1;
-  static constexpr int kPhases = 1;
-  static constexpr int kWeightVectorBytes = 32;
-  static constexpr int kRowUnitBytes = 4;  // a float
-  template <int kPhase>
-  TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    U16x16 x;
-    std::memcpy(&x, from, sizeof(x));
-    return WidenBf16(x);
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return Splat(*reinterpret_cast<const float*>(from));
-  }
-  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return acc + w * a; }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
 };
 
 // Packs [rows] × [count] inputs as [unit][row]; an odd last input is paired with zero.
@@ -161,11 +145,6 @@ TANDEM_LANES void PackUnits(int rows, int64_t count, Row row, std::byte* packed)
     const int64_t stride = int64_t{rows} * Policy::kRowUnitBytes;
     if constexpr (sizeof(Element) == 4) {
       for (int64_t k = 0; k < count; ++k, to += stride) std::memcpy(to, from + k, 4);
-    } else if constexpr (Policy::kPerUnit == 1) {
-      for (int64_t k = 0; k < count; ++k, to += stride) {
-        const uint32_t wide = uint32_t{from[k]} << 16;
-        std::memcpy(to, &wide, 4);
-      }
     } else {
       for (int64_t k = 0; k < count; k += 2, to += stride) {
         const uint32_t even = from[k];
@@ -182,6 +161,7 @@ TANDEM_LANES void PackUnits(int rows, int64_t count, Row row, std::byte* packed)
   }
 }
 
+}  // namespace
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_CPU_MICRO_KERNEL_H_

@@ -60,7 +60,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             1024);
   flags.AddChoice("dtype", &options->dtype, {"auto", "f32", "bf16"},
                   "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
-  flags.AddChoice("isa", &options->isa, {"auto", "avx512", "generic"},
+  flags.AddChoice("isa", &options->isa, {"auto", "avx512bf16", "avx512", "avx2", "generic"},
                   "instruction set; lower it to match other machines bit for bit");
   flags.AddChoice("load-format", &options->load_format, {"auto", "dummy"},
                   "dummy: deterministic random weights from config.json alone");

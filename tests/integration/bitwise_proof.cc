@@ -14,8 +14,12 @@ constexpr int32_t kBatchIntruderChoices = 48;
 
 }  // namespace
 
-BitwiseProof::BitwiseProof(std::string folder, std::string dtype, ProofSet set)
-    : folder_(std::move(folder)), dtype_(std::move(dtype)), set_(std::move(set)) {
+BitwiseProof::BitwiseProof(std::string folder, std::string dtype, ProofSet set,
+                           std::vector<std::string> paths)
+    : folder_(std::move(folder)),
+      dtype_(std::move(dtype)),
+      set_(std::move(set)),
+      paths_(std::move(paths)) {
   all_ = set_.requests;
   all_.insert(all_.end(), set_.fillers.begin(), set_.fillers.end());
   std::vector<ProofRequest> requests = all_;
@@ -34,16 +38,16 @@ BitwiseProof::BitwiseProof(std::string folder, std::string dtype, ProofSet set)
 
 BitwiseProof::~BitwiseProof() = default;
 
-const LoadedModel& BitwiseProof::ModelOf(int num_threads) {
-  std::unique_ptr<LoadedModel>& model = models_[num_threads];
-  if (model == nullptr) model = std::make_unique<LoadedModel>(folder_, dtype_, num_threads);
+const LoadedModel& BitwiseProof::ModelOf(const std::string& path, int num_threads) {
+  std::unique_ptr<LoadedModel>& model = models_[{path, num_threads}];
+  if (model == nullptr) model = std::make_unique<LoadedModel>(folder_, dtype_, path, num_threads);
   return *model;
 }
 
 PoolMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
   DeviceBuffer& pool = pools_[worker];
   if (pool.size_bytes() < bytes) {
-    auto larger = ModelOf(1).backend()->Allocate(bytes);
+    auto larger = ModelOf(paths_.front(), 1).backend()->Allocate(bytes);
     TANDEM_CHECK(larger.ok()) << larger.status().ToString();
     pool = *std::move(larger);
   }
@@ -69,7 +73,10 @@ std::unique_ptr<ProofRun> BitwiseProof::NewRun(const ProofVariant& variant, int 
                         .other_blocks = ample,
                         .max_model_tokens = set_.max_model_tokens,
                         .prefix_caching = prefix_caching},
-      ModelOf(variant.num_threads),
+      [&](int worker) -> const LoadedModel& {
+        const size_t path = (variant.first_path + static_cast<size_t>(worker)) % paths_.size();
+        return ModelOf(paths_[path], variant.num_threads);
+      },
       [this](int worker, size_t bytes) { return PoolOf(worker, bytes); });
 }
 

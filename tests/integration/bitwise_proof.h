@@ -1,7 +1,8 @@
 // The proof of docs/numerics.md, one variant at a time: requests run through real engines, models
 // and transfers in the variant's way must give the tokens, log-probabilities and prompt
 // log-probabilities of the reference run, bit for bit. The reference: every request alone, its
-// prompt in one chunk, one thread, blocks of 16, no cache, one worker.
+// prompt in one chunk, one thread, blocks of 16, no cache, one worker, the first of some
+// instruction sets (paths); the workers of a variant have different ones.
 
 #ifndef TANDEM_TESTS_INTEGRATION_BITWISE_PROOF_H_
 #define TANDEM_TESTS_INTEGRATION_BITWISE_PROOF_H_
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/integration/proof_run.h"
@@ -18,7 +20,9 @@ namespace tandem {
 
 class BitwiseProof {
  public:
-  BitwiseProof(std::string folder, std::string dtype, ProofSet set);  // Runs the reference.
+  // Runs the reference. `paths` are of one class.
+  BitwiseProof(std::string folder, std::string dtype, ProofSet set,
+               std::vector<std::string> paths = PathsOfOneClass());
   ~BitwiseProof();
 
   // Empty, or how the variant differs. Also checks that it was what it says: batches were full,
@@ -46,14 +50,15 @@ class BitwiseProof {
   std::string CheckPreempted(const ProofVariant& variant);
   std::string CheckPreemption(const ProofVariant& variant, const std::vector<Work>& works,
                               int32_t num_blocks, int32_t intruder_choices, size_t tokens_before);
-  const LoadedModel& ModelOf(int num_threads);
+  const LoadedModel& ModelOf(const std::string& path, int num_threads);
   PoolMemory PoolOf(int worker, size_t bytes);
 
   const std::string folder_;
   const std::string dtype_;
   const ProofSet set_;
   std::vector<ProofRequest> all_;  // requests, then fillers.
-  std::map<int, std::unique_ptr<LoadedModel>> models_;
+  const std::vector<std::string> paths_;
+  std::map<std::pair<std::string, int>, std::unique_ptr<LoadedModel>> models_;  // Threads.
   // Pools keep what earlier runs left in them, so that reading a slot that nobody wrote shows.
   std::map<int, DeviceBuffer> pools_;
   std::vector<ProofResult> references_;  // Of all_.

@@ -1,7 +1,8 @@
 // Same bits, whatever the way (docs/numerics.md). Every test here runs variants of the product
 // {alone, batch of 32} x {chunk 16, 64, 100, whole} x {threads 1, 2, 3} x {block 16, 32} x
 // {cold, prefix hit, preempted, resumed} x {hybrid, disaggregated}, 384 of them, in F32 and BF16:
-//   - the whole product, with a few short requests (demo model) or on tiny checkpoints;
+//   - the whole product, with a few short requests (demo model) or on tiny checkpoints, each
+//     worker of a variant with another instruction set of the class (PathsOfOneClass);
 //   - a random sample of it, with prompts of 1 to 1,100 tokens, which cross every border that there
 //     is (blocks, tiles of 64, segments of 1,024). TANDEM_FULL=1: the whole product with these.
 // The seed of the sample is printed; TANDEM_SEED sets it.
@@ -111,15 +112,30 @@ class BitwiseProofTest : public testing::TestWithParam<std::string> {
     return full != nullptr && std::string(full) == "1";
   }
 
-  static std::vector<ProofVariant> Sample() {
+  static Random NewRandom() {
     const char* const given = std::getenv("TANDEM_SEED");
     const uint64_t seed =
         given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
     std::printf("TANDEM_SEED=%llu\n", static_cast<unsigned long long>(seed));
-    Random random(seed);
+    return Random(seed);
+  }
+
+  // The product, its variants on paths drawn from the seed.
+  static std::vector<ProofVariant> All() {
+    Random random = NewRandom();
+    std::vector<ProofVariant> all = AllProofVariants();
+    for (ProofVariant& variant : all) variant.first_path = random.Below(12);
+    return all;
+  }
+
+  static std::vector<ProofVariant> Sample() {
+    Random random = NewRandom();
     const std::vector<ProofVariant> all = AllProofVariants();
     std::vector<ProofVariant> sample;
-    for (size_t i = 0; i < kSampleSize; ++i) sample.push_back(all[random.Below(all.size())]);
+    for (size_t i = 0; i < kSampleSize; ++i) {
+      sample.push_back(all[random.Below(all.size())]);
+      sample.back().first_path = i;
+    }
     return sample;
   }
 
@@ -142,34 +158,43 @@ class BitwiseProofTest : public testing::TestWithParam<std::string> {
 
 TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsInTheWholeProduct) {
   BitwiseProof proof(Demo(), GetParam(), ShortSet(kDemoVocabulary));
-  CheckAll(&proof, AllProofVariants());
+  CheckAll(&proof, All());
 }
 
 TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsForLongPrompts) {
   BitwiseProof proof(Demo(), GetParam(), LongSet());
-  CheckAll(&proof, Full() ? AllProofVariants() : Sample());
+  CheckAll(&proof, Full() ? All() : Sample());
 }
 
 TEST_P(BitwiseProofTest, TinyLlamaGivesTheSameBits) {
   BitwiseProof proof(Tiny("llama_gqa16_scaled_biased"), GetParam(), ShortSet(kTinyVocabulary));
-  CheckAll(&proof, AllProofVariants());
+  CheckAll(&proof, All());
 }
 
 TEST_P(BitwiseProofTest, TinyGpt2GivesTheSameBits) {
   BitwiseProof proof(Tiny("gpt2_heads32_unprefixed"), GetParam(), ShortSet(kTinyVocabulary));
-  CheckAll(&proof, AllProofVariants());
+  CheckAll(&proof, All());
 }
 
 TEST_P(BitwiseProofTest, GeneratedTokensScoreAsTheSameTextInAPrompt) {
   BitwiseProof proof(Demo(), GetParam(), LongSet());
   for (const ProofVariant& variant :
-       {ProofVariant{}, ProofVariant{.chunk = 64, .num_threads = 2, .disaggregated = true},
+       {ProofVariant{.first_path = 1},
+        ProofVariant{.chunk = 64, .num_threads = 2, .disaggregated = true},
         ProofVariant{.batch = true, .chunk = 16, .num_threads = 3, .block_tokens = 32},
-        ProofVariant{.batch = true, .chunk = 100, .num_threads = 2, .disaggregated = true},
-        ProofVariant{.batch = true, .block_tokens = 32}}) {
+        ProofVariant{
+            .batch = true, .chunk = 100, .num_threads = 2, .disaggregated = true, .first_path = 1},
+        ProofVariant{.batch = true, .block_tokens = 32, .first_path = 2}}) {
     EXPECT_EQ(proof.CheckScores(variant), "") << variant.ToString();
   }
   EXPECT_GT(proof.comparisons(), 0);
+}
+
+// The class of machines without fused multiply-add has its own bits, and keeps them as well.
+TEST_P(BitwiseProofTest, TheGenericPathGivesTheSameBits) {
+  BitwiseProof proof(Tiny("llama_gqa16_scaled_biased"), GetParam(), ShortSet(kTinyVocabulary),
+                     {"generic"});
+  CheckAll(&proof, Sample());
 }
 
 // The comparison can fail: the two dtypes compute different numbers.

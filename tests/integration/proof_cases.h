@@ -39,6 +39,8 @@ struct ProofVariant {
   int32_t block_tokens = 16;
   KvState state = KvState::kCold;
   bool disaggregated = false;  // Prompts are always computed by the other worker.
+  // Workers take turns through the proof's paths, the first one beginning with this.
+  size_t first_path = 0;
 
   std::string ToString() const;
 };

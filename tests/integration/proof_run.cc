@@ -54,9 +54,10 @@ ProofRun::Work ProofRun::WorkOf(const ProofRequest& request, const ProofResult* 
   return work;
 }
 
-ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const LoadedModel& model,
+ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const ModelOf& model_of,
                    const PoolOf& pool_of)
     : variant_(variant), prefix_caching_(options.prefix_caching) {
+  const LoadedModel& model = model_of(kDecode);
   const auto block_bytes = KvBytesPerBlock(model.model().config(), *model.backend(),
                                            model.model().compute_dtype(), variant.block_tokens);
   TANDEM_CHECK(block_bytes.ok()) << block_bytes.status().ToString();
@@ -68,7 +69,8 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Lo
   for (int worker = 0; worker < options.num_workers; ++worker) {
     sizes.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
     const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.num_blocks);
-    auto executor = std::make_unique<ModelFleetExecutor>(sizes, model, pool_of(worker, pool_bytes));
+    auto executor =
+        std::make_unique<ModelFleetExecutor>(sizes, model_of(worker), pool_of(worker, pool_bytes));
     executors_.push_back(executor.get());
     fleet_.AddWorker({.engine = {.block_tokens = sizes.block_tokens,
                                  .num_blocks = sizes.num_blocks,

@@ -44,10 +44,11 @@ class ProofRun {
     int32_t max_model_tokens = 0;
     bool prefix_caching = true;
   };
-  // Gives the pool of a worker.
+  // What a worker computes with, and its pool.
+  using ModelOf = std::function<const LoadedModel&(int worker)>;
   using PoolOf = std::function<PoolMemory(int worker, size_t bytes)>;
 
-  ProofRun(const ProofVariant& variant, const Options& options, const LoadedModel& model,
+  ProofRun(const ProofVariant& variant, const Options& options, const ModelOf& model_of,
            const PoolOf& pool_of);
 
   // All at once or one after the other, each at its decode worker. Empty, or what is wrong.

@@ -231,8 +231,8 @@ TEST_P(AttentionTest, RotaryTableEqualsReferenceAtFarPositions) {
 INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(TestedDevices()), DeviceName);
 
 TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
-  const auto dot = MakeDevice("cpu-avx512-dot");
-  const auto fma = MakeDevice("cpu-avx512-fma");
+  const auto dot = MakeDevice("cpu-avx512bf16-dot");
+  const auto fma = MakeDevice("cpu-avx512bf16-fma");
   if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
   Random random(9);
   const PagedShape shape{.num_heads = 7, .num_kv_heads = 1, .head_dim = 112, .dtype = DType::kBF16};

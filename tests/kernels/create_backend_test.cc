@@ -25,11 +25,33 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   ASSERT_TRUE(generic.ok()) << generic.status();
   EXPECT_EQ((*generic)->name(), "cpu");
   EXPECT_EQ((*generic)->isa(), "generic");
+  // "auto" is the best that can be had by name.
   const auto best = CreateBackend({});
   ASSERT_TRUE(best.ok()) << best.status();
-  const auto avx512 = CreateBackend({.isa = "avx512"});
-  EXPECT_EQ((*best)->isa(), avx512.ok() ? "avx512" : "generic");
-  EXPECT_TRUE(avx512.ok() || absl::IsFailedPrecondition(avx512.status()));
+  for (const std::string isa : {"avx512bf16", "avx512", "avx2", "generic"}) {
+    const auto named = CreateBackend({.isa = isa});
+    if (named.ok()) {
+      EXPECT_EQ((*best)->isa(), isa);
+      break;
+    }
+    EXPECT_TRUE(absl::IsFailedPrecondition(named.status())) << named.status();
+    EXPECT_NE(named.status().ToString().find("needs AVX"), std::string::npos) << named.status();
+  }
+}
+
+// A fleet of old and new machines shares packed weights and KV blocks.
+TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
+  const auto generic = MakeDevice("cpu-generic");
+  for (const std::string& name : FmaDevices()) {
+    const auto device = MakeDevice(name);
+    if (device == nullptr) continue;
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      EXPECT_EQ(device->pack_format(dtype), generic->pack_format(dtype)) << name;
+      EXPECT_EQ(device->GetKvTileFormat({16, 64, dtype})->id,
+                generic->GetKvTileFormat({16, 64, dtype})->id)
+          << name;
+    }
+  }
 }
 
 TEST(CreateBackendTest, MemoryIsAlignedZeroAndMovable) {

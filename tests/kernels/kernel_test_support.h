@@ -27,15 +27,15 @@ namespace tandem {
     ASSERT_TRUE(status_.ok()) << status_.ToString(); \
   } while (false)
 
-// "cpu-avx512" (the method picked for this machine), "cpu-avx512-dot", "cpu-avx512-fma",
-// "cpu-generic", "reference". Null if the machine lacks it.
+// "cpu-" and an instruction set ("cpu-avx2"); "cpu-avx512bf16-dot" and "cpu-avx512bf16-fma" name
+// the method, too; "reference". Null if the machine lacks it.
 inline std::unique_ptr<Backend> MakeDevice(const std::string& device, int num_threads = 1) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
-  if (device == "cpu-avx512-dot" || device == "cpu-avx512-fma") {
+  if (device == "cpu-avx512bf16-dot" || device == "cpu-avx512bf16-fma") {
     backend = CreateCpuBackend(
-        {.isa = "avx512",
+        {.isa = "avx512bf16",
          .num_threads = num_threads,
-         .bf16_method = device == "cpu-avx512-dot" ? Bf16Method::kDot : Bf16Method::kFma});
+         .bf16_method = device == "cpu-avx512bf16-dot" ? Bf16Method::kDot : Bf16Method::kFma});
   } else if (device.substr(0, 4) == "cpu-") {
     backend = CreateBackend({.device = "cpu", .isa = device.substr(4), .num_threads = num_threads});
   } else {
@@ -46,9 +46,19 @@ inline std::unique_ptr<Backend> MakeDevice(const std::string& device, int num_th
   return nullptr;
 }
 
+// Those that give the same bits (docs/numerics.md, Classes).
+inline const std::vector<std::string>& FmaDevices() {
+  static const std::vector<std::string> devices = {"cpu-avx512bf16-dot", "cpu-avx512bf16-fma",
+                                                   "cpu-avx512", "cpu-avx2"};
+  return devices;
+}
+
 inline const std::vector<std::string>& TestedDevices() {
-  static const std::vector<std::string> devices = {"cpu-avx512-dot", "cpu-avx512-fma",
-                                                   "cpu-generic"};
+  static const std::vector<std::string> devices = [] {
+    std::vector<std::string> all = FmaDevices();
+    all.push_back("cpu-generic");
+    return all;
+  }();
   return devices;
 }
 

@@ -172,8 +172,8 @@ TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);
 
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
-  const auto dot = MakeDevice("cpu-avx512-dot");
-  const auto fma = MakeDevice("cpu-avx512-fma");
+  const auto dot = MakeDevice("cpu-avx512bf16-dot");
+  const auto fma = MakeDevice("cpu-avx512bf16-fma");
   if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
   Random random(5);
   const LinearSpec spec{.in_features = 301,
@@ -216,11 +216,11 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
 }
 
 GemmKernels Bf16Gemm(Bf16Method method) {
-  return Avx512Kernels(method)->gemm[static_cast<int>(DType::kBF16)];
+  return Avx512Bf16Kernels(method)->gemm[static_cast<int>(DType::kBF16)];
 }
 
 TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
-  if (Avx512Kernels(Bf16Method::kDot) == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  if (Avx512Bf16Kernels(Bf16Method::kDot) == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
   GemmKernels slow = Bf16Gemm(Bf16Method::kDot);
   slow.run = [](const GemmTask& task) {
     for (int i = 0; i < 20; ++i) Bf16Gemm(Bf16Method::kDot).run(task);
@@ -232,15 +232,6 @@ TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
     static_cast<uint32_t*>(task.output)[task.num_outputs - 1] ^= 1;
   };
   EXPECT_EQ(PickBf16Method(slow, wrong), Bf16Method::kDot);
-}
-
-TEST(LinearMethodsTest, PackedBytesDoNotDependOnTheMethod) {
-  const auto dot = MakeDevice("cpu-avx512-dot");
-  const auto fma = MakeDevice("cpu-avx512-fma");
-  if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
-  EXPECT_EQ(dot->pack_format(DType::kBF16), fma->pack_format(DType::kBF16));
-  EXPECT_EQ(dot->GetKvTileFormat({16, 64, DType::kBF16})->id,
-            fma->GetKvTileFormat({16, 64, DType::kBF16})->id);
 }
 
 TEST(LinearSegmentsTest, BordersAreMultiplesOf128AndCoverK) {

@@ -1,7 +1,11 @@
 #include "kernels/api/numerics_probe.h"
 
 #include <set>
+#include <utility>
 
+#include "kernels/api/float_environment.h"
+#include "kernels/api/hostile_numbers.h"
+#include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {
@@ -28,15 +32,107 @@ TEST_P(NumericsProbeTest, IsTheSameOnAnyNumberOfThreadsAndEveryTime) {
 
 INSTANTIATE_TEST_SUITE_P(All, NumericsProbeTest, testing::ValuesIn(TestedDevices()), DeviceName);
 
-TEST(NumericsProbeClassesTest, MethodsOfOneClassAgreeAndClassesDiffer) {
+// The devices of the class that this machine has.
+std::vector<std::pair<std::string, std::unique_ptr<Backend>>> FmaClass() {
+  std::vector<std::pair<std::string, std::unique_ptr<Backend>>> present;
+  for (const std::string& name : FmaDevices()) {
+    if (auto backend = MakeDevice(name)) present.emplace_back(name, std::move(backend));
+  }
+  return present;
+}
+
+TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersAreNot) {
   const std::string generic = Probe(*MakeDevice("cpu-generic"));
-  const std::string reference = Probe(*MakeDevice("reference"));
   EXPECT_EQ(generic.size(), 64u);
-  const auto dot = MakeDevice("cpu-avx512-dot");
-  if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
-  EXPECT_EQ(Probe(*dot), Probe(*MakeDevice("cpu-avx512-fma")));
-  EXPECT_NE(Probe(*dot), generic);
-  EXPECT_NE(Probe(*dot), reference);
+  EXPECT_NE(generic, Probe(*MakeDevice("reference")));
+  const auto paths = FmaClass();
+  if (paths.empty()) GTEST_SKIP() << "this machine has no AVX2 with FMA";
+  EXPECT_NE(Probe(*paths.front().second), generic);
+  for (const auto& [name, backend] : paths) {
+    EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
+  }
+}
+
+// Every operation of every path on the same numbers, KV blocks included. TANDEM_TEST_SEED, or 1.
+TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
+  const auto paths = FmaClass();
+  if (paths.size() < 2) GTEST_SKIP() << "this machine has fewer than two of the class's paths";
+  const char* const text = std::getenv("TANDEM_TEST_SEED");
+  const uint64_t seed = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Random random(seed);
+  constexpr int kHeadDims[] = {2, 6, 16, 18, 48, 64, 80, 96, 112, 128, 256};
+  constexpr int kGroups[] = {1, 2, 3, 4, 7, 8, 16};
+  for (int i = 0; i < 24; ++i) {
+    ProbeShape shape{.rows = random.Between(1, 40),
+                     .features = random.Between(1, 700),
+                     .outputs = random.Between(1, 200),
+                     .vocabulary = random.Between(1, 9000),
+                     .kv_heads = static_cast<int>(random.Between(1, 2)),
+                     .head_dim = kHeadDims[random.Below(std::size(kHeadDims))],
+                     .block_tokens = random.Chance(0.5) ? 16 : 32,
+                     .positions = static_cast<int32_t>(random.Between(1, i % 4 == 0 ? 1300 : 200))};
+    shape.heads = shape.kv_heads * kGroups[random.Below(std::size(kGroups))];
+    shape.prefill_rows = random.Between(1, std::min(shape.positions, 60));
+    const uint64_t numbers = random.Next();
+    const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    for (size_t p = 1; p < paths.size(); ++p) {
+      const auto actual = ProbeOperations(*paths[p].second, shape, numbers);
+      ASSERT_TRUE(actual.ok()) << actual.status();
+      ASSERT_EQ(actual->size(), expected->size());
+      for (size_t o = 0; o < actual->size(); ++o) {
+        EXPECT_EQ((*actual)[o].digest, (*expected)[o].digest)
+            << (*actual)[o].name << " of " << paths[p].first << " and " << paths.front().first
+            << ", shape " << i << ": " << shape.rows << " rows, " << shape.features << " features, "
+            << shape.outputs << " outputs, " << shape.heads << " / " << shape.kv_heads
+            << " heads of " << shape.head_dim << ", " << shape.positions << " positions";
+      }
+    }
+  }
+}
+
+// Bits of products over hostile numbers, in an environment that flushes denormals or does not.
+std::vector<float> Products(const GemmKernels& gemm, bool flush) {
+  constexpr int kInputs = 64, kOutputs = 32;
+  const int num_rows = gemm.max_tile_rows;
+  Random random(3);
+  std::vector<uint16_t> rows, panel;
+  const auto add = [&random](int exponent, std::vector<uint16_t>* to) {
+    to->push_back(ToBfloat16(HostileNumber(exponent, &random)).bits);
+  };
+  for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
+  for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
+  std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
+  gemm.pack_rows(rows.data(), kInputs, num_rows, packed.data());
+  std::vector<float> output(num_rows * kOutputs);
+  const uint32_t saved = FloatEnvironment();
+  if (flush) SetKernelFloatEnvironment();
+  gemm.run({.activations = packed.data(),
+            .num_rows = num_rows,
+            .panels = reinterpret_cast<const std::byte*>(panel.data()),
+            .in_features = kInputs,
+            .segmented = false,
+            .bias = nullptr,
+            .output = output.data(),
+            .output_stride = kOutputs,
+            .num_outputs = kOutputs,
+            .output_dtype = DType::kF32});
+  SetFloatEnvironment(saved);
+  return output;
+}
+
+TEST(HostileNumbersTest, SumsUnderflowWhereTheyAreFlushedOrNot) {
+  const GemmKernels& gemm = GenericKernels().gemm[static_cast<int>(DType::kBF16)];
+  const std::vector<float> flushed = Products(gemm, true), kept = Products(gemm, false);
+  int denormal = 0, differ = 0;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    denormal += std::fpclassify(kept[i]) == FP_SUBNORMAL;
+    differ += std::bit_cast<uint32_t>(kept[i]) != std::bit_cast<uint32_t>(flushed[i]);
+    EXPECT_NE(std::fpclassify(flushed[i]), FP_SUBNORMAL) << i;
+  }
+  EXPECT_GT(denormal, 0);
+  EXPECT_GT(differ, denormal) << "denormal terms of normal sums are flushed, too";
 }
 
 }  // namespace

@@ -8,8 +8,18 @@
 
 namespace tandem {
 
-LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype, int num_threads) {
-  auto backend = CreateBackend({.device = "cpu", .num_threads = num_threads});
+std::vector<std::string> PathsOfOneClass() {
+  std::vector<std::string> paths;
+  for (const char* const isa : {"avx512bf16", "avx512", "avx2"}) {
+    if (CreateBackend({.isa = isa}).ok()) paths.emplace_back(isa);
+  }
+  if (paths.empty()) paths.emplace_back("generic");
+  return paths;
+}
+
+LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
+                         const std::string& isa, int num_threads) {
+  auto backend = CreateBackend({.isa = isa, .num_threads = num_threads});
   TANDEM_CHECK(backend.ok()) << backend.status().ToString();
   backend_ = *std::move(backend);
   auto model = Model::Load({.folder = folder, .dtype = dtype}, backend_.get());

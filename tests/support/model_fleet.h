@@ -7,16 +7,22 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/execution/model_executor.h"
 #include "tests/support/engine_fleet.h"
 
 namespace tandem {
 
+// The instruction sets of this machine that give the same bits (docs/numerics.md, Classes), best
+// first; "generic" alone where there are none.
+std::vector<std::string> PathsOfOneClass();
+
 // A checkpoint on a cpu backend of so many threads. Dies if it cannot be loaded.
 class LoadedModel {
  public:
-  LoadedModel(const std::string& folder, const std::string& dtype, int num_threads);
+  LoadedModel(const std::string& folder, const std::string& dtype, const std::string& isa,
+              int num_threads);
 
   const Model& model() const { return *model_; }
   Backend* backend() const { return backend_.get(); }

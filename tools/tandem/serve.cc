@@ -74,7 +74,7 @@ void Declare(ServeOptions* o, FlagSet* flags) {
              "compute threads of each worker; the machine's CPUs, divided, if 0", 0, 1024);
   flags->AddChoice("dtype", &o->dtype, {"auto", "f32", "bf16"},
                    "auto: the checkpoint's own type, F16 as f32");
-  flags->AddChoice("isa", &o->isa, {"auto", "avx512", "generic"},
+  flags->AddChoice("isa", &o->isa, {"auto", "avx512bf16", "avx512", "avx2", "generic"},
                    "kernels to use; lower them to share a numerics_id with lesser machines");
   flags->Add("liveness-scale", &o->liveness_scale, "X",
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);

@@ -1,7 +1,7 @@
 // GEMM and decode attention beside the limits of the machine, measured in the same run and
 // interleaved, after their results have been checked.
 //
-//   build/release/bench/kernels_bench [threads] [repetitions]
+//   build/release/bench/kernels_bench [isa [threads [repetitions]]]      (auto, 2, 7)
 //
 // Prints one line a row: median, and its share of each limit's median.
 
@@ -244,39 +244,27 @@ class AttentionCase {
   std::vector<int32_t> table_, lengths_;
 };
 
-int Main(int num_threads, int repetitions) {
-  if (Avx512Kernels(Bf16Method::kDot) == nullptr) {
-    std::printf("no AVX-512 BF16 on this machine: nothing to measure\n");
-    return 0;
-  }
-  const auto backend = Must(CreateCpuBackend({.isa = "avx512", .num_threads = num_threads}));
-  const auto dot = Must(CreateCpuBackend(
-      {.isa = "avx512", .num_threads = num_threads, .bf16_method = Bf16Method::kDot}));
-  const auto fma = Must(CreateCpuBackend(
-      {.isa = "avx512", .num_threads = num_threads, .bf16_method = Bf16Method::kFma}));
-  std::printf("bf16 by %s, %d threads, medians of %d\n",
-              BestBf16Method() == Bf16Method::kDot ? "vdpbf16ps" : "fused multiply-adds",
-              num_threads, repetitions);
+int Main(const std::string& wanted, int num_threads, int repetitions) {
+  const auto backend = Must(CreateCpuBackend({.isa = wanted, .num_threads = num_threads}));
+  const std::string isa = backend->isa();
+  const bool has_dot = isa == "avx512bf16";
+  std::printf("%s, %d threads, medians of %d\n", isa.c_str(), num_threads, repetitions);
 
   ThreadPool pool(num_threads);
-  constexpr int64_t kLimitIterations = 1000000;
+  static constexpr int64_t kLimitIterations = 1000000;
   constexpr size_t kStreamBytes = size_t{512} << 20;
   const DeviceBuffer stream = RandomNumbers(*backend, DType::kF32, kStreamBytes / 4, 1.0f);
   std::vector<Row> rows;
-  rows.push_back(
-      {"limit: vdpbf16ps",
-       0,
-       [&] { pool.ParallelFor(num_threads, [](int64_t, int) { RunVdpbf16ps(kLimitIterations); }); },
-       false,
-       {}});
-  rows[0].amount = kLimitIterations * 24.0 * 64 * num_threads;
-  rows.push_back(
-      {"limit: f32 FMA",
-       0,
-       [&] { pool.ParallelFor(num_threads, [](int64_t, int) { RunFma(kLimitIterations); }); },
-       false,
-       {}});
-  rows[1].amount = kLimitIterations * 24.0 * 32 * num_threads;
+  const auto add_limit = [&](const char* name, auto run) {
+    rows.push_back({name,
+                    run(1) * kLimitIterations * num_threads,
+                    [&pool, num_threads, run] {
+                      pool.ParallelFor(num_threads, [&](int64_t, int) { run(kLimitIterations); });
+                    },
+                    false,
+                    {}});
+  };
+  add_limit("limit: multiply-add", [isa](int64_t n) { return RunMultiplyAdds(isa, n); });
   volatile uint64_t sink = 0;
   rows.push_back({"limit: read",
                   static_cast<double>(kStreamBytes),
@@ -289,16 +277,27 @@ int Main(int num_threads, int repetitions) {
                   true,
                   {}});
 
+  if (has_dot) add_limit("limit: vdpbf16ps", RunVdpbf16ps);
+
   constexpr int64_t kK = 2048, kN = 5632;
   // 24 layers of 22 MiB read from memory; the bf16 chain has the same bytes as the stream.
   GemmCase bf16(*backend, DType::kBF16, kK, kN, 24, false);
   GemmCase f32(*backend, DType::kF32, kK, kN, 12, false);
   GemmCase one(*backend, DType::kBF16, kK, kN, 1, false);
   GemmCase one_segmented(*backend, DType::kBF16, kK, kN, 1, true);
-  GemmCase one_dot(*dot, DType::kBF16, kK, kN, 1, false);
-  GemmCase one_fma(*fma, DType::kBF16, kK, kN, 1, false);
   GemmCase one_f32(*backend, DType::kF32, kK, kN, 1, false);
-  for (GemmCase* c : {&bf16, &f32, &one, &one_segmented, &one_dot, &one_fma, &one_f32}) {
+  // By each method of bf16.
+  std::vector<std::unique_ptr<Backend>> methods;
+  std::vector<std::unique_ptr<GemmCase>> by_method;
+  for (const Bf16Method method : {Bf16Method::kDot, Bf16Method::kFma}) {
+    if (!has_dot) break;
+    methods.push_back(
+        Must(CreateCpuBackend({.isa = isa, .num_threads = num_threads, .bf16_method = method})));
+    by_method.push_back(
+        std::make_unique<GemmCase>(*methods.back(), DType::kBF16, kK, kN, 1, false));
+    by_method.back()->Check(512);
+  }
+  for (GemmCase* c : {&bf16, &f32, &one, &one_segmented, &one_f32}) {
     for (const int64_t m : {1, 16, 512}) {
       if (m < 512 || (c != &bf16 && c != &f32)) c->Check(m);
     }
@@ -317,8 +316,9 @@ int Main(int num_threads, int repetitions) {
     add("f32", one_f32);
     if (m != 512) continue;
     add("bf16 in 8 segments", one_segmented);
-    add("bf16 by vdpbf16ps", one_dot);
-    add("bf16 by FMA", one_fma);
+    if (!has_dot) continue;
+    add("bf16 by vdpbf16ps", *by_method[0]);
+    add("bf16 by multiply-add", *by_method[1]);
   }
 
   AttentionCase long_context(*backend, 4, 8192);
@@ -340,14 +340,17 @@ int Main(int num_threads, int repetitions) {
     for (Row& row : rows) row.seconds.push_back(Seconds(row.work));
   }
   const auto rate = [](const Row& row) { return row.amount / Median(row.seconds) / 1e9; };
-  const double dot_limit = rate(rows[0]), fma_limit = rate(rows[1]), read_limit = rate(rows[2]);
+  const double fma_limit = rate(rows[0]), read_limit = rate(rows[1]);
+  const double dot_limit = has_dot ? rate(rows[2]) : 0;
   for (const Row& row : rows) {
     if (row.is_memory) {
       std::printf("%-36s %8.1f GB/s    %5.2f of read\n", row.name.c_str(), rate(row),
                   rate(row) / read_limit);
     } else {
-      std::printf("%-36s %8.1f GFLOP/s %5.2f of vdpbf16ps %5.2f of FMA\n", row.name.c_str(),
-                  rate(row), rate(row) / dot_limit, rate(row) / fma_limit);
+      std::printf("%-36s %8.1f GFLOP/s %5.2f of multiply-add", row.name.c_str(), rate(row),
+                  rate(row) / fma_limit);
+      if (has_dot) std::printf(" %5.2f of vdpbf16ps", rate(row) / dot_limit);
+      std::printf("\n");
     }
   }
   return 0;
@@ -357,5 +360,6 @@ int Main(int num_threads, int repetitions) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atoi(argv[2]) : 7);
+  return tandem::Main(argc > 1 ? argv[1] : "auto", argc > 2 ? std::atoi(argv[2]) : 2,
+                      argc > 3 ? std::atoi(argv[3]) : 7);
 }

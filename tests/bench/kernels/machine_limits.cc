@@ -5,63 +5,76 @@
 namespace tandem {
 namespace {
 
-// Enough independent sums to hide the latency of either instruction.
-constexpr int kSums = 24;
+// `kSums` independent sums hide the latency of an instruction; `one` is a step of a sum. The
+// compiler must not see that a sum is independent of what is read. (A macro, as a function for one
+// instruction set does not take a lambda compiled for another.)
+#define TANDEM_REPEAT(Register, kSums, constraint, one)                           \
+  Register sums[kSums] = {};                                                      \
+  for (int64_t n = 0; n < iterations; ++n) {                                      \
+    _Pragma("GCC unroll 24") for (int i = 0; i < (kSums); ++i) { sums[i] = one; } \
+    _Pragma("GCC unroll 24") for (int i = 0; i < (kSums); ++i) {                  \
+      __asm__ volatile("" : constraint(sums[i]));                                 \
+    }                                                                             \
+  }                                                                               \
+  return 2.0 * static_cast<double>(iterations) * (kSums) * sizeof(Register) / sizeof(float)
 
-template <typename Step>
-void Repeat(int64_t iterations, Step step) {
-  __m512 sums[kSums];
-#pragma GCC unroll 24
-  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_setzero_ps();
-  for (int64_t n = 0; n < iterations; ++n) {
-#pragma GCC unroll 24
-    for (int i = 0; i < kSums; ++i) sums[i] = step(sums[i]);
-      // The compiler must not see that the sums are independent of what is read.
-#pragma GCC unroll 24
-    for (int i = 0; i < kSums; ++i) __asm__ volatile("" : "+v"(sums[i]));
-  }
+__attribute__((target("avx512f"))) double RunFma512(int64_t iterations) {
+  const __m512 x = _mm512_set1_ps(0.5f);
+  TANDEM_REPEAT(__m512, 24, "+v", _mm512_fmadd_ps(x, x, sums[i]));
+}
+
+__attribute__((target("avx2,fma"))) double RunFma256(int64_t iterations) {
+  const __m256 x = _mm256_set1_ps(0.5f);
+  TANDEM_REPEAT(__m256, 12, "+x", _mm256_fmadd_ps(x, x, sums[i]));
+}
+
+double RunMulAdd128(int64_t iterations) {
+  __m128 x = _mm_set1_ps(0.5f);
+  __asm__ volatile("" : "+x"(x));  // Or the product would be computed once.
+  const auto product = [&x] {
+    __m128 factor = x;
+    __asm__ volatile("" : "+x"(factor));
+    return factor * x;
+  };
+  TANDEM_REPEAT(__m128, 12, "+x", _mm_add_ps(sums[i], product()));
+}
+
+__attribute__((target("avx512f,avx512bf16"))) double RunBf16Dot512(int64_t iterations) {
+  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F003F00);
+  TANDEM_REPEAT(__m512, 24, "+v", _mm512_dpbf16_ps(sums[i], x, x));
 }
 
 }  // namespace
 
-double RunVdpbf16ps(int64_t iterations) {
-  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F003F00);
-  Repeat(
-      iterations, [&](__m512 sum)
-                      __attribute__((always_inline)) { return _mm512_dpbf16_ps(sum, x, x); });
-  return static_cast<double>(iterations) * kSums * 64;
+double RunMultiplyAdds(std::string_view isa, int64_t iterations) {
+  if (isa == "generic") return RunMulAdd128(iterations);
+  return isa == "avx2" ? RunFma256(iterations) : RunFma512(iterations);
 }
 
-double RunFma(int64_t iterations) {
-  const __m512 x = _mm512_set1_ps(0.5f);
-  Repeat(
-      iterations, [&](__m512 sum)
-                      __attribute__((always_inline)) { return _mm512_fmadd_ps(x, x, sum); });
-  return static_cast<double>(iterations) * kSums * 32;
-}
+double RunVdpbf16ps(int64_t iterations) { return 2 * RunBf16Dot512(iterations); }
 
+// Four streams: one alone does not keep enough lines in flight.
 uint64_t ReadMemory(const void* data, size_t size_bytes) {
-  // Four streams: one alone does not keep enough lines in flight.
   constexpr int kStreams = 4;
   const char* from = static_cast<const char*>(data);
   const size_t stream_bytes = size_bytes / kStreams;
-  __m512i sums[kStreams] = {};
+  __m128i sums[kStreams] = {};
   for (size_t i = 0; i + 128 <= stream_bytes; i += 128) {
 #pragma GCC unroll 4
     for (int s = 0; s < kStreams; ++s) {
       const char* line = from + s * stream_bytes + i;
       _mm_prefetch(line + 1024, _MM_HINT_T0);
       _mm_prefetch(line + 1088, _MM_HINT_T0);
-      sums[s] = _mm512_add_epi64(sums[s], _mm512_loadu_si512(line));
-      sums[s] = _mm512_add_epi64(sums[s], _mm512_loadu_si512(line + 64));
+#pragma GCC unroll 8
+      for (int part = 0; part < 8; ++part) {
+        sums[s] = _mm_add_epi64(sums[s],
+                                _mm_load_si128(reinterpret_cast<const __m128i*>(line + 16 * part)));
+      }
     }
   }
-  uint64_t lanes[8];
-  _mm512_storeu_si512(lanes, _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]),
-                                              _mm512_add_epi64(sums[2], sums[3])));
-  uint64_t total = 0;
-  for (const uint64_t lane : lanes) total += lane;
-  return total;
+  uint64_t lanes[2];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), (sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return lanes[0] + lanes[1];
 }
 
 }  // namespace tandem

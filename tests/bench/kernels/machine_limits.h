@@ -1,18 +1,23 @@
-// What this machine can do at most, measured beside the kernels: the rate of vdpbf16ps and of FMA
-// out of registers, and of reading memory.
+// What this machine can do at most, measured beside the kernels: the rates of the instructions that
+// a path multiplies with, out of registers, and of reading memory.
 
 #ifndef TANDEM_TESTS_BENCH_KERNELS_MACHINE_LIMITS_H_
 #define TANDEM_TESTS_BENCH_KERNELS_MACHINE_LIMITS_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace tandem {
 
-// Each runs on the calling thread. Operations: multiplications and additions, so 64 per vdpbf16ps
-// and 32 per 512-bit FMA. Only on a machine with AVX-512 BF16.
-double RunVdpbf16ps(int64_t iterations);  // returns operations done
-double RunFma(int64_t iterations);
+// Each runs on the calling thread and returns the operations done: a multiplication and an addition
+// for each product. Only on a machine that has the instruction set.
+
+// Fused multiply-adds in the widest registers of `isa` (a name of KnownIsas()); multiplications and
+// additions apart for "generic".
+double RunMultiplyAdds(std::string_view isa, int64_t iterations);
+double RunVdpbf16ps(int64_t iterations);  // AVX-512 BF16
+
 // Reads all of it; the result only keeps the reads from being removed.
 uint64_t ReadMemory(const void* data, size_t size_bytes);
 

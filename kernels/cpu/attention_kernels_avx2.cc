@@ -1,0 +1,11 @@
+#include "kernels/cpu/attention_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+constinit const AttentionKernels kAvx2AttentionF32 =
+    Attention<F32Policy, float, DType::kF32, 6, 6>::Table("cpu.1.p1.f32");
+constinit const AttentionKernels kAvx2AttentionBf16 =
+    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 6, 6>::Table("cpu.1.p2.bf16");
+
+}  // namespace tandem

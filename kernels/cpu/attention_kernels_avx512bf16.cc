@@ -1,0 +1,11 @@
+#include "kernels/cpu/attention_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+constinit const AttentionKernels kAvx512Bf16AttentionDot =
+    Attention<DotBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
+constinit const AttentionKernels kAvx512Bf16AttentionFma =
+    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
+
+}  // namespace tandem

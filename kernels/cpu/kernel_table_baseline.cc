@@ -1,0 +1,15 @@
+// For architectures without an instruction set of their own.
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace tandem {
+
+std::span<const Isa> KnownIsas() {
+  static constexpr Isa kIsas[] = {
+      {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }}};
+  return kIsas;
+}
+
+const KernelTable* Avx512Bf16Kernels(Bf16Method) { return nullptr; }
+
+}  // namespace tandem

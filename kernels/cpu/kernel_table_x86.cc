@@ -1,0 +1,75 @@
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+namespace {
+
+bool MachineHasAvx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+}
+
+bool MachineHasAvx512() {
+  return MachineHasAvx2() && __builtin_cpu_supports("avx512f") != 0 &&
+         __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0;
+}
+
+bool MachineHasAvx512Bf16() {
+  return MachineHasAvx512() && __builtin_cpu_supports("avx512bf16") != 0;
+}
+
+const KernelTable* Avx2Kernels() {
+  if (!MachineHasAvx2()) return nullptr;
+  static const KernelTable table{.isa = "avx2",
+                                 .rows = kAvx2Rows,
+                                 .gemm = {kAvx2GemmF32, kAvx2GemmBf16},
+                                 .attention = {kAvx2AttentionF32, kAvx2AttentionBf16}};
+  return &table;
+}
+
+const KernelTable* Avx512Kernels() {
+  if (!MachineHasAvx512()) return nullptr;
+  static const KernelTable table{.isa = "avx512",
+                                 .rows = kAvx512Rows,
+                                 .gemm = {kAvx512GemmF32, kAvx512GemmBf16},
+                                 .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
+  return &table;
+}
+
+const KernelTable* BestAvx512Bf16Kernels() {
+  if (!MachineHasAvx512Bf16()) return nullptr;
+  static const Bf16Method best = PickBf16Method(kAvx512Bf16GemmDot, kAvx512GemmBf16);
+  return Avx512Bf16Kernels(best);
+}
+
+}  // namespace
+
+std::span<const Isa> KnownIsas() {
+  static constexpr Isa kIsas[] = {
+      {.name = "avx512bf16",
+       .needs = "AVX-512 F, BW, DQ, VL and BF16, AVX2 and FMA",
+       .kernels = BestAvx512Bf16Kernels},
+      {.name = "avx512",
+       .needs = "AVX-512 F, BW, DQ and VL, AVX2 and FMA",
+       .kernels = Avx512Kernels},
+      {.name = "avx2", .needs = "AVX2 and FMA", .kernels = Avx2Kernels},
+      {.name = "generic", .needs = "", .kernels = [] { return &GenericKernels(); }},
+  };
+  return kIsas;
+}
+
+const KernelTable* Avx512Bf16Kernels(Bf16Method method) {
+  if (!MachineHasAvx512Bf16()) return nullptr;
+  static const KernelTable dot{.isa = "avx512bf16",
+                               .rows = kAvx512Rows,
+                               .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot},
+                               .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionDot}};
+  static const KernelTable fma{.isa = "avx512bf16",
+                               .rows = kAvx512Rows,
+                               .gemm = {kAvx512GemmF32, kAvx512GemmBf16},
+                               .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionFma}};
+  return method == Bf16Method::kDot ? &dot : &fma;
+}
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// Sixteen lanes in one register of AVX-512: GCC's own vector type. See lanes.h.
+
+#ifndef TANDEM_KERNELS_CPU_LANES_AVX512_H_
+#define TANDEM_KERNELS_CPU_LANES_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace tandem {
+namespace {
+
+using F32x16 = float __attribute__((vector_size(64)));
+using U32x16 = uint32_t __attribute__((vector_size(64)));
+using I32x16 = int32_t __attribute__((vector_size(64)));
+using U16x16 = uint16_t __attribute__((vector_size(32)));
+
+TANDEM_LANES U32x16 BitsOf(F32x16 x) { return (U32x16)x; }
+TANDEM_LANES F32x16 FloatsOf(U32x16 x) { return (F32x16)x; }
+TANDEM_LANES I32x16 SignedOf(U32x16 x) { return (I32x16)x; }
+TANDEM_LANES U32x16 UnsignedOf(I32x16 x) { return (U32x16)x; }
+
+TANDEM_LANES F32x16 Splat(float x) { return (F32x16)_mm512_set1_ps(x); }
+
+TANDEM_LANES I32x16 LaneNumbers() {
+  return I32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+TANDEM_LANES F32x16 LoadF32(const float* from) { return (F32x16)_mm512_loadu_ps(from); }
+TANDEM_LANES void StoreF32(float* to, F32x16 x) { _mm512_storeu_ps(to, (__m512)x); }
+TANDEM_LANES U32x16 LoadU32(const void* from) { return (U32x16)_mm512_loadu_si512(from); }
+
+TANDEM_LANES U16x16 LoadU16(const uint16_t* from) {
+  return (U16x16)_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+TANDEM_LANES void StoreU16(uint16_t* to, U16x16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)x);
+}
+
+// The first `count` lanes, 1 to 15; zeros after them.
+TANDEM_LANES F32x16 LoadF32Tail(const float* from, int count) {
+  return (F32x16)_mm512_maskz_loadu_ps((1u << count) - 1, from);
+}
+TANDEM_LANES void StoreF32Tail(float* to, F32x16 x, int count) {
+  _mm512_mask_storeu_ps(to, (1u << count) - 1, (__m512)x);
+}
+TANDEM_LANES U16x16 LoadU16Tail(const uint16_t* from, int count) {
+  return (U16x16)_mm256_maskz_loadu_epi16((1u << count) - 1, from);
+}
+TANDEM_LANES void StoreU16Tail(uint16_t* to, U16x16 x, int count) {
+  _mm256_mask_storeu_epi16(to, (1u << count) - 1, (__m256i)x);
+}
+
+TANDEM_LANES U32x16 WidenU16(U16x16 x) { return (U32x16)_mm512_cvtepu16_epi32((__m256i)x); }
+TANDEM_LANES U16x16 NarrowU16(U32x16 x) { return (U16x16)_mm512_cvtepi32_epi16((__m512i)x); }
+
+TANDEM_LANES F32x16 Select(I32x16 condition, F32x16 yes, F32x16 no) { return condition ? yes : no; }
+TANDEM_LANES F32x16 MaxOf(F32x16 a, F32x16 b) {
+  return (F32x16)_mm512_max_ps((__m512)a, (__m512)b);
+}
+TANDEM_LANES F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
+  return (F32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+// Lanes 2i and 2i + 1 change places.
+TANDEM_LANES F32x16 SwapPairs(F32x16 x) { return (F32x16)_mm512_permute_ps((__m512)x, 0xB1); }
+
+TANDEM_LANES float SumOf(F32x16 x) {
+  const __m256 eight =
+      _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+TANDEM_LANES float MaxOfLanes(F32x16 x) {
+  const __m256 eight =
+      _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+}  // namespace
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_LANES_AVX512_H_

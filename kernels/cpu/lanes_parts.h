@@ -1,0 +1,227 @@
+// Sixteen lanes in as many registers as the instruction set needs: two with AVX2, four without.
+// A structure of registers, as GCC keeps vectors longer than a register in memory. See lanes.h.
+
+#ifndef TANDEM_KERNELS_CPU_LANES_PARTS_H_
+#define TANDEM_KERNELS_CPU_LANES_PARTS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+namespace {
+
+#if defined(__AVX2__)
+constexpr int kRegisterLanes = 8;
+#else
+constexpr int kRegisterLanes = 4;
+#endif
+constexpr int kParts = 16 / kRegisterLanes;
+
+template <typename T>
+struct Lanes {
+  typedef T Register __attribute__((vector_size(sizeof(T) * kRegisterLanes)));
+  Register part[kParts];
+};
+using F32x16 = Lanes<float>;
+using U32x16 = Lanes<uint32_t>;
+using I32x16 = Lanes<int32_t>;
+using U16x16 = Lanes<uint16_t>;
+
+// Every operation is one a register.
+#define TANDEM_FOR_PARTS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+
+#define TANDEM_LANES_OPERATOR(Result, op)                                         \
+  template <typename T>                                                           \
+  TANDEM_LANES Result operator op(const Lanes<T>& a, const Lanes<T>& b) {         \
+    Result y;                                                                     \
+    TANDEM_FOR_PARTS(i) y.part[i] = a.part[i] op b.part[i];                       \
+    return y;                                                                     \
+  }                                                                               \
+  template <typename T>                                                           \
+  TANDEM_LANES Result operator op(const Lanes<T>& a, std::type_identity_t<T> b) { \
+    Result y;                                                                     \
+    TANDEM_FOR_PARTS(i) y.part[i] = a.part[i] op b;                               \
+    return y;                                                                     \
+  }                                                                               \
+  template <typename T>                                                           \
+  TANDEM_LANES Result operator op(std::type_identity_t<T> a, const Lanes<T>& b) { \
+    Result y;                                                                     \
+    TANDEM_FOR_PARTS(i) y.part[i] = a op b.part[i];                               \
+    return y;                                                                     \
+  }
+TANDEM_LANES_OPERATOR(Lanes<T>, +)
+TANDEM_LANES_OPERATOR(Lanes<T>, -)
+TANDEM_LANES_OPERATOR(Lanes<T>, *)
+TANDEM_LANES_OPERATOR(Lanes<T>, /)
+TANDEM_LANES_OPERATOR(Lanes<T>, &)
+TANDEM_LANES_OPERATOR(Lanes<T>, |)
+TANDEM_LANES_OPERATOR(I32x16, <)
+TANDEM_LANES_OPERATOR(I32x16, >)
+#undef TANDEM_LANES_OPERATOR
+
+template <typename T>
+TANDEM_LANES Lanes<T> operator<<(Lanes<T> x, int count) {
+  TANDEM_FOR_PARTS(i) x.part[i] = x.part[i] << count;
+  return x;
+}
+template <typename T>
+TANDEM_LANES Lanes<T> operator>>(Lanes<T> x, int count) {
+  TANDEM_FOR_PARTS(i) x.part[i] = x.part[i] >> count;
+  return x;
+}
+template <typename T>
+TANDEM_LANES Lanes<T> operator-(Lanes<T> x) {
+  TANDEM_FOR_PARTS(i) x.part[i] = -x.part[i];
+  return x;
+}
+template <typename T>
+TANDEM_LANES Lanes<T> operator~(Lanes<T> x) {
+  TANDEM_FOR_PARTS(i) x.part[i] = ~x.part[i];
+  return x;
+}
+
+// The same bits as another type.
+template <typename To, typename From>
+TANDEM_LANES Lanes<To> Cast(const Lanes<From>& x) {
+  Lanes<To> y;
+  TANDEM_FOR_PARTS(i) y.part[i] = (typename Lanes<To>::Register)x.part[i];
+  return y;
+}
+TANDEM_LANES U32x16 BitsOf(const F32x16& x) { return Cast<uint32_t>(x); }
+TANDEM_LANES F32x16 FloatsOf(const U32x16& x) { return Cast<float>(x); }
+TANDEM_LANES I32x16 SignedOf(const U32x16& x) { return Cast<int32_t>(x); }
+TANDEM_LANES U32x16 UnsignedOf(const I32x16& x) { return Cast<uint32_t>(x); }
+
+TANDEM_LANES F32x16 Splat(float x) {
+#if defined(__AVX2__)
+  const F32x16::Register all = _mm256_set1_ps(x);
+#else
+  const F32x16::Register all = {x, x, x, x};
+#endif
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = all;
+  return y;
+}
+
+TANDEM_LANES I32x16 LaneNumbers() {
+  I32x16 y;
+  TANDEM_FOR_PARTS(i) {
+#pragma GCC unroll 8
+    for (int lane = 0; lane < kRegisterLanes; ++lane) y.part[i][lane] = i * kRegisterLanes + lane;
+  }
+  return y;
+}
+
+template <typename T>
+TANDEM_LANES Lanes<T> LoadParts(const void* from) {
+  Lanes<T> x;
+  TANDEM_FOR_PARTS(i) {
+    std::memcpy(&x.part[i], static_cast<const T*>(from) + i * kRegisterLanes, sizeof(x.part[i]));
+  }
+  return x;
+}
+template <typename T>
+TANDEM_LANES void StoreParts(T* to, const Lanes<T>& x) {
+  TANDEM_FOR_PARTS(i) std::memcpy(to + i * kRegisterLanes, &x.part[i], sizeof(x.part[i]));
+}
+TANDEM_LANES F32x16 LoadF32(const float* from) { return LoadParts<float>(from); }
+TANDEM_LANES void StoreF32(float* to, const F32x16& x) { StoreParts(to, x); }
+TANDEM_LANES U32x16 LoadU32(const void* from) { return LoadParts<uint32_t>(from); }
+TANDEM_LANES U16x16 LoadU16(const uint16_t* from) { return LoadParts<uint16_t>(from); }
+TANDEM_LANES void StoreU16(uint16_t* to, const U16x16& x) { StoreParts(to, x); }
+
+// The first `count` lanes, 1 to 15; zeros after them.
+TANDEM_LANES F32x16 LoadF32Tail(const float* from, int count) {
+  float lanes[16] = {};
+  std::memcpy(lanes, from, sizeof(float) * count);
+  return LoadF32(lanes);
+}
+TANDEM_LANES void StoreF32Tail(float* to, const F32x16& x, int count) {
+  float lanes[16];
+  StoreF32(lanes, x);
+  std::memcpy(to, lanes, sizeof(float) * count);
+}
+TANDEM_LANES U16x16 LoadU16Tail(const uint16_t* from, int count) {
+  uint16_t lanes[16] = {};
+  std::memcpy(lanes, from, sizeof(uint16_t) * count);
+  return LoadU16(lanes);
+}
+TANDEM_LANES void StoreU16Tail(uint16_t* to, const U16x16& x, int count) {
+  uint16_t lanes[16];
+  StoreU16(lanes, x);
+  std::memcpy(to, lanes, sizeof(uint16_t) * count);
+}
+
+TANDEM_LANES U32x16 WidenU16(const U16x16& x) {
+  U32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = __builtin_convertvector(x.part[i], U32x16::Register);
+  return y;
+}
+TANDEM_LANES U16x16 NarrowU16(const U32x16& x) {
+  U16x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = __builtin_convertvector(x.part[i], U16x16::Register);
+  return y;
+}
+
+TANDEM_LANES F32x16 Select(const I32x16& condition, const F32x16& yes, const F32x16& no) {
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = condition.part[i] ? yes.part[i] : no.part[i];
+  return y;
+}
+TANDEM_LANES F32x16 MaxOf(const F32x16& a, const F32x16& b) { return Select(a > b, a, b); }
+
+TANDEM_LANES F32x16 MulAdd(const F32x16& a, const F32x16& b, const F32x16& c) {
+#if defined(__FMA__)
+  // The form that adds in place, which GCC does not always choose: sums that move between registers
+  // spill where sixteen just hold them.
+  F32x16 y = c;
+  TANDEM_FOR_PARTS(i) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(y.part[i]) : "x"(a.part[i]), "x"(b.part[i]));
+  }
+  return y;
+#else
+  return c + a * b;
+#endif
+}
+
+// Lanes 2i and 2i + 1 change places.
+TANDEM_LANES F32x16 SwapPairs(const F32x16& x) {
+  const auto index = UnsignedOf(LaneNumbers());
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = __builtin_shuffle(x.part[i], (index.part[0] ^ 1u));
+  return y;
+}
+
+// Four lanes that `op` has made of sixteen, by the first two levels of SumLanes' tree.
+#if defined(__AVX2__)
+#define TANDEM_FOUR_OF(op, x)                                             \
+  const auto eight = op((x).part[0], (x).part[1]);                        \
+  const auto four = op(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), \
+                       __builtin_shufflevector(eight, eight, 4, 5, 6, 7))
+#else
+#define TANDEM_FOUR_OF(op, x) \
+  const auto four = op(op((x).part[0], (x).part[2]), op((x).part[1], (x).part[3]))
+#endif
+
+TANDEM_LANES float SumOf(const F32x16& x) {
+  const auto add = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
+  TANDEM_FOUR_OF(add, x);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+TANDEM_LANES float MaxOfLanes(const F32x16& x) {
+  const auto max = [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; };
+  TANDEM_FOUR_OF(max, x);
+  return max(max(four[0], four[2]), max(four[1], four[3]));
+}
+#undef TANDEM_FOUR_OF
+
+}  // namespace
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CPU_LANES_PARTS_H_
