@@ -1,0 +1,90 @@
+"""Old and new machines in one fleet: workers with different instruction sets share KV blocks and continue
+each other's streams, and nobody can tell."""
+
+import concurrent.futures
+import itertools
+import pathlib
+import random
+
+import pytest
+
+from fleet import Router, Worker
+from server import wait_until
+from test_faults import ask, mixed_requests
+
+STREAMS = 40
+NEEDS = {"avx512bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma"},
+         "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
+         "avx2": {"avx2", "fma"}}
+
+
+def paths():
+    """Of one class, best first, as far as this machine has them (docs/numerics.md)."""
+    flags = set()
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split(":")[1].split())
+    return [isa for isa, needs in NEEDS.items() if needs <= flags]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The two paths that differ most."""
+    if len(paths()) < 2:
+        pytest.skip("this machine has fewer than two instruction sets of one class")
+    return paths()[0], paths()[-1]
+
+
+def fingerprint(server):
+    body = {"model": "default", "prompt": [5, 6, 7], "max_tokens": 1}
+    return server.post("/v1/completions", body).json()["system_fingerprint"]
+
+
+def test_streams_move_between_instruction_sets(tmp_path, pair, hybrid):
+    requests = mixed_requests(seed=31, count=10)
+    want = [ask(hybrid, request) for request in requests]
+    workers = [Worker(tmp_path, f"hybrid-{isa}", f"--isa={isa}") for isa in pair]
+    with workers[0], workers[1], Router(tmp_path, workers) as router:
+        assert fingerprint(router) == fingerprint(hybrid)
+        router.wait_alive("hybrid", 2)
+        rng = random.Random(17)
+        asked = itertools.count()
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            running = {}
+
+            def keep_busy():
+                for future in [future for future in running if future.done()]:
+                    index = running.pop(future)
+                    assert future.result() == want[index], f"request {index} changed its answer"
+                while len(running) < 6:
+                    index = next(asked) % len(requests)
+                    running[pool.submit(ask, router, requests[index])] = index
+
+            for victim in itertools.cycle(workers):
+                keep_busy()
+                if router.total("tandem_stream_resumes_total") >= STREAMS:
+                    break
+                # Everybody has got further since the last one, as nobody knows who killed them.
+                before = router.total("tandem_generated_tokens_total")
+                enough = rng.randrange(200, 600)
+                wait_until(lambda: router.total("tandem_generated_tokens_total") > before + enough, 60,
+                           f"{enough} more tokens are generated")
+                victim.kill()
+                victim.start()
+                router.wait_alive("hybrid", 2)
+            for future, index in running.items():
+                assert future.result() == want[index], f"request {index} changed its answer"
+        router.wait_idle(30)
+
+
+def test_blocks_move_between_instruction_sets(tmp_path, pair, hybrid):
+    requests = mixed_requests(seed=32, count=5)
+    want = [ask(hybrid, request) for request in requests]
+    for prefill_isa, decode_isa in (pair, pair[::-1]):
+        folder = tmp_path / prefill_isa
+        folder.mkdir()
+        prefill = Worker(folder, "prefill", "--role=prefill", f"--isa={prefill_isa}")
+        decode = Worker(folder, "decode", "--role=decode", f"--isa={decode_isa}")
+        with prefill, decode, Router(folder, [prefill, decode], "--disaggregate=always") as router:
+            assert [ask(router, request) for request in requests] == want
+            wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > 0, 10, "blocks have moved")
