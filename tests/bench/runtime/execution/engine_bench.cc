@@ -1,0 +1,205 @@
+// A model's forward pass beside the machine's limits: the half of tools/dev/bench_engine that runs
+// our kernels.
+//
+//   engine_bench FOLDER DTYPE ISA THREADS
+//
+// Loads the checkpoint's shape with dummy weights, prints one JSON line (what it runs on, and each
+// row's operations or bytes), then answers every row's name on a line of standard input with the
+// seconds that it took. So a driver can measure several processes in turn.
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/create_backend.h"
+#include "runtime/base/check.h"
+#include "runtime/execution/model_executor.h"
+#include "tests/bench/kernels/machine_limits.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kBlockTokens = 16;
+constexpr int32_t kContext = 128;  // Of the decode row.
+constexpr int32_t kDecodeSteps = 8;
+// A limit is as many pieces, so that a thread that loses its core delays it little: ours are, too.
+constexpr int64_t kLimitPieces = 64;
+constexpr int64_t kLimitIterations = 50'000;
+constexpr size_t kStreamBytes = size_t{512} << 20;
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  TANDEM_CHECK(value.ok()) << value.status().ToString();
+  return *std::move(value);
+}
+
+class Bench {
+ public:
+  Bench(const std::string& folder, const std::string& dtype, const std::string& isa, int threads)
+      : threads_(threads),
+        backend_(Must(CreateBackend({.isa = isa, .num_threads = threads}))),
+        model_(Must(Model::Load(
+            {.folder = folder, .load_format = LoadFormat::kDummy, .dtype = dtype, .cache_dir = ""},
+            backend_.get()))),
+        executor_(Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
+                                              .num_blocks = 4096 / kBlockTokens,
+                                              .max_sequences = 16,
+                                              .max_batched_tokens = 4096,
+                                              .max_model_tokens = 4096},
+                                             model_.get(), backend_.get(), {}))),
+        pool_(threads),
+        stream_(Must(backend_->Allocate(kStreamBytes))) {
+    std::iota(table_.begin(), table_.end(), 0);
+    for (int32_t i = 0; i < 4096; ++i) tokens_.push_back(16 + i * 7 % 1000);
+    for (size_t i = 0; i < kStreamBytes; i += 64) stream_.data()[i] = std::byte{1};
+    Execute(0, kContext);
+    const std::string name = NameOf(model_->compute_dtype());
+    Add("prefill_512_" + name, "operations", Operations(512), [this] { Execute(0, 512); });
+    Add("decode_1_" + name, "bytes", kDecodeSteps * DecodeBytes(), [this] {
+      for (int32_t i = 0; i < kDecodeSteps; ++i) Execute(kContext, 1);
+    });
+    AddGemm("gemm_512_" + name);
+    const std::string path = backend_->isa();
+    AddLimit("limit_multiply_add", "operations", RunMultiplyAdds(path, 1) * kLimitIterations,
+             [path](int64_t) { RunMultiplyAdds(path, kLimitIterations); });
+    if (path == "avx512bf16") {
+      AddLimit("limit_vdpbf16ps", "operations", RunVdpbf16ps(1) * kLimitIterations,
+               [](int64_t) { RunVdpbf16ps(kLimitIterations); });
+    }
+    constexpr size_t kPiece = kStreamBytes / kLimitPieces;
+    AddLimit("limit_read", "bytes", static_cast<double>(kPiece), [this](int64_t piece) {
+      sink_ = ReadMemory(stream_.data() + static_cast<size_t>(piece) * kPiece, kPiece);
+    });
+  }
+
+  void Serve() {
+    std::printf("{\"isa\": \"%s\", \"threads\": %d, \"rows\": {", backend_->isa().c_str(),
+                threads_);
+    const char* comma = "";
+    for (const auto& [name, row] : rows_) {
+      std::printf("%s\"%s\": {\"%s\": %.0f}", comma, name.c_str(), row.unit, row.amount);
+      comma = ", ";
+    }
+    std::printf("}}\n");
+    std::fflush(stdout);
+    for (std::string name; std::getline(std::cin, name);) {
+      const auto row = rows_.find(name);
+      TANDEM_CHECK(row != rows_.end()) << "no row " << name;
+      const auto begin = std::chrono::steady_clock::now();
+      row->second.run();
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+      std::printf("%.6f\n", seconds.count());
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  struct Row {
+    const char* unit;
+    double amount;
+    std::function<void()> run;
+  };
+
+  void Add(const std::string& name, const char* unit, double amount, std::function<void()> run) {
+    rows_[name] = {.unit = unit, .amount = amount, .run = std::move(run)};
+  }
+
+  // `run` does `amount` for one piece.
+  template <typename Run>
+  void AddLimit(const std::string& name, const char* unit, double amount, Run run) {
+    Add(name, unit, amount * kLimitPieces,
+        [this, run] { pool_.ParallelFor(kLimitPieces, [&](int64_t i, int) { run(i); }); });
+  }
+
+  // Tokens [first, first + count), and a greedy draw.
+  void Execute(int32_t first, int32_t count) {
+    const SamplingParams greedy{.temperature = 0};
+    const Draw draw{.choice = 0, .sampling = &greedy, .prompt_tokens = 1};
+    const SequenceRun run{.token_ids = std::span(tokens_).subspan(static_cast<size_t>(first),
+                                                                  static_cast<size_t>(count)),
+                          .first_position = first,
+                          .block_table = table_,
+                          .draws = {&draw, 1}};
+    StepOutput output;
+    const absl::Status status = executor_->Execute({.copies = {}, .runs = {&run, 1}}, &output);
+    TANDEM_CHECK(status.ok() && output.runs[0].status.ok() && output.runs[0].drawn.size() == 1)
+        << status.ToString();
+  }
+
+  // One feed-forward projection of the model over 512 rows.
+  void AddGemm(const std::string& name) {
+    const ModelConfig& c = model_->config();
+    const LinearSpec spec{.in_features = c.hidden_size,
+                          .out_features = c.ffn_size,
+                          .compute_dtype = model_->compute_dtype(),
+                          .output_dtype = DType::kF32};
+    const size_t bytes = Must(backend_->PackedLinearBytes(spec));
+    gemm_weights_ = Must(backend_->Allocate(bytes));
+    gemm_ = Must(backend_->PrepareLinear(spec, {gemm_weights_.data(), bytes}));
+    gemm_input_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.hidden_size) * 4));
+    gemm_output_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.ffn_size) * 4));
+    Add(name, "operations",
+        2.0 * 512 * static_cast<double>(spec.in_features) * static_cast<double>(spec.out_features),
+        [this] {
+          const absl::Status status = backend_->Linear({.op = gemm_.get(),
+                                                        .input = gemm_input_.data(),
+                                                        .output = gemm_output_.data(),
+                                                        .num_rows = 512});
+          TANDEM_CHECK(status.ok()) << status.ToString();
+        });
+  }
+
+  double LayerWeights() const {
+    const ModelConfig& c = model_->config();
+    const double hidden = c.hidden_size, head = c.head_dim;
+    return c.num_layers * hidden *
+           (2.0 * c.num_heads * head + 2.0 * c.num_kv_heads * head + 3.0 * c.ffn_size);
+  }
+  double HeadWeights() const {
+    return static_cast<double>(model_->config().hidden_size) * model_->config().vocab_size;
+  }
+  // Products and additions; attention is causal, logits are those of one token.
+  double Operations(double tokens) const {
+    const ModelConfig& c = model_->config();
+    const double attention = 2 * tokens * (tokens + 1) * c.num_layers * c.num_heads * c.head_dim;
+    return 2 * tokens * LayerWeights() + 2 * HeadWeights() + attention;
+  }
+  // Weights, and K and V of the context.
+  double DecodeBytes() const {
+    const ModelConfig& c = model_->config();
+    const double kv = 2.0 * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
+    return (LayerWeights() + HeadWeights() + kv) *
+           static_cast<double>(SizeOf(model_->compute_dtype()));
+  }
+
+  const int threads_;
+  const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<Model> model_;
+  const std::unique_ptr<ModelExecutor> executor_;
+  ThreadPool pool_;
+  const DeviceBuffer stream_;
+  volatile uint64_t sink_ = 0;
+  std::vector<BlockId> table_ = std::vector<BlockId>(4096 / kBlockTokens);
+  std::vector<int32_t> tokens_;
+  DeviceBuffer gemm_weights_, gemm_input_, gemm_output_;
+  std::unique_ptr<LinearOp> gemm_;
+  std::map<std::string, Row> rows_;
+};
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: engine_bench FOLDER DTYPE ISA THREADS\n");
+    return 2;
+  }
+  tandem::Bench(argv[1], argv[2], argv[3], std::atoi(argv[4])).Serve();
+  return 0;
+}
