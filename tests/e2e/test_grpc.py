@@ -8,15 +8,8 @@ import pytest
 from server import BIN, ROOT, TOOLS
 
 
-def need(tool):
-    path = TOOLS / tool
-    if not path.exists():
-        pytest.skip(f"{tool} is not installed (no Go toolchain)")
-    return path
-
-
 def grpcurl(server, *arguments, data=None):
-    command = [need("grpcurl"), "-plaintext"]
+    command = [TOOLS / "grpcurl", "-plaintext"]
     if data is not None:
         command += ["-d", json.dumps(data)]
     return subprocess.run([*command, server.grpc, *arguments], capture_output=True, text=True, timeout=60)
@@ -66,7 +59,7 @@ def test_bad_requests_have_real_status_codes(disaggregated, change, code):
 def test_ghz_runs_without_an_error(disaggregated):
     request = {"model": "default", "token_ids": {"ids": [20, 21, 22]}, "stopping": {"max_new_tokens": 8}}
     ended = subprocess.run(
-        [need("ghz"), "--insecure", "--call", "tandem.v1.Inference/Generate", "-n", "100", "-c", "8",
+        [TOOLS / "ghz", "--insecure", "--call", "tandem.v1.Inference/Generate", "-n", "100", "-c", "8",
          "--proto", ROOT / "proto/tandem/v1/inference.proto", "--import-paths", ROOT / "proto",
          "-d", json.dumps(request), "-O", "json", disaggregated.grpc],
         capture_output=True, text=True, timeout=120)
