@@ -1,12 +1,14 @@
-# Everything comes from Debian 12 (tools/dev/install_dependencies installs it by name).
+# Everything comes from the system (tools/dev/install_dependencies installs it by name).
 find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
 find_package(absl REQUIRED)
 find_package(OpenSSL REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(Boost 1.81 REQUIRED COMPONENTS json)
-find_package(ucx REQUIRED)
+# Through pkg-config: the CMake config of Debian 13's package names folders that are not there.
+pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx>=1.13)
 if(TANDEM_BUILD_TESTS)
   find_package(GTest REQUIRED)
   find_package(benchmark REQUIRED)

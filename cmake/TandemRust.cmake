@@ -1,5 +1,15 @@
-# Rust crates as static libraries. cargo and rustc of any origin (Debian: cargo-web, rustc-web).
-find_program(CARGO_PROGRAM cargo REQUIRED)
+# Rust crates as static libraries. cargo and rustc of any origin: Ubuntu 24.04 has each version that
+# is new enough in a folder of its own, which is on nobody's PATH.
+function(tandem_cargo_is_new result candidate)
+  execute_process(COMMAND ${candidate} --version OUTPUT_VARIABLE text ERROR_QUIET)
+  string(REGEX MATCH "[0-9]+\\.[0-9]+" version "${text}")
+  if(NOT version VERSION_GREATER_EQUAL 1.80)
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+file(GLOB TANDEM_RUST_FOLDERS /usr/lib/rust-1.*/bin)
+find_program(CARGO_PROGRAM cargo PATHS ${TANDEM_RUST_FOLDERS} VALIDATOR tandem_cargo_is_new REQUIRED)
+cmake_path(GET CARGO_PROGRAM PARENT_PATH TANDEM_CARGO_FOLDER)
 
 # A crate's build does not depend on the preset (it has no sanitizers), so that the presets of a
 # source tree share one folder.
@@ -21,7 +31,9 @@ function(tandem_rust_library)
   list(TRANSFORM ARG_SRCS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   add_custom_command(
     OUTPUT ${library}
-    COMMAND ${CARGO_PROGRAM} build --release --locked --quiet --manifest-path ${folder}/Cargo.toml
+    # With the rustc that lies beside it.
+    COMMAND ${CMAKE_COMMAND} -E env --modify PATH=path_list_prepend:${TANDEM_CARGO_FOLDER}
+            ${CARGO_PROGRAM} build --release --locked --quiet --manifest-path ${folder}/Cargo.toml
             --target-dir ${TANDEM_RUST_DIR}
     COMMAND ${CMAKE_COMMAND} -E copy ${TANDEM_RUST_DIR}/release/lib${ARG_CRATE}.a ${library}
     DEPENDS ${ARG_SRCS} ${folder}/Cargo.toml ${folder}/Cargo.lock
