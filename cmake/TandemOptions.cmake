@@ -17,14 +17,15 @@ if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
 endif()
 
+option(TANDEM_WERROR "Warnings are errors (the presets, so ./tools/test, set it)" OFF)
 set(TANDEM_SANITIZE "" CACHE STRING "address,undefined or thread; empty for none")
 
 # What every source of ours is compiled with. -ffp-contract=off is part of docs/numerics.md.
 add_library(tandem_options INTERFACE)
 target_compile_options(tandem_options INTERFACE
-  -Wall -Wextra -Werror -Wnon-virtual-dtor -Wshadow -Wno-unused-parameter
+  -Wall -Wextra -Wnon-virtual-dtor -Wshadow -Wno-unused-parameter
   -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
-  -fstack-protector-strong -fno-omit-frame-pointer)
+  -fstack-protector-strong -fno-omit-frame-pointer $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives inside std::string and std::variant at -O2 (GCC 12).
   target_compile_options(tandem_options INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
