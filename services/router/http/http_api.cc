@@ -1,10 +1,9 @@
 #include "services/router/http/http_api.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -43,10 +42,11 @@ void SendJson(HttpExchange* exchange, int status, std::string body) {
 std::string PercentDecoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool is_code = text[i] == '%' && i + 2 < text.size() &&
-                         absl::ascii_isxdigit(text[i + 1]) && absl::ascii_isxdigit(text[i + 2]);
-    if (is_code) {
-      out += absl::HexStringToBytes(absl::string_view(text.data() + i + 1, 2));
+    const char* const code = text.data() + i + 1;
+    unsigned char byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(code, code + 2, byte, 16).ptr == code + 2) {
+      out += static_cast<char>(byte);
       i += 2;
     } else {
       out += text[i];
