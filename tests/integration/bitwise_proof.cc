@@ -137,7 +137,7 @@ std::string BitwiseProof::CheckResumed(const ProofVariant& variant) {
   for (const Work& whole : WorksOf(variant)) {
     for (const int32_t choice : whole.choices) {
       Work work = whole;
-      work.choices = {choice};
+      work.choices.assign(1, choice);
       const std::vector<SampledToken>& tokens = work.want->choices[static_cast<size_t>(choice)];
       const size_t known = 1 + works.size() % (tokens.size() - 1);
       for (size_t i = 0; i < known; ++i) work.resumed.push_back(tokens[i].token);
