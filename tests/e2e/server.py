@@ -59,7 +59,12 @@ class Server:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log,
                                             stdin=subprocess.DEVNULL)
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.process.terminate()
+            self.process.wait(60)
+            raise
         return self
 
     def __exit__(self, *_):

@@ -3,12 +3,12 @@
 import concurrent.futures
 import os
 import random
-import signal
 import subprocess
 
 import pytest
 
-from server import BIN, DEMO_MODEL, Server, free_port, wait_until
+from fleet import Router, Worker
+from server import wait_until
 
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 KILLS = 6
@@ -28,7 +28,8 @@ def other_host():
     ours, theirs = f"td{os.getpid()}a", f"td{os.getpid()}b"
     # Its namespaces, and with them the link, are gone when this process is. UCX reads the
     # interfaces in /sys, which shows those of the namespace that mounted it.
-    host = subprocess.Popen(["unshare", "--net", "--mount", "sh", "-c", "mount -t sysfs sysfs /sys && echo up && exec cat"],
+    host = subprocess.Popen(["unshare", "--net", "--mount", "sh", "-c",
+                             "mount -t sysfs sysfs /sys && echo up && exec cat"],
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert host.stdout.readline() == "up\n"
@@ -46,41 +47,9 @@ def other_host():
         host.wait()
 
 
-class Worker:
-    def __init__(self, folder, name, role, address, device, prefix=()):
-        self.target = f"{address}:{free_port()}"
-        self.log_path = folder / f"{name}.log"
-        self.command = [*prefix, str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--name={name}",
-                        f"--role={role}", f"--listen={self.target}", "--insecure-public-listen",
-                        "--transport=ucx", f"--ucx-devices={device}", "--kv-memory=64000000", "--threads=1"]
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, failure, *_):
-        if failure:
-            self.kill()
-            return
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(60)
-        assert status == 0, f"{self.command} ended with {status}:\n{self.log_path.read_text()[-3000:]}"
-
-    def start(self):
-        with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
-class Router(Server):
-    def __init__(self, folder, *workers):
-        super().__init__(folder, DEMO_MODEL)
-        self.command = [str(BIN / "tandem-router"), f"--model={DEMO_MODEL}", f"--http={self.http}",
-                        f"--grpc={self.grpc}", "--disaggregate=always",
-                        "--workers=" + ",".join(worker.target for worker in workers)]
+def worker(folder, role, address, device, prefix=()):
+    return Worker(folder, f"{role}-0", f"--role={role}", "--insecure-public-listen", "--transport=ucx",
+                  f"--ucx-devices={device}", address=address, prefix=prefix)
 
 
 def prompts(seed, count):
@@ -92,9 +61,9 @@ def prompts(seed, count):
 def fleet(tmp_path, other_host):
     """A prefill worker there, a decode worker and the router here: (router, prefill, decode)."""
     there, ours, theirs = other_host
-    prefill = Worker(tmp_path, "prefill-0", "prefill", THERE, theirs, there)
-    decode = Worker(tmp_path, "decode-0", "decode", HERE, ours)
-    with prefill, decode, Router(tmp_path, prefill, decode) as router:
+    prefill = worker(tmp_path, "prefill", THERE, theirs, there)
+    decode = worker(tmp_path, "decode", HERE, ours)
+    with prefill, decode, Router(tmp_path, [prefill, decode], "--disaggregate=always") as router:
         yield router, prefill, decode
 
 

@@ -31,7 +31,7 @@ def paths():
 def pair():
     """The two paths that differ most."""
     if len(paths()) < 2:
-        pytest.skip("this machine has fewer than two instruction sets of one class")
+        pytest.skip("fewer than two paths of a class are on this machine")
     return paths()[0], paths()[-1]
 
 

@@ -233,7 +233,7 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(TestedDevices()),
 TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");
   const auto fma = MakeDevice("cpu-avx512bf16-fma");
-  if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
+  if (dot == nullptr) GTEST_SKIP() << "avx512bf16 is not on this machine";
   Random random(9);
   const PagedShape shape{.num_heads = 7, .num_kv_heads = 1, .head_dim = 112, .dtype = DType::kBF16};
   PagedSequence sequence{{}, 333};

@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), De
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");
   const auto fma = MakeDevice("cpu-avx512bf16-fma");
-  if (dot == nullptr) GTEST_SKIP() << "no AVX-512 BF16 on this machine";
+  if (dot == nullptr) GTEST_SKIP() << "avx512bf16 is not on this machine";
   Random random(5);
   const LinearSpec spec{.in_features = 301,
                         .out_features = 77,
@@ -220,7 +220,9 @@ GemmKernels Bf16Gemm(Bf16Method method) {
 }
 
 TEST(LinearMethodsTest, AFasterMethodWithOtherBitsIsNotPicked) {
-  if (Avx512Bf16Kernels(Bf16Method::kDot) == nullptr) GTEST_SKIP() << "no AVX-512 BF16";
+  if (Avx512Bf16Kernels(Bf16Method::kDot) == nullptr) {
+    GTEST_SKIP() << "avx512bf16 is not on this machine";
+  }
   GemmKernels slow = Bf16Gemm(Bf16Method::kDot);
   slow.run = [](const GemmTask& task) {
     for (int i = 0; i < 20; ++i) Bf16Gemm(Bf16Method::kDot).run(task);

@@ -46,7 +46,7 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
   EXPECT_EQ(generic.size(), 64u);
   EXPECT_NE(generic, Probe(*MakeDevice("reference")));
   const auto paths = FmaClass();
-  if (paths.empty()) GTEST_SKIP() << "this machine has no AVX2 with FMA";
+  if (paths.empty()) GTEST_SKIP() << "avx2 is not on this machine";
   EXPECT_NE(Probe(*paths.front().second), generic);
   for (const auto& [name, backend] : paths) {
     EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
@@ -56,7 +56,7 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
 // Every operation of every path on the same numbers, KV blocks included. TANDEM_TEST_SEED, or 1.
 TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
   const auto paths = FmaClass();
-  if (paths.size() < 2) GTEST_SKIP() << "this machine has fewer than two of the class's paths";
+  if (paths.size() < 2) GTEST_SKIP() << "fewer than two paths of a class are on this machine";
   const char* const text = std::getenv("TANDEM_TEST_SEED");
   const uint64_t seed = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
