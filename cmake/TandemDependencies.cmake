@@ -6,7 +6,7 @@ find_package(OpenSSL REQUIRED)
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
-find_package(Boost 1.81 REQUIRED COMPONENTS json)
+find_package(Boost 1.81 CONFIG REQUIRED COMPONENTS json)
 # Through pkg-config: the CMake config of Debian 13's package names folders that are not there.
 pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx>=1.13)
 if(TANDEM_BUILD_TESTS)
