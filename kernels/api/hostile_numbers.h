@@ -34,9 +34,7 @@ inline float NonFiniteNumber(Random* random) {
 inline uint32_t OneNan(uint32_t bits) {
   return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC00000u : bits;
 }
-inline Bfloat16 OneNan(Bfloat16 x) {
-  return (x.bits & 0x7FFFu) > 0x7F80u ? Bfloat16{0x7FC0} : x;
-}
+inline Bfloat16 OneNan(Bfloat16 x) { return (x.bits & 0x7FFFu) > 0x7F80u ? Bfloat16{0x7FC0} : x; }
 
 }  // namespace tandem
 

@@ -77,6 +77,7 @@ class Engine::Impl {
 
   // ---- step.cc ----
   void Execute(const StepPlan& plan, StepResult* result);
+  void BeginChunks(const StepPlan& plan);
   static SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens);
   void WatchQuarantine(bool moves);
   int64_t NextWakeup() const;
@@ -177,6 +178,7 @@ class Engine::Impl {
 
   // Of the step in progress, kept for their capacity.
   std::vector<SequenceRun> runs_;
+  std::vector<ChunkNotice> chunks_;
   StepOutput output_;
   std::vector<std::unique_ptr<EngineSequence>> graveyard_;  // Ended; the plan may name them.
 };

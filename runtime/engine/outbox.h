@@ -1,11 +1,13 @@
 // Everything an engine can cause outside itself. The worker implements it with gRPC sessions and a
-// KvTransport, the simulator with a virtual network. Calls only enqueue: none blocks, none fails;
-// what cannot be delivered shows as a lost session.
+// KvTransport, the simulator with a virtual network. Calls only enqueue: none fails, and none but
+// BeginChunks blocks; what cannot be delivered shows as a lost session.
 
 #ifndef TANDEM_RUNTIME_ENGINE_OUTBOX_H_
 #define TANDEM_RUNTIME_ENGINE_OUTBOX_H_
 
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "runtime/engine/executor.h"
 #include "runtime/protocol/identity.h"
@@ -14,13 +16,26 @@
 
 namespace tandem {
 
+// To the router of an attempt, or, of a prompt that is computed for a decode worker, to every one:
+// this worker does not know whose it is.
+struct ChunkNotice {
+  std::optional<SessionId> router;
+  ChunkBegun chunk;
+};
+
 // Engine thread only.
 class Outbox {
  public:
   virtual ~Outbox() = default;
 
-  // Joins the session's next StepBatch, which leaves when Engine::Step returns.
+  // Joins the session's next StepBatch, which leaves when Engine::Step returns, or before a chunk
+  // begins.
   virtual void ToRouter(SessionId router, RouterEvent event) = 0;
+
+  // The step that begins now computes these; not called if there are none. Returns when they have
+  // left the process, with what ToRouter has said before, or when it has waited long enough for a
+  // router that does not read: the step may be the process's last.
+  virtual void BeginChunks(std::span<const ChunkNotice> chunks) = 0;
 
   // To a prefill worker; dials it at the first message. A peer that cannot be reached, or whose
   // terms differ (peer_terms.h), comes back as Engine::OnPrefillLost.

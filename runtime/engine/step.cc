@@ -1,4 +1,4 @@
-// One step: expire, grant, schedule, execute, publish.
+// One step: expire, grant, schedule, say what is computed, execute, publish.
 
 #include <algorithm>
 #include <utility>
@@ -58,6 +58,7 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
   }
   result->ran_batch = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
+  BeginChunks(plan);
   const absl::Status status =
       executor_->Execute({.copies = memory_.copies(), .runs = runs_}, &output_);
   memory_.ClearCopies();
@@ -72,6 +73,21 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
     auto* const sequence = static_cast<EngineSequence*>(run.sequence);
     if (!sequence->ended) FailRun(sequence, status);
   }
+}
+
+// Where a choice of its own decodes, its last token says.
+void Engine::Impl::BeginChunks(const StepPlan& plan) {
+  chunks_.clear();
+  for (const ScheduledRun& run : plan.runs) {
+    const auto& sequence = *static_cast<const EngineSequence*>(run.sequence);
+    if (sequence.forked) continue;
+    ChunkNotice& notice = chunks_.emplace_back();
+    if (sequence.job == nullptr) notice.router = sequence.attempt->router;
+    notice.chunk = {.attempt = sequence.job == nullptr ? sequence.attempt->id : sequence.job->id,
+                    .first_position = sequence.num_computed,
+                    .end_position = sequence.num_computed + run.num_tokens};
+  }
+  if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
 }
 
 SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_tokens) {

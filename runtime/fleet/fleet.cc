@@ -55,6 +55,16 @@ const FleetWorker* Fleet::FindSession(SessionId session) const {
   return it == session_owner_.end() ? nullptr : &workers_.at(it->second);
 }
 
+std::optional<EndCause> Fleet::CauseOf(const WorkerId& ended) const {
+  const auto it = workers_.find(ended.name);
+  if (it == workers_.end()) return std::nullopt;
+  const std::vector<EndedLife>& lives = it->second.registration.ended_lives;
+  const auto life = std::find_if(lives.begin(), lives.end(), [&](const EndedLife& l) {
+    return l.incarnation == ended.incarnation;
+  });
+  return life == lives.end() ? std::nullopt : std::optional(life->cause);
+}
+
 bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool draining, int64_t now_us) {
   FleetWorker* worker = FindMutable(id);
   if (worker == nullptr) return false;

@@ -137,6 +137,8 @@ class Fleet {
   const std::map<std::string, FleetWorker>& workers() const { return workers_; }
   const FleetWorker* Find(const WorkerId& worker) const;  // Null unless in this incarnation.
   const FleetWorker* FindSession(SessionId session) const;
+  // How this earlier life ended, if the present one of its name has told.
+  std::optional<EndCause> CauseOf(const WorkerId& ended) const;
   const LivenessTimes& times() const { return times_; }
 
   static constexpr int64_t kForgetAfterUs = 60'000'000;

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/kv_cache/kv_events.h"
+#include "runtime/protocol/ended_lives.h"
 #include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
 
@@ -97,10 +98,22 @@ struct AbortReply {
 
 using RouterEvent = std::variant<PromptEvent, TokenEvent, RefusedEvent, EndedEvent, AbortReply>;
 
+// Positions that a step computes of an attempt without a token of its own: a chunk of its prompt,
+// or of what a resumed one computes again. Said before the step begins: should it be the last thing
+// that the process does, the router knows where that was. A prefill worker says it to every router,
+// since it knows none of them.
+struct ChunkBegun {
+  AttemptId attempt;
+  int32_t first_position = 0;  // Those before it are computed.
+  int32_t end_position = 0;    // Past the last.
+  bool operator==(const ChunkBegun&) const = default;
+};
+
 struct StepBatch {
   uint64_t worker_incarnation = 0;
   bool draining = false;            // Which is why attempts end; heartbeats say so too, but later.
   std::vector<RouterEvent> events;  // In order of occurrence.
+  std::vector<ChunkBegun> chunks;   // Begun after all of `events`.
 };
 
 // ---- Watch: worker to router ----
@@ -130,7 +143,9 @@ struct WorkerRegistration {
   int32_t max_sequences = 0;
   int64_t num_blocks = 0;
   int64_t block_bytes = 0;
-  std::string kv_transport;  // "ucx" or "grpc".
+  std::string kv_transport;            // "ucx" or "grpc".
+  bool supervised = false;             // The next life of this name will tell how this one ended.
+  std::vector<EndedLife> ended_lives;  // Of this name, newest last; at most kMaxEndedLives.
 };
 
 }  // namespace tandem

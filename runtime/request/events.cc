@@ -27,22 +27,30 @@ void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, 
     return;
   }
   if (batch.draining) fleet_.OnDraining(worker->id());
+  Verdict verdict = Verdict::kGoOn;
   for (const RouterEvent& event : batch.events) {
-    const Verdict verdict =
-        std::visit([&](const auto& e) { return OnEvent(session, e, now_us); }, event);
-    if (verdict == Verdict::kGoOn) continue;
+    verdict = std::visit([&](const auto& e) { return OnEvent(session, e, now_us); }, event);
+    if (verdict == Verdict::kProtocolError) break;
+  }
+  for (const ChunkBegun& chunk : batch.chunks) {
+    if (verdict == Verdict::kProtocolError) break;
+    verdict = OnChunk(session, chunk);
+  }
+  if (verdict == Verdict::kProtocolError) {
     ++counters_.protocol_errors;
     BreakSession(session, "protocol error", ResumeReason::kProtocolError, now_us);
-    break;
   }
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
 StreamState* RequestOwner::Impl::FindStream(RequestState* request, SessionId session,
-                                            uint32_t attempt) {
+                                            uint32_t attempt,
+                                            const std::optional<WorkerId>& prefill) {
   StreamState* found = nullptr;
   for (StreamState& stream : request->streams) {
-    if (!stream.running || stream.session != session) continue;
+    const bool there =
+        stream.session == session || (prefill.has_value() && stream.prefill == prefill);
+    if (!stream.running || !there) continue;
     if (found == nullptr || stream.attempt == attempt) found = &stream;
   }
   if (found != nullptr && TANDEM_GUARD("event_attempt", found->attempt == attempt)) return found;
@@ -248,6 +256,21 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
     default:
       Fail(request, event.status, RequestOutcome::kInternal, now_us);
   }
+  return Verdict::kGoOn;
+}
+
+RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
+                                                        const ChunkBegun& chunk) {
+  RequestState* request = Find(chunk.attempt.request);
+  if (request == nullptr) return Verdict::kGoOn;  // Over, or of another router.
+  const WorkerId worker = fleet_.FindSession(session)->id();
+  StreamState* stream = FindStream(request, session, chunk.attempt.attempt, worker);
+  if (stream == nullptr || stream->live_prompt_tokens == 0) return Verdict::kGoOn;
+  const ChoiceState& choice = request->choices[static_cast<size_t>(stream->choices.front())];
+  const int64_t num_tokens =
+      request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
+  if (chunk.end_position > num_tokens) return Verdict::kProtocolError;
+  BeginChunk(stream, worker, chunk);
   return Verdict::kGoOn;
 }
 

@@ -16,7 +16,8 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const StreamKey key = *next;
     RequestState& request = requests_.at(key.request);
-    const Guilt guilt = Judge(request.streams[key.stream], now_us);
+    std::vector<WorkerDeath> evidence;
+    const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
     if (guilt == Guilt::kUndecided || (guilt == Guilt::kProven && !may_fail)) {
       may_place_ = true;  // Tick comes back to it.
       ++next;
@@ -24,12 +25,7 @@ void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
     }
     if (guilt == Guilt::kProven) {
       next = waiting_.lower_bound({key.request + 1, 0});
-      Fail(&request,
-           absl::InternalError(absl::StrFormat(
-               "%d workers in a row were lost while they ran this request, the last %d running it "
-               "alone",
-               kDeathsBeforePoison, kDeathsBeforePoison - kDeathsBeforeAlone)),
-           RequestOutcome::kPoison, now_us);
+      Fail(&request, PoisonError(evidence), RequestOutcome::kPoison, now_us);
       continue;
     }
     if (SiblingOnTrial(request, key.stream, now_us)) {
@@ -77,7 +73,7 @@ RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const Str
       .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
       .max_total_tokens = request.prompt_tokens() + request.facts.sampling.max_tokens,
       .num_sequences = static_cast<int32_t>(stream.choices.size()),
-      .alone = NumDeaths(stream, now_us) >= kDeathsBeforeAlone,
+      .alone = IsSuspect(stream, now_us),
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
@@ -125,7 +121,8 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.worker = route.decode;
   stream.prefill = route.prefill;
   stream.at_worker = stream.choices;
-  stream.alone = NumDeaths(stream, now_us) >= kDeathsBeforeAlone;
+  stream.alone = IsSuspect(stream, now_us);
+  stream.chunk.reset();
   if (stream.alone) fleet_.Reserve(stream.worker, true);
 
   Submit submit{
@@ -206,7 +203,7 @@ void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int6
 
 void RequestOwner::Impl::Resume(RequestState* request, size_t index, ResumeReason reason,
                                 const std::optional<WorkerId>& lost, int64_t now_us) {
-  if (lost.has_value()) AddDeath(&request->streams[index], *lost, now_us);
+  if (lost.has_value()) AddDeath(request, index, *lost, reason, now_us);
   DetachAttempt(request, index);
   ++counters_.resumes[static_cast<size_t>(reason)];
   ++request->report.resumes;
@@ -225,6 +222,7 @@ void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
   for (size_t i = 1; i < choices.size(); ++i) {
     StreamState stream;
     stream.choices = {choices[i]};
+    stream.num_computed = request->streams[index].num_computed;
     stream.deaths = request->streams[index].deaths;
     request->choices[static_cast<size_t>(choices[i])].stream = request->streams.size();
     waiting_.insert({request->counter, request->streams.size()});

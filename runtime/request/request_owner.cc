@@ -122,6 +122,7 @@ absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
                                                 int64_t now_us) {
   TANDEM_ASSIGN_OR_RETURN(const auto replaced,
                           fleet_.OnRegistration(address, registration, now_us));
+  LearnEnds(registration.worker.name);
   index_.AddWorker(registration.worker, registration.block_tokens);
   if (replaced.has_value() && replaced->session != 0) {
     outbox_->CloseSession(replaced->session, "the worker has restarted");

@@ -113,7 +113,8 @@ struct RequestOwnerOptions {
 };
 
 inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
-inline constexpr int32_t kDeathsBeforeAlone = 2;  // In a row, without a token in between.
+// At one place of a stream, in a row: it did not get past it in between.
+inline constexpr int32_t kDeathsBeforeAlone = 2;
 inline constexpr int32_t kDeathsBeforePoison = 4;
 
 class RequestOwner {

@@ -90,14 +90,25 @@ class RequestOwner::Impl {
   // ---- suspicion.cc ----
 
   enum class Guilt : uint8_t { kNotProven, kUndecided, kProven };
-  Guilt Judge(const StreamState& stream, int64_t now_us) const;
+  // Not kNotProven: `evidence` is the deaths that it rests on.
+  Guilt Judge(const StreamState& stream, int64_t now_us, std::vector<WorkerDeath>* evidence) const;
+  static absl::Status PoisonError(const std::vector<WorkerDeath>& evidence);
+  bool IsSuspect(const StreamState& stream, int64_t now_us) const;
   // Choices of a suspect are tried one by one: each would else end workers of its own.
   bool SiblingOnTrial(const RequestState& request, size_t stream, int64_t now_us) const;
-  // Those that still count as such.
-  int32_t NumDeaths(const StreamState& stream, int64_t now_us) const;
+  // Those that may have been caused by this position, oldest first.
+  std::vector<WorkerDeath> DeathsAt(const StreamState& stream, int32_t position,
+                                    int64_t now_us) const;
   bool Lives(const WorkerDeath& death, int64_t now_us) const;
   bool IsCertain(const WorkerDeath& death, int64_t now_us) const;
-  void AddDeath(StreamState* stream, const WorkerId& worker, int64_t now_us) const;
+  void AddDeath(RequestState* request, size_t stream, const WorkerId& worker, ResumeReason reason,
+                int64_t now_us) const;
+  // The positions with which the stream may have ended `worker`.
+  std::pair<int32_t, int32_t> PlaceOf(const RequestState& request, const StreamState& stream,
+                                      const WorkerId& worker, ResumeReason reason) const;
+  // A life of this name tells how earlier ones ended.
+  void LearnEnds(const std::string& name);
+  void BeginChunk(StreamState* stream, const WorkerId& worker, const ChunkBegun& chunk) const;
 
   // ---- request_owner.cc ----
 
@@ -112,13 +123,16 @@ class RequestOwner::Impl {
   // ---- events.cc ----
 
   enum class Verdict : uint8_t { kGoOn, kProtocolError };
-  // The running stream that an event of `attempt`, arriving on `session`, belongs to.
-  StreamState* FindStream(RequestState* request, SessionId session, uint32_t attempt);
+  // The running stream that an event of `attempt`, arriving on `session`, belongs to. `prefill`: or
+  // the stream whose prompt this worker computes for another.
+  StreamState* FindStream(RequestState* request, SessionId session, uint32_t attempt,
+                          const std::optional<WorkerId>& prefill = std::nullopt);
   Verdict OnEvent(SessionId session, const PromptEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const TokenEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const RefusedEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const EndedEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const AbortReply& event, int64_t now_us);
+  Verdict OnChunk(SessionId session, const ChunkBegun& chunk);
   void ReportPrompt(RequestState* request, const StreamState& stream, const PromptEvent& event);
   void AcceptToken(RequestState* request, StreamState* stream, const TokenEvent& event,
                    int64_t now_us);

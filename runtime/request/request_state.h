@@ -4,6 +4,7 @@
 #define TANDEM_RUNTIME_REQUEST_REQUEST_STATE_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,10 +23,25 @@ struct ChoiceState {
   size_t stream = 0;  // In RequestState::streams.
 };
 
+inline constexpr int32_t kNoEnd = std::numeric_limits<int32_t>::max();
+
 // A worker that was lost, as far as is known: if the same incarnation is heard later, nobody died.
+// If the stream did it, then with a position of [begin, end), prompt and generated tokens counted.
 struct WorkerDeath {
   WorkerId worker;
   int64_t at_us = 0;
+  int32_t begin = 0;
+  int32_t end = kNoEnd;
+  bool alone = false;  // The stream ran there alone.
+  bool hung = false;   // It talked, and made no progress: what ends it later says nothing.
+  std::optional<EndCause> cause;  // Once told.
+};
+
+// What a worker said that it begins to compute.
+struct WorkerChunk {
+  WorkerId worker;
+  int32_t begin = 0;
+  int32_t end = 0;
 };
 
 // Choices that go through the same attempts: all of them as long as none has a token, then one.
@@ -38,12 +54,14 @@ struct StreamState {
   SessionId session = 0;
   WorkerId worker;
   std::optional<WorkerId> prefill;
-  std::vector<int32_t> at_worker;  // Choices whose terminal event the worker still owes.
-  int32_t live_sequences = 0;      // As counted in the fleet.
-  int64_t live_prompt_tokens = 0;  // Not 0 until the prompt is computed.
-  bool alone = false;              // Its worker is reserved for it until the prompt is computed.
+  std::vector<int32_t> at_worker;    // Choices whose terminal event the worker still owes.
+  int32_t live_sequences = 0;        // As counted in the fleet.
+  int64_t live_prompt_tokens = 0;    // Not 0 until the prompt is computed.
+  bool alone = false;                // Its worker is reserved for it until the prompt is computed.
+  std::optional<WorkerChunk> chunk;  // The last of the prompt that was begun.
 
   // Over attempts.
+  int32_t num_computed = 0;         // Positions before it were computed by somebody.
   std::vector<WorkerDeath> deaths;  // That it may have caused; in a row, no token in between.
 };
 

@@ -1,58 +1,175 @@
 // Which requests kill the workers that compute them.
 //
-// A death counts for every stream that the lost worker could have been computing. That is too many
-// of them, so it decides nothing yet: after kDeathsBeforeAlone a stream gets a worker where no
-// other prompt of ours is, until it has a token. From then on who is blamed is who was there.
+// A death counts for every stream that the lost worker could have been computing, at the positions
+// that it had begun. That is too many of them, so it decides nothing yet: a stream with
+// kDeathsBeforeAlone deaths at one place gets a worker where no other prompt of ours is, and small
+// chunks, until it has a token. From then on who is blamed is who was there. Who gets past a place
+// is not what made it deadly; a kill from outside is nobody's deed.
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "runtime/request/request_owner_impl.h"
 
 namespace tandem {
 
+namespace {
+
+// Those of the last places that it reached. A verdict needs no more: it takes fewer at one place,
+// and progress drops what lies before.
+constexpr size_t kMaxDeaths = 8;
+
+}  // namespace
+
 bool RequestOwner::Impl::Lives(const WorkerDeath& death, int64_t now_us) const {
   const FleetWorker* const worker = fleet_.Find(death.worker);
-  return worker != nullptr && worker->heard_us > death.at_us &&
+  // What comes earlier may have been on its way.
+  const int64_t from_us = death.at_us + options_.times.heartbeat_us / 2;
+  return worker != nullptr && worker->heard_us > from_us &&
          fleet_.FaultOf(*worker, now_us) == WorkerFault::kNone;
 }
 
 bool RequestOwner::Impl::IsCertain(const WorkerDeath& death, int64_t now_us) const {
   const FleetWorker* const worker = fleet_.Find(death.worker);
-  return worker == nullptr || fleet_.FaultOf(*worker, now_us) != WorkerFault::kNone;
+  if (worker == nullptr) return true;  // Its next life has told what it will, or none has come.
+  if (worker->registration.supervised && !death.hung) return false;
+  return fleet_.FaultOf(*worker, now_us) != WorkerFault::kNone;
 }
 
-void RequestOwner::Impl::AddDeath(StreamState* stream, const WorkerId& worker,
-                                  int64_t now_us) const {
-  std::vector<WorkerDeath>& deaths = stream->deaths;
+std::pair<int32_t, int32_t> RequestOwner::Impl::PlaceOf(const RequestState& request,
+                                                        const StreamState& stream,
+                                                        const WorkerId& worker,
+                                                        ResumeReason reason) const {
+  if (stream.live_prompt_tokens == 0) {
+    // The attempt has computed everything before the last token that was delivered.
+    size_t fewest = std::numeric_limits<size_t>::max();
+    for (const int32_t choice : stream.choices) {
+      fewest = std::min(fewest, request.choices[static_cast<size_t>(choice)].generated.size());
+    }
+    const int32_t num_tokens = request.prompt_tokens() + static_cast<int32_t>(fewest);
+    return {num_tokens - 1, kNoEnd};
+  }
+  if (!stream.chunk.has_value() || stream.chunk->worker != worker) {
+    return {stream.num_computed, kNoEnd};
+  }
+  // What else tells of the loss may overtake what the worker began since.
+  if (reason != ResumeReason::kSessionLost) return {stream.chunk->begin, kNoEnd};
+  // As much again: its last word may have been lost with the connection.
+  const int64_t end = 2 * int64_t{stream.chunk->end} - stream.chunk->begin;
+  return {stream.chunk->begin, static_cast<int32_t>(std::min<int64_t>(end, kNoEnd))};
+}
+
+void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const WorkerId& worker,
+                                  ResumeReason reason, int64_t now_us) const {
+  StreamState& stream = request->streams[index];
+  std::vector<WorkerDeath>& deaths = stream.deaths;
   // Each incarnation dies once, however often it is lost.
   std::erase_if(deaths, [&](const WorkerDeath& death) {
     return death.worker == worker || Lives(death, now_us);
   });
-  if (deaths.size() == kDeathsBeforePoison) deaths.erase(deaths.begin());
-  deaths.push_back({.worker = worker, .at_us = now_us});
+  const bool hung = reason == ResumeReason::kStalled;
+  const std::optional<EndCause> cause = hung ? std::nullopt : fleet_.CauseOf(worker);
+  if (cause == EndCause::kOutside) return;
+  if (deaths.size() == kMaxDeaths) {
+    deaths.erase(
+        std::min_element(deaths.begin(), deaths.end(),
+                         [](const WorkerDeath& a, const WorkerDeath& b) { return a.end < b.end; }));
+  }
+  const auto [begin, end] = PlaceOf(*request, stream, worker, reason);
+  deaths.push_back({.worker = worker,
+                    .at_us = now_us,
+                    .begin = begin,
+                    .end = end,
+                    .alone = stream.alone,
+                    .hung = hung,
+                    .cause = cause});
 }
 
-int32_t RequestOwner::Impl::NumDeaths(const StreamState& stream, int64_t now_us) const {
-  return static_cast<int32_t>(
-      std::count_if(stream.deaths.begin(), stream.deaths.end(),
-                    [&](const WorkerDeath& death) { return !Lives(death, now_us); }));
+void RequestOwner::Impl::LearnEnds(const std::string& name) {
+  for (auto& [counter, request] : requests_) {
+    for (StreamState& stream : request.streams) {
+      for (WorkerDeath& death : stream.deaths) {
+        if (death.worker.name != name || death.hung) continue;
+        if (const auto cause = fleet_.CauseOf(death.worker)) death.cause = cause;
+      }
+      std::erase_if(stream.deaths,
+                    [](const WorkerDeath& death) { return death.cause == EndCause::kOutside; });
+    }
+  }
+}
+
+void RequestOwner::Impl::BeginChunk(StreamState* stream, const WorkerId& worker,
+                                    const ChunkBegun& chunk) const {
+  stream->chunk = {.worker = worker, .begin = chunk.first_position, .end = chunk.end_position};
+  stream->num_computed = std::max(stream->num_computed, chunk.first_position);
+  for (WorkerDeath& death : stream->deaths) {
+    death.begin = std::max(death.begin, chunk.first_position);
+  }
+  std::erase_if(stream->deaths, [](const WorkerDeath& death) { return death.begin >= death.end; });
+}
+
+std::vector<WorkerDeath> RequestOwner::Impl::DeathsAt(const StreamState& stream, int32_t position,
+                                                      int64_t now_us) const {
+  std::vector<WorkerDeath> deaths;
+  for (const WorkerDeath& death : stream.deaths) {
+    const bool there = death.begin <= position && position < death.end;
+    if (there && !Lives(death, now_us)) deaths.push_back(death);
+  }
+  return deaths;
+}
+
+// The place that most of them share begins where one of them begins.
+bool RequestOwner::Impl::IsSuspect(const StreamState& stream, int64_t now_us) const {
+  return std::any_of(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
+    return DeathsAt(stream, death.begin, now_us).size() >= kDeathsBeforeAlone;
+  });
 }
 
 bool RequestOwner::Impl::SiblingOnTrial(const RequestState& request, size_t stream,
                                         int64_t now_us) const {
-  if (NumDeaths(request.streams[stream], now_us) < kDeathsBeforeAlone) return false;
+  if (!IsSuspect(request.streams[stream], now_us)) return false;
   return std::any_of(request.streams.begin(), request.streams.end(), [](const StreamState& other) {
     return other.running && other.alone && other.live_prompt_tokens > 0;
   });
 }
 
-RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream,
-                                                    int64_t now_us) const {
-  if (NumDeaths(stream, now_us) < kDeathsBeforePoison) return Guilt::kNotProven;
-  const bool certain =
-      std::all_of(stream.deaths.begin(), stream.deaths.end(),
-                  [&](const WorkerDeath& death) { return IsCertain(death, now_us); });
-  return certain ? Guilt::kProven : Guilt::kUndecided;
+RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream, int64_t now_us,
+                                                    std::vector<WorkerDeath>* evidence) const {
+  constexpr int32_t kDeathsAlone = kDeathsBeforePoison - kDeathsBeforeAlone;
+  Guilt guilt = Guilt::kNotProven;
+  for (const WorkerDeath& death : stream.deaths) {
+    std::vector<WorkerDeath> deaths = DeathsAt(stream, death.begin, now_us);
+    if (deaths.size() < kDeathsBeforePoison ||
+        !std::all_of(deaths.end() - kDeathsAlone, deaths.end(),
+                     [](const WorkerDeath& d) { return d.alone; })) {
+      continue;
+    }
+    const bool certain = std::all_of(deaths.begin(), deaths.end(),
+                                     [&](const WorkerDeath& d) { return IsCertain(d, now_us); });
+    *evidence = std::move(deaths);
+    if (certain) return Guilt::kProven;
+    guilt = Guilt::kUndecided;
+  }
+  return guilt;
+}
+
+absl::Status RequestOwner::Impl::PoisonError(const std::vector<WorkerDeath>& evidence) {
+  int32_t begin = 0, end = kNoEnd;
+  std::vector<std::string> causes;
+  for (const WorkerDeath& death : evidence) {
+    begin = std::max(begin, death.begin);
+    end = std::min(end, death.end);
+    causes.emplace_back(death.hung                ? "hung"
+                        : death.cause.has_value() ? EndCauseName(*death.cause)
+                                                  : "for a reason not known");
+  }
+  const std::string last = end == kNoEnd ? "or after it" : absl::StrFormat("to %d", end - 1);
+  return absl::InternalError(absl::StrFormat(
+      "%d workers in a row were lost while they ran this request, at token %d %s, the last %d "
+      "running it alone: %s",
+      evidence.size(), begin, last, kDeathsBeforePoison - kDeathsBeforeAlone,
+      absl::StrJoin(causes, ", ")));
 }
 
 }  // namespace tandem

@@ -121,7 +121,7 @@ bool Scheduler::TryAdmit(Sequence* sequence) {
     return false;
   }
   blocks_->AttachPrefix(sequence);
-  const int32_t chunk = std::min(sequence->remaining(), budget_);
+  const int32_t chunk = ChunkOf(*sequence);
   const int32_t wanted = sequence->whole ? static_cast<int32_t>(sequence->token_ids.size())
                                          : sequence->num_computed + chunk;
   const int32_t blocks_wanted =
@@ -172,7 +172,7 @@ void Scheduler::RunDecode(Sequence* sequence) {
 }
 
 void Scheduler::RunChunk(Sequence* sequence) {
-  const int32_t wanted = sequence->num_computed + std::min(sequence->remaining(), budget_);
+  const int32_t wanted = sequence->num_computed + ChunkOf(*sequence);
   int32_t covered = blocks_->Grow(sequence, wanted);
   // A prompt waits for decodes to finish; but prompts must not wait for each other.
   while (covered == sequence->num_computed && plan_.runs.empty()) {
@@ -212,6 +212,11 @@ void Scheduler::Blocked(const Sequence* sequence) {
 void Scheduler::Plan(Sequence* sequence, int32_t num_tokens) {
   plan_.runs.push_back({.sequence = sequence, .num_tokens = num_tokens});
   budget_ -= num_tokens;
+}
+
+int32_t Scheduler::ChunkOf(const Sequence& sequence) const {
+  const int32_t most = sequence.alone ? std::min(budget_, kMaxLonelyChunkTokens) : budget_;
+  return std::min(sequence.remaining(), most);
 }
 
 bool Scheduler::full() const {

@@ -29,6 +29,10 @@ struct SchedulerLimits {
   int32_t block_tokens = 16;
 };
 
+// The most that a lonely sequence computes in a step. It may be what kills workers: the less a step
+// holds, the more exactly its death tells where, and the sooner an innocent one is past that.
+inline constexpr int32_t kMaxLonelyChunkTokens = 64;
+
 inline constexpr uint64_t kNoOrder = std::numeric_limits<uint64_t>::max();
 
 struct ScheduledRun {
@@ -69,6 +73,7 @@ class Scheduler {
   };
 
   bool full() const;
+  int32_t ChunkOf(const Sequence& sequence) const;  // Tokens that it may run with what is left.
   // Fewer than max_sequences of the running ones are older.
   bool AmongOldest(const Sequence* sequence) const;
   std::set<Sequence*, Older>::const_iterator FirstWaiting() const;  // That shares steps.

@@ -22,7 +22,7 @@ struct Sequence {
   int32_t num_computed = 0;          // KV of token_ids[0, num_computed) is in the table.
   std::vector<int32_t> block_table;  // Covers at least num_computed tokens.
   SequenceState state = SequenceState::kIdle;
-  bool alone = false;  // Only ever in a batch of its own.
+  bool alone = false;  // Only ever in a batch of its own, in small chunks.
   bool whole = false;  // Starts with blocks for all its tokens, and keeps them: never preempted.
 
   int32_t remaining() const { return static_cast<int32_t>(token_ids.size()) - num_computed; }

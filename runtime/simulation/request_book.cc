@@ -1,7 +1,9 @@
 #include "runtime/simulation/request_book.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/simulation/simulated_model.h"
 
@@ -11,6 +13,7 @@ namespace {
 constexpr int32_t kVocabulary = SimulatedModel::kVocabulary;
 constexpr int64_t kLongDeadlineUs = 600'000'000;
 constexpr uint64_t kMaxNumerics = 2;  // World draws below it.
+constexpr size_t kPoisonKills = 4;    // docs/protocol.md, Requests that kill workers.
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
 
@@ -70,21 +73,150 @@ AskedRequest RequestBook::Draw(Random* random) const {
 }
 
 void RequestBook::Poison(AskedRequest* asked, Random* random) {
-  asked->prompt.back() = kVocabulary;  // Nobody else's: no other request leads to its payloads.
-  asked->deadly_token = random->Chance(0.6) ? 0 : static_cast<int32_t>(random->Between(1, 10));
+  const auto length = static_cast<int64_t>(asked->prompt.size());
+  int64_t deadly = length - 1;
+  if (random->Chance(0.7)) {
+    if (random->Chance(0.6)) deadly = random->Between(0, length - 1);
+  } else {
+    deadly += random->Between(1, 10);
+  }
+  asked->deadly_position = static_cast<int32_t>(deadly);
+  // Nobody else's: no other request leads to its payloads.
+  asked->prompt[static_cast<size_t>(std::min(deadly, length - 1))] = kVocabulary;
+}
+
+size_t AskedRequest::NumSeenKills() const {
+  size_t seen = 0;
+  for (const uint32_t attempt : killing_attempts) {
+    seen += std::count_if(deaths.begin(), deaths.end(), [attempt](const SeenDeath& death) {
+              return death.attempt == attempt;
+            }) == 1;
+  }
+  return seen;
+}
+
+void AskedRequest::CountChunk(uint64_t incarnation, const ChunkBegun& chunk) {
+  const uint32_t attempt = chunk.attempt.attempt;
+  if (!live_attempts.contains(attempt)) return;
+  begun[{attempt, incarnation}] = {chunk.first_position, chunk.end_position};
+  for (SeenDeath& death : deaths) {
+    if (death.attempt < attempt && sent.at(death.attempt).choices == sent.at(attempt).choices) {
+      death.passed = std::max(death.passed, chunk.first_position);
+    }
+  }
+}
+
+void RequestBook::CountKill(uint64_t payload, uint64_t incarnation) {
+  AskedRequest* const killer = killers_.at(payload);
+  ++killer->kills;
+  for (const uint32_t attempt : killer->LiveAt(incarnation)) {
+    killer->killing_attempts.insert(attempt);
+  }
+}
+
+absl::Status RequestBook::AuditKills() const {
+  for (const auto& [payload, asked] : killers_) {
+    // Choices that have diverged are each tried for themselves, and may all be deadly. And a token
+    // that came from a prefill worker may die with the step that it was drawn for: its next attempt
+    // draws it again, which is progress.
+    const bool in_prompt = asked->deadly_position < static_cast<int64_t>(asked->prompt.size());
+    const size_t most =
+        in_prompt ? kPoisonKills : (kPoisonKills + 1) * static_cast<size_t>(asked->num_choices);
+    if (asked->NumSeenKills() > most) {
+      return absl::InternalError(absl::StrFormat(
+          "a request of %d tokens, deadly at %d, killed %d "
+          "workers, %d as its router saw",
+          asked->prompt.size(), asked->deadly_position, asked->kills, asked->NumSeenKills()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool AskedRequest::MayBeBlamed() const {
+  constexpr int32_t kNoEnd = std::numeric_limits<int32_t>::max();
+  struct Place {
+    int32_t begin, end;
+    bool alone;
+  };
+  for (int32_t choice = 0; choice < num_choices; ++choice) {
+    std::vector<Place> places;
+    for (const SeenDeath& death : deaths) {
+      const SentAttempt& attempt = sent.at(death.attempt);
+      const bool of_choice = std::find(attempt.choices.begin(), attempt.choices.end(), choice) !=
+                             attempt.choices.end();
+      if (!of_choice || death.blameless) continue;
+      Place place{.begin = 0, .end = kNoEnd, .alone = attempt.alone};
+      const auto chunk = begun.find({death.attempt, death.incarnation});
+      if (death.said_token) {
+        place.begin = attempt.tokens_known - 1;
+      } else if (chunk != begun.end()) {
+        const auto [begin, end] = chunk->second;
+        place.begin = begin;
+        // The last word may be lost, or overtaken by what a decode worker says.
+        const bool more = cut_short.contains(death.attempt) || attempt.prefill != 0;
+        if (!more) place.end = 2 * end - begin;
+      }
+      place.begin = std::max(place.begin, death.passed);
+      if (place.begin < place.end) places.push_back(place);
+    }
+    for (const Place& place : places) {
+      std::vector<bool> alone;
+      for (const Place& other : places) {
+        if (other.begin <= place.begin && place.begin < other.end) alone.push_back(other.alone);
+      }
+      const size_t n = alone.size();
+      if (n >= kPoisonKills && alone[n - 1] && alone[n - 2]) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<uint32_t> AskedRequest::LiveAt(uint64_t incarnation) const {
+  std::vector<uint32_t> live;
+  for (const uint32_t attempt : live_attempts) {
+    const auto found = sent.find(attempt);
+    if (found == sent.end()) continue;
+    if (found->second.worker == incarnation || found->second.prefill == incarnation) {
+      live.push_back(attempt);
+    }
+  }
+  return live;
+}
+
+void RequestBook::CountSent(AskedRequest* asked, uint32_t attempt, const SentAttempt& sent) const {
+  if (!asked->sent.try_emplace(attempt, sent).second) return;
+  for (const uint64_t incarnation : {sent.worker, sent.prefill}) {
+    const auto ended = ended_.find(incarnation);
+    if (ended == ended_.end()) continue;
+    asked->deaths.push_back(
+        {.attempt = attempt, .incarnation = incarnation, .blameless = ended->second});
+  }
+}
+
+void RequestBook::CountDeath(uint64_t incarnation, const std::set<AttemptId>& said,
+                             bool blameless) {
+  ended_[incarnation] = blameless;
+  for (const auto& [id, asked] : named_) {
+    for (const uint32_t attempt : asked->LiveAt(incarnation)) {
+      asked->deaths.push_back({.attempt = attempt,
+                               .incarnation = incarnation,
+                               .said_token = said.contains({.request = id, .attempt = attempt}),
+                               .blameless = blameless});
+    }
+  }
 }
 
 void RequestBook::Name(const RequestId& id, AskedRequest* asked) {
   named_[id] = asked;
-  if (asked->deadly_token < 0) return;
+  if (asked->deadly_position < 0) return;
   for (uint64_t numerics = 0; numerics < kMaxNumerics; ++numerics) {
     std::vector<int32_t> tokens = asked->prompt;
     const std::vector<SampledToken>& drawn = Expect(asked, numerics).choices.front().worker_tokens;
-    for (size_t i = 0; i < std::min<size_t>(asked->deadly_token, drawn.size()); ++i) {
-      tokens.push_back(drawn[i].token);
-    }
+    for (const SampledToken& token : drawn) tokens.push_back(token.token);
+    const size_t num_tokens =
+        std::min(tokens.size(), static_cast<size_t>(asked->deadly_position) + 1);
     uint64_t payload = numerics;
-    for (size_t i = 0; i < tokens.size(); ++i) {
+    for (size_t i = 0; i < num_tokens; ++i) {
       payload = SimulatedModel::Payload(payload, tokens[i], static_cast<int32_t>(i));
     }
     deadly_payloads_.insert(payload);

@@ -11,10 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "runtime/base/random.h"
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/router_messages.h"
 #include "runtime/request/detokenizer.h"
 #include "runtime/simulation/simulation_options.h"
 
@@ -34,6 +36,23 @@ struct ExpectedRequest {
   std::vector<SampledToken> prompt_logprobs;
 };
 
+// As its router has sent it.
+struct SentAttempt {
+  std::vector<int32_t> choices;
+  int32_t tokens_known = 0;  // Prompt and generated.
+  bool alone = false;
+  uint64_t worker = 0, prefill = 0;  // Incarnations; 0: no prefill worker.
+};
+
+// A worker that ended while its router believed that it had this attempt.
+struct SeenDeath {
+  uint32_t attempt = 0;
+  uint64_t incarnation = 0;
+  bool said_token = false;  // Of this attempt.
+  bool blameless = false;   // Killed from outside, and somebody will say so.
+  int32_t passed = 0;       // Later attempts of the same choices have computed what is before.
+};
+
 struct AskedRequest {
   std::vector<int32_t> prompt;
   SamplingParams sampling;
@@ -41,12 +60,28 @@ struct AskedRequest {
   std::vector<std::string> stop_strings;
   int64_t time_left_us = 0;
   bool short_deadline = false;
-  // It kills every process that computes the KV of its last prompt token (0), or of that generated
-  // token of its first choice (from 1 on). -1: it does not.
-  int32_t deadly_token = -1;
+  // It kills every process that computes the KV of this position: of the prompt, or of what its
+  // first choice generates. -1: it does not.
+  int32_t deadly_position = -1;
   bool misdirected = false;  // Work of it came to an incarnation that it was not meant for.
   int32_t kills = 0;
-  int32_t unknown_kills = 0;  // Of them, of incarnations that its router may not have known yet.
+  std::set<uint32_t> killing_attempts;  // That its router had not given up.
+
+  std::map<uint32_t, SentAttempt> sent;
+  // What its router believes: attempts that run, and the chunk that each last began where.
+  std::set<uint32_t> live_attempts;
+  std::map<std::pair<uint32_t, uint64_t>, std::pair<int32_t, int32_t>> begun;
+  std::set<uint32_t> cut_short;  // Attempts whose end it was told before all that they had said.
+  std::vector<SeenDeath> deaths;
+  // Of its kills those that its router must have seen: of two workers of an attempt that end at
+  // once, it hears of one.
+  size_t NumSeenKills() const;
+  // Four deaths in a row for which nobody else is known to be the reason, at one place of one
+  // choice, as far as was told before; the last two of them alone.
+  bool MayBeBlamed() const;
+  void CountChunk(uint64_t incarnation, const ChunkBegun& chunk);  // Its router was told.
+  // Attempts that are live, at this incarnation as far as its router knows.
+  std::vector<uint32_t> LiveAt(uint64_t incarnation) const;
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.
 };
 
@@ -68,10 +103,14 @@ class RequestBook {
   const ExpectedRequest& Expect(AskedRequest* asked, uint64_t numerics);
 
   const std::set<uint64_t>* deadly_payloads() const { return &deadly_payloads_; }
-  void CountKill(uint64_t payload, bool unknown) {
-    ++killers_.at(payload)->kills;
-    killers_.at(payload)->unknown_kills += unknown;
-  }
+  // `incarnation` has computed it.
+  void CountKill(uint64_t payload, uint64_t incarnation);
+  // Internal, if a request was let kill more workers than it takes.
+  absl::Status AuditKills() const;
+  // Sent to workers of which one may have ended before, unnoticed by the router.
+  void CountSent(AskedRequest* asked, uint32_t attempt, const SentAttempt& sent) const;
+  // A process has ended. `said` is the attempts of which it has said a token.
+  void CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless);
 
   void ExpectAll(uint64_t numerics);
   // CRC-32C of the block of this name as a worker of these numerics and this format computes it; 0:
@@ -84,6 +123,7 @@ class RequestBook {
  private:
   const SimulationOptions options_;
   std::map<RequestId, AskedRequest*> named_;
+  std::map<uint64_t, bool> ended_;  // Incarnations, and whether blamelessly.
   std::set<uint64_t> deadly_payloads_;
   std::map<uint64_t, AskedRequest*> killers_;                               // By payload.
   std::map<std::pair<uint64_t, BlockHash>, std::vector<uint64_t>> blocks_;  // Payloads.

@@ -66,7 +66,10 @@ class SimulatedRouter::Client final : public RequestSink {
 
   void OnDone(const RequestReport& report) override {
     if (std::exchange(ended_, true)) return Complain("a second terminal event");
-    if (asked_.deadly_token == 0) Complain("it is done although nobody can compute it");
+    if (asked_.deadly_position >= 0 &&
+        asked_.deadly_position < static_cast<int32_t>(asked_.prompt.size())) {
+      Complain("it is done although nobody can compute it");
+    }
     int64_t tokens = 0;
     for (const Choice& choice : choices_) {
       if (!choice.finished) Complain("done with a choice unfinished");
@@ -81,8 +84,8 @@ class SimulatedRouter::Client final : public RequestSink {
     if (std::exchange(ended_, true)) return Complain("a second terminal event");
     world_->Log("client", "error", id_.counter, static_cast<uint64_t>(status.code()));
     if (!Explained(status, report)) {
-      Complain(
-          absl::StrFormat("ends with %s; it killed %d workers", status.ToString(), asked_.kills));
+      Complain(absl::StrFormat("ends with %s; it killed %d workers, %d as its router saw",
+                               status.ToString(), asked_.kills, asked_.NumSeenKills()));
     }
     world_->CountRequest(/*done=*/false, report.resumes);
   }
@@ -108,6 +111,7 @@ class SimulatedRouter::Client final : public RequestSink {
       case absl::StatusCode::kCancelled:
         return left;
       case absl::StatusCode::kDeadlineExceeded:
+        if (world_->now_us() < ends_us_ && o.faults.clock_jump_us == 0) return false;
         // A stream may also have waited for a numerics that nobody has any more.
         return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
       case absl::StatusCode::kUnavailable:  // Nobody was there for too long.
@@ -117,23 +121,27 @@ class SimulatedRouter::Client final : public RequestSink {
         if (what.starts_with("the run failed: the step")) return o.faults.failed_step > 0;
         if (what.starts_with("the run failed: token")) return o.faults.failing_token >= 0;
         if (what.find("workers in a row were lost") == std::string::npos) return false;
-        if (asked_.deadly_token >= 0) return KilledEnough();
-        // Workers that die of themselves, or by a request of which another router knows, can meet
-        // the same innocent again and again; as can those whose earlier life its router still
-        // believes in. (Real sessions begin with a greeting that names the incarnation.)
-        return !world_->only_poison_kills() || o.num_routers > 1 || asked_.misdirected;
+        return (asked_.deadly_position >= 0 && KilledEnough()) || MayBeBlamed();
       }
       default:
         return false;
     }
   }
-  // What kills whoever computes it may do so four times, and, where nothing else ends processes,
-  // not many more: an attempt that its router has given up may still be computed.
+  // What kills whoever computes it must have done so as often as it takes, unless others did whose
+  // reason nobody tells.
   bool KilledEnough() const {
-    if (!world_->only_poison_kills()) return asked_.kills > 0;
-    if (asked_.deadly_token > 0) return asked_.kills >= kDeathsBeforePoison;  // Tokens in between.
-    return asked_.kills >= kDeathsBeforePoison &&
-           asked_.kills - asked_.unknown_kills <= 2 * kDeathsBeforePoison;
+    const bool only_it = !world_->options().faults.TouchProcesses() && world_->ends_are_told();
+    return asked_.kills >= (only_it ? kDeathsBeforePoison : 1);
+  }
+  // An innocent: where workers die whose end nobody tells, or that seem to.
+  bool MayBeBlamed() const {
+    const SimulatedFaults& f = world_->options().faults;
+    // They seem to die, or to hang, although they have been told to go on.
+    if (f.pause_us + f.stall_us + f.hang_us + f.clock_jump_us > 0) return true;
+    if (f.TouchProcesses() && !world_->ends_are_told()) return true;
+    // One whose earlier life its router still believes in. (Real sessions begin with a greeting
+    // that names the incarnation.)
+    return asked_.misdirected || asked_.MayBeBlamed();
   }
   void Complain(const std::string& what) {
     world_->Violate(absl::StrFormat("request %d: %s", id_.counter, what));
@@ -143,6 +151,7 @@ class SimulatedRouter::Client final : public RequestSink {
   AskedRequest asked_;
   int64_t* const num_deltas_;
   RequestId id_;
+  const int64_t ends_us_ = world_->now_us() + asked_.time_left_us;
   const ExpectedRequest* expected_ = nullptr;
   std::vector<Choice> choices_;
   bool ended_ = false;
@@ -180,6 +189,7 @@ void SimulatedRouter::Crash() {
   world_->network()->BreakLinksOf(&process_);
   connections_.clear();
   live_.clear();
+  UpdateBook();
   owner_.reset();
   for (const auto& client : clients_) client->abandoned = true;
 }
@@ -206,6 +216,7 @@ void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_afte
   world_->Log(process_.name, "ask", id->counter, client->asked()->prompt.size());
   client->set_id(*id);
   world_->book()->Name(*id, client->asked());
+  UpdateBook();
   if (!leaves_after_us.has_value()) return;
   world_->network()->InProcess(&process_, *leaves_after_us, [this, client] {
     if (client->ended()) return;
@@ -359,6 +370,17 @@ void SimulatedRouter::SessionOver(SessionId session) {
     connection->session_id = 0;
   }
   std::erase_if(live_, [&](const auto& entry) { return entry.second.session == session; });
+  UpdateBook();
+}
+
+void SimulatedRouter::UpdateBook() {
+  for (const auto& client : clients_) client->asked()->live_attempts.clear();
+  for (const auto& [choice, live] : live_) {
+    AskedRequest* const asked = world_->book()->Find(choice.first);
+    if (asked == nullptr) continue;
+    asked->live_attempts.insert(live.attempt.attempt);
+    world_->book()->CountSent(asked, live.attempt.attempt, live.sent);
+  }
 }
 
 void SimulatedRouter::NotLive(const AttemptId& attempt, SessionId session, int32_t choice) {
@@ -366,6 +388,7 @@ void SimulatedRouter::NotLive(const AttemptId& attempt, SessionId session, int32
     return entry.second.attempt == attempt && entry.second.session == session &&
            (choice < 0 || entry.first.second == choice);
   });
+  UpdateBook();
 }
 
 void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
@@ -377,6 +400,10 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
     } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
       if (token->finish != FinishReason::kNone) NotLive(token->attempt, session, token->choice);
     }
+  }
+  for (const ChunkBegun& chunk : batch.chunks) {
+    AskedRequest* const asked = world_->book()->Find(chunk.attempt.request);
+    if (asked != nullptr) asked->CountChunk(batch.worker_incarnation, chunk);
   }
   const Connection* const connection = Find(session);
   const bool registered =
@@ -395,6 +422,11 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   if (const std::string what = OutOfRange(submit); !what.empty()) {
     world_->Violate(process_.name + " says " + what);
   }
+  const SentAttempt sent{.choices = submit.choices,
+                         .tokens_known = static_cast<int32_t>(submit.token_ids.size()),
+                         .alone = submit.alone,
+                         .worker = connection->peer_incarnation,
+                         .prefill = submit.prefill.worker.incarnation};
   for (int32_t choice : submit.choices) {
     const auto [entry, fresh] = live_.try_emplace({submit.attempt.request, choice});
     if (!fresh) {
@@ -402,8 +434,9 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
                                       submit.attempt.request.counter, choice,
                                       submit.attempt.attempt, entry->second.attempt.attempt));
     }
-    entry->second = {.attempt = submit.attempt, .session = session};
+    entry->second = {.attempt = submit.attempt, .session = session, .sent = sent};
   }
+  UpdateBook();
   connection->session->Send(0, [worker = connection->peer, to = connection->worker_session,
                                 meant_for = connection->peer_incarnation,
                                 submit] { worker->OnSubmit(to, meant_for, submit); });
@@ -439,6 +472,10 @@ void SimulatedRouter::CloseSession(SessionId session, std::string_view why) {
   world_->Log(process_.name, why, session);
   Connection* const connection = Find(session);
   if (connection == nullptr) return;
+  for (const auto& [choice, live] : live_) {
+    AskedRequest* const asked = world_->book()->Find(choice.first);
+    if (asked != nullptr && live.session == session) asked->cut_short.insert(live.attempt.attempt);
+  }
   const auto link = connection->session;
   SessionOver(session);
   link->Close(0);

@@ -53,6 +53,7 @@ class SimulatedRouter final : private RouterOutbox {
   struct LiveAttempt {
     AttemptId attempt;
     SessionId session = 0;
+    SentAttempt sent;
   };
 
   // Lets another worker compute the prompt, whatever its role.
@@ -73,6 +74,7 @@ class SimulatedRouter final : private RouterOutbox {
   void OnBatch(SessionId session, const StepBatch& batch);
   void NotLive(const AttemptId& attempt, SessionId session, int32_t choice = -1);
   void SessionOver(SessionId session);
+  void UpdateBook();  // Which attempts this router believes to run.
 
   World* const world_;
   VirtualProcess process_;

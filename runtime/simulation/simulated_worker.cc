@@ -22,8 +22,12 @@ constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 }  // namespace
 
 SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
-                                 uint64_t kv_format)
-    : world_(world), role_(role), numerics_(numerics), kv_format_(kv_format) {
+                                 uint64_t kv_format, bool supervised)
+    : world_(world),
+      role_(role),
+      numerics_(numerics),
+      kv_format_(kv_format),
+      supervised_(supervised) {
   process_.name = std::move(name);
 }
 
@@ -67,13 +71,26 @@ void SimulatedWorker::Start() {
   RenewLeases();
 }
 
-void SimulatedWorker::Crash() {
-  world_->Log(process_.name, "crash");
+void SimulatedWorker::Crash(EndCause cause) { End(/*with_host=*/false, cause); }
+void SimulatedWorker::LoseHost() { End(/*with_host=*/true, EndCause::kOutside); }
+
+void SimulatedWorker::End(bool with_host, EndCause cause) {
+  world_->Log(process_.name, with_host ? "host lost" : "crash", static_cast<uint64_t>(cause));
+  const bool told = supervised_ && !with_host;
+  world_->book()->CountDeath(id_.incarnation, life_->said,
+                             /*blameless=*/told && cause == EndCause::kOutside);
+  if (!told) ended_lives_.clear();
+  if (ended_lives_.size() == kMaxEndedLives) ended_lives_.erase(ended_lives_.begin());
+  if (told) ended_lives_.push_back({.incarnation = id_.incarnation, .cause = cause});
   process_.up = false;
   process_.paused_until_us = 0;
   ++process_.life;
   stalled_until_us_ = 0;
-  world_->network()->BreakLinksOf(&process_);
+  if (with_host) {
+    world_->network()->BreakLinksOf(&process_);
+  } else {
+    world_->network()->EndLinksOf(&process_);
+  }
   life_.reset();
 }
 
@@ -87,8 +104,8 @@ void SimulatedWorker::Drain() {
   world_->network()->InProcess(&process_, kDrainUs, [this] { Replace(); });
 }
 
-void SimulatedWorker::Replace() {
-  Crash();
+void SimulatedWorker::Replace(EndCause cause) {
+  Crash(cause);
   // Not in a process: there is none.
   world_->network()->events()->At(world_->now_us() + kRestartUs, [this] {
     if (!process_.up) Start();
@@ -127,7 +144,10 @@ void SimulatedWorker::Step() {
     command(life_->engine.get(), Now());
   }
   if (random->Chance(faults.failed_step)) life_->executor->FailNextStep();
+  life_->steps_executed = life_->executor->work_done();
+  life_->in_step = true;
   const Engine::StepResult result = life_->engine->Step(Now());
+  life_->in_step = false;
   if (life_->engine->quarantine_is_stuck()) {
     world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
     world_->CountReplacement();
@@ -135,8 +155,8 @@ void SimulatedWorker::Step() {
   }
   const int64_t now_us = world_->now_us();
   if (dead()) {
-    world_->book()->CountKill(*life_->executor->killed_by(), life_->misdirected);
-    return Replace();
+    world_->book()->CountKill(*life_->executor->killed_by(), id_.incarnation);
+    return Replace(random->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);
   }
   life_->next_step_us = now_us + 200 + 20 * result.tokens;
   if (result.ran_batch && random->Chance(faults.long_step)) {
@@ -144,6 +164,14 @@ void SimulatedWorker::Step() {
   }
   life_->last_step_us = life_->next_step_us;  // Progress is stamped to its end.
   world_->CountPreemptions(result.preempted);
+  if (life_->executor->work_done() == life_->steps_executed) {
+    SendBatches();
+  } else {
+    world_->network()->InProcess(&process_, life_->next_step_us - now_us, [this] {
+      for (const auto& say : std::exchange(life_->held, {})) say();
+      SendBatches();
+    });
+  }
   if (result.ran_batch) {
     world_->Log(process_.name, "step", static_cast<uint64_t>(result.tokens),
                 static_cast<uint64_t>(result.sequences));
@@ -151,13 +179,51 @@ void SimulatedWorker::Step() {
   } else if (result.next_wakeup_us < kNoStep / 2) {
     ScheduleStep(std::max(result.next_wakeup_us - process_.clock_offset_us, now_us + 1'000));
   }
+  const int64_t killed_us = now_us + random->Between(0, 2 * faults.kill_us);
+  if (faults.kill_us > 0 && result.tokens > 0 && killed_us < life_->next_step_us) {
+    world_->network()->InProcess(&process_, killed_us - now_us, [this, random] {
+      world_->CountKill();
+      Crash(EndCause::kOutside);
+      world_->network()->events()->At(world_->now_us() + random->Between(1'000, kRestartUs),
+                                      [this] {
+                                        if (!process_.up) Start();
+                                      });
+    });
+  }
+}
+
+void SimulatedWorker::Say(std::function<void()> say) {
+  const bool computed = life_->in_step && life_->executor->work_done() != life_->steps_executed;
+  if (computed) {
+    life_->held.push_back(std::move(say));
+  } else {
+    say();
+  }
+}
+
+void SimulatedWorker::SendBatches() {
   for (auto& [session, batch] : std::exchange(life_->batches, {})) {
     const auto link = life_->routers.find(session);
     if (link == life_->routers.end()) continue;
     batch.worker_incarnation = id_.incarnation;
     batch.draining = life_->draining;
+    for (const RouterEvent& event : batch.events) {
+      if (const auto* token = std::get_if<TokenEvent>(&event)) life_->said.insert(token->attempt);
+    }
     link->second->Send(1, [sink = life_->router_sinks.at(session), batch = batch] { sink(batch); });
   }
+}
+
+// Before the step computes: whatever happens then, it is on its way.
+void SimulatedWorker::BeginChunks(std::span<const ChunkNotice> chunks) {
+  for (const ChunkNotice& notice : chunks) {
+    CheckWire(OutOfRange(notice.chunk));
+    for (const auto& [session, link] : life_->routers) {
+      if (notice.router.value_or(session) != session) continue;
+      life_->batches[session].chunks.push_back(notice.chunk);
+    }
+  }
+  SendBatches();
 }
 
 // ---- Routers ----
@@ -184,11 +250,14 @@ WorkerRegistration SimulatedWorker::Registration() const {
   r.num_blocks = o.num_blocks;
   r.block_bytes = life_->executor->block_bytes();
   r.kv_transport = terms().transport;
+  r.supervised = supervised_;
+  r.ended_lives = ended_lives_;
   return r;
 }
 
 void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink sink) {
   PublishKvEvents();  // So that the snapshot and what follows it fit.
+  CheckWire(OutOfRange(Registration()));
   link->Send(1, [on = sink.on_registration, r = Registration()] { on(r); });
   link->Send(1, [on = sink.on_events, e = life_->engine->SnapshotKvEvents()] { on(e); });
   life_->watchers.push_back({std::move(link), std::move(sink)});
@@ -356,13 +425,15 @@ void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill mess
   if (const auto* grant = std::get_if<Grant>(&message)) {
     life_->granted[grant->reservation] = grant->attempt;
   }
-  PeerLink& peer = life_->prefills[prefill.worker];
-  if (peer.link != nullptr) return SendToPrefill(&peer, message);
-  peer.waiting.push_back(std::move(message));
-  if (peer.dial != 0) return;
-  peer.dial = ++last_dial_;
-  world_->network()->InProcess(&process_, kDialUs + world_->network()->Delay(),
-                               [this, prefill, dial = peer.dial] { Dial(prefill, dial); });
+  Say([this, prefill, message = std::move(message)] {
+    PeerLink& peer = life_->prefills[prefill.worker];
+    if (peer.link != nullptr) return SendToPrefill(&peer, message);
+    peer.waiting.push_back(message);
+    if (peer.dial != 0) return;
+    peer.dial = ++last_dial_;
+    world_->network()->InProcess(&process_, kDialUs + world_->network()->Delay(),
+                                 [this, prefill, dial = peer.dial] { Dial(prefill, dial); });
+  });
 }
 
 void SimulatedWorker::Dial(const PrefillPeer& prefill, uint64_t dial) {
@@ -437,13 +508,15 @@ void SimulatedWorker::RenewLeases() {
 void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
   if (dead()) return;
   CheckWire(OutOfRange(message));
-  const auto found = life_->decodes.find(decode);
-  if (found == life_->decodes.end()) return;
-  SimulatedWorker* const target = found->second.decode;
-  found->second.link->Send(1, [target, self = id_, message = std::move(message)] {
-    target->Post([target, self, message](Engine* engine, int64_t now_us) {
-      target->LogPeer("from prefill", message);
-      engine->OnPrefillMessage(self, message, now_us);
+  Say([this, decode, message = std::move(message)] {
+    const auto found = life_->decodes.find(decode);
+    if (found == life_->decodes.end()) return;
+    SimulatedWorker* const target = found->second.decode;
+    found->second.link->Send(1, [target, self = id_, message] {
+      target->Post([target, self, message](Engine* engine, int64_t now_us) {
+        target->LogPeer("from prefill", message);
+        engine->OnPrefillMessage(self, message, now_us);
+      });
     });
   });
 }
@@ -453,6 +526,11 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
 void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                                 uint64_t send_id) {
   if (dead()) return;
+  Say([=, this] { ReadAndSend(decode, header, block, send_id); });
+}
+
+void SimulatedWorker::ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block,
+                                  uint64_t send_id) {
   VirtualNetwork* const network = world_->network();
   Random* const random = world_->random();
   const SimulatedFaults& faults = network->faults();

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,14 +28,18 @@ class World;
 class SimulatedWorker final : private Outbox {
  public:
   SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
-                  uint64_t kv_format);
+                  uint64_t kv_format, bool supervised);
   ~SimulatedWorker() override;
 
   void Start();  // A new incarnation.
-  void Crash();  // Nothing of the process is left.
+  // Nothing of the process is left, but for what it had sent.
+  void Crash(EndCause cause);
+  // Nor of its machine: what was on its way may be lost, and nobody knows why it ended.
+  void LoseHost();
   void Drain();  // Then, after a while, Crash and Start.
   void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
-  void Replace();                                                 // Crash, and Start after a while.
+  // Crash, and Start after a while.
+  void Replace(EndCause cause = EndCause::kOutside);
   void set_numerics(uint64_t numerics) { numerics_ = numerics; }  // Of the next incarnation.
 
   // Called by the world after everything that ran in this process.
@@ -100,10 +105,15 @@ class SimulatedWorker final : private Outbox {
     std::map<SessionId, std::shared_ptr<VirtualLink>> routers;
     std::map<SessionId, std::function<void(const StepBatch&)>> router_sinks;
     std::map<SessionId, StepBatch> batches;
+    // What a step says of its results: when it ends.
+    std::vector<std::function<void()>> held;
+    uint64_t steps_executed = 0;  // Before this step.
+    bool in_step = false;
     std::map<SessionId, DecodeLink> decodes;
     std::map<WorkerId, PeerLink> prefills;
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
+    std::set<AttemptId> said;                  // Of these a token has left the process.
     std::map<Reservation, AttemptId> granted;  // Whose frames may land under this name.
     // What the engine has not heard yet: its thread takes all of it before each step.
     std::vector<std::function<void(Engine* engine, int64_t now_us)>> commands;
@@ -120,10 +130,13 @@ class SimulatedWorker final : private Outbox {
 
   // Outbox.
   void ToRouter(SessionId router, RouterEvent event) override;
+  void BeginChunks(std::span<const ChunkNotice> chunks) override;
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
+
+  void ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block, uint64_t send_id);
 
   int64_t Now() const;  // By the process's own clock.
   // A step has killed the process: what its engine says afterwards was never said.
@@ -134,6 +147,10 @@ class SimulatedWorker final : private Outbox {
     life_->commands.push_back(std::move(command));
   }
   int64_t SinceProgressUs() const;
+  // Now, or when the step that computed it is over.
+  void Say(std::function<void()> say);
+  void SendBatches();
+  void End(bool with_host, EndCause cause);
   void ScheduleStep(int64_t at_us);
   void Step();
   void Heartbeat();
@@ -158,6 +175,8 @@ class SimulatedWorker final : private Outbox {
   const WorkerRole role_;
   uint64_t numerics_;
   const uint64_t kv_format_;
+  const bool supervised_;
+  std::vector<EndedLife> ended_lives_;
   WorkerId id_;
   std::unique_ptr<Life> life_;
   int64_t stalled_until_us_ = 0;

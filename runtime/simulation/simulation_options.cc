@@ -17,6 +17,12 @@ int64_t Every(Random* random, double chance, int64_t least_us, int64_t most_us) 
 
 }  // namespace
 
+void SimulatedFaults::StopProcessFaults() {
+  crash_us = router_crash_us = pause_us = stall_us = clock_jump_us = 0;
+  drain_us = broken_link_us = unnoticed_break_us = hang_us = 0;
+  stuck_frame = 0;
+}
+
 SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   Random random(Mix64(seed + 1));
   SimulationOptions o;
@@ -93,12 +99,20 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
     o.poison = true;
     // Half of them without anything else that ends a process: then four deaths must be enough.
     if (random.Chance(0.5)) {
-      f.crash_us = f.router_crash_us = f.pause_us = f.stall_us = f.clock_jump_us = 0;
-      f.drain_us = f.broken_link_us = f.unnoticed_break_us = f.hang_us = 0;
-      f.stuck_frame = 0;
+      f.StopProcessFaults();
       o.any_peer = false;  // A router blames those that it named.
     }
   }
+  if (random.Chance(0.2)) {
+    // A step takes 200 us and 20 us a token: from kills that no chunk outlives to rare ones.
+    f.kill_us = int64_t{50} << random.Between(0, 12);
+    if (random.Chance(0.6)) {  // Without what else can look like the end of a process.
+      f.StopProcessFaults();
+      o.any_peer = false;
+    }
+  }
+  const double unit = random.Unit();
+  o.supervised = unit < 0.5 ? 1 : unit < 0.8 ? 0 : 0.5;
   return o;
 }
 

@@ -26,6 +26,7 @@ struct SimulatedFaults {
   int64_t broken_link_us = 0;
   int64_t unnoticed_break_us = 0;  // Of a peer session; its prefill side is never told.
   int64_t crash_us = 0;            // Of a worker; it restarts with a new incarnation.
+  int64_t kill_us = 0;             // From outside, of a worker that computes, after so long a time.
   int64_t router_crash_us = 0;
   int64_t pause_us = 0;        // Of a process, up to 4 s.
   int64_t stall_us = 0;        // Of an engine whose process goes on talking.
@@ -38,9 +39,19 @@ struct SimulatedFaults {
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
 
+  // Of processes, but for kills: they end, seem to end, or are confused.
+  void StopProcessFaults();
+  bool TouchProcesses() const {
+    return crash_us + router_crash_us + pause_us + stall_us + clock_jump_us + drain_us +
+                   broken_link_us + unnoticed_break_us + hang_us >
+               0 ||
+           stuck_frame > 0;
+  }
+
   // Some process may be gone, or seem so to another, for a while.
   bool TakeWorkersAway() const {
-    return broken_link_us + crash_us + pause_us + stall_us + clock_jump_us + drain_us + hang_us >
+    return broken_link_us + crash_us + kill_us + pause_us + stall_us + clock_jump_us + drain_us +
+                   hang_us >
                0 ||
            stuck_frame > 0;
   }
@@ -55,6 +66,7 @@ struct SimulationOptions {
   int32_t num_routers = 1;
   int32_t num_numerics = 1;    // Workers differ in what they compute,
   int32_t num_kv_formats = 1;  // and in how they keep it.
+  double supervised = 1;       // The share of workers whose next life tells how the last one ended.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
   bool any_peer = false;  // Any worker is asked to prefill, not only those whose role it is.
 

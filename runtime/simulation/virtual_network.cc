@@ -37,11 +37,28 @@ void VirtualLink::Deliver(int to, int64_t at_us, const std::function<void()>& de
                       });
 }
 
+// Most losses are seen at once, some only by a keepalive.
+int64_t VirtualLink::NoticeDelay() const {
+  return network_->random()->Chance(0.8) ? network_->random()->Between(0, 2'000)
+                                         : network_->random()->Between(2'000, 2'000'000);
+}
+
+void VirtualLink::EndAt(int side) {
+  Side(side).gone = true;
+  if (std::exchange(broken_, true)) return;
+  State& other = Side(1 - side);
+  const int64_t seen_us =
+      std::max(network_->events()->now_us() + NoticeDelay(), other.last_arrival_us);
+  network_->InProcess(other.end.process, other.end.life, seen_us,
+                      [self = shared_from_this(), side] {
+                        State& lost = self->Side(1 - side);
+                        if (std::exchange(lost.gone, true)) return;
+                        lost.end.on_lost();
+                      });
+}
+
 void VirtualLink::Notice(int side) {
-  // Most losses are seen at once, some only by a keepalive.
-  const int64_t seen_us = network_->random()->Chance(0.8)
-                              ? network_->random()->Between(0, 2'000)
-                              : network_->random()->Between(2'000, 2'000'000);
+  const int64_t seen_us = NoticeDelay();
   State& state = Side(side);
   state.cut_us = network_->events()->now_us() + network_->random()->Between(0, seen_us);
   network_->InProcess(state.end.process, state.end.life, network_->events()->now_us() + seen_us,
@@ -113,6 +130,14 @@ std::vector<std::shared_ptr<VirtualLink>> VirtualNetwork::LiveLinks() {
 void VirtualNetwork::BreakLinksOf(const VirtualProcess* process) {
   for (const auto& link : LiveLinks()) {
     if (link->process(0) == process || link->process(1) == process) link->Break();
+  }
+}
+
+void VirtualNetwork::EndLinksOf(const VirtualProcess* process) {
+  for (const auto& link : LiveLinks()) {
+    for (int side = 0; side < 2; ++side) {
+      if (link->process(side) == process) link->EndAt(side);
+    }
   }
 }
 

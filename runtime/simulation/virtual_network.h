@@ -56,6 +56,8 @@ class VirtualLink : public std::enable_shared_from_this<VirtualLink> {
   void Close(int side);
   // By the world. `unnoticed_by`: an end that is never told; -1: none.
   void Break(int unnoticed_by = -1);
+  // The process at end `side` has ended: what it had sent arrives before the other hears of it.
+  void EndAt(int side);
 
   bool broken() const { return broken_; }
   const VirtualProcess* process(int side) const { return Side(side).end.process; }
@@ -71,6 +73,7 @@ class VirtualLink : public std::enable_shared_from_this<VirtualLink> {
   const State& Side(int side) const { return sides_[static_cast<size_t>(side)]; }
   void Deliver(int to, int64_t at_us, const std::function<void()>& deliver);
   void Notice(int side);
+  int64_t NoticeDelay() const;
 
   VirtualNetwork* const network_;
   std::array<State, 2> sides_;
@@ -94,6 +97,8 @@ class VirtualNetwork {
   // Of links between living processes, for the fault driver.
   std::vector<std::shared_ptr<VirtualLink>> LiveLinks();
   void BreakLinksOf(const VirtualProcess* process);
+  // As a process ends whose machine goes on.
+  void EndLinksOf(const VirtualProcess* process);
 
   int64_t Delay();  // Of one message.
   EventQueue* events() { return events_; }

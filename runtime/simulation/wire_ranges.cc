@@ -80,6 +80,21 @@ std::string OutOfRange(const Cancel& cancel) {
   return Negative("time_left_us", cancel.time_left_us);
 }
 std::string OutOfRange(const RouterEvent& event) { return OfAny(event); }
+std::string OutOfRange(const ChunkBegun& chunk) {
+  if (chunk.end_position <= chunk.first_position) {
+    return absl::StrFormat("positions [%d, %d)", chunk.first_position, chunk.end_position);
+  }
+  return Negative("first_position", chunk.first_position);
+}
+std::string OutOfRange(const WorkerRegistration& registration) {
+  if (registration.ended_lives.size() > kMaxEndedLives) {
+    return absl::StrFormat("%d ended lives", registration.ended_lives.size());
+  }
+  for (const EndedLife& life : registration.ended_lives) {
+    if (life.incarnation == 0) return "an ended life without a number";
+  }
+  return "";
+}
 std::string OutOfRange(const DecodeToPrefill& message) { return OfAny(message); }
 std::string OutOfRange(const PrefillToDecode& message) { return OfAny(message); }
 

@@ -15,6 +15,8 @@ namespace tandem {
 std::string OutOfRange(const Submit& submit);
 std::string OutOfRange(const Cancel& cancel);
 std::string OutOfRange(const RouterEvent& event);
+std::string OutOfRange(const ChunkBegun& chunk);
+std::string OutOfRange(const WorkerRegistration& registration);
 std::string OutOfRange(const DecodeToPrefill& message);
 std::string OutOfRange(const PrefillToDecode& message);
 

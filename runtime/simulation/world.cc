@@ -32,7 +32,8 @@ World::World(const SimulationOptions& options, Trace trace)
       const auto numerics = random_.Below(static_cast<uint64_t>(options.num_numerics));
       const auto format = random_.Below(static_cast<uint64_t>(options.num_kv_formats));
       workers_.push_back(std::make_unique<SimulatedWorker>(this, absl::StrFormat("%c%d", letter, i),
-                                                           role, numerics, format));
+                                                           role, numerics, format,
+                                                           random_.Chance(options.supervised)));
     }
   };
   add(options.num_prefill, 'p', WorkerRole::kPrefill);
@@ -79,11 +80,8 @@ VirtualProcess* World::AnyProcess() {
                                  : routers_[index - workers_.size()]->process();
 }
 
-bool World::only_poison_kills() const {
-  const SimulatedFaults& f = options_.faults;
-  return f.crash_us + f.router_crash_us + f.pause_us + f.stall_us + f.clock_jump_us + f.drain_us +
-             f.broken_link_us + f.unnoticed_break_us + f.hang_us + f.stuck_frame ==
-         0;
+bool World::ends_are_told() const {
+  return options_.supervised == 1 && options_.faults.crash_us == 0;  // A crash may be of a host.
 }
 
 void World::ScheduleArrivals() {
@@ -137,7 +135,11 @@ void World::ScheduleFaults() {
   Recur(faults_.crash_us, [this] {
     SimulatedWorker* const worker = AnyWorker();
     if (!worker->accepting()) return;
-    worker->Crash();
+    if (random_.Chance(0.5)) {
+      worker->Crash(EndCause::kOutside);
+    } else {
+      worker->LoseHost();
+    }
     if (random_.Chance(faults_.upgrade)) worker->set_numerics(random_.Below(2));
     events_.At(now_us() + random_.Between(1'000, 1'000'000), [worker] {
       if (!worker->accepting()) worker->Start();
@@ -229,6 +231,11 @@ SimulationReport World::Run() {
   }
   for (const auto& router : routers_) {
     const absl::Status status = router->AuditQuiet();
+    if (!status.ok()) Violate(std::string(status.message()));
+  }
+  // A router blames those that it named itself, and hears of.
+  if (!options_.faults.TouchProcesses() && !options_.any_peer) {
+    const absl::Status status = book_.AuditKills();
     if (!status.ok()) Violate(std::string(status.message()));
   }
   report_.virtual_us = now_us();

@@ -33,6 +33,7 @@ struct SimulationReport {
   int64_t frames = 0;
   int64_t preemptions = 0;
   int64_t faults = 0;
+  int64_t kills = 0;         // Of them, of workers that computed, from outside.
   int64_t replacements = 0;  // Of workers whose quarantine was stuck.
   int64_t virtual_us = 0;
 };
@@ -57,13 +58,17 @@ class World {
   SimulatedWorker* FindWorker(const std::string& address);
   const std::vector<std::unique_ptr<SimulatedWorker>>& workers() const { return workers_; }
   bool calm() const { return calm_; }
-  // No fault ends, stops or confuses a process, except the poisonous request.
-  bool only_poison_kills() const;
+  // Of every worker that ends, its next life says how.
+  bool ends_are_told() const;
 
   void Log(std::string_view who, std::string_view what, uint64_t a = 0, uint64_t b = 0);
   void Violate(const std::string& what);  // The first one counts.
   void CountFrame() { ++report_.frames; }
   void CountReplacement() { ++report_.replacements; }
+  void CountKill() {
+    ++report_.faults;
+    ++report_.kills;
+  }
   void CountPreemptions(int64_t count) { report_.preemptions += count; }
   void CountRequest(bool done, int64_t resumes);
 

@@ -106,6 +106,17 @@ absl::StatusOr<RouterEvent> Read(const proto::AbortReply& in) {
   return RouterEvent(std::move(out));
 }
 
+absl::StatusOr<ChunkBegun> Read(const proto::ChunkBegun& in) {
+  ChunkBegun out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(CheckRange("first_position", in.first_position(), 0, kMaxRequestTokens));
+  TANDEM_RETURN_IF_ERROR(CheckRange("end_position", in.end_position(),
+                                    int64_t{in.first_position()} + 1, kMaxRequestTokens));
+  out.first_position = in.first_position();
+  out.end_position = in.end_position();
+  return out;
+}
+
 struct FillEvent {
   proto::RouterEvent* out;
 
@@ -186,6 +197,12 @@ void ToProto(const StepBatch& in, proto::StepBatch* out) {
   out->set_draining(in.draining);
   out->mutable_events()->Reserve(static_cast<int>(in.events.size()));
   for (const RouterEvent& event : in.events) ToProto(event, out->add_events());
+  for (const ChunkBegun& in_chunk : in.chunks) {
+    proto::ChunkBegun* const chunk = out->add_chunks();
+    ToProto(in_chunk.attempt, chunk->mutable_attempt());
+    chunk->set_first_position(in_chunk.first_position);
+    chunk->set_end_position(in_chunk.end_position);
+  }
 }
 
 absl::StatusOr<StepBatch> FromProto(const proto::StepBatch& in) {
@@ -195,6 +212,11 @@ absl::StatusOr<StepBatch> FromProto(const proto::StepBatch& in) {
   for (const proto::RouterEvent& event : in.events()) {
     TANDEM_ASSIGN_OR_RETURN(RouterEvent read, FromProto(event));
     out.events.push_back(std::move(read));
+  }
+  TANDEM_RETURN_IF_ERROR(CheckSize("chunks", in.chunks_size(), kMaxEventsPerBatch, "chunks"));
+  out.chunks.reserve(in.chunks_size());
+  for (const proto::ChunkBegun& chunk : in.chunks()) {
+    TANDEM_ASSIGN_OR_RETURN(out.chunks.emplace_back(), Read(chunk));
   }
   return out;
 }

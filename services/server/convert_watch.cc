@@ -26,10 +26,37 @@ void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
   out->set_num_blocks(in.num_blocks);
   out->set_block_bytes(in.block_bytes);
   out->set_kv_transport(in.kv_transport);
+  out->set_supervised(in.supervised);
+  for (const EndedLife& in_life : in.ended_lives) {
+    proto::EndedLife* const life = out->add_ended_lives();
+    life->set_incarnation(in_life.incarnation);
+    life->set_cause(in_life.cause == EndCause::kOutside ? proto::END_CAUSE_OUTSIDE
+                    : in_life.cause == EndCause::kCrash ? proto::END_CAUSE_CRASH
+                                                        : proto::END_CAUSE_MEMORY);
+  }
 }
 
 absl::Status CheckText(const char* field, const std::string& text) {
   return CheckSize(field, static_cast<int64_t>(text.size()), kMaxTextBytes, "bytes");
+}
+
+absl::StatusOr<EndedLife> Read(const proto::EndedLife& in) {
+  TANDEM_RETURN_IF_ERROR(CheckPresent("ended_lives.incarnation", in.incarnation() != 0));
+  EndedLife out{.incarnation = in.incarnation()};
+  switch (in.cause()) {
+    case proto::END_CAUSE_OUTSIDE:
+      out.cause = EndCause::kOutside;
+      return out;
+    case proto::END_CAUSE_CRASH:
+      out.cause = EndCause::kCrash;
+      return out;
+    case proto::END_CAUSE_MEMORY:
+      out.cause = EndCause::kMemory;
+      return out;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrFormat("ended_lives.cause: %d is no cause", static_cast<int>(in.cause())));
+  }
 }
 
 absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
@@ -75,6 +102,11 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
   out.num_blocks = in.num_blocks();
   out.block_bytes = in.block_bytes();
   out.kv_transport = in.kv_transport();
+  out.supervised = in.supervised();
+  TANDEM_RETURN_IF_ERROR(CheckSize("ended_lives", in.ended_lives_size(), kMaxEndedLives, "lives"));
+  for (const proto::EndedLife& life : in.ended_lives()) {
+    TANDEM_ASSIGN_OR_RETURN(out.ended_lives.emplace_back(), Read(life));
+  }
   return out;
 }
 

@@ -16,6 +16,10 @@ namespace {
 // The longest sleep: an idle engine still stamps progress.
 constexpr int64_t kMaxSleepUs = 100'000;
 
+// How long a step waits until routers have been told what it computes. Writing takes a fraction of
+// it; a router that does not read must not hold up the others.
+constexpr auto kMaxNoticeWait = std::chrono::milliseconds(5);
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(const EngineOptions& options,
@@ -69,7 +73,7 @@ void EngineLoop::Replace() {
   const BlockCounts blocks = engine_->Load().blocks;
   LogError("a transport does not give its blocks back; this worker exits to be replaced",
            {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
-  std::_Exit(1);
+  std::_Exit(kExitToBeReplaced);
 }
 
 void EngineLoop::Apply(const EngineCommand& command) {
@@ -114,13 +118,17 @@ void EngineLoop::Apply(const EngineCommand& command) {
   }
 }
 
-void EngineLoop::Publish() {
+void EngineLoop::PublishToRouters() {
   for (auto& [session, batch] : batches_) {
     batch.worker_incarnation = incarnation_;
     batch.draining = draining_;
     parts_.routers->Publish(session, batch);
   }
   batches_.clear();
+}
+
+void EngineLoop::Publish() {
+  PublishToRouters();
   const KvEvents events = engine_->TakeKvEvents();
   if (!events.stored.empty() || !events.removed.empty()) parts_.watches->PublishEvents(events);
   drained_ = draining_ && engine_->drained();
@@ -152,6 +160,21 @@ void EngineLoop::ToRouter(SessionId router, RouterEvent event) {
     parts_.metrics->OnPrompt(prompt->cached_tokens);
   }
   batches_[router].events.push_back(std::move(event));
+}
+
+void EngineLoop::BeginChunks(std::span<const ChunkNotice> chunks) {
+  const std::vector<SessionId> all = parts_.routers->ids();
+  for (const ChunkNotice& notice : chunks) {
+    if (notice.router.has_value()) {
+      batches_[*notice.router].chunks.push_back(notice.chunk);
+    } else {
+      for (const SessionId router : all) batches_[router].chunks.push_back(notice.chunk);
+    }
+  }
+  std::vector<SessionId> told;
+  for (const auto& [session, batch] : batches_) told.push_back(session);
+  PublishToRouters();
+  parts_.routers->WaitUntilWritten(told, kMaxNoticeWait);
 }
 
 void EngineLoop::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <span>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -54,6 +55,7 @@ class EngineLoop final : public Outbox {
 
   // ---- Outbox: engine thread ----
   void ToRouter(SessionId router, RouterEvent event) override;
+  void BeginChunks(std::span<const ChunkNotice> chunks) override;
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
@@ -66,6 +68,7 @@ class EngineLoop final : public Outbox {
   [[noreturn]] void Replace();
   void Apply(const EngineCommand& command);
   void Publish();
+  void PublishToRouters();
   void StampProgress() const { progress_us_ = clock_.NowUs(); }
 
   const EngineLoopParts parts_;

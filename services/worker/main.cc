@@ -55,9 +55,9 @@ SharedMemory MeasureSharedMemory() {
           .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
 }
 
-uint64_t RandomIncarnation() {
+uint64_t Incarnation(const WorkerOptions& options) {
   std::random_device device;
-  uint64_t value = 0;
+  auto value = static_cast<uint64_t>(options.incarnation);
   while (value == 0) value = (static_cast<uint64_t>(device()) << 32) | device();
   return value;
 }
@@ -78,7 +78,7 @@ WorkerRole RoleOf(const std::string& role) {
 void StopOnCorruption(const absl::Status& why) {
   LogError("the packed weights are corrupt; the next start packs them again",
            {{"why", why.ToString()}});
-  std::_Exit(1);
+  std::_Exit(kExitToBeReplaced);
 }
 
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
@@ -121,8 +121,9 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                            {"threads", threads},
                            {"numerics_id", numerics_id}});
 
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
   WorkerConfig worker;
-  worker.registration = {.worker = {.name = options.name, .incarnation = RandomIncarnation()},
+  worker.registration = {.worker = {.name = options.name, .incarnation = Incarnation(options)},
                          .role = RoleOf(options.role),
                          .model = ServedName(options),
                          .kv_class = KvClass(*process.model, layout),
@@ -133,7 +134,9 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                          .max_model_tokens = sizes.max_model_tokens,
                          .max_sequences = sizes.max_sequences,
                          .num_blocks = sizes.num_blocks,
-                         .block_bytes = static_cast<int64_t>(layout.block_bytes)};
+                         .block_bytes = static_cast<int64_t>(layout.block_bytes),
+                         .supervised = options.incarnation != 0,
+                         .ended_lives = ended_lives};
   worker.engine = {.self = worker.registration.worker,
                    .model = worker.registration.model,
                    .block_tokens = options.block_size,

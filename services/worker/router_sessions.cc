@@ -1,5 +1,6 @@
 #include "services/worker/router_sessions.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -37,8 +38,13 @@ class RouterSessions::Session final
     Post();
     StartRead(&message_);
   }
+  void OnWriteDone(bool ok) override {
+    StreamReactor::OnWriteDone(ok);
+    sessions_->OnWritten();
+  }
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
+    sessions_->OnWritten();
     sessions_->commands_->PushAlways(RouterLost{id_});
     delete this;
   }
@@ -83,6 +89,33 @@ grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {
   sessions_.With(session, [&](Session* s) { s->Publish(batch); });
+}
+
+std::vector<SessionId> RouterSessions::ids() const { return sessions_.Ids(); }
+
+bool RouterSessions::Written(std::span<const SessionId> sessions) {
+  return std::all_of(sessions.begin(), sessions.end(), [this](SessionId session) {
+    size_t unsent = 0;
+    sessions_.With(session, [&](const Session* s) { unsent = s->unsent(); });
+    return unsent == 0;
+  });
+}
+
+void RouterSessions::OnWritten() {
+  MutexLock lock(&written_mu_);
+  written_.Signal();  // Only the engine thread waits.
+}
+
+void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
+                                      std::chrono::microseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  MutexLock lock(&written_mu_);
+  while (!Written(sessions)) {
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return;
+    written_.WaitFor(&written_mu_, left);
+  }
 }
 
 bool RouterSessions::Flushed() const { return sessions_.Flushed(); }

@@ -5,6 +5,11 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
+#include <span>
+#include <vector>
+
+#include "runtime/base/mutex.h"
 #include "services/server/convert.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
@@ -28,16 +33,27 @@ class RouterSessions {
   // thread.
   void Publish(SessionId session, const StepBatch& batch);
 
+  std::vector<SessionId> ids() const;  // Of those that are open.
+  // Waits until what was published to these sessions is with the kernel, or they are gone, or for
+  // `limit`. Engine thread.
+  void WaitUntilWritten(std::span<const SessionId> sessions, std::chrono::microseconds limit)
+      EXCLUDES(written_mu_);
+
   bool Flushed() const;  // Nothing waits to be written.
   void CloseAll(const absl::Status& why);
 
  private:
   class Session;
 
+  bool Written(std::span<const SessionId> sessions);
+  void OnWritten() EXCLUDES(written_mu_);
+
   const uint64_t incarnation_;
   const int64_t vocab_size_;
   CommandQueue* const commands_;
   StreamRegistry<Session> sessions_;
+  Mutex written_mu_;  // Orders the look at what is unwritten and the word that something was.
+  CondVar written_;
 };
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "runtime/base/mutex.h"
@@ -75,6 +76,13 @@ class StreamRegistry {
   void ForEach(const Use& use) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     for (const auto& [id, stream] : streams_) use(stream);
+  }
+
+  std::vector<uint64_t> Ids() const EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    std::vector<uint64_t> ids;
+    for (const auto& [id, stream] : streams_) ids.push_back(id);
+    return ids;
   }
 
   // Nothing waits to be written.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/protocol/ended_lives.h"
 
 namespace tandem {
 
@@ -27,6 +28,12 @@ FlagSet WorkerFlags(WorkerOptions* options) {
                 "One engine: computes prompts, generates tokens, exchanges KV blocks.");
   flags.Add("model", &options->model, "DIR", "model folder in Hugging Face format");
   flags.Add("name", &options->name, "NAME", "stable name of this worker, unique in the fleet");
+  flags.Add("incarnation", &options->incarnation, "N",
+            "number of this life, from a supervisor that tells the next one how it ended; 0: drawn "
+            "here, and nobody tells");
+  flags.Add("ended", &options->ended, "N:CAUSE,...",
+            "how earlier lives of this name ended, newest last: outside, crash or memory; at most "
+            "64");
   flags.Add("served-model-name", &options->served_model_name, "NAME",
             "name of the model in requests; empty: the folder's");
   flags.AddChoice("role", &options->role, {"prefill", "decode", "hybrid"},
@@ -76,6 +83,9 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options) {
   if (options.name.empty() || options.name.size() > 256) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--name: %d bytes, want 1 to 256", options.name.size()));
+  }
+  if (const auto lives = ParseEndedLives(options.ended); !lives.ok()) {
+    return absl::InvalidArgumentError("--ended: " + std::string(lives.status().message()));
   }
   if (options.block_size != 16 && options.block_size != 32) {
     return absl::InvalidArgumentError(

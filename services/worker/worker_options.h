@@ -18,6 +18,8 @@ namespace tandem {
 struct WorkerOptions {
   std::string model;
   std::string name = "worker";
+  int64_t incarnation = 0;
+  std::string ended;
   std::string served_model_name;
   std::string role = "hybrid";
   std::string listen = "127.0.0.1:0";

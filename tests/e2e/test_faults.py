@@ -109,5 +109,36 @@ def test_a_killed_pair_loses_no_token(tmp_path, fault_free, full):
         run_faults(server, *fault_free, faults=100 if full else 4, inject=kill, workers=1)
 
 
+def test_kills_that_come_faster_than_a_prompt_computes_end_no_request(tmp_path, full):
+    """However slow the machine: four workers in a row are lost long before a prompt is computed."""
+    rng = random.Random(5)
+    requests = [{"prompt": [rng.randrange(16, 4000) for _ in range(1200)], "max_tokens": 10,
+                 "temperature": 0, "ignore_eos": True} for _ in range(3)]
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always",
+                "--threads=1", "--isa=generic") as server:
+        began = time.monotonic()
+        want = [ask(server, request) for request in requests]
+        prompt_seconds = (time.monotonic() - began) / len(requests)
+
+        def kill_one_of(*names):
+            server.kill(rng.choice(names))
+            server.wait_alive("prefill", 1)
+            server.wait_alive("decode", 1)
+
+        kill_one_of("prefill-0")  # And with it what it has cached, then the other's.
+        kill_one_of("decode-0")
+        kills = 60 if full else 12
+        with concurrent.futures.ThreadPoolExecutor(len(requests)) as pool:
+            running = [pool.submit(ask, server, request) for request in requests]
+            for _ in range(kills):
+                time.sleep(rng.uniform(0.1, 0.3) * prompt_seconds)
+                kill_one_of("prefill-0", "decode-0")
+            assert [future.result() for future in running] == want
+        resumed = server.total("tandem_stream_resumes_total")
+        print(f"{kills} kills, a prompt takes {prompt_seconds:.2f} s, {resumed:.0f} resumed streams")
+        assert resumed > 8, "too few kills met a running stream to tell anything"
+        assert server.total("tandem_requests_total", outcome="poison") == 0
+
+
 def test_stopped_workers_lose_no_token(fleet, fault_free, full):
     run_faults(fleet, *fault_free, faults=50 if full else 3, inject=stop)

@@ -24,7 +24,10 @@ TEST(WireFuzzTest, DamagedMessagesAreRefusedOrSayTheSameTwice) {
   std::vector<std::string> inputs;
   Add<proto::ToWorker>(0, WireCommands(), &inputs);
   Add<proto::StepBatch>(
-      1, std::vector<StepBatch>{{.worker_incarnation = 1, .events = WireEvents()}}, &inputs);
+      1,
+      std::vector<StepBatch>{
+          {.worker_incarnation = 1, .events = WireEvents(), .chunks = {WireChunk()}}},
+      &inputs);
   Add<proto::WatchEvent>(2, WireUpdates(), &inputs);
   Add<proto::ToPrefill>(3, WireToPrefill(), &inputs);
   Add<proto::ToDecode>(4, WireToDecode(), &inputs);

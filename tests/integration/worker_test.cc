@@ -133,6 +133,14 @@ class Router {
     return heard;
   }
 
+  // Of the next message, which says nothing else.
+  std::vector<ChunkBegun> NextChunks() {
+    proto::StepBatch message;
+    EXPECT_TRUE(stream_->Read(&message));
+    const auto batch = FromProto(message);
+    EXPECT_TRUE(batch.ok() && batch->events.empty()) << batch.status();
+    return batch.ok() ? batch->chunks : std::vector<ChunkBegun>();
+  }
   bool ReadBatch(proto::StepBatch* batch) { return stream_->Read(batch); }
   proto::Worker::Stub* stub() { return stub_.get(); }
 
@@ -245,6 +253,40 @@ TEST_P(WorkerTest, OneWorkerStreamsTheFaultFreeTokens) {
   for (int32_t choice = 0; choice < 3; ++choice) {
     EXPECT_EQ(heard.tokens.at(choice), Expected(submit, choice)) << "choice " << choice;
   }
+}
+
+TEST_P(WorkerTest, WhatAStepComputesIsSaidBeforeItDoes) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Router router(*worker), other(*worker);
+  worker->gate.Close();
+  const Submit submit = MakeSubmit(1, RandomTokens(70, 3), 4);
+  router.Send(submit);
+  EXPECT_THAT(router.NextChunks(),
+              testing::ElementsAre(ChunkBegun{.attempt = submit.attempt, .end_position = 64}));
+  worker->gate.Open();
+  EXPECT_THAT(router.NextChunks(),
+              testing::ElementsAre(
+                  ChunkBegun{.attempt = submit.attempt, .first_position = 64, .end_position = 70}));
+  ExpectAnswer(&router, submit);
+  other.Send(MakeSubmit(2, RandomTokens(10, 4), 1));
+  EXPECT_THAT(other.NextChunks(), testing::SizeIs(1)) << "and nothing of the first, which is not "
+                                                         "of this router";
+}
+
+TEST_P(WorkerTest, APrefillWorkerTellsEveryRouterWhatItComputes) {
+  auto prefill = Start("prefill", WorkerRole::kPrefill);
+  auto decode = Start("decode", WorkerRole::kDecode);
+  Router router(*decode), first(*prefill), second(*prefill);
+  prefill->gate.Close();
+  Submit submit = MakeSubmit(1, RandomTokens(50, 3), 4);
+  submit.prefill = prefill->peer();
+  router.Send(submit);
+  for (Router* told : {&first, &second}) {
+    EXPECT_THAT(told->NextChunks(),
+                testing::ElementsAre(ChunkBegun{.attempt = submit.attempt, .end_position = 50}));
+  }
+  prefill->gate.Open();
+  ExpectAnswer(&router, submit);
 }
 
 TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {

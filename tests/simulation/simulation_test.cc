@@ -14,7 +14,7 @@ class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0, replacements = 0;
-  int64_t auto_frames = 0;
+  int64_t auto_frames = 0, kills = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
     const SimulationOptions options = SimulationOptions::FromSeed(seed);
     const SimulationReport report = World(options).Run();
@@ -25,6 +25,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
     resumes += report.resumes;
     frames += report.frames;
     faults += report.faults;
+    kills += report.kills;
     preemptions += report.preemptions;
   }
   // That nothing broke means something only where something happened.
@@ -35,6 +36,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   EXPECT_GT(preemptions, 100);
   EXPECT_GT(replacements, 5);
   EXPECT_GT(auto_frames, 300);
+  EXPECT_GT(kills, 500);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 
@@ -67,6 +69,60 @@ TEST(SimulationWithoutFaults, EveryRequestIsServed) {
     EXPECT_EQ(report.resumes, 0) << "seed " << seed;
   }
 }
+
+// Kills of workers that compute, and nothing else that goes wrong. A step takes 0.2 ms and 20 us a
+// token: from kills that no chunk outlives to one in a hundred steps.
+class SimulatedKills : public testing::TestWithParam<int> {
+ protected:
+  static SimulationOptions Options(uint64_t seed, double supervised) {
+    SimulationOptions options = SimulationOptions::FromSeed(seed);
+    options.faults = {};
+    options.faults.kill_us = int64_t{50} << GetParam();
+    options.supervised = supervised;
+    options.client_cancel = options.short_deadline = 0;
+    options.poison = options.any_peer = false;
+    return options;
+  }
+};
+
+TEST_P(SimulatedKills, OfKnownCauseEndNoRequest) {
+  int64_t kills = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const SimulationOptions options = Options(seed, /*supervised=*/1);
+    const SimulationReport report = World(options).Run();
+    EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    EXPECT_EQ(report.requests_done, options.num_requests) << "seed " << seed;
+    kills += report.kills;
+  }
+  EXPECT_GT(kills, GetParam() < 8 ? 200 : 5);
+}
+
+TEST_P(SimulatedKills, LeaveAPoisonousRequestItsFourDeaths) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SimulationOptions options = Options(seed, /*supervised=*/1);
+    options.poison = true;
+    const SimulationReport report = World(options).Run();
+    EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    EXPECT_GE(report.requests_done, options.num_requests - 1) << "seed " << seed;
+  }
+}
+
+// Those that end are judged: four deaths at one place, the last two alone.
+TEST_P(SimulatedKills, OfUnknownCauseEndOnlyWhoWasLostFourTimesAtOnePlace) {
+  int64_t failed = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const SimulationReport report = World(Options(seed, /*supervised=*/0)).Run();
+    EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
+    failed += report.requests_failed;
+  }
+  if (GetParam() < 4) {
+    EXPECT_GT(failed, 0);
+  }
+  if (GetParam() >= 10) {
+    EXPECT_EQ(failed, 0) << "kills this rare meet nobody four times at one place";
+  }
+}
+INSTANTIATE_TEST_SUITE_P(MeanTimes, SimulatedKills, testing::Range(0, 13, 2));
 
 }  // namespace
 }  // namespace tandem

@@ -58,6 +58,10 @@ struct EngineFleet::Worker final : public Outbox {
     fleet->Record(event);
   }
 
+  void BeginChunks(std::span<const ChunkNotice> chunks) override {
+    for (const ChunkNotice& notice : chunks) fleet->notices_.emplace_back(index, notice);
+  }
+
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
     const auto* cancel = std::get_if<PrefillCancel>(&message);
     TANDEM_CHECK(cancel == nullptr || cancel->time_left_us >= 0) << "no wire takes this";

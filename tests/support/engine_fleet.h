@@ -93,6 +93,8 @@ class EngineFleet {
 
   const AttemptRecord& record(AttemptId attempt) { return records_[attempt]; }
   int64_t frames_delivered() const { return frames_delivered_; }
+  // Who has said that it begins what, in order.
+  const std::vector<std::pair<int, ChunkNotice>>& notices() const { return notices_; }
   int64_t messages(const std::string& kind) const;
 
   // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors;
@@ -126,6 +128,7 @@ class EngineFleet {
   int64_t now_us_ = 1'000;
   std::map<AttemptId, AttemptRecord> records_;
   std::map<std::string, int64_t> messages_;
+  std::vector<std::pair<int, ChunkNotice>> notices_;
   std::function<bool(const std::string&)> lost_;
   int32_t max_model_tokens_ = 0;
   bool hold_frames_ = false;

@@ -71,6 +71,10 @@ inline std::vector<RouterEvent> WireEvents() {
           AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kTombstoned}};
 }
 
+inline ChunkBegun WireChunk() {
+  return {.attempt = WireAttempt(), .first_position = 512, .end_position = 1024};
+}
+
 inline std::vector<WatchUpdate> WireUpdates() {
   WorkerRegistration registration{.worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
                                   .role = WorkerRole::kDecode,
@@ -84,7 +88,11 @@ inline std::vector<WatchUpdate> WireUpdates() {
                                   .max_sequences = 64,
                                   .num_blocks = 1000,
                                   .block_bytes = 65536,
-                                  .kv_transport = "ucx"};
+                                  .kv_transport = "ucx",
+                                  .supervised = true,
+                                  .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
+                                                  {.incarnation = 2, .cause = EndCause::kCrash},
+                                                  {.incarnation = 3, .cause = EndCause::kMemory}}};
   Heartbeat heartbeat{.load = {.blocks = {.free = 1,
                                           .held = 2,
                                           .cached = 3,

@@ -25,10 +25,13 @@ constexpr int64_t kLivedLongUs = 3'000'000;
 
 }  // namespace
 
-absl::Status ChildProcess::Start() {
+absl::Status ChildProcess::Start(const std::vector<std::string>& flags) {
   std::vector<char*> arguments;
-  for (const std::string& argument : command_)
-    arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::vector<std::string>* part : {&command_, &flags}) {
+    for (const std::string& argument : *part) {
+      arguments.push_back(const_cast<char*>(argument.c_str()));
+    }
+  }
   arguments.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t child = fork();

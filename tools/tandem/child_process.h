@@ -20,9 +20,9 @@ class ChildProcess {
   ChildProcess(std::string name, std::vector<std::string> command)
       : name_(std::move(name)), command_(std::move(command)) {}
 
-  // Starts the program; it gets SIGTERM if this process dies. Unavailable if fork fails; a program
-  // that cannot be executed ends with status 127.
-  absl::Status Start();
+  // Starts the program, `flags` behind its command; it gets SIGTERM if this process dies.
+  // Unavailable if fork fails; a program that cannot be executed ends with status 127.
+  absl::Status Start(const std::vector<std::string>& flags = {});
   void Signal(int signal) const;  // Nothing if it does not run.
   // The process was reaped: remembers how long it had lived.
   void OnExited(int64_t now_us);

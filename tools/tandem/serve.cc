@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <random>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "tools/tandem/child_process.h"
+#include "tools/tandem/worker_lives.h"
 
 namespace tandem {
 namespace {
@@ -82,6 +84,12 @@ void Declare(ServeOptions* o, FlagSet* flags) {
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
 }
 
+// Of one life of a worker: positive, as its flag wants it.
+uint64_t RandomIncarnation() {
+  std::random_device device;
+  return ((static_cast<uint64_t>(device()) << 32 | device()) >> 1) | 1;
+}
+
 // All processes of one `tandem serve`: the workers first, the router last.
 class Supervisor {
  public:
@@ -112,6 +120,7 @@ class Supervisor {
   std::string program_folder_;
   std::vector<ReservedPort> ports_;
   std::vector<ChildProcess> children_;
+  std::vector<WorkerLives> lives_;  // Of children_, but for the router.
   bool ending_ = false;
   // A child that never came up has a bad flag, file or port: restarting it would hide that.
   bool give_up_ = false;
@@ -144,6 +153,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
                                          supervisor->WorkerCommand(options, role, name, port.port));
     }
   }
+  supervisor->lives_.resize(supervisor->children_.size());
   supervisor->children_.emplace_back("router", supervisor->RouterCommand(options, addresses));
   return supervisor;
 }
@@ -201,9 +211,12 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
 }
 
 void Supervisor::StartDue(int64_t now_us) {
-  for (ChildProcess& child : children_) {
+  for (size_t i = 0; i < children_.size(); ++i) {
+    ChildProcess& child = children_[i];
     if (child.running() || child.restart_at_us() > now_us) continue;
-    if (const absl::Status status = child.Start(); !status.ok()) {
+    std::vector<std::string> flags;
+    if (i < lives_.size()) flags = lives_[i].Begin(RandomIncarnation(), NumMemoryKills());
+    if (const absl::Status status = child.Start(flags); !status.ok()) {
       LogError("cannot start", {{"child", child.name()}, {"why", status.ToString()}});
       child.OnExited(now_us);
       continue;
@@ -216,10 +229,15 @@ void Supervisor::Reap(int64_t now_us) {
   int wait_status = 0;
   while (const pid_t pid = waitpid(-1, &wait_status, WNOHANG)) {
     if (pid < 0) return;
-    for (ChildProcess& child : children_) {
+    for (size_t i = 0; i < children_.size(); ++i) {
+      ChildProcess& child = children_[i];
       if (child.pid() != pid) continue;
       child.OnExited(now_us);
-      const LogField how("how", DescribeExit(wait_status));
+      std::string description = DescribeExit(wait_status);
+      if (i < lives_.size() && lives_[i].End(wait_status, NumMemoryKills()) == EndCause::kMemory) {
+        description += ", memory had run out";
+      }
+      const LogField how("how", description);
       if (ending_) {
         LogInfo("ended", {{"child", child.name()}, how});
         continue;

@@ -31,6 +31,7 @@ class CountingOutbox final : public Outbox {
   void ToRouter(SessionId, RouterEvent event) override {
     tokens_ += std::holds_alternative<TokenEvent>(event);
   }
+  void BeginChunks(std::span<const ChunkNotice>) override {}
   void ToPrefill(const PrefillPeer&, DecodeToPrefill) override {}
   void ToDecode(SessionId, PrefillToDecode) override {}
   void SendFrame(SessionId, const FrameHeader&, BlockId, uint64_t) override {}

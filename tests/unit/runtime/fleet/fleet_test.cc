@@ -53,6 +53,19 @@ TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
   EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us), WorkerFault::kSilent);
 }
 
+TEST_F(FleetTest, ALifeTellsHowEarlierOnesOfItsNameEnded) {
+  RegisterWithSession();
+  EXPECT_EQ(fleet_.CauseOf(id_), std::nullopt);
+  WorkerRegistration next = Registration("a", 3);
+  next.ended_lives = {{.incarnation = 1, .cause = EndCause::kCrash},
+                      {.incarnation = 2, .cause = EndCause::kOutside}};
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", next, 0).ok());
+  EXPECT_EQ(fleet_.CauseOf(id_), EndCause::kCrash);
+  EXPECT_EQ(fleet_.CauseOf({.name = "a", .incarnation = 2}), EndCause::kOutside);
+  EXPECT_EQ(fleet_.CauseOf({.name = "a", .incarnation = 4}), std::nullopt);
+  EXPECT_EQ(fleet_.CauseOf({.name = "b", .incarnation = 1}), std::nullopt);
+}
+
 TEST_F(FleetTest, TheRoutersOwnPauseIsNobodysSilence) {
   RegisterWithSession();
   fleet_.OnOwnPause(10'000'000, 10'000'000);

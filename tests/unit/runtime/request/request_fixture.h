@@ -93,6 +93,8 @@ class RequestFixture : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = 2048;
     r.num_blocks = 128;
+    r.supervised = supervised_;
+    r.ended_lives = ended_lives_;
     EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
     owner_->OnKvEvents(
         r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
@@ -128,6 +130,14 @@ class RequestFixture : public testing::Test {
     return *owner_->Start(Facts(sink, choices), now_us_);
   }
 
+  // It begins to compute these positions.
+  void Begin(SessionId session, AttemptId attempt, int32_t first, int32_t end) {
+    owner_->OnStepBatch(
+        session,
+        {.worker_incarnation = incarnations_[session],
+         .chunks = {{.attempt = attempt, .first_position = first, .end_position = end}}},
+        now_us_);
+  }
   void Say(SessionId session, std::vector<RouterEvent> events) {
     owner_->OnStepBatch(session,
                         {.worker_incarnation = incarnations_[session], .events = std::move(events)},
@@ -177,6 +187,9 @@ class RequestFixture : public testing::Test {
   SessionId last_session_ = 0;
   std::map<SessionId, uint64_t> incarnations_;
   std::set<std::string> muted_;
+  // Of workers that are added from now on.
+  bool supervised_ = false;
+  std::vector<EndedLife> ended_lives_;
   std::unique_ptr<RequestOwner> owner_;
 };
 

@@ -242,6 +242,21 @@ TEST_F(SchedulerTest, LonelySequencesTakeTurnsWithSharedBatches) {
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 1)));
 }
 
+TEST_F(SchedulerTest, ALonelySequenceComputesSmallChunks) {
+  Create(/*num_blocks=*/1'000, /*max_sequences=*/8, /*max_batched_tokens=*/512);
+  Sequence* const lonely = Add(3 * kMaxLonelyChunkTokens + 5);
+  lonely->alone = true;
+  scheduler_->Enqueue(lonely);
+  for (const int32_t tokens : {64, 64, 64, 5, 1}) {
+    Step();
+    EXPECT_THAT(ran_, ElementsAre(std::pair(lonely->order, tokens)));
+  }
+  scheduler_->Remove(lonely);
+  Sequence* const other = Enqueue(300);
+  Step();
+  EXPECT_THAT(ran_, ElementsAre(std::pair(other->order, 300)));
+}
+
 TEST_F(SchedulerTest, AnOlderClaimElsewhereHoldsBackYoungerAdmissions) {
   Create(100);
   Enqueue(2);

@@ -99,5 +99,15 @@ TEST_F(VirtualNetworkTest, ABrokenLinkLosesItsEndOnly) {
   EXPECT_GT(num_cut, 20);
 }
 
+TEST_F(VirtualNetworkTest, WhatAProcessHasSentOutlivesIt) {
+  faults_.slow_message = 1;  // Up to 60 ms, when most losses have long been noticed.
+  for (int number = 1; number <= 20; ++number) Say(number);
+  network_.EndLinksOf(&from_);
+  Say(21);  // By nobody.
+  RunUntil(5'000'000);
+  EXPECT_EQ(heard_.size(), 20u);
+  EXPECT_EQ(losses_, 1);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -33,8 +33,59 @@ TEST(ConvertTest, EveryMessageSurvivesTheRoundTrip) {
   for (const DecodeToPrefill& in : WireToPrefill()) EXPECT_TRUE(RoundTrips<proto::ToPrefill>(in));
   for (const PrefillToDecode& in : WireToDecode()) EXPECT_TRUE(RoundTrips<proto::ToDecode>(in));
   EXPECT_TRUE(RoundTrips<proto::PrefillHello>(WireHello()));
-  const StepBatch batch{.worker_incarnation = 7, .draining = true, .events = WireEvents()};
+  const StepBatch batch{.worker_incarnation = 7,
+                        .draining = true,
+                        .events = WireEvents(),
+                        .chunks = {WireChunk(), WireChunk()}};
   EXPECT_TRUE(RoundTrips<proto::StepBatch>(batch));
+}
+
+TEST(ConvertTest, ChunksAreNoEvents) {  // Which a router that does not know them would refuse.
+  proto::StepBatch message;
+  ToProto(StepBatch{.worker_incarnation = 7, .chunks = {WireChunk()}}, &message);
+  EXPECT_EQ(message.events_size(), 0);
+  const auto read = FromProto(message);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_THAT(read->chunks, testing::ElementsAre(WireChunk()));
+}
+
+TEST(ConvertTest, ChunksOfNoPositionsAreRefused) {
+  const auto spoiled = [](void (*spoil)(proto::ChunkBegun*)) {
+    proto::StepBatch message;
+    ToProto(StepBatch{.worker_incarnation = 7, .chunks = {WireChunk()}}, &message);
+    spoil(message.mutable_chunks(0));
+    return FromProto(message).status().code();
+  };
+  constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(spoiled([](proto::ChunkBegun* c) { c->clear_attempt(); }), kRefused);
+  EXPECT_EQ(spoiled([](proto::ChunkBegun* c) { c->set_first_position(-1); }), kRefused);
+  EXPECT_EQ(spoiled([](proto::ChunkBegun* c) { c->set_first_position(c->end_position()); }),
+            kRefused);
+  EXPECT_EQ(spoiled([](proto::ChunkBegun* c) { c->set_end_position(INT32_MAX); }), kRefused);
+  EXPECT_EQ(spoiled([](proto::ChunkBegun*) {}), absl::StatusCode::kOk);
+}
+
+TEST(ConvertTest, EndedLivesAreCheckedAndBounded) {
+  const auto spoiled = [](void (*spoil)(proto::WorkerRegistration*)) {
+    proto::WatchEvent message;
+    ToProto(WireUpdates()[0], &message);
+    spoil(message.mutable_registration());
+    return FromProto(message);
+  };
+  const auto good = spoiled([](proto::WorkerRegistration*) {});
+  ASSERT_TRUE(good.ok()) << good.status();
+  const auto& registration = std::get<WorkerRegistration>(*good);
+  EXPECT_TRUE(registration.supervised);
+  EXPECT_EQ(registration.ended_lives, std::get<WorkerRegistration>(WireUpdates()[0]).ended_lives);
+  EXPECT_FALSE(spoiled([](proto::WorkerRegistration* r) {
+                 r->mutable_ended_lives(0)->clear_incarnation();
+               }).ok());
+  EXPECT_FALSE(
+      spoiled([](proto::WorkerRegistration* r) { r->mutable_ended_lives(0)->clear_cause(); }).ok());
+  EXPECT_FALSE(spoiled([](proto::WorkerRegistration* r) {
+                 const proto::EndedLife life = r->ended_lives(0);
+                 for (size_t i = 0; i < kMaxEndedLives; ++i) *r->add_ended_lives() = life;
+               }).ok());
 }
 
 TEST(ConvertTest, FieldsArriveWhereTheyBelong) {

@@ -159,5 +159,16 @@ TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
   }
 }
 
+TEST(WorkerOptionsTest, EndedLivesAreCheckedBeforeAnythingIsLoaded) {
+  WorkerOptions options;
+  options.model = "folder";
+  options.ended = "5:outside,6:crash";
+  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+  options.ended = "5:outside,6:kill";
+  const absl::Status status = CheckWorkerOptions(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), HasSubstr("--ended: \"6:kill\""));
+}
+
 }  // namespace
 }  // namespace tandem

@@ -1,0 +1,337 @@
+// Whose fault a lost worker is: where it was, how it ended, and who got past that place.
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "request_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int32_t kPrompt = 600;
+
+class RequestBlameTest : public RequestFixture {
+ protected:
+  // A prompt of kPrompt tokens, on a first worker.
+  void StartLong(uint64_t incarnation = 1) {
+    Add(incarnation);
+    RequestFacts facts = Facts(&sink_);
+    facts.token_ids.resize(kPrompt);
+    std::iota(facts.token_ids.begin(), facts.token_ids.end(), 1);
+    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  }
+  // The next life of "w", or the first.
+  void Add(uint64_t incarnation) { session_ = AddWorker("w", WorkerRole::kHybrid, incarnation); }
+  void Begin(int32_t first, int32_t end) {
+    RequestFixture::Begin(session_, last_submit().attempt, first, end);
+  }
+  void Lose() { owner_->OnSessionLost(session_, now_us_); }
+  // It begins a chunk, is lost, and its next life comes; false if that does not get the request.
+  bool DieAt(int32_t first, int32_t end) {
+    Begin(first, end);
+    Lose();
+    const size_t before = outbox_.submits.size();
+    Add(++incarnation_);
+    return outbox_.submits.size() > before;
+  }
+  // The same, and the next life tells how it ended.
+  bool EndAt(int32_t first, int32_t end, EndCause cause) {
+    ended_lives_.push_back({.incarnation = incarnation_, .cause = cause});
+    if (ended_lives_.size() > kMaxEndedLives) ended_lives_.erase(ended_lives_.begin());
+    return DieAt(first, end);
+  }
+  std::string error() const { return std::string(sink_.error.message()); }
+
+  uint64_t incarnation_ = 1;  // Of the life that runs.
+  SessionId session_ = 0;
+};
+
+TEST_F(RequestBlameTest, DeathsAtDifferentPlacesAreBadLuck) {
+  StartLong();
+  for (const int32_t first : {448, 320, 192, 64}) {
+    EXPECT_TRUE(DieAt(first, first + 64));
+    EXPECT_FALSE(last_submit().alone) << first;
+  }
+}
+
+TEST_F(RequestBlameTest, FourDeathsAtOnePlaceAreItsEndAndTheErrorNamesThePlace) {
+  StartLong();
+  EXPECT_TRUE(DieAt(0, 256));
+  EXPECT_FALSE(last_submit().alone);
+  Begin(0, 200);
+  EXPECT_TRUE(DieAt(200, 456));
+  EXPECT_TRUE(last_submit().alone);
+  Begin(192, 256);
+  EXPECT_TRUE(DieAt(256, 320));
+  EXPECT_TRUE(last_submit().alone);
+  EXPECT_FALSE(DieAt(256, 320));
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(error(), HasSubstr("4 workers in a row"));
+  EXPECT_THAT(error(), HasSubstr("at token 256 to 383, the last 2 running it alone"));
+  EXPECT_THAT(error(), HasSubstr("for a reason not known"));
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(RequestBlameTest, WhoGetsPastAPlaceIsNotWhatMadeItDeadly) {
+  StartLong();
+  EXPECT_TRUE(DieAt(0, 64));
+  EXPECT_TRUE(DieAt(0, 64));
+  ASSERT_TRUE(last_submit().alone);
+  Begin(64, 128);  // The last word of a worker may be lost: this may still be the place.
+  EXPECT_TRUE(DieAt(64, 128));
+  ASSERT_TRUE(last_submit().alone);
+  Begin(0, 64);
+  Begin(64, 128);
+  Begin(128, 192);
+  EXPECT_TRUE(DieAt(192, 256));
+  EXPECT_FALSE(last_submit().alone) << "what is remembered is one death";
+  for (int death = 0; death < 20; ++death) {
+    Begin(0, 64);
+    EXPECT_TRUE(DieAt(256 + 64 * (death % 2 * 2), 320 + 64 * (death % 2 * 2))) << death;
+    Begin(0, 64);
+    Begin(384 + 128, 600);  // Past all of them.
+  }
+  EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestBlameTest, WhoeverNeverSaidThatItBeganMayHaveDiedAnywhere) {
+  StartLong();
+  Lose();
+  Add(++incarnation_);
+  EXPECT_FALSE(last_submit().alone);
+  EXPECT_TRUE(DieAt(512, 576));
+  EXPECT_TRUE(last_submit().alone) << "the one before has not been heard of at all";
+}
+
+TEST_F(RequestBlameTest, WhatWasComputedOnceIsNotWhereAnUnheardWorkerDied) {
+  StartLong();
+  EXPECT_TRUE(DieAt(128, 192));
+  Begin(256, 320);
+  EXPECT_TRUE(DieAt(320, 384));
+  Lose();  // Unheard: after token 320.
+  Add(++incarnation_);
+  ASSERT_TRUE(last_submit().alone);
+  EXPECT_TRUE(DieAt(0, 64));
+  EXPECT_TRUE(DieAt(0, 64));
+  EXPECT_TRUE(DieAt(192, 256)) << "that makes two at the beginning, two after token 320";
+}
+
+TEST_F(RequestBlameTest, ADecodingStreamDiedAtItsLastTokenOrAfter) {
+  StartLong();
+  Say(session_, {Token(last_submit().attempt, kPrompt, 'x')});
+  Lose();
+  Add(++incarnation_);
+  EXPECT_TRUE(DieAt(0, 256));
+  EXPECT_FALSE(last_submit().alone);
+  Begin(256, 512);
+  EXPECT_TRUE(DieAt(512, kPrompt + 1));
+  EXPECT_TRUE(last_submit().alone) << "which is computed first by the next attempt";
+}
+
+TEST_F(RequestBlameTest, AKillFromOutsideIsNobodysDeed) {
+  supervised_ = true;
+  StartLong();
+  for (int death = 0; death < 100; ++death) {
+    EXPECT_TRUE(EndAt(0, 64, EndCause::kOutside));
+    EXPECT_FALSE(last_submit().alone) << death;
+  }
+  EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestBlameTest, KillsMayBeFasterThanRegistrations) {
+  supervised_ = true;
+  StartLong();
+  for (int death = 0; death < 10; ++death) {
+    const uint64_t unheard = incarnation_ + 1;
+    ended_lives_ = {{.incarnation = incarnation_, .cause = EndCause::kOutside},
+                    {.incarnation = unheard, .cause = EndCause::kCrash}};
+    incarnation_ = unheard;
+    EXPECT_TRUE(DieAt(0, 64));
+    EXPECT_FALSE(last_submit().alone) << death;
+  }
+}
+
+TEST_F(RequestBlameTest, UntilTheEndIsToldADeathMakesASuspectAndNoMore) {
+  supervised_ = true;
+  session_ = AddWorker("a");
+  Start(&sink_);
+  for (int death = 1; death <= 4; ++death) {
+    EXPECT_EQ(last_submit().alone, death > 2) << death;
+    Lose();
+    if (death < 4) session_ = AddWorker("w" + std::to_string(death));
+  }
+  AddWorker("idle");
+  muted_ = {"a", "w1", "w2", "w3"};
+  Advance(10'000'000);
+  EXPECT_EQ(owner_->num_waiting(), 1) << "they are gone, and how is not told";
+  muted_ = {};
+  for (const std::string name : {"a", "w1", "w2"}) {
+    ended_lives_ = {{.incarnation = 1, .cause = EndCause::kCrash}};
+    AddWorker(name, WorkerRole::kHybrid, 2);
+    EXPECT_FALSE(sink_.ended()) << name;
+    EXPECT_EQ(owner_->num_waiting(), 1) << name;
+  }
+  ended_lives_ = {{.incarnation = 1, .cause = EndCause::kMemory}};
+  AddWorker("w3", WorkerRole::kHybrid, 2);
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  EXPECT_THAT(error(), HasSubstr("crash, crash, crash, memory"));
+}
+
+TEST_F(RequestBlameTest, OneKillFromOutsideAmongThemAndItGoesOn) {
+  supervised_ = true;
+  session_ = AddWorker("a");
+  Start(&sink_);
+  for (int death = 1; death <= 4; ++death) {
+    Lose();
+    if (death < 4) session_ = AddWorker("w" + std::to_string(death));
+  }
+  const size_t before = outbox_.submits.size();
+  ended_lives_ = {{.incarnation = 1, .cause = EndCause::kOutside}};
+  session_ = AddWorker("w1", WorkerRole::kHybrid, 2);
+  ASSERT_EQ(outbox_.submits.size(), before + 1);
+  EXPECT_TRUE(last_submit().alone) << "three are left";
+  Say(session_, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
+  EXPECT_TRUE(sink_.done);
+}
+
+TEST_F(RequestBlameTest, WhoseNextLifeNeverComesHasNotTold) {
+  supervised_ = true;
+  session_ = AddWorker("a");
+  Start(&sink_);
+  for (int death = 1; death <= 4; ++death) {
+    Lose();
+    owner_->OnWatchLost(
+        {.name = death == 1 ? "a" : "w" + std::to_string(death - 1), .incarnation = 1}, now_us_);
+    if (death < 4) session_ = AddWorker("w" + std::to_string(death));
+  }
+  muted_ = {"a", "w1", "w2", "w3"};
+  Advance(Fleet::kForgetAfterUs - 2'000'000);
+  EXPECT_FALSE(sink_.ended());
+  Advance(4'000'000);
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  EXPECT_THAT(error(), HasSubstr("for a reason not known"));
+}
+
+TEST_F(RequestBlameTest, AKillThatEndsAHungWorkerExcusesNobody) {
+  supervised_ = true;
+  StartLong();
+  for (int death = 1; death <= 4; ++death) {
+    Begin(64, 128);
+    WorkerLoad stalled;
+    stalled.has_work = true;
+    stalled.since_progress_us = 2'000'000;
+    owner_->OnHeartbeat({.name = "w", .incarnation = incarnation_}, stalled, false, now_us_);
+    owner_->Tick(now_us_);
+    ended_lives_.push_back({.incarnation = incarnation_, .cause = EndCause::kOutside});
+    Add(++incarnation_);
+  }
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  EXPECT_THAT(error(), HasSubstr("hung, hung, hung, hung"));
+}
+
+TEST_F(RequestBlameTest, OutsideKillsInBetweenDoNotSaveAPoisonousRequest) {
+  supervised_ = true;
+  StartLong();
+  int deaths = 0;
+  while (!sink_.ended() && deaths < 10) {
+    // Twice it is killed on its way to the deadly token, then it gets there.
+    EXPECT_TRUE(EndAt(0, 64, EndCause::kOutside));
+    Begin(0, 64);
+    EXPECT_TRUE(EndAt(64, 128, EndCause::kOutside));
+    for (int32_t first = 0; first < 448; first += 64) Begin(first, first + 64);
+    EndAt(448, 512, EndCause::kCrash);
+    ++deaths;
+  }
+  EXPECT_EQ(deaths, 4);
+  EXPECT_THAT(error(), HasSubstr("at token 448 to"));
+}
+
+TEST_F(RequestBlameTest, OfManyDeathsThoseAreKeptThatAVerdictNeeds) {
+  StartLong();
+  EXPECT_TRUE(DieAt(512, 520));
+  for (int32_t first = 480; first > 40; first -= 20) {  // Each nearer to the beginning.
+    EXPECT_TRUE(DieAt(first, first + 8));
+    EXPECT_FALSE(last_submit().alone) << first;
+  }
+  EXPECT_TRUE(DieAt(512, 520));
+  EXPECT_TRUE(last_submit().alone);
+  EXPECT_TRUE(DieAt(512, 520));
+  EXPECT_FALSE(DieAt(512, 520));
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+}
+
+TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
+  const SessionId d = AddPair();
+  const SessionId p = owner_->fleet().workers().at("p").session;
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  RequestFixture::Begin(p, first, 0, 2);
+  // What a decode worker says may overtake what its prefill worker began: there is no end.
+  Say(d, {EndedEvent{.attempt = first, .status = absl::UnavailableError("lost")}});
+  ASSERT_TRUE(last_submit().prefill.address.empty());
+  RequestFixture::Begin(d, last_submit().attempt, 2, 3);
+  owner_->OnSessionLost(d, now_us_);
+  AddWorker("e", WorkerRole::kDecode);
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, ADecodeWorkerThatWaitsForAPromptIsNotWhereThePromptIs) {
+  const SessionId d = AddPair();
+  const SessionId p = owner_->fleet().workers().at("p").session;
+  Start(&sink_);
+  RequestFixture::Begin(p, last_submit().attempt, 0, 1);
+  RequestFixture::Begin(p, last_submit().attempt, 1, 2);
+  owner_->OnSessionLost(d, now_us_);  // At token 1 or after it, since it had begun none.
+  muted_ = {"p", "d"};
+  Advance(2'000'000);
+  const SessionId e = AddWorker("e", WorkerRole::kDecode);
+  RequestFixture::Begin(e, last_submit().attempt, 0, 1);
+  RequestFixture::Begin(e, last_submit().attempt, 1, 2);
+  owner_->OnSessionLost(e, now_us_);
+  AddWorker("f", WorkerRole::kDecode);
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, ChunksOfOthersAndOfEarlierAttemptsChangeNothing) {
+  StartLong();
+  const AttemptId attempt = last_submit().attempt;
+  AttemptId other = attempt;
+  other.request.router_incarnation = 7;
+  RequestFixture::Begin(session_, other, 0, 64);
+  EXPECT_EQ(owner_->counters().stale_events, 0u) << "a prefill worker tells every router";
+  EXPECT_TRUE(DieAt(64, 128));
+  RequestFixture::Begin(session_, attempt, 512, 576);
+  EXPECT_EQ(owner_->counters().stale_events, 1u);
+  EXPECT_TRUE(DieAt(64, 128));
+  EXPECT_TRUE(last_submit().alone) << "the earlier attempt did not get past it";
+}
+
+TEST_F(RequestBlameTest, AChunkBeyondTheTokensIsAProtocolError) {
+  StartLong();
+  Begin(kPrompt - 1, kPrompt);
+  EXPECT_TRUE(outbox_.closed.empty());
+  Begin(kPrompt, kPrompt + 1);
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{session_}));
+  EXPECT_EQ(owner_->counters().protocol_errors, 1u);
+}
+
+TEST_F(RequestBlameTest, ChoicesThatDivergeTakeTheirDeathsAlong) {
+  session_ = AddWorker("w");
+  Start(&sink_, 2);
+  Say(session_, {Token(last_submit().attempt, 3, 'a', 0), Token(last_submit().attempt, 3, 'b', 1)});
+  Lose();
+  Add(++incarnation_);
+  const size_t before = outbox_.submits.size();
+  ASSERT_FALSE(last_submit().alone);
+  Lose();
+  Add(++incarnation_);
+  ASSERT_GT(outbox_.submits.size(), before);
+  EXPECT_TRUE(last_submit().alone) << "one died with both, one with this choice among others";
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,120 @@
+#include "tools/tandem/worker_lives.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/temp_folder.h"
+#include "tools/tandem/child_process.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+
+// As waitpid packs them.
+int Signalled(int signal) { return signal; }
+int Exited(int status) { return status << 8; }
+
+TEST(CauseOfExitTest, ASignalThatNoFailureSendsComesFromOutside) {
+  for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM}) {
+    EXPECT_EQ(CauseOfExit(Signalled(signal), false), EndCause::kOutside) << signal;
+  }
+}
+
+TEST(CauseOfExitTest, FailuresAreCrashes) {
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) {
+    EXPECT_EQ(CauseOfExit(Signalled(signal), false), EndCause::kCrash) << signal;
+    EXPECT_EQ(CauseOfExit(Signalled(signal) | 0x80, false), EndCause::kCrash) << "with a core";
+    EXPECT_EQ(CauseOfExit(Signalled(signal), true), EndCause::kCrash) << signal;
+  }
+  for (const int status : {1, 2, 127}) {
+    EXPECT_EQ(CauseOfExit(Exited(status), false), EndCause::kCrash) << status;
+  }
+}
+
+TEST(CauseOfExitTest, AKillWhileMemoryRanOutIsOneForMemory) {
+  EXPECT_EQ(CauseOfExit(Signalled(SIGKILL), true), EndCause::kMemory);
+  EXPECT_EQ(CauseOfExit(Signalled(SIGTERM), true), EndCause::kOutside);
+}
+
+TEST(CauseOfExitTest, AnEndOfItsOwnIsNoRequestsDoing) {
+  EXPECT_EQ(CauseOfExit(Exited(0), false), EndCause::kOutside);
+  EXPECT_EQ(CauseOfExit(Exited(kExitToBeReplaced), false), EndCause::kOutside);
+}
+
+TEST(CauseOfExitTest, ReadsWhatProcessesReallyLeave) {
+  const std::pair<const char*, EndCause> cases[] = {{"kill -ABRT $$", EndCause::kCrash},
+                                                    {"kill -KILL $$", EndCause::kOutside},
+                                                    {"exit 1", EndCause::kCrash},
+                                                    {"exit 3", EndCause::kOutside}};
+  for (const auto& [script, cause] : cases) {
+    ChildProcess child("child", {"/bin/sh", "-c", script});
+    ASSERT_TRUE(child.Start().ok());
+    int status = 0;
+    ASSERT_EQ(waitpid(child.pid(), &status, 0), child.pid());
+    EXPECT_EQ(CauseOfExit(status, false), cause) << script;
+  }
+}
+
+class MemoryKillsTest : public testing::Test {
+ protected:
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = folder_.path() + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  int64_t Count() const {
+    return NumMemoryKills(folder_.path() + "/proc", folder_.path() + "/cgroup");
+  }
+  TempFolder folder_;
+};
+
+TEST_F(MemoryKillsTest, OfTheGroupIfItCountsElseOfTheMachine) {
+  EXPECT_EQ(Count(), 0);
+  Write("/proc/vmstat", "pgfault 12\noom_kill 3\nnr_free 7\n");
+  EXPECT_EQ(Count(), 3);
+  Write("/proc/self/cgroup", "1:cpu:/a\n0::/b/c\n");
+  EXPECT_EQ(Count(), 3);
+  Write("/cgroup/b/c/memory.events", "low 0\nhigh 2\nmax 9\noom 4\noom_kill 5\n");
+  EXPECT_EQ(Count(), 5);
+}
+
+TEST_F(MemoryKillsTest, OfAnOlderHierarchyAndOfAContainersRoot) {
+  Write("/proc/self/cgroup", "4:cpuset,memory:/docker/1\n");
+  Write("/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
+  EXPECT_EQ(Count(), 2);
+  Write("/cgroup/memory/docker/1/memory.oom_control", "oom_kill_disable 0\noom_kill 6\n");
+  EXPECT_EQ(Count(), 6);
+}
+
+TEST(WorkerLivesTest, EachProcessIsToldOfThoseBeforeIt) {
+  WorkerLives lives;
+  EXPECT_THAT(lives.Begin(11, 0), ElementsAre("--incarnation=11"));
+  EXPECT_EQ(lives.End(Signalled(SIGKILL), 0), EndCause::kOutside);
+  EXPECT_THAT(lives.Begin(12, 0), ElementsAre("--incarnation=12", "--ended=11:outside"));
+  EXPECT_EQ(lives.End(Signalled(SIGKILL), 1), EndCause::kMemory);
+  EXPECT_THAT(lives.Begin(13, 1), ElementsAre("--incarnation=13", "--ended=11:outside,12:memory"));
+  EXPECT_EQ(lives.End(Signalled(SIGKILL), 1), EndCause::kOutside) << "that was the one before";
+}
+
+TEST(WorkerLivesTest, AsManyAsACommandLineTakesTheNewestLast) {
+  WorkerLives lives;
+  for (uint64_t incarnation = 1; incarnation <= kMaxEndedLives + 10; ++incarnation) {
+    lives.Begin(incarnation, 0);
+    lives.End(Signalled(SIGABRT), 0);
+  }
+  const std::string flag = lives.Begin(1000, 0).at(1);
+  const auto told = ParseEndedLives(flag.substr(flag.find('=') + 1));
+  ASSERT_TRUE(told.ok()) << told.status();
+  ASSERT_EQ(told->size(), kMaxEndedLives);
+  EXPECT_EQ(told->front().incarnation, 11u);
+  EXPECT_EQ(told->back().incarnation, kMaxEndedLives + 10);
+}
+
+}  // namespace
+}  // namespace tandem
