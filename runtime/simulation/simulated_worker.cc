@@ -210,7 +210,7 @@ void SimulatedWorker::SendBatches() {
     for (const RouterEvent& event : batch.events) {
       if (const auto* token = std::get_if<TokenEvent>(&event)) life_->said.insert(token->attempt);
     }
-    link->second->Send(1, [sink = life_->router_sinks.at(session), batch = batch] { sink(batch); });
+    link->second->Send(1, [sink = life_->router_sinks.at(session), sent = batch] { sink(sent); });
   }
 }
 
