@@ -216,8 +216,10 @@ SimulationReport World::Run() {
   RunUntil(options_.load_us, [] { return false; });
   CalmDown();
   const auto all_idle = [this] {
-    return to_arrive_ == 0 && std::all_of(routers_.begin(), routers_.end(),
-                                          [](const auto& router) { return router->idle(); });
+    // What a client asks of a router that is paused is still to be heard.
+    return to_arrive_ == 0 && std::all_of(routers_.begin(), routers_.end(), [](const auto& router) {
+             return router->process()->arrivals.empty() && router->idle();
+           });
   };
   RunUntil(now_us() + kUntilAllEndUs, all_idle);
   for (const auto& router : routers_) {

@@ -269,11 +269,30 @@ TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
   const SessionId p = owner_->fleet().workers().at("p").session;
   Start(&sink_);
   const AttemptId first = last_submit().attempt;
-  RequestFixture::Begin(p, first, 0, 2);
-  // What a decode worker says may overtake what its prefill worker began: there is no end.
+  RequestFixture::Begin(p, first, 2, 3);
   Say(d, {EndedEvent{.attempt = first, .status = absl::UnavailableError("lost")}});
   ASSERT_TRUE(last_submit().prefill.address.empty());
-  RequestFixture::Begin(d, last_submit().attempt, 2, 3);
+  RequestFixture::Begin(d, last_submit().attempt, 0, 1);
+  owner_->OnSessionLost(d, now_us_);
+  const SessionId e = AddWorker("e", WorkerRole::kDecode);
+  EXPECT_FALSE(last_submit().alone) << "the prefill worker was further";
+  RequestFixture::Begin(e, last_submit().attempt, 2, 3);
+  owner_->OnSessionLost(e, now_us_);
+  AddWorker("f", WorkerRole::kDecode);
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, WhoTellsOfAPrefillWorkersEndMayOvertakeItsLastWord) {
+  const SessionId d = AddPair();
+  const SessionId p = owner_->fleet().workers().at("p").session;
+  RequestFacts facts = Facts(&sink_);
+  facts.token_ids.resize(kPrompt, 1);
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const AttemptId first = last_submit().attempt;
+  RequestFixture::Begin(p, first, 0, 64);
+  Say(d, {EndedEvent{.attempt = first, .status = absl::UnavailableError("lost")}});
+  RequestFixture::Begin(p, first, 512, 576);
+  RequestFixture::Begin(d, last_submit().attempt, 512, 576);
   owner_->OnSessionLost(d, now_us_);
   AddWorker("e", WorkerRole::kDecode);
   EXPECT_TRUE(last_submit().alone);
