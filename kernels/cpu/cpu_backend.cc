@@ -208,7 +208,9 @@ absl::StatusOr<const KernelTable*> PickTable(const CpuBackendOptions& options) {
     absl::StrAppend(&known, ", ", isa.name);
     if (options.isa != "auto" && options.isa != isa.name) continue;
     const KernelTable* table = isa.kernels();
-    if (table != nullptr && options.bf16_method) table = Avx512Bf16Kernels(*options.bf16_method);
+    if (options.bf16_method && isa.name == std::string_view("avx512bf16")) {
+      table = Avx512Bf16Kernels(*options.bf16_method);
+    }
     if (table != nullptr) return table;
     if (options.isa == isa.name) {
       return absl::FailedPreconditionError(

@@ -18,7 +18,8 @@ namespace tandem {
 struct CpuBackendOptions {
   std::string isa = "auto";  // "auto", or a name of KnownIsas()
   int num_threads = 1;       // 1 to 1,024, the calling thread included
-  // Of "avx512bf16", for tests and benchmarks; the one that PickBf16Method takes where absent.
+  // How "avx512bf16" multiplies, for tests and benchmarks; absent: as PickBf16Method says. Other
+  // instruction sets pass over it.
   std::optional<Bf16Method> bf16_method;
 };
 

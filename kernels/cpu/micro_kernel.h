@@ -116,8 +116,8 @@ struct DotBf16Policy {
 
 // bf16 by two MulAdds of widened numbers, the odd input first; rows are widened once. Where MulAdd
 // is fused these are the bits of vdpbf16ps (a product of bf16 numbers is exact in float, and the
-// kernels' float environment flushes denormals as that instruction does), and where it runs at a
-// quarter of the rate of FMA, as on Sapphire Rapids, twice as fast.
+// kernels' float environment flushes denormals as that instruction does); on Sapphire Rapids, where
+// vdpbf16ps runs at a quarter of the rate of FMA, this is twice as fast.
 struct MulAddBf16Policy {
   static constexpr int kPerUnit = 2;
   static constexpr int kPhases = 2;

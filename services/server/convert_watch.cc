@@ -10,6 +10,18 @@ namespace {
 
 constexpr int64_t kMaxCount = int64_t{1} << 56;  // Sums of a few of them still fit.
 
+proto::EndCause ToProto(EndCause cause) {
+  switch (cause) {
+    case EndCause::kOutside:
+      return proto::END_CAUSE_OUTSIDE;
+    case EndCause::kCrash:
+      return proto::END_CAUSE_CRASH;
+    case EndCause::kMemory:
+      return proto::END_CAUSE_MEMORY;
+  }
+  return proto::END_CAUSE_UNSPECIFIED;
+}
+
 void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
   ToProto(in.worker, out->mutable_worker());
   out->set_role(in.role == WorkerRole::kPrefill  ? proto::WORKER_ROLE_PREFILL
@@ -30,9 +42,7 @@ void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
   for (const EndedLife& in_life : in.ended_lives) {
     proto::EndedLife* const life = out->add_ended_lives();
     life->set_incarnation(in_life.incarnation);
-    life->set_cause(in_life.cause == EndCause::kOutside ? proto::END_CAUSE_OUTSIDE
-                    : in_life.cause == EndCause::kCrash ? proto::END_CAUSE_CRASH
-                                                        : proto::END_CAUSE_MEMORY);
+    life->set_cause(ToProto(in_life.cause));
   }
 }
 
@@ -53,9 +63,9 @@ absl::StatusOr<EndedLife> Read(const proto::EndedLife& in) {
     case proto::END_CAUSE_MEMORY:
       out.cause = EndCause::kMemory;
       return out;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrFormat("ended_lives.cause: %d is no cause", static_cast<int>(in.cause())));
+    default:  // Of a later build. It may have been what was computed.
+      out.cause = EndCause::kCrash;
+      return out;
   }
 }
 

@@ -3,6 +3,8 @@
 #ifndef TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
 #define TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
 
+#include <grpcpp/support/server_callback.h>
+
 #include <cstddef>
 #include <deque>
 #include <utility>
@@ -11,7 +13,7 @@
 
 namespace tandem {
 
-// `Reactor` has StartWrite(const Message*). It is finished (or its hold removed) only after Close.
+// `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
@@ -30,7 +32,10 @@ class WriteQueue {
   void OnWriteDone(bool ok) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     writing_ = false;
-    if (!ok) closed_ = true;
+    if (!ok) {
+      closed_ = true;
+      unsent_.clear();
+    }
     WriteNext();
   }
 
@@ -52,7 +57,9 @@ class WriteQueue {
     writing_ = true;
     current_ = std::move(unsent_.front());
     unsent_.pop_front();
-    reactor_->StartWrite(&current_);
+    // Done when the kernel has it, not when flow control has let it pass: somebody may wait for
+    // that.
+    reactor_->StartWrite(&current_, grpc::WriteOptions().set_write_through());
   }
 
   Reactor* const reactor_;

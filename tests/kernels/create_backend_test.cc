@@ -39,14 +39,32 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   }
 }
 
-// A fleet of old and new machines shares packed weights and KV blocks.
+std::vector<std::byte> Packed(Backend& backend, DType dtype, const std::vector<float>& weights,
+                              int64_t in_features) {
+  const auto outputs = static_cast<int64_t>(weights.size()) / in_features;
+  const LinearSpec spec{.in_features = in_features,
+                        .out_features = outputs,
+                        .compute_dtype = dtype,
+                        .output_dtype = DType::kF32};
+  auto packed = *backend.Allocate(*backend.PackedLinearBytes(spec));
+  const WeightPart part{weights.data(), outputs, DType::kF32};
+  EXPECT_TRUE(backend.PackLinear(spec, {&part, 1}, {packed.data(), packed.size_bytes()}).ok());
+  return {packed.data(), packed.data() + packed.size_bytes()};
+}
+
+// A fleet of old and new machines shares packed weights and KV blocks. (That the bytes of blocks
+// are equal, too, numerics_probe_test shows.)
 TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
   const auto generic = MakeDevice("cpu-generic");
+  std::vector<float> weights;  // An odd number of inputs, and a panel that is not full.
+  for (int i = 0; i < 131 * 75; ++i) weights.push_back(0.37f * static_cast<float>(i % 1009 - 500));
   for (const std::string& name : FmaDevices()) {
     const auto device = MakeDevice(name);
     if (device == nullptr) continue;
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       EXPECT_EQ(device->pack_format(dtype), generic->pack_format(dtype)) << name;
+      EXPECT_EQ(Packed(*device, dtype, weights, 131), Packed(*generic, dtype, weights, 131))
+          << name << ", " << NameOf(dtype);
       EXPECT_EQ(device->GetKvTileFormat({16, 64, dtype})->id,
                 generic->GetKvTileFormat({16, 64, dtype})->id)
           << name;

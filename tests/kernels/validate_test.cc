@@ -224,8 +224,8 @@ TEST_P(ValidateTest, Attention) {
                 "base is null");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ValidateTest,
-                         testing::Values("reference", "cpu-generic", "cpu-avx512"), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Reference, ValidateTest, testing::Values("reference"), DeviceName);
+INSTANTIATE_TEST_SUITE_P(All, ValidateTest, testing::ValuesIn(TestedDevices()), DeviceName);
 
 }  // namespace
 }  // namespace tandem

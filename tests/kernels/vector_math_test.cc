@@ -95,7 +95,7 @@ TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
     if (std::isfinite(value) && std::fabs(value) > 1e-30f) x.push_back(value);
   }
   const std::vector<float> ones(x.size(), 1.0f);
-  for (const char* device : {"cpu-generic", "cpu-avx512"}) {
+  for (const std::string& device : TestedDevices()) {
     const auto backend = MakeDevice(device);
     if (backend == nullptr) continue;
     std::vector<float> silu(x.size()), gelu(x.size());
