@@ -3,19 +3,30 @@
 #ifndef TANDEM_KERNELS_CREATE_BACKEND_H_
 #define TANDEM_KERNELS_CREATE_BACKEND_H_
 
+#include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 
 namespace tandem {
 
+// Of the cpu device, best first; all but "generic" are of one numerics class (docs/numerics.md).
+inline constexpr const char* kIsas[] = {"avx512bf16", "avx512", "avx2", "generic"};
+
+// What --isa takes: "auto" (the best that this machine has), or one of kIsas.
+inline std::vector<std::string> IsaChoices() {
+  std::vector<std::string> choices = {"auto"};
+  choices.insert(choices.end(), std::begin(kIsas), std::end(kIsas));
+  return choices;
+}
+
 struct BackendOptions {
   std::string device = "cpu";  // "cpu", or "reference": plain scalar code, the specification
-  // cpu only: "auto" (the best this machine has), "avx512bf16", "avx512", "avx2", "generic"
-  std::string isa = "auto";
-  int num_threads = 1;  // cpu only: 1 to 1,024, the calling thread included
+  std::string isa = "auto";    // cpu only: of IsaChoices
+  int num_threads = 1;         // cpu only: 1 to 1,024, the calling thread included
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

@@ -64,7 +64,7 @@ class Backend {
 
   // "reference", "cpu".
   virtual std::string name() const = 0;
-  // Its instruction set: "reference", "avx512bf16", "avx512", "avx2", "generic".
+  // Its instruction set: "reference", or one of kIsas (kernels/create_backend.h).
   virtual std::string isa() const = 0;
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.

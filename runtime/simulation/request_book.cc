@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/request/request_owner.h"
 #include "runtime/simulation/simulated_model.h"
 
 namespace tandem {
@@ -13,7 +14,7 @@ namespace {
 constexpr int32_t kVocabulary = SimulatedModel::kVocabulary;
 constexpr int64_t kLongDeadlineUs = 600'000'000;
 constexpr uint64_t kMaxNumerics = 2;  // World draws below it.
-constexpr size_t kPoisonKills = 4;    // docs/protocol.md, Requests that kill workers.
+constexpr size_t kPoisonKills = kDeathsBeforePoison;
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
 

@@ -12,12 +12,12 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
-#include <random>
 #include <thread>
 
 #include "absl/strings/str_format.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/execution/fingerprints.h"
@@ -53,13 +53,6 @@ SharedMemory MeasureSharedMemory() {
   const auto unit = static_cast<int64_t>(shm.f_frsize);
   return {.total_bytes = static_cast<int64_t>(shm.f_blocks) * unit,
           .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
-}
-
-uint64_t Incarnation(const WorkerOptions& options) {
-  std::random_device device;
-  auto value = static_cast<uint64_t>(options.incarnation);
-  while (value == 0) value = (static_cast<uint64_t>(device()) << 32) | device();
-  return value;
 }
 
 std::string ServedName(const WorkerOptions& options) {
@@ -122,8 +115,10 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                            {"numerics_id", numerics_id}});
 
   TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
+  const auto given = static_cast<uint64_t>(options.incarnation);
+  const uint64_t incarnation = given != 0 ? given : RandomIdentity();
   WorkerConfig worker;
-  worker.registration = {.worker = {.name = options.name, .incarnation = Incarnation(options)},
+  worker.registration = {.worker = {.name = options.name, .incarnation = incarnation},
                          .role = RoleOf(options.role),
                          .model = ServedName(options),
                          .kv_class = KvClass(*process.model, layout),

@@ -14,7 +14,7 @@ class RouterSessions::Session final
                            proto::StepBatch> {
  public:
   Session(RouterSessions* sessions, SessionId id)
-      : StreamReactor(kMaxUnsentSteps), sessions_(sessions), id_(id) {}
+      : StreamReactor(kMaxUnsentBatches), sessions_(sessions), id_(id) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
@@ -25,9 +25,9 @@ class RouterSessions::Session final
     proto::StepBatch message;
     ToProto(batch, &message);
     if (Push(std::move(message))) return;
-    LogWarning("a router does not read its steps: session closed",
-               {{"session", id_}, {"unsent_steps", kMaxUnsentSteps}});
-    End(absl::ResourceExhaustedError("too many unread steps"));
+    LogWarning("a router does not read its batches: session closed",
+               {{"session", id_}, {"unsent_batches", kMaxUnsentBatches}});
+    End(absl::ResourceExhaustedError("too many unread batches"));
   }
 
   void OnReadDone(bool ok) override {

@@ -16,9 +16,9 @@
 
 namespace tandem {
 
-// A session that falls this many steps behind is closed, which ends its attempts; the router
-// resumes them elsewhere.
-inline constexpr size_t kMaxUnsentSteps = 1024;
+// A session that falls this many batches behind (two a step: what it begins, what it gave) is
+// closed, which ends its attempts; the router resumes them elsewhere.
+inline constexpr size_t kMaxUnsentBatches = 1024;
 
 class RouterSessions {
  public:

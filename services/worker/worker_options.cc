@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "kernels/create_backend.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
@@ -32,8 +33,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "number of this life, from a supervisor that tells the next one how it ended; 0: drawn "
             "here, and nobody tells");
   flags.Add("ended", &options->ended, "N:CAUSE,...",
-            "how earlier lives of this name ended, newest last: outside, crash or memory; at most "
-            "64");
+            absl::StrFormat("how earlier lives of this name ended, newest last: outside, crash or "
+                            "memory; at most %d",
+                            kMaxEndedLives));
   flags.Add("served-model-name", &options->served_model_name, "NAME",
             "name of the model in requests; empty: the folder's");
   flags.AddChoice("role", &options->role, {"prefill", "decode", "hybrid"},
@@ -67,7 +69,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             1024);
   flags.AddChoice("dtype", &options->dtype, {"auto", "f32", "bf16"},
                   "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
-  flags.AddChoice("isa", &options->isa, {"auto", "avx512bf16", "avx512", "avx2", "generic"},
+  flags.AddChoice("isa", &options->isa, IsaChoices(),
                   "instruction set; lower it to match other machines bit for bit");
   flags.AddChoice("load-format", &options->load_format, {"auto", "dummy"},
                   "dummy: deterministic random weights from config.json alone");

@@ -1,8 +1,13 @@
 """Starts `tandem serve` for the tests and knows its processes, as an operator would."""
 
+import pathlib
+import sys
+
 import pytest
 
 from server import DEMO_MODEL, Server
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools/dev"))
 
 
 def pytest_addoption(parser):

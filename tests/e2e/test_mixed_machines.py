@@ -3,9 +3,9 @@ each other's streams, and nobody can tell."""
 
 import concurrent.futures
 import itertools
-import pathlib
 import random
 
+import cpu_paths
 import pytest
 
 from fleet import Router, Worker
@@ -13,26 +13,15 @@ from server import wait_until
 from test_faults import ask, mixed_requests
 
 STREAMS = 40
-NEEDS = {"avx512bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma"},
-         "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
-         "avx2": {"avx2", "fma"}}
-
-
-def paths():
-    """Of one class, best first, as far as this machine has them (docs/numerics.md)."""
-    flags = set()
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = set(line.split(":")[1].split())
-    return [isa for isa, needs in NEEDS.items() if needs <= flags]
 
 
 @pytest.fixture(scope="module")
 def pair():
     """The two paths that differ most."""
-    if len(paths()) < 2:
+    paths = cpu_paths.here()
+    if len(paths) < 2:
         pytest.skip("fewer than two paths of a class are on this machine")
-    return paths()[0], paths()[-1]
+    return paths[0], paths[-1]
 
 
 def fingerprint(server):

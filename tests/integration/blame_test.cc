@@ -175,15 +175,17 @@ class Supervisor {
     int status = 0;
     if (child->process.running() && waitpid(child->process.pid(), &status, WNOHANG) > 0) {
       child->process.OnExited(SteadyClock().NowUs());
-      ends_.push_back(child->lives.End(status, NumMemoryKills()));
+      ends_.push_back(memory_kills_.CauseOfExit(status, /*count=*/0));
+      child->lives.End(ends_.back());
     }
     if (child->process.running()) return;
-    ASSERT_TRUE(child->process.Start(child->lives.Begin(++incarnation_, NumMemoryKills())).ok());
+    ASSERT_TRUE(child->process.Start(child->lives.Begin(++incarnation_)).ok());
   }
 
   mutable Mutex mu_;
   std::deque<Child> children_;
   std::vector<EndCause> ends_ GUARDED_BY(mu_);
+  MemoryKills memory_kills_ GUARDED_BY(mu_){0};
   uint64_t incarnation_ GUARDED_BY(mu_) = 1000;
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -28,7 +28,7 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   // "auto" is the best that can be had by name.
   const auto best = CreateBackend({});
   ASSERT_TRUE(best.ok()) << best.status();
-  for (const std::string isa : {"avx512bf16", "avx512", "avx2", "generic"}) {
+  for (const char* const isa : kIsas) {
     const auto named = CreateBackend({.isa = isa});
     if (named.ok()) {
       EXPECT_EQ((*best)->isa(), isa);

@@ -10,10 +10,10 @@ namespace tandem {
 
 std::vector<std::string> PathsOfOneClass() {
   std::vector<std::string> paths;
-  for (const char* const isa : {"avx512bf16", "avx512", "avx2"}) {
+  for (const char* const isa : kIsas) {
     if (CreateBackend({.isa = isa}).ok()) paths.emplace_back(isa);
   }
-  if (paths.empty()) paths.emplace_back("generic");
+  if (paths.size() > 1) paths.pop_back();  // "generic" is a class of its own.
   return paths;
 }
 

@@ -11,13 +11,14 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <random>
 #include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/create_backend.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/entropy.h"
 #include "runtime/base/flags.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
@@ -76,18 +77,12 @@ void Declare(ServeOptions* o, FlagSet* flags) {
              "compute threads of each worker; the machine's CPUs, divided, if 0", 0, 1024);
   flags->AddChoice("dtype", &o->dtype, {"auto", "f32", "bf16"},
                    "auto: the checkpoint's own type, F16 as f32");
-  flags->AddChoice("isa", &o->isa, {"auto", "avx512bf16", "avx512", "avx2", "generic"},
+  flags->AddChoice("isa", &o->isa, IsaChoices(),
                    "kernels to use; lower them to share a numerics_id with lesser machines");
   flags->Add("liveness-scale", &o->liveness_scale, "X",
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);
   flags->Add("insecure-public-listen", &o->insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
-}
-
-// Of one life of a worker: positive, as its flag wants it.
-uint64_t RandomIncarnation() {
-  std::random_device device;
-  return ((static_cast<uint64_t>(device()) << 32 | device()) >> 1) | 1;
 }
 
 // All processes of one `tandem serve`: the workers first, the router last.
@@ -121,6 +116,7 @@ class Supervisor {
   std::vector<ReservedPort> ports_;
   std::vector<ChildProcess> children_;
   std::vector<WorkerLives> lives_;  // Of children_, but for the router.
+  MemoryKills memory_kills_{NumMemoryKills()};
   bool ending_ = false;
   // A child that never came up has a bad flag, file or port: restarting it would hide that.
   bool give_up_ = false;
@@ -215,7 +211,7 @@ void Supervisor::StartDue(int64_t now_us) {
     ChildProcess& child = children_[i];
     if (child.running() || child.restart_at_us() > now_us) continue;
     std::vector<std::string> flags;
-    if (i < lives_.size()) flags = lives_[i].Begin(RandomIncarnation(), NumMemoryKills());
+    if (i < lives_.size()) flags = lives_[i].Begin(RandomIdentity());
     if (const absl::Status status = child.Start(flags); !status.ok()) {
       LogError("cannot start", {{"child", child.name()}, {"why", status.ToString()}});
       child.OnExited(now_us);
@@ -234,9 +230,9 @@ void Supervisor::Reap(int64_t now_us) {
       if (child.pid() != pid) continue;
       child.OnExited(now_us);
       std::string description = DescribeExit(wait_status);
-      if (i < lives_.size() && lives_[i].End(wait_status, NumMemoryKills()) == EndCause::kMemory) {
-        description += ", memory had run out";
-      }
+      const EndCause cause = memory_kills_.CauseOfExit(wait_status, NumMemoryKills());
+      if (cause == EndCause::kMemory) description += ", memory had run out";
+      if (i < lives_.size()) lives_[i].End(cause);
       const LogField how("how", description);
       if (ending_) {
         LogInfo("ended", {{"child", child.name()}, how});

@@ -44,10 +44,13 @@ std::optional<int64_t> MemoryKillsIn(const std::string& path) {
 
 }  // namespace
 
-EndCause CauseOfExit(int wait_status, bool memory_ran_out) {
+EndCause MemoryKills::CauseOfExit(int wait_status, int64_t count) {
   if (WIFSIGNALED(wait_status)) {
     const int signal = WTERMSIG(wait_status);
-    if (signal == SIGKILL && memory_ran_out) return EndCause::kMemory;
+    if (signal == SIGKILL && count > charged_) {
+      ++charged_;
+      return EndCause::kMemory;
+    }
     return IsOfFailure(signal) ? EndCause::kCrash : EndCause::kOutside;
   }
   const int status = WEXITSTATUS(wait_status);
@@ -75,19 +78,16 @@ int64_t NumMemoryKills(const std::string& proc, const std::string& cgroup) {
   return MemoryKillsIn(proc + "/vmstat").value_or(0);
 }
 
-std::vector<std::string> WorkerLives::Begin(uint64_t incarnation, int64_t memory_kills) {
+std::vector<std::string> WorkerLives::Begin(uint64_t incarnation) {
   incarnation_ = incarnation;
-  memory_kills_ = memory_kills;
   std::vector<std::string> flags = {absl::StrCat("--incarnation=", incarnation)};
   if (!ended_.empty()) flags.push_back("--ended=" + FormatEndedLives(ended_));
   return flags;
 }
 
-EndCause WorkerLives::End(int wait_status, int64_t memory_kills) {
-  const EndCause cause = CauseOfExit(wait_status, memory_kills > memory_kills_);
+void WorkerLives::End(EndCause cause) {
   if (ended_.size() == kMaxEndedLives) ended_.erase(ended_.begin());
   ended_.push_back({.incarnation = incarnation_, .cause = cause});
-  return cause;
 }
 
 }  // namespace tandem

@@ -12,26 +12,34 @@
 
 namespace tandem {
 
-// `wait_status` as waitpid gives it. `memory_ran_out`: the kernel has killed something for its
-// memory while the process lived, which is how SIGKILL then is read.
-EndCause CauseOfExit(int wait_status, bool memory_ran_out);
-
-// Processes of this process's cgroup (v2, v1), or where that is not counted of this machine, that
-// the kernel has killed for their memory since it started. 0 if nobody counts.
+// The kernel's count of processes of this process's cgroup (v2, v1), or where that is not counted
+// of this machine, that it has killed for their memory. 0 if nobody counts.
 int64_t NumMemoryKills(const std::string& proc = "/proc",
                        const std::string& cgroup = "/sys/fs/cgroup");
+
+// Tells the kernel's SIGKILLs from those of others: as many of them as it counts, each charged to
+// one process. Not thread-safe.
+class MemoryKills {
+ public:
+  explicit MemoryKills(int64_t count) : charged_(count) {}
+
+  // `wait_status`: of a process that has ended, as waitpid gives it; `count`: NumMemoryKills now.
+  EndCause CauseOfExit(int wait_status, int64_t count);
+
+ private:
+  int64_t charged_;
+};
 
 // Of the processes of one name. Not thread-safe.
 class WorkerLives {
  public:
   // The flags by which the next process knows itself and the last kMaxEndedLives before it.
-  std::vector<std::string> Begin(uint64_t incarnation, int64_t memory_kills);
+  std::vector<std::string> Begin(uint64_t incarnation);
   // The process that Begin was for has ended.
-  EndCause End(int wait_status, int64_t memory_kills);
+  void End(EndCause cause);
 
  private:
   uint64_t incarnation_ = 0;
-  int64_t memory_kills_ = 0;  // When it began.
   std::vector<EndedLife> ended_;
 };
 

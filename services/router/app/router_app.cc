@@ -1,9 +1,9 @@
 #include "services/router/app/router_app.h"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
+#include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/machine_limits.h"
@@ -15,13 +15,6 @@ constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
-
-uint64_t RandomNumber() {
-  std::random_device device;
-  uint64_t number = 0;
-  while (number == 0) number = (uint64_t{device()} << 32) | device();
-  return number;
-}
 
 }  // namespace
 
@@ -42,7 +35,7 @@ absl::Status RouterApp::Start() {
   }
 
   RouterCoreOptions core_options;
-  core_options.owner.router_incarnation = RandomNumber();
+  core_options.owner.router_incarnation = RandomIdentity();
   core_options.owner.times = LivenessTimes::Scaled(options_.liveness_scale);
   core_options.owner.disaggregate = options_.disaggregate;
   core_options.owner.max_waiting_requests = options_.max_queued_requests;
@@ -56,8 +49,8 @@ absl::Status RouterApp::Start() {
       .channel = {.router_name = options_.name, .liveness_scale = options_.liveness_scale}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
-  generator_ =
-      std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_, RandomNumber());
+  generator_ = std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_,
+                                           RandomIdentity());
   pool_ = std::make_unique<TextPool>(
       std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts);
 

@@ -11,6 +11,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[3] / "tools/dev/count_tests"
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(SCRIPT.parent))
 loader = importlib.machinery.SourceFileLoader("count_tests", str(SCRIPT))
 count_tests = importlib.util.module_from_spec(importlib.util.spec_from_loader("count_tests", loader))
 loader.exec_module(count_tests)
@@ -114,13 +115,19 @@ class CountTests(unittest.TestCase):
         self.assertEqual(count("[       OK ] A.B (0 ms)\nSegmentation fault", 139), ([1, 1, 0], []))
         self.assertEqual(count("", 124), ([0, 1, 0], []))
 
+    def test_a_test_that_began_and_said_no_more_has_failed(self):
+        self.assertEqual(count("[ RUN      ] A.Exits\n", 0), ([0, 1, 0], []))
+        self.assertEqual(count("3: [ RUN      ] A.Exits\n3: [ RUN      ] A.Ends\n3: [       OK ] A.Ends (1 ms)\n", 0),
+                         ([1, 1, 0], []))
+
     def test_a_stage_without_tests_is_one_check(self):
         self.assertEqual(count("check_style: 400 files, 0 offences", 0), ([1, 0, 0], []))
 
     def test_paths_are_those_that_the_processor_has(self):
         flags = subprocess.run("grep -m1 ^flags /proc/cpuinfo || true", shell=True, capture_output=True, text=True).stdout
-        self.assertEqual(count_tests.has_path("avx2"), " avx2 " in flags and " fma " in flags)
-        self.assertEqual(count_tests.has_path("avx512bf16"), " avx512_bf16 " in flags + " " and " avx512bw " in flags)
+        paths = count_tests.cpu_paths.here()
+        self.assertEqual("avx2" in paths, " avx2 " in flags and " fma " in flags)
+        self.assertEqual("avx512bf16" in paths, " avx512_bf16 " in flags and " avx512bw " in flags)
 
     def test_prints_counts_first_and_skips_after(self):
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:

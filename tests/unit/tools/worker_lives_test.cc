@@ -20,31 +20,38 @@ using testing::ElementsAre;
 int Signalled(int signal) { return signal; }
 int Exited(int status) { return status << 8; }
 
+// While the kernel has counted nothing.
+EndCause CauseOfExit(int wait_status) { return MemoryKills(0).CauseOfExit(wait_status, 0); }
+
 TEST(CauseOfExitTest, ASignalThatNoFailureSendsComesFromOutside) {
   for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM}) {
-    EXPECT_EQ(CauseOfExit(Signalled(signal), false), EndCause::kOutside) << signal;
+    EXPECT_EQ(CauseOfExit(Signalled(signal)), EndCause::kOutside) << signal;
   }
 }
 
 TEST(CauseOfExitTest, FailuresAreCrashes) {
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) {
-    EXPECT_EQ(CauseOfExit(Signalled(signal), false), EndCause::kCrash) << signal;
-    EXPECT_EQ(CauseOfExit(Signalled(signal) | 0x80, false), EndCause::kCrash) << "with a core";
-    EXPECT_EQ(CauseOfExit(Signalled(signal), true), EndCause::kCrash) << signal;
+    EXPECT_EQ(CauseOfExit(Signalled(signal)), EndCause::kCrash) << signal;
+    EXPECT_EQ(CauseOfExit(Signalled(signal) | 0x80), EndCause::kCrash) << "with a core";
+    EXPECT_EQ(MemoryKills(0).CauseOfExit(Signalled(signal), 1), EndCause::kCrash) << signal;
   }
   for (const int status : {1, 2, 127}) {
-    EXPECT_EQ(CauseOfExit(Exited(status), false), EndCause::kCrash) << status;
+    EXPECT_EQ(CauseOfExit(Exited(status)), EndCause::kCrash) << status;
   }
-}
-
-TEST(CauseOfExitTest, AKillWhileMemoryRanOutIsOneForMemory) {
-  EXPECT_EQ(CauseOfExit(Signalled(SIGKILL), true), EndCause::kMemory);
-  EXPECT_EQ(CauseOfExit(Signalled(SIGTERM), true), EndCause::kOutside);
 }
 
 TEST(CauseOfExitTest, AnEndOfItsOwnIsNoRequestsDoing) {
-  EXPECT_EQ(CauseOfExit(Exited(0), false), EndCause::kOutside);
-  EXPECT_EQ(CauseOfExit(Exited(kExitToBeReplaced), false), EndCause::kOutside);
+  EXPECT_EQ(CauseOfExit(Exited(0)), EndCause::kOutside);
+  EXPECT_EQ(CauseOfExit(Exited(kExitToBeReplaced)), EndCause::kOutside);
+}
+
+TEST(CauseOfExitTest, EachOfTheKernelsKillsIsOneProcesss) {
+  MemoryKills kills(7);
+  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 7), EndCause::kOutside);
+  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGTERM), 9), EndCause::kOutside);
+  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kOutside);
 }
 
 TEST(CauseOfExitTest, ReadsWhatProcessesReallyLeave) {
@@ -57,11 +64,11 @@ TEST(CauseOfExitTest, ReadsWhatProcessesReallyLeave) {
     ASSERT_TRUE(child.Start().ok());
     int status = 0;
     ASSERT_EQ(waitpid(child.pid(), &status, 0), child.pid());
-    EXPECT_EQ(CauseOfExit(status, false), cause) << script;
+    EXPECT_EQ(CauseOfExit(status), cause) << script;
   }
 }
 
-class MemoryKillsTest : public testing::Test {
+class NumMemoryKillsTest : public testing::Test {
  protected:
   void Write(const std::string& path, const std::string& text) {
     const std::filesystem::path file = folder_.path() + path;
@@ -74,7 +81,7 @@ class MemoryKillsTest : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(MemoryKillsTest, OfTheGroupIfItCountsElseOfTheMachine) {
+TEST_F(NumMemoryKillsTest, OfTheGroupIfItCountsElseOfTheMachine) {
   EXPECT_EQ(Count(), 0);
   Write("/proc/vmstat", "pgfault 12\noom_kill 3\nnr_free 7\n");
   EXPECT_EQ(Count(), 3);
@@ -84,7 +91,7 @@ TEST_F(MemoryKillsTest, OfTheGroupIfItCountsElseOfTheMachine) {
   EXPECT_EQ(Count(), 5);
 }
 
-TEST_F(MemoryKillsTest, OfAnOlderHierarchyAndOfAContainersRoot) {
+TEST_F(NumMemoryKillsTest, OfAnOlderHierarchyAndOfAContainersRoot) {
   Write("/proc/self/cgroup", "4:cpuset,memory:/docker/1\n");
   Write("/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
   EXPECT_EQ(Count(), 2);
@@ -94,21 +101,20 @@ TEST_F(MemoryKillsTest, OfAnOlderHierarchyAndOfAContainersRoot) {
 
 TEST(WorkerLivesTest, EachProcessIsToldOfThoseBeforeIt) {
   WorkerLives lives;
-  EXPECT_THAT(lives.Begin(11, 0), ElementsAre("--incarnation=11"));
-  EXPECT_EQ(lives.End(Signalled(SIGKILL), 0), EndCause::kOutside);
-  EXPECT_THAT(lives.Begin(12, 0), ElementsAre("--incarnation=12", "--ended=11:outside"));
-  EXPECT_EQ(lives.End(Signalled(SIGKILL), 1), EndCause::kMemory);
-  EXPECT_THAT(lives.Begin(13, 1), ElementsAre("--incarnation=13", "--ended=11:outside,12:memory"));
-  EXPECT_EQ(lives.End(Signalled(SIGKILL), 1), EndCause::kOutside) << "that was the one before";
+  EXPECT_THAT(lives.Begin(11), ElementsAre("--incarnation=11"));
+  lives.End(EndCause::kOutside);
+  EXPECT_THAT(lives.Begin(12), ElementsAre("--incarnation=12", "--ended=11:outside"));
+  lives.End(EndCause::kMemory);
+  EXPECT_THAT(lives.Begin(13), ElementsAre("--incarnation=13", "--ended=11:outside,12:memory"));
 }
 
 TEST(WorkerLivesTest, AsManyAsACommandLineTakesTheNewestLast) {
   WorkerLives lives;
   for (uint64_t incarnation = 1; incarnation <= kMaxEndedLives + 10; ++incarnation) {
-    lives.Begin(incarnation, 0);
-    lives.End(Signalled(SIGABRT), 0);
+    lives.Begin(incarnation);
+    lives.End(EndCause::kCrash);
   }
-  const std::string flag = lives.Begin(1000, 0).at(1);
+  const std::string flag = lives.Begin(1000).at(1);
   const auto told = ParseEndedLives(flag.substr(flag.find('=') + 1));
   ASSERT_TRUE(told.ok()) << told.status();
   ASSERT_EQ(told->size(), kMaxEndedLives);

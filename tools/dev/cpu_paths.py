@@ -1,0 +1,14 @@
+"""The vector paths of the CPU kernels that this machine has (docs/numerics.md), best first: all of one
+numerics class."""
+import pathlib
+import re
+
+# What each needs, by its name in /proc/cpuinfo.
+_AVX2 = {"avx2", "fma"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+NEEDS = {"avx512bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
+
+
+def here():
+    flags = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    return [path for path, needs in NEEDS.items() if flags and needs <= set(flags[1].split())]
