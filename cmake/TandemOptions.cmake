@@ -33,7 +33,7 @@ endif()
 target_link_options(tandem_options INTERFACE -Wl,-z,relro,-z,now)
 if(TANDEM_SANITIZE)
   target_compile_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE}
-    -fno-sanitize-recover=all -g1)
+    -fno-sanitize-recover=all -O1 -g1)
   if(TANDEM_SANITIZE MATCHES "undefined" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND
      CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     # These make "this function is not null" no constant, which the Abseil beside such a gcc needs.

@@ -17,8 +17,8 @@ endfunction()
 #   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [LABELS unit]
 #               [TIMEOUT seconds])
 # One ctest entry a binary; LABELS default to "unit". Those labelled "core", which tests of runtime,
-# kernels and simulation are without saying so, are built by the target core_tests: what the
-# sanitizers run.
+# kernels and simulation are without saying so, are built by the target core_tests: what ASan
+# and UBSan run.
 add_custom_target(core_tests)
 function(tandem_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
@@ -31,6 +31,9 @@ function(tandem_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${ARG_NAME} PRIVATE tandem_options ${ARG_DEPS} GTest::gmock_main)
+  if(TANDEM_SANITIZE)  # What the tests themselves do costs far less time than compiling them.
+    target_compile_options(${ARG_NAME} PRIVATE -Og)
+  endif()
   target_compile_definitions(${ARG_NAME} PRIVATE TANDEM_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
     TANDEM_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})

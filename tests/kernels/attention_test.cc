@@ -83,14 +83,13 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
     std::vector<std::byte> whole;
     for (const int threads : {1, 2, 3}) {
       const auto backend = MakeDevice(GetParam(), threads);
-      for (const int block_tokens : {16, 32}) {
-        for (const int64_t chunk : {1101, 16, 64, 100}) {
-          PagedCase paged(backend.get(), shape, block_tokens, 100, chunk + threads);
-          const auto output = paged.Prefill(&sequence, chunk);
-          if (whole.empty()) whole = output;
-          ASSERT_EQ(output, whole) << "chunk " << chunk << ", blocks of " << block_tokens << ", "
-                                   << threads << " threads, " << NameOf(dtype);
-        }
+      for (const auto& [block_tokens, chunk] :
+           std::vector<std::pair<int, int64_t>>{{16, 1101}, {32, 16}, {16, 64}, {32, 100}}) {
+        PagedCase paged(backend.get(), shape, block_tokens, 100, chunk + threads);
+        const auto output = paged.Prefill(&sequence, chunk);
+        if (whole.empty()) whole = output;
+        ASSERT_EQ(output, whole) << "chunk " << chunk << ", blocks of " << block_tokens << ", "
+                                 << threads << " threads, " << NameOf(dtype);
       }
     }
   }
