@@ -52,6 +52,7 @@ struct Attempt {
 
 struct PrefillJob {
   AttemptId id;
+  uint64_t serial = 0;  // Never used again, unlike the id, which is a peer's word.
   SessionId decode = 0;
   SamplingParams sampling;
   int32_t prompt_tokens = 0;

@@ -108,6 +108,14 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
                                                    first.tokens.size(), prompt.draws.size())));
     return false;
   }
+  const size_t num_logprobs =
+      prompt.num_prompt_logprobs < 0 ? 0 : static_cast<size_t>(attempt->prompt_tokens) - 1;
+  if (first.prompt_logprobs.size() != num_logprobs) {
+    EndAttempt(attempt,
+               absl::InternalError(absl::StrFormat("%d prompt logprobs came, %d were asked for",
+                                                   first.prompt_logprobs.size(), num_logprobs)));
+    return false;
+  }
   if (!attempt->remote->transfer.OnFirstToken(now_us_)) return true;
   std::vector<SampledToken> tokens = first.tokens;
   attempt->prompt_logprobs = first.prompt_logprobs;

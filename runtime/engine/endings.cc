@@ -94,7 +94,9 @@ void Engine::Impl::ReleaseSequence(EngineSequence* sequence) {
   sequence->ended = true;
 }
 
+// Until its deadline, and for as long as frames of it are under way.
 bool Engine::Impl::Ended(const AttemptId& attempt) const {
+  if (!jobs_.contains(attempt) && sends_of_.contains(attempt)) return true;
   return !TANDEM_GUARD("ended_attempt", !ended_.TimeOf(attempt).has_value());
 }
 

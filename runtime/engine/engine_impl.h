@@ -55,6 +55,7 @@ class Engine::Impl {
   // A block that a transport reads.
   struct FrameSend {
     AttemptId attempt;
+    uint64_t serial = 0;  // Of the job: another one may come to have its attempt.
     int32_t ordinal = 0;
     BlockId block = 0;
   };
@@ -174,6 +175,7 @@ class Engine::Impl {
   ExpiryQueue<AttemptId> job_leases_;
   ExpiryQueue<AttemptId> job_deadlines_;
   std::map<uint64_t, FrameSend> sends_;
+  std::map<AttemptId, int32_t> sends_of_;  // How many of sends_, if any.
   uint64_t next_send_id_ = 1;
 
   // Of the step in progress, kept for their capacity.

@@ -54,6 +54,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   }
   auto job = std::make_unique<PrefillJob>(PrefillJob{
       .id = submit.attempt,
+      .serial = NextOrder(),
       .decode = decode,
       .sampling = submit.sampling,
       .prompt_tokens = submit.prompt_tokens,
@@ -67,7 +68,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   });
   EngineSequence* const sequence = job->sequence.get();
   sequence->job = job.get();
-  sequence->order = NextOrder();
+  sequence->order = job->serial;
   sequence->token_ids = submit.token_ids;
   sequence->alone = submit.alone;
   sequence->whole = true;
@@ -128,10 +129,12 @@ void Engine::Impl::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
   const FrameSend send = found->second;
   sends_.erase(found);
   memory_.Unpin(send.block);
-  if (const auto job = jobs_.find(send.attempt); job != jobs_.end()) {
-    job->second->transfer.OnFrameSent(send.ordinal, ok);
-    Pump(job->second.get());
-  }
+  const auto left = sends_of_.find(send.attempt);
+  if (--left->second == 0) sends_of_.erase(left);
+  const auto job = jobs_.find(send.attempt);
+  if (job == jobs_.end() || job->second->serial != send.serial) return;
+  job->second->transfer.OnFrameSent(send.ordinal, ok);
+  Pump(job->second.get());
 }
 
 void Engine::Impl::StartAdmitted(const StepPlan& plan) {
@@ -195,7 +198,9 @@ void Engine::Impl::Pump(PrefillJob* job) {
     const BlockId block = job->sequence->block_table[header->ordinal];
     const uint64_t send_id = next_send_id_++;
     memory_.Pin(block);
+    ++sends_of_[job->id];
     sends_.emplace(send_id, FrameSend{.attempt = job->id,
+                                      .serial = job->serial,
                                       .ordinal = static_cast<int32_t>(header->ordinal),
                                       .block = block});
     outbox_->SendFrame(job->decode, *header, block, send_id);

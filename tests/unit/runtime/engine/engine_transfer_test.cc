@@ -446,6 +446,49 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   EXPECT_EQ(computed(kPrefill), before);
 }
 
+// The transport still has frames of the first when its submit comes again, with more time.
+TEST_F(EngineTransferTest, WhatHasEndedIsNotStartedAgainWhileItsFramesAreUnderWay) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  submit.time_left_us = 1'000'000;
+  fleet_.HoldFrames();
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Frame") == 10; });
+  fleet_.Advance(2'000'000);
+  while (fleet_.RunOne()) {
+  }
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 10);
+  PrefillSubmit copy{.attempt = submit.attempt, .token_ids = submit.token_ids};
+  copy.prompt_tokens = submit.prompt_tokens;
+  copy.choices = submit.choices;
+  copy.sampling = submit.sampling;
+  copy.time_left_us = 1'000'000;
+  copy.num_blocks = 10;
+  Engine& prefill = fleet_.engine(kPrefill);
+  prefill.OnDecodeMessage(100, copy, fleet_.now_us());
+  prefill.Step(fleet_.now_us());
+  prefill.OnDecodeMessage(
+      100, Grant{.attempt = submit.attempt, .reservation = {.slot = 0, .generation = 1}},
+      fleet_.now_us());
+  EXPECT_EQ(fleet_.messages("Start"), 1);
+  fleet_.ReleaseFrames();
+  Run();
+}
+
+TEST_F(EngineTransferTest, PromptLogprobsThatNobodyAskedForEndTheAttempt) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(100, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  FirstToken first{.attempt = submit.attempt, .tokens = {SampledToken()}};
+  first.prompt_logprobs.resize(1'000'000);
+  fleet_.engine(kDecode).OnPrefillMessage(fleet_.peer(kPrefill).worker, first, fleet_.now_us());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsInternal(fleet_.record(submit.attempt).ended[0]));
+  EXPECT_THAT(fleet_.record(submit.attempt).prompts, IsEmpty());
+  Run();
+}
+
 TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   Create();
   const Submit good = Disaggregated(1, RandomTokens(20, 3), 10);
