@@ -147,6 +147,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   worker.transport = options.transport;
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
+  // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
+  worker.on_drain = [] { kill(getpid(), SIGTERM); };
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
                                               .max_sequences = sizes.max_sequences,

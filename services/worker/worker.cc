@@ -56,6 +56,7 @@ class Worker::Services {
       switch (request->command_case()) {
         case proto::ControlRequest::kDrain:
           worker_->Drain();
+          if (worker_->on_drain_) worker_->on_drain_();
           response->mutable_drain();
           break;
         case proto::ControlRequest::kMetrics:
@@ -122,6 +123,7 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
 }
 
 absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
+  on_drain_ = config.on_drain;
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
   metrics_ = std::make_unique<WorkerMetrics>(config.transport, &registry_);
@@ -141,8 +143,8 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                               commands_.get());
   decodes_ =
       std::make_unique<DecodeSessions>(hello, config.vocab_size, transport_.get(), commands_.get());
-  prefills_ = std::make_unique<PrefillPeers>(hello, config.liveness_scale, transport_.get(),
-                                             commands_.get());
+  prefills_ = std::make_unique<PrefillPeers>(hello, config.vocab_size, config.liveness_scale,
+                                             transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, commands_.get());
   TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config.engine, {.commands = commands_.get(),
                                                                     .executor = executor_.get(),

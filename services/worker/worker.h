@@ -26,6 +26,9 @@ struct WorkerConfig {
   std::string ucx_devices;        // Empty: shared memory of this host only.
   double liveness_scale = 1;
   size_t max_queued_commands = 4096;
+  // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
+  // the worker drains and stays.
+  std::function<void()> on_drain;
 };
 
 // Makes the executor over the transport's pool, which outlives it.
@@ -76,6 +79,7 @@ class Worker {
   std::unique_ptr<Services> services_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<LivenessTimer> timer_;
+  std::function<void()> on_drain_;
   int port_ = 0;
 };
 

@@ -2,13 +2,14 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
 import httpx
 import pytest
 
-from server import BIN, DEMO_MODEL, Server, wait_until
+from server import BIN, DEMO_MODEL, TOOLS, Server, wait_until
 
 METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_requests_total",
            "tandem_ttft_seconds_count", "tandem_itl_seconds_count"]
@@ -61,6 +62,24 @@ def test_sigterm_lets_running_streams_end(tmp_path):
         assert server.process.wait(60) == 0
         for name in ("prefill-0", "decode-0", "router"):
             assert f'"child":"{name}"' in server.log()
+
+
+def test_a_drained_worker_ends_and_is_replaced(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always") as server:
+        prompt = [81, 82, 83] * 40
+        before = server.complete(prompt, max_tokens=8)
+        for name in ("prefill-0", "decode-0"):
+            pid = server.pid(name)
+            target = next(line for line in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                          if line.startswith("--listen=")).removeprefix("--listen=")
+            drained = subprocess.run([TOOLS / "grpcurl", "-plaintext", "-d", '{"drain": {}}', target,
+                                      "tandem.v1.Worker/Control"], capture_output=True, text=True, timeout=60)
+            assert drained.returncode == 0, drained.stderr
+            wait_until(lambda: server.pid(name) != pid, 30, f"{name} (pid {pid}) is restarted")
+            assert f'"child":"{name}","how":"exit status 0"' in server.log()
+        server.wait_alive("prefill", 1)
+        server.wait_alive("decode", 1)
+        assert server.complete(prompt, max_tokens=8) == before
 
 
 def test_ready_follows_the_workers(tmp_path):
