@@ -35,6 +35,10 @@ absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
     worker = FleetWorker{};
   }
   worker.registration = registration;
+  if (const auto live = live_.find(worker.id()); live != live_.end()) {
+    worker.live_sequences = live->second.sequences;
+    worker.live_prompt_tokens = live->second.prompt_tokens;
+  }
   worker.address = address;
   worker.watched = true;
   worker.heard_us = now_us;
@@ -131,13 +135,18 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
 }
 
 void Fleet::AddLive(const WorkerId& id, int32_t sequences, int64_t prompt_tokens) {
-  FleetWorker* worker = FindMutable(id);
-  if (worker == nullptr) return;
-  worker->live_sequences += sequences;
-  worker->live_prompt_tokens += prompt_tokens;
-  TANDEM_CHECK(worker->live_sequences >= 0 && worker->live_prompt_tokens >= 0)
-      << id.name << ": " << worker->live_sequences << " sequences, " << worker->live_prompt_tokens
+  const auto entry = live_.try_emplace(id).first;
+  Live& live = entry->second;
+  live.sequences += sequences;
+  live.prompt_tokens += prompt_tokens;
+  TANDEM_CHECK(live.sequences >= 0 && live.prompt_tokens >= 0)
+      << id.name << ": " << live.sequences << " sequences, " << live.prompt_tokens
       << " prompt tokens";
+  if (FleetWorker* worker = FindMutable(id)) {
+    worker->live_sequences = live.sequences;
+    worker->live_prompt_tokens = live.prompt_tokens;
+  }
+  if (live.sequences == 0 && live.prompt_tokens == 0) live_.erase(entry);
 }
 
 void Fleet::OnFull(const WorkerId& id) {

@@ -93,8 +93,8 @@ class Fleet {
 
   // ---- What the router does there ----
 
-  // These, too, ignore an incarnation that is not known.
   void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
+  // These, too, ignore an incarnation that is not known.
   void OnFull(const WorkerId& worker);      // It refused: queue full.
   void OnDraining(const WorkerId& worker);  // It refused: draining.
   // A decode worker lost it, or was refused by it: no work until its next heartbeat.
@@ -150,11 +150,18 @@ class Fleet {
     int64_t until_us = 0;
     int64_t length_us = 0;
   };
+  struct Live {
+    int32_t sequences = 0;
+    int64_t prompt_tokens = 0;
+  };
   FleetWorker* FindMutable(const WorkerId& worker);
 
   const LivenessTimes times_;
   std::map<std::string, FleetWorker> workers_;
   std::map<SessionId, std::string> session_owner_;
+  // What workers_ says of those that it knows. An incarnation that has been replaced, and registers
+  // again, still has what runs there.
+  std::map<WorkerId, Live> live_;
   std::set<std::string> awaited_;
   std::map<std::pair<WorkerId, WorkerId>, PairPause> pair_pauses_;  // Decode, prefill.
 };

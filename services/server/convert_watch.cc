@@ -8,7 +8,9 @@ namespace tandem {
 
 namespace {
 
-constexpr int64_t kMaxCount = int64_t{1} << 56;  // Sums of a few of them still fit.
+// Sums of a few of them still fit, here in 64 bits and there in 32.
+constexpr int64_t kMaxCount = int64_t{1} << 56;
+constexpr int32_t kMaxSequenceCount = 1 << 24;
 
 proto::EndCause ToProto(EndCause cause) {
   switch (cause) {
@@ -98,7 +100,7 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
       CheckRange("block_tokens: odd tokens", in.block_tokens() % kHashTokens, 0, 0));
   TANDEM_RETURN_IF_ERROR(
       CheckRange("max_model_tokens", in.max_model_tokens(), 1, kMaxRequestTokens));
-  TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", in.max_sequences(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", in.max_sequences(), 1, kMaxSequenceCount));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, INT32_MAX));
   TANDEM_RETURN_IF_ERROR(CheckRange("block_bytes", in.block_bytes(), 1, kMaxCount));
   out.model = in.model();
@@ -156,9 +158,9 @@ absl::StatusOr<Heartbeat> Read(const proto::Heartbeat& in) {
     *target = value;
   }
   TANDEM_RETURN_IF_ERROR(
-      CheckRange("load.running_sequences", in.load().running_sequences(), 0, INT32_MAX));
+      CheckRange("load.running_sequences", in.load().running_sequences(), 0, kMaxSequenceCount));
   TANDEM_RETURN_IF_ERROR(
-      CheckRange("load.waiting_sequences", in.load().waiting_sequences(), 0, INT32_MAX));
+      CheckRange("load.waiting_sequences", in.load().waiting_sequences(), 0, kMaxSequenceCount));
   out.load.running_sequences = in.load().running_sequences();
   out.load.waiting_sequences = in.load().waiting_sequences();
   out.load.has_work = in.load().has_work();

@@ -158,6 +158,20 @@ TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
   EXPECT_FALSE(worker().draining);
 }
 
+// Whoever makes up incarnations must not end the router: what ran there ends at its own time.
+TEST_F(FleetTest, ALifeThatComesAgainStillHasWhatRunsThere) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, 2, 100);
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 2), 1).ok());
+  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 2).ok());
+  EXPECT_EQ(worker().live_sequences, 2);
+  EXPECT_EQ(worker().live_prompt_tokens, 100);
+  fleet_.AddLive(id_, -2, -100);
+  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_EQ(worker().live_prompt_tokens, 0);
+}
+
 TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.OnWatchLost(id_));

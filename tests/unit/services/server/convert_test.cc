@@ -224,6 +224,22 @@ TEST(ConvertTest, AnErrorThatIsNoneIsRefused) {
   EXPECT_FALSE(FromProto(event).ok());
 }
 
+// What is let in can be added up.
+TEST(ConvertTest, CountsThatWouldOverflowASumAreRefused) {
+  proto::WatchEvent event;
+  ToProto(WireUpdates()[1], &event);
+  proto::WorkerLoad* const load = event.mutable_heartbeat()->mutable_load();
+  load->set_running_sequences(INT32_MAX);
+  EXPECT_FALSE(FromProto(event).ok());
+  load->set_running_sequences(1 << 24);
+  load->set_waiting_sequences(INT32_MAX);
+  EXPECT_FALSE(FromProto(event).ok());
+  load->set_waiting_sequences(1 << 24);
+  EXPECT_TRUE(FromProto(event).ok());
+  load->set_waiting_prompt_tokens(INT64_MAX);
+  EXPECT_FALSE(FromProto(event).ok());
+}
+
 TEST(ConvertTest, HashesThatAreCutAreRefused) {
   proto::WatchEvent event;
   ToProto(WireUpdates()[2], &event);
