@@ -1,6 +1,7 @@
 #include "services/worker/prefill_peers.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -9,6 +10,7 @@
 #include "services/server/channel.h"
 #include "services/server/status_proto.h"
 #include "services/worker/decode_sessions.h"
+#include "services/worker/token_check.h"
 #include "services/worker/write_queue.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 
@@ -110,6 +112,11 @@ class PrefillPeers::Session final
 
   absl::Status Post() {
     TANDEM_ASSIGN_OR_RETURN(PrefillToDecode message, FromProto(message_));
+    if (const auto* first = std::get_if<FirstToken>(&message)) {
+      for (const SampledToken& token : first->tokens) {  // The next step computes with them.
+        TANDEM_RETURN_IF_ERROR(CheckVocabulary(std::span(&token.token, 1), peers_->vocab_size_));
+      }
+    }
     peers_->commands_->PushAlways(FromPrefill{peer_.worker, std::move(message)});
     return absl::OkStatus();
   }

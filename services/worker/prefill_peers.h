@@ -19,9 +19,10 @@ namespace tandem {
 class PrefillPeers {
  public:
   // `self` without a transport address. Both pointers outlive this.
-  PrefillPeers(PrefillHello self, double liveness_scale, KvTransport* transport,
+  PrefillPeers(PrefillHello self, int64_t vocab_size, double liveness_scale, KvTransport* transport,
                CommandQueue* commands)
       : self_(std::move(self)),
+        vocab_size_(vocab_size),
         liveness_scale_(liveness_scale),
         transport_(transport),
         commands_(commands) {}
@@ -44,6 +45,7 @@ class PrefillPeers {
   void SessionEnded() EXCLUDES(mu_);
 
   const PrefillHello self_;
+  const int64_t vocab_size_;
   const double liveness_scale_;
   KvTransport* const transport_;
   CommandQueue* const commands_;

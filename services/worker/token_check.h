@@ -4,14 +4,14 @@
 #define TANDEM_SERVICES_WORKER_TOKEN_CHECK_H_
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 
 namespace tandem {
 
-inline absl::Status CheckVocabulary(const std::vector<int32_t>& token_ids, int64_t vocab_size) {
+inline absl::Status CheckVocabulary(std::span<const int32_t> token_ids, int64_t vocab_size) {
   for (const int32_t token : token_ids) {
     if (token < 0 || token >= vocab_size) {
       return absl::InvalidArgumentError(absl::StrFormat(
