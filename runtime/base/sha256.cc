@@ -1,6 +1,8 @@
 #include "runtime/base/sha256.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include "runtime/base/check.h"
 
@@ -29,6 +31,20 @@ Sha256Digest Sha256Of(std::string_view data) {
   Sha256 sha;
   sha.Update(data);
   return sha.Finish();
+}
+
+Sha256Digest HmacSha256(std::string_view key, std::string_view data) {
+  Sha256Digest digest;
+  unsigned int size = 0;
+  TANDEM_CHECK(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                    reinterpret_cast<const unsigned char*>(data.data()), data.size(), digest.data(),
+                    &size) != nullptr);
+  TANDEM_CHECK(size == digest.size());
+  return digest;
+}
+
+bool EqualInConstantTime(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 std::string HexOf(const uint8_t* bytes, size_t size_bytes) {

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), incremental. Hides OpenSSL.
+// SHA-256 (FIPS 180-4), incremental, and HMAC over it (RFC 2104). Hides OpenSSL.
 
 #ifndef TANDEM_RUNTIME_BASE_SHA256_H_
 #define TANDEM_RUNTIME_BASE_SHA256_H_
@@ -30,6 +30,9 @@ class Sha256 {
 };
 
 Sha256Digest Sha256Of(std::string_view data);
+Sha256Digest HmacSha256(std::string_view key, std::string_view data);
+// Takes as long wherever two texts of one length differ, so that a guess learns nothing of it.
+bool EqualInConstantTime(std::string_view a, std::string_view b);
 // Lower-case hex of the first `size_bytes` bytes.
 std::string HexOf(const uint8_t* bytes, size_t size_bytes);
 
