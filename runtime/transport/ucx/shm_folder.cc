@@ -8,64 +8,108 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <string_view>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kPrefix[] = "tandem.";
 constexpr int kTries = 16;  // A start that cleans up may take a folder before it is locked.
+constexpr char kMark[] = ".tandem-kv-pool";
+// Nobody writes this into a file of that name by accident.
+constexpr std::string_view kMarkText =
+    "A worker of Tandem keeps its KV pool here. The next one removes the folder.\n"
+    "5f0e7a3c-8a64-4d0b-9b6e-tandem-shm-folder\n";
 
-// The open and locked folder; -1 if somebody else has it, or it is gone or not ours.
-int Lock(const std::string& path) {
-  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (folder < 0) return -1;
-  struct stat status = {};
-  if (flock(folder, LOCK_EX | LOCK_NB) == 0 && fstat(folder, &status) == 0 && status.st_nlink > 0 &&
-      status.st_uid == geteuid()) {
-    return folder;
+// The open and locked folder; FailedPrecondition if somebody else has it, or it is gone or no
+// folder that only this user can reach.
+absl::StatusOr<FileDescriptor> Lock(int parent, const std::string& name) {
+  TANDEM_ASSIGN_OR_RETURN(FileDescriptor folder, OpenPrivate(parent, name, O_RDONLY | O_DIRECTORY));
+  struct stat info = {};
+  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 || ::fstat(folder.get(), &info) != 0 ||
+      info.st_nlink == 0 || (info.st_mode & 07777) != S_IRWXU) {
+    return absl::FailedPreconditionError("locked, gone or open to others: " + name);
   }
-  close(folder);
-  return -1;
+  return folder;
+}
+
+bool IsMarked(int folder) {
+  const absl::StatusOr<FileDescriptor> mark = OpenPrivate(folder, kMark, O_RDONLY);
+  if (!mark.ok()) return false;
+  char text[kMarkText.size() + 1];
+  const ssize_t got = ::read(mark->get(), text, sizeof(text));
+  return got == static_cast<ssize_t>(kMarkText.size()) &&
+         std::string_view(text, kMarkText.size()) == kMarkText;
+}
+
+absl::Status Mark(int folder) {
+  TANDEM_ASSIGN_OR_RETURN(const FileDescriptor mark,
+                          OpenPrivate(folder, kMark, O_WRONLY | O_CREAT | O_EXCL, 0600));
+  if (::write(mark.get(), kMarkText.data(), kMarkText.size()) !=
+      static_cast<ssize_t>(kMarkText.size())) {
+    return absl::UnavailableError(std::strerror(errno));
+  }
+  return absl::OkStatus();
+}
+
+// What UCX and we put there are files; a folder inside is somebody else's and keeps it all. The
+// mark goes last, so that what stays is met again at the next start.
+void Remove(int parent, const std::string& name, int folder) {
+  static_cast<void>(ForEachName(folder, [&](const std::string& file) {
+    if (file != kMark) ::unlinkat(folder, file.c_str(), 0);
+  }));
+  int left = 0;
+  static_cast<void>(ForEachName(folder, [&](const std::string&) { ++left; }));
+  if (left > 1) return;
+  ::unlinkat(folder, kMark, 0);
+  ::unlinkat(parent, name.c_str(), AT_REMOVEDIR);
+}
+
+void RemoveAbandonedIn(int parent) {
+  static_cast<void>(ForEachName(parent, [&](const std::string& name) {
+    if (!absl::StartsWith(name, kPrefix)) return;
+    const absl::StatusOr<FileDescriptor> folder = Lock(parent, name);
+    if (folder.ok() && IsMarked(folder->get())) Remove(parent, name, folder->get());
+  }));
+}
+
+FileDescriptor OpenParent(const std::string& parent) {
+  return FileDescriptor(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
 }  // namespace
 
 void ShmFolder::RemoveAbandoned(const std::string& parent) {
-  std::error_code error;
-  for (fs::directory_iterator entry(parent, error), end; !error && entry != end;
-       entry.increment(error)) {
-    if (!absl::StartsWith(entry->path().filename().string(), kPrefix)) continue;
-    const int folder = Lock(entry->path().string());
-    if (folder < 0) continue;
-    std::error_code ignored;  // Whatever stays is met again at the next start.
-    fs::remove_all(entry->path(), ignored);
-    close(folder);
-  }
+  const FileDescriptor opened = OpenParent(parent);
+  if (opened.get() >= 0) RemoveAbandonedIn(opened.get());
 }
 
 absl::StatusOr<std::unique_ptr<ShmFolder>> ShmFolder::Create(const std::string& parent) {
-  RemoveAbandoned(parent);
-  for (int i = 0; i < kTries; ++i) {
+  FileDescriptor opened = OpenParent(parent);
+  if (opened.get() >= 0) RemoveAbandonedIn(opened.get());
+  for (int i = 0; opened.get() >= 0 && i < kTries; ++i) {
     std::string path = parent + "/" + kPrefix + "XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) break;
-    const int lock = Lock(path);
-    if (lock >= 0) return std::unique_ptr<ShmFolder>(new ShmFolder(std::move(path), lock));
+    if (::mkdtemp(path.data()) == nullptr) break;
+    const std::string name = path.substr(parent.size() + 1);
+    absl::StatusOr<FileDescriptor> folder = Lock(opened.get(), name);
+    if (!folder.ok()) continue;
+    if (!Mark(folder->get()).ok()) {
+      Remove(opened.get(), name, folder->get());
+      break;
+    }
+    return std::unique_ptr<ShmFolder>(
+        new ShmFolder(std::move(path), std::move(opened), *std::move(folder)));
   }
   return absl::FailedPreconditionError(
       absl::StrFormat("cannot make a folder in %s: %s", parent, std::strerror(errno)));
 }
 
 ShmFolder::~ShmFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-  close(lock_);
+  Remove(parent_.get(), path_.substr(path_.rfind('/') + 1), folder_.get());
 }
 
 }  // namespace tandem

@@ -4,24 +4,29 @@
 // would leave a pool's worth of memory behind for ever. So each process has a folder of its own and
 // holds a lock on it, which goes with the process, and each start removes the folders that nobody
 // locks. A lock is seen across PID namespaces that share /dev/shm; a process id is not.
+//
+// /dev/shm is everybody's, and a name proves nothing: only a folder of this user that is closed to
+// all others and bears our mark is ever removed, and only the files in it. No link is followed.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_SHM_FOLDER_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_SHM_FOLDER_H_
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/private_file.h"
 
 namespace tandem {
 
 class ShmFolder {
  public:
-  // Removes what dead processes of this user left in `parent`.
+  // Removes the folders that dead processes of this user left in `parent`.
   static void RemoveAbandoned(const std::string& parent = "/dev/shm");
   // Does that, then makes a folder. FailedPrecondition if it cannot be made.
   static absl::StatusOr<std::unique_ptr<ShmFolder>> Create(const std::string& parent = "/dev/shm");
-  ~ShmFolder();  // With all that is in it.
+  ~ShmFolder();  // With the files in it.
 
   ShmFolder(const ShmFolder&) = delete;
   ShmFolder& operator=(const ShmFolder&) = delete;
@@ -29,10 +34,12 @@ class ShmFolder {
   const std::string& path() const { return path_; }
 
  private:
-  ShmFolder(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+  ShmFolder(std::string path, FileDescriptor parent, FileDescriptor folder)
+      : path_(std::move(path)), parent_(std::move(parent)), folder_(std::move(folder)) {}
 
   const std::string path_;
-  const int lock_;  // The open folder.
+  const FileDescriptor parent_;
+  const FileDescriptor folder_;  // Locked.
 };
 
 }  // namespace tandem

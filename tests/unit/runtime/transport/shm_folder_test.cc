@@ -71,6 +71,54 @@ TEST_F(ShmFolderTest, StartRemovesWhatAKilledProcessLeftAndNothingElse) {
   close(ready[1]);
 }
 
+// /dev/shm is everybody's: names that look like ours prove nothing.
+TEST_F(ShmFolderTest, WhatAnotherProgramMadeStaysWhateverItsName) {
+  const auto make = [&](const std::string& name) {
+    const std::string path = parent_ + "/tandem." + name;
+    fs::create_directory(path);
+    fs::permissions(path, fs::perms::owner_all);
+    std::ofstream(path + "/data") << "precious";
+    return path;
+  };
+  // What ours look like, copied into what is not ours in one thing each.
+  std::string mark, mark_text;
+  {
+    const auto ours = ShmFolder::Create(parent_);
+    ASSERT_TRUE(ours.ok()) << ours.status();
+    const fs::path file = fs::directory_iterator((*ours)->path())->path();
+    mark = file.filename().string();
+    std::ifstream in(file);
+    mark_text.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  ASSERT_FALSE(mark_text.empty());
+  const std::string unmarked = make("unmarked");
+  const std::string other_text = make("other_text");
+  std::ofstream(other_text + "/" + mark) << mark_text << "and more";
+  const std::string linked_mark = make("linked_mark");
+  std::ofstream(parent_ + "/a_mark") << mark_text;
+  fs::create_symlink(parent_ + "/a_mark", linked_mark + "/" + mark);
+  const std::string open_to_others = make("open_to_others");
+  std::ofstream(open_to_others + "/" + mark) << mark_text;
+  fs::permissions(open_to_others, fs::perms::owner_all | fs::perms::group_all);
+  const std::string linked = make("linked");
+  std::ofstream(linked + "/" + mark) << mark_text;
+  fs::rename(linked, parent_ + "/elsewhere");
+  fs::create_directory_symlink(parent_ + "/elsewhere", linked);
+
+  ShmFolder::RemoveAbandoned(parent_);
+  for (const std::string& path : {unmarked, other_text, linked_mark, open_to_others, linked}) {
+    EXPECT_TRUE(fs::exists(path + "/data")) << path;
+  }
+
+  // One that is ours is still not followed out of: a link goes, its target stays.
+  const std::string ours = make("ours");
+  std::ofstream(ours + "/" + mark) << mark_text;
+  fs::create_directory_symlink(unmarked, ours + "/way_out");
+  ShmFolder::RemoveAbandoned(parent_);
+  EXPECT_FALSE(fs::exists(ours));
+  EXPECT_TRUE(fs::exists(unmarked + "/data"));
+}
+
 TEST_F(ShmFolderTest, SaysWhereItCannotBeMade) {
   const absl::Status status = ShmFolder::Create(parent_ + "/missing").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
