@@ -3,19 +3,18 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <set>
 #include <string_view>
-#include <system_error>
-#include <vector>
 
 #include "absl/strings/str_split.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/log.h"
+#include "runtime/base/private_file.h"
 
 namespace tandem {
 namespace {
@@ -58,15 +57,15 @@ bool IsOfOlderFiles(int fd, const std::string& identity) {
   });
 }
 
-bool IsStale(const std::filesystem::path& path, const std::string& identity) {
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+bool IsStale(int cache_folder, const std::string& name, const std::string& identity) {
+  const absl::StatusOr<FileDescriptor> file = OpenPrivate(cache_folder, name, O_RDONLY);
   // Whoever maps an image holds a shared lock on it.
-  if (file.get() < 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
-  std::error_code error;
-  const auto used = std::filesystem::last_write_time(path, error);  // Opening it touches it.
-  if (error) return false;
-  const auto now = std::filesystem::file_time_type::clock::now();
-  return now - used > kUnusedLimit || IsOfOlderFiles(file.get(), identity);
+  if (!file.ok() || ::flock(file->get(), LOCK_EX | LOCK_NB) != 0) return false;
+  struct stat info;
+  if (::fstat(file->get(), &info) != 0) return false;
+  const auto used = std::chrono::system_clock::from_time_t(info.st_mtime);  // Opening touches it.
+  return std::chrono::system_clock::now() - used > kUnusedLimit ||
+         IsOfOlderFiles(file->get(), identity);
 }
 
 }  // namespace
@@ -99,27 +98,21 @@ std::optional<PackedHeader> PackedHeader::Read(int fd) {
   return header;
 }
 
-void RemoveStaleImages(const std::string& cache_dir, const std::string& identity,
-                       const std::string& keep) {
-  std::error_code error;
-  std::vector<std::filesystem::path> paths;
-  for (const auto& entry : std::filesystem::directory_iterator(cache_dir, error)) {
-    paths.push_back(entry.path());
-  }
-  for (const std::filesystem::path& path : paths) {
-    const std::string name = path.string();
+void RemoveStaleImages(int cache_folder, const std::string& identity, const std::string& keep) {
+  static_cast<void>(ForEachName(cache_folder, [&](const std::string& name) {
     const bool temporary = name.ends_with(kTemporarySuffix);
-    if (name == keep || !(temporary || name.ends_with(kPackedSuffix))) continue;
+    if (name == keep || !(temporary || name.ends_with(kPackedSuffix))) return;
     const size_t suffix_bytes = std::strlen(temporary ? kTemporarySuffix : kPackedSuffix);
-    const std::string lock_path = name.substr(0, name.size() - suffix_bytes) + kLockSuffix;
+    const std::string lock_name = name.substr(0, name.size() - suffix_bytes) + kLockSuffix;
     // Whoever writes one holds its lock; without it a temporary file is a dead process's.
-    const FileDescriptor lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (lock.get() < 0 || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    if (!temporary && !IsStale(path, identity)) continue;
-    if (std::filesystem::remove(path, error)) {
-      LogInfo("stale packed weights removed", {{"path", name}});
+    const absl::StatusOr<FileDescriptor> lock =
+        OpenPrivate(cache_folder, lock_name, O_RDWR | O_CREAT, 0600);
+    if (!lock.ok() || ::flock(lock->get(), LOCK_EX | LOCK_NB) != 0) return;
+    if (!temporary && !IsStale(cache_folder, name, identity)) return;
+    if (::unlinkat(cache_folder, name.c_str(), 0) == 0) {
+      LogInfo("stale packed weights removed", {{"file", name}});
     }
-  }
+  }));
 }
 
 }  // namespace tandem

@@ -4,13 +4,10 @@
 #ifndef TANDEM_RUNTIME_MODEL_PACKED_FILE_H_
 #define TANDEM_RUNTIME_MODEL_PACKED_FILE_H_
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "runtime/base/sha256.h"
 
@@ -40,30 +37,11 @@ struct PackedHeader {
 };
 static_assert(sizeof(PackedHeader) == 104 && sizeof(PackedHeader) <= kPackedHeaderBytes);
 
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
-
-// Removes from `cache_dir` what no start will use again: images of the same files as `identity`
-// (WeightSource::Identity) in a state that they are no longer in, images that nobody has opened for
-// 30 days, and what dead processes left half-written. Leaves alone what a process is writing or has
-// mapped, and `keep`.
-void RemoveStaleImages(const std::string& cache_dir, const std::string& identity,
-                       const std::string& keep);
+// Removes from the open cache folder what no start will use again: images of the same files as
+// `identity` (WeightSource::Identity) in a state that they are no longer in, images that nobody has
+// opened for 30 days, and what dead processes left half-written. Leaves alone what a process is
+// writing or has mapped, and `keep`.
+void RemoveStaleImages(int cache_folder, const std::string& identity, const std::string& keep);
 
 }  // namespace tandem
 

@@ -40,6 +40,18 @@ absl::Status Lock(int fd, const std::string& path) {
   return absl::OkStatus();
 }
 
+// Makes it, and the ones above it, if need be: whatever the umask allows, it is this user's alone.
+absl::StatusOr<FileDescriptor> OpenCacheFolder(const std::string& path) {
+  const std::filesystem::path folder(path);
+  std::error_code ignored;  // Opening says what is wrong.
+  std::filesystem::create_directories(
+      (folder.has_filename() ? folder : folder.parent_path()).parent_path(), ignored);
+  ::mkdir(path.c_str(), 0700);
+  // With a slash behind it, a link's target would be opened.
+  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).string();
+  return OpenPrivate(AT_FDCWD, name, O_RDONLY | O_DIRECTORY);
+}
+
 }  // namespace
 
 std::string DefaultCacheDir() {
@@ -55,34 +67,40 @@ std::string DefaultCacheDir() {
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::Open(const PackedImageOptions& options,
                                                                const Fill& fill) {
   if (options.cache_dir.empty()) return MakeInMemory(options, fill);
-  std::error_code error;
-  std::filesystem::create_directories(options.cache_dir, error);
-  const std::string stem =
-      absl::StrCat(options.cache_dir, "/", HexOf(options.key.data(), options.key.size()));
-  const std::string path = stem + kPackedSuffix;
+  const std::string stem = HexOf(options.key.data(), options.key.size());
+  const std::string name = stem + kPackedSuffix;
+  const auto uncached = [&](const absl::Status& why) {
+    LogWarning("packed weights are not cached",
+               {{"folder", options.cache_dir}, {"why", std::string(why.message())}});
+    return MakeInMemory(options, fill);
+  };
+  const absl::StatusOr<FileDescriptor> folder = OpenCacheFolder(options.cache_dir);
+  if (!folder.ok()) return uncached(folder.status());
 
-  absl::StatusOr<std::unique_ptr<PackedImage>> image = OpenCached(options, path);
+  absl::StatusOr<std::unique_ptr<PackedImage>> image = OpenCached(options, folder->get(), name);
   if (image.ok()) return image;
-  const FileDescriptor lock(
-      ::open((stem + kLockSuffix).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  absl::Status usable = lock.get() < 0 ? SystemError("open", stem + kLockSuffix)
-                                       : Lock(lock.get(), stem + kLockSuffix);
-  if (usable.ok()) {
-    image = OpenCached(options, path);  // Another worker may have made it meanwhile.
-    if (image.ok()) return image;
-    image = MakeCached(options, path, fill);
-    if (image.ok()) RemoveStaleImages(options.cache_dir, options.identity, path);
-    if (image.ok() || !absl::IsUnavailable(image.status())) return image;
-    usable = image.status();
+  const absl::StatusOr<FileDescriptor> lock =
+      OpenPrivate(folder->get(), stem + kLockSuffix, O_RDWR | O_CREAT, 0600);
+  if (!lock.ok()) return uncached(lock.status());
+  if (const absl::Status locked = Lock(lock->get(), stem + kLockSuffix); !locked.ok()) {
+    return uncached(locked);
   }
-  LogWarning("packed weights are not cached", {{"why", std::string(usable.message())}});
-  return MakeInMemory(options, fill);
+  image = OpenCached(options, folder->get(), name);  // Another worker may have made it meanwhile.
+  if (image.ok()) return image;
+  if (absl::IsFailedPrecondition(image.status())) {
+    LogWarning("cached weights are not used but packed again",
+               {{"folder", options.cache_dir}, {"why", std::string(image.status().message())}});
+  }
+  image = MakeCached(options, folder->get(), name, fill);
+  if (image.ok()) RemoveStaleImages(folder->get(), options.identity, name);
+  if (image.ok() || !absl::IsUnavailable(image.status())) return image;
+  return uncached(image.status());
 }
 
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
-    const PackedImageOptions& options, const std::string& path) {
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return SystemError("open", path);
+    const PackedImageOptions& options, int folder, const std::string& name) {
+  TANDEM_ASSIGN_OR_RETURN(FileDescriptor file, OpenPrivate(folder, name, O_RDONLY));
+  const std::string path = absl::StrCat(options.cache_dir, "/", name);
   const std::optional<PackedHeader> header = PackedHeader::Read(file.get());
   if (!header || header->payload_bytes != options.payload_bytes ||
       header->identity_bytes != options.identity.size() ||
@@ -110,24 +128,29 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
 
 // The caller holds the lock, so temporary files of this key are dead processes'.
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
-    const PackedImageOptions& options, const std::string& path, const Fill& fill) {
-  const std::string temporary = path + ".tmp";  // kTemporarySuffix.
-  ::unlink(temporary.c_str());
-  FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (file.get() < 0) return SystemError("create", temporary);
+    const PackedImageOptions& options, int folder, const std::string& name, const Fill& fill) {
+  const std::string temporary = name + ".tmp";  // kTemporarySuffix.
+  ::unlinkat(folder, temporary.c_str(), 0);
+  absl::StatusOr<FileDescriptor> made =
+      OpenPrivate(folder, temporary, O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (!made.ok()) {  // Some file systems give what we make to another user.
+    ::unlinkat(folder, temporary.c_str(), 0);
+    return absl::UnavailableError(made.status().message());
+  }
+  FileDescriptor file = *std::move(made);
   const size_t bytes = kPackedHeaderBytes + options.payload_bytes + options.identity.size();
   // Blocks are taken now: a full disk must be an error here, not a SIGBUS while packing.
   if (const int failure = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
       failure != 0) {
     errno = failure;
     absl::Status status = SystemError("take room for", temporary);
-    ::unlink(temporary.c_str());
+    ::unlinkat(folder, temporary.c_str(), 0);
     return status;
   }
   void* const mapping = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (mapping == MAP_FAILED) {
     absl::Status status = SystemError("map", temporary);
-    ::unlink(temporary.c_str());
+    ::unlinkat(folder, temporary.c_str(), 0);
     return status;
   }
   std::unique_ptr<PackedImage> image(new PackedImage());
@@ -136,12 +159,12 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
   const std::span<std::byte> payload(image->mapping_ + kPackedHeaderBytes, options.payload_bytes);
   absl::StatusOr<Sha256Digest> digest = fill(payload);
   if (!digest.ok()) {
-    ::unlink(temporary.c_str());
+    ::unlinkat(folder, temporary.c_str(), 0);
     return digest.status();
   }
   image->payload_ = payload;
   image->digest_ = *digest;
-  image->path_ = path;
+  image->path_ = absl::StrCat(options.cache_dir, "/", name);
 
   std::memcpy(image->mapping_ + kPackedHeaderBytes + payload.size(), options.identity.data(),
               options.identity.size());
@@ -150,9 +173,10 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
                          Crc32c(payload.data(), payload.size()));
   std::memcpy(image->mapping_, &header, sizeof(header));
   ::flock(file.get(), LOCK_SH | LOCK_NB);  // In use, for RemoveStaleImages.
-  if (::fdatasync(file.get()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
-    absl::Status status = SystemError("write", path);
-    ::unlink(temporary.c_str());
+  if (::fdatasync(file.get()) != 0 ||
+      ::renameat(folder, temporary.c_str(), folder, name.c_str()) != 0) {
+    absl::Status status = SystemError("write", name);
+    ::unlinkat(folder, temporary.c_str(), 0);
     return status;
   }
   ::mprotect(image->mapping_, bytes, PROT_READ);

@@ -7,6 +7,10 @@
 // and the others wait and map. Its header is checked when it is opened, its checksum in the
 // background; a file that fails is removed and reported. Whoever makes one removes stale ones
 // (RemoveStaleImages).
+//
+// What is served must be what this user packed, so the folder and the file belong to the effective
+// user, nobody else may write them, and neither is a link. Anything else is logged and packed
+// again.
 
 #ifndef TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
 #define TANDEM_RUNTIME_MODEL_PACKED_IMAGE_H_
@@ -22,6 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/private_file.h"
 #include "runtime/base/sha256.h"
 #include "runtime/model/packed_file.h"
 
@@ -46,8 +51,8 @@ class PackedImage {
   // Writes the payload and returns the digest of what it was made from.
   using Fill = std::function<absl::StatusOr<Sha256Digest>(std::span<std::byte> payload)>;
 
-  // Maps the cached image or makes it with `fill`. A cache that cannot be used (no room, no rights)
-  // is logged and done without. ResourceExhausted without memory; errors of `fill`.
+  // Maps the cached image or makes it with `fill`. A cache that cannot be used (no room, no rights,
+  // others' rights) is logged and done without. ResourceExhausted without memory; errors of `fill`.
   static absl::StatusOr<std::unique_ptr<PackedImage>> Open(const PackedImageOptions& options,
                                                            const Fill& fill);
   ~PackedImage();  // Ends the check.
@@ -65,10 +70,13 @@ class PackedImage {
  private:
   PackedImage() = default;
 
+  // In the open cache folder, under this name.
   static absl::StatusOr<std::unique_ptr<PackedImage>> OpenCached(const PackedImageOptions& options,
-                                                                 const std::string& path);
+                                                                 int folder,
+                                                                 const std::string& name);
   static absl::StatusOr<std::unique_ptr<PackedImage>> MakeCached(const PackedImageOptions& options,
-                                                                 const std::string& path,
+                                                                 int folder,
+                                                                 const std::string& name,
                                                                  const Fill& fill);
   static absl::StatusOr<std::unique_ptr<PackedImage>> MakeInMemory(
       const PackedImageOptions& options, const Fill& fill);

@@ -1,6 +1,8 @@
 #include "runtime/model/packed_image.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -240,6 +242,78 @@ TEST(PackedImageTest, ABrokenHeaderOrLengthIsPackedAfresh) {
     EXPECT_FALSE((*image)->from_cache()) << "damage at " << damage;
     ExpectPattern(**image);
   }
+}
+
+// Whoever may write there could serve other weights under this model's name.
+TEST(PackedImageTest, AFolderThatOthersMayWriteIsNotUsed) {
+  const TempFolder folder;
+  Pack(folder, 1, "");
+  const std::string cache = Options(folder).cache_dir;
+  const auto expect_packed_again = [&](const char* what) {
+    int fills = 0;
+    const auto image = PackedImage::Open(Options(folder), [&](std::span<std::byte> payload) {
+      ++fills;
+      return FillWithPattern(payload);
+    });
+    ASSERT_TRUE(image.ok()) << image.status();
+    EXPECT_EQ(fills, 1) << what;
+    EXPECT_EQ((*image)->path(), "") << what;
+    ExpectPattern(**image);
+  };
+  for (const mode_t mode : {0770, 0777, 0720, 0702}) {
+    ASSERT_EQ(chmod(cache.c_str(), mode), 0);
+    expect_packed_again("writable by others");
+  }
+  ASSERT_EQ(chmod(cache.c_str(), 0755), 0);
+  EXPECT_TRUE(PackedImage::Open(Options(folder), MustNotFill).ok());
+  if (geteuid() == 0) {  // Root with a user's HOME.
+    ASSERT_EQ(chown(cache.c_str(), 12345, 12345), 0);
+    expect_packed_again("another user's");
+    ASSERT_EQ(chown(cache.c_str(), 0, 0), 0);
+  }
+  std::filesystem::rename(cache, folder.path() + "/moved");
+  std::filesystem::create_directory_symlink(folder.path() + "/moved", cache);
+  expect_packed_again("a link");
+}
+
+TEST(PackedImageTest, AFileThatOthersMayWriteIsPackedAgain) {
+  const TempFolder folder;
+  const std::string path = Pack(folder, 1, "");
+  const auto expect_packed_again = [&](const char* what) {
+    {
+      const auto again = PackedImage::Open(Options(folder), FillWithPattern);
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_FALSE((*again)->from_cache()) << what;
+    }
+    const auto mapped = PackedImage::Open(Options(folder), MustNotFill);
+    ASSERT_TRUE(mapped.ok()) << what << ": " << mapped.status();
+    EXPECT_TRUE((*mapped)->from_cache()) << what;
+  };
+  ASSERT_EQ(chmod(path.c_str(), 0664), 0);
+  expect_packed_again("writable by a group");
+  ASSERT_EQ(chmod(path.c_str(), 0606), 0);
+  expect_packed_again("writable by all");
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(path.c_str(), 12345, 12345), 0);
+    expect_packed_again("another user's");
+  }
+  std::filesystem::rename(path, path + ".planted");
+  std::filesystem::create_symlink(path + ".planted", path);
+  expect_packed_again("a link");
+  EXPECT_TRUE(std::filesystem::exists(path + ".planted"));
+}
+
+TEST(PackedImageTest, WhatItMakesIsThisUsersAloneWhateverTheUmask) {
+  const TempFolder folder;
+  const mode_t before = umask(0);
+  const std::string path = Pack(folder, 1, "");
+  umask(before);
+  struct stat info;
+  for (const std::string& made : {path, Options(folder).cache_dir}) {
+    ASSERT_EQ(stat(made.c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 077, 0u) << made;
+  }
+  EXPECT_TRUE(PackedImage::Open(Options(folder), MustNotFill).ok());
 }
 
 }  // namespace
