@@ -50,7 +50,9 @@ TEST_F(RouterHttpTest, ProbesAndModelCards) {
   EXPECT_EQ(client.Exchange("/v1/models/other").status, 404);
   EXPECT_EQ(client.Exchange("/v1/models/demo%5Fmodel").status, 200);
   EXPECT_THAT(client.Exchange("/v1/models/a%2Fb%zz%4").body, HasSubstr("\\\"a/b%zz%4\\\""));
-  client.Send("HEAD /health HTTP/1.1\r\nHost: x\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n");
+  client.Send(
+      "HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /version HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n");
   EXPECT_TRUE(client.ReadUntil("\"version\"")) << "a pipelined request follows an empty HEAD";
 }
 
@@ -262,7 +264,8 @@ TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   RawHttp careful(http());
   const std::string body = R"({"prompt":"a","max_tokens":1})";
   careful.Send(
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: " +
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: "
+      "100-continue\r\nContent-Length: " +
       std::to_string(body.size()) + "\r\n\r\n");
   EXPECT_TRUE(careful.ReadUntil("100 Continue\r\n\r\n"));
   careful.Send(body);
@@ -459,6 +462,33 @@ TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndRefusesNewOnes) {
   workers_[0]->ReleaseHeld();
   EXPECT_THAT(client.Read().body, HasSubstr("[DONE]"));
   EXPECT_TRUE(Eventually([&] { return router_->Drained(); }));
+}
+
+TEST_F(RouterHttpTest, APageOfAnotherSiteGetsAndStartsNothing) {
+  Start();
+  const auto status = [&](const std::string& head, const std::string& body = "") {
+    RawHttp client(http());
+    std::string text = head + "\r\n";
+    if (!body.empty()) text += "Content-Length: " + std::to_string(body.size()) + "\r\n";
+    client.Send(text + "\r\n" + body);
+    return client.Read().status;
+  };
+  const std::string body = R"({"prompt":"a","max_tokens":1})";
+  const std::string post = "POST /v1/completions HTTP/1.1\r\n";
+  const std::string json_type = "Content-Type: application/json\r\n";
+  // Under a name of its own that leads here (DNS rebinding).
+  EXPECT_EQ(status("GET /metrics HTTP/1.1\r\nHost: evil.example:8000"), 403);
+  EXPECT_EQ(status(post + json_type + "Host: evil.example", body), 403);
+  // What a page sends without asking (CSRF), and when it has asked.
+  EXPECT_EQ(status(post + "Host: localhost\r\nContent-Type: text/plain", body), 415);
+  EXPECT_EQ(status(post + "Host: localhost", body), 415);
+  EXPECT_EQ(status(post + json_type + "Host: localhost\r\nOrigin: http://evil.example", body), 403);
+  EXPECT_EQ(status("OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                   "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST"),
+            405);
+  EXPECT_EQ(workers_[0]->num_submits(), 0);
+  EXPECT_EQ(status(post + json_type + "Host: localhost", body), 200);
+  EXPECT_EQ(workers_[0]->num_submits(), 1);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ void RawHttp::Send(std::string_view bytes) {
 void RawHttp::SendRequest(const std::string& path, const std::string& body,
                           const std::string& more_headers) {
   std::string request =
-      (body.empty() ? "GET " : "POST ") + path + " HTTP/1.1\r\nHost: test\r\n" + more_headers;
+      (body.empty() ? "GET " : "POST ") + path + " HTTP/1.1\r\nHost: localhost\r\n" + more_headers;
   if (!body.empty()) {
     request +=
         "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";

@@ -39,6 +39,7 @@ struct ServeOptions {
   std::string transport = "ucx";
   std::string disaggregate = "auto";
   std::string served_model_name;
+  std::string allowed_hosts, cors_origins;
   std::string load_format = "auto";
   std::string cache_dir;
   ByteSize kv_memory;
@@ -59,6 +60,11 @@ void Declare(ServeOptions* o, FlagSet* flags) {
   flags->AddChoice("disaggregate", &o->disaggregate, {"auto", "always", "never"},
                    "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
                    "from one missing block on");
+  flags->Add("allowed-host", &o->allowed_hosts, "NAME,...",
+             "names in a Host header beside localhost and the address of --http; beyond loopback "
+             "every name is allowed if none is given here");
+  flags->Add("cors-origin", &o->cors_origins, "URL,...",
+             "origins of pages that may use the HTTP API from a browser: https://chat.example");
   flags->Add("served-model-name", &o->served_model_name, "NAME",
              "name in the API; the folder's name if empty");
   flags->AddChoice("load-format", &o->load_format, {"auto", "dummy"},
@@ -202,6 +208,8 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
   if (!options.served_model_name.empty()) {
     command.push_back("--served-model-name=" + options.served_model_name);
   }
+  if (!options.allowed_hosts.empty()) command.push_back("--allowed-host=" + options.allowed_hosts);
+  if (!options.cors_origins.empty()) command.push_back("--cors-origin=" + options.cors_origins);
   if (options.insecure_public_listen) command.push_back("--insecure-public-listen");
   return command;
 }

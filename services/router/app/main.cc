@@ -33,6 +33,7 @@ struct RouterFlags {
   std::string model, served_model_name, workers, workers_dns;
   std::string http = "127.0.0.1:8000", grpc = "127.0.0.1:9000", port_file;
   std::string disaggregate = "auto", name = "router";
+  std::string allowed_hosts, cors_origins;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
   bool insecure_public_listen = false, version = false;
@@ -48,6 +49,11 @@ void Declare(RouterFlags* f, FlagSet* flags) {
              "or a DNS name that has all their addresses, asked every second");
   flags->Add("http", &f->http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
   flags->Add("grpc", &f->grpc, "ADDR", "gRPC API; port 0: any");
+  flags->Add("allowed-host", &f->allowed_hosts, "NAME,...",
+             "names in a Host header beside localhost and the address of --http; beyond loopback "
+             "every name is allowed if none is given here");
+  flags->Add("cors-origin", &f->cors_origins, "URL,...",
+             "origins of pages that may use the HTTP API from a browser: https://chat.example");
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
   flags->AddChoice("disaggregate", &f->disaggregate, {"auto", "always", "never"},
@@ -95,6 +101,10 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   };
   TANDEM_RETURN_IF_ERROR(listen("--http", f.http, &options.http));
   TANDEM_RETURN_IF_ERROR(listen("--grpc", f.grpc, &options.grpc));
+  for (const auto& [text, list] : {std::pair(&f.allowed_hosts, &options.allowed_hosts),
+                                   std::pair(&f.cors_origins, &options.cors_origins)}) {
+    *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
+  }
   options.name = f.name;
   options.model = f.model;
   options.served_model_name = f.served_model_name;

@@ -57,6 +57,9 @@ absl::Status RouterApp::Start() {
   HttpApiParts parts{
       .generator = generator_.get(),
       .pool = pool_.get(),
+      .guard = {.address = options_.http,
+                .allowed_hosts = options_.allowed_hosts,
+                .cors_origins = options_.cors_origins},
       .ready = [this] { return Ready(); },
       .collect_metrics =
           [this](std::function<void(std::string)> done) { collector_->Collect(std::move(done)); }};

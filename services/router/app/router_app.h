@@ -33,6 +33,7 @@ struct RouterOptions {
   std::string workers_dns;           // ...name:port.
   ListenAddress http;
   ListenAddress grpc;
+  std::vector<std::string> allowed_hosts, cors_origins;  // BrowserGuardOptions.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;

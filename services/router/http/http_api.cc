@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -57,9 +58,17 @@ std::string PercentDecoded(std::string_view text) {
 
 }  // namespace
 
-HttpApi::HttpApi(HttpApiParts parts) : parts_(std::move(parts)), started_s_(WallClockSeconds()) {}
+HttpApi::HttpApi(HttpApiParts parts)
+    : parts_(std::move(parts)), guard_(parts_.guard), started_s_(WallClockSeconds()) {}
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  exchange = guard_.ForOrigin(request, std::move(exchange));
+  const auto refused = [&exchange](const std::optional<GuardRefusal>& refusal) {
+    if (!refusal.has_value()) return false;
+    SendJson(exchange.get(), refusal->status, ErrorJson(refusal->status, refusal->message, ""));
+    return true;
+  };
+  if (refused(guard_.CheckHost(request))) return;
   const HttpRoute* route = std::find_if(std::begin(kRoutes), std::end(kRoutes),
                                         [&](const HttpRoute& r) { return r.path == request.path; });
   if (route == std::end(kRoutes)) {
@@ -70,6 +79,8 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     }
     route = &kModelRoute;
   }
+  const char* const methods = route->post ? "POST" : "GET, HEAD";
+  if (guard_.AnswerPreflight(request, methods, exchange.get())) return;
   const bool allowed =
       route->post ? request.method == "POST" : request.method == "GET" || request.method == "HEAD";
   if (!allowed) {
@@ -77,9 +88,10 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
         405, kJson,
         ErrorJson(405, absl::StrFormat("%s takes %s", request.path, route->post ? "POST" : "GET"),
                   ""),
-        {{"Allow", route->post ? "POST" : "GET, HEAD"}});
+        {{"Allow", methods}});
     return;
   }
+  if (route->post && refused(guard_.CheckPost(request))) return;
   switch (route->page) {
     case Page::kHealth:
       return SendJson(exchange.get(), 200, "{\"status\":\"ok\"}");

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "services/router/generator.h"
+#include "services/router/http/browser_guard.h"
 #include "services/router/http/http_server.h"
 #include "services/router/text_pool.h"
 
@@ -17,6 +18,7 @@ namespace tandem {
 struct HttpApiParts {
   Generator* generator = nullptr;
   TextPool* pool = nullptr;
+  BrowserGuardOptions guard;
   std::function<bool()> ready;
   // Calls back once, on any thread, with the text exposition of everybody's metrics.
   std::function<void(std::function<void(std::string)>)> collect_metrics;
@@ -34,6 +36,7 @@ class HttpApi final : public HttpHandler {
   void Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat);
 
   const HttpApiParts parts_;
+  const BrowserGuard guard_;
   const int64_t started_s_;
 };
 
