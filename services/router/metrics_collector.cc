@@ -97,12 +97,15 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
       }
       call->request.mutable_metrics();
       call->context.set_deadline(std::chrono::system_clock::now() + kScrapeTimeout);
-      channels[i]->stub()->async()->Control(
-          &call->context, &call->request, &call->response,
-          [self = shared_from_this(), call](const grpc::Status& status) {
-            if (status.ok()) self->OnMetrics(*call);
-            self->OnAnswer();
-          });
+      call->proof.reset(new FleetCall(channels[i]->Prove(kControlMethod, &call->context)));
+      call->proof->Start([self = shared_from_this(), call] {
+        call->channel->stub()->async()->Control(
+            &call->context, &call->request, &call->response,
+            [self, call](const grpc::Status& status) {
+              if (status.ok() && call->proof->CheckAnswer().ok()) self->OnMetrics(*call);
+              self->OnAnswer();
+            });
+      });
     }
     OnAnswer();
   }
@@ -112,6 +115,7 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
     std::shared_ptr<WorkerChannel> channel;
     WorkerId worker;
     grpc::ClientContext context;
+    std::unique_ptr<FleetCall> proof;
     v1::ControlRequest request;
     v1::ControlResponse response;
   };

@@ -15,6 +15,8 @@ constexpr int32_t kProtocolMin = 1;
 constexpr int32_t kProtocolMax = 1;
 // A worker that takes none of them for so long is silent long before.
 constexpr size_t kMaxUnsentCommands = 65'536;
+// In a row. One may be of a worker that started again while its challenge was answered.
+constexpr int kRefusalsToReport = 3;
 
 }  // namespace
 
@@ -22,7 +24,8 @@ constexpr size_t kMaxUnsentCommands = 65'536;
 
 class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent> {
  public:
-  Watch(std::shared_ptr<WorkerChannel> channel) : channel_(std::move(channel)) {
+  Watch(std::shared_ptr<WorkerChannel> channel)
+      : channel_(std::move(channel)), proof_(channel_->Prove(kWatchMethod, &context_)) {
     context_.set_wait_for_ready(true);
     request_.set_router(channel_->options_.router_name);
     request_.set_protocol_min(kProtocolMin);
@@ -31,11 +34,17 @@ class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent
 
   void Start() {
     channel_->stub_->async()->Watch(&context_, &request_, this);
-    StartRead(&event_);
-    StartCall();
+    proof_.Start([this] { StartCall(); }, /*wait_for_ready=*/true);
   }
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() { proof_.Cancel(); }
+
+  void OnReadInitialMetadataDone(bool ok) override {
+    if (!ok) return;
+    proven_ = proof_.CheckAnswer();
+    if (proven_.ok()) return StartRead(&event_);
+    context_.TryCancel();
+  }
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
@@ -51,13 +60,17 @@ class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent
   }
 
   void OnDone(const grpc::Status& status) override {
-    channel_->OnWatchDone(this, status);
+    absl::Status why = proven_.ok() ? proof_.why() : proven_;
+    if (why.ok()) why = FromGrpcStatus(status);
+    channel_->OnWatchDone(this, why);
     delete this;
   }
 
  private:
   const std::shared_ptr<WorkerChannel> channel_;
   grpc::ClientContext context_;
+  FleetCall proof_;
+  absl::Status proven_;
   v1::WatchRequest request_;
   v1::WatchEvent event_;
 };
@@ -69,15 +82,26 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
                                      public std::enable_shared_from_this<Session> {
  public:
   Session(std::shared_ptr<WorkerChannel> channel, SessionId session_id, const WorkerId& worker_id)
-      : id(session_id), worker(worker_id), channel_(std::move(channel)) {
+      : id(session_id),
+        worker(worker_id),
+        channel_(std::move(channel)),
+        proof_(channel_->Prove(kWorkerSessionMethod, &context_)) {
     context_.set_wait_for_ready(false);
   }
 
   void Start() {
     channel_->stub_->async()->Session(&context_, this);
     AddHold();  // Send and ReadNext come from other threads.
-    StartRead(&batch_);
-    StartCall();
+    proof_.Start([this] { StartCall(); });
+  }
+
+  // Commands are sent once the first batch has been read: nothing is said before the proof.
+  void OnReadInitialMetadataDone(bool ok) override EXCLUDES(mu_) {
+    if (!ok) return Release();
+    proven_ = proof_.CheckAnswer();
+    if (!proven_.ok()) return Close("no proof");
+    MutexLock lock(&mu_);
+    if (held_) StartRead(&batch_);
   }
 
   void OnReadDone(bool ok) override {
@@ -102,7 +126,11 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
     if (ok) WriteNext();
   }
 
-  void OnDone(const grpc::Status& status) override { channel_->OnSessionDone(this, status); }
+  void OnDone(const grpc::Status& status) override {
+    absl::Status why = proven_.ok() ? proof_.why() : proven_;
+    if (why.ok()) why = FromGrpcStatus(status);
+    channel_->OnSessionDone(this, why);
+  }
 
   // ---- SessionWriter ----
 
@@ -125,7 +153,7 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   }
 
   void Close(std::string_view why) override {
-    context_.TryCancel();
+    proof_.Cancel();
     Release();
   }
 
@@ -151,6 +179,8 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
 
   const std::shared_ptr<WorkerChannel> channel_;
   grpc::ClientContext context_;
+  FleetCall proof_;
+  absl::Status proven_;  // Reactions only.
   v1::StepBatch batch_;
   bool open_ = false;      // Reading reactions only.
   bool accepted_ = false;  // The core's thread only.
@@ -263,13 +293,17 @@ void WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update) {
   if (outdated != nullptr) outdated->Close("the worker restarted");
 }
 
-void WorkerChannel::OnWatchDone(Watch* watch, const grpc::Status& status) {
+void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
   MutexLock lock(&mu_);
   watch_ = nullptr;
   watch_dialling_.ended = true;
   if (registered_) {
     core_->OnWatchLost(worker_);
-    LogInfo("watch ended", {{"worker", worker_.name}, {"why", status.error_message()}});
+    LogInfo("watch ended", {{"worker", worker_.name}, {"why", why.ToString()}});
+    num_refusals_ = 0;
+  } else if (absl::IsUnauthenticated(why) && ++num_refusals_ == kRefusalsToReport) {
+    LogWarning("a worker and this router do not trust each other",
+               {{"address", address_}, {"why", why.ToString()}});
   }
   registered_ = false;
   wake_();
@@ -294,7 +328,7 @@ void WorkerChannel::OnSessionAccepted(Session* session) {
   if (session_.get() == session) session_dialling_.answered = true;
 }
 
-void WorkerChannel::OnSessionDone(Session* session, const grpc::Status& status) {
+void WorkerChannel::OnSessionDone(Session* session, const absl::Status& why) {
   std::shared_ptr<Session> last;  // Released after the lock.
   {
     MutexLock lock(&mu_);
@@ -303,7 +337,7 @@ void WorkerChannel::OnSessionDone(Session* session, const grpc::Status& status) 
     session_dialling_.ended = true;
     if (session->announced) {
       core_->OnSessionLost(session->id);
-      LogInfo("session ended", {{"worker", session->worker.name}, {"why", status.error_message()}});
+      LogInfo("session ended", {{"worker", session->worker.name}, {"why", why.ToString()}});
     }
     wake_();
     idle_.SignalAll();

@@ -14,9 +14,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "runtime/base/fleet_secret.h"
 #include "runtime/base/mutex.h"
 #include "services/router/router_core.h"
+#include "services/server/fleet_auth.h"
 #include "tandem/v1/worker.grpc.pb.h"
 
 namespace tandem {
@@ -24,6 +27,7 @@ namespace tandem {
 struct WorkerChannelOptions {
   std::string router_name;
   double liveness_scale = 1;
+  FleetSecret secret;
   int64_t first_pause_us = 20'000;  // Before dialling again; doubles up to...
   int64_t max_pause_us = 250'000;
 };
@@ -49,6 +53,10 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   // A Watch has answered and stands.
   bool connected() const EXCLUDES(mu_);
   v1::Worker::Stub* stub() const { return stub_.get(); }
+  // The proof that a call of `method` on the stub carries. While this lives.
+  FleetCall Prove(std::string_view method, grpc::ClientContext* context) const {
+    return {&options_.secret, channel_, address_, method, context};
+  }
 
  private:
   class Watch;
@@ -68,11 +76,11 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
 
   // From the calls' reactions.
   void OnWatchUpdate(Watch* watch, WatchUpdate update) EXCLUDES(mu_);
-  void OnWatchDone(Watch* watch, const grpc::Status& status) EXCLUDES(mu_);
+  void OnWatchDone(Watch* watch, const absl::Status& why) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
   // By the core, which may also refuse it: a worker that is stalled, say.
   void OnSessionAccepted(Session* session) EXCLUDES(mu_);
-  void OnSessionDone(Session* session, const grpc::Status& status) EXCLUDES(mu_);
+  void OnSessionDone(Session* session, const absl::Status& why) EXCLUDES(mu_);
 
   const std::string address_;
   const WorkerChannelOptions options_;
@@ -89,6 +97,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);  // Kept until its end.
   WorkerId worker_ GUARDED_BY(mu_);
   bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch.
+  int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that ended unproven.
   Dialling watch_dialling_ GUARDED_BY(mu_);
   Dialling session_dialling_ GUARDED_BY(mu_);
 };

@@ -40,7 +40,10 @@ class DecodeSessions::Session final
   Session(DecodeSessions* sessions, SessionId id)
       : StreamReactor(kMaxUnsentPeerMessages), sessions_(sessions), id_(id) {}
 
-  void Begin() { StartRead(&message_); }
+  void Begin() {
+    StartSendInitialMetadata();  // The other end waits for our proof.
+    StartRead(&message_);
+  }
 
   void Send(const PrefillToDecode& in) {
     proto::ToDecode message;

@@ -24,7 +24,6 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
-constexpr char kFramesMethod[] = "/tandem.v1.Kv/Frames";
 
 std::string RandomToken() {
   std::random_device device;
@@ -240,9 +239,11 @@ class GrpcKvTransport::Outbound final : public KvOutbound {
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GrpcKvTransport::Service::Frames(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  struct Refused final : grpc::ServerWriteReactor<grpc::ByteBuffer> {
-    void OnDone() override { delete this; }
-  };
+  using Stream = grpc::ServerWriteReactor<grpc::ByteBuffer>;
+  if (const absl::Status admitted = transport_->options_.door->Admit(context, kFramesMethod);
+      !admitted.ok()) {
+    return RefuseCall<Stream>(admitted);
+  }
   grpc::Slice slice;
   v1::FramesRequest parsed;
   std::shared_ptr<SendLink> link;
@@ -260,9 +261,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GrpcKvTransport::Service::Frames(
     if (!link->Join(stream)) stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "closed"));
     return stream;
   }
-  auto* const refused = new Refused;
-  refused->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "no KV link of that token"));
-  return refused;
+  return RefuseCall<Stream>(absl::NotFoundError("no KV link of that token"));
 }
 
 // ---- Receiving ----
@@ -278,6 +277,7 @@ class GrpcKvTransport::ReceiveStream final
         channel_(
             DialKv(target, transport->options_.block_bytes, transport->options_.liveness_scale)),
         stub_(channel_),
+        proof_(&transport->options_.secret, channel_, target, kFramesMethod, &context_),
         scratch_(static_cast<size_t>(transport->pool_.block_bytes)) {
     v1::FramesRequest request;
     request.set_token(token);
@@ -291,8 +291,7 @@ class GrpcKvTransport::ReceiveStream final
     stream->self_ = stream;
     stream->stub_.PrepareBidiStreamingCall(&stream->context_, kFramesMethod, {}, stream.get());
     stream->StartWriteLast(&stream->request_, grpc::WriteOptions());
-    stream->StartRead(&stream->message_);
-    stream->StartCall();
+    stream->proof_.Start([raw = stream.get()] { raw->StartCall(); });
   }
 
   // No frame gets a place after this.
@@ -301,7 +300,17 @@ class GrpcKvTransport::ReceiveStream final
       MutexLock lock(&mu_);
       cancelled_ = true;
     }
-    context_.TryCancel();
+    proof_.Cancel();
+  }
+
+  void OnReadInitialMetadataDone(bool ok) override {
+    const absl::Status proven = ok ? proof_.CheckAnswer() : proof_.why();
+    if (!proven.ok()) {
+      on_lost_->Call(proven);
+      context_.TryCancel();
+    } else if (ok) {
+      StartRead(&message_);
+    }
   }
 
   void OnReadDone(bool ok) override EXCLUDES(mu_) {
@@ -385,6 +394,7 @@ class GrpcKvTransport::ReceiveStream final
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
+  FleetCall proof_;
   grpc::ByteBuffer request_;
   grpc::ByteBuffer message_;
   std::vector<std::byte> scratch_;

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
+#include "services/server/fleet_auth.h"
 #include "tandem/v1/kv.grpc.pb.h"
 
 namespace tandem {
@@ -27,6 +28,8 @@ struct GrpcKvOptions {
   int64_t block_bytes = 0;
   int32_t num_blocks = 0;
   double liveness_scale = 1;
+  FleetDoor* door = nullptr;  // Outlives the transport.
+  FleetSecret secret;
 };
 
 class GrpcKvTransport final : public KvTransport {

@@ -74,8 +74,20 @@ void StopOnCorruption(const absl::Status& why) {
   std::_Exit(kExitToBeReplaced);
 }
 
+absl::StatusOr<FleetSecret> ReadSecret(const WorkerOptions& options) {
+  TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, FleetSecret::Read(options.fleet_secret_file));
+  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options, secret.configured()));
+  if (!secret.configured()) {
+    LogWarning("no fleet secret: whoever reaches --listen may use and drain this worker",
+               {{"listen", options.listen}});
+  } else if (!ListensOnLoopback(options)) {
+    LogWarning("connections are authenticated but not encrypted", {{"listen", options.listen}});
+  }
+  return secret;
+}
+
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
-  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+  TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, ReadSecret(options));
   const MachineLimits machine = ReadMachineLimits();
   Process process;
   const int32_t threads = NumThreads(options, machine);
@@ -149,6 +161,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.secret = secret;
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
                                               .max_sequences = sizes.max_sequences,

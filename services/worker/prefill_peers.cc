@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/channel.h"
+#include "services/server/fleet_auth.h"
 #include "services/server/status_proto.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/token_check.h"
@@ -16,12 +17,18 @@
 
 namespace tandem {
 
-// Greets, then posts what the prefill worker says. Alive until OnDone.
+// Greets, once the other end has proven itself, then posts what the prefill worker says. Alive
+// until OnDone.
 class PrefillPeers::Session final
     : public grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode> {
  public:
   Session(PrefillPeers* peers, PrefillPeer peer)
-      : peers_(peers), peer_(std::move(peer)), writes_(this, kMaxUnsentPeerMessages) {}
+      : peers_(peers),
+        peer_(std::move(peer)),
+        channel_(DialControl(peer_.address, peers->liveness_scale_)),
+        stub_(proto::Prefill::NewStub(channel_)),
+        proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
+        writes_(this, kMaxUnsentPeerMessages, /*held=*/!proof_.open()) {}
 
   // Every session ends with exactly one PrefillLost.
   static void Begin(const std::shared_ptr<Session>& session) EXCLUDES(session->mu_) {
@@ -40,13 +47,10 @@ class PrefillPeers::Session final
     } else {
       session->Lose(inbound.status());  // The call below ends cancelled.
     }
-    session->channel_ = DialControl(session->peer_.address, peers->liveness_scale_);
-    session->stub_ = proto::Prefill::NewStub(session->channel_);
     session->stub_->async()->Session(&session->context_, session.get());
     session->AddHold();  // Until the queue is closed: OnDone never races a Push.
-    session->StartRead(&session->message_);
     session->writes_.Push(std::move(hello));
-    session->StartCall();
+    session->proof_.Start([raw = session.get()] { raw->StartCall(); });
   }
 
   void Send(const DecodeToPrefill& in) {
@@ -62,11 +66,22 @@ class PrefillPeers::Session final
       MutexLock lock(&mu_);
       if (why_.ok()) why_ = why;
     }
-    context_.TryCancel();
+    proof_.Cancel();
   }
 
   size_t unsent() const { return writes_.size(); }
 
+  void OnReadInitialMetadataDone(bool ok) override {
+    const absl::Status proven = ok ? proof_.CheckAnswer() : proof_.why();
+    if (!proven.ok()) Lose(proven);
+    if (ok && proven.ok()) {
+      writes_.Open();
+      StartRead(&message_);
+    } else {
+      writes_.Close();
+      RemoveHold();
+    }
+  }
   void OnReadDone(bool ok) override {
     if (!ok) {
       writes_.Close();
@@ -87,6 +102,8 @@ class PrefillPeers::Session final
     }
     if (why.ok()) why = FromGrpcStatus(status);
     if (why.ok()) why = absl::UnavailableError("the prefill worker ended the session");
+    // The pair shares no secret, and will not at the next try.
+    if (absl::IsUnauthenticated(why)) why = absl::FailedPreconditionError(why.message());
     LogInfo("session with a prefill worker ended",
             {{"worker", peer_.worker.name}, {"why", why.ToString()}});
     peers_->commands_->PushAlways(PrefillLost{peer_.worker, why});
@@ -123,9 +140,10 @@ class PrefillPeers::Session final
 
   PrefillPeers* const peers_;
   const PrefillPeer peer_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<proto::Prefill::Stub> stub_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<proto::Prefill::Stub> stub_;
   grpc::ClientContext context_;
+  FleetCall proof_;
   WriteQueue<grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode>, proto::ToPrefill> writes_;
   proto::ToDecode message_;
   std::unique_ptr<KvInbound> inbound_;  // Begin, then reactions.

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "runtime/base/fleet_secret.h"
 #include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
@@ -18,10 +19,11 @@ namespace tandem {
 
 class PrefillPeers {
  public:
-  // `self` without a transport address. Both pointers outlive this.
-  PrefillPeers(PrefillHello self, int64_t vocab_size, double liveness_scale, KvTransport* transport,
-               CommandQueue* commands)
+  // `self` without a transport address. The pointers outlive this.
+  PrefillPeers(PrefillHello self, const FleetSecret* secret, int64_t vocab_size,
+               double liveness_scale, KvTransport* transport, CommandQueue* commands)
       : self_(std::move(self)),
+        secret_(secret),
         vocab_size_(vocab_size),
         liveness_scale_(liveness_scale),
         transport_(transport),
@@ -45,6 +47,7 @@ class PrefillPeers {
   void SessionEnded() EXCLUDES(mu_);
 
   const PrefillHello self_;
+  const FleetSecret* const secret_;
   const int64_t vocab_size_;
   const double liveness_scale_;
   KvTransport* const transport_;

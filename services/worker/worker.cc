@@ -11,6 +11,7 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
+#include "services/server/fleet_auth.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -42,15 +43,25 @@ class Worker::Services {
     explicit WorkerService(Worker* worker) : worker_(worker) {}
     grpc::ServerWriteReactor<proto::WatchEvent>* Watch(
         grpc::CallbackServerContext* context, const proto::WatchRequest* request) override {
+      const absl::Status admitted = worker_->door_->Admit(context, kWatchMethod);
+      if (!admitted.ok()) {
+        return RefuseCall<grpc::ServerWriteReactor<proto::WatchEvent>>(admitted);
+      }
       return worker_->watches_->Open(*request);
     }
     grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Session(
         grpc::CallbackServerContext* context) override {
+      const absl::Status admitted = worker_->door_->Admit(context, kWorkerSessionMethod);
+      if (!admitted.ok()) {
+        return RefuseCall<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>>(admitted);
+      }
       return worker_->routers_->Open();
     }
     grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context,
                                       const proto::ControlRequest* request,
                                       proto::ControlResponse* response) override {
+      const absl::Status admitted = worker_->door_->Admit(context, kControlMethod);
+      if (!admitted.ok()) return RefuseCall<grpc::ServerUnaryReactor>(admitted);
       grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
       grpc::Status status;
       switch (request->command_case()) {
@@ -80,6 +91,10 @@ class Worker::Services {
     explicit PrefillService(Worker* worker) : worker_(worker) {}
     grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Session(
         grpc::CallbackServerContext* context) override {
+      const absl::Status admitted = worker_->door_->Admit(context, kPrefillSessionMethod);
+      if (!admitted.ok()) {
+        return RefuseCall<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>>(admitted);
+      }
       return worker_->decodes_->Open();
     }
 
@@ -104,6 +119,7 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
     options.block_bytes = config.engine.block_bytes;
     options.num_blocks = config.engine.num_blocks;
     options.devices = config.ucx_devices;
+    options.secret = secret_;
     TANDEM_ASSIGN_OR_RETURN(
         transport_, UcxTransport::Create(options, receiver_.get(), transport_events_.get()));
     return absl::OkStatus();
@@ -112,7 +128,9 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
     TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<GrpcKvTransport> transport,
                             GrpcKvTransport::Create({.block_bytes = config.engine.block_bytes,
                                                      .num_blocks = config.engine.num_blocks,
-                                                     .liveness_scale = config.liveness_scale},
+                                                     .liveness_scale = config.liveness_scale,
+                                                     .door = door_.get(),
+                                                     .secret = secret_},
                                                     receiver_.get(), transport_events_.get()));
     kv_service_ = transport->service();
     transport_ = std::move(transport);
@@ -124,6 +142,8 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
 
 absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
   on_drain_ = config.on_drain;
+  secret_ = config.secret;
+  door_ = std::make_unique<FleetDoor>(secret_);
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
   metrics_ = std::make_unique<WorkerMetrics>(config.transport, &registry_);
@@ -143,8 +163,8 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                               commands_.get());
   decodes_ =
       std::make_unique<DecodeSessions>(hello, config.vocab_size, transport_.get(), commands_.get());
-  prefills_ = std::make_unique<PrefillPeers>(hello, config.vocab_size, config.liveness_scale,
-                                             transport_.get(), commands_.get());
+  prefills_ = std::make_unique<PrefillPeers>(
+      hello, &secret_, config.vocab_size, config.liveness_scale, transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, commands_.get());
   TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config.engine, {.commands = commands_.get(),
                                                                     .executor = executor_.get(),
@@ -164,12 +184,15 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(&services_->worker_service);
   builder.RegisterService(&services_->prefill_service);
+  builder.RegisterService(door_->service());
   if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
   loop_->Start();
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) {
     return absl::UnavailableError(absl::StrFormat("cannot listen on %s", config.listen));
   }
+  door_->ListensOn(config.listen.starts_with("unix:") ? config.listen
+                                                      : absl::StrFormat(":%d", port_));
   timer_ = std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_,
                                            prefills_.get(), decodes_.get(), watches_.get(),
                                            server_->GetHealthCheckService());

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/metrics_registry.h"
@@ -25,6 +26,7 @@ struct WorkerConfig {
   std::string transport = "ucx";  // Or "grpc".
   std::string ucx_devices;        // Empty: shared memory of this host only.
   double liveness_scale = 1;
+  FleetSecret secret;  // Of every internal call, and of KV links.
   size_t max_queued_commands = 4096;
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
@@ -36,6 +38,7 @@ using ExecutorFactory =
     std::function<absl::StatusOr<std::unique_ptr<Executor>>(const KvPool& pool)>;
 
 class EngineLoop;
+class FleetDoor;
 class LivenessTimer;
 
 class Worker {
@@ -63,6 +66,8 @@ class Worker {
 
   // In the order of construction.
   MetricsRegistry registry_;
+  FleetSecret secret_;
+  std::unique_ptr<FleetDoor> door_;
   std::unique_ptr<CommandQueue> commands_;
   std::unique_ptr<KvReceiver> receiver_;
   LeaseKeeper leases_;

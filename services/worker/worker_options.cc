@@ -44,7 +44,10 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             "gRPC address for routers and other workers; port 0 takes a free one");
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
-            "allow --listen beyond loopback, without TLS or keys");
+            "allow --listen beyond loopback without a fleet secret");
+  flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE",
+            "what routers and workers prove to each other that they know, one or two words of 32 "
+            "characters or more; empty: TANDEM_FLEET_SECRET in the environment");
   flags.AddChoice("transport", &options->transport, {"grpc", "ucx"}, "how KV blocks travel");
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
@@ -80,7 +83,13 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   return flags;
 }
 
-absl::Status CheckWorkerOptions(const WorkerOptions& options) {
+bool ListensOnLoopback(const WorkerOptions& options) {
+  const std::string host = options.listen.substr(0, options.listen.rfind(':'));
+  return host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0 ||
+         options.listen.rfind("unix:", 0) == 0;
+}
+
+absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   if (options.model.empty()) return absl::InvalidArgumentError("--model: name a model folder");
   if (options.name.empty() || options.name.size() > 256) {
     return absl::InvalidArgumentError(
@@ -98,14 +107,11 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--listen: \"%s\", want ADDR:PORT", options.listen));
   }
-  const std::string host = options.listen.substr(0, colon);
-  const bool loopback = host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0 ||
-                        options.listen.rfind("unix:", 0) == 0;
-  if (!loopback && !options.insecure_public_listen) {
+  if (!ListensOnLoopback(options) && !has_secret && !options.insecure_public_listen) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--listen: %s is not loopback, and connections are neither encrypted nor authenticated; "
-        "--insecure-public-listen allows it",
-        host));
+        "--listen: %s is not loopback, and nobody need prove who calls: name a "
+        "--fleet-secret-file or set TANDEM_FLEET_SECRET, or --insecure-public-listen allows it",
+        options.listen.substr(0, colon)));
   }
   return absl::OkStatus();
 }

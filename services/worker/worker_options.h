@@ -38,14 +38,17 @@ struct WorkerOptions {
   std::string isa = "auto";
   std::string load_format = "auto";
   std::string cache_dir;
+  std::string fleet_secret_file;
   double liveness_scale = 1;
 };
 
 FlagSet WorkerFlags(WorkerOptions* options);
 
 // What only the flags themselves can tell: the model folder, the block size, the address.
-// InvalidArgument names the flag and what is allowed.
-absl::Status CheckWorkerOptions(const WorkerOptions& options);
+// InvalidArgument names the flag and what is allowed. `has_secret`: callers must prove themselves.
+absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret);
+// Whether only this machine can reach --listen.
+bool ListensOnLoopback(const WorkerOptions& options);
 
 // What the model and the machine say about the rest.
 struct ModelFacts {

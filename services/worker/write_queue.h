@@ -13,11 +13,19 @@
 
 namespace tandem {
 
-// `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close.
+// `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. One
+// that is made `held` writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
-  WriteQueue(Reactor* reactor, size_t limit) : reactor_(reactor), limit_(limit) {}
+  WriteQueue(Reactor* reactor, size_t limit, bool held = false)
+      : reactor_(reactor), limit_(limit), held_(held) {}
+
+  void Open() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    held_ = false;
+    WriteNext();
+  }
 
   // False if `limit` messages wait already. A closed queue drops the message.
   bool Push(Message message) EXCLUDES(mu_) {
@@ -53,7 +61,7 @@ class WriteQueue {
 
  private:
   void WriteNext() REQUIRES(mu_) {
-    if (closed_ || writing_ || unsent_.empty()) return;
+    if (held_ || closed_ || writing_ || unsent_.empty()) return;
     writing_ = true;
     current_ = std::move(unsent_.front());
     unsent_.pop_front();
@@ -67,6 +75,7 @@ class WriteQueue {
   mutable Mutex mu_;
   std::deque<Message> unsent_ GUARDED_BY(mu_);
   Message current_ GUARDED_BY(mu_);
+  bool held_ GUARDED_BY(mu_);
   bool writing_ GUARDED_BY(mu_) = false;
   bool closed_ GUARDED_BY(mu_) = false;
 };

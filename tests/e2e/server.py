@@ -47,6 +47,8 @@ def wait_until(condition, seconds, what):
 
 
 class Server:
+    environment = None  # This process's own.
+
     def __init__(self, folder, model, *flags):
         self.http = f"127.0.0.1:{free_port()}"
         self.grpc = f"127.0.0.1:{free_port()}"
@@ -58,7 +60,7 @@ class Server:
     def __enter__(self):
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log,
-                                            stdin=subprocess.DEVNULL)
+                                            stdin=subprocess.DEVNULL, env=self.environment)
         try:
             self.wait_ready()
         except BaseException:

@@ -48,8 +48,8 @@ def other_host():
 
 
 def worker(folder, role, address, device, prefix=()):
-    return Worker(folder, f"{role}-0", f"--role={role}", "--insecure-public-listen", "--transport=ucx",
-                  f"--ucx-devices={device}", address=address, prefix=prefix)
+    return Worker(folder, f"{role}-0", f"--role={role}", "--transport=ucx", f"--ucx-devices={device}",
+                  address=address, prefix=prefix)
 
 
 def prompts(seed, count):

@@ -38,12 +38,14 @@ class RouterFixture : public testing::Test {
   static std::string Folder() { return std::string(TANDEM_TEST_DATA) + "/demo_model"; }
 
   // Starts workers with these options and a router that knows them all, and waits until it is
-  // ready.
-  void Start(std::vector<FakeWorkerOptions> workers, const std::string& folder = Folder()) {
+  // ready, unless it will not be.
+  void Start(std::vector<FakeWorkerOptions> workers, const std::string& folder = Folder(),
+             bool await_ready = true) {
     RouterOptions options{.model = folder,
                           .http = {.ip = "127.0.0.1"},
                           .grpc = {.ip = "127.0.0.1"},
-                          .liveness_scale = 5};
+                          .liveness_scale = 5,
+                          .secret = secret_};
     for (size_t i = 0; i < workers.size(); ++i) {
       workers[i].name = "fake-" + std::to_string(i);
       options_.push_back(workers[i]);
@@ -53,6 +55,7 @@ class RouterFixture : public testing::Test {
     absl::StatusOr<std::unique_ptr<RouterApp>> router = RouterApp::Create(options);
     ASSERT_TRUE(router.ok()) << router.status();
     router_ = *std::move(router);
+    if (!await_ready) return;
     ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
   }
   void Start() { Start({FakeWorkerOptions()}); }
@@ -74,6 +77,7 @@ class RouterFixture : public testing::Test {
     return at == std::string::npos ? -1 : std::stod(text.substr(at + sample.size() + 2));
   }
 
+  FleetSecret secret_;  // Of the router.
   std::vector<FakeWorkerOptions> options_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   std::unique_ptr<RouterApp> router_;  // Goes first.

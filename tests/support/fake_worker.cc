@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "runtime/base/random.h"
 #include "services/server/channel.h"
 #include "services/server/convert.h"
+#include "services/server/fleet_auth.h"
 #include "services/server/metrics_registry.h"
 #include "tandem/v1/worker.grpc.pb.h"
 
@@ -52,7 +54,7 @@ int32_t FakeToken(const FakeWorkerOptions& options, const std::vector<int32_t>& 
 class FakeWorker::Impl final : public v1::Worker::Service {
  public:
   explicit Impl(const FakeWorkerOptions& options)
-      : options_(options), incarnation_(std::random_device{}() | 1) {
+      : options_(options), incarnation_(std::random_device{}() | 1), door_(options.secret) {
     registry_.Counter("tandem_fake_submits_total", "Submits.");
     registry_.Gauge("tandem_fake_running", "Running.");
     grpc::ServerBuilder builder;
@@ -60,8 +62,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     builder.AddListeningPort("127.0.0.1:" + std::to_string(options.port),
                              grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
+    builder.RegisterService(door_.service());
     server_ = builder.BuildAndStart();
     TANDEM_CHECK(server_ != nullptr && port_ != 0) << "port " << options.port;
+    door_.ListensOn(":" + std::to_string(port_));
   }
 
   ~Impl() override {
@@ -72,6 +76,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
                      grpc::ServerWriter<v1::WatchEvent>* writer) override {
+    if (const auto refused = Refusal(context, kWatchMethod)) return *refused;
     WorkerRegistration registration{.worker = {options_.name, incarnation_},
                                     .role = options_.role,
                                     .model = options_.model,
@@ -101,6 +106,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   grpc::Status Session(grpc::ServerContext* context,
                        grpc::ServerReaderWriter<v1::StepBatch, v1::ToWorker>* stream) override {
+    if (const auto refused = Refusal(context, kWorkerSessionMethod)) return *refused;
     {
       MutexLock lock(&mu_);
       ++num_sessions_;
@@ -146,6 +152,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   grpc::Status Control(grpc::ServerContext* context, const v1::ControlRequest* request,
                        v1::ControlResponse* response) override {
+    if (const auto refused = Refusal(context, kControlMethod)) return *refused;
     registry_.Gauge("tandem_fake_running", "Running.").Set(num_running());
     MetricsToProto(registry_.Collect(), response->mutable_metrics());
     return grpc::Status::OK;
@@ -173,6 +180,11 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     bool prompt_said = false;
     std::map<int32_t, int32_t> next;  // Choice to position.
   };
+
+  std::optional<grpc::Status> Refusal(grpc::ServerContext* context, const char* method) {
+    const absl::Status admitted = door_.Admit(context, method);
+    return admitted.ok() ? std::nullopt : std::optional(ToGrpcStatus(admitted));
+  }
 
   int Locked(const int& number) const {
     MutexLock lock(&mu_);
@@ -262,6 +274,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   const FakeWorkerOptions options_;
   const uint64_t incarnation_;
+  FleetDoor door_;
   int port_ = 0;
   MetricsRegistry registry_;
   std::atomic<bool> stopping_{false};

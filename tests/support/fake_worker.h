@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/fleet_secret.h"
 #include "runtime/protocol/router_messages.h"
 
 namespace tandem {
@@ -20,6 +21,7 @@ struct FakeWorkerOptions {
   std::string numerics_id = "fake-numerics";
   int32_t max_model_tokens = 1024;
   int port = 0;
+  FleetSecret secret;              // None: believes everybody, and proves nothing.
   bool stalled = false;            // Its heartbeats tell of work, and of no progress.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   int32_t vocab_first = 4, vocab_size = 4096;

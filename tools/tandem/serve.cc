@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/flags.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "tools/tandem/child_process.h"
@@ -360,6 +362,9 @@ int ServeMain(const std::vector<std::string>& arguments) {
     return 2;
   }
   SetLogProcessName("serve");
+  // The children's environment, which only this user can read. One that is there is kept: somebody
+  // may want to call these workers.
+  setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);
   const auto supervisor = Supervisor::Create(options);
   if (!supervisor.ok()) {
     std::cerr << "tandem serve: " << supervisor.status().message() << "\n";

@@ -9,13 +9,16 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/transport/ucx/socket_greeting.h"
 
 namespace tandem {
 
@@ -27,7 +30,6 @@ constexpr int kAcceptsAtOnce = 128;
 // Connections without an attached link: what hangs up is gone two rounds after it was accepted.
 constexpr size_t kMaxStrangers = 2 * kAcceptsAtOnce;
 constexpr int kOffersAtOnce = 8;  // Of one link, before others get their turn.
-constexpr uint32_t kNoBlock = UINT32_MAX;
 
 absl::Status SocketError(const char* what) {
   return absl::UnavailableError(absl::StrFormat("KV socket: %s: %s", what, std::strerror(errno)));
@@ -44,7 +46,7 @@ sockaddr_un AbstractAddress(const std::string& name, socklen_t* length) {
   return address;
 }
 
-// Only processes of this user may offer blocks.
+// Of the process that connected, or that listens where we connected.
 bool SameUser(int fd) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
@@ -57,19 +59,20 @@ double SecondsNow() {
 
 }  // namespace
 
-// One packet from sender to receiver. The first of a connection offers nothing: it names the link.
+// One packet from sender to receiver, after the greeting.
 struct SharedLinks::Offer {
-  uint64_t inbound = 0;  // The receiver's number for the link.
-  uint64_t record = 0;   // Comes back as the acknowledgement.
-  uint32_t block = kNoBlock;
+  uint64_t record = 0;  // Comes back as the acknowledgement.
+  uint32_t block = 0;
   uint8_t header[kFrameHeaderBytes] = {};
 };
 
 struct SharedLinks::Outbound {
-  uint64_t remote_link = 0;
+  std::string socket_name;  // The receiver's.
+  SocketGreeting greeting;
   std::shared_ptr<LostCallbackOnce> on_lost;
   int fd = -1;  // -1: broken.
-  bool named = false;
+  bool greeted = false;
+  bool answered = false;  // With a proof.
   struct Frame {
     FrameHeader header;
     int32_t block = 0;
@@ -92,15 +95,18 @@ struct SharedLinks::Inbound {
 };
 
 absl::StatusOr<std::unique_ptr<SharedLinks>> SharedLinks::Create(UcxContext* context,
+                                                                 const FleetSecret& secret,
                                                                  KvReceiver* receiver,
                                                                  KvTransport::Listener* listener) {
-  std::unique_ptr<SharedLinks> links(new SharedLinks(context, receiver, listener));
+  std::unique_ptr<SharedLinks> links(new SharedLinks(context, secret, receiver, listener));
   TANDEM_RETURN_IF_ERROR(links->Listen());
   return links;
 }
 
-SharedLinks::SharedLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener)
+SharedLinks::SharedLinks(UcxContext* context, const FleetSecret& secret, KvReceiver* receiver,
+                         KvTransport::Listener* listener)
     : context_(context),
+      secret_(secret),
       receiver_(receiver),
       listener_(listener),
       scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
@@ -134,7 +140,8 @@ void SharedLinks::OpenOutbound(uint64_t link, const std::string& peer, const Ucx
                                std::shared_ptr<LostCallbackOnce> on_lost) {
   auto opened = std::make_unique<Outbound>();
   Outbound* const outbound = opened.get();
-  outbound->remote_link = remote.link;
+  outbound->socket_name = remote.socket_name;
+  outbound->greeting = MakeGreeting(secret_, remote.socket_name, remote.link);
   outbound->on_lost = std::move(on_lost);
   outbound_.emplace(link, std::move(opened));
   outbound->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -143,6 +150,10 @@ void SharedLinks::OpenOutbound(uint64_t link, const std::string& peer, const Ucx
   if (outbound->fd < 0 ||
       connect(outbound->fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     Break(outbound, SocketError("connect"));
+    return;
+  }
+  if (!SameUser(outbound->fd)) {
+    Break(outbound, absl::UnavailableError("KV socket: another user's process has its name"));
     return;
   }
   Pump(outbound);
@@ -161,23 +172,37 @@ void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, 
 }
 
 void SharedLinks::Pump(Outbound* link) {
-  const auto send_offer = [link](const Offer& offer) {
-    return send(link->fd, &offer, sizeof(offer), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(offer);
+  const auto send_packet = [link](const auto& packet) {
+    return send(link->fd, &packet, sizeof(packet), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(packet);
   };
-  if (!link->named) link->named = send_offer({.inbound = link->remote_link});
-  while (link->named && !link->waiting.empty() && link->unacknowledged.size() < kWindow) {
+  if (!link->greeted) link->greeted = send_packet(link->greeting);
+  while (link->answered && !link->waiting.empty() && link->unacknowledged.size() < kWindow) {
     const Outbound::Frame& frame = link->waiting.front();
-    Offer offer{.inbound = link->remote_link,
-                .record = link->next_record,
-                .block = static_cast<uint32_t>(frame.block)};
+    Offer offer{.record = link->next_record, .block = static_cast<uint32_t>(frame.block)};
     PackFrameHeader(frame.header, offer.header);
-    if (!send_offer(offer)) break;  // Full: POLLOUT brings us back. Broken: POLLHUP does.
+    if (!send_packet(offer)) break;  // Full: POLLOUT brings us back. Broken: POLLHUP does.
     link->unacknowledged.emplace(link->next_record++, frame.send_id);
     link->waiting.pop_front();
   }
 }
 
+void SharedLinks::ReadAnswer(Outbound* link) {
+  char answer[kProofBytes + 1];
+  const ssize_t got = recv(link->fd, answer, sizeof(answer), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    Break(link, PeerGone());
+  } else if (!CheckAnswer(secret_, link->socket_name, link->greeting,
+                          std::string_view(answer, static_cast<size_t>(got)))) {
+    Break(link, absl::UnavailableError("KV socket: the receiver has not proven itself"));
+  } else {
+    link->answered = true;
+  }
+}
+
 void SharedLinks::ReadAcks(Outbound* link) {
+  if (!link->answered) ReadAnswer(link);
+  if (!link->answered) return;
   uint64_t record = 0;
   while (link->fd >= 0) {
     const ssize_t got = recv(link->fd, &record, sizeof(record), MSG_DONTWAIT);
@@ -241,14 +266,20 @@ void SharedLinks::Decline() {
 
 void SharedLinks::Identify(int fd) {
   std::erase(strangers_, fd);
-  Offer first;
-  if (recv(fd, &first, sizeof(first), MSG_DONTWAIT) != sizeof(first) || first.block != kNoBlock) {
+  SocketGreeting greeting;
+  std::optional<std::string> answer;
+  if (recv(fd, &greeting, sizeof(greeting), MSG_DONTWAIT | MSG_TRUNC) == sizeof(greeting)) {
+    answer = AnswerGreeting(secret_, socket_name_, greeting);
+  }
+  if (!answer.has_value() ||
+      send(fd, answer->data(), answer->size(), MSG_DONTWAIT | MSG_NOSIGNAL) !=
+          static_cast<ssize_t>(answer->size())) {
     close(fd);
     return;
   }
-  const auto link = inbound_.find(first.inbound);
+  const auto link = inbound_.find(greeting.link);
   if (link == inbound_.end()) {
-    if (!early_.emplace(first.inbound, fd).second) close(fd);
+    if (!early_.emplace(greeting.link, fd).second) close(fd);
   } else if (link->second->fd < 0 && !link->second->broken) {
     link->second->fd = fd;
   } else {
@@ -373,8 +404,8 @@ void SharedLinks::AppendPollFds(std::vector<pollfd>* fds) const {
   for (const auto& [id, fd] : early_) fds->push_back({.fd = fd, .events = 0, .revents = 0});
   for (const auto& [id, link] : outbound_) {
     if (link->fd < 0) continue;
-    const bool held_up =
-        !link->named || (!link->waiting.empty() && link->unacknowledged.size() < kWindow);
+    const bool held_up = !link->greeted || (link->answered && !link->waiting.empty() &&
+                                            link->unacknowledged.size() < kWindow);
     fds->push_back({.fd = link->fd,
                     .events = static_cast<short>(held_up ? POLLIN | POLLOUT : POLLIN),
                     .revents = 0});

@@ -4,6 +4,8 @@
 // Offers and acknowledgements are packets on a Unix socket, not active messages: UCX's
 // shared-memory queue has many writers, and one that dies or stops between claiming a slot and
 // filling it blocks the queue for all others. A socket also tells at once that its peer is gone.
+// Abstract names are for everybody to see and take, so both ends look who the other is, and prove
+// themselves (socket_greeting.h) before anything else is said.
 //
 // Progress thread only.
 
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/lost_callback.h"
@@ -36,6 +39,7 @@ class SharedLinks {
 
   // Unavailable if the socket cannot be made.
   static absl::StatusOr<std::unique_ptr<SharedLinks>> Create(UcxContext* context,
+                                                             const FleetSecret& secret,
                                                              KvReceiver* receiver,
                                                              KvTransport::Listener* listener);
   ~SharedLinks();  // All links are closed.
@@ -64,12 +68,14 @@ class SharedLinks {
   struct Inbound;
   struct Offer;
 
-  SharedLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener);
+  SharedLinks(UcxContext* context, const FleetSecret& secret, KvReceiver* receiver,
+              KvTransport::Listener* listener);
   absl::Status Listen();
   void Accept();
   void Decline();
   void Identify(int fd);
   void Pump(Outbound* link);
+  void ReadAnswer(Outbound* link);
   void ReadAcks(Outbound* link);
   void Break(Outbound* link, const absl::Status& why);
   absl::Status Map(Inbound* link);
@@ -79,6 +85,7 @@ class SharedLinks {
   void Break(Inbound* link, const absl::Status& why);
 
   UcxContext* const context_;
+  const FleetSecret secret_;
   KvReceiver* const receiver_;
   KvTransport::Listener* const listener_;
   std::string socket_name_;
@@ -86,7 +93,7 @@ class SharedLinks {
   int spare_fd_ = -1;  // For Decline.
   std::map<uint64_t, std::unique_ptr<Outbound>> outbound_;
   std::map<uint64_t, std::unique_ptr<Inbound>> inbound_;
-  std::vector<int> strangers_;     // Accepted; have not said which link they are for.
+  std::vector<int> strangers_;     // Accepted; have not greeted.
   std::map<uint64_t, int> early_;  // Connections of links that are not attached yet.
   std::map<std::string, ucp_ep_h>
       endpoints_;                   // By worker address; UCX frees none before its worker.

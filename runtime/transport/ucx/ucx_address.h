@@ -12,8 +12,10 @@
 namespace tandem {
 
 struct UcxAddress {
-  uint64_t link = 0;  // This end's number for the link; the receiver's names it in every message.
-  std::string host;   // Equal: shares memory with us.
+  // This end's number for the link; the receiver's names it in every message. Random, so that
+  // nobody can name it who was not told.
+  uint64_t link = 0;
+  std::string host;            // Equal: shares memory with us.
   std::string worker_address;  // UCX's own bytes.
   bool network = false;        // Listens on a named interface.
   std::string socket_name;     // Of SharedLinks; empty: shares no memory.
@@ -30,7 +32,7 @@ struct UcxAddress {
 std::string EncodeUcxAddress(const UcxAddress& address);
 
 // InvalidArgument unless `bytes` are exactly one address with sizes in range. The worker address
-// and the key go to UCX unread: peers are trusted that far (README.md).
+// and the key go to UCX unread: who has proven the fleet's secret is trusted that far (README.md).
 absl::StatusOr<UcxAddress> DecodeUcxAddress(std::string_view bytes);
 
 // Names this boot of this machine, this /dev/shm, and the PID and network namespaces: processes

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/ucx/shm_folder.h"
 
@@ -24,6 +25,7 @@ struct UcxOptions {
   std::string devices;
   // Off: links use the network even within a host (needs `devices`), as between hosts.
   bool shared_memory = true;
+  FleetSecret secret;  // Proven on the Unix sockets of links.
 };
 
 // Unavailable, with what was tried and UCX's own words.

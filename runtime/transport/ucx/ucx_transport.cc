@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/lost_callback.h"
@@ -136,7 +137,7 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Create(const UcxOpti
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<SharedLinks> shared_links,
-                          SharedLinks::Create(context.get(), receiver, listener));
+                          SharedLinks::Create(context.get(), options.secret, receiver, listener));
   auto links = std::make_unique<UcxLinks>(context.get(), receiver, listener);
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(context), options, wake_fd));
   transport->shared_links_ = std::move(shared_links);
@@ -182,11 +183,7 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
 absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::string& peer,
                                                                      const std::string& peer_target,
                                                                      LostCallback on_lost) {
-  uint64_t link = 0;
-  {
-    MutexLock lock(&mu_);
-    link = next_link_++;
-  }
+  const uint64_t link = RandomIdentity();
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   Post([links = links_.get(), link, peer, once] { links->OpenInbound(link, peer, once); });
   return std::make_unique<Inbound>(this, shared_links_.get(), links_.get(), peer,
@@ -196,11 +193,7 @@ absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::
 absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
     const std::string& peer, const std::string& receiver_address, LostCallback on_lost) {
   TANDEM_ASSIGN_OR_RETURN(const UcxAddress remote, DecodeUcxAddress(receiver_address));
-  uint64_t link = 0;
-  {
-    MutexLock lock(&mu_);
-    link = next_link_++;
-  }
+  const uint64_t link = RandomIdentity();
   const UcxAddress local = LocalAddress(link);
   TANDEM_ASSIGN_OR_RETURN(const bool shared, ChoosePath(local, remote));
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));

@@ -68,7 +68,6 @@ class UcxTransport final : public KvTransport {
   Mutex mu_;
   std::vector<std::function<void()>> commands_ GUARDED_BY(mu_);
   bool stopping_ GUARDED_BY(mu_) = false;
-  uint64_t next_link_ GUARDED_BY(mu_) = 1;
   std::thread thread_;
 };
 

@@ -33,7 +33,7 @@ struct RouterFlags {
   std::string model, served_model_name, workers, workers_dns;
   std::string http = "127.0.0.1:8000", grpc = "127.0.0.1:9000", port_file;
   std::string disaggregate = "auto", name = "router";
-  std::string allowed_hosts, cors_origins;
+  std::string allowed_hosts, cors_origins, fleet_secret_file;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
   bool insecure_public_listen = false, version = false;
@@ -54,6 +54,9 @@ void Declare(RouterFlags* f, FlagSet* flags) {
              "every name is allowed if none is given here");
   flags->Add("cors-origin", &f->cors_origins, "URL,...",
              "origins of pages that may use the HTTP API from a browser: https://chat.example");
+  flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE",
+             "what routers and workers prove to each other that they know, one or two words of 32 "
+             "characters or more; empty: TANDEM_FLEET_SECRET in the environment");
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
   flags->AddChoice("disaggregate", &f->disaggregate, {"auto", "always", "never"},
@@ -105,6 +108,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
                                    std::pair(&f.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
   }
+  TANDEM_ASSIGN_OR_RETURN(options.secret, FleetSecret::Read(f.fleet_secret_file));
   options.name = f.name;
   options.model = f.model;
   options.served_model_name = f.served_model_name;
@@ -158,6 +162,9 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
   RaiseDescriptorLimit();
   const int signals = signalfd(-1, &mask, SFD_CLOEXEC);
 
+  if (!options.secret.configured()) {
+    LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");
+  }
   const auto app = RouterApp::Create(options);
   if (!app.ok()) {
     LogError("cannot start", {{"why", std::string(app.status().message())}});

@@ -43,10 +43,11 @@ absl::Status RouterApp::Start() {
   core_options.expected_workers = options_.workers;
   TANDEM_ASSIGN_OR_RETURN(core_, RouterCore::Create(core_options, &clock_, &metrics_));
 
-  WorkerPoolOptions pool_options{
-      .addresses = options_.workers,
-      .dns_name = options_.workers_dns,
-      .channel = {.router_name = options_.name, .liveness_scale = options_.liveness_scale}};
+  WorkerPoolOptions pool_options{.addresses = options_.workers,
+                                 .dns_name = options_.workers_dns,
+                                 .channel = {.router_name = options_.name,
+                                             .liveness_scale = options_.liveness_scale,
+                                             .secret = options_.secret}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
   generator_ = std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_,

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/fleet_secret.h"
 #include "services/router/generator.h"
 #include "services/router/grpc/grpc_server.h"
 #include "services/router/http/http_api.h"
@@ -37,6 +38,7 @@ struct RouterOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
+  FleetSecret secret;  // That it shares with the workers.
 };
 
 class RouterApp {

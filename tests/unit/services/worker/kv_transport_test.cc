@@ -3,201 +3,24 @@
 
 #include "runtime/transport/kv_transport.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpc/grpc.h>
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "runtime/base/crc32c.h"
-#include "runtime/base/guard.h"
-#include "runtime/base/mutex.h"
-#include "runtime/base/random.h"
-#include "runtime/transport/frame_wire.h"
-#include "runtime/transport/ucx/ucx_address.h"
-#include "runtime/transport/ucx/ucx_transport.h"
-#include "services/server/channel.h"
-#include "services/worker/grpc_kv_transport.h"
+#include "tests/unit/services/worker/kv_side.h"
 
 namespace tandem {
 namespace {
-
-constexpr int64_t kBlockBytes = 64 << 10;
-constexpr auto kPatience = std::chrono::seconds(30);
-const AttemptId kAttempt = {.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
-
-// Collects what a transport reports; waits for it.
-class Recorder final : public KvTransport::Listener {
- public:
-  void OnFrameSent(uint64_t send_id, bool ok) override {
-    MutexLock lock(&mu_);
-    EXPECT_TRUE(sent_.emplace(send_id, ok).second) << "frame " << send_id << " completed twice";
-    changed_.SignalAll();
-  }
-  void OnFrameReceived(const ReceivedFrame& frame, int64_t payload_bytes) override {
-    MutexLock lock(&mu_);
-    received_.push_back(frame);
-    changed_.SignalAll();
-  }
-  void OnLinkProbed(const LinkReport& report) override {
-    MutexLock lock(&mu_);
-    reports_.push_back(report);
-    changed_.SignalAll();
-  }
-  void OnLost(const absl::Status& why) {
-    MutexLock lock(&mu_);
-    std::fprintf(stderr, "lost: %s\n", why.ToString().c_str());
-    lost_.push_back(why);
-    changed_.SignalAll();
-  }
-
-  // False if `done` does not come true in time.
-  template <typename Done>
-  bool WaitUntil(const Done& done) {
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    MutexLock lock(&mu_);
-    while (!done()) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-      changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
-    }
-    return true;
-  }
-  bool WaitForSent(size_t count) {
-    return WaitUntil([&] { return sent_.size() >= count; });
-  }
-  bool WaitForReceived(size_t count) {
-    return WaitUntil([&] { return received_.size() >= count; });
-  }
-  bool WaitForProbe() {
-    return WaitUntil([&] { return !reports_.empty(); });
-  }
-  bool WaitForLoss() {
-    return WaitUntil([&] { return !lost_.empty(); });
-  }
-
-  std::map<uint64_t, bool> sent() {
-    MutexLock lock(&mu_);
-    return sent_;
-  }
-  std::vector<ReceivedFrame> received() {
-    MutexLock lock(&mu_);
-    return received_;
-  }
-  std::vector<LinkReport> reports() {
-    MutexLock lock(&mu_);
-    return reports_;
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  std::map<uint64_t, bool> sent_;
-  std::vector<ReceivedFrame> received_;
-  std::vector<LinkReport> reports_;
-  std::vector<absl::Status> lost_;
-};
-
-// A transport with everything that it borrows.
-struct Side {
-  Recorder recorder;
-  KvReceiver receiver{kBlockBytes};
-  std::unique_ptr<KvTransport> transport;
-  std::unique_ptr<grpc::Server> server;
-  std::string target;
-
-  ~Side() {
-    if (server != nullptr) {
-      server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-      server->Wait();
-    }
-    transport.reset();
-  }
-  KvTransport::LostCallback OnLost() {
-    return [this](const absl::Status& why) { recorder.OnLost(why); };
-  }
-};
-
-// "ucx": shared memory; "ucx-network": messages over loopback; "grpc".
-std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks) {
-  auto side = std::make_unique<Side>();
-  if (kind == "grpc") {
-    auto transport = GrpcKvTransport::Create({.block_bytes = kBlockBytes, .num_blocks = num_blocks},
-                                             &side->receiver, &side->recorder);
-    if (!transport.ok()) ADD_FAILURE() << transport.status();
-    grpc::ServerBuilder builder;
-    ConfigureServer(1, &builder);
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService((*transport)->service());
-    side->server = builder.BuildAndStart();
-    side->target = "127.0.0.1:" + std::to_string(port);
-    side->transport = *std::move(transport);
-    return side;
-  }
-  UcxOptions options;
-  options.block_bytes = kBlockBytes;
-  options.num_blocks = num_blocks;
-  if (kind == "ucx-network") {
-    options.devices = "lo";
-    options.shared_memory = false;
-  }
-  auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
-  if (!transport.ok()) ADD_FAILURE() << transport.status();
-  side->transport = *std::move(transport);
-  return side;
-}
-
-struct Link {
-  std::unique_ptr<KvOutbound> outbound;
-  std::unique_ptr<KvInbound> inbound;
-};
-
-Link Connect(Side* from, Side* to) {
-  Link link;
-  auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
-  EXPECT_TRUE(inbound.ok()) << inbound.status();
-  auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
-  EXPECT_TRUE(outbound.ok()) << outbound.status();
-  link.inbound = *std::move(inbound);
-  link.outbound = *std::move(outbound);
-  link.inbound->Attach(link.outbound->address());
-  return link;
-}
-
-void FillPool(const KvPool& pool, uint64_t seed) {
-  Random random(seed);
-  auto* words = reinterpret_cast<uint64_t*>(pool.base);
-  for (int64_t i = 0; i < pool.block_bytes * pool.num_blocks / 8; ++i) words[i] = random.Next();
-}
-
-FrameHeader HeaderFor(const KvPool& pool, int32_t block, Reservation reservation, int32_t ordinal) {
-  FrameHeader header{.reservation = reservation,
-                     .ordinal = static_cast<uint32_t>(ordinal),
-                     .length_bytes = static_cast<uint32_t>(pool.block_bytes)};
-  header.crc32c =
-      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.block_bytes)));
-  return header;
-}
-
-std::vector<int32_t> Range(int32_t begin, int32_t end) {
-  std::vector<int32_t> out;
-  for (int32_t i = begin; i < end; ++i) out.push_back(i);
-  return out;
-}
 
 class KvTransportTest : public testing::TestWithParam<std::string> {};
 
@@ -524,42 +347,6 @@ INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::Values("ucx", "ucx-netwo
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
-
-// Connections that name a link which never comes are forgotten when they hang up: more of them
-// than may wait at once leave room for a real one.
-TEST(UcxTransportTest, StrangersThatHangUpLeaveRoomForLinks) {
-  constexpr int kStrangers = 600;
-  auto from = MakeSide("ucx", kPeerBlocks);
-  auto to = MakeSide("ucx", kPeerBlocks);
-  FillPool(from->transport->pool(), 13);
-  auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
-  ASSERT_TRUE(inbound.ok()) << inbound.status();
-  const auto address = DecodeUcxAddress((*inbound)->address());
-  ASSERT_TRUE(address.ok()) << address.status();
-  sockaddr_un name = {};
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path + 1, address->socket_name.data(), address->socket_name.size());
-  const auto length =
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + address->socket_name.size());
-  struct {  // The first packet of a connection: the link's number, and no block.
-    uint64_t inbound = 0, record = 0;
-    uint32_t block = UINT32_MAX;
-    uint8_t header[kFrameHeaderBytes] = {};
-  } first;
-  for (int i = 0; i < kStrangers; ++i) {
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    ASSERT_GE(fd, 0);
-    ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&name), length), 0);
-    first.inbound = 1'000'000 + static_cast<uint64_t>(i);
-    ASSERT_EQ(send(fd, &first, sizeof(first), 0), static_cast<ssize_t>(sizeof(first)));
-    close(fd);
-  }
-  Link link = Connect(from.get(), to.get());
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
-  link.outbound->Send(HeaderFor(from->transport->pool(), 2, reservation, 2), 2, 1);
-  EXPECT_TRUE(from->recorder.WaitForSent(1));
-  EXPECT_TRUE(to->recorder.WaitForReceived(1));
-}
 
 TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
   KvReceiver receiver(kBlockBytes);

@@ -128,23 +128,26 @@ TEST(WorkerOptionsTest, StepBudgetBelowTheBatchIsRefused) {
 TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
   WorkerOptions good;
   good.model = "folder";
-  EXPECT_TRUE(CheckWorkerOptions(good).ok());
-  EXPECT_THAT(Message(CheckWorkerOptions({})), HasSubstr("--model"));
+  EXPECT_TRUE(CheckWorkerOptions(good, false).ok());
+  EXPECT_THAT(Message(CheckWorkerOptions({}, false)), HasSubstr("--model"));
   WorkerOptions block = good;
   block.block_size = 24;
-  EXPECT_THAT(Message(CheckWorkerOptions(block)), HasSubstr("24"));
+  EXPECT_THAT(Message(CheckWorkerOptions(block, false)), HasSubstr("24"));
   WorkerOptions address = good;
   address.listen = "nowhere";
-  EXPECT_THAT(Message(CheckWorkerOptions(address)), HasSubstr("--listen"));
+  EXPECT_THAT(Message(CheckWorkerOptions(address, false)), HasSubstr("--listen"));
 }
 
 TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
   WorkerOptions options;
   options.model = "folder";
   options.listen = "0.0.0.0:7000";
-  EXPECT_EQ(CheckWorkerOptions(options).code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status refused = CheckWorkerOptions(options, /*has_secret=*/false);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(refused), HasSubstr("--fleet-secret-file"));
+  EXPECT_TRUE(CheckWorkerOptions(options, /*has_secret=*/true).ok());
   options.insecure_public_listen = true;
-  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+  EXPECT_TRUE(CheckWorkerOptions(options, false).ok());
 }
 
 TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
@@ -163,9 +166,9 @@ TEST(WorkerOptionsTest, EndedLivesAreCheckedBeforeAnythingIsLoaded) {
   WorkerOptions options;
   options.model = "folder";
   options.ended = "5:outside,6:crash";
-  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+  EXPECT_TRUE(CheckWorkerOptions(options, false).ok());
   options.ended = "5:outside,6:kill";
-  const absl::Status status = CheckWorkerOptions(options);
+  const absl::Status status = CheckWorkerOptions(options, false);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr("--ended: \"6:kill\""));
 }

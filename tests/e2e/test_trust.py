@@ -1,0 +1,150 @@
+"""Neighbours on the machine and pages in a browser: who may not speak, and who still may."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import httpx
+import pytest
+
+from fleet import Router, Worker
+from server import BIN, DEMO_MODEL, TOOLS, Server, free_port, wait_until
+
+OLD, NEW = "o" * 40, "n" * 40
+BODY = {"model": "default", "prompt": [41, 42, 43] * 30, "max_tokens": 4, "temperature": 0}
+HELLO = {"hello": {"protocolMin": 1, "protocolMax": 1, "transportAddress": "/////w=="}}
+
+
+def grpcurl(target, method, message):
+    return subprocess.run([TOOLS / "grpcurl", "-plaintext", "-d", json.dumps(message), target, method],
+                          capture_output=True, text=True, timeout=60)
+
+
+def arguments(pid):
+    return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def listens_on(server, name):
+    return next(flag.split("=")[1] for flag in arguments(server.pid(name)) if flag.startswith("--listen="))
+
+
+@pytest.mark.parametrize("method, message", [
+    ("Worker/Watch", {"protocolMin": 1, "protocolMax": 1}), ("Worker/Session", {}), ("Worker/Control", {"drain": {}}),
+    ("Worker/Control", {"metrics": {}}), ("Prefill/Session", HELLO),
+])
+def test_any_local_user_is_refused_by_workers(disaggregated, method, message):
+    for name in ("prefill-0", "decode-0"):
+        pid = disaggregated.pid(name)
+        ended = grpcurl(listens_on(disaggregated, name), f"tandem.v1.{method}", message)
+        assert ended.returncode != 0 and "Unauthenticated" in ended.stderr, ended.stdout + ended.stderr
+        assert disaggregated.pid(name) == pid
+    assert disaggregated.post("/v1/completions", BODY).status_code == 200
+
+
+def test_frames_are_refused_too(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always",
+                "--transport=grpc") as server:
+        ended = grpcurl(listens_on(server, "prefill-0"), "tandem.v1.Kv/Frames", {"token": "AAAAAAAAAAAAAAAAAAAAAA=="})
+        assert "Unauthenticated" in ended.stderr, ended.stdout + ended.stderr
+        server.complete([1, 2, 3] * 40)
+        assert server.total("tandem_kv_transfer_bytes_total") > 0
+
+
+def test_serves_secret_is_its_own_and_on_no_command_line(disaggregated, hybrid):
+    def secret(server, name):
+        entries = pathlib.Path(f"/proc/{server.pid(name)}/environ").read_text().split("\0")
+        return next(entry.partition("=")[2] for entry in entries if entry.startswith("TANDEM_FLEET_SECRET="))
+    ours = {secret(disaggregated, name) for name in ("router", "prefill-0", "decode-0", "decode-1")}
+    assert len(ours) == 1 and ours != {secret(hybrid, "hybrid-0")}
+    text = ours.pop()
+    assert len(text) == 64 and text not in disaggregated.log()
+    for name in ("router", "prefill-0", "decode-0", "decode-1"):
+        assert text not in " ".join(arguments(disaggregated.pid(name)))
+
+
+def test_a_secret_is_replaced_while_the_fleet_serves(tmp_path, hybrid):
+    file = tmp_path / "secret"
+    file.touch(0o600)
+
+    def worker(name, role):
+        return Worker(tmp_path, name, f"--role={role}", f"--fleet-secret-file={file}", secret=None)
+
+    file.write_text(OLD + "\n")
+    prefill, decode = worker("prefill", "prefill"), worker("decode", "decode")
+    with prefill, decode:
+        router = Router(tmp_path, [prefill, decode], "--disaggregate=always", f"--fleet-secret-file={file}",
+                        secret=None)
+        with router:
+            want = hybrid.complete([7, 8, 9] * 40)
+            assert router.complete([7, 8, 9] * 40) == want
+            # Each process starts again, one by one, with what is valid by then.
+            for text in (f"{OLD}\n{NEW}\n", f"{NEW}\n{OLD}\n"):
+                file.write_text(text)
+                for each in (prefill, decode):
+                    each.kill()
+                    each.start()
+                    router.wait_alive("prefill", 1)
+                    router.wait_alive("decode", 1)
+                    assert router.complete([7, 8, 9] * 40) == want
+            assert router.total("tandem_kv_transfer_bytes_total") > 0
+
+
+def test_processes_of_two_secrets_do_not_trust_each_other(tmp_path):
+    with Worker(tmp_path, "worker", secret=OLD) as worker:
+        router = Router(tmp_path, [worker], secret=NEW)
+        router.wait_ready = lambda: None  # It never is.
+        with router:
+            wait_until(lambda: "do not trust each other" in router.log(), 30, "the router says why")
+            assert httpx.get(f"{router.url}/ready").status_code == 503
+        assert '"refused"' in worker.log_path.read_text() or "is refused" in worker.log_path.read_text()
+
+
+def test_without_a_secret_loopback_warns_and_the_network_is_refused(tmp_path):
+    with Worker(tmp_path, "worker", secret=None) as worker, Router(tmp_path, [worker], secret=None) as router:
+        assert router.post("/v1/completions", BODY).status_code == 200
+        assert "no fleet secret" in worker.log_path.read_text() and "no fleet secret" in router.log()
+    public = [str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--listen=0.0.0.0:{free_port()}"]
+    kept = {name: value for name, value in os.environ.items() if name != "TANDEM_FLEET_SECRET"}
+    ended = subprocess.run(public, capture_output=True, text=True, timeout=60, env=kept)
+    assert ended.returncode == 2 and "--fleet-secret-file" in ended.stderr
+    shared = tmp_path / "readable"
+    shared.write_text(OLD)
+    shared.chmod(0o644)
+    ended = subprocess.run([*public, f"--fleet-secret-file={shared}"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "chmod 600" in ended.stderr
+
+
+def curl(server, *arguments):
+    ended = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", f"{server.url}/v1/completions",
+                            "-d", json.dumps(BODY), *arguments], capture_output=True, text=True, timeout=60)
+    body, _, status = ended.stdout.rpartition("\n")
+    return int(status), body
+
+
+def test_pages_of_other_sites_are_refused_and_curl_is_told_what_to_add(hybrid):
+    status, body = curl(hybrid)
+    assert status == 415 and "-H 'Content-Type: application/json'" in json.loads(body)["error"]["message"]
+    as_json = ("-H", "Content-Type: application/json")
+    assert curl(hybrid, *as_json)[0] == 200
+    assert curl(hybrid, *as_json, "-H", "Origin: https://evil.example")[0] == 403
+    assert curl(hybrid, *as_json, "-H", "Host: evil.example")[0] == 403
+    answer = httpx.get(f"{hybrid.url}/v1/models", headers={"Origin": "https://evil.example"})
+    assert answer.status_code == 200 and not any(name.startswith("access-control") for name in answer.headers)
+    assert httpx.get(f"{hybrid.url}/metrics", headers={"Host": "rebound.example:8000"}).status_code == 403
+
+
+def test_configured_names_and_pages_are_let_in(tmp_path):
+    page = {"Origin": "https://chat.example"}
+    with Server(tmp_path, DEMO_MODEL, "--hybrid=1", "--allowed-host=box.example,other.example",
+                "--cors-origin=https://chat.example") as server:
+        assert httpx.get(f"{server.url}/health", headers={"Host": "Box.example:80"}).status_code == 200
+        assert httpx.get(f"{server.url}/health", headers={"Host": "evil.example"}).status_code == 403
+        asked = httpx.options(f"{server.url}/v1/completions",
+                              headers=page | {"Access-Control-Request-Method": "POST",
+                                              "Access-Control-Request-Headers": "content-type"})
+        assert asked.status_code == 200 and "content-type" in asked.headers["access-control-allow-headers"]
+        for stream in (False, True):
+            answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"stream": stream}, headers=page)
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == "https://chat.example"

@@ -1,0 +1,292 @@
+// Workers with a fleet's secret, over both transports: whom they serve, and whom they tell nothing.
+
+#include <gmock/gmock.h>
+#include <grpc/grpc.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "services/server/channel.h"
+#include "services/server/convert.h"
+#include "services/server/fleet_auth.h"
+#include "services/worker/worker.h"
+#include "tandem/v1/kv.grpc.pb.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+#include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/engine_cases.h"
+#include "tests/support/pooled_executor.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kVocabulary = 1000;
+constexpr int32_t kBlocks = 64;
+constexpr int64_t kBlockBytes = 16 * 8;
+constexpr auto kPatience = std::chrono::seconds(30);
+const std::string kSecretText(32, 's'), kNewText(32, 'n');
+
+FleetSecret Secret(const std::string& text) { return *FleetSecret::Parse(text); }
+
+struct TestWorker {
+  StepGate gate;
+  WorkerId id;
+  std::string address;
+  std::unique_ptr<Worker> worker;
+
+  PrefillPeer peer() const { return {.worker = id, .address = address}; }
+};
+
+struct Heard {
+  std::vector<SampledToken> tokens;
+  int32_t transferred_blocks = 0;
+  absl::Status ended;  // Or refused.
+};
+
+// A router with one Session.
+class Router {
+ public:
+  Router(const TestWorker& worker, const FleetSecret& secret)
+      : secret_(secret),
+        channel_(DialControl(worker.address, 1)),
+        stub_(proto::Worker::NewStub(channel_)),
+        proof_(&secret_, channel_, worker.address, kWorkerSessionMethod, &context_) {
+    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
+    std::promise<void> ready;
+    proof_.Start([&] { ready.set_value(); });
+    ready.get_future().wait();
+    stream_ = stub_->Session(&context_);
+    proto::StepBatch first;
+    EXPECT_TRUE(stream_->Read(&first));
+    EXPECT_EQ(first.worker_incarnation(), worker.id.incarnation);
+    EXPECT_TRUE(proof_.CheckAnswer().ok()) << proof_.CheckAnswer();
+  }
+  ~Router() {
+    context_.TryCancel();
+    stream_->Finish();
+  }
+
+  // Submits, and reads until the one choice has ended.
+  Heard Ask(const Submit& submit) {
+    proto::ToWorker message;
+    ToProto(RouterCommand(submit), &message);
+    EXPECT_TRUE(stream_->Write(message));
+    Heard heard;
+    bool over = false;
+    proto::StepBatch batch;
+    while (!over && stream_->Read(&batch)) {
+      const auto said = FromProto(batch);
+      if (!said.ok()) {
+        ADD_FAILURE() << said.status();
+        break;
+      }
+      for (const RouterEvent& event : said->events) {
+        if (const auto* token = std::get_if<TokenEvent>(&event)) {
+          heard.tokens.push_back(token->token);
+          over |= token->finish != FinishReason::kNone;
+        } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
+          heard.transferred_blocks = prompt->transferred_blocks;
+        } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
+          heard.ended = refused->status;
+          over = true;
+        } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+          heard.ended = ended->status;
+          over = true;
+        }
+      }
+    }
+    EXPECT_TRUE(over) << "the session ended";
+    return heard;
+  }
+
+ private:
+  const FleetSecret secret_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<proto::Worker::Stub> stub_;
+  grpc::ClientContext context_;
+  FleetCall proof_;
+  std::unique_ptr<grpc::ClientReaderWriter<proto::ToWorker, proto::StepBatch>> stream_;
+};
+
+void ExpectAnswer(const Heard& heard, const Submit& submit) {
+  ASSERT_TRUE(heard.ended.ok()) << heard.ended;
+  EXPECT_EQ(heard.tokens,
+            SimulatedModel(kVocabulary).Generate(submit.token_ids, 0, submit.sampling, 512));
+}
+
+class WorkerTrustTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<TestWorker> Start(const std::string& name, const FleetSecret& secret) {
+    auto started = std::make_unique<TestWorker>();
+    started->id = {.name = name, .incarnation = ++incarnation_};
+    WorkerConfig config;
+    config.engine = SmallEngine(kBlocks);
+    config.engine.self = started->id;
+    config.engine.block_bytes = kBlockBytes;
+    config.registration = {.worker = started->id,
+                           .role = WorkerRole::kHybrid,
+                           .model = "simulated",
+                           .kv_class = "class",
+                           .numerics_id = "numerics",
+                           .block_tokens = config.engine.block_tokens,
+                           .max_model_tokens = config.engine.max_model_tokens,
+                           .max_sequences = config.engine.max_sequences,
+                           .num_blocks = kBlocks,
+                           .block_bytes = kBlockBytes};
+    config.vocab_size = kVocabulary;
+    config.transport = GetParam();
+    config.secret = secret;
+    auto worker = Worker::Create(
+        config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
+          return std::make_unique<PooledExecutor>(
+              SimulatedExecutorOptions{.num_blocks = kBlocks, .vocabulary = kVocabulary}, pool,
+              &started->gate);
+        });
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    started->worker = *std::move(worker);
+    started->address = "127.0.0.1:" + std::to_string(started->worker->port());
+    return started;
+  }
+
+  static Submit SubmitTo(const PrefillPeer& prefill, uint64_t seed) {
+    Submit submit = MakeSubmit(seed, RandomTokens(100, seed), 20);
+    submit.prefill = prefill;
+    return submit;
+  }
+
+  uint64_t incarnation_ = 1000;
+};
+
+TEST_P(WorkerTrustTest, WorkersOfOneSecretServeEachOther) {
+  auto prefill = Start("prefill", Secret(kSecretText));
+  // Knows a new one already, and proves with the old one.
+  auto decode = Start("decode", Secret(kSecretText + " " + kNewText));
+  const Submit submit = SubmitTo(prefill->peer(), 1);
+  const Heard heard = Router(*decode, Secret(kNewText)).Ask(submit);
+  ExpectAnswer(heard, submit);
+  EXPECT_EQ(heard.transferred_blocks, 7);
+}
+
+TEST_P(WorkerTrustTest, APrefillWorkerOfAnotherSecretServesNot) {
+  auto prefill = Start("prefill", Secret(kSecretText));
+  auto decode = Start("decode", Secret(kNewText));
+  Router router(*decode, Secret(kNewText));
+  EXPECT_EQ(router.Ask(SubmitTo(prefill->peer(), 1)).ended.code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(WorkerTrustTest, StrangersAreRefusedByEveryService) {
+  auto worker = Start("hybrid", Secret(kSecretText));
+  const auto channel = DialControl(worker->address, 1);
+  const auto expect_refused = [](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
+  };
+  {
+    grpc::ClientContext context;
+    const auto watch = proto::Worker::NewStub(channel)->Watch(&context, {});
+    proto::WatchEvent event;
+    EXPECT_FALSE(watch->Read(&event));
+    expect_refused(watch->Finish());
+  }
+  {
+    grpc::ClientContext context;
+    const auto session = proto::Worker::NewStub(channel)->Session(&context);
+    proto::ToWorker submit;
+    ToProto(RouterCommand(MakeSubmit(1, RandomTokens(70, 3), 20)), &submit);
+    session->Write(submit);
+    proto::StepBatch batch;
+    EXPECT_FALSE(session->Read(&batch));
+    expect_refused(session->Finish());
+  }
+  {
+    grpc::ClientContext context;
+    proto::ControlRequest drain;
+    drain.mutable_drain();
+    proto::ControlResponse response;
+    expect_refused(proto::Worker::NewStub(channel)->Control(&context, drain, &response));
+  }
+  {  // UCX would parse what this hello holds, and it knows no bounds.
+    grpc::ClientContext context;
+    const auto session = proto::Prefill::NewStub(channel)->Session(&context);
+    proto::ToPrefill hello;
+    hello.mutable_hello()->set_transport_address(std::string(1000, '\xff'));
+    session->Write(hello);
+    proto::ToDecode answer;
+    EXPECT_FALSE(session->Read(&answer));
+    expect_refused(session->Finish());
+  }
+  if (GetParam() == "grpc") {
+    grpc::ClientContext context;
+    proto::FramesRequest request;
+    request.set_token(std::string(16, 't'));
+    const auto frames = proto::Kv::NewStub(channel)->Frames(&context, request);
+    proto::Frame frame;
+    EXPECT_FALSE(frames->Read(&frame));
+    expect_refused(frames->Finish());
+  }
+  // It neither drains nor computes anything of theirs.
+  const Submit submit = MakeSubmit(2, RandomTokens(70, 4), 5);
+  ExpectAnswer(Router(*worker, Secret(kSecretText)).Ask(submit), submit);
+}
+
+// Takes the place of a prefill worker: admits everybody, and knows no secret.
+class Impostor final : public proto::Prefill::Service {
+ public:
+  Impostor() : door_(FleetSecret()) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    builder.RegisterService(door_.service());
+    server_ = builder.BuildAndStart();
+    address_ = "127.0.0.1:" + std::to_string(port);
+  }
+  ~Impostor() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<proto::ToDecode, proto::ToPrefill>* stream) override {
+    ++num_sessions;
+    stream->SendInitialMetadata();
+    proto::ToPrefill message;
+    while (stream->Read(&message)) ++num_messages;
+    return grpc::Status::OK;
+  }
+
+  const std::string& address() const { return address_; }
+
+  std::atomic<int> num_sessions{0}, num_messages{0};
+
+ private:
+  FleetDoor door_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_P(WorkerTrustTest, APrefillWorkerThatProvesNothingIsToldNothing) {
+  auto decode = Start("decode", Secret(kSecretText));
+  Impostor impostor;
+  Router router(*decode, Secret(kSecretText));
+  const PrefillPeer taken{.worker = {.name = "prefill", .incarnation = 7},
+                          .address = impostor.address()};
+  EXPECT_EQ(router.Ask(SubmitTo(taken, 1)).ended.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(impostor.num_sessions, 1);
+  EXPECT_EQ(impostor.num_messages, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, WorkerTrustTest, testing::Values("ucx", "grpc"));
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}

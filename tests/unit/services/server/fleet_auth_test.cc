@@ -1,0 +1,220 @@
+#include "services/server/fleet_auth.h"
+
+#include <gmock/gmock.h>
+#include <grpc/grpc.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "runtime/base/entropy.h"
+#include "services/server/channel.h"
+#include "tandem/v1/worker.grpc.pb.h"
+
+namespace tandem {
+namespace {
+
+const std::string kOld(32, 'o'), kNew(32, 'n');
+
+FleetSecret Secret(const std::string& text) { return *FleetSecret::Parse(text); }
+
+// A worker of which one method exists.
+class Called final : public v1::Worker::CallbackService {
+ public:
+  explicit Called(const FleetSecret& secret, size_t calls_per_challenge = 1000,
+                  bool with_challenge = true)
+      : door_(secret, calls_per_challenge) {
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    if (with_challenge) builder.RegisterService(door_.service());
+    server_ = builder.BuildAndStart();
+    address_ = "127.0.0.1:" + std::to_string(port);
+    door_.ListensOn(address_);
+  }
+  ~Called() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context, const v1::ControlRequest*,
+                                    v1::ControlResponse*) override {
+    const absl::Status admitted = door_.Admit(context, kControlMethod);
+    if (!admitted.ok()) return RefuseCall<grpc::ServerUnaryReactor>(admitted);
+    ++num_admitted;
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  const std::string& address() const { return address_; }
+  std::shared_ptr<grpc::Channel> Dial() const { return DialControl(address_, 1); }
+
+  std::atomic<int> num_admitted{0};
+
+ private:
+  FleetDoor door_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+struct Outcome {
+  absl::Status call, answer, why;
+};
+
+// One whole call, as a router makes it.
+Outcome Call(const Called& called, const FleetSecret& secret, const std::string& target) {
+  const auto channel = called.Dial();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  FleetCall proof(&secret, channel, target, kControlMethod, &context);
+  v1::ControlRequest request;
+  v1::ControlResponse response;
+  std::promise<grpc::Status> done;
+  const auto stub = v1::Worker::NewStub(channel);
+  proof.Start([&] {
+    stub->async()->Control(&context, &request, &response,
+                           [&](grpc::Status status) { done.set_value(std::move(status)); });
+  });
+  const grpc::Status status = done.get_future().get();
+  return {FromGrpcStatus(status), proof.CheckAnswer(), proof.why()};
+}
+
+Outcome Call(const Called& called, const FleetSecret& secret) {
+  return Call(called, secret, called.address());
+}
+
+std::string ChallengeOf(const Called& called) {
+  grpc::ClientContext context;
+  v1::ChallengeAnswer answer;
+  EXPECT_TRUE(v1::Fleet::NewStub(called.Dial())->Challenge(&context, {}, &answer).ok());
+  return answer.challenge();
+}
+
+// A call with these bytes for a proof.
+grpc::Status Present(const Called& called, const std::string& bytes) {
+  grpc::ClientContext context;
+  if (!bytes.empty()) context.AddMetadata("tandem-proof-bin", bytes);
+  v1::ControlResponse response;
+  return v1::Worker::NewStub(called.Dial())->Control(&context, {}, &response);
+}
+
+std::string ProofFor(const std::string& secret, const std::string& challenge,
+                     const std::string& nonce, const std::string& method,
+                     const std::string& address) {
+  return challenge + nonce +
+         Secret(secret).Prove({"tandem-rpc-v1 caller", challenge, nonce, method,
+                               address.substr(address.rfind(':') + 1)});
+}
+
+TEST(FleetAuthTest, WhoKnowsTheSecretIsAdmittedAndAnswered) {
+  const Called called(Secret(kOld));
+  const Outcome outcome = Call(called, Secret(kOld));
+  EXPECT_TRUE(outcome.call.ok()) << outcome.call;
+  EXPECT_TRUE(outcome.answer.ok()) << outcome.answer;
+  EXPECT_TRUE(Call(called, Secret(kOld), "another.name" + called.address().substr(9)).answer.ok());
+  EXPECT_EQ(called.num_admitted, 2);
+}
+
+TEST(FleetAuthTest, StrangersAreRefusedBeforeTheHandlerDoesAnything) {
+  const Called called(Secret(kOld));
+  for (const FleetSecret& secret : {FleetSecret(), Secret(kNew)}) {
+    const Outcome outcome = Call(called, secret);
+    EXPECT_EQ(outcome.call.code(), absl::StatusCode::kUnauthenticated) << outcome.call;
+  }
+  const std::string challenge = ChallengeOf(called), nonce(16, 'n');
+  const std::string good = ProofFor(kOld, challenge, nonce, kControlMethod, called.address());
+  std::string flipped = good;
+  flipped.back() = static_cast<char>(flipped.back() ^ 1);
+  for (const std::string& proof :
+       {std::string("x"), flipped, good.substr(1), good + "x", std::string(64, '\0'),
+        // Of another purpose, another place, another life, a challenge of one's own.
+        ProofFor(kOld, challenge, nonce, kWatchMethod, called.address()),
+        ProofFor(kOld, challenge, nonce, kControlMethod, ":1"),
+        ProofFor(kOld, ChallengeOf(Called(Secret(kOld))), nonce, kControlMethod, called.address()),
+        ProofFor(kOld, std::string(16, 'c'), nonce, kControlMethod, called.address())}) {
+    EXPECT_EQ(Present(called, proof).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  EXPECT_EQ(called.num_admitted, 0);
+  EXPECT_TRUE(Present(called, good).ok());
+  EXPECT_EQ(called.num_admitted, 1);
+}
+
+TEST(FleetAuthTest, AProofIsGoodForOneCall) {
+  constexpr int kCallsPerChallenge = 4;
+  const Called called(Secret(kOld), kCallsPerChallenge);
+  std::vector<std::string> used;
+  for (int i = 0; i < 5 * kCallsPerChallenge; ++i) {
+    used.push_back(ProofFor(kOld, ChallengeOf(called), std::string(16, static_cast<char>('a' + i)),
+                            kControlMethod, called.address()));
+    EXPECT_TRUE(Present(called, used.back()).ok()) << i;
+  }
+  // Also when nobody remembers them any more: their challenge has gone, too.
+  for (const std::string& proof : used) {
+    EXPECT_EQ(Present(called, proof).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  EXPECT_EQ(called.num_admitted, 5 * kCallsPerChallenge);
+}
+
+TEST(FleetAuthTest, AChallengeOutlivesItsSuccessorsFirstCalls) {
+  const Called called(Secret(kOld), 2);
+  const std::string early = ChallengeOf(called);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(Call(called, Secret(kOld)).call.ok());
+  ASSERT_NE(ChallengeOf(called), early);
+  EXPECT_TRUE(
+      Present(called, ProofFor(kOld, early, std::string(16, 'e'), kControlMethod, called.address()))
+          .ok());
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(Call(called, Secret(kOld)).call.ok());
+  EXPECT_FALSE(
+      Present(called, ProofFor(kOld, early, std::string(16, 'f'), kControlMethod, called.address()))
+          .ok());
+}
+
+TEST(FleetAuthTest, TwoSecretsAreValidDuringARotation) {
+  const std::string steps[] = {kOld, kOld + " " + kNew, kNew + " " + kOld, kNew};
+  for (int called_step = 0; called_step < 4; ++called_step) {
+    for (int caller_step = std::max(0, called_step - 1); caller_step < std::min(4, called_step + 2);
+         ++caller_step) {
+      const Called called(Secret(steps[called_step]));
+      const Outcome outcome = Call(called, Secret(steps[caller_step]));
+      EXPECT_TRUE(outcome.call.ok() && outcome.answer.ok())
+          << called_step << ' ' << caller_step << outcome.call << outcome.answer;
+    }
+  }
+  EXPECT_FALSE(Call(Called(Secret(kNew)), Secret(steps[1])).call.ok()) << "two steps at once";
+}
+
+// Whoever took a dead worker's port answers whatever is asked, and knows no secret.
+TEST(FleetAuthTest, AnOtherEndThatProvesNothingIsNotBelieved) {
+  const Called impostor{FleetSecret()};
+  const Outcome outcome = Call(impostor, Secret(kOld));
+  EXPECT_TRUE(outcome.call.ok()) << "it admits everybody: " << outcome.call;
+  EXPECT_EQ(outcome.answer.code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST(FleetAuthTest, WithoutAChallengeTheCallIsStartedCancelled) {
+  const Called old(FleetSecret(), 1000, /*with_challenge=*/false);
+  const Outcome outcome = Call(old, Secret(kOld));
+  EXPECT_EQ(outcome.call.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(outcome.why.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(old.num_admitted, 0);
+}
+
+TEST(FleetAuthTest, WithoutASecretEverybodyMayCall) {
+  const Called called{FleetSecret()};
+  const Outcome outcome = Call(called, FleetSecret());
+  EXPECT_TRUE(outcome.call.ok() && outcome.answer.ok() && outcome.why.ok());
+  EXPECT_TRUE(Present(called, "").ok());
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) {
+  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}

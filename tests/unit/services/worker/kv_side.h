@@ -1,0 +1,203 @@
+// A KV transport with all that it borrows, and what it reports: for tests of transports.
+
+#ifndef TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
+#define TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/base/crc32c.h"
+#include "runtime/base/mutex.h"
+#include "runtime/base/random.h"
+#include "runtime/transport/ucx/ucx_transport.h"
+#include "services/server/channel.h"
+#include "services/server/fleet_auth.h"
+#include "services/worker/grpc_kv_transport.h"
+
+namespace tandem {
+
+inline constexpr int64_t kBlockBytes = 64 << 10;
+inline constexpr auto kPatience = std::chrono::seconds(30);
+inline const AttemptId kAttempt = {.request = {.router_incarnation = 1, .counter = 2},
+                                   .attempt = 3};
+
+// Collects what a transport reports; waits for it.
+class Recorder final : public KvTransport::Listener {
+ public:
+  void OnFrameSent(uint64_t send_id, bool ok) override {
+    MutexLock lock(&mu_);
+    EXPECT_TRUE(sent_.emplace(send_id, ok).second) << "frame " << send_id << " completed twice";
+    changed_.SignalAll();
+  }
+  void OnFrameReceived(const ReceivedFrame& frame, int64_t payload_bytes) override {
+    MutexLock lock(&mu_);
+    received_.push_back(frame);
+    changed_.SignalAll();
+  }
+  void OnLinkProbed(const LinkReport& report) override {
+    MutexLock lock(&mu_);
+    reports_.push_back(report);
+    changed_.SignalAll();
+  }
+  void OnLost(const absl::Status& why) {
+    MutexLock lock(&mu_);
+    std::fprintf(stderr, "lost: %s\n", why.ToString().c_str());
+    lost_.push_back(why);
+    changed_.SignalAll();
+  }
+
+  // False if `done` does not come true in time.
+  template <typename Done>
+  bool WaitUntil(const Done& done) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    MutexLock lock(&mu_);
+    while (!done()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      changed_.WaitFor(&mu_, std::chrono::milliseconds(100));
+    }
+    return true;
+  }
+  bool WaitForSent(size_t count) {
+    return WaitUntil([&] { return sent_.size() >= count; });
+  }
+  bool WaitForReceived(size_t count) {
+    return WaitUntil([&] { return received_.size() >= count; });
+  }
+  bool WaitForProbe() {
+    return WaitUntil([&] { return !reports_.empty(); });
+  }
+  bool WaitForLoss() {
+    return WaitUntil([&] { return !lost_.empty(); });
+  }
+
+  std::map<uint64_t, bool> sent() {
+    MutexLock lock(&mu_);
+    return sent_;
+  }
+  std::vector<ReceivedFrame> received() {
+    MutexLock lock(&mu_);
+    return received_;
+  }
+  std::vector<LinkReport> reports() {
+    MutexLock lock(&mu_);
+    return reports_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  std::map<uint64_t, bool> sent_;
+  std::vector<ReceivedFrame> received_;
+  std::vector<LinkReport> reports_;
+  std::vector<absl::Status> lost_;
+};
+
+// A transport with everything that it borrows.
+struct Side {
+  Recorder recorder;
+  KvReceiver receiver{kBlockBytes};
+  std::unique_ptr<FleetDoor> door;
+  std::unique_ptr<KvTransport> transport;
+  std::unique_ptr<grpc::Server> server;
+  std::string target;
+
+  ~Side() {
+    if (server != nullptr) {
+      server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+      server->Wait();
+    }
+    transport.reset();
+  }
+  KvTransport::LostCallback OnLost() {
+    return [this](const absl::Status& why) { recorder.OnLost(why); };
+  }
+};
+
+// "ucx": shared memory; "ucx-network": messages over loopback; "grpc".
+inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
+                                      const FleetSecret& secret = {}) {
+  auto side = std::make_unique<Side>();
+  side->door = std::make_unique<FleetDoor>(secret);
+  if (kind == "grpc") {
+    auto transport = GrpcKvTransport::Create({.block_bytes = kBlockBytes,
+                                              .num_blocks = num_blocks,
+                                              .door = side->door.get(),
+                                              .secret = secret},
+                                             &side->receiver, &side->recorder);
+    if (!transport.ok()) ADD_FAILURE() << transport.status();
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService((*transport)->service());
+    builder.RegisterService(side->door->service());
+    side->server = builder.BuildAndStart();
+    side->target = "127.0.0.1:" + std::to_string(port);
+    side->door->ListensOn(side->target);
+    side->transport = *std::move(transport);
+    return side;
+  }
+  UcxOptions options;
+  options.block_bytes = kBlockBytes;
+  options.num_blocks = num_blocks;
+  options.secret = secret;
+  if (kind == "ucx-network") {
+    options.devices = "lo";
+    options.shared_memory = false;
+  }
+  auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
+  if (!transport.ok()) ADD_FAILURE() << transport.status();
+  side->transport = *std::move(transport);
+  return side;
+}
+
+struct Link {
+  std::unique_ptr<KvOutbound> outbound;
+  std::unique_ptr<KvInbound> inbound;
+};
+
+inline Link Connect(Side* from, Side* to) {
+  Link link;
+  auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
+  EXPECT_TRUE(inbound.ok()) << inbound.status();
+  auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
+  EXPECT_TRUE(outbound.ok()) << outbound.status();
+  link.inbound = *std::move(inbound);
+  link.outbound = *std::move(outbound);
+  link.inbound->Attach(link.outbound->address());
+  return link;
+}
+
+inline void FillPool(const KvPool& pool, uint64_t seed) {
+  Random random(seed);
+  auto* words = reinterpret_cast<uint64_t*>(pool.base);
+  for (int64_t i = 0; i < pool.block_bytes * pool.num_blocks / 8; ++i) words[i] = random.Next();
+}
+
+inline FrameHeader HeaderFor(const KvPool& pool, int32_t block, Reservation reservation,
+                             int32_t ordinal) {
+  FrameHeader header{.reservation = reservation,
+                     .ordinal = static_cast<uint32_t>(ordinal),
+                     .length_bytes = static_cast<uint32_t>(pool.block_bytes)};
+  header.crc32c =
+      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.block_bytes)));
+  return header;
+}
+
+inline std::vector<int32_t> Range(int32_t begin, int32_t end) {
+  std::vector<int32_t> out;
+  for (int32_t i = begin; i < end; ++i) out.push_back(i);
+  return out;
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
