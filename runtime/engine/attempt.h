@@ -22,6 +22,10 @@ struct RemotePrefill {
   PrefillPeer peer;
   DecodeTransfer transfer;
   int32_t cached_tokens = 0;  // That the prefill worker found in its prefix cache.
+  bool at_any_price = false;  // Its router did not ask for what is faster.
+  int64_t started_us = 0;
+  int64_t granted_us = 0;
+  int64_t first_token_us = 0;
 };
 
 struct StartedChoice {

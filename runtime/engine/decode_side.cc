@@ -10,6 +10,9 @@
 namespace tandem {
 namespace {
 
+// A first token that is not followed for less than this is nobody's loss.
+constexpr double kLeastLossUs = 250'000;
+
 // Of everything but Renew, which names many.
 AttemptId AttemptOf(const PrefillToDecode& message) {
   return std::visit(
@@ -29,6 +32,7 @@ AttemptId AttemptOf(const PrefillToDecode& message) {
 // travel.
 bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   if (submit.prefill.address.empty() || submit.prefill.worker == options_.self) return false;
+  if (pauses_.Paused(submit.prefill.worker, now_us_)) return false;
   EngineSequence* const prompt = attempt->sequences.front().get();
   const auto num_tokens = static_cast<int32_t>(prompt->token_ids.size());
   const int32_t missing = num_tokens - memory_.CountCachedBlocks(*prompt) * options_.block_tokens;
@@ -46,7 +50,8 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
                     .transfer = DecodeTransfer({.attempt = attempt->id,
                                                 .first_block = first_block,
                                                 .num_blocks = num_blocks,
-                                                .timeout_us = options_.times.lease_us})});
+                                                .timeout_us = options_.times.lease_us}),
+                    .at_any_price = submit.disaggregate_from_tokens <= 1});
   ++num_remote_;
   leases_->AddLease(submit.prefill.worker, attempt->id);
   outbox_->ToPrefill(submit.prefill, PrefillSubmit{.attempt = attempt->id,
@@ -70,7 +75,9 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
     for (const AttemptId& id : renew->attempts) {
       Attempt* const attempt = FindRemote(id);
       if (attempt == nullptr || attempt->remote->peer.worker != prefill) continue;
-      attempt->remote->transfer.OnAlive(now_us_);
+      const auto block = last_block_us_.find(prefill);
+      attempt->remote->transfer.OnRenew(block == last_block_us_.end() ? 0 : block->second,
+                                        options_.times.link_stalled_us, now_us_);
       AfterTransferInput(attempt);
     }
     return;
@@ -82,6 +89,7 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
   if (const auto* start = std::get_if<Start>(&message)) {
     attempt->remote->cached_tokens = start->cached_tokens;
     if (transfer.OnStart()) {
+      attempt->remote->started_us = now_us_;
       grants_.Want(id, attempt->order, transfer.num_blocks() - transfer.first_block());
       holds_.Set(id, After(now_us_, options_.times.lease_us));
       GrantHeld();
@@ -117,6 +125,7 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
     return false;
   }
   if (!attempt->remote->transfer.OnFirstToken(now_us_)) return true;
+  attempt->remote->first_token_us = now_us_;
   std::vector<SampledToken> tokens = first.tokens;
   attempt->prompt_logprobs = first.prompt_logprobs;
   attempt->cached_tokens = std::max(attempt->remote->cached_tokens, prompt.num_computed);
@@ -151,6 +160,8 @@ void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& wh
                                     : absl::StatusCode::kUnavailable;
   const absl::Status status(
       code, absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
+  last_block_us_.erase(prefill);
+  if (code == absl::StatusCode::kUnavailable) PausePeer(prefill, PauseReason::kLost);
   for (auto next = attempts_.begin(); next != attempts_.end();) {
     Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
     if (attempt->remote == nullptr || attempt->remote->peer.worker != prefill) continue;
@@ -173,6 +184,7 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
   // Closed between the frame's landing and this call: Close has let go of the block.
   if (attempt == nullptr || attempt->remote->transfer.reservation() != frame.reservation) return;
   DecodeTransfer& transfer = attempt->remote->transfer;
+  last_block_us_[attempt->remote->peer.worker] = now_us_;
   const bool had_it = transfer.verified(frame.ordinal);
   if (const std::optional<Resend> resend = transfer.OnFrame(frame, now_us_)) {
     outbox_->ToPrefill(attempt->remote->peer, *resend);
@@ -201,6 +213,7 @@ void Engine::Impl::GrantBlocks(Attempt* attempt) {
   for (BlockId block : granted) memory_.Pin(block);
   const Reservation reservation = receiver_->Open(attempt->id, transfer.first_block(), granted);
   outbox_->ToPrefill(attempt->remote->peer, transfer.OnGranted(reservation, now_us_));
+  attempt->remote->granted_us = now_us_;
   reservation_expiries_.Set(attempt->id, transfer.expires_at_us());
 }
 
@@ -232,6 +245,7 @@ void Engine::Impl::AfterTransferInput(Attempt* attempt) {
 
 // All blocks are here and verified: the sequence joins the batch, its prefix the cache.
 void Engine::Impl::Commit(Attempt* attempt) {
+  JudgeLink(*attempt);
   EndTransfer(attempt);
   EngineSequence* const prompt = attempt->sequences.front().get();
   prompt->num_prompt_logprobs = -1;
@@ -293,6 +307,7 @@ void Engine::Impl::ExpireReservations() {
     Attempt* const attempt = FindRemote(*id);
     attempt->remote->transfer.Expire(now_us_);
     if (attempt->remote->transfer.state() == DecodeTransfer::State::kFailed) {
+      PausePeer(attempt->remote->peer.worker, PauseReason::kTimeout);
       AfterTransferInput(attempt);
     }
   }
@@ -320,6 +335,29 @@ bool Engine::Impl::RelieveMemory() {
   if (youngest == nullptr) return false;
   ComputeHere(youngest);
   return true;
+}
+
+void Engine::Impl::PausePeer(const WorkerId& peer, PauseReason reason) {
+  if (pauses_.OnFailed(peer, now_us_)) outbox_->OnPeerPaused(peer, reason);
+}
+
+// All blocks have come. That the last came later after the first token than all of the prompt would
+// have taken to compute here, at the speed of the prefill worker, is a loss.
+void Engine::Impl::JudgeLink(const Attempt& attempt) {
+  const RemotePrefill& remote = *attempt.remote;
+  const EngineSequence& prompt = *attempt.sequences.front();
+  const auto num_tokens = static_cast<int64_t>(prompt.token_ids.size());
+  const int64_t computed_there = std::max<int64_t>(1, num_tokens - remote.cached_tokens);
+  const int64_t missing = num_tokens - prompt.num_computed;
+  const double here_us = static_cast<double>(remote.first_token_us - remote.started_us) *
+                         static_cast<double>(missing) / static_cast<double>(computed_there);
+  const auto late_us =
+      static_cast<double>(now_us_ - std::max(remote.first_token_us, remote.granted_us));
+  if (!remote.at_any_price && late_us > std::max(here_us, kLeastLossUs)) {
+    PausePeer(remote.peer.worker, PauseReason::kSlow);
+  } else {
+    pauses_.OnWorked(remote.peer.worker);
+  }
 }
 
 Attempt* Engine::Impl::FindRemote(const AttemptId& id) {

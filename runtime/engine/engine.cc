@@ -65,7 +65,8 @@ Engine::Impl::Impl(const EngineOptions& options, Executor* executor, Outbox* out
                   .block_tokens = options.block_tokens},
                  &memory_),
       tombstones_(kMaxTombstones),
-      grants_(options.num_blocks) {}
+      grants_(options.num_blocks),
+      pauses_(options.times) {}
 
 void Engine::Impl::Note(int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);

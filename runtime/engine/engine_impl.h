@@ -19,6 +19,7 @@
 #include "runtime/engine/expiry_queue.h"
 #include "runtime/engine/kv_memory.h"
 #include "runtime/protocol/grant_policy.h"
+#include "runtime/protocol/peer_pauses.h"
 #include "runtime/protocol/tombstones.h"
 #include "runtime/scheduler/scheduler.h"
 
@@ -122,6 +123,7 @@ class Engine::Impl {
   void RefuseWaitingJobs(const absl::Status& status);
   void RefuseJob(PrefillJob* job, const absl::Status& status);
   void ForgetJob(PrefillJob* job);
+  void WithdrawFrames(const PrefillJob& job);
   PrefillJob* FindJob(const AttemptId& attempt, SessionId decode);
 
   // ---- decode_side.cc ----
@@ -139,6 +141,8 @@ class Engine::Impl {
   void ExpireReservations();
   bool RelieveMemory();
   Attempt* FindRemote(const AttemptId& id);
+  void PausePeer(const WorkerId& peer, PauseReason reason);
+  void JudgeLink(const Attempt& attempt);
 
   const EngineOptions options_;
   Executor* const executor_;
@@ -168,6 +172,8 @@ class Engine::Impl {
   ExpiryQueue<AttemptId> holds_;  // Grants that are held: for how long at most if nothing moves.
   int32_t num_remote_ = 0;        // Attempts whose prompt a prefill worker has.
   ExpiryQueue<AttemptId> reservation_expiries_;
+  PeerPauses pauses_;
+  std::map<WorkerId, int64_t> last_block_us_;  // From prefill workers; until their session is lost.
   std::multiset<BlockId> orphans_;  // Of closed reservations; a frame may still be written there.
 
   // As the prefill side.

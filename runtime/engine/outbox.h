@@ -12,6 +12,7 @@
 #include "runtime/engine/executor.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/peer_pauses.h"
 #include "runtime/protocol/router_messages.h"
 
 namespace tandem {
@@ -48,6 +49,13 @@ class Outbox {
   // Engine::OnFrameSent(send_id), which comes exactly once, also if the peer is lost.
   virtual void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                          uint64_t send_id) = 0;
+
+  // Nobody waits for that frame any more: if its first byte has not left, it need not travel, and
+  // OnFrameSent comes soon.
+  virtual void WithdrawFrame(SessionId decode, uint64_t send_id) = 0;
+
+  // Prompts are computed here for a while instead of there.
+  virtual void OnPeerPaused(const WorkerId& prefill, PauseReason reason) = 0;
 };
 
 }  // namespace tandem

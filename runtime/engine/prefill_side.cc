@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/guard.h"
 #include "runtime/base/math.h"
 #include "runtime/engine/engine_impl.h"
 
@@ -205,9 +206,14 @@ void Engine::Impl::Pump(PrefillJob* job) {
                                       .block = block});
     outbox_->SendFrame(job->decode, *header, block, send_id);
   }
-  if (const std::optional<Done> done = job->transfer.TakeDone()) {
+  const std::optional<Done> done = job->transfer.TakeDone();
+  if (done.has_value()) outbox_->ToDecode(job->decode, *done);
+  // What is queued in a transport may have far to go. Later than this only what is lost is missing.
+  const bool handed_over = job->transfer.done_taken();
+  if (handed_over && TANDEM_GUARD("renew_until_sent", job->transfer.all_sent())) {
     leases_->RemoveReservation(job->decode, job->id);
-    outbox_->ToDecode(job->decode, *done);
+  } else if (handed_over) {
+    leases_->AddReservation(job->decode, job->id);
   }
   if (!job->transfer.ended()) return;
   if (absl::IsUnavailable(job->transfer.outcome())) {
@@ -246,9 +252,18 @@ void Engine::Impl::ForgetJob(PrefillJob* job) {
   graveyard_.push_back(std::move(job->sequence));
   RememberEnded(id, job_deadlines_.TimeOf(id).value_or(now_us_));
   leases_->RemoveReservation(job->decode, id);
+  WithdrawFrames(*job);
   job_leases_.Remove(id);
   job_deadlines_.Remove(id);
   jobs_.erase(id);
+}
+
+// The link is for what somebody waits for.
+void Engine::Impl::WithdrawFrames(const PrefillJob& job) {
+  if (!sends_of_.contains(job.id)) return;
+  for (const auto& [send_id, send] : sends_) {
+    if (send.serial == job.serial) outbox_->WithdrawFrame(job.decode, send_id);
+  }
 }
 
 PrefillJob* Engine::Impl::FindJob(const AttemptId& attempt, SessionId decode) {

@@ -1,5 +1,6 @@
 #include "runtime/protocol/decode_transfer.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -26,6 +27,11 @@ bool DecodeTransfer::OnStart() {
 
 void DecodeTransfer::OnAlive(int64_t now_us) { Heard(now_us); }
 
+void DecodeTransfer::OnRenew(int64_t block_us, int64_t stalled_us, int64_t now_us) {
+  const bool moves = !done_ || now_us - std::max(block_us, done_us_) < stalled_us;
+  if (TANDEM_GUARD("link_stalled", moves)) Heard(now_us);
+}
+
 bool DecodeTransfer::OnFirstToken(int64_t now_us) {
   if (over()) return false;
   Heard(now_us);
@@ -45,6 +51,7 @@ void DecodeTransfer::OnDone(const Done& done, int64_t now_us) {
     return;
   }
   done_ = true;
+  done_us_ = now_us;
   CompleteIfAllArrived();
 }
 
@@ -125,6 +132,7 @@ void DecodeTransfer::AppendState(std::string* bytes) const {
   AppendBytes(last_heard_us_, bytes);
   AppendBytes(first_token_known_, bytes);
   AppendBytes(done_, bytes);
+  AppendBytes(done_us_, bytes);
   AppendBytes(failure_.code(), bytes);
   for (size_t i = 0; i < verified_.size(); ++i) {
     AppendBytes(verified_[i], bytes);

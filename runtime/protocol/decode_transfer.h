@@ -49,6 +49,9 @@ class DecodeTransfer {
   // True once: a grant is wanted now (never for an empty promise).
   bool OnStart();
   void OnAlive(int64_t now_us);
+  // From a timer of its: a sign of life, unless all was sent and no block has come over its link
+  // since `block_us`, nor since Done, for `stalled_us`. Then only blocks count.
+  void OnRenew(int64_t block_us, int64_t stalled_us, int64_t now_us);
   // True once: the tokens are new and go to the router.
   bool OnFirstToken(int64_t now_us);
   void OnDone(const Done& done, int64_t now_us);  // Internal if it counts other frames than we.
@@ -90,6 +93,7 @@ class DecodeTransfer {
   std::vector<uint8_t> resends_;
   int32_t num_verified_ = 0;
   int64_t last_heard_us_ = 0;
+  int64_t done_us_ = 0;
   bool first_token_known_ = false;
   bool done_ = false;
   absl::Status failure_;

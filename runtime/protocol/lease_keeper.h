@@ -24,7 +24,8 @@ class LeaseKeeper {
   // From Submit to the end of the transfer.
   void AddLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
   void RemoveLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
-  // From Start to Done. Removing what is not there: nothing.
+  // From Start until the last frame has left. Adding what is there, and removing what is not:
+  // nothing.
   void AddReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
   void RemoveReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
 

@@ -105,7 +105,8 @@ struct FirstToken {
   std::vector<SampledToken> prompt_logprobs;
 };
 
-// Every block has been handed to the transport. `num_frames` frames were sent, resends apart.
+// Every block has been handed to the transport, which may take its time: until the last one has
+// left, Renew goes on. `num_frames` frames were sent, resends apart.
 struct Done {
   AttemptId attempt;
   int32_t num_frames = 0;

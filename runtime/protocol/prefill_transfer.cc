@@ -99,6 +99,11 @@ std::optional<Done> PrefillTransfer::TakeDone() {
   return Done{.attempt = options_.attempt, .num_frames = num_handed_over_};
 }
 
+bool PrefillTransfer::all_sent() const {
+  return done_taken_ && std::all_of(ordinals_.begin(), ordinals_.end(),
+                                    [](const Ordinal& o) { return o.block == Block::kSent; });
+}
+
 void PrefillTransfer::AppendState(std::string* bytes) const {
   AppendBytes(state_, bytes);
   AppendBytes(reservation_.slot, bytes);

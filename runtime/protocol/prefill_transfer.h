@@ -61,6 +61,11 @@ class PrefillTransfer {
   // Once: after the first token was sent and every promised block was handed to the transport.
   std::optional<Done> TakeDone();
 
+  // Nothing more will travel unless it is asked for again: Done was taken and no frame is under
+  // way.
+  bool all_sent() const;
+  bool done_taken() const { return done_taken_; }
+
   State state() const { return state_; }
   bool ended() const { return state_ == State::kEnded; }
   const absl::Status& outcome() const { return outcome_; }  // Once ended.

@@ -416,7 +416,13 @@ SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
 }
 
 void SimulatedWorker::OnDecodeLost(SessionId decode) {
-  life_->decodes.erase(decode);
+  if (const auto link = life_->decodes.extract(decode)) {
+    for (const DecodeLink::WaitingFrame& frame : link.mapped().waiting) {
+      Post([send_id = frame.send_id](Engine* engine, int64_t now_us) {
+        engine->OnFrameSent(send_id, /*ok=*/false, now_us);
+      });
+    }
+  }
   Post([decode](Engine* engine, int64_t now_us) { engine->OnDecodeLost(decode, now_us); });
 }
 
@@ -526,7 +532,49 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
 void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                                 uint64_t send_id) {
   if (dead()) return;
-  Say([=, this] { ReadAndSend(decode, header, block, send_id); });
+  Say([=, this] {
+    const auto link = life_->decodes.find(decode);
+    if (world_->options().frame_us == 0 || link == life_->decodes.end()) {
+      ReadAndSend(decode, header, block, send_id);
+      return;
+    }
+    link->second.waiting.push_back({.header = header, .block = block, .send_id = send_id});
+    StartNextFrame(decode);
+  });
+}
+
+void SimulatedWorker::StartNextFrame(SessionId decode) {
+  const auto link = life_->decodes.find(decode);
+  if (link == life_->decodes.end() || link->second.sending || link->second.waiting.empty()) return;
+  const DecodeLink::WaitingFrame frame = link->second.waiting.front();
+  link->second.waiting.pop_front();
+  link->second.sending = true;
+  world_->network()->InProcess(&process_, world_->options().frame_us, [this, decode, frame] {
+    ReadAndSend(decode, frame.header, frame.block, frame.send_id);
+    if (const auto sent = life_->decodes.find(decode); sent != life_->decodes.end()) {
+      sent->second.sending = false;
+      StartNextFrame(decode);
+    }
+  });
+}
+
+void SimulatedWorker::WithdrawFrame(SessionId decode, uint64_t send_id) {
+  if (dead()) return;
+  Say([=, this] {
+    const auto link = life_->decodes.find(decode);
+    if (link == life_->decodes.end()) return;
+    const auto taken = std::erase_if(
+        link->second.waiting,
+        [send_id](const DecodeLink::WaitingFrame& frame) { return frame.send_id == send_id; });
+    if (taken == 0) return;
+    Post([send_id](Engine* engine, int64_t now_us) {
+      engine->OnFrameSent(send_id, /*ok=*/false, now_us);
+    });
+  });
+}
+
+void SimulatedWorker::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
+  world_->Log(process_.name, "peer paused", prefill.incarnation, static_cast<uint64_t>(reason));
 }
 
 void SimulatedWorker::ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block,

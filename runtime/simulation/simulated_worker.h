@@ -8,6 +8,7 @@
 #define TANDEM_RUNTIME_SIMULATION_SIMULATED_WORKER_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -84,6 +85,14 @@ class SimulatedWorker final : private Outbox {
     std::shared_ptr<VirtualLink> link;
     SimulatedWorker* decode = nullptr;
     uint64_t decode_life = 0;
+    // Of a link that takes its time, first in, first out.
+    struct WaitingFrame {
+      FrameHeader header;
+      BlockId block = 0;
+      uint64_t send_id = 0;
+    };
+    std::deque<WaitingFrame> waiting;
+    bool sending = false;
   };
   struct Watcher {
     std::shared_ptr<VirtualLink> link;
@@ -135,7 +144,10 @@ class SimulatedWorker final : private Outbox {
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
+  void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
+  void StartNextFrame(SessionId decode);
   void ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block, uint64_t send_id);
 
   int64_t Now() const;  // By the process's own clock.

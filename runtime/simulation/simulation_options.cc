@@ -1,5 +1,7 @@
 #include "runtime/simulation/simulation_options.h"
 
+#include <algorithm>
+
 #include "runtime/base/random.h"
 #include "runtime/simulation/simulated_model.h"
 
@@ -59,6 +61,14 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   }
   o.client_cancel = Sometimes(&random, 0.5, 0.4);
   o.short_deadline = Sometimes(&random, 0.4, 0.3);
+
+  // Of a generator of its own: what else is drawn stays.
+  Random links(Mix64(seed + 2));
+  if (links.Chance(0.3)) {
+    // Up to a second; but all prompts together come within half of their deadline.
+    const int64_t most_us = 300'000'000 / (int64_t{o.num_requests} * longest);
+    o.frame_us = std::min(int64_t{500} << links.Between(0, 11), most_us);
+  }
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;

@@ -39,6 +39,8 @@ struct SimulatedFaults {
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
 
+  bool operator==(const SimulatedFaults&) const = default;
+
   // Of processes, but for kills: they end, seem to end, or are confused.
   void StopProcessFaults();
   bool TouchProcesses() const {
@@ -78,6 +80,8 @@ struct SimulationOptions {
   int32_t max_model_tokens = 192;
   bool prefix_caching = true;
 
+  int64_t frame_us = 0;  // That a block is on the link from one worker to another; the next waits.
+
   int32_t num_requests = 12;
   int64_t load_us = 2'000'000;  // Requests arrive, and things go wrong, within this time.
   double client_cancel = 0;
@@ -85,6 +89,11 @@ struct SimulationOptions {
   bool poison = false;  // One request kills the workers that compute it.
 
   SimulatedFaults faults;
+
+  // Then nothing is computed twice either, however long blocks are on their way.
+  bool NothingGoesWrong() const {
+    return faults == SimulatedFaults() && client_cancel == 0 && short_deadline == 0 && !poison;
+  }
 
   static SimulationOptions FromSeed(uint64_t seed);
 };

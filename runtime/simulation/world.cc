@@ -225,6 +225,10 @@ SimulationReport World::Run() {
   for (const auto& router : routers_) {
     if (!router->idle()) Violate(router->process()->name + " never ended" + router->Unfinished());
   }
+  if (options_.NothingGoesWrong() && report_.resumes > 0) {
+    Violate(absl::StrFormat("%d attempts were made again, though nothing had gone wrong",
+                            report_.resumes));
+  }
   RunUntil(now_us() + kUntilQuietUs, [] { return false; });
   AuditAll();
   for (const auto& worker : workers_) {

@@ -57,6 +57,10 @@ class KvOutbound {
 
   // Only enqueues. The block stays untouched until Listener::OnFrameSent(send_id), exactly once.
   virtual void Send(const FrameHeader& header, int32_t block, uint64_t send_id) = 0;
+
+  // If the frame still waits for its turn it never travels, and OnFrameSent says not ok; otherwise
+  // nothing.
+  virtual void Withdraw(uint64_t send_id) = 0;
 };
 
 // The receiver's end. Its frames get no place any more once it is destroyed.

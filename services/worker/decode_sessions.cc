@@ -62,6 +62,11 @@ class DecodeSessions::Session final
     sessions_->commands_->PushAlways(FrameSent{send_id, false});
   }
 
+  void WithdrawFrame(uint64_t send_id) EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    if (outbound_ != nullptr) outbound_->Withdraw(send_id);
+  }
+
   void OnReadDone(bool ok) override {
     if (!ok) {
       End(absl::OkStatus());
@@ -153,6 +158,10 @@ void DecodeSessions::SendFrame(SessionId session, const FrameHeader& header, int
                                uint64_t send_id) {
   const auto send = [&](Session* s) { s->SendFrame(header, block, send_id); };
   if (!sessions_.With(session, send)) commands_->PushAlways(FrameSent{send_id, false});
+}
+
+void DecodeSessions::WithdrawFrame(SessionId session, uint64_t send_id) {
+  sessions_.With(session, [&](Session* s) { s->WithdrawFrame(send_id); });
 }
 
 bool DecodeSessions::Flushed() const { return sessions_.Flushed(); }

@@ -201,4 +201,14 @@ void EngineLoop::SendFrame(SessionId decode, const FrameHeader& header, BlockId 
   parts_.decodes->SendFrame(decode, header, block, send_id);
 }
 
+void EngineLoop::WithdrawFrame(SessionId decode, uint64_t send_id) {
+  parts_.decodes->WithdrawFrame(decode, send_id);
+}
+
+void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
+  LogWarning("a prefill worker is paused",
+             {{"worker", prefill.name}, {"why", PauseReasonName(reason)}});
+  parts_.metrics->OnPeerPaused(reason);
+}
+
 }  // namespace tandem

@@ -60,6 +60,8 @@ class EngineLoop final : public Outbox {
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
+  void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
  private:
   explicit EngineLoop(const EngineLoopParts& parts, uint64_t incarnation)

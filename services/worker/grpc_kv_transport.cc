@@ -65,6 +65,7 @@ class GrpcKvTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   }
 
   void Send(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_);
+  void Withdraw(uint64_t send_id) EXCLUDES(mu_);
   // False if the link is closed or has a stream already.
   bool Join(SendStream* stream) EXCLUDES(mu_);
   void OnWritten(bool ok) EXCLUDES(mu_);
@@ -148,6 +149,18 @@ void GrpcKvTransport::SendLink::Send(const FrameHeader& header, int32_t block, u
   if (closed) transport_->listener_->OnFrameSent(send_id, false);
 }
 
+void GrpcKvTransport::SendLink::Withdraw(uint64_t send_id) {
+  {
+    MutexLock lock(&mu_);
+    const auto frame = std::find_if(waiting_.begin(), waiting_.end(), [send_id](const Waiting& w) {
+      return w.block >= 0 && w.send_id == send_id;
+    });
+    if (frame == waiting_.end()) return;
+    waiting_.erase(frame);
+  }
+  transport_->listener_->OnFrameSent(send_id, false);
+}
+
 bool GrpcKvTransport::SendLink::Join(SendStream* stream) {
   MutexLock lock(&mu_);
   if (closed_ || joined_) return false;
@@ -229,6 +242,7 @@ class GrpcKvTransport::Outbound final : public KvOutbound {
   void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override {
     link_->Send(header, block, send_id);
   }
+  void Withdraw(uint64_t send_id) override { link_->Withdraw(send_id); }
 
  private:
   GrpcKvTransport* const transport_;

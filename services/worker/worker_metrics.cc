@@ -49,7 +49,15 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       verified_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "verified"}})),
       corrupt_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "corrupt"}})),
       failed_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "failed"}})),
-      orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})) {}
+      orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})) {
+  for (size_t i = 0; i < kNumPauseReasons; ++i) {
+    const std::string reason(PauseReasonName(static_cast<PauseReason>(i)));
+    peer_pauses_.emplace_back(registry->Counter(
+        "tandem_prefill_pauses_total",
+        "Times that this decode worker began to do without a prefill worker for a while.",
+        {{"reason", reason}}));
+  }
+}
 
 void WorkerMetrics::OnStep(double seconds, int32_t sequences, int32_t preempted) {
   step_seconds_.Observe(seconds);
@@ -83,6 +91,10 @@ void WorkerMetrics::OnFrame(FrameOutcome outcome, int64_t payload_bytes) {
       orphaned_frames_.Increment();
       break;
   }
+}
+
+void WorkerMetrics::OnPeerPaused(PauseReason reason) {
+  peer_pauses_[static_cast<size_t>(reason)].get().Increment();
 }
 
 void WorkerMetrics::OnLinkProbed(const LinkReport& report) {

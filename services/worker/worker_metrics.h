@@ -3,9 +3,12 @@
 #ifndef TANDEM_SERVICES_WORKER_WORKER_METRICS_H_
 #define TANDEM_SERVICES_WORKER_WORKER_METRICS_H_
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "runtime/protocol/kv_receiver.h"
+#include "runtime/protocol/peer_pauses.h"
 #include "runtime/protocol/router_messages.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/metrics_registry.h"
@@ -27,6 +30,7 @@ class WorkerMetrics {
   // The receiver counts, once per verified frame, so that sums over workers are the bytes moved.
   void OnFrame(FrameOutcome outcome, int64_t payload_bytes);
   void OnLinkProbed(const LinkReport& report);
+  void OnPeerPaused(PauseReason reason);
 
  private:
   const std::string transport_;
@@ -50,6 +54,7 @@ class WorkerMetrics {
   prometheus::Counter& corrupt_frames_;
   prometheus::Counter& failed_frames_;
   prometheus::Counter& orphaned_frames_;
+  std::vector<std::reference_wrapper<prometheus::Counter>> peer_pauses_;  // By PauseReason.
 };
 
 }  // namespace tandem

@@ -64,6 +64,10 @@ std::vector<Choice> TransferWorld::Choices() const {
     if (!frames_[i].place) {
       add(Choice::kArrive, i);
       if (options_.duplicates > 0 && frames_[i].replayed == 0) add(Choice::kDuplicateFrame, i);
+      const Source& source = sources_[static_cast<size_t>(frames_[i].attempt)];
+      if (source_alive_ && frames_[i].replayed == 0 && source.transfer->ended()) {
+        add(Choice::kWithdraw, i);
+      }
       continue;
     }
     if (source_alive_) add(Choice::kLand, i);
@@ -136,6 +140,8 @@ void TransferWorld::Happen(const Choice& choice) {
       return Land(index, /*ok=*/true, /*corrupt=*/false);
     case Choice::kLandFailed:
       return Land(index, /*ok=*/false, /*corrupt=*/false);
+    case Choice::kWithdraw:
+      return Drop(index);
     case Choice::kFrameSent: {
       const Completion sent = TakeOut(&completions_, index);
       source_pool_.Unpin(sent.block);
@@ -269,6 +275,10 @@ void TransferWorld::Arrive(int index) {
     sink_content_[static_cast<size_t>(frame.place->block)] = kGarbage;  // Half written.
     return;
   }
+  Drop(index);
+}
+
+void TransferWorld::Drop(int index) {
   const Frame dropped = TakeOut(&frames_, index);
   if (dropped.replayed != 0 || !source_alive_) return;
   completions_.push_back(
@@ -581,6 +591,7 @@ std::string TransferWorld::Describe(const Choice& choice) const {
                                          "frame arrives",
                                          "frame lands",
                                          "landing fails",
+                                         "frame withdrawn",
                                          "frame sent",
                                          "frame handled",
                                          "sequence ends",

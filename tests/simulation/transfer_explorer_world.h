@@ -45,6 +45,7 @@ struct Choice {
     kArrive,        // Frame `index` reaches the receiver.
     kLand,          // Its last byte is written.
     kLandFailed,    // Its sender died.
+    kWithdraw,      // Frame `index`, of an ended job, never leaves.
     kFrameSent,     // The source learns that frame `index` of `completions` has gone.
     kFrameHandled,  // The decode engine handles received frame `index`.
     kFinish,        // A committed sequence ends.
@@ -153,6 +154,7 @@ class TransferWorld {
   void CloseReservation(int attempt);
   void EndSink(int attempt);
   void Arrive(int index);
+  void Drop(int index);  // The source learns, later, that the frame has gone.
   void Land(int index, bool ok, bool corrupt);
   void HandleFrame(int index);
   void CrashPrefill(bool noticed);

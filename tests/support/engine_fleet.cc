@@ -94,10 +94,27 @@ struct EngineFleet::Worker final : public Outbox {
                           .to = to,
                           .deliver =
                               [this, to, header, block, sent] {
+                                if (fleet->lost_frame_ && fleet->lost_frame_()) return sent(true);
                                 fleet->workers_[static_cast<size_t>(to)]->Begin(this, header, block,
                                                                                 sent);
                               },
-                          .fail = [sent] { sent(false); }});
+                          .fail = [sent] { sent(false); },
+                          .send_id = send_id});
+  }
+
+  void WithdrawFrame(SessionId, uint64_t send_id) override {
+    if (!fleet->queue_frames_) return;
+    std::vector<Event>& held = fleet->held_frames_;
+    const auto frame = std::find_if(held.begin(), held.end(), [&](const Event& event) {
+      return event.from == index && event.send_id == send_id;
+    });
+    if (frame == held.end()) return;
+    fleet->network_.push_back({.from = kNobody, .to = kNobody, .deliver = frame->fail});
+    held.erase(frame);
+  }
+
+  void OnPeerPaused(const WorkerId&, PauseReason reason) override {
+    fleet->pauses_.push_back(reason);
   }
 
   // The frame's bytes land one event after their place was given out.
@@ -209,7 +226,7 @@ void EngineFleet::Send(const std::string& kind, Event event) {
 }
 
 void EngineFleet::ReleaseFrames() {
-  hold_frames_ = false;
+  hold_frames_ = queue_frames_ = false;
   for (Event& frame : std::exchange(held_frames_, {})) network_.push_back(std::move(frame));
 }
 

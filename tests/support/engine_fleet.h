@@ -82,10 +82,17 @@ class EngineFleet {
 
   // Messages and frames from now on for which `lost` is true vanish (frames as failed sends).
   void DropMessages(std::function<bool(const std::string& kind)> lost) { lost_ = std::move(lost); }
+  // Frames from now on for which `lost` is true vanish, and their sender hears that they went.
+  void LoseFrames(std::function<bool()> lost) { lost_frame_ = std::move(lost); }
   // Frames from now on are neither sent nor given up: a transport that does not come back.
   void HoldFrames() { hold_frames_ = true; }
+  // Frames from now on wait for a link that is busy: they can still be withdrawn.
+  void QueueFrames() { hold_frames_ = queue_frames_ = true; }
   // What was held goes out.
   void ReleaseFrames();
+  int64_t frames_held() const { return static_cast<int64_t>(held_frames_.size()); }
+  // Why decode workers have paused prefill workers, in order.
+  const std::vector<PauseReason>& pauses() const { return pauses_; }
   // The next `count` frames arrive with a flipped bit.
   void CorruptFrames(int count) { frames_to_corrupt_ = count; }
   // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
@@ -113,6 +120,7 @@ class EngineFleet {
     int to = 0;
     std::function<void()> deliver;
     std::function<void()> fail;  // Instead of deliver, when the session is lost.
+    uint64_t send_id = 0;        // Of a frame.
   };
 
   void Record(const RouterEvent& event);
@@ -130,9 +138,12 @@ class EngineFleet {
   std::map<std::string, int64_t> messages_;
   std::vector<std::pair<int, ChunkNotice>> notices_;
   std::function<bool(const std::string&)> lost_;
+  std::function<bool()> lost_frame_;
   int32_t max_model_tokens_ = 0;
   bool hold_frames_ = false;
+  bool queue_frames_ = false;
   std::vector<Event> held_frames_;
+  std::vector<PauseReason> pauses_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
 };

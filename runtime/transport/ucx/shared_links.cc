@@ -171,6 +171,16 @@ void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, 
   Pump(found->second.get());
 }
 
+void SharedLinks::Withdraw(uint64_t link, uint64_t send_id) {
+  const auto found = outbound_.find(link);
+  if (found == outbound_.end()) return;
+  if (std::erase_if(found->second->waiting, [send_id](const Outbound::Frame& frame) {
+        return frame.send_id == send_id;
+      }) > 0) {
+    listener_->OnFrameSent(send_id, false);
+  }
+}
+
 void SharedLinks::Pump(Outbound* link) {
   const auto send_packet = [link](const auto& packet) {
     return send(link->fd, &packet, sizeof(packet), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(packet);

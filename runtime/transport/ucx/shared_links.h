@@ -50,6 +50,7 @@ class SharedLinks {
   void OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
                     std::shared_ptr<LostCallbackOnce> on_lost);
   void Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id);
+  void Withdraw(uint64_t link, uint64_t send_id);
   void CloseOutbound(uint64_t link);  // Unknown: nothing.
 
   // Maps the sender's pool; its connection is read from now on.

@@ -95,6 +95,16 @@ void UcxLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, uin
   Pump(found->second.get());
 }
 
+void UcxLinks::Withdraw(uint64_t link, uint64_t send_id) {
+  const auto found = outbound_.find(link);
+  if (found == outbound_.end()) return;
+  if (std::erase_if(found->second->waiting, [send_id](const Outbound::Waiting& frame) {
+        return !frame.probe && frame.send_id == send_id;
+      }) > 0) {
+    listener_->OnFrameSent(send_id, false);
+  }
+}
+
 void UcxLinks::Pump(Outbound* link) {
   while (!link->broken && !link->waiting.empty() && link->in_ucx < kWindow) {
     const Outbound::Waiting next = link->waiting.front();

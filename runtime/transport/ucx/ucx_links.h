@@ -39,6 +39,7 @@ class UcxLinks {
   void OpenOutbound(uint64_t link, const UcxAddress& remote,
                     std::shared_ptr<LostCallbackOnce> on_lost);
   void Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id);
+  void Withdraw(uint64_t link, uint64_t send_id);
   void CloseOutbound(uint64_t link);  // Unknown: nothing.
 
   void OpenInbound(uint64_t link, const std::string& peer,

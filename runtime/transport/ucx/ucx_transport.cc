@@ -52,6 +52,9 @@ class Outbound final : public KvOutbound {
       links->Send(link, header, block, send_id);
     });
   }
+  void Withdraw(uint64_t send_id) override {
+    transport_->Post([links = links_, link = link_, send_id] { links->Withdraw(link, send_id); });
+  }
 
  private:
   UcxTransport* const transport_;

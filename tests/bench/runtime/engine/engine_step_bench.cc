@@ -35,6 +35,8 @@ class CountingOutbox final : public Outbox {
   void ToPrefill(const PrefillPeer&, DecodeToPrefill) override {}
   void ToDecode(SessionId, PrefillToDecode) override {}
   void SendFrame(SessionId, const FrameHeader&, BlockId, uint64_t) override {}
+  void WithdrawFrame(SessionId, uint64_t) override {}
+  void OnPeerPaused(const WorkerId&, PauseReason) override {}
   int64_t tokens() const { return tokens_; }
 
  private:

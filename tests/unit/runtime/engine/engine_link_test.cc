@@ -1,0 +1,134 @@
+// Links that are slow, stand still or lose.
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/runtime/engine/engine_transfer_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr LivenessTimes kTimes;
+
+class EngineLinkTest : public EngineTransferTest {
+ protected:
+  // Timers go on, messages arrive, frames do not.
+  void Wait(int64_t us) {
+    for (int64_t waited = 0; waited < us; waited += kTimes.renew_us) {
+      fleet_.Advance(kTimes.renew_us);
+      fleet_.Renew();
+      while (fleet_.RunOne()) {
+      }
+    }
+  }
+  // Computed there, handed to the transport, and not one block has come.
+  Submit StuckOnTheWay(uint64_t counter) {
+    const Submit submit = Disaggregated(counter, RandomTokens(150, counter), 5);
+    fleet_.QueueFrames();
+    const int64_t done = fleet_.messages("Done");
+    fleet_.Submit(kDecode, submit);
+    fleet_.RunUntil([&] { return fleet_.messages("Done") == done + 1; });
+    EXPECT_EQ(fleet_.frames_held(), 10);
+    return submit;
+  }
+};
+
+TEST_F(EngineLinkTest, AJobRenewsUntilItsLastFrameHasLeft) {
+  Create();
+  const Submit submit = StuckOnTheWay(1);
+  Wait(2 * kTimes.lease_us);
+  EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kDecode), 4);
+}
+
+TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  int frames = 0;
+  // As a network that takes a frame and lets it vanish: the sender hears that it went.
+  fleet_.LoseFrames([&] { return ++frames == 3; });
+  Wait(2 * kTimes.lease_us);
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kTimeout));
+}
+
+TEST_F(EngineLinkTest, ALinkThatStandsStillEndsTheTransferAndIsPaused) {
+  Create();
+  const Submit submit = StuckOnTheWay(1);
+  Wait(kTimes.link_stalled_us - kTimes.lease_us);
+  EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
+  Wait(3 * kTimes.lease_us);
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kTimeout));
+  // Nobody waits for them any more.
+  EXPECT_EQ(fleet_.frames_held(), 0);
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 0);
+}
+
+TEST_F(EngineLinkTest, FramesOfACancelledJobAreWithdrawn) {
+  Create();
+  const Submit submit = StuckOnTheWay(1);
+  fleet_.Cancel(kDecode, submit.attempt);
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_EQ(fleet_.frames_held(), 0);
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 0);
+  EXPECT_EQ(fleet_.frames_delivered(), 0);
+}
+
+TEST_F(EngineLinkTest, APausedPeerIsTriedAgainAndThePauseGrowsUntilItWorks) {
+  Create();
+  const auto lose = [&] { fleet_.BreakSession(kDecode, kPrefill); };
+  const auto submits = [&](uint64_t counter) {
+    const int64_t before = fleet_.messages("Submit");
+    const Submit submit = Disaggregated(counter, RandomTokens(100, counter), 3);
+    fleet_.Submit(kDecode, submit);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+    return fleet_.messages("Submit") - before;
+  };
+  lose();
+  EXPECT_EQ(submits(1), 0);
+  fleet_.Advance(kTimes.first_peer_pause_us);
+  lose();  // Twice as long.
+  fleet_.Advance(kTimes.first_peer_pause_us);
+  lose();  // Of the same pause.
+  EXPECT_EQ(submits(2), 0);
+  fleet_.Advance(kTimes.first_peer_pause_us);
+  EXPECT_EQ(submits(3), 1);
+  lose();  // From the beginning.
+  fleet_.Advance(kTimes.first_peer_pause_us);
+  EXPECT_EQ(submits(4), 1);
+  EXPECT_THAT(fleet_.pauses(), SizeIs(3));
+}
+
+// Its blocks come, but later than they would have been computed here.
+TEST_F(EngineLinkTest, ALinkThatCostsTimeIsPausedUnlessAskedForAtAnyPrice) {
+  Create();
+  for (const int32_t from : {1, 64}) {
+    SCOPED_TRACE(from);
+    Submit submit = Disaggregated(static_cast<uint64_t>(from), RandomTokens(150, from), 5);
+    submit.disaggregate_from_tokens = from;
+    fleet_.QueueFrames();
+    const int64_t done = fleet_.messages("Done");
+    fleet_.Submit(kDecode, submit);
+    fleet_.RunUntil([&] { return fleet_.messages("Done") == done + 1; });
+    Wait(1'000'000);
+    fleet_.ReleaseFrames();
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  }
+  EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kSlow));
+}
+
+}  // namespace
+}  // namespace tandem
