@@ -150,6 +150,7 @@ proto::ToWorker RouterSays(const WorkerRegistration& of, const PrefillPeer& host
   FillRequest(&submit, std::min(100, of.max_model_tokens / 2), random);
   if (random->Chance(0.5)) {
     submit.prefill = hostile;
+    submit.prefill.worker.incarnation = 1 + random->Below(1'000);  // Each is paused for itself.
     submit.disaggregate_from_tokens = 1;
   }
   if (random->Chance(0.02)) {

@@ -17,7 +17,7 @@ inline constexpr int32_t kFuzzVocabulary = 900;  // Below that of every model we
 
 // Few, so that messages meet.
 inline AttemptId FuzzAttempt(uint64_t router, Random* random) {
-  return {.request = {.router_incarnation = router, .counter = random->Between(1, 40)},
+  return {.request = {.router_incarnation = router, .counter = 1 + random->Below(40)},
           .attempt = static_cast<uint32_t>(random->Between(1, 3))};
 }
 

@@ -65,7 +65,8 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
                        .protocol_max = of_.protocol_max,
                        .kv_class = of_.kv_class,
                        .numerics_id = of_.numerics_id,
-                       .worker = peer().worker,
+                       .worker = {.name = message.hello().expected().name(),
+                                  .incarnation = message.hello().expected().incarnation()},
                        .transport = of_.kv_transport,
                        .transport_address = message.hello().transport_address()};
     ToProto(hello, answer.mutable_hello());
@@ -92,7 +93,8 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
     grpc::Status Frames(grpc::ServerContext*, const v1::FramesRequest*,
                         grpc::ServerWriter<v1::Frame>* writer) override {
       Random random(Mix64(impl_->seed_ ^ 0x5eed ^ impl_->streams_++));
-      while (!impl_->stopping_ && impl_->budget_->Take()) {
+      for (uint64_t i = random.Between(1, 1'000);
+           i > 0 && !impl_->stopping_ && impl_->budget_->Take(); --i) {
         if (!writer->Write(impl_->Frame(&random))) break;
       }
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "had enough");
