@@ -139,9 +139,13 @@ absl::Status UcxContext::MapPool(const UcxOptions& options) {
   return absl::OkStatus();
 }
 
+void UcxContext::CloseWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(std::exchange(worker_, nullptr));
+}
+
 UcxContext::~UcxContext() {
+  CloseWorker();
   if (memory_ != nullptr) ucp_mem_unmap(context_, memory_);
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
 

@@ -39,6 +39,9 @@ class UcxContext {
   static absl::StatusOr<std::unique_ptr<UcxContext>> Create(const UcxOptions& options);
   ~UcxContext();  // Endpoints are closed before.
 
+  // Operations that it still holds may call back meanwhile, and never afterwards.
+  void CloseWorker();
+
   ucp_worker_h worker() const { return worker_; }
   int event_fd() const { return event_fd_; }
   const KvPool& pool() const { return pool_; }

@@ -15,7 +15,7 @@ UcxLinks::UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Liste
 
 UcxLinks::~UcxLinks() {
   TANDEM_CHECK(outbound_.empty() && inbound_.empty()) << "links outlive their transport";
-  // A message that UCX never gave back holds no block any more once its worker is gone.
+  // A message that UCX never gave back holds no block any more: its worker is gone.
   for (const auto& [number, record] : sends_) {
     if (!record->probe) listener_->OnFrameSent(record->send_id, false);
   }

@@ -34,7 +34,7 @@ class UcxLinks {
   static constexpr size_t kWindow = 32;
 
   UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener);
-  ~UcxLinks();  // All links are gone and Quiet(), or the worker is about to be destroyed.
+  ~UcxLinks();  // All links are gone, and Quiet() or the worker closed: no callback comes.
 
   void OpenOutbound(uint64_t link, const UcxAddress& remote,
                     std::shared_ptr<LostCallbackOnce> on_lost);

@@ -167,6 +167,8 @@ UcxTransport::~UcxTransport() {
     TANDEM_CHECK(write(wake_fd_, &one, sizeof(one)) == sizeof(one));
     thread_.join();
   }
+  // What UCX still holds comes back here at the latest, to records that are still there.
+  context_->CloseWorker();
   links_.reset();
   close(wake_fd_);
 }
