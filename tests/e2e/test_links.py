@@ -1,0 +1,89 @@
+"""Workers on two hosts whose link is slow, or takes everything and gives nothing."""
+
+import concurrent.futures
+import subprocess
+
+import pytest
+
+from fleet import Router, Worker
+from server import wait_until
+from test_hosts import HERE, THERE, other_host, prompts  # noqa: F401  The fixture.
+
+REQUESTS = 12
+
+
+def tc(*arguments, there=()):
+    done = subprocess.run([*there, "tc", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, f"tc {' '.join(arguments)}: {done.stderr}"
+
+
+@pytest.fixture(params=["grpc", "ucx"])
+def fleet(request, tmp_path, other_host):  # noqa: F811
+    """A prefill worker there, a decode worker and the router here."""
+    there, ours, theirs = other_host
+
+    def worker(role, address, device, prefix=()):
+        return Worker(tmp_path, f"{role}-0", f"--role={role}", "--insecure-public-listen",
+                      f"--transport={request.param}", f"--ucx-devices={device}", address=address, prefix=prefix)
+    prefill, decode = worker("prefill", THERE, theirs, there), worker("decode", HERE, ours)
+    with prefill, decode, Router(tmp_path, [prefill, decode], "--disaggregate=always") as router:
+        yield router, prefill, decode
+
+
+@pytest.fixture
+def shape(other_host):  # noqa: F811
+    """shape("tbf", ...) makes the link so, in both directions, until the test ends."""
+    there, ours, theirs = other_host
+
+    def apply(*discipline):
+        for device, where in ((ours, ()), (theirs, there)):
+            tc("qdisc", "replace", "dev", device, "root", *discipline, there=where)
+    yield apply
+    for device, where in ((ours, ()), (theirs, there)):
+        subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True)
+
+
+def answers(router, asked):
+    with concurrent.futures.ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(lambda prompt: router.complete(prompt, max_tokens=4), asked))
+
+
+def same_processes(router, prefill, decode):
+    assert prefill.process.poll() is None and decode.process.poll() is None
+    assert router.process.poll() is None
+
+
+@pytest.mark.parametrize("mbit", [200, 20])
+def test_what_arrives_late_is_not_computed_again(fleet, shape, hybrid, mbit):
+    router, prefill, decode = fleet
+    asked = prompts(seed=mbit, count=REQUESTS)
+    want = [hybrid.complete(prompt, max_tokens=4) for prompt in asked]
+    router.complete(asked[0][:40], max_tokens=1)  # They know each other.
+    computed = router.total("tandem_worker_prompt_tokens_total")
+    shape("tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "100ms")
+    assert answers(router, asked) == want
+    # Each prompt was asked of a worker once, and each block came that was promised.
+    assert router.total("tandem_worker_prompt_tokens_total") - computed == sum(map(len, asked))
+    assert router.total("tandem_stream_resumes_total") == 0
+    assert router.total("tandem_prefill_pauses_total") == 0
+    same_processes(router, prefill, decode)
+    router.wait_idle()
+
+
+def test_a_link_that_swallows_everything_costs_no_token(fleet, shape, hybrid):
+    router, prefill, decode = fleet
+    asked = prompts(seed=9, count=REQUESTS)
+    want = [hybrid.complete(prompt, max_tokens=4) for prompt in asked]
+    router.complete(asked[0][:40], max_tokens=1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        shape("tbf", "rate", "20mbit", "burst", "64kb", "latency", "100ms")
+        before = router.total("tandem_kv_transfer_bytes_total")
+        got = pool.submit(answers, router, asked)
+        wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > before, 30, "blocks move")
+        shape("netem", "loss", "100%")
+        assert got.result() == want
+    assert router.total("tandem_prefill_pauses_total", reason="lost") > 0
+    shape("netem", "delay", "1ms")
+    router.wait_alive("prefill", 1, seconds=60)
+    same_processes(router, prefill, decode)
+    router.wait_idle(30)
