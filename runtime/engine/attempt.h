@@ -37,6 +37,7 @@ struct Attempt {
   AttemptId id;
   SessionId router = 0;
   uint64_t order = 0;  // Its choices' sequences use [order, order + kMaxChoices).
+  RequestTurns turns;
   SamplingParams sampling;
   int32_t prompt_tokens = 0;
   int64_t deadline_us = 0;
@@ -60,6 +61,7 @@ struct PrefillJob {
   SessionId decode = 0;
   SamplingParams sampling;
   int32_t prompt_tokens = 0;
+  RequestTurns turns;
   std::unique_ptr<EngineSequence> sequence;
   PrefillTransfer transfer;
   int32_t num_ready_blocks = 0;  // Content final, told to `transfer`.

@@ -73,6 +73,7 @@ class Engine::Impl {
   absl::Status CheckQueue() const;
   void Refuse(SessionId router, const Submit& submit, absl::Status status);
   Attempt* AddAttempt(SessionId router, const Submit& submit);
+  int64_t FinalTokens(const Attempt& attempt) const;
   void SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
                    int32_t prompt_tokens, const SamplingParams* sampling,
                    EngineSequence* sequence) const;

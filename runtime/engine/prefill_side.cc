@@ -73,6 +73,8 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   sequence->token_ids = submit.token_ids;
   sequence->alone = submit.alone;
   sequence->whole = true;
+  sequence->turns = &job->turns;
+  sequence->final_tokens = submit.prompt_tokens + int64_t{submit.sampling.max_tokens} - 1;
   SetUpPrompt(submit.hash_root, submit.choices, job->prompt_tokens, &job->sampling, sequence);
   job_leases_.Set(job->id, job->transfer.lease_until_us());
   job_deadlines_.Set(job->id, After(now_us_, submit.time_left_us));

@@ -140,6 +140,7 @@ void Engine::Impl::ForkChoices(Attempt* attempt) {
     EngineSequence* const sequence = attempt->sequences[i].get();
     sequence->forked = true;
     sequence->order = attempt->order + i;
+    sequence->final_tokens = FinalTokens(*attempt);
     sequence->draws = {{.choice = choices[i].choice,
                         .sampling = &attempt->sampling,
                         .prompt_tokens = attempt->prompt_tokens}};

@@ -114,12 +114,23 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   sequence->token_ids.reserve(submit.token_ids.size() +
                               static_cast<size_t>(std::min(submit.sampling.max_tokens, 1024)));
   sequence->alone = submit.alone;
+  sequence->turns = &attempt->turns;
+  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
+  const int64_t generated = FinalTokens(*attempt) - num_tokens;
+  sequence->final_tokens = num_tokens + attempt->num_unfinished * generated;
   SetUpPrompt(submit.hash_root, submit.choices, attempt->prompt_tokens, &attempt->sampling,
               sequence.get());
   attempt->sequences.push_back(std::move(sequence));
   attempt_deadlines_.Set(attempt->id, attempt->deadline_us);
   attempts_.emplace(attempt->id, std::move(owned));
   return attempt;
+}
+
+// The last token of a choice is never computed.
+int64_t Engine::Impl::FinalTokens(const Attempt& attempt) const {
+  return std::min(attempt.prompt_tokens + int64_t{attempt.sampling.max_tokens},
+                  int64_t{options_.max_model_tokens}) -
+         1;
 }
 
 void Engine::Impl::SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,

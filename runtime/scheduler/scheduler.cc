@@ -6,7 +6,6 @@
 #include "runtime/base/math.h"
 
 namespace tandem {
-
 Scheduler::Scheduler(const SchedulerLimits& limits, BlockSource* blocks)
     : limits_(limits), blocks_(blocks) {
   TANDEM_CHECK(limits.max_sequences > 0 && limits.max_batched_tokens > limits.max_sequences)
@@ -17,25 +16,42 @@ void Scheduler::Enqueue(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle && sequence->block_table.empty());
   sequence->state = SequenceState::kWaiting;
   waiting_.insert(sequence);
+  waiting_by_length_.insert(sequence);
   num_alone_ += sequence->alone;
 }
 
 void Scheduler::Join(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle);
+  TakeTurn(sequence);
+  num_alone_ += sequence->alone;
+  Run(sequence);
+}
+
+void Scheduler::Run(Sequence* sequence) {
   sequence->state = SequenceState::kRunning;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), sequence, Older()), sequence);
-  num_alone_ += sequence->alone;
 }
 
 void Scheduler::Remove(Sequence* sequence) {
   if (sequence->state == SequenceState::kIdle) return;
   if (sequence->state == SequenceState::kWaiting) {
-    waiting_.erase(sequence);
+    LeaveQueue(sequence);
   } else {
     running_.erase(std::lower_bound(running_.begin(), running_.end(), sequence, Older()));
   }
   num_alone_ -= sequence->alone;
   sequence->state = SequenceState::kIdle;
+}
+
+void Scheduler::LeaveQueue(Sequence* sequence) {
+  waiting_.erase(sequence);
+  waiting_by_length_.erase(sequence);
+}
+
+void Scheduler::TakeTurn(Sequence* sequence) {
+  RequestTurns* const turns = sequence->turns;
+  turns->last = std::max(now_, turns->last + 1);
+  sequence->turn = turns->last;
 }
 
 const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
@@ -44,6 +60,9 @@ const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
   plan_.preempted.clear();
   plan_.blocked_order = kNoOrder;
   budget_ = limits_.max_batched_tokens;
+  brief_blocked_ = false;
+  no_place_from_ = kNoOrder;
+  spare_blocks_.reset();
 
   // Steps of a lonely sequence and shared steps take turns, so that neither waits for the other.
   const bool alone_first = num_alone_ > 0 && !last_step_alone_;
@@ -59,83 +78,158 @@ const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
 }
 
 void Scheduler::ScheduleShared(uint64_t admit_before) {
-  ScheduleDecodes();
-  ScheduleChunks();
-  Admit(std::min(admit_before, plan_.blocked_order));
+  decodes_.clear();
+  left_out_.clear();
+  chunks_.clear();
+  for (Sequence* sequence : running_) {
+    if (!sequence->alone) (sequence->remaining() == 1 ? decodes_ : chunks_).push_back(sequence);
+  }
+  odd_ = !odd_;
+  const auto prompts = static_cast<int32_t>(chunks_.size() + waiting_.size());
+  const int32_t half = (limits_.max_sequences + (odd_ ? 1 : 0)) / 2;
+  ScheduleDecodes(limits_.max_sequences - std::min(prompts, half));
+  if (prompts > 0) SchedulePrompts(admit_before);
+  ScheduleLeftOut();
 }
 
-void Scheduler::ScheduleDecodes() {
-  // A step belongs to the max_sequences oldest: forks and transfers join without asking, and would
-  // else keep out an older prompt for as long as they come.
-  int32_t places = limits_.max_sequences;
-  const auto first = FirstWaiting();
-  if (first != waiting_.end() && AmongOldest(*first)) --places;
-  for (size_t i = 0; i < running_.size() && places > 0;) {
-    Sequence* const sequence = running_[i];
-    if (!sequence->alone) --places;
-    if (!sequence->alone && sequence->remaining() == 1) RunDecode(sequence);
-    // Victims are never older than `sequence`: at most itself has left its place.
-    if (i < running_.size() && running_[i] == sequence) ++i;
+void Scheduler::ScheduleDecodes(int32_t places) {
+  const auto num_places = static_cast<size_t>(places);
+  if (decodes_.size() > num_places) {
+    const auto last = decodes_.begin() + places;
+    std::nth_element(decodes_.begin(), last, decodes_.end(), EarlierTurn());
+    left_out_.assign(last, decodes_.end());
+    decodes_.erase(last, decodes_.end());
+    std::sort(decodes_.begin(), decodes_.end(), Older());
+  }
+  // Victims are never older than who needs their blocks, so they are not yet in the plan.
+  for (Sequence* sequence : decodes_) {
+    if (sequence->state == SequenceState::kRunning) RunDecode(sequence);
   }
 }
 
-void Scheduler::ScheduleChunks() {
-  for (size_t i = 0; i < running_.size() && !full(); ++i) {
-    Sequence* const sequence = running_[i];
-    if (!sequence->alone && sequence->remaining() > 1) RunChunk(sequence);
+// What prompts have left of their half. Nobody is preempted any more: it could be in the plan.
+void Scheduler::ScheduleLeftOut() {
+  if (full()) return;
+  std::sort(left_out_.begin(), left_out_.end(), EarlierTurn());
+  for (Sequence* sequence : left_out_) {
+    if (full()) return;
+    if (sequence->state != SequenceState::kRunning) continue;
+    const int32_t wanted = sequence->num_computed + 1;
+    if (blocks_->Grow(sequence, wanted) == wanted) PlanDecode(sequence);
   }
 }
 
-void Scheduler::Admit(uint64_t admit_before) {
-  if (!plan_.preempted.empty()) return;
-  for (auto next = waiting_.begin(); next != waiting_.end() && !full();) {
-    Sequence* const sequence = *next++;  // TryAdmit takes it out of the set.
-    if (sequence->order > admit_before) return;
+void Scheduler::SchedulePrompts(uint64_t admit_before) {
+  shortest_first_ = !shortest_first_;
+  if (shortest_first_) RunPrompts(waiting_by_length_, std::min(admit_before, held_back_));
+  if (shortest_first_ && !plan_.runs.empty()) return;
+  shortest_first_ = false;
+  RunPrompts(waiting_, admit_before);
+  held_back_ = plan_.blocked_order;
+}
+
+void Scheduler::RunPrompts(const PromptQueue& waiting, uint64_t admit_before) {
+  const PromptOrder earlier = waiting.key_comp();
+  std::sort(chunks_.begin(), chunks_.end(), earlier);
+  auto chunk = chunks_.begin();
+  auto next = waiting.begin();
+  while (!full() && (chunk != chunks_.end() || next != waiting.end())) {
+    const bool waits = chunk == chunks_.end() || (next != waiting.end() && earlier(*next, *chunk));
+    Sequence* const sequence = waits ? *next++ : *chunk++;  // Admit takes it out of the set.
     if (sequence->alone) continue;
-    if (!AmongOldest(sequence)) return;
-    if (!TryAdmit(sequence)) return;
+    if (waits) {
+      Admit(sequence, admit_before);
+    } else if (sequence->state == SequenceState::kRunning) {
+      RunChunk(sequence);
+    }
   }
 }
 
-std::set<Sequence*, Scheduler::Older>::const_iterator Scheduler::FirstWaiting() const {
-  return std::find_if(waiting_.begin(), waiting_.end(),
-                      [](const Sequence* sequence) { return !sequence->alone; });
+void Scheduler::Admit(Sequence* sequence, uint64_t admit_before) {
+  if (sequence->brief() && TryAdmitBrief(sequence)) return;
+  if (!plan_.preempted.empty()) return;
+  if (sequence->order > std::min(admit_before, plan_.blocked_order)) return;
+  if (HasPlace(*sequence) || EverybodyFits(*sequence)) TryAdmit(sequence);
 }
 
-bool Scheduler::AmongOldest(const Sequence* sequence) const {
-  const auto last = static_cast<size_t>(limits_.max_sequences) - 1;
-  return running_.size() <= last || running_[last]->order > sequence->order;
+// Fewer than max_sequences requests that are older run. A batch holds no more, and each that has
+// begun keeps its blocks; but forks and transfers join without asking, and would else keep out an
+// older prompt for as long as they come.
+bool Scheduler::HasPlace(const Sequence& sequence) {
+  if (sequence.order > no_place_from_) return false;
+  int32_t places = limits_.max_sequences;
+  const RequestTurns* last = nullptr;  // A request's sequences have neighbouring orders.
+  for (const Sequence* running : running_) {
+    if (running->order > sequence.order) break;
+    if (running->turns != last && running->turns != sequence.turns && --places == 0) {
+      no_place_from_ = running->order;
+      return false;
+    }
+    last = running->turns;
+  }
+  return true;
+}
+
+// There are blocks for whatever becomes of those that run and of this one: more than a batch holds
+// can take turns, and nobody will be preempted.
+bool Scheduler::EverybodyFits(const Sequence& sequence) {
+  if (!spare_blocks_.has_value()) {
+    int64_t spare = blocks_->num_available();
+    for (const Sequence* running : running_) {
+      spare -= BlocksAtEnd(*running) - static_cast<int64_t>(running->block_table.size());
+    }
+    spare_blocks_ = spare;
+  }
+  return BlocksAtEnd(sequence) <= *spare_blocks_;
+}
+
+int64_t Scheduler::BlocksAtEnd(const Sequence& sequence) const {
+  const int64_t tokens =
+      sequence.whole ? static_cast<int64_t>(sequence.token_ids.size()) : sequence.final_tokens;
+  return CeilDiv<int64_t>(tokens, limits_.block_tokens) + 1;  // One may have to be copied.
 }
 
 bool Scheduler::TryAdmit(Sequence* sequence) {
   // A block for everyone who runs already, so that what is admitted is not preempted at once.
-  const int32_t headroom = num_running();
+  if (TryAdmit(sequence, /*headroom=*/num_running(), /*complete=*/false, &last_refusal_)) {
+    return true;
+  }
+  Blocked(sequence);
+  return false;
+}
+
+// What is through in this step gives its blocks back before anybody else wants them.
+bool Scheduler::TryAdmitBrief(Sequence* sequence) {
+  if (brief_blocked_ || sequence->remaining() > budget_) return false;
+  if (TryAdmit(sequence, /*headroom=*/0, /*complete=*/true, &last_brief_refusal_)) return true;
+  brief_blocked_ = true;
+  return false;
+}
+
+bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Refusal* last) {
   // Looking its prefix up is not cheap: while others run, not again before something has changed.
   const Refusal refusal{.order = sequence->order,
                         .available = blocks_->num_available(),
                         .headroom = headroom,
                         .budget = budget_};
-  const bool known = refusal == last_refusal_ && !plan_.runs.empty();
-  if (known || refusal.available <= headroom) {
-    Blocked(sequence);
-    return false;
-  }
+  const bool known = refusal == *last && !plan_.runs.empty();
+  if (known || refusal.available <= headroom) return false;
   blocks_->AttachPrefix(sequence);
   const int32_t chunk = ChunkOf(*sequence);
   const int32_t wanted = sequence->whole ? static_cast<int32_t>(sequence->token_ids.size())
                                          : sequence->num_computed + chunk;
   const int32_t blocks_wanted =
       CeilDiv(wanted, limits_.block_tokens) - static_cast<int32_t>(sequence->block_table.size());
-  if (blocks_wanted + headroom > blocks_->num_available()) {
+  if (blocks_wanted + headroom > blocks_->num_available() ||
+      (complete && chunk < sequence->remaining())) {
     blocks_->Release(sequence);
-    last_refusal_ = refusal;
-    Blocked(sequence);
+    *last = refusal;
     return false;
   }
   TANDEM_CHECK(blocks_->Grow(sequence, wanted) == wanted) << "no block although some were left";
-  waiting_.erase(sequence);
-  sequence->state = SequenceState::kRunning;
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), sequence, Older()), sequence);
+  LeaveQueue(sequence);
+  Run(sequence);
+  spare_blocks_.reset();
   plan_.admitted.push_back(sequence);
   Plan(sequence, chunk);
   return true;
@@ -145,9 +239,7 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
   Sequence* const sequence = OldestAlone();
   if (sequence == nullptr) return;
   if (sequence->state == SequenceState::kWaiting) {
-    if (sequence->order <= admit_before && AmongOldest(sequence)) {
-      TryAdmit(sequence);
-    }
+    Admit(sequence, admit_before);
   } else if (sequence->remaining() == 1) {
     RunDecode(sequence);
   } else {
@@ -168,6 +260,12 @@ void Scheduler::RunDecode(Sequence* sequence) {
     Preempt(victim);
     if (victim == sequence) return;
   }
+  PlanDecode(sequence);
+}
+
+void Scheduler::PlanDecode(Sequence* sequence) {
+  now_ = std::max(now_, sequence->turn);
+  TakeTurn(sequence);
   Plan(sequence, 1);
 }
 

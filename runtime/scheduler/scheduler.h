@@ -1,20 +1,32 @@
 // Which tokens of which sequences run in the next step.
 //
 // One token budget a step (Sarathi-Serve, Agrawal et al., OSDI 2024): running decodes first, then
-// the chunks of running prompts, then waiting sequences in order of arrival. Blocks are allocated
-// chunk by chunk; a decode that finds none preempts the youngest sequence, which gives its blocks
-// back, keeps its tokens and recomputes later (PagedAttention, Kwon et al., SOSP 2023).
+// prompts, running and waiting. Blocks are allocated chunk by chunk; a decode that finds none
+// preempts the youngest sequence, which gives its blocks back, keeps its tokens and recomputes
+// later (PagedAttention, Kwon et al., SOSP 2023). Sequences that wait for a KV transfer are not
+// here: they Join when their blocks are there.
 //
-// Nothing starves: the oldest sequence is never preempted for a younger one, a step in which any
-// sequence lacked a block admits nothing behind it, decodes cannot use up the budget
-// (max_batched_tokens > max_sequences), and a step belongs to the max_sequences oldest. Sequences
-// that wait for a KV transfer are not here: they Join when their blocks are there.
+// Requests take turns, not sequences. More sequences may run than a batch has places; those that a
+// step leaves out keep their blocks.
+// - Decodes that do not all find a place go in rounds, which give each request one, however many
+//   sequences it has: deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with the next round
+//   of each written down as a number, as in start-time fair queueing (Goyal et al., SIGCOMM 1996),
+//   so that who comes between two steps needs no place in a ring.
+// - Of two steps the oldest prompt goes first in one, the shortest in the other: a short one waits
+//   for no long one, and a long one has half of the tokens whatever comes. Prompts do not share a
+//   step evenly, because each that has begun holds blocks: they run one after another.
+// - While decodes are left out, prompts have half of the places.
+//
+// Nothing starves: the oldest sequence is never preempted for a younger one; while a sequence lacks
+// a block nobody younger is admitted, except who gives its blocks back at the end of the step; and
+// decodes cannot use up the budget (max_batched_tokens > max_sequences).
 
 #ifndef TANDEM_RUNTIME_SCHEDULER_SCHEDULER_H_
 #define TANDEM_RUNTIME_SCHEDULER_SCHEDULER_H_
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -53,7 +65,7 @@ class Scheduler {
   // Borrows `blocks`, which outlives it.
   Scheduler(const SchedulerLimits& limits, BlockSource* blocks);
 
-  void Enqueue(Sequence* sequence);  // Idle, without blocks: waits for its turn by `order`.
+  void Enqueue(Sequence* sequence);  // Idle, without blocks: waits for its turn.
   void Join(Sequence* sequence);     // Idle, with blocks: runs from the next step on.
   void Remove(Sequence* sequence);   // Makes it idle; its blocks stay with it. Idle: nothing.
 
@@ -71,20 +83,55 @@ class Scheduler {
   struct Older {
     bool operator()(const Sequence* a, const Sequence* b) const { return a->order < b->order; }
   };
+  struct EarlierTurn {
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      return a->turn != b->turn ? a->turn < b->turn : a->order < b->order;
+    }
+  };
+  struct PromptOrder {
+    bool shortest = false;  // Otherwise the oldest goes first.
+    bool operator()(const Sequence* a, const Sequence* b) const {
+      if (shortest && Left(*a) != Left(*b)) return Left(*a) < Left(*b);
+      return a->order < b->order;
+    }
+    // Does not change while it waits, although a prefix is looked up for it.
+    static int64_t Left(const Sequence& s) {
+      return s.state == SequenceState::kWaiting ? static_cast<int64_t>(s.token_ids.size())
+                                                : s.remaining();
+    }
+  };
+  using PromptQueue = std::set<Sequence*, PromptOrder>;
+
+  // Who lacked blocks when it was last tried to be admitted, and what there was.
+  struct Refusal {
+    uint64_t order = 0;
+    int32_t available = 0;
+    int32_t headroom = 0;
+    int32_t budget = 0;
+    bool operator==(const Refusal&) const = default;
+  };
 
   bool full() const;
   int32_t ChunkOf(const Sequence& sequence) const;  // Tokens that it may run with what is left.
-  // Fewer than max_sequences of the running ones are older.
-  bool AmongOldest(const Sequence* sequence) const;
-  std::set<Sequence*, Older>::const_iterator FirstWaiting() const;  // That shares steps.
   void Plan(Sequence* sequence, int32_t num_tokens);
+  void Run(Sequence* sequence);
+  void TakeTurn(Sequence* sequence);
   void ScheduleShared(uint64_t admit_before);
   void ScheduleAlone(uint64_t admit_before);
-  void ScheduleDecodes();
-  void ScheduleChunks();
-  void Admit(uint64_t admit_before);
+  void ScheduleDecodes(int32_t places);
+  void ScheduleLeftOut();
+  void SchedulePrompts(uint64_t admit_before);
+  void RunPrompts(const PromptQueue& waiting, uint64_t admit_before);
+  void Admit(Sequence* sequence, uint64_t admit_before);
+  bool HasPlace(const Sequence& sequence);
+  bool EverybodyFits(const Sequence& sequence);
   bool TryAdmit(Sequence* sequence);
+  bool TryAdmitBrief(Sequence* sequence);
+  bool TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Refusal* last);
+  void LeaveQueue(Sequence* sequence);
+  int64_t BlocksAtEnd(const Sequence& sequence) const;
   void RunDecode(Sequence* sequence);
+  void PlanDecode(Sequence* sequence);
   void RunChunk(Sequence* sequence);
   Sequence* YoungestPreemptible() const;
   bool AnotherPreemptible(const Sequence* than) const;
@@ -95,19 +142,25 @@ class Scheduler {
   const SchedulerLimits limits_;
   BlockSource* const blocks_;
   std::vector<Sequence*> running_;  // Oldest first.
-  std::set<Sequence*, Older> waiting_;
-  int32_t num_alone_ = 0;  // Running or waiting.
+  PromptQueue waiting_;
+  PromptQueue waiting_by_length_{PromptOrder{.shortest = true}};  // The same ones.
+  int32_t num_alone_ = 0;                                         // Running or waiting.
   bool last_step_alone_ = false;
-  int32_t budget_ = 0;  // Tokens left in the plan under construction.
-  // Who lacked blocks when it was last tried to be admitted, and what there was.
-  struct Refusal {
-    uint64_t order = 0;
-    int32_t available = 0;
-    int32_t headroom = 0;
-    int32_t budget = 0;
-    bool operator==(const Refusal&) const = default;
-  };
+  bool odd_ = false;               // Of two steps one rounds the prompts' half of the places up.
+  bool shortest_first_ = false;    // The last step with prompts.
+  uint64_t held_back_ = kNoOrder;  // The oldest that lacked a block when the oldest went first.
+  int64_t now_ = 0;                // The latest turn that has run.
   Refusal last_refusal_;
+  Refusal last_brief_refusal_;
+
+  // Of the plan under construction.
+  int32_t budget_ = 0;                   // Tokens left.
+  bool brief_blocked_ = false;           // A brief one lacked blocks.
+  uint64_t no_place_from_ = kNoOrder;    // Who is younger has no place.
+  std::optional<int64_t> spare_blocks_;  // See EverybodyFits; not known if empty.
+  std::vector<Sequence*> decodes_;       // That shall run.
+  std::vector<Sequence*> left_out_;      // Decodes without a place.
+  std::vector<Sequence*> chunks_;        // Running prompts.
   StepPlan plan_;
 };
 

@@ -5,6 +5,7 @@
 #define TANDEM_RUNTIME_SCHEDULER_SEQUENCE_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace tandem {
@@ -13,6 +14,13 @@ enum class SequenceState : uint8_t {
   kIdle,     // Not with the scheduler.
   kWaiting,  // Holds no blocks.
   kRunning,  // Holds blocks; in the batch whenever the budget allows.
+};
+
+// What the sequences of one request have had together: requests take turns, not sequences. One for
+// each request, which outlives its sequences' time with the scheduler; only the scheduler writes
+// it.
+struct RequestTurns {
+  int64_t last = 0;  // The turn of its last decode.
 };
 
 // The engine derives its own sequences from this. Belongs to it; the scheduler borrows.
@@ -24,8 +32,15 @@ struct Sequence {
   SequenceState state = SequenceState::kIdle;
   bool alone = false;  // Only ever in a batch of its own, in small chunks.
   bool whole = false;  // Starts with blocks for all its tokens, and keeps them: never preempted.
+  RequestTurns* turns = nullptr;  // Its request's.
+  // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
+  // gives its blocks back.
+  int64_t final_tokens = std::numeric_limits<int64_t>::max() / 2;
+  int64_t turn = 0;  // Of its next decode; the scheduler's.
 
   int32_t remaining() const { return static_cast<int32_t>(token_ids.size()) - num_computed; }
+  // Ends with the step that computes what is known of it.
+  bool brief() const { return final_tokens <= static_cast<int64_t>(token_ids.size()); }
 };
 
 }  // namespace tandem

@@ -50,7 +50,9 @@ AskedRequest RequestBook::Draw(Random* random) const {
   }
   s.temperature = random->Chance(0.5) ? 0.0f : 1.0f;
   s.seed = random->Next();
-  if (random->Chance(0.3)) asked.num_choices = static_cast<int32_t>(random->Between(2, 4));
+  if (random->Chance(0.3)) {
+    asked.num_choices = static_cast<int32_t>(random->Between(2, random->Chance(0.2) ? 16 : 4));
+  }
   if (random->Chance(0.3)) s.num_logprobs = static_cast<int32_t>(random->Below(3));
   if (random->Chance(0.2)) s.num_prompt_logprobs = static_cast<int32_t>(random->Below(3));
   if (random->Chance(0.4)) {

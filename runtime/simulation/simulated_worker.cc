@@ -64,6 +64,7 @@ void SimulatedWorker::Start() {
                                life_->executor.get(), this, life_->receiver.get(), &life_->leases);
   TANDEM_CHECK(engine.ok()) << engine.status().ToString();
   life_->engine = *std::move(engine);
+  life_->newcomers = std::make_unique<NewcomerJudge>(o);
   life_->step_at_us = kNoStep;
   life_->last_step_us = world_->now_us();
   world_->Log(process_.name, "start", id_.incarnation, numerics_);
@@ -146,8 +147,11 @@ void SimulatedWorker::Step() {
   if (random->Chance(faults.failed_step)) life_->executor->FailNextStep();
   life_->steps_executed = life_->executor->work_done();
   life_->in_step = true;
+  const WorkerLoad before = life_->engine->Load();
   const Engine::StepResult result = life_->engine->Step(Now());
+  const std::string unfair = life_->newcomers->OnStep(result, before, life_->engine->Load());
   life_->in_step = false;
+  if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
   if (life_->engine->quarantine_is_stuck()) {
     world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
     world_->CountReplacement();
@@ -216,6 +220,7 @@ void SimulatedWorker::SendBatches() {
 
 // Before the step computes: whatever happens then, it is on its way.
 void SimulatedWorker::BeginChunks(std::span<const ChunkNotice> chunks) {
+  world_->CountNewcomers(life_->newcomers->OnChunks(chunks));
   for (const ChunkNotice& notice : chunks) {
     CheckWire(OutOfRange(notice.chunk));
     for (const auto& [session, link] : life_->routers) {
@@ -314,7 +319,12 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
       }
     }
     world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
+    const int32_t waiting = engine->Load().waiting_sequences;
+    life_->newcomers->OnArrival(router, submit.attempt, submit.sampling,
+                                static_cast<int64_t>(submit.token_ids.size()), submit.prompt_tokens,
+                                submit.alone);
     engine->OnSubmit(router, submit, now_us);
+    if (engine->Load().waiting_sequences == waiting) life_->newcomers->OnOver(submit.attempt);
   });
 }
 
@@ -331,13 +341,17 @@ void SimulatedWorker::OnRouterLost(SessionId router) {
   world_->Log(process_.name, "router lost", router);
   life_->routers.erase(router);
   life_->router_sinks.erase(router);
-  Post([router](Engine* engine, int64_t now_us) { engine->OnRouterLost(router, now_us); });
+  Post([this, router](Engine* engine, int64_t now_us) {
+    life_->newcomers->OnSessionLost(router);
+    engine->OnRouterLost(router, now_us);
+  });
 }
 
 void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
   if (dead()) return;
   CheckWire(OutOfRange(event));
   Judge(event);
+  life_->newcomers->OnOver(std::visit([](const auto& e) { return e.attempt; }, event));
   life_->batches[router].events.push_back(std::move(event));
 }
 
@@ -423,13 +437,18 @@ void SimulatedWorker::OnDecodeLost(SessionId decode) {
       });
     }
   }
-  Post([decode](Engine* engine, int64_t now_us) { engine->OnDecodeLost(decode, now_us); });
+  Post([this, decode](Engine* engine, int64_t now_us) {
+    life_->newcomers->OnSessionLost(decode);
+    engine->OnDecodeLost(decode, now_us);
+  });
 }
 
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
   if (dead()) return;
   if (const auto* grant = std::get_if<Grant>(&message)) {
     life_->granted[grant->reservation] = grant->attempt;
+  } else if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+    life_->newcomers->OnOver(submit->attempt);
   }
   Say([this, prefill, message = std::move(message)] {
     PeerLink& peer = life_->prefills[prefill.worker];
@@ -482,11 +501,28 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
       0,
       [target = peer->peer, session = peer->session, message] {
         target->Post([target, session, message](Engine* engine, int64_t now_us) {
-          target->LogPeer("from decode", message);
-          engine->OnDecodeMessage(session, message, now_us);
+          target->OnDecodeMessage(session, message, engine, now_us);
         });
       },
       overtake);
+}
+
+void SimulatedWorker::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message,
+                                      Engine* engine, int64_t now_us) {
+  LogPeer("from decode", message);
+  const int32_t waiting = engine->Load().waiting_sequences;
+  const auto* const submit = std::get_if<PrefillSubmit>(&message);
+  if (submit != nullptr) {
+    life_->newcomers->OnArrival(decode, submit->attempt, submit->sampling,
+                                static_cast<int64_t>(submit->token_ids.size()),
+                                submit->prompt_tokens, submit->alone);
+  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
+    life_->newcomers->OnOver(cancel->attempt);
+  }
+  engine->OnDecodeMessage(decode, message, now_us);
+  if (submit != nullptr && engine->Load().waiting_sequences == waiting) {
+    life_->newcomers->OnOver(submit->attempt);
+  }
 }
 
 void SimulatedWorker::PrefillLost(const WorkerId& prefill, const absl::Status& why) {
@@ -514,6 +550,9 @@ void SimulatedWorker::RenewLeases() {
 void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
   if (dead()) return;
   CheckWire(OutOfRange(message));
+  if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
+    life_->newcomers->OnOver(refused->attempt);
+  }
   Say([this, decode, message = std::move(message)] {
     const auto found = life_->decodes.find(decode);
     if (found == life_->decodes.end()) return;

@@ -19,6 +19,7 @@
 
 #include "runtime/engine/engine.h"
 #include "runtime/protocol/peer_terms.h"
+#include "runtime/simulation/newcomer_judge.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/simulation/virtual_network.h"
 
@@ -111,6 +112,7 @@ class SimulatedWorker final : private Outbox {
     std::unique_ptr<KvReceiver> receiver;
     LeaseKeeper leases;
     std::unique_ptr<Engine> engine;
+    std::unique_ptr<NewcomerJudge> newcomers;
     std::map<SessionId, std::shared_ptr<VirtualLink>> routers;
     std::map<SessionId, std::function<void(const StepBatch&)>> router_sinks;
     std::map<SessionId, StepBatch> batches;
@@ -177,6 +179,8 @@ class SimulatedWorker final : private Outbox {
     bool torn = false;
   };
   void Arrive(const Frame& frame);
+  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, Engine* engine,
+                       int64_t now_us);
   void CheckWire(const std::string& what);  // Empty: every value may cross a process border.
   void Judge(const RouterEvent& event);
   template <typename Message>

@@ -32,6 +32,7 @@ struct SimulationReport {
   int64_t resumes = 0;
   int64_t frames = 0;
   int64_t preemptions = 0;
+  int64_t newcomers = 0;  // That NewcomerJudge has judged.
   int64_t faults = 0;
   int64_t kills = 0;         // Of them, of workers that computed, from outside.
   int64_t replacements = 0;  // Of workers whose quarantine was stuck.
@@ -70,6 +71,7 @@ class World {
     ++report_.kills;
   }
   void CountPreemptions(int64_t count) { report_.preemptions += count; }
+  void CountNewcomers(int64_t count) { report_.newcomers += count; }
   void CountRequest(bool done, int64_t resumes);
 
  private:

@@ -14,7 +14,7 @@ class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0, replacements = 0;
-  int64_t auto_frames = 0, kills = 0;
+  int64_t auto_frames = 0, kills = 0, newcomers = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
     const SimulationOptions options = SimulationOptions::FromSeed(seed);
     const SimulationReport report = World(options).Run();
@@ -27,6 +27,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
     faults += report.faults;
     kills += report.kills;
     preemptions += report.preemptions;
+    newcomers += report.newcomers;
   }
   // That nothing broke means something only where something happened.
   EXPECT_GT(done, 3'000);
@@ -37,6 +38,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   EXPECT_GT(replacements, 5);
   EXPECT_GT(auto_frames, 300);
   EXPECT_GT(kills, 500);
+  EXPECT_GT(newcomers, 300);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 

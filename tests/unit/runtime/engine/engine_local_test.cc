@@ -179,6 +179,28 @@ TEST_F(EngineLocalTest, MoreChoicesThanABatchHoldsAllFinish) {
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineLocalTest, ARequestOfOneTokenDoesNotWaitForTheChoicesOfAnother) {
+  Create(SmallEngine(/*num_blocks=*/700));
+  const Submit many = MakeSubmit(1, RandomTokens(20, 3), 40, /*num_choices=*/128);
+  fleet_.Submit(0, many);
+  for (uint64_t i = 2; i < 12; ++i) {  // More than a batch holds.
+    fleet_.Submit(0, MakeSubmit(i, RandomTokens(20, i), 40));
+  }
+  RunUntilFirstToken(many);
+  for (uint64_t i = 20; i < 30; ++i) {
+    for (int step = 0; step < static_cast<int>(i); ++step) ASSERT_TRUE(fleet_.RunOne());
+    const int64_t before = fleet_.engine(0).Load().steps;
+    const Submit newcomer = MakeSubmit(i, RandomTokens(static_cast<int32_t>(i), i), 1);
+    fleet_.Submit(0, newcomer);
+    RunUntilFirstToken(newcomer);
+    EXPECT_LE(fleet_.engine(0).Load().steps - before, 4);  // Three, and its own.
+    EXPECT_EQ(fleet_.CheckFinished(newcomer), "");
+  }
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(many), "");
+  EXPECT_EQ(fleet_.executor(0).largest_batch(), 8);
+}
+
 TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <deque>
+#include <map>
 #include <memory>
 #include <numeric>
 
@@ -23,7 +26,13 @@ class CountedBlocks final : public BlockSource {
  public:
   explicit CountedBlocks(int32_t num_blocks) : available_(num_blocks) {}
 
-  void AttachPrefix(Sequence*) override { ++lookups_; }
+  void AttachPrefix(Sequence* sequence) override {
+    ++lookups_;
+    const auto num_tokens = static_cast<int32_t>(sequence->token_ids.size());
+    const int32_t cached = std::min(cached_blocks_ * kBlockTokens, num_tokens - 1) / kBlockTokens;
+    Grow(sequence, cached * kBlockTokens);
+    sequence->num_computed = static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens;
+  }
   int32_t Grow(Sequence* sequence, int32_t num_tokens) override {
     while (static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens < num_tokens &&
            available_ > 0) {
@@ -40,10 +49,13 @@ class CountedBlocks final : public BlockSource {
   int32_t num_available() const override { return available_; }
   void Take(int32_t num_blocks) { available_ -= num_blocks; }
   int lookups() const { return lookups_; }
+  // So much of every prompt is found.
+  void set_cached_blocks(int32_t cached_blocks) { cached_blocks_ = cached_blocks; }
 
  private:
   int32_t available_;
   int lookups_ = 0;
+  int32_t cached_blocks_ = 0;
 };
 
 class SchedulerTest : public testing::Test {
@@ -62,7 +74,32 @@ class SchedulerTest : public testing::Test {
     Sequence& sequence = sequences_.emplace_back();
     sequence.order = sequences_.size();
     sequence.token_ids.resize(static_cast<size_t>(num_tokens));
+    sequence.turns = &turns_.emplace_back();
     return &sequence;
+  }
+  // Of the same request.
+  Sequence* AddSibling(const Sequence& of, int32_t num_tokens) {
+    Sequence* const sequence = Add(num_tokens);
+    sequence->turns = of.turns;
+    return sequence;
+  }
+  // As after a transfer, or when a choice begins: all but the last token are computed.
+  void Join(Sequence* sequence) {
+    const auto num_tokens = static_cast<int32_t>(sequence->token_ids.size());
+    ASSERT_EQ(blocks_->Grow(sequence, num_tokens), num_tokens);
+    sequence->num_computed = num_tokens - 1;
+    scheduler_->Join(sequence);
+  }
+  void JoinForks(int count) {
+    const Sequence* const first = Add(8);
+    for (int i = 1; i < count; ++i) AddSibling(*first, 8);
+    for (size_t i = sequences_.size() - static_cast<size_t>(count); i < sequences_.size(); ++i) {
+      Join(&sequences_[i]);
+    }
+  }
+  bool Ran(const Sequence* sequence) const {
+    return std::any_of(ran_.begin(), ran_.end(),
+                       [&](const auto& run) { return run.first == sequence->order; });
   }
   Sequence* Enqueue(int32_t num_tokens) {
     Sequence* const sequence = Add(num_tokens);
@@ -90,22 +127,27 @@ class SchedulerTest : public testing::Test {
   std::unique_ptr<CountedBlocks> blocks_;
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<Sequence> sequences_;
+  std::deque<RequestTurns> turns_;
   std::vector<std::pair<uint64_t, int32_t>> ran_;  // (order, tokens) of the last step.
 };
 
-TEST_F(SchedulerTest, DecodesComeFirstThenChunksThenNewcomersWithinOneBudget) {
+TEST_F(SchedulerTest, DecodesComeFirstThenPromptsWithinOneBudget) {
   Create(/*num_blocks=*/100, /*max_sequences=*/8, /*max_batched_tokens=*/16);
   Enqueue(10);
   Enqueue(30);
   Enqueue(5);
+  Step();  // The shortest first.
+  EXPECT_THAT(ran_, ElementsAre(std::pair(3, 5), std::pair(1, 10), std::pair(2, 1)));
   Step();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 10), std::pair(2, 6)));
+  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1), std::pair(3, 1), std::pair(2, 14)));
+  Enqueue(9);
   Step();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1), std::pair(2, 15)));
-  Step();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1), std::pair(2, 9), std::pair(3, 5)));
-  Step();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1), std::pair(2, 1), std::pair(3, 1)));
+  EXPECT_THAT(ran_,
+              ElementsAre(std::pair(1, 1), std::pair(3, 1), std::pair(4, 9), std::pair(2, 5)));
+  Enqueue(7);
+  Step();  // The oldest first.
+  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1), std::pair(3, 1), std::pair(4, 1), std::pair(2, 10),
+                                std::pair(5, 3)));
 }
 
 TEST_F(SchedulerTest, TakesBlocksChunkByChunk) {
@@ -145,29 +187,170 @@ TEST_F(SchedulerTest, LooksAPrefixUpAgainOnlyWhenSomethingHasChanged) {
   EXPECT_EQ(waiting->num_computed, 16);
 }
 
+TEST_F(SchedulerTest, ManyChoicesOfOneRequestTakeTheTurnsOfOne) {
+  Create(/*num_blocks=*/1000, /*max_sequences=*/8, /*max_batched_tokens=*/64);
+  JoinForks(128);
+  Sequence* const other = Add(8);
+  Join(other);
+  std::map<uint64_t, int> times;
+  for (int step = 0; step < 128 / 7 + 1; ++step) {
+    Step();
+    EXPECT_EQ(ran_.size(), 8u) << "step " << step;
+    EXPECT_TRUE(Ran(other)) << "step " << step;
+    for (const auto& [order, tokens] : ran_) ++times[order];
+  }
+  EXPECT_EQ(times.size(), 129u);  // Every choice had a turn.
+}
+
+TEST_F(SchedulerTest, RequestsShareThePlacesEvenly) {
+  Create(/*num_blocks=*/1000, /*max_sequences=*/6, /*max_batched_tokens=*/64);
+  JoinForks(100);
+  JoinForks(3);
+  JoinForks(50);
+  std::array<int, 3> places{};
+  for (int step = 0; step < 100; ++step) {
+    Step();
+    EXPECT_EQ(ran_.size(), 6u);
+    for (const auto& [order, tokens] : ran_) ++places[order <= 100 ? 0 : order <= 103 ? 1 : 2];
+  }
+  for (const int count : places) EXPECT_NEAR(count, 200, 3);
+}
+
+TEST_F(SchedulerTest, ANewcomerOfOneTokenRunsWithinThreeStepsBehindAnyNumber) {
+  for (const int32_t max_sequences : {1, 2, 8, 64}) {
+    for (const int forks : {1, 8, 128}) {
+      for (const bool lonely : {false, true}) {
+        SCOPED_TRACE(testing::Message() << max_sequences << " places, " << forks << " forks"
+                                        << (lonely ? ", and a lonely one" : ""));
+        sequences_.clear();
+        if (max_sequences == 1 && lonely) continue;
+        Create(/*num_blocks=*/2000, max_sequences, /*max_batched_tokens=*/max_sequences + 16);
+        JoinForks(forks);
+        for (int i = 0; i < 64; ++i) Join(Add(4));
+        for (int i = 0; i < 40; ++i) Enqueue(200);  // Of which some have begun.
+        if (lonely) {
+          Sequence* const alone = Add(1000);
+          alone->alone = true;
+          scheduler_->Enqueue(alone);
+        }
+        for (int i = 0; i < 10; ++i) {
+          Step();
+          EXPECT_TRUE(ran_.size() == static_cast<size_t>(max_sequences) || lonely);
+        }
+        Sequence* const newcomer = Add(1);
+        newcomer->final_tokens = 1;
+        scheduler_->Enqueue(newcomer);
+        int steps = 0;
+        do {
+          Step();
+          ++steps;
+        } while (!Ran(newcomer) && steps < 4);
+        EXPECT_LE(steps, 4);  // Three, and its own.
+        EXPECT_TRUE(Ran(newcomer));
+      }
+    }
+  }
+}
+
+TEST_F(SchedulerTest, AShortPromptWaitsForNoLongOneAndALongOneHasHalfOfTheTokens) {
+  Create(/*num_blocks=*/10'000, /*max_sequences=*/8, /*max_batched_tokens=*/32);
+  Sequence* const first = Enqueue(800);  // 25 steps, alone.
+  for (int i = 0; i < 10; ++i) Enqueue(900);
+  for (int i = 0; i < 4; ++i) Step();
+  EXPECT_EQ(first->num_computed, 4 * 32);
+  Sequence* const newcomer = Enqueue(5);
+  Step();
+  EXPECT_EQ(ran_.front(), std::pair(newcomer->order, 5));
+  Finish(newcomer);
+  // Ever more of them, which together would leave nothing.
+  int steps = 0;
+  for (; first->token_ids.size() == 800; ++steps) {
+    ASSERT_LT(steps, 2 * 25);
+    for (int i = 0; i < 7; ++i) Enqueue(6)->final_tokens = 6;
+    Step();
+    for (Sequence& sequence : sequences_) {
+      if (sequence.final_tokens == 6 && sequence.num_computed == 6) Finish(&sequence);
+    }
+  }
+}
+
+TEST_F(SchedulerTest, ShortPromptsDoNotTakeTheBlocksThatALongOneWaitsFor) {
+  Create(/*num_blocks=*/20, /*max_sequences=*/8, /*max_batched_tokens=*/64);
+  std::deque<Sequence*> running = {Enqueue(24), Enqueue(24)};  // 12 blocks.
+  Step();
+  Sequence* const large = Enqueue(56);
+  for (int step = 0; step < 30; ++step) {
+    Enqueue(3);
+    Step();
+    if (step % 4 == 3 && !running.empty()) {
+      Finish(running.front());
+      running.pop_front();
+    }
+    if (large->num_computed > 0) break;
+  }
+  EXPECT_GT(large->num_computed, 0);
+}
+
+TEST_F(SchedulerTest, MoreRequestsThanPlacesTakeTurnsWhereEverybodyFits) {
+  Create(/*num_blocks=*/30, /*max_sequences=*/4, /*max_batched_tokens=*/16);
+  for (int i = 0; i < 4; ++i) {
+    Sequence* const sequence = Enqueue(4);
+    sequence->final_tokens = 12;  // 3 blocks, and one more that may be copied.
+  }
+  Step();
+  Sequence* const large = Add(4);
+  large->final_tokens = 56;  // 15 blocks of the 14 that nobody else may come to need.
+  scheduler_->Enqueue(large);
+  Sequence* const small = Add(8);
+  small->final_tokens = 52;  // 14.
+  scheduler_->Enqueue(small);
+  Step();
+  EXPECT_EQ(large->state, SequenceState::kWaiting);
+  EXPECT_TRUE(Ran(small));
+  for (int i = 0; i < 5; ++i) {
+    Step();
+    EXPECT_EQ(ran_.size(), 4u);
+  }
+  EXPECT_GE(small->num_computed, 10);
+  for (int i = 0; i < 4; ++i) EXPECT_GE(sequences_[static_cast<size_t>(i)].num_computed, 7);
+}
+
+TEST_F(SchedulerTest, WhatIsThroughInAStepTakesBlocksThatAreKeptForOthers) {
+  Create(/*num_blocks=*/8, /*max_sequences=*/2, /*max_batched_tokens=*/16);
+  for (int i = 0; i < 3; ++i) Join(Add(8));  // 6 blocks; 2 are left for 3 that run.
+  Enqueue(4);                                // Needs one, and waits.
+  Sequence* const brief = Add(5);
+  brief->final_tokens = 5;
+  scheduler_->Enqueue(brief);
+  const StepPlan& plan = Step();
+  EXPECT_TRUE(Ran(brief));
+  EXPECT_THAT(plan.admitted, ElementsAre(brief));
+  Sequence* const long_brief = Add(17);  // Two steps: it would keep what it takes.
+  long_brief->final_tokens = 17;
+  Finish(brief);
+  scheduler_->Enqueue(long_brief);
+  Step();
+  EXPECT_FALSE(Ran(long_brief));
+}
+
 TEST_F(SchedulerTest, AnOldPromptGetsItsPlaceHoweverManyJoin) {
   Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/16);
   Sequence* const old = Add(20);  // Preempted, say: it waits, with more running than a batch holds.
-  for (int i = 0; i < 6; ++i) {
-    Sequence* const joined = Add(8);
-    blocks_->Grow(joined, 8);
-    joined->num_computed = 7;
-    scheduler_->Join(joined);
-  }
+  for (int i = 0; i < 6; ++i) Join(Add(8));
   Step();
   EXPECT_THAT(ran_,
               ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(5, 1)));
   scheduler_->Enqueue(old);
   Step();
   EXPECT_THAT(ran_,
-              ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(1, 13)));
+              ElementsAre(std::pair(2, 1), std::pair(6, 1), std::pair(7, 1), std::pair(1, 13)));
   Step();
   EXPECT_THAT(ran_,
-              ElementsAre(std::pair(2, 1), std::pair(3, 1), std::pair(4, 1), std::pair(1, 7)));
-  Enqueue(3);  // Younger than a batch of others: waits.
+              ElementsAre(std::pair(3, 1), std::pair(4, 1), std::pair(5, 1), std::pair(1, 7)));
+  Enqueue(3);  // Younger than a batch of others, and nobody knows how long it will be: waits.
   Step();
-  EXPECT_THAT(ran_,
-              ElementsAre(std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(4, 1)));
+  EXPECT_EQ(ran_.size(), 4u);
+  EXPECT_EQ(scheduler_->num_waiting(), 1);
 }
 
 TEST_F(SchedulerTest, DecodeWithoutABlockPreemptsTheYoungestAndAdmitsNobody) {
@@ -269,11 +452,15 @@ TEST_F(SchedulerTest, AnOlderClaimElsewhereHoldsBackYoungerAdmissions) {
 TEST_F(SchedulerTest, BlockedHeadOfTheQueueIsNotOvertaken) {
   Create(/*num_blocks=*/4, 8, 16);
   Enqueue(9);  // 3 blocks.
+  Step();
   Enqueue(8);  // Would need 2.
+  Step();      // The oldest went first.
   Enqueue(1);  // Would fit.
-  const StepPlan& plan = Step();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 9)));
-  EXPECT_EQ(plan.blocked_order, 2u);
+  for (int i = 0; i < 2; ++i) {
+    const StepPlan& plan = Step();
+    EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1)));
+    EXPECT_EQ(plan.blocked_order, 2u);
+  }
   EXPECT_EQ(scheduler_->num_waiting(), 2);
 }
 
@@ -300,6 +487,7 @@ TEST_F(SchedulerTest, EverythingFinishesUnderRandomLoad) {
     const auto num_blocks = static_cast<int32_t>(random.Between(8, 30));
     sequences_.clear();
     Create(num_blocks, max_sequences, max_tokens);
+    blocks_->set_cached_blocks(static_cast<int32_t>(random.Below(3)));
     std::vector<int32_t> length;  // At which the sequence finishes, by index.
     size_t arrived = 0;
     size_t finished = 0;
@@ -307,11 +495,14 @@ TEST_F(SchedulerTest, EverythingFinishesUnderRandomLoad) {
     for (int step = 0; finished < total; ++step) {
       ASSERT_LT(step, 20'000);
       if (arrived < total && random.Chance(0.3)) {
-        Sequence* const sequence = Add(static_cast<int32_t>(random.Between(1, 16)));
+        const auto tokens = static_cast<int32_t>(random.Between(1, 16));
+        Sequence* const sequence =
+            arrived > 0 && random.Chance(0.4) ? AddSibling(sequences_.back(), tokens) : Add(tokens);
         sequence->alone = random.Chance(0.1);
         sequence->whole = !sequence->alone && random.Chance(0.1);
         length.push_back(static_cast<int32_t>(sequence->token_ids.size()) +
                          (sequence->whole ? 0 : static_cast<int32_t>(random.Between(1, 16))));
+        if (random.Chance(0.8)) sequence->final_tokens = length.back();
         scheduler_->Enqueue(sequence);
         ++arrived;
       }
@@ -337,7 +528,9 @@ TEST_F(SchedulerTest, EverythingFinishesUnderRandomLoad) {
       }
       ASSERT_LE(tokens, max_tokens);
       for (const Sequence* sequence : plan.preempted) ASSERT_FALSE(sequence->whole);
-      ASSERT_TRUE(plan.preempted.empty() || plan.admitted.empty());
+      for (const Sequence* sequence : plan.admitted) {
+        ASSERT_TRUE(plan.preempted.empty() || sequence->brief());
+      }
     }
     EXPECT_EQ(blocks_->num_available(), num_blocks);
   }

@@ -1,0 +1,43 @@
+"""Requests take turns: nobody waits for all the choices of another."""
+
+import json
+
+import httpx
+import pytest
+
+from server import DEMO_MODEL, Server
+
+CHOICES = 128
+TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def small_batches(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("fairness"), DEMO_MODEL, "--hybrid=1", "--max-num-seqs=8",
+                "--kv-memory=400000000") as server:
+        yield server
+
+
+def test_a_request_of_one_token_does_not_wait_for_128_choices(small_batches):
+    server = small_batches
+    body = {"model": "default", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "n": CHOICES,
+            "prompt": [100 + i for i in range(20)], "temperature": 1.0, "seed": 5}
+    newcomer = {"model": "default", "max_tokens": 1, "prompt": [77, 78, 79], "temperature": 0}
+    begun = {"model": "default", "max_tokens": 2, "prompt": [55] * 30, "temperature": 0}
+    received = 0
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600) as stream:
+        events = (json.loads(line[6:]) for line in stream.iter_lines()
+                  if line.startswith("data: {"))
+        while received < 3 * CHOICES:  # Every choice runs.
+            received += len(next(events)["choices"])
+        for request in [newcomer, begun]:
+            before = server.total("tandem_generated_tokens_total")
+            answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=600)
+            assert answer.status_code == 200, answer.text
+            after = server.total("tandem_generated_tokens_total")
+            # Steps of eight tokens: of 2,400 some that pass while HTTP does its part.
+            assert after - before < CHOICES * TOKENS / 8
+        received += sum(len(event["choices"]) for event in events)
+    assert received >= CHOICES * TOKENS
+    assert server.total("tandem_preemptions_total") == 0
+    server.wait_idle()
