@@ -26,7 +26,9 @@ class LetterDetokenizer final : public Detokenizer {
 
 }  // namespace
 
-BlockHash RequestBook::Root() { return HashRoot("simulated", "", ""); }
+BlockHash RequestBook::Root(const AskedRequest& asked) {
+  return HashRoot("simulated", "", asked.cache_salt);
+}
 
 DetokenizerFactory RequestBook::MakeDetokenizer() {
   return [] { return std::make_unique<LetterDetokenizer>(); };
@@ -48,6 +50,7 @@ AskedRequest RequestBook::Draw(Random* random) const {
     asked.prompt.push_back(
         static_cast<int32_t>(i < shared ? mixed % kVocabulary : random->Below(kVocabulary)));
   }
+  if (random->Chance(0.4)) asked.cache_salt = "another";
   s.temperature = random->Chance(0.5) ? 0.0f : 1.0f;
   s.seed = random->Next();
   if (random->Chance(0.3)) {
@@ -268,7 +271,7 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
   for (const ExpectedChoice& choice : expected.choices) {
     std::vector<int32_t> tokens = asked->prompt;
     for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
-    const std::vector<BlockHash> names = HashChain(Root(), tokens);
+    const std::vector<BlockHash> names = HashChain(Root(*asked), tokens);
     const auto per_block = static_cast<size_t>(options_.block_tokens);
     std::vector<uint64_t> payloads;
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -282,6 +285,23 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
     }
   }
   return expected;
+}
+
+int64_t RequestBook::MostCachedTokens(AskedRequest* asked, uint64_t numerics) {
+  const std::vector<int32_t>& prompt = asked->prompt;
+  // An earlier attempt of its own may have been there.
+  if (asked->sent.size() > 1) return static_cast<int64_t>(prompt.size());
+  int64_t most = 0;
+  for (const auto& [id, other] : named_) {
+    if (other == asked || other->cache_salt != asked->cache_salt) continue;
+    for (const ExpectedChoice& choice : Expect(other, numerics).choices) {
+      std::vector<int32_t> tokens = other->prompt;
+      for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
+      const auto differ = std::mismatch(prompt.begin(), prompt.end(), tokens.begin(), tokens.end());
+      most = std::max<int64_t>(most, differ.first - prompt.begin());
+    }
+  }
+  return most;
 }
 
 void RequestBook::ExpectAll(uint64_t numerics) {

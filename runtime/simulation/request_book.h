@@ -55,6 +55,7 @@ struct SeenDeath {
 
 struct AskedRequest {
   std::vector<int32_t> prompt;
+  std::string cache_salt;
   SamplingParams sampling;
   int32_t num_choices = 1;
   std::vector<std::string> stop_strings;
@@ -112,12 +113,15 @@ class RequestBook {
   // A process has ended. `said` is the attempts of which it has said a token.
   void CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless);
 
+  // Of its prompt, what a cache may have that was filled by requests of its salt.
+  int64_t MostCachedTokens(AskedRequest* asked, uint64_t numerics);
+
   void ExpectAll(uint64_t numerics);
   // CRC-32C of the block of this name as a worker of these numerics and this format computes it; 0:
   // no request that was expected so leads to such a block.
   uint32_t ExpectedBlock(uint64_t numerics, uint64_t kv_format, const BlockHash& name) const;
 
-  static BlockHash Root();
+  static BlockHash Root(const AskedRequest& asked);
   static DetokenizerFactory MakeDetokenizer();
 
  private:

@@ -26,7 +26,13 @@ class SimulatedRouter::Client final : public RequestSink {
 
   void OnPrompt(const PromptReport& prompt) override {
     if (ended_ || expected_ != nullptr) return Complain("a prompt report too many");
-    expected_ = &world_->book()->Expect(&asked_, std::stoull(std::string(prompt.numerics_id)));
+    const uint64_t numerics = std::stoull(std::string(prompt.numerics_id));
+    expected_ = &world_->book()->Expect(&asked_, numerics);
+    const int64_t most = world_->book()->MostCachedTokens(&asked_, numerics);
+    if (prompt.cached_tokens > most) {
+      Complain(absl::StrFormat("%d cached tokens, of which requests of its salt had %d",
+                               prompt.cached_tokens, most));
+    }
     const std::vector<SampledToken> logprobs(prompt.prompt_logprobs.begin(),
                                              prompt.prompt_logprobs.end());
     if (logprobs != expected_->prompt_logprobs) {
@@ -203,7 +209,7 @@ void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_afte
   facts.num_choices = client->asked()->num_choices;
   facts.stop_strings = client->asked()->stop_strings;
   facts.make_detokenizer = RequestBook::MakeDetokenizer();
-  facts.hash_root = RequestBook::Root();
+  facts.hash_root = RequestBook::Root(*client->asked());
   facts.model = "simulated";
   facts.time_left_us = client->asked()->time_left_us;
   facts.sink = client;

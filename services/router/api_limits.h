@@ -43,6 +43,7 @@ inline constexpr int64_t kMaxAnswerValues = int64_t{4} << 20;
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 256;
+inline constexpr size_t kMaxCacheSaltBytes = 256;
 inline constexpr int64_t kMaxLogprobs = 20;
 inline constexpr size_t kMaxMessages = 4096;
 inline constexpr int64_t kMaxDeadlineUs = int64_t{24} * 3600 * 1'000'000;  // Later ones are cut.

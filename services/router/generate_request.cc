@@ -78,6 +78,20 @@ absl::Status CheckLengths(const GenerateRequest& r) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCacheSalt(const GenerateRequest& r, const ModelInfo& model) {
+  const std::string_view field = r.names.cache_salt;
+  if (!r.cache_salt.has_value()) {
+    if (!model.isolate_cache) return absl::OkStatus();
+    return InvalidField(field, absl::StrFormat("%s is missing; this server was started with "
+                                               "--isolate-cache, so every request must have one",
+                                               std::string(field)));
+  }
+  const size_t bytes = r.cache_salt->size();
+  if (bytes >= 1 && bytes <= kMaxCacheSaltBytes) return absl::OkStatus();
+  return InvalidField(field, absl::StrFormat("%s has %d bytes, must be from 1 to %d",
+                                             std::string(field), bytes, kMaxCacheSaltBytes));
+}
+
 absl::Status CheckPrompts(const GenerateRequest& r, const ModelInfo& model) {
   if (!r.messages_json.empty()) return absl::OkStatus();
   if (r.prompts.empty() || r.prompts.size() > kMaxPrompts) {
@@ -113,6 +127,7 @@ absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model
   TANDEM_RETURN_IF_ERROR(CheckSampling(request));
   TANDEM_RETURN_IF_ERROR(CheckStops(request, model));
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));
+  TANDEM_RETURN_IF_ERROR(CheckCacheSalt(request, model));
   return CheckPrompts(request, model);
 }
 

@@ -33,6 +33,7 @@ struct FieldNames {
   std::string_view stop_token_ids = "stop_token_ids";
   std::string_view logprobs = "logprobs";
   std::string_view prompt_logprobs = "prompt_logprobs";
+  std::string_view cache_salt = "cache_salt";
 };
 
 using Prompt = std::variant<std::string, std::vector<int64_t>>;  // Text, or ids as they came.
@@ -62,6 +63,9 @@ struct GenerateRequest {
   std::vector<int64_t> stop_token_ids;
   bool ignore_eos = false;
   bool skip_special_tokens = true;
+
+  // Prefix caches are shared only by requests of the same salt; those without one share theirs.
+  std::optional<std::string> cache_salt;
 
   // What the answer holds.
   bool stream = false;  // Token by token; else it waits here until it is whole.

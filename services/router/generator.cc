@@ -51,13 +51,7 @@ absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model) {
 
 Generator::Generator(const ModelInfo* model, const ModelText* text, RouterCore* core,
                      RouterMetrics* metrics, const Clock* clock, uint64_t seed)
-    : model_(model),
-      text_(text),
-      core_(core),
-      metrics_(metrics),
-      clock_(clock),
-      hash_root_(HashRoot(model->served_name, "", "")),
-      next_seed_(seed) {}
+    : model_(model), text_(text), core_(core), metrics_(metrics), clock_(clock), next_seed_(seed) {}
 
 int64_t Generator::max_model_tokens() const {
   const int64_t of_workers = core_->max_model_tokens();
@@ -124,6 +118,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");
   }
+  const BlockHash hash_root = HashRoot(model_->served_name, "", request.cache_salt.value_or(""));
   int64_t prompt_tokens = 0, max_tokens = 0;
   for (std::vector<int32_t>& ids : prompts) {
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
@@ -138,7 +133,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     facts.make_detokenizer =
         MakeDetokenizerFactory(text_->tokenizer.get(), ids, request.skip_special_tokens);
     facts.token_ids = std::move(ids);
-    facts.hash_root = hash_root_;
+    facts.hash_root = hash_root;
     facts.model = model_->served_name;
     if (IsTraceParent(call.trace_context)) facts.trace_context = call.trace_context;
     facts.time_left_us =

@@ -74,7 +74,6 @@ class Generator {
   RouterCore* const core_;
   RouterMetrics* const metrics_;
   const Clock* const clock_;
-  const BlockHash hash_root_;
   std::atomic<uint64_t> next_seed_;
 
   Mutex mu_;

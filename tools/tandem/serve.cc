@@ -48,7 +48,7 @@ struct ServeOptions {
   int32_t max_model_len = 0, max_num_seqs = 0, block_size = 16, threads = 0;
   std::string dtype = "auto", isa = "auto";
   double liveness_scale = 1;
-  bool insecure_public_listen = false;
+  bool isolate_cache = false, insecure_public_listen = false;
 };
 
 void Declare(ServeOptions* o, FlagSet* flags) {
@@ -89,6 +89,8 @@ void Declare(ServeOptions* o, FlagSet* flags) {
                    "kernels to use; lower them to share a numerics_id with lesser machines");
   flags->Add("liveness-scale", &o->liveness_scale, "X",
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);
+  flags->Add("isolate-cache", &o->isolate_cache,
+             "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &o->insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
 }
@@ -212,6 +214,7 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
   }
   if (!options.allowed_hosts.empty()) command.push_back("--allowed-host=" + options.allowed_hosts);
   if (!options.cors_origins.empty()) command.push_back("--cors-origin=" + options.cors_origins);
+  if (options.isolate_cache) command.push_back("--isolate-cache");
   if (options.insecure_public_listen) command.push_back("--insecure-public-listen");
   return command;
 }

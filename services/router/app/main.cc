@@ -36,7 +36,7 @@ struct RouterFlags {
   std::string allowed_hosts, cors_origins, fleet_secret_file;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  bool insecure_public_listen = false, version = false;
+  bool isolate_cache = false, insecure_public_listen = false, version = false;
 };
 
 void Declare(RouterFlags* f, FlagSet* flags) {
@@ -66,6 +66,8 @@ void Declare(RouterFlags* f, FlagSet* flags) {
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);
   flags->Add("max-queued-requests", &f->max_queued_requests, "N",
              "requests that may wait for a worker; more get 429", 1, 1'000'000);
+  flags->Add("isolate-cache", &f->isolate_cache,
+             "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");
   flags->Add("insecure-public-listen", &f->insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
@@ -115,6 +117,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.workers_dns = f.workers_dns;
   options.liveness_scale = f.liveness_scale;
   options.max_queued_requests = f.max_queued_requests;
+  options.isolate_cache = f.isolate_cache;
   options.disaggregate = f.disaggregate == "always"  ? DisaggregatePolicy::kAlways
                          : f.disaggregate == "never" ? DisaggregatePolicy::kNever
                                                      : DisaggregatePolicy::kAuto;

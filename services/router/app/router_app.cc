@@ -29,6 +29,7 @@ RouterApp::RouterApp(const RouterOptions& options)
 
 absl::Status RouterApp::Start() {
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
+  model_.isolate_cache = options_.isolate_cache;
   TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_));
   if (text_.tokenizer == nullptr) {
     LogWarning("no tokenizer.json: token ids in and out only", {{"folder", model_.folder}});

@@ -39,6 +39,7 @@ struct RouterOptions {
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
   FleetSecret secret;  // That it shares with the workers.
+  bool isolate_cache = false;  // Every request must have a cache_salt.
 };
 
 class RouterApp {

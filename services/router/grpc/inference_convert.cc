@@ -90,6 +90,7 @@ absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in
     r.num_prompt_logprobs = response.prompt_candidates().top_n();
   }
   r.return_token_ids = response.output_token_ids();
+  if (in.has_cache_salt()) r.cache_salt = in.cache_salt();
   return r;
 }
 

@@ -91,6 +91,11 @@ absl::Status FieldReader::Read(std::string_view field, std::string* out) const {
   return absl::OkStatus();
 }
 
+absl::Status FieldReader::Read(std::string_view field, std::optional<std::string>* out) const {
+  if (Find(field) == nullptr) return absl::OkStatus();
+  return Read(field, &out->emplace());
+}
+
 absl::Status FieldReader::Read(std::string_view field, std::optional<bool>* out) const {
   if (Find(field) == nullptr) return absl::OkStatus();
   bool value = false;

@@ -43,6 +43,7 @@ class FieldReader {
   absl::Status Read(std::string_view field, bool* out) const;
   absl::Status Read(std::string_view field, int64_t* out) const;
   absl::Status Read(std::string_view field, std::string* out) const;
+  absl::Status Read(std::string_view field, std::optional<std::string>* out) const;
   absl::Status Read(std::string_view field, std::optional<bool>* out) const;
   absl::Status Read(std::string_view field, std::optional<int64_t>* out) const;
   absl::Status Read(std::string_view field, std::optional<double>* out) const;

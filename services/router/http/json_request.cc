@@ -68,7 +68,6 @@ constexpr UnsupportedField kUnsupported[] = {
     {"chat_template", Neutral::kEmpty},
     {"continue_final_message", Neutral::kFalse},
     {"mm_processor_kwargs", Neutral::kEmpty},
-    {"cache_salt", Neutral::kEmpty},
     {"kv_transfer_params", Neutral::kEmpty},
     {"logits_processors", Neutral::kEmpty},
     {"priority", Neutral::kZero},
@@ -179,6 +178,7 @@ absl::Status ReadCommon(const FieldReader& fields, GenerateRequest* r) {
   TANDEM_RETURN_IF_ERROR(fields.Read("return_token_ids", &r->return_token_ids));
   TANDEM_RETURN_IF_ERROR(fields.Read("return_tokens_as_token_ids", &r->tokens_as_ids));
   TANDEM_RETURN_IF_ERROR(fields.Read("add_special_tokens", &r->add_special_tokens));
+  TANDEM_RETURN_IF_ERROR(fields.Read("cache_salt", &r->cache_salt));
   return ReadStreamOptions(fields, r);
 }
 

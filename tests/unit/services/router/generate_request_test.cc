@@ -20,6 +20,27 @@ ModelInfo DemoModel() {
   return model;
 }
 
+TEST(CheckRequestTest, ACacheSaltIsRequiredWhereCachesAreIsolated) {
+  ModelInfo model = DemoModel();
+  GenerateRequest request;
+  request.prompts.emplace_back(std::vector<int64_t>{1, 2});
+  EXPECT_TRUE(CheckRequest(request, model).ok());
+  model.isolate_cache = true;
+  const absl::Status refused = CheckRequest(request, model);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("cache_salt is missing; this server was started with --isolate-cache"));
+  request.cache_salt = "";
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckRequest(request, model)));
+  request.cache_salt = std::string(256, 's');
+  EXPECT_TRUE(CheckRequest(request, model).ok());
+  model.isolate_cache = false;
+  EXPECT_TRUE(CheckRequest(request, model).ok());
+  request.cache_salt->push_back('s');
+  EXPECT_THAT(std::string(CheckRequest(request, model).message()),
+              HasSubstr("cache_salt has 257 bytes, must be from 1 to 256"));
+}
+
 TEST(MakeSamplingParamsTest, DefaultsAreTheModels) {
   ModelInfo model = DemoModel();
   model.generation.temperature = 0.6;

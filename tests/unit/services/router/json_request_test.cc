@@ -89,6 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}",
                  "stream_options.continuous_usage_stats"},
         BadField{"\"return_token_ids\":\"yes\"", "return_token_ids"},
+        BadField{"\"cache_salt\":\"\"", "cache_salt"}, BadField{"\"cache_salt\":7", "cache_salt"},
+        BadField{"\"cache_salt\":\"" + std::string(257, 's') + "\"", "cache_salt"},
         BadField{"\"model\":7", "model"}));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -108,7 +110,6 @@ INSTANTIATE_TEST_SUITE_P(
                     BadField{"\"response_format\":{\"type\":\"json_object\"}", "response_format"},
                     BadField{"\"response_format\":\"text\"", "response_format"},
                     BadField{"\"modalities\":[\"audio\"]", "modalities"},
-                    BadField{"\"cache_salt\":\"x\"", "cache_salt"},
                     BadField{"\"truncate_prompt_tokens\":5", "truncate_prompt_tokens"}));
 
 INSTANTIATE_TEST_SUITE_P(Repeated, BadCompletionTest,
@@ -199,7 +200,7 @@ TEST(JsonRequestTest, EveryCompletionFieldArrives) {
       "n": 3, "stop": ["x", "y"], "stop_token_ids": [7], "logprobs": 4, "prompt_logprobs": 2,
       "seed": -9223372036854775808, "max_tokens": 10.0, "min_tokens": 2, "ignore_eos": true,
       "skip_special_tokens": false, "return_token_ids": true, "add_special_tokens": false,
-      "return_tokens_as_token_ids": true})");
+      "return_tokens_as_token_ids": true, "cache_salt": "tenant"})");
   ASSERT_TRUE(request.ok()) << request.status();
   const GenerateRequest& r = *request;
   ASSERT_EQ(r.prompts.size(), 2);
@@ -222,6 +223,7 @@ TEST(JsonRequestTest, EveryCompletionFieldArrives) {
   EXPECT_TRUE(r.return_token_ids);
   EXPECT_TRUE(r.tokens_as_ids);
   EXPECT_EQ(r.add_special_tokens, false);
+  EXPECT_EQ(r.cache_salt, "tenant");
   EXPECT_TRUE(CheckRequest(r, DemoModel()).ok());
 }
 
