@@ -1,13 +1,19 @@
 #include "runtime/base/log.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <ctime>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/mutex.h"
 #include "runtime/base/utf8.h"
 
 namespace tandem {
@@ -18,8 +24,28 @@ std::string& ProcessName() {
   return *name;
 }
 
-void Write(std::string_view level, std::string_view message,
-           std::initializer_list<LogField> fields) {
+// Standard error, which other processes may share: what we need must not be set for them. So a pipe
+// or a terminal is opened once more, for a description of our own that does not block.
+class Sink {
+ public:
+  // One write, so that lines of several threads and processes do not mix.
+  void Write(const std::string& line) EXCLUDES(mu_);
+  int64_t num_dropped() const { return num_dropped_; }
+
+ private:
+  void Open() REQUIRES(mu_);
+  bool TryWrite(const std::string& line) REQUIRES(mu_);
+
+  Mutex mu_;
+  struct stat opened_ GUARDED_BY(mu_) = {};  // What `own_` is.
+  int own_ GUARDED_BY(mu_) = -1;
+  bool torn_ GUARDED_BY(mu_) = false;    // The last line was written in part.
+  int64_t missing_ GUARDED_BY(mu_) = 0;  // Dropped and not yet told.
+  std::atomic<int64_t> num_dropped_ = 0;
+};
+
+std::string LineOf(std::string_view level, std::string_view message,
+                   std::initializer_list<LogField> fields) {
   timeval now;
   gettimeofday(&now, nullptr);
   tm utc;
@@ -38,8 +64,64 @@ void Write(std::string_view level, std::string_view message,
     line += field.json();
   }
   line += "}\n";
-  // One write, so that lines of several threads and processes do not mix.
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  return line;
+}
+
+void Sink::Write(const std::string& line) {
+  const MutexLock lock(&mu_);
+  Open();
+  // Together: what says how many are missing must not take the room of the next one.
+  const std::string notice =
+      missing_ == 0
+          ? ""
+          : LineOf("warning", "log lines were dropped: nobody read them", {{"lines", missing_}});
+  if (TryWrite(notice + line)) {
+    missing_ = 0;
+  } else {
+    ++missing_;
+    ++num_dropped_;
+  }
+}
+
+// Tests and supervisors may put another file in its place.
+void Sink::Open() {
+  struct stat now = {};
+  if (fstat(STDERR_FILENO, &now) != 0) return;
+  if (now.st_dev == opened_.st_dev && now.st_ino == opened_.st_ino) return;
+  if (own_ >= 0) close(own_);
+  own_ = -1;
+  opened_ = now;
+  if (S_ISFIFO(now.st_mode) || S_ISCHR(now.st_mode)) {
+    own_ = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  }
+}
+
+bool Sink::TryWrite(const std::string& line) {
+  const std::string out = torn_ ? "\n" + line : line;
+  ssize_t written = 0;
+  if (own_ >= 0) {
+    written = write(own_, out.data(), out.size());
+  } else if (S_ISSOCK(opened_.st_mode)) {
+    written = send(STDERR_FILENO, out.data(), out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } else {
+    // A file; or a pipe of another user, which cannot be opened, but asked.
+    pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+    if (poll(&room, 1, 0) <= 0) return false;
+    written = write(STDERR_FILENO, out.data(), out.size());
+  }
+  if (written <= 0) return false;
+  torn_ = static_cast<size_t>(written) < out.size();
+  return !torn_;
+}
+
+Sink& StandardError() {
+  static Sink* const sink = new Sink();
+  return *sink;
+}
+
+void Write(std::string_view level, std::string_view message,
+           std::initializer_list<LogField> fields) {
+  StandardError().Write(LineOf(level, message, fields));
 }
 
 }  // namespace
@@ -65,6 +147,8 @@ void LogWarning(std::string_view message, std::initializer_list<LogField> fields
 void LogError(std::string_view message, std::initializer_list<LogField> fields) {
   Write("error", message, fields);
 }
+
+int64_t NumDroppedLogLines() { return StandardError().num_dropped(); }
 
 void AppendJsonString(std::string_view text, std::string* out) {
   std::string repaired;

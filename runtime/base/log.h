@@ -2,7 +2,9 @@
 //
 //   LogInfo("ready", {{"port", port}, {"blocks", num_blocks}});
 //
-// Prompt and output text never go into a log. Any thread.
+// Prompt and output text never go into a log. Any thread, and none ever waits for a reader: a line
+// for which a pipe, socket or terminal has no room at once is dropped and counted, and the next one
+// that finds room is preceded by one that says how many are missing.
 
 #ifndef TANDEM_RUNTIME_BASE_LOG_H_
 #define TANDEM_RUNTIME_BASE_LOG_H_
@@ -42,6 +44,9 @@ void SetLogProcessName(std::string_view name);
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogError(std::string_view message, std::initializer_list<LogField> fields = {});
+
+// Since the process began.
+int64_t NumDroppedLogLines();
 
 // Appends `text` as a JSON string literal, quotes included; invalid UTF-8 bytes become U+FFFD.
 void AppendJsonString(std::string_view text, std::string* out);

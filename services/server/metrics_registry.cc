@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/guard.h"
+#include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/limits.h"
 
@@ -27,6 +28,15 @@ void AddGuardRejections(std::vector<prometheus::MetricFamily>* families) {
     family.metric.push_back(std::move(metric));
   }
   if (!family.metric.empty()) families->push_back(std::move(family));
+}
+
+void AddDroppedLogLines(std::vector<prometheus::MetricFamily>* families) {
+  prometheus::MetricFamily family;
+  family.name = "tandem_log_lines_dropped_total";
+  family.help = "Log lines that nobody read in time.";
+  family.type = prometheus::MetricType::Counter;
+  family.metric.emplace_back().counter.value = static_cast<double>(NumDroppedLogLines());
+  families->push_back(std::move(family));
 }
 
 absl::StatusOr<prometheus::ClientMetric> ReadSample(const v1::MetricSample& in,
@@ -105,6 +115,7 @@ std::vector<prometheus::MetricFamily> MetricsRegistry::Collect() {
   for (const std::function<void()>& refresh : refreshes) refresh();
   std::vector<prometheus::MetricFamily> families = registry_.Collect();
   AddGuardRejections(&families);
+  AddDroppedLogLines(&families);
   return families;
 }
 

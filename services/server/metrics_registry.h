@@ -39,7 +39,8 @@ using MetricLabels = std::map<std::string, std::string>;
 
 class MetricsRegistry {
  public:
-  // Registers tandem_guard_rejections_total{guard} for every TANDEM_GUARD of the process.
+  // Registers tandem_guard_rejections_total{guard} for every TANDEM_GUARD of the process, and
+  // tandem_log_lines_dropped_total.
   MetricsRegistry();
 
   // The metric of that name and these labels, made at the first call.

@@ -1,7 +1,6 @@
 // tandem-worker: loads a model and serves it to routers and other workers.
 
 #include <grpc/grpc.h>
-#include <signal.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -26,6 +25,8 @@
 #include "runtime/model/model.h"
 #include "runtime/model/packed_image.h"
 #include "runtime/transport/ucx/shm_folder.h"
+#include "services/server/grpc_log.h"
+#include "services/server/stop_signal.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
 
@@ -199,9 +200,8 @@ absl::Status WritePortFile(const std::string& path, int port) {
       absl::StrFormat("--port-file: cannot write %s: %s", path, error.message()));
 }
 
-void WaitForSignalAndDrain(const sigset_t& signals, Worker* worker) {
-  int signal = 0;
-  sigwait(&signals, &signal);
+void WaitForSignalAndDrain(StopSignal* stop, Worker* worker) {
+  const int signal = stop->Wait();
   LogInfo("asked to stop", {{"signal", signal}});
   worker->Drain();
   const auto end = std::chrono::steady_clock::now() + kDrainLimit;
@@ -216,12 +216,9 @@ void WaitForSignalAndDrain(const sigset_t& signals, Worker* worker) {
 }
 
 int Main(const std::vector<std::string>& arguments) {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Of every thread to come.
+  StopSignal stop;
 
+  TakeOverGrpcLog();
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
@@ -240,6 +237,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   SetLogProcessName(options.name);
   absl::StatusOr<Process> process = StartWorker(options);
+  stop.Serving();
   status =
       process.ok() ? WritePortFile(options.port_file, process->worker->port()) : process.status();
   if (!status.ok()) {
@@ -250,7 +248,7 @@ int Main(const std::vector<std::string>& arguments) {
                ? 2
                : 1;
   }
-  WaitForSignalAndDrain(signals, process->worker.get());
+  WaitForSignalAndDrain(&stop, process->worker.get());
   return 0;
 }
 

@@ -2,9 +2,9 @@
 
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +19,8 @@
 #include "runtime/base/status_macros.h"
 #include "services/router/app/router_app.h"
 #include "services/router/version.h"
+#include "services/server/grpc_log.h"
+#include "services/server/stop_signal.h"
 
 namespace tandem {
 namespace {
@@ -27,7 +29,7 @@ constexpr int kExitBadUsage = 2;
 // Then what still runs is told that it is Unavailable. Below the 30 s that Kubernetes and
 // `tandem serve` wait before they kill.
 constexpr int64_t kDrainUs = 25'000'000;
-constexpr int64_t kDrainPollUs = 20'000;
+constexpr std::chrono::milliseconds kDrainPoll{20};
 
 struct RouterFlags {
   std::string model, served_model_name, workers, workers_dns;
@@ -144,31 +146,17 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int WaitForSignal(int signals, int64_t timeout_us) {
-  fd_set set;
-  FD_ZERO(&set);
-  FD_SET(signals, &set);
-  timeval timeout{.tv_sec = timeout_us / 1'000'000, .tv_usec = timeout_us % 1'000'000};
-  if (select(signals + 1, &set, nullptr, nullptr, timeout_us < 0 ? nullptr : &timeout) <= 0) {
-    return 0;
-  }
-  signalfd_siginfo info{};
-  return read(signals, &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
-}
-
 int Serve(const RouterOptions& options, const std::string& port_file) {
-  sigset_t mask;
-  sigemptyset(&mask);
-  for (const int number : {SIGTERM, SIGINT}) sigaddset(&mask, number);
-  pthread_sigmask(SIG_BLOCK, &mask, nullptr);  // Before any thread starts.
+  StopSignal stop;
+  TakeOverGrpcLog();
   signal(SIGPIPE, SIG_IGN);
   RaiseDescriptorLimit();
-  const int signals = signalfd(-1, &mask, SFD_CLOEXEC);
 
   if (!options.secret.configured()) {
     LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");
   }
   const auto app = RouterApp::Create(options);
+  stop.Serving();
   if (!app.ok()) {
     LogError("cannot start", {{"why", std::string(app.status().message())}});
     return kExitBadUsage;
@@ -181,14 +169,12 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
       return kExitBadUsage;
     }
   }
-  while (WaitForSignal(signals, -1) == 0) {
-  }
+  stop.Wait();
   LogInfo("draining");
   (*app)->BeginDrain();
   const int64_t end_us = SteadyClock().NowUs() + kDrainUs;
   // A second signal ends it at once.
-  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us &&
-         WaitForSignal(signals, kDrainPollUs) == 0) {
+  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us && stop.Wait(kDrainPoll) == 0) {
   }
   LogInfo("ended", {{"drained", (*app)->Drained()}});
   return 0;

@@ -1,6 +1,14 @@
 #include "runtime/base/log.h"
 
+#include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
 
 namespace tandem {
 namespace {
@@ -17,6 +25,67 @@ TEST(LogTest, WritesEveryStringAsValidJson) {
   EXPECT_EQ(Json("ünï 😀"), "\"ünï 😀\"");
   EXPECT_EQ(Json("\xFFx\xE2\x82"), "\"\xEF\xBF\xBDx\xEF\xBF\xBD\"");
   EXPECT_EQ(Json("\xED\xA0\x80"), "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");  // A surrogate.
+}
+
+// Standard error is one end of a pipe or a pair of sockets while this lives.
+class Redirected {
+ public:
+  explicit Redirected(bool sockets) : saved_(dup(STDERR_FILENO)) {
+    const int made =
+        sockets ? socketpair(AF_UNIX, SOCK_STREAM, 0, ends_.data()) : pipe(ends_.data());
+    EXPECT_EQ(made, 0);
+    fcntl(ends_[0], F_SETFL, O_NONBLOCK);  // For Read; a pipe's other end goes on blocking.
+    dup2(ends_[1], STDERR_FILENO);
+  }
+  ~Redirected() {
+    dup2(saved_, STDERR_FILENO);
+    for (const int fd : {saved_, ends_[0], ends_[1]}) close(fd);
+  }
+  // All that is there.
+  std::string Read() const {
+    std::string text;
+    std::array<char, 65536> buffer;
+    while (true) {
+      const ssize_t n = read(ends_[0], buffer.data(), buffer.size());
+      if (n <= 0) return text;
+      text.append(buffer.data(), static_cast<size_t>(n));
+    }
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+  int saved_ = -1;
+};
+
+class FullLogTest : public testing::TestWithParam<bool> {};
+
+TEST_P(FullLogTest, DropsAndCountsLinesAndSaysSoWhenThereIsRoom) {
+  const Redirected redirected(GetParam());
+  const std::string filling(1000, 'x');
+  const int64_t before = NumDroppedLogLines();
+  constexpr int kLines = 1500;  // Of which a pipe holds 64 KiB, sockets some more.
+  for (int i = 0; i < kLines; ++i) LogInfo(filling);
+  const int64_t dropped = NumDroppedLogLines() - before;
+  EXPECT_GT(dropped, 100);
+
+  std::string text = redirected.Read();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), kLines - dropped);
+  LogInfo("room again");
+  LogInfo("and again");
+  text = redirected.Read();
+  EXPECT_THAT(text, testing::HasSubstr("log lines were dropped"));
+  EXPECT_THAT(text, testing::HasSubstr("\"lines\":" + std::to_string(dropped) + "}"));
+  EXPECT_LT(text.find("dropped"), text.find("room again"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+  EXPECT_EQ(NumDroppedLogLines() - before, dropped);
+}
+INSTANTIATE_TEST_SUITE_P(PipeAndSocket, FullLogTest, testing::Bool());
+
+TEST(LogTest, OthersWhoShareTheFileGoOnBlocking) {
+  const Redirected redirected(/*sockets=*/false);
+  LogInfo("a line");
+  EXPECT_EQ(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_THAT(redirected.Read(), testing::HasSubstr("a line"));
 }
 
 }  // namespace

@@ -1,0 +1,174 @@
+"""SIGTERM at any moment of a start, and a log that nobody reads."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from fleet import Router, Worker
+from server import BIN, DEMO_MODEL, Server, free_port, wait_until
+
+WAIT_S = 60  # For what takes no time, on a machine that has none.
+
+
+class StartingWorker:
+    """A worker whose log is read line by line."""
+
+    def __init__(self, cache, transport="grpc"):
+        self.process = subprocess.Popen(
+            [BIN / "tandem-worker", f"--model={DEMO_MODEL}", "--name=w", f"--listen=127.0.0.1:{free_port()}",
+             "--kv-memory=64000000", "--threads=1", f"--cache-dir={cache}", f"--transport={transport}"],
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self.lines = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+    def read_until(self, message):
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line)["message"])
+            if self.lines[-1] == message:
+                return
+        raise AssertionError(f"it ended without {message!r}: {self.lines}")
+
+    def stop(self):
+        """Its exit status, and the rest of its log."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(WAIT_S)
+        self.lines += [json.loads(line)["message"] for line in self.process.stderr]
+        return status
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder with the packed weights of the demo model."""
+    folder = tmp_path_factory.mktemp("cache")
+    with StartingWorker(folder) as worker:
+        worker.read_until("serving")
+        assert worker.stop() == 0
+        assert worker.lines[-1] == "drained"
+    return folder
+
+
+@contextlib.contextmanager
+def being_packed(cache):
+    """The weights are not there, and somebody else is packing them."""
+    for image in cache.glob("*.packed"):
+        image.unlink()
+    with contextlib.ExitStack() as held:
+        locks = list(cache.glob("*.lock"))
+        assert locks
+        for path in locks:
+            lock = held.enter_context(open(path, "rb+"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def waits_for_a_lock(pid):
+    with open("/proc/locks") as locks:
+        return any(line.split()[1] == "->" and int(line.split()[5]) == pid for line in locks)
+
+
+def test_a_worker_that_waits_for_packed_weights_ends(cache):
+    with being_packed(cache), StartingWorker(cache) as worker:
+        wait_until(lambda: waits_for_a_lock(worker.process.pid), WAIT_S, "the worker waits for the weights")
+        assert worker.stop() == 0
+        assert "asked to stop while starting" in worker.lines
+        assert "model loaded" not in worker.lines
+
+
+@pytest.mark.parametrize("transport", ["grpc", "ucx"])
+def test_a_worker_that_has_just_loaded_ends(cache, transport):
+    with StartingWorker(cache, transport) as worker:
+        worker.read_until("model loaded")
+        assert worker.stop() == 0
+
+
+def test_a_worker_that_has_just_begun_ends(cache):
+    with StartingWorker(cache) as worker:
+        # Before its first line of code the default applies: the signal itself ends it.
+        assert worker.stop() in (0, -signal.SIGTERM)
+        assert "drained" not in worker.lines
+
+
+def test_a_router_that_has_just_begun_ends():
+    router = subprocess.Popen(
+        [BIN / "tandem-router", f"--model={DEMO_MODEL}", f"--workers=127.0.0.1:{free_port()}",
+         "--http=127.0.0.1:0", "--grpc=127.0.0.1:0"],
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    router.send_signal(signal.SIGTERM)
+    _, log = router.communicate(timeout=WAIT_S)
+    assert router.returncode in (0, -signal.SIGTERM)
+    assert b'"listening"' not in log
+
+
+def test_serve_ends_while_its_workers_start(cache, tmp_path):
+    server = Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", f"--cache-dir={cache}")
+    with being_packed(cache), open(server.log_path, "wb") as log:
+        process = subprocess.Popen(server.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            for name in ("prefill-0", "decode-0"):
+                wait_until(lambda: server.pid(name) and waits_for_a_lock(server.pid(name)), WAIT_S,
+                           f"{name} waits for the weights")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+    ended = {entry["child"]: entry["how"] for entry in map(json.loads, server.log().splitlines())
+             if entry["message"] == "ended" and "child" in entry}
+    # By themselves: nobody had to kill them.
+    assert set(ended) == {"prefill-0", "decode-0", "router"}
+    assert not any("SIGKILL" in how or "signal 9" in how for how in ended.values()), ended
+
+
+def fill(pipe):
+    """Until nothing more fits. Its other users go on with descriptors that block."""
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(own, b"x" * 4096)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(own, b"x")
+    os.close(own)
+
+
+def test_a_worker_whose_log_nobody_reads_keeps_serving(tmp_path):
+    reader, writer = os.pipe()
+    fill(writer)
+    worker = Worker(tmp_path, "mute")
+    worker.process = subprocess.Popen(worker.command, stdout=writer, stderr=writer, stdin=subprocess.DEVNULL)
+    os.close(writer)
+    try:
+        with Router(tmp_path, [worker]) as router:
+            assert len(router.complete([5, 6, 7], max_tokens=9)[0]) == 9
+            wait_until(lambda: router.total("tandem_log_lines_dropped_total", worker="mute") >= 3, WAIT_S,
+                       "the lines of its start are counted")
+            text = b""
+            os.set_blocking(reader, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    text += os.read(reader, 65536)
+            os.set_blocking(reader, True)
+            assert len(router.complete([8, 9, 10], max_tokens=9)[0]) == 9
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(WAIT_S) == 0
+        with os.fdopen(reader, "rb") as rest:
+            text += rest.read()
+        lines = [json.loads(line) for line in text.lstrip(b"x").splitlines()]
+        dropped = [line for line in lines if line["message"].startswith("log lines were dropped")]
+        assert len(dropped) == 1 and dropped[0]["lines"] >= 3
+        assert lines[-1]["message"] == "drained"
+    finally:
+        worker.process.kill()
+        worker.process.wait()
