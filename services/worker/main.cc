@@ -1,6 +1,7 @@
 // tandem-worker: loads a model and serves it to routers and other workers.
 
 #include <grpc/grpc.h>
+#include <signal.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
