@@ -107,6 +107,14 @@ void Drain(Stream* stream) {
   }
 }
 
+proto::WatchRequest WatchRequest() {
+  proto::WatchRequest request;
+  request.set_router("fuzz");
+  request.set_protocol_min(1);
+  request.set_protocol_max(1);
+  return request;
+}
+
 SamplingParams FuzzSampling(Random* random) {
   SamplingParams sampling;
   sampling.temperature = random->Chance(0.5) ? 0 : 1;
@@ -255,7 +263,7 @@ absl::StatusOr<WorkerRegistration> RegistrationOf(const std::string& address) {
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  const auto stream = stub->Watch(&context, {});
+  const auto stream = stub->Watch(&context, WatchRequest());
   proto::WatchEvent event;
   if (!stream->Read(&event)) return FromGrpcStatus(stream->Finish());
   context.TryCancel();
@@ -389,7 +397,7 @@ std::string CheckWorkerAtRest(const std::string& address, const WorkerRegistrati
     grpc::ClientContext context;
     context.set_wait_for_ready(true);
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    const auto stream = stub->Watch(&context, {});
+    const auto stream = stub->Watch(&context, WatchRequest());
     proto::WatchEvent event;
     std::string last = "nothing";
     bool at_rest = false;
