@@ -105,7 +105,7 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return Release();
+    if (!ok) return Ended();
     absl::StatusOr<StepBatch> batch = FromProto(batch_);
     if (!batch.ok()) {
       LogWarning("a worker's message is refused",
@@ -166,6 +166,17 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
     if (writing_ || unsent_.empty() || !held_) return;
     writing_ = true;
     StartWrite(&unsent_.front());
+  }
+
+  // The worker says nothing more. A write that it does not take would outlast the session.
+  void Ended() EXCLUDES(mu_) {
+    bool writing = false;
+    {
+      MutexLock lock(&mu_);
+      writing = writing_;
+    }
+    if (writing) context_.TryCancel();
+    Release();
   }
 
   // No operation is started from now on.

@@ -37,8 +37,8 @@ class DecodeSessions::Session final
     : public StreamReactor<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>,
                            proto::ToDecode> {
  public:
-  Session(DecodeSessions* sessions, SessionId id)
-      : StreamReactor(kMaxUnsentPeerMessages), sessions_(sessions), id_(id) {}
+  Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context)
+      : StreamReactor(context, kMaxUnsentPeerMessages), sessions_(sessions), id_(id) {}
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
@@ -88,11 +88,13 @@ class DecodeSessions::Session final
       outbound = std::move(outbound_);
     }
     outbound.reset();  // Completes what was being sent.
-    if (greeted_) sessions_->commands_->PushAlways(DecodeLost{id_});
+    Lost();
     delete this;
   }
 
  private:
+  void Lost() override { sessions_->commands_->PushAlways(DecodeLost{id_}); }
+
   absl::Status Greet() EXCLUDES(mu_) {
     if (!message_.has_hello()) return absl::InvalidArgumentError("the first message is no hello");
     TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
@@ -146,8 +148,9 @@ class DecodeSessions::Session final
   std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);
 };
 
-grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open() {
-  return sessions_.Open([this](SessionId id) { return new Session(this, id); });
+grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open(
+    grpc::CallbackServerContext* context) {
+  return sessions_.Open([&](SessionId id) { return new Session(this, id, context); });
 }
 
 void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {

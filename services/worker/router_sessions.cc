@@ -13,8 +13,8 @@ class RouterSessions::Session final
     : public StreamReactor<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>,
                            proto::StepBatch> {
  public:
-  Session(RouterSessions* sessions, SessionId id)
-      : StreamReactor(kMaxUnsentBatches), sessions_(sessions), id_(id) {}
+  Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context)
+      : StreamReactor(context, kMaxUnsentBatches), sessions_(sessions), id_(id) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
@@ -45,11 +45,13 @@ class RouterSessions::Session final
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
     sessions_->OnWritten();
-    sessions_->commands_->PushAlways(RouterLost{id_});
+    Lost();
     delete this;
   }
 
  private:
+  void Lost() override { sessions_->commands_->PushAlways(RouterLost{id_}); }
+
   void Post() {
     absl::StatusOr<RouterCommand> command = FromProto(message_);
     if (command.ok() && std::holds_alternative<Submit>(*command)) {
@@ -83,8 +85,9 @@ class RouterSessions::Session final
   proto::ToWorker message_;
 };
 
-grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open() {
-  return sessions_.Open([this](SessionId id) { return new Session(this, id); });
+grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open(
+    grpc::CallbackServerContext* context) {
+  return sessions_.Open([&](SessionId id) { return new Session(this, id, context); });
 }
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {

@@ -27,7 +27,8 @@ class RouterSessions {
       : incarnation_(incarnation), vocab_size_(vocab_size), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open();
+  grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open(
+      grpc::CallbackServerContext* context);
 
   // Sends one step's events to one router. Never blocks; a session that is gone drops them. Engine
   // thread.

@@ -3,6 +3,8 @@
 #ifndef TANDEM_SERVICES_WORKER_STREAM_REACTOR_H_
 #define TANDEM_SERVICES_WORKER_STREAM_REACTOR_H_
 
+#include <grpcpp/support/server_callback.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -18,13 +20,18 @@
 namespace tandem {
 
 // A stream that writes Messages one after another and ends once. `Reactor` is gRPC's. Its own
-// OnDone, the last call, ends with `delete this`.
+// OnDone, the last call, says Lost() once more, for what was read meanwhile, and ends with
+// `delete this`.
 template <typename Reactor, typename Message>
 class StreamReactor : public Reactor {
  public:
   void End(const absl::Status& why) {
     if (ended_.exchange(true)) return;
-    writes_.Close();
+    const bool writing = writes_.Close();
+    Lost();
+    // A peer that does not read would hold the write, and Finish behind it, for as long as it
+    // likes.
+    if (writing) context_->TryCancel();
     this->Finish(ToGrpcStatus(why));
   }
   size_t unsent() const { return writes_.size(); }
@@ -33,12 +40,19 @@ class StreamReactor : public Reactor {
   void OnCancel() override { End(absl::CancelledError("the peer left")); }
 
  protected:
-  explicit StreamReactor(size_t max_unsent) : writes_(this, max_unsent) {}
+  // `context` is the call's.
+  StreamReactor(grpc::CallbackServerContext* context, size_t max_unsent)
+      : context_(context), writes_(this, max_unsent) {}
+
+  // Nobody hears of this stream any more: what it began ends now. Any thread, perhaps under the
+  // registry's lock.
+  virtual void Lost() {}
 
   // False if max_unsent messages wait already.
   bool Push(Message message) { return writes_.Push(std::move(message)); }
 
  private:
+  grpc::CallbackServerContext* const context_;
   WriteQueue<Reactor, Message> writes_;
   std::atomic<bool> ended_{false};
 };

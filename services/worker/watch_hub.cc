@@ -21,8 +21,9 @@ class WatchHub::Watch final
     : public StreamReactor<grpc::ServerWriteReactor<proto::WatchEvent>, proto::WatchEvent> {
  public:
   // `request` lives as long as the RPC.
-  Watch(WatchHub* hub, uint64_t id, const proto::WatchRequest* request)
-      : StreamReactor(kMaxUnsentEvents), hub_(hub), id_(id), request_(request) {}
+  Watch(WatchHub* hub, uint64_t id, grpc::CallbackServerContext* context,
+        const proto::WatchRequest* request)
+      : StreamReactor(context, kMaxUnsentEvents), hub_(hub), id_(id), request_(request) {}
 
   void Begin() {
     if (const absl::Status status = hub_->Check(*request_); !status.ok()) return End(status);
@@ -70,8 +71,9 @@ absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
       request.protocol_max(), registration_.protocol_min, registration_.protocol_max));
 }
 
-grpc::ServerWriteReactor<proto::WatchEvent>* WatchHub::Open(const proto::WatchRequest& request) {
-  return watches_.Open([&](uint64_t id) { return new Watch(this, id, &request); });
+grpc::ServerWriteReactor<proto::WatchEvent>* WatchHub::Open(grpc::CallbackServerContext* context,
+                                                            const proto::WatchRequest& request) {
+  return watches_.Open([&](uint64_t id) { return new Watch(this, id, context, &request); });
 }
 
 void WatchHub::PublishSnapshot(uint64_t watch, const KvEvents& snapshot) {

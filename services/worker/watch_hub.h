@@ -24,7 +24,8 @@ class WatchHub {
       : registration_(std::move(registration)), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerWriteReactor<proto::WatchEvent>* Open(const proto::WatchRequest& request);
+  grpc::ServerWriteReactor<proto::WatchEvent>* Open(grpc::CallbackServerContext* context,
+                                                    const proto::WatchRequest& request);
 
   // Engine thread.
   void PublishSnapshot(uint64_t watch, const KvEvents& snapshot);

@@ -47,7 +47,7 @@ class Worker::Services {
       if (!admitted.ok()) {
         return RefuseCall<grpc::ServerWriteReactor<proto::WatchEvent>>(admitted);
       }
-      return worker_->watches_->Open(*request);
+      return worker_->watches_->Open(context, *request);
     }
     grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Session(
         grpc::CallbackServerContext* context) override {
@@ -55,7 +55,7 @@ class Worker::Services {
       if (!admitted.ok()) {
         return RefuseCall<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>>(admitted);
       }
-      return worker_->routers_->Open();
+      return worker_->routers_->Open(context);
     }
     grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context,
                                       const proto::ControlRequest* request,
@@ -95,7 +95,7 @@ class Worker::Services {
       if (!admitted.ok()) {
         return RefuseCall<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>>(admitted);
       }
-      return worker_->decodes_->Open();
+      return worker_->decodes_->Open(context);
     }
 
    private:

@@ -47,10 +47,12 @@ class WriteQueue {
     WriteNext();
   }
 
-  void Close() EXCLUDES(mu_) {
+  // Drops what waits. True if a write is in flight: it ends when the peer reads, or the call does.
+  bool Close() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     closed_ = true;
     unsent_.clear();
+    return writing_;
   }
 
   // Waiting or being written.

@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "services/server/channel.h"
+#include "services/server/convert.h"
+#include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/support/engine_cases.h"
 #include "tests/support/health.h"
@@ -91,11 +93,19 @@ struct Heard {
   absl::Status ended;
 };
 
+// What is not read stays with the worker: HTTP/2 lets 64 KiB pass, and no more on a fast link.
+std::shared_ptr<grpc::Channel> DialWithSmallWindow(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
 // A router with one Session.
 class Router {
  public:
-  explicit Router(const TestWorker& worker)
-      : channel_(DialControl(worker.address, 1)),
+  explicit Router(const TestWorker& worker) : Router(worker, DialControl(worker.address, 1)) {}
+  Router(const TestWorker& worker, std::shared_ptr<grpc::Channel> channel)
+      : channel_(std::move(channel)),
         stub_(proto::Worker::NewStub(channel_)),
         incarnation_(worker.id.incarnation) {
     context_.set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -142,6 +152,7 @@ class Router {
     return batch.ok() ? batch->chunks : std::vector<ChunkBegun>();
   }
   bool ReadBatch(proto::StepBatch* batch) { return stream_->Read(batch); }
+  void HalfClose() { stream_->WritesDone(); }
   proto::Worker::Stub* stub() { return stub_.get(); }
 
  private:
@@ -232,6 +243,15 @@ std::string Metrics(Router* router) {
   const auto families = MetricsFromProto(response.metrics());
   EXPECT_TRUE(families.ok()) << families.status();
   return families.ok() ? MetricsToText(*families) : "";
+}
+
+// Asks until the metrics are as wanted.
+template <typename Wanted>
+void ExpectMetrics(Router* router, const Wanted& wanted) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  std::string metrics = Metrics(router);
+  while (!wanted(metrics) && std::chrono::steady_clock::now() < end) metrics = Metrics(router);
+  EXPECT_TRUE(wanted(metrics)) << metrics;
 }
 
 class WorkerTest : public testing::TestWithParam<std::string> {
@@ -436,6 +456,126 @@ TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
   }
   watch.HeartbeatUntil(
       [](const Heartbeat& beat) { return Idle(beat) && beat.load.running_sequences == 0; });
+}
+
+// Of the sample that begins with `name`.
+double Value(const std::string& metrics, const std::string& name) {
+  const size_t at = ("\n" + metrics).find("\n" + name + " ");
+  return at == std::string::npos ? -1 : std::stod(metrics.substr(at + name.size() + 1));
+}
+
+// Eight run at a time, so 60 steps for each.
+constexpr int kUnreadTokens = 480;
+
+void SubmitUnread(Router* router, int num_attempts) {
+  for (int i = 1; i <= num_attempts; ++i) {
+    router->Send(MakeSubmit(i, RandomTokens(20, i), kUnreadTokens));
+  }
+}
+
+// The worker is at rest, long before what was asked of it is generated, and holds nothing that
+// would keep it from ending.
+void ExpectCutOff(TestWorker* worker, int num_attempts) {
+  Watcher watch(*worker);
+  watch.HeartbeatUntil([](const Heartbeat& beat) {
+    return Idle(beat) && beat.load.running_sequences == 0 && beat.load.waiting_sequences == 0;
+  });
+  Router other(*worker);
+  const double tokens = Value(Metrics(&other), "tandem_worker_generated_tokens_total");
+  EXPECT_GT(tokens, 0);
+  EXPECT_LT(tokens, num_attempts * kUnreadTokens);
+  worker->worker->Drain();
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!worker->worker->Drained() && std::chrono::steady_clock::now() < end) watch.Next();
+  EXPECT_TRUE(worker->worker->Drained()) << "a write that nobody takes is still in flight";
+}
+
+TEST_P(WorkerTest, ARouterThatDoesNotReadIsCutOffWithAllThatItRan) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Router router(*worker, DialWithSmallWindow(worker->address));
+  constexpr int kAttempts = 40;  // 2,400 steps; 1,024 may be unread.
+  SubmitUnread(&router, kAttempts);
+  ExpectCutOff(worker.get(), kAttempts);
+}
+
+TEST_P(WorkerTest, ARouterThatHalfClosesWithoutReadingIsCutOffWithAllThatItRan) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Router router(*worker, DialWithSmallWindow(worker->address));
+  constexpr int kAttempts = 14;  // 840 steps: that so many are unread ends nothing.
+  SubmitUnread(&router, kAttempts);
+  // More than flow control lets pass unread.
+  Router other(*worker);
+  while (Value(Metrics(&other), "tandem_worker_generated_tokens_total") < 3000 && !HasFailure()) {
+  }
+  router.HalfClose();
+  ExpectCutOff(worker.get(), kAttempts);
+}
+
+// A decode worker's session, by hand.
+class DecodePeer {
+ public:
+  explicit DecodePeer(const TestWorker& worker)
+      : stub_(proto::Prefill::NewStub(DialWithSmallWindow(worker.address))) {
+    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
+    stream_ = stub_->Session(&context_);
+    PrefillHello hello{.kv_class = "class",
+                       .numerics_id = "numerics",
+                       .worker = {.name = "peer", .incarnation = 5},
+                       .expected = worker.id,
+                       .transport = "grpc",
+                       .transport_address = std::string(16, 't')};
+    proto::ToPrefill message;
+    ToProto(hello, message.mutable_hello());
+    EXPECT_TRUE(stream_->Write(message));
+    proto::ToDecode answer;
+    EXPECT_TRUE(stream_->Read(&answer) && answer.has_hello());
+  }
+  ~DecodePeer() {
+    context_.TryCancel();
+    stream_->Finish();
+  }
+  void Send(const DecodeToPrefill& in) {
+    proto::ToPrefill message;
+    ToProto(in, &message);
+    EXPECT_TRUE(stream_->Write(message));
+  }
+  void HalfClose() { stream_->WritesDone(); }
+
+ private:
+  std::unique_ptr<proto::Prefill::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<proto::ToPrefill, proto::ToDecode>> stream_;
+};
+
+TEST(WorkerServicesTest, ADecodeWorkerThatHalfClosesWithoutReadingGivesItsBlocksBack) {
+  TestWorkerOptions options;
+  options.transport = "grpc";
+  options.role = WorkerRole::kPrefill;
+  options.liveness_scale = 100;  // No lease ends by itself.
+  auto worker = StartWorker("prefill", options);
+  DecodePeer peer(*worker);
+  // Its first token brings more log-probabilities than flow control lets pass unread.
+  PrefillSubmit submit;
+  const Submit asked = MakeSubmit(1, RandomTokens(400, 3), 50);
+  submit.attempt = asked.attempt;
+  submit.token_ids = asked.token_ids;
+  submit.prompt_tokens = asked.prompt_tokens;
+  submit.num_blocks = 25;
+  submit.choices = {0};
+  submit.sampling = asked.sampling;
+  submit.sampling.num_prompt_logprobs = 20;
+  submit.hash_root = asked.hash_root;
+  submit.time_left_us = asked.time_left_us;
+  peer.Send(submit);
+  Router other(*worker);
+  const auto held = [&](const std::string& metrics) {
+    return Value(metrics, "tandem_kv_blocks{state=\"held\"}");
+  };
+  ExpectMetrics(&other, [&](const std::string& metrics) {
+    return held(metrics) == submit.num_blocks && Value(metrics, "tandem_running_sequences") == 0;
+  });
+  peer.HalfClose();
+  ExpectMetrics(&other, [&](const std::string& metrics) { return held(metrics) == 0; });
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, WorkerTest, testing::Values("ucx", "grpc"));
