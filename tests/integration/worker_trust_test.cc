@@ -45,7 +45,7 @@ struct TestWorker {
 
 struct Heard {
   std::vector<SampledToken> tokens;
-  int32_t transferred_blocks = 0;
+  int32_t cached_tokens = 0;
   absl::Status ended;  // Or refused.
 };
 
@@ -91,7 +91,7 @@ class Router {
           heard.tokens.push_back(token->token);
           over |= token->finish != FinishReason::kNone;
         } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
-          heard.transferred_blocks = prompt->transferred_blocks;
+          heard.cached_tokens = prompt->cached_tokens;
         } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
           heard.ended = refused->status;
           over = true;
@@ -170,7 +170,11 @@ TEST_P(WorkerTrustTest, WorkersOfOneSecretServeEachOther) {
   const Submit submit = SubmitTo(prefill->peer(), 1);
   const Heard heard = Router(*decode, Secret(kNewText)).Ask(submit);
   ExpectAnswer(heard, submit);
-  EXPECT_EQ(heard.transferred_blocks, 7);
+  // It was the prefill worker that computed the prompt: all of its full blocks but the last.
+  Submit again = submit;
+  again.prefill = {};
+  again.attempt.request.counter += 1;
+  EXPECT_EQ(Router(*prefill, Secret(kSecretText)).Ask(again).cached_tokens, 96);
 }
 
 TEST_P(WorkerTrustTest, APrefillWorkerOfAnotherSecretServesNot) {
