@@ -1,11 +1,14 @@
 """A running `tandem serve`: its addresses, its processes, its metrics."""
 
+import base64
+import hmac
 import json
 import os
 import pathlib
 import re
 import signal
 import socket
+import struct
 import subprocess
 import time
 
@@ -32,6 +35,18 @@ def free_port():
         if port not in given_ports:
             given_ports.add(port)
             return port
+
+
+def prove(target, method, secret):
+    """The metadata, as grpcurl's flags, of a call by somebody who knows the fleet's secret (docs/protocol.md, "Who
+    may speak")."""
+    asked = subprocess.run([TOOLS / "grpcurl", "-plaintext", target, "tandem.v1.Fleet/Challenge"],
+                           capture_output=True, text=True, timeout=60, check=True)
+    challenge, nonce = base64.b64decode(json.loads(asked.stdout)["challenge"]), os.urandom(16)
+    words = [b"tandem-rpc-v1 caller", challenge, nonce, method.encode(), target.rpartition(":")[2].encode()]
+    text = b"".join(struct.pack("<I", len(word)) + word for word in words)
+    proof = hmac.digest(secret.encode(), text, "sha256")
+    return ["-H", "tandem-proof-bin: " + base64.b64encode(challenge + nonce + proof).decode()]
 
 
 def wait_until(condition, seconds, what):

@@ -9,7 +9,7 @@ import subprocess
 import httpx
 import pytest
 
-from server import BIN, DEMO_MODEL, TOOLS, Server, wait_until
+from server import BIN, DEMO_MODEL, TOOLS, Server, prove, wait_until
 
 METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_requests_total",
            "tandem_ttft_seconds_count", "tandem_itl_seconds_count"]
@@ -72,8 +72,11 @@ def test_a_drained_worker_ends_and_is_replaced(tmp_path):
             pid = server.pid(name)
             target = next(line for line in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
                           if line.startswith("--listen=")).removeprefix("--listen=")
-            drained = subprocess.run([TOOLS / "grpcurl", "-plaintext", "-d", '{"drain": {}}', target,
-                                      "tandem.v1.Worker/Control"], capture_output=True, text=True, timeout=60)
+            secret = next(entry.partition("=")[2] for entry in pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0")
+                          if entry.startswith("TANDEM_FLEET_SECRET="))
+            drained = subprocess.run([TOOLS / "grpcurl", "-plaintext", *prove(target, "/tandem.v1.Worker/Control", secret),
+                                      "-d", '{"drain": {}}', target, "tandem.v1.Worker/Control"],
+                                     capture_output=True, text=True, timeout=60)
             assert drained.returncode == 0, drained.stderr
             wait_until(lambda: server.pid(name) != pid, 30, f"{name} (pid {pid}) is restarted")
             assert f'"child":"{name}","how":"exit status 0"' in server.log()

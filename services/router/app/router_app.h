@@ -38,7 +38,7 @@ struct RouterOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  FleetSecret secret;  // That it shares with the workers.
+  FleetSecret secret;          // That it shares with the workers.
   bool isolate_cache = false;  // Every request must have a cache_salt.
 };
 
