@@ -35,7 +35,7 @@ struct Sequence {
   RequestTurns* turns = nullptr;  // Its request's.
   // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
   // gives its blocks back.
-  int64_t final_tokens = std::numeric_limits<int64_t>::max() / 2;
+  int64_t final_tokens = std::numeric_limits<int32_t>::max();
   int64_t turn = 0;  // Of its next decode; the scheduler's.
 
   int32_t remaining() const { return static_cast<int32_t>(token_ids.size()) - num_computed; }
