@@ -71,6 +71,27 @@ def kv_bytes(router):
     return router.total("tandem_kv_transfer_bytes_total", transport="ucx")
 
 
+def ask_until_blocks_move(router, pool, seed):
+    """Asks until prompts cross hosts; they do not while the prefill worker is paused after a cut.
+
+    Returns the last prompts, 8 of them, and their answers, which may be on their way.
+    """
+    rng = random.Random(seed)
+
+    def moved():
+        nonlocal asked, answers
+        if kv_bytes(router) > before:
+            return True
+        if all(answer.done() for answer in answers):
+            asked = prompts(rng.random(), count=8)
+            answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in asked]
+        return False
+
+    before, asked, answers = kv_bytes(router), [], []
+    wait_until(moved, 60, "blocks move")
+    return asked, answers
+
+
 def test_blocks_cross_hosts_and_survive_their_workers(fleet, hybrid):
     router, prefill, decode = fleet
     asked = prompts(seed=5, count=12)
@@ -82,10 +103,7 @@ def test_blocks_cross_hosts_and_survive_their_workers(fleet, hybrid):
 
         # The one that is left must neither die with its peer nor give a token away.
         for kill in range(KILLS):
-            before = kv_bytes(router)
-            fresh = prompts(seed=100 + kill, count=8)
-            answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in fresh]
-            wait_until(lambda: kv_bytes(router) > before, 30, "blocks move")
+            fresh, answers = ask_until_blocks_move(router, pool, seed=100 + kill)
             victim = (prefill, decode)[kill % 2]
             victim.kill()
             victim.start()
@@ -101,10 +119,7 @@ def test_a_cut_between_hosts_loses_no_token(fleet, other_host, hybrid):
     _, ours, _ = other_host
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for cut in range(2):
-            before = kv_bytes(router)
-            fresh = prompts(seed=200 + cut, count=8)
-            answers = [pool.submit(router.complete, prompt, max_tokens=4) for prompt in fresh]
-            wait_until(lambda: kv_bytes(router) > before, 30, "blocks move")
+            fresh, answers = ask_until_blocks_move(router, pool, seed=200 + cut)
             ip("link", "set", ours, "down")
             wait_until(lambda: router.total("tandem_workers", role="prefill", state="healthy") == 0, 30,
                        "the cut is noticed")

@@ -5,11 +5,9 @@
 
 #include <thread>
 
-#include "services/worker/worker.h"
 #include "tests/fuzz/session_peers.h"
 #include "tests/integration/router_fixture.h"
-#include "tests/support/engine_cases.h"
-#include "tests/support/pooled_executor.h"
+#include "tests/support/test_worker.h"
 
 namespace tandem {
 namespace {
@@ -18,32 +16,12 @@ constexpr uint64_t kSeed = 20261122;
 constexpr int64_t kMessages = 30'000;
 
 TEST(SessionFuzzTest, AWorkerOutlivesItsPeersAndHasItsBlocksBack) {
-  constexpr int64_t kBlockBytes = 16 * 8;
-  StepGate gate;
-  WorkerConfig config;
-  config.engine = SmallEngine(64);
-  config.engine.self = {.name = "fuzzed", .incarnation = 7};
-  config.engine.model = "simulated";
-  config.engine.block_bytes = kBlockBytes;
-  config.registration = {.worker = config.engine.self,
-                         .model = "simulated",
-                         .kv_class = "class",
-                         .numerics_id = "numerics",
-                         .block_tokens = config.engine.block_tokens,
-                         .max_model_tokens = config.engine.max_model_tokens,
-                         .max_sequences = config.engine.max_sequences,
-                         .num_blocks = config.engine.num_blocks,
-                         .block_bytes = kBlockBytes};
-  config.vocab_size = 1000;
+  WorkerConfig config = SmallWorker({.name = "fuzzed", .incarnation = 7}, "simulated");
   config.transport = "grpc";
-  auto worker =
-      Worker::Create(config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        return std::make_unique<PooledExecutor>(
-            SimulatedExecutorOptions{.num_blocks = 64, .vocabulary = 1000}, pool, &gate);
-      });
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto worker = StartTestWorker(config);
+  ASSERT_NE(worker, nullptr);
   MessageBudget budget(kMessages);
-  EXPECT_EQ(FuzzWorker("127.0.0.1:" + std::to_string((*worker)->port()), kSeed, &budget), "");
+  EXPECT_EQ(FuzzWorker(worker->address, kSeed, &budget), "");
   EXPECT_EQ(budget.sent(), kMessages);
 }
 

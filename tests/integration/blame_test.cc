@@ -17,11 +17,9 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
 #include "services/server/channel.h"
-#include "services/worker/worker.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/router_fixture.h"
-#include "tests/support/engine_cases.h"
-#include "tests/support/pooled_executor.h"
+#include "tests/support/test_worker.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
 
@@ -35,7 +33,6 @@ using testing::SizeIs;
 constexpr int32_t kDeadlyToken = 3000;
 constexpr int32_t kVocabulary = 4096;
 constexpr int32_t kBlocks = 256;
-constexpr int64_t kBlockBytes = 16 * 8;
 constexpr int32_t kPrompt = 450;  // Eight steps of at most 64 tokens.
 
 // What takes time here is what is tested; nothing waits for another by it.
@@ -86,23 +83,10 @@ int WorkerMain(const std::vector<std::string>& arguments) {
   flags.Add("incarnation", &incarnation, "N", "");
   flags.Add("ended", &ended, "LIST", "");
   if (!flags.Parse(arguments).ok()) return 2;
-  WorkerConfig config;
-  config.engine = SmallEngine(kBlocks);
-  config.engine.self = {.name = name, .incarnation = static_cast<uint64_t>(incarnation)};
-  config.engine.model = "demo_model";
-  config.engine.block_bytes = kBlockBytes;
-  config.registration = {.worker = config.engine.self,
-                         .role = WorkerRole::kHybrid,
-                         .model = "demo_model",
-                         .kv_class = "class",
-                         .numerics_id = "numerics",
-                         .block_tokens = config.engine.block_tokens,
-                         .max_model_tokens = config.engine.max_model_tokens,
-                         .max_sequences = config.engine.max_sequences,
-                         .num_blocks = kBlocks,
-                         .block_bytes = kBlockBytes,
-                         .supervised = true,
-                         .ended_lives = *ParseEndedLives(ended)};
+  WorkerConfig config = SmallWorker(
+      {.name = name, .incarnation = static_cast<uint64_t>(incarnation)}, "demo_model", kBlocks);
+  config.registration.supervised = true;
+  config.registration.ended_lives = *ParseEndedLives(ended);
   config.vocab_size = kVocabulary;
   config.transport = "grpc";
   config.listen = absl::StrCat("127.0.0.1:", port);

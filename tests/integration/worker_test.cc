@@ -16,29 +16,15 @@
 #include "services/server/convert.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
-#include "tests/support/engine_cases.h"
 #include "tests/support/health.h"
-#include "tests/support/pooled_executor.h"
+#include "tests/support/test_worker.h"
 
 namespace tandem {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr int32_t kVocabulary = 1000;
-constexpr int32_t kBlocks = 64;
-constexpr int64_t kBlockBytes = 16 * 8;
 constexpr auto kPatience = std::chrono::seconds(30);
-
-struct TestWorker {
-  StepGate gate;
-  WorkerId id;
-  std::string address;
-  std::unique_ptr<Worker> worker;
-
-  ~TestWorker() { gate.Open(); }
-  PrefillPeer peer() const { return {.worker = id, .address = address}; }
-};
 
 struct TestWorkerOptions {
   std::string transport = "ucx";
@@ -49,39 +35,13 @@ struct TestWorkerOptions {
 
 std::unique_ptr<TestWorker> StartWorker(const std::string& name, const TestWorkerOptions& options) {
   static uint64_t incarnation = 1000;
-  auto started = std::make_unique<TestWorker>();
-  started->id = {.name = name, .incarnation = ++incarnation};
-  WorkerConfig config;
-  config.engine = SmallEngine(kBlocks);
-  config.engine.self = started->id;
-  config.engine.block_bytes = kBlockBytes;
+  WorkerConfig config = SmallWorker({.name = name, .incarnation = ++incarnation});
   config.engine.times = LivenessTimes::Scaled(options.liveness_scale);
-  config.registration = {.worker = started->id,
-                         .role = options.role,
-                         .model = "simulated",
-                         .kv_class = options.kv_class,
-                         .numerics_id = "numerics",
-                         .block_tokens = config.engine.block_tokens,
-                         .max_model_tokens = config.engine.max_model_tokens,
-                         .max_sequences = config.engine.max_sequences,
-                         .num_blocks = kBlocks,
-                         .block_bytes = kBlockBytes};
-  config.vocab_size = kVocabulary;
+  config.registration.role = options.role;
+  config.registration.kv_class = options.kv_class;
   config.transport = options.transport;
   config.liveness_scale = options.liveness_scale;
-  auto worker =
-      Worker::Create(config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        return std::make_unique<PooledExecutor>(
-            SimulatedExecutorOptions{.num_blocks = kBlocks, .vocabulary = kVocabulary}, pool,
-            &started->gate);
-      });
-  if (!worker.ok()) {
-    ADD_FAILURE() << worker.status();
-    return nullptr;
-  }
-  started->worker = *std::move(worker);
-  started->address = "127.0.0.1:" + std::to_string(started->worker->port());
-  return started;
+  return StartTestWorker(config);
 }
 
 // What a router would hear of one attempt.
@@ -177,7 +137,7 @@ class Router {
 };
 
 std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
-  return SimulatedModel(kVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
+  return SimulatedModel(kTestVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
 }
 
 void ExpectAnswer(Router* router, const Submit& submit) {
@@ -231,7 +191,7 @@ class Watcher {
 
 bool Idle(const Heartbeat& heartbeat) {
   const BlockCounts& blocks = heartbeat.load.blocks;
-  return blocks.free + blocks.cached == blocks.total && blocks.total == kBlocks;
+  return blocks.free + blocks.cached == blocks.total && blocks.total == kTestBlocks;
 }
 
 std::string Metrics(Router* router) {
@@ -325,7 +285,7 @@ TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {
   const int64_t blocks = (kPromptTokens + 15) / 16;
   const std::string metrics = Metrics(&router);
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_bytes_total{transport=\"" + GetParam() +
-                                 "\"} " + std::to_string(kRequests * blocks * kBlockBytes)));
+                                 "\"} " + std::to_string(kRequests * blocks * kTestBlockBytes)));
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_seconds_count 10"));
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_link_bytes_per_second{peer=\"prefill\""));
   Watcher decode_watch(*decode), prefill_watch(*prefill);
@@ -637,7 +597,7 @@ TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
 TEST(WorkerServicesTest, HostileSubmitsAreRefusedAndTheSessionGoesOn) {
   auto worker = StartWorker("hybrid", {});
   Router router(*worker);
-  Submit submit = MakeSubmit(1, {1, kVocabulary, 2}, 5);
+  Submit submit = MakeSubmit(1, {1, kTestVocabulary, 2}, 5);
   router.Send(submit);
   EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
   submit = MakeSubmit(2, {1, 2}, 5);

@@ -20,28 +20,15 @@
 #include "tandem/v1/kv.grpc.pb.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
-#include "tests/support/engine_cases.h"
-#include "tests/support/pooled_executor.h"
+#include "tests/support/test_worker.h"
 
 namespace tandem {
 namespace {
 
-constexpr int32_t kVocabulary = 1000;
-constexpr int32_t kBlocks = 64;
-constexpr int64_t kBlockBytes = 16 * 8;
 constexpr auto kPatience = std::chrono::seconds(30);
 const std::string kSecretText(32, 's'), kNewText(32, 'n');
 
 FleetSecret Secret(const std::string& text) { return *FleetSecret::Parse(text); }
-
-struct TestWorker {
-  StepGate gate;
-  WorkerId id;
-  std::string address;
-  std::unique_ptr<Worker> worker;
-
-  PrefillPeer peer() const { return {.worker = id, .address = address}; }
-};
 
 struct Heard {
   std::vector<SampledToken> tokens;
@@ -117,41 +104,16 @@ class Router {
 void ExpectAnswer(const Heard& heard, const Submit& submit) {
   ASSERT_TRUE(heard.ended.ok()) << heard.ended;
   EXPECT_EQ(heard.tokens,
-            SimulatedModel(kVocabulary).Generate(submit.token_ids, 0, submit.sampling, 512));
+            SimulatedModel(kTestVocabulary).Generate(submit.token_ids, 0, submit.sampling, 512));
 }
 
 class WorkerTrustTest : public testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<TestWorker> Start(const std::string& name, const FleetSecret& secret) {
-    auto started = std::make_unique<TestWorker>();
-    started->id = {.name = name, .incarnation = ++incarnation_};
-    WorkerConfig config;
-    config.engine = SmallEngine(kBlocks);
-    config.engine.self = started->id;
-    config.engine.block_bytes = kBlockBytes;
-    config.registration = {.worker = started->id,
-                           .role = WorkerRole::kHybrid,
-                           .model = "simulated",
-                           .kv_class = "class",
-                           .numerics_id = "numerics",
-                           .block_tokens = config.engine.block_tokens,
-                           .max_model_tokens = config.engine.max_model_tokens,
-                           .max_sequences = config.engine.max_sequences,
-                           .num_blocks = kBlocks,
-                           .block_bytes = kBlockBytes};
-    config.vocab_size = kVocabulary;
+    WorkerConfig config = SmallWorker({.name = name, .incarnation = ++incarnation_});
     config.transport = GetParam();
     config.secret = secret;
-    auto worker = Worker::Create(
-        config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-          return std::make_unique<PooledExecutor>(
-              SimulatedExecutorOptions{.num_blocks = kBlocks, .vocabulary = kVocabulary}, pool,
-              &started->gate);
-        });
-    EXPECT_TRUE(worker.ok()) << worker.status();
-    started->worker = *std::move(worker);
-    started->address = "127.0.0.1:" + std::to_string(started->worker->port());
-    return started;
+    return StartTestWorker(config);
   }
 
   static Submit SubmitTo(const PrefillPeer& prefill, uint64_t seed) {

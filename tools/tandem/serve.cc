@@ -24,6 +24,7 @@
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/router/app/client_flags.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
 
@@ -36,19 +37,15 @@ constexpr int64_t kWorkerDrainUs = 10'000'000;
 struct ServeOptions {
   std::string model;
   int32_t prefill = 1, decode = 1, hybrid = 0;
-  std::string http = "127.0.0.1:8000";
-  std::string grpc = "127.0.0.1:9000";
   std::string transport = "ucx";
-  std::string disaggregate = "auto";
+  ClientFlags clients;
   std::string served_model_name;
-  std::string allowed_hosts, cors_origins;
   std::string load_format = "auto";
   std::string cache_dir;
   ByteSize kv_memory;
   int32_t max_model_len = 0, max_num_seqs = 0, block_size = 16, threads = 0;
   std::string dtype = "auto", isa = "auto";
   double liveness_scale = 1;
-  bool isolate_cache = false, insecure_public_listen = false;
 };
 
 void Declare(ServeOptions* o, FlagSet* flags) {
@@ -56,17 +53,8 @@ void Declare(ServeOptions* o, FlagSet* flags) {
   flags->Add("decode", &o->decode, "N", "decode workers", 0, 64);
   flags->Add("hybrid", &o->hybrid, "N",
              "workers that do both; naming any role sets the unnamed ones to 0", 0, 64);
-  flags->Add("http", &o->http, "ADDR", "OpenAI API, /health, /ready, /metrics");
-  flags->Add("grpc", &o->grpc, "ADDR", "gRPC API");
   flags->AddChoice("transport", &o->transport, {"ucx", "grpc"}, "moves KV blocks between workers");
-  flags->AddChoice("disaggregate", &o->disaggregate, {"auto", "always", "never"},
-                   "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
-                   "from one missing block on");
-  flags->Add("allowed-host", &o->allowed_hosts, "NAME,...",
-             "names in a Host header beside localhost and the address of --http; beyond loopback "
-             "every name is allowed if none is given here");
-  flags->Add("cors-origin", &o->cors_origins, "URL,...",
-             "origins of pages that may use the HTTP API from a browser: https://chat.example");
+  o->clients.Declare(flags);
   flags->Add("served-model-name", &o->served_model_name, "NAME",
              "name in the API; the folder's name if empty");
   flags->AddChoice("load-format", &o->load_format, {"auto", "dummy"},
@@ -89,10 +77,6 @@ void Declare(ServeOptions* o, FlagSet* flags) {
                    "kernels to use; lower them to share a numerics_id with lesser machines");
   flags->Add("liveness-scale", &o->liveness_scale, "X",
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);
-  flags->Add("isolate-cache", &o->isolate_cache,
-             "every request must have a cache_salt: cached prefixes are shared within one only");
-  flags->Add("insecure-public-listen", &o->insecure_public_listen,
-             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
 }
 
 // All processes of one `tandem serve`: the workers first, the router last.
@@ -204,18 +188,13 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
       program_folder_ + "/tandem-router",
       "--model=" + options.model,
       "--workers=" + absl::StrJoin(workers, ","),
-      "--http=" + options.http,
-      "--grpc=" + options.grpc,
-      "--disaggregate=" + options.disaggregate,
       absl::StrCat("--liveness-scale=", options.liveness_scale),
   };
   if (!options.served_model_name.empty()) {
     command.push_back("--served-model-name=" + options.served_model_name);
   }
-  if (!options.allowed_hosts.empty()) command.push_back("--allowed-host=" + options.allowed_hosts);
-  if (!options.cors_origins.empty()) command.push_back("--cors-origin=" + options.cors_origins);
-  if (options.isolate_cache) command.push_back("--isolate-cache");
-  if (options.insecure_public_listen) command.push_back("--insecure-public-listen");
+  const std::vector<std::string> clients = options.clients.Arguments();
+  command.insert(command.end(), clients.begin(), clients.end());
   return command;
 }
 

@@ -17,6 +17,7 @@
 #include "runtime/base/flags.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
 #include "services/router/version.h"
 #include "services/server/grpc_log.h"
@@ -32,13 +33,12 @@ constexpr int64_t kDrainUs = 25'000'000;
 constexpr std::chrono::milliseconds kDrainPoll{20};
 
 struct RouterFlags {
-  std::string model, served_model_name, workers, workers_dns;
-  std::string http = "127.0.0.1:8000", grpc = "127.0.0.1:9000", port_file;
-  std::string disaggregate = "auto", name = "router";
-  std::string allowed_hosts, cors_origins, fleet_secret_file;
+  std::string model, served_model_name, workers, workers_dns, port_file, fleet_secret_file;
+  std::string name = "router";
+  ClientFlags clients;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  bool isolate_cache = false, insecure_public_listen = false, version = false;
+  bool version = false;
 };
 
 void Declare(RouterFlags* f, FlagSet* flags) {
@@ -49,30 +49,17 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("workers", &f->workers, "HOST:PORT,...", "the workers, as a static list");
   flags->Add("workers-dns", &f->workers_dns, "NAME:PORT",
              "or a DNS name that has all their addresses, asked every second");
-  flags->Add("http", &f->http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
-  flags->Add("grpc", &f->grpc, "ADDR", "gRPC API; port 0: any");
-  flags->Add("allowed-host", &f->allowed_hosts, "NAME,...",
-             "names in a Host header beside localhost and the address of --http; beyond loopback "
-             "every name is allowed if none is given here");
-  flags->Add("cors-origin", &f->cors_origins, "URL,...",
-             "origins of pages that may use the HTTP API from a browser: https://chat.example");
+  f->clients.Declare(flags);
   flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE",
              "what routers and workers prove to each other that they know, one or two words of 32 "
              "characters or more; empty: TANDEM_FLEET_SECRET in the environment");
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
-  flags->AddChoice("disaggregate", &f->disaggregate, {"auto", "always", "never"},
-                   "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
-                   "from one missing block on");
   flags->Add("liveness-scale", &f->liveness_scale, "X",
              "multiplies every time-out between processes, for slow machines", 0.1, 1000);
   flags->Add("max-queued-requests", &f->max_queued_requests, "N",
              "requests that may wait for a worker; more get 429", 1, 1'000'000);
-  flags->Add("isolate-cache", &f->isolate_cache,
-             "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");
-  flags->Add("insecure-public-listen", &f->insecure_public_listen,
-             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
   flags->Add("version", &f->version, "print the version and exit");
 }
 
@@ -99,17 +86,17 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   }
   const auto listen = [&](const char* flag, const std::string& text,
                           ListenAddress* address) -> absl::Status {
-    const auto parsed = ParseListenAddress(text, f.insecure_public_listen);
+    const auto parsed = ParseListenAddress(text, f.clients.insecure_public_listen);
     if (!parsed.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(flag, ": ", parsed.status().message()));
     }
     *address = *parsed;
     return absl::OkStatus();
   };
-  TANDEM_RETURN_IF_ERROR(listen("--http", f.http, &options.http));
-  TANDEM_RETURN_IF_ERROR(listen("--grpc", f.grpc, &options.grpc));
-  for (const auto& [text, list] : {std::pair(&f.allowed_hosts, &options.allowed_hosts),
-                                   std::pair(&f.cors_origins, &options.cors_origins)}) {
+  TANDEM_RETURN_IF_ERROR(listen("--http", f.clients.http, &options.http));
+  TANDEM_RETURN_IF_ERROR(listen("--grpc", f.clients.grpc, &options.grpc));
+  for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
+                                   std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
   }
   TANDEM_ASSIGN_OR_RETURN(options.secret, FleetSecret::Read(f.fleet_secret_file));
@@ -119,10 +106,10 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.workers_dns = f.workers_dns;
   options.liveness_scale = f.liveness_scale;
   options.max_queued_requests = f.max_queued_requests;
-  options.isolate_cache = f.isolate_cache;
-  options.disaggregate = f.disaggregate == "always"  ? DisaggregatePolicy::kAlways
-                         : f.disaggregate == "never" ? DisaggregatePolicy::kNever
-                                                     : DisaggregatePolicy::kAuto;
+  options.isolate_cache = f.clients.isolate_cache;
+  options.disaggregate = f.clients.disaggregate == "always"  ? DisaggregatePolicy::kAlways
+                         : f.clients.disaggregate == "never" ? DisaggregatePolicy::kNever
+                                                             : DisaggregatePolicy::kAuto;
   return options;
 }
 

@@ -1,0 +1,32 @@
+#include "services/router/app/client_flags.h"
+
+namespace tandem {
+
+void ClientFlags::Declare(FlagSet* flags) {
+  flags->Add("http", &http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
+  flags->Add("grpc", &grpc, "ADDR", "gRPC API; port 0: any");
+  flags->AddChoice("disaggregate", &disaggregate, {"auto", "always", "never"},
+                   "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
+                   "from one missing block on");
+  flags->Add("allowed-host", &allowed_hosts, "NAME,...",
+             "names in a Host header beside localhost and the address of --http; beyond loopback "
+             "every name is allowed if none is given here");
+  flags->Add("cors-origin", &cors_origins, "URL,...",
+             "origins of pages that may use the HTTP API from a browser: https://chat.example");
+  flags->Add("isolate-cache", &isolate_cache,
+             "every request must have a cache_salt: cached prefixes are shared within one only");
+  flags->Add("insecure-public-listen", &insecure_public_listen,
+             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
+}
+
+std::vector<std::string> ClientFlags::Arguments() const {
+  std::vector<std::string> arguments = {"--http=" + http, "--grpc=" + grpc,
+                                        "--disaggregate=" + disaggregate};
+  if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
+  if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);
+  if (isolate_cache) arguments.emplace_back("--isolate-cache");
+  if (insecure_public_listen) arguments.emplace_back("--insecure-public-listen");
+  return arguments;
+}
+
+}  // namespace tandem

@@ -1,0 +1,30 @@
+// How clients are served: the flags that tandem-router and `tandem serve`, which hands them on,
+// have in common.
+
+#ifndef TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
+#define TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
+
+#include <string>
+#include <vector>
+
+#include "runtime/base/flags.h"
+
+namespace tandem {
+
+struct ClientFlags {
+  std::string http = "127.0.0.1:8000";
+  std::string grpc = "127.0.0.1:9000";
+  std::string disaggregate = "auto";
+  std::string allowed_hosts, cors_origins;  // Separated by commas.
+  bool isolate_cache = false;
+  bool insecure_public_listen = false;
+
+  // Into this object, which outlives `flags`.
+  void Declare(FlagSet* flags);
+  // As on a command line.
+  std::vector<std::string> Arguments() const;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
