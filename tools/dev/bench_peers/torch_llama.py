@@ -20,8 +20,9 @@ def main(folder, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     config = AutoConfig.from_pretrained(folder)
-    torch.set_default_dtype({"f32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    # Named, or it is what the folder's config says.
+    model = AutoModelForCausalLM.from_config(config, dtype={"f32": torch.float32, "bf16": torch.bfloat16}[dtype],
+                                             attn_implementation="sdpa").eval()
     ids = torch.randint(16, 1000, (1, 512))
     prompt = model(ids[:, :CONTEXT], use_cache=True, logits_to_keep=1)
 
