@@ -88,7 +88,7 @@ void Scheduler::ScheduleShared(uint64_t admit_before) {
   const auto prompts = static_cast<int32_t>(chunks_.size() + waiting_.size());
   const int32_t half = (limits_.max_sequences + (odd_ ? 1 : 0)) / 2;
   ScheduleDecodes(limits_.max_sequences - std::min(prompts, half));
-  if (prompts > 0) SchedulePrompts(admit_before);
+  if (prompts > 0 && !full()) SchedulePrompts(admit_before);
   ScheduleLeftOut();
 }
 
@@ -107,13 +107,19 @@ void Scheduler::ScheduleDecodes(int32_t places) {
   }
 }
 
-// What prompts have left of their half. Nobody is preempted any more: it could be in the plan.
+// What prompts have left of their half. Nobody is preempted any more who could be in the plan. If
+// they had no use for any of it, a decode runs as it would have without them: nobody schedules
+// again after a step in which nothing ran.
 void Scheduler::ScheduleLeftOut() {
   if (full()) return;
   std::sort(left_out_.begin(), left_out_.end(), EarlierTurn());
   for (Sequence* sequence : left_out_) {
     if (full()) return;
     if (sequence->state != SequenceState::kRunning) continue;
+    if (plan_.runs.empty()) {
+      RunDecode(sequence);
+      continue;
+    }
     const int32_t wanted = sequence->num_computed + 1;
     if (blocks_->Grow(sequence, wanted) == wanted) PlanDecode(sequence);
   }

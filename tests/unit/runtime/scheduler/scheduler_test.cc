@@ -274,6 +274,48 @@ TEST_F(SchedulerTest, AShortPromptWaitsForNoLongOneAndALongOneHasHalfOfTheTokens
   }
 }
 
+TEST_F(SchedulerTest, OnePlaceIsShortPromptsAndTheOldestOnesAndDecodesInTurn) {
+  for (const int phase : {0, 1}) {  // Steps with and without prompts.
+    SCOPED_TRACE(testing::Message() << "phase " << phase);
+    sequences_.clear();
+    Create(/*num_blocks=*/2000, /*max_sequences=*/1, /*max_batched_tokens=*/17);
+    JoinForks(3);
+    for (Sequence& fork : sequences_) fork.final_tokens = 100;
+    for (int i = 0; i < phase; ++i) Step();
+    Sequence* const first = Add(85);  // Five steps.
+    first->final_tokens = 100;
+    scheduler_->Enqueue(first);
+    int steps = 0, decodes = 0, brief = 0;
+    for (; first->token_ids.size() == 85; ++steps) {
+      ASSERT_LT(steps, 4 * 6);
+      Enqueue(6)->final_tokens = 6;
+      Step();
+      ASSERT_EQ(ran_.size(), 1u);
+      Sequence& ran = sequences_[ran_.front().first - 1];
+      decodes += ran.order <= 3;
+      brief += ran.final_tokens == 6;
+      if (ran.final_tokens == 6) Finish(&ran);
+    }
+    EXPECT_GE(decodes, steps / 2 - 1);
+    EXPECT_GE(brief, steps / 4 - 1);
+  }
+}
+
+TEST_F(SchedulerTest, WhereThePromptsThatHaveAPlaceLackBlocksADecodeRuns) {
+  Create(/*num_blocks=*/4, /*max_sequences=*/1, /*max_batched_tokens=*/17);
+  Sequence* const older = Add(8);
+  Sequence* const younger = Add(8);
+  Join(older);
+  Join(younger);
+  Enqueue(8);
+  for (int step = 0; step < 12 && older->block_table.size() < 4; ++step) {
+    Step();
+    ASSERT_FALSE(ran_.empty()) << "step " << step << ": nobody would come back for the next one";
+  }
+  EXPECT_EQ(older->block_table.size(), 4u);
+  EXPECT_EQ(younger->state, SequenceState::kWaiting);
+}
+
 TEST_F(SchedulerTest, ShortPromptsDoNotTakeTheBlocksThatALongOneWaitsFor) {
   Create(/*num_blocks=*/20, /*max_sequences=*/8, /*max_batched_tokens=*/64);
   std::deque<Sequence*> running = {Enqueue(24), Enqueue(24)};  // 12 blocks.
