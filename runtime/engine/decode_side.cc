@@ -40,8 +40,8 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
 
   const int32_t num_blocks = CeilDiv(num_tokens, options_.block_tokens);
   // No choice goes on after its first token: nothing needs to travel, nothing is promised.
-  const bool only_first_token = FinishOf(attempt->sampling, attempt->prompt_tokens, num_tokens,
-                                         kNoToken) != FinishReason::kNone;
+  const bool only_first_token = RequestedFinish(attempt->sampling, attempt->prompt_tokens,
+                                                num_tokens, kNoToken) != FinishReason::kNone;
   if (!only_first_token) memory_.AttachPrefix(prompt);
   const int32_t first_block =
       only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());

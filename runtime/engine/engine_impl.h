@@ -93,11 +93,9 @@ class Engine::Impl {
   void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
   bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
                     SampledToken* token);
-  // What the request itself asks for, wherever it runs.
+  // Wherever it runs: what does not fit a worker whole is refused there.
   static FinishReason RequestedFinish(const SamplingParams& sampling, int32_t prompt_tokens,
                                       int32_t position, int32_t token);
-  FinishReason FinishOf(const SamplingParams& sampling, int32_t prompt_tokens, int32_t position,
-                        int32_t token) const;
   void ForkChoices(Attempt* attempt);
 
   // ---- endings.cc ----

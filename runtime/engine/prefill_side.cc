@@ -101,9 +101,10 @@ absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const
         absl::StrFormat("blocks [%d, %d) promised for %d tokens in blocks of %d",
                         submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
   }
-  if (num_blocks > options_.num_blocks) {
+  if (num_tokens >= options_.max_model_tokens || num_blocks > options_.num_blocks) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "a prompt of %d blocks, this prefill worker has %d", num_blocks, options_.num_blocks));
+        "a prompt of %d tokens in %d blocks, this prefill worker has a context of %d and %d blocks",
+        num_tokens, num_blocks, options_.max_model_tokens, options_.num_blocks));
   }
   return CheckQueue();
 }
@@ -163,7 +164,6 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
     return;
   }
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
-  // Where the context ends is the decode worker's to say: its own may be longer.
   const bool goes_on =
       std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
         return RequestedFinish(job->sampling, job->prompt_tokens, position, token.token) ==

@@ -74,7 +74,7 @@ bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence
                                 SampledToken* token) {
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
   const FinishReason finish =
-      FinishOf(attempt->sampling, attempt->prompt_tokens, position, token->token);
+      RequestedFinish(attempt->sampling, attempt->prompt_tokens, position, token->token);
   const int32_t token_id = token->token;
   outbox_->ToRouter(attempt->router, TokenEvent{.attempt = attempt->id,
                                                 .choice = choice,
@@ -114,13 +114,6 @@ FinishReason Engine::Impl::RequestedFinish(const SamplingParams& sampling, int32
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) return FinishReason::kStop;
   const int32_t generated = position + 1 - prompt_tokens;
   return generated >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
-}
-
-FinishReason Engine::Impl::FinishOf(const SamplingParams& sampling, int32_t prompt_tokens,
-                                    int32_t position, int32_t token) const {
-  const FinishReason requested = RequestedFinish(sampling, prompt_tokens, position, token);
-  if (requested != FinishReason::kNone) return requested;
-  return position + 1 >= options_.max_model_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
 // One sequence per choice that goes on. They share the prompt's blocks; the tail is copied when

@@ -38,13 +38,15 @@ absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
   const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   TANDEM_RETURN_IF_ERROR(
       CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
-  const int64_t longest = std::min<int64_t>(
-      submit.prompt_tokens + int64_t{submit.sampling.max_tokens}, options_.max_model_tokens);
-  if (CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%d tokens need %d blocks of %d, this worker has %d", longest,
-                        CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
-                        options_.num_blocks));
+  // All that was promised, or nothing: what ends at the end of a context of ours would have gone on
+  // at a larger worker.
+  const int64_t longest = submit.prompt_tokens + int64_t{submit.sampling.max_tokens};
+  if (longest > options_.max_model_tokens ||
+      CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%d tokens need %d blocks of %d, this worker has a context of %d and %d blocks", longest,
+        CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
+        options_.max_model_tokens, options_.num_blocks));
   }
   // Of two that may be what kills workers, a death would be laid to both.
   if (submit.alone && scheduler_.num_alone() > 0) {
@@ -66,10 +68,6 @@ absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
   if (prompt_tokens < 1 || prompt_tokens > num_tokens) {
     return absl::InvalidArgumentError(
         absl::StrFormat("a prompt of %d tokens in %d", prompt_tokens, num_tokens));
-  }
-  if (num_tokens >= options_.max_model_tokens) {
-    return absl::InvalidArgumentError(absl::StrFormat("%d tokens leave no room in a context of %d",
-                                                      num_tokens, options_.max_model_tokens));
   }
   const int64_t generated = num_tokens - prompt_tokens;
   if (sampling.max_tokens <= generated) {

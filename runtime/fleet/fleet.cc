@@ -18,6 +18,11 @@ int64_t FleetWorker::estimated_prompt_tokens() const {
                   load.waiting_prompt_tokens + live_prompt_tokens - live_prompt_tokens_when_heard);
 }
 
+int64_t FleetWorker::offered_tokens() const {
+  return std::min<int64_t>(registration.max_model_tokens,
+                           registration.num_blocks * registration.block_tokens);
+}
+
 absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
     const std::string& address, const WorkerRegistration& registration, int64_t now_us) {
   FleetWorker& worker = workers_[registration.worker.name];
@@ -224,6 +229,19 @@ bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64
 
 void Fleet::Expect(const std::vector<std::string>& addresses) {
   awaited_.insert(addresses.begin(), addresses.end());
+}
+
+const FleetWorker* Fleet::Largest(const std::string& model, bool any_role) const {
+  const FleetWorker* largest = nullptr;
+  for (const auto& [name, worker] : workers_) {
+    const WorkerRegistration& registration = worker.registration;
+    if (registration.model != model) continue;
+    if (!any_role && registration.role == WorkerRole::kPrefill) continue;
+    if (largest == nullptr || worker.offered_tokens() > largest->offered_tokens()) {
+      largest = &worker;
+    }
+  }
+  return largest;
 }
 
 bool Fleet::CanServe(const std::string& model, int64_t now_us) const {

@@ -51,6 +51,8 @@ struct FleetWorker {
   bool reserved = false;
 
   const WorkerId& id() const { return registration.worker; }
+  // The longest prompt + output that it holds: its context, and the whole pool.
+  int64_t offered_tokens() const;
   // Best guesses: what was reported, corrected by what we did since.
   int32_t estimated_sequences() const;
   int64_t estimated_prompt_tokens() const;
@@ -132,6 +134,10 @@ class Fleet {
   const std::set<std::string>& awaited() const { return awaited_; }
   // Somebody healthy can take a request for this model to its end.
   bool CanServe(const std::string& model, int64_t now_us) const;
+
+  // Of the registered workers of this model, lost ones that are not forgotten included, the one
+  // that offers most tokens: of those that decode, or of `any_role`. Null: there is none.
+  const FleetWorker* Largest(const std::string& model, bool any_role) const;
 
   // By name.
   const std::map<std::string, FleetWorker>& workers() const { return workers_; }

@@ -27,7 +27,7 @@ struct SamplingParams {
 enum class FinishReason : uint8_t {
   kNone,    // Goes on.
   kStop,    // A stop token (worker) or a stop string (router).
-  kLength,  // max_tokens or the context length.
+  kLength,  // max_tokens.
 };
 
 struct TokenLogprob {

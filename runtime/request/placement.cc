@@ -1,7 +1,8 @@
 // Streams to workers, and back when an attempt ends without a finish.
 
 #include <algorithm>
-#include <tuple>
+#include <limits>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
@@ -9,102 +10,147 @@
 
 namespace tandem {
 
+void RequestOwner::Impl::Wait(const StreamKey& key) {
+  const auto group = groups_.try_emplace(NeedOf(key)).first;
+  group->second.streams.insert(key);
+  waiting_.emplace(key, group);
+  may_place_ = true;
+}
+
+void RequestOwner::Impl::StopWaiting(const StreamKey& key) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) return;
+  found->second->second.streams.erase(key);
+  waiting_.erase(found);
+}
+
+RequestOwner::Impl::Need RequestOwner::Impl::NeedOf(const StreamKey& key) const {
+  const RequestState& request = requests_.at(key.request);
+  const StreamState& stream = request.streams[key.stream];
+  const auto offer = offers_.lower_bound({request.facts.model, TotalTokens(request)});
+  const bool fits = offer != offers_.end() && offer->first == request.facts.model;
+  const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeAlone;
+  return {.model = request.facts.model,
+          .numerics_id = request.numerics_id,
+          .offer = fits ? offer->second : std::numeric_limits<int64_t>::max(),
+          .suspect = may_be_suspect ? std::optional(key) : std::nullopt};
+}
+
+void RequestOwner::Impl::RegroupWaiting() {
+  std::set<std::pair<std::string, int64_t>> offers;
+  for (const auto& [name, worker] : fleet_.workers()) {
+    offers.emplace(worker.registration.model, worker.offered_tokens());
+  }
+  if (offers == offers_) return;
+  offers_ = std::move(offers);
+  const auto waiting = std::exchange(waiting_, {});
+  groups_.clear();
+  for (const auto& [key, group] : waiting) Wait(key);
+}
+
 void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
   if (!std::exchange(may_place_, false)) return;
-  // First come, first served: who needs the same as somebody who found nobody waits behind him.
-  std::map<std::tuple<std::string, std::string>, NoRoute> hopeless;
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
-    const StreamKey key = *next;
-    RequestState& request = requests_.at(key.request);
-    std::vector<WorkerDeath> evidence;
-    const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
-    if (guilt == Guilt::kUndecided || (guilt == Guilt::kProven && !may_fail)) {
-      may_place_ = true;  // Tick comes back to it.
-      ++next;
-      continue;
-    }
-    if (guilt == Guilt::kProven) {
-      next = waiting_.lower_bound({key.request + 1, 0});
-      Fail(&request, PoisonError(evidence), RequestOutcome::kPoison, now_us);
-      continue;
-    }
-    if (SiblingOnTrial(request, key.stream, now_us)) {
-      ++next;
-      continue;
-    }
-    const auto need = std::tuple(request.facts.model, request.numerics_id);
-    const auto known = hopeless.find(need);
-    RoutingDecision decision{.route = std::nullopt, .why_not = NoRoute::kAllFull};
-    if (known != hopeless.end()) {
-      decision.why_not = known->second;
-    } else {
-      decision = Route(request, request.streams[key.stream], now_us);
-    }
-    if (decision.route.has_value()) {
-      request.nobody_alive_since_us = -1;
-      next = waiting_.erase(next);
-      SendAttempt(&request, key.stream, *decision.route, now_us);
-      continue;
-    }
-    if (decision.why_not != NoRoute::kTooLong) hopeless.emplace(need, decision.why_not);
-    if (decision.why_not == NoRoute::kAllFull && request.started()) {
-      // Newcomers may go anywhere: without this they would take every place that it waits for.
-      hopeless.emplace(std::tuple(request.facts.model, std::string()), NoRoute::kAllFull);
-    }
-    ++next;
-    const absl::Status why = GiveUpReason(&request, decision.why_not, now_us);
-    if (why.ok()) continue;
-    if (!may_fail) {
-      may_place_ = true;  // Tick comes back to it.
-      continue;
-    }
-    while (next != waiting_.end() && next->request == key.request) ++next;
-    Fail(&request, why,
-         absl::IsUnavailable(why) ? RequestOutcome::kUnavailable : RequestOutcome::kInvalidArgument,
-         now_us);
+  std::erase_if(groups_, [](const auto& entry) { return entry.second.streams.empty(); });
+  std::map<StreamKey, Group*> oldest;  // Of each group.
+  for (auto& [need, group] : groups_) oldest.emplace(*group.streams.begin(), &group);
+  std::set<std::string> spoken_for;
+  while (!oldest.empty()) {
+    Group* const group = oldest.extract(oldest.begin()).mapped();
+    // What a request that has failed left behind is not there any more.
+    if (group->streams.empty() || !PlaceOldest(group, now_us, may_fail, &spoken_for)) continue;
+    if (!group->streams.empty()) oldest.emplace(*group->streams.begin(), group);
   }
 }
 
+bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail,
+                                     std::set<std::string>* spoken_for) {
+  const StreamKey key = *group->streams.begin();
+  RequestState& request = requests_.at(key.request);
+  std::vector<WorkerDeath> evidence;
+  const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
+  if (guilt == Guilt::kUndecided || (guilt == Guilt::kProven && !may_fail)) {
+    may_place_ = true;  // Tick comes back to it.
+    return false;
+  }
+  if (guilt == Guilt::kProven) {
+    Fail(&request, PoisonError(evidence), RequestOutcome::kPoison, now_us);
+    return true;
+  }
+  if (SiblingOnTrial(request, key.stream, now_us)) return false;
+  const RoutingDecision decision = Route(request, request.streams[key.stream], *spoken_for, now_us);
+  if (decision.route.has_value()) {
+    group->nobody_since_us = -1;
+    StopWaiting(key);
+    SendAttempt(&request, key.stream, *decision.route, now_us);
+    return true;
+  }
+  // First come, first served: else those that need less would take every place that frees.
+  spoken_for->insert(decision.full.begin(), decision.full.end());
+  const absl::Status why = GiveUpReason(request, group, decision.why_not, now_us);
+  if (why.ok()) return false;
+  if (!may_fail) {
+    may_place_ = true;  // Tick comes back to it.
+    return false;
+  }
+  Fail(&request, why,
+       absl::IsUnavailable(why) ? RequestOutcome::kUnavailable : RequestOutcome::kInvalidArgument,
+       now_us);
+  return true;
+}
+
+int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
+  const int64_t prompt_tokens = request.prompt_tokens();
+  const int64_t wanted = prompt_tokens + request.facts.sampling.max_tokens;
+  if (!request.facts.open_ended) return wanted;
+  const FleetWorker* largest = fleet_.Largest(request.facts.model, /*any_role=*/false);
+  if (largest == nullptr || largest->offered_tokens() <= prompt_tokens) {
+    largest = fleet_.Largest(request.facts.model, /*any_role=*/true);
+  }
+  if (largest == nullptr) return wanted;
+  return std::clamp(largest->offered_tokens(), prompt_tokens + 1, wanted);
+}
+
 RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
-                                          int64_t now_us) {
+                                          const std::set<std::string>& spoken_for, int64_t now_us) {
   const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
   const RoutingRequest wanted{
       .chain = request.chain,
       .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
-      .max_total_tokens = request.prompt_tokens() + request.facts.sampling.max_tokens,
+      .max_total_tokens = TotalTokens(request),
       .num_sequences = static_cast<int32_t>(stream.choices.size()),
       .alone = IsSuspect(stream, now_us),
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
+      .spoken_for = &spoken_for,
   };
   return policy_->Choose(wanted, fleet_, index_, now_us);
 }
 
-absl::Status RequestOwner::Impl::GiveUpReason(RequestState* request, NoRoute why_not,
-                                              int64_t now_us) {
-  if (why_not != NoRoute::kNobodyAlive) request->nobody_alive_since_us = -1;
-  switch (why_not) {
-    case NoRoute::kAllFull:
-      return absl::OkStatus();
-    case NoRoute::kTooLong:
-      // While workers are missing, one of them may be the larger one.
-      if (request->started() || !fleet_.KnownCompletely()) return absl::OkStatus();
-      return absl::InvalidArgumentError(
-          absl::StrFormat("a prompt of %d tokens and up to %d generated ones fit no worker",
-                          request->prompt_tokens(), request->facts.sampling.max_tokens));
-    case NoRoute::kNobodyAlive:
-      if (request->nobody_alive_since_us < 0) request->nobody_alive_since_us = now_us;
-      if (request->started() ||
-          now_us - request->nobody_alive_since_us < options_.nobody_alive_grace_us) {
-        may_place_ = true;
-        return absl::OkStatus();
-      }
-      return absl::UnavailableError(
-          absl::StrFormat("no worker for this model for %d s",
-                          (now_us - request->nobody_alive_since_us) / 1'000'000));
+absl::Status RequestOwner::Impl::GiveUpReason(const RequestState& request, Group* group,
+                                              NoRoute why_not, int64_t now_us) {
+  if (why_not == NoRoute::kAllFull) {
+    group->nobody_since_us = -1;
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  if (group->nobody_since_us < 0) group->nobody_since_us = now_us;
+  if (request.started()) return absl::OkStatus();  // Its deadline ends it.
+  const int64_t since_us = std::max(group->nobody_since_us, request.report.arrived_us);
+  const bool in_time = now_us - since_us < options_.nobody_alive_grace_us;
+  if (why_not == NoRoute::kNobodyAlive) {
+    if (in_time) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrFormat(
+        "no worker for this model that could take it for %d s", (now_us - since_us) / 1'000'000));
+  }
+  // While workers are missing, one of them may be the larger one.
+  if (in_time && !fleet_.KnownCompletely()) return absl::OkStatus();
+  const FleetWorker& largest = *fleet_.Largest(request.facts.model, /*any_role=*/true);
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "a prompt of %d tokens and up to %d generated ones need a worker that holds %d; the largest, "
+      "%s, has a context of %d and %d blocks of %d",
+      request.prompt_tokens(), TotalTokens(request) - request.prompt_tokens(), TotalTokens(request),
+      largest.id().name, largest.registration.max_model_tokens, largest.registration.num_blocks,
+      largest.registration.block_tokens));
 }
 
 void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
@@ -124,6 +170,10 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.alone = IsSuspect(stream, now_us);
   stream.chunk.reset();
   if (stream.alone) fleet_.Reserve(stream.worker, true);
+  SamplingParams& sampling = request->facts.sampling;
+  sampling.max_tokens = static_cast<int32_t>(TotalTokens(*request) - request->prompt_tokens());
+  sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
+  request->facts.open_ended = false;
 
   Submit submit{
       .attempt = {.request = {.router_incarnation = options_.router_incarnation,
@@ -215,18 +265,17 @@ void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
   const bool diverged = std::any_of(choices.begin(), choices.end(), [&](int32_t choice) {
     return !request->choices[static_cast<size_t>(choice)].generated.empty();
   });
-  waiting_.insert({request->counter, index});
-  may_place_ = true;
+  if (diverged) request->streams[index].choices = {choices.front()};
+  Wait({request->counter, index});
   if (!diverged) return;
-  request->streams[index].choices = {choices.front()};
   for (size_t i = 1; i < choices.size(); ++i) {
     StreamState stream;
     stream.choices = {choices[i]};
     stream.num_computed = request->streams[index].num_computed;
     stream.deaths = request->streams[index].deaths;
     request->choices[static_cast<size_t>(choices[i])].stream = request->streams.size();
-    waiting_.insert({request->counter, request->streams.size()});
     request->streams.push_back(std::move(stream));
+    Wait({request->counter, request->streams.size() - 1});
   }
 }
 

@@ -55,7 +55,7 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   }
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});
-  waiting_.insert({counter, 0});
+  Wait({counter, 0});
   SetUnplaced(&request, true);
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/false);
@@ -106,7 +106,7 @@ void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
 
 void RequestOwner::Impl::Erase(RequestState* request) {
   const uint64_t counter = request->counter;
-  waiting_.erase(waiting_.lower_bound({counter, 0}), waiting_.lower_bound({counter + 1, 0}));
+  for (size_t i = 0; i < request->streams.size(); ++i) StopWaiting({counter, i});
   deadlines_.erase({request->deadline_us, counter});
   SetUnplaced(request, false);
   requests_.erase(counter);
@@ -123,6 +123,7 @@ absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
   TANDEM_ASSIGN_OR_RETURN(const auto replaced,
                           fleet_.OnRegistration(address, registration, now_us));
   LearnEnds(registration.worker.name);
+  RegroupWaiting();
   index_.AddWorker(registration.worker, registration.block_tokens);
   if (replaced.has_value() && replaced->session != 0) {
     outbox_->CloseSession(replaced->session, "the worker has restarted");
@@ -186,6 +187,7 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
                  reason, now_us);
   }
   for (const WorkerId& gone : fleet_.ForgetGone(now_us)) index_.RemoveWorker(gone);
+  RegroupWaiting();
 
   while (!deadlines_.empty() && deadlines_.begin()->first <= now_us) {
     RequestState& request = requests_.at(deadlines_.begin()->second);

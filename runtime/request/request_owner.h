@@ -92,6 +92,9 @@ class RequestSink {
 struct RequestFacts {
   std::vector<int32_t> token_ids;  // The prompt, at least one.
   SamplingParams sampling;
+  // The client set no max_tokens: what `sampling` says is the most that it may get. Its first
+  // placement fixes that to what the largest worker has room for, and then it is a promise.
+  bool open_ended = false;
   int32_t num_choices = 1;
   std::vector<std::string> stop_strings;
   DetokenizerFactory make_detokenizer;  // Null: no text; then no stop strings either.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,17 +58,48 @@ class RequestOwner::Impl {
   const std::unique_ptr<RoutingPolicy> policy_;
   RequestCounters counters_;
   std::map<uint64_t, RequestState> requests_;  // By counter.
-  std::set<StreamKey> waiting_;                // For a worker, in order of arrival.
+
+  // What decides which workers a stream may go to: streams of equal needs wait in one group, and
+  // while the oldest of it finds nobody, so does every other.
+  struct Need {
+    std::string model;
+    std::string numerics_id;
+    int64_t offer = 0;                 // The least that a worker offers and it still fits.
+    std::optional<StreamKey> suspect;  // What may kill workers waits for one of its own.
+    auto operator<=>(const Need&) const = default;
+  };
+  struct Group {
+    std::set<StreamKey> streams;   // In order of arrival.
+    int64_t nobody_since_us = -1;  // -1: somebody that they fit is alive.
+  };
+  using Groups = std::map<Need, Group>;
+  Groups groups_;
+  std::map<StreamKey, Groups::iterator> waiting_;  // For a worker.
+  // Of every registered worker: model, and the tokens that it offers.
+  std::set<std::pair<std::string, int64_t>> offers_;
 
  private:
   // ---- placement.cc ----
 
   // Gives waiting streams to workers, oldest first. `may_fail`: requests that cannot go on get
-  // their error; otherwise that waits for the next Tick.
+  // their error; otherwise that waits for the next Tick. Costs as much as there are groups, and
+  // streams that find a place.
   void PlaceWaiting(int64_t now_us, bool may_fail);
-  RoutingDecision Route(const RequestState& request, const StreamState& stream, int64_t now_us);
+  // False: neither it nor what waits behind it in its group goes anywhere now. `spoken_for`: the
+  // workers for which somebody older waits.
+  bool PlaceOldest(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
+  RoutingDecision Route(const RequestState& request, const StreamState& stream,
+                        const std::set<std::string>& spoken_for, int64_t now_us);
+  // Prompt and all that may be generated: as promised, or as it would be now.
+  int64_t TotalTokens(const RequestState& request) const;
   // Nothing, or why a request that found nobody must end.
-  absl::Status GiveUpReason(RequestState* request, NoRoute why_not, int64_t now_us);
+  absl::Status GiveUpReason(const RequestState& request, Group* group, NoRoute why_not,
+                            int64_t now_us);
+  void Wait(const StreamKey& key);
+  void StopWaiting(const StreamKey& key);
+  Need NeedOf(const StreamKey& key) const;
+  // Workers came or went: what fits where may have changed.
+  void RegroupWaiting();
   void SendAttempt(RequestState* request, size_t stream, const tandem::Route& route,
                    int64_t now_us);
   // Takes the stream from its worker's books; it is then neither running nor waiting.

@@ -75,8 +75,7 @@ struct RequestState {
   std::vector<StreamState> streams;  // Only grows; at most one a choice.
   std::string numerics_id;           // Of the first result; from then on the only one.
   bool prompt_reported = false;
-  bool unplaced = false;               // Has no token, and no worker that would make one.
-  int64_t nobody_alive_since_us = -1;  // -1: somebody is.
+  bool unplaced = false;  // Has no token, and no worker that would make one.
   RequestReport report;
 
   int32_t prompt_tokens() const { return report.prompt_tokens; }

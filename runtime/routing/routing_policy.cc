@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/base/guard.h"
-#include "runtime/base/math.h"
 
 namespace tandem {
 namespace {
@@ -47,10 +46,10 @@ int32_t PrefixOf(const std::map<std::string, int32_t>& prefixes, const FleetWork
   return it == prefixes.end() ? 0 : it->second;
 }
 
-bool Fits(const WorkerRegistration& worker, const RoutingRequest& request) {
-  const int32_t longest = std::min(request.max_total_tokens, worker.max_model_tokens);
-  return request.num_tokens < worker.max_model_tokens &&
-         CeilDiv(longest, worker.block_tokens) <= worker.num_blocks;
+// It computes the prompt and draws the first token; what follows needs room elsewhere.
+bool PromptFits(const FleetWorker& worker, const RoutingRequest& request) {
+  return request.num_tokens < worker.registration.max_model_tokens &&
+         request.num_tokens <= worker.offered_tokens();
 }
 
 class LeastLoadedPrefixPolicy final : public RoutingPolicy {
@@ -61,23 +60,27 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
                          const PrefixIndex& index, int64_t now_us) override {
     const std::map<std::string, int32_t> prefixes = index.LongestPrefixes(request.chain);
     std::vector<Candidate> decode, last_resort;
-    bool any_alive = false, any_fits = false, any_decoder = false;
+    std::vector<std::string> full_decode, full_last_resort;
+    bool any_registered = false, any_fits = false, any_decoder = false, any_alive = false;
     for (const auto& [name, worker] : fleet.workers()) {
-      if (worker.registration.model != request.model || worker.session == 0 ||
-          !fleet.Healthy(worker, now_us)) {
-        continue;
-      }
+      if (worker.registration.model != request.model) continue;
+      any_registered = true;
+      if (request.max_total_tokens > worker.offered_tokens()) continue;
+      any_fits = true;
+      if (worker.session == 0 || !fleet.Healthy(worker, now_us)) continue;
       if (!request.numerics_id.empty() &&
           !TANDEM_GUARD("resume_numerics",
                         worker.registration.numerics_id == request.numerics_id)) {
         continue;
       }
       any_alive = true;
-      if (!Fits(worker.registration, request)) continue;
-      any_fits = true;
       const bool decoder = worker.registration.role != WorkerRole::kPrefill;
       any_decoder |= decoder;
-      if (!fleet.MayTakeWork(worker, request.num_sequences, request.alone, now_us)) continue;
+      const bool spoken_for = request.spoken_for != nullptr && request.spoken_for->contains(name);
+      if (spoken_for || !fleet.MayTakeWork(worker, request.num_sequences, request.alone, now_us)) {
+        (decoder ? full_decode : full_last_resort).push_back(name);
+        continue;
+      }
       (decoder ? decode : last_resort)
           .push_back({&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
     }
@@ -85,14 +88,16 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
     const std::vector<Candidate>& candidates = any_decoder ? decode : last_resort;
     if (candidates.empty()) {
       return {.route = std::nullopt,
-              .why_not = !any_alive ? NoRoute::kNobodyAlive
-                         : any_fits ? NoRoute::kAllFull
-                                    : NoRoute::kTooLong};
+              .why_not = any_alive                     ? NoRoute::kAllFull
+                         : any_registered && !any_fits ? NoRoute::kTooLong
+                                                       : NoRoute::kNobodyAlive,
+              .full = std::move(any_decoder ? full_decode : full_last_resort)};
     }
     const Candidate& chosen = Pick(candidates, kSlackSequences, &random_);
     return {.route = Route{.decode = chosen.worker->id(),
                            .prefill = ChoosePrefill(request, fleet, prefixes, chosen, now_us),
-                           .known_prefix_tokens = chosen.prefix_tokens}};
+                           .known_prefix_tokens = chosen.prefix_tokens},
+            .full = {}};
   }
 
  private:
@@ -105,7 +110,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
     std::vector<Candidate> candidates;
     for (const auto& [name, worker] : fleet.workers()) {
       if (worker.registration.role == WorkerRole::kPrefill && fleet.MayPrefill(worker, now_us) &&
-          Fits(worker.registration, request) && fleet.MayPair(*decode.worker, worker, now_us)) {
+          PromptFits(worker, request) && fleet.MayPair(*decode.worker, worker, now_us)) {
         candidates.push_back(
             {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
       }

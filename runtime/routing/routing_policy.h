@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/base/random.h"
 #include "runtime/fleet/fleet.h"
@@ -34,12 +36,14 @@ int32_t DisaggregateFromTokens(DisaggregatePolicy policy);
 struct RoutingRequest {
   std::span<const BlockHash> chain;  // HashChain of what has to be in the cache.
   int32_t num_tokens = 0;            // Prompt, and what earlier attempts generated.
-  int32_t max_total_tokens = 0;      // Prompt and all that may be generated.
+  int64_t max_total_tokens = 0;      // Prompt and all that may be generated: where it all fits.
   int32_t num_sequences = 1;
   bool alone = false;  // Where no other prompt of ours is, and without a prefill worker.
   std::string model;
   std::string numerics_id;  // Empty: any. Otherwise a stream goes on, and only there may it.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
+  // Names of workers for whose room somebody older waits. Null: none.
+  const std::set<std::string>* spoken_for = nullptr;
 };
 
 struct Route {
@@ -50,14 +54,15 @@ struct Route {
 
 // Why nobody was chosen.
 enum class NoRoute : uint8_t {
-  kNobodyAlive,  // No healthy worker of this model (and numerics_id) has a session.
-  kTooLong,      // Some are alive, but the request fits none.
+  kNobodyAlive,  // No healthy worker that it fits (of this numerics_id) has a session.
+  kTooLong,      // There are workers of this model, alive or lost, and it fits none of them.
   kAllFull,      // Some would do, once they have room.
 };
 
 struct RoutingDecision {
   std::optional<Route> route;
   NoRoute why_not = NoRoute::kNobodyAlive;  // If no route.
+  std::vector<std::string> full;            // kAllFull: names of those that would do.
 };
 
 // One thread.

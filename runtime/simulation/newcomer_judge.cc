@@ -21,7 +21,7 @@ void NewcomerJudge::OnArrival(SessionId from, const AttemptId& attempt,
   lengths_[attempt] = num_tokens;
   const bool last_token = sampling.max_tokens <= num_tokens + 1 - prompt_tokens;
   // Beside as many decodes as a batch holds.
-  const bool one_step = num_tokens <= options_.max_batched_tokens - options_.max_sequences;
+  const bool one_step = num_tokens <= shape_.max_batched_tokens - shape_.max_sequences;
   if (!last_token || !one_step || alone) return;
   waiting_.try_emplace(attempt, Newcomer{.from = from, .num_tokens = num_tokens});
 }
@@ -53,7 +53,7 @@ std::string NewcomerJudge::OnStep(const Engine::StepResult& result, const Worker
       std::min(before.blocks.free + before.blocks.cached, after.blocks.free + after.blocks.cached);
   for (auto& [attempt, newcomer] : waiting_) {
     const int64_t needed =
-        CeilDiv<int64_t>(newcomer.num_tokens, options_.block_tokens) + options_.max_sequences;
+        CeilDiv<int64_t>(newcomer.num_tokens, shape_.block_tokens) + shape_.max_sequences;
     if (blocks < needed || shortest <= newcomer.num_tokens || preempted_waits_) {
       ++newcomer.excused;
     } else if (++newcomer.waited > kSteps * (1 + newcomer.excused)) {

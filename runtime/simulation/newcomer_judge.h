@@ -20,7 +20,7 @@ namespace tandem {
 
 class NewcomerJudge {
  public:
-  explicit NewcomerJudge(const SimulationOptions& options) : options_(options) {}
+  explicit NewcomerJudge(const WorkerShape& shape) : shape_(shape) {}
 
   // An attempt of a router, or of a decode worker, is given to the engine.
   void OnArrival(SessionId from, const AttemptId& attempt, const SamplingParams& sampling,
@@ -40,7 +40,7 @@ class NewcomerJudge {
     int32_t excused = 0;
   };
 
-  const SimulationOptions options_;
+  const WorkerShape shape_;
   std::map<AttemptId, Newcomer> waiting_;
   std::map<AttemptId, int64_t> lengths_;
   int64_t shortest_chunk_ = 0;  // That is left of a prompt of this step.

@@ -38,7 +38,7 @@ AskedRequest RequestBook::Draw(Random* random) const {
   AskedRequest asked;
   SamplingParams& s = asked.sampling;
   s.max_tokens = random->Chance(0.1) ? 1 : static_cast<int32_t>(random->Between(2, 40));
-  const int64_t longest = options_.max_model_tokens - 1;
+  const int64_t longest = options_.shape.max_model_tokens - 1;
   int64_t length = random->Chance(0.3) ? random->Between(1, 20) : random->Between(1, 120);
   if (random->Chance(0.15))
     length = random->Between(longest / 2, longest);  // Or to the context's end.
@@ -51,6 +51,11 @@ AskedRequest RequestBook::Draw(Random* random) const {
         static_cast<int32_t>(i < shared ? mixed % kVocabulary : random->Below(kVocabulary)));
   }
   if (random->Chance(0.4)) asked.cache_salt = "another";
+  asked.open_ended = random->Chance(0.3);
+  const int64_t room = longest + 1 - static_cast<int64_t>(asked.prompt.size());
+  if (!asked.open_ended && random->Chance(0.95)) {  // Else it may fit nobody.
+    s.max_tokens = static_cast<int32_t>(std::min<int64_t>(s.max_tokens, room));
+  }
   s.temperature = random->Chance(0.5) ? 0.0f : 1.0f;
   s.seed = random->Next();
   if (random->Chance(0.3)) {
@@ -79,6 +84,7 @@ AskedRequest RequestBook::Draw(Random* random) const {
 }
 
 void RequestBook::Poison(AskedRequest* asked, Random* random) {
+  asked->open_ended = false;
   const auto length = static_cast<int64_t>(asked->prompt.size());
   int64_t deadly = length - 1;
   if (random->Chance(0.7)) {
@@ -243,7 +249,7 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
   for (int32_t i = 0; i < asked->num_choices; ++i) {
     ExpectedChoice& choice = expected.choices.emplace_back();
     choice.worker_tokens =
-        model.Generate(asked->prompt, i, asked->sampling, options_.max_model_tokens);
+        model.Generate(asked->prompt, i, asked->sampling, std::numeric_limits<int32_t>::max());
     const int32_t last = choice.worker_tokens.back().token;
     choice.worker_finish = std::find(stops.begin(), stops.end(), last) != stops.end()
                                ? FinishReason::kStop
@@ -272,16 +278,19 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
     std::vector<int32_t> tokens = asked->prompt;
     for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
     const std::vector<BlockHash> names = HashChain(Root(*asked), tokens);
-    const auto per_block = static_cast<size_t>(options_.block_tokens);
     std::vector<uint64_t> payloads;
     for (size_t i = 0; i < tokens.size(); ++i) {
       payloads.push_back(SimulatedModel::Payload(payloads.empty() ? numerics : payloads.back(),
                                                  tokens[i], static_cast<int32_t>(i)));
     }
-    for (size_t end = per_block; end <= tokens.size(); end += per_block) {
-      blocks_[{numerics, names[end / kHashTokens - 1]}] =
-          std::vector<uint64_t>(payloads.begin() + static_cast<ptrdiff_t>(end - per_block),
-                                payloads.begin() + static_cast<ptrdiff_t>(end));
+    for (const int32_t block_tokens : {16, 32}) {
+      if (!options_.unequal && block_tokens != options_.shape.block_tokens) continue;
+      const auto per_block = static_cast<size_t>(block_tokens);
+      for (size_t end = per_block; end <= tokens.size(); end += per_block) {
+        blocks_[{numerics, block_tokens, names[end / kHashTokens - 1]}] =
+            std::vector<uint64_t>(payloads.begin() + static_cast<ptrdiff_t>(end - per_block),
+                                  payloads.begin() + static_cast<ptrdiff_t>(end));
+      }
     }
   }
   return expected;
@@ -293,7 +302,7 @@ int64_t RequestBook::MostCachedTokens(AskedRequest* asked, uint64_t numerics) {
   if (asked->sent.size() > 1) return static_cast<int64_t>(prompt.size());
   int64_t most = 0;
   for (const auto& [id, other] : named_) {
-    if (other == asked || other->cache_salt != asked->cache_salt) continue;
+    if (other == asked || other->cache_salt != asked->cache_salt || other->open_ended) continue;
     for (const ExpectedChoice& choice : Expect(other, numerics).choices) {
       std::vector<int32_t> tokens = other->prompt;
       for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
@@ -305,12 +314,14 @@ int64_t RequestBook::MostCachedTokens(AskedRequest* asked, uint64_t numerics) {
 }
 
 void RequestBook::ExpectAll(uint64_t numerics) {
-  for (const auto& [id, asked] : named_) Expect(asked, numerics);
+  for (const auto& [id, asked] : named_) {
+    if (!asked->open_ended) Expect(asked, numerics);  // Else nobody has begun it.
+  }
 }
 
-uint32_t RequestBook::ExpectedBlock(uint64_t numerics, uint64_t kv_format,
+uint32_t RequestBook::ExpectedBlock(uint64_t numerics, uint64_t kv_format, int32_t block_tokens,
                                     const BlockHash& name) const {
-  const auto found = blocks_.find({numerics, name});
+  const auto found = blocks_.find({numerics, block_tokens, name});
   if (found == blocks_.end()) return 0;
   std::vector<uint64_t> slots = found->second;
   for (uint64_t& slot : slots) slot ^= kv_format;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,7 +57,8 @@ struct SeenDeath {
 struct AskedRequest {
   std::vector<int32_t> prompt;
   std::string cache_salt;
-  SamplingParams sampling;
+  SamplingParams sampling;  // As asked for; once its length is fixed, as promised.
+  bool open_ended = false;  // Its length is not fixed yet.
   int32_t num_choices = 1;
   std::vector<std::string> stop_strings;
   int64_t time_left_us = 0;
@@ -117,9 +119,10 @@ class RequestBook {
   int64_t MostCachedTokens(AskedRequest* asked, uint64_t numerics);
 
   void ExpectAll(uint64_t numerics);
-  // CRC-32C of the block of this name as a worker of these numerics and this format computes it; 0:
-  // no request that was expected so leads to such a block.
-  uint32_t ExpectedBlock(uint64_t numerics, uint64_t kv_format, const BlockHash& name) const;
+  // CRC-32C of the block of this name as a worker of these numerics, this format and this block
+  // size computes it; 0: no request that was expected so leads to such a block.
+  uint32_t ExpectedBlock(uint64_t numerics, uint64_t kv_format, int32_t block_tokens,
+                         const BlockHash& name) const;
 
   static BlockHash Root(const AskedRequest& asked);
   static DetokenizerFactory MakeDetokenizer();
@@ -129,8 +132,9 @@ class RequestBook {
   std::map<RequestId, AskedRequest*> named_;
   std::map<uint64_t, bool> ended_;  // Incarnations, and whether blamelessly.
   std::set<uint64_t> deadly_payloads_;
-  std::map<uint64_t, AskedRequest*> killers_;                               // By payload.
-  std::map<std::pair<uint64_t, BlockHash>, std::vector<uint64_t>> blocks_;  // Payloads.
+  std::map<uint64_t, AskedRequest*> killers_;  // By payload.
+  // Payloads, by numerics, block size and name.
+  std::map<std::tuple<uint64_t, int32_t, BlockHash>, std::vector<uint64_t>> blocks_;
 };
 
 }  // namespace tandem

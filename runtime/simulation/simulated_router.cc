@@ -19,8 +19,8 @@ constexpr int64_t kDialUs = 500;
 // Knows what must come, and compares.
 class SimulatedRouter::Client final : public RequestSink {
  public:
-  Client(World* world, AskedRequest asked, int64_t* num_deltas)
-      : world_(world), asked_(std::move(asked)), num_deltas_(num_deltas) {
+  Client(World* world, const SimulatedRouter* router, AskedRequest asked, int64_t* num_deltas)
+      : world_(world), router_(router), asked_(std::move(asked)), num_deltas_(num_deltas) {
     choices_.resize(static_cast<size_t>(asked_.num_choices));
   }
 
@@ -94,6 +94,7 @@ class SimulatedRouter::Client final : public RequestSink {
                                status.ToString(), asked_.kills, asked_.NumSeenKills()));
     }
     world_->CountRequest(/*done=*/false, report.resumes);
+    if (absl::IsInvalidArgument(status)) world_->CountTooLong();
   }
 
   bool ended() const { return ended_; }
@@ -129,6 +130,8 @@ class SimulatedRouter::Client final : public RequestSink {
         if (what.find("workers in a row were lost") == std::string::npos) return false;
         return (asked_.deadly_position >= 0 && KilledEnough()) || MayBeBlamed();
       }
+      case absl::StatusCode::kInvalidArgument:
+        return report.completion_tokens == 0 && FitsNobody();
       default:
         return false;
     }
@@ -153,7 +156,19 @@ class SimulatedRouter::Client final : public RequestSink {
     world_->Violate(absl::StrFormat("request %d: %s", id_.counter, what));
   }
 
+  // It has less room than this at every worker that its router knows as it is now.
+  bool FitsNobody() const {
+    const size_t least =
+        asked_.prompt.size() + (asked_.open_ended ? 1 : asked_.sampling.max_tokens);
+    return std::none_of(world_->workers().begin(), world_->workers().end(),
+                        [&](const auto& worker) {
+                          return router_->Knows(*worker) &&
+                                 worker->shape().offered_tokens() >= static_cast<int64_t>(least);
+                        });
+  }
+
   World* const world_;
+  const SimulatedRouter* const router_;
   AskedRequest asked_;
   int64_t* const num_deltas_;
   RequestId id_;
@@ -182,6 +197,9 @@ void SimulatedRouter::Start() {
       RequestOwner::Create(options, CreateLeastLoadedPrefixPolicy(world_->random()->Next()), this);
   TANDEM_CHECK(owner.ok()) << owner.status().ToString();
   owner_ = *std::move(owner);
+  std::vector<std::string> addresses;
+  for (const auto& worker : world_->workers()) addresses.push_back(worker->address());
+  owner_->ExpectWorkers(addresses);
   world_->Log(process_.name, "start", incarnation_);
   DialAll();
   Tick();
@@ -201,11 +219,12 @@ void SimulatedRouter::Crash() {
 }
 
 void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us) {
-  clients_.push_back(std::make_unique<Client>(world_, std::move(asked), &num_deltas_));
+  clients_.push_back(std::make_unique<Client>(world_, this, std::move(asked), &num_deltas_));
   Client* const client = clients_.back().get();
   RequestFacts facts;
   facts.token_ids = client->asked()->prompt;
   facts.sampling = client->asked()->sampling;
+  facts.open_ended = client->asked()->open_ended;
   facts.num_choices = client->asked()->num_choices;
   facts.stop_strings = client->asked()->stop_strings;
   facts.make_detokenizer = RequestBook::MakeDetokenizer();
@@ -428,6 +447,7 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   if (const std::string what = OutOfRange(submit); !what.empty()) {
     world_->Violate(process_.name + " says " + what);
   }
+  CheckFits(*connection, submit);
   const SentAttempt sent{.choices = submit.choices,
                          .tokens_known = static_cast<int32_t>(submit.token_ids.size()),
                          .alone = submit.alone,
@@ -446,6 +466,46 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   connection->session->Send(0, [worker = connection->peer, to = connection->worker_session,
                                 meant_for = connection->peer_incarnation,
                                 submit] { worker->OnSubmit(to, meant_for, submit); });
+}
+
+bool SimulatedRouter::Knows(const SimulatedWorker& worker) const {
+  const auto connection = connections_.find(worker.address());
+  return worker.accepting() && connection != connections_.end() &&
+         connection->second.worker == worker.id();
+}
+
+void SimulatedRouter::CheckFits(const Connection& connection, const Submit& submit) {
+  AskedRequest* asked = world_->book()->Find(submit.attempt.request);
+  const auto complain = [&](const std::string& what) {
+    world_->Violate(
+        absl::StrFormat("%s, request %d: %s", process_.name, submit.attempt.request.counter, what));
+  };
+  if (asked == nullptr) {  // It is sent before Ask has heard its number.
+    for (const auto& client : clients_) {
+      if (client->id().counter == 0 && !client->ended()) asked = client->asked();
+    }
+  }
+  const int64_t total = submit.prompt_tokens + int64_t{submit.sampling.max_tokens};
+  if (asked->open_ended) {
+    asked->open_ended = false;
+    const bool known = world_->offers()->contains(static_cast<int32_t>(total));
+    if (submit.sampling.max_tokens > asked->sampling.max_tokens ||
+        (submit.sampling.max_tokens < asked->sampling.max_tokens && !known)) {
+      complain(absl::StrFormat("its length is fixed to %d tokens", total));
+    }
+    asked->sampling.max_tokens = submit.sampling.max_tokens;
+    asked->sampling.min_tokens = submit.sampling.min_tokens;
+  }
+  if (submit.sampling.max_tokens != asked->sampling.max_tokens) {
+    complain(absl::StrFormat("%d tokens were promised, %d are asked for",
+                             asked->sampling.max_tokens, submit.sampling.max_tokens));
+  }
+  const SimulatedWorker& worker = *connection.peer;
+  if (worker.id().incarnation == connection.peer_incarnation &&
+      worker.shape().offered_tokens() < total) {
+    complain(absl::StrFormat("%d tokens go to %s, which holds %d", total, worker.address(),
+                             worker.shape().offered_tokens()));
+  }
 }
 
 void SimulatedRouter::NameAnyPeer(const SimulatedWorker& worker, Submit* submit) {

@@ -33,6 +33,8 @@ class SimulatedRouter final : private RouterOutbox {
   void Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us);
 
   VirtualProcess* process() { return &process_; }
+  // Is up, in the incarnation that has registered here.
+  bool Knows(const SimulatedWorker& worker) const;
   bool idle() const;  // Every request has had its terminal event.
   std::string Unfinished() const;
   absl::Status AuditQuiet() const;
@@ -56,6 +58,8 @@ class SimulatedRouter final : private RouterOutbox {
     SentAttempt sent;
   };
 
+  // All of it fits, and what was promised first stays promised.
+  void CheckFits(const Connection& connection, const Submit& submit);
   // Lets another worker compute the prompt, whatever its role.
   void NameAnyPeer(const SimulatedWorker& worker, Submit* submit);
 

@@ -21,10 +21,13 @@ constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 
 }  // namespace
 
-SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
-                                 uint64_t kv_format, bool supervised)
+SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role,
+                                 const WorkerShape& shape, uint64_t numerics, uint64_t kv_format,
+                                 bool supervised)
     : world_(world),
       role_(role),
+      shape_(shape),
+      next_shape_(shape),
       numerics_(numerics),
       kv_format_(kv_format),
       supervised_(supervised) {
@@ -37,13 +40,15 @@ int64_t SimulatedWorker::Now() const { return world_->now_us() + process_.clock_
 
 void SimulatedWorker::Start() {
   const SimulationOptions& o = world_->options();
+  shape_ = next_shape_;
+  world_->offers()->insert(shape_.offered_tokens());
   ++process_.life;
   process_.up = true;
   id_ = {.name = process_.name, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
   life_->executor = std::make_unique<SimulatedExecutor>(
-      SimulatedExecutorOptions{.block_tokens = o.block_tokens,
-                               .num_blocks = o.num_blocks,
+      SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
+                               .num_blocks = shape_.num_blocks,
                                .vocabulary = SimulatedModel::kVocabulary,
                                .numerics = numerics_,
                                .kv_format = kv_format_,
@@ -52,19 +57,19 @@ void SimulatedWorker::Start() {
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
                                 .model = "simulated",
-                                .block_tokens = o.block_tokens,
-                                .num_blocks = o.num_blocks,
+                                .block_tokens = shape_.block_tokens,
+                                .num_blocks = shape_.num_blocks,
                                 .block_bytes = life_->executor->block_bytes(),
-                                .max_sequences = o.max_sequences,
-                                .max_batched_tokens = o.max_batched_tokens,
-                                .max_model_tokens = o.max_model_tokens,
-                                .max_waiting_attempts = o.max_waiting_attempts,
+                                .max_sequences = shape_.max_sequences,
+                                .max_batched_tokens = shape_.max_batched_tokens,
+                                .max_model_tokens = shape_.max_model_tokens,
+                                .max_waiting_attempts = shape_.max_waiting_attempts,
                                 .prefix_caching = o.prefix_caching,
                                 .times = {}},
                                life_->executor.get(), this, life_->receiver.get(), &life_->leases);
   TANDEM_CHECK(engine.ok()) << engine.status().ToString();
   life_->engine = *std::move(engine);
-  life_->newcomers = std::make_unique<NewcomerJudge>(o);
+  life_->newcomers = std::make_unique<NewcomerJudge>(shape_);
   life_->step_at_us = kNoStep;
   life_->last_step_us = world_->now_us();
   world_->Log(process_.name, "start", id_.incarnation, numerics_);
@@ -162,7 +167,7 @@ void SimulatedWorker::Step() {
     world_->book()->CountKill(*life_->executor->killed_by(), id_.incarnation);
     return Replace(random->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);
   }
-  life_->next_step_us = now_us + 200 + 20 * result.tokens;
+  life_->next_step_us = now_us + 200 + int64_t{shape_.token_us} * result.tokens;
   if (result.ran_batch && random->Chance(faults.long_step)) {
     life_->next_step_us = now_us + random->Between(3'000'000, 8'000'000);
   }
@@ -236,23 +241,22 @@ void SimulatedWorker::BeginChunks(std::span<const ChunkNotice> chunks) {
 PeerTerms SimulatedWorker::terms() const {
   return {.protocol_min = 1,
           .protocol_max = 1,
-          .kv_class = std::to_string(kv_format_),
+          .kv_class = absl::StrFormat("%d in %d", kv_format_, shape_.block_tokens),
           .numerics_id = std::to_string(numerics_),
           .transport = "simulated"};
 }
 
 WorkerRegistration SimulatedWorker::Registration() const {
-  const SimulationOptions& o = world_->options();
   WorkerRegistration r;
   r.worker = id_;
   r.role = role_;
   r.model = "simulated";
   r.kv_class = terms().kv_class;
   r.numerics_id = terms().numerics_id;
-  r.block_tokens = o.block_tokens;
-  r.max_model_tokens = o.max_model_tokens;
-  r.max_sequences = o.max_sequences;
-  r.num_blocks = o.num_blocks;
+  r.block_tokens = shape_.block_tokens;
+  r.max_model_tokens = shape_.max_model_tokens;
+  r.max_sequences = shape_.max_sequences;
+  r.num_blocks = shape_.num_blocks;
   r.block_bytes = life_->executor->block_bytes();
   r.kv_transport = terms().transport;
   r.supervised = supervised_;
@@ -657,7 +661,8 @@ absl::Status SimulatedWorker::Audit() const {
   if (absl::Status status = life_->engine->Audit(); !status.ok()) return status;
   world_->book()->ExpectAll(numerics_);
   for (const NamedBlock& cached : life_->engine->CachedBlocks()) {
-    const uint32_t expected = world_->book()->ExpectedBlock(numerics_, kv_format_, cached.name);
+    const uint32_t expected =
+        world_->book()->ExpectedBlock(numerics_, kv_format_, shape_.block_tokens, cached.name);
     if (expected == 0 && life_->misdirected) continue;
     if (life_->executor->BlockChecksum(cached.block) != expected) {
       return absl::InternalError(absl::StrFormat(

@@ -29,8 +29,8 @@ class World;
 
 class SimulatedWorker final : private Outbox {
  public:
-  SimulatedWorker(World* world, std::string name, WorkerRole role, uint64_t numerics,
-                  uint64_t kv_format, bool supervised);
+  SimulatedWorker(World* world, std::string name, WorkerRole role, const WorkerShape& shape,
+                  uint64_t numerics, uint64_t kv_format, bool supervised);
   ~SimulatedWorker() override;
 
   void Start();  // A new incarnation.
@@ -42,7 +42,9 @@ class SimulatedWorker final : private Outbox {
   void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
   // Crash, and Start after a while.
   void Replace(EndCause cause = EndCause::kOutside);
-  void set_numerics(uint64_t numerics) { numerics_ = numerics; }  // Of the next incarnation.
+  // Of the next incarnation.
+  void set_numerics(uint64_t numerics) { numerics_ = numerics; }
+  void set_shape(const WorkerShape& shape) { next_shape_ = shape; }
 
   // Called by the world after everything that ran in this process.
   void AfterEvent();
@@ -53,6 +55,7 @@ class SimulatedWorker final : private Outbox {
   VirtualProcess* process() { return &process_; }
   const WorkerId& id() const { return id_; }
   const std::string& address() const { return process_.name; }
+  const WorkerShape& shape() const { return shape_; }
   PeerTerms terms() const;
   bool accepting() const { return process_.up; }
 
@@ -189,6 +192,7 @@ class SimulatedWorker final : private Outbox {
   World* const world_;
   VirtualProcess process_;
   const WorkerRole role_;
+  WorkerShape shape_, next_shape_;
   uint64_t numerics_;
   const uint64_t kv_format_;
   const bool supervised_;

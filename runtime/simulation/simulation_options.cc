@@ -38,15 +38,16 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.num_kv_formats = random.Chance(0.1) ? 2 : 1;
   o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
 
-  o.block_tokens = random.Chance(0.8) ? 16 : 32;
+  WorkerShape& shape = o.shape;
+  shape.block_tokens = random.Chance(0.8) ? 16 : 32;
   // Where only long prompts travel, some are long.
-  o.max_model_tokens = o.disaggregate == DisaggregatePolicy::kAuto ? 448 : 192;
+  shape.max_model_tokens = o.disaggregate == DisaggregatePolicy::kAuto ? 448 : 192;
   // From a pool that one long request fills to one that is never full.
-  const auto longest = o.max_model_tokens / o.block_tokens;
-  o.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest * 4));
-  o.max_sequences = static_cast<int32_t>(random.Between(2, 12));
-  o.max_batched_tokens = static_cast<int32_t>(random.Between(16, 96));
-  o.max_waiting_attempts = static_cast<int32_t>(random.Between(2, 24));
+  const auto longest = shape.max_model_tokens / shape.block_tokens;
+  shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest * 4));
+  shape.max_sequences = static_cast<int32_t>(random.Between(1, 12));
+  shape.max_batched_tokens = static_cast<int32_t>(random.Between(16, 96));
+  shape.max_waiting_attempts = static_cast<int32_t>(random.Between(2, 24));
   o.prefix_caching = random.Chance(0.85);
 
   o.num_requests = static_cast<int32_t>(random.Between(4, 24));
@@ -55,10 +56,11 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
     o.num_requests = static_cast<int32_t>(random.Between(40, 100));
     o.load_us = random.Between(100'000, 2'000'000);
     if (random.Chance(0.5)) {
-      o.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest));
-      o.max_sequences = 12;
+      shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, longest));
+      shape.max_sequences = 12;
     }
   }
+  o.unequal = random.Chance(0.4);
   o.client_cancel = Sometimes(&random, 0.5, 0.4);
   o.short_deadline = Sometimes(&random, 0.4, 0.3);
 
@@ -99,7 +101,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.failed_step = Sometimes(&random, 0.1, 0.01);
   f.stuck_frame = Sometimes(&random, 0.1, 0.9);
   if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.
-    o.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
+    shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
     o.load_us = random.Between(8'000'000, 16'000'000);
   }
   if (random.Chance(0.05))
@@ -124,6 +126,24 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   const double unit = random.Unit();
   o.supervised = unit < 0.5 ? 1 : unit < 0.8 ? 0 : 0.5;
   return o;
+}
+
+WorkerShape SimulationOptions::DrawShape(Random* random) const {
+  if (!unequal) return shape;
+  WorkerShape drawn = shape;
+  drawn.block_tokens = random->Chance(0.75) ? shape.block_tokens : 48 - shape.block_tokens;
+  drawn.max_model_tokens = static_cast<int32_t>(
+      random->Chance(0.4) ? shape.max_model_tokens
+                          : random->Between(shape.max_model_tokens / 4, shape.max_model_tokens));
+  // Some have fewer blocks than their context needs.
+  const int64_t pool_tokens = int64_t{shape.num_blocks} * shape.block_tokens;
+  drawn.num_blocks =
+      static_cast<int32_t>(random->Between(pool_tokens / 8, pool_tokens) / drawn.block_tokens + 1);
+  drawn.max_sequences = static_cast<int32_t>(random->Between(1, 12));
+  drawn.max_batched_tokens = static_cast<int32_t>(drawn.max_sequences + random->Between(1, 96));
+  drawn.max_waiting_attempts = static_cast<int32_t>(random->Between(1, 24));
+  drawn.token_us = static_cast<int32_t>(random->Between(5, 200));
+  return drawn;
 }
 
 }  // namespace tandem

@@ -4,8 +4,10 @@
 #ifndef TANDEM_RUNTIME_SIMULATION_SIMULATION_OPTIONS_H_
 #define TANDEM_RUNTIME_SIMULATION_SIMULATION_OPTIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 
+#include "runtime/base/random.h"
 #include "runtime/routing/routing_policy.h"
 
 namespace tandem {
@@ -59,6 +61,19 @@ struct SimulatedFaults {
   }
 };
 
+// What one worker has room for, and how fast it is.
+struct WorkerShape {
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 64;
+  int32_t max_sequences = 8;
+  int32_t max_batched_tokens = 64;
+  int32_t max_waiting_attempts = 16;
+  int32_t max_model_tokens = 192;
+  int32_t token_us = 20;  // Of a step's time.
+
+  int32_t offered_tokens() const { return std::min(max_model_tokens, num_blocks * block_tokens); }
+};
+
 struct SimulationOptions {
   uint64_t seed = 0;
 
@@ -72,12 +87,8 @@ struct SimulationOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
   bool any_peer = false;  // Any worker is asked to prefill, not only those whose role it is.
 
-  int32_t block_tokens = 16;
-  int32_t num_blocks = 64;
-  int32_t max_sequences = 8;
-  int32_t max_batched_tokens = 64;
-  int32_t max_waiting_attempts = 16;
-  int32_t max_model_tokens = 192;
+  WorkerShape shape;     // Of every worker,
+  bool unequal = false;  // or each has one of its own, about as large.
   bool prefix_caching = true;
 
   int64_t frame_us = 0;  // That a block is on the link from one worker to another; the next waits.
@@ -96,6 +107,7 @@ struct SimulationOptions {
   }
 
   static SimulationOptions FromSeed(uint64_t seed);
+  WorkerShape DrawShape(Random* random) const;
 };
 
 }  // namespace tandem

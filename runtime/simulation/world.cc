@@ -31,9 +31,9 @@ World::World(const SimulationOptions& options, Trace trace)
     for (int32_t i = 0; i < count; ++i) {
       const auto numerics = random_.Below(static_cast<uint64_t>(options.num_numerics));
       const auto format = random_.Below(static_cast<uint64_t>(options.num_kv_formats));
-      workers_.push_back(std::make_unique<SimulatedWorker>(this, absl::StrFormat("%c%d", letter, i),
-                                                           role, numerics, format,
-                                                           random_.Chance(options.supervised)));
+      workers_.push_back(std::make_unique<SimulatedWorker>(
+          this, absl::StrFormat("%c%d", letter, i), role, options.DrawShape(&random_), numerics,
+          format, random_.Chance(options.supervised)));
     }
   };
   add(options.num_prefill, 'p', WorkerRole::kPrefill);
@@ -141,6 +141,7 @@ void World::ScheduleFaults() {
       worker->LoseHost();
     }
     if (random_.Chance(faults_.upgrade)) worker->set_numerics(random_.Below(2));
+    if (random_.Chance(faults_.upgrade)) worker->set_shape(options_.DrawShape(&random_));
     events_.At(now_us() + random_.Between(1'000, 1'000'000), [worker] {
       if (!worker->accepting()) worker->Start();
     });

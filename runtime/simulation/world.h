@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,8 @@ struct SimulationReport {
   uint64_t digest = 0;  // Of the log of all events.
   int64_t events = 0;
   int64_t requests_done = 0;
-  int64_t requests_failed = 0;  // With an error that its faults explain.
+  int64_t requests_failed = 0;    // With an error that its faults explain.
+  int64_t requests_too_long = 0;  // Of them, those that fit no worker.
   int64_t resumes = 0;
   int64_t frames = 0;
   int64_t preemptions = 0;
@@ -73,6 +75,9 @@ class World {
   void CountPreemptions(int64_t count) { report_.preemptions += count; }
   void CountNewcomers(int64_t count) { report_.newcomers += count; }
   void CountRequest(bool done, int64_t resumes);
+  void CountTooLong() { ++report_.requests_too_long; }
+  // Tokens that some worker holds, or once did.
+  std::set<int32_t>* offers() { return &offers_; }
 
  private:
   void ScheduleArrivals();
@@ -95,6 +100,7 @@ class World {
   RequestBook book_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
   std::vector<std::unique_ptr<SimulatedRouter>> routers_;
+  std::set<int32_t> offers_;
   bool calm_ = false;
   int32_t to_arrive_ = 0;
   SimulationReport report_;

@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<int32_t>> CheckTokenIds(const std::vector<int64_t>& i
                                                    std::string_view field, const ModelInfo& model);
 
 // For a request that passed CheckRequest and a prompt of `prompt_tokens`. `max_model_tokens` is the
-// longest prompt + output that every worker takes; `drawn_seed` is used where the client gave none.
+// longest prompt + output that any worker takes; `drawn_seed` is used where the client gave none.
 // InvalidArgument (context_length_exceeded) with the numbers if prompt and max_tokens do not fit.
 absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request,
                                                   const ModelInfo& model, int64_t prompt_tokens,

@@ -128,6 +128,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
                                                max_model_tokens(), drawn));
     prompt_tokens += static_cast<int64_t>(ids.size());
     max_tokens += facts.sampling.max_tokens;
+    facts.open_ended = !request.max_tokens.has_value();
     facts.num_choices = static_cast<int32_t>(request.n);
     facts.stop_strings = request.stop;
     facts.make_detokenizer =

@@ -304,10 +304,6 @@ void RouterCore::PublishView() {
     const char* state = worker.draining ? "draining" : healthy ? "healthy" : "lost";
     ++states[{std::string(RoleName(registration.role)), state}];
     if (registration.model != model_) continue;
-    const int64_t limit = registration.max_model_tokens;
-    if (limit > 0 && (view.max_model_tokens == 0 || limit < view.max_model_tokens)) {
-      view.max_model_tokens = limit;
-    }
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
       view.numerics_id = registration.numerics_id;
     }
@@ -316,6 +312,10 @@ void RouterCore::PublishView() {
     }
   }
   view.known_completely = fleet.KnownCompletely();
+  const FleetWorker* const largest = fleet.Largest(model_, /*any_role=*/true);
+  if (view.known_completely && largest != nullptr) {
+    view.max_model_tokens = largest->offered_tokens();
+  }
   view.can_serve = fleet.CanServe(model_, now_us);
   view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
   view.requests_in_flight = owner_->num_requests();

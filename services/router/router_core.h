@@ -53,7 +53,8 @@ struct FleetView {
   bool can_serve = false;   // Somebody healthy can take a request for the served model...
   bool can_decode = false;  // ...and is there for that: no prefill worker left alone.
   std::vector<std::string> awaited;
-  // Smallest of the limits of the served model's workers; 0 while none is known.
+  // Prompt and output that the largest of the served model's workers holds; 0 while some are not
+  // known.
   int64_t max_model_tokens = 0;
   std::string numerics_id;  // Of those that decode; the first by name, where they differ.
   int64_t requests_in_flight = 0;

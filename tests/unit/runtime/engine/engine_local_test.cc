@@ -220,14 +220,18 @@ TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   EXPECT_GE(fleet_.record(longer.attempt).tokens.at(0).size(), 10u);
 }
 
-TEST_F(EngineLocalTest, ContextLimitEndsByLength) {
+TEST_F(EngineLocalTest, WhatDoesNotFitTheContextWholeIsRefused) {
   Create();
-  const Submit submit = MakeSubmit(1, RandomTokens(500, 3), 100);
+  const Submit submit = MakeSubmit(1, RandomTokens(500, 3), 12);
+  const Submit longer = MakeSubmit(2, RandomTokens(500, 3), 13);
   fleet_.Submit(0, submit);
+  fleet_.Submit(0, longer);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
   EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(12));
-  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kLength);
+  ASSERT_THAT(fleet_.record(longer.attempt).refused, SizeIs(1));
+  EXPECT_EQ(fleet_.record(longer.attempt).refused[0].message(),
+            "513 tokens need 33 blocks of 16, this worker has a context of 512 and 64 blocks");
 }
 
 TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {

@@ -14,6 +14,23 @@ namespace {
 using testing::IsEmpty;
 using testing::SizeIs;
 
+TEST_F(EngineTransferTest, APrefillWorkerComputesWhatFitsItsContextWithOneTokenMore) {
+  fleet_.AddWorker({.engine = SmallEngine()});
+  EngineOptions prefill = SmallEngine();
+  prefill.max_model_tokens = 64;
+  fleet_.AddWorker({.engine = prefill});
+  const Submit longer = Disaggregated(1, RandomTokens(64, 1), 5);
+  fleet_.Submit(kDecode, longer);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(longer), "");
+  EXPECT_EQ(computed(kPrefill), 0) << "it is computed here";
+  const Submit fits = Disaggregated(2, RandomTokens(63, 2), 5);
+  fleet_.Submit(kDecode, fits);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(fits), "");
+  EXPECT_EQ(computed(kPrefill), 63);
+}
+
 TEST_F(EngineTransferTest, PromptIsComputedThereAndTokensAreThoseOfOneWorker) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);

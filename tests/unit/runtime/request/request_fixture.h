@@ -91,7 +91,7 @@ class RequestFixture : public testing::Test {
     r.kv_class = "kv";
     r.numerics_id = numerics;
     r.block_tokens = 16;
-    r.max_model_tokens = 2048;
+    r.max_model_tokens = max_model_tokens_;
     r.num_blocks = 128;
     r.supervised = supervised_;
     r.ended_lives = ended_lives_;
@@ -188,6 +188,7 @@ class RequestFixture : public testing::Test {
   std::map<SessionId, uint64_t> incarnations_;
   std::set<std::string> muted_;
   // Of workers that are added from now on.
+  int32_t max_model_tokens_ = 2048;
   bool supervised_ = false;
   std::vector<EndedLife> ended_lives_;
   std::unique_ptr<RequestOwner> owner_;

@@ -147,6 +147,20 @@ TEST_F(RequestOwnerTest, WhenAllAreFullRequestsWaitInOrderOfArrival) {
   EXPECT_EQ(last_submit().attempt.request, attempts[2].request);
 }
 
+TEST_F(RequestOwnerTest, EachRequestThatFindsNobodyWaitsItsOwnGrace) {
+  RecordingSink first, second;
+  Start(&first);
+  Advance(9'000'000);
+  Start(&second);
+  Advance(1'100'000);
+  EXPECT_TRUE(absl::IsUnavailable(first.error)) << first.error;
+  EXPECT_FALSE(second.ended());
+  Advance(8'500'000);
+  EXPECT_FALSE(second.ended());
+  Advance(600'000);
+  EXPECT_TRUE(absl::IsUnavailable(second.error)) << second.error;
+}
+
 TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
   RequestOwnerOptions options;
   options.max_waiting_requests = 2;
@@ -218,7 +232,106 @@ TEST_F(RequestOwnerTest, WhatFitsNoWorkerIsAnInvalidArgument) {
   EXPECT_FALSE(sink_.ended()) << "never inside Start";
   Advance(1);
   EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
+  EXPECT_EQ(sink_.error.message(),
+            "a prompt of 2048 tokens and up to 8 generated ones need a worker that holds 2056; the "
+            "largest, a, has a context of 2048 and 128 blocks of 16");
   EXPECT_TRUE(outbox_.submits.empty());
+}
+
+TEST_F(RequestOwnerTest, AWorkerThatWasNeverSeenMayBeTheLargeOne) {
+  owner_->ExpectWorkers({"small:1", "large:1"});
+  max_model_tokens_ = 300;
+  AddWorker("small");
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  RecordingSink late;
+  Advance(9'000'000);
+  EXPECT_FALSE(sink_.ended());
+  facts = Facts(&late);
+  facts.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  Advance(1'100'000);
+  EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
+  EXPECT_FALSE(late.ended());
+  max_model_tokens_ = 301;
+  const SessionId large = AddWorker("large");
+  EXPECT_EQ(last_target(), large);
+}
+
+TEST_F(RequestOwnerTest, ALargeWorkerThatIsLostIsWaitedForAsLongAsNobodyAlive) {
+  AddWorker("large");
+  max_model_tokens_ = 300;
+  AddWorker("small");
+  owner_->OnSessionLost(1, now_us_);
+  muted_.insert("large");
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  Advance(9'900'000);
+  EXPECT_FALSE(sink_.ended());
+  Advance(400'000);
+  EXPECT_TRUE(absl::IsUnavailable(sink_.error)) << sink_.error;
+  EXPECT_TRUE(outbox_.submits.empty());
+}
+
+TEST_F(RequestOwnerTest, WhatWaitsForALargeWorkerDoesNotHoldUpOthers) {
+  AddWorker("large");
+  max_model_tokens_ = 300;
+  const SessionId small = AddWorker("small");
+  owner_->OnSessionLost(1, now_us_);
+  RecordingSink waits;
+  RequestFacts facts = Facts(&waits);
+  facts.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  Start(&sink_);
+  ASSERT_EQ(outbox_.submits.size(), 1u);
+  EXPECT_EQ(last_target(), small);
+  EXPECT_EQ(owner_->num_waiting(), 1);
+}
+
+TEST_F(RequestOwnerTest, AnOpenEndIsFixedOnceToWhatTheLargestWorkerHolds) {
+  max_model_tokens_ = 300;
+  AddWorker("small");
+  max_model_tokens_ = 600;
+  const SessionId large = AddWorker("large");
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.max_tokens = 2000;
+  facts.sampling.min_tokens = 1000;
+  facts.open_ended = true;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  EXPECT_EQ(last_target(), large);
+  EXPECT_EQ(last_submit().sampling.max_tokens, 597);
+  EXPECT_EQ(last_submit().sampling.min_tokens, 597);
+  Say(large, {Token(last_submit().attempt, 3, 'x')});
+  // A larger one changes nothing, a smaller one takes nothing of it.
+  max_model_tokens_ = 2048;
+  const SessionId larger = AddWorker("larger");
+  owner_->OnSessionLost(large, now_us_);
+  ASSERT_EQ(last_target(), larger);
+  EXPECT_EQ(last_submit().sampling.max_tokens, 597);
+  owner_->OnSessionLost(larger, now_us_);
+  EXPECT_EQ(outbox_.submits.size(), 2u) << "it waits for a worker that holds 600";
+  EXPECT_EQ(owner_->num_waiting(), 1);
+  for (const std::string name : {"large", "larger"}) {
+    muted_.insert(name);
+    owner_->OnWatchLost({.name = name, .incarnation = 1}, now_us_);
+  }
+  Advance(70'000'000);
+  EXPECT_EQ(owner_->fleet().workers().size(), 1u) << "the others are forgotten";
+  EXPECT_EQ(owner_->num_waiting(), 1) << "until its deadline";
+}
+
+TEST_F(RequestOwnerTest, AnOpenEndCountsOnWorkersThatDecode) {
+  AddWorker("p", WorkerRole::kPrefill);
+  max_model_tokens_ = 300;
+  const SessionId d = AddWorker("d", WorkerRole::kDecode);
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.max_tokens = 2000;
+  facts.open_ended = true;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  EXPECT_EQ(last_target(), d);
+  EXPECT_EQ(last_submit().sampling.max_tokens, 297);
 }
 
 TEST_F(RequestOwnerTest, ContradictoryFactsAreRefused) {

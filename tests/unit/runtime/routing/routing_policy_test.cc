@@ -9,7 +9,8 @@ namespace {
 
 class RoutingPolicyTest : public testing::Test {
  protected:
-  WorkerId Add(const std::string& name, WorkerRole role, const std::string& numerics = "n") {
+  WorkerId Add(const std::string& name, WorkerRole role, const std::string& numerics = "n",
+               int32_t max_model_tokens = 2048, int64_t num_blocks = 128) {
     WorkerRegistration r;
     r.worker = {.name = name, .incarnation = 1};
     r.role = role;
@@ -17,8 +18,8 @@ class RoutingPolicyTest : public testing::Test {
     r.kv_class = "kv";
     r.numerics_id = numerics;
     r.block_tokens = 16;
-    r.max_model_tokens = 2048;
-    r.num_blocks = 128;
+    r.max_model_tokens = max_model_tokens;
+    r.num_blocks = num_blocks;
     EXPECT_TRUE(fleet_.OnRegistration(name + ":1", r, 0).ok());
     fleet_.OnSessionUp(r.worker, ++last_session_);
     index_.AddWorker(r.worker, 16);
@@ -127,10 +128,48 @@ TEST_F(RoutingPolicyTest, AStreamGoesOnOnlyWithinItsNumerics) {
 
 TEST_F(RoutingPolicyTest, WhatFitsNobodyIsToldApartFromWhatMustWait) {
   Add("a", WorkerRole::kDecode);
-  request_.num_tokens = 2048;
+  request_.max_total_tokens = 2049;
   EXPECT_EQ(Choose().why_not, NoRoute::kTooLong);
   request_.model = "another";
   EXPECT_EQ(Choose().why_not, NoRoute::kNobodyAlive);
+}
+
+TEST_F(RoutingPolicyTest, ARequestGoesOnlyWhereAllOfItFits) {
+  Add("context", WorkerRole::kDecode, "n", 399);
+  Add("blocks", WorkerRole::kDecode, "n", 2048, 24);
+  EXPECT_EQ(Choose().why_not, NoRoute::kTooLong);
+  const WorkerId exact = Add("exact", WorkerRole::kDecode, "n", 400, 25);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->decode, exact);
+  // Where it once was, it would fit: who has begun waits, who is new does for a while.
+  fleet_.OnSessionLost(3);
+  EXPECT_EQ(Choose().why_not, NoRoute::kNobodyAlive);
+}
+
+TEST_F(RoutingPolicyTest, APrefillWorkerNeedsRoomForThePromptAndOneToken) {
+  Add("d", WorkerRole::kDecode);
+  Add("context", WorkerRole::kPrefill, "n", 320);
+  Add("blocks", WorkerRole::kPrefill, "n", 2048, 19);
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  const WorkerId exact = Add("exact", WorkerRole::kPrefill, "n", 321, 20);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, exact);
+}
+
+TEST_F(RoutingPolicyTest, RoomThatSomebodyOlderWaitsForIsLeftToHim) {
+  const WorkerId a = Add("a", WorkerRole::kDecode);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  fleet_.AddLive(a, 1, 0);
+  fleet_.AddLive(b, 2, 0);
+  fleet_.OnFull(b);
+  RoutingRequest older = request_;
+  older.num_sequences = 4;
+  fleet_.OnFull(a);
+  const RoutingDecision waits = policy_->Choose(older, fleet_, index_, 0);
+  EXPECT_EQ(waits.full, (std::vector<std::string>{"a", "b"}));
+  fleet_.AddLive(b, -1, 0);
+  EXPECT_EQ(Choose().route->decode, b);
+  const std::set<std::string> spoken_for(waits.full.begin(), waits.full.end());
+  request_.spoken_for = &spoken_for;
+  EXPECT_EQ(Choose().why_not, NoRoute::kAllFull);
 }
 
 TEST_F(RoutingPolicyTest, PrefillGoesToTheLeastQueuedWorker) {
