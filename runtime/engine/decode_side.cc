@@ -143,6 +143,10 @@ void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
     ComputeHere(attempt);  // It never could.
   } else if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
     EndAttempt(attempt, why);
+  } else if (absl::IsAborted(why)) {
+    outbox_->ToRouter(attempt->router,
+                      EndedEvent{.attempt = attempt->id, .status = why, .by_prefill = true});
+    ForgetAttempt(attempt);
   } else if (nothing_delivered) {
     outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id, .status = why});
     ForgetAttempt(attempt);

@@ -149,6 +149,7 @@ void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 void Engine::Drain(int64_t now_us) { impl_->Drain(now_us); }
 bool Engine::drained() const { return impl_->drained(); }
 Engine::StepResult Engine::Step(int64_t now_us) { return impl_->Step(now_us); }
+bool Engine::steps_keep_failing() const { return impl_->steps_keep_failing(); }
 bool Engine::quarantine_is_stuck() const { return impl_->quarantine_is_stuck(); }
 WorkerLoad Engine::Load() const { return impl_->Load(); }
 KvEvents Engine::TakeKvEvents() { return impl_->TakeKvEvents(); }

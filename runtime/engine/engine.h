@@ -42,6 +42,8 @@ struct EngineOptions {
   LivenessTimes times;
 };
 
+inline constexpr int32_t kMaxFailedSteps = 8;
+
 class Engine {
  public:
   // Borrows everything; all outlive the engine. InvalidArgument if the options contradict each
@@ -77,6 +79,7 @@ class Engine {
     bool ran_batch = false;  // Call again at once.
     int32_t tokens = 0;      // Computed in this step.
     int32_t sequences = 0;   // In its batch.
+    bool failed = false;     // As a whole: everybody in the batch has ended Aborted.
     int32_t preempted = 0;   // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
@@ -86,6 +89,9 @@ class Engine {
   // For quarantine_us now more blocks than max_quarantined_share were in quarantine, or some were
   // and nothing could run: a transport does not come back, and the process is to be replaced.
   bool quarantine_is_stuck() const;
+  // The last kMaxFailedSteps steps have failed: more than one poisonous request has attempts, so it
+  // is this process that cannot compute, and it is to be replaced.
+  bool steps_keep_failing() const;
 
   // ---- What a router wants to know ----
   WorkerLoad Load() const;            // since_progress_us is the caller's to fill.

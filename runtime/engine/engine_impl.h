@@ -47,6 +47,7 @@ class Engine::Impl {
   KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
   KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
   bool quarantine_is_stuck() const;
+  bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
   absl::Status Audit() const;
   std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
 
@@ -159,6 +160,7 @@ class Engine::Impl {
   uint64_t blocked_order_ = kNoOrder;     // As of the last step's plan.
   int64_t quarantine_since_us_ = kNever;  // That it is too large, or in the way.
   int64_t num_steps_ = 0;
+  int32_t failed_steps_ = 0;  // Since one succeeded.
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.
   std::map<AttemptId, std::unique_ptr<Attempt>> attempts_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
@@ -13,7 +14,8 @@ void Engine::Impl::Publish(const StepPlan& plan) {
     if (sequence->ended) continue;  // Its attempt ended with a sibling of this batch.
     RunOutput& output = output_.runs[i];
     if (!output.status.ok()) {
-      FailRun(sequence, output.status);
+      FailRun(sequence,
+              absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
     const int32_t first = sequence->num_computed;
@@ -29,12 +31,10 @@ void Engine::Impl::Publish(const StepPlan& plan) {
 }
 
 void Engine::Impl::FailRun(EngineSequence* sequence, const absl::Status& status) {
-  const absl::Status failure =
-      absl::InternalError(std::string("the run failed: ") + std::string(status.message()));
   if (sequence->job != nullptr) {
-    RefuseJob(sequence->job, failure);
+    RefuseJob(sequence->job, status);
   } else {
-    EndAttempt(sequence->attempt, failure);
+    EndAttempt(sequence->attempt, status);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
@@ -63,6 +63,8 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
       executor_->Execute({.copies = memory_.copies(), .runs = runs_}, &output_);
   memory_.ClearCopies();
   ++num_steps_;
+  failed_steps_ = status.ok() ? 0 : failed_steps_ + 1;
+  result->failed = !status.ok();
   if (status.ok()) {
     TANDEM_CHECK(output_.runs.size() == plan.runs.size())
         << output_.runs.size() << " outputs of " << plan.runs.size() << " runs";
@@ -71,7 +73,9 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
   }
   for (const ScheduledRun& run : plan.runs) {
     auto* const sequence = static_cast<EngineSequence*>(run.sequence);
-    if (!sequence->ended) FailRun(sequence, status);
+    if (!sequence->ended) {
+      FailRun(sequence, absl::AbortedError(absl::StrCat("a step failed: ", status.message())));
+    }
   }
 }
 

@@ -170,6 +170,21 @@ void Fleet::Reserve(const WorkerId& id, bool reserved) {
   if (FleetWorker* worker = FindMutable(id)) worker->reserved = reserved;
 }
 
+void Fleet::OnStepFailed(const WorkerId& id, int64_t now_us) {
+  FleetWorker* const worker = FindMutable(id);
+  // A step fails once, however many streams tell of it.
+  if (worker == nullptr || now_us < worker->failing_until_us) return;
+  worker->failing_pause_us =
+      std::clamp(2 * worker->failing_pause_us, times_.heartbeat_us, kMaxFailingPauseUs);
+  worker->failing_until_us = now_us + worker->failing_pause_us;
+}
+
+void Fleet::OnStepWorked(const WorkerId& id) {
+  if (FleetWorker* worker = FindMutable(id)) {
+    worker->failing_until_us = worker->failing_pause_us = 0;
+  }
+}
+
 void Fleet::OnOwnPause(int64_t pause_us, int64_t now_us) {
   for (auto& [name, worker] : workers_) {
     worker.heard_us = std::min(worker.heard_us + pause_us, now_us);
@@ -180,7 +195,8 @@ bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
   const bool heard = worker.watched && now_us - worker.heard_us < times_.no_new_work_after_us;
   const bool progressing =
       !worker.load.has_work || worker.load.since_progress_us < times_.engine_stalled_us;
-  return heard && progressing && !worker.draining && !worker.peer_lost;
+  return heard && progressing && !worker.draining && !worker.peer_lost &&
+         now_us >= worker.failing_until_us;
 }
 
 bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone,

@@ -42,6 +42,10 @@ struct FleetWorker {
   int32_t live_sequences_when_heard = 0;
   int64_t live_prompt_tokens_when_heard = 0;
 
+  // Since a step failed there: no new work. Grows while no step is seen to succeed.
+  int64_t failing_until_us = 0;
+  int64_t failing_pause_us = 0;
+
   // At most this many sequences of ours, since it refused one for being full. Grows again with
   // every heartbeat.
   int32_t window = std::numeric_limits<int32_t>::max();
@@ -102,6 +106,10 @@ class Fleet {
   // A decode worker lost it, or was refused by it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
   void Reserve(const WorkerId& worker, bool reserved);
+  // A step failed there as a whole: no work for a heartbeat; for twice as long each time up to
+  // kMaxFailingPauseUs, until one is seen to succeed.
+  void OnStepFailed(const WorkerId& worker, int64_t now_us);
+  void OnStepWorked(const WorkerId& worker);
   // These two cannot exchange blocks, for a reason that registrations do not tell: they are not
   // paired again for a while, which doubles each time up to kMaxPairPauseUs.
   void OnPairFailed(const WorkerId& decode, const WorkerId& prefill, int64_t now_us);
@@ -111,7 +119,8 @@ class Fleet {
 
   // ---- What may be done with whom ----
 
-  // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer.
+  // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer, and no
+  // step failed there just now.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
   // Healthy, has a session, is not reserved, and its window has room for `sequences` more (or is
   // empty). `alone`: also has no prompt of ours.
@@ -150,6 +159,7 @@ class Fleet {
   static constexpr int64_t kForgetAfterUs = 60'000'000;
   static constexpr int64_t kFirstPairPauseUs = 1'000'000;
   static constexpr int64_t kMaxPairPauseUs = 30'000'000;
+  static constexpr int64_t kMaxFailingPauseUs = 30'000'000;
 
  private:
   struct PairPause {

@@ -86,7 +86,8 @@ struct Start {
 
 // Ends the attempt at the prefill side, at any time before Done. ResourceExhausted (queue full),
 // Unavailable (draining, lease or frame lost), FailedPrecondition (never fits there), Cancelled
-// (before it arrived), DeadlineExceeded, InvalidArgument, Internal (the run failed).
+// (before it arrived), DeadlineExceeded, InvalidArgument, Internal (the run failed), Aborted (the
+// whole step did).
 struct PrefillRefused {
   AttemptId attempt;
   absl::Status status;

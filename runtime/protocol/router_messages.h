@@ -85,10 +85,11 @@ struct RefusedEvent {
 };
 
 // Terminal for every choice that had no finish: Unavailable (peer or transfer lost), Cancelled,
-// DeadlineExceeded, Internal.
+// DeadlineExceeded, Internal (its own run failed), Aborted (the step that it was in failed whole).
 struct EndedEvent {
   AttemptId attempt;
   absl::Status status;
+  bool by_prefill = false;  // The prefill worker of the attempt says so, not this worker.
 };
 
 struct AbortReply {

@@ -81,6 +81,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   StopPromptCount(stream);
   if (event.transferred_blocks > 0 && stream->prefill.has_value()) {
     fleet_.OnPairWorked(stream->worker, *stream->prefill);
+    fleet_.OnStepWorked(*stream->prefill);
   }
   ReportPrompt(request, *stream, event);
   return Verdict::kGoOn;
@@ -119,6 +120,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
       return Verdict::kGoOn;
     }
   }
+  fleet_.OnStepWorked(stream->worker);
   if (event.finish != FinishReason::kNone) {
     stream->at_worker.erase(owed);
     fleet_.AddLive(stream->worker, -1, 0);
@@ -228,6 +230,13 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
         fleet_.OnDraining(stream->worker);  // Nothing else ends a stream like this.
         Resume(request, index, ResumeReason::kDraining, /*lost=*/std::nullopt, now_us);
       }
+      break;
+    }
+    case absl::StatusCode::kAborted: {
+      const bool by_prefill = event.by_prefill && stream->prefill.has_value();
+      const WorkerId failed = by_prefill ? *stream->prefill : stream->worker;
+      fleet_.OnStepFailed(failed, now_us);
+      Resume(request, index, ResumeReason::kStepFailed, failed, now_us);
       break;
     }
     case absl::StatusCode::kResourceExhausted:

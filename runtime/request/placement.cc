@@ -113,7 +113,7 @@ int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
 RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
                                           const std::set<std::string>& spoken_for, int64_t now_us) {
   const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
-  const RoutingRequest wanted{
+  RoutingRequest wanted{
       .chain = request.chain,
       .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
       .max_total_tokens = TotalTokens(request),
@@ -123,7 +123,11 @@ RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const Str
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
       .spoken_for = &spoken_for,
+      .avoid = {},
   };
+  for (const WorkerDeath& death : stream.deaths) {
+    if (death.kind == LossKind::kStepFailed) wanted.avoid.push_back(death.worker);
+  }
   return policy_->Choose(wanted, fleet_, index_, now_us);
 }
 

@@ -4,8 +4,8 @@ namespace tandem {
 
 std::string_view ResumeReasonName(ResumeReason reason) {
   constexpr std::array<std::string_view, kNumResumeReasons> kNames = {
-      "session_lost", "restarted",     "silent",        "stalled",
-      "draining",     "transfer_lost", "protocol_error"};
+      "session_lost", "restarted",     "silent",         "stalled",
+      "draining",     "transfer_lost", "protocol_error", "step_failed"};
   return kNames[static_cast<size_t>(reason)];
 }
 

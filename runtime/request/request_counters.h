@@ -19,8 +19,9 @@ enum class ResumeReason : uint8_t {
   kDraining,       // The worker was asked to stop.
   kTransferLost,   // Its prefill worker or the KV transfer was lost.
   kProtocolError,  // The worker said what it must not.
+  kStepFailed,     // The step that computed it failed as a whole.
 };
-inline constexpr size_t kNumResumeReasons = 7;
+inline constexpr size_t kNumResumeReasons = 8;
 
 // How a request ended (label of tandem_requests_total).
 enum class RequestOutcome : uint8_t {

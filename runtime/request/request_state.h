@@ -25,7 +25,13 @@ struct ChoiceState {
 
 inline constexpr int32_t kNoEnd = std::numeric_limits<int32_t>::max();
 
-// A worker that was lost, as far as is known: if the same incarnation is heard later, nobody died.
+enum class LossKind : uint8_t {
+  kEnded,       // As far as is known: if the same incarnation is heard later, nobody died.
+  kHung,        // It talked, and made no progress: what ends it later says nothing.
+  kStepFailed,  // The process goes on; this stream was in a step that failed as a whole.
+};
+
+// A worker that was lost, or a step of it.
 // If the stream did it, then with a position of [begin, end), prompt and generated tokens counted.
 struct WorkerDeath {
   WorkerId worker;
@@ -33,7 +39,7 @@ struct WorkerDeath {
   int32_t begin = 0;
   int32_t end = kNoEnd;
   bool alone = false;  // The stream ran there alone.
-  bool hung = false;   // It talked, and made no progress: what ends it later says nothing.
+  LossKind kind = LossKind::kEnded;
   std::optional<EndCause> cause;  // Once told.
 };
 

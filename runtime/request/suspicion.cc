@@ -23,6 +23,7 @@ constexpr size_t kMaxDeaths = 8;
 }  // namespace
 
 bool RequestOwner::Impl::Lives(const WorkerDeath& death, int64_t now_us) const {
+  if (death.kind == LossKind::kStepFailed) return false;
   const FleetWorker* const worker = fleet_.Find(death.worker);
   // What comes earlier may have been on its way.
   const int64_t from_us = death.at_us + options_.times.heartbeat_us / 2;
@@ -32,8 +33,9 @@ bool RequestOwner::Impl::Lives(const WorkerDeath& death, int64_t now_us) const {
 
 bool RequestOwner::Impl::IsCertain(const WorkerDeath& death, int64_t now_us) const {
   const FleetWorker* const worker = fleet_.Find(death.worker);
+  if (death.kind == LossKind::kStepFailed) return true;
   if (worker == nullptr) return true;  // Its next life has told what it will, or none has come.
-  if (worker->registration.supervised && !death.hung) return false;
+  if (worker->registration.supervised && death.kind != LossKind::kHung) return false;
   return fleet_.FaultOf(*worker, now_us) != WorkerFault::kNone;
 }
 
@@ -43,15 +45,22 @@ std::pair<int32_t, int32_t> RequestOwner::Impl::PlaceOf(const RequestState& requ
                                                         ResumeReason reason) const {
   if (stream.live_prompt_tokens == 0) {
     // The attempt has computed everything before the last token that was delivered.
-    size_t fewest = std::numeric_limits<size_t>::max();
+    size_t fewest = std::numeric_limits<size_t>::max(), most = 0;
     for (const int32_t choice : stream.choices) {
-      fewest = std::min(fewest, request.choices[static_cast<size_t>(choice)].generated.size());
+      const size_t generated = request.choices[static_cast<size_t>(choice)].generated.size();
+      fewest = std::min(fewest, generated);
+      most = std::max(most, generated);
     }
-    const int32_t num_tokens = request.prompt_tokens() + static_cast<int32_t>(fewest);
-    return {num_tokens - 1, kNoEnd};
+    const int32_t begin = request.prompt_tokens() + static_cast<int32_t>(fewest) - 1;
+    // What it had computed was said before.
+    const bool exact = reason == ResumeReason::kStepFailed;
+    return {begin, exact ? request.prompt_tokens() + static_cast<int32_t>(most) : kNoEnd};
   }
   if (!stream.chunk.has_value() || stream.chunk->worker != worker) {
     return {stream.num_computed, kNoEnd};
+  }
+  if (reason == ResumeReason::kStepFailed && worker == stream.worker) {
+    return {stream.chunk->begin, stream.chunk->end};
   }
   // What else tells of the loss may overtake what the worker began since.
   if (reason != ResumeReason::kSessionLost) return {stream.chunk->begin, kNoEnd};
@@ -64,12 +73,15 @@ void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const Wor
                                   ResumeReason reason, int64_t now_us) const {
   StreamState& stream = request->streams[index];
   std::vector<WorkerDeath>& deaths = stream.deaths;
-  // Each incarnation dies once, however often it is lost.
+  // Each incarnation dies once, however often it is lost; its steps may fail one after the other.
   std::erase_if(deaths, [&](const WorkerDeath& death) {
-    return death.worker == worker || Lives(death, now_us);
+    return (death.worker == worker && death.kind != LossKind::kStepFailed) || Lives(death, now_us);
   });
-  const bool hung = reason == ResumeReason::kStalled;
-  const std::optional<EndCause> cause = hung ? std::nullopt : fleet_.CauseOf(worker);
+  const LossKind kind = reason == ResumeReason::kStalled      ? LossKind::kHung
+                        : reason == ResumeReason::kStepFailed ? LossKind::kStepFailed
+                                                              : LossKind::kEnded;
+  const std::optional<EndCause> cause =
+      kind == LossKind::kEnded ? fleet_.CauseOf(worker) : std::nullopt;
   if (cause == EndCause::kOutside) return;
   if (deaths.size() == kMaxDeaths) {
     deaths.erase(
@@ -82,7 +94,7 @@ void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const Wor
                     .begin = begin,
                     .end = end,
                     .alone = stream.alone,
-                    .hung = hung,
+                    .kind = kind,
                     .cause = cause});
 }
 
@@ -90,7 +102,7 @@ void RequestOwner::Impl::LearnEnds(const std::string& name) {
   for (auto& [counter, request] : requests_) {
     for (StreamState& stream : request.streams) {
       for (WorkerDeath& death : stream.deaths) {
-        if (death.worker.name != name || death.hung) continue;
+        if (death.worker.name != name || death.kind != LossKind::kEnded) continue;
         if (const auto cause = fleet_.CauseOf(death.worker)) death.cause = cause;
       }
       std::erase_if(stream.deaths,
@@ -160,16 +172,18 @@ absl::Status RequestOwner::Impl::PoisonError(const std::vector<WorkerDeath>& evi
   for (const WorkerDeath& death : evidence) {
     begin = std::max(begin, death.begin);
     end = std::min(end, death.end);
-    causes.emplace_back(death.hung                ? "hung"
-                        : death.cause.has_value() ? EndCauseName(*death.cause)
-                                                  : "for a reason not known");
+    causes.emplace_back(death.kind == LossKind::kHung         ? "hung"
+                        : death.kind == LossKind::kStepFailed ? "a step failed"
+                        : death.cause.has_value()             ? EndCauseName(*death.cause)
+                                                              : "for a reason not known");
   }
   const std::string last = end == kNoEnd ? "or after it" : absl::StrFormat("to %d", end - 1);
-  return absl::InternalError(absl::StrFormat(
-      "%d workers in a row were lost while they ran this request, at token %d %s, the last %d "
-      "running it alone: %s",
-      evidence.size(), begin, last, kDeathsBeforePoison - kDeathsBeforeAlone,
-      absl::StrJoin(causes, ", ")));
+  return absl::InternalError(
+      absl::StrFormat("%d workers in a row were lost, or a step of theirs, while they ran this "
+                      "request, at token %d %s, the last %d "
+                      "running it alone: %s",
+                      evidence.size(), begin, last, kDeathsBeforePoison - kDeathsBeforeAlone,
+                      absl::StrJoin(causes, ", ")));
 }
 
 }  // namespace tandem

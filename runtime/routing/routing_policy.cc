@@ -1,6 +1,7 @@
 #include "runtime/routing/routing_policy.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 #include <vector>
@@ -52,6 +53,10 @@ bool PromptFits(const FleetWorker& worker, const RoutingRequest& request) {
          request.num_tokens <= worker.offered_tokens();
 }
 
+bool ToAvoid(const RoutingRequest& request, const FleetWorker& worker) {
+  return std::find(request.avoid.begin(), request.avoid.end(), worker.id()) != request.avoid.end();
+}
+
 class LeastLoadedPrefixPolicy final : public RoutingPolicy {
  public:
   explicit LeastLoadedPrefixPolicy(uint64_t seed) : random_(seed) {}
@@ -59,9 +64,14 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
   RoutingDecision Choose(const RoutingRequest& request, const Fleet& fleet,
                          const PrefixIndex& index, int64_t now_us) override {
     const std::map<std::string, int32_t> prefixes = index.LongestPrefixes(request.chain);
-    std::vector<Candidate> decode, last_resort;
-    std::vector<std::string> full_decode, full_last_resort;
-    bool any_registered = false, any_fits = false, any_decoder = false, any_alive = false;
+    // A decode worker that is only full is waited for; so is any that is not to be avoided.
+    struct Tier {
+      bool any = false;
+      std::vector<Candidate> candidates;
+      std::vector<std::string> full;
+    };
+    std::array<Tier, 4> tiers;  // To decode, to prefill; those to be avoided.
+    bool any_registered = false, any_fits = false;
     for (const auto& [name, worker] : fleet.workers()) {
       if (worker.registration.model != request.model) continue;
       any_registered = true;
@@ -73,25 +83,26 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
                         worker.registration.numerics_id == request.numerics_id)) {
         continue;
       }
-      any_alive = true;
-      const bool decoder = worker.registration.role != WorkerRole::kPrefill;
-      any_decoder |= decoder;
+      const size_t prefills = worker.registration.role == WorkerRole::kPrefill ? 1 : 0;
+      Tier& tier = tiers[prefills + (ToAvoid(request, worker) ? 2 : 0)];
+      tier.any = true;
       const bool spoken_for = request.spoken_for != nullptr && request.spoken_for->contains(name);
       if (spoken_for || !fleet.MayTakeWork(worker, request.num_sequences, request.alone, now_us)) {
-        (decoder ? full_decode : full_last_resort).push_back(name);
-        continue;
+        tier.full.push_back(name);
+      } else {
+        tier.candidates.push_back(
+            {&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
       }
-      (decoder ? decode : last_resort)
-          .push_back({&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
     }
-    // A decode worker that is only full is waited for.
-    const std::vector<Candidate>& candidates = any_decoder ? decode : last_resort;
-    if (candidates.empty()) {
+    const auto tier = std::find_if(tiers.begin(), tiers.end(), [](const Tier& t) { return t.any; });
+    if (tier == tiers.end()) {
       return {.route = std::nullopt,
-              .why_not = any_alive                     ? NoRoute::kAllFull
-                         : any_registered && !any_fits ? NoRoute::kTooLong
-                                                       : NoRoute::kNobodyAlive,
-              .full = std::move(any_decoder ? full_decode : full_last_resort)};
+              .why_not = any_registered && !any_fits ? NoRoute::kTooLong : NoRoute::kNobodyAlive,
+              .full = {}};
+    }
+    const std::vector<Candidate>& candidates = tier->candidates;
+    if (candidates.empty()) {
+      return {.route = std::nullopt, .why_not = NoRoute::kAllFull, .full = std::move(tier->full)};
     }
     const Candidate& chosen = Pick(candidates, kSlackSequences, &random_);
     return {.route = Route{.decode = chosen.worker->id(),
@@ -110,7 +121,8 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
     std::vector<Candidate> candidates;
     for (const auto& [name, worker] : fleet.workers()) {
       if (worker.registration.role == WorkerRole::kPrefill && fleet.MayPrefill(worker, now_us) &&
-          PromptFits(worker, request) && fleet.MayPair(*decode.worker, worker, now_us)) {
+          PromptFits(worker, request) && !ToAvoid(request, worker) &&
+          fleet.MayPair(*decode.worker, worker, now_us)) {
         candidates.push_back(
             {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
       }

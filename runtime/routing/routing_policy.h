@@ -44,6 +44,8 @@ struct RoutingRequest {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   // Names of workers for whose room somebody older waits. Null: none.
   const std::set<std::string>* spoken_for = nullptr;
+  // A step failed while it computed this stream: only if nobody else can take it.
+  std::vector<WorkerId> avoid;
 };
 
 struct Route {

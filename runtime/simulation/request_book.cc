@@ -118,6 +118,14 @@ void AskedRequest::CountChunk(uint64_t incarnation, const ChunkBegun& chunk) {
   }
 }
 
+void AskedRequest::CountFailedStep(uint32_t attempt, bool by_prefill, bool said_token) {
+  if (!live_attempts.contains(attempt)) return;
+  const SentAttempt& of = sent.at(attempt);
+  deaths.push_back({.attempt = attempt,
+                    .incarnation = by_prefill ? of.prefill : of.worker,
+                    .said_token = said_token});
+}
+
 void RequestBook::CountKill(uint64_t payload, uint64_t incarnation) {
   AskedRequest* const killer = killers_.at(payload);
   ++killer->kills;

@@ -45,7 +45,7 @@ struct SentAttempt {
   uint64_t worker = 0, prefill = 0;  // Incarnations; 0: no prefill worker.
 };
 
-// A worker that ended while its router believed that it had this attempt.
+// A worker, or a step, that ended while its router believed that it had this attempt.
 struct SeenDeath {
   uint32_t attempt = 0;
   uint64_t incarnation = 0;
@@ -83,6 +83,8 @@ struct AskedRequest {
   // choice, as far as was told before; the last two of them alone.
   bool MayBeBlamed() const;
   void CountChunk(uint64_t incarnation, const ChunkBegun& chunk);  // Its router was told.
+  // And of a step that failed while it computed this attempt.
+  void CountFailedStep(uint32_t attempt, bool by_prefill, bool said_token);
   // Attempts that are live, at this incarnation as far as its router knows.
   std::vector<uint32_t> LiveAt(uint64_t incarnation) const;
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.

@@ -1,6 +1,7 @@
 #include "runtime/simulation/simulated_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
@@ -15,10 +16,7 @@ SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
       slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
 
 absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
-  if (fail_next_step_) {
-    fail_next_step_ = false;
-    return absl::InternalError("the step was told to fail");
-  }
+  failed_by_.reset();
   for (const BlockCopy& copy : input.copies) {
     const std::span<uint8_t> from = BlockBytes(copy.source);
     std::copy(from.begin(), from.end(), BlockBytes(copy.destination).begin());
@@ -26,6 +24,11 @@ absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* outp
   }
   output->runs.resize(input.runs.size());
   for (size_t i = 0; i < input.runs.size(); ++i) Run(input.runs[i], &output->runs[i]);
+  if (std::exchange(fail_next_step_, false) || failed_by_.has_value()) {
+    for (const SequenceRun& run : input.runs) Spoil(run);
+    output->runs.clear();
+    return absl::InternalError("it was told to fail");
+  }
   largest_batch_ = std::max(largest_batch_, static_cast<int32_t>(input.runs.size()));
   num_steps_.fetch_add(1, std::memory_order_relaxed);
   return absl::OkStatus();
@@ -51,7 +54,7 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
     slots_[SlotIndex(run.block_table, position)] = payload ^ options_.kv_format;
     state = SimulatedModel::Fold(state, payload);
     if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(payload)) {
-      killed_by_ = payload;
+      (options_.deadly_payloads_fail ? failed_by_ : killed_by_) = payload;
     }
     if (run.token_ids[i] == options_.failing_token) {
       output->status = absl::InternalError(absl::StrFormat("token %d fails", run.token_ids[i]));
@@ -62,10 +65,19 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
       output->prompt_logprobs.push_back(model_.Score(state, successor, run.num_prompt_logprobs));
     }
   }
+  if (!output->status.ok()) Spoil(run);
   computed_tokens_ += static_cast<int64_t>(run.token_ids.size());
   for (const Draw& draw : run.draws) {
     output->drawn.push_back(
         model_.Draw(state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+  }
+}
+
+void SimulatedExecutor::Spoil(const SequenceRun& run) {
+  for (size_t i = 0; i < run.token_ids.size(); ++i) {
+    const int32_t position = run.first_position + static_cast<int32_t>(i);
+    uint64_t& slot = slots_[SlotIndex(run.block_table, position)];
+    slot = ~slot;
   }
 }
 

@@ -24,8 +24,10 @@ struct SimulatedExecutorOptions {
   uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
   int32_t failing_token = -1;
-  // Computing one of these payloads ends the process: see killed_by. Null: none.
+  // Computing one of these payloads ends the process (see killed_by), or makes the step fail.
+  // Null: none.
   const std::set<uint64_t>* deadly_payloads = nullptr;
+  bool deadly_payloads_fail = false;
 };
 
 // Engine thread only.
@@ -41,11 +43,13 @@ class SimulatedExecutor final : public Executor {
   std::span<uint8_t> BlockBytes(BlockId block);
   int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
 
-  // The next Execute does nothing and returns Internal.
+  // The next Execute returns Internal. What it should have written holds garbage then.
   void FailNextStep() { fail_next_step_ = true; }
 
   // The deadly payload that was computed: nothing of this step, or after it, has happened.
   const std::optional<uint64_t>& killed_by() const { return killed_by_; }
+  // Or that made the last step fail.
+  std::optional<uint64_t> failed_by() const { return failed_by_; }
 
   const SimulatedModel& model() const { return model_; }
   int64_t computed_tokens() const { return computed_tokens_; }  // Since construction.
@@ -55,13 +59,14 @@ class SimulatedExecutor final : public Executor {
  private:
   size_t SlotIndex(std::span<const BlockId> table, int32_t position) const;
   void Run(const SequenceRun& run, RunOutput* output);
+  void Spoil(const SequenceRun& run);  // Garbage where its tokens belong.
 
   const SimulatedExecutorOptions options_;
   const SimulatedModel model_;
   std::vector<uint64_t> slots_;  // [block][token]
   std::atomic<uint64_t> num_steps_{0};
   bool fail_next_step_ = false;
-  std::optional<uint64_t> killed_by_;
+  std::optional<uint64_t> killed_by_, failed_by_;
   int64_t computed_tokens_ = 0;
   int64_t copied_blocks_ = 0;
   int32_t largest_batch_ = 0;

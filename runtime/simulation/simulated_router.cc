@@ -122,10 +122,10 @@ class SimulatedRouter::Client final : public RequestSink {
         // A stream may also have waited for a numerics that nobody has any more.
         return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
       case absl::StatusCode::kUnavailable:  // Nobody was there for too long.
-        return report.completion_tokens == 0 && (o.poison || o.faults.TakeWorkersAway());
+        return report.completion_tokens == 0 &&
+               (o.poison || o.faults.sick_us > 0 || o.faults.TakeWorkersAway());
       case absl::StatusCode::kInternal: {
         const std::string what(status.message());
-        if (what.starts_with("the run failed: the step")) return o.faults.failed_step > 0;
         if (what.starts_with("the run failed: token")) return o.faults.failing_token >= 0;
         if (what.find("workers in a row were lost") == std::string::npos) return false;
         return (asked_.deadly_position >= 0 && KilledEnough()) || MayBeBlamed();
@@ -421,8 +421,14 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
     if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
       NotLive(refused->attempt, session);
     } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+      AskedRequest* const asked = world_->book()->Find(ended->attempt.request);
+      if (asked != nullptr && absl::IsAborted(ended->status)) {
+        asked->CountFailedStep(ended->attempt.attempt, ended->by_prefill,
+                               said_token_.contains(ended->attempt));
+      }
       NotLive(ended->attempt, session);
     } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
+      said_token_.insert(token->attempt);
       if (token->finish != FinishReason::kNone) NotLive(token->attempt, session, token->choice);
     }
   }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,6 +89,7 @@ class SimulatedRouter final : private RouterOutbox {
   std::vector<std::unique_ptr<Client>> clients_;
   // Who computes which choice, as far as the router has heard: one attempt each.
   std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
+  std::set<AttemptId> said_token_;  // Attempts.
   SessionId last_session_ = 0;
   int64_t num_deltas_ = 0;
 };

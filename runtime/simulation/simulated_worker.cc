@@ -53,7 +53,8 @@ void SimulatedWorker::Start() {
                                .numerics = numerics_,
                                .kv_format = kv_format_,
                                .failing_token = o.faults.failing_token,
-                               .deadly_payloads = world_->book()->deadly_payloads()});
+                               .deadly_payloads = world_->book()->deadly_payloads(),
+                               .deadly_payloads_fail = o.poison_fails});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   auto engine = Engine::Create({.self = id_,
                                 .model = "simulated",
@@ -149,7 +150,9 @@ void SimulatedWorker::Step() {
   for (const auto& command : std::exchange(life_->commands, {})) {
     command(life_->engine.get(), Now());
   }
-  if (random->Chance(faults.failed_step)) life_->executor->FailNextStep();
+  if (random->Chance(faults.failed_step) || sick_until_us_ > world_->now_us()) {
+    life_->executor->FailNextStep();
+  }
   life_->steps_executed = life_->executor->work_done();
   life_->in_step = true;
   const WorkerLoad before = life_->engine->Load();
@@ -162,7 +165,14 @@ void SimulatedWorker::Step() {
     world_->CountReplacement();
     return Replace();
   }
+  if (life_->engine->steps_keep_failing()) {
+    world_->Log(process_.name, "every step fails");
+    return Replace();
+  }
   const int64_t now_us = world_->now_us();
+  if (result.failed && life_->executor->failed_by().has_value()) {
+    world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation);
+  }
   if (dead()) {
     world_->book()->CountKill(*life_->executor->killed_by(), id_.incarnation);
     return Replace(random->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);

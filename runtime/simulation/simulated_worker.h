@@ -39,6 +39,7 @@ class SimulatedWorker final : private Outbox {
   // Nor of its machine: what was on its way may be lost, and nobody knows why it ended.
   void LoseHost();
   void Drain();  // Then, after a while, Crash and Start.
+  void FailStepsUntil(int64_t until_us) { sick_until_us_ = until_us; }
   void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
   // Crash, and Start after a while.
   void Replace(EndCause cause = EndCause::kOutside);
@@ -199,7 +200,7 @@ class SimulatedWorker final : private Outbox {
   std::vector<EndedLife> ended_lives_;
   WorkerId id_;
   std::unique_ptr<Life> life_;
-  int64_t stalled_until_us_ = 0;
+  int64_t stalled_until_us_ = 0, sick_until_us_ = 0;
   SessionId last_session_ = 0;
   uint64_t last_dial_ = 0;
 };

@@ -98,7 +98,8 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.upgrade = Sometimes(&random, 0.3, 0.5);
   f.hang_us = Every(&random, 0.15, 1'000'000, 8'000'000);
   f.long_step = Sometimes(&random, 0.15, 0.01);
-  f.failed_step = Sometimes(&random, 0.1, 0.01);
+  f.failed_step = Sometimes(&random, 0.15, 0.02);
+  f.sick_us = Every(&random, 0.1, 1'000'000, 8'000'000);
   f.stuck_frame = Sometimes(&random, 0.1, 0.9);
   if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.
     shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
@@ -109,6 +110,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.any_peer = random.Chance(0.15);
   if (random.Chance(0.15)) {
     o.poison = true;
+    o.poison_fails = random.Chance(0.4);
     // Half of them without anything else that ends a process: then four deaths must be enough.
     if (random.Chance(0.5)) {
       f.StopProcessFaults();

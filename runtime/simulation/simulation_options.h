@@ -37,7 +37,8 @@ struct SimulatedFaults {
   double upgrade = 0;          // A restart changes what the worker computes.
   int64_t hang_us = 0;         // Of an engine, until somebody kills its process.
   double long_step = 0;        // Longer than a lease.
-  double failed_step = 0;      // Nothing of it is computed.
+  double failed_step = 0;      // It leaves garbage.
+  int64_t sick_us = 0;         // Of a worker: all its steps fail for a while, up to 3 s.
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
 
@@ -97,7 +98,8 @@ struct SimulationOptions {
   int64_t load_us = 2'000'000;  // Requests arrive, and things go wrong, within this time.
   double client_cancel = 0;
   double short_deadline = 0;
-  bool poison = false;  // One request kills the workers that compute it.
+  bool poison = false;        // One request kills the workers that compute it,
+  bool poison_fails = false;  // or makes their steps fail.
 
   SimulatedFaults faults;
 

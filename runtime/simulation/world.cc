@@ -179,6 +179,11 @@ void World::ScheduleFaults() {
       if (worker->process()->life == life) worker->Replace();
     });
   });
+  Recur(faults_.sick_us, [this] {
+    SimulatedWorker* const worker = AnyWorker();
+    Log("world", "steps fail at " + worker->address());
+    worker->FailStepsUntil(now_us() + random_.Between(1'000, 3'000'000));
+  });
   Recur(faults_.clock_jump_us, [this] {
     VirtualProcess* const process = AnyProcess();
     Log("world", "clock jump " + process->name);

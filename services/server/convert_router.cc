@@ -140,7 +140,10 @@ struct FillEvent {
                                                          : proto::FINISH_REASON_LENGTH);
   }
   void operator()(const RefusedEvent& in) const { FillEnd(in, out->mutable_refused()); }
-  void operator()(const EndedEvent& in) const { FillEnd(in, out->mutable_ended()); }
+  void operator()(const EndedEvent& in) const {
+    FillEnd(in, out->mutable_ended());
+    out->mutable_ended()->set_by_prefill(in.by_prefill);
+  }
   void operator()(const AbortReply& in) const {
     ToProto(in.attempt, out->mutable_abort_reply()->mutable_attempt());
     out->mutable_abort_reply()->set_outcome(
@@ -182,8 +185,11 @@ absl::StatusOr<RouterEvent> FromProto(const proto::RouterEvent& in) {
       return Read(in.token());
     case proto::RouterEvent::kRefused:
       return ReadEnd<RefusedEvent>(in.refused());
-    case proto::RouterEvent::kEnded:
-      return ReadEnd<EndedEvent>(in.ended());
+    case proto::RouterEvent::kEnded: {
+      TANDEM_ASSIGN_OR_RETURN(EndedEvent out, ReadEnd<EndedEvent>(in.ended()));
+      out.by_prefill = in.ended().by_prefill();
+      return out;
+    }
     case proto::RouterEvent::kAbortReply:
       return Read(in.abort_reply());
     case proto::RouterEvent::EVENT_NOT_SET:

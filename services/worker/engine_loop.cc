@@ -55,11 +55,16 @@ void EngineLoop::Run() {
     const Engine::StepResult result = engine_->Step(begin_us);
     const int64_t end_us = clock_.NowUs();
     if (result.ran_batch) {
-      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result.sequences,
-                             result.preempted);
+      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
     }
     Publish();
-    if (engine_->quarantine_is_stuck()) Replace();
+    if (result.failed) LogError("a step failed", {{"sequences", result.sequences}});
+    if (engine_->quarantine_is_stuck()) {
+      Replace("a transport does not give its blocks back; this worker exits to be replaced");
+    }
+    if (engine_->steps_keep_failing()) {
+      Replace("every step fails; this worker exits to be replaced");
+    }
     busy_ = false;
     if (result.ran_batch) continue;
     const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
@@ -69,10 +74,9 @@ void EngineLoop::Run() {
 
 // Blocks that a transport may still touch cannot be freed: only the end of the process does it. At
 // once, as nothing that waits for that transport would come to an end.
-void EngineLoop::Replace() {
+void EngineLoop::Replace(std::string_view why) {
   const BlockCounts blocks = engine_->Load().blocks;
-  LogError("a transport does not give its blocks back; this worker exits to be replaced",
-           {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
+  LogError(why, {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
   std::_Exit(kExitToBeReplaced);
 }
 

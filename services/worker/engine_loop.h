@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -67,7 +68,7 @@ class EngineLoop final : public Outbox {
   explicit EngineLoop(const EngineLoopParts& parts, uint64_t incarnation)
       : parts_(parts), incarnation_(incarnation) {}
   void Run();
-  [[noreturn]] void Replace();
+  [[noreturn]] void Replace(std::string_view why);
   void Apply(const EngineCommand& command);
   void Publish();
   void PublishToRouters();

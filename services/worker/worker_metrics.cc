@@ -29,6 +29,9 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       preemptions_(registry->Counter(
           "tandem_preemptions_total",
           "Sequences that gave their blocks back for an older one, to be recomputed.")),
+      failed_steps_(
+          registry->Counter("tandem_failed_steps_total",
+                            "Steps that failed as a whole; their streams went on elsewhere.")),
       prompt_tokens_(registry->Counter("tandem_worker_prompt_tokens_total",
                                        "Prompt tokens of attempts that routers submitted here.")),
       generated_tokens_(
@@ -59,10 +62,11 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
   }
 }
 
-void WorkerMetrics::OnStep(double seconds, int32_t sequences, int32_t preempted) {
+void WorkerMetrics::OnStep(double seconds, const Engine::StepResult& step) {
   step_seconds_.Observe(seconds);
-  batch_sequences_.Observe(sequences);
-  preemptions_.Increment(preempted);
+  batch_sequences_.Observe(step.sequences);
+  preemptions_.Increment(step.preempted);
+  if (step.failed) failed_steps_.Increment();
 }
 
 void WorkerMetrics::OnLoad(const WorkerLoad& load) {

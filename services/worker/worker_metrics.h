@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/engine.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/peer_pauses.h"
 #include "runtime/protocol/router_messages.h"
@@ -21,7 +22,7 @@ class WorkerMetrics {
   // `registry` outlives this.
   WorkerMetrics(const std::string& transport, MetricsRegistry* registry);
 
-  void OnStep(double seconds, int32_t sequences, int32_t preempted);
+  void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
   void OnPrompt(int32_t cached_tokens) { prefix_hit_tokens_.Increment(cached_tokens); }
@@ -40,6 +41,7 @@ class WorkerMetrics {
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
   prometheus::Counter& preemptions_;
+  prometheus::Counter& failed_steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& generated_tokens_;
   prometheus::Counter& prefix_hit_tokens_;

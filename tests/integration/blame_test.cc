@@ -31,6 +31,7 @@ using testing::HasSubstr;
 using testing::SizeIs;
 
 constexpr int32_t kDeadlyToken = 3000;
+constexpr int32_t kFailingToken = 3001;  // Of which the step fails.
 constexpr int32_t kVocabulary = 4096;
 constexpr int32_t kBlocks = 256;
 constexpr int32_t kPrompt = 450;  // Eight steps of at most 64 tokens.
@@ -59,6 +60,12 @@ class AbortingExecutor final : public Executor {
       }
     }
     Last(std::chrono::milliseconds(step_ms_));
+    for (const SequenceRun& run : input.runs) {
+      if (std::find(run.token_ids.begin(), run.token_ids.end(), kFailingToken) !=
+          run.token_ids.end()) {
+        return absl::InternalError("the device is gone");
+      }
+    }
     return executor_.Execute(input, output);
   }
   uint32_t BlockChecksum(BlockId block) override { return executor_.BlockChecksum(block); }
@@ -248,6 +255,33 @@ TEST_F(BlameTest, WhatAbortsEveryWorkerEndsAfterFourOfThemAndNamesThePlace) {
   EXPECT_GE(begin, 300 - 64);
   EXPECT_GE(last, 300);
   EXPECT_THAT(supervisor_.ends(), testing::AllOf(SizeIs(4), Each(EndCause::kCrash)));
+}
+
+TEST_F(BlameTest, WhatFailsEveryStepEndsAfterFourOfThemAndNobodyElseDoes) {
+  StartFleet(/*num_workers=*/2, /*step_ms=*/2);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> innocents;
+  for (int i = 0; i < 3; ++i) {
+    innocents.emplace_back([&, i] {
+      for (uint64_t seed = 100 + 1000 * static_cast<uint64_t>(i); !done; ++seed) {
+        const std::vector<int32_t> prompt = PromptOf(seed);
+        const RawAnswer answer = Ask(prompt);
+        EXPECT_EQ(answer.status, 200) << answer.body;
+        if (answer.status != 200) return;
+        EXPECT_EQ(Ids(answer), Expected(prompt));
+      }
+    });
+  }
+  std::vector<int32_t> poison = PromptOf(7);
+  poison[300] = kFailingToken;
+  const RawAnswer answer = Ask(poison);
+  done = true;
+  for (std::thread& innocent : innocents) innocent.join();
+  EXPECT_EQ(answer.status, 500);
+  EXPECT_THAT(answer.body, HasSubstr("4 workers in a row"));
+  EXPECT_THAT(answer.body, HasSubstr("a step failed, a step failed, a step failed, a step failed"));
+  EXPECT_GE(Metric("tandem_stream_resumes_total{reason=\"step_failed\"}"), 4);
+  EXPECT_THAT(supervisor_.ends(), testing::IsEmpty()) << "their processes go on";
 }
 
 TEST_F(BlameTest, KillsThatComeFasterThanAPromptIsComputedEndNobody) {

@@ -561,6 +561,37 @@ TEST(WorkerServicesTest, StepThatHangsSilencesNoHeartbeatAndIsNotReady) {
   while (HealthOf(worker->address, "") != "SERVING" && !testing::Test::HasFailure()) watch.Next();
 }
 
+class BrokenExecutor final : public Executor {
+ public:
+  absl::Status Execute(const StepInput&, StepOutput*) override {
+    return absl::InternalError("the device is gone");
+  }
+  uint32_t BlockChecksum(BlockId) override { return 0; }
+  uint64_t work_done() const override { return 0; }
+};
+
+TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingExitsToBeReplaced) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto serve = [] {
+    TestWorker broken;
+    broken.id = {.name = "broken", .incarnation = 7};
+    WorkerConfig config = SmallWorker(broken.id);
+    config.transport = "grpc";
+    broken.worker =
+        *Worker::Create(config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> {
+          return std::make_unique<BrokenExecutor>();
+        });
+    broken.address = "127.0.0.1:" + std::to_string(broken.worker->port());
+    Router router(broken);
+    for (uint64_t i = 1; i <= kMaxFailedSteps; ++i) {
+      router.Send(MakeSubmit(i, RandomTokens(30, i), 5));
+      if (!absl::IsAborted(router.Listen().ended)) break;
+    }
+    router.Listen();  // Until the process ends.
+  };
+  EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced), "every step fails");
+}
+
 TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   auto worker = StartWorker("hybrid", {});
   Router router(*worker);

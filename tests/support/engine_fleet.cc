@@ -325,6 +325,7 @@ void EngineFleet::Record(const RouterEvent& event) {
     records_[refused->attempt].refused.push_back(refused->status);
   } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
     records_[ended->attempt].ended.push_back(ended->status);
+    records_[ended->attempt].by_prefill = ended->by_prefill;
   } else if (const auto* abort = std::get_if<AbortReply>(&event)) {
     records_[abort->attempt].aborts.push_back(abort->outcome);
   }

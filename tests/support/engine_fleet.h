@@ -28,6 +28,7 @@ struct AttemptRecord {
   std::vector<PromptEvent> prompts;
   std::vector<absl::Status> refused;
   std::vector<absl::Status> ended;
+  bool by_prefill = false;  // As the end said.
   std::vector<AbortOutcome> aborts;
   bool token_after_end = false;  // A choice went on after its terminal event.
   bool position_gap = false;

@@ -66,6 +66,9 @@ inline std::vector<RouterEvent> WireEvents() {
           TokenEvent{.attempt = WireAttempt(), .position = 5},
           RefusedEvent{.attempt = WireAttempt(), .status = absl::ResourceExhaustedError("full")},
           EndedEvent{.attempt = WireAttempt(), .status = absl::UnavailableError("peer lost")},
+          EndedEvent{.attempt = WireAttempt(),
+                     .status = absl::AbortedError("a step failed"),
+                     .by_prefill = true},
           AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kAccepted},
           AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kNotFound},
           AbortReply{.attempt = WireAttempt(), .outcome = AbortOutcome::kTombstoned}};

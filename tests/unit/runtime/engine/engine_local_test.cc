@@ -449,13 +449,31 @@ TEST_F(EngineLocalTest, FailingStepEndsItsSequencesAndNothingOfItIsPublishedOrCa
   fleet_.executor(0).FailNextStep();
   Run();
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
-  EXPECT_EQ(fleet_.record(submit.attempt).ended[0].code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(fleet_.record(submit.attempt).ended[0],
+            absl::AbortedError("a step failed: it was told to fail"));
   EXPECT_THAT(fleet_.record(submit.attempt).tokens, IsEmpty());
   EXPECT_EQ(fleet_.engine(0).Load().blocks.cached, 0);
   const Submit again = MakeSubmit(2, prompt, 10);
   fleet_.Submit(0, again);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(again), "");
+}
+
+TEST_F(EngineLocalTest, AWorkerWhoseStepsKeepFailingIsToBeReplaced) {
+  Create();
+  const auto fail = [&](uint64_t counter) {
+    fleet_.executor(0).FailNextStep();
+    fleet_.Submit(0, MakeSubmit(counter, RandomTokens(40, 3), 10));
+    Run();
+  };
+  for (uint64_t i = 1; i < kMaxFailedSteps; ++i) fail(i);
+  EXPECT_FALSE(fleet_.engine(0).steps_keep_failing());
+  fleet_.Submit(0, MakeSubmit(100, RandomTokens(40, 3), 1));
+  Run();
+  for (uint64_t i = 1; i < kMaxFailedSteps; ++i) fail(200 + i);
+  EXPECT_FALSE(fleet_.engine(0).steps_keep_failing()) << "one has succeeded in between";
+  fail(300);
+  EXPECT_TRUE(fleet_.engine(0).steps_keep_failing());
 }
 
 TEST_F(EngineLocalTest, DrainEndsWhatRunsAndRefusesWhatComes) {

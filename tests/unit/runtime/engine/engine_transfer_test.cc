@@ -31,6 +31,24 @@ TEST_F(EngineTransferTest, APrefillWorkerComputesWhatFitsItsContextWithOneTokenM
   EXPECT_EQ(computed(kPrefill), 63);
 }
 
+TEST_F(EngineTransferTest, AStepThatFailsAtThePrefillWorkerIsLaidToIt) {
+  Create();
+  fleet_.executor(kPrefill).FailNextStep();
+  const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  ASSERT_EQ(fleet_.record(submit.attempt).ended.size(), 1u);
+  EXPECT_EQ(fleet_.record(submit.attempt).ended[0],
+            absl::AbortedError("a step failed: it was told to fail"));
+  EXPECT_TRUE(fleet_.record(submit.attempt).by_prefill);
+  fleet_.executor(kDecode).FailNextStep();
+  const Submit local = MakeSubmit(2, RandomTokens(40, 2), 5);
+  fleet_.Submit(kDecode, local);
+  Run();
+  ASSERT_EQ(fleet_.record(local.attempt).ended.size(), 1u);
+  EXPECT_FALSE(fleet_.record(local.attempt).by_prefill);
+}
+
 TEST_F(EngineTransferTest, PromptIsComputedThereAndTokensAreThoseOfOneWorker) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);

@@ -98,6 +98,131 @@ TEST_F(RequestBlameTest, WhoGetsPastAPlaceIsNotWhatMadeItDeadly) {
   EXPECT_FALSE(sink_.ended());
 }
 
+class FailedStepTest : public RequestFixture {
+ protected:
+  // The step that ran the last attempt fails.
+  void Fail(bool by_prefill = false) {
+    Say(last_target(), {EndedEvent{.attempt = last_submit().attempt,
+                                   .status = absl::AbortedError("a step failed"),
+                                   .by_prefill = by_prefill}});
+  }
+};
+
+TEST_F(FailedStepTest, ItsStreamsGoOnElsewhereAndItsWorkerRests) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  Say(a, {Token(last_submit().attempt, 3, 'x')});
+  const SessionId b = AddWorker("b");
+  Fail();
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(last_target(), b);
+  EXPECT_EQ(last_submit().token_ids, (std::vector<int32_t>{1, 2, 3, 'x'}));
+  EXPECT_EQ(resumes(ResumeReason::kStepFailed), 1u);
+  EXPECT_TRUE(outbox_.closed.empty()) << "its worker goes on";
+  Say(b, {Token(last_submit().attempt, 4, 'y', 0, FinishReason::kLength)});
+  EXPECT_TRUE(sink_.done);
+  RecordingSink sinks[12];
+  for (int i = 0; i < 6; ++i) {
+    Start(&sinks[i]);
+    EXPECT_EQ(last_target(), b) << "a rests";
+  }
+  Advance(200'000);
+  Start(&sinks[6]);
+  EXPECT_EQ(last_target(), a);
+  // It fails again: it rests for twice as long.
+  Fail();
+  Advance(200'000);
+  Start(&sinks[7]);
+  EXPECT_EQ(last_target(), b);
+  Advance(200'000);
+  Start(&sinks[8]);
+  EXPECT_EQ(last_target(), a);
+  // Until it is seen to compute.
+  Say(a, {Token(last_submit().attempt, 3, 'x')});
+  Fail();
+  Advance(200'000);
+  Start(&sinks[9]);
+  EXPECT_EQ(last_target(), a);
+}
+
+TEST_F(FailedStepTest, AStreamGoesBackToWhereItFailedOnlyIfNobodyElseCanTakeIt) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const SessionId b = AddWorker("b");
+  RecordingSink other;
+  Fail();
+  EXPECT_EQ(last_target(), b);
+  Start(&other);
+  Say(b, {RefusedEvent{.attempt = outbox_.submits[1].second.attempt,
+                       .status = absl::ResourceExhaustedError("full")}});
+  Advance(150'000);
+  const size_t before = outbox_.submits.size();
+  muted_.insert("b");  // Its window does not grow.
+  Advance(600'000);
+  EXPECT_EQ(outbox_.submits.size(), before) << "b is only full";
+  owner_->OnSessionLost(b, now_us_);
+  EXPECT_EQ(last_target(), a);
+}
+
+TEST_F(FailedStepTest, AWorkerWithoutAPrefillWorkerHasNobodyElseToBlame) {
+  AddWorker("a");
+  Start(&sink_);
+  const SessionId b = AddWorker("b");
+  Fail(/*by_prefill=*/true);
+  EXPECT_EQ(last_target(), b);
+  RecordingSink sinks[4];
+  for (RecordingSink& sink : sinks) {
+    Start(&sink);
+    EXPECT_EQ(last_target(), b) << "a rests";
+  }
+}
+
+TEST_F(FailedStepTest, HowTheProcessEndsLaterDoesNotExcuseAFailedStep) {
+  supervised_ = true;
+  SessionId a = AddWorker("a");
+  Start(&sink_);
+  for (int failures = 1; failures <= kDeathsBeforeAlone; ++failures) {
+    Fail();
+    Advance(2'000'000);
+  }
+  ASSERT_TRUE(last_submit().alone);
+  ended_lives_ = {{.incarnation = 1, .cause = EndCause::kOutside}};
+  a = AddWorker("a", WorkerRole::kHybrid, 2);
+  EXPECT_EQ(last_target(), a);
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(FailedStepTest, OneWhoseStepsFailFourTimesAtOnePlaceEndsNotMore) {
+  AddWorker("a");
+  Start(&sink_);
+  for (int failures = 1; failures < kDeathsBeforePoison; ++failures) {
+    EXPECT_EQ(last_submit().alone, failures > kDeathsBeforeAlone);
+    Fail();
+    EXPECT_FALSE(sink_.ended()) << failures;
+    Advance(2'000'000);
+    ASSERT_EQ(outbox_.submits.size(), static_cast<size_t>(failures) + 1);
+  }
+  Fail();
+  EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(sink_.error.message()), HasSubstr("a step failed, a step failed"));
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  ExpectNothingLive();
+}
+
+TEST_F(FailedStepTest, OfThePrefillWorkerItIsThePrefillWorkerThatRests) {
+  const SessionId d = AddPair();
+  Start(&sink_);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  Fail(/*by_prefill=*/true);
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(last_target(), d);
+  EXPECT_EQ(last_submit().prefill.address, "");
+  Advance(200'000);
+  RecordingSink other;
+  Start(&other);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+}
+
 TEST_F(RequestBlameTest, WhoeverNeverSaidThatItBeganMayHaveDiedAnywhere) {
   StartLong();
   Lose();
