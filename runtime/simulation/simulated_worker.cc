@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
-#include "runtime/base/crc32c.h"
 #include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
 
@@ -316,7 +315,23 @@ SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
   return session;
 }
 
+SimulatedWorker::Push SimulatedWorker::TryPush(const AttemptId& attempt) {
+  const bool full = world_->random()->Chance(world_->network()->faults().full_queue);
+  const auto [entry, fresh] = life_->pushed.try_emplace(attempt, !full);
+  return entry->second ? Push::kTaken : fresh ? Push::kRefused : Push::kIgnored;
+}
+
 void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit) {
+  const Push push = TryPush(submit.attempt);
+  const auto link = life_->routers.find(router);
+  if (push == Push::kRefused && link != life_->routers.end()) {
+    StepBatch batch{.worker_incarnation = id_.incarnation, .draining = life_->draining};
+    batch.events.push_back(RefusedEvent{.attempt = submit.attempt,
+                                        .status = absl::ResourceExhaustedError("no place left"),
+                                        .retry_after_us = 100'000});
+    link->second->Send(1, [sink = life_->router_sinks.at(router), batch] { sink(batch); });
+  }
+  if (push != Push::kTaken) return;
   Post([this, router, meant_for, submit](Engine* engine, int64_t now_us) {
     Watched& watched = life_->attempts[submit.attempt];
     if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
@@ -466,6 +481,15 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
   peer->link->Send(
       0,
       [target = peer->peer, session = peer->session, message] {
+        if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+          const Push push = target->TryPush(submit->attempt);
+          if (push == Push::kRefused) {
+            target->ToDecode(session, PrefillRefused{.attempt = submit->attempt,
+                                                     .status = absl::ResourceExhaustedError("full"),
+                                                     .retry_after_us = 100'000});
+          }
+          if (push != Push::kTaken) return;
+        }
         target->Post([target, session, message](Engine* engine, int64_t now_us) {
           target->OnDecodeMessage(session, message, engine, now_us);
         });
@@ -529,134 +553,6 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
         engine->OnPrefillMessage(self, message, now_us);
       });
     });
-  });
-}
-
-// The block is read when the frame is sent, and not later than its completion is told; the bytes
-// land when they land, whatever has become of the session.
-void SimulatedWorker::SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
-                                uint64_t send_id) {
-  if (dead()) return;
-  Say([=, this] {
-    const auto link = life_->decodes.find(decode);
-    if (world_->options().frame_us == 0 || link == life_->decodes.end()) {
-      ReadAndSend(decode, header, block, send_id);
-      return;
-    }
-    link->second.waiting.push_back({.header = header, .block = block, .send_id = send_id});
-    StartNextFrame(decode);
-  });
-}
-
-void SimulatedWorker::StartNextFrame(SessionId decode) {
-  const auto link = life_->decodes.find(decode);
-  if (link == life_->decodes.end() || link->second.sending || link->second.waiting.empty()) return;
-  const DecodeLink::WaitingFrame frame = link->second.waiting.front();
-  link->second.waiting.pop_front();
-  link->second.sending = true;
-  world_->network()->InProcess(&process_, world_->options().frame_us, [this, decode, frame] {
-    ReadAndSend(decode, frame.header, frame.block, frame.send_id);
-    if (const auto sent = life_->decodes.find(decode); sent != life_->decodes.end()) {
-      sent->second.sending = false;
-      StartNextFrame(decode);
-    }
-  });
-}
-
-void SimulatedWorker::WithdrawFrame(SessionId decode, uint64_t send_id) {
-  if (dead()) return;
-  Say([=, this] {
-    const auto link = life_->decodes.find(decode);
-    if (link == life_->decodes.end()) return;
-    const auto taken = std::erase_if(
-        link->second.waiting,
-        [send_id](const DecodeLink::WaitingFrame& frame) { return frame.send_id == send_id; });
-    if (taken == 0) return;
-    Post([send_id](Engine* engine, int64_t now_us) {
-      engine->OnFrameSent(send_id, /*ok=*/false, now_us);
-    });
-  });
-}
-
-void SimulatedWorker::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {
-  world_->Log(process_.name, "peer paused", prefill.incarnation, static_cast<uint64_t>(reason));
-}
-
-void SimulatedWorker::ReadAndSend(SessionId decode, const FrameHeader& header, BlockId block,
-                                  uint64_t send_id) {
-  VirtualNetwork* const network = world_->network();
-  Random* const random = world_->random();
-  const SimulatedFaults& faults = network->faults();
-  const auto found = life_->decodes.find(decode);
-  const bool fails = found == life_->decodes.end() || random->Chance(faults.failed_frame);
-  if (random->Chance(faults.stuck_frame)) {
-    life_->stuck.insert(block);
-    return;
-  }
-  const auto slow = [&] { return random->Chance(faults.slow_frame); };
-  const int64_t read_us =
-      world_->now_us() + (slow() ? random->Between(0, 1'000'000) : network->Delay());
-  SimulatedWorker* const target = fails ? nullptr : found->second.decode;
-  const uint64_t target_life = fails ? 0 : found->second.decode_life;
-  network->InProcess(&process_, process_.life, read_us, [=, this] {
-    Frame frame{.header = header, .payload = {}, .torn = random->Chance(faults.torn_frame)};
-    const auto bytes = life_->executor->BlockBytes(block);
-    frame.payload.assign(bytes.begin(), bytes.end());
-    Post([send_id, fails](Engine* engine, int64_t now_us) {
-      engine->OnFrameSent(send_id, !fails, now_us);
-    });
-    if (fails || random->Chance(faults.lost_frame)) return;
-    const int copies = random->Chance(faults.repeated_frame) ? 2 : 1;
-    for (int i = 0; i < copies; ++i) {
-      const int64_t arrives_us =
-          world_->now_us() +
-          (random->Chance(faults.slow_frame) ? random->Between(0, 4'000'000) : network->Delay());
-      network->InProcess(&target->process_, target_life, arrives_us,
-                         [target, frame] { target->Arrive(frame); });
-    }
-  });
-}
-
-void SimulatedWorker::Arrive(const Frame& sent) {
-  Random* const random = world_->random();
-  const SimulatedFaults& faults = world_->network()->faults();
-  Frame frame = sent;
-  if (random->Chance(faults.corrupt_payload)) {
-    frame.payload[random->Below(frame.payload.size())] ^=
-        static_cast<uint8_t>(uint64_t{1} << random->Below(8));
-  }
-  const bool mangled = random->Chance(faults.corrupt_header);
-  if (mangled) {
-    uint32_t* const fields[] = {&frame.header.reservation.slot,
-                                &frame.header.reservation.generation, &frame.header.ordinal,
-                                &frame.header.length_bytes, &frame.header.crc32c};
-    *fields[random->Below(5)] ^= uint32_t{1} << random->Below(3);
-  }
-  const auto place = life_->receiver->Begin(frame.header);
-  world_->Log(process_.name, "frame", frame.header.ordinal, place.has_value());
-  if (!place.has_value()) return;
-  world_->CountFrame();
-  if (random->Chance(faults.stuck_frame)) {
-    life_->stuck.insert(place->block);
-    ++life_->stuck_landings;
-    return;
-  }
-  const int64_t lands_us = random->Chance(faults.slow_frame) ? random->Between(0, 2'000'000)
-                                                             : world_->network()->Delay();
-  world_->network()->InProcess(&process_, lands_us, [this, frame, mangled, place = *place] {
-    const auto bytes = life_->executor->BlockBytes(place.block);
-    const size_t written = frame.torn ? bytes.size() / 2 : bytes.size();
-    std::copy_n(frame.payload.begin(), written, bytes.begin());
-    const ReceivedFrame received =
-        life_->receiver->Finish(place, !frame.torn, Crc32c(bytes.data(), bytes.size()));
-    const auto owner = life_->granted.find(frame.header.reservation);
-    if (!mangled && owner != life_->granted.end() && owner->second != received.attempt) {
-      world_->Violate(absl::StrFormat(
-          "%s: a frame for request %d attempt %d was written into blocks of request %d attempt %d",
-          process_.name, owner->second.request.counter, owner->second.attempt,
-          received.attempt.request.counter, received.attempt.attempt));
-    }
-    Post([received](Engine* engine, int64_t now_us) { engine->OnFrameReceived(received, now_us); });
   });
 }
 
