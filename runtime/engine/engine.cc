@@ -96,11 +96,12 @@ WorkerLoad Engine::Impl::Load() const {
 
 absl::Status Engine::Impl::Audit() const {
   BlockOwners owners;
-  const auto hold = [&owners](const EngineSequence* sequence) {
+  int32_t num_remote = 0, num_alone = 0;
+  const auto hold = [&](const EngineSequence* sequence) {
     if (sequence == nullptr || sequence->ended) return;
     for (const BlockId block : sequence->block_table) ++owners.references[block];
+    num_alone += sequence->alone && sequence->state != SequenceState::kIdle;
   };
-  int32_t num_remote = 0;
   for (const auto& [id, attempt] : attempts_) {
     for (const auto& sequence : attempt->sequences) hold(sequence.get());
     if (attempt->remote == nullptr) continue;
@@ -118,6 +119,10 @@ absl::Status Engine::Impl::Audit() const {
   if (num_remote != num_remote_) {
     return absl::InternalError(
         absl::StrFormat("%d prompts are elsewhere, counted %d", num_remote, num_remote_));
+  }
+  if (num_alone != scheduler_.num_alone()) {
+    return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",
+                                               num_alone, scheduler_.num_alone()));
   }
   return memory_.Audit(owners);
 }

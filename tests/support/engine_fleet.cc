@@ -65,6 +65,7 @@ struct EngineFleet::Worker final : public Outbox {
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
     const auto* cancel = std::get_if<PrefillCancel>(&message);
     TANDEM_CHECK(cancel == nullptr || cancel->time_left_us >= 0) << "no wire takes this";
+    if (cancel != nullptr) fleet->prefill_cancels_.push_back(cancel->attempt);
     const int to = IndexOf(prefill.address);
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
     fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
@@ -387,13 +388,16 @@ std::string EngineFleet::AuditQuiet() const {
     const WorkerLoad load = worker->engine->Load();
     const BlockCounts& c = load.blocks;
     if (c.held == 0 && c.in_flight == 0 && c.quarantined == 0 && load.running_sequences == 0 &&
-        load.waiting_sequences == 0 && !load.has_work) {
+        load.waiting_sequences == 0 && !load.has_work && worker->leases.LeaseRenewals().empty() &&
+        worker->leases.ReservationRenewals().empty()) {
       continue;
     }
     return absl::StrFormat(
-        "%s: %d held, %d in flight, %d quarantined, %d running, %d waiting, work %d",
+        "%s: %d held, %d in flight, %d quarantined, %d running, %d waiting, work %d, leases of %d "
+        "peers, reservations of %d",
         worker->id.name, c.held, c.in_flight, c.quarantined, load.running_sequences,
-        load.waiting_sequences, load.has_work);
+        load.waiting_sequences, load.has_work, worker->leases.LeaseRenewals().size(),
+        worker->leases.ReservationRenewals().size());
   }
   return "";
 }

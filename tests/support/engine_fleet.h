@@ -95,6 +95,8 @@ class EngineFleet {
   int64_t frames_held() const { return static_cast<int64_t>(held_frames_.size()); }
   // Why decode workers have paused prefill workers, in order.
   const std::vector<PauseReason>& pauses() const { return pauses_; }
+  // What decode workers have cancelled at prefill workers, in order.
+  const std::vector<AttemptId>& prefill_cancels() const { return prefill_cancels_; }
   // The next `count` frames arrive with a flipped bit.
   void CorruptFrames(int count) { frames_to_corrupt_ = count; }
   // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
@@ -135,7 +137,7 @@ class EngineFleet {
   std::deque<Event> network_;
   size_t next_worker_ = 0;
   bool fast_network_ = false;
-  int64_t now_us_ = 1'000;
+  int64_t now_us_ = 3'600'000'000'000;  // No clock begins at zero: a duration is no point in time.
   std::map<AttemptId, AttemptRecord> records_;
   std::map<std::string, int64_t> messages_;
   std::vector<std::pair<int, ChunkNotice>> notices_;
@@ -146,6 +148,7 @@ class EngineFleet {
   bool queue_frames_ = false;
   std::vector<Event> held_frames_;
   std::vector<PauseReason> pauses_;
+  std::vector<AttemptId> prefill_cancels_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
 };

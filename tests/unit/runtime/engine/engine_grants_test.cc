@@ -9,6 +9,7 @@
 namespace tandem {
 namespace {
 
+using testing::ElementsAre;
 using testing::SizeIs;
 
 class EngineGrantsTest : public EngineTransferTest {
@@ -50,6 +51,7 @@ TEST_F(EngineGrantsTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   }
   Run();
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.prefill_cancels(), ElementsAre(submits[2].attempt)) << "the youngest yields";
 }
 
 // Blocks that a transport still writes to are on their way back: nobody has to give up for them.
@@ -155,6 +157,60 @@ TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess
   fleet_.ReleaseFrames();
   Run();
   EXPECT_EQ(fleet_.CheckFinished(waiting), "");
+}
+
+TEST_F(EngineGrantsTest, AGrantDoesNotPassAnOlderPromptThatLacksBlocks) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(150, 1), 60);
+  fleet_.Submit(kDecode, running);
+  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  // Computed whole for the other worker: ten blocks or none.
+  Submit whole = MakeSubmit(2, RandomTokens(150, 2), 5);
+  whole.prefill = fleet_.peer(kDecode);
+  whole.disaggregate_from_tokens = 1;
+  fleet_.Submit(kPrefill, whole);
+  fleet_.RunUntil([&] { return fleet_.engine(kDecode).Load().waiting_sequences == 1; });
+  const Submit held = Disaggregated(3, RandomTokens(20, 3), 5);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Cancel(kDecode, running.attempt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(whole), "");
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
+TEST_F(EngineGrantsTest, AGrantLeavesABlockForEverybodyWhoRuns) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(145, 1), 30);
+  fleet_.Submit(kDecode, running);
+  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  const Submit held = Disaggregated(2, RandomTokens(90, 2), 5);  // Six blocks; six are free.
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  EXPECT_EQ(fleet_.engine(kDecode).Load().blocks.free, 6);
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(running), "");
+  EXPECT_EQ(fleet_.CheckFinished(held), "");
+}
+
+TEST_F(EngineGrantsTest, YoungerPromptsLeaveTheBlocksThatAHeldGrantWaitsFor) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit running = MakeSubmit(1, RandomTokens(145, 1), 60);
+  fleet_.Submit(kDecode, running);
+  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  const Submit held = Disaggregated(2, RandomTokens(90, 2), 5);
+  fleet_.Submit(kDecode, held);
+  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  const Submit younger = MakeSubmit(3, RandomTokens(20, 3), 5);
+  fleet_.Submit(kDecode, younger);
+  fleet_.RunUntil([&] { return fleet_.record(running.attempt).tokens.at(0).size() >= 40; });
+  EXPECT_TRUE(fleet_.record(younger.attempt).tokens.empty());
+  Run();
+  for (const Submit& submit : {running, held, younger}) {
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  }
 }
 
 TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {

@@ -60,6 +60,29 @@ TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
   EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kTimeout));
 }
 
+TEST_F(EngineLinkTest, ARenewalMovesTheEndOfTheReservationButKeepsOne) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  fleet_.Pause(kPrefill, true);
+  const auto wait = [&](int64_t us) {
+    fleet_.Advance(us);
+    while (fleet_.RunOne()) {
+    }
+  };
+  wait(kTimes.lease_us / 2);
+  fleet_.Renew();
+  wait(0);
+  wait(kTimes.lease_us * 3 / 4);  // The reservation would have ended in here.
+  EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
+  wait(kTimes.lease_us / 2);
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  fleet_.Pause(kPrefill, false);
+  Run();
+}
+
 TEST_F(EngineLinkTest, ALinkThatStandsStillEndsTheTransferAndIsPaused) {
   Create();
   const Submit submit = StuckOnTheWay(1);

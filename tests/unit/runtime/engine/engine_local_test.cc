@@ -292,6 +292,47 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
   }
 }
 
+TEST_F(EngineLocalTest, TokensOfEarlierAttemptsCountTowardsMinTokens) {
+  Create();
+  Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
+  const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
+  submit.sampling.min_tokens = 8;
+  submit.sampling.stop_token_ids = {tokens[12].token};
+  for (size_t i = 0; i < 10; ++i) submit.token_ids.push_back(tokens[i].token);
+  fleet_.Submit(0, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(3));
+  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kStop);
+}
+
+TEST_F(EngineLocalTest, APreemptedPromptFindsItsOwnBlocksAndDoesNotCallThatAHit) {
+  EngineOptions options = SmallEngine(/*num_blocks=*/8);
+  options.max_batched_tokens = 9;
+  Create(options);
+  const Submit older = MakeSubmit(1, RandomTokens(20, 1), 30);
+  const Submit prompt = MakeSubmit(2, RandomTokens(100, 2), 3);
+  fleet_.Submit(0, older);
+  RunUntilFirstToken(older);
+  fleet_.Submit(0, prompt);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(older), "");
+  EXPECT_EQ(fleet_.CheckFinished(prompt), "");
+  EXPECT_GT(computed(), 20 + 29 + 100 + 2) << "nobody was preempted: the case is too easy";
+  EXPECT_LT(computed(), 20 + 29 + 2 * 100 + 2) << "it found nothing: the case is too easy";
+  EXPECT_EQ(fleet_.record(prompt.attempt).prompts[0].cached_tokens, 0);
+}
+
+TEST_F(EngineLocalTest, WhatAFailedRunWasToComputeIsNotCached) {
+  Create(SmallEngine(), /*failing_token=*/5'000);
+  Submit submit = MakeSubmit(1, RandomTokens(100, 3), 10);
+  submit.token_ids[70] = 5'000;  // In the second of two chunks.
+  fleet_.Submit(0, submit);
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_THAT(fleet_.engine(0).CachedBlocks(), SizeIs(4));
+}
+
 TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);
@@ -436,10 +477,11 @@ TEST_F(EngineLocalTest, DeadlineEndsAnAttemptAndIsTheNextWakeup) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(40, 3), 400);
   submit.time_left_us = 5'000;
+  const int64_t submitted_us = fleet_.now_us();
   fleet_.Submit(0, submit);
   RunUntilFirstToken(submit);
   const auto result = fleet_.engine(0).Step(fleet_.now_us());
-  EXPECT_EQ(result.next_wakeup_us, 1'000 + 5'000);
+  EXPECT_EQ(result.next_wakeup_us, submitted_us + 5'000);
   fleet_.Advance(5'000);
   Run();
   const AttemptRecord& record = fleet_.record(submit.attempt);

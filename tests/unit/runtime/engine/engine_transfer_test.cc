@@ -94,6 +94,20 @@ TEST_F(EngineTransferTest, FirstTokenIsForwardedBeforeTheBlocksAreThere) {
   Run();
 }
 
+TEST_F(EngineTransferTest, APromptElsewhereIsPartOfTheLoad) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
+  fleet_.Pause(kPrefill, true);
+  fleet_.Submit(kDecode, submit);
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 1);
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_prompt_tokens, 200);
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 0);
+}
+
 TEST_F(EngineTransferTest, BlocksTravelWhileLaterChunksCompute) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(500, 3), 10);
@@ -438,15 +452,14 @@ TEST_F(EngineTransferTest, FailedRunEndsTheAttemptInternal) {
 }
 
 TEST_F(EngineTransferTest, DrainingPrefillWorkerServesWhatItStartedAndRefusesTheRest) {
-  EngineOptions one = SmallEngine();
-  fleet_.AddWorker({.engine = SmallEngine()});
-  one.max_sequences = 1;
-  fleet_.AddWorker({.engine = one});
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/24);  // For one prompt at a time.
   const Submit started = Disaggregated(1, RandomTokens(300, 1), 5);
   const Submit waiting = Disaggregated(2, RandomTokens(300, 2), 5);
   fleet_.Submit(kDecode, started);
   fleet_.Submit(kDecode, waiting);
-  while (computed(kPrefill) == 0) ASSERT_TRUE(fleet_.RunOne());
+  while (computed(kPrefill) == 0 || fleet_.engine(kPrefill).Load().waiting_sequences == 0) {
+    ASSERT_TRUE(fleet_.RunOne());
+  }
   fleet_.engine(kPrefill).Drain(fleet_.now_us());
   EXPECT_FALSE(fleet_.engine(kPrefill).drained());
   Run();

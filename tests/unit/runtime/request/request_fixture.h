@@ -182,7 +182,7 @@ class RequestFixture : public testing::Test {
     }
   }
 
-  int64_t now_us_ = 1'000'000;
+  int64_t now_us_ = 3'600'000'000'000;  // No clock begins at zero.
   RecordingOutbox outbox_;
   RecordingSink sink_;
   SessionId last_session_ = 0;

@@ -76,11 +76,15 @@ TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
 
 TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
   const SessionId a = AddWorker("a");
-  const RequestId id = Start(&sink_);
+  RequestFacts facts = Facts(&sink_);
+  facts.time_left_us = 60'000'000;
+  const RequestId id = *owner_->Start(std::move(facts), now_us_);
   const AttemptId attempt = last_submit().attempt;
+  Advance(20'000'000);
   EXPECT_TRUE(owner_->Cancel(id, now_us_));
   EXPECT_TRUE(absl::IsCancelled(sink_.error));
   ASSERT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outbox_.cancels[0].second.time_left_us, 40'000'000);
   EXPECT_EQ(outbox_.cancels[0].first, a);
   EXPECT_EQ(outbox_.cancels[0].second.attempt, attempt);
   EXPECT_FALSE(owner_->Cancel(id, now_us_));

@@ -519,6 +519,21 @@ TEST_F(SchedulerTest, RemoveIsIdempotentWhereverTheSequenceIs) {
   EXPECT_EQ(blocks_->num_available(), 100);
 }
 
+TEST_F(SchedulerTest, WhoeverMustRunAloneIsCountedFromEnqueueToRemove) {
+  Create(100);
+  Sequence* const running = Add(20);
+  Sequence* const waiting = Add(20);
+  running->alone = waiting->alone = true;
+  scheduler_->Enqueue(running);
+  scheduler_->Enqueue(waiting);
+  Step();
+  EXPECT_EQ(scheduler_->num_alone(), 2);
+  Finish(waiting);
+  EXPECT_EQ(scheduler_->num_alone(), 1);
+  Finish(running);
+  EXPECT_EQ(scheduler_->num_alone(), 0);
+}
+
 // Random loads: whatever arrives, everything finishes, and no plan breaks a limit.
 TEST_F(SchedulerTest, EverythingFinishesUnderRandomLoad) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
