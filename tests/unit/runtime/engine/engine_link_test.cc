@@ -47,6 +47,18 @@ TEST_F(EngineLinkTest, AJobRenewsUntilItsLastFrameHasLeft) {
   EXPECT_EQ(computed(kDecode), 4);
 }
 
+TEST_F(EngineLinkTest, AFrameThatCouldNotBeSentEndsTheAttemptAtOnce) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  int frames = 0;
+  fleet_.DropMessages([&](const std::string& kind) { return kind == "Frame" && ++frames == 3; });
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.messages("Refused"), 1);
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+}
+
 TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);

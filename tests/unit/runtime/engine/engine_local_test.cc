@@ -79,18 +79,21 @@ TEST_F(EngineLocalTest, PreemptedSequencesRecomputeToTheSameTokens) {
   EXPECT_GT(computed(), 6 * 119) << "nothing was recomputed: the case is too easy";
 }
 
+// Its last blocks are taken while it waits for one more.
 TEST_F(EngineLocalTest, PreemptionInTheMiddleOfPromptLogprobsLosesNone) {
-  EngineOptions options = SmallEngine(/*num_blocks=*/10);
-  options.max_batched_tokens = 20;
+  EngineOptions options = SmallEngine(/*num_blocks=*/8);
+  options.max_batched_tokens = 9;
   Create(options);
-  std::vector<Submit> submits;
-  for (uint64_t i = 1; i <= 4; ++i) {
-    submits.push_back(MakeSubmit(i, RandomTokens(70, i), 60));
-    submits.back().sampling.num_prompt_logprobs = 1;
-    fleet_.Submit(0, submits.back());
-  }
+  const Submit older = MakeSubmit(1, RandomTokens(20, 1), 30);
+  Submit scored = MakeSubmit(2, RandomTokens(100, 2), 3);
+  scored.sampling.num_prompt_logprobs = 1;
+  fleet_.Submit(0, older);
+  RunUntilFirstToken(older);
+  fleet_.Submit(0, scored);
   Run();
-  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.CheckFinished(older), "");
+  EXPECT_EQ(fleet_.CheckFinished(scored), "");
+  EXPECT_GT(computed(), 20 + 29 + 100 + 2) << "nobody was preempted: the case is too easy";
 }
 
 TEST_F(EngineLocalTest, CachedPrefixIsNotComputedAgain) {
@@ -298,12 +301,16 @@ TEST_F(EngineLocalTest, TokensOfEarlierAttemptsCountTowardsMinTokens) {
   const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
   submit.sampling.min_tokens = 8;
   submit.sampling.stop_token_ids = {tokens[12].token};
-  for (size_t i = 0; i < 10; ++i) submit.token_ids.push_back(tokens[i].token);
-  fleet_.Submit(0, submit);
-  Run();
-  EXPECT_EQ(fleet_.CheckFinished(submit), "");
-  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(3));
-  EXPECT_EQ(fleet_.record(submit.attempt).finish.at(0), FinishReason::kStop);
+  for (const size_t delivered : {10, 12}) {  // It stops later, and with its first token.
+    Submit resumed = submit;
+    resumed.attempt.attempt = static_cast<uint32_t>(delivered);
+    for (size_t i = 0; i < delivered; ++i) resumed.token_ids.push_back(tokens[i].token);
+    fleet_.Submit(0, resumed);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(resumed), "");
+    EXPECT_THAT(fleet_.record(resumed.attempt).tokens.at(0), SizeIs(13 - delivered));
+    EXPECT_EQ(fleet_.record(resumed.attempt).finish.at(0), FinishReason::kStop);
+  }
 }
 
 TEST_F(EngineLocalTest, APreemptedPromptFindsItsOwnBlocksAndDoesNotCallThatAHit) {

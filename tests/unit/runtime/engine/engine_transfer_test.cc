@@ -94,6 +94,19 @@ TEST_F(EngineTransferTest, FirstTokenIsForwardedBeforeTheBlocksAreThere) {
   Run();
 }
 
+TEST_F(EngineTransferTest, ABlockThatIsHalfComputedDoesNotTravel) {
+  fleet_.AddWorker({.engine = SmallEngine()});
+  EngineOptions options = SmallEngine();
+  options.max_batched_tokens = 50;  // Chunks end in the middle of a block.
+  fleet_.AddWorker({.engine = options});
+  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Resend"), 0);
+  EXPECT_EQ(fleet_.messages("Committed"), 1);
+}
+
 TEST_F(EngineTransferTest, APromptElsewhereIsPartOfTheLoad) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
@@ -479,6 +492,30 @@ TEST_F(EngineTransferTest, DrainingDecodeWorkerCancelsItsTransfers) {
   EXPECT_TRUE(fleet_.engine(kDecode).drained());
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
   EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+}
+
+TEST_F(EngineTransferTest, ATransferBelongsToTwoPeersAndNobodyElseHasASay) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
+  const AttemptId id = submit.attempt;
+  for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
+           Grant{.attempt = id, .reservation = {.slot = 7, .generation = 7}},
+           Committed{.attempt = id}, PrefillCancel{.attempt = id, .time_left_us = 1'000'000}}) {
+    fleet_.engine(kPrefill).OnDecodeMessage(/*decode=*/999, message, fleet_.now_us());
+  }
+  for (const PrefillToDecode& message : std::vector<PrefillToDecode>{
+           FirstToken{.attempt = id, .tokens = {SampledToken()}},
+           Done{.attempt = id, .num_frames = 10},
+           PrefillRefused{.attempt = id, .status = absl::InternalError("x")}}) {
+    fleet_.engine(kDecode).OnPrefillMessage({.name = "stranger", .incarnation = 1}, message,
+                                            fleet_.now_us());
+  }
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Committed"), 1);
+  EXPECT_EQ(fleet_.messages("Refused"), 0);
 }
 
 TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {

@@ -76,6 +76,13 @@ TEST_F(DecodeTransferTest, TheFirstTokenIsNewOnce) {
   EXPECT_FALSE(transfer_.OnFirstToken(0));
 }
 
+TEST_F(DecodeTransferTest, ACorruptCopyOfWhatIsHereIsNotAskedForAgain) {
+  StartAndGrant();
+  Frame(1, FrameOutcome::kVerified);
+  for (int i = 0; i <= kMaxResends; ++i) EXPECT_FALSE(Frame(1, FrameOutcome::kCorrupt));
+  EXPECT_EQ(transfer_.state(), State::kGranted);
+}
+
 TEST_F(DecodeTransferTest, ACorruptBlockIsAskedForTwiceThenFails) {
   StartAndGrant();
   for (int i = 0; i < kMaxResends; ++i) {

@@ -65,6 +65,29 @@ TEST_F(PrefillTransferTest, DoneComesOnceAfterFirstTokenAndAllHandedOver) {
   EXPECT_FALSE(transfer_.TakeDone());
 }
 
+TEST_F(PrefillTransferTest, ABlockThatIsSentAgainIsOneFrame) {
+  StartAndGrant();
+  transfer_.OnBlockReady(1, 0);
+  EXPECT_EQ(Take(), 1);
+  transfer_.OnFrameSent(1, true);
+  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
+  EXPECT_EQ(Take(), 1);
+  transfer_.OnFirstTokenSent();
+  EXPECT_FALSE(transfer_.TakeDone());
+  transfer_.OnBlockReady(2, 0);
+  EXPECT_EQ(Take(), 2);
+  const std::optional<Done> done = transfer_.TakeDone();
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->num_frames, 2);
+}
+
+TEST_F(PrefillTransferTest, AGrantThatNothingAskedForIsNone) {
+  transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
+  transfer_.Start();
+  transfer_.OnBlockReady(1, 0);
+  EXPECT_EQ(Take(), -1);
+}
+
 TEST_F(PrefillTransferTest, NoDoneBeforeTheFirstToken) {
   StartAndGrant();
   for (const int ordinal : {1, 2}) transfer_.OnBlockReady(ordinal, 0);
