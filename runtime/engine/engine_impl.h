@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -163,7 +164,7 @@ class Engine::Impl {
   int64_t quarantine_since_us_ = kNever;  // That it is too large, or in the way.
   int64_t num_steps_ = 0;
   int32_t failed_steps_ = 0;  // Since one succeeded.
-  int64_t last_admission_us_ = 0;
+  std::optional<int64_t> last_admission_us_;
   int64_t admission_interval_us_ = 0;  // Moving average.
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.

@@ -113,9 +113,9 @@ int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
 // A place in the queue frees when somebody leaves it: so often, on average.
 void Engine::Impl::CountAdmitted(size_t num_admitted) {
   if (num_admitted == 0) return;
-  const int64_t interval_us = (now_us_ - last_admission_us_) / static_cast<int64_t>(num_admitted);
-  admission_interval_us_ += (interval_us - admission_interval_us_) / 4;
-  last_admission_us_ = now_us_;
+  const int64_t since_us = now_us_ - std::exchange(last_admission_us_, now_us_).value_or(now_us_);
+  admission_interval_us_ +=
+      (since_us / static_cast<int64_t>(num_admitted) - admission_interval_us_) / 4;
 }
 
 Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {

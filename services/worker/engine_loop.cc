@@ -18,7 +18,7 @@ constexpr int64_t kMaxSleepUs = 100'000;
 
 // How long a step waits until routers have been told what it computes. Writing takes a fraction of
 // it; a router that does not read must not hold up the others.
-constexpr auto kMaxNoticeWait = std::chrono::milliseconds(5);
+constexpr auto kMaxNoticeWait = std::chrono::milliseconds(100);
 
 }  // namespace
 

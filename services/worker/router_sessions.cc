@@ -98,12 +98,10 @@ void RouterSessions::Publish(SessionId session, const StepBatch& batch) {
 
 std::vector<SessionId> RouterSessions::ids() const { return sessions_.Ids(); }
 
-bool RouterSessions::Written(std::span<const SessionId> sessions) {
-  return std::all_of(sessions.begin(), sessions.end(), [this](SessionId session) {
-    size_t unsent = 0;
-    sessions_.With(session, [&](const Session* s) { unsent = s->unsent(); });
-    return unsent == 0;
-  });
+bool RouterSessions::Written(SessionId session) {
+  size_t unsent = 0;
+  sessions_.With(session, [&](const Session* s) { unsent = s->unsent(); });
+  return unsent == 0;
 }
 
 void RouterSessions::OnWritten() {
@@ -114,13 +112,18 @@ void RouterSessions::OnWritten() {
 void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
                                       std::chrono::microseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
+  std::set<SessionId> unwritten(sessions.begin(), sessions.end());
   MutexLock lock(&written_mu_);
-  while (!Written(sessions)) {
+  std::erase_if(late_, [this](SessionId session) { return Written(session); });
+  std::erase_if(unwritten, [this](SessionId session) { return late_.contains(session); });
+  while (true) {
+    std::erase_if(unwritten, [this](SessionId session) { return Written(session); });
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
         end - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return;
+    if (unwritten.empty() || left.count() <= 0) break;
     written_.WaitFor(&written_mu_, left);
   }
+  late_.merge(unwritten);
 }
 
 bool RouterSessions::Flushed() const { return sessions_.Flushed(); }

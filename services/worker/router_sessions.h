@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -36,7 +37,8 @@ class RouterSessions {
 
   std::vector<SessionId> ids() const;  // Of those that are open.
   // Waits until what was published to these sessions is with the kernel, or they are gone, or for
-  // `limit`. Engine thread.
+  // `limit`: a session that was not done by then is not waited for again until it has caught up.
+  // Engine thread.
   void WaitUntilWritten(std::span<const SessionId> sessions, std::chrono::microseconds limit)
       EXCLUDES(written_mu_);
 
@@ -46,7 +48,7 @@ class RouterSessions {
  private:
   class Session;
 
-  bool Written(std::span<const SessionId> sessions);
+  bool Written(SessionId session);
   void OnWritten() EXCLUDES(written_mu_);
 
   const uint64_t incarnation_;
@@ -55,6 +57,7 @@ class RouterSessions {
   StreamRegistry<Session> sessions_;
   Mutex written_mu_;  // Orders the look at what is unwritten and the word that something was.
   CondVar written_;
+  std::set<SessionId> late_ GUARDED_BY(written_mu_);
 };
 
 }  // namespace tandem

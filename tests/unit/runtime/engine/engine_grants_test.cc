@@ -23,6 +23,20 @@ class EngineGrantsTest : public EngineTransferTest {
   }
 };
 
+TEST_F(EngineGrantsTest, APromptElsewhereIsPartOfTheLoad) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
+  fleet_.Pause(kPrefill, true);
+  fleet_.Submit(kDecode, submit);
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 1);
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_prompt_tokens, 200);
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 0);
+}
+
 TEST_F(EngineGrantsTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   std::vector<Submit> submits;

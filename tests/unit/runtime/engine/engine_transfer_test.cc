@@ -107,20 +107,6 @@ TEST_F(EngineTransferTest, ABlockThatIsHalfComputedDoesNotTravel) {
   EXPECT_EQ(fleet_.messages("Committed"), 1);
 }
 
-TEST_F(EngineTransferTest, APromptElsewhereIsPartOfTheLoad) {
-  Create();
-  const Submit submit = Disaggregated(1, RandomTokens(200, 3), 20);
-  fleet_.Pause(kPrefill, true);
-  fleet_.Submit(kDecode, submit);
-  while (fleet_.RunOne()) {
-  }
-  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 1);
-  EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_prompt_tokens, 200);
-  fleet_.Pause(kPrefill, false);
-  Run();
-  EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 0);
-}
-
 TEST_F(EngineTransferTest, BlocksTravelWhileLaterChunksCompute) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(500, 3), 10);
