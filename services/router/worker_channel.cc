@@ -87,11 +87,12 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
         channel_(std::move(channel)),
         proof_(channel_->Prove(kWorkerSessionMethod, &context_)) {
     context_.set_wait_for_ready(false);
+    // Not in Start: whoever finds the session may close it before.
+    channel_->stub_->async()->Session(&context_, this);
+    AddHold();  // Send and ReadNext come from other threads.
   }
 
   void Start() {
-    channel_->stub_->async()->Session(&context_, this);
-    AddHold();  // Send and ReadNext come from other threads.
     proof_.Start([this] { StartCall(); });
   }
 
