@@ -112,12 +112,13 @@ void RouterSessions::OnWritten() {
 void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
                                       std::chrono::microseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
+  const auto written = [this](SessionId session) { return Written(session); };
+  std::erase_if(late_, written);
   std::set<SessionId> unwritten(sessions.begin(), sessions.end());
+  for (const SessionId session : late_) unwritten.erase(session);
   MutexLock lock(&written_mu_);
-  std::erase_if(late_, [this](SessionId session) { return Written(session); });
-  std::erase_if(unwritten, [this](SessionId session) { return late_.contains(session); });
   while (true) {
-    std::erase_if(unwritten, [this](SessionId session) { return Written(session); });
+    std::erase_if(unwritten, written);
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
         end - std::chrono::steady_clock::now());
     if (unwritten.empty() || left.count() <= 0) break;

@@ -57,7 +57,7 @@ class RouterSessions {
   StreamRegistry<Session> sessions_;
   Mutex written_mu_;  // Orders the look at what is unwritten and the word that something was.
   CondVar written_;
-  std::set<SessionId> late_ GUARDED_BY(written_mu_);
+  std::set<SessionId> late_;  // Engine thread only.
 };
 
 }  // namespace tandem

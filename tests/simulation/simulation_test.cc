@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "runtime/simulation/world.h"
 
 namespace tandem {
@@ -101,15 +103,19 @@ TEST_P(SimulatedKills, OfKnownCauseEndNoRequest) {
   EXPECT_GT(kills, GetParam() < 8 ? 200 : 5);
 }
 
+// Beside it hardly anybody ends: one who stood next to it, too, four times, twice as a suspect who
+// had not begun. Such ends are judged like all others.
 TEST_P(SimulatedKills, LeaveAPoisonousRequestItsFourDeaths) {
+  int64_t others_ended = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SimulationOptions options = Options(seed, /*supervised=*/1);
     options.poison = true;
     const SimulationReport report = World(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
-    EXPECT_GE(report.requests_done + report.requests_too_long, options.num_requests - 1)
-        << "seed " << seed;
+    others_ended +=
+        std::max<int64_t>(0, report.requests_failed - report.requests_too_long - /*poisonous*/ 1);
   }
+  EXPECT_LE(others_ended, 1);
 }
 
 // Those that end are judged: four deaths at one place, the last two alone.
