@@ -8,13 +8,6 @@
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
-namespace {
-
-constexpr int64_t kMinRetryUs = 10'000;
-constexpr int64_t kMaxRetryUs = 1'000'000;
-
-}  // namespace
-
 void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
   Note(now_us);
   if (attempts_.contains(submit.attempt) || Ended(submit.attempt)) return;
@@ -98,24 +91,7 @@ absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
 void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
   // A copy of this submit that arrives later must not be admitted.
   RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
-  const int64_t retry_after_us = RetryAfterUs(status);
-  outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt,
-                                         .status = std::move(status),
-                                         .retry_after_us = retry_after_us});
-}
-
-int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
-  return absl::IsResourceExhausted(refused)
-             ? std::clamp(admission_interval_us_, kMinRetryUs, kMaxRetryUs)
-             : 0;
-}
-
-// A place in the queue frees when somebody leaves it: so often, on average.
-void Engine::Impl::CountAdmitted(size_t num_admitted) {
-  if (num_admitted == 0) return;
-  const int64_t since_us = now_us_ - std::exchange(last_admission_us_, now_us_).value_or(now_us_);
-  admission_interval_us_ +=
-      (since_us / static_cast<int64_t>(num_admitted) - admission_interval_us_) / 4;
+  outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt, .status = std::move(status)});
 }
 
 Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {

@@ -39,16 +39,10 @@ absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
     session_owner_.erase(worker.session);
     worker = FleetWorker{};
   }
-  if (worker.id().name.empty()) {
-    // A batch, and as many that wait for their turn in it.
-    const int32_t size = std::min(registration.max_sequences, 1 << 20) * 2;
-    worker.window = worker.prompt_window = WorkWindow(size);
-  }
   worker.registration = registration;
   if (const auto live = live_.find(worker.id()); live != live_.end()) {
     worker.live_sequences = live->second.sequences;
     worker.live_prompt_tokens = live->second.prompt_tokens;
-    worker.live_prompts = live->second.prompts;
   }
   worker.address = address;
   worker.watched = true;
@@ -89,8 +83,12 @@ bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool drainin
   worker->heard_us = now_us;
   worker->live_sequences_when_heard = worker->live_sequences;
   worker->live_prompt_tokens_when_heard = worker->live_prompt_tokens;
-  worker->window.OnHeartbeat(worker->live_sequences, now_us);
-  worker->prompt_window.OnHeartbeat(worker->live_prompts, now_us);
+  constexpr int32_t kWindowUnlimited = std::numeric_limits<int32_t>::max();
+  if (worker->window < kWindowUnlimited / 2) {
+    worker->window += 1 + worker->window / 8;
+  } else {
+    worker->window = kWindowUnlimited;
+  }
   return true;
 }
 
@@ -141,38 +139,23 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
   return gone;
 }
 
-void Fleet::AddLive(const WorkerId& id, int32_t sequences, int64_t prompt_tokens, int32_t prompts) {
+void Fleet::AddLive(const WorkerId& id, int32_t sequences, int64_t prompt_tokens) {
   const auto entry = live_.try_emplace(id).first;
   Live& live = entry->second;
   live.sequences += sequences;
   live.prompt_tokens += prompt_tokens;
-  live.prompts += prompts;
-  TANDEM_CHECK(live.sequences >= 0 && live.prompt_tokens >= 0 && live.prompts >= 0)
+  TANDEM_CHECK(live.sequences >= 0 && live.prompt_tokens >= 0)
       << id.name << ": " << live.sequences << " sequences, " << live.prompt_tokens
-      << " prompt tokens, " << live.prompts << " prompts";
+      << " prompt tokens";
   if (FleetWorker* worker = FindMutable(id)) {
     worker->live_sequences = live.sequences;
     worker->live_prompt_tokens = live.prompt_tokens;
-    worker->live_prompts = live.prompts;
   }
-  if (live == Live()) live_.erase(entry);
+  if (live.sequences == 0 && live.prompt_tokens == 0) live_.erase(entry);
 }
 
-void Fleet::OnFull(const WorkerId& id, int64_t retry_after_us, int64_t now_us) {
-  FleetWorker* worker = FindMutable(id);
-  if (worker == nullptr) return;
-  worker->window.OnRefused(worker->live_sequences, retry_after_us, times_.heartbeat_us, now_us);
-}
-
-void Fleet::OnPromptRefused(const WorkerId& id, int64_t retry_after_us, int64_t now_us) {
-  FleetWorker* worker = FindMutable(id);
-  if (worker == nullptr) return;
-  worker->prompt_window.OnRefused(worker->live_prompts, retry_after_us, times_.heartbeat_us,
-                                  now_us);
-}
-
-void Fleet::OnAloneRefused(const WorkerId& id, int64_t now_us) {
-  if (FleetWorker* worker = FindMutable(id)) worker->alone_until_us = now_us + times_.heartbeat_us;
+void Fleet::OnFull(const WorkerId& id) {
+  if (FleetWorker* worker = FindMutable(id)) worker->window = std::max(1, worker->live_sequences);
 }
 
 void Fleet::OnDraining(const WorkerId& id) {
@@ -218,10 +201,9 @@ bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
 
 bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone,
                         int64_t now_us) const {
-  const bool room = worker.window.HasRoom(worker.live_sequences, sequences, now_us);
-  const bool undisturbed =
-      !worker.reserved &&
-      (!alone || (worker.live_prompt_tokens == 0 && now_us >= worker.alone_until_us));
+  const bool room =
+      worker.live_sequences == 0 || worker.window - sequences >= worker.live_sequences;
+  const bool undisturbed = !worker.reserved && (!alone || worker.live_prompt_tokens == 0);
   return room && undisturbed && worker.session != 0 && Healthy(worker, now_us);
 }
 

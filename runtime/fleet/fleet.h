@@ -11,6 +11,7 @@
 #define TANDEM_RUNTIME_FLEET_FLEET_H_
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,7 +19,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "runtime/fleet/work_window.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/router_messages.h"
 #include "runtime/protocol/times.h"
@@ -32,7 +32,7 @@ struct FleetWorker {
   bool draining = false;
   bool has_snapshot = false;  // Its prefix cache is known.
   bool watched = false;       // The Watch stands.
-  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
+  bool peer_lost = false;     // A decode worker lost it, or was refused, since its last heartbeat.
   int64_t heard_us = 0;       // Last message of its Watch.
   SessionId session = 0;      // 0: none.
 
@@ -46,10 +46,9 @@ struct FleetWorker {
   int64_t failing_until_us = 0;
   int64_t failing_pause_us = 0;
 
-  // Of sequences of ours, and of prompts that it computes for decode workers.
-  WorkWindow window, prompt_window;
-  int32_t live_prompts = 0;
-  int64_t alone_until_us = 0;  // It has somebody else's attempt that must run alone.
+  // At most this many sequences of ours, since it refused one for being full. Grows again with
+  // every heartbeat.
+  int32_t window = std::numeric_limits<int32_t>::max();
 
   // A sequence that may be what kills workers has no token yet: no other prompt comes here, so that
   // only one can be blamed.
@@ -100,17 +99,11 @@ class Fleet {
 
   // ---- What the router does there ----
 
-  // `prompts`: that it computes for decode workers.
-  void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens,
-               int32_t prompts = 0);
+  void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
   // These, too, ignore an incarnation that is not known.
-  // It refused for being full: a sequence, a prompt for a decode worker, or one that must run alone
-  // while another such runs there. `retry_after_us` is when it may have room; 0: it did not say.
-  void OnFull(const WorkerId& worker, int64_t retry_after_us, int64_t now_us);
-  void OnPromptRefused(const WorkerId& prefill, int64_t retry_after_us, int64_t now_us);
-  void OnAloneRefused(const WorkerId& worker, int64_t now_us);
+  void OnFull(const WorkerId& worker);      // It refused: queue full.
   void OnDraining(const WorkerId& worker);  // It refused: draining.
-  // A decode worker lost it: no work until its next heartbeat.
+  // A decode worker lost it, or was refused by it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
   void Reserve(const WorkerId& worker, bool reserved);
   // A step failed there as a whole: no work for a heartbeat; for twice as long each time up to
@@ -129,14 +122,11 @@ class Fleet {
   // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer, and no
   // step failed there just now.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
-  // Healthy, has a session, is not reserved, and its window has room for `sequences` more. `alone`:
-  // also has no prompt of ours.
+  // Healthy, has a session, is not reserved, and its window has room for `sequences` more (or is
+  // empty). `alone`: also has no prompt of ours.
   bool MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone, int64_t now_us) const;
   bool MayPrefill(const FleetWorker& worker, int64_t now_us) const {
     return Healthy(worker, now_us) && !worker.reserved;
-  }
-  bool HasPromptRoom(const FleetWorker& worker, int64_t now_us) const {
-    return worker.prompt_window.HasRoom(worker.live_prompts, 1, now_us);
   }
   WorkerFault FaultOf(const FleetWorker& worker, int64_t now_us) const;
   // Blocks of one mean the same to the other, bit for bit, and the last attempt has not failed just
@@ -179,8 +169,6 @@ class Fleet {
   struct Live {
     int32_t sequences = 0;
     int64_t prompt_tokens = 0;
-    int32_t prompts = 0;
-    bool operator==(const Live&) const = default;
   };
   FleetWorker* FindMutable(const WorkerId& worker);
 

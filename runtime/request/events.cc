@@ -188,20 +188,17 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
   DetachAttempt(request, index);
   switch (event.status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      if (event.by_prefill && prefill.has_value()) {
-        fleet_.OnPromptRefused(*prefill, event.retry_after_us, now_us);
-      } else if (alone) {
-        fleet_.OnAloneRefused(worker, now_us);
-      } else {
-        fleet_.OnFull(worker, event.retry_after_us, now_us);
-      }
-      Requeue(request, index);
-      break;
     case absl::StatusCode::kUnavailable:
-      if (event.by_prefill && prefill.has_value()) {
+      // Of a pair either may have refused. The next attempt goes without this prefill worker; if
+      // it was not the one, that attempt is refused as well and says so.
+      if (prefill.has_value()) {
         fleet_.OnPeerLost(*prefill);
-      } else {
+      } else if (absl::IsUnavailable(event.status)) {
         fleet_.OnDraining(worker);
+      } else if (alone) {
+        fleet_.OnPeerLost(worker);  // Another router's runs alone there: again after a heartbeat.
+      } else {
+        fleet_.OnFull(worker);
       }
       Requeue(request, index);
       break;
@@ -243,7 +240,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
       break;
     }
     case absl::StatusCode::kResourceExhausted:
-      fleet_.OnFull(stream->worker, /*retry_after_us=*/0, now_us);
+      fleet_.OnFull(stream->worker);
       DetachAttempt(request, index);
       Requeue(request, index);
       break;

@@ -30,29 +30,19 @@ RequestOwner::Impl::Need RequestOwner::Impl::NeedOf(const StreamKey& key) const 
   const auto offer = offers_.lower_bound({request.facts.model, TotalTokens(request)});
   const bool fits = offer != offers_.end() && offer->first == request.facts.model;
   const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeAlone;
-  const int32_t from = DisaggregateFromTokens(options_.disaggregate);
-  const int64_t num_tokens = NumTokens(request, stream);
-  const auto prompt_offer = prompt_offers_.upper_bound(num_tokens);
-  const bool travels = from > 0 && num_tokens >= from && prompt_offer != prompt_offers_.end();
   return {.model = request.facts.model,
           .numerics_id = request.numerics_id,
           .offer = fits ? offer->second : std::numeric_limits<int64_t>::max(),
-          .prompt_offer = travels ? *prompt_offer : 0,
           .suspect = may_be_suspect ? std::optional(key) : std::nullopt};
 }
 
 void RequestOwner::Impl::RegroupWaiting() {
   std::set<std::pair<std::string, int64_t>> offers;
-  std::set<int64_t> prompt_offers;
   for (const auto& [name, worker] : fleet_.workers()) {
     offers.emplace(worker.registration.model, worker.offered_tokens());
-    if (worker.registration.role == WorkerRole::kPrefill) {
-      prompt_offers.insert(worker.offered_tokens());
-    }
   }
-  if (offers == offers_ && prompt_offers == prompt_offers_) return;
+  if (offers == offers_) return;
   offers_ = std::move(offers);
-  prompt_offers_ = std::move(prompt_offers);
   const auto waiting = std::exchange(waiting_, {});
   groups_.clear();
   for (const auto& [key, group] : waiting) Wait(key);
@@ -108,11 +98,6 @@ bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail
   return true;
 }
 
-int32_t RequestOwner::Impl::NumTokens(const RequestState& request, const StreamState& stream) {
-  const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
-  return request.prompt_tokens() + static_cast<int32_t>(choice.generated.size());
-}
-
 int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
   const int64_t prompt_tokens = request.prompt_tokens();
   const int64_t wanted = prompt_tokens + request.facts.sampling.max_tokens;
@@ -127,9 +112,10 @@ int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
 
 RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
                                           const std::set<std::string>& spoken_for, int64_t now_us) {
+  const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
   RoutingRequest wanted{
       .chain = request.chain,
-      .num_tokens = NumTokens(request, stream),
+      .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
       .max_total_tokens = TotalTokens(request),
       .num_sequences = static_cast<int32_t>(stream.choices.size()),
       .alone = IsSuspect(stream, now_us),
@@ -215,8 +201,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
   stream.live_prompt_tokens = std::max<int64_t>(num_tokens - route.known_prefix_tokens, 1);
   fleet_.AddLive(stream.worker, stream.live_sequences, 0);
-  fleet_.AddLive(stream.prefill.value_or(stream.worker), 0, stream.live_prompt_tokens,
-                 stream.prefill.has_value() ? 1 : 0);
+  fleet_.AddLive(stream.prefill.value_or(stream.worker), 0, stream.live_prompt_tokens);
   if (route.prefill.has_value()) {
     const FleetWorker* prefill = fleet_.Find(*route.prefill);
     TANDEM_CHECK(prefill != nullptr) << route.prefill->name;
@@ -232,10 +217,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
 }
 
 void RequestOwner::Impl::StopPromptCount(StreamState* stream) {
-  if (stream->live_prompt_tokens == 0) return;
-  fleet_.AddLive(stream->prefill.value_or(stream->worker), 0, -stream->live_prompt_tokens,
-                 stream->prefill.has_value() ? -1 : 0);
-  may_place_ |= stream->prefill.has_value();
+  fleet_.AddLive(stream->prefill.value_or(stream->worker), 0, -stream->live_prompt_tokens);
   stream->live_prompt_tokens = 0;
   if (std::exchange(stream->alone, false)) {
     fleet_.Reserve(stream->worker, false);

@@ -64,8 +64,7 @@ class RequestOwner::Impl {
   struct Need {
     std::string model;
     std::string numerics_id;
-    int64_t offer = 0;         // The least that a worker offers and it still fits.
-    int64_t prompt_offer = 0;  // The same of prefill workers, for its prompt; 0: it stays local.
+    int64_t offer = 0;                 // The least that a worker offers and it still fits.
     std::optional<StreamKey> suspect;  // What may kill workers waits for one of its own.
     auto operator<=>(const Need&) const = default;
   };
@@ -76,9 +75,8 @@ class RequestOwner::Impl {
   using Groups = std::map<Need, Group>;
   Groups groups_;
   std::map<StreamKey, Groups::iterator> waiting_;  // For a worker.
-  // Of every registered worker: model, and the tokens that it offers; those of prefill workers.
+  // Of every registered worker: model, and the tokens that it offers.
   std::set<std::pair<std::string, int64_t>> offers_;
-  std::set<int64_t> prompt_offers_;
 
  private:
   // ---- placement.cc ----
@@ -92,8 +90,6 @@ class RequestOwner::Impl {
   bool PlaceOldest(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
   RoutingDecision Route(const RequestState& request, const StreamState& stream,
                         const std::set<std::string>& spoken_for, int64_t now_us);
-  // Prompt, and what was generated: what its next attempt begins with.
-  static int32_t NumTokens(const RequestState& request, const StreamState& stream);
   // Prompt and all that may be generated: as promised, or as it would be now.
   int64_t TotalTokens(const RequestState& request) const;
   // Nothing, or why a request that found nobody must end.

@@ -105,44 +105,30 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       return {.route = std::nullopt, .why_not = NoRoute::kAllFull, .full = std::move(tier->full)};
     }
     const Candidate& chosen = Pick(candidates, kSlackSequences, &random_);
-    Route route{.decode = chosen.worker->id(),
-                .prefill = std::nullopt,
-                .known_prefix_tokens = chosen.prefix_tokens};
-    const Prefills prefills = FindPrefills(request, fleet, prefixes, chosen, now_us);
-    if (!prefills.with_room.empty()) {
-      route.prefill = Pick(prefills.with_room, kSlackPromptTokens, &random_).worker->id();
-    } else if (prefills.any) {
-      // Computed at a decode worker it would be in the way of everybody's tokens.
-      return {.route = std::nullopt, .why_not = NoRoute::kAllFull, .full = {}};
-    }
-    return {.route = std::move(route), .full = {}};
+    return {.route = Route{.decode = chosen.worker->id(),
+                           .prefill = ChoosePrefill(request, fleet, prefixes, chosen, now_us),
+                           .known_prefix_tokens = chosen.prefix_tokens},
+            .full = {}};
   }
 
  private:
-  struct Prefills {
-    bool any = false;  // That would do, once they have room.
-    std::vector<Candidate> with_room;
-  };
-
-  static Prefills FindPrefills(const RoutingRequest& request, const Fleet& fleet,
-                               const std::map<std::string, int32_t>& prefixes,
-                               const Candidate& decode, int64_t now_us) {
-    Prefills found;
+  std::optional<WorkerId> ChoosePrefill(const RoutingRequest& request, const Fleet& fleet,
+                                        const std::map<std::string, int32_t>& prefixes,
+                                        const Candidate& decode, int64_t now_us) {
     const int32_t from = DisaggregateFromTokens(request.disaggregate);
-    if (request.alone || from == 0 || request.num_tokens < from) return found;
-    if (decode.worker->registration.role == WorkerRole::kPrefill) return found;
+    if (request.alone || from == 0 || request.num_tokens < from) return std::nullopt;
+    if (decode.worker->registration.role == WorkerRole::kPrefill) return std::nullopt;
+    std::vector<Candidate> candidates;
     for (const auto& [name, worker] : fleet.workers()) {
-      if (worker.registration.role != WorkerRole::kPrefill || !fleet.MayPrefill(worker, now_us) ||
-          !PromptFits(worker, request) || ToAvoid(request, worker) ||
-          !fleet.MayPair(*decode.worker, worker, now_us)) {
-        continue;
+      if (worker.registration.role == WorkerRole::kPrefill && fleet.MayPrefill(worker, now_us) &&
+          PromptFits(worker, request) && !ToAvoid(request, worker) &&
+          fleet.MayPair(*decode.worker, worker, now_us)) {
+        candidates.push_back(
+            {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
       }
-      found.any = true;
-      if (!fleet.HasPromptRoom(worker, now_us)) continue;
-      found.with_room.push_back(
-          {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
     }
-    return found;
+    if (candidates.empty()) return std::nullopt;
+    return Pick(candidates, kSlackPromptTokens, &random_).worker->id();
   }
 
   Random random_;

@@ -204,43 +204,6 @@ TEST_F(EngineLocalTest, ARequestOfOneTokenDoesNotWaitForTheChoicesOfAnother) {
   EXPECT_EQ(fleet_.executor(0).largest_batch(), 8);
 }
 
-TEST_F(EngineLocalTest, AFullQueueSaysHowSoonSomebodyLeavesIt) {
-  EngineOptions options = SmallEngine();
-  options.max_waiting_attempts = 2;
-  Create(options);
-  uint64_t counter = 0;
-  const auto submit = [&] {
-    const Submit submitted = MakeSubmit(++counter, RandomTokens(10, 1), 1);
-    fleet_.Submit(0, submitted);
-    return submitted.attempt;
-  };
-  const auto fill = [&] {
-    submit();
-    submit();
-    EXPECT_THAT(fleet_.record(submit()).refused, SizeIs(1));
-    return fleet_.record({.request = {.router_incarnation = 9, .counter = counter}, .attempt = 1})
-        .retry_after_us;
-  };
-  EXPECT_EQ(fill(), 10'000) << "nothing is known yet";
-  for (int i = 0; i < 16; ++i) {  // Two leave at once, every 400 ms.
-    Run();
-    fleet_.Advance(400'000);
-    EXPECT_GE(fill(), 10'000);
-  }
-  Run();
-  EXPECT_NEAR(static_cast<double>(fill()), 200'000, 10'000);
-  Run();
-  fleet_.Advance(60'000'000);
-  fill();
-  Run();
-  EXPECT_EQ(fill(), 1'000'000) << "at most";
-  Run();
-  const Submit wrong = MakeSubmit(++counter, {}, 1);
-  fleet_.Submit(0, wrong);
-  EXPECT_THAT(fleet_.record(wrong.attempt).refused, SizeIs(1));
-  EXPECT_EQ(fleet_.record(wrong.attempt).retry_after_us, 0) << "it would be refused again";
-}
-
 TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);

@@ -161,14 +161,13 @@ TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
 // Whoever makes up incarnations must not end the router: what ran there ends at its own time.
 TEST_F(FleetTest, ALifeThatComesAgainStillHasWhatRunsThere) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 2, 100, 1);
+  fleet_.AddLive(id_, 2, 100);
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 2), 1).ok());
   EXPECT_EQ(worker().live_sequences, 0);
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 2).ok());
   EXPECT_EQ(worker().live_sequences, 2);
   EXPECT_EQ(worker().live_prompt_tokens, 100);
-  EXPECT_EQ(worker().live_prompts, 1);
-  fleet_.AddLive(id_, -2, -100, -1);
+  fleet_.AddLive(id_, -2, -100);
   EXPECT_EQ(worker().live_sequences, 0);
   EXPECT_EQ(worker().live_prompt_tokens, 0);
 }
@@ -186,65 +185,16 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
 TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
   RegisterWithSession();
   fleet_.AddLive(id_, 8, 0);
-  fleet_.OnFull(id_, 0, 0);
-  EXPECT_TRUE(fleet_.Healthy(worker(), 0)) << "full is not lost";
+  fleet_.OnFull(id_);
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
   fleet_.AddLive(id_, -1, 0);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, false, 0));
-  fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, false, 0)) << "it did not use what it had";
-  fleet_.AddLive(id_, 1, 0);
-  fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, kTimes.heartbeat_us));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, false, kTimes.heartbeat_us));
-  fleet_.AddLive(id_, -8, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, false, kTimes.heartbeat_us))
-      << "an idle worker may try anything";
-}
-
-TEST_F(FleetTest, AWorkerBeginsWithABatchAndAsManyThatWait) {
-  WorkerRegistration registration = Registration("a", 1);
-  registration.max_sequences = 4;
-  EXPECT_TRUE(fleet_.OnRegistration("addr:1", registration, 0).ok());
-  EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
-  fleet_.AddLive(id_, 7, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
-  fleet_.AddLive(id_, 1, 0);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
-}
-
-TEST(WorkWindowTest, IsAskedForMoreEverMoreRarelyWhileTheAnswerIsNo) {
-  WorkWindow window(8);
-  int refusals = 0, in_use = 5;
-  const int64_t heartbeat_us = kTimes.heartbeat_us;
-  for (int64_t now_us = 0; now_us < 60'000'000; now_us += heartbeat_us) {
-    window.OnHeartbeat(in_use, now_us);
-    if (!window.HasRoom(in_use, 1, now_us)) continue;
-    ++refusals;
-    window.OnRefused(in_use, 0, heartbeat_us, now_us);
-  }
-  EXPECT_LT(refusals, 25);
-  // There is room for two more: both are found, a heartbeat apart.
-  int64_t now_us = 60'000'000;
-  while (!window.HasRoom(in_use, 1, now_us)) window.OnHeartbeat(in_use, now_us += heartbeat_us);
-  ++in_use;
-  EXPECT_LT(now_us, 67'000'000);
-  window.OnHeartbeat(in_use, now_us += heartbeat_us);
-  EXPECT_TRUE(window.HasRoom(in_use, 1, now_us));
-  EXPECT_FALSE(window.HasRoom(in_use, 2, now_us));
-}
-
-TEST(WorkWindowTest, WaitsForTheTimeThatTheWorkerNames) {
-  WorkWindow window(8);
-  window.OnRefused(0, 700'000, kTimes.heartbeat_us, 0);
-  EXPECT_FALSE(window.HasRoom(0, 1, 699'999)) << "others have filled it";
-  EXPECT_TRUE(window.HasRoom(0, 1, 700'000));
-  window.OnRefused(3, 900'000, kTimes.heartbeat_us, 1'000'000);
-  window.OnHeartbeat(3, 1'899'999);
-  EXPECT_FALSE(window.HasRoom(3, 1, 1'899'999));
-  window.OnHeartbeat(3, 1'900'000);
-  EXPECT_TRUE(window.HasRoom(3, 1, 1'900'000));
+  fleet_.OnHeartbeat(id_, {}, false, 0);  // 8 + 1 + 8 / 8
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 3, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 4, false, 0));
+  fleet_.AddLive(id_, -7, 0);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, false, 0)) << "an idle worker may try anything";
 }
 
 TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {

@@ -178,7 +178,6 @@ class RequestFixture : public testing::Test {
     for (const auto& [name, worker] : owner_->fleet().workers()) {
       EXPECT_EQ(worker.live_sequences, 0) << name;
       EXPECT_EQ(worker.live_prompt_tokens, 0) << name;
-      EXPECT_EQ(worker.live_prompts, 0) << name;
     }
   }
 

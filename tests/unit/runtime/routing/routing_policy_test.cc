@@ -1,6 +1,6 @@
 #include "runtime/routing/routing_policy.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <set>
 
@@ -110,7 +110,7 @@ TEST_F(RoutingPolicyTest, AFullDecodeWorkerIsWaitedForNotReplacedByAPrefillWorke
   const WorkerId d = Add("d", WorkerRole::kDecode);
   Add("p", WorkerRole::kPrefill);
   fleet_.AddLive(d, 2, 0);
-  fleet_.OnFull(d, 0, 0);
+  fleet_.OnFull(d);
   const RoutingDecision decision = Choose();
   EXPECT_FALSE(decision.route.has_value());
   EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
@@ -154,32 +154,15 @@ TEST_F(RoutingPolicyTest, APrefillWorkerNeedsRoomForThePromptAndOneToken) {
   for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, exact);
 }
 
-TEST_F(RoutingPolicyTest, APrefillWorkerThatIsOnlyFullIsWaitedFor) {
-  Add("d", WorkerRole::kDecode);
-  const WorkerId p = Add("p", WorkerRole::kPrefill);
-  fleet_.AddLive(p, 0, 0, 1);
-  fleet_.OnPromptRefused(p, 0, 0);
-  const RoutingDecision decision = Choose();
-  EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
-  EXPECT_THAT(decision.full, testing::IsEmpty()) << "nobody is kept from d";
-  request_.num_tokens = 255;
-  EXPECT_TRUE(Choose().route.has_value()) << "what stays local does not wait for it";
-  request_.num_tokens = 320;
-  fleet_.AddLive(p, 0, 0, -1);
-  EXPECT_EQ(Choose().route->prefill, p);
-  fleet_.OnPeerLost(p);
-  EXPECT_EQ(Choose().route->prefill, std::nullopt) << "one that is lost is not";
-}
-
 TEST_F(RoutingPolicyTest, RoomThatSomebodyOlderWaitsForIsLeftToHim) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
   fleet_.AddLive(a, 1, 0);
   fleet_.AddLive(b, 2, 0);
-  fleet_.OnFull(b, 0, 0);
+  fleet_.OnFull(b);
   RoutingRequest older = request_;
   older.num_sequences = 4;
-  fleet_.OnFull(a, 0, 0);
+  fleet_.OnFull(a);
   const RoutingDecision waits = policy_->Choose(older, fleet_, index_, 0);
   EXPECT_EQ(waits.full, (std::vector<std::string>{"a", "b"}));
   fleet_.AddLive(b, -1, 0);
