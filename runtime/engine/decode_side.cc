@@ -101,7 +101,7 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
   } else if (const auto* done = std::get_if<Done>(&message)) {
     transfer.OnDone(*done, now_us_);
   } else if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
-    OnPrefillRefused(attempt, refused->status);
+    OnPrefillRefused(attempt, *refused);
     return;
   }
   AfterTransferInput(attempt);
@@ -136,7 +136,8 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
   return false;
 }
 
-void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
+void Engine::Impl::OnPrefillRefused(Attempt* attempt, const PrefillRefused& refused) {
+  const absl::Status& why = refused.status;
   const bool nothing_delivered = !attempt->remote->transfer.first_token_known();
   attempt->remote->transfer.OnRefused(why);
   if (absl::IsFailedPrecondition(why)) {
@@ -148,7 +149,10 @@ void Engine::Impl::OnPrefillRefused(Attempt* attempt, const absl::Status& why) {
                       EndedEvent{.attempt = attempt->id, .status = why, .by_prefill = true});
     ForgetAttempt(attempt);
   } else if (nothing_delivered) {
-    outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id, .status = why});
+    outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id,
+                                                    .status = why,
+                                                    .by_prefill = true,
+                                                    .retry_after_us = refused.retry_after_us});
     ForgetAttempt(attempt);
   } else {
     EndAttempt(attempt, absl::UnavailableError(

@@ -74,8 +74,11 @@ class Engine::Impl {
                                int32_t prompt_tokens, int64_t num_tokens) const;
   absl::Status CheckQueue() const;
   void Refuse(SessionId router, const Submit& submit, absl::Status status);
+  int64_t RetryAfterUs(const absl::Status& refused) const;
+  void CountAdmitted(size_t num_admitted);
   Attempt* AddAttempt(SessionId router, const Submit& submit);
-  int64_t FinalTokens(const Attempt& attempt) const;
+  // Tokens of each of its choices that are ever computed; the last one is only drawn.
+  static int64_t FinalTokens(const Attempt& attempt);
   void SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
                    int32_t prompt_tokens, const SamplingParams* sampling,
                    EngineSequence* sequence) const;
@@ -130,7 +133,7 @@ class Engine::Impl {
   // ---- decode_side.cc ----
   bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
   bool OnFirstToken(Attempt* attempt, const FirstToken& first);
-  void OnPrefillRefused(Attempt* attempt, const absl::Status& why);
+  void OnPrefillRefused(Attempt* attempt, const PrefillRefused& refused);
   void GrantHeld();
   void GrantBlocks(Attempt* attempt);
   int32_t GrantableBlocks() const;
@@ -161,7 +164,9 @@ class Engine::Impl {
   uint64_t blocked_order_ = kNoOrder;     // As of the last step's plan.
   int64_t quarantine_since_us_ = kNever;  // That it is too large, or in the way.
   int64_t num_steps_ = 0;
-  int32_t failed_steps_ = 0;  // Since one succeeded.
+  int32_t failed_steps_ = 0;                  // Since one succeeded.
+  std::optional<int64_t> last_admission_us_;  // While anybody waits.
+  int64_t admission_interval_us_ = 0;         // Moving average.
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.
   std::map<AttemptId, std::unique_ptr<Attempt>> attempts_;

@@ -49,8 +49,10 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
     if (submit.time_left_us > 0) {
       RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
     }
-    outbox_->ToDecode(decode,
-                      PrefillRefused{.attempt = submit.attempt, .status = std::move(status)});
+    const int64_t retry_after_us = RetryAfterUs(status);
+    outbox_->ToDecode(decode, PrefillRefused{.attempt = submit.attempt,
+                                             .status = std::move(status),
+                                             .retry_after_us = retry_after_us});
     return;
   }
   auto job = std::make_unique<PrefillJob>(PrefillJob{

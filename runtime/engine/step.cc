@@ -20,6 +20,7 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
 
   const StepPlan& plan = scheduler_.Schedule(OldestHeldGrant());
   blocked_order_ = plan.blocked_order;
+  CountAdmitted(plan.admitted.size());
   StartAdmitted(plan);
   StepResult result;
   result.preempted = static_cast<int32_t>(plan.preempted.size());

@@ -8,6 +8,13 @@
 #include "runtime/engine/engine_impl.h"
 
 namespace tandem {
+namespace {
+
+constexpr int64_t kMinRetryUs = 10'000;
+constexpr int64_t kMaxRetryUs = 1'000'000;
+
+}  // namespace
+
 void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
   Note(now_us);
   if (attempts_.contains(submit.attempt) || Ended(submit.attempt)) return;
@@ -50,7 +57,7 @@ absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
   }
   // Of two that may be what kills workers, a death would be laid to both.
   if (submit.alone && scheduler_.num_alone() > 0) {
-    return absl::ResourceExhaustedError("another attempt that must run alone has no token yet");
+    return absl::AbortedError("another attempt that must run alone has no token yet");
   }
   return CheckQueue();
 }
@@ -91,7 +98,29 @@ absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
 void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
   // A copy of this submit that arrives later must not be admitted.
   RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
-  outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt, .status = std::move(status)});
+  const int64_t retry_after_us = RetryAfterUs(status);
+  outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt,
+                                         .status = std::move(status),
+                                         .retry_after_us = retry_after_us});
+}
+
+int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
+  return absl::IsResourceExhausted(refused)
+             ? std::clamp(admission_interval_us_, kMinRetryUs, kMaxRetryUs)
+             : 0;
+}
+
+// A place in the queue frees when somebody leaves it: so often, on average, while anybody waits.
+void Engine::Impl::CountAdmitted(size_t num_admitted) {
+  if (num_admitted > 0) {
+    if (last_admission_us_.has_value()) {
+      const int64_t since_us = now_us_ - *last_admission_us_;
+      admission_interval_us_ +=
+          (since_us / static_cast<int64_t>(num_admitted) - admission_interval_us_) / 4;
+    }
+    last_admission_us_ = now_us_;
+  }
+  if (scheduler_.num_waiting() == 0) last_admission_us_.reset();
 }
 
 Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
@@ -113,9 +142,15 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
                               static_cast<size_t>(std::min(submit.sampling.max_tokens, 1024)));
   sequence->alone = submit.alone;
   sequence->turns = &attempt->turns;
+  sequence->final_tokens = FinalTokens(*attempt);
   const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
-  const int64_t generated = FinalTokens(*attempt) - num_tokens;
-  sequence->final_tokens = num_tokens + attempt->num_unfinished * generated;
+  if (sequence->final_tokens > num_tokens) {
+    // A fork shares the full blocks of the prompt and has its own for what follows.
+    const int64_t block_tokens = options_.block_tokens;
+    const int64_t own = sequence->final_tokens - num_tokens / block_tokens * block_tokens;
+    sequence->final_tokens +=
+        (attempt->num_unfinished - 1) * CeilDiv<int64_t>(own, block_tokens) * block_tokens;
+  }
   SetUpPrompt(submit.hash_root, submit.choices, attempt->prompt_tokens, &attempt->sampling,
               sequence.get());
   attempt->sequences.push_back(std::move(sequence));
@@ -124,11 +159,8 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   return attempt;
 }
 
-// The last token of a choice is never computed.
-int64_t Engine::Impl::FinalTokens(const Attempt& attempt) const {
-  return std::min(attempt.prompt_tokens + int64_t{attempt.sampling.max_tokens},
-                  int64_t{options_.max_model_tokens}) -
-         1;
+int64_t Engine::Impl::FinalTokens(const Attempt& attempt) {
+  return attempt.prompt_tokens + int64_t{attempt.sampling.max_tokens} - 1;
 }
 
 void Engine::Impl::SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,

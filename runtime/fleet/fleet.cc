@@ -10,17 +10,21 @@ namespace tandem {
 
 int32_t FleetWorker::estimated_sequences() const {
   const int32_t reported = load.running_sequences + load.waiting_sequences;
-  return std::max(live_sequences, reported + live_sequences - live_sequences_when_heard);
+  return std::max(live.sequences, reported + live.sequences - live_when_heard.sequences);
 }
 
 int64_t FleetWorker::estimated_prompt_tokens() const {
-  return std::max(live_prompt_tokens,
-                  load.waiting_prompt_tokens + live_prompt_tokens - live_prompt_tokens_when_heard);
+  return std::max(live.prompt_tokens,
+                  load.waiting_prompt_tokens + live.prompt_tokens - live_when_heard.prompt_tokens);
 }
 
 int64_t FleetWorker::offered_tokens() const {
   return std::min<int64_t>(registration.max_model_tokens,
                            registration.num_blocks * registration.block_tokens);
+}
+
+int64_t FleetWorker::offered_prompt_tokens() const {
+  return std::min<int64_t>(offered_tokens(), int64_t{registration.max_model_tokens} - 1);
 }
 
 absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
@@ -39,10 +43,13 @@ absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
     session_owner_.erase(worker.session);
     worker = FleetWorker{};
   }
+  if (worker.id().name.empty()) {
+    // A batch, and as many that wait for their turn in it.
+    worker.window = worker.prompt_window = WorkWindow(int64_t{2} * registration.max_sequences);
+  }
   worker.registration = registration;
   if (const auto live = live_.find(worker.id()); live != live_.end()) {
-    worker.live_sequences = live->second.sequences;
-    worker.live_prompt_tokens = live->second.prompt_tokens;
+    worker.live = live->second;
   }
   worker.address = address;
   worker.watched = true;
@@ -81,14 +88,9 @@ bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool drainin
   worker->draining = draining;
   worker->peer_lost = false;
   worker->heard_us = now_us;
-  worker->live_sequences_when_heard = worker->live_sequences;
-  worker->live_prompt_tokens_when_heard = worker->live_prompt_tokens;
-  constexpr int32_t kWindowUnlimited = std::numeric_limits<int32_t>::max();
-  if (worker->window < kWindowUnlimited / 2) {
-    worker->window += 1 + worker->window / 8;
-  } else {
-    worker->window = kWindowUnlimited;
-  }
+  worker->live_when_heard = worker->live;
+  worker->window.OnHeartbeat(worker->live.attempts, times_.heartbeat_us, now_us);
+  worker->prompt_window.OnHeartbeat(worker->live.prompts, times_.heartbeat_us, now_us);
   return true;
 }
 
@@ -139,23 +141,36 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
   return gone;
 }
 
-void Fleet::AddLive(const WorkerId& id, int32_t sequences, int64_t prompt_tokens) {
+void Fleet::AddLive(const WorkerId& id, const LiveWork& more) {
   const auto entry = live_.try_emplace(id).first;
-  Live& live = entry->second;
-  live.sequences += sequences;
-  live.prompt_tokens += prompt_tokens;
-  TANDEM_CHECK(live.sequences >= 0 && live.prompt_tokens >= 0)
-      << id.name << ": " << live.sequences << " sequences, " << live.prompt_tokens
-      << " prompt tokens";
-  if (FleetWorker* worker = FindMutable(id)) {
-    worker->live_sequences = live.sequences;
-    worker->live_prompt_tokens = live.prompt_tokens;
-  }
-  if (live.sequences == 0 && live.prompt_tokens == 0) live_.erase(entry);
+  LiveWork& live = entry->second;
+  live.attempts += more.attempts;
+  live.sequences += more.sequences;
+  live.prompts += more.prompts;
+  live.prompt_tokens += more.prompt_tokens;
+  TANDEM_CHECK(std::min({live.attempts, live.sequences, live.prompts}) >= 0 &&
+               live.prompt_tokens >= 0)
+      << id.name << ": " << live.attempts << " attempts, " << live.sequences << " sequences, "
+      << live.prompts << " prompts, " << live.prompt_tokens << " prompt tokens";
+  if (FleetWorker* worker = FindMutable(id)) worker->live = live;
+  if (live == LiveWork()) live_.erase(entry);
 }
 
-void Fleet::OnFull(const WorkerId& id) {
-  if (FleetWorker* worker = FindMutable(id)) worker->window = std::max(1, worker->live_sequences);
+void Fleet::OnFull(const WorkerId& id, int64_t retry_after_us, int64_t now_us) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return;
+  worker->window.OnRefused(worker->live.attempts, retry_after_us, times_.heartbeat_us, now_us);
+}
+
+void Fleet::OnPromptRefused(const WorkerId& id, int64_t retry_after_us, int64_t now_us) {
+  FleetWorker* worker = FindMutable(id);
+  if (worker == nullptr) return;
+  worker->prompt_window.OnRefused(worker->live.prompts, retry_after_us, times_.heartbeat_us,
+                                  now_us);
+}
+
+void Fleet::OnAloneRefused(const WorkerId& id, int64_t now_us) {
+  if (FleetWorker* worker = FindMutable(id)) worker->alone_until_us = now_us + times_.heartbeat_us;
 }
 
 void Fleet::OnDraining(const WorkerId& id) {
@@ -173,16 +188,11 @@ void Fleet::Reserve(const WorkerId& id, bool reserved) {
 void Fleet::OnStepFailed(const WorkerId& id, int64_t now_us) {
   FleetWorker* const worker = FindMutable(id);
   // A step fails once, however many streams tell of it.
-  if (worker == nullptr || now_us < worker->failing_until_us) return;
-  worker->failing_pause_us =
-      std::clamp(2 * worker->failing_pause_us, times_.heartbeat_us, kMaxFailingPauseUs);
-  worker->failing_until_us = now_us + worker->failing_pause_us;
+  if (worker != nullptr) worker->failing.Begin(times_.heartbeat_us, times_.max_pause_us, now_us);
 }
 
 void Fleet::OnStepWorked(const WorkerId& id) {
-  if (FleetWorker* worker = FindMutable(id)) {
-    worker->failing_until_us = worker->failing_pause_us = 0;
-  }
+  if (FleetWorker* worker = FindMutable(id)) worker->failing = {};
 }
 
 void Fleet::OnOwnPause(int64_t pause_us, int64_t now_us) {
@@ -196,14 +206,14 @@ bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
   const bool progressing =
       !worker.load.has_work || worker.load.since_progress_us < times_.engine_stalled_us;
   return heard && progressing && !worker.draining && !worker.peer_lost &&
-         now_us >= worker.failing_until_us;
+         !worker.failing.Holds(now_us);
 }
 
-bool Fleet::MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone,
-                        int64_t now_us) const {
-  const bool room =
-      worker.live_sequences == 0 || worker.window - sequences >= worker.live_sequences;
-  const bool undisturbed = !worker.reserved && (!alone || worker.live_prompt_tokens == 0);
+bool Fleet::MayTakeWork(const FleetWorker& worker, bool alone, int64_t now_us) const {
+  const bool room = worker.window.HasRoom(worker.live.attempts, now_us);
+  const bool undisturbed =
+      !worker.reserved &&
+      (!alone || (worker.live.prompt_tokens == 0 && now_us >= worker.alone_until_us));
   return room && undisturbed && worker.session != 0 && Healthy(worker, now_us);
 }
 
@@ -219,10 +229,7 @@ void Fleet::OnPairFailed(const WorkerId& decode, const WorkerId& prefill, int64_
   std::erase_if(pair_pauses_, [this](const auto& entry) {
     return Find(entry.first.first) == nullptr || Find(entry.first.second) == nullptr;
   });
-  PairPause& pause = pair_pauses_[{decode, prefill}];
-  if (now_us < pause.until_us) return;  // Of an attempt from before.
-  pause.length_us = std::clamp(2 * pause.length_us, kFirstPairPauseUs, kMaxPairPauseUs);
-  pause.until_us = now_us + pause.length_us;
+  pair_pauses_[{decode, prefill}].Begin(times_.first_pause_us, times_.max_pause_us, now_us);
 }
 
 void Fleet::OnPairWorked(const WorkerId& decode, const WorkerId& prefill) {
@@ -231,7 +238,7 @@ void Fleet::OnPairWorked(const WorkerId& decode, const WorkerId& prefill) {
 
 bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64_t now_us) const {
   const auto pause = pair_pauses_.find({decode.id(), prefill.id()});
-  if (pause != pair_pauses_.end() && now_us < pause->second.until_us) return false;
+  if (pause != pair_pauses_.end() && pause->second.Holds(now_us)) return false;
   const auto terms = [](const WorkerRegistration& r) {
     return PeerTerms{.protocol_min = r.protocol_min,
                      .protocol_max = r.protocol_max,

@@ -11,7 +11,6 @@
 #define TANDEM_RUNTIME_FLEET_FLEET_H_
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -19,11 +18,24 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/fleet/work_window.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/pause.h"
 #include "runtime/protocol/router_messages.h"
 #include "runtime/protocol/times.h"
 
 namespace tandem {
+
+// What this router has running at a worker.
+struct LiveWork {
+  int32_t attempts = 0;
+  int32_t sequences = 0;      // Of these attempts.
+  int32_t prompts = 0;        // That it computes for decode workers.
+  int64_t prompt_tokens = 0;  // Of prompts that are not computed yet, whoever they are for.
+
+  bool operator==(const LiveWork&) const = default;
+  LiveWork operator-() const { return {-attempts, -sequences, -prompts, -prompt_tokens}; }
+};
 
 struct FleetWorker {
   WorkerRegistration registration;
@@ -32,23 +44,17 @@ struct FleetWorker {
   bool draining = false;
   bool has_snapshot = false;  // Its prefix cache is known.
   bool watched = false;       // The Watch stands.
-  bool peer_lost = false;     // A decode worker lost it, or was refused, since its last heartbeat.
+  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
   int64_t heard_us = 0;       // Last message of its Watch.
   SessionId session = 0;      // 0: none.
 
-  // What this router has running there. The reported load lags by a heartbeat; these do not.
-  int32_t live_sequences = 0;
-  int64_t live_prompt_tokens = 0;  // Of sequences without a token yet, prefilled there; 0: none.
-  int32_t live_sequences_when_heard = 0;
-  int64_t live_prompt_tokens_when_heard = 0;
+  LiveWork live;  // The reported load lags by a heartbeat; this does not.
+  LiveWork live_when_heard;
 
-  // Since a step failed there: no new work. Grows while no step is seen to succeed.
-  int64_t failing_until_us = 0;
-  int64_t failing_pause_us = 0;
+  Pause failing;  // A step failed there: no new work. Over once one is seen to succeed.
 
-  // At most this many sequences of ours, since it refused one for being full. Grows again with
-  // every heartbeat.
-  int32_t window = std::numeric_limits<int32_t>::max();
+  WorkWindow window{0}, prompt_window{0};  // Of attempts, and of prompts for decode workers.
+  int64_t alone_until_us = 0;              // It has somebody else's attempt that must run alone.
 
   // A sequence that may be what kills workers has no token yet: no other prompt comes here, so that
   // only one can be blamed.
@@ -57,6 +63,8 @@ struct FleetWorker {
   const WorkerId& id() const { return registration.worker; }
   // The longest prompt + output that it holds: its context, and the whole pool.
   int64_t offered_tokens() const;
+  // The longest prompt that it computes for another: it draws the first token, too.
+  int64_t offered_prompt_tokens() const;
   // Best guesses: what was reported, corrected by what we did since.
   int32_t estimated_sequences() const;
   int64_t estimated_prompt_tokens() const;
@@ -99,19 +107,23 @@ class Fleet {
 
   // ---- What the router does there ----
 
-  void AddLive(const WorkerId& worker, int32_t sequences, int64_t prompt_tokens);
+  void AddLive(const WorkerId& worker, const LiveWork& more);
   // These, too, ignore an incarnation that is not known.
-  void OnFull(const WorkerId& worker);      // It refused: queue full.
+  // It refused for being full: an attempt, a prompt for a decode worker, or one that must run alone
+  // while another such runs there. `retry_after_us` is when it may have room; 0: it did not say.
+  void OnFull(const WorkerId& worker, int64_t retry_after_us, int64_t now_us);
+  void OnPromptRefused(const WorkerId& prefill, int64_t retry_after_us, int64_t now_us);
+  void OnAloneRefused(const WorkerId& worker, int64_t now_us);
   void OnDraining(const WorkerId& worker);  // It refused: draining.
-  // A decode worker lost it, or was refused by it: no work until its next heartbeat.
+  // A decode worker lost it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
   void Reserve(const WorkerId& worker, bool reserved);
   // A step failed there as a whole: no work for a heartbeat; for twice as long each time up to
-  // kMaxFailingPauseUs, until one is seen to succeed.
+  // max_pause_us, until one is seen to succeed.
   void OnStepFailed(const WorkerId& worker, int64_t now_us);
   void OnStepWorked(const WorkerId& worker);
   // These two cannot exchange blocks, for a reason that registrations do not tell: they are not
-  // paired again for a while, which doubles each time up to kMaxPairPauseUs.
+  // paired again for first_pause_us, which doubles each time up to max_pause_us.
   void OnPairFailed(const WorkerId& decode, const WorkerId& prefill, int64_t now_us);
   void OnPairWorked(const WorkerId& decode, const WorkerId& prefill);
   // The router itself was not running for so long: nobody was silent, it did not listen.
@@ -122,11 +134,14 @@ class Fleet {
   // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer, and no
   // step failed there just now.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
-  // Healthy, has a session, is not reserved, and its window has room for `sequences` more (or is
-  // empty). `alone`: also has no prompt of ours.
-  bool MayTakeWork(const FleetWorker& worker, int32_t sequences, bool alone, int64_t now_us) const;
+  // Healthy, has a session, is not reserved, and its window has room. `alone`: also has no prompt
+  // of ours.
+  bool MayTakeWork(const FleetWorker& worker, bool alone, int64_t now_us) const;
   bool MayPrefill(const FleetWorker& worker, int64_t now_us) const {
     return Healthy(worker, now_us) && !worker.reserved;
+  }
+  bool HasPromptRoom(const FleetWorker& worker, int64_t now_us) const {
+    return worker.prompt_window.HasRoom(worker.live.prompts, now_us);
   }
   WorkerFault FaultOf(const FleetWorker& worker, int64_t now_us) const;
   // Blocks of one mean the same to the other, bit for bit, and the last attempt has not failed just
@@ -157,19 +172,8 @@ class Fleet {
   const LivenessTimes& times() const { return times_; }
 
   static constexpr int64_t kForgetAfterUs = 60'000'000;
-  static constexpr int64_t kFirstPairPauseUs = 1'000'000;
-  static constexpr int64_t kMaxPairPauseUs = 30'000'000;
-  static constexpr int64_t kMaxFailingPauseUs = 30'000'000;
 
  private:
-  struct PairPause {
-    int64_t until_us = 0;
-    int64_t length_us = 0;
-  };
-  struct Live {
-    int32_t sequences = 0;
-    int64_t prompt_tokens = 0;
-  };
   FleetWorker* FindMutable(const WorkerId& worker);
 
   const LivenessTimes times_;
@@ -177,9 +181,9 @@ class Fleet {
   std::map<SessionId, std::string> session_owner_;
   // What workers_ says of those that it knows. An incarnation that has been replaced, and registers
   // again, still has what runs there.
-  std::map<WorkerId, Live> live_;
+  std::map<WorkerId, LiveWork> live_;
   std::set<std::string> awaited_;
-  std::map<std::pair<WorkerId, WorkerId>, PairPause> pair_pauses_;  // Decode, prefill.
+  std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;  // Decode, prefill.
 };
 
 }  // namespace tandem

@@ -91,6 +91,7 @@ struct Start {
 struct PrefillRefused {
   AttemptId attempt;
   absl::Status status;
+  int64_t retry_after_us = 0;  // As in RefusedEvent.
 };
 
 // Another chunk of the prompt is computed: proof of life.

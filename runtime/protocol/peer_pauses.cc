@@ -1,11 +1,9 @@
 #include "runtime/protocol/peer_pauses.h"
 
-#include <algorithm>
-
 namespace tandem {
 namespace {
 
-// Lives of workers that were paused once; more have not come back.
+// A pause that is over is kept, since the next one is longer: up to so many.
 constexpr size_t kMaxPauses = 1024;
 
 }  // namespace
@@ -23,20 +21,15 @@ std::string_view PauseReasonName(PauseReason reason) {
 }
 
 bool PeerPauses::OnFailed(const WorkerId& peer, int64_t now_us) {
-  if (Paused(peer, now_us)) return false;
   if (pauses_.size() >= kMaxPauses && !pauses_.contains(peer)) {
-    std::erase_if(pauses_, [now_us](const auto& entry) { return entry.second.until_us <= now_us; });
+    std::erase_if(pauses_, [now_us](const auto& entry) { return !entry.second.Holds(now_us); });
   }
-  Pause& pause = pauses_[peer];
-  pause.length_us =
-      std::clamp(2 * pause.length_us, times_.first_peer_pause_us, times_.max_peer_pause_us);
-  pause.until_us = now_us + pause.length_us;
-  return true;
+  return pauses_[peer].Begin(times_.first_pause_us, times_.max_pause_us, now_us);
 }
 
 bool PeerPauses::Paused(const WorkerId& peer, int64_t now_us) const {
   const auto pause = pauses_.find(peer);
-  return pause != pauses_.end() && now_us < pause->second.until_us;
+  return pause != pauses_.end() && pause->second.Holds(now_us);
 }
 
 }  // namespace tandem

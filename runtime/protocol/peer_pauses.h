@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/pause.h"
 #include "runtime/protocol/times.h"
 
 namespace tandem {
@@ -34,11 +35,6 @@ class PeerPauses {
   bool Paused(const WorkerId& peer, int64_t now_us) const;
 
  private:
-  struct Pause {
-    int64_t until_us = 0;
-    int64_t length_us = 0;
-  };
-
   const LivenessTimes times_;
   std::map<WorkerId, Pause> pauses_;
 };

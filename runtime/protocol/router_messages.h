@@ -78,10 +78,13 @@ struct TokenEvent {
   FinishReason finish = FinishReason::kNone;  // Not kNone: the choice's terminal event.
 };
 
-// Not admitted (queue full, draining, prompt can never fit, tombstoned): not an attempt.
+// Not admitted (ResourceExhausted: queue full, or another runs alone; draining, prompt can never
+// fit, tombstoned): not an attempt.
 struct RefusedEvent {
   AttemptId attempt;
   absl::Status status;
+  bool by_prefill = false;     // The prefill worker of the attempt says so, not this worker.
+  int64_t retry_after_us = 0;  // When there may be room; 0: nobody knows.
 };
 
 // Terminal for every choice that had no finish: Unavailable (peer or transfer lost), Cancelled,

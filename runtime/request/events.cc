@@ -120,12 +120,14 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
       return Verdict::kGoOn;
     }
   }
-  fleet_.OnStepWorked(stream->worker);
+  // The first token of a prompt that travels was drawn by the prefill worker.
+  if (!stream->prefill.has_value() || event.position > stream->num_tokens) {
+    fleet_.OnStepWorked(stream->worker);
+  }
   if (event.finish != FinishReason::kNone) {
     stream->at_worker.erase(owed);
-    fleet_.AddLive(stream->worker, -1, 0);
+    fleet_.AddLive(stream->worker, {.sequences = -1});
     --stream->live_sequences;
-    may_place_ = true;
   }
   // A choice that ended with a stop string goes on at the worker while others of its attempt do.
   if (!choice.finished) AcceptToken(request, stream, event, now_us);
@@ -181,24 +183,28 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
   const auto index = static_cast<size_t>(stream - request->streams.data());
   const WorkerId worker = stream->worker;
   const std::optional<WorkerId> prefill = stream->prefill;
-  const bool alone = stream->alone;
   ++counters_.refusals;
   --counters_.attempts;
   --request->report.attempts;
   DetachAttempt(request, index);
   switch (event.status.code()) {
     case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kUnavailable:
-      // Of a pair either may have refused. The next attempt goes without this prefill worker; if
-      // it was not the one, that attempt is refused as well and says so.
-      if (prefill.has_value()) {
-        fleet_.OnPeerLost(*prefill);
-      } else if (absl::IsUnavailable(event.status)) {
-        fleet_.OnDraining(worker);
-      } else if (alone) {
-        fleet_.OnPeerLost(worker);  // Another router's runs alone there: again after a heartbeat.
+      if (event.by_prefill && prefill.has_value()) {
+        fleet_.OnPromptRefused(*prefill, event.retry_after_us, now_us);
       } else {
-        fleet_.OnFull(worker);
+        fleet_.OnFull(worker, event.retry_after_us, now_us);
+      }
+      Requeue(request, index);
+      break;
+    case absl::StatusCode::kAborted:
+      fleet_.OnAloneRefused(worker, now_us);
+      Requeue(request, index);
+      break;
+    case absl::StatusCode::kUnavailable:
+      if (event.by_prefill && prefill.has_value()) {
+        fleet_.OnPeerLost(*prefill);
+      } else {
+        fleet_.OnDraining(worker);
       }
       Requeue(request, index);
       break;
@@ -239,11 +245,6 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
       Resume(request, index, ResumeReason::kStepFailed, failed, now_us);
       break;
     }
-    case absl::StatusCode::kResourceExhausted:
-      fleet_.OnFull(stream->worker);
-      DetachAttempt(request, index);
-      Requeue(request, index);
-      break;
     case absl::StatusCode::kFailedPrecondition:
       // The pair may not exchange blocks, whatever their registrations said.
       if (stream->prefill.has_value()) {
@@ -275,10 +276,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
   const WorkerId worker = fleet_.FindSession(session)->id();
   StreamState* stream = FindStream(request, session, chunk.attempt.attempt, worker);
   if (stream == nullptr || stream->live_prompt_tokens == 0) return Verdict::kGoOn;
-  const ChoiceState& choice = request->choices[static_cast<size_t>(stream->choices.front())];
-  const int64_t num_tokens =
-      request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
-  if (chunk.end_position > num_tokens) return Verdict::kProtocolError;
+  if (chunk.end_position > stream->num_tokens) return Verdict::kProtocolError;
   BeginChunk(stream, worker, chunk);
   return Verdict::kGoOn;
 }

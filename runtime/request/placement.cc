@@ -30,22 +30,42 @@ RequestOwner::Impl::Need RequestOwner::Impl::NeedOf(const StreamKey& key) const 
   const auto offer = offers_.lower_bound({request.facts.model, TotalTokens(request)});
   const bool fits = offer != offers_.end() && offer->first == request.facts.model;
   const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeAlone;
+  const bool avoids =
+      std::any_of(stream.deaths.begin(), stream.deaths.end(),
+                  [](const WorkerDeath& death) { return death.kind == LossKind::kStepFailed; });
+  const int32_t from = DisaggregateFromTokens(options_.disaggregate);
+  const int64_t num_tokens = NumTokens(request, stream);
+  const auto prompt_offer = prompt_offers_.lower_bound(num_tokens);
+  const bool travels = from > 0 && num_tokens >= from && prompt_offer != prompt_offers_.end();
   return {.model = request.facts.model,
           .numerics_id = request.numerics_id,
           .offer = fits ? offer->second : std::numeric_limits<int64_t>::max(),
-          .suspect = may_be_suspect ? std::optional(key) : std::nullopt};
+          .prompt_offer = travels ? *prompt_offer : 0,
+          .apart = may_be_suspect || avoids ? std::optional(key) : std::nullopt};
 }
 
 void RequestOwner::Impl::RegroupWaiting() {
   std::set<std::pair<std::string, int64_t>> offers;
+  std::set<int64_t> prompt_offers;
   for (const auto& [name, worker] : fleet_.workers()) {
     offers.emplace(worker.registration.model, worker.offered_tokens());
+    if (worker.registration.role == WorkerRole::kPrefill) {
+      prompt_offers.insert(worker.offered_prompt_tokens());
+    }
   }
-  if (offers == offers_) return;
+  if (offers == offers_ && prompt_offers == prompt_offers_) return;
   offers_ = std::move(offers);
-  const auto waiting = std::exchange(waiting_, {});
-  groups_.clear();
-  for (const auto& [key, group] : waiting) Wait(key);
+  prompt_offers_ = std::move(prompt_offers);
+  const Groups groups = std::exchange(groups_, {});
+  waiting_.clear();
+  for (const auto& [need, group] : groups) {
+    for (const StreamKey& key : group.streams) {
+      Wait(key);
+      // The latest of those that it is made of: nobody's patience ends before its time.
+      int64_t& since_us = waiting_.at(key)->second.nobody_since_us;
+      since_us = std::max(since_us, group.nobody_since_us);
+    }
+  }
 }
 
 void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
@@ -85,7 +105,7 @@ bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail
     return true;
   }
   // First come, first served: else those that need less would take every place that frees.
-  spoken_for->insert(decision.full.begin(), decision.full.end());
+  if (!decision.awaited.empty()) spoken_for->insert(decision.awaited);
   const absl::Status why = GiveUpReason(request, group, decision.why_not, now_us);
   if (why.ok()) return false;
   if (!may_fail) {
@@ -96,6 +116,11 @@ bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail
        absl::IsUnavailable(why) ? RequestOutcome::kUnavailable : RequestOutcome::kInvalidArgument,
        now_us);
   return true;
+}
+
+int32_t RequestOwner::Impl::NumTokens(const RequestState& request, const StreamState& stream) {
+  const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
+  return request.prompt_tokens() + static_cast<int32_t>(choice.generated.size());
 }
 
 int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
@@ -112,12 +137,10 @@ int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
 
 RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
                                           const std::set<std::string>& spoken_for, int64_t now_us) {
-  const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
   RoutingRequest wanted{
       .chain = request.chain,
-      .num_tokens = request.prompt_tokens() + static_cast<int32_t>(choice.generated.size()),
+      .num_tokens = NumTokens(request, stream),
       .max_total_tokens = TotalTokens(request),
-      .num_sequences = static_cast<int32_t>(stream.choices.size()),
       .alone = IsSuspect(stream, now_us),
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
@@ -170,6 +193,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.session = worker->session;
   stream.worker = route.decode;
   stream.prefill = route.prefill;
+  stream.num_tokens = NumTokens(*request, stream);
   stream.at_worker = stream.choices;
   stream.alone = IsSuspect(stream, now_us);
   stream.chunk.reset();
@@ -197,11 +221,10 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   };
   submit.token_ids.insert(submit.token_ids.end(), choice.generated.begin(), choice.generated.end());
   if (request->prompt_reported) submit.sampling.num_prompt_logprobs = -1;
-  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
-  stream.live_prompt_tokens = std::max<int64_t>(num_tokens - route.known_prefix_tokens, 1);
-  fleet_.AddLive(stream.worker, stream.live_sequences, 0);
-  fleet_.AddLive(stream.prefill.value_or(stream.worker), 0, stream.live_prompt_tokens);
+  stream.live_prompt_tokens = std::max(stream.num_tokens - route.known_prefix_tokens, 1);
+  fleet_.AddLive(stream.worker, {.attempts = 1, .sequences = stream.live_sequences});
+  fleet_.AddLive(stream.prefill.value_or(stream.worker), LivePrompt(stream));
   if (route.prefill.has_value()) {
     const FleetWorker* prefill = fleet_.Find(*route.prefill);
     TANDEM_CHECK(prefill != nullptr) << route.prefill->name;
@@ -216,20 +239,24 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   outbox_->SendSubmit(stream.session, submit);
 }
 
+LiveWork RequestOwner::Impl::LivePrompt(const StreamState& stream) {
+  return {.prompts = stream.prefill.has_value() ? 1 : 0,
+          .prompt_tokens = stream.live_prompt_tokens};
+}
+
 void RequestOwner::Impl::StopPromptCount(StreamState* stream) {
-  fleet_.AddLive(stream->prefill.value_or(stream->worker), 0, -stream->live_prompt_tokens);
+  if (stream->live_prompt_tokens == 0) return;
+  fleet_.AddLive(stream->prefill.value_or(stream->worker), -LivePrompt(*stream));
   stream->live_prompt_tokens = 0;
-  if (std::exchange(stream->alone, false)) {
-    fleet_.Reserve(stream->worker, false);
-    may_place_ = true;
-  }
+  if (std::exchange(stream->alone, false)) fleet_.Reserve(stream->worker, false);
+  may_place_ = true;  // For a prompt, or for what must run alone.
 }
 
 void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
   StreamState& stream = request->streams[index];
   TANDEM_CHECK(stream.running) << "attempt " << stream.attempt;
   StopPromptCount(&stream);
-  fleet_.AddLive(stream.worker, -stream.live_sequences, 0);
+  fleet_.AddLive(stream.worker, -LiveWork{.attempts = 1, .sequences = stream.live_sequences});
   stream.live_sequences = 0;
   stream.running = false;
   stream.at_worker.clear();
@@ -298,7 +325,7 @@ void RequestOwner::Impl::ResumeAll(const WorkerId& worker, SessionId session, Re
 
 void RequestOwner::Impl::ResumePrefills(const FleetWorker& prefill, ResumeReason reason,
                                         int64_t now_us) {
-  if (prefill.live_prompt_tokens == 0) return;
+  if (prefill.live.prompt_tokens == 0) return;
   std::vector<StreamKey> stuck;
   for (const auto& [session, keys] : running_) {
     for (const StreamKey& key : keys) {

@@ -57,7 +57,6 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   deadlines_.insert({request.deadline_us, counter});
   Wait({counter, 0});
   SetUnplaced(&request, true);
-  may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/false);
   return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
 }

@@ -64,8 +64,10 @@ class RequestOwner::Impl {
   struct Need {
     std::string model;
     std::string numerics_id;
-    int64_t offer = 0;                 // The least that a worker offers and it still fits.
-    std::optional<StreamKey> suspect;  // What may kill workers waits for one of its own.
+    int64_t offer = 0;         // The least that a worker offers and it still fits.
+    int64_t prompt_offer = 0;  // The same of prefill workers, for its prompt; 0: it stays local.
+    // What may kill workers waits for one of its own, and where a step failed it goes last.
+    std::optional<StreamKey> apart;
     auto operator<=>(const Need&) const = default;
   };
   struct Group {
@@ -75,8 +77,10 @@ class RequestOwner::Impl {
   using Groups = std::map<Need, Group>;
   Groups groups_;
   std::map<StreamKey, Groups::iterator> waiting_;  // For a worker.
-  // Of every registered worker: model, and the tokens that it offers.
+  // Of every registered worker: model, and the tokens that it offers. Of those that prefill, the
+  // tokens of a prompt.
   std::set<std::pair<std::string, int64_t>> offers_;
+  std::set<int64_t> prompt_offers_;
 
  private:
   // ---- placement.cc ----
@@ -86,10 +90,12 @@ class RequestOwner::Impl {
   // streams that find a place.
   void PlaceWaiting(int64_t now_us, bool may_fail);
   // False: neither it nor what waits behind it in its group goes anywhere now. `spoken_for`: the
-  // workers for which somebody older waits.
+  // workers that somebody older waits for.
   bool PlaceOldest(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
   RoutingDecision Route(const RequestState& request, const StreamState& stream,
                         const std::set<std::string>& spoken_for, int64_t now_us);
+  // Prompt, and what was generated: what its next attempt begins with.
+  static int32_t NumTokens(const RequestState& request, const StreamState& stream);
   // Prompt and all that may be generated: as promised, or as it would be now.
   int64_t TotalTokens(const RequestState& request) const;
   // Nothing, or why a request that found nobody must end.
@@ -117,6 +123,8 @@ class RequestOwner::Impl {
   // Prompts that a worker in `fault` computes for decode workers.
   void ResumePrefills(const FleetWorker& prefill, ResumeReason reason, int64_t now_us);
   void BreakSession(SessionId session, std::string_view why, ResumeReason reason, int64_t now_us);
+  // What its prompt counts for, where it is computed.
+  static LiveWork LivePrompt(const StreamState& stream);
   void StopPromptCount(StreamState* stream);
 
   // ---- suspicion.cc ----

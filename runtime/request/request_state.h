@@ -60,6 +60,7 @@ struct StreamState {
   SessionId session = 0;
   WorkerId worker;
   std::optional<WorkerId> prefill;
+  int32_t num_tokens = 0;            // That it began with: prompt, and what was generated.
   std::vector<int32_t> at_worker;    // Choices whose terminal event the worker still owes.
   int32_t live_sequences = 0;        // As counted in the fleet.
   int64_t live_prompt_tokens = 0;    // Not 0 until the prompt is computed.

@@ -47,12 +47,6 @@ int32_t PrefixOf(const std::map<std::string, int32_t>& prefixes, const FleetWork
   return it == prefixes.end() ? 0 : it->second;
 }
 
-// It computes the prompt and draws the first token; what follows needs room elsewhere.
-bool PromptFits(const FleetWorker& worker, const RoutingRequest& request) {
-  return request.num_tokens < worker.registration.max_model_tokens &&
-         request.num_tokens <= worker.offered_tokens();
-}
-
 bool ToAvoid(const RoutingRequest& request, const FleetWorker& worker) {
   return std::find(request.avoid.begin(), request.avoid.end(), worker.id()) != request.avoid.end();
 }
@@ -68,7 +62,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
     struct Tier {
       bool any = false;
       std::vector<Candidate> candidates;
-      std::vector<std::string> full;
+      const FleetWorker* awaited = nullptr;
     };
     std::array<Tier, 4> tiers;  // To decode, to prefill; those to be avoided.
     bool any_registered = false, any_fits = false;
@@ -87,8 +81,12 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       Tier& tier = tiers[prefills + (ToAvoid(request, worker) ? 2 : 0)];
       tier.any = true;
       const bool spoken_for = request.spoken_for != nullptr && request.spoken_for->contains(name);
-      if (spoken_for || !fleet.MayTakeWork(worker, request.num_sequences, request.alone, now_us)) {
-        tier.full.push_back(name);
+      if (spoken_for) continue;
+      if (!fleet.MayTakeWork(worker, request.alone, now_us)) {
+        if (tier.awaited == nullptr ||
+            worker.estimated_sequences() < tier.awaited->estimated_sequences()) {
+          tier.awaited = &worker;
+        }
       } else {
         tier.candidates.push_back(
             {&worker, worker.estimated_sequences(), PrefixOf(prefixes, worker)});
@@ -98,37 +96,56 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
     if (tier == tiers.end()) {
       return {.route = std::nullopt,
               .why_not = any_registered && !any_fits ? NoRoute::kTooLong : NoRoute::kNobodyAlive,
-              .full = {}};
+              .awaited = {}};
     }
-    const std::vector<Candidate>& candidates = tier->candidates;
-    if (candidates.empty()) {
-      return {.route = std::nullopt, .why_not = NoRoute::kAllFull, .full = std::move(tier->full)};
+    RoutingDecision full{.route = std::nullopt, .why_not = NoRoute::kAllFull, .awaited = {}};
+    if (tier->candidates.empty() && tier->awaited != nullptr) {
+      full.awaited = tier->awaited->id().name;
     }
-    const Candidate& chosen = Pick(candidates, kSlackSequences, &random_);
-    return {.route = Route{.decode = chosen.worker->id(),
-                           .prefill = ChoosePrefill(request, fleet, prefixes, chosen, now_us),
-                           .known_prefix_tokens = chosen.prefix_tokens},
-            .full = {}};
+    while (!tier->candidates.empty()) {
+      const Candidate chosen = Pick(tier->candidates, kSlackSequences, &random_);
+      const Prefills prefills = FindPrefills(request, fleet, prefixes, chosen, now_us);
+      if (!prefills.any || !prefills.with_room.empty()) {
+        Route route{.decode = chosen.worker->id(),
+                    .prefill = std::nullopt,
+                    .known_prefix_tokens = chosen.prefix_tokens};
+        if (prefills.any) {
+          route.prefill = Pick(prefills.with_room, kSlackPromptTokens, &random_).worker->id();
+        }
+        return {.route = std::move(route), .awaited = {}};
+      }
+      // Computed at this one it would be in the way of everybody's tokens.
+      std::erase_if(tier->candidates,
+                    [&](const Candidate& other) { return other.worker == chosen.worker; });
+    }
+    return full;
   }
 
  private:
-  std::optional<WorkerId> ChoosePrefill(const RoutingRequest& request, const Fleet& fleet,
-                                        const std::map<std::string, int32_t>& prefixes,
-                                        const Candidate& decode, int64_t now_us) {
+  struct Prefills {
+    bool any = false;  // That would do, once they have room.
+    std::vector<Candidate> with_room;
+  };
+
+  static Prefills FindPrefills(const RoutingRequest& request, const Fleet& fleet,
+                               const std::map<std::string, int32_t>& prefixes,
+                               const Candidate& decode, int64_t now_us) {
+    Prefills found;
     const int32_t from = DisaggregateFromTokens(request.disaggregate);
-    if (request.alone || from == 0 || request.num_tokens < from) return std::nullopt;
-    if (decode.worker->registration.role == WorkerRole::kPrefill) return std::nullopt;
-    std::vector<Candidate> candidates;
+    if (request.alone || from == 0 || request.num_tokens < from) return found;
+    if (decode.worker->registration.role == WorkerRole::kPrefill) return found;
     for (const auto& [name, worker] : fleet.workers()) {
-      if (worker.registration.role == WorkerRole::kPrefill && fleet.MayPrefill(worker, now_us) &&
-          PromptFits(worker, request) && !ToAvoid(request, worker) &&
-          fleet.MayPair(*decode.worker, worker, now_us)) {
-        candidates.push_back(
-            {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
+      if (worker.registration.role != WorkerRole::kPrefill || !fleet.MayPrefill(worker, now_us) ||
+          request.num_tokens > worker.offered_prompt_tokens() || ToAvoid(request, worker) ||
+          !fleet.MayPair(*decode.worker, worker, now_us)) {
+        continue;
       }
+      found.any = true;
+      if (!fleet.HasPromptRoom(worker, now_us)) continue;
+      found.with_room.push_back(
+          {&worker, worker.estimated_prompt_tokens(), PrefixOf(prefixes, worker)});
     }
-    if (candidates.empty()) return std::nullopt;
-    return Pick(candidates, kSlackPromptTokens, &random_).worker->id();
+    return found;
   }
 
   Random random_;

@@ -37,7 +37,6 @@ struct RoutingRequest {
   std::span<const BlockHash> chain;  // HashChain of what has to be in the cache.
   int32_t num_tokens = 0;            // Prompt, and what earlier attempts generated.
   int64_t max_total_tokens = 0;      // Prompt and all that may be generated: where it all fits.
-  int32_t num_sequences = 1;
   bool alone = false;  // Where no other prompt of ours is, and without a prefill worker.
   std::string model;
   std::string numerics_id;  // Empty: any. Otherwise a stream goes on, and only there may it.
@@ -64,7 +63,9 @@ enum class NoRoute : uint8_t {
 struct RoutingDecision {
   std::optional<Route> route;
   NoRoute why_not = NoRoute::kNobodyAlive;  // If no route.
-  std::vector<std::string> full;            // kAllFull: names of those that would do.
+  // kAllFull: the one of them with the least to do, if no other may take its room. Empty: it is the
+  // room of prefill workers that is missing, or older ones wait for all of them.
+  std::string awaited;
 };
 
 // One thread.

@@ -189,6 +189,7 @@ int64_t SimulatedRouter::Now() const { return world_->now_us() + process_.clock_
 void SimulatedRouter::Start() {
   ++process_.life;
   process_.up = true;
+  started_us_ = world_->now_us();
   incarnation_ = world_->random()->Next() | 1;
   RequestOwnerOptions options;
   options.router_incarnation = incarnation_;
@@ -268,13 +269,18 @@ std::string SimulatedRouter::Unfinished() const {
 absl::Status SimulatedRouter::AuditQuiet() const {
   if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
   for (const auto& [name, worker] : owner_->fleet().workers()) {
-    if (worker.live_sequences != 0 || worker.live_prompt_tokens != 0) {
+    if (worker.live_sequences != 0 || worker.live_prompt_tokens != 0 || worker.live_prompts != 0) {
       return absl::InternalError(
           absl::StrFormat("%s counts %d sequences and %d prompt tokens at %s", process_.name,
                           worker.live_sequences, worker.live_prompt_tokens, name));
     }
   }
   const RequestCounters& counters = owner_->counters();
+  if (counters.refusals > MostRefusals()) {
+    return absl::InternalError(absl::StrFormat("%s was refused %d times for %d attempts",
+                                               process_.name, counters.refusals,
+                                               counters.attempts));
+  }
   if (counters.determinism_violations + counters.protocol_errors > 0) {
     return absl::InternalError(
         absl::StrFormat("%s counts %d determinism violations, %d protocol errors", process_.name,
@@ -283,6 +289,20 @@ absl::Status SimulatedRouter::AuditQuiet() const {
   if (owner_->num_requests() == 0 && owner_->num_waiting() == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrFormat("%s has %d requests, %d streams wait", process_.name,
                                              owner_->num_requests(), owner_->num_waiting()));
+}
+
+// A worker is filled once before it is known, and then asked again ever more rarely; a queue that
+// is full by chance refuses its share; a drain refuses what is on its way.
+uint64_t SimulatedRouter::MostRefusals() const {
+  const SimulatedFaults& faults = world_->options().faults;
+  if (faults.TakeWorkersAway() || faults.full_queue > 0) return UINT64_MAX;
+  uint64_t most = owner_->counters().attempts / 10;
+  const int64_t elapsed_us = world_->now_us() - started_us_;
+  for (const auto& worker : world_->workers()) {
+    most += 4 * static_cast<uint64_t>(worker->shape().max_sequences);
+    most += 16 + static_cast<uint64_t>(elapsed_us / 1'000'000);
+  }
+  return most;
 }
 
 void SimulatedRouter::Tick() {

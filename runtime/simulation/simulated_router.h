@@ -71,6 +71,7 @@ class SimulatedRouter final : private RouterOutbox {
   void RestartWatch(const WorkerId& worker) override;
 
   int64_t Now() const;
+  uint64_t MostRefusals() const;
   void Tick();
   void DialAll();
   void DialWatch(Connection* connection, SimulatedWorker* worker);
@@ -84,6 +85,7 @@ class SimulatedRouter final : private RouterOutbox {
   World* const world_;
   VirtualProcess process_;
   uint64_t incarnation_ = 0;
+  int64_t started_us_ = 0;
   std::unique_ptr<RequestOwner> owner_;
   std::map<std::string, Connection> connections_;  // By address.
   std::vector<std::unique_ptr<Client>> clients_;

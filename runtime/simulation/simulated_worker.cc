@@ -315,7 +315,23 @@ SessionId SimulatedWorker::AcceptRouter(std::shared_ptr<VirtualLink> link,
   return session;
 }
 
+SimulatedWorker::Push SimulatedWorker::TryPush(const AttemptId& attempt) {
+  const bool full = world_->random()->Chance(world_->network()->faults().full_queue);
+  const auto [entry, fresh] = life_->pushed.try_emplace(attempt, !full);
+  return entry->second ? Push::kTaken : fresh ? Push::kRefused : Push::kIgnored;
+}
+
 void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submit& submit) {
+  const Push push = TryPush(submit.attempt);
+  const auto link = life_->routers.find(router);
+  if (push == Push::kRefused && link != life_->routers.end()) {
+    StepBatch batch{.worker_incarnation = id_.incarnation, .draining = life_->draining};
+    batch.events.push_back(RefusedEvent{.attempt = submit.attempt,
+                                        .status = absl::ResourceExhaustedError("no place left"),
+                                        .retry_after_us = 100'000});
+    link->second->Send(1, [sink = life_->router_sinks.at(router), batch] { sink(batch); });
+  }
+  if (push != Push::kTaken) return;
   Post([this, router, meant_for, submit](Engine* engine, int64_t now_us) {
     Watched& watched = life_->attempts[submit.attempt];
     if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
@@ -465,6 +481,15 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
   peer->link->Send(
       0,
       [target = peer->peer, session = peer->session, message] {
+        if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+          const Push push = target->TryPush(submit->attempt);
+          if (push == Push::kRefused) {
+            target->ToDecode(session, PrefillRefused{.attempt = submit->attempt,
+                                                     .status = absl::ResourceExhaustedError("full"),
+                                                     .retry_after_us = 100'000});
+          }
+          if (push != Push::kTaken) return;
+        }
         target->Post([target, session, message](Engine* engine, int64_t now_us) {
           target->OnDecodeMessage(session, message, engine, now_us);
         });

@@ -128,6 +128,7 @@ class SimulatedWorker final : private Outbox {
     std::map<WorkerId, PeerLink> prefills;
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
+    std::map<AttemptId, bool> pushed;          // Submits, and whether the engine's queue had room.
     std::set<AttemptId> said;                  // Of these a token has left the process.
     std::map<Reservation, AttemptId> granted;  // Whose frames may land under this name.
     // What the engine has not heard yet: its thread takes all of it before each step.
@@ -165,6 +166,10 @@ class SimulatedWorker final : private Outbox {
     life_->commands.push_back(std::move(command));
   }
   int64_t SinceProgressUs() const;
+  // What the thread of a session does with a Submit: it has room in the engine's queue, or says
+  // itself that there is none. Copies fare like the first.
+  enum class Push : uint8_t { kTaken, kRefused, kIgnored };
+  Push TryPush(const AttemptId& attempt);
   // Now, or when the step that computed it is over.
   void Say(std::function<void()> say);
   void SendBatches();

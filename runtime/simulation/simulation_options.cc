@@ -21,7 +21,7 @@ int64_t Every(Random* random, double chance, int64_t least_us, int64_t most_us) 
 
 void SimulatedFaults::StopProcessFaults() {
   crash_us = router_crash_us = pause_us = stall_us = clock_jump_us = 0;
-  drain_us = broken_link_us = unnoticed_break_us = hang_us = 0;
+  drain_us = broken_link_us = unnoticed_break_us = one_way_cut_us = hang_us = 0;
   stuck_frame = 0;
 }
 
@@ -89,6 +89,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.corrupt_header = Sometimes(&random, 0.4, 0.1);
   f.broken_link_us = Every(&random, 0.4, 100'000, 2'000'000);
   f.unnoticed_break_us = Every(&random, 0.3, 300'000, 3'000'000);
+  f.one_way_cut_us = Every(&random, 0.3, 300'000, 3'000'000);
   f.crash_us = Every(&random, 0.4, 300'000, 4'000'000);
   f.router_crash_us = Every(&random, 0.15, 1'000'000, 6'000'000);
   f.pause_us = Every(&random, 0.3, 500'000, 5'000'000);
@@ -99,6 +100,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.hang_us = Every(&random, 0.15, 1'000'000, 8'000'000);
   f.long_step = Sometimes(&random, 0.15, 0.01);
   f.failed_step = Sometimes(&random, 0.15, 0.02);
+  f.full_queue = Sometimes(&random, 0.2, 0.3);
   f.sick_us = Every(&random, 0.1, 1'000'000, 8'000'000);
   f.stuck_frame = Sometimes(&random, 0.1, 0.9);
   if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.

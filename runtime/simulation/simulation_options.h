@@ -27,6 +27,7 @@ struct SimulatedFaults {
   double corrupt_header = 0;
   int64_t broken_link_us = 0;
   int64_t unnoticed_break_us = 0;  // Of a peer session; its prefill side is never told.
+  int64_t one_way_cut_us = 0;      // Of a link; keepalives find it out after up to 2 s.
   int64_t crash_us = 0;            // Of a worker; it restarts with a new incarnation.
   int64_t kill_us = 0;             // From outside, of a worker that computes, after so long a time.
   int64_t router_crash_us = 0;
@@ -38,6 +39,7 @@ struct SimulatedFaults {
   int64_t hang_us = 0;         // Of an engine, until somebody kills its process.
   double long_step = 0;        // Longer than a lease.
   double failed_step = 0;      // It leaves garbage.
+  double full_queue = 0;       // Of a Submit: its worker has no place left for commands.
   int64_t sick_us = 0;         // Of a worker: all its steps fail for a while, up to 3 s.
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
@@ -48,15 +50,15 @@ struct SimulatedFaults {
   void StopProcessFaults();
   bool TouchProcesses() const {
     return crash_us + router_crash_us + pause_us + stall_us + clock_jump_us + drain_us +
-                   broken_link_us + unnoticed_break_us + hang_us >
+                   broken_link_us + unnoticed_break_us + one_way_cut_us + hang_us >
                0 ||
            stuck_frame > 0;
   }
 
   // Some process may be gone, or seem so to another, for a while.
   bool TakeWorkersAway() const {
-    return broken_link_us + crash_us + kill_us + pause_us + stall_us + clock_jump_us + drain_us +
-                   hang_us >
+    return broken_link_us + one_way_cut_us + crash_us + kill_us + pause_us + stall_us +
+                   clock_jump_us + drain_us + hang_us >
                0 ||
            stuck_frame > 0;
   }

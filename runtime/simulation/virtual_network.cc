@@ -60,7 +60,8 @@ void VirtualLink::EndAt(int side) {
 void VirtualLink::Notice(int side) {
   const int64_t seen_us = NoticeDelay();
   State& state = Side(side);
-  state.cut_us = network_->events()->now_us() + network_->random()->Between(0, seen_us);
+  state.cut_us = std::min(state.cut_us,
+                          network_->events()->now_us() + network_->random()->Between(0, seen_us));
   network_->InProcess(state.end.process, state.end.life, network_->events()->now_us() + seen_us,
                       [self = shared_from_this(), side] {
                         State& lost = self->Side(side);
@@ -74,6 +75,8 @@ void VirtualLink::Close(int side) {
   if (std::exchange(broken_, true)) return;
   Notice(1 - side);
 }
+
+void VirtualLink::Cut(int side) { Side(side).cut_us = network_->events()->now_us(); }
 
 void VirtualLink::Break(int unnoticed_by) {
   if (std::exchange(broken_, true)) return;

@@ -56,6 +56,8 @@ class VirtualLink : public std::enable_shared_from_this<VirtualLink> {
   void Close(int side);
   // By the world. `unnoticed_by`: an end that is never told; -1: none.
   void Break(int unnoticed_by = -1);
+  // By the world: nothing more arrives at end `side`, and nobody is told.
+  void Cut(int side);
   // The process at end `side` has ended: what it had sent arrives before the other hears of it.
   void EndAt(int side);
 

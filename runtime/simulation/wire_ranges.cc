@@ -43,7 +43,10 @@ std::string Of(const TokenEvent& e) {
   if (e.choice < 0 || e.choice >= kMaxChoices) return absl::StrFormat("choice = %d", e.choice);
   return Negative("position", e.position);
 }
-std::string Of(const RefusedEvent& e) { return OfEnd(e.status); }
+std::string Of(const RefusedEvent& e) {
+  std::string what = OfEnd(e.status);
+  return what.empty() ? Negative("retry_after_us", e.retry_after_us) : what;
+}
 std::string Of(const EndedEvent& e) { return OfEnd(e.status); }
 std::string Of(const AbortReply&) { return ""; }
 
@@ -60,7 +63,10 @@ std::string Of(const PrefillCancel& m) { return Negative("time_left_us", m.time_
 std::string Of(const Renew&) { return ""; }
 
 std::string Of(const Start& m) { return Negative("cached_tokens", m.cached_tokens); }
-std::string Of(const PrefillRefused& m) { return OfEnd(m.status); }
+std::string Of(const PrefillRefused& m) {
+  std::string what = OfEnd(m.status);
+  return what.empty() ? Negative("retry_after_us", m.retry_after_us) : what;
+}
 std::string Of(const Progress&) { return ""; }
 std::string Of(const FirstToken& m) { return m.tokens.empty() ? "no first token" : ""; }
 std::string Of(const Done& m) { return Negative("num_frames", m.num_frames); }

@@ -11,7 +11,10 @@ namespace {
 constexpr int64_t kMaxEvents = 3'000'000;
 constexpr int64_t kAuditEvery = 256;
 constexpr int64_t kUntilAllEndUs = 700'000'000;  // Past every deadline.
-constexpr int64_t kUntilQuietUs = 20'000'000;    // Past leases, the slowest frame, quarantines.
+// Once nothing goes wrong any more, everybody who has a worker to wait for has it before: past
+// every pause, hold and back-off, and the work of all requests one after the other.
+constexpr int64_t kUntilServedUs = 150'000'000;
+constexpr int64_t kUntilQuietUs = 20'000'000;  // Past leases, the slowest frame, quarantines.
 
 }  // namespace
 
@@ -132,6 +135,14 @@ void World::ScheduleFaults() {
     Log("world", "break a peer link, unnoticed");
     links[random_.Below(links.size())]->Break(/*unnoticed_by=*/1);
   });
+  Recur(faults_.one_way_cut_us, [this] {
+    const auto links = network_.LiveLinks();
+    if (links.empty()) return;
+    Log("world", "cut a link one way");
+    const auto& link = links[random_.Below(links.size())];
+    link->Cut(static_cast<int>(random_.Below(2)));
+    events_.At(now_us() + random_.Between(500'000, 2'000'000), [link] { link->Break(); });
+  });
   Recur(faults_.crash_us, [this] {
     SimulatedWorker* const worker = AnyWorker();
     if (!worker->accepting()) return;
@@ -227,6 +238,15 @@ SimulationReport World::Run() {
              return router->process()->arrivals.empty() && router->idle();
            });
   };
+  RunUntil(now_us() + kUntilServedUs, all_idle);
+  // What only a worker of a kind that is gone could go on with waits for its deadline.
+  const bool kinds_stay = options_.faults.upgrade == 0 && options_.num_numerics == 1;
+  if (report_.status.ok() && kinds_stay && !all_idle()) {
+    for (const auto& router : routers_) {
+      if (!router->idle())
+        Violate(router->process()->name + " still waits:" + router->Unfinished());
+    }
+  }
   RunUntil(now_us() + kUntilAllEndUs, all_idle);
   for (const auto& router : routers_) {
     if (!router->idle()) Violate(router->process()->name + " never ended" + router->Unfinished());

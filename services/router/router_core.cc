@@ -301,10 +301,11 @@ void RouterCore::PublishView() {
                             .healthy = healthy,
                             .draining = worker.draining,
                             .connected = worker.session != 0});
-    const char* state = worker.draining                    ? "draining"
-                        : healthy                          ? "healthy"
-                        : now_us < worker.failing_until_us ? "failing"
-                                                           : "lost";
+    const bool there = worker.watched && fleet.FaultOf(worker, now_us) == WorkerFault::kNone;
+    const char* state = worker.draining                         ? "draining"
+                        : healthy                               ? "healthy"
+                        : there && worker.failing.Holds(now_us) ? "failing"
+                                                                : "lost";
     ++states[{std::string(RoleName(registration.role)), state}];
     if (registration.model != model_) continue;
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {

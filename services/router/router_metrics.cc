@@ -95,8 +95,11 @@ void RouterMetrics::Publish(const RequestCounters& counters) {
 }
 
 prometheus::Gauge& RouterMetrics::Workers(const std::string& role, const std::string& state) {
-  return registry_->Gauge("tandem_workers", "Workers known to this router, by role and state.",
-                          {{"role", role}, {"state", state}});
+  return registry_->Gauge(
+      "tandem_workers",
+      "Workers known to this router, by role and state: healthy, draining, failing "
+      "(a step failed, it rests), lost (silent, without progress or without a Watch).",
+      {{"role", role}, {"state", state}});
 }
 
 prometheus::Counter& RouterMetrics::RefusedCalls(const std::string& code) {

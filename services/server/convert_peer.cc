@@ -97,7 +97,7 @@ struct FillToDecode {
     ToProto(in.attempt, out->mutable_start()->mutable_attempt());
     out->mutable_start()->set_cached_tokens(in.cached_tokens);
   }
-  void operator()(const PrefillRefused& in) const { FillEnd(in, out->mutable_refused()); }
+  void operator()(const PrefillRefused& in) const { FillRefusal(in, out->mutable_refused()); }
   void operator()(const Progress& in) const {
     ToProto(in.attempt, out->mutable_progress()->mutable_attempt());
   }
@@ -219,7 +219,7 @@ absl::StatusOr<PrefillToDecode> FromProto(const proto::ToDecode& in) {
     case proto::ToDecode::kStart:
       return Read(in.start());
     case proto::ToDecode::kRefused:
-      return ReadEnd<PrefillRefused>(in.refused());
+      return ReadRefusal<PrefillRefused>(in.refused());
     case proto::ToDecode::kProgress:
       return Read(in.progress());
     case proto::ToDecode::kFirstToken:

@@ -139,7 +139,10 @@ struct FillEvent {
                       : in.finish == FinishReason::kStop ? proto::FINISH_REASON_STOP
                                                          : proto::FINISH_REASON_LENGTH);
   }
-  void operator()(const RefusedEvent& in) const { FillEnd(in, out->mutable_refused()); }
+  void operator()(const RefusedEvent& in) const {
+    FillRefusal(in, out->mutable_refused());
+    out->mutable_refused()->set_by_prefill(in.by_prefill);
+  }
   void operator()(const EndedEvent& in) const {
     FillEnd(in, out->mutable_ended());
     out->mutable_ended()->set_by_prefill(in.by_prefill);
@@ -183,8 +186,11 @@ absl::StatusOr<RouterEvent> FromProto(const proto::RouterEvent& in) {
       return Read(in.prompt());
     case proto::RouterEvent::kToken:
       return Read(in.token());
-    case proto::RouterEvent::kRefused:
-      return ReadEnd<RefusedEvent>(in.refused());
+    case proto::RouterEvent::kRefused: {
+      TANDEM_ASSIGN_OR_RETURN(RefusedEvent out, ReadRefusal<RefusedEvent>(in.refused()));
+      out.by_prefill = in.refused().by_prefill();
+      return out;
+    }
     case proto::RouterEvent::kEnded: {
       TANDEM_ASSIGN_OR_RETURN(EndedEvent out, ReadEnd<EndedEvent>(in.ended()));
       out.by_prefill = in.ended().by_prefill();

@@ -80,6 +80,22 @@ absl::StatusOr<Struct> ReadEnd(const Message& in) {
   return out;
 }
 
+// ---- RefusedEvent, PrefillRefused ----
+
+template <typename Struct, typename Message>
+void FillRefusal(const Struct& in, Message* out) {
+  FillEnd(in, out);
+  out->set_retry_after_us(in.retry_after_us);
+}
+
+template <typename Struct, typename Message>
+absl::StatusOr<Struct> ReadRefusal(const Message& in) {
+  TANDEM_ASSIGN_OR_RETURN(Struct out, ReadEnd<Struct>(in));
+  TANDEM_RETURN_IF_ERROR(CheckRange("retry_after_us", in.retry_after_us(), 0, kMaxDurationUs));
+  out.retry_after_us = in.retry_after_us();
+  return out;
+}
+
 }  // namespace tandem
 
 #endif  // TANDEM_SERVICES_SERVER_SUBMIT_FIELDS_H_

@@ -131,7 +131,10 @@ class DecodeSessions::Session final
     if (status.ok() && !sessions_->commands_->TryPush(FromDecode{id_, std::move(message)})) {
       status = absl::ResourceExhaustedError("the prefill worker's queue of commands is full");
     }
-    if (!status.ok()) Send(PrefillRefused{.attempt = attempt, .status = status});
+    if (!status.ok()) {
+      const int64_t retry_after_us = absl::IsResourceExhausted(status) ? kRetryFullQueueUs : 0;
+      Send(PrefillRefused{.attempt = attempt, .status = status, .retry_after_us = retry_after_us});
+    }
     return absl::OkStatus();
   }
 

@@ -54,6 +54,9 @@ using EngineCommand = std::variant<FromRouter, RouterLost, FromDecode, DecodeLos
 // New attempts use TryPush and are refused when it is full; everything else is PushAlways.
 using CommandQueue = BoundedQueue<EngineCommand>;
 
+// What a Submit is told that found the queue full: steps empty it, whatever they compute.
+inline constexpr int64_t kRetryFullQueueUs = 100'000;
+
 }  // namespace tandem
 
 #endif  // TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_

@@ -76,7 +76,9 @@ class RouterSessions::Session final
 
   void Refuse(const AttemptId& attempt, const absl::Status& why) {
     StepBatch batch{.worker_incarnation = sessions_->incarnation_};
-    batch.events.push_back(RefusedEvent{.attempt = attempt, .status = why});
+    const int64_t retry_after_us = absl::IsResourceExhausted(why) ? kRetryFullQueueUs : 0;
+    batch.events.push_back(
+        RefusedEvent{.attempt = attempt, .status = why, .retry_after_us = retry_after_us});
     Publish(batch);
   }
 

@@ -323,7 +323,10 @@ void EngineFleet::Record(const RouterEvent& event) {
     record.tokens[token->choice].push_back(token->token);
     if (token->finish != FinishReason::kNone) record.finish[token->choice] = token->finish;
   } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
-    records_[refused->attempt].refused.push_back(refused->status);
+    AttemptRecord& record = records_[refused->attempt];
+    record.refused.push_back(refused->status);
+    record.by_prefill = refused->by_prefill;
+    record.retry_after_us = refused->retry_after_us;
   } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
     records_[ended->attempt].ended.push_back(ended->status);
     records_[ended->attempt].by_prefill = ended->by_prefill;

@@ -28,7 +28,8 @@ struct AttemptRecord {
   std::vector<PromptEvent> prompts;
   std::vector<absl::Status> refused;
   std::vector<absl::Status> ended;
-  bool by_prefill = false;  // As the end said.
+  bool by_prefill = false;     // As the last refusal or end said.
+  int64_t retry_after_us = 0;  // As the last refusal said.
   std::vector<AbortOutcome> aborts;
   bool token_after_end = false;  // A choice went on after its terminal event.
   bool position_gap = false;

@@ -64,7 +64,10 @@ inline std::vector<RouterEvent> WireEvents() {
                      .finish = FinishReason::kLength},
           TokenEvent{.attempt = WireAttempt(), .position = 4, .finish = FinishReason::kStop},
           TokenEvent{.attempt = WireAttempt(), .position = 5},
-          RefusedEvent{.attempt = WireAttempt(), .status = absl::ResourceExhaustedError("full")},
+          RefusedEvent{.attempt = WireAttempt(),
+                       .status = absl::ResourceExhaustedError("full"),
+                       .by_prefill = true,
+                       .retry_after_us = 70'000},
           EndedEvent{.attempt = WireAttempt(), .status = absl::UnavailableError("peer lost")},
           EndedEvent{.attempt = WireAttempt(),
                      .status = absl::AbortedError("a step failed"),
@@ -137,7 +140,9 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
 
 inline std::vector<PrefillToDecode> WireToDecode() {
   return {Start{.attempt = WireAttempt(), .cached_tokens = 16},
-          PrefillRefused{.attempt = WireAttempt(), .status = absl::UnavailableError("draining")},
+          PrefillRefused{.attempt = WireAttempt(),
+                         .status = absl::UnavailableError("draining"),
+                         .retry_after_us = 70'000},
           Progress{.attempt = WireAttempt()},
           FirstToken{.attempt = WireAttempt(),
                      .tokens = {WireToken(), WireToken()},

@@ -133,15 +133,15 @@ TEST_F(EngineLinkTest, APausedPeerIsTriedAgainAndThePauseGrowsUntilItWorks) {
   };
   lose();
   EXPECT_EQ(submits(1), 0);
-  fleet_.Advance(kTimes.first_peer_pause_us);
+  fleet_.Advance(kTimes.first_pause_us);
   lose();  // Twice as long.
-  fleet_.Advance(kTimes.first_peer_pause_us);
+  fleet_.Advance(kTimes.first_pause_us);
   lose();  // Of the same pause.
   EXPECT_EQ(submits(2), 0);
-  fleet_.Advance(kTimes.first_peer_pause_us);
+  fleet_.Advance(kTimes.first_pause_us);
   EXPECT_EQ(submits(3), 1);
   lose();  // From the beginning.
-  fleet_.Advance(kTimes.first_peer_pause_us);
+  fleet_.Advance(kTimes.first_pause_us);
   EXPECT_EQ(submits(4), 1);
   EXPECT_THAT(fleet_.pauses(), SizeIs(3));
 }

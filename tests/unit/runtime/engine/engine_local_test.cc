@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 
 #include "tests/support/engine_cases.h"
 #include "tests/support/engine_fleet.h"
@@ -204,6 +205,54 @@ TEST_F(EngineLocalTest, ARequestOfOneTokenDoesNotWaitForTheChoicesOfAnother) {
   EXPECT_EQ(fleet_.executor(0).largest_batch(), 8);
 }
 
+TEST_F(EngineLocalTest, AFullQueueSaysHowSoonSomebodyLeavesIt) {
+  EngineOptions options = SmallEngine();
+  options.max_waiting_attempts = 2;
+  options.max_sequences = 1;
+  options.max_batched_tokens = 10;  // One leaves the queue with each step.
+  Create(options);
+  uint64_t counter = 0;
+  const auto submit = [&] {
+    ++counter;
+    const Submit submitted = MakeSubmit(counter, RandomTokens(10, counter), 1);
+    fleet_.Submit(0, submitted);
+    return submitted;
+  };
+  const auto refused = [&] {
+    const AttemptId attempt = submit().attempt;
+    EXPECT_THAT(fleet_.record(attempt).refused, SizeIs(1));
+    return static_cast<double>(fleet_.record(attempt).retry_after_us);
+  };
+  std::deque<Submit> waiting = {submit(), submit()};
+  const auto leave = [&](int times, int64_t every_us) {
+    for (int i = 0; i < times; ++i) {
+      fleet_.Advance(every_us);
+      RunUntilFirstToken(waiting.front());
+      waiting.pop_front();
+      waiting.push_back(submit());
+    }
+  };
+  EXPECT_EQ(refused(), 10'000) << "nothing is known yet";
+  leave(30, 200'000);
+  EXPECT_NEAR(refused(), 200'000, 2'000);
+  for (const Submit& last : waiting) {
+    fleet_.Advance(200'000);
+    RunUntilFirstToken(last);
+  }
+  Run();
+  fleet_.Advance(60'000'000);
+  waiting = {submit(), submit()};
+  leave(1, 0);
+  EXPECT_NEAR(refused(), 200'000, 2'000) << "while nobody waited nobody could leave";
+  leave(10, 5'000'000);
+  EXPECT_EQ(refused(), 1'000'000) << "at most";
+  Run();
+  const Submit wrong = MakeSubmit(++counter, {}, 1);
+  fleet_.Submit(0, wrong);
+  EXPECT_THAT(fleet_.record(wrong.attempt).refused, SizeIs(1));
+  EXPECT_EQ(fleet_.record(wrong.attempt).retry_after_us, 0) << "it would be refused again";
+}
+
 TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
@@ -303,6 +352,22 @@ TEST_F(EngineLocalTest, WhatAFailedRunWasToComputeIsNotCached) {
   EXPECT_THAT(fleet_.engine(0).CachedBlocks(), SizeIs(4));
 }
 
+// Eight choices of one prompt need a block each for what follows it.
+TEST_F(EngineLocalTest, WhoeverIsAdmittedBesideForksToComeIsNotPreemptedForThem) {
+  EngineOptions options = SmallEngine(/*num_blocks=*/12);
+  options.max_sequences = 1;
+  options.max_batched_tokens = 9;
+  Create(options);
+  const Submit many = MakeSubmit(1, RandomTokens(33, 1), 2, /*num_choices=*/8);
+  const Submit newcomer = MakeSubmit(2, RandomTokens(40, 2), 60);
+  fleet_.Submit(0, many);
+  fleet_.Submit(0, newcomer);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(many), "");
+  EXPECT_EQ(fleet_.CheckFinished(newcomer), "");
+  EXPECT_EQ(computed(), 33 + 8 + 40 + 59) << "somebody was preempted";
+}
+
 TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);
@@ -326,7 +391,9 @@ TEST_F(EngineLocalTest, OneLonelyPromptAtATime) {
   fleet_.Submit(0, first);
   fleet_.Submit(0, second);
   RunUntilFirstToken(first);
-  EXPECT_THAT(fleet_.CheckFinished(second), testing::HasSubstr("RESOURCE_EXHAUSTED"));
+  ASSERT_THAT(fleet_.record(second.attempt).refused, SizeIs(1));
+  EXPECT_EQ(fleet_.record(second.attempt).refused[0].code(), absl::StatusCode::kAborted)
+      << "the worker is not full";
   Submit third = MakeSubmit(3, RandomTokens(40, 5), 10);
   third.alone = true;
   fleet_.Submit(0, third);

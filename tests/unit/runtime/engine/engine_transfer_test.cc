@@ -31,6 +31,26 @@ TEST_F(EngineTransferTest, APrefillWorkerComputesWhatFitsItsContextWithOneTokenM
   EXPECT_EQ(computed(kPrefill), 63);
 }
 
+TEST_F(EngineTransferTest, AFullPrefillWorkerIsToldApartFromAFullDecodeWorker) {
+  fleet_.AddWorker({.engine = SmallEngine()});
+  EngineOptions prefill = SmallEngine();
+  prefill.max_waiting_attempts = 1;
+  fleet_.AddWorker({.engine = prefill});
+  fleet_.Pause(kPrefill, true);
+  const Submit waits = Disaggregated(1, RandomTokens(40, 1), 5);
+  const Submit refused = Disaggregated(2, RandomTokens(40, 2), 5);
+  fleet_.Submit(kDecode, waits);
+  fleet_.Submit(kDecode, refused);
+  Run();
+  ASSERT_EQ(fleet_.record(refused.attempt).refused.size(), 1u);
+  EXPECT_EQ(fleet_.record(refused.attempt).refused[0].code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(fleet_.record(refused.attempt).by_prefill);
+  EXPECT_EQ(fleet_.record(refused.attempt).retry_after_us, 10'000);
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(waits), "");
+}
+
 TEST_F(EngineTransferTest, AStepThatFailsAtThePrefillWorkerIsLaidToIt) {
   Create();
   fleet_.executor(kPrefill).FailNextStep();

@@ -18,6 +18,7 @@ WorkerRegistration Registration(const std::string& name, uint64_t incarnation,
   r.block_tokens = 16;
   r.max_model_tokens = 1024;
   r.num_blocks = 64;
+  r.max_sequences = 1000;
   return r;
 }
 
@@ -35,20 +36,20 @@ class FleetTest : public testing::Test {
 
 TEST_F(FleetTest, WorkNeedsASession) {
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
   EXPECT_FALSE(fleet_.CanServe("m", 0));
   EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
   EXPECT_TRUE(fleet_.CanServe("m", 0));
   EXPECT_EQ(fleet_.OnSessionLost(7), id_);
   EXPECT_EQ(fleet_.OnSessionLost(7), std::nullopt);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
 }
 
 TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
   RegisterWithSession();
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, kTimes.no_new_work_after_us - 1));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, kTimes.no_new_work_after_us));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, kTimes.no_new_work_after_us - 1));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, kTimes.no_new_work_after_us));
   EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us - 1), WorkerFault::kNone);
   EXPECT_EQ(fleet_.FaultOf(worker(), kTimes.move_streams_after_us), WorkerFault::kSilent);
 }
@@ -102,17 +103,17 @@ TEST_F(FleetTest, OnlyWorkersOfTheModelCanServeIt) {
 
 TEST_F(FleetTest, AReservedWorkerTakesNothingAndWhoRunsAloneWantsNoPromptBesideIt) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 1, 100);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, true, 0));
-  fleet_.AddLive(id_, 0, -100);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, true, 0)) << "who decodes disturbs nobody";
+  fleet_.AddLive(id_, {.sequences = 1, .prompt_tokens = 100});
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), true, 0));
+  fleet_.AddLive(id_, {.prompt_tokens = -100});
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), true, 0)) << "who decodes disturbs nobody";
   fleet_.Reserve(id_, true);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
   EXPECT_FALSE(fleet_.MayPrefill(worker(), 0));
   EXPECT_TRUE(fleet_.Healthy(worker(), 0));
   fleet_.Reserve(id_, false);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
 }
 
 TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
@@ -120,19 +121,19 @@ TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
   WorkerLoad load;
   load.since_progress_us = kTimes.move_streams_after_us;
   fleet_.OnHeartbeat(id_, load, false, 100);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 100)) << "idle engines make no progress";
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 100)) << "idle engines make no progress";
   load.has_work = true;
   fleet_.OnHeartbeat(id_, load, false, 100);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 100));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 100));
   EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kStalled);
 }
 
 TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwise) {
   RegisterWithSession();
   fleet_.OnDraining(id_);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
   fleet_.OnHeartbeat(id_, {}, false, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
   fleet_.OnPeerLost(id_);
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
   fleet_.OnHeartbeat(id_, {}, false, 0);
@@ -141,35 +142,36 @@ TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwi
 
 TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 3, 100);
+  fleet_.AddLive(id_, {.sequences = 3, .prompt_tokens = 100});
   const auto replaced = *fleet_.OnRegistration("addr:1", Registration("a", 2), 50);
   ASSERT_TRUE(replaced.has_value());
   EXPECT_EQ(replaced->worker, id_);
   EXPECT_EQ(replaced->session, 7u);
   EXPECT_EQ(worker().session, 0u);
-  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_EQ(worker().live.sequences, 0);
   EXPECT_EQ(fleet_.Find(id_), nullptr);
   EXPECT_EQ(fleet_.FindSession(7), nullptr);
   // What is late from the old life changes nothing.
   EXPECT_FALSE(fleet_.OnHeartbeat(id_, {}, true, 60));
   EXPECT_FALSE(fleet_.OnWatchLost(id_));
-  fleet_.AddLive(id_, -3, -100);
-  EXPECT_EQ(worker().live_sequences, 0);
+  fleet_.AddLive(id_, {.sequences = -3, .prompt_tokens = -100});
+  EXPECT_EQ(worker().live.sequences, 0);
   EXPECT_FALSE(worker().draining);
 }
 
 // Whoever makes up incarnations must not end the router: what ran there ends at its own time.
 TEST_F(FleetTest, ALifeThatComesAgainStillHasWhatRunsThere) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 2, 100);
+  fleet_.AddLive(id_, {.sequences = 2, .prompts = 1, .prompt_tokens = 100});
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 2), 1).ok());
-  EXPECT_EQ(worker().live_sequences, 0);
+  EXPECT_EQ(worker().live.sequences, 0);
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 2).ok());
-  EXPECT_EQ(worker().live_sequences, 2);
-  EXPECT_EQ(worker().live_prompt_tokens, 100);
-  fleet_.AddLive(id_, -2, -100);
-  EXPECT_EQ(worker().live_sequences, 0);
-  EXPECT_EQ(worker().live_prompt_tokens, 0);
+  EXPECT_EQ(worker().live.sequences, 2);
+  EXPECT_EQ(worker().live.prompt_tokens, 100);
+  EXPECT_EQ(worker().live.prompts, 1);
+  fleet_.AddLive(id_, {.sequences = -2, .prompts = -1, .prompt_tokens = -100});
+  EXPECT_EQ(worker().live.sequences, 0);
+  EXPECT_EQ(worker().live.prompt_tokens, 0);
 }
 
 TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
@@ -178,38 +180,134 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
   EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), 10)->has_value());
   EXPECT_EQ(worker().session, 7u);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 10));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 10));
   EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
 }
 
 TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 8, 0);
-  fleet_.OnFull(id_);
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 1, false, 0));
-  fleet_.AddLive(id_, -1, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 1, false, 0));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 2, false, 0));
-  fleet_.OnHeartbeat(id_, {}, false, 0);  // 8 + 1 + 8 / 8
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 3, false, 0));
-  EXPECT_FALSE(fleet_.MayTakeWork(worker(), 4, false, 0));
-  fleet_.AddLive(id_, -7, 0);
-  EXPECT_TRUE(fleet_.MayTakeWork(worker(), 128, false, 0)) << "an idle worker may try anything";
+  fleet_.AddLive(id_, {.attempts = 8});
+  fleet_.OnFull(id_, 0, 0);
+  EXPECT_TRUE(fleet_.Healthy(worker(), 0)) << "full is not lost";
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
+  fleet_.AddLive(id_, {.attempts = -1});
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
+  fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
+  fleet_.AddLive(id_, {.attempts = 1});
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0)) << "it did not use what it had";
+  fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, kTimes.heartbeat_us));
+  fleet_.AddLive(id_, {.attempts = 1});
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, kTimes.heartbeat_us));
+}
+
+TEST_F(FleetTest, AWorkerBeginsWithABatchAndAsManyThatWait) {
+  WorkerRegistration registration = Registration("a", 1);
+  registration.max_sequences = 4;
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", registration, 0).ok());
+  EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
+  fleet_.AddLive(id_, {.attempts = 7, .sequences = 7 * 128});
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0)) << "attempts take turns, not their choices";
+  fleet_.AddLive(id_, {.attempts = 1, .sequences = 1});
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
+}
+
+// The scale of --liveness-scale that slow checks use, and more.
+TEST(FleetTimesTest, PausesHoldAtAnyScale) {
+  const LivenessTimes times = LivenessTimes::Scaled(1000);
+  Fleet fleet(times);
+  EXPECT_TRUE(fleet.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  const WorkerId id{.name = "a", .incarnation = 1};
+  fleet.OnStepFailed(id, 0);
+  EXPECT_FALSE(fleet.Healthy(*fleet.Find(id), times.heartbeat_us - 1));
+  EXPECT_TRUE(fleet.Healthy(*fleet.Find(id), times.heartbeat_us));
+}
+
+class WorkWindowTest : public testing::Test {
+ protected:
+  void Heartbeat(int in_use) {
+    now_us_ += kTimes.heartbeat_us;
+    window_.OnHeartbeat(in_use, kTimes.heartbeat_us, now_us_);
+  }
+  void Refused(int in_use, int64_t retry_after_us = 0) {
+    window_.OnRefused(in_use, retry_after_us, kTimes.heartbeat_us, now_us_);
+  }
+  bool HasRoom(int in_use) const { return window_.HasRoom(in_use, now_us_); }
+
+  WorkWindow window_{8};
+  int64_t now_us_ = 0;
+};
+
+TEST_F(WorkWindowTest, IsAskedForMoreEverMoreRarelyWhileTheAnswerIsNo) {
+  int refusals = 0, in_use = 5;
+  while (now_us_ < 60'000'000) {
+    Heartbeat(in_use);
+    if (!HasRoom(in_use)) continue;
+    ++refusals;
+    Refused(in_use);
+  }
+  EXPECT_LT(refusals, 25);
+  // There is room for two more: both are found, a heartbeat apart.
+  while (!HasRoom(in_use)) Heartbeat(in_use);
+  EXPECT_LT(now_us_, 67'000'000);
+  Heartbeat(++in_use);
+  EXPECT_TRUE(HasRoom(in_use));
+  EXPECT_FALSE(HasRoom(in_use + 1));
+}
+
+TEST_F(WorkWindowTest, AnAnswerThatTakesLongIsStillNo) {
+  int refusals = 0;
+  while (now_us_ < 60'000'000) {
+    Heartbeat(5);
+    if (!HasRoom(5)) continue;
+    for (int i = 0; i < 3; ++i) Heartbeat(6);  // What may be too much is on its way.
+    ++refusals;
+    Refused(5);
+  }
+  EXPECT_LT(refusals, 25);
+}
+
+TEST_F(WorkWindowTest, WhatWasTakenMakesItHopefulAgain) {
+  for (int i = 0; i < 6; ++i) {
+    while (!HasRoom(5)) Heartbeat(5);
+    Refused(5);
+  }
+  int in_use = 5;
+  while (in_use < 20) {
+    Heartbeat(in_use);
+    if (HasRoom(in_use)) ++in_use;
+  }
+  Refused(in_use);
+  const int64_t refused_us = now_us_;
+  while (!HasRoom(in_use)) Heartbeat(in_use);
+  EXPECT_EQ(now_us_ - refused_us, kTimes.heartbeat_us);
+}
+
+TEST_F(WorkWindowTest, WaitsForTheTimeThatTheWorkerNames) {
+  Refused(0, 700'000);
+  EXPECT_FALSE(window_.HasRoom(0, 699'999)) << "others have filled it";
+  EXPECT_TRUE(window_.HasRoom(0, 700'000));
+  now_us_ = 1'000'000;
+  Refused(3, 900'000);
+  window_.OnHeartbeat(3, kTimes.heartbeat_us, 1'899'999);
+  EXPECT_FALSE(window_.HasRoom(3, 1'899'999));
+  window_.OnHeartbeat(3, kTimes.heartbeat_us, 1'900'000);
+  EXPECT_TRUE(window_.HasRoom(3, 1'900'000));
 }
 
 TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {
   RegisterWithSession();
-  fleet_.AddLive(id_, 2, 50);
+  fleet_.AddLive(id_, {.sequences = 2, .prompt_tokens = 50});
   WorkerLoad load;
   load.running_sequences = 5;  // Three are other routers'.
   load.waiting_sequences = 1;
   load.waiting_prompt_tokens = 80;
   fleet_.OnHeartbeat(id_, load, false, 0);
   EXPECT_EQ(worker().estimated_sequences(), 6);
-  fleet_.AddLive(id_, 2, 30);
+  fleet_.AddLive(id_, {.sequences = 2, .prompt_tokens = 30});
   EXPECT_EQ(worker().estimated_sequences(), 8);
   EXPECT_EQ(worker().estimated_prompt_tokens(), 110);
-  fleet_.AddLive(id_, -4, -80);
+  fleet_.AddLive(id_, {.sequences = -4, .prompt_tokens = -80});
   EXPECT_EQ(worker().estimated_sequences(), 4);
 }
 

@@ -164,6 +164,42 @@ TEST_F(FailedStepTest, AStreamGoesBackToWhereItFailedOnlyIfNobodyElseCanTakeIt) 
   EXPECT_EQ(last_target(), a);
 }
 
+TEST_F(FailedStepTest, AStreamThatAvoidsAWorkerHoldsUpNobodyElse) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const SessionId b = AddWorker("b");
+  RecordingSink other, next;
+  Fail();
+  Start(&other);
+  Say(b, {RefusedEvent{.attempt = outbox_.submits[1].second.attempt,
+                       .status = absl::ResourceExhaustedError("full")}});
+  muted_.insert("b");  // Its window does not grow.
+  Advance(400'000);
+  Start(&next);
+  EXPECT_EQ(owner_->num_waiting(), 1);
+  EXPECT_EQ(last_target(), a);
+}
+
+// The step of the decode worker that would have drawn it has not come yet.
+TEST_F(FailedStepTest, ATokenOfThePrefillWorkerIsNoSignThatTheDecodeWorkerWorks) {
+  const SessionId d = AddPair();
+  owner_->OnSessionLost(1, now_us_);  // The prefill worker only computes prompts.
+  Start(&sink_);
+  Fail();
+  Advance(200'000);
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  Say(d, {Token(last_submit().attempt, 3, 'x')});
+  Fail();
+  Advance(200'000);
+  EXPECT_EQ(outbox_.submits.size(), 2u) << "twice as long";
+  Advance(200'000);
+  ASSERT_EQ(outbox_.submits.size(), 3u);
+  Say(d, {Token(last_submit().attempt, 4, 'y'), Token(last_submit().attempt, 5, 'z')});
+  Fail();
+  Advance(200'000);
+  EXPECT_EQ(outbox_.submits.size(), 4u) << "its own token is";
+}
+
 TEST_F(FailedStepTest, AWorkerWithoutAPrefillWorkerHasNobodyElseToBlame) {
   AddWorker("a");
   Start(&sink_);

@@ -93,6 +93,7 @@ class RequestFixture : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = max_model_tokens_;
     r.num_blocks = 128;
+    r.max_sequences = 1000;
     r.supervised = supervised_;
     r.ended_lives = ended_lives_;
     EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
@@ -176,8 +177,7 @@ class RequestFixture : public testing::Test {
     EXPECT_EQ(owner_->num_requests(), 0);
     EXPECT_EQ(owner_->num_waiting(), 0);
     for (const auto& [name, worker] : owner_->fleet().workers()) {
-      EXPECT_EQ(worker.live_sequences, 0) << name;
-      EXPECT_EQ(worker.live_prompt_tokens, 0) << name;
+      EXPECT_TRUE(worker.live == LiveWork()) << name;
     }
   }
 

@@ -151,6 +151,90 @@ TEST_F(RequestOwnerTest, WhenAllAreFullRequestsWaitInOrderOfArrival) {
   EXPECT_EQ(last_submit().attempt.request, attempts[2].request);
 }
 
+TEST_F(RequestOwnerTest, AFullPrefillWorkerIsNotLostAndItsPromptsWaitForIt) {
+  const SessionId d = AddPair();
+  RecordingSink sinks[3];
+  for (RecordingSink& sink : sinks) Start(&sink);
+  ASSERT_EQ(outbox_.submits.size(), 3u);
+  const AttemptId first = outbox_.submits[0].second.attempt;
+  for (const size_t i : {1, 2}) {
+    Say(d, {RefusedEvent{.attempt = outbox_.submits[i].second.attempt,
+                         .status = absl::ResourceExhaustedError("full"),
+                         .by_prefill = true}});
+  }
+  EXPECT_EQ(outbox_.submits.size(), 3u);
+  EXPECT_EQ(owner_->num_waiting(), 2);
+  for (const auto& [name, worker] : owner_->fleet().workers()) {
+    EXPECT_TRUE(owner_->fleet().Healthy(worker, now_us_)) << name;
+  }
+  Say(d, {Token(first, 3, 'x')});
+  ASSERT_EQ(outbox_.submits.size(), 4u) << "the prefill worker is done with one";
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+  EXPECT_EQ(last_submit().attempt.request, outbox_.submits[1].second.attempt.request);
+}
+
+TEST_F(RequestOwnerTest, AFullWorkerIsNotAskedBeforeTheTimeThatItNamed) {
+  const auto refuse = [this](SessionId session, bool by_prefill) {
+    Say(session, {RefusedEvent{.attempt = last_submit().attempt,
+                               .status = absl::ResourceExhaustedError("full"),
+                               .by_prefill = by_prefill,
+                               .retry_after_us = 700'000}});
+    const size_t before = outbox_.submits.size();
+    Advance(600'000);
+    EXPECT_EQ(outbox_.submits.size(), before);
+    Advance(200'000);
+    EXPECT_EQ(outbox_.submits.size(), before + 1);
+  };
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  refuse(a, /*by_prefill=*/false);
+  RecordingSink other;
+  const SessionId d = AddPair();
+  Start(&other);
+  refuse(d, /*by_prefill=*/true);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+}
+
+TEST_F(RequestOwnerTest, OfAPairItIsTheOneThatRefusedThatIsGone) {
+  SessionId d = AddPair();
+  Start(&sink_);
+  const auto refuse = [&](bool by_prefill) {
+    Say(d, {RefusedEvent{.attempt = last_submit().attempt,
+                         .status = absl::UnavailableError("gone"),
+                         .by_prefill = by_prefill}});
+  };
+  refuse(/*by_prefill=*/true);
+  EXPECT_EQ(last_target(), d);
+  EXPECT_EQ(last_submit().prefill.address, "") << "until it is heard again";
+  RecordingSink other;
+  d = AddPair();
+  Start(&other);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  refuse(/*by_prefill=*/false);
+  EXPECT_NE(last_target(), d) << "it drains";
+}
+
+TEST_F(RequestOwnerTest, ALonelyAttemptOfAnotherRouterDoesNotMakeAWorkerFull) {
+  SessionId session = AddWorker("w0");
+  Start(&sink_);
+  for (int death = 1; death <= kDeathsBeforeAlone; ++death) {
+    owner_->OnSessionLost(session, now_us_);
+    muted_.insert("w" + std::to_string(death - 1));
+    session = AddWorker("w" + std::to_string(death));
+  }
+  ASSERT_TRUE(last_submit().alone);
+  Say(session, {RefusedEvent{.attempt = last_submit().attempt,
+                             .status = absl::AbortedError("another runs alone")}});
+  EXPECT_EQ(owner_->num_waiting(), 1) << "not before a heartbeat";
+  Advance(200'000);
+  ASSERT_EQ(owner_->num_waiting(), 0);
+  EXPECT_TRUE(last_submit().alone);
+  Say(session, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
+  RecordingSink others[4];
+  for (RecordingSink& other : others) Start(&other);
+  EXPECT_EQ(owner_->num_waiting(), 0);
+}
+
 TEST_F(RequestOwnerTest, EachRequestThatFindsNobodyWaitsItsOwnGrace) {
   RecordingSink first, second;
   Start(&first);
@@ -163,6 +247,34 @@ TEST_F(RequestOwnerTest, EachRequestThatFindsNobodyWaitsItsOwnGrace) {
   EXPECT_FALSE(second.ended());
   Advance(600'000);
   EXPECT_TRUE(absl::IsUnavailable(second.error)) << second.error;
+}
+
+TEST_F(RequestOwnerTest, AtTenTimesTheLoadFewSubmitsAreRefused) {
+  AddWorker("a");
+  constexpr size_t kRoom = 20, kRequests = 200;
+  std::vector<RecordingSink> sinks(kRequests);
+  for (RecordingSink& sink : sinks) Start(&sink);
+  std::vector<AttemptId> there;
+  size_t seen = 0, refused = 0, submits_in_first_burst = outbox_.submits.size();
+  for (int step = 0; step < 1'000 && owner_->num_requests() > 0; ++step) {
+    for (; seen < outbox_.submits.size(); ++seen) {
+      const AttemptId attempt = outbox_.submits[seen].second.attempt;
+      if (there.size() < kRoom) {
+        there.push_back(attempt);
+      } else {
+        ++refused;
+        Say(1, {RefusedEvent{.attempt = attempt, .status = absl::ResourceExhaustedError("full")}});
+      }
+    }
+    Advance(100'000);
+    if (step % 4 != 0) continue;
+    const AttemptId ends = there.front();
+    there.erase(there.begin());
+    Say(1, {Token(ends, 3, 'x', 0, FinishReason::kLength)});
+  }
+  EXPECT_EQ(owner_->num_requests(), 0);
+  // Apart from what was there before the worker was known to be full.
+  EXPECT_LE(refused - (submits_in_first_burst - kRoom), kRequests / 10);
 }
 
 TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
@@ -277,6 +389,23 @@ TEST_F(RequestOwnerTest, ALargeWorkerThatIsLostIsWaitedForAsLongAsNobodyAlive) {
   Advance(400'000);
   EXPECT_TRUE(absl::IsUnavailable(sink_.error)) << sink_.error;
   EXPECT_TRUE(outbox_.submits.empty());
+}
+
+TEST_F(RequestOwnerTest, WhoeverComesMeanwhileDoesNotMakeItWaitLonger) {
+  AddWorker("large");
+  owner_->OnSessionLost(1, now_us_);
+  RequestFacts facts = Facts(&sink_);
+  facts.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  for (const int32_t size : {100, 200}) {
+    Advance(3'000'000);
+    max_model_tokens_ = size;
+    AddWorker(std::to_string(size));
+  }
+  Advance(3'900'000);
+  EXPECT_FALSE(sink_.ended());
+  Advance(400'000);
+  EXPECT_TRUE(absl::IsUnavailable(sink_.error)) << sink_.error;
 }
 
 TEST_F(RequestOwnerTest, WhatWaitsForALargeWorkerDoesNotHoldUpOthers) {

@@ -287,7 +287,7 @@ TEST_F(RequestResumeTest, AStalledPrefillWorkerLosesThePromptsInItsQueue) {
 
 TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {
   const SessionId d = AddPair();
-  for (int64_t pause_us = Fleet::kFirstPairPauseUs; pause_us <= 8'000'000; pause_us *= 2) {
+  for (int64_t pause_us = LivenessTimes{}.first_pause_us; pause_us <= 8'000'000; pause_us *= 2) {
     RecordingSink first, next;
     const RequestId failed = Start(&first);
     ASSERT_EQ(last_submit().prefill.worker.name, "p") << pause_us;

@@ -1,6 +1,6 @@
 #include "runtime/routing/routing_policy.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <set>
 
@@ -20,6 +20,7 @@ class RoutingPolicyTest : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = max_model_tokens;
     r.num_blocks = num_blocks;
+    r.max_sequences = 1000;
     EXPECT_TRUE(fleet_.OnRegistration(name + ":1", r, 0).ok());
     fleet_.OnSessionUp(r.worker, ++last_session_);
     index_.AddWorker(r.worker, 16);
@@ -42,7 +43,6 @@ class RoutingPolicyTest : public testing::Test {
   RoutingRequest request_{.chain = chain_,
                           .num_tokens = 320,
                           .max_total_tokens = 400,
-                          .num_sequences = 1,
                           .model = "m",
                           .numerics_id = "",
                           .disaggregate = DisaggregatePolicy::kAuto};
@@ -53,7 +53,7 @@ TEST_F(RoutingPolicyTest, TheLongestKnownPrefixWinsAmongSimilarLoads) {
   Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
   Holds(b, 10);
-  fleet_.AddLive(b, 4, 0);
+  fleet_.AddLive(b, {.sequences = 4});
   const RoutingDecision decision = Choose();
   ASSERT_TRUE(decision.route.has_value());
   EXPECT_EQ(decision.route->decode, b);
@@ -64,7 +64,7 @@ TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
   Holds(b, 10);
-  fleet_.AddLive(b, 5, 0);
+  fleet_.AddLive(b, {.sequences = 5});
   EXPECT_EQ(Choose().route->decode, a);
 }
 
@@ -109,8 +109,8 @@ TEST_F(RoutingPolicyTest, WithoutPrefillWorkersDecodeWorkersPrefillAndTheOtherWa
 TEST_F(RoutingPolicyTest, AFullDecodeWorkerIsWaitedForNotReplacedByAPrefillWorker) {
   const WorkerId d = Add("d", WorkerRole::kDecode);
   Add("p", WorkerRole::kPrefill);
-  fleet_.AddLive(d, 2, 0);
-  fleet_.OnFull(d);
+  fleet_.AddLive(d, {.attempts = 2});
+  fleet_.OnFull(d, 0, 0);
   const RoutingDecision decision = Choose();
   EXPECT_FALSE(decision.route.has_value());
   EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
@@ -154,31 +154,68 @@ TEST_F(RoutingPolicyTest, APrefillWorkerNeedsRoomForThePromptAndOneToken) {
   for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, exact);
 }
 
-TEST_F(RoutingPolicyTest, RoomThatSomebodyOlderWaitsForIsLeftToHim) {
+TEST_F(RoutingPolicyTest, APrefillWorkerThatIsOnlyFullIsWaitedFor) {
+  Add("d", WorkerRole::kDecode);
+  const WorkerId p = Add("p", WorkerRole::kPrefill);
+  fleet_.AddLive(p, {.prompts = 1});
+  fleet_.OnPromptRefused(p, 0, 0);
+  const RoutingDecision decision = Choose();
+  EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
+  EXPECT_EQ(decision.awaited, "") << "nobody is kept from d";
+  request_.num_tokens = 255;
+  EXPECT_TRUE(Choose().route.has_value()) << "what stays local does not wait for it";
+  request_.num_tokens = 320;
+  fleet_.AddLive(p, {.prompts = -1});
+  EXPECT_EQ(Choose().route->prefill, p);
+  fleet_.OnPeerLost(p);
+  EXPECT_EQ(Choose().route->prefill, std::nullopt) << "one that is lost is not";
+}
+
+TEST_F(RoutingPolicyTest, OneDecodeWorkersFullPrefillWorkersAreNotEverybodys) {
+  const WorkerId other = Add("other", WorkerRole::kDecode, "o");
+  const WorkerId p = Add("p", WorkerRole::kPrefill, "o");
+  Holds(other, 10);
+  fleet_.AddLive(p, {.prompts = 1});
+  fleet_.OnPromptRefused(p, 0, 0);
+  EXPECT_EQ(Choose().why_not, NoRoute::kAllFull);
+  const WorkerId d = Add("d", WorkerRole::kDecode, "n");
+  const WorkerId q = Add("q", WorkerRole::kPrefill, "n");
+  for (int i = 0; i < 8; ++i) {
+    const RoutingDecision decision = Choose();
+    ASSERT_TRUE(decision.route.has_value());
+    EXPECT_EQ(decision.route->decode, d);
+    EXPECT_EQ(decision.route->prefill, q);
+  }
+}
+
+TEST_F(RoutingPolicyTest, TheRoomThatSomebodyOlderWaitsForIsLeftToHim) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
-  fleet_.AddLive(a, 1, 0);
-  fleet_.AddLive(b, 2, 0);
-  fleet_.OnFull(b);
+  fleet_.AddLive(a, {.sequences = 2, .prompt_tokens = 10});
+  fleet_.AddLive(b, {.sequences = 1, .prompt_tokens = 10});
   RoutingRequest older = request_;
-  older.num_sequences = 4;
-  fleet_.OnFull(a);
+  older.alone = true;
   const RoutingDecision waits = policy_->Choose(older, fleet_, index_, 0);
-  EXPECT_EQ(waits.full, (std::vector<std::string>{"a", "b"}));
-  fleet_.AddLive(b, -1, 0);
-  EXPECT_EQ(Choose().route->decode, b);
-  const std::set<std::string> spoken_for(waits.full.begin(), waits.full.end());
+  EXPECT_EQ(waits.why_not, NoRoute::kAllFull);
+  EXPECT_EQ(waits.awaited, "b") << "the one with less to do";
+  std::set<std::string> spoken_for = {waits.awaited};
   request_.spoken_for = &spoken_for;
-  EXPECT_EQ(Choose().why_not, NoRoute::kAllFull);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->decode, a);
+  older.spoken_for = &spoken_for;
+  EXPECT_EQ(policy_->Choose(older, fleet_, index_, 0).awaited, "a") << "each waits for another";
+  spoken_for.insert("a");
+  const RoutingDecision last = Choose();
+  EXPECT_EQ(last.why_not, NoRoute::kAllFull);
+  EXPECT_EQ(last.awaited, "");
 }
 
 TEST_F(RoutingPolicyTest, PrefillGoesToTheLeastQueuedWorker) {
   Add("d", WorkerRole::kDecode);
   const WorkerId p = Add("p", WorkerRole::kPrefill);
   const WorkerId q = Add("q", WorkerRole::kPrefill);
-  fleet_.AddLive(p, 0, 4000);
+  fleet_.AddLive(p, {.prompt_tokens = 4000});
   EXPECT_EQ(Choose().route->prefill, q);
-  fleet_.AddLive(q, 0, 4000);
+  fleet_.AddLive(q, {.prompt_tokens = 4000});
   Holds(p, 3);
   EXPECT_EQ(Choose().route->prefill, p);
 }
