@@ -26,7 +26,8 @@ class SimulatedRouter::Client final : public RequestSink {
 
   void OnPrompt(const PromptReport& prompt) override {
     if (ended_ || expected_ != nullptr) return Complain("a prompt report too many");
-    const uint64_t numerics = std::stoull(std::string(prompt.numerics_id));
+    numerics_id_ = prompt.numerics_id;
+    const uint64_t numerics = std::stoull(numerics_id_);
     expected_ = &world_->book()->Expect(&asked_, numerics);
     const int64_t most = world_->book()->MostCachedTokens(&asked_, numerics);
     if (prompt.cached_tokens > most) {
@@ -97,6 +98,18 @@ class SimulatedRouter::Client final : public RequestSink {
     if (absl::IsInvalidArgument(status)) world_->CountTooLong();
   }
 
+  // What computes as it began, or holds all of it, is gone.
+  bool NobodyCanGoOn() const {
+    if (expected_ == nullptr) return false;
+    const size_t total = asked_.prompt.size() + static_cast<size_t>(asked_.sampling.max_tokens);
+    return std::none_of(
+        world_->workers().begin(), world_->workers().end(), [&](const auto& worker) {
+          const bool known = !world_->options().namesakes || router_->Knows(*worker);
+          return known && worker->accepting() && worker->terms().numerics_id == numerics_id_ &&
+                 worker->shape().offered_tokens() >= static_cast<int64_t>(total);
+        });
+  }
+
   bool ended() const { return ended_; }
   bool abandoned = false;  // Its router is gone.
   bool left = false;       // The client itself.
@@ -119,8 +132,7 @@ class SimulatedRouter::Client final : public RequestSink {
         return left;
       case absl::StatusCode::kDeadlineExceeded:
         if (world_->now_us() < ends_us_ && o.faults.clock_jump_us == 0) return false;
-        // A stream may also have waited for a numerics that nobody has any more.
-        return asked_.short_deadline || o.faults.upgrade > 0 || o.num_numerics > 1;
+        return asked_.short_deadline || NobodyCanGoOn();
       case absl::StatusCode::kUnavailable:  // Nobody was there for too long.
         return report.completion_tokens == 0 &&
                (o.poison || o.faults.sick_us > 0 || o.faults.TakeWorkersAway());
@@ -147,6 +159,8 @@ class SimulatedRouter::Client final : public RequestSink {
     const SimulatedFaults& f = world_->options().faults;
     // They seem to die, or to hang, although they have been told to go on.
     if (f.pause_us + f.stall_us + f.hang_us + f.clock_jump_us > 0) return true;
+    // Another of its name comes, and has nothing to tell of it.
+    if (world_->options().namesakes) return true;
     if (f.TouchProcesses() && !world_->ends_are_told()) return true;
     // One whose earlier life its router still believes in. (Real sessions begin with a greeting
     // that names the incarnation.)
@@ -172,8 +186,12 @@ class SimulatedRouter::Client final : public RequestSink {
   AskedRequest asked_;
   int64_t* const num_deltas_;
   RequestId id_;
-  const int64_t ends_us_ = world_->now_us() + asked_.time_left_us;
+  // By the fastest clock.
+  const int64_t ends_us_ =
+      world_->now_us() + static_cast<int64_t>(static_cast<double>(asked_.time_left_us) *
+                                              (1 - 2 * world_->options().clock_drift));
   const ExpectedRequest* expected_ = nullptr;
+  std::string numerics_id_;  // With which it began.
   std::vector<Choice> choices_;
   bool ended_ = false;
 };
@@ -184,7 +202,7 @@ SimulatedRouter::SimulatedRouter(World* world, std::string name) : world_(world)
 
 SimulatedRouter::~SimulatedRouter() = default;
 
-int64_t SimulatedRouter::Now() const { return world_->now_us() + process_.clock_offset_us; }
+int64_t SimulatedRouter::Now() const { return process_.ClockAt(world_->now_us()); }
 
 void SimulatedRouter::Start() {
   ++process_.life;
@@ -257,10 +275,11 @@ bool SimulatedRouter::idle() const {
                      [](const auto& client) { return client->ended() || client->abandoned; });
 }
 
-std::string SimulatedRouter::Unfinished() const {
+std::string SimulatedRouter::Unfinished(bool only_servable) const {
   std::string list;
   for (const auto& client : clients_) {
     if (client->ended() || client->abandoned) continue;
+    if (only_servable && client->NobodyCanGoOn()) continue;
     list += absl::StrFormat("%s %d", list.empty() ? "" : ",", client->id().counter);
   }
   return list;
@@ -269,10 +288,10 @@ std::string SimulatedRouter::Unfinished() const {
 absl::Status SimulatedRouter::AuditQuiet() const {
   if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
   for (const auto& [name, worker] : owner_->fleet().workers()) {
-    if (worker.live_sequences != 0 || worker.live_prompt_tokens != 0 || worker.live_prompts != 0) {
-      return absl::InternalError(
-          absl::StrFormat("%s counts %d sequences and %d prompt tokens at %s", process_.name,
-                          worker.live_sequences, worker.live_prompt_tokens, name));
+    if (const LiveWork& live = worker.live; live != LiveWork()) {
+      return absl::InternalError(absl::StrFormat(
+          "%s counts %d attempts, %d sequences, %d prompts and %d prompt tokens at %s",
+          process_.name, live.attempts, live.sequences, live.prompts, live.prompt_tokens, name));
     }
   }
   const RequestCounters& counters = owner_->counters();
@@ -306,7 +325,7 @@ uint64_t SimulatedRouter::MostRefusals() const {
 }
 
 void SimulatedRouter::Tick() {
-  const int64_t next_us = owner_->Tick(Now()) - process_.clock_offset_us;
+  const int64_t next_us = process_.WhenClockIs(owner_->Tick(Now()));
   world_->network()->InProcess(&process_, std::max<int64_t>(next_us - world_->now_us(), 1'000),
                                [this] { Tick(); });
 }
@@ -351,7 +370,9 @@ void SimulatedRouter::DialWatch(Connection* connection, SimulatedWorker* worker)
                    connection->worker = registration.worker;
                    const absl::Status status =
                        owner_->OnRegistration(worker->address(), registration, Now());
-                   if (!status.ok()) world_->Violate(status.ToString());
+                   const bool refused =
+                       absl::IsFailedPrecondition(status) && world_->options().namesakes;
+                   if (!status.ok() && !refused) world_->Violate(status.ToString());
                    if (connection->session == nullptr && !connection->dialling_session) {
                      DialSession(connection, worker);
                    }
@@ -495,9 +516,7 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
 }
 
 bool SimulatedRouter::Knows(const SimulatedWorker& worker) const {
-  const auto connection = connections_.find(worker.address());
-  return worker.accepting() && connection != connections_.end() &&
-         connection->second.worker == worker.id();
+  return worker.accepting() && owner_->fleet().Find(worker.id()) != nullptr;
 }
 
 void SimulatedRouter::CheckFits(const Connection& connection, const Submit& submit) {

@@ -37,7 +37,8 @@ class SimulatedRouter final : private RouterOutbox {
   // Is up, in the incarnation that has registered here.
   bool Knows(const SimulatedWorker& worker) const;
   bool idle() const;  // Every request has had its terminal event.
-  std::string Unfinished() const;
+  // Their numbers. `only_servable`: without those that nobody who is left can go on with.
+  std::string Unfinished(bool only_servable = false) const;
   absl::Status AuditQuiet() const;
 
  private:

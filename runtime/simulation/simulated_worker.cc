@@ -20,22 +20,23 @@ constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 
 }  // namespace
 
-SimulatedWorker::SimulatedWorker(World* world, std::string name, WorkerRole role,
-                                 const WorkerShape& shape, uint64_t numerics, uint64_t kv_format,
-                                 bool supervised)
+SimulatedWorker::SimulatedWorker(World* world, std::string address, std::string name,
+                                 WorkerRole role, const WorkerShape& shape, uint64_t numerics,
+                                 uint64_t kv_format, bool supervised)
     : world_(world),
+      name_(std::move(name)),
       role_(role),
       shape_(shape),
       next_shape_(shape),
       numerics_(numerics),
       kv_format_(kv_format),
       supervised_(supervised) {
-  process_.name = std::move(name);
+  process_.name = std::move(address);
 }
 
 SimulatedWorker::~SimulatedWorker() = default;
 
-int64_t SimulatedWorker::Now() const { return world_->now_us() + process_.clock_offset_us; }
+int64_t SimulatedWorker::Now() const { return process_.ClockAt(world_->now_us()); }
 
 void SimulatedWorker::Start() {
   const SimulationOptions& o = world_->options();
@@ -43,7 +44,7 @@ void SimulatedWorker::Start() {
   world_->offers()->insert(shape_.offered_tokens());
   ++process_.life;
   process_.up = true;
-  id_ = {.name = process_.name, .incarnation = world_->random()->Next()};
+  id_ = {.name = name_, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
   life_->executor = std::make_unique<SimulatedExecutor>(
       SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
@@ -195,7 +196,7 @@ void SimulatedWorker::Step() {
                 static_cast<uint64_t>(result.sequences));
     ScheduleStep(life_->next_step_us);
   } else if (result.next_wakeup_us < kNoStep / 2) {
-    ScheduleStep(std::max(result.next_wakeup_us - process_.clock_offset_us, now_us + 1'000));
+    ScheduleStep(std::max(process_.WhenClockIs(result.next_wakeup_us), now_us + 1'000));
   }
   const int64_t killed_us = now_us + random->Between(0, 2 * faults.kill_us);
   if (faults.kill_us > 0 && result.tokens > 0 && killed_us < life_->next_step_us) {

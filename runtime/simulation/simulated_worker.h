@@ -29,8 +29,8 @@ class World;
 
 class SimulatedWorker final : private Outbox {
  public:
-  SimulatedWorker(World* world, std::string name, WorkerRole role, const WorkerShape& shape,
-                  uint64_t numerics, uint64_t kv_format, bool supervised);
+  SimulatedWorker(World* world, std::string address, std::string name, WorkerRole role,
+                  const WorkerShape& shape, uint64_t numerics, uint64_t kv_format, bool supervised);
   ~SimulatedWorker() override;
 
   void Start();  // A new incarnation.
@@ -197,6 +197,7 @@ class SimulatedWorker final : private Outbox {
 
   World* const world_;
   VirtualProcess process_;
+  const std::string name_;
   const WorkerRole role_;
   WorkerShape shape_, next_shape_;
   uint64_t numerics_;

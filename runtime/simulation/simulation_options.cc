@@ -71,6 +71,11 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
     const int64_t most_us = 300'000'000 / (int64_t{o.num_requests} * longest);
     o.frame_us = std::min(int64_t{500} << links.Between(0, 11), most_us);
   }
+  Random more(Mix64(seed + 3));
+  if (more.Chance(0.25)) o.clock_drift = 0.02;
+  o.namesakes = more.Chance(0.06);
+  const int64_t faults_go_on_us = more.Chance(0.25) ? more.Between(1'000'000, 20'000'000) : 0;
+  o.faults_us = o.load_us + faults_go_on_us;
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;
@@ -106,6 +111,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.
     shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
     o.load_us = random.Between(8'000'000, 16'000'000);
+    o.faults_us = o.load_us + faults_go_on_us;
   }
   if (random.Chance(0.05))
     f.failing_token = static_cast<int32_t>(random.Below(SimulatedModel::kVocabulary));

@@ -86,6 +86,8 @@ struct SimulationOptions {
   int32_t num_routers = 1;
   int32_t num_numerics = 1;    // Workers differ in what they compute,
   int32_t num_kv_formats = 1;  // and in how they keep it.
+  bool namesakes = false;      // The last worker has the first one's name, at another address.
+  double clock_drift = 0;      // Clocks are faster or slower than others, by at most this share.
   double supervised = 1;       // The share of workers whose next life tells how the last one ended.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
   bool any_peer = false;  // Any worker is asked to prefill, not only those whose role it is.
@@ -97,7 +99,8 @@ struct SimulationOptions {
   int64_t frame_us = 0;  // That a block is on the link from one worker to another; the next waits.
 
   int32_t num_requests = 12;
-  int64_t load_us = 2'000'000;  // Requests arrive, and things go wrong, within this time.
+  int64_t load_us = 2'000'000;    // Requests arrive within this time.
+  int64_t faults_us = 2'000'000;  // Things go wrong within this one, or until all are answered.
   double client_cancel = 0;
   double short_deadline = 0;
   bool poison = false;        // One request kills the workers that compute it,

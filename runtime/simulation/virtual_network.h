@@ -28,7 +28,15 @@ struct VirtualProcess {
   uint64_t life = 0;  // 0: never started. Grows with every start and every end.
   bool up = false;
   int64_t paused_until_us = 0;
-  int64_t clock_offset_us = 0;  // Of its monotonic clock.
+  // Its monotonic clock, and when it will show that.
+  int64_t clock_offset_us = 0;
+  double clock_rate = 1;
+  int64_t ClockAt(int64_t at_us) const {
+    return static_cast<int64_t>(static_cast<double>(at_us) * clock_rate) + clock_offset_us;
+  }
+  int64_t WhenClockIs(int64_t clock_us) const {
+    return static_cast<int64_t>(static_cast<double>(clock_us - clock_offset_us) / clock_rate);
+  }
 
   struct Arrival {
     uint64_t life = 0;

@@ -34,9 +34,15 @@ World::World(const SimulationOptions& options, Trace trace)
     for (int32_t i = 0; i < count; ++i) {
       const auto numerics = random_.Below(static_cast<uint64_t>(options.num_numerics));
       const auto format = random_.Below(static_cast<uint64_t>(options.num_kv_formats));
-      workers_.push_back(std::make_unique<SimulatedWorker>(
-          this, absl::StrFormat("%c%d", letter, i), role, options.DrawShape(&random_), numerics,
-          format, random_.Chance(options.supervised)));
+      const std::string address = absl::StrFormat("%c%d", letter, i);
+      const size_t num_workers =
+          static_cast<size_t>(options.num_prefill) + options.num_decode + options.num_hybrid;
+      const bool namesake =
+          options.namesakes && !workers_.empty() && workers_.size() + 1 == num_workers;
+      const std::string name = namesake ? workers_.front()->address() : address;
+      workers_.push_back(
+          std::make_unique<SimulatedWorker>(this, address, name, role, options.DrawShape(&random_),
+                                            numerics, format, random_.Chance(options.supervised)));
     }
   };
   add(options.num_prefill, 'p', WorkerRole::kPrefill);
@@ -45,6 +51,12 @@ World::World(const SimulationOptions& options, Trace trace)
   for (int32_t i = 0; i < options.num_routers; ++i) {
     routers_.push_back(std::make_unique<SimulatedRouter>(this, absl::StrFormat("r%d", i)));
   }
+  Random drift(Mix64(options.seed * 2 + 2));
+  const auto draw_rate = [&](VirtualProcess* process) {
+    process->clock_rate = 1 + options.clock_drift * (2 * drift.Unit() - 1);
+  };
+  for (const auto& worker : workers_) draw_rate(worker->process());
+  for (const auto& router : routers_) draw_rate(router->process());
 }
 
 World::~World() = default;
@@ -230,21 +242,23 @@ SimulationReport World::Run() {
   for (const auto& router : routers_) router->Start();
   ScheduleArrivals();
   ScheduleFaults();
-  RunUntil(options_.load_us, [] { return false; });
-  CalmDown();
   const auto all_idle = [this] {
     // What a client asks of a router that is paused is still to be heard.
     return to_arrive_ == 0 && std::all_of(routers_.begin(), routers_.end(), [](const auto& router) {
              return router->process()->arrivals.empty() && router->idle();
            });
   };
+  RunUntil(options_.faults_us, all_idle);
+  CalmDown();
   RunUntil(now_us() + kUntilServedUs, all_idle);
-  // What only a worker of a kind that is gone could go on with waits for its deadline.
-  const bool kinds_stay = options_.faults.upgrade == 0 && options_.num_numerics == 1;
-  if (report_.status.ok() && kinds_stay && !all_idle()) {
-    for (const auto& router : routers_) {
-      if (!router->idle())
-        Violate(router->process()->name + " still waits:" + router->Unfinished());
+  for (const auto& router : routers_) {
+    if (report_.status.ok() && !router->process()->arrivals.empty()) {
+      Violate(router->process()->name + " still has a request to hear of");
+    }
+    // What only a worker of a kind that is gone could go on with waits for its deadline.
+    const std::string waiting = router->Unfinished(/*only_servable=*/true);
+    if (report_.status.ok() && !waiting.empty()) {
+      Violate(router->process()->name + " still waits:" + waiting);
     }
   }
   RunUntil(now_us() + kUntilAllEndUs, all_idle);
