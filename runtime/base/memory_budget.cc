@@ -1,0 +1,178 @@
+#include "runtime/base/memory_budget.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+
+namespace tandem {
+namespace {
+
+// Of the limit, what may be on its way out before a client makes no more room for itself.
+constexpr int64_t kLeavingShare = 4;
+
+}  // namespace
+
+int64_t MemoryBudget::held_bytes() const {
+  MutexLock lock(&mu_);
+  return held_bytes_;
+}
+
+int64_t MemoryBudget::returned_bytes() const {
+  MutexLock lock(&mu_);
+  return returned_bytes_;
+}
+
+int64_t MemoryBudget::num_refused() const {
+  MutexLock lock(&mu_);
+  return num_refused_;
+}
+
+void MemoryBudget::Delist(Holding* holding) {
+  if (holding->bytes_ == 0) return;
+  const auto found = clients_.find(holding->client_);
+  Client& client = found->second;
+  by_bytes_.erase({client.bytes, holding->client_});
+  client.may_be_cut.erase({holding->bytes_, -holding->number_, holding});
+  client.bytes -= holding->bytes_;
+  held_bytes_ -= holding->bytes_;
+  holding->bytes_ = 0;
+  Rank(holding->client_, client);
+  if (client.bytes == 0) clients_.erase(found);
+}
+
+void MemoryBudget::Enlist(Holding* holding, int64_t bytes) {
+  if (bytes == 0) return;
+  Client& client = clients_[holding->client_];
+  by_bytes_.erase({client.bytes, holding->client_});
+  client.bytes += bytes;
+  held_bytes_ += bytes;
+  holding->bytes_ = bytes;
+  if (holding->may_be_cut_) client.may_be_cut.emplace(bytes, -holding->number_, holding);
+  Rank(holding->client_, client);
+}
+
+void MemoryBudget::Rank(const std::string& name, const Client& client) {
+  if (!client.may_be_cut.empty()) by_bytes_.emplace(client.bytes, name);
+}
+
+void MemoryBudget::Left(Holding* holding) {
+  leaving_bytes_ -= holding->leaving_bytes_;
+  returned_bytes_ += std::exchange(holding->leaving_bytes_, 0);
+}
+
+MemoryBudget::Holding* MemoryBudget::Victim(Holding* asking, int64_t bytes) {
+  const auto own = clients_.find(asking->client_);
+  const int64_t own_bytes =
+      (own == clients_.end() ? 0 : own->second.bytes) + bytes - asking->bytes_;
+  const auto most = by_bytes_.empty() ? by_bytes_.end() : std::prev(by_bytes_.end());
+  const bool other =
+      most != by_bytes_.end() && most->second != asking->client_ && most->first >= own_bytes;
+  const auto client = other ? clients_.find(most->second) : own;
+  if (client == clients_.end()) return nullptr;
+  if (!other && leaving_bytes_ > limit_bytes_ / kLeavingShare) return nullptr;
+  // Of its own client's holdings, `asking` as it would be is one.
+  const Order as_it_would_be{other ? 0 : bytes, -asking->number_, asking};
+  const auto& may_be_cut = client->second.may_be_cut;
+  for (auto largest = may_be_cut.rbegin(); largest != may_be_cut.rend(); ++largest) {
+    if (*largest < as_it_would_be && !other) return nullptr;
+    if (std::get<Holding*>(*largest) != asking) return std::get<Holding*>(*largest);
+  }
+  return nullptr;
+}
+
+absl::Status MemoryBudget::Exhausted(int64_t bytes) const {
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "memory: %d more bytes wanted for this client, %d of %d are in use (--memory-limit)", bytes,
+      held_bytes_, limit_bytes_));
+}
+
+absl::Status MemoryBudget::Set(Holding* holding, int64_t bytes) {
+  MutexLock lock(&mu_);
+  if (holding->was_cut_) {
+    if (bytes == 0) {
+      Left(holding);
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "memory: cut off, as this client held most when %d bytes were in use (--memory-limit)",
+        limit_bytes_));
+  }
+  while (held_bytes_ - holding->bytes_ + bytes > limit_bytes_ && bytes > holding->bytes_) {
+    Holding* const victim = Victim(holding, bytes);
+    if (victim == nullptr) {
+      ++num_refused_;
+      return Exhausted(bytes - holding->bytes_);
+    }
+    ++num_cut_;
+    leaving_bytes_ += victim->bytes_;
+    victim->leaving_bytes_ = victim->bytes_;
+    Delist(victim);
+    victim->was_cut_ = true;
+    victim->cut_();
+  }
+  returned_bytes_ += std::max<int64_t>(0, holding->bytes_ - bytes);
+  Delist(holding);
+  Enlist(holding, bytes);
+  return absl::OkStatus();
+}
+
+void MemoryBudget::SetMayBeCut(Holding* holding, bool may_be_cut) {
+  MutexLock lock(&mu_);
+  may_be_cut = may_be_cut && holding->cut_ != nullptr;
+  if (may_be_cut == holding->may_be_cut_) return;
+  const int64_t bytes = holding->bytes_;
+  Delist(holding);
+  holding->may_be_cut_ = may_be_cut;
+  Enlist(holding, bytes);
+}
+
+absl::StatusOr<std::shared_ptr<MemoryBudget::Holding>> MemoryBudget::Hold(const std::string& client,
+                                                                          int64_t bytes) {
+  auto holding = std::make_shared<Holding>(this, client);
+  if (const absl::Status status = holding->Set(bytes); !status.ok()) return status;
+  return holding;
+}
+
+MemoryBudget::Holding::Holding(MemoryBudget* budget, std::string client, std::function<void()> cut)
+    : budget_(budget),
+      client_(std::move(client)),
+      cut_(std::move(cut)),
+      may_be_cut_(cut_ != nullptr) {
+  MutexLock lock(&budget_->mu_);
+  number_ = budget_->next_number_++;
+}
+
+MemoryBudget::Holding::~Holding() {
+  MutexLock lock(&budget_->mu_);
+  budget_->Left(this);
+  budget_->returned_bytes_ += bytes_;
+  budget_->Delist(this);
+}
+
+int64_t MemoryBudget::Holding::bytes() const {
+  MutexLock lock(&budget_->mu_);
+  return bytes_;
+}
+
+std::string ClientOfPeer(const std::string& peer) {
+  std::string host = absl::StrReplaceAll(peer, {{"%5B", "["}, {"%5D", "]"}});
+  for (const char* scheme : {"ipv4:", "ipv6:"}) {
+    if (host.rfind(scheme, 0) == 0) host.erase(0, std::strlen(scheme));
+  }
+  const size_t colon = host.rfind(':');
+  if (colon != std::string::npos) host.resize(colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  in6_addr v6{};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) != 1) return host;
+  std::memset(v6.s6_addr + 8, 0, 8);
+  char text[INET6_ADDRSTRLEN];
+  return inet_ntop(AF_INET6, &v6, text, sizeof(text));
+}
+
+}  // namespace tandem

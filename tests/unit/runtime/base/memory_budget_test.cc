@@ -1,0 +1,128 @@
+#include "runtime/base/memory_budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kLimit = 1000;
+
+struct Upload {
+  Upload(MemoryBudget* budget, const std::string& client)
+      : holding(budget, client, [this] { cut = true; }) {}
+
+  bool cut = false;
+  MemoryBudget::Holding holding;
+};
+
+TEST(MemoryBudgetTest, ASumOfHoldingsNeverPassesTheLimit) {
+  MemoryBudget budget(kLimit);
+  MemoryBudget::Holding first(&budget, "a"), second(&budget, "b");
+  EXPECT_TRUE(first.Set(600).ok());
+  EXPECT_TRUE(second.Set(400).ok());
+  const absl::Status refused = second.Set(401);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.ToString(), HasSubstr("1 more bytes wanted"));
+  EXPECT_THAT(refused.ToString(), HasSubstr("1000 of 1000"));
+  EXPECT_EQ(second.bytes(), 400) << "a refusal changes nothing";
+  EXPECT_TRUE(first.Set(599).ok());
+  EXPECT_TRUE(second.Set(401).ok());
+  EXPECT_EQ(budget.held_bytes(), kLimit);
+  EXPECT_EQ(budget.num_refused(), 1);
+  EXPECT_EQ(budget.returned_bytes(), 1);
+}
+
+TEST(MemoryBudgetTest, AHoldingGivesEverythingBackAtItsEnd) {
+  MemoryBudget budget(kLimit);
+  {
+    MemoryBudget::Holding all(&budget, "a");
+    EXPECT_TRUE(all.Set(kLimit).ok());
+  }
+  EXPECT_EQ(budget.held_bytes(), 0);
+  EXPECT_EQ(budget.returned_bytes(), kLimit);
+  MemoryBudget::Holding next(&budget, "b");
+  EXPECT_TRUE(next.Set(kLimit).ok());
+}
+
+TEST(MemoryBudgetTest, TheLargestUploadOfTheClientThatHoldsMostIsCut) {
+  MemoryBudget budget(kLimit);
+  Upload small(&budget, "greedy"), large(&budget, "greedy"), honest(&budget, "honest");
+  ASSERT_TRUE(small.holding.Set(300).ok());
+  ASSERT_TRUE(large.holding.Set(400).ok());
+  ASSERT_TRUE(honest.holding.Set(300).ok());
+  Upload newcomer(&budget, "new");
+  EXPECT_TRUE(newcomer.holding.Set(350).ok());
+  EXPECT_TRUE(large.cut);
+  EXPECT_FALSE(small.cut || honest.cut);
+  EXPECT_EQ(budget.held_bytes(), 950);
+  EXPECT_EQ(budget.num_cut(), 1);
+  // It is over for the one that was cut.
+  EXPECT_EQ(large.holding.Set(1).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(MemoryBudgetTest, WhoHoldsMostEvictsNobodyElse) {
+  MemoryBudget budget(kLimit);
+  Upload honest(&budget, "honest"), greedy(&budget, "greedy");
+  ASSERT_TRUE(honest.holding.Set(300).ok());
+  ASSERT_TRUE(greedy.holding.Set(600).ok());
+  EXPECT_FALSE(greedy.holding.Set(800).ok());
+  Upload another(&budget, "greedy");
+  EXPECT_TRUE(another.holding.Set(200).ok()) << "its own larger one gives way";
+  EXPECT_TRUE(greedy.cut);
+  EXPECT_FALSE(honest.cut);
+}
+
+TEST(MemoryBudgetTest, OfEqualUploadsOfOneClientTheOldestGivesWay) {
+  MemoryBudget budget(kLimit);
+  std::vector<std::unique_ptr<Upload>> stuck;
+  for (int i = 0; i < 4; ++i) {
+    stuck.push_back(std::make_unique<Upload>(&budget, "one"));
+    ASSERT_TRUE(stuck.back()->holding.Set(250).ok());
+  }
+  Upload fresh(&budget, "one");
+  EXPECT_TRUE(fresh.holding.Set(100).ok());
+  EXPECT_TRUE(fresh.holding.Set(250).ok());
+  EXPECT_TRUE(stuck[0]->cut);
+  EXPECT_FALSE(stuck[1]->cut || stuck[2]->cut || stuck[3]->cut);
+}
+
+TEST(MemoryBudgetTest, WhatIsBeingServedIsNotCut) {
+  MemoryBudget budget(kLimit);
+  Upload served(&budget, "greedy");
+  ASSERT_TRUE(served.holding.Set(900).ok());
+  served.holding.SetMayBeCut(false);
+  Upload newcomer(&budget, "new");
+  EXPECT_FALSE(newcomer.holding.Set(200).ok());
+  EXPECT_FALSE(served.cut);
+  served.holding.SetMayBeCut(true);
+  EXPECT_TRUE(newcomer.holding.Set(200).ok());
+  EXPECT_TRUE(served.cut);
+}
+
+TEST(MemoryBudgetTest, WhoHasNothingToCutShieldsNobody) {
+  MemoryBudget budget(kLimit);
+  MemoryBudget::Holding reserve(&budget, "reserve");
+  ASSERT_TRUE(reserve.Set(500).ok());
+  Upload greedy(&budget, "greedy");
+  ASSERT_TRUE(greedy.holding.Set(450).ok());
+  Upload newcomer(&budget, "new");
+  EXPECT_TRUE(newcomer.holding.Set(100).ok());
+  EXPECT_TRUE(greedy.cut);
+}
+
+TEST(MemoryBudgetTest, AClientIsItsAddressWithoutThePort) {
+  EXPECT_EQ(ClientOfPeer("ipv4:10.1.2.3:4000"), "10.1.2.3");
+  EXPECT_EQ(ClientOfPeer("10.1.2.3:4000"), "10.1.2.3");
+  EXPECT_EQ(ClientOfPeer("ipv6:%5B2001:db8::1:2:3%5D:4000"), ClientOfPeer("[2001:db8::9]:5"));
+  EXPECT_NE(ClientOfPeer("[2001:db8:0:1::9]:5"), ClientOfPeer("[2001:db8:0:2::9]:5"));
+  EXPECT_EQ(ClientOfPeer("unix:/tmp/x"), ClientOfPeer("unix:/tmp/y"));
+}
+
+}  // namespace
+}  // namespace tandem
