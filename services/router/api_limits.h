@@ -19,18 +19,28 @@ inline constexpr std::chrono::seconds kFlushTimeout{1};
 // ---- HTTP ----
 inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;  // 431 past it.
 inline constexpr size_t kMaxHeaderFields = 100;              // 431
-inline constexpr size_t kMaxBodyBytes = size_t{4} << 20;     // 413
-inline constexpr int kMaxJsonDepth = 64;                     // 400
+// Of all chunks of a request; 431 past it. Trailers count as header, and so does an unfinished
+// line.
+inline constexpr size_t kMaxChunkExtensionBytes = size_t{64} << 10;
+inline constexpr size_t kMaxBodyBytes = size_t{4} << 20;  // 413
+// Of requests that a client sends before the answer to the one before: past it that answer is the
+// connection's last.
+inline constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
+inline constexpr int kMaxJsonDepth = 64;  // 400
 inline constexpr std::chrono::seconds kHeaderTimeout{10};
 inline constexpr std::chrono::seconds kBodyTimeout{30};
 inline constexpr std::chrono::seconds kIdleTimeout{
-    120};  // Of a kept connection (proxies use 90 s).
-inline constexpr int kMaxConnections = 16384;
+    120};                                          // Of a kept connection (proxies use 90 s).
+inline constexpr int64_t kMaxConnections = 16384;  // 503, or the client with most loses one.
+inline constexpr int64_t kHttpConnectionBytes = int64_t{16} << 10;  // Charged for each.
+inline constexpr std::chrono::seconds kWriteTimeout{60};  // Without a byte taken by the client.
 inline constexpr size_t kMaxTargetBytes = 2048;
 inline constexpr size_t kMaxRequestIdBytes = 128;
 
 // ---- gRPC ----
-inline constexpr int kMaxGrpcMessageBytes = 4 << 20;
+inline constexpr int kMaxGrpcMessageBytes = 4 << 20;  // RESOURCE_EXHAUSTED past it.
+// Calls of one connection at a time; a client's library holds the next one back.
+inline constexpr int kMaxGrpcStreams = 128;
 
 // ---- Requests ----
 inline constexpr double kMaxTemperature = 2.0;

@@ -5,9 +5,36 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/math.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
+namespace {
+
+// What a front end may leave waiting without asking the budget, and by how much more it asks.
+constexpr int64_t kIncludedBytes = int64_t{64} << 10;
+constexpr int64_t kChargeBytes = int64_t{64} << 10;
+
+int64_t BytesOf(const std::vector<SampledToken>& tokens) {
+  int64_t bytes = 0;
+  for (const SampledToken& token : tokens) {
+    bytes += static_cast<int64_t>(sizeof(token) + token.top.size() * sizeof(TokenLogprob));
+  }
+  return bytes;
+}
+
+int64_t BytesOf(const GenerationNews& news) {
+  int64_t bytes = sizeof(news);
+  if (const auto* token = std::get_if<TokenNews>(&news)) {
+    bytes += static_cast<int64_t>(token->text.size() + token->stop_string.size() +
+                                  token->token.top.size() * sizeof(TokenLogprob));
+  } else if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+    bytes += BytesOf(prompt->prompt_logprobs);
+  }
+  return bytes;
+}
+
+}  // namespace
 
 // Results of one prompt. The core keeps it until its end, and until then it keeps the call.
 class Generation::PromptSink final : public RequestSink {
@@ -120,13 +147,15 @@ class Generation::PromptSink final : public RequestSink {
   std::shared_ptr<Generation> call_;            // From TakeFacts to the end.
 };
 
-Generation::Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock,
-                       std::string label, int64_t arrived_us, std::function<void()> on_news)
+Generation::Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
+                       const Clock* clock, std::string client, std::string label,
+                       int64_t arrived_us, std::function<void()> on_news)
     : core_(core),
       metrics_(metrics),
       clock_(clock),
       label_(std::move(label)),
       arrived_us_(arrived_us),
+      waiting_(budget, std::move(client)),
       on_news_(std::move(on_news)) {}
 
 Generation::~Generation() = default;
@@ -159,9 +188,39 @@ const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
   return prompts_[prompt]->token_ids;
 }
 
-std::vector<GenerationNews> Generation::Take() {
+std::vector<GenerationNews> Generation::Take(size_t most) {
   MutexLock lock(&mu_);
-  return std::exchange(pending_, {});
+  std::vector<GenerationNews> news;
+  while (!pending_.empty() && news.size() < most) {
+    pending_bytes_ -= BytesOf(pending_.front());
+    news.push_back(std::move(pending_.front()));
+    pending_.pop_front();
+  }
+  if (pending_.empty()) Forget();
+  return news;
+}
+
+bool Generation::overflowed() const {
+  MutexLock lock(&mu_);
+  return overflowed_;
+}
+
+// Nothing waits here any more.
+void Generation::Forget() {
+  std::deque<GenerationNews>().swap(pending_);
+  pending_bytes_ = charged_bytes_ = 0;
+  static_cast<void>(waiting_.Set(0));
+}
+
+// What waits decides, not what comes: one event may be as large as a prompt.
+bool Generation::MayWait(const GenerationNews& news) {
+  if (std::holds_alternative<EndNews>(news)) return true;
+  if (pending_.size() >= kMaxPendingNews || pending_bytes_ > kMaxPendingBytes) return false;
+  const int64_t bytes = pending_bytes_ + BytesOf(news);
+  const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
+  if (charged > charged_bytes_ && !waiting_.Set(charged).ok()) return false;
+  charged_bytes_ = std::max(charged_bytes_, charged);
+  return true;
 }
 
 void Generation::Deliver(GenerationNews news) {
@@ -170,18 +229,19 @@ void Generation::Deliver(GenerationNews news) {
   {
     MutexLock lock(&mu_);
     if (ended_) return;
-    if (pending_.size() >= kMaxPendingNews && !std::holds_alternative<EndNews>(news)) {
+    if (!MayWait(news)) {
       overflow = !std::exchange(overflowed_, true);
-    } else {
+      Forget();  // Nobody hears it.
+    } else if (!overflowed_ || std::holds_alternative<EndNews>(news)) {
       if (pending_.empty()) on_news = on_news_;
       ended_ = std::holds_alternative<EndNews>(news);
+      pending_bytes_ += BytesOf(news);
       pending_.push_back(std::move(news));
     }
   }
   if (overflow) {
     metrics_->slow_readers.Increment();
-    Cancel(absl::ResourceExhaustedError(
-        absl::StrFormat("the client did not read; %d events were waiting", kMaxPendingNews)));
+    Cancel(absl::ResourceExhaustedError("the client did not read: too many events were waiting"));
   }
   if (on_news) on_news();
 }
@@ -211,7 +271,7 @@ void Generation::Detach() {
     MutexLock lock(&mu_);
     on_news_ = nullptr;
     ended_ = true;
-    pending_.clear();
+    Forget();
   }
   CancelRequests();
 }

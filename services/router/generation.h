@@ -3,12 +3,14 @@
 // n-1.
 //
 // Events wait here until the front end takes them, which costs memory only while it does not: past
-// kMaxPendingNews the call is cancelled.
+// kMaxPendingNews or kMaxPendingBytes, or without room in the budget, the call is cancelled and
+// what waited is dropped.
 
 #ifndef TANDEM_SERVICES_ROUTER_GENERATION_H_
 #define TANDEM_SERVICES_ROUTER_GENERATION_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/request/request_owner.h"
 #include "services/router/router_metrics.h"
@@ -63,13 +66,15 @@ using GenerationNews = std::variant<PromptNews, TokenNews, EndNews>;
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   static constexpr size_t kMaxPendingNews = 1 << 16;
+  static constexpr int64_t kMaxPendingBytes = int64_t{8} << 20;
 
   // `on_news` is called whenever Take() has something new after it had nothing: on the router's
   // thread, or on that of Start, Cancel or Abort; it must not block. Not called again after
-  // Detach(). `core`, `metrics` and `clock` outlive this. `label` is the client's id, for logs;
-  // `arrived_us` is when the call did, by `clock`.
-  Generation(RouterCore* core, RouterMetrics* metrics, const Clock* clock, std::string label,
-             int64_t arrived_us, std::function<void()> on_news);
+  // Detach(). The pointers outlive this. `client` is whom the budget is to name for what waits,
+  // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`.
+  Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
+             std::string client, std::string label, int64_t arrived_us,
+             std::function<void()> on_news);
   ~Generation();
 
   // One request of the call; before any starts, by the thread that makes the call. `facts.sink` is
@@ -80,12 +85,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // ---- Any thread ----
 
-  std::vector<GenerationNews> Take() EXCLUDES(mu_);
+  // The oldest, at most so many.
+  std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_);
   // Ends it: requests that still run are cancelled, and EndNews comes with `why` if none has come.
   void Cancel(const absl::Status& why) EXCLUDES(mu_);
   // The front end is gone: no more on_news; running requests are cancelled.
   void Detach() EXCLUDES(mu_);
 
+  // It was cancelled because too much waited.
+  bool overflowed() const EXCLUDES(mu_);
   int num_prompts() const { return static_cast<int>(prompts_.size()); }
   const std::vector<int32_t>& prompt_token_ids(int prompt) const;
 
@@ -94,6 +102,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void Deliver(GenerationNews news) EXCLUDES(mu_);
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
+  bool MayWait(const GenerationNews& news) REQUIRES(mu_);
+  void Forget() REQUIRES(mu_);
   void CancelRequests();  // Once ended_ is set: Start looks there for what came too early.
 
   RouterCore* const core_;
@@ -103,9 +113,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const int64_t arrived_us_;
   std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
 
-  Mutex mu_;
+  mutable Mutex mu_;
+  MemoryBudget::Holding waiting_ GUARDED_BY(mu_);  // For pending_.
+  int64_t pending_bytes_ GUARDED_BY(mu_) = 0;
+  int64_t charged_bytes_ GUARDED_BY(mu_) = 0;  // In waiting_.
   std::function<void()> on_news_ GUARDED_BY(mu_);
-  std::vector<GenerationNews> pending_ GUARDED_BY(mu_);
+  std::deque<GenerationNews> pending_ GUARDED_BY(mu_);
   int num_running_ GUARDED_BY(mu_) = 0;
   bool ended_ GUARDED_BY(mu_) = false;  // EndNews was delivered.
   bool overflowed_ GUARDED_BY(mu_) = false;

@@ -50,8 +50,15 @@ absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model) {
 }
 
 Generator::Generator(const ModelInfo* model, const ModelText* text, RouterCore* core,
-                     RouterMetrics* metrics, const Clock* clock, uint64_t seed)
-    : model_(model), text_(text), core_(core), metrics_(metrics), clock_(clock), next_seed_(seed) {}
+                     RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
+                     uint64_t seed)
+    : model_(model),
+      text_(text),
+      core_(core),
+      metrics_(metrics),
+      budget_(budget),
+      clock_(clock),
+      next_seed_(seed) {}
 
 int64_t Generator::max_model_tokens() const {
   const int64_t of_workers = core_->max_model_tokens();
@@ -112,8 +119,9 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   }
   TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request));
 
-  auto generation = std::make_shared<Generation>(core_, metrics_, clock_, call.label,
-                                                 call.arrived_us, std::move(call.on_news));
+  auto generation =
+      std::make_shared<Generation>(core_, metrics_, budget_, clock_, std::move(call.client),
+                                   call.label, call.arrived_us, std::move(call.on_news));
   const int64_t spent_us = clock_->NowUs() - call.arrived_us;
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");

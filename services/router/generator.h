@@ -36,10 +36,11 @@ class Generator {
  public:
   // Borrows everything.
   Generator(const ModelInfo* model, const ModelText* text, RouterCore* core, RouterMetrics* metrics,
-            const Clock* clock, uint64_t seed);
+            MemoryBudget* budget, const Clock* clock, uint64_t seed);
 
   // A client's call, not yet started.
   struct Call {
+    std::string client;         // Its address, where the front end knows it.
     std::string label;          // The client's id, for Abort.
     std::string trace_context;  // W3C traceparent, passed on.
     int64_t arrived_us = 0;
@@ -73,6 +74,7 @@ class Generator {
   const ModelText* const text_;
   RouterCore* const core_;
   RouterMetrics* const metrics_;
+  MemoryBudget* const budget_;
   const Clock* const clock_;
   std::atomic<uint64_t> next_seed_;
 

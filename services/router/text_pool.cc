@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 
 namespace tandem {
 
-TextPool::TextPool(int num_threads, size_t max_waiting)
-    : max_waiting_(max_waiting), max_long_(num_threads - 1) {
+TextPool::TextPool(int num_threads, size_t max_waiting, size_t max_long_bytes)
+    : max_waiting_(max_waiting), max_long_bytes_(max_long_bytes), max_long_(num_threads - 1) {
   TANDEM_CHECK(num_threads >= 2) << num_threads;
   for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
 }
@@ -34,7 +35,15 @@ absl::Status TextPool::Post(size_t bytes, std::function<void()> job) {
     if (jobs_.size() >= max_waiting_) {
       return absl::ResourceExhaustedError("too many requests wait to be tokenized");
     }
-    jobs_.push_back({.is_long = bytes >= kLongBytes, .run = std::move(job)});
+    const bool is_long = bytes >= kLongBytes;
+    if (is_long && long_bytes_ + bytes > max_long_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "long requests of %d bytes wait to be tokenized; with this one of %d they would be more "
+          "than %d",
+          long_bytes_, bytes, max_long_bytes_));
+    }
+    if (is_long) long_bytes_ += bytes;
+    jobs_.push_back({.is_long = is_long, .bytes = bytes, .run = std::move(job)});
   }
   changed_.Signal();
   return absl::OkStatus();
@@ -48,7 +57,10 @@ bool TextPool::TakeJob(Job* job) {
   if (found == jobs_.end()) return false;
   *job = std::move(*found);
   jobs_.erase(found);
-  if (job->is_long) ++num_long_;
+  if (job->is_long) {
+    ++num_long_;
+    long_bytes_ -= job->bytes;
+  }
   return true;
 }
 

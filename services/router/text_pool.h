@@ -22,11 +22,12 @@ class TextPool {
  public:
   static constexpr size_t kLongBytes = size_t{64} << 10;
 
-  TextPool(int num_threads, size_t max_waiting);  // At least 2 threads.
-  ~TextPool();                                    // Stop().
+  // At least 2 threads. Of what waits, long bodies have at most `max_long_bytes` together.
+  TextPool(int num_threads, size_t max_waiting, size_t max_long_bytes);
+  ~TextPool();  // Stop().
 
-  // For a body of `bytes`. ResourceExhausted if max_waiting jobs wait, Unavailable once stopped;
-  // the job is then never run. Any thread.
+  // For a body of `bytes`. ResourceExhausted if max_waiting jobs wait, or too long ones;
+  // Unavailable once stopped; the job is then never run. Any thread.
   absl::Status Post(size_t bytes, std::function<void()> job) EXCLUDES(mu_);
   // Runs what waits, then joins. Idempotent.
   void Stop() EXCLUDES(mu_);
@@ -34,6 +35,7 @@ class TextPool {
  private:
   struct Job {
     bool is_long = false;
+    size_t bytes = 0;
     std::function<void()> run;
   };
 
@@ -42,11 +44,13 @@ class TextPool {
   bool TakeJob(Job* job) REQUIRES(mu_);
 
   const size_t max_waiting_;
+  const size_t max_long_bytes_;
   const int max_long_;  // At a time.
   Mutex mu_;
   CondVar changed_;
   std::deque<Job> jobs_ GUARDED_BY(mu_);
-  int num_long_ GUARDED_BY(mu_) = 0;  // Being run.
+  size_t long_bytes_ GUARDED_BY(mu_) = 0;  // Waiting.
+  int num_long_ GUARDED_BY(mu_) = 0;       // Being run.
   bool stopping_ GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

@@ -7,6 +7,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "absl/strings/str_format.h"
+
 namespace tandem {
 namespace {
 
@@ -101,6 +103,17 @@ int32_t AffinityCpus() {
 }
 
 }  // namespace
+
+int64_t DefaultMemoryLimit(const MachineLimits& machine) {
+  return std::clamp(machine.memory_bytes / 10, int64_t{64} << 20, int64_t{256} << 20);
+}
+
+absl::Status CheckMemoryLimit(const ByteSize& limit) {
+  constexpr int64_t kLeast = int64_t{32} << 20;
+  if (limit.bytes == 0 || limit.bytes >= kLeast) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--memory-limit: %s, want at least %s", FormatByteSize(limit.bytes), FormatByteSize(kLeast)));
+}
 
 MachineLimits ReadMachineLimits(const MachineFiles& files, int32_t affinity_cpus) {
   if (affinity_cpus == 0) affinity_cpus = AffinityCpus();

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
+#include "runtime/base/flags.h"
+
 namespace tandem {
 
 struct MachineLimits {
@@ -22,6 +25,12 @@ struct MachineFiles {
 
 // A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
 MachineLimits ReadMachineLimits(const MachineFiles& files = {}, int32_t affinity_cpus = 0);
+
+// What a process holds for clients and peers that is not a running request, unless a flag says
+// otherwise: a tenth of its memory, from 64 MiB to 256 MiB.
+int64_t DefaultMemoryLimit(const MachineLimits& machine);
+// InvalidArgument for a --memory-limit that is given and too small for a few messages.
+absl::Status CheckMemoryLimit(const ByteSize& limit);
 
 }  // namespace tandem
 

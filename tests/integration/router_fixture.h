@@ -6,32 +6,17 @@
 #include <gtest/gtest.h>
 
 #include <boost/json.hpp>
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "runtime/base/mutex.h"
 #include "runtime/text/tokenizer.h"
 #include "services/router/app/router_app.h"
+#include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
 #include "tests/support/raw_http.h"
 
 namespace tandem {
-
-// Looks again and again; false after a minute. For what other threads bring about.
-inline bool Eventually(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  Mutex mu;
-  CondVar never;
-  MutexLock lock(&mu);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    never.WaitFor(&mu, std::chrono::milliseconds(1));
-  }
-  return true;
-}
 
 class RouterFixture : public testing::Test {
  protected:

@@ -1,5 +1,7 @@
 #include "services/router/app/client_flags.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace tandem {
 
 void ClientFlags::Declare(FlagSet* flags) {
@@ -17,6 +19,11 @@ void ClientFlags::Declare(FlagSet* flags) {
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
+  flags->Add(
+      "memory-limit", &memory_limit, "BYTES",
+      "of each process: held for clients and peers beyond weights, KV and running requests, "
+      "at least 32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to "
+      "256MiB");
 }
 
 std::vector<std::string> ClientFlags::Arguments() const {
@@ -26,6 +33,9 @@ std::vector<std::string> ClientFlags::Arguments() const {
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);
   if (isolate_cache) arguments.emplace_back("--isolate-cache");
   if (insecure_public_listen) arguments.emplace_back("--insecure-public-listen");
+  if (memory_limit.bytes > 0) {
+    arguments.push_back(absl::StrCat("--memory-limit=", memory_limit.bytes));
+  }
   return arguments;
 }
 

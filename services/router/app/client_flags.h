@@ -18,6 +18,7 @@ struct ClientFlags {
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
   bool insecure_public_listen = false;
+  ByteSize memory_limit;  // Of each process; CheckMemoryLimit.
 
   // Into this object, which outlives `flags`.
   void Declare(FlagSet* flags);

@@ -1,5 +1,6 @@
 // tandem-router: the OpenAI HTTP API and the gRPC API in front of tandem-workers.
 
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -21,12 +22,14 @@
 #include "services/router/app/router_app.h"
 #include "services/router/version.h"
 #include "services/server/grpc_log.h"
+#include "services/server/machine_limits.h"
 #include "services/server/stop_signal.h"
 
 namespace tandem {
 namespace {
 
 constexpr int kExitBadUsage = 2;
+constexpr int kLargeBytes = 512 << 10;
 // Then what still runs is told that it is Unavailable. Below the 30 s that Kubernetes and
 // `tandem serve` wait before they kill.
 constexpr int64_t kDrainUs = 25'000'000;
@@ -107,6 +110,8 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.liveness_scale = f.liveness_scale;
   options.max_queued_requests = f.max_queued_requests;
   options.isolate_cache = f.clients.isolate_cache;
+  TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(f.clients.memory_limit));
+  options.memory_limit_bytes = f.clients.memory_limit.bytes;
   options.disaggregate = f.clients.disaggregate == "always"  ? DisaggregatePolicy::kAlways
                          : f.clients.disaggregate == "never" ? DisaggregatePolicy::kNever
                                                              : DisaggregatePolicy::kAuto;
@@ -138,6 +143,8 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
   TakeOverGrpcLog();
   signal(SIGPIPE, SIG_IGN);
   RaiseDescriptorLimit();
+  // Large bodies and texts go back to the kernel as they are freed.
+  mallopt(M_MMAP_THRESHOLD, kLargeBytes);
 
   if (!options.secret.configured()) {
     LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
+// Of the memory budget, for long bodies that wait: nobody locks the short ones out with them.
+constexpr int64_t kLongTextsShare = 2;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
 
@@ -25,7 +27,12 @@ absl::StatusOr<std::unique_ptr<RouterApp>> RouterApp::Create(const RouterOptions
 }
 
 RouterApp::RouterApp(const RouterOptions& options)
-    : options_(options), started_us_(clock_.NowUs()), metrics_(&registry_) {}
+    : options_(options),
+      started_us_(clock_.NowUs()),
+      memory_(options.memory_limit_bytes > 0 ? options.memory_limit_bytes
+                                             : DefaultMemoryLimit(ReadMachineLimits()),
+              &registry_),
+      metrics_(&registry_) {}
 
 absl::Status RouterApp::Start() {
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
@@ -51,10 +58,11 @@ absl::Status RouterApp::Start() {
                                              .secret = options_.secret}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
-  generator_ = std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_, &clock_,
-                                           RandomIdentity());
+  generator_ = std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_,
+                                           memory_.budget(), &clock_, RandomIdentity());
   pool_ = std::make_unique<TextPool>(
-      std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts);
+      std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
+      static_cast<size_t>(memory_.budget()->limit_bytes() / kLongTextsShare));
 
   HttpApiParts parts{
       .generator = generator_.get(),
@@ -67,6 +75,7 @@ absl::Status RouterApp::Start() {
           [this](std::function<void(std::string)> done) { collector_->Collect(std::move(done)); }};
   api_ = std::make_unique<HttpApi>(std::move(parts));
   HttpServerOptions http_options{.address = options_.http,
+                                 .budget = memory_.budget(),
                                  .on_connections =
                                      [this](int open) {
                                        num_connections_ = open;

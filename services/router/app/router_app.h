@@ -23,6 +23,7 @@
 #include "services/router/router_metrics.h"
 #include "services/router/text_pool.h"
 #include "services/router/worker_pool.h"
+#include "services/server/memory_keeper.h"
 
 namespace tandem {
 
@@ -38,8 +39,9 @@ struct RouterOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  FleetSecret secret;          // That it shares with the workers.
-  bool isolate_cache = false;  // Every request must have a cache_salt.
+  FleetSecret secret;              // That it shares with the workers.
+  bool isolate_cache = false;      // Every request must have a cache_salt.
+  int64_t memory_limit_bytes = 0;  // 0: DefaultMemoryLimit.
 };
 
 class RouterApp {
@@ -67,6 +69,7 @@ class RouterApp {
   ModelInfo model_;
   ModelText text_;
   MetricsRegistry registry_;
+  MemoryKeeper memory_;
   RouterMetrics metrics_;
   std::atomic<bool> draining_{false};
   std::atomic<int> num_connections_{0};

@@ -59,6 +59,7 @@ class HttpServer::Impl {
         acceptor_(accept_strand_),
         retry_(accept_strand_) {
     shared_.handler = handler;
+    shared_.budget = options.budget;
     shared_.on_slow_reader = [this] {
       if (options_.on_slow_reader) options_.on_slow_reader();
     };
@@ -136,14 +137,14 @@ class HttpServer::Impl {
             });
             return;
           }
-          if (Count(+1) > kMaxConnections) {
-            LogWarning("connection refused: too many are open", {{"open", kMaxConnections}});
-            Count(-1);
-          } else {
-            error_code ignored;
-            socket.set_option(tcp::no_delay(true), ignored);
-            NoticeLostPeers(socket.native_handle());
-            const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
+          Count(+1);
+          error_code ignored;
+          socket.set_option(tcp::no_delay(true), ignored);
+          NoticeLostPeers(socket.native_handle());
+          const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
+          const bool admitted = connection->Admit().ok();
+          // Some of those that find no room are told so; the others see their connection close.
+          if (admitted || shared_.num_told <= kMaxToldAtOnce) {
             Remember(connection);
             connection->Run();
           }

@@ -3,7 +3,8 @@
 //
 // Each connection runs on a strand. While a handler works, the connection keeps reading, so that a
 // client that leaves is noticed at once; a half-closed connection counts as left. What a handler
-// writes waits in a buffer; a client that leaves more than kMaxUnsentBytes there is cut off. Every
+// writes waits in a buffer; a client that leaves more than kMaxUnsentBytes there is cut off. All
+// that a connection buffers is charged to a budget first; whoever finds no room gets 503. Every
 // answer carries the request's x-request-id, also those that no handler makes.
 
 #ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/memory_budget.h"
 #include "services/router/listen_address.h"
 
 namespace tandem {
@@ -28,6 +30,7 @@ struct HttpRequest {
   std::string path;  // Without the query.
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // Names in lower case.
+  std::shared_ptr<MemoryBudget::Holding> holding;            // Of all this, where it is not small.
 
   // Empty if there is none.
   std::string_view Header(std::string_view name) const;
@@ -62,6 +65,7 @@ class HttpHandler {
 
 struct HttpServerOptions {
   ListenAddress address;
+  MemoryBudget* budget = nullptr;  // Outlives the server.
   int num_threads = 2;
   std::function<void(int)> on_connections;  // How many are open. Any thread.
   std::function<void()> on_slow_reader;     // One was cut off. Any thread.

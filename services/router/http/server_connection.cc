@@ -1,10 +1,10 @@
 #include "services/router/http/server_connection.h"
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/write.hpp>
 #include <boost/beast/http.hpp>
 #include <random>
 #include <sstream>
@@ -22,13 +22,19 @@ namespace asio = boost::asio;
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-constexpr size_t kReadBytes = 4096;
-// Of requests that a client sends before the answer to the one before.
-constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
+constexpr size_t kReadBytes = size_t{64} << 10;
 constexpr size_t kMaxWriteBytes = size_t{64} << 10;
-constexpr std::chrono::seconds kWriteTimeout{60};  // Without a byte taken by the client.
 // A client that is refused while it still sends reads the answer only after it has sent.
 constexpr std::chrono::seconds kDiscardTimeout{5};
+// Of what a connection costs, what its buffers may use: a small request and its answer need no
+// more.
+constexpr size_t kIncludedBytes = size_t{8} << 10;
+
+// What a connection is charged beside its buffers: as much as it takes, and enough that the budget
+// is used up by the time too many are open.
+int64_t ConnectionBytes(int64_t limit_bytes) {
+  return std::max(kHttpConnectionBytes, limit_bytes / kMaxConnections);
+}
 
 // The client's own id, where it is short and printable; else a new one.
 std::string RequestIdOf(const http::fields& headers) {
@@ -147,14 +153,43 @@ class ServerConnection::Exchange final : public HttpExchange,
 // ---- Reading ----
 
 ServerConnection::ServerConnection(asio::ip::tcp::socket socket, HttpShared* shared)
-    : socket_(std::move(socket)), deadline_(socket_.get_executor()), shared_(shared) {}
+    : socket_(std::move(socket)), deadline_(socket_.get_executor()), shared_(shared) {
+  on_chunk_ = [this](uint64_t, boost::beast::string_view extensions, error_code& error) {
+    extension_bytes_ += extensions.size();
+    if (extension_bytes_ > kMaxChunkExtensionBytes) error = http::error::header_limit;
+  };
+}
 
-ServerConnection::~ServerConnection() { shared_->on_closed(); }
+ServerConnection::~ServerConnection() {
+  if (!admitted_) --shared_->num_told;
+  shared_->on_closed();
+}
+
+absl::Status ServerConnection::Admit() {
+  error_code error;
+  const auto peer = socket_.remote_endpoint(error);
+  std::ostringstream text;
+  if (!error) text << peer;
+  client_ = ClientOfPeer(text.str());
+  holding_ = std::make_unique<MemoryBudget::Holding>(
+      shared_->budget, client_, [weak = weak_from_this(), executor = socket_.get_executor()] {
+        asio::post(executor, [weak] {
+          if (const auto self = weak.lock()) self->OnCut();
+        });
+      });
+  const absl::Status status = Charge(0);
+  admitted_ = status.ok();
+  if (!admitted_) ++shared_->num_told;
+  return status;
+}
 
 void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-    self->SetDeadline(kHeaderTimeout);
-    self->ReadHeader();
+    error_code error;
+    self->socket_.non_blocking(true, error);
+    if (error) return self->Close();
+    self->BeginRequest();
+    self->ReadNext();
   });
 }
 
@@ -170,77 +205,143 @@ void ServerConnection::Abandon() { Close(); }
 void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
   if (shared_->draining) return Close();
-  if (buffer_.size() > 0) {
-    if (watching_) {
-      socket_.cancel();  // OnWatched goes on.
-    } else {
-      ReadHeader();
-    }
-    return;
-  }
+  static_cast<void>(Charge(0));  // It only becomes less.
   SetDeadline(kIdleTimeout);
-  if (!watching_) WatchClient();
+  if (unparsed_.empty()) return;
+  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    if (self->state_ == State::kIdle) self->Parse(std::exchange(self->unparsed_, {}));
+  });
 }
 
-void ServerConnection::ReadHeader() {
+void ServerConnection::BeginRequest() {
   state_ = State::kReading;
   SetDeadline(kHeaderTimeout);
   parser_.emplace();
   parser_->header_limit(kMaxHeaderBytes);
   parser_->body_limit(kMaxBodyBytes);
-  http::async_read_header(
-      socket_, buffer_, *parser_,
-      [self = shared_from_this()](const error_code& error, size_t) { self->OnHeader(error); });
+  parser_->on_chunk_header(on_chunk_);
+  header_done_ = complete_ = false;
+  extension_bytes_ = 0;
 }
 
-void ServerConnection::OnHeader(const error_code& error) {
+// One wait is always under way, so that a client that leaves is noticed whatever it sent before.
+void ServerConnection::ReadNext() {
+  socket_.async_wait(
+      asio::ip::tcp::socket::wait_read,
+      [self = shared_from_this()](const error_code& error) { self->OnReadable(error); });
+}
+
+void ServerConnection::OnReadable(const error_code& failed) {
   if (state_ == State::kClosed) return;
-  if (error) return RefuseUnread(error);
+  if (failed) return Close();
+  // Shared by all connections of the thread: those that wait have no buffer.
+  thread_local std::array<char, kReadBytes> bytes;
+  error_code error;
+  const size_t size = socket_.read_some(asio::buffer(bytes), error);
+  if (error && error != asio::error::would_block) return Close();
+  if (size > 0) {
+    switch (state_) {
+      case State::kReading:
+      case State::kIdle:
+        Parse({bytes.data(), size});
+        break;
+      case State::kAnswering:
+        ReadAhead({bytes.data(), size});
+        break;
+      case State::kDiscarding:
+      case State::kClosed:
+        break;
+    }
+  }
+  if (state_ != State::kClosed) ReadNext();
+}
+
+// Requests that come before the answer to the one before. A client that sends more of them than may
+// wait gets that answer, and the connection ends with it.
+void ServerConnection::ReadAhead(std::string_view bytes) {
+  if (discard_after_) return;
+  if (unparsed_.size() + bytes.size() > kMaxReadAheadBytes || !Charge(bytes.size()).ok()) {
+    discard_after_ = true;
+    keep_alive_ = false;
+    std::string().swap(unparsed_);
+    return;
+  }
+  unparsed_ += bytes;
+}
+
+void ServerConnection::Parse(std::string_view bytes) {
+  if (state_ == State::kIdle) BeginRequest();
+  if (!admitted_) return Refuse(503, "memory: no room for another connection");
+  const size_t copies = parser_->chunked() ? 2 : 1;
+  if (const absl::Status status = Charge(copies * bytes.size()); !status.ok()) {
+    return Refuse(503, std::string(status.message()));
+  }
+  std::string whole;
+  if (!unparsed_.empty()) {
+    whole = std::exchange(unparsed_, {}).append(bytes);
+    bytes = whole;
+  }
+  const std::string_view rest = bytes.substr(ParseSome(bytes));
+  if (rest.empty()) return;
+  if (state_ == State::kAnswering) return ReadAhead(rest);
+  if (state_ != State::kReading) return;
+  if (rest.size() >= kMaxHeaderBytes) {
+    return Refuse(431, absl::StrFormat("a line is longer than %d bytes", kMaxHeaderBytes));
+  }
+  unparsed_ = rest;
+}
+
+// Until the request is complete, refused, or more must come. How many bytes it took.
+size_t ServerConnection::ParseSome(std::string_view bytes) {
+  size_t used = 0;
+  while (state_ == State::kReading && used < bytes.size()) {
+    error_code error;
+    used += parser_->put(asio::buffer(bytes.substr(used)), error);
+    const bool more = error == http::error::need_more;
+    if (error && !more) {
+      RefuseUnread(error);
+    } else if (!CheckHeader()) {
+      break;  // Refused.
+    } else if (parser_->is_done()) {
+      Answer();
+    } else if (more) {
+      break;
+    }
+  }
+  return used;
+}
+
+// False if the request was refused for it.
+bool ServerConnection::CheckHeader() {
   const auto& request = parser_->get();
   if (std::distance(request.begin(), request.end()) > static_cast<ptrdiff_t>(kMaxHeaderFields)) {
-    return Refuse(431, absl::StrFormat("more than %d header fields", kMaxHeaderFields));
+    Refuse(431, absl::StrFormat("more than %d header fields", kMaxHeaderFields));
+    return false;
   }
+  if (header_done_ || !parser_->is_header_done()) return true;
+  header_done_ = true;
   if (request.target().size() > kMaxTargetBytes) {
-    return Refuse(414, absl::StrFormat("the target has %d bytes, at most %d are allowed",
-                                       request.target().size(), kMaxTargetBytes));
+    Refuse(414, absl::StrFormat("the target has %d bytes, at most %d are allowed",
+                                request.target().size(), kMaxTargetBytes));
+    return false;
   }
   SetDeadline(kBodyTimeout);
   if (boost::beast::iequals(request[http::field::expect], "100-continue")) {
-    sending_ = "HTTP/1.1 100 Continue\r\n\r\n";
-    asio::async_write(socket_, asio::buffer(sending_),
-                      [self = shared_from_this()](const error_code& failed, size_t) {
-                        if (failed) return self->Close();
-                        self->sending_.clear();
-                        self->ReadBody();
-                      });
-    return;
+    Append("HTTP/1.1 100 Continue\r\n\r\n");
   }
-  ReadBody();
-}
-
-void ServerConnection::ReadBody() {
-  http::async_read(
-      socket_, buffer_, *parser_,
-      [self = shared_from_this()](const error_code& error, size_t) { self->OnBody(error); });
-}
-
-void ServerConnection::OnBody(const error_code& error) {
-  if (state_ == State::kClosed) return;
-  if (error) return RefuseUnread(error);
-  Answer();
+  return true;
 }
 
 void ServerConnection::RefuseUnread(const error_code& error) {
   if (error == http::error::header_limit) {
-    return Refuse(431, absl::StrFormat("the header is longer than %d bytes", kMaxHeaderBytes));
+    return Refuse(
+        431,
+        extension_bytes_ > kMaxChunkExtensionBytes
+            ? absl::StrFormat("chunk extensions are longer than %d bytes", kMaxChunkExtensionBytes)
+            : absl::StrFormat("the header is longer than %d bytes", kMaxHeaderBytes));
   }
   if (error == http::error::body_limit) {
     return Refuse(413, absl::StrFormat("the body is longer than %d bytes", kMaxBodyBytes));
-  }
-  // Only a request that was wrong is answered, not a connection that broke.
-  if (error == http::error::end_of_stream || error == http::error::partial_message ||
-      error.category() != make_error_code(http::error::end_of_stream).category()) {
-    return Close();
   }
   Refuse(400, "the request is not HTTP/1.1: " + error.message());
 }
@@ -253,13 +354,15 @@ void ServerConnection::Refuse(int status, std::string_view message) {
   head_only_ = false;
   complete_ = false;
   discard_after_ = true;
+  HttpExchange::Headers headers;
+  if (status == 503) headers.emplace_back("Retry-After", "1");
   exchange_ = std::make_shared<Exchange>(shared_from_this());
-  exchange_->Send(status, "application/json", ErrorJson(status, message, ""), {});
+  parser_.reset();  // What was read of the body goes before the answer is made.
+  std::string().swap(unparsed_);
+  exchange_->Send(status, "application/json", ErrorJson(status, message, ""), std::move(headers));
 }
 
 void ServerConnection::Answer() {
-  state_ = State::kAnswering;
-  ClearDeadline();
   auto& message = parser_->get();
   head_only_ = message.method() == http::verb::head;
   chunked_ = false;
@@ -269,6 +372,10 @@ void ServerConnection::Answer() {
 
   request_id_ = RequestIdOf(message);
   HttpRequest request;
+  // From here on the request is no upload of the connection's, which nobody may cut off now.
+  const size_t request_bytes = NumBuffered();
+  state_ = State::kAnswering;
+  ClearDeadline();
   request.id = request_id_;
   request.method = std::string(message.method_string());
   const std::string target(message.target());
@@ -277,33 +384,61 @@ void ServerConnection::Answer() {
     request.headers.emplace_back(Lower(field.name_string()), std::string(field.value()));
   }
   request.body = std::move(message.body());
+  static_cast<void>(Charge(0));
+  if (request_bytes > kIncludedBytes) {
+    request.holding = std::make_shared<MemoryBudget::Holding>(shared_->budget, client_);
+    const auto bytes = static_cast<int64_t>(request_bytes);
+    if (const absl::Status status = request.holding->Set(bytes); !status.ok()) {
+      return Refuse(503, std::string(status.message()));
+    }
+  }
   exchange_ = std::make_shared<Exchange>(shared_from_this());
-  if (!watching_) WatchClient();
   shared_->handler->Handle(std::move(request), exchange_);
 }
 
-// ---- A client that leaves, or sends ahead ----
+// ---- What it holds ----
 
-void ServerConnection::WatchClient() {
-  if (buffer_.size() >= kMaxReadAheadBytes) return;
-  watching_ = true;
-  socket_.async_read_some(buffer_.prepare(kReadBytes),
-                          [self = shared_from_this()](const error_code& error, size_t size) {
-                            self->OnWatched(error, size);
-                          });
+size_t ServerConnection::NumBuffered() const {
+  size_t bytes = unparsed_.size() + unsent_.size() + sending_.size();
+  if (parser_.has_value()) {
+    // A chunked body is copied as it grows.
+    bytes += parser_->get().body().size() * (parser_->chunked() ? 2 : 1);
+  }
+  return bytes;
 }
 
-void ServerConnection::OnWatched(const error_code& error, size_t size) {
-  watching_ = false;
-  buffer_.commit(size);
-  if (state_ == State::kClosed || state_ == State::kDiscarding) return;
-  if (state_ == State::kIdle) {
-    if (buffer_.size() > 0) return ReadHeader();
-    if (error) return Close();
-    return WatchClient();
+// Before its buffers grow by `more_bytes`.
+absl::Status ServerConnection::Charge(size_t more_bytes) {
+  const size_t buffered = NumBuffered() + more_bytes;
+  const size_t beyond = buffered > kIncludedBytes ? buffered - kIncludedBytes : 0;
+  holding_->SetMayBeCut(state_ != State::kAnswering || beyond > 0);
+  return holding_->Set(ConnectionBytes(shared_->budget->limit_bytes()) +
+                       static_cast<int64_t>(beyond));
+}
+
+// Somebody else needs the room, and this client holds most.
+void ServerConnection::OnCut() {
+  switch (state_) {
+    case State::kReading:
+      // What it holds is not charged any more: only so many at a time are told.
+      if (!admitted_ || ++shared_->num_told > kMaxToldAtOnce) {
+        if (admitted_) --shared_->num_told;
+        return Close();
+      }
+      admitted_ = false;
+      Refuse(503, absl::StrFormat("memory: cut off, as this client held most when %d bytes were in "
+                                  "use (--memory-limit)",
+                                  shared_->budget->limit_bytes()));
+      static_cast<void>(holding_->Set(0));  // It is gone.
+      return;
+    case State::kAnswering:
+      shared_->on_slow_reader();
+      return Close();
+    case State::kIdle:
+    case State::kDiscarding:
+    case State::kClosed:
+      return Close();
   }
-  if (error) return Close();
-  WatchClient();
 }
 
 // ---- Writing ----
@@ -316,6 +451,11 @@ void ServerConnection::Append(std::string_view bytes) {
     shared_->on_slow_reader();
     return Close();
   }
+  // A refusal is small, and cutting it off would not say why.
+  if (!Charge(bytes.size()).ok() && !discard_after_) {
+    shared_->on_slow_reader();
+    return Close();
+  }
   unsent_ += bytes;
   WriteMore();
 }
@@ -323,7 +463,8 @@ void ServerConnection::Append(std::string_view bytes) {
 void ServerConnection::WriteMore() {
   if (writing_) return;
   if (num_written_ == sending_.size()) {
-    sending_ = std::exchange(unsent_, {});
+    std::string().swap(sending_);  // An idle connection keeps nothing.
+    sending_.swap(unsent_);
     num_written_ = 0;
   }
   if (sending_.empty()) {
@@ -331,7 +472,7 @@ void ServerConnection::WriteMore() {
     return;
   }
   writing_ = true;
-  SetDeadline(kWriteTimeout);
+  if (state_ == State::kAnswering) SetDeadline(kWriteTimeout);
   socket_.async_write_some(asio::buffer(sending_.data() + num_written_,
                                         std::min(sending_.size() - num_written_, kMaxWriteBytes)),
                            [self = shared_from_this()](const error_code& error, size_t size) {
@@ -344,7 +485,8 @@ void ServerConnection::OnWritten(const error_code& error, size_t size) {
   num_written_ += size;
   if (state_ == State::kClosed) return;
   if (error) return Close();
-  ClearDeadline();
+  if (state_ == State::kAnswering) ClearDeadline();
+  if (num_written_ == sending_.size()) static_cast<void>(Charge(0));
   WriteMore();
 }
 
@@ -352,7 +494,6 @@ void ServerConnection::EndAnswer() {
   exchange_->Release();
   exchange_.reset();
   left_ = nullptr;
-  unsent_.shrink_to_fit();
   if (discard_after_) return Discard();
   if (!keep_alive_) {
     error_code ignored;
@@ -362,20 +503,12 @@ void ServerConnection::EndAnswer() {
   WaitForRequest();
 }
 
+// What the client still sends is read and dropped, so that it gets to the answer.
 void ServerConnection::Discard() {
-  if (state_ != State::kDiscarding) {
-    state_ = State::kDiscarding;
-    error_code ignored;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-    SetDeadline(kDiscardTimeout);
-    discarded_.resize(size_t{64} << 10);
-  }
-  socket_.async_read_some(asio::buffer(discarded_),
-                          [self = shared_from_this()](const error_code& error, size_t) {
-                            if (self->state_ == State::kClosed) return;
-                            if (error) return self->Close();
-                            self->Discard();
-                          });
+  state_ = State::kDiscarding;
+  error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  SetDeadline(kDiscardTimeout);
 }
 
 void ServerConnection::Close() {

@@ -8,7 +8,6 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <chrono>
@@ -17,17 +16,24 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "runtime/base/memory_budget.h"
 #include "services/router/http/http_server.h"
 
 namespace tandem {
 
+// Of connections that are there only to hear that there is no room for them.
+inline constexpr int kMaxToldAtOnce = 64;
+
 // What all connections of a server share; outlives them.
 struct HttpShared {
   HttpHandler* handler = nullptr;
+  MemoryBudget* budget = nullptr;
   std::function<void()> on_slow_reader;
   std::function<void()> on_closed;
   std::atomic<bool> draining{false};
+  std::atomic<int> num_told{0};  // At most kMaxToldAtOnce.
 };
 
 // Strand only, but for the constructor, Run and Drain.
@@ -37,6 +43,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   ServerConnection(boost::asio::ip::tcp::socket socket, HttpShared* shared);
   ~ServerConnection();
 
+  // Charges what every connection costs. ResourceExhausted: it may Run all the same, to be told so.
+  absl::Status Admit();
   void Run();
   void Drain();    // Closes now if no request is being answered.
   void Abandon();  // Closes now. Once no I/O thread runs any more.
@@ -46,15 +54,20 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   enum class State { kReading, kAnswering, kIdle, kDiscarding, kClosed };
 
   void WaitForRequest();
-  void ReadHeader();
-  void OnHeader(const boost::system::error_code& error);
-  void ReadBody();
-  void OnBody(const boost::system::error_code& error);
+  void BeginRequest();
+  void ReadNext();
+  void OnReadable(const boost::system::error_code& error);
+  void ReadAhead(std::string_view bytes);
+  void Parse(std::string_view bytes);
+  size_t ParseSome(std::string_view bytes);
+  bool CheckHeader();
   void RefuseUnread(const boost::system::error_code& error);
   void Refuse(int status, std::string_view message);
   void Answer();
-  void WatchClient();
-  void OnWatched(const boost::system::error_code& error, size_t size);
+
+  size_t NumBuffered() const;
+  absl::Status Charge(size_t more_bytes);
+  void OnCut();
 
   void Append(std::string_view bytes);
   void WriteMore();
@@ -70,11 +83,16 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   boost::asio::steady_timer deadline_;
   uint64_t deadline_number_ = 0;
   HttpShared* const shared_;
+  std::unique_ptr<MemoryBudget::Holding> holding_;  // From Admit.
+  bool admitted_ = false;
+  std::string client_;  // Its address.
   State state_ = State::kIdle;
-  boost::beast::flat_buffer buffer_;
+  // Read, but not parsed: an unfinished line, or requests that were sent ahead.
+  std::string unparsed_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
-  bool watching_ = false;  // A read is under way while answering or idle.
-  std::string discarded_;
+  bool header_done_ = false;
+  size_t extension_bytes_ = 0;  // Of the chunks of the present request.
+  std::function<void(uint64_t, boost::beast::string_view, boost::system::error_code&)> on_chunk_;
 
   // ---- Of the present answer ----
   std::shared_ptr<Exchange> exchange_;
@@ -84,7 +102,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   bool chunked_ = false;
   bool keep_alive_ = false;
   bool complete_ = false;       // All of it was appended.
-  bool discard_after_ = false;  // The request was not read to its end.
+  bool discard_after_ = false;  // Not all that the client sent is read.
   std::string unsent_;          // Not yet given to...
   std::string sending_;         // ...what is being written...
   size_t num_written_ = 0;      // ...and was so far.

@@ -47,13 +47,14 @@ class GenerationTest : public testing::Test {
     Flush();
   }
 
-  std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr) {
-    auto call = std::make_shared<Generation>(core_.get(), &metrics_, &clock_, "label",
-                                             clock_.NowUs(), std::move(on_news));
+  std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr,
+                                   int32_t max_tokens = 8) {
+    auto call = std::make_shared<Generation>(core_.get(), &metrics_, &budget_, &clock_, "client",
+                                             "label", clock_.NowUs(), std::move(on_news));
     for (int i = 0; i < num_prompts; ++i) {
       RequestFacts facts;
       facts.token_ids = {1, 2, 3};
-      facts.sampling.max_tokens = 8;
+      facts.sampling.max_tokens = max_tokens;
       facts.model = "m";
       call->AddPrompt(std::move(facts), {});
     }
@@ -86,7 +87,10 @@ class GenerationTest : public testing::Test {
 
   static constexpr SessionId kSession = 1;
   const WorkerId worker_{.name = "w", .incarnation = 1};
+  static constexpr int64_t kBudgetBytes = int64_t{1} << 20;
+
   const SteadyClock clock_;
+  MemoryBudget budget_{kBudgetBytes};
   MetricsRegistry registry_;
   RouterMetrics metrics_;
   std::shared_ptr<RecordingSession> session_ = std::make_shared<RecordingSession>();
@@ -103,6 +107,36 @@ TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
   EXPECT_TRUE(EndOf(call.get()).ok());
   call.reset();
   EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000);
+  call->Start();
+  Flush();
+  int32_t position = 3;
+  const auto more = [&](int count) {
+    std::vector<RouterEvent> events;
+    for (int i = 0; i < count; ++i) events.push_back(Token(0, position++, FinishReason::kNone));
+    Say(std::move(events));
+  };
+  more(800);
+  EXPECT_GT(budget_.held_bytes(), 0);
+  EXPECT_GE(call->Take().size(), 800u);
+  EXPECT_EQ(budget_.held_bytes(), 0);
+  // Somebody else needs the memory.
+  MemoryBudget::Holding other(&budget_, "other");
+  ASSERT_TRUE(other.Set(kBudgetBytes - 70'000).ok());
+  more(100);
+  EXPECT_FALSE(call->overflowed());
+  more(1100);
+  EXPECT_TRUE(call->overflowed());
+  EXPECT_EQ(budget_.held_bytes(), other.bytes()) << "what waited is gone";
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  const std::vector<GenerationNews> news = call->Take();
+  ASSERT_EQ(news.size(), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(std::get<EndNews>(news[0]).status));
 }
 
 TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {

@@ -3,6 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "services/router/api_limits.h"
+#include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
 
 namespace tandem {
@@ -33,10 +39,14 @@ class HttpServerTest : public testing::Test {
  protected:
   HttpServerTest() {
     HttpServerOptions options{.address = {.ip = "127.0.0.1"},
+                              .budget = &budget_,
                               .on_slow_reader = [this] { ++num_slow_readers_; }};
     server_ = *HttpServer::Create(options, &handler_);
   }
 
+  static constexpr int64_t kBudgetBytes = int64_t{16} << 20;
+
+  MemoryBudget budget_{kBudgetBytes};
   Handler handler_;
   std::atomic<int> num_slow_readers_{0};
   std::unique_ptr<HttpServer> server_;
@@ -84,6 +94,127 @@ TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
   EXPECT_TRUE(answer.complete);
   EXPECT_EQ(answer.body, "begun and ended");
   handler_.held.reset();
+}
+
+std::string Chunk(size_t extension_bytes, size_t body_bytes) {
+  std::ostringstream size;
+  size << std::hex << body_bytes;
+  return size.str() + ";" + std::string(extension_bytes, 'a') + "\r\n" +
+         std::string(body_bytes, 'b') + "\r\n";
+}
+
+constexpr char kChunkedHead[] = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+TEST_F(HttpServerTest, AChunkExtensionWithoutAnEndIsRefused) {
+  RawHttp client(server_->port());
+  client.Send(std::string(kChunkedHead) + "1;");
+  const std::string piece(1 << 20, 'a');
+  for (int i = 0; i < 64; ++i) client.Send(piece);
+  EXPECT_LT(budget_.held_bytes(), 1 << 20);
+  const RawAnswer answer = client.Read();
+  EXPECT_EQ(answer.status, 431);
+  EXPECT_THAT(answer.body, testing::HasSubstr("16384"));
+}
+
+TEST_F(HttpServerTest, ManyChunkExtensionsAreRefusedTogether) {
+  RawHttp client(server_->port());
+  client.Send(kChunkedHead);
+  for (int i = 0; i < 8; ++i) client.Send(Chunk(10'000, 1));
+  const RawAnswer answer = client.Read();
+  EXPECT_EQ(answer.status, 431);
+  EXPECT_THAT(answer.body, testing::HasSubstr("65536"));
+  RawHttp modest(server_->port());
+  modest.Send(kChunkedHead + Chunk(10'000, 1) + Chunk(100, 70'000) + Chunk(100, 0));
+  EXPECT_EQ(modest.Read().status, 200);
+}
+
+TEST_F(HttpServerTest, TrailersAreLimitedLikeHeaders) {
+  RawHttp client(server_->port());
+  client.Send(kChunkedHead + std::string("1\r\nx\r\n0\r\n"));
+  for (int i = 0; i < 20; ++i) client.Send("T: " + std::string(1000, 't') + "\r\n");
+  EXPECT_EQ(client.Read().status, 431);
+  RawHttp modest(server_->port());
+  modest.Send(kChunkedHead + std::string("1\r\nx\r\n0\r\nT: t\r\n\r\n"));
+  EXPECT_EQ(modest.Read().status, 200);
+}
+
+// A request of a 4 MiB body, but for its last byte.
+std::string AllButOneByte() {
+  constexpr size_t kBytes = size_t{4} << 20;
+  return "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(kBytes) + "\r\n\r\n" +
+         std::string(kBytes - 1, 'b');
+}
+
+TEST_F(HttpServerTest, UnfinishedBodiesStayWithinTheBudgetAndTheOldestIsToldSo) {
+  const std::string body = AllButOneByte();
+  std::vector<std::unique_ptr<RawHttp>> stuck;
+  for (int i = 0; i < 12; ++i) {
+    stuck.push_back(std::make_unique<RawHttp>(server_->port()));
+    stuck.back()->Send(body);
+    EXPECT_LE(budget_.held_bytes(), kBudgetBytes);
+  }
+  const RawAnswer refused = stuck[0]->Read();
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+  EXPECT_THAT(refused.body, testing::HasSubstr(std::to_string(kBudgetBytes)));
+  EXPECT_TRUE(Eventually([&] { return budget_.num_cut() + budget_.num_refused() >= 8; }));
+  // Others are served meanwhile, small and large.
+  EXPECT_EQ(RawHttp(server_->port()).Exchange("/other").status, 200);
+  EXPECT_EQ(RawHttp(server_->port()).Exchange("/other", std::string(3 << 20, 'x')).status, 200);
+  stuck.clear();
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == 0; }));
+}
+
+TEST_F(HttpServerTest, ConnectionsThatSayNothingGiveWayToTheOneThatDoes) {
+  constexpr int kRoom = 64, kMore = 30;
+  MemoryBudget budget(kRoom * kHttpConnectionBytes);
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  std::vector<std::unique_ptr<RawHttp>> silent;
+  for (int i = 0; i < kRoom + kMore; ++i) {
+    silent.push_back(std::make_unique<RawHttp>(server->port()));
+  }
+  EXPECT_EQ(RawHttp(server->port()).Exchange("/other").status, 200);
+  EXPECT_LE(budget.held_bytes(), budget.limit_bytes());
+  EXPECT_GE(budget.num_cut(), kMore);
+  EXPECT_EQ(silent[0]->Read().status, 503);
+  EXPECT_EQ(silent.back()->Exchange("/other").status, 200);
+}
+
+TEST_F(HttpServerTest, AClientThatSendsAheadAndLeavesIsNoticed) {
+  std::atomic<bool> left{false};
+  {
+    RawHttp client(server_->port());
+    client.SendRequest("/held");
+    ASSERT_TRUE(client.ReadUntil("begun"));
+    handler_.held->Post([&] { handler_.held->OnLeft([&] { left = true; }); });
+    client.Send(std::string(size_t{4} << 20, 'x'));
+    EXPECT_LT(budget_.held_bytes(), 1 << 20);
+  }
+  EXPECT_TRUE(Eventually([&] { return left.load(); }));
+  handler_.held.reset();
+}
+
+TEST_F(HttpServerTest, AClientThatSendsTooFarAheadGetsTheAnswerThatIsBeingMade) {
+  RawHttp client(server_->port());
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  client.Send(std::string(size_t{16} << 20, 'x'));  // More than the kernel holds.
+  handler_.held->Write(" and ended");
+  handler_.held->EndStream();
+  handler_.held.reset();
+  const RawAnswer answer = client.Read();
+  EXPECT_TRUE(answer.complete);
+  EXPECT_EQ(answer.body, "begun and ended");
+  EXPECT_EQ(client.ReadToEnd(), 0u) << "it was the last";
+}
+
+TEST_F(HttpServerTest, RequestsThatAreSentAheadAreAnsweredInTurn) {
+  RawHttp client(server_->port());
+  for (const char* id : {"first", "second", "third"}) {
+    client.SendRequest("/", std::string(5000, 'x'), "X-Request-Id: " + std::string(id) + "\r\n");
+  }
+  for (const char* id : {"first", "second", "third"}) EXPECT_EQ(client.Read().body, id);
 }
 
 }  // namespace

@@ -2,13 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
+#include <string>
 
 namespace tandem {
 namespace {
 
+constexpr size_t kAmple = size_t{64} << 20;  // Of long bodies.
+
 TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
-  TextPool pool(2, 16);
+  TextPool pool(2, 16, kAmple);
   std::promise<void> release, short_ran;
   const std::shared_future<void> released = release.get_future().share();
   int num_long = 0;  // Never two at a time: there are two threads.
@@ -29,7 +33,7 @@ TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
 }
 
 TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
-  TextPool pool(2, 1);
+  TextPool pool(2, 1, kAmple);
   std::promise<void> release, running;
   ASSERT_TRUE(pool.Post(TextPool::kLongBytes,
                         [&] {
@@ -46,6 +50,39 @@ TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
   EXPECT_TRUE(waited) << "what waits at the end still runs";
   EXPECT_TRUE(absl::IsUnavailable(pool.Post(1, [&] { refused = false; })));
   EXPECT_TRUE(refused);
+}
+
+TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
+  constexpr size_t kLong = TextPool::kLongBytes;
+  TextPool pool(2, 16, 2 * kLong);
+  std::promise<void> go_on;
+  const std::shared_future<void> gate = go_on.get_future().share();
+  std::promise<void> first_runs, second_runs;
+  ASSERT_TRUE(pool.Post(kLong,
+                        [&] {
+                          first_runs.set_value();
+                          gate.wait();
+                        })
+                  .ok());
+  first_runs.get_future().wait();
+  ASSERT_TRUE(pool.Post(1,
+                        [&] {
+                          second_runs.set_value();
+                          gate.wait();
+                        })
+                  .ok());
+  second_runs.get_future().wait();
+  std::atomic<int> ran{0};
+  const auto count = [&] { ++ran; };
+  EXPECT_TRUE(pool.Post(kLong, count).ok());
+  EXPECT_TRUE(pool.Post(kLong, count).ok());
+  const absl::Status refused = pool.Post(kLong, count);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_NE(refused.ToString().find(std::to_string(2 * kLong)), std::string::npos) << refused;
+  EXPECT_TRUE(pool.Post(1, count).ok());
+  go_on.set_value();
+  pool.Stop();
+  EXPECT_EQ(ran, 3);
 }
 
 }  // namespace

@@ -78,5 +78,14 @@ TEST_F(MachineLimitsTest, ThisMachineHasSome) {
   EXPECT_GT(limits.memory_bytes, 64 << 20);
 }
 
+TEST_F(MachineLimitsTest, ATenthOfTheMemoryIsForOthersWithinBounds) {
+  EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = kGiB}), kGiB / 10);
+  EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = kGiB / 4}), kGiB / 16);
+  EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = 64 * kGiB}), kGiB / 4);
+  EXPECT_TRUE(CheckMemoryLimit({.bytes = 0}).ok());
+  EXPECT_TRUE(CheckMemoryLimit({.bytes = kGiB / 32}).ok());
+  EXPECT_FALSE(CheckMemoryLimit({.bytes = kGiB / 32 - 1}).ok());
+}
+
 }  // namespace
 }  // namespace tandem
