@@ -2,12 +2,14 @@
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
 
 #include "services/server/limits.h"
+#include "services/server/open_calls.h"
 
 namespace tandem {
 
@@ -19,6 +21,8 @@ constexpr int kFirstBackoffMs = 50;
 constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
+constexpr int kMaxSyncThreads = 32;  // Reflection's.
+constexpr int kHandshakeMs = 10'000;
 
 int KeepaliveMs(double liveness_scale) {
   return std::max(1, static_cast<int>(kKeepaliveMs * liveness_scale));
@@ -80,6 +84,17 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kKvHttp2FrameBytes);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kKvWindowBytes);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* builder) {
+  grpc::ResourceQuota quota("server");
+  quota.Resize(static_cast<size_t>(memory_bytes / 2));
+  quota.SetMaxThreads(kMaxSyncThreads);
+  builder->SetResourceQuota(quota);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kCallWindowBytes);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
 }
 
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {

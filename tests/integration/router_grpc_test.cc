@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tandem/v1/inference.grpc.pb.h"
@@ -264,6 +267,78 @@ TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   router_->BeginDrain();
   ASSERT_TRUE(watch->Read(&status));
   EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+}
+
+// One HTTP/2 frame.
+std::string Frame(char type, char flags, uint32_t stream, const std::string& payload) {
+  std::string frame;
+  for (const int shift : {16, 8, 0}) frame += static_cast<char>(payload.size() >> shift);
+  frame += type;
+  frame += flags;
+  for (const int shift : {24, 16, 8, 0}) frame += static_cast<char>(stream >> shift);
+  return frame + payload;
+}
+
+// Calls that send their headers and nothing else.
+std::string HeadersOnly(const std::string& path, int count) {
+  std::string block;
+  for (const auto& [name, value] :
+       std::vector<std::pair<std::string, std::string>>{{":method", "POST"},
+                                                        {":scheme", "http"},
+                                                        {":path", path},
+                                                        {":authority", "x"},
+                                                        {"te", "trailers"},
+                                                        {"content-type", "application/grpc"}}) {
+    block += '\0';
+    block += static_cast<char>(name.size()) + name;
+    block += static_cast<char>(value.size()) + value;
+  }
+  constexpr char kHeaders = 1, kSettings = 4, kEndHeaders = 4;
+  std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings, 0, 0, "");
+  for (int i = 0; i < count; ++i) bytes += Frame(kHeaders, kEndHeaders, 2 * i + 1, block);
+  return bytes;
+}
+
+TEST_F(RouterGrpcTest, CallsThatOnlySendTheirHeadersAreBoundedTogether) {
+  StartAndDial({FakeWorkerOptions()});
+  const double before = Metric("tandem_memory_held_bytes");
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  constexpr int kRounds = 4, kCalls = 120;
+  for (int i = 0; i < kRounds; ++i) {
+    for (const char* path : {"/tandem.v1.Inference/Generate", "/tandem.v1.Inference/GenerateStream",
+                             "/grpc.health.v1.Health/Check"}) {
+      clients.push_back(std::make_unique<RawHttp>(router_->grpc_port()));
+      clients.back()->Send(HeadersOnly(path, kCalls));
+    }
+  }
+  const double most = 3 * kRounds * kCalls - 32 * 32;  // 32 MiB of 32 KiB each.
+  EXPECT_TRUE(
+      Eventually([&] { return Metric("tandem_memory_refusals_total{how=\"cut\"}") >= most; }));
+  EXPECT_TRUE(
+      Eventually([&] { return Metric("tandem_memory_held_bytes") <= before + (32 << 20); }));
+  EXPECT_EQ(CodeOf(Request(1)), grpc::StatusCode::OK);
+  clients.clear();
+  EXPECT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") <= before; }));
+}
+
+TEST_F(RouterGrpcTest, AClientThatDoesNotReadIsCutOffWithAllThatWaits) {
+  Start({FakeWorkerOptions()});
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // Little passes unread.
+  const auto channel =
+      grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(router_->grpc_port()),
+                                grpc::InsecureChannelCredentials(), arguments);
+  grpc::ClientContext context;
+  v1::GenerateRequest request = Request(1000);
+  request.mutable_sampling()->set_num_sequences(100);
+  const auto reader = v1::Inference::NewStub(channel)->GenerateStream(&context, request);
+  EXPECT_TRUE(Eventually([&] { return Metric("tandem_slow_readers_total") == 1; }));
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return router_->Drained(); })) << "the call is still there";
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
 }
 
 }  // namespace

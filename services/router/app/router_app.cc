@@ -83,8 +83,10 @@ absl::Status RouterApp::Start() {
                                      },
                                  .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
   TANDEM_ASSIGN_OR_RETURN(http_, HttpServer::Create(http_options, api_.get()));
-  GrpcServerOptions grpc_options{
-      .address = options_.grpc, .instance_id = options_.name, .ready = [this] { return Ready(); }};
+  GrpcServerOptions grpc_options{.address = options_.grpc,
+                                 .budget = memory_.budget(),
+                                 .instance_id = options_.name,
+                                 .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(grpc_, GrpcServer::Create(grpc_options, generator_.get(), pool_.get()));
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include "services/router/grpc/control_service.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "services/router/version.h"
 
@@ -9,17 +10,29 @@ namespace {
 
 constexpr char kApiVersion[] = "tandem.v1";
 
-grpc::ServerUnaryReactor* Ok(grpc::CallbackServerContext* context) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
-}
-
 }  // namespace
 
-grpc::ServerUnaryReactor* ControlService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                        const v1::GetServerInfoRequest* request,
-                                                        v1::ServerInfo* response) {
+ControlService::ControlService(Generator* generator, std::string instance_id,
+                               std::function<bool()> ready, OpenCalls* calls)
+    : generator_(generator), instance_id_(std::move(instance_id)), ready_(std::move(ready)) {
+  AddUnary<v1::GetServerInfoRequest, v1::ServerInfo>(calls, "/tandem.v1.Control/GetServerInfo",
+                                                     [this](const auto&, v1::ServerInfo* response) {
+                                                       DescribeServer(response);
+                                                       return absl::OkStatus();
+                                                     });
+  AddUnary<v1::GetModelInfoRequest, v1::ModelInfo>(calls, "/tandem.v1.Control/GetModelInfo",
+                                                   [this](const auto&, v1::ModelInfo* response) {
+                                                     DescribeModel(response);
+                                                     return absl::OkStatus();
+                                                   });
+  AddUnary<v1::AbortRequest, v1::AbortResponse>(
+      calls, "/tandem.v1.Control/Abort", [this](const auto& request, v1::AbortResponse*) {
+        for (const std::string& id : request.request_ids()) generator_->Abort(id);
+        return absl::OkStatus();
+      });
+}
+
+void ControlService::DescribeServer(v1::ServerInfo* response) const {
   const FleetView view = generator_->core().View();
   uint64_t blocks = 0, sequences = 0;
   int32_t block_tokens = 0;
@@ -38,12 +51,9 @@ grpc::ServerUnaryReactor* ControlService::GetServerInfo(grpc::CallbackServerCont
   response->set_max_running_requests(sequences);
   response->set_num_workers(static_cast<uint32_t>(view.workers.size()));
   response->set_ready(ready_());
-  return Ok(context);
 }
 
-grpc::ServerUnaryReactor* ControlService::GetModelInfo(grpc::CallbackServerContext* context,
-                                                       const v1::GetModelInfoRequest* request,
-                                                       v1::ModelInfo* response) {
+void ControlService::DescribeModel(v1::ModelInfo* response) const {
   const ModelInfo& model = generator_->model();
   response->set_model_id(model.served_name);
   response->set_served_model_name(model.served_name);
@@ -55,14 +65,6 @@ grpc::ServerUnaryReactor* ControlService::GetModelInfo(grpc::CallbackServerConte
     response->add_eos_token_ids(static_cast<uint32_t>(id));
   }
   response->set_system_fingerprint(generator_->core().View().numerics_id);
-  return Ok(context);
-}
-
-grpc::ServerUnaryReactor* ControlService::Abort(grpc::CallbackServerContext* context,
-                                                const v1::AbortRequest* request,
-                                                v1::AbortResponse* response) {
-  for (const std::string& id : request->request_ids()) generator_->Abort(id);
-  return Ok(context);
 }
 
 }  // namespace tandem

@@ -7,26 +7,21 @@
 #include <string>
 
 #include "services/router/generator.h"
+#include "services/server/early_reactor.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
 namespace tandem {
 
-class ControlService final : public v1::Control::CallbackService {
+class ControlService final : public EarlyService {
  public:
-  ControlService(Generator* generator, std::string instance_id, std::function<bool()> ready)
-      : generator_(generator), instance_id_(std::move(instance_id)), ready_(std::move(ready)) {}
-
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const v1::GetServerInfoRequest* request,
-                                          v1::ServerInfo* response) override;
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const v1::GetModelInfoRequest* request,
-                                         v1::ModelInfo* response) override;
-  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                  const v1::AbortRequest* request,
-                                  v1::AbortResponse* response) override;
+  // Borrows both.
+  ControlService(Generator* generator, std::string instance_id, std::function<bool()> ready,
+                 OpenCalls* calls);
 
  private:
+  void DescribeServer(v1::ServerInfo* response) const;
+  void DescribeModel(v1::ModelInfo* response) const;
+
   Generator* const generator_;
   const std::string instance_id_;
   const std::function<bool()> ready_;

@@ -13,6 +13,8 @@
 #include "services/router/grpc/control_service.h"
 #include "services/router/grpc/health_service.h"
 #include "services/router/grpc/inference_service.h"
+#include "services/server/channel.h"
+#include "services/server/open_calls.h"
 
 namespace tandem {
 namespace {
@@ -27,17 +29,21 @@ int Ms(std::chrono::milliseconds time) { return static_cast<int>(time.count()); 
 class GrpcServer::Impl {
  public:
   Impl(const GrpcServerOptions& options, Generator* generator, TextPool* pool)
-      : inference_(generator, pool),
-        control_(generator, options.instance_id, options.ready),
+      : calls_(options.budget, {.max_message_bytes = kMaxGrpcMessageBytes,
+                                .message_timeout = kBodyTimeout,
+                                .write_timeout = kWriteTimeout}),
+        inference_(generator, pool, &calls_),
+        control_(generator, options.instance_id, options.ready, &calls_),
         health_({v1::Inference::service_full_name(), v1::Control::service_full_name()},
-                options.ready) {}
+                options.ready, &calls_) {}
 
   ~Impl() {
     health_.Stop();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + kFlushTimeout);
   }
 
-  absl::Status Listen(const ListenAddress& address) {
+  absl::Status Listen(const GrpcServerOptions& options) {
+    const ListenAddress& address = options.address;
     static const bool reflection = [] {
       grpc::reflection::InitProtoReflectionServerBuilderPlugin();
       return true;
@@ -45,6 +51,7 @@ class GrpcServer::Impl {
     static_cast<void>(reflection);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxGrpcMessageBytes);
+    BoundServer(options.budget->limit_bytes(), kMaxGrpcStreams, &builder);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port that is taken is an error.
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMaxHeaderBytes));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Ms(kKeepaliveTime));
@@ -68,6 +75,7 @@ class GrpcServer::Impl {
   bool idle() const { return inference_.num_calls() == 0; }
 
  private:
+  OpenCalls calls_;
   InferenceService inference_;
   ControlService control_;
   HealthService health_;
@@ -79,7 +87,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const GrpcServerO
                                                                Generator* generator,
                                                                TextPool* pool) {
   auto impl = std::make_unique<Impl>(options, generator, pool);
-  if (absl::Status status = impl->Listen(options.address); !status.ok()) return status;
+  if (absl::Status status = impl->Listen(options); !status.ok()) return status;
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }
 

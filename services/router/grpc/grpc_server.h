@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/memory_budget.h"
 #include "services/router/generator.h"
 #include "services/router/listen_address.h"
 #include "services/router/text_pool.h"
@@ -16,6 +17,7 @@ namespace tandem {
 
 struct GrpcServerOptions {
   ListenAddress address;
+  MemoryBudget* budget = nullptr;  // Outlives the server.
   std::string instance_id;
   std::function<bool()> ready;  // Shown by the health service. Any thread.
 };

@@ -16,32 +16,38 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollPeriod{100};
 
+grpc::Status Leaving() { return {grpc::StatusCode::UNAVAILABLE, "the router ends"}; }
+
 }  // namespace
 
 // One open Watch. Kept by the service until OnDone.
-class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheckResponse> {
+class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, HealthCheckResponse> {
  public:
-  Watcher(HealthService* service, bool is_known) : known(is_known), service_(service) {}
+  Watcher(HealthService* service, grpc::CallbackServerContext* context)
+      : EarlyReactor(service->calls_, context), service_(service) {}
 
   // Writes `status` unless it is what the client knows already.
   void Show(HealthCheckResponse::ServingStatus status) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    wanted_ = status;
+    if (!known_.has_value()) return;
+    wanted_ = *known_ ? status : HealthCheckResponse::SERVICE_UNKNOWN;
     WriteNext();
   }
 
   void End(const grpc::Status& status) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    if (!std::exchange(ended_, true)) Finish(status);
-  }
-
-  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    writing_ = false;
-    if (ok) WriteNext();
+    ended_ = true;
+    Finish(status);
   }
 
   void OnCancel() override { End(grpc::Status::CANCELLED); }
+
+  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    EndWrite();
+    writing_ = false;
+    if (ok) WriteNext();
+  }
 
   void OnDone() override {
     std::shared_ptr<Watcher> last;  // Released after the lock.
@@ -52,14 +58,21 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheck
     service_->watchers_.erase(it);
   }
 
-  const bool known;
-
  private:
+  void OnRequest(std::shared_ptr<const HealthCheckRequest> request) override EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      known_ = service_->Knows(request->service());
+    }
+    Show(service_->StatusNow());
+  }
+
   void WriteNext() REQUIRES(mu_) {
     if (writing_ || ended_ || !wanted_.has_value() || wanted_ == shown_) return;
     shown_ = wanted_;
     response_.set_status(*wanted_);
     writing_ = true;
+    BeginWrite();
     StartWrite(&response_);
   }
 
@@ -67,12 +80,40 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<HealthCheck
   Mutex mu_;
   HealthCheckResponse response_ GUARDED_BY(mu_);
   std::optional<HealthCheckResponse::ServingStatus> wanted_ GUARDED_BY(mu_), shown_ GUARDED_BY(mu_);
+  std::optional<bool> known_ GUARDED_BY(mu_);  // Once the request has come.
   bool writing_ GUARDED_BY(mu_) = false;
   bool ended_ GUARDED_BY(mu_) = false;
 };
 
-HealthService::HealthService(std::set<std::string> services, std::function<bool()> ready)
-    : services_(std::move(services)), ready_(std::move(ready)), thread_([this] { Poll(); }) {}
+HealthService::HealthService(std::set<std::string> services, std::function<bool()> ready,
+                             OpenCalls* calls)
+    : calls_(calls), services_(std::move(services)), ready_(std::move(ready)) {
+  AddUnary<HealthCheckRequest, HealthCheckResponse>(
+      calls, "/grpc.health.v1.Health/Check",
+      [this](const HealthCheckRequest& request, HealthCheckResponse* response) {
+        if (!Knows(request.service())) return absl::NotFoundError("unknown service");
+        response->set_status(StatusNow());
+        return absl::OkStatus();
+      });
+  AddMethod<HealthCheckRequest, HealthCheckResponse>(
+      "/grpc.health.v1.Health/Watch", [this](grpc::CallbackServerContext* context) {
+        const auto watcher = std::make_shared<Watcher>(this, context);
+        bool stopping = false;
+        {
+          MutexLock lock(&mu_);
+          watchers_.insert(watcher);
+          stopping = stopping_;
+        }
+        if (stopping) watcher->End(Leaving());
+        watcher->AwaitRequest();
+        return watcher.get();
+      });
+  thread_ = std::thread([this] { Poll(); });
+}
+
+HealthCheckResponse::ServingStatus HealthService::StatusNow() const {
+  return ready_() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
+}
 
 HealthService::~HealthService() { Stop(); }
 
@@ -85,41 +126,7 @@ void HealthService::Stop() {
   }
   stop_.Signal();
   if (thread_.joinable()) thread_.join();
-  for (const auto& watcher : watchers) {
-    watcher->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the router ends"));
-  }
-}
-
-grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context,
-                                               const HealthCheckRequest* request,
-                                               HealthCheckResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (!Knows(request->service())) {
-    reactor->Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "unknown service"));
-    return reactor;
-  }
-  response->set_status(ready_() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING);
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
-}
-
-grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(
-    grpc::CallbackServerContext* context, const HealthCheckRequest* request) {
-  const auto watcher = std::make_shared<Watcher>(this, Knows(request->service()));
-  bool stopping = false;
-  {
-    MutexLock lock(&mu_);
-    watchers_.insert(watcher);
-    stopping = stopping_;
-  }
-  if (stopping) {
-    watcher->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the router ends"));
-  } else {
-    watcher->Show(!watcher->known ? HealthCheckResponse::SERVICE_UNKNOWN
-                  : ready_()      ? HealthCheckResponse::SERVING
-                                  : HealthCheckResponse::NOT_SERVING);
-  }
-  return watcher.get();
+  for (const auto& watcher : watchers) watcher->End(Leaving());
 }
 
 void HealthService::Poll() {
@@ -133,10 +140,8 @@ void HealthService::Poll() {
       watchers = watchers_;
     }
     if (watchers.empty()) continue;
-    const auto status = ready_() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
-    for (const auto& watcher : watchers) {
-      if (watcher->known) watcher->Show(status);
-    }
+    const auto status = StatusNow();
+    for (const auto& watcher : watchers) watcher->Show(status);
   }
 }
 

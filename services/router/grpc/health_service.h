@@ -11,23 +11,18 @@
 
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "runtime/base/mutex.h"
+#include "services/server/early_reactor.h"
 
 namespace tandem {
 
-class HealthService final : public grpc::health::v1::Health::CallbackService {
+class HealthService final : public EarlyService {
  public:
-  HealthService(std::set<std::string> services, std::function<bool()> ready);
+  // Borrows `calls`.
+  HealthService(std::set<std::string> services, std::function<bool()> ready, OpenCalls* calls);
   ~HealthService() override;
 
   // Ends every Watch; later ones end at once.
   void Stop() EXCLUDES(mu_);
-
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const grpc::health::v1::HealthCheckRequest* request,
-                                  grpc::health::v1::HealthCheckResponse* response) override;
-  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
-      grpc::CallbackServerContext* context,
-      const grpc::health::v1::HealthCheckRequest* request) override;
 
  private:
   class Watcher;
@@ -35,8 +30,10 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   bool Knows(const std::string& service) const {
     return service.empty() || services_.count(service) > 0;
   }
+  grpc::health::v1::HealthCheckResponse::ServingStatus StatusNow() const;
   void Poll() EXCLUDES(mu_);
 
+  OpenCalls* const calls_;
   const std::set<std::string> services_;
   const std::function<bool()> ready_;
   Mutex mu_;

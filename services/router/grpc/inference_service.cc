@@ -39,9 +39,10 @@ std::string TraceContext(const grpc::CallbackServerContext& context) {
 class Call : public std::enable_shared_from_this<Call> {
  public:
   Call(Generator* generator, const grpc::CallbackServerContext& context,
-       const v1::GenerateRequest* request, bool stream)
-      : answer_(*request), generator_(generator), request_(request), stream_(stream) {
-    facts_.label = request->request_id();
+       std::shared_ptr<const v1::GenerateRequest> request, bool stream)
+      : answer_(*request), generator_(generator), request_(std::move(request)), stream_(stream) {
+    facts_.client = ClientOfPeer(context.peer());
+    facts_.label = request_->request_id();
     facts_.trace_context = TraceContext(context);
     facts_.arrived_us = generator->clock().NowUs();
     facts_.time_left_us = TimeLeftUs(context);
@@ -58,18 +59,18 @@ class Call : public std::enable_shared_from_this<Call> {
     if (!posted.ok()) Refuse(posted);
   }
 
-  // News since the last time, the last of them an EndNews if the call failed before it began.
-  std::vector<GenerationNews> Take() EXCLUDES(mu_) {
+  // The oldest news, at most so many; an EndNews if the call failed before it began.
+  std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (failure_.has_value()) {
       std::vector<GenerationNews> news;
       news.push_back(EndNews{.status = *std::exchange(failure_, std::nullopt)});
       return news;
     }
-    return generation_ == nullptr ? std::vector<GenerationNews>() : generation_->Take();
+    return generation_ == nullptr ? std::vector<GenerationNews>() : generation_->Take(most);
   }
 
-  // The client is gone, or has its answer. The request must not be touched any more.
+  // The client is gone, or has its answer.
   void Detach() EXCLUDES(mu_) {
     std::shared_ptr<Generation> generation;
     {
@@ -79,6 +80,12 @@ class Call : public std::enable_shared_from_this<Call> {
       generation = generation_;
     }
     if (generation != nullptr) generation->Detach();
+  }
+
+  // Cancelled because the client does not read.
+  bool overflowed() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return generation_ != nullptr && generation_->overflowed();
   }
 
   // For news of Take.
@@ -93,13 +100,12 @@ class Call : public std::enable_shared_from_this<Call> {
 
  private:
   void Begin() {
-    absl::StatusOr<GenerateRequest> parsed;
     {
-      // The reactor, and the request with it, may be gone.
       MutexLock lock(&mu_);
       if (detached_) return;
-      parsed = FromInferenceProto(*request_);
     }
+    absl::StatusOr<GenerateRequest> parsed = FromInferenceProto(*request_);
+    request_.reset();
     if (!parsed.ok()) return Refuse(parsed.status());
     parsed->stream = stream_;
     facts_.on_news = [weak = weak_from_this()] {
@@ -139,7 +145,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   InferenceAnswer answer_;  // Of the reactor, under its lock.
   Generator* const generator_;
-  const v1::GenerateRequest* const request_;  // Until detached.
+  std::shared_ptr<const v1::GenerateRequest> request_;  // Until Begin.
   const bool stream_;
   Generator::Call facts_;  // Until Begin.
   Mutex mu_;
@@ -149,56 +155,81 @@ class Call : public std::enable_shared_from_this<Call> {
   bool detached_ GUARDED_BY(mu_) = false;
 };
 
-// What both reactors share; `Reactor` is gRPC's.
-template <typename Reactor>
-class CallReactor : public Reactor, public std::enable_shared_from_this<CallReactor<Reactor>> {
+// What both reactors share.
+class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateResponse>,
+                    public std::enable_shared_from_this<CallReactor> {
  public:
-  CallReactor(std::shared_ptr<Call> call, std::atomic<int>* num_calls)
-      : call_(std::move(call)), num_calls_(num_calls) {
-    num_calls_->fetch_add(1);
+  struct Parts {
+    Generator* generator;
+    TextPool* pool;
+    OpenCalls* calls;
+    std::atomic<int>* num_calls;
+  };
+
+  CallReactor(const Parts& parts, grpc::CallbackServerContext* context, bool stream)
+      : EarlyReactor(parts.calls, context), parts_(parts), stream_(stream) {
+    parts_.num_calls->fetch_add(1);
   }
 
-  void Start(TextPool* pool) {
-    self_ = this->shared_from_this();
-    call_->Post(pool, [weak = this->weak_from_this()] {
-      if (const auto self = weak.lock()) self->Pump();
-    });
+  template <typename Reactor>
+  static CallReactor* Make(const Parts& parts, grpc::CallbackServerContext* context) {
+    const auto reactor = std::make_shared<Reactor>(parts, context);
+    reactor->self_ = reactor;
+    reactor->AwaitRequest();
+    return reactor.get();
   }
 
   void OnCancel() override EXCLUDES(mu_) {
-    const auto self = this->shared_from_this();  // Finish may lead to OnDone before this returns.
+    const auto self = shared_from_this();
     MutexLock lock(&mu_);
     End(absl::CancelledError("the client is gone"));
   }
 
   void OnDone() override {
-    num_calls_->fetch_sub(1);
+    parts_.num_calls->fetch_sub(1);
     self_.reset();
   }
 
  protected:
   virtual void Pump() EXCLUDES(mu_) = 0;  // There are news.
 
-  // The client hears nothing after `status`.
-  void End(const absl::Status& status) REQUIRES(mu_) {
-    if (std::exchange(ended_, true)) return;
-    call_->Detach();
-    this->Finish(ToGrpcStatus(status));
+  void OnRequest(std::shared_ptr<const v1::GenerateRequest> request) override EXCLUDES(mu_) {
+    const auto self = shared_from_this();  // End may lead to OnDone before this returns.
+    auto call = std::make_shared<Call>(parts_.generator, *context(), std::move(request), stream_);
+    {
+      MutexLock lock(&mu_);
+      if (ended_) return;
+      call_ = call;
+    }
+    call->Post(parts_.pool, [weak = weak_from_this()] {
+      if (const auto reactor = weak.lock()) reactor->Pump();
+    });
   }
 
-  const std::shared_ptr<Call> call_;
+  // The client hears nothing after `status`; false if the call had ended before.
+  bool Detach() REQUIRES(mu_) {
+    if (std::exchange(ended_, true)) return false;
+    if (call_ != nullptr) call_->Detach();
+    return true;
+  }
+  void End(const absl::Status& status) REQUIRES(mu_) {
+    if (Detach()) Finish(ToGrpcStatus(status));
+  }
+
   Mutex mu_;
+  std::shared_ptr<Call> call_ GUARDED_BY(mu_);  // From OnRequest.
   bool ended_ GUARDED_BY(mu_) = false;
 
  private:
-  std::atomic<int>* const num_calls_;
+  const Parts parts_;
+  const bool stream_;
   std::shared_ptr<CallReactor> self_;  // Until OnDone.
 };
 
-class UnaryCall final : public CallReactor<grpc::ServerUnaryReactor> {
+class UnaryCall final : public CallReactor {
  public:
-  UnaryCall(std::shared_ptr<Call> call, v1::GenerateResponse* response, std::atomic<int>* num_calls)
-      : CallReactor(std::move(call), num_calls), response_(response) {}
+  UnaryCall(const Parts& parts, grpc::CallbackServerContext* context)
+      : CallReactor(parts, context, /*stream=*/false) {}
 
  private:
   void Pump() override EXCLUDES(mu_) {
@@ -206,25 +237,29 @@ class UnaryCall final : public CallReactor<grpc::ServerUnaryReactor> {
     if (ended_) return;
     for (const GenerationNews& news : call_->Take()) {
       if (const auto* end = std::get_if<EndNews>(&news)) {
-        auto* outputs = response_->mutable_outputs();
+        if (!end->status.ok()) return End(end->status);
+        auto* outputs = response_.mutable_outputs();
         std::sort(outputs->pointer_begin(), outputs->pointer_end(),
                   [](const auto* a, const auto* b) { return a->index() < b->index(); });
-        return End(end->status);
+        if (Detach()) FinishWith(&response_);
+        return;
       }
-      call_->AddTo(news, response_);
+      call_->AddTo(news, &response_);
     }
   }
 
-  v1::GenerateResponse* const response_;
+  v1::GenerateResponse response_;
 };
 
-class StreamCall final : public CallReactor<grpc::ServerWriteReactor<v1::GenerateResponse>> {
+class StreamCall final : public CallReactor {
  public:
-  using CallReactor::CallReactor;
+  StreamCall(const Parts& parts, grpc::CallbackServerContext* context)
+      : CallReactor(parts, context, /*stream=*/true) {}
 
   void OnWriteDone(bool ok) override EXCLUDES(mu_) {
     const auto self = shared_from_this();
     MutexLock lock(&mu_);
+    EndWrite();
     writing_ = false;
     response_.Clear();
     if (!ok) return End(absl::CancelledError("the client is gone"));
@@ -234,49 +269,38 @@ class StreamCall final : public CallReactor<grpc::ServerWriteReactor<v1::Generat
  private:
   void Pump() override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
+    // The write would hold up the word that it is over.
+    if (writing_ && call_->overflowed()) context()->TryCancel();
     WriteNext();
   }
 
   // News that cannot be written yet wait in the generation, which bounds them.
   void WriteNext() REQUIRES(mu_) {
     while (!ended_ && !writing_) {
-      if (next_ == news_.size()) {
-        news_ = call_->Take();
-        next_ = 0;
-        if (news_.empty()) return;
-      }
-      const GenerationNews& news = news_[next_++];
-      if (const auto* end = std::get_if<EndNews>(&news)) return End(end->status);
-      if (!call_->AddTo(news, &response_)) continue;
+      const std::vector<GenerationNews> news = call_->Take(1);
+      if (news.empty()) return;
+      if (const auto* end = std::get_if<EndNews>(&news[0])) return End(end->status);
+      if (!call_->AddTo(news[0], &response_)) continue;
       writing_ = true;
+      BeginWrite();
       StartWrite(&response_);
     }
   }
 
-  std::vector<GenerationNews> news_ GUARDED_BY(mu_);
-  size_t next_ GUARDED_BY(mu_) = 0;
   v1::GenerateResponse response_ GUARDED_BY(mu_);
   bool writing_ GUARDED_BY(mu_) = false;
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
-                                                     const v1::GenerateRequest* request,
-                                                     v1::GenerateResponse* response) {
-  const auto call = std::make_shared<UnaryCall>(
-      std::make_shared<Call>(generator_, *context, request, /*stream=*/false), response,
-      &num_calls_);
-  call->Start(pool_);
-  return call.get();
-}
-
-grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::GenerateStream(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
-  const auto call = std::make_shared<StreamCall>(
-      std::make_shared<Call>(generator_, *context, request, /*stream=*/true), &num_calls_);
-  call->Start(pool_);
-  return call.get();
+InferenceService::InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls) {
+  const CallReactor::Parts parts{generator, pool, calls, &num_calls_};
+  AddMethod<v1::GenerateRequest, v1::GenerateResponse>(
+      "/tandem.v1.Inference/Generate",
+      [parts](auto* context) { return CallReactor::Make<UnaryCall>(parts, context); });
+  AddMethod<v1::GenerateRequest, v1::GenerateResponse>(
+      "/tandem.v1.Inference/GenerateStream",
+      [parts](auto* context) { return CallReactor::Make<StreamCall>(parts, context); });
 }
 
 }  // namespace tandem

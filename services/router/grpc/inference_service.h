@@ -8,26 +8,19 @@
 
 #include "services/router/generator.h"
 #include "services/router/text_pool.h"
+#include "services/server/early_reactor.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
 namespace tandem {
 
-class InferenceService final : public v1::Inference::CallbackService {
+class InferenceService final : public EarlyService {
  public:
-  // Borrows both.
-  InferenceService(Generator* generator, TextPool* pool) : generator_(generator), pool_(pool) {}
-
-  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context,
-                                     const v1::GenerateRequest* request,
-                                     v1::GenerateResponse* response) override;
-  grpc::ServerWriteReactor<v1::GenerateResponse>* GenerateStream(
-      grpc::CallbackServerContext* context, const v1::GenerateRequest* request) override;
+  // Borrows all.
+  InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls);
 
   int num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
 
  private:
-  Generator* const generator_;
-  TextPool* const pool_;
   std::atomic<int> num_calls_{0};
 };
 

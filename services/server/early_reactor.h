@@ -1,0 +1,176 @@
+// Methods with one message of the client's whose calls begin at their headers, so that OpenCalls
+// bounds them while they wait for it. On the wire they are the unary and server-streaming methods
+// that the .proto file declares: a method that streams both ways looks the same there.
+
+#ifndef TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
+#define TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
+
+#include <google/protobuf/message.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/rpc_service_method.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "services/server/open_calls.h"
+#include "services/server/status_proto.h"
+
+namespace tandem {
+
+// Its own OnDone, the last call, destroys it.
+template <typename Request, typename Response>
+class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
+ public:
+  EarlyReactor(OpenCalls* calls, grpc::CallbackServerContext* context)
+      : context_(context),
+        received_(std::make_shared<Received>()),
+        call_(
+            calls, context->peer(), [this] { this->StartRead(&received_->message); },
+            [context] { context->TryCancel(); }) {}
+
+  // Once, by whoever makes it: OnRequest() comes, or the call ends without it.
+  void AwaitRequest() {
+    if (const absl::Status status = call_.AwaitMessage(); !status.ok()) Refuse(status);
+  }
+  // Instead of AwaitRequest().
+  void Refuse(const absl::Status& why) {
+    call_.Refuse();
+    if (!finished_.exchange(true)) Base::Finish(ToGrpcStatus(why));
+  }
+
+  void OnReadDone(bool ok) final {
+    if (!call_.Settle()) return;
+    if (!ok) {
+      return Finish(
+          grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call ended without its message"));
+    }
+    auto holding = call_.Keep(NumBytes(received_->message));
+    if (!holding.ok()) return Finish(ToGrpcStatus(holding.status()));
+    received_->holding = *std::move(holding);
+    const std::shared_ptr<Received> received = std::move(received_);
+    OnRequest({received, &received->message});
+  }
+
+  // Perhaps before OnRequest, or during it.
+  void OnCancel() override {
+    Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
+  }
+
+  // Instead of gRPC's: does nothing after the first time. Any thread.
+  void Finish(const grpc::Status& status) {
+    call_.Settle();
+    if (finished_.exchange(true)) return;
+    call_.BeginWrite();
+    Base::Finish(status);
+  }
+
+ protected:
+  // The client's message, which is charged to it for as long as somebody keeps it.
+  virtual void OnRequest(std::shared_ptr<const Request> request) = 0;
+
+  grpc::CallbackServerContext* context() { return context_; }
+
+  // With the call's one answer, which lives as long as this. Once the message has come.
+  void FinishWith(const Response* response) {
+    if (finished_.exchange(true)) return;
+    call_.BeginWrite();
+    this->StartWriteAndFinish(response, grpc::WriteOptions(), grpc::Status::OK);
+  }
+  // Around every write that the client's reading could hold up.
+  void BeginWrite() { call_.BeginWrite(); }
+  void EndWrite() { call_.EndWrite(); }
+
+ private:
+  using Base = grpc::ServerBidiReactor<Request, Response>;
+  struct Received {
+    Request message;
+    std::shared_ptr<MemoryBudget::Holding> holding;
+  };
+
+  static int64_t NumBytes(const google::protobuf::Message& message) {
+    return static_cast<int64_t>(message.SpaceUsedLong());
+  }
+  static int64_t NumBytes(const grpc::ByteBuffer& message) {
+    return static_cast<int64_t>(message.Length());
+  }
+
+  grpc::CallbackServerContext* const context_;
+  std::shared_ptr<Received> received_;  // Until OnRequest.
+  std::atomic<bool> finished_{false};
+  OpenCalls::Call call_;  // Goes first: nothing calls here any more.
+};
+
+// A unary method that answers at once.
+template <typename Request, typename Response>
+class EarlyUnary final : public EarlyReactor<Request, Response> {
+ public:
+  using Answer = std::function<absl::Status(const Request&, Response*)>;
+
+  EarlyUnary(OpenCalls* calls, grpc::CallbackServerContext* context, Answer answer)
+      : EarlyReactor<Request, Response>(calls, context), answer_(std::move(answer)) {
+    this->AwaitRequest();
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  void OnRequest(std::shared_ptr<const Request> request) override {
+    if (const absl::Status status = answer_(*request, &response_); !status.ok()) {
+      return this->Finish(ToGrpcStatus(status));
+    }
+    this->FinishWith(&response_);
+  }
+
+  const Answer answer_;
+  Response response_;
+};
+
+// A call that ends before it begins.
+template <typename Request, typename Response>
+class RefusedCall final : public EarlyReactor<Request, Response> {
+ public:
+  RefusedCall(OpenCalls* calls, grpc::CallbackServerContext* context, const absl::Status& why)
+      : EarlyReactor<Request, Response>(calls, context) {
+    this->Refuse(why);
+  }
+
+  void OnDone() override { delete this; }
+
+ private:
+  void OnRequest(std::shared_ptr<const Request>) override {}
+};
+
+// A service whose methods begin at their headers, added by its constructor.
+class EarlyService : public grpc::Service {
+ protected:
+  // `name` is a literal, "/package.Service/Method". `make` makes the reactor of a call.
+  template <typename Request, typename Response>
+  void AddMethod(
+      const char* name,
+      std::function<grpc::ServerBidiReactor<Request, Response>*(grpc::CallbackServerContext*)>
+          make) {
+    grpc::Service::AddMethod(new grpc::internal::RpcServiceMethod(
+        name, grpc::internal::RpcMethod::BIDI_STREAMING, nullptr));
+    MarkMethodCallback(num_methods_++,
+                       new grpc::internal::CallbackBidiHandler<Request, Response>(std::move(make)));
+  }
+  template <typename Request, typename Response>
+  void AddUnary(OpenCalls* calls, const char* name,
+                typename EarlyUnary<Request, Response>::Answer answer) {
+    AddMethod<Request, Response>(
+        name, [calls, answer = std::move(answer)](grpc::CallbackServerContext* context) {
+          return new EarlyUnary<Request, Response>(calls, context, answer);
+        });
+  }
+
+ private:
+  int num_methods_ = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_

@@ -1,0 +1,200 @@
+#include "services/server/open_calls.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::chrono::milliseconds kSweepPeriod{250};
+// While they are told why.
+constexpr size_t kMaxRefused = 64;
+// Of the budget, for messages that are being received.
+constexpr int64_t kMessagesShare = 4;
+
+size_t NumTurns(int64_t limit_bytes, int64_t message_bytes) {
+  return static_cast<size_t>(
+      std::max<int64_t>(1, limit_bytes / kMessagesShare / std::max<int64_t>(1, message_bytes)));
+}
+
+}  // namespace
+
+OpenCalls::OpenCalls(MemoryBudget* budget, const Options& options)
+    : budget_(budget),
+      options_(options),
+      max_waiting_(std::min(kMaxWaitingBytes, budget->limit_bytes() / kMessagesShare) / kCallBytes),
+      max_turns_(NumTurns(budget->limit_bytes(), options.max_message_bytes)),
+      max_turns_of_client_(std::max<size_t>(1, max_turns_ / 2)),
+      messages_(budget, "messages") {
+  const absl::Status set_aside =
+      messages_.Set(static_cast<int64_t>(max_turns_) * options.max_message_bytes);
+  TANDEM_CHECK(set_aside.ok()) << set_aside;
+  thread_ = std::thread([this] { Run(); });
+}
+
+OpenCalls::~OpenCalls() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  stop_.Signal();
+  thread_.join();
+}
+
+void OpenCalls::Run() {
+  pthread_setname_np(pthread_self(), "calls");
+  MutexLock lock(&mu_);
+  while (!stopping_) {
+    stop_.WaitFor(&mu_, kSweepPeriod);
+    const Clock::time_point now = Clock::now();
+    EndOverdue(now);
+    GiveTurns();
+    EndSlowTurns(now);
+  }
+}
+
+void OpenCalls::EndOldest() {
+  const Client& most =
+      std::max_element(clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
+        return a.second.size() < b.second.size();
+      })->second;
+  budget_->CountCut();
+  Cancel(most.receiving.empty() ? most.queue.front() : most.receiving.front());
+}
+
+void OpenCalls::EndOverdue(Clock::time_point now) {
+  for (auto next = timed_.begin(); next != timed_.end();) {
+    Call* const call = *next++;
+    if (call->due_ <= now) Cancel(call);
+  }
+}
+
+// While others wait for a turn, those that last give way: of the client with most, the oldest
+// first.
+void OpenCalls::EndSlowTurns(Clock::time_point now) {
+  while (num_waiting_ > num_receiving_) {
+    const Client& most =
+        std::max_element(clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
+          return a.second.receiving.size() < b.second.receiving.size();
+        })->second;
+    if (most.receiving.empty()) return;
+    Call* const oldest = most.receiving.front();
+    if (now - oldest->turn_since_ < options_.turn) return;
+    budget_->CountCut();
+    Cancel(oldest);
+    GiveTurns();
+  }
+}
+
+// The client that has fewest goes first; of its calls the newest, which is the least likely to be
+// one that never sends its message.
+void OpenCalls::GiveTurns() {
+  while (num_receiving_ < max_turns_) {
+    Client* next = nullptr;
+    for (auto& [name, client] : clients_) {
+      if (client.queue.empty() || client.receiving.size() >= max_turns_of_client_) continue;
+      if (next == nullptr || client.receiving.size() < next->receiving.size()) next = &client;
+    }
+    if (next == nullptr) return;
+    Call* const call = next->queue.back();
+    next->queue.pop_back();
+    next->receiving.push_back(call);
+    ++num_receiving_;
+    call->turn_since_ = Clock::now();
+    call->receive_();
+  }
+}
+
+void OpenCalls::Cancel(Call* call) {
+  Forget(call);
+  call->waits_ = false;
+  call->cancel_();
+}
+
+void OpenCalls::Forget(Call* call) {
+  timed_.erase(call);
+  refused_.remove(call);
+  const auto found = clients_.find(call->client_);
+  if (found == clients_.end()) return;
+  Client& client = found->second;
+  const size_t size = client.size();
+  num_receiving_ -= client.receiving.remove(call);
+  std::erase(client.queue, call);
+  num_waiting_ -= size - client.size();
+  if (client.receiving.empty() && client.queue.empty()) clients_.erase(found);
+}
+
+OpenCalls::Call::Call(OpenCalls* calls, const std::string& peer, std::function<void()> receive,
+                      std::function<void()> cancel)
+    : calls_(calls),
+      client_(ClientOfPeer(peer)),
+      receive_(std::move(receive)),
+      cancel_(std::move(cancel)),
+      held_(calls->budget_, client_, [this] { OnCut(); }) {}
+
+OpenCalls::Call::~Call() { Settle(); }
+
+// Under the budget's lock: where room is asked for, none of OpenCalls' is held.
+void OpenCalls::Call::OnCut() {
+  MutexLock lock(&calls_->mu_);
+  if (!waits_) return;
+  calls_->Forget(this);
+  waits_ = false;
+  cancel_();
+}
+
+void OpenCalls::Call::Refuse() {
+  MutexLock lock(&calls_->mu_);
+  calls_->refused_.push_back(this);
+  waits_ = true;
+  if (calls_->refused_.size() > kMaxRefused) calls_->Cancel(calls_->refused_.front());
+}
+
+absl::Status OpenCalls::Call::AwaitMessage() {
+  const absl::Status status = held_.Set(kCallBytes);
+  MutexLock lock(&calls_->mu_);
+  if (!waits_) return absl::OkStatus();  // It was cut, and `cancel` has come.
+  if (!status.ok()) return status;
+  due_ = Clock::now() + calls_->options_.message_timeout;
+  calls_->timed_.insert(this);
+  calls_->clients_[client_].queue.push_back(this);
+  if (++calls_->num_waiting_ > calls_->max_waiting_) calls_->EndOldest();
+  calls_->GiveTurns();
+  return absl::OkStatus();
+}
+
+bool OpenCalls::Call::Settle() {
+  MutexLock lock(&calls_->mu_);
+  calls_->Forget(this);
+  calls_->GiveTurns();
+  return std::exchange(waits_, false);
+}
+
+absl::StatusOr<std::shared_ptr<MemoryBudget::Holding>> OpenCalls::Call::Keep(int64_t bytes) {
+  held_.SetMayBeCut(false);
+  TANDEM_RETURN_IF_ERROR(held_.Set(kCallBytes));  // If it was cut just now.
+  return calls_->budget_->Hold(client_, bytes);
+}
+
+void OpenCalls::Call::BeginWrite() {
+  {
+    MutexLock lock(&calls_->mu_);
+    waits_ = true;
+    due_ = Clock::now() + calls_->options_.write_timeout;
+    calls_->timed_.insert(this);
+  }
+  held_.SetMayBeCut(true);
+}
+
+void OpenCalls::Call::EndWrite() {
+  held_.SetMayBeCut(false);
+  Settle();
+}
+
+}  // namespace tandem

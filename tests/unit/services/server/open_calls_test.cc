@@ -1,0 +1,177 @@
+#include "services/server/open_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tests/support/eventually.h"
+
+namespace tandem {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr milliseconds kNever{3'600'000};
+
+struct TestCall {
+  TestCall(OpenCalls* calls, const std::string& peer)
+      : call(
+            calls, peer, [this] { receiving = true; }, [this] { cancelled = true; }) {}
+
+  std::atomic<bool> receiving{false};
+  std::atomic<bool> cancelled{false};
+  OpenCalls::Call call;
+};
+
+std::vector<std::unique_ptr<TestCall>> Open(OpenCalls* calls, const std::string& peer, int count) {
+  std::vector<std::unique_ptr<TestCall>> opened;
+  for (int i = 0; i < count; ++i) {
+    opened.push_back(std::make_unique<TestCall>(calls, peer));
+    EXPECT_TRUE(opened.back()->call.AwaitMessage().ok());
+  }
+  return opened;
+}
+
+TEST(OpenCallsTest, CallsWithoutTheirMessageAreBoundedTogetherAndTheOldestGivesWay) {
+  MemoryBudget budget(256 * kMiB);
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  const int kMost = static_cast<int>(kMaxWaitingBytes / kCallBytes);
+  const auto set_aside = budget.held_bytes();
+  auto silent = Open(&calls, "ipv4:10.0.0.1:1", kMost);
+  auto honest = Open(&calls, "ipv4:10.0.0.2:1", 1);
+  EXPECT_TRUE(silent[0]->cancelled);
+  EXPECT_FALSE(silent[1]->cancelled || honest[0]->cancelled);
+  auto more = Open(&calls, "ipv4:10.0.0.1:2", 100);
+  const auto num_cancelled = [](const auto& opened) {
+    return std::count_if(opened.begin(), opened.end(),
+                         [](const auto& call) { return call->cancelled.load(); });
+  };
+  EXPECT_EQ(num_cancelled(silent) + num_cancelled(more), 101);
+  EXPECT_FALSE(honest[0]->cancelled);
+  EXPECT_LE(budget.held_bytes() - set_aside, kMaxWaitingBytes + 101 * kCallBytes);
+  silent.clear();
+  more.clear();
+  honest.clear();
+  EXPECT_EQ(budget.held_bytes(), set_aside);
+}
+
+TEST(OpenCallsTest, OnlySoManyMessagesAreReceivedAtATimeAndHalfOfThemOfOneClient) {
+  MemoryBudget budget(64 * kMiB);  // Four messages.
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  auto many = Open(&calls, "ipv4:10.0.0.1:1", 6);
+  EXPECT_TRUE(many[0]->receiving && many[1]->receiving);
+  EXPECT_FALSE(many[2]->receiving);
+  auto others = Open(&calls, "ipv4:10.0.0.2:1", 2);
+  EXPECT_TRUE(others[0]->receiving && others[1]->receiving);
+  auto last = Open(&calls, "ipv4:10.0.0.3:1", 1);
+  EXPECT_FALSE(last[0]->receiving);
+  EXPECT_TRUE(many[1]->call.Settle());
+  EXPECT_TRUE(last[0]->receiving) << "who has none goes first";
+  EXPECT_FALSE(many[2]->receiving);
+  others.clear();
+  EXPECT_TRUE(many[5]->receiving) << "the newest";
+  EXPECT_FALSE(many[2]->receiving);
+}
+
+TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(
+      &budget, {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = milliseconds(1)});
+  auto honest = Open(&calls, "ipv4:10.0.0.2:1", 1);
+  auto stuck = Open(&calls, "ipv4:10.0.0.1:1", 2);
+  auto another = Open(&calls, "ipv4:10.0.0.3:1", 1);
+  EXPECT_FALSE(stuck[0]->cancelled) << "nobody waits";
+  auto next = Open(&calls, "ipv4:10.0.0.4:2", 1);
+  EXPECT_TRUE(Eventually([&] { return next[0]->receiving.load(); }));
+  EXPECT_TRUE(stuck[0]->cancelled);
+  EXPECT_FALSE(honest[0]->cancelled || stuck[1]->cancelled);
+}
+
+TEST(OpenCallsTest, AMessageAndAWriteHaveTheirTime) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
+                            .message_timeout = milliseconds(1),
+                            .write_timeout = milliseconds(1)});
+  auto silent = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  EXPECT_TRUE(Eventually([&] { return silent[0]->cancelled.load(); }));
+  EXPECT_FALSE(silent[0]->call.Settle());
+  TestCall writing(&calls, "ipv4:10.0.0.1:2");
+  ASSERT_TRUE(writing.call.AwaitMessage().ok());
+  ASSERT_TRUE(writing.call.Settle());
+  ASSERT_TRUE(writing.call.Keep(0).ok());
+  writing.call.BeginWrite();
+  EXPECT_TRUE(Eventually([&] { return writing.cancelled.load(); }));
+}
+
+TEST(OpenCallsTest, AMessageIsChargedAsLongAsItIsKept) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  const auto before = budget.held_bytes();
+  TestCall call(&calls, "ipv4:10.0.0.1:1");
+  ASSERT_TRUE(call.call.AwaitMessage().ok());
+  ASSERT_TRUE(call.call.Settle());
+  auto holding = call.call.Keep(kMiB);
+  ASSERT_TRUE(holding.ok());
+  EXPECT_EQ(budget.held_bytes(), before + kCallBytes + kMiB);
+  holding->reset();
+  EXPECT_EQ(budget.held_bytes(), before + kCallBytes);
+  EXPECT_TRUE(absl::IsResourceExhausted(call.call.Keep(64 * kMiB).status()));
+}
+
+TEST(OpenCallsTest, AnUnreadWriteGivesWayAndARunningCallDoesNot) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
+                            .message_timeout = kNever,
+                            .write_timeout = kNever,
+                            .turn = kNever});
+  TestCall call(&calls, "ipv4:10.0.0.1:1");
+  ASSERT_TRUE(call.call.AwaitMessage().ok());
+  ASSERT_TRUE(call.call.Settle());
+  const auto kept = call.call.Keep(40 * kMiB);
+  ASSERT_TRUE(kept.ok());
+  MemoryBudget::Holding other(&budget, "10.0.0.2");
+  const int64_t room = budget.limit_bytes() - budget.held_bytes();
+  EXPECT_FALSE(other.Set(room + 1).ok());
+  call.call.BeginWrite();
+  call.call.EndWrite();
+  EXPECT_FALSE(other.Set(room + 1).ok());
+  EXPECT_FALSE(call.cancelled);
+  call.call.BeginWrite();
+  EXPECT_TRUE(other.Set(room + 1).ok());
+  EXPECT_TRUE(call.cancelled);
+}
+
+TEST(OpenCallsTest, WithoutRoomACallIsRefusedAtOnce) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  MemoryBudget::Holding others(&budget, "10.0.0.9");
+  ASSERT_TRUE(others.Set(budget.limit_bytes() - budget.held_bytes()).ok());
+  TestCall call(&calls, "ipv4:10.0.0.1:1");
+  EXPECT_TRUE(absl::IsResourceExhausted(call.call.AwaitMessage()));
+  EXPECT_FALSE(call.receiving || call.cancelled);
+}
+
+TEST(OpenCallsTest, OfTheRefusedOnlySoManyAreToldWhy) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB});
+  std::vector<std::unique_ptr<TestCall>> refused;
+  for (int i = 0; i < 65; ++i) {
+    refused.push_back(std::make_unique<TestCall>(&calls, "ipv4:10.0.0.1:1"));
+    EXPECT_FALSE(refused[0]->cancelled);
+    refused.back()->call.Refuse();
+  }
+  EXPECT_TRUE(refused[0]->cancelled);
+  EXPECT_FALSE(refused[1]->cancelled);
+}
+
+}  // namespace
+}  // namespace tandem
