@@ -33,8 +33,9 @@ std::string ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& met
 
 // ---- The called end ----
 
-FleetDoor::FleetDoor(const FleetSecret& secret, size_t calls_per_challenge)
+FleetDoor::FleetDoor(const FleetSecret& secret, OpenCalls* calls, size_t calls_per_challenge)
     : secret_(secret),
+      calls_(calls),
       calls_per_challenge_(calls_per_challenge),
       service_(this),
       current_{.text = RandomBytes(kNonceBytes)} {}
@@ -44,16 +45,17 @@ void FleetDoor::ListensOn(std::string_view address) {
   port_ = PortOf(address);
 }
 
-grpc::ServerUnaryReactor* FleetDoor::Service::Challenge(grpc::CallbackServerContext* context,
-                                                        const v1::ChallengeRequest* request,
-                                                        v1::ChallengeAnswer* answer) {
-  {
-    MutexLock lock(&door_->mu_);
-    answer->set_challenge(door_->current_.text);
-  }
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+FleetDoor::Service::Service(FleetDoor* door) {
+  AddUnary<v1::ChallengeRequest, v1::ChallengeAnswer>(
+      door->calls_, "/tandem.v1.Fleet/Challenge", [door](const auto&, v1::ChallengeAnswer* answer) {
+        answer->set_challenge(door->CurrentChallenge());
+        return absl::OkStatus();
+      });
+}
+
+std::string FleetDoor::CurrentChallenge() {
+  MutexLock lock(&mu_);
+  return current_.text;
 }
 
 bool FleetDoor::Use(std::string_view challenge, std::string_view nonce) {

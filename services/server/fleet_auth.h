@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/mutex.h"
+#include "services/server/early_reactor.h"
 #include "services/server/status_proto.h"
 #include "tandem/v1/fleet.grpc.pb.h"
 
@@ -46,7 +47,11 @@ class FleetDoor {
   // A challenge remembers the nonces of as many calls; then there is another.
   static constexpr size_t kCallsPerChallenge = 32768;
 
-  explicit FleetDoor(const FleetSecret& secret, size_t calls_per_challenge = kCallsPerChallenge);
+  // `calls` outlives this.
+  FleetDoor(const FleetSecret& secret, OpenCalls* calls,
+            size_t calls_per_challenge = kCallsPerChallenge);
+
+  OpenCalls* calls() { return calls_; }
 
   // tandem.v1.Fleet, to be registered; lives as long as this.
   grpc::Service* service() { return &service_; }
@@ -58,25 +63,21 @@ class FleetDoor {
   absl::Status Admit(grpc::ServerContextBase* context, std::string_view method) EXCLUDES(mu_);
 
  private:
-  class Service final : public v1::Fleet::CallbackService {
+  class Service final : public EarlyService {
    public:
-    explicit Service(FleetDoor* door) : door_(door) {}
-    grpc::ServerUnaryReactor* Challenge(grpc::CallbackServerContext* context,
-                                        const v1::ChallengeRequest* request,
-                                        v1::ChallengeAnswer* answer) override;
-
-   private:
-    FleetDoor* const door_;
+    explicit Service(FleetDoor* door);
   };
   struct Challenge {
     std::string text;
     std::set<std::string> nonces;  // Of the calls that were admitted.
   };
 
+  std::string CurrentChallenge() EXCLUDES(mu_);
   // The nonce was not used with this challenge, which is one of ours; now it is.
   bool Use(std::string_view challenge, std::string_view nonce) EXCLUDES(mu_);
 
   const FleetSecret secret_;
+  OpenCalls* const calls_;
   const size_t calls_per_challenge_;
   Service service_;
   Mutex mu_;
@@ -86,16 +87,30 @@ class FleetDoor {
   uint64_t num_refused_ GUARDED_BY(mu_) = 0;
 };
 
-// A call that ends with `status`, for handlers that do not take it up.
-template <typename Reactor>
-Reactor* RefuseCall(const absl::Status& status) {
-  struct Refused final : Reactor {
-    void OnDone() override { delete this; }
-  };
-  auto* const refused = new Refused;
-  refused->Finish(ToGrpcStatus(status));
-  return refused;
-}
+// A service inside the fleet: who calls a method of it has proven itself before anything else
+// happens.
+class FleetService : public EarlyService {
+ protected:
+  explicit FleetService(FleetDoor* door) : door_(door) {}  // Outlives this.
+
+  template <typename Request, typename Response>
+  void AddMethod(
+      const char* name,
+      std::function<grpc::ServerBidiReactor<Request, Response>*(grpc::CallbackServerContext*)>
+          make) {
+    EarlyService::AddMethod<Request, Response>(
+        name,
+        [door = door_, name, make = std::move(make)](
+            grpc::CallbackServerContext* context) -> grpc::ServerBidiReactor<Request, Response>* {
+          const absl::Status admitted = door->Admit(context, name);
+          if (admitted.ok()) return make(context);
+          return new RefusedCall<Request, Response>(door->calls(), context, admitted);
+        });
+  }
+
+ private:
+  FleetDoor* const door_;
+};
 
 // The calling end of one call. Lives as long as the call's context.
 class FleetCall {

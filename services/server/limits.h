@@ -9,6 +9,7 @@
 namespace tandem {
 
 inline constexpr int kMaxMessageBytes = 64 << 20;      // Of a control message; gRPC refuses more.
+inline constexpr int kMaxPeerStreams = 64;             // Of one connection to a worker.
 inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
 inline constexpr int32_t kMaxStopTokenIds = 1024;
 inline constexpr int32_t kMaxTopLogprobs = 64;

@@ -37,8 +37,12 @@ class DecodeSessions::Session final
     : public StreamReactor<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>,
                            proto::ToDecode> {
  public:
-  Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context)
-      : StreamReactor(context, kMaxUnsentPeerMessages), sessions_(sessions), id_(id) {}
+  Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
+          std::shared_ptr<MemoryBudget::Holding> holding)
+      : StreamReactor(context, kMaxUnsentPeerMessages, sessions->calls_->budget()),
+        sessions_(sessions),
+        id_(id),
+        holding_(std::move(holding)) {}
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
@@ -128,14 +132,21 @@ class DecodeSessions::Session final
     }
     const AttemptId attempt = submit->attempt;
     absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
-    if (status.ok() && !sessions_->commands_->TryPush(FromDecode{id_, std::move(message)})) {
-      status = absl::ResourceExhaustedError("the prefill worker's queue of commands is full");
-    }
+    const auto bytes = static_cast<int64_t>(submit->token_ids.size() * sizeof(int32_t));
+    if (status.ok()) status = Queue(std::move(message), bytes);
     if (!status.ok()) {
       const int64_t retry_after_us = absl::IsResourceExhausted(status) ? kRetryFullQueueUs : 0;
       Send(PrefillRefused{.attempt = attempt, .status = status, .retry_after_us = retry_after_us});
     }
     return absl::OkStatus();
+  }
+
+  absl::Status Queue(DecodeToPrefill submit, int64_t bytes) {
+    TANDEM_ASSIGN_OR_RETURN(auto holding, sessions_->calls_->budget()->Hold(client_, bytes));
+    if (sessions_->commands_->TryPush(FromDecode{id_, std::move(submit), std::move(holding)})) {
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError("the prefill worker's queue of commands is full");
   }
 
   void Write(proto::ToDecode message) {
@@ -145,6 +156,7 @@ class DecodeSessions::Session final
 
   DecodeSessions* const sessions_;
   const SessionId id_;
+  const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   proto::ToPrefill message_;
   bool greeted_ = false;  // Reactions only.
   Mutex mu_;
@@ -153,7 +165,12 @@ class DecodeSessions::Session final
 
 grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open(
     grpc::CallbackServerContext* context) {
-  return sessions_.Open([&](SessionId id) { return new Session(this, id, context); });
+  auto holding = calls_->budget()->Hold(ClientOfPeer(context->peer()), kCallBytes);
+  if (!holding.ok()) {
+    return new RefusedCall<proto::ToPrefill, proto::ToDecode>(calls_, context, holding.status());
+  }
+  return sessions_.Open(
+      [&](SessionId id) { return new Session(this, id, context, *std::move(holding)); });
 }
 
 void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {

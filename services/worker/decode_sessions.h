@@ -7,6 +7,7 @@
 
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
+#include "services/server/early_reactor.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
 
@@ -20,11 +21,12 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours);
 
 class DecodeSessions {
  public:
-  // `self` without a transport address. Both pointers outlive this.
-  DecodeSessions(PrefillHello self, int64_t vocab_size, KvTransport* transport,
+  // `self` without a transport address. The pointers outlive this.
+  DecodeSessions(PrefillHello self, int64_t vocab_size, OpenCalls* calls, KvTransport* transport,
                  CommandQueue* commands)
       : self_(std::move(self)),
         vocab_size_(vocab_size),
+        calls_(calls),
         transport_(transport),
         commands_(commands) {}
 
@@ -46,6 +48,7 @@ class DecodeSessions {
 
   const PrefillHello self_;
   const int64_t vocab_size_;
+  OpenCalls* const calls_;
   KvTransport* const transport_;
   CommandQueue* const commands_;
   StreamRegistry<Session> sessions_;

@@ -4,10 +4,12 @@
 #define TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_
 
 #include <cstdint>
+#include <memory>
 #include <variant>
 
 #include "absl/status/status.h"
 #include "runtime/base/bounded_queue.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "services/server/convert.h"
 
@@ -16,6 +18,7 @@ namespace tandem {
 struct FromRouter {
   SessionId session = 0;
   RouterCommand message;
+  std::shared_ptr<MemoryBudget::Holding> holding;  // Of a Submit that waits here.
 };
 struct RouterLost {
   SessionId session = 0;
@@ -23,6 +26,7 @@ struct RouterLost {
 struct FromDecode {
   SessionId session = 0;
   DecodeToPrefill message;
+  std::shared_ptr<MemoryBudget::Holding> holding;  // Of a Submit that waits here.
 };
 struct DecodeLost {
   SessionId session = 0;

@@ -35,6 +35,8 @@ std::string RandomToken() {
   return token;
 }
 
+absl::Status PeerEnded() { return absl::UnavailableError("the peer ended the stream"); }
+
 double SecondsNow() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -93,11 +95,10 @@ class GrpcKvTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   std::atomic<bool> broken_{false};  // Follows closed_.
 };
 
-class GrpcKvTransport::SendStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class GrpcKvTransport::SendStream final : public EarlyReactor<v1::FramesRequest, grpc::ByteBuffer> {
  public:
-  SendStream(GrpcKvTransport* transport, grpc::CallbackServerContext* context,
-             std::shared_ptr<SendLink> link)
-      : transport_(transport), context_(context), link_(std::move(link)) {
+  SendStream(GrpcKvTransport* transport, grpc::CallbackServerContext* context)
+      : EarlyReactor(transport->options_.door->calls(), context), transport_(transport) {
     transport_->Retain();
   }
 
@@ -106,26 +107,54 @@ class GrpcKvTransport::SendStream final : public grpc::ServerWriteReactor<grpc::
     StartWrite(&message_);
   }
   void End(const absl::Status& why) {
-    context_->TryCancel();  // A write that flow control holds back ends too.
+    context()->TryCancel();  // A write that flow control holds back ends too.
     Finish(ToGrpcStatus(why));
   }
   void OnWriteDone(bool ok) override {
     message_.Clear();
-    link_->OnWritten(ok);
+    Link()->OnWritten(ok);
   }
-  void OnCancel() override { link_->Close(absl::UnavailableError("the peer ended the stream")); }
+  void OnCancel() override EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      cancelled_ = true;
+    }
+    if (const auto link = Link(); link != nullptr) link->Close(PeerEnded());
+    EarlyReactor::OnCancel();
+  }
   void OnDone() override {
-    link_->OnStreamGone();
+    if (const auto link = Link(); link != nullptr) link->OnStreamGone();
     GrpcKvTransport* const transport = transport_;
     delete this;
     transport->Release();
   }
 
  private:
+  void OnRequest(std::shared_ptr<const v1::FramesRequest> request) override EXCLUDES(mu_) {
+    const std::shared_ptr<SendLink> link = transport_->Forget(request->token());
+    if (link == nullptr) {
+      return Finish(grpc::Status(grpc::StatusCode::NOT_FOUND, "no KV link of that token"));
+    }
+    bool cancelled = false;
+    {
+      MutexLock lock(&mu_);
+      link_ = link;
+      cancelled = cancelled_;
+    }
+    if (cancelled) link->Close(PeerEnded());
+    if (!link->Join(this)) Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "closed"));
+  }
+
+  std::shared_ptr<SendLink> Link() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return link_;
+  }
+
   GrpcKvTransport* const transport_;
-  grpc::CallbackServerContext* const context_;
-  const std::shared_ptr<SendLink> link_;
   grpc::ByteBuffer message_;
+  Mutex mu_;
+  std::shared_ptr<SendLink> link_ GUARDED_BY(mu_);  // From OnRequest.
+  bool cancelled_ GUARDED_BY(mu_) = false;
 };
 
 void GrpcKvTransport::Completion::Done(void* self) {
@@ -251,31 +280,14 @@ class GrpcKvTransport::Outbound final : public KvOutbound {
   const std::shared_ptr<LostCallbackOnce> on_lost_;
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* GrpcKvTransport::Service::Frames(
-    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  using Stream = grpc::ServerWriteReactor<grpc::ByteBuffer>;
-  if (const absl::Status admitted = transport_->options_.door->Admit(context, kFramesMethod);
-      !admitted.ok()) {
-    return RefuseCall<Stream>(admitted);
-  }
-  grpc::Slice slice;
-  v1::FramesRequest parsed;
-  std::shared_ptr<SendLink> link;
-  if (request->Length() <= 2 * kTokenBytes && request->DumpToSingleSlice(&slice).ok() &&
-      parsed.ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
-    MutexLock lock(&transport_->mu_);
-    const auto found = transport_->awaited_.find(parsed.token());
-    if (found != transport_->awaited_.end()) {
-      link = found->second;
-      transport_->awaited_.erase(found);
-    }
-  }
-  if (link != nullptr) {
-    auto* const stream = new SendStream(transport_, context, link);
-    if (!link->Join(stream)) stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "closed"));
-    return stream;
-  }
-  return RefuseCall<Stream>(absl::NotFoundError("no KV link of that token"));
+GrpcKvTransport::Service::Service(GrpcKvTransport* transport)
+    : FleetService(transport->options_.door) {
+  AddMethod<v1::FramesRequest, grpc::ByteBuffer>(
+      kFramesMethod, [transport](grpc::CallbackServerContext* context) {
+        auto* const stream = new SendStream(transport, context);
+        stream->AwaitRequest();
+        return stream;
+      });
 }
 
 // ---- Receiving ----
@@ -507,9 +519,13 @@ void GrpcKvTransport::Release() {
   released_.SignalAll();
 }
 
-void GrpcKvTransport::Forget(const std::string& token) {
+std::shared_ptr<GrpcKvTransport::SendLink> GrpcKvTransport::Forget(const std::string& token) {
   MutexLock lock(&mu_);
-  awaited_.erase(token);
+  const auto found = awaited_.find(token);
+  if (found == awaited_.end()) return nullptr;
+  std::shared_ptr<SendLink> link = std::move(found->second);
+  awaited_.erase(found);
+  return link;
 }
 
 absl::StatusOr<std::unique_ptr<KvInbound>> GrpcKvTransport::OpenInbound(

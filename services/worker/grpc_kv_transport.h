@@ -55,14 +55,9 @@ class GrpcKvTransport final : public KvTransport {
                                                            LostCallback on_lost) override;
 
  private:
-  class Service final : public v1::Kv::WithRawCallbackMethod_Frames<v1::Kv::Service> {
+  class Service final : public FleetService {
    public:
-    explicit Service(GrpcKvTransport* transport) : transport_(transport) {}
-    grpc::ServerWriteReactor<grpc::ByteBuffer>* Frames(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* request) override;
-
-   private:
-    GrpcKvTransport* const transport_;
+    explicit Service(GrpcKvTransport* transport);
   };
   class SendLink;    // Outlives its handle until its last slice is gone.
   class SendStream;  // The server's end of the RPC.
@@ -77,7 +72,8 @@ class GrpcKvTransport final : public KvTransport {
   // Counts what gRPC holds of ours: streams and slices.
   void Retain() EXCLUDES(mu_);
   void Release() EXCLUDES(mu_);
-  void Forget(const std::string& token) EXCLUDES(mu_);
+  // The link that waits for a stream, which it waits for no more. Null if there is none.
+  std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
 
   const GrpcKvOptions options_;
   const KvPool pool_;

@@ -164,6 +164,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
   worker.secret = secret;
+  worker.memory_limit_bytes =
+      options.memory_limit.bytes > 0 ? options.memory_limit.bytes : DefaultMemoryLimit(machine);
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
                                               .max_sequences = sizes.max_sequences,

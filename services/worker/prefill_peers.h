@@ -21,11 +21,13 @@ class PrefillPeers {
  public:
   // `self` without a transport address. The pointers outlive this.
   PrefillPeers(PrefillHello self, const FleetSecret* secret, int64_t vocab_size,
-               double liveness_scale, KvTransport* transport, CommandQueue* commands)
+               double liveness_scale, MemoryBudget* budget, KvTransport* transport,
+               CommandQueue* commands)
       : self_(std::move(self)),
         secret_(secret),
         vocab_size_(vocab_size),
         liveness_scale_(liveness_scale),
+        budget_(budget),
         transport_(transport),
         commands_(commands) {}
   ~PrefillPeers();  // Ends all sessions and waits for them.
@@ -50,6 +52,7 @@ class PrefillPeers {
   const FleetSecret* const secret_;
   const int64_t vocab_size_;
   const double liveness_scale_;
+  MemoryBudget* const budget_;
   KvTransport* const transport_;
   CommandQueue* const commands_;
   mutable Mutex mu_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
 #include "services/worker/token_check.h"
 
 namespace tandem {
@@ -13,8 +14,12 @@ class RouterSessions::Session final
     : public StreamReactor<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>,
                            proto::StepBatch> {
  public:
-  Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context)
-      : StreamReactor(context, kMaxUnsentBatches), sessions_(sessions), id_(id) {}
+  Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
+          std::shared_ptr<MemoryBudget::Holding> holding)
+      : StreamReactor(context, kMaxUnsentBatches, sessions->calls_->budget()),
+        sessions_(sessions),
+        id_(id),
+        holding_(std::move(holding)) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
@@ -58,9 +63,8 @@ class RouterSessions::Session final
       const Submit& submit = std::get<Submit>(*command);
       const AttemptId attempt = submit.attempt;
       absl::Status status = CheckVocabulary(submit.token_ids, sessions_->vocab_size_);
-      if (status.ok() && !sessions_->commands_->TryPush(FromRouter{id_, *std::move(command)})) {
-        status = absl::ResourceExhaustedError("the worker's queue of commands is full");
-      }
+      const auto bytes = static_cast<int64_t>(submit.token_ids.size() * sizeof(int32_t));
+      if (status.ok()) status = Queue(*std::move(command), bytes);
       if (!status.ok()) Refuse(attempt, status);
     } else if (command.ok()) {
       sessions_->commands_->PushAlways(FromRouter{id_, *std::move(command)});
@@ -74,6 +78,14 @@ class RouterSessions::Session final
     }
   }
 
+  absl::Status Queue(RouterCommand submit, int64_t bytes) {
+    TANDEM_ASSIGN_OR_RETURN(auto holding, sessions_->calls_->budget()->Hold(client_, bytes));
+    if (sessions_->commands_->TryPush(FromRouter{id_, std::move(submit), std::move(holding)})) {
+      return absl::OkStatus();
+    }
+    return absl::ResourceExhaustedError("the worker's queue of commands is full");
+  }
+
   void Refuse(const AttemptId& attempt, const absl::Status& why) {
     StepBatch batch{.worker_incarnation = sessions_->incarnation_};
     const int64_t retry_after_us = absl::IsResourceExhausted(why) ? kRetryFullQueueUs : 0;
@@ -84,12 +96,18 @@ class RouterSessions::Session final
 
   RouterSessions* const sessions_;
   const SessionId id_;
+  const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   proto::ToWorker message_;
 };
 
 grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open(
     grpc::CallbackServerContext* context) {
-  return sessions_.Open([&](SessionId id) { return new Session(this, id, context); });
+  auto holding = calls_->budget()->Hold(ClientOfPeer(context->peer()), kCallBytes);
+  if (!holding.ok()) {
+    return new RefusedCall<proto::ToWorker, proto::StepBatch>(calls_, context, holding.status());
+  }
+  return sessions_.Open(
+      [&](SessionId id) { return new Session(this, id, context, *std::move(holding)); });
 }
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {

@@ -12,6 +12,7 @@
 
 #include "runtime/base/mutex.h"
 #include "services/server/convert.h"
+#include "services/server/early_reactor.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
 
@@ -23,9 +24,9 @@ inline constexpr size_t kMaxUnsentBatches = 1024;
 
 class RouterSessions {
  public:
-  // `commands` outlives this. Token ids are in [0, vocab_size).
-  RouterSessions(uint64_t incarnation, int64_t vocab_size, CommandQueue* commands)
-      : incarnation_(incarnation), vocab_size_(vocab_size), commands_(commands) {}
+  // The pointers outlive this. Token ids are in [0, vocab_size).
+  RouterSessions(uint64_t incarnation, int64_t vocab_size, OpenCalls* calls, CommandQueue* commands)
+      : incarnation_(incarnation), vocab_size_(vocab_size), calls_(calls), commands_(commands) {}
 
   // The reactor of a new RPC.
   grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open(
@@ -53,6 +54,7 @@ class RouterSessions {
 
   const uint64_t incarnation_;
   const int64_t vocab_size_;
+  OpenCalls* const calls_;
   CommandQueue* const commands_;
   StreamRegistry<Session> sessions_;
   Mutex written_mu_;  // Orders the look at what is unwritten and the word that something was.

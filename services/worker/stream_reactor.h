@@ -9,10 +9,12 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "services/server/status_proto.h"
 #include "services/worker/write_queue.h"
@@ -40,16 +42,23 @@ class StreamReactor : public Reactor {
   void OnCancel() override { End(absl::CancelledError("the peer left")); }
 
  protected:
-  // `context` is the call's.
-  StreamReactor(grpc::CallbackServerContext* context, size_t max_unsent)
-      : context_(context), writes_(this, max_unsent) {}
+  // `context` is the call's. `budget` outlives this. `for_reactor` is what Reactor is made with.
+  template <typename... ForReactor>
+  StreamReactor(grpc::CallbackServerContext* context, size_t max_unsent, MemoryBudget* budget,
+                ForReactor... for_reactor)
+      : Reactor(for_reactor...),
+        client_(ClientOfPeer(context->peer())),
+        context_(context),
+        writes_(this, max_unsent, budget, client_) {}
 
   // Nobody hears of this stream any more: what it began ends now. Any thread, perhaps under the
   // registry's lock.
   virtual void Lost() {}
 
-  // False if max_unsent messages wait already.
+  // False if max_unsent messages wait already, or there is no room.
   bool Push(Message message) { return writes_.Push(std::move(message)); }
+
+  const std::string client_;  // Whom the budget names.
 
  private:
   grpc::CallbackServerContext* const context_;

@@ -17,19 +17,21 @@ constexpr size_t kMaxQueuedBeforeHeartbeat = 16;
 
 }  // namespace
 
+// Found by others once its request has come.
 class WatchHub::Watch final
-    : public StreamReactor<grpc::ServerWriteReactor<proto::WatchEvent>, proto::WatchEvent> {
+    : public StreamReactor<EarlyReactor<proto::WatchRequest, proto::WatchEvent>,
+                           proto::WatchEvent> {
  public:
-  // `request` lives as long as the RPC.
-  Watch(WatchHub* hub, uint64_t id, grpc::CallbackServerContext* context,
-        const proto::WatchRequest* request)
-      : StreamReactor(context, kMaxUnsentEvents), hub_(hub), id_(id), request_(request) {}
+  Watch(WatchHub* hub, grpc::CallbackServerContext* context)
+      : StreamReactor(context, kMaxUnsentEvents, hub->calls_->budget(), hub->calls_, context),
+        hub_(hub) {}
 
   void Begin() {
     if (const absl::Status status = hub_->Check(*request_); !status.ok()) return End(status);
     LogInfo("a router watches", {{"router", request_->router()}, {"watch", id_}});
     Publish(hub_->registration_);
     hub_->commands_->PushAlways(WatchOpened{id_});
+    request_.reset();
   }
 
   void Publish(const WatchUpdate& update) {
@@ -54,10 +56,18 @@ class WatchHub::Watch final
   }
 
  private:
+  void OnRequest(std::shared_ptr<const proto::WatchRequest> request) override {
+    request_ = std::move(request);
+    hub_->watches_.Open([this](uint64_t id) {
+      id_ = id;
+      return this;
+    });
+  }
+
   WatchHub* const hub_;
-  const uint64_t id_;
-  const proto::WatchRequest* const request_;
-  bool has_snapshot_ = false;  // Engine thread.
+  uint64_t id_ = 0;
+  std::shared_ptr<const proto::WatchRequest> request_;  // Until Begin.
+  bool has_snapshot_ = false;                           // Engine thread.
 };
 
 absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
@@ -71,9 +81,11 @@ absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
       request.protocol_max(), registration_.protocol_min, registration_.protocol_max));
 }
 
-grpc::ServerWriteReactor<proto::WatchEvent>* WatchHub::Open(grpc::CallbackServerContext* context,
-                                                            const proto::WatchRequest& request) {
-  return watches_.Open([&](uint64_t id) { return new Watch(this, id, context, &request); });
+grpc::ServerBidiReactor<proto::WatchRequest, proto::WatchEvent>* WatchHub::Open(
+    grpc::CallbackServerContext* context) {
+  auto* const watch = new Watch(this, context);
+  watch->AwaitRequest();
+  return watch;
 }
 
 void WatchHub::PublishSnapshot(uint64_t watch, const KvEvents& snapshot) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "services/server/convert.h"
+#include "services/server/early_reactor.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
 
@@ -19,13 +20,13 @@ namespace tandem {
 
 class WatchHub {
  public:
-  // `commands` outlives this.
-  WatchHub(WorkerRegistration registration, CommandQueue* commands)
-      : registration_(std::move(registration)), commands_(commands) {}
+  // The pointers outlive this.
+  WatchHub(WorkerRegistration registration, OpenCalls* calls, CommandQueue* commands)
+      : registration_(std::move(registration)), calls_(calls), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerWriteReactor<proto::WatchEvent>* Open(grpc::CallbackServerContext* context,
-                                                    const proto::WatchRequest& request);
+  grpc::ServerBidiReactor<proto::WatchRequest, proto::WatchEvent>* Open(
+      grpc::CallbackServerContext* context);
 
   // Engine thread.
   void PublishSnapshot(uint64_t watch, const KvEvents& snapshot);
@@ -42,6 +43,7 @@ class WatchHub {
   absl::Status Check(const proto::WatchRequest& request) const;
 
   const WorkerRegistration registration_;
+  OpenCalls* const calls_;
   CommandQueue* const commands_;
   StreamRegistry<Watch> watches_;
 };

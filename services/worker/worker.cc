@@ -12,6 +12,8 @@
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/limits.h"
+#include "services/server/memory_keeper.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -30,76 +32,59 @@ namespace {
 
 // How long a server that shuts down waits for RPCs to notice.
 constexpr auto kShutdownGrace = std::chrono::milliseconds(500);
+// What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
+constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
 }  // namespace
 
-// The generated services: hand over to the registries.
+// Hand over to the registries.
 class Worker::Services {
  public:
   explicit Services(Worker* worker) : worker_service(worker), prefill_service(worker) {}
 
-  class WorkerService final : public proto::Worker::CallbackService {
+  class WorkerService final : public FleetService {
    public:
-    explicit WorkerService(Worker* worker) : worker_(worker) {}
-    grpc::ServerWriteReactor<proto::WatchEvent>* Watch(
-        grpc::CallbackServerContext* context, const proto::WatchRequest* request) override {
-      const absl::Status admitted = worker_->door_->Admit(context, kWatchMethod);
-      if (!admitted.ok()) {
-        return RefuseCall<grpc::ServerWriteReactor<proto::WatchEvent>>(admitted);
-      }
-      return worker_->watches_->Open(context, *request);
+    explicit WorkerService(Worker* worker) : FleetService(worker->door_.get()), worker_(worker) {
+      AddMethod<proto::WatchRequest, proto::WatchEvent>(
+          kWatchMethod, [worker](auto* context) { return worker->watches_->Open(context); });
+      AddMethod<proto::ToWorker, proto::StepBatch>(kWorkerSessionMethod, [worker](auto* context) {
+        return worker->routers_->Open(context);
+      });
+      AddMethod<proto::ControlRequest, proto::ControlResponse>(
+          kControlMethod, [this](auto* context) {
+            return new EarlyUnary<proto::ControlRequest, proto::ControlResponse>(
+                worker_->calls_.get(), context,
+                [this](const auto& request, auto* response) { return Control(request, response); });
+          });
     }
-    grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Session(
-        grpc::CallbackServerContext* context) override {
-      const absl::Status admitted = worker_->door_->Admit(context, kWorkerSessionMethod);
-      if (!admitted.ok()) {
-        return RefuseCall<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>>(admitted);
-      }
-      return worker_->routers_->Open(context);
-    }
-    grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context,
-                                      const proto::ControlRequest* request,
-                                      proto::ControlResponse* response) override {
-      const absl::Status admitted = worker_->door_->Admit(context, kControlMethod);
-      if (!admitted.ok()) return RefuseCall<grpc::ServerUnaryReactor>(admitted);
-      grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-      grpc::Status status;
-      switch (request->command_case()) {
+
+   private:
+    absl::Status Control(const proto::ControlRequest& request, proto::ControlResponse* response) {
+      switch (request.command_case()) {
         case proto::ControlRequest::kDrain:
           worker_->Drain();
           if (worker_->on_drain_) worker_->on_drain_();
           response->mutable_drain();
-          break;
+          return absl::OkStatus();
         case proto::ControlRequest::kMetrics:
           MetricsToProto(worker_->registry_.Collect(), response->mutable_metrics());
-          break;
+          return absl::OkStatus();
         case proto::ControlRequest::COMMAND_NOT_SET:
-          status = grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                                "command: none that this build knows");
           break;
       }
-      reactor->Finish(status);
-      return reactor;
+      return absl::InvalidArgumentError("command: none that this build knows");
     }
 
-   private:
     Worker* const worker_;
   };
 
-  class PrefillService final : public proto::Prefill::CallbackService {
+  class PrefillService final : public FleetService {
    public:
-    explicit PrefillService(Worker* worker) : worker_(worker) {}
-    grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Session(
-        grpc::CallbackServerContext* context) override {
-      const absl::Status admitted = worker_->door_->Admit(context, kPrefillSessionMethod);
-      if (!admitted.ok()) {
-        return RefuseCall<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>>(admitted);
-      }
-      return worker_->decodes_->Open(context);
+    explicit PrefillService(Worker* worker) : FleetService(worker->door_.get()) {
+      AddMethod<proto::ToPrefill, proto::ToDecode>(kPrefillSessionMethod, [worker](auto* context) {
+        return worker->decodes_->Open(context);
+      });
     }
-
-   private:
-    Worker* const worker_;
   };
 
   WorkerService worker_service;
@@ -143,7 +128,10 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
 absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
   on_drain_ = config.on_drain;
   secret_ = config.secret;
-  door_ = std::make_unique<FleetDoor>(secret_);
+  memory_ = std::make_unique<MemoryKeeper>(config.memory_limit_bytes, &registry_);
+  calls_ = std::make_unique<OpenCalls>(
+      memory_->budget(), OpenCalls::Options{.max_message_bytes = kMaxUnaryMessageBytes});
+  door_ = std::make_unique<FleetDoor>(secret_, calls_.get());
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
   metrics_ = std::make_unique<WorkerMetrics>(config.transport, &registry_);
@@ -160,12 +148,13 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                            .worker = registration.worker,
                            .transport = config.transport};
   routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, config.vocab_size,
-                                              commands_.get());
-  decodes_ =
-      std::make_unique<DecodeSessions>(hello, config.vocab_size, transport_.get(), commands_.get());
-  prefills_ = std::make_unique<PrefillPeers>(
-      hello, &secret_, config.vocab_size, config.liveness_scale, transport_.get(), commands_.get());
-  watches_ = std::make_unique<WatchHub>(registration, commands_.get());
+                                              calls_.get(), commands_.get());
+  decodes_ = std::make_unique<DecodeSessions>(hello, config.vocab_size, calls_.get(),
+                                              transport_.get(), commands_.get());
+  prefills_ =
+      std::make_unique<PrefillPeers>(hello, &secret_, config.vocab_size, config.liveness_scale,
+                                     memory_->budget(), transport_.get(), commands_.get());
+  watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());
   TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config.engine, {.commands = commands_.get(),
                                                                     .executor = executor_.get(),
                                                                     .receiver = receiver_.get(),
@@ -181,6 +170,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   ConfigureServer(config.liveness_scale, &builder);
+  BoundServer(config.memory_limit_bytes, kMaxPeerStreams, &builder);
   builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(&services_->worker_service);
   builder.RegisterService(&services_->prefill_service);

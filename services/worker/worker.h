@@ -31,6 +31,7 @@ struct WorkerConfig {
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;
+  int64_t memory_limit_bytes = int64_t{64} << 20;  // Of what peers send and leave unread.
 };
 
 // Makes the executor over the transport's pool, which outlives it.
@@ -67,6 +68,8 @@ class Worker {
   // In the order of construction.
   MetricsRegistry registry_;
   FleetSecret secret_;
+  std::unique_ptr<class MemoryKeeper> memory_;
+  std::unique_ptr<class OpenCalls> calls_;
   std::unique_ptr<FleetDoor> door_;
   std::unique_ptr<CommandQueue> commands_;
   std::unique_ptr<KvReceiver> receiver_;

@@ -78,6 +78,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
                   "dummy: deterministic random weights from config.json alone");
   flags.Add("cache-dir", &options->cache_dir, "DIR",
             "where packed weights are kept; empty: $XDG_CACHE_HOME/tandem or ~/.cache/tandem");
+  flags.Add("memory-limit", &options->memory_limit, "BYTES",
+            "held for routers and other workers beyond weights, KV and running requests, at least "
+            "32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to 256MiB");
   flags.Add("liveness-scale", &options->liveness_scale, "X",
             "multiplies every time of the liveness table", 0.05, 1000);
   return flags;
@@ -102,6 +105,7 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--block-size: %d, want 16 or 32", options.block_size));
   }
+  TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
   const size_t colon = options.listen.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == options.listen.size()) {
     return absl::InvalidArgumentError(

@@ -39,6 +39,7 @@ struct WorkerOptions {
   std::string load_format = "auto";
   std::string cache_dir;
   std::string fleet_secret_file;
+  ByteSize memory_limit{0};
   double liveness_scale = 1;
 };
 

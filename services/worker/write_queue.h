@@ -6,20 +6,24 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <string>
 #include <utility>
 
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 
 namespace tandem {
 
-// `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. One
-// that is made `held` writes nothing before Open.
+// `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
+// waits is charged to `peer` in the budget. A queue that is made `held` writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
-  WriteQueue(Reactor* reactor, size_t limit, bool held = false)
-      : reactor_(reactor), limit_(limit), held_(held) {}
+  WriteQueue(Reactor* reactor, size_t limit, MemoryBudget* budget, const std::string& peer,
+             bool held = false)
+      : reactor_(reactor), limit_(limit), holding_(budget, peer), held_(held) {}
 
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -27,11 +31,13 @@ class WriteQueue {
     WriteNext();
   }
 
-  // False if `limit` messages wait already. A closed queue drops the message.
+  // False if `limit` messages wait already, or there is no room. A closed queue drops the message.
   bool Push(Message message) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (closed_) return true;
-    if (unsent_.size() >= limit_) return false;
+    if (unsent_.size() >= limit_ || !Charge(NumBytes(message))) {
+      return false;
+    }
     unsent_.push_back(std::move(message));
     WriteNext();
     return true;
@@ -40,18 +46,14 @@ class WriteQueue {
   void OnWriteDone(bool ok) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     writing_ = false;
-    if (!ok) {
-      closed_ = true;
-      unsent_.clear();
-    }
+    if (!ok) Drop();
     WriteNext();
   }
 
   // Drops what waits. True if a write is in flight: it ends when the peer reads, or the call does.
   bool Close() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    closed_ = true;
-    unsent_.clear();
+    Drop();
     return writing_;
   }
 
@@ -67,15 +69,33 @@ class WriteQueue {
     writing_ = true;
     current_ = std::move(unsent_.front());
     unsent_.pop_front();
+    Charge(-NumBytes(current_));
     // Done when the kernel has it, not when flow control has let it pass: somebody may wait for
     // that.
     reactor_->StartWrite(&current_, grpc::WriteOptions().set_write_through());
   }
 
+  // In memory a message takes about twice what it takes on the wire.
+  static int64_t NumBytes(const Message& message) {
+    return static_cast<int64_t>(sizeof(message) + 2 * message.ByteSizeLong());
+  }
+  bool Charge(int64_t more_bytes) REQUIRES(mu_) {
+    if (!holding_.Set(unsent_bytes_ + more_bytes).ok()) return false;
+    unsent_bytes_ += more_bytes;
+    return true;
+  }
+  void Drop() REQUIRES(mu_) {
+    closed_ = true;
+    unsent_.clear();
+    Charge(-unsent_bytes_);
+  }
+
   Reactor* const reactor_;
   const size_t limit_;
   mutable Mutex mu_;
+  MemoryBudget::Holding holding_ GUARDED_BY(mu_);
   std::deque<Message> unsent_ GUARDED_BY(mu_);
+  int64_t unsent_bytes_ GUARDED_BY(mu_) = 0;
   Message current_ GUARDED_BY(mu_);
   bool held_ GUARDED_BY(mu_);
   bool writing_ GUARDED_BY(mu_) = false;

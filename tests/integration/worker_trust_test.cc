@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <grpc/grpc.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +21,7 @@
 #include "tandem/v1/kv.grpc.pb.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/test_door.h"
 #include "tests/support/test_worker.h"
 
 namespace tandem {
@@ -147,6 +149,35 @@ TEST_P(WorkerTrustTest, APrefillWorkerOfAnotherSecretServesNot) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+// The status of a call that sends its headers and nothing else.
+grpc::Status HeadersOnly(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  grpc::Status status;
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  call->Finish(&status, nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  return status;
+}
+
+TEST_P(WorkerTrustTest, StrangersAreRefusedAtTheirHeaders) {
+  auto worker = Start("hybrid", Secret(kSecretText));
+  const auto channel = DialControl(worker->address, 1);
+  std::vector<std::string> methods = {kWatchMethod, kWorkerSessionMethod, kControlMethod,
+                                      kPrefillSessionMethod};
+  if (GetParam() == "grpc") methods.emplace_back(kFramesMethod);
+  for (const std::string& method : methods) {
+    EXPECT_EQ(HeadersOnly(channel, method).error_code(), grpc::StatusCode::UNAUTHENTICATED)
+        << method;
+  }
+}
+
 TEST_P(WorkerTrustTest, StrangersAreRefusedByEveryService) {
   auto worker = Start("hybrid", Secret(kSecretText));
   const auto channel = DialControl(worker->address, 1);
@@ -230,7 +261,7 @@ class Impostor final : public proto::Prefill::Service {
   std::atomic<int> num_sessions{0}, num_messages{0};
 
  private:
-  FleetDoor door_;
+  TestDoor door_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };

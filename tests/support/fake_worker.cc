@@ -21,6 +21,7 @@
 #include "services/server/fleet_auth.h"
 #include "services/server/metrics_registry.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/test_door.h"
 
 namespace tandem {
 namespace {
@@ -274,7 +275,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   const FakeWorkerOptions options_;
   const uint64_t incarnation_;
-  FleetDoor door_;
+  TestDoor door_;
   int port_ = 0;
   MetricsRegistry registry_;
   std::atomic<bool> stopping_{false};

@@ -169,6 +169,9 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
   if (options.kv_memory.bytes > 0) {
     command.push_back(absl::StrCat("--kv-memory=", options.kv_memory.bytes));
   }
+  if (options.clients.memory_limit.bytes > 0) {
+    command.push_back(absl::StrCat("--memory-limit=", options.clients.memory_limit.bytes));
+  }
   if (options.max_model_len > 0) {
     command.push_back(absl::StrCat("--max-model-len=", options.max_model_len));
   }

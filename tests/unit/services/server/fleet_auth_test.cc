@@ -14,6 +14,7 @@
 #include "runtime/base/entropy.h"
 #include "services/server/channel.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/test_door.h"
 
 namespace tandem {
 namespace {
@@ -43,10 +44,9 @@ class Called final : public v1::Worker::CallbackService {
   grpc::ServerUnaryReactor* Control(grpc::CallbackServerContext* context, const v1::ControlRequest*,
                                     v1::ControlResponse*) override {
     const absl::Status admitted = door_.Admit(context, kControlMethod);
-    if (!admitted.ok()) return RefuseCall<grpc::ServerUnaryReactor>(admitted);
-    ++num_admitted;
+    if (admitted.ok()) ++num_admitted;
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    reactor->Finish(grpc::Status::OK);
+    reactor->Finish(ToGrpcStatus(admitted));
     return reactor;
   }
 
@@ -56,7 +56,7 @@ class Called final : public v1::Worker::CallbackService {
   std::atomic<int> num_admitted{0};
 
  private:
-  FleetDoor door_;
+  TestDoor door_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -21,6 +21,7 @@
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/worker/grpc_kv_transport.h"
+#include "tests/support/test_door.h"
 
 namespace tandem {
 
@@ -104,7 +105,7 @@ class Recorder final : public KvTransport::Listener {
 struct Side {
   Recorder recorder;
   KvReceiver receiver{kBlockBytes};
-  std::unique_ptr<FleetDoor> door;
+  std::unique_ptr<TestDoor> door;
   std::unique_ptr<KvTransport> transport;
   std::unique_ptr<grpc::Server> server;
   std::string target;
@@ -125,7 +126,7 @@ struct Side {
 inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
                                       const FleetSecret& secret = {}) {
   auto side = std::make_unique<Side>();
-  side->door = std::make_unique<FleetDoor>(secret);
+  side->door = std::make_unique<TestDoor>(secret);
   if (kind == "grpc") {
     auto transport = GrpcKvTransport::Create({.block_bytes = kBlockBytes,
                                               .num_blocks = num_blocks,
