@@ -40,13 +40,21 @@ def free_port():
 def prove(target, method, secret):
     """The metadata, as grpcurl's flags, of a call by somebody who knows the fleet's secret (docs/protocol.md, "Who
     may speak")."""
+    return ["-H", "tandem-proof-bin: " + proof(challenge_of(target), target, method, secret)]
+
+
+def challenge_of(target):
     asked = subprocess.run([TOOLS / "grpcurl", "-plaintext", target, "tandem.v1.Fleet/Challenge"],
                            capture_output=True, text=True, timeout=60, check=True)
-    challenge, nonce = base64.b64decode(json.loads(asked.stdout)["challenge"]), os.urandom(16)
+    return base64.b64decode(json.loads(asked.stdout)["challenge"])
+
+
+def proof(challenge, target, method, secret):
+    """Of one call."""
+    nonce = os.urandom(16)
     words = [b"tandem-rpc-v1 caller", challenge, nonce, method.encode(), target.rpartition(":")[2].encode()]
     text = b"".join(struct.pack("<I", len(word)) + word for word in words)
-    proof = hmac.digest(secret.encode(), text, "sha256")
-    return ["-H", "tandem-proof-bin: " + base64.b64encode(challenge + nonce + proof).decode()]
+    return base64.b64encode(challenge + nonce + hmac.digest(secret.encode(), text, "sha256")).decode()
 
 
 def wait_until(condition, seconds, what):

@@ -1,0 +1,15 @@
+"""Every attack of tests/e2e/attack: the fleet's memory holds, and other streams go on."""
+
+import pytest
+
+from attacks import all_attacks
+from attacks.harness import HEADER, Fleet, run
+
+
+@pytest.mark.parametrize("name", all_attacks())
+def test_the_fleet_holds_under(name, tmp_path, full):
+    with Fleet(tmp_path) as fleet:
+        report = run(fleet, all_attacks()[name], full)
+    print(HEADER)
+    print(report)
+    assert report.ok, report.problems
