@@ -128,6 +128,11 @@ class Server:
                     found = entry["pid"]
         return found
 
+    def worker_address(self, name):
+        """Where the latest process of that name listens."""
+        lines = [json.loads(line) for line in self.log().splitlines() if '"message":"serving"' in line]
+        return f"127.0.0.1:{[line['port'] for line in lines if line['process'] == name][-1]}"
+
     def kill(self, name, signal_number=signal.SIGKILL):
         """Signals the process and proves that it arrived."""
         pid = self.pid(name)

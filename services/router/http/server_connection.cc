@@ -47,6 +47,24 @@ std::string RequestIdOf(const http::fields& headers) {
   return absl::StrFormat("%016x%016x", random(), random());
 }
 
+// What another reader of the same bytes could take for other requests, or one for another host (RFC
+// 9112, 3.2 and 6.1): status and why not. 0: nothing.
+std::pair<int, const char*> Ambiguity(const http::request_header<>& header) {
+  const size_t num_hosts = header.count(http::field::host);
+  if (num_hosts > 1 || (num_hosts == 0 && header.version() >= 11)) {
+    return {400, "the request is not HTTP/1.1: it needs one Host field"};
+  }
+  const size_t num_codings = header.count(http::field::transfer_encoding);
+  if (num_codings == 0) return {};
+  if (header.version() < 11)
+    return {400, "the request is not HTTP/1.1, but has a Transfer-Encoding"};
+  if (num_codings > 1 ||
+      !boost::beast::iequals(header[http::field::transfer_encoding], "chunked")) {
+    return {501, "Transfer-Encoding: only chunked is known"};
+  }
+  return {};
+}
+
 std::string Lower(boost::beast::string_view text) {
   return absl::AsciiStrToLower(absl::string_view(text.data(), text.size()));
 }
@@ -323,6 +341,10 @@ bool ServerConnection::CheckHeader() {
   if (request.target().size() > kMaxTargetBytes) {
     Refuse(414, absl::StrFormat("the target has %d bytes, at most %d are allowed",
                                 request.target().size(), kMaxTargetBytes));
+    return false;
+  }
+  if (const auto [status, why] = Ambiguity(request); status != 0) {
+    Refuse(status, why);
     return false;
   }
   SetDeadline(kBodyTimeout);

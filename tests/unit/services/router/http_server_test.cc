@@ -105,6 +105,30 @@ std::string Chunk(size_t extension_bytes, size_t body_bytes) {
 
 constexpr char kChunkedHead[] = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
 
+// The rest of the connection is not read: it may be meant as something else.
+TEST_F(HttpServerTest, WhatOthersWouldReadAsAnotherRequestIsRefused) {
+  const std::string next = "\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
+  for (const auto& [fields, status] : std::vector<std::pair<std::string, int>>{
+           {"Host: x\r\nTransfer-Encoding: xchunked\r\n", 501},
+           {"Host: x\r\nTransfer-Encoding: identity\r\n", 501},
+           {"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n", 501},
+           {"Host: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 501},
+           {"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n", 400},
+           {"Host: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n", 400},
+           {"Host: x\r\nHost: y\r\n", 400},
+           {"", 400},
+       }) {
+    SCOPED_TRACE(fields);
+    RawHttp client(server_->port());
+    client.Send("GET / HTTP/1.1\r\n" + fields + next);
+    EXPECT_EQ(client.Read().status, status);
+    EXPECT_FALSE(client.ReadUntil("HTTP/1.1")) << "something else was answered";
+  }
+  RawHttp old(server_->port());
+  old.Send("GET / HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(old.Read().status, 200);
+}
+
 TEST_F(HttpServerTest, AChunkExtensionWithoutAnEndIsRefused) {
   RawHttp client(server_->port());
   client.Send(std::string(kChunkedHead) + "1;");
