@@ -164,19 +164,21 @@ class Supervisor {
   }
   void Look(Child* child) REQUIRES(mu_) {
     int status = 0;
-    if (child->process.running() && waitpid(child->process.pid(), &status, WNOHANG) > 0) {
+    const pid_t pid = child->process.pid();
+    if (child->process.running() && waitpid(pid, &status, WNOHANG) > 0) {
       child->process.OnExited(SteadyClock().NowUs());
-      ends_.push_back(memory_kills_.CauseOfExit(status, /*count=*/0));
+      ends_.push_back(memory_kills_.CauseOfExit(pid, status, /*count=*/0));
       child->lives.End(ends_.back());
     }
     if (child->process.running()) return;
     ASSERT_TRUE(child->process.Start(child->lives.Begin(++incarnation_)).ok());
+    memory_kills_.Began(child->process.pid(), /*count=*/0);
   }
 
   mutable Mutex mu_;
   std::deque<Child> children_;
   std::vector<EndCause> ends_ GUARDED_BY(mu_);
-  MemoryKills memory_kills_ GUARDED_BY(mu_){0};
+  MemoryKills memory_kills_ GUARDED_BY(mu_);
   uint64_t incarnation_ GUARDED_BY(mu_) = 1000;
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -110,7 +110,7 @@ class Supervisor {
   std::vector<ReservedPort> ports_;
   std::vector<ChildProcess> children_;
   std::vector<WorkerLives> lives_;  // Of children_, but for the router.
-  MemoryKills memory_kills_{NumMemoryKills()};
+  MemoryKills memory_kills_;
   bool ending_ = false;
   // A child that never came up has a bad flag, file or port: restarting it would hide that.
   bool give_up_ = false;
@@ -207,11 +207,13 @@ void Supervisor::StartDue(int64_t now_us) {
     if (child.running() || child.restart_at_us() > now_us) continue;
     std::vector<std::string> flags;
     if (i < lives_.size()) flags = lives_[i].Begin(RandomIdentity());
+    const int64_t memory_kills = NumMemoryKills();
     if (const absl::Status status = child.Start(flags); !status.ok()) {
       LogError("cannot start", {{"child", child.name()}, {"why", status.ToString()}});
       child.OnExited(now_us);
       continue;
     }
+    memory_kills_.Began(child.pid(), memory_kills);
     LogInfo("started", {{"child", child.name()}, {"pid", child.pid()}});
   }
 }
@@ -225,7 +227,7 @@ void Supervisor::Reap(int64_t now_us) {
       if (child.pid() != pid) continue;
       child.OnExited(now_us);
       std::string description = DescribeExit(wait_status);
-      const EndCause cause = memory_kills_.CauseOfExit(wait_status, NumMemoryKills());
+      const EndCause cause = memory_kills_.CauseOfExit(pid, wait_status, NumMemoryKills());
       if (cause == EndCause::kMemory) description += ", memory had run out";
       if (i < lives_.size()) lives_[i].End(cause);
       const LogField how("how", description);

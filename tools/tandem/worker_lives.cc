@@ -44,11 +44,20 @@ std::optional<int64_t> MemoryKillsIn(const std::string& path) {
 
 }  // namespace
 
-EndCause MemoryKills::CauseOfExit(int wait_status, int64_t count) {
+// The oldest: who began later can only be charged with a newer one.
+bool MemoryKills::Charge(int64_t count_at_begin, int64_t count) {
+  int64_t kill = count_at_begin + 1;
+  while (charged_.contains(kill)) ++kill;
+  if (kill > count) return false;
+  charged_.insert(kill);
+  return true;
+}
+
+EndCause MemoryKills::CauseOfExit(pid_t pid, int wait_status, int64_t count) {
+  const auto began = began_.extract(pid);
   if (WIFSIGNALED(wait_status)) {
     const int signal = WTERMSIG(wait_status);
-    if (signal == SIGKILL && count > charged_) {
-      ++charged_;
+    if (signal == SIGKILL && !began.empty() && Charge(began.mapped(), count)) {
       return EndCause::kMemory;
     }
     return IsOfFailure(signal) ? EndCause::kCrash : EndCause::kOutside;

@@ -4,7 +4,11 @@
 #ifndef TANDEM_TOOLS_TANDEM_WORKER_LIVES_H_
 #define TANDEM_TOOLS_TANDEM_WORKER_LIVES_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,17 +21,21 @@ namespace tandem {
 int64_t NumMemoryKills(const std::string& proc = "/proc",
                        const std::string& cgroup = "/sys/fs/cgroup");
 
-// Tells the kernel's SIGKILLs from those of others: as many of them as it counts, each charged to
-// one process. Not thread-safe.
+// Tells the kernel's SIGKILLs from those of others: of those that it counted while a process ran,
+// one may have been that process's. Each is charged to one process. Not thread-safe.
 class MemoryKills {
  public:
-  explicit MemoryKills(int64_t count) : charged_(count) {}
-
-  // `wait_status`: of a process that has ended, as waitpid gives it; `count`: NumMemoryKills now.
-  EndCause CauseOfExit(int wait_status, int64_t count);
+  // `count`: NumMemoryKills before the process was started.
+  void Began(pid_t pid, int64_t count) { began_[pid] = count; }
+  // Of a process that has ended. `wait_status`: as waitpid gives it; `count`: NumMemoryKills now.
+  EndCause CauseOfExit(pid_t pid, int wait_status, int64_t count);
 
  private:
-  int64_t charged_;
+  // False if somebody was charged with each of them, or there was none.
+  bool Charge(int64_t count_at_begin, int64_t count);
+
+  std::map<pid_t, int64_t> began_;  // What was counted before those that run.
+  std::set<int64_t> charged_;       // Kills, as the kernel has numbered them.
 };
 
 // Of the processes of one name. Not thread-safe.

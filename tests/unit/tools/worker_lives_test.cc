@@ -21,7 +21,11 @@ int Signalled(int signal) { return signal; }
 int Exited(int status) { return status << 8; }
 
 // While the kernel has counted nothing.
-EndCause CauseOfExit(int wait_status) { return MemoryKills(0).CauseOfExit(wait_status, 0); }
+EndCause CauseOfExit(int wait_status) {
+  MemoryKills kills;
+  kills.Began(1, 0);
+  return kills.CauseOfExit(1, wait_status, 0);
+}
 
 TEST(CauseOfExitTest, ASignalThatNoFailureSendsComesFromOutside) {
   for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM}) {
@@ -33,7 +37,9 @@ TEST(CauseOfExitTest, FailuresAreCrashes) {
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) {
     EXPECT_EQ(CauseOfExit(Signalled(signal)), EndCause::kCrash) << signal;
     EXPECT_EQ(CauseOfExit(Signalled(signal) | 0x80), EndCause::kCrash) << "with a core";
-    EXPECT_EQ(MemoryKills(0).CauseOfExit(Signalled(signal), 1), EndCause::kCrash) << signal;
+    MemoryKills kills;
+    kills.Began(1, 0);
+    EXPECT_EQ(kills.CauseOfExit(1, Signalled(signal), 1), EndCause::kCrash) << signal;
   }
   for (const int status : {1, 2, 127}) {
     EXPECT_EQ(CauseOfExit(Exited(status)), EndCause::kCrash) << status;
@@ -46,12 +52,39 @@ TEST(CauseOfExitTest, AnEndOfItsOwnIsNoRequestsDoing) {
 }
 
 TEST(CauseOfExitTest, EachOfTheKernelsKillsIsOneProcesss) {
-  MemoryKills kills(7);
-  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 7), EndCause::kOutside);
-  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGTERM), 9), EndCause::kOutside);
-  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kMemory);
-  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kMemory);
-  EXPECT_EQ(kills.CauseOfExit(Signalled(SIGKILL), 9), EndCause::kOutside);
+  MemoryKills kills;
+  for (const pid_t pid : {1, 2, 3, 4, 5}) kills.Began(pid, 7);
+  EXPECT_EQ(kills.CauseOfExit(1, Signalled(SIGKILL), 7), EndCause::kOutside);
+  EXPECT_EQ(kills.CauseOfExit(2, Signalled(SIGTERM), 9), EndCause::kOutside);
+  EXPECT_EQ(kills.CauseOfExit(3, Signalled(SIGKILL), 9), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(4, Signalled(SIGKILL), 9), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(5, Signalled(SIGKILL), 9), EndCause::kOutside);
+}
+
+// The kernel counts whomever it kills: also strangers.
+TEST(CauseOfExitTest, AKillBeforeAProcessBeganIsNotItsOwn) {
+  MemoryKills kills;
+  kills.Began(1, 0);
+  kills.Began(2, 3);
+  EXPECT_EQ(kills.CauseOfExit(2, Signalled(SIGKILL), 3), EndCause::kOutside);
+  EXPECT_EQ(kills.CauseOfExit(1, Signalled(SIGKILL), 3), EndCause::kMemory);
+  kills.Began(2, 3);  // Another process of that number.
+  EXPECT_EQ(kills.CauseOfExit(2, Signalled(SIGKILL), 4), EndCause::kMemory);
+}
+
+TEST(CauseOfExitTest, WhoWasChargedWithAKillLeavesTheOthersToOthers) {
+  MemoryKills kills;
+  kills.Began(1, 0);
+  kills.Began(2, 1);
+  kills.Began(3, 1);
+  EXPECT_EQ(kills.CauseOfExit(1, Signalled(SIGKILL), 2), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(2, Signalled(SIGKILL), 2), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(3, Signalled(SIGKILL), 2), EndCause::kOutside);
+
+  kills.Began(4, 2);
+  kills.Began(5, 3);
+  EXPECT_EQ(kills.CauseOfExit(5, Signalled(SIGKILL), 4), EndCause::kMemory);
+  EXPECT_EQ(kills.CauseOfExit(4, Signalled(SIGKILL), 4), EndCause::kMemory);
 }
 
 TEST(CauseOfExitTest, ReadsWhatProcessesReallyLeave) {
