@@ -99,12 +99,12 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
       call->context.set_deadline(std::chrono::system_clock::now() + kScrapeTimeout);
       call->proof.reset(new FleetCall(channels[i]->Prove(kControlMethod, &call->context)));
       call->proof->Start([self = shared_from_this(), call] {
-        call->channel->stub()->async()->Control(
-            &call->context, &call->request, &call->response,
-            [self, call](const grpc::Status& status) {
-              if (status.ok() && call->proof->CheckAnswer().ok()) self->OnMetrics(*call);
-              self->OnAnswer();
-            });
+        const auto done = [self, call](const grpc::Status& status) {
+          if (call->proof->Proven(status.ok())) self->OnMetrics(*call);
+          self->OnAnswer();
+        };
+        call->channel->stub()->async()->Control(&call->context, &call->request, &call->response,
+                                                done);
       });
     }
     OnAnswer();

@@ -6,7 +6,6 @@
 
 #include "runtime/base/log.h"
 #include "services/server/channel.h"
-#include "services/server/status_proto.h"
 
 namespace tandem {
 namespace {
@@ -40,10 +39,7 @@ class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent
   void Cancel() { proof_.Cancel(); }
 
   void OnReadInitialMetadataDone(bool ok) override {
-    if (!ok) return;
-    proven_ = proof_.CheckAnswer();
-    if (proven_.ok()) return StartRead(&event_);
-    context_.TryCancel();
+    if (proof_.Proven(ok)) StartRead(&event_);
   }
 
   void OnReadDone(bool ok) override {
@@ -60,9 +56,7 @@ class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent
   }
 
   void OnDone(const grpc::Status& status) override {
-    absl::Status why = proven_.ok() ? proof_.why() : proven_;
-    if (why.ok()) why = FromGrpcStatus(status);
-    channel_->OnWatchDone(this, why);
+    channel_->OnWatchDone(this, proof_.WhyEnded(status));
     delete this;
   }
 
@@ -70,7 +64,6 @@ class WorkerChannel::Watch final : public grpc::ClientReadReactor<v1::WatchEvent
   const std::shared_ptr<WorkerChannel> channel_;
   grpc::ClientContext context_;
   FleetCall proof_;
-  absl::Status proven_;
   v1::WatchRequest request_;
   v1::WatchEvent event_;
 };
@@ -98,9 +91,7 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
 
   // Commands are sent once the first batch has been read: nothing is said before the proof.
   void OnReadInitialMetadataDone(bool ok) override EXCLUDES(mu_) {
-    if (!ok) return Release();
-    proven_ = proof_.CheckAnswer();
-    if (!proven_.ok()) return Close("no proof");
+    if (!proof_.Proven(ok)) return Release();
     MutexLock lock(&mu_);
     if (held_) StartRead(&batch_);
   }
@@ -128,9 +119,7 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   }
 
   void OnDone(const grpc::Status& status) override {
-    absl::Status why = proven_.ok() ? proof_.why() : proven_;
-    if (why.ok()) why = FromGrpcStatus(status);
-    channel_->OnSessionDone(this, why);
+    channel_->OnSessionDone(this, proof_.WhyEnded(status));
   }
 
   // ---- SessionWriter ----
@@ -192,7 +181,6 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
   const std::shared_ptr<WorkerChannel> channel_;
   grpc::ClientContext context_;
   FleetCall proof_;
-  absl::Status proven_;  // Reactions only.
   v1::StepBatch batch_;
   bool open_ = false;      // Reading reactions only.
   bool accepted_ = false;  // The core's thread only.

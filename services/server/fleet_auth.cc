@@ -141,11 +141,7 @@ void FleetCall::OnChallenge(const grpc::Status& status) {
         absl::StrCat(answer_.challenge(), nonce_,
                      secret_->Prove({kCaller, answer_.challenge(), nonce_, method_, port_})));
   } else {
-    {
-      MutexLock lock(&mu_);
-      why_ = why;
-    }
-    context_->TryCancel();
+    Fail(why);
   }
   const std::function<void()> start = std::exchange(start_, nullptr);
   start();  // Perhaps the end of this.
@@ -156,19 +152,27 @@ void FleetCall::Cancel() {
   context_->TryCancel();
 }
 
-absl::Status FleetCall::CheckAnswer() const {
-  if (open()) return absl::OkStatus();
-  const std::string proof = ValueOf(context_->GetServerInitialMetadata());
-  if (secret_->Check({kCalled, answer_.challenge(), nonce_, method_, port_}, proof).has_value()) {
-    return absl::OkStatus();
+void FleetCall::Fail(const absl::Status& why) {
+  {
+    MutexLock lock(&mu_);
+    why_ = why;
   }
-  return absl::UnauthenticatedError(
-      "the other end has not proven that it knows the fleet's secret");
+  context_->TryCancel();
 }
 
-absl::Status FleetCall::why() const {
+bool FleetCall::Proven(bool ok) {
+  if (!ok || open()) return ok;
+  const std::string proof = ValueOf(context_->GetServerInitialMetadata());
+  if (secret_->Check({kCalled, answer_.challenge(), nonce_, method_, port_}, proof).has_value()) {
+    return true;
+  }
+  Fail(absl::UnauthenticatedError("the other end has not proven that it knows the fleet's secret"));
+  return false;
+}
+
+absl::Status FleetCall::WhyEnded(const grpc::Status& status) const {
   MutexLock lock(&mu_);
-  return why_;
+  return why_.ok() ? FromGrpcStatus(status) : why_;
 }
 
 }  // namespace tandem

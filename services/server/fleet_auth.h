@@ -4,7 +4,7 @@
 //     Fleet.Challenge                            →
 //                                                ←     challenge (of this process)
 //     call, metadata: challenge, nonce, proof    →     Admit: before anything else
-//     CheckAnswer: before anything is believed   ←     initial metadata: its own proof
+//     Proven: before anything is believed        ←     initial metadata: its own proof
 //     or, where it opens a session, said
 //
 // A proof covers challenge, nonce, method and the port that was dialled: it is good for one call of
@@ -126,15 +126,19 @@ class FleetCall {
   // Instead of the context's TryCancel: also while the challenge is awaited.
   void Cancel();
 
-  // Once the initial metadata is here. Unauthenticated unless the other end has proven itself.
-  absl::Status CheckAnswer() const;
+  // Once the initial metadata is here, or (not `ok`) will not come. False unless the other end has
+  // proven itself: the call is over, or has been cancelled.
+  bool Proven(bool ok) EXCLUDES(mu_);
+  // At the end of the call: why there was no challenge or no proof; else `status`, as gRPC tells
+  // it.
+  absl::Status WhyEnded(const grpc::Status& status) const EXCLUDES(mu_);
   // Nobody needs to prove anything.
   bool open() const { return !secret_->configured(); }
-  // Why Start got no challenge.
-  absl::Status why() const EXCLUDES(mu_);
 
  private:
   void OnChallenge(const grpc::Status& status) EXCLUDES(mu_);
+  // The call ends for it.
+  void Fail(const absl::Status& why) EXCLUDES(mu_);
 
   const FleetSecret* const secret_;
   const std::shared_ptr<grpc::Channel> channel_;

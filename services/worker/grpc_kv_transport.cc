@@ -330,13 +330,7 @@ class GrpcKvTransport::ReceiveStream final
   }
 
   void OnReadInitialMetadataDone(bool ok) override {
-    const absl::Status proven = ok ? proof_.CheckAnswer() : proof_.why();
-    if (!proven.ok()) {
-      on_lost_->Call(proven);
-      context_.TryCancel();
-    } else if (ok) {
-      StartRead(&message_);
-    }
+    if (proof_.Proven(ok)) StartRead(&message_);
   }
 
   void OnReadDone(bool ok) override EXCLUDES(mu_) {
@@ -356,8 +350,8 @@ class GrpcKvTransport::ReceiveStream final
   }
 
   void OnDone(const grpc::Status& status) override {
-    on_lost_->Call(
-        absl::UnavailableError(absl::StrFormat("the KV stream ended: %s", status.error_message())));
+    on_lost_->Call(proof_.WhyEnded(
+        {grpc::StatusCode::UNAVAILABLE, "the KV stream ended: " + status.error_message()}));
     GrpcKvTransport* const transport = transport_;
     self_.reset();  // Perhaps the last reference: nothing of this may be touched now.
     transport->Release();

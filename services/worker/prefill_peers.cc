@@ -9,7 +9,6 @@
 #include "runtime/base/status_macros.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
-#include "services/server/status_proto.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/token_check.h"
 #include "services/worker/write_queue.h"
@@ -73,9 +72,7 @@ class PrefillPeers::Session final
   size_t unsent() const { return writes_.size(); }
 
   void OnReadInitialMetadataDone(bool ok) override {
-    const absl::Status proven = ok ? proof_.CheckAnswer() : proof_.why();
-    if (!proven.ok()) Lose(proven);
-    if (ok && proven.ok()) {
+    if (proof_.Proven(ok)) {
       writes_.Open();
       StartRead(&message_);
     } else {
@@ -101,7 +98,7 @@ class PrefillPeers::Session final
       MutexLock lock(&mu_);
       why = why_;
     }
-    if (why.ok()) why = FromGrpcStatus(status);
+    if (why.ok()) why = proof_.WhyEnded(status);
     if (why.ok()) why = absl::UnavailableError("the prefill worker ended the session");
     // The pair shares no secret, and will not at the next try.
     if (absl::IsUnauthenticated(why)) why = absl::FailedPreconditionError(why.message());

@@ -519,5 +519,17 @@ TEST_F(RouterHttpTest, AWorkerThatProvesNothingIsNoWorker) {
   EXPECT_LE(Metric("tandem_workers{role=\"hybrid\",state=\"healthy\"}"), 0) << "0, or never any";
 }
 
+// Every call has its own proof: the port may have been taken since the Watch began.
+TEST_F(RouterHttpTest, AWorkerThatProvesOnlyItsWatchIsToldNoPromptAndNotBelieved) {
+  secret_ = *FleetSecret::Parse(std::string(32, 's'));
+  Start({{.secret = secret_, .proves_watch_only = true}}, Folder(), /*await_ready=*/false);
+  RawHttp client(http());
+  client.SendRequest("/v1/completions", R"({"prompt":[5,6,7],"max_tokens":4})");
+  // One after the other: none is held to be one.
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_sessions() >= 3; }));
+  EXPECT_EQ(workers_[0]->num_submits(), 0);
+  EXPECT_EQ(Metric("tandem_fake_submits_total{worker=\"fake-0\"}"), -1);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -54,7 +54,7 @@ class Router {
     proto::StepBatch first;
     EXPECT_TRUE(stream_->Read(&first));
     EXPECT_EQ(first.worker_incarnation(), worker.id.incarnation);
-    EXPECT_TRUE(proof_.CheckAnswer().ok()) << proof_.CheckAnswer();
+    EXPECT_TRUE(proof_.Proven(true));
   }
   ~Router() {
     context_.TryCancel();

@@ -182,7 +182,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     std::map<int32_t, int32_t> next;  // Choice to position.
   };
 
-  std::optional<grpc::Status> Refusal(grpc::ServerContext* context, const char* method) {
+  std::optional<grpc::Status> Refusal(grpc::ServerContext* context, std::string_view method) {
+    if (options_.proves_watch_only && method != kWatchMethod) return std::nullopt;
     const absl::Status admitted = door_.Admit(context, method);
     return admitted.ok() ? std::nullopt : std::optional(ToGrpcStatus(admitted));
   }

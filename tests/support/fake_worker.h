@@ -22,6 +22,7 @@ struct FakeWorkerOptions {
   int32_t max_model_tokens = 1024;
   int port = 0;
   FleetSecret secret;              // None: believes everybody, and proves nothing.
+  bool proves_watch_only = false;  // Other calls as if it had none.
   bool stalled = false;            // Its heartbeats tell of work, and of no progress.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   int32_t vocab_first = 4, vocab_size = 4096;

@@ -62,7 +62,9 @@ class Called final : public v1::Worker::CallbackService {
 };
 
 struct Outcome {
-  absl::Status call, answer, why;
+  absl::Status call;
+  bool proven = false;
+  absl::Status why;
 };
 
 // One whole call, as a router makes it.
@@ -80,7 +82,8 @@ Outcome Call(const Called& called, const FleetSecret& secret, const std::string&
                            [&](grpc::Status status) { done.set_value(std::move(status)); });
   });
   const grpc::Status status = done.get_future().get();
-  return {FromGrpcStatus(status), proof.CheckAnswer(), proof.why()};
+  const bool proven = proof.Proven(status.ok());
+  return {FromGrpcStatus(status), proven, proof.WhyEnded(status)};
 }
 
 Outcome Call(const Called& called, const FleetSecret& secret) {
@@ -114,8 +117,8 @@ TEST(FleetAuthTest, WhoKnowsTheSecretIsAdmittedAndAnswered) {
   const Called called(Secret(kOld));
   const Outcome outcome = Call(called, Secret(kOld));
   EXPECT_TRUE(outcome.call.ok()) << outcome.call;
-  EXPECT_TRUE(outcome.answer.ok()) << outcome.answer;
-  EXPECT_TRUE(Call(called, Secret(kOld), "another.name" + called.address().substr(9)).answer.ok());
+  EXPECT_TRUE(outcome.proven && outcome.why.ok()) << outcome.why;
+  EXPECT_TRUE(Call(called, Secret(kOld), "another.name" + called.address().substr(9)).proven);
   EXPECT_EQ(called.num_admitted, 2);
 }
 
@@ -124,6 +127,8 @@ TEST(FleetAuthTest, StrangersAreRefusedBeforeTheHandlerDoesAnything) {
   for (const FleetSecret& secret : {FleetSecret(), Secret(kNew)}) {
     const Outcome outcome = Call(called, secret);
     EXPECT_EQ(outcome.call.code(), absl::StatusCode::kUnauthenticated) << outcome.call;
+    EXPECT_FALSE(outcome.proven);
+    EXPECT_EQ(outcome.why, outcome.call);
   }
   const std::string challenge = ChallengeOf(called), nonce(16, 'n');
   const std::string good = ProofFor(kOld, challenge, nonce, kControlMethod, called.address());
@@ -180,8 +185,7 @@ TEST(FleetAuthTest, TwoSecretsAreValidDuringARotation) {
          ++caller_step) {
       const Called called(Secret(steps[called_step]));
       const Outcome outcome = Call(called, Secret(steps[caller_step]));
-      EXPECT_TRUE(outcome.call.ok() && outcome.answer.ok())
-          << called_step << ' ' << caller_step << outcome.call << outcome.answer;
+      EXPECT_TRUE(outcome.proven) << called_step << ' ' << caller_step << outcome.why;
     }
   }
   EXPECT_FALSE(Call(Called(Secret(kNew)), Secret(steps[1])).call.ok()) << "two steps at once";
@@ -192,13 +196,15 @@ TEST(FleetAuthTest, AnOtherEndThatProvesNothingIsNotBelieved) {
   const Called impostor{FleetSecret()};
   const Outcome outcome = Call(impostor, Secret(kOld));
   EXPECT_TRUE(outcome.call.ok()) << "it admits everybody: " << outcome.call;
-  EXPECT_EQ(outcome.answer.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_FALSE(outcome.proven);
+  EXPECT_EQ(outcome.why.code(), absl::StatusCode::kUnauthenticated);
 }
 
 TEST(FleetAuthTest, WithoutAChallengeTheCallIsStartedCancelled) {
   const Called old(FleetSecret(), 1000, /*with_challenge=*/false);
   const Outcome outcome = Call(old, Secret(kOld));
   EXPECT_EQ(outcome.call.code(), absl::StatusCode::kCancelled);
+  EXPECT_FALSE(outcome.proven);
   EXPECT_EQ(outcome.why.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(old.num_admitted, 0);
 }
@@ -206,7 +212,7 @@ TEST(FleetAuthTest, WithoutAChallengeTheCallIsStartedCancelled) {
 TEST(FleetAuthTest, WithoutASecretEverybodyMayCall) {
   const Called called{FleetSecret()};
   const Outcome outcome = Call(called, FleetSecret());
-  EXPECT_TRUE(outcome.call.ok() && outcome.answer.ok() && outcome.why.ok());
+  EXPECT_TRUE(outcome.proven && outcome.why.ok());
   EXPECT_TRUE(Present(called, "").ok());
 }
 

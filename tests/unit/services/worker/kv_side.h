@@ -91,6 +91,10 @@ class Recorder final : public KvTransport::Listener {
     MutexLock lock(&mu_);
     return reports_;
   }
+  std::vector<absl::Status> lost() {
+    MutexLock lock(&mu_);
+    return lost_;
+  }
 
  private:
   Mutex mu_;

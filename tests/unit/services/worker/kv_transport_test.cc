@@ -378,6 +378,19 @@ INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::Values("ucx", "ucx-netwo
                            return name;
                          });
 
+// Who has taken the port of a dead worker.
+TEST(GrpcKvTransportTest, FramesOfASenderThatProvesNothingAreNotRead) {
+  auto from = MakeSide("grpc", 4);
+  auto to = MakeSide("grpc", 4, *FleetSecret::Parse(std::string(32, 's')));
+  FillPool(from->transport->pool(), 1);
+  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  Link link = Connect(from.get(), to.get());
+  link.outbound->Send(HeaderFor(from->transport->pool(), 1, reservation, 1), 1, 1);
+  ASSERT_TRUE(to->recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsUnauthenticated(to->recorder.lost()[0])) << to->recorder.lost()[0];
+  EXPECT_TRUE(to->recorder.received().empty());
+}
+
 TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
   KvReceiver receiver(kBlockBytes);
   Recorder recorder;
