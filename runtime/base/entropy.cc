@@ -3,18 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <random>
+#include <cstring>
 
 #include "runtime/base/check.h"
 
 namespace tandem {
-
-uint64_t RandomIdentity() {
-  std::random_device device;
-  uint64_t number = 0;
-  while (number == 0) number = (uint64_t{device()} << 32 | device()) >> 1;
-  return number;
-}
 
 std::string RandomBytes(size_t count) {
   constexpr size_t kMostAtOnce = 256;  // Of getentropy.
@@ -23,6 +16,15 @@ std::string RandomBytes(size_t count) {
     TANDEM_CHECK(getentropy(bytes.data() + done, std::min(kMostAtOnce, count - done)) == 0);
   }
   return bytes;
+}
+
+uint64_t RandomIdentity() {
+  uint64_t number = 0;
+  while (number == 0) {
+    std::memcpy(&number, RandomBytes(sizeof(number)).data(), sizeof(number));
+    number >>= 1;
+  }
+  return number;
 }
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// What nobody can foresee: the identity of one life of a process, nonces, secrets. What has to be
-// replayed draws from base/random.h instead.
+// What no stranger can guess, from the kernel: the identity of one life of a process, names and
+// tokens of links, nonces, secrets. What has to be replayed draws from base/random.h instead.
 
 #ifndef TANDEM_RUNTIME_BASE_ENTROPY_H_
 #define TANDEM_RUNTIME_BASE_ENTROPY_H_
@@ -10,11 +10,10 @@
 
 namespace tandem {
 
-// 1 to 2^63 - 1, from the kernel's entropy.
-uint64_t RandomIdentity();
-
-// The kernel's own.
 std::string RandomBytes(size_t count);
+
+// 1 to 2^63 - 1.
+uint64_t RandomIdentity();
 
 }  // namespace tandem
 

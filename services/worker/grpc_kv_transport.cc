@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/lost_callback.h"
@@ -24,16 +24,6 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
-
-std::string RandomToken() {
-  std::random_device device;
-  std::string token;
-  while (token.size() < kTokenBytes) {
-    const auto word = static_cast<uint32_t>(device());
-    token.append(reinterpret_cast<const char*>(&word), sizeof(word));
-  }
-  return token;
-}
 
 absl::Status PeerEnded() { return absl::UnavailableError("the peer ended the stream"); }
 
@@ -431,7 +421,7 @@ class GrpcKvTransport::Inbound final : public KvInbound {
       : transport_(transport),
         peer_(std::move(peer)),
         target_(std::move(target)),
-        token_(RandomToken()),
+        token_(RandomBytes(kTokenBytes)),
         on_lost_(std::move(on_lost)) {}
   ~Inbound() override {
     on_lost_->Clear();

@@ -10,13 +10,13 @@
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <random>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/base/entropy.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/transport/ucx/socket_greeting.h"
 
@@ -120,8 +120,7 @@ SharedLinks::~SharedLinks() {
 }
 
 absl::Status SharedLinks::Listen() {
-  std::random_device device;
-  socket_name_ = absl::StrFormat("tandem-kv-%d-%08x%08x", getpid(), device(), device());
+  socket_name_ = absl::StrFormat("tandem-kv-%d-%016x", getpid(), RandomIdentity());
   listen_fd_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listen_fd_ < 0) return SocketError("socket");
   socklen_t length = 0;
