@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "runtime/base/ip_address.h"
 
 namespace tandem {
 namespace {
@@ -165,9 +166,7 @@ std::string ClientOfPeer(const std::string& peer) {
   }
   const size_t colon = host.rfind(':');
   if (colon != std::string::npos) host.resize(colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
+  host = WithoutBrackets(host);
   in6_addr v6{};
   if (inet_pton(AF_INET6, host.c_str(), &v6) != 1) return host;
   std::memset(v6.s6_addr + 8, 0, 8);

@@ -1,10 +1,9 @@
 #include "services/router/listen_address.h"
 
-#include <arpa/inet.h>
-
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "runtime/base/ip_address.h"
 
 namespace tandem {
 namespace {
@@ -30,22 +29,10 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool all
       address.port < 0 || address.port > 65535) {
     return Malformed(text);
   }
-  std::string host(text.substr(0, colon));
-  if (host == "localhost") host = "127.0.0.1";
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  bool loopback = false;
-  in_addr v4{};
-  in6_addr v6{};
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
-    loopback = (ntohl(v4.s_addr) >> 24) == 127;
-  } else if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) {
-    loopback = IN6_IS_ADDR_LOOPBACK(&v6);
-  } else {
-    return Malformed(text);
-  }
-  if (!loopback && !allow_public) {
+  const std::string name(text.substr(0, colon));
+  const std::string host = name == "localhost" ? "127.0.0.1" : WithoutBrackets(name);
+  if (!IsIpAddress(host)) return Malformed(text);
+  if (!IsLoopback(host) && !allow_public) {
     return absl::InvalidArgumentError(
         absl::StrCat("\"", std::string(text),
                      "\" is not a loopback address, and there is neither TLS nor a key "

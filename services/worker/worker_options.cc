@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/create_backend.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
@@ -88,7 +89,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
 
 bool ListensOnLoopback(const WorkerOptions& options) {
   const std::string host = options.listen.substr(0, options.listen.rfind(':'));
-  return host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0 ||
+  return host == "localhost" || IsLoopback(WithoutBrackets(host)) ||
          options.listen.rfind("unix:", 0) == 0;
 }
 

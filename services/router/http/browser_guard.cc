@@ -1,12 +1,11 @@
 #include "services/router/http/browser_guard.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
 
 namespace tandem {
 namespace {
@@ -22,20 +21,6 @@ std::string HostOf(std::string_view field) {
   std::string host = Lower(field.substr(0, colon));
   if (host.size() > 1 && host.back() == '.') host.pop_back();
   return host;
-}
-
-bool IsAddress(const std::string& host) {
-  in_addr v4{};
-  in6_addr v6{};
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return true;
-  return host.size() > 2 && host.front() == '[' && host.back() == ']' &&
-         inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), &v6) == 1;
-}
-
-bool IsLoopback(const std::string& ip) {
-  in_addr v4{};
-  if (inet_pton(AF_INET, ip.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
-  return ip == "::1";
 }
 
 // What a client said, in an error: short and printable.
@@ -97,7 +82,8 @@ std::optional<GuardRefusal> BrowserGuard::CheckHost(const HttpRequest& request) 
   if (given > 1) return GuardRefusal{400, "more than one Host"};
   const std::string host = HostOf(request.Header("host"));
   // No page can have an address for its name unless it came from there. Of loopback, only its own.
-  if (std::count(hosts_.begin(), hosts_.end(), host) > 0 || (!loopback_ && IsAddress(host))) {
+  if (std::count(hosts_.begin(), hosts_.end(), host) > 0 ||
+      (!loopback_ && IsIpAddress(WithoutBrackets(host)))) {
     return std::nullopt;
   }
   return GuardRefusal{403, absl::StrCat("the Host \"", Shown(host),

@@ -62,6 +62,14 @@ TEST(BrowserGuardTest, OnLoopbackOnlyItsOwnNamesAreHosts) {
               testing::AllOf(HasSubstr("evil?"), HasSubstr("--allowed-host")));
 }
 
+TEST(BrowserGuardTest, EveryAddressOfLoopbackIsOne) {
+  for (const char* ip : {"127.255.0.1", "::1", "::ffff:127.0.0.1"}) {
+    const BrowserGuard guard({.address = {.ip = ip, .port = 8000}});
+    EXPECT_EQ(HostStatus(guard, "evil.example"), 403) << ip;
+    EXPECT_EQ(HostStatus(guard, "10.0.0.7:8000"), 403) << ip;
+  }
+}
+
 TEST(BrowserGuardTest, BeyondLoopbackNamesCountOnceTheyAreGiven) {
   const BrowserGuard open({.address = {.ip = "0.0.0.0", .port = 8000}});
   EXPECT_EQ(HostStatus(open, "any.example"), 200);

@@ -150,6 +150,22 @@ TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
   EXPECT_TRUE(CheckWorkerOptions(options, false).ok());
 }
 
+TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
+  WorkerOptions options;
+  options.model = "folder";
+  for (const char* listen : {"127.0.0.1:0", "127.9.8.7:7000", "localhost:7000", "[::1]:7000",
+                             "[::ffff:127.0.0.1]:7000", "unix:/run/worker"}) {
+    options.listen = listen;
+    EXPECT_TRUE(CheckWorkerOptions(options, false).ok()) << listen;
+  }
+  for (const char* listen :
+       {"127.example.org:7000", "127.0.0.1.nip.io:7000", "127.:7000", "localhost.example:7000",
+        "[localhost]:7000", "[::]:7000", "[::ffff:10.0.0.1]:7000", "128.0.0.1:7000"}) {
+    options.listen = listen;
+    EXPECT_THAT(Message(CheckWorkerOptions(options, false)), HasSubstr("not loopback")) << listen;
+  }
+}
+
 TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
   WorkerOptions options;
   const std::string help = WorkerFlags(&options).Help();
