@@ -19,6 +19,9 @@
 namespace tandem {
 
 inline constexpr char kFleetSecretVariable[] = "TANDEM_FLEET_SECRET";
+inline constexpr char kFleetSecretFileHelp[] =  // Of --fleet-secret-file.
+    "what routers and workers prove to each other that they know, one or two words of 32 "
+    "characters or more; empty: TANDEM_FLEET_SECRET in the environment";
 inline constexpr size_t kProofBytes = 32;
 
 // Immutable; any thread.

@@ -78,10 +78,10 @@ absl::Status CheckLengths(const GenerateRequest& r) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCacheSalt(const GenerateRequest& r, const ModelInfo& model) {
+absl::Status CheckCacheSalt(const GenerateRequest& r, bool isolate_cache) {
   const std::string_view field = r.names.cache_salt;
   if (!r.cache_salt.has_value()) {
-    if (!model.isolate_cache) return absl::OkStatus();
+    if (!isolate_cache) return absl::OkStatus();
     return InvalidField(field, absl::StrFormat("%s is missing; this server was started with "
                                                "--isolate-cache, so every request must have one",
                                                std::string(field)));
@@ -116,7 +116,8 @@ absl::Status CheckPrompts(const GenerateRequest& r, const ModelInfo& model) {
 
 }  // namespace
 
-absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model) {
+absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model,
+                          bool isolate_cache) {
   if (!model.Names(request.model)) {
     return WithApiCode(
         WithField(absl::NotFoundError(absl::StrFormat("the model \"%s\" is not served here",
@@ -127,7 +128,7 @@ absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model
   TANDEM_RETURN_IF_ERROR(CheckSampling(request));
   TANDEM_RETURN_IF_ERROR(CheckStops(request, model));
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));
-  TANDEM_RETURN_IF_ERROR(CheckCacheSalt(request, model));
+  TANDEM_RETURN_IF_ERROR(CheckCacheSalt(request, isolate_cache));
   return CheckPrompts(request, model);
 }
 

@@ -77,8 +77,9 @@ struct GenerateRequest {
 };
 
 // Everything that can be said before tokenizing. InvalidArgument naming the field and the numbers;
-// NotFound (model_not_found) if `model` is another.
-absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model);
+// NotFound (model_not_found) if `model` is another. `isolate_cache`: it must have a cache_salt.
+absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model,
+                          bool isolate_cache);
 
 // The ids of a Prompt that came as ids. InvalidArgument if one is outside the vocabulary.
 absl::StatusOr<std::vector<int32_t>> CheckTokenIds(const std::vector<int64_t>& ids,

@@ -49,16 +49,17 @@ absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model) {
   return text;
 }
 
-Generator::Generator(const ModelInfo* model, const ModelText* text, RouterCore* core,
-                     RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
-                     uint64_t seed)
-    : model_(model),
+Generator::Generator(const GeneratorOptions& options, const ModelInfo* model, const ModelText* text,
+                     RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
+                     const Clock* clock)
+    : options_(options),
+      model_(model),
       text_(text),
       core_(core),
       metrics_(metrics),
       budget_(budget),
       clock_(clock),
-      next_seed_(seed) {}
+      next_seed_(options.seed) {}
 
 int64_t Generator::max_model_tokens() const {
   const int64_t of_workers = core_->max_model_tokens();
@@ -112,7 +113,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(
 
 absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateRequest& request,
                                                              Call call) {
-  TANDEM_RETURN_IF_ERROR(CheckRequest(request, *model_));
+  TANDEM_RETURN_IF_ERROR(CheckRequest(request, *model_, options_.isolate_cache));
   if (text_->tokenizer == nullptr && !request.stop.empty()) {
     return InvalidField(request.names.stop,
                         "the model has no tokenizer, so text cannot stop it; use stop token ids");

@@ -32,11 +32,16 @@ struct ModelText {
 // Missing files are not errors; broken ones are.
 absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model);
 
+struct GeneratorOptions {
+  bool isolate_cache = false;  // Every request must have a cache_salt.
+  uint64_t seed = 0;           // Of the seeds that are drawn for requests without one.
+};
+
 class Generator {
  public:
-  // Borrows everything.
-  Generator(const ModelInfo* model, const ModelText* text, RouterCore* core, RouterMetrics* metrics,
-            MemoryBudget* budget, const Clock* clock, uint64_t seed);
+  // Borrows everything that is pointed to.
+  Generator(const GeneratorOptions& options, const ModelInfo* model, const ModelText* text,
+            RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock);
 
   // A client's call, not yet started.
   struct Call {
@@ -70,6 +75,7 @@ class Generator {
   void Remember(const std::string& label, const std::shared_ptr<Generation>& generation)
       EXCLUDES(mu_);
 
+  const GeneratorOptions options_;
   const ModelInfo* const model_;
   const ModelText* const text_;
   RouterCore* const core_;

@@ -19,7 +19,6 @@ struct ModelInfo {
   std::string folder;
   int64_t vocab_size = 0;
   int64_t max_model_tokens = 0;  // Of the checkpoint; workers may serve less.
-  bool isolate_cache = false;    // Every request must have a cache_salt.
   GenerationConfig generation;
 
   bool Names(std::string_view name) const {

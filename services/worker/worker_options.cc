@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/create_backend.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
@@ -46,9 +47,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
             "allow --listen beyond loopback without a fleet secret");
-  flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE",
-            "what routers and workers prove to each other that they know, one or two words of 32 "
-            "characters or more; empty: TANDEM_FLEET_SECRET in the environment");
+  flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
   flags.AddChoice("transport", &options->transport, {"grpc", "ucx"}, "how KV blocks travel");
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "

@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kContextTokens = 1024;
 
 void Check(const absl::StatusOr<GenerateRequest>& request, const ModelInfo& model) {
-  const absl::Status status = request.ok() ? CheckRequest(*request, model) : request.status();
+  const absl::Status status =
+      request.ok() ? CheckRequest(*request, model, /*isolate_cache=*/false) : request.status();
   if (!status.ok()) {
     const int http_status = HttpStatusOf(status);
     TANDEM_CHECK(http_status == 400 || http_status == 404) << status;

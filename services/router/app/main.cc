@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
+#include "runtime/base/fleet_secret.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/app/client_flags.h"
@@ -53,9 +54,7 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("workers-dns", &f->workers_dns, "NAME:PORT",
              "or a DNS name that has all their addresses, asked every second");
   f->clients.Declare(flags);
-  flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE",
-             "what routers and workers prove to each other that they know, one or two words of 32 "
-             "characters or more; empty: TANDEM_FLEET_SECRET in the environment");
+  flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE", kFleetSecretFileHelp);
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
   flags->Add("liveness-scale", &f->liveness_scale, "X",

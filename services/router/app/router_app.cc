@@ -36,7 +36,6 @@ RouterApp::RouterApp(const RouterOptions& options)
 
 absl::Status RouterApp::Start() {
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
-  model_.isolate_cache = options_.isolate_cache;
   TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_));
   if (text_.tokenizer == nullptr) {
     LogWarning("no tokenizer.json: token ids in and out only", {{"folder", model_.folder}});
@@ -58,8 +57,10 @@ absl::Status RouterApp::Start() {
                                              .secret = options_.secret}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
-  generator_ = std::make_unique<Generator>(&model_, &text_, core_.get(), &metrics_,
-                                           memory_.budget(), &clock_, RandomIdentity());
+  const GeneratorOptions generator_options{.isolate_cache = options_.isolate_cache,
+                                           .seed = RandomIdentity()};
+  generator_ = std::make_unique<Generator>(generator_options, &model_, &text_, core_.get(),
+                                           &metrics_, memory_.budget(), &clock_);
   pool_ = std::make_unique<TextPool>(
       std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
       static_cast<size_t>(memory_.budget()->limit_bytes() / kLongTextsShare));

@@ -21,23 +21,23 @@ ModelInfo DemoModel() {
 }
 
 TEST(CheckRequestTest, ACacheSaltIsRequiredWhereCachesAreIsolated) {
-  ModelInfo model = DemoModel();
+  const auto check = [model = DemoModel()](const GenerateRequest& request, bool isolate_cache) {
+    return CheckRequest(request, model, isolate_cache);
+  };
   GenerateRequest request;
   request.prompts.emplace_back(std::vector<int64_t>{1, 2});
-  EXPECT_TRUE(CheckRequest(request, model).ok());
-  model.isolate_cache = true;
-  const absl::Status refused = CheckRequest(request, model);
+  EXPECT_TRUE(check(request, false).ok());
+  const absl::Status refused = check(request, true);
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("cache_salt is missing; this server was started with --isolate-cache"));
   request.cache_salt = "";
-  EXPECT_TRUE(absl::IsInvalidArgument(CheckRequest(request, model)));
+  EXPECT_TRUE(absl::IsInvalidArgument(check(request, true)));
   request.cache_salt = std::string(256, 's');
-  EXPECT_TRUE(CheckRequest(request, model).ok());
-  model.isolate_cache = false;
-  EXPECT_TRUE(CheckRequest(request, model).ok());
+  EXPECT_TRUE(check(request, true).ok());
+  EXPECT_TRUE(check(request, false).ok());
   request.cache_salt->push_back('s');
-  EXPECT_THAT(std::string(CheckRequest(request, model).message()),
+  EXPECT_THAT(std::string(check(request, false).message()),
               HasSubstr("cache_salt has 257 bytes, must be from 1 to 256"));
 }
 

@@ -26,12 +26,14 @@ ModelInfo DemoModel() {
 // Parses and checks, as a front end does.
 absl::Status CompletionStatus(std::string_view body) {
   const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest(body);
-  return request.ok() ? CheckRequest(*request, DemoModel()) : request.status();
+  return request.ok() ? CheckRequest(*request, DemoModel(), /*isolate_cache=*/false)
+                      : request.status();
 }
 
 absl::Status ChatStatus(std::string_view body) {
   const absl::StatusOr<GenerateRequest> request = ParseChatRequest(body);
-  return request.ok() ? CheckRequest(*request, DemoModel()) : request.status();
+  return request.ok() ? CheckRequest(*request, DemoModel(), /*isolate_cache=*/false)
+                      : request.status();
 }
 
 struct BadField {
@@ -180,7 +182,7 @@ TEST(JsonRequestTest, NullsNeutralExtrasAndUnknownFieldsAskForNothing) {
       "response_format": {"type": "text"}, "user": "someone", "metadata": {"a": [1]},
       "something_new": {"deep": [1, 2]}})");
   ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_TRUE(CheckRequest(*request, DemoModel()).ok());
+  EXPECT_TRUE(CheckRequest(*request, DemoModel(), /*isolate_cache=*/false).ok());
   EXPECT_EQ(request->n, 1);
   EXPECT_FALSE(request->temperature.has_value());
   EXPECT_FALSE(request->num_logprobs.has_value());
@@ -224,7 +226,7 @@ TEST(JsonRequestTest, EveryCompletionFieldArrives) {
   EXPECT_TRUE(r.tokens_as_ids);
   EXPECT_EQ(r.add_special_tokens, false);
   EXPECT_EQ(r.cache_salt, "tenant");
-  EXPECT_TRUE(CheckRequest(r, DemoModel()).ok());
+  EXPECT_TRUE(CheckRequest(r, DemoModel(), /*isolate_cache=*/false).ok());
 }
 
 TEST(JsonRequestTest, AListOfIdsIsOnePrompt) {
