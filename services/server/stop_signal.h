@@ -22,8 +22,8 @@ class StopSignal {
   // The process has something to end in order: from now on signals are for Wait.
   void Serving() EXCLUDES(mu_);
 
-  // The signal that has come, once for each; 0 if none comes in time. Without a time it waits for
-  // one.
+  // The last signal that has come since the last call, whatever came before it; 0 if none comes in
+  // time. Without a time it waits for one.
   int Wait(std::optional<std::chrono::microseconds> timeout = std::nullopt) EXCLUDES(mu_);
 
  private:
