@@ -35,6 +35,7 @@ constexpr int32_t kFailingToken = 3001;  // Of which the step fails.
 constexpr int32_t kVocabulary = 4096;
 constexpr int32_t kBlocks = 256;
 constexpr int32_t kPrompt = 450;  // Eight steps of at most 64 tokens.
+constexpr int kPoisonAt = 300;
 
 // What takes time here is what is tested; nothing waits for another by it.
 void Last(std::chrono::milliseconds duration) {
@@ -222,65 +223,51 @@ class BlameTest : public RouterFixture {
     }
     return boost::json::serialize(ids);
   }
+  // The answer to a prompt with this token at kPoisonAt, beside others that are answered.
+  RawAnswer AskPoison(int32_t token) {
+    std::atomic<bool> done{false};
+    std::vector<std::thread> innocents;
+    for (int i = 0; i < 3; ++i) {
+      innocents.emplace_back([&, i] {
+        for (uint64_t seed = 100 + 1000 * static_cast<uint64_t>(i); !done; ++seed) {
+          const std::vector<int32_t> prompt = PromptOf(seed);
+          const RawAnswer answer = Ask(prompt);
+          EXPECT_EQ(answer.status, 200) << answer.body;
+          if (answer.status != 200) return;
+          EXPECT_EQ(Ids(answer), Expected(prompt));
+        }
+      });
+    }
+    std::vector<int32_t> poison = PromptOf(7);
+    poison[kPoisonAt] = token;
+    RawAnswer answer = Ask(poison);
+    done = true;
+    for (std::thread& innocent : innocents) innocent.join();
+    EXPECT_EQ(answer.status, 500);
+    EXPECT_THAT(answer.body, HasSubstr("4 workers in a row"));
+    return answer;
+  }
 
   Supervisor supervisor_;
 };
 
 TEST_F(BlameTest, WhatAbortsEveryWorkerEndsAfterFourOfThemAndNamesThePlace) {
   StartFleet(/*num_workers=*/2, /*step_ms=*/2);
-  std::atomic<bool> done{false};
-  std::vector<std::thread> innocents;
-  for (int i = 0; i < 3; ++i) {
-    innocents.emplace_back([&, i] {
-      for (uint64_t seed = 100 + 1000 * static_cast<uint64_t>(i); !done; ++seed) {
-        const std::vector<int32_t> prompt = PromptOf(seed);
-        const RawAnswer answer = Ask(prompt);
-        EXPECT_EQ(answer.status, 200) << answer.body;
-        if (answer.status != 200) return;
-        EXPECT_EQ(Ids(answer), Expected(prompt));
-      }
-    });
-  }
-  std::vector<int32_t> poison = PromptOf(7);
-  poison[300] = kDeadlyToken;
-  const RawAnswer answer = Ask(poison);
-  done = true;
-  for (std::thread& innocent : innocents) innocent.join();
-  EXPECT_EQ(answer.status, 500);
-  EXPECT_THAT(answer.body, HasSubstr("4 workers in a row"));
+  const RawAnswer answer = AskPoison(kDeadlyToken);
   EXPECT_THAT(answer.body, HasSubstr("running it alone: crash, crash, crash, crash"));
   const size_t at = answer.body.find("at token ");
   ASSERT_NE(at, std::string::npos) << answer.body;
   int begin = 0, last = 0;
   ASSERT_EQ(sscanf(answer.body.c_str() + at, "at token %d to %d", &begin, &last), 2) << answer.body;
-  EXPECT_LE(begin, 300);
-  EXPECT_GE(begin, 300 - 64);
-  EXPECT_GE(last, 300);
+  EXPECT_LE(begin, kPoisonAt);
+  EXPECT_GE(begin, kPoisonAt - 64);
+  EXPECT_GE(last, kPoisonAt);
   EXPECT_THAT(supervisor_.ends(), testing::AllOf(SizeIs(4), Each(EndCause::kCrash)));
 }
 
 TEST_F(BlameTest, WhatFailsEveryStepEndsAfterFourOfThemAndNobodyElseDoes) {
   StartFleet(/*num_workers=*/2, /*step_ms=*/2);
-  std::atomic<bool> done{false};
-  std::vector<std::thread> innocents;
-  for (int i = 0; i < 3; ++i) {
-    innocents.emplace_back([&, i] {
-      for (uint64_t seed = 100 + 1000 * static_cast<uint64_t>(i); !done; ++seed) {
-        const std::vector<int32_t> prompt = PromptOf(seed);
-        const RawAnswer answer = Ask(prompt);
-        EXPECT_EQ(answer.status, 200) << answer.body;
-        if (answer.status != 200) return;
-        EXPECT_EQ(Ids(answer), Expected(prompt));
-      }
-    });
-  }
-  std::vector<int32_t> poison = PromptOf(7);
-  poison[300] = kFailingToken;
-  const RawAnswer answer = Ask(poison);
-  done = true;
-  for (std::thread& innocent : innocents) innocent.join();
-  EXPECT_EQ(answer.status, 500);
-  EXPECT_THAT(answer.body, HasSubstr("4 workers in a row"));
+  const RawAnswer answer = AskPoison(kFailingToken);
   EXPECT_THAT(answer.body, HasSubstr("a step failed, a step failed, a step failed, a step failed"));
   EXPECT_GE(Metric("tandem_stream_resumes_total{reason=\"step_failed\"}"), 4);
   EXPECT_THAT(supervisor_.ends(), testing::IsEmpty()) << "their processes go on";

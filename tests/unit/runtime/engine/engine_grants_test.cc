@@ -122,9 +122,9 @@ TEST_F(EngineGrantsTest, HeldGrantsGoOutInOrderOfArrivalWhicheverStartedFirst) {
   younger.prefill = fleet_.peer(other_prefill);
   fleet_.Pause(kPrefill, true);
   for (const Submit& submit : {running, older, younger}) fleet_.Submit(kDecode, submit);
-  while (fleet_.record(younger.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  RunUntilFirstToken(younger);
   fleet_.Pause(kPrefill, false);
-  while (fleet_.record(older.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  RunUntilFirstToken(older);
   EXPECT_EQ(fleet_.messages("Grant"), 0);
   fleet_.Cancel(kDecode, running.attempt);
   fleet_.RunUntil([&] { return fleet_.messages("Committed") == 1; });
@@ -176,8 +176,7 @@ TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess
 TEST_F(EngineGrantsTest, AGrantDoesNotPassAnOlderPromptThatLacksBlocks) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(150, 1), 60);
-  fleet_.Submit(kDecode, running);
-  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(running);
   // Computed whole for the other worker: ten blocks or none.
   Submit whole = MakeSubmit(2, RandomTokens(150, 2), 5);
   whole.prefill = fleet_.peer(kDecode);
@@ -185,8 +184,7 @@ TEST_F(EngineGrantsTest, AGrantDoesNotPassAnOlderPromptThatLacksBlocks) {
   fleet_.Submit(kPrefill, whole);
   fleet_.RunUntil([&] { return fleet_.engine(kDecode).Load().waiting_sequences == 1; });
   const Submit held = Disaggregated(3, RandomTokens(20, 3), 5);
-  fleet_.Submit(kDecode, held);
-  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(held);
   EXPECT_EQ(fleet_.messages("Grant"), 0);
   fleet_.Cancel(kDecode, running.attempt);
   Run();
@@ -197,11 +195,9 @@ TEST_F(EngineGrantsTest, AGrantDoesNotPassAnOlderPromptThatLacksBlocks) {
 TEST_F(EngineGrantsTest, AGrantLeavesABlockForEverybodyWhoRuns) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(145, 1), 30);
-  fleet_.Submit(kDecode, running);
-  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(running);
   const Submit held = Disaggregated(2, RandomTokens(90, 2), 5);  // Six blocks; six are free.
-  fleet_.Submit(kDecode, held);
-  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(held);
   EXPECT_EQ(fleet_.engine(kDecode).Load().blocks.free, 6);
   EXPECT_EQ(fleet_.messages("Grant"), 0);
   Run();
@@ -212,11 +208,9 @@ TEST_F(EngineGrantsTest, AGrantLeavesABlockForEverybodyWhoRuns) {
 TEST_F(EngineGrantsTest, YoungerPromptsLeaveTheBlocksThatAHeldGrantWaitsFor) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(145, 1), 60);
-  fleet_.Submit(kDecode, running);
-  while (fleet_.record(running.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(running);
   const Submit held = Disaggregated(2, RandomTokens(90, 2), 5);
-  fleet_.Submit(kDecode, held);
-  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(held);
   const Submit younger = MakeSubmit(3, RandomTokens(20, 3), 5);
   fleet_.Submit(kDecode, younger);
   fleet_.RunUntil([&] { return fleet_.record(running.attempt).tokens.at(0).size() >= 40; });
@@ -234,8 +228,7 @@ TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
   const Submit held = Disaggregated(3, RandomTokens(150, 3), 5);
   fleet_.Submit(kDecode, running);
   fleet_.Submit(kDecode, blocked);
-  fleet_.Submit(kDecode, held);
-  while (fleet_.record(held.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(held);
   EXPECT_EQ(fleet_.messages("Grant"), 0);
   fleet_.Cancel(kDecode, running.attempt);
   fleet_.Cancel(kDecode, blocked.attempt);

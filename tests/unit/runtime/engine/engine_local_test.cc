@@ -32,6 +32,21 @@ class EngineLocalTest : public testing::Test {
   void RunUntilFirstToken(const Submit& submit) {
     while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
   }
+  // A prompt of 100 tokens beside an older request that takes its last blocks while it waits for
+  // one more.
+  void RunPreempted(const Submit& prompt) {
+    EngineOptions options = SmallEngine(/*num_blocks=*/8);
+    options.max_batched_tokens = 9;
+    Create(options);
+    const Submit older = MakeSubmit(1, RandomTokens(20, 1), 30);
+    fleet_.Submit(0, older);
+    RunUntilFirstToken(older);
+    fleet_.Submit(0, prompt);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(older), "");
+    EXPECT_EQ(fleet_.CheckFinished(prompt), "");
+    EXPECT_GT(computed(), 20 + 29 + 100 + 2) << "nobody was preempted: the case is too easy";
+  }
   int64_t computed() { return fleet_.executor(0).computed_tokens(); }
 
   EngineFleet fleet_;
@@ -80,21 +95,11 @@ TEST_F(EngineLocalTest, PreemptedSequencesRecomputeToTheSameTokens) {
   EXPECT_GT(computed(), 6 * 119) << "nothing was recomputed: the case is too easy";
 }
 
-// Its last blocks are taken while it waits for one more.
 TEST_F(EngineLocalTest, PreemptionInTheMiddleOfPromptLogprobsLosesNone) {
-  EngineOptions options = SmallEngine(/*num_blocks=*/8);
-  options.max_batched_tokens = 9;
-  Create(options);
-  const Submit older = MakeSubmit(1, RandomTokens(20, 1), 30);
   Submit scored = MakeSubmit(2, RandomTokens(100, 2), 3);
   scored.sampling.num_prompt_logprobs = 1;
-  fleet_.Submit(0, older);
-  RunUntilFirstToken(older);
-  fleet_.Submit(0, scored);
-  Run();
-  EXPECT_EQ(fleet_.CheckFinished(older), "");
-  EXPECT_EQ(fleet_.CheckFinished(scored), "");
-  EXPECT_GT(computed(), 20 + 29 + 100 + 2) << "nobody was preempted: the case is too easy";
+  RunPreempted(scored);
+  EXPECT_THAT(fleet_.record(scored.attempt).ended, IsEmpty());
 }
 
 TEST_F(EngineLocalTest, CachedPrefixIsNotComputedAgain) {
@@ -326,18 +331,8 @@ TEST_F(EngineLocalTest, TokensOfEarlierAttemptsCountTowardsMinTokens) {
 }
 
 TEST_F(EngineLocalTest, APreemptedPromptFindsItsOwnBlocksAndDoesNotCallThatAHit) {
-  EngineOptions options = SmallEngine(/*num_blocks=*/8);
-  options.max_batched_tokens = 9;
-  Create(options);
-  const Submit older = MakeSubmit(1, RandomTokens(20, 1), 30);
   const Submit prompt = MakeSubmit(2, RandomTokens(100, 2), 3);
-  fleet_.Submit(0, older);
-  RunUntilFirstToken(older);
-  fleet_.Submit(0, prompt);
-  Run();
-  EXPECT_EQ(fleet_.CheckFinished(older), "");
-  EXPECT_EQ(fleet_.CheckFinished(prompt), "");
-  EXPECT_GT(computed(), 20 + 29 + 100 + 2) << "nobody was preempted: the case is too easy";
+  RunPreempted(prompt);
   EXPECT_LT(computed(), 20 + 29 + 2 * 100 + 2) << "it found nothing: the case is too easy";
   EXPECT_EQ(fleet_.record(prompt.attempt).prompts[0].cached_tokens, 0);
 }

@@ -45,6 +45,14 @@ class EngineTransferTest : public testing::Test {
     return Disaggregated(fleet_, counter, std::move(prompt), max_tokens, num_choices);
   }
   void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }
+  // Steps until the attempt has delivered a token.
+  void RunUntilFirstToken(const Submit& submit) {
+    while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  }
+  void DecodeUntilFirstToken(const Submit& submit) {
+    fleet_.Submit(kDecode, submit);
+    RunUntilFirstToken(submit);
+  }
   int64_t computed(int worker) { return fleet_.executor(worker).computed_tokens(); }
 
   EngineFleet fleet_;

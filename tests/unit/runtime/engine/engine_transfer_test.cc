@@ -110,8 +110,7 @@ TEST_F(EngineTransferTest, ABlockThatIsHalfComputedDoesNotTravel) {
 TEST_F(EngineTransferTest, BlocksTravelWhileLaterChunksCompute) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(500, 3), 10);
-  fleet_.Submit(kDecode, submit);
-  while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  DecodeUntilFirstToken(submit);
   EXPECT_GT(fleet_.frames_delivered(), 0);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
