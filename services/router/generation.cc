@@ -215,7 +215,7 @@ void Generation::Forget() {
 // What waits decides, not what comes: one event may be as large as a prompt.
 bool Generation::MayWait(const GenerationNews& news) {
   if (std::holds_alternative<EndNews>(news)) return true;
-  if (pending_.size() >= kMaxPendingNews || pending_bytes_ > kMaxPendingBytes) return false;
+  if (pending_bytes_ > kMaxPendingBytes) return false;
   const int64_t bytes = pending_bytes_ + BytesOf(news);
   const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
   if (charged > charged_bytes_ && !waiting_.Set(charged).ok()) return false;

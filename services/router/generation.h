@@ -3,7 +3,7 @@
 // n-1.
 //
 // Events wait here until the front end takes them, which costs memory only while it does not: past
-// kMaxPendingNews or kMaxPendingBytes, or without room in the budget, the call is cancelled and
+// kMaxPendingBytes, or without room in the budget, the call is cancelled and
 // what waited is dropped.
 
 #ifndef TANDEM_SERVICES_ROUTER_GENERATION_H_
@@ -65,7 +65,6 @@ using GenerationNews = std::variant<PromptNews, TokenNews, EndNews>;
 
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  static constexpr size_t kMaxPendingNews = 1 << 16;
   static constexpr int64_t kMaxPendingBytes = int64_t{8} << 20;
 
   // `on_news` is called whenever Take() has something new after it had nothing: on the router's

@@ -48,9 +48,10 @@ class GenerationTest : public testing::Test {
   }
 
   std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr,
-                                   int32_t max_tokens = 8) {
-    auto call = std::make_shared<Generation>(core_.get(), &metrics_, &budget_, &clock_, "client",
-                                             "label", clock_.NowUs(), std::move(on_news));
+                                   int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
+    auto call = std::make_shared<Generation>(core_.get(), &metrics_,
+                                             budget != nullptr ? budget : &budget_, &clock_,
+                                             "client", "label", clock_.NowUs(), std::move(on_news));
     for (int i = 0; i < num_prompts; ++i) {
       RequestFacts facts;
       facts.token_ids = {1, 2, 3};
@@ -90,7 +91,7 @@ class GenerationTest : public testing::Test {
   static constexpr int64_t kBudgetBytes = int64_t{1} << 20;
 
   const SteadyClock clock_;
-  MemoryBudget budget_{kBudgetBytes};
+  MemoryBudget budget_{kBudgetBytes}, ample_{256 * kBudgetBytes};
   MetricsRegistry registry_;
   RouterMetrics metrics_;
   std::shared_ptr<RecordingSession> session_ = std::make_shared<RecordingSession>();
@@ -137,6 +138,32 @@ TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
   const std::vector<GenerationNews> news = call->Take();
   ASSERT_EQ(news.size(), 1u);
   EXPECT_TRUE(absl::IsResourceExhausted(std::get<EndNews>(news[0]).status));
+}
+
+TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
+  AddWorker();
+  const std::shared_ptr<Generation> call =
+      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
+  call->Start();
+  Flush();
+  const std::vector<TokenLogprob> top(1024);
+  const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
+  const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
+  ASSERT_LT(most, 1900);
+  for (int32_t i = 0; i < most - 50; ++i) {
+    TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
+    event.token.top = top;
+    Say({event});
+  }
+  EXPECT_FALSE(call->overflowed());
+  EXPECT_GE(ample_.held_bytes(), (most - 60) * event_bytes);
+  for (int32_t i = most - 50; i < most + 50; ++i) {
+    TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
+    event.token.top = top;
+    Say({event});
+  }
+  EXPECT_TRUE(call->overflowed());
+  EXPECT_EQ(ample_.held_bytes(), 0);
 }
 
 TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
