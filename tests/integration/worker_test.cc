@@ -31,6 +31,7 @@ struct TestWorkerOptions {
   WorkerRole role = WorkerRole::kHybrid;
   std::string kv_class = "class";
   double liveness_scale = 1;
+  int64_t memory_limit_bytes = int64_t{64} << 20;
 };
 
 std::unique_ptr<TestWorker> StartWorker(const std::string& name, const TestWorkerOptions& options) {
@@ -41,6 +42,7 @@ std::unique_ptr<TestWorker> StartWorker(const std::string& name, const TestWorke
   config.registration.kv_class = options.kv_class;
   config.transport = options.transport;
   config.liveness_scale = options.liveness_scale;
+  config.memory_limit_bytes = options.memory_limit_bytes;
   return StartTestWorker(config);
 }
 
@@ -638,6 +640,20 @@ TEST(WorkerServicesTest, HostileSubmitsAreRefusedAndTheSessionGoesOn) {
   submit = MakeSubmit(3, {1, 2}, 5);
   router.Send(submit);
   EXPECT_EQ(router.Listen().tokens.at(0), Expected(submit, 0));
+}
+
+TEST(WorkerServicesTest, SubmitsThatWaitForTheEngineAreChargedAndRefusedWithoutRoom) {
+  auto worker = StartWorker("hybrid", {.memory_limit_bytes = int64_t{16} << 20});
+  worker->gate.Close();
+  Router router(*worker);
+  router.Send(MakeSubmit(1, RandomTokens(40, 1), 5));
+  EXPECT_EQ(router.NextChunks().size(), 1u);  // The engine is in the middle of a step.
+  const std::vector<int32_t> tokens = RandomTokens(100'000, 2);
+  for (uint64_t i = 2; i < 50; ++i) router.Send(MakeSubmit(i, tokens, 5));
+  const absl::Status refused = router.Listen().refused;
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
+  worker->gate.Open();
 }
 
 TEST(WorkerServicesTest, ProtocolRangesThatDoNotMeetAreRefused) {

@@ -1,4 +1,5 @@
-// Workers with a fleet's secret, over both transports: whom they serve, and whom they tell nothing.
+// Workers with a fleet's secret, over both transports: whom they serve, whom they tell nothing, and
+// how much room a peer has.
 
 #include <gmock/gmock.h>
 #include <grpc/grpc.h>
@@ -275,6 +276,38 @@ TEST_P(WorkerTrustTest, APrefillWorkerThatProvesNothingIsToldNothing) {
   EXPECT_EQ(router.Ask(SubmitTo(taken, 1)).ended.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(impostor.num_sessions, 1);
   EXPECT_EQ(impostor.num_messages, 0);
+}
+
+TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {
+  struct Call {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<proto::ToWorker, proto::StepBatch>> stream;
+  };
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.memory_limit_bytes = int64_t{2} << 20;
+  auto worker = StartTestWorker(config);
+  const auto stub = proto::Worker::NewStub(DialControl(worker->address, 1));
+  std::vector<std::unique_ptr<Call>> open;
+  int num_refused = 0;
+  for (int i = 0; i < 40; ++i) {
+    auto call = std::make_unique<Call>();
+    call->context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    call->stream = stub->Session(&call->context);
+    proto::StepBatch first;
+    if (call->stream->Read(&first)) {
+      open.push_back(std::move(call));
+      continue;
+    }
+    ++num_refused;
+    EXPECT_EQ(call->stream->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  // A quarter of the budget, or one message, is set aside; a session takes 32 KiB.
+  EXPECT_GE(num_refused, 8);
+  EXPECT_GE(open.size(), 16u);
+  for (const auto& call : open) {
+    call->context.TryCancel();
+    call->stream->Finish();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, WorkerTrustTest, testing::Values("ucx", "grpc"));

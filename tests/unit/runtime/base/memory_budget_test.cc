@@ -92,6 +92,34 @@ TEST(MemoryBudgetTest, OfEqualUploadsOfOneClientTheOldestGivesWay) {
   EXPECT_FALSE(stuck[1]->cut || stuck[2]->cut || stuck[3]->cut);
 }
 
+// What was cut is there until it has gone: a client that is quicker than that would hold more and
+// more.
+TEST(MemoryBudgetTest, AClientMakesRoomForItselfOnlyWhileLittleIsLeaving) {
+  MemoryBudget budget(kLimit);
+  std::vector<std::unique_ptr<Upload>> stuck;
+  for (int i = 0; i < 10; ++i) {
+    stuck.push_back(std::make_unique<Upload>(&budget, "one"));
+    ASSERT_TRUE(stuck.back()->holding.Set(100).ok());
+  }
+  std::vector<std::unique_ptr<Upload>> fresh;
+  const auto add = [&](const std::string& client) {
+    fresh.push_back(std::make_unique<Upload>(&budget, client));
+    return fresh.back()->holding.Set(100).ok();
+  };
+  EXPECT_TRUE(add("one"));
+  EXPECT_TRUE(add("one"));
+  EXPECT_TRUE(add("one"));
+  EXPECT_TRUE(stuck[2]->cut) << "300 of 1000 are leaving";
+  EXPECT_FALSE(add("one"));
+  EXPECT_FALSE(stuck[3]->cut);
+  EXPECT_TRUE(add("another")) << "who holds less need not wait";
+  EXPECT_TRUE(stuck[3]->cut);
+  EXPECT_TRUE(stuck[0]->holding.Set(0).ok());
+  EXPECT_FALSE(add("one"));
+  stuck[1].reset();
+  EXPECT_TRUE(add("one"));
+}
+
 TEST(MemoryBudgetTest, WhatIsBeingServedIsNotCut) {
   MemoryBudget budget(kLimit);
   Upload served(&budget, "greedy");

@@ -61,6 +61,18 @@ TEST(OpenCallsTest, CallsWithoutTheirMessageAreBoundedTogetherAndTheOldestGivesW
   EXPECT_EQ(budget.held_bytes(), set_aside);
 }
 
+TEST(OpenCallsTest, OfASmallBudgetAQuarterIsForCallsWithoutTheirMessage) {
+  constexpr int kMost = 64 * kMiB / 4 / kCallBytes;
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  auto silent = Open(&calls, "ipv4:10.0.0.1:1", kMost);
+  EXPECT_FALSE(silent[0]->cancelled);
+  auto next = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  EXPECT_TRUE(silent[0]->cancelled);
+  EXPECT_FALSE(silent[1]->cancelled || next[0]->cancelled);
+}
+
 TEST(OpenCallsTest, OnlySoManyMessagesAreReceivedAtATimeAndHalfOfThemOfOneClient) {
   MemoryBudget budget(64 * kMiB);  // Four messages.
   OpenCalls calls(&budget,

@@ -1,0 +1,201 @@
+// Each limit on what HTTP clients send, hold and leave undone: what is within it passes, what is
+// just past it does not.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "services/router/api_limits.h"
+#include "services/router/http/server_connection.h"
+#include "tests/support/eventually.h"
+#include "tests/support/raw_http.h"
+#include "tests/unit/services/router/http_server_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kChunkedHead[] = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+constexpr int64_t kIncludedBytes = 8 << 10;  // Of what a connection is charged anyway.
+
+class HttpLimitsTest : public HttpServerTest {
+ protected:
+  int StatusOf(const std::string& bytes) {
+    RawHttp client(server_->port());
+    client.Send(bytes);
+    return client.Read().status;
+  }
+  static std::string Head(const std::string& fields, const std::string& target = "/") {
+    return "GET " + target + " HTTP/1.1\r\nHost: x\r\n" + fields + "\r\n";
+  }
+  // What the strand was given before has been done.
+  void Settle() {
+    std::promise<void> done;
+    handler_.held->Post([&] { done.set_value(); });
+    done.get_future().wait();
+  }
+};
+
+TEST_F(HttpLimitsTest, FieldsAndTargetMayBeSoManyAndNoMore) {
+  const auto fields = [](size_t count) {
+    std::string text;
+    for (size_t i = 0; i < count; ++i) text += "A: b\r\n";
+    return text;
+  };
+  EXPECT_EQ(StatusOf(Head(fields(kMaxHeaderFields - 1))), 200) << "one is the Host";
+  EXPECT_EQ(StatusOf(Head(fields(kMaxHeaderFields))), 431);
+  EXPECT_EQ(StatusOf(Head("", "/" + std::string(kMaxTargetBytes - 1, 'a'))), 200);
+  EXPECT_EQ(StatusOf(Head("", "/" + std::string(kMaxTargetBytes, 'a'))), 414);
+}
+
+TEST_F(HttpLimitsTest, AHeadAndAnUnfinishedLineMayBeSoLongAndNoLonger) {
+  EXPECT_EQ(StatusOf(Head("A: " + std::string(kMaxHeaderBytes - 1000, 'a') + "\r\n")), 200);
+  EXPECT_EQ(StatusOf(Head("A: " + std::string(kMaxHeaderBytes + 1000, 'a') + "\r\n")), 431);
+  EXPECT_EQ(StatusOf(Head("A: " + std::string(kMaxHeaderBytes + 1000, 'a'))), 431);
+  EXPECT_EQ(StatusOf(kChunkedHead + std::string("1;") + std::string(kMaxHeaderBytes + 1000, 'a')),
+            431);
+}
+
+TEST_F(HttpLimitsTest, ABodyMayBeSoLongAndNoLonger) {
+  const auto post = [](size_t bytes) {
+    return "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(bytes) + "\r\n\r\n";
+  };
+  EXPECT_EQ(StatusOf(post(kMaxBodyBytes) + std::string(kMaxBodyBytes, 'b')), 200);
+  EXPECT_EQ(StatusOf(post(kMaxBodyBytes + 1)), 413) << "before any of it has come";
+  EXPECT_EQ(StatusOf(kChunkedHead + std::string("400001\r\n") + std::string(1000, 'b')), 413);
+}
+
+TEST_F(HttpLimitsTest, ACodingThatAnOlderReaderDoesNotKnowIsRefused) {
+  EXPECT_EQ(StatusOf("GET / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                     "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"),
+            400);
+}
+
+TEST_F(HttpLimitsTest, AConnectionIsChargedItsShareAndWhatItsBuffersHoldBeyondTheIncluded) {
+  RawHttp client(server_->port());
+  const std::string body(11'000, 'b');
+  client.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n" + body);
+  const int64_t least = kHttpConnectionBytes + std::ssize(body) - kIncludedBytes;
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() >= least; }));
+  EXPECT_LT(budget_.held_bytes(), least + 1000);
+}
+
+TEST_F(HttpLimitsTest, AChunkedBodyIsChargedTwice) {
+  RawHttp client(server_->port());
+  const std::string body(100'000, 'b');
+  client.Send(std::string(kChunkedHead) + "30000\r\n" + body);
+  const int64_t least = kHttpConnectionBytes + 2 * std::ssize(body) - kIncludedBytes;
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() >= least; }));
+  EXPECT_LT(budget_.held_bytes(), least + 2000);
+}
+
+TEST_F(HttpLimitsTest, ALargeBudgetIsUsedUpByTheLastConnectionThatMayBeOpen) {
+  constexpr int64_t kShare = 4 * kHttpConnectionBytes;
+  MemoryBudget budget(kMaxConnections * kShare);
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  RawHttp client(server->port());
+  EXPECT_EQ(client.Exchange("/other").status, 200);
+  EXPECT_EQ(budget.held_bytes(), kShare);
+}
+
+TEST_F(HttpLimitsTest, WhatIsSentAheadIsChargedUntilItIsTooMuch) {
+  constexpr size_t kAhead = 60'000, kMore = 20'000;
+  static_assert(kAhead < kMaxReadAheadBytes && kAhead + kMore > kMaxReadAheadBytes);
+  RawHttp client(server_->port());
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  client.Send(std::string(kAhead, 'x'));
+  const int64_t charged = kHttpConnectionBytes + int64_t{kAhead} - kIncludedBytes;
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() >= charged; }));
+  client.Send(std::string(kMore, 'x'));
+  EXPECT_TRUE(Eventually([&] {
+    handler_.held->Write(".");  // What it holds is looked at again.
+    Settle();
+    return budget_.held_bytes() < kHttpConnectionBytes + int64_t{kMore};
+  })) << "it is dropped";
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_TRUE(client.Read().complete);
+  EXPECT_EQ(client.ReadToEnd(), 0u) << "the last answer";
+}
+
+TEST_F(HttpLimitsTest, OnlySoMuchOfAStreamWaitsForItsReader) {
+  const std::string piece(8 << 10, 'p');  // Small, so that little of it is on its way at a time.
+  RawHttp client(server_->port(), /*receive_buffer_bytes=*/64 << 10);
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  std::atomic<bool> left{false};
+  handler_.held->Post([&] { handler_.held->OnLeft([&] { left = true; }); });
+  int64_t most = 0;
+  for (int i = 0; i < 4000 && !left; ++i) {
+    handler_.held->Write(piece);
+    Settle();
+    most = std::max(most, budget_.held_bytes());
+  }
+  EXPECT_TRUE(left);
+  EXPECT_EQ(num_slow_readers_, 1);
+  EXPECT_GT(most, int64_t{kMaxUnsentBytes});
+  EXPECT_LT(most, int64_t{kMaxUnsentBytes} * 3 / 2);
+  handler_.held.reset();
+}
+
+TEST_F(HttpLimitsTest, AnAnswerForWhichThereIsNoRoomIsCutOff) {
+  MemoryBudget budget(1 << 20);
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  EXPECT_FALSE(RawHttp(server->port()).Exchange("/large").complete);
+  EXPECT_FALSE(RawHttp(server->port()).Exchange("/burst").complete);
+  EXPECT_EQ(budget.num_refused(), 2);
+  EXPECT_EQ(RawHttp(server->port()).Exchange("/other").status, 200);
+}
+
+TEST_F(HttpLimitsTest, OfThoseWhoFindNoRoomOnlySoManyAreToldSo) {
+  MemoryBudget budget(1 << 20);
+  MemoryBudget::Holding others(&budget, "others");
+  ASSERT_TRUE(others.Set(budget.limit_bytes()).ok());
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < kMaxToldAtOnce + 8; ++i) {
+    clients.push_back(std::make_unique<RawHttp>(server->port()));
+  }
+  // The latter first: when they see their end, all have been looked at.
+  for (size_t i = kMaxToldAtOnce; i < clients.size(); ++i) {
+    EXPECT_EQ(clients[i]->ReadToEnd(), 0u) << i;
+  }
+  for (size_t i = 0; i < kMaxToldAtOnce; ++i) {
+    const RawAnswer answer = clients[i]->Exchange("/other");
+    EXPECT_EQ(answer.status, 503) << i;
+    EXPECT_THAT(answer.body, HasSubstr("no room"));
+  }
+}
+
+TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
+  constexpr size_t kRoom = 64, kCut = kMaxToldAtOnce + 8;
+  MemoryBudget budget(kRoom * kHttpConnectionBytes);
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  const auto open = [&] { clients.push_back(std::make_unique<RawHttp>(server->port())); };
+  while (clients.size() < kRoom) open();
+  int told = 0;
+  for (size_t oldest = 0; oldest < kCut; ++oldest) {
+    open();
+    const int status = clients[oldest]->Read().status;
+    EXPECT_TRUE(status == 503 || status == 0) << status;
+    told += status == 503 ? 1 : 0;
+  }
+  EXPECT_EQ(budget.num_cut(), kCut);
+  EXPECT_EQ(told, kMaxToldAtOnce);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,59 @@
+// An HTTP server on a port of its own, with a handler that does what a path says.
+
+#ifndef TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_SERVER_FIXTURE_H_
+#define TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_SERVER_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "services/router/http/http_server.h"
+
+namespace tandem {
+
+// Answers with what the path says.
+class TestHandler final : public HttpHandler {
+ public:
+  void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override {
+    if (request.path == "/burst") {
+      exchange->StartStream(200, "text/plain");
+      exchange->Write(std::string(kBurstBytes, 'b'));
+      exchange->EndStream();
+    } else if (request.path == "/large") {
+      exchange->Send(200, "text/plain", std::string(kBurstBytes, 'l'));
+    } else if (request.path == "/held") {
+      exchange->StartStream(200, "text/plain");
+      exchange->Write("begun");
+      held = std::move(exchange);
+    } else {
+      exchange->Send(200, "text/plain", request.id);
+    }
+  }
+
+  static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
+  std::shared_ptr<HttpExchange> held;                     // For tests, once "begun" has come.
+};
+
+class HttpServerTest : public testing::Test {
+ protected:
+  HttpServerTest() {
+    HttpServerOptions options{.address = {.ip = "127.0.0.1"},
+                              .budget = &budget_,
+                              .on_slow_reader = [this] { ++num_slow_readers_; }};
+    server_ = *HttpServer::Create(options, &handler_);
+  }
+
+  static constexpr int64_t kBudgetBytes = int64_t{16} << 20;
+
+  MemoryBudget budget_{kBudgetBytes};
+  TestHandler handler_;
+  std::atomic<int> num_slow_readers_{0};
+  std::unique_ptr<HttpServer> server_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_SERVER_FIXTURE_H_

@@ -1,0 +1,46 @@
+#include "services/server/memory_keeper.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "tests/support/eventually.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  file >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+TEST(MemoryKeeperTest, WhatWasGivenBackGoesBackToTheKernel) {
+  constexpr int64_t kBytes = 64 * kMiB;
+  constexpr size_t kPieceBytes = 16 << 10;
+  MetricsRegistry registry;
+  MemoryKeeper keeper(2 * kBytes, &registry);
+  auto holding = keeper.budget()->Hold("client", kBytes);
+  ASSERT_TRUE(holding.ok()) << holding.status();
+  const int64_t before = ResidentBytes();
+  std::vector<std::unique_ptr<std::byte[]>> pieces(kBytes / kPieceBytes);
+  for (auto& piece : pieces) piece = std::make_unique<std::byte[]>(kPieceBytes);
+  // On top of them: what lies below stays with the allocator by itself.
+  const auto last = std::make_unique<std::byte[]>(kPieceBytes);
+  EXPECT_GT(ResidentBytes(), before + kBytes - 4 * kMiB);
+  pieces.clear();
+  EXPECT_GT(ResidentBytes(), before + kBytes / 2);
+  holding->reset();
+  EXPECT_TRUE(Eventually([&] { return ResidentBytes() < before + 4 * kMiB; }));
+}
+
+}  // namespace
+}  // namespace tandem
