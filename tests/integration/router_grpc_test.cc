@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "services/router/api_limits.h"
+#include "services/server/open_calls.h"
 #include "tandem/v1/inference.grpc.pb.h"
 #include "tests/integration/router_fixture.h"
 
@@ -297,6 +299,14 @@ std::string HeadersOnly(const std::string& path, int count) {
   std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings, 0, 0, "");
   for (int i = 0; i < count; ++i) bytes += Frame(kHeaders, kEndHeaders, 2 * i + 1, block);
   return bytes;
+}
+
+TEST_F(RouterGrpcTest, AClientIsToldTheLimitsOfItsConnection) {
+  StartAndDial({FakeWorkerOptions()});
+  constexpr uint8_t kStreams = 3, kWindow = 4, kHeaderList = 6;
+  EXPECT_TRUE(TellsSetting(router_->grpc_port(), kStreams, kMaxGrpcStreams));
+  EXPECT_TRUE(TellsSetting(router_->grpc_port(), kWindow, kCallWindowBytes));
+  EXPECT_TRUE(TellsSetting(router_->grpc_port(), kHeaderList, kMaxHeaderBytes));
 }
 
 TEST_F(RouterGrpcTest, CallsThatOnlySendTheirHeadersAreBoundedTogether) {

@@ -18,10 +18,13 @@
 #include "services/server/channel.h"
 #include "services/server/convert.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/limits.h"
+#include "services/server/open_calls.h"
 #include "services/worker/worker.h"
 #include "tandem/v1/kv.grpc.pb.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/raw_http.h"
 #include "tests/support/test_door.h"
 #include "tests/support/test_worker.h"
 
@@ -276,6 +279,13 @@ TEST_P(WorkerTrustTest, APrefillWorkerThatProvesNothingIsToldNothing) {
   EXPECT_EQ(router.Ask(SubmitTo(taken, 1)).ended.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(impostor.num_sessions, 1);
   EXPECT_EQ(impostor.num_messages, 0);
+}
+
+TEST(WorkerLimitsTest, APeerIsToldTheLimitsOfItsConnection) {
+  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  constexpr uint8_t kStreams = 3, kWindow = 4;
+  EXPECT_TRUE(TellsSetting(worker->worker->port(), kStreams, kMaxPeerStreams));
+  EXPECT_TRUE(TellsSetting(worker->worker->port(), kWindow, kCallWindowBytes));
 }
 
 TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {

@@ -116,6 +116,16 @@ RawAnswer RawHttp::Read() {
   return answer;
 }
 
+bool TellsSetting(int port, uint8_t id, uint32_t value) {
+  RawHttp client(port);
+  // The preface, and settings of our own: none.
+  client.Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  client.Send(std::string_view("\0\0\0\4\0\0\0\0\0", 9));
+  std::string setting = {0, static_cast<char>(id)};
+  for (const int shift : {24, 16, 8, 0}) setting += static_cast<char>(value >> shift);
+  return client.ReadUntil(setting);
+}
+
 std::vector<std::string> EventsOf(const std::string& body) {
   std::vector<std::string> events;
   for (size_t begin = 0; begin < body.size();) {

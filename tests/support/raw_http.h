@@ -3,6 +3,7 @@
 #ifndef TANDEM_TESTS_SUPPORT_RAW_HTTP_H_
 #define TANDEM_TESTS_SUPPORT_RAW_HTTP_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -45,6 +46,9 @@ class RawHttp {
   int socket_ = -1;
   std::string buffer_;
 };
+
+// Whether the server of HTTP/2 at that port begins by telling this setting (RFC 9113, 6.5.2).
+bool TellsSetting(int port, uint8_t id, uint32_t value);
 
 // The data of every event of a stream.
 std::vector<std::string> EventsOf(const std::string& body);
