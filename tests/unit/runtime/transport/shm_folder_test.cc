@@ -100,13 +100,17 @@ TEST_F(ShmFolderTest, WhatAnotherProgramMadeStaysWhateverItsName) {
   const std::string open_to_others = make("open_to_others");
   std::ofstream(open_to_others + "/" + mark) << mark_text;
   fs::permissions(open_to_others, fs::perms::owner_all | fs::perms::group_all);
+  const std::string shown_to_others = make("shown_to_others");
+  std::ofstream(shown_to_others + "/" + mark) << mark_text;
+  fs::permissions(shown_to_others, fs::perms::owner_all | fs::perms::others_read);
   const std::string linked = make("linked");
   std::ofstream(linked + "/" + mark) << mark_text;
   fs::rename(linked, parent_ + "/elsewhere");
   fs::create_directory_symlink(parent_ + "/elsewhere", linked);
 
   ShmFolder::RemoveAbandoned(parent_);
-  for (const std::string& path : {unmarked, other_text, linked_mark, open_to_others, linked}) {
+  for (const std::string& path :
+       {unmarked, other_text, linked_mark, open_to_others, shown_to_others, linked}) {
     EXPECT_TRUE(fs::exists(path + "/data")) << path;
   }
 
