@@ -78,6 +78,16 @@ TEST(MemoryBudgetTest, WhoHoldsMostEvictsNobodyElse) {
   EXPECT_FALSE(honest.cut);
 }
 
+TEST(MemoryBudgetTest, WhoWouldHoldMostEvictsNobodyElse) {
+  MemoryBudget budget(kLimit);
+  Upload honest(&budget, "honest"), newcomer(&budget, "new");
+  ASSERT_TRUE(honest.holding.Set(600).ok());
+  EXPECT_FALSE(newcomer.holding.Set(601).ok());
+  EXPECT_FALSE(honest.cut);
+  EXPECT_TRUE(newcomer.holding.Set(600).ok()) << "as much as the other: who came first gives way";
+  EXPECT_TRUE(honest.cut);
+}
+
 TEST(MemoryBudgetTest, OfEqualUploadsOfOneClientTheOldestGivesWay) {
   MemoryBudget budget(kLimit);
   std::vector<std::unique_ptr<Upload>> stuck;
