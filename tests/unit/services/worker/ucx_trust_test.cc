@@ -108,6 +108,22 @@ TEST(UcxTrustTest, ASenderWithoutTheSecretIsHungUpOn) {
   EXPECT_TRUE(to->recorder.received().empty());
 }
 
+// It would not mind what it is answered.
+TEST(UcxTrustTest, ASenderWithoutTheSecretIsAnsweredNothing) {
+  auto to = MakeSide("ucx", kBlocks, *FleetSecret::Parse(kSecretText));
+  const auto inbound = to->transport->OpenInbound("sender", "", to->OnLost());
+  ASSERT_TRUE(inbound.ok()) << inbound.status();
+  const UcxAddress address = *DecodeUcxAddress((*inbound)->address());
+  const AbstractSocket stranger(address.socket_name);
+  ASSERT_EQ(stranger.Connect(), 0) << std::strerror(errno);
+  const SocketGreeting greeting =
+      MakeGreeting(*FleetSecret::Parse(kOtherText), address.socket_name, address.link);
+  ASSERT_EQ(send(stranger.fd(), &greeting, sizeof(greeting), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(greeting)));
+  char answer[64];
+  EXPECT_LE(recv(stranger.fd(), answer, sizeof(answer), 0), 0);
+}
+
 TEST(UcxTrustTest, AReceiverThatProvesNothingIsOfferedNothing) {
   const FleetSecret secret = *FleetSecret::Parse(kSecretText);
   auto from = MakeSide("ucx", kBlocks, secret);
