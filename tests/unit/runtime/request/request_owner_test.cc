@@ -235,6 +235,26 @@ TEST_F(RequestOwnerTest, ALonelyAttemptOfAnotherRouterDoesNotMakeAWorkerFull) {
   EXPECT_EQ(owner_->num_waiting(), 0);
 }
 
+TEST_F(RequestOwnerTest, ASuspectKeepsOneWorkerFreeAndNoneFromTheOthers) {
+  SessionId session = AddWorker("w0");
+  Start(&sink_);
+  owner_->OnSessionLost(session, now_us_);
+  session = AddWorker("w1");
+  RecordingSink sinks[6];
+  AddWorker("x");
+  const SessionId y = AddWorker("y");
+  Start(&sinks[0]);
+  Start(&sinks[1]);
+  ASSERT_NE(outbox_.submits[2].first, outbox_.submits[3].first) << "x and y have a prompt each";
+  owner_->OnSessionLost(session, now_us_);
+  EXPECT_EQ(owner_->num_waiting(), 1) << "there is no worker for it alone";
+  for (int i = 2; i < 6; ++i) {
+    Start(&sinks[i]);
+    EXPECT_EQ(last_target(), y) << i;
+  }
+  EXPECT_EQ(owner_->num_waiting(), 1);
+}
+
 TEST_F(RequestOwnerTest, EachRequestThatFindsNobodyWaitsItsOwnGrace) {
   RecordingSink first, second;
   Start(&first);
