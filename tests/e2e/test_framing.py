@@ -77,6 +77,8 @@ def one_request(rng, name, inner=True):
         fields.append(rng.choice([b"connection: close", b"connection: keep-alive", b"expect: 100-continue",
                                   b"upgrade: h2c", b"x: " + b"y" * rng.randrange(2000), b"folded: a\r\n b",
                                   b"space : 1", b": empty", b"nul: \0", b"bare: \r1", b"none"]))
+    if version == b"HTTP/1.0":  # Some keep such a connection, and h11 does not.
+        fields = [field for field in fields if field != b"connection: keep-alive"]
     rng.shuffle(fields)
     end = rng.choice([b"\r\n"] * 20 + [b"\n"])
     return method + b" " + target + b" " + version + end + end.join(fields) + end + end + body
