@@ -201,6 +201,16 @@ TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, kTimes.heartbeat_us));
 }
 
+TEST_F(FleetTest, SoDoesAPrefillWorkerWithPrompts) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, {.prompts = 2});
+  fleet_.OnPromptRefused(id_, 0, 0);
+  EXPECT_FALSE(fleet_.HasPromptRoom(worker(), 0));
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0)) << "its own sequences are another matter";
+  fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
+  EXPECT_TRUE(fleet_.HasPromptRoom(worker(), kTimes.heartbeat_us));
+}
+
 TEST_F(FleetTest, AWorkerBeginsWithABatchAndAsManyThatWait) {
   WorkerRegistration registration = Registration("a", 1);
   registration.max_sequences = 4;
@@ -287,6 +297,9 @@ TEST_F(WorkWindowTest, WaitsForTheTimeThatTheWorkerNames) {
   Refused(0, 700'000);
   EXPECT_FALSE(window_.HasRoom(0, 699'999)) << "others have filled it";
   EXPECT_TRUE(window_.HasRoom(0, 700'000));
+  Refused(0, 60'000'000);
+  EXPECT_FALSE(window_.HasRoom(0, 999'999));
+  EXPECT_TRUE(window_.HasRoom(0, 1'000'000)) << "who has nothing there asks again within a second";
   now_us_ = 1'000'000;
   Refused(3, 900'000);
   window_.OnHeartbeat(3, kTimes.heartbeat_us, 1'899'999);
