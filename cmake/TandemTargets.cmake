@@ -14,16 +14,18 @@ function(tandem_executable)
   install(TARGETS ${ARG_NAME} RUNTIME DESTINATION bin)
 endfunction()
 
-#   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [LABELS unit]
+#   tandem_test(NAME block_pool_test SRCS block_pool_test.cc DEPS tandem_kv_cache [STAGES asan]
 #               [TIMEOUT seconds])
-# One ctest entry a binary; LABELS default to "unit". Those labelled "core", which tests of runtime,
-# kernels and simulation are without saying so, are built by the target core_tests: what ASan
-# and UBSan run.
-add_custom_target(core_tests)
+# One ctest entry a binary. STAGES are those of tools/test that build and run it, of release, asan and
+# tsan: each is a ctest label and a target, STAGE_tests. The default is the folder's TANDEM_TEST_STAGES.
+# `all` has those of the stage release.
+foreach(stage IN ITEMS release asan tsan)
+  add_custom_target(${stage}_tests)
+endforeach()
 function(tandem_test)
-  cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
-  if(NOT ARG_LABELS)
-    set(ARG_LABELS unit)
+  cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;STAGES" ${ARGN})
+  if(NOT ARG_STAGES)
+    set(ARG_STAGES ${TANDEM_TEST_STAGES})
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
@@ -31,19 +33,18 @@ function(tandem_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${ARG_NAME} PRIVATE tandem_options ${ARG_DEPS} GTest::gmock_main)
-  if(TANDEM_SANITIZE)  # What the tests themselves do costs far less time than compiling them.
-    target_compile_options(${ARG_NAME} PRIVATE -Og)
-  endif()
+  # What the tests themselves do costs far less time than compiling them.
+  target_compile_options(${ARG_NAME} PRIVATE -Og)
   target_compile_definitions(${ARG_NAME} PRIVATE TANDEM_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
     TANDEM_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
-  if(CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/(unit/runtime|kernels|simulation)")
-    list(APPEND ARG_LABELS core)
+  set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_STAGES}" TIMEOUT ${ARG_TIMEOUT})
+  if(NOT "release" IN_LIST ARG_STAGES)
+    set_target_properties(${ARG_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
   endif()
-  if("core" IN_LIST ARG_LABELS)
-    add_dependencies(core_tests ${ARG_NAME})
-  endif()
-  set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  foreach(stage IN LISTS ARG_STAGES)
+    add_dependencies(${stage}_tests ${ARG_NAME})
+  endforeach()
 endfunction()
 
 #   tandem_bench(NAME block_pool_bench SRCS block_pool_bench.cc DEPS tandem_kv_cache)
