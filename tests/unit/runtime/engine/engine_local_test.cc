@@ -347,20 +347,23 @@ TEST_F(EngineLocalTest, WhatAFailedRunWasToComputeIsNotCached) {
   EXPECT_THAT(fleet_.engine(0).CachedBlocks(), SizeIs(4));
 }
 
-// Eight choices of one prompt need a block each for what follows it.
+// Eight choices of one prompt will need a block each for what follows it.
 TEST_F(EngineLocalTest, WhoeverIsAdmittedBesideForksToComeIsNotPreemptedForThem) {
-  EngineOptions options = SmallEngine(/*num_blocks=*/12);
-  options.max_sequences = 1;
+  EngineOptions options = SmallEngine(/*num_blocks=*/22);
+  options.max_sequences = 2;
   options.max_batched_tokens = 9;
   Create(options);
-  const Submit many = MakeSubmit(1, RandomTokens(33, 1), 2, /*num_choices=*/8);
-  const Submit newcomer = MakeSubmit(2, RandomTokens(40, 2), 60);
+  const Submit older = MakeSubmit(1, RandomTokens(10, 1), 100);
+  const Submit many = MakeSubmit(2, RandomTokens(96, 2), 10, /*num_choices=*/8);
+  const Submit newcomer = MakeSubmit(3, RandomTokens(20, 3), 60);
+  fleet_.Submit(0, older);
+  RunUntilFirstToken(older);
   fleet_.Submit(0, many);
-  fleet_.Submit(0, newcomer);
+  while (fleet_.engine(0).Load().running_sequences < 2) ASSERT_TRUE(fleet_.RunOne());
+  fleet_.Submit(0, newcomer);  // While the prompt of the many is computed.
   Run();
-  EXPECT_EQ(fleet_.CheckFinished(many), "");
-  EXPECT_EQ(fleet_.CheckFinished(newcomer), "");
-  EXPECT_EQ(computed(), 33 + 8 + 40 + 59) << "somebody was preempted";
+  for (const Submit& submit : {older, many, newcomer}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(), 10 + 99 + 96 + 8 * 9 + 20 + 59) << "somebody was preempted";
 }
 
 TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {

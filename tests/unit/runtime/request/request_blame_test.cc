@@ -180,6 +180,24 @@ TEST_F(FailedStepTest, AStreamThatAvoidsAWorkerHoldsUpNobodyElse) {
   EXPECT_EQ(last_target(), a);
 }
 
+TEST_F(FailedStepTest, AStreamThatGotPastThePlaceOfAFailedStepAvoidsItsWorkerNoMore) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  Begin(a, last_submit().attempt, 0, 1);
+  const SessionId b = AddWorker("b");
+  Fail();
+  ASSERT_EQ(last_target(), b);
+  Begin(b, last_submit().attempt, 0, 1);
+  Begin(b, last_submit().attempt, 1, 2);
+  const SessionId c = AddWorker("c");
+  RecordingSink other;
+  Start(&other);
+  ASSERT_EQ(last_target(), c) << "a rests, and b has one already";
+  Advance(200'000);
+  owner_->OnSessionLost(b, now_us_);
+  EXPECT_EQ(last_target(), a) << "which has the least to do";
+}
+
 // The step of the decode worker that would have drawn it has not come yet.
 TEST_F(FailedStepTest, ATokenOfThePrefillWorkerIsNoSignThatTheDecodeWorkerWorks) {
   const SessionId d = AddPair();
@@ -301,6 +319,19 @@ TEST_F(RequestBlameTest, AKillFromOutsideIsNobodysDeed) {
     EXPECT_FALSE(last_submit().alone) << death;
   }
   EXPECT_FALSE(sink_.ended());
+}
+
+// Its next life is here before its session is seen to end.
+TEST_F(RequestBlameTest, AKillFromOutsideThatIsToldBeforeTheSessionEndsIsNobodysDeed) {
+  supervised_ = true;
+  StartLong();
+  EXPECT_TRUE(EndAt(0, 64, EndCause::kCrash));
+  Begin(0, 64);
+  ended_lives_.push_back({.incarnation = incarnation_, .cause = EndCause::kOutside});
+  Add(++incarnation_);
+  EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
+  EXPECT_EQ(last_target(), session_);
+  EXPECT_FALSE(last_submit().alone) << "one crash is all that counts";
 }
 
 TEST_F(RequestBlameTest, KillsMayBeFasterThanRegistrations) {
@@ -511,6 +542,10 @@ TEST_F(RequestBlameTest, ChoicesThatDivergeTakeTheirDeathsAlong) {
   Add(++incarnation_);
   ASSERT_GT(outbox_.submits.size(), before);
   EXPECT_TRUE(last_submit().alone) << "one died with both, one with this choice among others";
+  EXPECT_EQ(last_submit().choices, std::vector<int32_t>{0});
+  Say(session_, {Token(last_submit().attempt, 4, 'a', 0)});
+  EXPECT_EQ(last_submit().choices, std::vector<int32_t>{1});
+  EXPECT_TRUE(last_submit().alone) << "so it is with the other one";
 }
 
 }  // namespace

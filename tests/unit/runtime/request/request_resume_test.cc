@@ -95,6 +95,16 @@ TEST_F(RequestResumeTest, RepeatedPositionsAreDroppedAndGapsBreakTheSession) {
   EXPECT_EQ(owner_->num_waiting(), 1);
 }
 
+TEST_F(RequestResumeTest, ATokenInThePromptBreaksTheSession) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  Say(a, {Token(first, 3, 'x'), Token(first, 2, 'x')});
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_EQ(owner_->counters().protocol_errors, 1u);
+  EXPECT_FALSE(sink_.ended());
+}
+
 TEST_F(RequestResumeTest, APositionComputedTwiceDifferentlyIsADeterminismViolation) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
@@ -342,6 +352,19 @@ TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
   }
   EXPECT_EQ(resumes(ResumeReason::kDraining), 6u);
   EXPECT_FALSE(sink_.ended());
+}
+
+TEST_F(RequestResumeTest, ASessionThatEndsBecauseItsWorkerDrainsIsNoDeath) {
+  for (int i = 0; i < 4; ++i) {
+    const WorkerId worker = {.name = "w" + std::to_string(i), .incarnation = 1};
+    const SessionId session = AddWorker(worker.name);
+    if (i == 0) Start(&sink_);
+    ASSERT_EQ(last_target(), session);
+    EXPECT_FALSE(last_submit().alone) << i;
+    owner_->OnHeartbeat(worker, {}, /*draining=*/true, now_us_);
+    owner_->OnSessionLost(session, now_us_);
+  }
+  EXPECT_EQ(resumes(ResumeReason::kSessionLost), 4u);
 }
 
 TEST_F(RequestResumeTest, ADrainBlamesNoPrefillWorker) {
