@@ -178,7 +178,8 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.OnWatchLost(id_));
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
-  EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), 10)->has_value());
+  EXPECT_FALSE(fleet_.OnRegistration("addr:2", Registration("a", 1), 10)->has_value());
+  EXPECT_EQ(worker().address, "addr:2");
   EXPECT_EQ(worker().session, 7u);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 10));
   EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
@@ -306,6 +307,24 @@ TEST_F(WorkWindowTest, WaitsForTheTimeThatTheWorkerNames) {
   EXPECT_FALSE(window_.HasRoom(3, 1'899'999));
   window_.OnHeartbeat(3, kTimes.heartbeat_us, 1'900'000);
   EXPECT_TRUE(window_.HasRoom(3, 1'900'000));
+}
+
+TEST_F(WorkWindowTest, IsHeldSixSecondsAtMostWhateverTheWorkerNames) {
+  Refused(3, 60'000'000);
+  while (now_us_ < 32 * kTimes.heartbeat_us - 1) {
+    EXPECT_FALSE(HasRoom(3)) << now_us_;
+    Heartbeat(3);
+  }
+  EXPECT_TRUE(HasRoom(3));
+}
+
+TEST_F(WorkWindowTest, WhoTookOneWhereNobodyWasIsAskedForASecondWithTheNextHeartbeat) {
+  Refused(0);
+  now_us_ += kTimes.heartbeat_us;
+  ASSERT_TRUE(HasRoom(0));
+  EXPECT_FALSE(HasRoom(1));
+  Heartbeat(1);
+  EXPECT_TRUE(HasRoom(1));
 }
 
 TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {

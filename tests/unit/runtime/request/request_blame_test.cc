@@ -16,9 +16,9 @@ constexpr int32_t kPrompt = 600;
 class RequestBlameTest : public RequestFixture {
  protected:
   // A prompt of kPrompt tokens, on a first worker.
-  void StartLong(uint64_t incarnation = 1) {
-    Add(incarnation);
-    RequestFacts facts = Facts(&sink_);
+  void StartLong(int32_t choices = 1) {
+    Add(1);
+    RequestFacts facts = Facts(&sink_, choices);
     facts.token_ids.resize(kPrompt);
     std::iota(facts.token_ids.begin(), facts.token_ids.end(), 1);
     ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
@@ -218,6 +218,26 @@ TEST_F(FailedStepTest, ATokenOfThePrefillWorkerIsNoSignThatTheDecodeWorkerWorks)
   EXPECT_EQ(outbox_.submits.size(), 4u) << "its own token is";
 }
 
+TEST_F(FailedStepTest, APrefillWorkerWhosePromptCameWorksAgain) {
+  const SessionId d = AddPair();
+  RecordingSink sinks[3];
+  const auto at_p = [&](RecordingSink* sink) {
+    Start(sink);
+    return last_submit().prefill.worker.name == "p";
+  };
+  ASSERT_TRUE(at_p(&sinks[0]));
+  Fail(/*by_prefill=*/true);
+  Advance(200'000);
+  ASSERT_TRUE(at_p(&sinks[1]));
+  Say(d, {PromptEvent{.attempt = last_submit().attempt,
+                      .cached_tokens = 0,
+                      .transferred_blocks = 1,
+                      .prompt_logprobs = {}}});
+  Fail(/*by_prefill=*/true);
+  Advance(200'000);
+  EXPECT_TRUE(at_p(&sinks[2])) << "it rests as briefly as the first time";
+}
+
 TEST_F(FailedStepTest, AWorkerWithoutAPrefillWorkerHasNobodyElseToBlame) {
   AddWorker("a");
   Start(&sink_);
@@ -299,6 +319,82 @@ TEST_F(RequestBlameTest, WhatWasComputedOnceIsNotWhereAnUnheardWorkerDied) {
   EXPECT_TRUE(DieAt(192, 256)) << "that makes two at the beginning, two after token 320";
 }
 
+TEST_F(RequestBlameTest, WhatWasComputedOnceStaysSoThoughALaterAttemptBeganAnew) {
+  StartLong();
+  Begin(320, 384);
+  Say(session_,
+      {EndedEvent{.attempt = last_submit().attempt, .status = absl::UnavailableError("draining")}});
+  Add(++incarnation_);
+  EXPECT_TRUE(DieAt(0, 64));
+  Lose();  // Unheard: after token 320.
+  Add(++incarnation_);
+  EXPECT_FALSE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, ChoicesThatDivergeRememberHowFarTheirPromptWas) {
+  StartLong(/*choices=*/2);
+  const AttemptId both = last_submit().attempt;
+  Begin(512, kPrompt);
+  Say(session_, {Token(both, kPrompt, 'a', 0), Token(both, kPrompt, 'b', 1),
+                 EndedEvent{.attempt = both, .status = absl::UnavailableError("draining")}});
+  Add(++incarnation_);
+  ASSERT_EQ(outbox_.submits.size(), 3u);
+  Lose();  // Unheard: each after token 512.
+  Add(++incarnation_);
+  ASSERT_EQ(outbox_.submits.size(), 5u);
+  for (const size_t i : {3, 4}) {
+    RequestFixture::Begin(session_, outbox_.submits[i].second.attempt, 0, 64);
+  }
+  Lose();
+  Add(++incarnation_);
+  ASSERT_EQ(outbox_.submits.size(), 7u);
+  for (const size_t i : {5, 6}) EXPECT_FALSE(outbox_.submits[i].second.alone) << i;
+}
+
+TEST_F(RequestBlameTest, AnAttemptThatBeganNothingIsNotWhereTheOneBeforeItWas) {
+  StartLong();
+  Begin(448, 512);
+  Lose();
+  Advance(200'000);  // It lives: only its connection was lost.
+  session_ = OpenSession({.name = "w", .incarnation = 1});
+  Lose();  // Unheard: after token 448.
+  Add(++incarnation_);
+  EXPECT_FALSE(last_submit().alone);
+  EXPECT_TRUE(DieAt(576, kPrompt));
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, AHeartbeatThatWasOnItsWayIsNoSignOfLife) {
+  session_ = AddWorker("w1");
+  Start(&sink_);
+  Lose();
+  now_us_ += 50'000;
+  owner_->OnHeartbeat({.name = "w1", .incarnation = 1}, {}, /*draining=*/false, now_us_);
+  session_ = AddWorker("w2");
+  Lose();
+  AddWorker("w3");
+  EXPECT_TRUE(last_submit().alone);
+}
+
+TEST_F(RequestBlameTest, ChoicesDiedWhereTheOneThatIsLeastFarWas) {
+  Add(1);
+  Start(&sink_, 2);
+  const AttemptId both = last_submit().attempt;
+  Say(session_, {Token(both, 3, 'a', 0), Token(both, 3, 'b', 1), Token(both, 4, 'a', 0),
+                 Token(both, 5, 'a', 0)});
+  Lose();
+  Add(++incarnation_);
+  ASSERT_EQ(outbox_.submits.size(), 3u);
+  RequestFixture::Begin(session_, outbox_.submits[1].second.attempt, 3, 4);
+  RequestFixture::Begin(session_, outbox_.submits[2].second.attempt, 3, 4);
+  Lose();
+  Add(++incarnation_);
+  ASSERT_EQ(last_submit().choices, std::vector<int32_t>{0});
+  Say(session_, {Token(last_submit().attempt, 6, 'a', 0)});
+  ASSERT_EQ(last_submit().choices, std::vector<int32_t>{1});
+  EXPECT_TRUE(last_submit().alone);
+}
+
 TEST_F(RequestBlameTest, ADecodingStreamDiedAtItsLastTokenOrAfter) {
   StartLong();
   Say(session_, {Token(last_submit().attempt, kPrompt, 'x')});
@@ -332,6 +428,19 @@ TEST_F(RequestBlameTest, AKillFromOutsideThatIsToldBeforeTheSessionEndsIsNobodys
   EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
   EXPECT_EQ(last_target(), session_);
   EXPECT_FALSE(last_submit().alone) << "one crash is all that counts";
+}
+
+TEST_F(RequestBlameTest, ACauseThatIsToldBeforeTheSessionEndsIsNamed) {
+  supervised_ = true;
+  StartLong();
+  for (int death = 1; death <= 4; ++death) {
+    Begin(0, 64);
+    ended_lives_.push_back({.incarnation = incarnation_, .cause = EndCause::kCrash});
+    Add(++incarnation_);
+    ended_lives_.clear();  // It is told once.
+  }
+  EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
+  EXPECT_THAT(error(), HasSubstr("crash, crash, crash, crash"));
 }
 
 TEST_F(RequestBlameTest, KillsMayBeFasterThanRegistrations) {
@@ -456,6 +565,37 @@ TEST_F(RequestBlameTest, OfManyDeathsThoseAreKeptThatAVerdictNeeds) {
   EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
 }
 
+TEST_F(RequestBlameTest, OfTooManyDeathsTheOneGoesThatCannotBeFarOn) {
+  supervised_ = true;
+  StartLong();
+  for (int32_t first = 480; first > 340; first -= 20) EXPECT_TRUE(DieAt(first, first + 8));
+  Begin(20, 28);  // It hangs there, or after what it began since.
+  WorkerLoad stalled;
+  stalled.has_work = true;
+  stalled.since_progress_us = 2'000'000;
+  owner_->OnHeartbeat({.name = "w", .incarnation = incarnation_}, stalled, false, now_us_);
+  owner_->Tick(now_us_);
+  Add(++incarnation_);
+  EXPECT_TRUE(DieAt(20, 28));
+  EXPECT_TRUE(last_submit().alone) << "two were there";
+}
+
+TEST_F(RequestBlameTest, AFailedStepOfAPrefillWorkerMayBeLaterThanWhatIsKnown) {
+  const SessionId d = AddPair();
+  const SessionId p = owner_->fleet().workers().at("p").session;
+  RequestFacts facts = Facts(&sink_);
+  facts.token_ids.resize(kPrompt, 1);
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const AttemptId first = last_submit().attempt;
+  RequestFixture::Begin(p, first, 0, 64);
+  Say(d, {EndedEvent{
+             .attempt = first, .status = absl::AbortedError("a step failed"), .by_prefill = true}});
+  RequestFixture::Begin(d, last_submit().attempt, 128, 192);
+  owner_->OnSessionLost(d, now_us_);
+  AddWorker("e", WorkerRole::kDecode);
+  EXPECT_TRUE(last_submit().alone);
+}
+
 TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
   const SessionId d = AddPair();
   const SessionId p = owner_->fleet().workers().at("p").session;
@@ -542,7 +682,8 @@ TEST_F(RequestBlameTest, ChoicesThatDivergeTakeTheirDeathsAlong) {
   Add(++incarnation_);
   ASSERT_GT(outbox_.submits.size(), before);
   EXPECT_TRUE(last_submit().alone) << "one died with both, one with this choice among others";
-  EXPECT_EQ(last_submit().choices, std::vector<int32_t>{0});
+  AddWorker("idle");
+  EXPECT_EQ(last_submit().choices, std::vector<int32_t>{0}) << "they are tried one by one";
   Say(session_, {Token(last_submit().attempt, 4, 'a', 0)});
   EXPECT_EQ(last_submit().choices, std::vector<int32_t>{1});
   EXPECT_TRUE(last_submit().alone) << "so it is with the other one";

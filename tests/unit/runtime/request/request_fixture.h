@@ -87,7 +87,7 @@ class RequestFixture : public testing::Test {
     WorkerRegistration r;
     r.worker = {.name = name, .incarnation = incarnation};
     r.role = role;
-    r.model = "m";
+    r.model = model_;
     r.kv_class = "kv";
     r.numerics_id = numerics;
     r.block_tokens = 16;
@@ -188,6 +188,7 @@ class RequestFixture : public testing::Test {
   std::map<SessionId, uint64_t> incarnations_;
   std::set<std::string> muted_;
   // Of workers that are added from now on.
+  std::string model_ = "m";
   int32_t max_model_tokens_ = 2048;
   bool supervised_ = false;
   std::vector<EndedLife> ended_lives_;

@@ -127,6 +127,7 @@ TEST_F(RequestOwnerTest, ARefusalIsNotAnAttemptAndGoesElsewhere) {
   EXPECT_EQ(sink_.report.attempts, 1);
   EXPECT_EQ(sink_.report.resumes, 0);
   EXPECT_EQ(owner_->counters().refusals, 1u);
+  EXPECT_EQ(owner_->counters().attempts, 1u);
   ExpectNothingLive();
 }
 
@@ -310,6 +311,96 @@ TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
   EXPECT_EQ(outbox_.submits.size(), 2u);
   EXPECT_TRUE(owner_->Start(Facts(&sinks[2]), now_us_).ok());
   EXPECT_EQ(outcomes(RequestOutcome::kResourceExhausted), 1u);
+}
+
+TEST_F(RequestOwnerTest, TooManyThatRunAreRefusedAtOnce) {
+  RequestOwnerOptions options;
+  options.max_requests = 2;
+  Recreate(options);
+  AddWorker("a");
+  RecordingSink sinks[3];
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(owner_->Start(Facts(&sinks[i]), now_us_).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[2]), now_us_).status()));
+}
+
+TEST_F(RequestOwnerTest, TheNextTickComesWithTheNextDeadline) {
+  EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 200'000);
+  RequestFacts facts = Facts(&sink_);
+  facts.time_left_us = 50'000;
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 50'000);
+}
+
+TEST_F(RequestOwnerTest, AHeartbeatOfALifeThatIsNotKnownAsksForANewWatch) {
+  AddWorker("a");
+  const WorkerId other = {.name = "a", .incarnation = 2};
+  owner_->OnHeartbeat(other, {}, /*draining=*/false, now_us_);
+  EXPECT_EQ(outbox_.rewatched, std::vector<WorkerId>{other});
+}
+
+TEST_F(RequestOwnerTest, AWorkerIsKnownOnceItsSnapshotHasCome) {
+  owner_->ExpectWorkers({"a:1"});
+  WorkerRegistration registration;
+  registration.worker = {.name = "a", .incarnation = 1};
+  registration.block_tokens = 16;
+  ASSERT_TRUE(owner_->OnRegistration("a:1", registration, now_us_).ok());
+  KvEvents events;
+  owner_->OnKvEvents(registration.worker, events, now_us_);
+  EXPECT_FALSE(owner_->fleet().KnownCompletely());
+  events.snapshot = true;
+  owner_->OnKvEvents(registration.worker, events, now_us_);
+  EXPECT_TRUE(owner_->fleet().KnownCompletely());
+}
+
+TEST_F(RequestOwnerTest, WhatAForgottenWorkerHeldIsForgottenToo) {
+  const SessionId a = AddWorker("a");
+  const std::vector<BlockHash> chain = HashChain({}, std::vector<int32_t>(16, 7));
+  const WorkerId worker = {.name = "a", .incarnation = 1};
+  const KvEvents events{.first_sequence = 0, .snapshot = true, .stored = chain, .removed = {}};
+  owner_->OnKvEvents(worker, events, now_us_);
+  EXPECT_EQ(owner_->prefix_index().LongestPrefixes(chain).size(), 1u);
+  owner_->OnWatchLost(worker, now_us_);
+  owner_->OnSessionLost(a, now_us_);
+  muted_ = {"a"};
+  Advance(Fleet::kForgetAfterUs + 1'000'000);
+  EXPECT_TRUE(owner_->prefix_index().LongestPrefixes(chain).empty());
+}
+
+TEST_F(RequestOwnerTest, APromptThatIsAllCachedIsComputedAllTheSame) {
+  const SessionId a = AddWorker("a");
+  RequestFacts facts = Facts(&sink_);
+  facts.token_ids = std::vector<int32_t>(16, 7);
+  owner_->OnKvEvents({.name = "a", .incarnation = 1},
+                     {.first_sequence = 0,
+                      .snapshot = true,
+                      .stored = HashChain(facts.hash_root, facts.token_ids),
+                      .removed = {}},
+                     now_us_);
+  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  const FleetWorker& worker = owner_->fleet().workers().at("a");
+  EXPECT_EQ(worker.live.prompt_tokens, 1) << "its last token";
+  Say(a, {Token(last_submit().attempt, 16, 'x')});
+  EXPECT_EQ(worker.live.prompt_tokens, 0);
+}
+
+TEST_F(RequestOwnerTest, ChoicesThatHaveEndedAreNoLoad) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_, 3);
+  const FleetWorker& worker = owner_->fleet().workers().at("a");
+  EXPECT_EQ(worker.live.sequences, 3);
+  Say(a, {Token(last_submit().attempt, 3, 'x', 1, FinishReason::kStop)});
+  EXPECT_EQ(worker.live.sequences, 2);
+}
+
+TEST_F(RequestOwnerTest, NoMoreIsReportedAsCachedThanThePrompt) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId attempt = last_submit().attempt;
+  Say(a,
+      {PromptEvent{
+           .attempt = attempt, .cached_tokens = 16, .transferred_blocks = 0, .prompt_logprobs = {}},
+       Token(attempt, 3, 'x', 0, FinishReason::kLength)});
+  EXPECT_EQ(sink_.report.cached_tokens, 3);
 }
 
 TEST_F(RequestOwnerTest, ARequestThatAWorkerRefusedCountsAsWaitingAgain) {

@@ -105,6 +105,15 @@ TEST_F(RequestResumeTest, ATokenInThePromptBreaksTheSession) {
   EXPECT_FALSE(sink_.ended());
 }
 
+TEST_F(RequestResumeTest, WhatFollowsAProtocolErrorInItsBatchIsNotHeard) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId first = last_submit().attempt;
+  Say(a, {Token(first, 5, 'z'), Token(first, 3, 'x')});
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_TRUE(sink_.tokens.empty());
+}
+
 TEST_F(RequestResumeTest, APositionComputedTwiceDifferentlyIsADeterminismViolation) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
@@ -187,6 +196,22 @@ TEST_F(RequestResumeTest, StreamsParkUntilTheirNumericsIsBack) {
   ASSERT_EQ(outbox_.submits.size(), before + 1);
   EXPECT_EQ(last_target(), c);
   EXPECT_EQ(last_submit().attempt.request, attempt.request);
+}
+
+TEST_F(RequestResumeTest, StreamsOfOtherNumericsDoNotWaitBehindEachOther) {
+  RecordingSink younger;
+  const SessionId a = AddWorker("a", WorkerRole::kHybrid, 1, "old");
+  Start(&sink_);
+  const SessionId b = AddWorker("b", WorkerRole::kHybrid, 1, "new");
+  const RequestId second = Start(&younger);
+  ASSERT_EQ(last_target(), b);
+  Say(a, {Token(outbox_.submits[0].second.attempt, 3, 'x')});
+  Say(b, {Token(outbox_.submits[1].second.attempt, 3, 'y')});
+  owner_->OnSessionLost(a, now_us_);
+  owner_->OnSessionLost(b, now_us_);
+  AddWorker("c", WorkerRole::kHybrid, 1, "new");
+  EXPECT_EQ(owner_->num_waiting(), 1);
+  EXPECT_EQ(last_submit().attempt.request, second);
 }
 
 TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
@@ -314,6 +339,30 @@ TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {
   }
 }
 
+TEST_F(RequestResumeTest, APairThatWorkedRestsAsBrieflyAsTheFirstTime) {
+  const SessionId d = AddPair();
+  const auto fail = [&] {
+    RecordingSink sink;
+    const RequestId failed = Start(&sink);
+    ASSERT_EQ(last_submit().prefill.worker.name, "p");
+    Say(d, {EndedEvent{.attempt = last_submit().attempt,
+                       .status = absl::FailedPreconditionError("no common path")}});
+    owner_->Cancel(failed, now_us_);
+    Advance(LivenessTimes{}.first_pause_us);
+  };
+  fail();
+  Start(&sink_);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  Say(d, {PromptEvent{.attempt = last_submit().attempt,
+                      .cached_tokens = 0,
+                      .transferred_blocks = 1,
+                      .prompt_logprobs = {}}});
+  fail();
+  RecordingSink last;
+  Start(&last);
+  EXPECT_EQ(last_submit().prefill.worker.name, "p");
+}
+
 TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
   SessionId session = AddWorker("a");
   Start(&sink_);
@@ -339,6 +388,20 @@ TEST_F(RequestResumeTest, ALostTransferAvoidsThatPrefillWorkerUntilItIsHeard) {
   RecordingSink next;
   Start(&next);
   EXPECT_EQ(last_submit().prefill.worker.name, "p");
+}
+
+// Once the prompt is computed, a prefill worker only sends.
+TEST_F(RequestResumeTest, ALostTransferOfAComputedPromptIsNobodysDeath) {
+  const SessionId d = AddPair();
+  Start(&sink_);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  Say(d, {Token(last_submit().attempt, 3, 'x')});
+  Say(d, {EndedEvent{.attempt = last_submit().attempt,
+                     .status = absl::UnavailableError("prefill worker lost")}});
+  owner_->OnSessionLost(d, now_us_);
+  AddWorker("e", WorkerRole::kDecode);
+  EXPECT_EQ(outbox_.submits.size(), 3u);
+  EXPECT_FALSE(last_submit().alone);
 }
 
 TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {

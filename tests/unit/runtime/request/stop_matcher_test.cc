@@ -39,6 +39,14 @@ TEST(StopMatcher, FlushGivesBackWhatNeverBecameAStopString) {
   EXPECT_FALSE(matcher.stopped());
 }
 
+TEST(StopMatcher, AStopStringThatDoesNotCountIsTextAtOnce) {
+  StopMatcher matcher({"stop"});
+  EXPECT_EQ(matcher.AppendUnmatched("a stop"), "a stop");
+  EXPECT_EQ(matcher.AppendUnmatched(" st"), " ");
+  EXPECT_EQ(matcher.Append("op"), "");
+  EXPECT_TRUE(matcher.stopped());
+}
+
 TEST(StopMatcher, WithoutStopStringsEverythingPasses) {
   StopMatcher matcher({});
   EXPECT_EQ(matcher.Append("abc"), "abc");
@@ -107,6 +115,13 @@ TEST(ChoiceText, AStopStringThatTheLastTokenCompletesIsAStop) {
   finish = FinishReason::kLength;
   EXPECT_EQ(text.Append('b', &finish), "");
   EXPECT_EQ(finish, FinishReason::kStop);
+}
+
+TEST(ChoiceText, WhatCouldHaveBegunAStopStringComesAtTheEnd) {
+  ChoiceText text(std::make_unique<Letters>(), {".z"}, 0);
+  FinishReason finish = FinishReason::kLength;
+  EXPECT_EQ(text.Append('a', &finish), "a.");
+  EXPECT_EQ(finish, FinishReason::kLength);
 }
 
 // What comes of `tokens` one by one, until it stops.

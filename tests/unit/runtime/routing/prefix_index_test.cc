@@ -77,6 +77,40 @@ TEST(PrefixIndex, AGapVoidsTheWorkerUntilItsNextSnapshotAndIsToldOnce) {
   EXPECT_TRUE(index.LongestPrefixes(chain).empty());
   EXPECT_TRUE(index.Apply(kA, Snapshot(chain, 9)));
   EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 48}}));
+  // The next one is another gap; so is one in a Watch that broke before its snapshot came.
+  EXPECT_FALSE(index.Apply(kA, gap));
+  EXPECT_TRUE(index.Apply(kA, gap));
+  index.AddWorker(kA, 16);
+  EXPECT_FALSE(index.Apply(kA, gap));
+}
+
+// Whatever it was that nobody holds any more.
+TEST(PrefixIndex, EntriesThatNobodyHoldsAreForgotten) {
+  PrefixIndex index(1000);
+  index.AddWorker(kA, 16);
+  index.AddWorker(kB, 16);
+  const auto first = Chain(10, 0), second = Chain(10, 1), third = Chain(10, 2);
+  uint64_t sequence = 0;
+  const auto change = [&](std::vector<BlockHash> stored, std::vector<BlockHash> removed) {
+    const uint64_t at = sequence;
+    sequence += stored.size() + removed.size();
+    EXPECT_TRUE(index.Apply(kB, {.first_sequence = at,
+                                 .snapshot = false,
+                                 .stored = std::move(stored),
+                                 .removed = std::move(removed)}));
+  };
+  EXPECT_TRUE(index.Apply(kA, Snapshot(first)));
+  EXPECT_TRUE(index.Apply(kB, Snapshot({second[0]})));
+  EXPECT_TRUE(index.Apply(kA, Snapshot({first[0]})));
+  change({}, {});
+  EXPECT_EQ(index.num_entries(), 2) << "the snapshot had one of ten";
+  index.RemoveWorker(kA);
+  change({}, {});
+  EXPECT_EQ(index.num_entries(), 1) << "it is gone";
+  change(third, {});
+  change({}, third);
+  change({}, {});
+  EXPECT_EQ(index.num_entries(), 1) << "they were removed";
 }
 
 TEST(PrefixIndex, ASnapshotReplacesAllThatWasKnown) {

@@ -68,6 +68,34 @@ TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
   EXPECT_EQ(Choose().route->decode, a);
 }
 
+TEST_F(RoutingPolicyTest, TheSlackGrowsWithTheLoad) {
+  const WorkerId a = Add("a", WorkerRole::kDecode);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  Holds(b, 10);
+  fleet_.AddLive(a, {.sequences = 40});
+  fleet_.AddLive(b, {.sequences = 50});
+  EXPECT_EQ(Choose().route->decode, b);
+  fleet_.AddLive(b, {.sequences = 1});
+  EXPECT_EQ(Choose().route->decode, a) << "by a quarter";
+}
+
+TEST_F(RoutingPolicyTest, WhoMustRunAloneIsComputedWhereItDecodes) {
+  Add("p", WorkerRole::kPrefill);
+  const WorkerId d = Add("d", WorkerRole::kDecode);
+  request_.alone = true;
+  EXPECT_EQ(Choose().route->decode, d);
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+}
+
+TEST_F(RoutingPolicyTest, APromptAvoidsThePrefillWorkerWhereItsStepFailed) {
+  Add("d", WorkerRole::kDecode);
+  const WorkerId p = Add("p", WorkerRole::kPrefill);
+  request_.avoid = {p};
+  EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  const WorkerId q = Add("q", WorkerRole::kPrefill);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, q);
+}
+
 TEST_F(RoutingPolicyTest, TiesAreBrokenByLotFromTheSeed) {
   for (const char* name : {"a", "b", "c"}) Add(name, WorkerRole::kHybrid);
   std::set<std::string> chosen;
@@ -90,8 +118,11 @@ TEST_F(RoutingPolicyTest, RolesDecideWhatIsSent) {
   EXPECT_EQ(Choose().route->prefill, std::nullopt);
   // Short prompts stay local, unless all shall travel.
   request_.disaggregate = DisaggregatePolicy::kAuto;
-  request_.num_tokens = 255;
+  request_.num_tokens = kAutoDisaggregateTokens - 1;
   EXPECT_EQ(Choose().route->prefill, std::nullopt);
+  request_.num_tokens = kAutoDisaggregateTokens;
+  EXPECT_EQ(Choose().route->prefill, p);
+  request_.num_tokens = 1;
   request_.disaggregate = DisaggregatePolicy::kAlways;
   EXPECT_EQ(Choose().route->prefill, p);
 }
