@@ -143,12 +143,27 @@ TEST_F(EngineGrantsTest, QuarantineThatIsTooLargeForTooLongAsksForAnotherProcess
   Run();
   EXPECT_EQ(prefill.Load().blocks.quarantined, 10);
   EXPECT_FALSE(prefill.quarantine_is_stuck());
+  const int64_t wakeup_us = prefill.Step(fleet_.now_us()).next_wakeup_us;
+  EXPECT_GT(wakeup_us, fleet_.now_us());
+  EXPECT_LE(wakeup_us, fleet_.now_us() + LivenessTimes().quarantine_us);
   fleet_.Advance(LivenessTimes().quarantine_us);
   Run();
   EXPECT_TRUE(prefill.quarantine_is_stuck());
   fleet_.ReleaseFrames();
   Run();
   EXPECT_FALSE(prefill.quarantine_is_stuck());
+}
+
+TEST_F(EngineGrantsTest, AsMuchQuarantineAsIsAllowedMayLast) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/20);
+  CancelWithFramesOut(Disaggregated(1, RandomTokens(150, 1), 5));
+  Run();
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 10) << "half of the pool";
+  fleet_.Advance(2 * LivenessTimes().quarantine_us);
+  Run();
+  EXPECT_FALSE(fleet_.engine(kPrefill).quarantine_is_stuck());
+  fleet_.ReleaseFrames();
+  Run();
 }
 
 TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess) {

@@ -161,8 +161,62 @@ TEST_F(EngineLinkTest, ALinkThatCostsTimeIsPausedUnlessAskedForAtAnyPrice) {
     fleet_.ReleaseFrames();
     Run();
     EXPECT_EQ(fleet_.CheckFinished(submit), "");
+    EXPECT_THAT(fleet_.pauses(), SizeIs(from == 1 ? 0 : 1));
   }
   EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kSlow));
+}
+
+// What a link costs is judged by what the missing tokens would have cost here, at the pace of those
+// that were computed there.
+class LinkPaceTest : public EngineLinkTest {
+ protected:
+  // The prompt takes so long there, its blocks so much longer to come; half of it is cached at
+  // `with_prefix`.
+  void Transfer(int with_prefix, int64_t computing_us, int64_t late_us) {
+    Create();
+    fleet_.SetFastNetwork(true);
+    const std::vector<int32_t> prompt = RandomTokens(160, 3);
+    fleet_.Submit(with_prefix, MakeSubmit(1, {prompt.begin(), prompt.begin() + 80}, 1));
+    Run();
+    Submit submit = Disaggregated(2, prompt, 5);
+    submit.disaggregate_from_tokens = 64;
+    fleet_.Submit(kDecode, submit);
+    fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });  // So it has been started.
+    fleet_.QueueFrames();
+    fleet_.Advance(computing_us);
+    RunUntilFirstToken(submit);
+    fleet_.Advance(late_us);
+    fleet_.ReleaseFrames();
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  }
+};
+
+TEST_F(LinkPaceTest, WhatIsCachedHereWouldNotBeComputedHere) {
+  Transfer(/*with_prefix=*/kDecode, /*computing_us=*/1'000'000, /*late_us=*/750'000);
+  EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kSlow));
+}
+
+TEST_F(LinkPaceTest, WhatIsCachedThereTookNoTimeThere) {
+  Transfer(/*with_prefix=*/kPrefill, /*computing_us=*/500'000, /*late_us=*/750'000);
+  EXPECT_THAT(fleet_.pauses(), IsEmpty());
+}
+
+TEST_F(EngineLinkTest, ALinkIsNotToBlameForAGrantThatCameLate) {
+  Create(/*decode_blocks=*/12);
+  const Submit running = MakeSubmit(1, RandomTokens(30, 1), 120);
+  fleet_.Submit(kDecode, running);
+  RunUntilFirstToken(running);
+  Submit submit = Disaggregated(2, RandomTokens(150, 2), 5);
+  submit.disaggregate_from_tokens = 64;
+  fleet_.Submit(kDecode, submit);
+  RunUntilFirstToken(submit);
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  fleet_.Advance(1'000'000);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Committed"), 1);
+  EXPECT_THAT(fleet_.pauses(), IsEmpty());
 }
 
 }  // namespace

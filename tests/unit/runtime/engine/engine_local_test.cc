@@ -366,6 +366,26 @@ TEST_F(EngineLocalTest, WhoeverIsAdmittedBesideForksToComeIsNotPreemptedForThem)
   EXPECT_EQ(computed(), 10 + 99 + 96 + 8 * 9 + 20 + 59) << "somebody was preempted";
 }
 
+// What each of them may come to need is its own.
+TEST_F(EngineLocalTest, ForksThatRunKeepNobodyOutWhoFitsBesideThem) {
+  EngineOptions options = SmallEngine(/*num_blocks=*/60);
+  options.max_sequences = 2;
+  options.max_batched_tokens = 9;
+  Create(options);
+  const Submit older = MakeSubmit(1, RandomTokens(10, 1), 300);
+  const Submit many = MakeSubmit(2, RandomTokens(96, 2), 10, /*num_choices=*/8);
+  const Submit newcomer = MakeSubmit(3, RandomTokens(20, 3), 5);
+  fleet_.Submit(0, older);
+  RunUntilFirstToken(older);
+  fleet_.Submit(0, many);
+  RunUntilFirstToken(many);
+  fleet_.Submit(0, newcomer);
+  RunUntilFirstToken(newcomer);
+  EXPECT_THAT(fleet_.record(many.attempt).finish, IsEmpty());
+  Run();
+  for (const Submit& submit : {older, many, newcomer}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
 TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);

@@ -164,6 +164,16 @@ TEST_F(EngineTransferTest, ShortPromptsStayBelowTheThreshold) {
   EXPECT_EQ(fleet_.messages("Submit"), 1);
 }
 
+TEST_F(EngineTransferTest, AWorkerComputesItselfWhatItIsToldToSendToItself) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(90, 3), 5);
+  submit.prefill = fleet_.peer(kDecode);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Submit"), 0);
+}
+
 TEST_F(EngineTransferTest, ChoicesAreDrawnThereAndForkedHere) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(90, 3), 12, /*num_choices=*/4);

@@ -91,6 +91,20 @@ TEST_F(PrefixCacheTest, EvictsLeavesBeforeTheSharedPrefix) {
   EXPECT_EQ(Cached({1, 3}), 1);
 }
 
+// Who computed what an older block has the name of, hangs what follows on that one.
+TEST_F(PrefixCacheTest, EvictsWhatFollowsFirstThoughItWasUsedLast) {
+  const std::vector<BlockId> older = Run({1});
+  const std::vector<BlockId> table = *pool_.Allocate(2);
+  PrefixCursor cursor{.name = kRoot};
+  cache_.Append(&cursor, BlockOf(1), table[0]);
+  cache_.Append(&cursor, BlockOf(2), table[1]);
+  pool_.Release(older);
+  pool_.Release(table);
+  EXPECT_EQ(Cached({1, 2}), 2);
+  const std::vector<BlockId> taken = *pool_.Allocate(3);
+  EXPECT_EQ(Cached({1, 2}), 1);
+}
+
 TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedFirst) {
   RunAndRelease({1, 2});
   RunAndRelease({5, 6});

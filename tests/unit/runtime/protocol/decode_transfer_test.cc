@@ -53,6 +53,15 @@ TEST_F(DecodeTransferTest, CompletesWhenEverythingArrivedInAnyOrder) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+TEST_F(DecodeTransferTest, AFirstTokenIsASignOfLife) {
+  StartAndGrant(/*now_us=*/1000);
+  EXPECT_EQ(transfer_.expires_at_us(), 1100);
+  EXPECT_TRUE(transfer_.OnFirstToken(1050));
+  EXPECT_EQ(transfer_.expires_at_us(), 1150);
+  EXPECT_FALSE(transfer_.OnFirstToken(1060));
+  EXPECT_EQ(transfer_.expires_at_us(), 1160) << "even one that is not new";
+}
+
 TEST_F(DecodeTransferTest, AsksForItsGrantOnce) {
   EXPECT_TRUE(transfer_.OnStart());
   EXPECT_FALSE(transfer_.OnStart());

@@ -65,6 +65,27 @@ TEST_F(PrefillTransferTest, DoneComesOnceAfterFirstTokenAndAllHandedOver) {
   EXPECT_FALSE(transfer_.TakeDone());
 }
 
+TEST_F(PrefillTransferTest, DoneDoesNotComeOnceItHasEnded) {
+  StartAndGrant();
+  for (const int ordinal : {1, 2}) transfer_.OnBlockReady(ordinal, 0);
+  EXPECT_EQ(Take(), 1);
+  EXPECT_EQ(Take(), 2);
+  transfer_.OnFirstTokenSent();
+  transfer_.End(absl::CancelledError("cancelled"));
+  EXPECT_FALSE(transfer_.TakeDone());
+}
+
+TEST_F(PrefillTransferTest, ABlockIsReadyOnce) {
+  StartAndGrant();
+  transfer_.OnBlockReady(1, 77);
+  transfer_.OnBlockReady(1, 78);
+  const std::optional<FrameHeader> header = transfer_.TakeFrame();
+  ASSERT_TRUE(header);
+  EXPECT_EQ(header->crc32c, FrameChecksum(*header, 77));
+  transfer_.OnBlockReady(1, 78);
+  EXPECT_EQ(Take(), -1) << "it is under way";
+}
+
 TEST_F(PrefillTransferTest, ABlockThatIsSentAgainIsOneFrame) {
   StartAndGrant();
   transfer_.OnBlockReady(1, 0);

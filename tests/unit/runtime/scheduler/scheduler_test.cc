@@ -375,6 +375,89 @@ TEST_F(SchedulerTest, WhatIsThroughInAStepTakesBlocksThatAreKeptForOthers) {
   EXPECT_FALSE(Ran(long_brief));
 }
 
+TEST_F(SchedulerTest, AllForksOfARequestHaveItsOnePlace) {
+  Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/16);
+  JoinForks(6);
+  Sequence* const newcomer = Enqueue(4);
+  Step();
+  EXPECT_TRUE(Ran(newcomer));
+}
+
+TEST_F(SchedulerTest, OfTwoThatFitEachButNotTogetherOneIsAdmitted) {
+  Create(/*num_blocks=*/20, /*max_sequences=*/4, /*max_batched_tokens=*/40);
+  for (int i = 0; i < 4; ++i) {
+    Sequence* const older = Add(5);  // 2 blocks of the 3 that it may come to need.
+    older->final_tokens = 8;
+    Join(older);
+  }
+  for (int i = 0; i < 2; ++i) {
+    Sequence* const newcomer = Add(4);
+    newcomer->final_tokens = 20;  // 6 of the 8 blocks that nobody else may come to need.
+    scheduler_->Enqueue(newcomer);
+  }
+  EXPECT_EQ(Step().admitted.size(), 1u);
+}
+
+TEST_F(SchedulerTest, ABriefPromptThatLackedBlocksIsTriedAgain) {
+  Create(/*num_blocks=*/8, /*max_sequences=*/2, /*max_batched_tokens=*/16);
+  for (int i = 0; i < 3; ++i) Join(Add(8));  // 6 blocks.
+  blocks_->Take(2);
+  Sequence* const brief = Add(5);
+  brief->final_tokens = 5;
+  scheduler_->Enqueue(brief);
+  Step();
+  EXPECT_FALSE(Ran(brief));
+  blocks_->Take(-2);  // Too few for anybody else beside 3 that run.
+  Step();
+  EXPECT_TRUE(Ran(brief));
+}
+
+TEST_F(SchedulerTest, TheYoungestGivesItsOwnBlocksWhereAnotherCouldUseThem) {
+  Create(/*num_blocks=*/4, 8, 16);
+  Join(Add(6));
+  Sequence* const young = Add(8);
+  Join(young);
+  Step();
+  EXPECT_EQ(ran_.size(), 2u);
+  const StepPlan& plan = Step();  // Its ninth token has no block.
+  EXPECT_THAT(plan.preempted, ElementsAre(young));
+  EXPECT_EQ(blocks_->num_available(), 2);
+}
+
+TEST_F(SchedulerTest, WhatWaitsIsThePromptsNotTheDecodes) {
+  Create(/*num_blocks=*/100, /*max_sequences=*/8, /*max_batched_tokens=*/16);
+  Join(Add(8));
+  EXPECT_EQ(scheduler_->waiting_tokens(), 0);
+  Enqueue(30);
+  EXPECT_EQ(scheduler_->waiting_tokens(), 30);
+  Step();
+  EXPECT_EQ(scheduler_->waiting_tokens(), 15) << "half of it runs";
+}
+
+TEST_F(SchedulerTest, ANewcomerHasNotTheTurnsThatItMissed) {
+  Create(/*num_blocks=*/100, /*max_sequences=*/1, /*max_batched_tokens=*/16);
+  Sequence* const old = Add(8);
+  Join(old);
+  for (int i = 0; i < 50; ++i) Step();
+  Join(Add(8));
+  int turns = 0;
+  for (int i = 0; i < 10; ++i) {
+    Step();
+    turns += Ran(old) ? 1 : 0;
+  }
+  EXPECT_GE(turns, 4);
+}
+
+TEST_F(SchedulerTest, AChunkThatLacksBlocksSaysSo) {
+  Create(/*num_blocks=*/5, /*max_sequences=*/8, /*max_batched_tokens=*/16);
+  Sequence* const prompt = Enqueue(30);
+  Step();
+  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 16)));
+  const StepPlan& plan = Step();
+  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 4)));
+  EXPECT_EQ(plan.blocked_order, prompt->order);
+}
+
 TEST_F(SchedulerTest, AnOldPromptGetsItsPlaceHoweverManyJoin) {
   Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/16);
   Sequence* const old = Add(20);  // Preempted, say: it waits, with more running than a batch holds.

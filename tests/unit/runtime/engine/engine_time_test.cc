@@ -1,0 +1,143 @@
+// What time does to an engine to which nothing comes: when it wants to be stepped again, and what
+// it forgets.
+
+#include <gmock/gmock.h>
+
+#include "tests/unit/runtime/engine/engine_transfer_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr LivenessTimes kTimes;
+
+class EngineTimeTest : public EngineTransferTest {
+ protected:
+  // Each message takes the fleet some microseconds.
+  void ExpectSleep(int worker, int64_t us) {
+    const int64_t wakeup_us = fleet_.engine(worker).Step(fleet_.now_us()).next_wakeup_us;
+    EXPECT_NEAR(static_cast<double>(wakeup_us - fleet_.now_us()), static_cast<double>(us), 1'000);
+  }
+  // Computed at the prefill worker; its blocks go nowhere.
+  void SubmitWithoutStart(const Submit& submit) {
+    fleet_.DropMessages([](const std::string& kind) { return kind == "Start"; });
+    fleet_.Submit(kDecode, submit);
+    Run();
+    EXPECT_GT(fleet_.engine(kPrefill).Load().blocks.held, 0);
+  }
+  void CancelAndRun(const Submit& submit) {
+    fleet_.Cancel(kDecode, submit.attempt);
+    Run();
+  }
+};
+
+TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilALeaseEnds) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  SubmitWithoutStart(submit);
+  ExpectSleep(kPrefill, kTimes.lease_us);
+  CancelAndRun(submit);
+}
+
+TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilADeadline) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  submit.time_left_us = kTimes.lease_us / 3;
+  SubmitWithoutStart(submit);
+  ExpectSleep(kPrefill, submit.time_left_us);
+  CancelAndRun(submit);
+}
+
+TEST_F(EngineTimeTest, ADecodeWorkerSleepsUntilAGrantWasHeldForTooLong) {
+  Create(/*decode_blocks=*/12);
+  const Submit running = MakeSubmit(1, RandomTokens(30, 1), 120);
+  const Submit submit = Disaggregated(2, RandomTokens(150, 2), 5);
+  fleet_.Submit(kDecode, running);
+  RunUntilFirstToken(running);
+  fleet_.Submit(kDecode, submit);
+  for (int i = 0; i < 30; ++i) fleet_.RunOne();
+  EXPECT_EQ(fleet_.messages("Start"), 1);
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  ExpectSleep(kDecode, kTimes.lease_us);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTimeTest, ALeaseThatIsRenewedOnceStillEnds) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  SubmitWithoutStart(submit);
+  const auto wait = [&](int64_t us) {
+    fleet_.Advance(us);
+    fleet_.engine(kPrefill).Step(fleet_.now_us());
+    return fleet_.engine(kPrefill).Load().blocks.held;
+  };
+  EXPECT_GT(wait(kTimes.lease_us / 2), 0);
+  fleet_.Renew();
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_GT(wait(kTimes.lease_us - 1), 0);
+  EXPECT_EQ(wait(1), 0);
+  CancelAndRun(submit);
+}
+
+TEST_F(EngineTimeTest, WhoCannotRunHasNoWorkWithoutProgress) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/12);
+  const Submit first = Disaggregated(1, RandomTokens(150, 1), 5);
+  SubmitWithoutStart(first);
+  const Submit second = Disaggregated(2, RandomTokens(150, 2), 5);
+  fleet_.Submit(kDecode, second);
+  Run();
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_sequences, 1);
+  EXPECT_FALSE(fleet_.engine(kPrefill).Load().has_work);
+  CancelAndRun(first);
+  CancelAndRun(second);
+}
+
+TEST_F(EngineTimeTest, ATombstoneLiesUntilItsDeadline) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 5);
+  fleet_.Cancel(kDecode, submit.attempt, /*time_left_us=*/1'000);
+  fleet_.Advance(1'000);
+  fleet_.engine(kDecode).Step(fleet_.now_us());
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineTimeTest, SoDoesOneOfAPromptThatWasCancelledBeforeItCame) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  submit.time_left_us = 1'000;
+  fleet_.DropMessages([](const std::string& kind) { return kind == "Submit"; });
+  fleet_.Submit(kDecode, submit);
+  CancelAndRun(submit);
+  fleet_.Advance(1'000);
+  for (const int worker : {kDecode, kPrefill}) fleet_.engine(worker).Step(fleet_.now_us());
+  fleet_.DropMessages([](const std::string&) { return false; });
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.messages("Refused"), 0);
+  EXPECT_THAT(fleet_.record(submit.attempt).tokens.at(0), SizeIs(5));
+}
+
+TEST_F(EngineTimeTest, WhatHasEndedIsRememberedUntilItsDeadline) {
+  Create();
+  Submit refused = MakeSubmit(1, RandomTokens(40, 3), 0);
+  refused.time_left_us = 1'000;
+  fleet_.Submit(kDecode, refused);
+  fleet_.Submit(kDecode, refused);
+  Run();
+  EXPECT_THAT(fleet_.record(refused.attempt).refused, SizeIs(1));
+  fleet_.Advance(1'000);
+  fleet_.engine(kDecode).Step(fleet_.now_us());
+  fleet_.Submit(kDecode, refused);
+  Run();
+  EXPECT_THAT(fleet_.record(refused.attempt).refused, SizeIs(2));
+  EXPECT_THAT(fleet_.record(refused.attempt).ended, IsEmpty());
+}
+
+}  // namespace
+}  // namespace tandem
