@@ -166,6 +166,71 @@ TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   EXPECT_EQ(ample_.held_bytes(), 0);
 }
 
+TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
+  AddWorker();
+  const std::shared_ptr<Generation> call =
+      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
+  call->Start();
+  Flush();
+  const std::vector<TokenLogprob> top(1024);
+  const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
+  const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
+  for (int32_t i = 0; i < most + 50; ++i) {
+    TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
+    event.token.top = top;
+    Say({event});
+    if (i == 0) continue;  // So that something is always left.
+    EXPECT_EQ(call->Take(/*most=*/1).size(), 1u);
+  }
+  EXPECT_FALSE(call->overflowed());
+}
+
+TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(2);
+  call->Start();
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 2);
+  Say({EndedEvent{.attempt = session_->submits.at(0).attempt,
+                  .status = absl::InternalError("not a number")}});
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_EQ(EndOf(call.get()).code(), absl::StatusCode::kInternal);
+}
+
+TEST_F(GenerationTest, UsageIsOfAllPrompts) {
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(2);
+  call->Start();
+  Flush();
+  for (const size_t i : {0, 1}) {
+    Say({PromptEvent{.attempt = session_->submits.at(i).attempt,
+                     .cached_tokens = static_cast<int32_t>(i) + 1,
+                     .transferred_blocks = 0,
+                     .prompt_logprobs = {}},
+         Token(i, 3, FinishReason::kLength)});
+  }
+  const std::vector<GenerationNews> news = call->Take();
+  const auto& end = std::get<EndNews>(news.back());
+  EXPECT_EQ(end.usage.prompt_tokens, 6);
+  EXPECT_EQ(end.usage.completion_tokens, 2);
+  EXPECT_EQ(end.usage.cached_tokens, 3);
+}
+
+TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) {
+  AddWorker();
+  auto front_end = std::make_shared<int>();
+  const std::weak_ptr<int> watched = front_end;
+  const std::shared_ptr<Generation> call = Make(1, [front_end = std::move(front_end)] {});
+  call->Start();
+  Flush();
+  EXPECT_FALSE(watched.expired());
+  call->Detach();
+  EXPECT_TRUE(watched.expired());
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+}
+
 TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
   std::shared_ptr<Generation> call = Make(2);
   const std::weak_ptr<Generation> watched = call;

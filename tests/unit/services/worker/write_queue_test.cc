@@ -46,5 +46,52 @@ TEST(WriteQueueTest, MoreMessagesThanMayWaitAreRefused) {
   EXPECT_FALSE(writes.Push(Message(1)));
 }
 
+class WriteTest : public testing::Test {
+ protected:
+  MemoryBudget budget_{kLimit};
+  Stream stream_;
+  WriteQueue<Stream, v1::FramesRequest> writes_{&stream_, 100, &budget_, "peer"};
+};
+
+TEST_F(WriteTest, OneIsInFlightAndCountsUntilItIsDone) {
+  EXPECT_EQ(writes_.size(), 0u);
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_EQ(stream_.num_writes, 1);
+  EXPECT_EQ(writes_.size(), 2u);
+  writes_.OnWriteDone(true);
+  EXPECT_EQ(stream_.num_writes, 2);
+  EXPECT_EQ(writes_.size(), 1u);
+  writes_.OnWriteDone(true);
+  EXPECT_EQ(writes_.size(), 0u);
+}
+
+TEST_F(WriteTest, AfterAFailedWriteNoneFollows) {
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  writes_.OnWriteDone(false);
+  EXPECT_EQ(stream_.num_writes, 1);
+  EXPECT_EQ(writes_.size(), 0u);
+  EXPECT_EQ(budget_.held_bytes(), 0);
+}
+
+TEST_F(WriteTest, ClosingTellsWhetherAWriteIsInFlightAndDropsWhatComes) {
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Close());
+  writes_.OnWriteDone(true);
+  EXPECT_FALSE(writes_.Close());
+  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_EQ(budget_.held_bytes(), 0);
+  EXPECT_EQ(stream_.num_writes, 1);
+}
+
+TEST_F(WriteTest, AQueueThatIsMadeHeldWritesOnceItIsOpened) {
+  WriteQueue<Stream, v1::FramesRequest> held(&stream_, 100, &budget_, "peer", /*held=*/true);
+  EXPECT_TRUE(held.Push(Message(1)));
+  EXPECT_EQ(stream_.num_writes, 0);
+  held.Open();
+  EXPECT_EQ(stream_.num_writes, 1);
+}
+
 }  // namespace
 }  // namespace tandem
