@@ -10,9 +10,10 @@
 
 namespace tandem {
 
-// Looks again and again; false after a minute.
-inline bool Eventually(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+// Looks again and again; false once `patience` is over.
+inline bool Eventually(const std::function<bool()>& condition,
+                       std::chrono::seconds patience = std::chrono::minutes(1)) {
+  const auto end = std::chrono::steady_clock::now() + patience;
   Mutex mu;
   CondVar never;
   MutexLock lock(&mu);

@@ -59,6 +59,7 @@ class HttpServer::Impl {
         acceptor_(accept_strand_),
         retry_(accept_strand_) {
     shared_.handler = handler;
+    shared_.times = options.times;
     shared_.budget = options.budget;
     shared_.on_slow_reader = [this] {
       if (options_.on_slow_reader) options_.on_slow_reader();

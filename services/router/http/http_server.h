@@ -10,6 +10,7 @@
 #ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
 #define TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
+#include "services/router/api_limits.h"
 #include "services/router/listen_address.h"
 
 namespace tandem {
@@ -63,9 +65,20 @@ class HttpHandler {
   virtual void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
 };
 
+// How long a client may take for what it has to do; then its connection is closed.
+struct HttpTimes {
+  std::chrono::milliseconds header = kHeaderTimeout;
+  std::chrono::milliseconds body = kBodyTimeout;  // From the end of the header.
+  std::chrono::milliseconds idle = kIdleTimeout;  // To the next request.
+  std::chrono::milliseconds write = kWriteTimeout;
+  // To leave after it was refused while it still sent: it reads the answer only after that.
+  std::chrono::milliseconds discard{5'000};
+};
+
 struct HttpServerOptions {
   ListenAddress address;
   MemoryBudget* budget = nullptr;  // Outlives the server.
+  HttpTimes times;
   int num_threads = 2;
   std::function<void(int)> on_connections;  // How many are open. Any thread.
   std::function<void()> on_slow_reader;     // One was cut off. Any thread.

@@ -24,8 +24,6 @@ using boost::system::error_code;
 
 constexpr size_t kReadBytes = size_t{64} << 10;
 constexpr size_t kMaxWriteBytes = size_t{64} << 10;
-// A client that is refused while it still sends reads the answer only after it has sent.
-constexpr std::chrono::seconds kDiscardTimeout{5};
 // Of what a connection costs, what its buffers may use: a small request and its answer need no
 // more.
 constexpr size_t kIncludedBytes = size_t{8} << 10;
@@ -224,7 +222,7 @@ void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
   if (shared_->draining) return Close();
   static_cast<void>(Charge(0));  // It only becomes less.
-  SetDeadline(kIdleTimeout);
+  SetDeadline(shared_->times.idle);
   if (unparsed_.empty()) return;
   asio::post(socket_.get_executor(), [self = shared_from_this()] {
     if (self->state_ == State::kIdle) self->Parse(std::exchange(self->unparsed_, {}));
@@ -233,7 +231,7 @@ void ServerConnection::WaitForRequest() {
 
 void ServerConnection::BeginRequest() {
   state_ = State::kReading;
-  SetDeadline(kHeaderTimeout);
+  SetDeadline(shared_->times.header);
   parser_.emplace();
   parser_->header_limit(kMaxHeaderBytes);
   parser_->body_limit(kMaxBodyBytes);
@@ -347,7 +345,7 @@ bool ServerConnection::CheckHeader() {
     Refuse(status, why);
     return false;
   }
-  SetDeadline(kBodyTimeout);
+  SetDeadline(shared_->times.body);
   if (boost::beast::iequals(request[http::field::expect], "100-continue")) {
     Append("HTTP/1.1 100 Continue\r\n\r\n");
   }
@@ -494,7 +492,7 @@ void ServerConnection::WriteMore() {
     return;
   }
   writing_ = true;
-  if (state_ == State::kAnswering) SetDeadline(kWriteTimeout);
+  if (state_ == State::kAnswering) SetDeadline(shared_->times.write);
   socket_.async_write_some(asio::buffer(sending_.data() + num_written_,
                                         std::min(sending_.size() - num_written_, kMaxWriteBytes)),
                            [self = shared_from_this()](const error_code& error, size_t size) {
@@ -530,7 +528,7 @@ void ServerConnection::Discard() {
   state_ = State::kDiscarding;
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  SetDeadline(kDiscardTimeout);
+  SetDeadline(shared_->times.discard);
 }
 
 void ServerConnection::Close() {
@@ -547,7 +545,7 @@ void ServerConnection::Close() {
 
 // ---- Time ----
 
-void ServerConnection::SetDeadline(std::chrono::steady_clock::duration time) {
+void ServerConnection::SetDeadline(std::chrono::milliseconds time) {
   const uint64_t number = ++deadline_number_;
   deadline_.expires_after(time);
   deadline_.async_wait([self = shared_from_this(), number](const error_code& error) {

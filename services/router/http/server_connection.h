@@ -29,6 +29,7 @@ inline constexpr int kMaxToldAtOnce = 64;
 // What all connections of a server share; outlives them.
 struct HttpShared {
   HttpHandler* handler = nullptr;
+  HttpTimes times;
   MemoryBudget* budget = nullptr;
   std::function<void()> on_slow_reader;
   std::function<void()> on_closed;
@@ -76,7 +77,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void Discard();
   void Close();
 
-  void SetDeadline(std::chrono::steady_clock::duration time);
+  void SetDeadline(std::chrono::milliseconds time);
   void ClearDeadline();
 
   boost::asio::ip::tcp::socket socket_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -195,6 +196,89 @@ TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
   }
   EXPECT_EQ(budget.num_cut(), kCut);
   EXPECT_EQ(told, kMaxToldAtOnce);
+}
+
+using std::chrono_literals::operator""h, std::chrono_literals::operator""ms;
+
+// All clients have all the time, but for the one thing that a case is about.
+class HttpTimesTest : public HttpServerTest {
+ protected:
+  int Serve(void (*shorten)(HttpTimes*)) {
+    HttpTimes times{.header = 1h, .body = 1h, .idle = 1h, .write = 1h, .discard = 1h};
+    shorten(&times);
+    server_ = *HttpServer::Create(
+        {.address = {.ip = "127.0.0.1"},
+         .budget = &budget_,
+         .times = times,
+         .on_connections = [this](int open) { num_closed_ += open < num_open_.exchange(open); }},
+        &handler_);
+    return server_->port();
+  }
+  bool OneIsClosed() {
+    return Eventually([this] { return num_closed_ == 1; }, std::chrono::seconds(10));
+  }
+
+  static constexpr char kHalfBody[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf";
+  // Of a socket whose reader takes nothing, far less than an answer.
+  static constexpr int kSmallBuffer = 64 << 10;
+  std::atomic<int> num_open_{0}, num_closed_{0};
+};
+
+TEST_F(HttpTimesTest, AHeadThatDoesNotComeEndsTheConnection) {
+  RawHttp client(Serve([](HttpTimes* times) { times->header = 20ms; }));
+  client.Send("GET / HTTP/1.1\r\n");
+  EXPECT_TRUE(OneIsClosed());
+}
+
+TEST_F(HttpTimesTest, ABodyThatDoesNotComeEndsTheConnection) {
+  RawHttp client(Serve([](HttpTimes* times) { times->body = 20ms; }));
+  client.Send(kHalfBody);
+  EXPECT_TRUE(OneIsClosed());
+}
+
+TEST_F(HttpTimesTest, AConnectionThatAsksNoMoreIsClosed) {
+  RawHttp client(Serve([](HttpTimes* times) { times->idle = 20ms; }));
+  EXPECT_EQ(client.Exchange("/other").status, 200);
+  EXPECT_TRUE(OneIsClosed());
+}
+
+TEST_F(HttpTimesTest, WhoWasRefusedAndStaysIsClosed) {
+  RawHttp client(Serve([](HttpTimes* times) { times->discard = 20ms; }));
+  client.Send("nonsense\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 400);
+  EXPECT_TRUE(OneIsClosed());
+}
+
+TEST_F(HttpTimesTest, AReaderThatStandsStillLosesItsAnswer) {
+  RawHttp client(Serve([](HttpTimes* times) { times->write = 20ms; }), kSmallBuffer);
+  client.SendRequest("/large");
+  EXPECT_TRUE(OneIsClosed());
+  EXPECT_LT(client.ReadToEnd(), TestHandler::kBurstBytes);
+}
+
+// Others, who come later and stand still, show that the time is over.
+TEST_F(HttpTimesTest, AnAnswerMayComeLaterThanABody) {
+  const int port = Serve([](HttpTimes* times) { times->body = 20ms; });
+  RawHttp client(port), other(port);
+  client.SendRequest("/silent");
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  other.Send(kHalfBody);
+  EXPECT_TRUE(OneIsClosed());
+  handler_.held->Send(200, "text/plain", "late");
+  handler_.held.reset();
+  EXPECT_EQ(client.Read().body, "late");
+}
+
+TEST_F(HttpTimesTest, BetweenItsPiecesAStreamMayRestLongerThanAWrite) {
+  const int port = Serve([](HttpTimes* times) { times->write = 500ms; });
+  RawHttp client(port), other(port, kSmallBuffer);
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  other.SendRequest("/large");
+  EXPECT_TRUE(OneIsClosed());
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_TRUE(client.Read().complete);
 }
 
 }  // namespace

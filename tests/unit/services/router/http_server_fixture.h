@@ -28,13 +28,17 @@ class TestHandler final : public HttpHandler {
       exchange->StartStream(200, "text/plain");
       exchange->Write("begun");
       held = std::move(exchange);
+    } else if (request.path == "/silent") {
+      held = std::move(exchange);
+      silent = true;
     } else {
       exchange->Send(200, "text/plain", request.id);
     }
   }
 
   static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
-  std::shared_ptr<HttpExchange> held;                     // For tests, once "begun" has come.
+  std::shared_ptr<HttpExchange> held;  // For tests, once "begun" has come, or `silent`.
+  std::atomic<bool> silent{false};
 };
 
 class HttpServerTest : public testing::Test {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "services/router/api_limits.h"
 #include "services/router/generation.h"
+#include "services/router/http/http_server.h"
 #include "services/server/limits.h"
 #include "services/server/open_calls.h"
 
@@ -76,10 +77,11 @@ TEST_F(PublishedLimitsTest, OfHttpClients) {
   EXPECT_EQ(row("body"), Bytes(kMaxBodyBytes));
   EXPECT_EQ(row("JSON depth"), Count(kMaxJsonDepth));
   EXPECT_EQ(row("requests sent ahead of an answer"), Bytes(kMaxReadAheadBytes));
-  EXPECT_EQ(row("time for a header"), Seconds(kHeaderTimeout));
-  EXPECT_EQ(row("time for a body"), Seconds(kBodyTimeout));
-  EXPECT_EQ(row("idle time of a kept connection"), Seconds(kIdleTimeout));
-  EXPECT_EQ(row("time for a write to make progress"), Seconds(kWriteTimeout));
+  EXPECT_EQ(row("time for a header"), Seconds(HttpTimes().header));
+  EXPECT_EQ(row("time for a body"), Seconds(HttpTimes().body));
+  EXPECT_EQ(row("reading on after a refusal"), Seconds(HttpTimes().discard));
+  EXPECT_EQ(row("idle time of a kept connection"), Seconds(HttpTimes().idle));
+  EXPECT_EQ(row("time for a write to make progress"), Seconds(HttpTimes().write));
   EXPECT_EQ(row("answer bytes not read when more come"), Bytes(kMaxUnsentBytes));
   EXPECT_EQ(row("silence of the client's machine"),
             Seconds(kKeepaliveTime) + " + " + Seconds(kKeepaliveTimeout));
