@@ -10,8 +10,10 @@
 
 namespace tandem {
 
-TextPool::TextPool(int num_threads, size_t max_waiting, size_t max_long_bytes)
-    : max_waiting_(max_waiting), max_long_bytes_(max_long_bytes), max_long_(num_threads - 1) {
+TextPool::TextPool(int num_threads, size_t max_waiting, int64_t memory_limit_bytes)
+    : max_waiting_(max_waiting),
+      max_long_bytes_(static_cast<size_t>(memory_limit_bytes / 2)),
+      max_long_(num_threads - 1) {
   TANDEM_CHECK(num_threads >= 2) << num_threads;
   for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
 }

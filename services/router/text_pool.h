@@ -2,12 +2,14 @@
 // the router's thread ever waits for text.
 //
 // Long bodies never have all the threads: one is always left to the short ones, which would
-// otherwise wait seconds behind a few megabytes.
+// otherwise wait seconds behind a few megabytes. Nor do those that wait lock short ones out of the
+// memory budget.
 
 #ifndef TANDEM_SERVICES_ROUTER_TEXT_POOL_H_
 #define TANDEM_SERVICES_ROUTER_TEXT_POOL_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <thread>
@@ -22,8 +24,8 @@ class TextPool {
  public:
   static constexpr size_t kLongBytes = size_t{64} << 10;
 
-  // At least 2 threads. Of what waits, long bodies have at most `max_long_bytes` together.
-  TextPool(int num_threads, size_t max_waiting, size_t max_long_bytes);
+  // At least 2 threads. Long bodies that wait have at most half of `memory_limit_bytes` together.
+  TextPool(int num_threads, size_t max_waiting, int64_t memory_limit_bytes);
   ~TextPool();  // Stop().
 
   // For a body of `bytes`. ResourceExhausted if max_waiting jobs wait, or too long ones;

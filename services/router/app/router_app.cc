@@ -13,8 +13,6 @@ namespace {
 
 constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
-// Of the memory budget, for long bodies that wait: nobody locks the short ones out with them.
-constexpr int64_t kLongTextsShare = 2;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
 
@@ -63,7 +61,7 @@ absl::Status RouterApp::Start() {
                                            &metrics_, memory_.budget(), &clock_);
   pool_ = std::make_unique<TextPool>(
       std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
-      static_cast<size_t>(memory_.budget()->limit_bytes() / kLongTextsShare));
+      memory_.budget()->limit_bytes());
 
   HttpApiParts parts{
       .generator = generator_.get(),

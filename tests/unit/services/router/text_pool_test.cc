@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kAmple = size_t{64} << 20;  // Of long bodies.
+constexpr int64_t kAmple = int64_t{64} << 20;
 
 TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
   TextPool pool(2, 16, kAmple);
@@ -54,7 +54,7 @@ TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
 
 TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
   constexpr size_t kLong = TextPool::kLongBytes;
-  TextPool pool(2, 16, 2 * kLong);
+  TextPool pool(2, 16, /*memory_limit_bytes=*/4 * kLong);
   std::promise<void> go_on;
   const std::shared_future<void> gate = go_on.get_future().share();
   std::promise<void> first_runs, second_runs;
