@@ -14,8 +14,9 @@
 
 #include "services/server/channel.h"
 #include "services/server/convert.h"
-#include "tandem/v1/prefill.grpc.pb.h"
+#include "services/server/open_calls.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/decode_peer.h"
 #include "tests/support/health.h"
 #include "tests/support/test_worker.h"
 
@@ -473,61 +474,16 @@ TEST_P(WorkerTest, ARouterThatHalfClosesWithoutReadingIsCutOffWithAllThatItRan) 
   ExpectCutOff(worker.get(), kAttempts);
 }
 
-// A decode worker's session, by hand.
-class DecodePeer {
- public:
-  explicit DecodePeer(const TestWorker& worker)
-      : stub_(proto::Prefill::NewStub(DialWithSmallWindow(worker.address))) {
-    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
-    stream_ = stub_->Session(&context_);
-    PrefillHello hello{.kv_class = "class",
-                       .numerics_id = "numerics",
-                       .worker = {.name = "peer", .incarnation = 5},
-                       .expected = worker.id,
-                       .transport = "grpc",
-                       .transport_address = std::string(16, 't')};
-    proto::ToPrefill message;
-    ToProto(hello, message.mutable_hello());
-    EXPECT_TRUE(stream_->Write(message));
-    proto::ToDecode answer;
-    EXPECT_TRUE(stream_->Read(&answer) && answer.has_hello());
-  }
-  ~DecodePeer() {
-    context_.TryCancel();
-    stream_->Finish();
-  }
-  void Send(const DecodeToPrefill& in) {
-    proto::ToPrefill message;
-    ToProto(in, &message);
-    EXPECT_TRUE(stream_->Write(message));
-  }
-  void HalfClose() { stream_->WritesDone(); }
-
- private:
-  std::unique_ptr<proto::Prefill::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<proto::ToPrefill, proto::ToDecode>> stream_;
-};
-
 TEST(WorkerServicesTest, ADecodeWorkerThatHalfClosesWithoutReadingGivesItsBlocksBack) {
   TestWorkerOptions options;
   options.transport = "grpc";
   options.role = WorkerRole::kPrefill;
   options.liveness_scale = 100;  // No lease ends by itself.
   auto worker = StartWorker("prefill", options);
-  DecodePeer peer(*worker);
+  DecodePeer peer(*worker, DialWithSmallWindow(worker->address));
   // Its first token brings more log-probabilities than flow control lets pass unread.
-  PrefillSubmit submit;
-  const Submit asked = MakeSubmit(1, RandomTokens(400, 3), 50);
-  submit.attempt = asked.attempt;
-  submit.token_ids = asked.token_ids;
-  submit.prompt_tokens = asked.prompt_tokens;
-  submit.num_blocks = 25;
-  submit.choices = {0};
-  submit.sampling = asked.sampling;
+  PrefillSubmit submit = PrefillSubmitOf(MakeSubmit(1, RandomTokens(400, 3), 50));
   submit.sampling.num_prompt_logprobs = 20;
-  submit.hash_root = asked.hash_root;
-  submit.time_left_us = asked.time_left_us;
   peer.Send(submit);
   Router other(*worker);
   const auto held = [&](const std::string& metrics) {
@@ -651,6 +607,27 @@ TEST(WorkerServicesTest, SubmitsThatWaitForTheEngineAreChargedAndRefusedWithoutR
   const std::vector<int32_t> tokens = RandomTokens(100'000, 2);
   for (uint64_t i = 2; i < 50; ++i) router.Send(MakeSubmit(i, tokens, 5));
   const absl::Status refused = router.Listen().refused;
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
+  worker->gate.Open();
+}
+
+TEST(WorkerServicesTest, SoArePromptsOfDecodeWorkersAndTheirSessions) {
+  TestWorkerOptions options;
+  options.transport = "grpc";
+  options.memory_limit_bytes = int64_t{16} << 20;
+  auto worker = StartWorker("hybrid", options);
+  Router router(*worker);
+  const auto held = [&] { return Value(Metrics(&router), "tandem_memory_held_bytes"); };
+  const double before = held();
+  DecodePeer peer(*worker, DialControl(worker->address, 1));
+  EXPECT_GE(held() - before, static_cast<double>(kCallBytes));
+  worker->gate.Close();
+  router.Send(MakeSubmit(1, RandomTokens(40, 1), 5));
+  EXPECT_EQ(router.NextChunks().size(), 1u);  // The engine is in the middle of a step.
+  const std::vector<int32_t> tokens = RandomTokens(100'000, 2);
+  for (uint64_t i = 2; i < 50; ++i) peer.Send(PrefillSubmitOf(MakeSubmit(i, tokens, 5)));
+  const absl::Status refused = peer.Refusal();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
   worker->gate.Open();

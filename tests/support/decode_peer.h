@@ -1,0 +1,82 @@
+// The session of a decode worker with a worker, by hand.
+
+#ifndef TANDEM_TESTS_SUPPORT_DECODE_PEER_H_
+#define TANDEM_TESTS_SUPPORT_DECODE_PEER_H_
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "services/server/convert.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+#include "tests/support/test_worker.h"
+
+namespace tandem {
+
+// `asked`, as a decode worker hands it on that holds none of it.
+inline PrefillSubmit PrefillSubmitOf(const Submit& asked) {
+  PrefillSubmit submit;
+  submit.attempt = asked.attempt;
+  submit.token_ids = asked.token_ids;
+  submit.prompt_tokens = asked.prompt_tokens;
+  submit.num_blocks = (asked.prompt_tokens + 15) / 16;
+  submit.choices = asked.choices;
+  submit.sampling = asked.sampling;
+  submit.hash_root = asked.hash_root;
+  submit.time_left_us = asked.time_left_us;
+  return submit;
+}
+
+class DecodePeer {
+ public:
+  // Of a worker with the transport "grpc". Has been greeted when it is made.
+  DecodePeer(const TestWorker& worker, const std::shared_ptr<grpc::Channel>& channel)
+      : stub_(proto::Prefill::NewStub(channel)) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    stream_ = stub_->Session(&context_);
+    PrefillHello hello{.kv_class = "class",
+                       .numerics_id = "numerics",
+                       .worker = {.name = "peer", .incarnation = 5},
+                       .expected = worker.id,
+                       .transport = "grpc",
+                       .transport_address = std::string(16, 't')};
+    proto::ToPrefill message;
+    ToProto(hello, message.mutable_hello());
+    EXPECT_TRUE(stream_->Write(message));
+    proto::ToDecode answer;
+    EXPECT_TRUE(stream_->Read(&answer) && answer.has_hello());
+  }
+  ~DecodePeer() {
+    context_.TryCancel();
+    stream_->Finish();
+  }
+  void Send(const DecodeToPrefill& in) {
+    proto::ToPrefill message;
+    ToProto(in, &message);
+    EXPECT_TRUE(stream_->Write(message));
+  }
+  // Reads until a prompt is refused, or the session ends: then it is OK.
+  absl::Status Refusal() {
+    proto::ToDecode message;
+    while (stream_->Read(&message)) {
+      const auto said = FromProto(message);
+      if (!said.ok()) return said.status();
+      if (const auto* refused = std::get_if<PrefillRefused>(&*said)) return refused->status;
+    }
+    return absl::OkStatus();
+  }
+  void HalfClose() { stream_->WritesDone(); }
+
+ private:
+  const std::unique_ptr<proto::Prefill::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<proto::ToPrefill, proto::ToDecode>> stream_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_SUPPORT_DECODE_PEER_H_
