@@ -203,6 +203,8 @@ using std::chrono_literals::operator""h, std::chrono_literals::operator""ms;
 // All clients have all the time, but for the one thing that a case is about.
 class HttpTimesTest : public HttpServerTest {
  protected:
+  void TearDown() override { server_.reset(); }  // It counts until then.
+
   int Serve(void (*shorten)(HttpTimes*)) {
     HttpTimes times{.header = 1h, .body = 1h, .idle = 1h, .write = 1h, .discard = 1h};
     shorten(&times);
