@@ -21,12 +21,6 @@ constexpr int kFirstBackoffMs = 50;
 constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
-constexpr int kMaxSyncThreads = 32;  // Reflection's.
-constexpr int kHandshakeMs = 10'000;
-
-int KeepaliveMs(double liveness_scale) {
-  return std::max(1, static_cast<int>(kKeepaliveMs * liveness_scale));
-}
 
 grpc::ChannelArguments Arguments(double liveness_scale) {
   grpc::ChannelArguments arguments;
@@ -67,6 +61,10 @@ void HoldCallbackQueue() {
 
 }  // namespace
 
+int KeepaliveMs(double liveness_scale) {
+  return std::max(1, static_cast<int>(kKeepaliveMs * liveness_scale));
+}
+
 std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale) {
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
@@ -89,18 +87,14 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
 void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* builder) {
   grpc::ResourceQuota quota("server");
   quota.Resize(static_cast<size_t>(memory_bytes / 2));
-  quota.SetMaxThreads(kMaxSyncThreads);
   builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kCallWindowBytes);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
 }
 
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {
   HoldCallbackQueue();
-  // Two servers on one port would each get some of the other's calls.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder->SetMaxSendMessageSize(-1);  // What we send, we have bounded.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));

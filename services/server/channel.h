@@ -22,10 +22,12 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
 
 // What gRPC itself counts for a server is at most half of `memory_bytes`, which bound what we hold:
 // past it, it closes idle connections and then resets streams. It counts about a third of what it
-// takes. `max_streams` calls of a
-// connection at a time, a window that lets little of a message come before it is read, few threads
-// for synchronous services, and a time for the handshake.
+// takes. Clients are told of `max_streams` calls of a connection at a time, which http2_gate.h
+// enforces; and a window lets little of a message come before it is read.
 void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* builder);
+
+// After so many milliseconds without a word, and as many without an answer, the other end is lost.
+int KeepaliveMs(double liveness_scale);
 
 // Message limits and keepalive of a server.
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder);

@@ -6,6 +6,7 @@
 #define TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
 
 #include <google/protobuf/message.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/rpc_service_method.h>
 #include <grpcpp/impl/service_type.h>
@@ -44,10 +45,7 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
 
   void OnReadDone(bool ok) final {
     if (!call_.Settle()) return;
-    if (!ok) {
-      return Finish(
-          grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call ended without its message"));
-    }
+    if (!ok) return OnEnd();
     auto holding = call_.Keep(NumBytes(received_->message));
     if (!holding.ok()) return Finish(ToGrpcStatus(holding.status()));
     received_->holding = *std::move(holding);
@@ -71,6 +69,17 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
  protected:
   // The client's message, which is charged to it for as long as somebody keeps it.
   virtual void OnRequest(std::shared_ptr<const Request> request) = 0;
+  // The client sends no message any more.
+  virtual void OnEnd() {
+    Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the call ended without its message"));
+  }
+  // After OnRequest, of a method that takes several: it comes once more, as above.
+  void AwaitAnother() {
+    received_ = std::make_shared<Received>();
+    if (const absl::Status status = call_.AwaitAnother(); !status.ok()) {
+      Finish(ToGrpcStatus(status));
+    }
+  }
 
   grpc::CallbackServerContext* context() { return context_; }
 
@@ -142,6 +151,22 @@ class RefusedCall final : public EarlyReactor<Request, Response> {
 
  private:
   void OnRequest(std::shared_ptr<const Request>) override {}
+};
+
+// Ends calls of methods that a server does not have: nobody else would bound how many wait for
+// their client to read that.
+class UnknownMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit UnknownMethods(OpenCalls* calls) : calls_(calls) {}
+
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    return new RefusedCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+        calls_, context, absl::UnimplementedError("no method of this name"));
+  }
+
+ private:
+  OpenCalls* const calls_;
 };
 
 // A service whose methods begin at their headers, added by its constructor.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
+#include "services/server/gated_calls.h"
 
 namespace tandem {
 namespace {
@@ -98,7 +99,9 @@ absl::Status FleetDoor::Admit(grpc::ServerContextBase* context, std::string_view
   // Strangers must not fill the log: the first, the second, the fourth...
   if ((refused & (refused - 1)) == 0) {
     LogWarning("a call without a proof of the fleet's secret is refused",
-               {{"method", std::string(method)}, {"peer", context->peer()}, {"so_far", refused}});
+               {{"method", std::string(method)},
+                {"peer", AddressOfPeer(context->peer())},
+                {"so_far", refused}});
   }
   return absl::UnauthenticatedError(
       absl::StrCat("no proof of this fleet's secret (", kFleetSecretVariable,

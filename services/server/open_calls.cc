@@ -113,6 +113,7 @@ void OpenCalls::GiveTurns() {
 
 void OpenCalls::Cancel(Call* call) {
   Forget(call);
+  call->served_.Leave();
   call->waits_ = false;
   call->cancel_();
 }
@@ -133,9 +134,10 @@ void OpenCalls::Forget(Call* call) {
 OpenCalls::Call::Call(OpenCalls* calls, const std::string& peer, std::function<void()> receive,
                       std::function<void()> cancel)
     : calls_(calls),
-      client_(ClientOfPeer(peer)),
+      client_(ClientOfCall(peer)),
       receive_(std::move(receive)),
       cancel_(std::move(cancel)),
+      served_(peer),
       held_(calls->budget_, client_, [this] { OnCut(); }) {}
 
 OpenCalls::Call::~Call() { Settle(); }
@@ -143,10 +145,7 @@ OpenCalls::Call::~Call() { Settle(); }
 // Under the budget's lock: where room is asked for, none of OpenCalls' is held.
 void OpenCalls::Call::OnCut() {
   MutexLock lock(&calls_->mu_);
-  if (!waits_) return;
-  calls_->Forget(this);
-  waits_ = false;
-  cancel_();
+  if (waits_) calls_->Cancel(this);
 }
 
 void OpenCalls::Call::Refuse() {
@@ -167,6 +166,15 @@ absl::Status OpenCalls::Call::AwaitMessage() {
   if (++calls_->num_waiting_ > calls_->max_waiting_) calls_->EndOldest();
   calls_->GiveTurns();
   return absl::OkStatus();
+}
+
+absl::Status OpenCalls::Call::AwaitAnother() {
+  {
+    MutexLock lock(&calls_->mu_);
+    waits_ = true;
+  }
+  held_.SetMayBeCut(true);
+  return AwaitMessage();
 }
 
 bool OpenCalls::Call::Settle() {

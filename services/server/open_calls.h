@@ -12,8 +12,8 @@
 //   message that takes longer than `turn` then gives way;
 // - a message that has not come within its time, and a write that makes no progress, end the call;
 // - a call that gives way is cancelled: a status could only be told to a client that reads, and
-// gRPC
-//   keeps the call until then. So of calls that are refused only so many at a time are told why.
+//   gRPC keeps the call until then. So of calls that are refused only so many at a time are told
+//   why.
 
 #ifndef TANDEM_SERVICES_SERVER_OPEN_CALLS_H_
 #define TANDEM_SERVICES_SERVER_OPEN_CALLS_H_
@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "services/server/gated_calls.h"
 
 namespace tandem {
 
@@ -91,7 +92,7 @@ class OpenCalls {
   std::thread thread_;
 };
 
-// One of them. Any thread, but for AwaitMessage and Keep.
+// One of them. Any thread, but for AwaitMessage, AwaitAnother and Keep.
 class OpenCalls::Call {
  public:
   // `peer` is gRPC's. `receive` starts to read the message, `cancel` cancels the call. Both are
@@ -103,6 +104,8 @@ class OpenCalls::Call {
   // `receive` or `cancel` comes, at once or later. ResourceExhausted, with the numbers, if there is
   // no room.
   absl::Status AwaitMessage() EXCLUDES(calls_->mu_);
+  // The same once the message before has been kept.
+  absl::Status AwaitAnother() EXCLUDES(calls_->mu_);
   // The call is over before it begins; it may be cancelled while its client is told why.
   void Refuse() EXCLUDES(calls_->mu_);
   // The message has come: neither `receive` nor `cancel` comes any more. False if that was so
@@ -128,8 +131,9 @@ class OpenCalls::Call {
   bool waits_ = true;  // For its client.
   Clock::time_point due_;
   Clock::time_point turn_since_;
+  ServedCall served_;
   // ----
-  MemoryBudget::Holding held_;
+  MemoryBudget::Holding held_;  // Goes first: nothing is cut any more.
 };
 
 }  // namespace tandem

@@ -42,7 +42,8 @@ class DecodeSessions::Session final
       : StreamReactor(context, kMaxUnsentPeerMessages, sessions->calls_->budget()),
         sessions_(sessions),
         id_(id),
-        holding_(std::move(holding)) {}
+        holding_(std::move(holding)),
+        served_(context->peer()) {}
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
@@ -157,6 +158,7 @@ class DecodeSessions::Session final
   DecodeSessions* const sessions_;
   const SessionId id_;
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
+  const ServedCall served_;
   proto::ToPrefill message_;
   bool greeted_ = false;  // Reactions only.
   Mutex mu_;
@@ -165,7 +167,7 @@ class DecodeSessions::Session final
 
 grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open(
     grpc::CallbackServerContext* context) {
-  auto holding = calls_->budget()->Hold(ClientOfPeer(context->peer()), kCallBytes);
+  auto holding = calls_->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
   if (!holding.ok()) {
     return new RefusedCall<proto::ToPrefill, proto::ToDecode>(calls_, context, holding.status());
   }

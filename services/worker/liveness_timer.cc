@@ -11,18 +11,14 @@ namespace tandem {
 
 LivenessTimer::LivenessTimer(const LivenessTimes& times, const EngineLoop* engine,
                              const LeaseKeeper* leases, PrefillPeers* prefills,
-                             DecodeSessions* decodes, WatchHub* watches,
-                             grpc::HealthCheckServiceInterface* health)
+                             DecodeSessions* decodes, WatchHub* watches, std::atomic<bool>* ready)
     : times_(times),
       engine_(engine),
       leases_(leases),
       prefills_(prefills),
       decodes_(decodes),
       watches_(watches),
-      health_(health) {
-  health_->SetServingStatus("liveness", true);
-  health_->SetServingStatus("tandem.v1.Worker", true);
-  health_->SetServingStatus("", true);
+      ready_(ready) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -63,10 +59,7 @@ void LivenessTimer::Beat() {
   watches_->PublishHeartbeat(heartbeat);
   const bool ready =
       !heartbeat.draining && heartbeat.load.since_progress_us < times_.engine_stalled_us;
-  if (ready == ready_) return;
-  ready_ = ready;
-  health_->SetServingStatus("tandem.v1.Worker", ready);
-  health_->SetServingStatus("", ready);
+  if (ready_->exchange(ready) == ready) return;
   LogWarning(
       ready ? "ready again" : "not ready",
       {{"draining", heartbeat.draining}, {"since_progress_us", heartbeat.load.since_progress_us}});

@@ -1,11 +1,10 @@
 // The thread that no forward pass can block: heartbeats, renewals of leases and reservations, and
-// the health service.
+// whether the worker is ready.
 
 #ifndef TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
 #define TANDEM_SERVICES_WORKER_LIVENESS_TIMER_H_
 
-#include <grpcpp/health_check_service_interface.h>
-
+#include <atomic>
 #include <thread>
 
 #include "runtime/base/mutex.h"
@@ -18,14 +17,13 @@
 
 namespace tandem {
 
-// grpc.health.v1: "" and "tandem.v1.Worker" serve while the engine makes progress and accepts
-// attempts (readiness); "liveness" serves while the process runs.
 class LivenessTimer {
  public:
-  // Everything outlives the timer. The thread starts here.
+  // Everything outlives the timer. The thread starts here. `ready` is kept up to date: the engine
+  // makes progress and accepts attempts.
   LivenessTimer(const LivenessTimes& times, const EngineLoop* engine, const LeaseKeeper* leases,
                 PrefillPeers* prefills, DecodeSessions* decodes, WatchHub* watches,
-                grpc::HealthCheckServiceInterface* health);
+                std::atomic<bool>* ready);
   ~LivenessTimer();
 
  private:
@@ -39,8 +37,7 @@ class LivenessTimer {
   PrefillPeers* const prefills_;
   DecodeSessions* const decodes_;
   WatchHub* const watches_;
-  grpc::HealthCheckServiceInterface* const health_;
-  bool ready_ = true;  // As last told to the health service. Timer thread.
+  std::atomic<bool>* const ready_;
   Mutex mu_;
   CondVar wake_;
   bool stopping_ GUARDED_BY(mu_) = false;

@@ -19,7 +19,8 @@ class RouterSessions::Session final
       : StreamReactor(context, kMaxUnsentBatches, sessions->calls_->budget()),
         sessions_(sessions),
         id_(id),
-        holding_(std::move(holding)) {}
+        holding_(std::move(holding)),
+        served_(context->peer()) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
@@ -97,12 +98,13 @@ class RouterSessions::Session final
   RouterSessions* const sessions_;
   const SessionId id_;
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
+  const ServedCall served_;
   proto::ToWorker message_;
 };
 
 grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open(
     grpc::CallbackServerContext* context) {
-  auto holding = calls_->budget()->Hold(ClientOfPeer(context->peer()), kCallBytes);
+  auto holding = calls_->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
   if (!holding.ok()) {
     return new RefusedCall<proto::ToWorker, proto::StepBatch>(calls_, context, holding.status());
   }

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
 #include "services/worker/write_queue.h"
 
@@ -47,7 +48,7 @@ class StreamReactor : public Reactor {
   StreamReactor(grpc::CallbackServerContext* context, size_t max_unsent, MemoryBudget* budget,
                 ForReactor... for_reactor)
       : Reactor(for_reactor...),
-        client_(ClientOfPeer(context->peer())),
+        client_(ClientOfCall(context->peer())),
         context_(context),
         writes_(this, max_unsent, budget, client_) {}
 

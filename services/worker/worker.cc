@@ -1,8 +1,5 @@
 #include "services/worker/worker.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
-
 #include <chrono>
 #include <utility>
 
@@ -12,8 +9,11 @@
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/health_service.h"
+#include "services/server/http2_gate.h"
 #include "services/server/limits.h"
 #include "services/server/memory_keeper.h"
+#include "services/server/reflection_service.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -40,7 +40,17 @@ constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 // Hand over to the registries.
 class Worker::Services {
  public:
-  explicit Services(Worker* worker) : worker_service(worker), prefill_service(worker) {}
+  explicit Services(Worker* worker)
+      : worker_service(worker),
+        prefill_service(worker),
+        health({{"", [worker] { return worker->ready_.load(); }},
+                {"tandem.v1.Worker", [worker] { return worker->ready_.load(); }},
+                {"liveness", [] { return true; }}},
+               worker->calls_.get()),
+        reflection({"tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet",
+                    "grpc.health.v1.Health"},
+                   worker->calls_.get()),
+        unknown(worker->calls_.get()) {}
 
   class WorkerService final : public FleetService {
    public:
@@ -89,6 +99,11 @@ class Worker::Services {
 
   WorkerService worker_service;
   PrefillService prefill_service;
+  // "" and "tandem.v1.Worker" serve while the engine makes progress and accepts attempts
+  // (readiness); "liveness" serves while the process runs.
+  HealthService health;
+  ReflectionService reflection;
+  UnknownMethods unknown;
 };
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerConfig& config,
@@ -166,26 +181,31 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                                     .metrics = metrics_.get()}));
 
   services_ = std::make_unique<Services>(this);
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  const auto keepalive = std::chrono::milliseconds(KeepaliveMs(config.liveness_scale));
+  TANDEM_ASSIGN_OR_RETURN(gate_, Http2Gate::Open({.address = config.listen,
+                                                  .budget = memory_->budget(),
+                                                  .max_streams = kMaxPeerStreams,
+                                                  .keepalive_time = keepalive,
+                                                  .keepalive_timeout = keepalive}));
   grpc::ServerBuilder builder;
   ConfigureServer(config.liveness_scale, &builder);
   BoundServer(config.memory_limit_bytes, kMaxPeerStreams, &builder);
-  builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port_);
   builder.RegisterService(&services_->worker_service);
   builder.RegisterService(&services_->prefill_service);
+  builder.RegisterService(&services_->health);
+  builder.RegisterService(&services_->reflection);
+  builder.RegisterCallbackGenericService(&services_->unknown);
   builder.RegisterService(door_->service());
   if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
   loop_->Start();
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port_ == 0) {
-    return absl::UnavailableError(absl::StrFormat("cannot listen on %s", config.listen));
-  }
+  if (server_ == nullptr) return absl::UnavailableError("gRPC does not start");
   door_->ListensOn(config.listen.starts_with("unix:") ? config.listen
-                                                      : absl::StrFormat(":%d", port_));
-  timer_ = std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_,
-                                           prefills_.get(), decodes_.get(), watches_.get(),
-                                           server_->GetHealthCheckService());
+                                                      : absl::StrFormat(":%d", port()));
+  gate_->Serve(server_.get());
+  timer_ =
+      std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_, prefills_.get(),
+                                      decodes_.get(), watches_.get(), &ready_);
   return absl::OkStatus();
 }
 
@@ -195,10 +215,13 @@ Worker::~Worker() {
   if (watches_ != nullptr) watches_->CloseAll(leaving);
   if (routers_ != nullptr) routers_->CloseAll(leaving);
   if (decodes_ != nullptr) decodes_->CloseAll(leaving);
+  if (services_ != nullptr) services_->health.Stop();
+  if (gate_ != nullptr) gate_->StopAccepting();
   if (server_ != nullptr) {
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
     server_->Wait();
   }
+  gate_.reset();
   if (loop_ != nullptr) loop_->Stop();
   prefills_.reset();  // Nobody dials any more.
   // The transport goes after its links and before what it reports to.
@@ -210,6 +233,7 @@ Worker::~Worker() {
   transport_.reset();
 }
 
+int Worker::port() const { return gate_->port(); }
 void Worker::Drain() { commands_->PushAlways(DrainEngine{}); }
 
 bool Worker::Drained() const {

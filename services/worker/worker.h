@@ -5,6 +5,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -51,7 +52,7 @@ class Worker {
   // Ends all sessions at once.
   ~Worker();
 
-  int port() const { return port_; }
+  int port() const;
 
   // Refuses new attempts, ends what runs, serves what is being fetched. Any thread.
   void Drain();
@@ -84,11 +85,12 @@ class Worker {
   std::unique_ptr<class PrefillPeers> prefills_;
   std::unique_ptr<class WatchHub> watches_;
   std::unique_ptr<EngineLoop> loop_;
+  std::atomic<bool> ready_{true};
   std::unique_ptr<Services> services_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<class Http2Gate> gate_;
   std::unique_ptr<LivenessTimer> timer_;
   std::function<void()> on_drain_;
-  int port_ = 0;
 };
 
 }  // namespace tandem

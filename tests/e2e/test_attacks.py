@@ -5,9 +5,7 @@ from attacks.harness import HEADER, Fleet, run
 
 
 def pytest_generate_tests(metafunc):
-    full = metafunc.config.getoption("--full")
-    # How far a burst of gRPC calls gets depends on what else the machine does (docs/limits.md): --full only.
-    metafunc.parametrize("name", [name for name, attack in all_attacks().items() if full or not attack.burst])
+    metafunc.parametrize("name", all_attacks())
 
 
 def test_the_fleet_holds_under(name, tmp_path, full):

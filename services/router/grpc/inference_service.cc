@@ -11,6 +11,7 @@
 #include "runtime/base/mutex.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/grpc/inference_convert.h"
+#include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
 
 namespace tandem {
@@ -41,7 +42,7 @@ class Call : public std::enable_shared_from_this<Call> {
   Call(Generator* generator, const grpc::CallbackServerContext& context,
        std::shared_ptr<const v1::GenerateRequest> request, bool stream)
       : answer_(*request), generator_(generator), request_(std::move(request)), stream_(stream) {
-    facts_.client = ClientOfPeer(context.peer());
+    facts_.client = ClientOfCall(context.peer());
     facts_.label = request_->request_id();
     facts_.trace_context = TraceContext(context);
     facts_.arrived_us = generator->clock().NowUs();

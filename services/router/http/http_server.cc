@@ -1,9 +1,6 @@
 #include "services/router/http/http_server.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <boost/asio/dispatch.hpp>
@@ -17,11 +14,11 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "runtime/base/log.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/status_macros.h"
 #include "services/router/api_limits.h"
 #include "services/router/http/server_connection.h"
+#include "services/server/listen_socket.h"
 
 namespace tandem {
 namespace {
@@ -31,22 +28,6 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
-
-// A peer that vanished without a word is an error on its socket after kKeepaliveTime +
-// kKeepaliveTimeout, with or without unsent bytes. Not every kernel and socket has these options.
-void NoticeLostPeers(int socket) {
-  const auto set = [&](int level, int name, int64_t value) {
-    const int number = static_cast<int>(value);
-    setsockopt(socket, level, name, &number, sizeof(number));
-  };
-  constexpr int kProbes = 5;
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveTime.count());
-  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveTimeout.count() / kProbes);
-  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT,
-      std::chrono::milliseconds(kKeepaliveTime + kKeepaliveTimeout).count());
-}
 
 }  // namespace
 
@@ -70,18 +51,12 @@ class HttpServer::Impl {
   ~Impl() { Stop(); }
 
   absl::Status Listen() {
+    TANDEM_ASSIGN_OR_RETURN(ListenSocket socket, ListenSocket::Open(options_.address.ToString()));
+    port_ = socket.port();
+    const bool v6 = options_.address.ip.find(':') != std::string::npos;
     error_code error;
-    const asio::ip::address address = asio::ip::make_address(options_.address.ip, error);
-    const tcp::endpoint endpoint(address, static_cast<uint16_t>(options_.address.port));
-    if (!error) acceptor_.open(endpoint.protocol(), error);
-    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot listen on ", options_.address.ToString(), ": ", error.message()));
-    }
-    port_ = acceptor_.local_endpoint().port();
+    acceptor_.assign(v6 ? tcp::v6() : tcp::v4(), socket.Release(), error);
+    if (error) return absl::UnavailableError(error.message());
     asio::post(accept_strand_, [this] { Accept(); });
     for (int i = 0; i < options_.num_threads; ++i) {
       threads_.emplace_back([this] {
@@ -141,7 +116,7 @@ class HttpServer::Impl {
           Count(+1);
           error_code ignored;
           socket.set_option(tcp::no_delay(true), ignored);
-          NoticeLostPeers(socket.native_handle());
+          NoticeLostPeers(socket.native_handle(), kKeepaliveTime, kKeepaliveTimeout);
           const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
           const bool admitted = connection->Admit().ok();
           // Some of those that find no room are told so; the others see their connection close.

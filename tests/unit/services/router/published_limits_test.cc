@@ -14,6 +14,8 @@
 #include "services/router/api_limits.h"
 #include "services/router/generation.h"
 #include "services/router/http/http_server.h"
+#include "services/server/http2_frames.h"
+#include "services/server/http2_gate.h"
 #include "services/server/limits.h"
 #include "services/server/open_calls.h"
 
@@ -66,6 +68,8 @@ class PublishedLimitsTest : public testing::Test {
 TEST_F(PublishedLimitsTest, OfMemory) {
   EXPECT_THAT(Row("Memory", "an HTTP connection"), StartsWith(Bytes(kHttpConnectionBytes) + ","));
   EXPECT_THAT(Row("Memory", "a gRPC call"), StartsWith(Bytes(kCallBytes) + " "));
+  EXPECT_THAT(Row("Memory", "a connection to a gRPC server, of clients and of peers alike"),
+              StartsWith(Bytes(kGateConnectionBytes) + ","));
 }
 
 TEST_F(PublishedLimitsTest, OfHttpClients) {
@@ -99,6 +103,10 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
             Seconds(OpenCalls::Options().turn));
   EXPECT_EQ(row("time from the headers to the whole message"), Seconds(kBodyTimeout));
   EXPECT_EQ(row("time for a write to make progress"), Seconds(kWriteTimeout));
+  EXPECT_EQ(row("time for the preface of HTTP/2"), Seconds(kPrefaceTimeout));
+  EXPECT_EQ(row("header block, with what begins its frames"), Bytes(kMaxHeaderBlockBytes));
+  EXPECT_EQ(row("time for a header block"), Seconds(kHeaderBlockTimeout));
+  EXPECT_EQ(row("calls of a server that nobody has looked at yet"), Count(kMaxUnservedCalls));
   EXPECT_EQ(row("events not read"), Bytes(Generation::kMaxPendingBytes));
   EXPECT_EQ(row("bytes of a message before it is read"), Bytes(kCallWindowBytes));
 }
@@ -123,7 +131,10 @@ TEST_F(PublishedLimitsTest, OfRequests) {
 TEST_F(PublishedLimitsTest, OfRoutersAndWorkersOfAWorker) {
   const auto row = [&](const char* limit) { return Row("Routers and workers of a worker", limit); };
   EXPECT_EQ(row("message"), Bytes(kMaxMessageBytes));
-  EXPECT_EQ(row("calls of one connection at a time"), Count(kMaxPeerStreams));
+  EXPECT_THAT(
+      row("calls of one connection at a time; header blocks and calls that nobody has looked "
+          "at yet"),
+      StartsWith(Count(kMaxPeerStreams) + ";"));
   EXPECT_THAT(row("the message of Watch, Control, Frames, Challenge"),
               StartsWith(Seconds(OpenCalls::Options().message_timeout)));
   EXPECT_EQ(row("tokens of a Submit"), Count(kMaxRequestTokens));

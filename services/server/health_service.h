@@ -1,9 +1,10 @@
-// grpc.health.v1: the server as a whole and each of its services serve when the router is ready.
+// grpc.health.v1, whose calls begin at their headers.
 
-#ifndef TANDEM_SERVICES_ROUTER_GRPC_HEALTH_SERVICE_H_
-#define TANDEM_SERVICES_ROUTER_GRPC_HEALTH_SERVICE_H_
+#ifndef TANDEM_SERVICES_SERVER_HEALTH_SERVICE_H_
+#define TANDEM_SERVICES_SERVER_HEALTH_SERVICE_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -17,8 +18,10 @@ namespace tandem {
 
 class HealthService final : public EarlyService {
  public:
-  // Borrows `calls`.
-  HealthService(std::set<std::string> services, std::function<bool()> ready, OpenCalls* calls);
+  using Ready = std::function<bool()>;  // Any thread.
+
+  // Borrows `calls`. `services` by name, "" for the server as a whole, say whether they serve.
+  HealthService(std::map<std::string, Ready> services, OpenCalls* calls);
   ~HealthService() override;
 
   // Ends every Watch; later ones end at once.
@@ -27,15 +30,13 @@ class HealthService final : public EarlyService {
  private:
   class Watcher;
 
-  bool Knows(const std::string& service) const {
-    return service.empty() || services_.count(service) > 0;
-  }
-  grpc::health::v1::HealthCheckResponse::ServingStatus StatusNow() const;
+  using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
+
+  Status StatusNow(const std::string& service) const;
   void Poll() EXCLUDES(mu_);
 
   OpenCalls* const calls_;
-  const std::set<std::string> services_;
-  const std::function<bool()> ready_;
+  const std::map<std::string, Ready> services_;
   Mutex mu_;
   CondVar stop_;
   bool stopping_ GUARDED_BY(mu_) = false;
@@ -45,4 +46,4 @@ class HealthService final : public EarlyService {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_GRPC_HEALTH_SERVICE_H_
+#endif  // TANDEM_SERVICES_SERVER_HEALTH_SERVICE_H_

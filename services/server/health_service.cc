@@ -1,4 +1,4 @@
-#include "services/router/grpc/health_service.h"
+#include "services/server/health_service.h"
 
 #include <pthread.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollPeriod{100};
 
-grpc::Status Leaving() { return {grpc::StatusCode::UNAVAILABLE, "the router ends"}; }
+grpc::Status Leaving() { return {grpc::StatusCode::UNAVAILABLE, "the process ends"}; }
 
 }  // namespace
 
@@ -26,11 +26,11 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   Watcher(HealthService* service, grpc::CallbackServerContext* context)
       : EarlyReactor(service->calls_, context), service_(service) {}
 
-  // Writes `status` unless it is what the client knows already.
-  void Show(HealthCheckResponse::ServingStatus status) EXCLUDES(mu_) {
+  // Writes the present status unless it is what the client knows already.
+  void Show() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    if (!known_.has_value()) return;
-    wanted_ = *known_ ? status : HealthCheckResponse::SERVICE_UNKNOWN;
+    if (!name_.has_value()) return;
+    wanted_ = service_->StatusNow(*name_);
     WriteNext();
   }
 
@@ -62,9 +62,9 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   void OnRequest(std::shared_ptr<const HealthCheckRequest> request) override EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
-      known_ = service_->Knows(request->service());
+      name_ = request->service();
     }
-    Show(service_->StatusNow());
+    Show();
   }
 
   void WriteNext() REQUIRES(mu_) {
@@ -80,20 +80,20 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   Mutex mu_;
   HealthCheckResponse response_ GUARDED_BY(mu_);
   std::optional<HealthCheckResponse::ServingStatus> wanted_ GUARDED_BY(mu_), shown_ GUARDED_BY(mu_);
-  std::optional<bool> known_ GUARDED_BY(mu_);  // Once the request has come.
+  std::optional<std::string> name_ GUARDED_BY(mu_);  // Once the request has come.
   bool writing_ GUARDED_BY(mu_) = false;
   bool ended_ GUARDED_BY(mu_) = false;
 };
 
-HealthService::HealthService(std::set<std::string> services, std::function<bool()> ready,
-                             OpenCalls* calls)
-    : calls_(calls), services_(std::move(services)), ready_(std::move(ready)) {
+HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* calls)
+    : calls_(calls), services_(std::move(services)) {
   AddUnary<HealthCheckRequest, HealthCheckResponse>(
       calls, "/grpc.health.v1.Health/Check",
       [this](const HealthCheckRequest& request, HealthCheckResponse* response) {
-        if (!Knows(request.service())) return absl::NotFoundError("unknown service");
-        response->set_status(StatusNow());
-        return absl::OkStatus();
+        response->set_status(StatusNow(request.service()));
+        return response->status() == HealthCheckResponse::SERVICE_UNKNOWN
+                   ? absl::NotFoundError("unknown service")
+                   : absl::OkStatus();
       });
   AddMethod<HealthCheckRequest, HealthCheckResponse>(
       "/grpc.health.v1.Health/Watch", [this](grpc::CallbackServerContext* context) {
@@ -111,8 +111,10 @@ HealthService::HealthService(std::set<std::string> services, std::function<bool(
   thread_ = std::thread([this] { Poll(); });
 }
 
-HealthCheckResponse::ServingStatus HealthService::StatusNow() const {
-  return ready_() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
+HealthService::Status HealthService::StatusNow(const std::string& service) const {
+  const auto found = services_.find(service);
+  if (found == services_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
+  return found->second() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
 HealthService::~HealthService() { Stop(); }
@@ -139,9 +141,7 @@ void HealthService::Poll() {
       if (stopping_) return;
       watchers = watchers_;
     }
-    if (watchers.empty()) continue;
-    const auto status = StatusNow();
-    for (const auto& watcher : watchers) watcher->Show(status);
+    for (const auto& watcher : watchers) watcher->Show();
   }
 }
 

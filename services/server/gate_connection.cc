@@ -1,0 +1,308 @@
+#include "services/server/gate_connection.h"
+
+#include <grpcpp/server_posix.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+// What is read at a time: of a server more, as it sends KV blocks.
+constexpr size_t kReadOfClientBytes = size_t{16} << 10;
+constexpr size_t kReadOfServerBytes = size_t{64} << 10;
+static_assert(kMaxHeaderBlockBytes + 2 * kReadOfClientBytes <= GateShared::kScratchBytes);
+static_assert(2 * kReadOfServerBytes <= GateShared::kScratchBytes);
+// Then others have their turn.
+constexpr int kReadsInARow = 8;
+// Of what is kept, what every connection is charged for; the rest is charged in such steps.
+constexpr int64_t kIncludedBytes = int64_t{8} << 10;
+
+}  // namespace
+
+// ---- Turns ----
+
+void GateTurns::Add(const std::string& client, std::shared_ptr<GateConnection> connection) {
+  waiting_[client].push_back(std::move(connection));
+}
+
+std::shared_ptr<GateConnection> GateTurns::Next() {
+  auto next = waiting_.upper_bound(last_);
+  if (next == waiting_.end()) next = waiting_.begin();
+  last_ = next->first;
+  std::shared_ptr<GateConnection> connection = std::move(next->second.front());
+  next->second.pop_front();
+  if (next->second.empty()) waiting_.erase(next);
+  return connection;
+}
+
+// ---- Sockets ----
+
+void GateSocket::Close() {
+  error_code ignored;
+  stream_.close(ignored);
+}
+
+void GateSocket::EndWriting() { shutdown(stream_.native_handle(), SHUT_WR); }
+
+ssize_t GateSocket::Read(char* to, size_t size) {
+  ssize_t done = 0;
+  do {
+    done = recv(stream_.native_handle(), to, size, MSG_DONTWAIT);
+  } while (done < 0 && errno == EINTR);
+  return done >= 0 ? done : errno == EAGAIN ? -1 : -2;
+}
+
+ssize_t GateSocket::Write(std::string_view bytes) {
+  ssize_t done = 0;
+  do {
+    done = send(stream_.native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (done < 0 && errno == EINTR);
+  return done >= 0 ? done : errno == EAGAIN ? -1 : -2;
+}
+
+bool GateSocket::Polls(short events) {
+  pollfd polled{.fd = stream_.native_handle(), .events = events, .revents = 0};
+  return poll(&polled, 1, 0) > 0;
+}
+
+// ---- A connection ----
+
+GateConnection::GateConnection(GateShared* gate, int descriptor, const std::string& address)
+    : gate_(gate),
+      client_name_(ClientOfPeer(address)),
+      client_(gate->io, descriptor),
+      calls_(std::make_shared<GatedConnection>(gate->calls, address)) {}
+
+bool GateConnection::Begin() {
+  holding_ = std::make_unique<MemoryBudget::Holding>(gate_->options.budget, client_name_,
+                                                     [weak = weak_from_this(), io = gate_->io] {
+                                                       asio::post(*io, [weak] {
+                                                         if (const auto self = weak.lock())
+                                                           self->Close();
+                                                       });
+                                                     });
+  if (!holding_->Set(kGateConnectionBytes).ok()) return false;
+  due_ = Clock::now() + gate_->options.preface_timeout;
+  AwaitReadable(&up_);
+  return true;
+}
+
+bool GateConnection::OpenGrpc() {
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) return false;
+  grpc_ = std::make_unique<GateSocket>(gate_->io, pair[0]);
+  GatedConnection::Name(pair[1], calls_);
+  grpc::AddInsecureChannelFromFd(gate_->server, pair[1]);
+  AwaitReadable(&down_);
+  return true;
+}
+
+void GateConnection::Close() {
+  if (std::exchange(closed_, true)) return;
+  client_.Close();
+  if (grpc_ != nullptr) grpc_->Close();
+  std::string().swap(up_.kept);
+  std::string().swap(down_.kept);
+  due_ = flush_due_ = Clock::time_point::max();
+  // gRPC cancels them now.
+  resting_ += static_cast<int>(streams_.size());
+  streams_.clear();
+  CountCalls();
+  gate_->on_closed();
+}
+
+void GateConnection::Abandon() {
+  Close();
+  holding_.reset();
+}
+
+bool GateConnection::Tick(Clock::time_point now) {
+  if (closed_ && resting_ + resting_longer_ == 0) {
+    holding_.reset();
+    return false;
+  }
+  if (resting_ + resting_longer_ > 0 && now >= rested_) {
+    rested_ = now + gate_->options.rest;
+    resting_longer_ = std::exchange(resting_, 0);
+    CountCalls();
+  }
+  if (closed_) return true;
+  // A client that waits for the end of its own calls and has sent its last byte waits for nobody.
+  const bool left = at_limit_ ? client_.Polls(POLLRDHUP) : queued_ && client_.Polls(0);
+  const bool in_the_way =
+      !gate_->turns.empty() && calls_->StuckSince(now - gate_->options.stuck_timeout);
+  if (left || in_the_way || std::min(due_, flush_due_) <= now) {
+    Close();
+  } else if (down_.writing && flush_due_ == Clock::time_point::max() && grpc_->Polls(0)) {
+    flush_due_ = now + gate_->options.header_timeout;
+  }
+  return true;
+}
+
+// ---- Passing bytes on ----
+
+// Until there is nothing to do: then it has made sure to be called again.
+void GateConnection::Advance(Flow* flow) {
+  for (int i = 0; i < kReadsInARow && !closed_; ++i) {
+    char* const scratch = gate_->scratch;
+    size_t size = flow->kept.copy(scratch, GateShared::kScratchBytes);
+    Verdict verdict = Judge(flow, {scratch, size});
+    if (verdict == Verdict::kReadOn && flow->judged == 0) {
+      if (flow->ended) return End(flow);
+      const ssize_t got =
+          From(*flow).Read(scratch + size, up(*flow) ? kReadOfClientBytes : kReadOfServerBytes);
+      if (got == -1) return AwaitReadable(flow);
+      if (got == -2 && up(*flow)) return Close();
+      if (got <= 0) {
+        flow->ended = true;
+        continue;
+      }
+      size += static_cast<size_t>(got);
+      verdict = Judge(flow, {scratch, size});
+    }
+    if (verdict == Verdict::kBroken || closed_) return Close();
+
+    size_t written = 0;
+    if (flow->judged > 0) {
+      const ssize_t done = To(*flow).Write({scratch, flow->judged});
+      if (done == -2 && !up(*flow)) return Close();
+      if (done == -2) {  // gRPC has ended. What it sent before still goes out.
+        std::string().swap(flow->kept);
+        return;
+      }
+      written = static_cast<size_t>(std::max<ssize_t>(0, done));
+    }
+    flow->judged -= written;
+    Keep(flow, {scratch + written, size - written});
+    if (!Charge()) return Close();
+    if (up(*flow)) SetDue(verdict, written > 0);
+    if (flow->judged > 0) return AwaitWritable(flow);
+    if (verdict == Verdict::kWait) return;
+  }
+  if (!closed_) AdvanceLater(flow);
+}
+
+void GateConnection::AdvanceLater(Flow* flow) {
+  asio::post(*gate_->io, [self = shared_from_this(), flow] { self->Advance(flow); });
+}
+
+void GateConnection::AwaitReadable(Flow* flow) {
+  From(*flow).stream().async_wait(asio::posix::stream_descriptor::wait_read,
+                                  [self = shared_from_this(), flow](const error_code& error) {
+                                    if (!error) self->Advance(flow);
+                                  });
+}
+
+void GateConnection::AwaitWritable(Flow* flow) {
+  flow->writing = true;
+  To(*flow).stream().async_wait(asio::posix::stream_descriptor::wait_write,
+                                [self = shared_from_this(), flow](const error_code& error) {
+                                  flow->writing = false;
+                                  if (!error) self->Advance(flow);
+                                });
+}
+
+void GateConnection::End(Flow* flow) {
+  if (!up(*flow) || grpc_ == nullptr) return Close();
+  grpc_->EndWriting();
+}
+
+void GateConnection::Keep(Flow* flow, std::string_view bytes) {
+  // The same, or nothing as before.
+  if (bytes.size() != flow->kept.size()) std::string(bytes).swap(flow->kept);
+}
+
+bool GateConnection::Charge() {
+  const auto kept = static_cast<int64_t>(up_.kept.size() + down_.kept.size());
+  const int64_t bytes = (kept / kIncludedBytes) * kIncludedBytes;
+  if (bytes == kept_bytes_) return true;
+  kept_bytes_ = bytes;
+  return holding_->Set(kGateConnectionBytes + bytes).ok();
+}
+
+// An unfinished header block, or the beginning of a frame, has its time.
+void GateConnection::SetDue(Verdict verdict, bool passed) {
+  if (!up_.frames.greeted()) return;
+  if (verdict == Verdict::kWait || up_.judged > 0 || up_.kept.empty()) {
+    due_ = Clock::time_point::max();
+  } else if (passed || due_ == Clock::time_point::max()) {
+    due_ = Clock::now() + gate_->options.header_timeout;
+  }
+}
+
+// ---- Calls ----
+
+GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes) {
+  while (true) {
+    const Http2Piece piece = flow->frames.Peek(bytes.substr(flow->judged));
+    switch (piece.kind) {
+      case Http2Piece::Kind::kMore:
+        return Verdict::kReadOn;
+      case Http2Piece::Kind::kBroken:
+        return Verdict::kBroken;
+      case Http2Piece::Kind::kHeaders:
+        if (!MayBeginCall(piece.stream)) return Verdict::kWait;
+        break;
+      case Http2Piece::Kind::kBytes:
+        if (grpc_ == nullptr && !OpenGrpc()) return Verdict::kBroken;
+        if (piece.ends) EndCall(piece.stream, up(*flow));
+        break;
+    }
+    flow->frames.Take(piece);
+    flow->judged += piece.bytes;
+  }
+}
+
+// False: `up` goes on once it may.
+bool GateConnection::MayBeginCall(uint32_t stream) {
+  if (stream <= last_stream_) return true;  // The end of a call, or nothing to gRPC.
+  const int open = static_cast<int>(streams_.size()) + resting_ + resting_longer_;
+  at_limit_ = open >= gate_->options.max_streams;
+  if (at_limit_) return false;
+  if (!has_turn_ && !(gate_->turns.empty() && gate_->calls->HasRoom())) {
+    gate_->turns.Add(client_name_, shared_from_this());
+    queued_ = true;
+    return false;
+  }
+  has_turn_ = false;
+  last_stream_ = stream;
+  streams_.insert(stream);
+  CountCalls();
+  return true;
+}
+
+void GateConnection::EndCall(uint32_t stream, bool by_client) {
+  if (streams_.erase(stream) == 0) return;
+  if (by_client) ++resting_;
+  CountCalls();
+}
+
+void GateConnection::TakeTurn() {
+  queued_ = false;
+  has_turn_ = true;
+  Advance(&up_);
+  has_turn_ = false;
+}
+
+void GateConnection::CountCalls() {
+  const int open = static_cast<int>(streams_.size()) + resting_ + resting_longer_;
+  calls_->SetOpen(open);
+  if (may_be_cut_ != streams_.empty()) {
+    may_be_cut_ = streams_.empty();
+    holding_->SetMayBeCut(may_be_cut_);
+  }
+  if (at_limit_ && open < gate_->options.max_streams && !closed_) {
+    at_limit_ = false;
+    AdvanceLater(&up_);
+  }
+}
+
+}  // namespace tandem

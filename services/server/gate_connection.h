@@ -1,0 +1,147 @@
+// One client's connection behind http2_gate.h, whose thread all of this is of. Internal to the
+// gate.
+
+#ifndef TANDEM_SERVICES_SERVER_GATE_CONNECTION_H_
+#define TANDEM_SERVICES_SERVER_GATE_CONNECTION_H_
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "runtime/base/memory_budget.h"
+#include "services/server/gated_calls.h"
+#include "services/server/http2_frames.h"
+#include "services/server/http2_gate.h"
+
+namespace tandem {
+
+class GateConnection;
+
+// Connections that wait to pass one header block: by turns of clients, and of each its own in their
+// order.
+class GateTurns {
+ public:
+  void Add(const std::string& client, std::shared_ptr<GateConnection> connection);
+  bool empty() const { return waiting_.empty(); }
+  std::shared_ptr<GateConnection> Next();  // Not empty.
+
+ private:
+  std::map<std::string, std::deque<std::shared_ptr<GateConnection>>> waiting_;
+  std::string last_;
+};
+
+// What all connections of a gate share; outlives them.
+struct GateShared {
+  static constexpr size_t kScratchBytes = size_t{128} << 10;
+
+  Http2GateOptions options;
+  boost::asio::io_context* io = nullptr;
+  grpc::Server* server = nullptr;
+  std::shared_ptr<UnservedCalls> calls;
+  std::function<void()> on_closed;  // One was.
+  GateTurns turns;
+  char scratch[kScratchBytes] = {};  // Of whoever reads.
+};
+
+// A socket that is read and written without waiting. Where TLS is to end, it ends here.
+class GateSocket {
+ public:
+  GateSocket(boost::asio::io_context* io, int descriptor) : stream_(*io, descriptor) {}
+
+  bool open() const { return stream_.is_open(); }
+  void Close();
+  void EndWriting();  // The other end reads an end.
+  // Bytes, 0 at the end, -1 if it would wait, -2 if the connection is lost.
+  ssize_t Read(char* to, size_t size);
+  ssize_t Write(std::string_view bytes);
+  // Whether poll tells one of `events`.
+  bool Polls(short events);
+  boost::asio::posix::stream_descriptor& stream() { return stream_; }
+
+ private:
+  boost::asio::posix::stream_descriptor stream_;
+};
+
+class GateConnection : public std::enable_shared_from_this<GateConnection> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `address` as gRPC would name the peer.
+  GateConnection(GateShared* gate, int descriptor, const std::string& address);
+
+  // False if there is no room for it.
+  bool Begin();
+  // Its turn to pass a header block.
+  void TakeTurn();
+  // Now and then, some 100 ms apart. False: it is over.
+  bool Tick(Clock::time_point now);
+  void Close();
+  void Abandon();  // Closes, once the gate's thread has ended.
+  bool greeted() const { return up_.frames.greeted(); }
+
+ private:
+  // One direction.
+  struct Flow {
+    explicit Flow(Http2Frames::Sender sender) : frames(sender) {}
+
+    Http2Frames frames;
+    std::string kept;      // Read, but not passed on yet...
+    size_t judged = 0;     // ...of which so much may be, as soon as there is room for it.
+    bool ended = false;    // The sender has sent all.
+    bool writing = false;  // The receiver has no room.
+  };
+  enum class Verdict { kReadOn, kWait, kBroken };
+
+  bool up(const Flow& flow) const { return &flow == &up_; }
+  GateSocket& From(const Flow& flow) { return up(flow) ? client_ : *grpc_; }
+  GateSocket& To(const Flow& flow) { return up(flow) ? *grpc_ : client_; }
+
+  void Advance(Flow* flow);
+  void AdvanceLater(Flow* flow);
+  void AwaitReadable(Flow* flow);
+  void AwaitWritable(Flow* flow);
+  void End(Flow* flow);
+  void Keep(Flow* flow, std::string_view bytes);
+  bool Charge();
+  void SetDue(Verdict verdict, bool passed);
+
+  Verdict Judge(Flow* flow, std::string_view bytes);
+  bool OpenGrpc();
+  bool MayBeginCall(uint32_t stream);
+  void EndCall(uint32_t stream, bool by_client);
+  void CountCalls();
+
+  GateShared* const gate_;
+  const std::string client_name_;  // To the budget.
+  GateSocket client_;
+  std::unique_ptr<GateSocket> grpc_;  // Once the preface has come.
+  const std::shared_ptr<GatedConnection> calls_;
+  std::unique_ptr<MemoryBudget::Holding> holding_;
+  int64_t kept_bytes_ = 0;  // Charged for what is kept.
+  Flow up_{Http2Frames::Sender::kClient}, down_{Http2Frames::Sender::kServer};
+  bool closed_ = false;
+  Clock::time_point due_ = Clock::time_point::max();        // For the preface or a header block.
+  Clock::time_point flush_due_ = Clock::time_point::max();  // For what gRPC sent before it ended.
+
+  std::set<uint32_t> streams_;  // Of calls that are open.
+  uint32_t last_stream_ = 0;
+  int resting_ = 0, resting_longer_ = 0;  // Of calls that were reset a moment ago.
+  Clock::time_point rested_;              // The latter are, at that time.
+  bool at_limit_ = false;                 // `up` waits for one of them to end...
+  bool queued_ = false;                   // ...or for its turn.
+  bool has_turn_ = false;
+  bool may_be_cut_ = true;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_GATE_CONNECTION_H_

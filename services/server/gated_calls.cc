@@ -1,0 +1,110 @@
+#include "services/server/gated_calls.h"
+
+#include <cstdlib>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "runtime/base/memory_budget.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::string_view kDescriptor = "fd:";
+
+// Descriptors are the process's, and so is this. As many entries as descriptors were ever open.
+struct Connections {
+  Mutex mu;
+  std::map<std::string, std::shared_ptr<GatedConnection>, std::less<>> by_peer GUARDED_BY(mu);
+};
+
+Connections& All() {
+  static auto* const all = new Connections;
+  return *all;
+}
+
+std::shared_ptr<GatedConnection> Find(const std::string& peer) {
+  if (!peer.starts_with(kDescriptor)) return nullptr;
+  MutexLock lock(&All().mu);
+  const auto found = All().by_peer.find(peer);
+  return found == All().by_peer.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+int UnservedCalls::count() const {
+  MutexLock lock(&mu_);
+  return count_;
+}
+
+bool UnservedCalls::HasRoom() {
+  MutexLock lock(&mu_);
+  awaited_ = count_ >= most_;
+  return !awaited_;
+}
+
+void UnservedCalls::Stop() {
+  MutexLock lock(&mu_);
+  awaited_ = false;
+}
+
+GatedConnection::GatedConnection(std::shared_ptr<UnservedCalls> calls, std::string address)
+    : calls_(std::move(calls)), address_(std::move(address)) {}
+
+int GatedConnection::num_unserved() const { return std::abs(open_ - served_) + leaving_; }
+
+void GatedConnection::Change(int open, int served, int leaving) {
+  calls_->count_ -= num_unserved();
+  open_ = open;
+  served_ = served;
+  leaving_ = leaving;
+  calls_->count_ += num_unserved();
+  changed_ = Clock::now();
+  if (calls_->awaited_ && calls_->count_ < calls_->most_) {
+    calls_->awaited_ = false;
+    calls_->on_room_();
+  }
+}
+
+void GatedConnection::SetOpen(int open) {
+  MutexLock lock(&calls_->mu_);
+  Change(open, served_, leaving_);
+}
+
+void GatedConnection::AddServed(int served, int leaving) {
+  MutexLock lock(&calls_->mu_);
+  Change(open_, served_ + served, leaving_ + leaving);
+}
+
+bool GatedConnection::StuckSince(Clock::time_point time) const {
+  MutexLock lock(&calls_->mu_);
+  return num_unserved() > 0 && changed_ <= time;
+}
+
+void GatedConnection::Name(int descriptor, std::shared_ptr<GatedConnection> connection) {
+  MutexLock lock(&All().mu);
+  All().by_peer.insert_or_assign(std::string(kDescriptor) + std::to_string(descriptor),
+                                 std::move(connection));
+}
+
+std::string AddressOfPeer(const std::string& peer) {
+  const auto connection = Find(peer);
+  return connection == nullptr ? peer : connection->address();
+}
+
+std::string ClientOfCall(const std::string& peer) { return ClientOfPeer(AddressOfPeer(peer)); }
+
+ServedCall::ServedCall(const std::string& peer) : connection_(Find(peer)) {
+  if (connection_ != nullptr) connection_->AddServed(1, 0);
+}
+
+ServedCall::~ServedCall() {
+  if (connection_ != nullptr) connection_->AddServed(leaving_ ? 0 : -1, leaving_ ? -1 : 0);
+}
+
+void ServedCall::Leave() {
+  if (std::exchange(leaving_, true) || connection_ == nullptr) return;
+  connection_->AddServed(-1, 1);
+}
+
+}  // namespace tandem

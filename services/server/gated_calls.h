@@ -1,0 +1,101 @@
+// The calls of the connections that http2_gate.h gives to gRPC: whose they are, and which of them
+// nobody of ours serves.
+//
+// gRPC knows a connection's socket pair only and names its peer "fd:7". It takes 11 to 14 KiB for
+// a call as soon as it has read its headers, long before any code of ours hears of it, and keeps it
+// for a while after its end. Such calls are unserved: as many as streams are open without a
+// ServedCall, or ServedCalls are there without an open stream, and those that were cut.
+
+#ifndef TANDEM_SERVICES_SERVER_GATED_CALLS_H_
+#define TANDEM_SERVICES_SERVER_GATED_CALLS_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "runtime/base/mutex.h"
+
+namespace tandem {
+
+// Of all connections of a gate. Any thread.
+class UnservedCalls {
+ public:
+  // `on_room` is called on any thread, under a lock: it hands over and returns.
+  UnservedCalls(int most, std::function<void()> on_room)
+      : most_(most), on_room_(std::move(on_room)) {}
+
+  int count() const EXCLUDES(mu_);
+  // False if there are `most`: `on_room` comes once, as soon as there are fewer.
+  bool HasRoom() EXCLUDES(mu_);
+  // `on_room` does not come any more.
+  void Stop() EXCLUDES(mu_);
+
+ private:
+  friend class GatedConnection;
+
+  const int most_;
+  const std::function<void()> on_room_;
+  mutable Mutex mu_;
+  int count_ GUARDED_BY(mu_) = 0;
+  bool awaited_ GUARDED_BY(mu_) = false;
+};
+
+// Any thread.
+class GatedConnection {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `address` as gRPC would write it: "ipv4:127.0.0.1:4711".
+  GatedConnection(std::shared_ptr<UnservedCalls> calls, std::string address);
+
+  const std::string& address() const { return address_; }
+  // As the frames say.
+  void SetOpen(int open);
+  // Has unserved calls, and nothing has happened to any of its calls since.
+  bool StuckSince(Clock::time_point time) const;
+
+  // From now on `peer`, as gRPC names the descriptor, is this connection. gRPC closes a descriptor
+  // only once the last call of its connection is gone.
+  static void Name(int descriptor, std::shared_ptr<GatedConnection> connection);
+
+ private:
+  friend class ServedCall;
+
+  void AddServed(int served, int leaving);
+  void Change(int open, int served, int leaving) REQUIRES(calls_->mu_);
+  int num_unserved() const REQUIRES(calls_->mu_);
+
+  const std::shared_ptr<UnservedCalls> calls_;
+  const std::string address_;
+  int open_ GUARDED_BY(calls_->mu_) = 0;
+  int served_ GUARDED_BY(calls_->mu_) = 0;
+  int leaving_ GUARDED_BY(calls_->mu_) = 0;  // Cut.
+  Clock::time_point changed_ GUARDED_BY(calls_->mu_);
+};
+
+// Whose call it is: "ipv4:127.0.0.1:4711" for the peer of a context, behind a gate or not.
+std::string AddressOfPeer(const std::string& peer);
+// To the memory budget.
+std::string ClientOfCall(const std::string& peer);
+
+// Somebody serves a call for as long as this lives. Any thread.
+class ServedCall {
+ public:
+  explicit ServedCall(const std::string& peer);  // A context's.
+  ~ServedCall();
+  ServedCall(const ServedCall&) = delete;
+  ServedCall& operator=(const ServedCall&) = delete;
+
+  // It was cut. One thread at a time.
+  void Leave();
+
+ private:
+  const std::shared_ptr<GatedConnection> connection_;  // None: there is no gate.
+  bool leaving_ = false;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_GATED_CALLS_H_

@@ -1,0 +1,56 @@
+// What one end of an HTTP/2 connection sends (RFC 9113), cut into pieces by the nine bytes that
+// begin each frame. Payloads are not looked at.
+
+#ifndef TANDEM_SERVICES_SERVER_HTTP2_FRAMES_H_
+#define TANDEM_SERVICES_SERVER_HTTP2_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tandem {
+
+// Of HEADERS and its CONTINUATIONs, with what begins each frame. gRPC answers metadata beyond half
+// of it by itself.
+inline constexpr size_t kMaxHeaderBlockBytes = size_t{32} << 10;
+inline constexpr std::string_view kHttp2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+struct Http2Piece {
+  enum class Kind {
+    kMore,     // More bytes are needed first.
+    kBytes,    // The preface, a frame, or as much of it as there is: to be passed as it comes.
+    kHeaders,  // A client's header block, whole.
+    kBroken,   // No HTTP/2, or a header block that is too long.
+  };
+  Kind kind = Kind::kMore;
+  size_t bytes = 0;     // Of the piece.
+  size_t left = 0;      // Of its frame, behind it.
+  uint32_t stream = 0;  // Whose frame begins here; else 0.
+  bool ends = false;    // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
+};
+
+class Http2Frames {
+ public:
+  enum class Sender { kClient, kServer };
+
+  explicit Http2Frames(Sender sender) : sender_(sender) {}
+
+  // The next piece. `bytes` begin where the last one that was taken ended.
+  Http2Piece Peek(std::string_view bytes);
+  // What Peek has just said is passed on.
+  void Take(const Http2Piece& piece);
+
+  bool greeted() const { return greeted_; }  // A client's preface was taken.
+
+ private:
+  Http2Piece PeekBlock(std::string_view bytes);
+
+  const Sender sender_;
+  bool greeted_ = false;
+  size_t left_ = 0;      // Of the frame that has begun.
+  size_t in_block_ = 0;  // What whole frames of the header block that comes next hold.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_HTTP2_FRAMES_H_

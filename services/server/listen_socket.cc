@@ -1,0 +1,126 @@
+#include "services/server/listen_socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kUnix[] = "unix:";
+
+absl::Status CannotListen(const std::string& address, const std::string& why) {
+  return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", why));
+}
+
+// Where it was not removed.
+void RemoveSocket(const std::string& path) {
+  struct stat what {};
+  if (lstat(path.c_str(), &what) == 0 && S_ISSOCK(what.st_mode)) unlink(path.c_str());
+}
+
+bool Bind(int descriptor, const sockaddr* address, socklen_t size) {
+  return bind(descriptor, address, size) == 0 && listen(descriptor, SOMAXCONN) == 0;
+}
+
+int PortOf(int descriptor) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof(bound);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                           : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+}
+
+}  // namespace
+
+absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
+  ListenSocket result;
+  constexpr int kKind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+  if (address.starts_with(kUnix)) {
+    std::string path = address.substr(std::strlen(kUnix));
+    if (path.starts_with("///")) path.erase(0, 2);  // As a URI is written.
+    sockaddr_un file{};
+    file.sun_family = AF_UNIX;
+    if (path.empty() || path.size() >= sizeof(file.sun_path)) {
+      return CannotListen(address, "the path is empty or too long");
+    }
+    path.copy(file.sun_path, path.size());
+    RemoveSocket(path);
+    result.descriptor_ = socket(AF_UNIX, kKind, 0);
+    if (!Bind(result.descriptor_, reinterpret_cast<sockaddr*>(&file), sizeof(file))) {
+      return CannotListen(address, std::strerror(errno));
+    }
+    result.path_ = path;
+    return result;
+  }
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return CannotListen(address, "there is no port");
+  const std::string name = WithoutBrackets(address.substr(0, colon));
+  const std::string host = name == "localhost" ? "127.0.0.1" : name;  // Not ::1 on some machines.
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
+  if (error != 0) return CannotListen(address, gai_strerror(error));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> first(found, freeaddrinfo);
+  result.descriptor_ = socket(first->ai_family, kKind, 0);
+  const int yes = 1, no = 0;
+  setsockopt(result.descriptor_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  if (first->ai_family == AF_INET6) {
+    setsockopt(result.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  }
+  if (!Bind(result.descriptor_, first->ai_addr, first->ai_addrlen)) {
+    return CannotListen(address, std::strerror(errno));
+  }
+  result.port_ = PortOf(result.descriptor_);
+  return result;
+}
+
+ListenSocket& ListenSocket::operator=(ListenSocket&& other) noexcept {
+  Close();
+  descriptor_ = other.Release();
+  port_ = other.port_;
+  path_ = std::exchange(other.path_, {});
+  return *this;
+}
+
+int ListenSocket::Release() { return std::exchange(descriptor_, -1); }
+
+void ListenSocket::Close() {
+  if (descriptor_ >= 0) close(descriptor_);
+  descriptor_ = -1;
+  if (!path_.empty()) RemoveSocket(path_);
+  path_.clear();
+}
+
+void NoticeLostPeers(int descriptor, std::chrono::milliseconds silence,
+                     std::chrono::milliseconds timeout) {
+  const auto set = [&](int level, int name, int64_t value) {
+    const int number = static_cast<int>(value);
+    setsockopt(descriptor, level, name, &number, sizeof(number));
+  };
+  const auto seconds = [](std::chrono::milliseconds time) {
+    return std::max<int64_t>(1, std::chrono::ceil<std::chrono::seconds>(time).count());
+  };
+  constexpr int kProbes = 5;
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, seconds(silence));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, seconds(timeout / kProbes));
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, (silence + timeout).count());
+}
+
+}  // namespace tandem

@@ -1,0 +1,46 @@
+// Sockets that listen, for HTTP and gRPC alike, and what the kernel is asked about those accepted.
+
+#ifndef TANDEM_SERVICES_SERVER_LISTEN_SOCKET_H_
+#define TANDEM_SERVICES_SERVER_LISTEN_SOCKET_H_
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace tandem {
+
+// Of a file: removed with it.
+class ListenSocket {
+ public:
+  // "127.0.0.1:0", "[::1]:80", "[::]:80" (IPv4 too), "localhost:80", "unix:/tmp/socket". One that
+  // does not block. Unavailable, with the address and why, also where somebody else listens.
+  static absl::StatusOr<ListenSocket> Open(const std::string& address);
+
+  ListenSocket() = default;
+  ~ListenSocket() { Close(); }
+  ListenSocket(ListenSocket&& other) noexcept { *this = std::move(other); }
+  ListenSocket& operator=(ListenSocket&& other) noexcept;
+
+  int descriptor() const { return descriptor_; }
+  // Whose descriptor is the caller's from now on.
+  int Release();
+  int port() const { return port_; }  // The one bound, where 0 was asked for; 0 of a file.
+
+ private:
+  void Close();
+
+  int descriptor_ = -1;
+  int port_ = 0;
+  std::string path_;
+};
+
+// A peer that vanished without a word is an error on its socket after `silence` + `timeout`, with
+// or without unsent bytes. Not every kernel and socket has these options, whose unit is seconds.
+void NoticeLostPeers(int descriptor, std::chrono::milliseconds silence,
+                     std::chrono::milliseconds timeout);
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_LISTEN_SOCKET_H_

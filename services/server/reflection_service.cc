@@ -1,0 +1,117 @@
+#include "services/server/reflection_service.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/descriptor.pb.h>
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem {
+
+using google::protobuf::DescriptorPool;
+using google::protobuf::FileDescriptor;
+using grpc::reflection::v1alpha::ServerReflectionRequest;
+using grpc::reflection::v1alpha::ServerReflectionResponse;
+
+namespace {
+
+// With what it imports.
+void AddFile(const FileDescriptor* file, std::set<const FileDescriptor*>* added,
+             ServerReflectionResponse* response) {
+  if (!added->insert(file).second) return;
+  google::protobuf::FileDescriptorProto description;
+  file->CopyTo(&description);
+  response->mutable_file_descriptor_response()->add_file_descriptor_proto(
+      description.SerializeAsString());
+  for (int i = 0; i < file->dependency_count(); ++i) {
+    AddFile(file->dependency(i), added, response);
+  }
+}
+
+void Describe(const FileDescriptor* file, const std::string& name,
+              ServerReflectionResponse* response) {
+  if (file == nullptr) {
+    response->mutable_error_response()->set_error_code(grpc::StatusCode::NOT_FOUND);
+    response->mutable_error_response()->set_error_message(absl::StrCat("nothing here is ", name));
+    return;
+  }
+  std::set<const FileDescriptor*> added;
+  AddFile(file, &added, response);
+}
+
+}  // namespace
+
+ServerReflectionResponse AnswerReflection(const std::vector<std::string>& services,
+                                          const ServerReflectionRequest& request) {
+  const DescriptorPool* const pool = DescriptorPool::generated_pool();
+  ServerReflectionResponse response;
+  response.set_valid_host(request.host());
+  *response.mutable_original_request() = request;
+  switch (request.message_request_case()) {
+    case ServerReflectionRequest::kFileByFilename:
+      Describe(pool->FindFileByName(request.file_by_filename()), request.file_by_filename(),
+               &response);
+      break;
+    case ServerReflectionRequest::kFileContainingSymbol:
+      Describe(pool->FindFileContainingSymbol(request.file_containing_symbol()),
+               request.file_containing_symbol(), &response);
+      break;
+    case ServerReflectionRequest::kListServices:
+      for (const std::string& name : services) {
+        response.mutable_list_services_response()->add_service()->set_name(name);
+      }
+      break;
+    case ServerReflectionRequest::kFileContainingExtension:
+      Describe(nullptr, "an extension", &response);
+      break;
+    case ServerReflectionRequest::kAllExtensionNumbersOfType:
+      Describe(nullptr, "an extended type", &response);
+      break;
+    case ServerReflectionRequest::MESSAGE_REQUEST_NOT_SET:
+      response.mutable_error_response()->set_error_code(grpc::StatusCode::INVALID_ARGUMENT);
+      response.mutable_error_response()->set_error_message("nothing is asked");
+      break;
+  }
+  return response;
+}
+
+// Answers one request after the other.
+class ReflectionService::Stream final
+    : public EarlyReactor<ServerReflectionRequest, ServerReflectionResponse> {
+ public:
+  Stream(const ReflectionService* service, OpenCalls* calls, grpc::CallbackServerContext* context)
+      : EarlyReactor(calls, context), service_(service) {
+    AwaitRequest();
+  }
+
+  void OnWriteDone(bool ok) override {
+    EndWrite();
+    if (ok) AwaitAnother();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void OnRequest(std::shared_ptr<const ServerReflectionRequest> request) override {
+    response_ = AnswerReflection(service_->services_, *request);
+    BeginWrite();
+    StartWrite(&response_);
+  }
+  void OnEnd() override { Finish(grpc::Status::OK); }
+
+  const ReflectionService* const service_;
+  ServerReflectionResponse response_;
+};
+
+ReflectionService::ReflectionService(std::vector<std::string> services, OpenCalls* calls)
+    : services_(std::move(services)) {
+  services_.emplace_back("grpc.reflection.v1alpha.ServerReflection");
+  AddMethod<ServerReflectionRequest, ServerReflectionResponse>(
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+      [this, calls](grpc::CallbackServerContext* context) {
+        return new Stream(this, calls, context);
+      });
+}
+
+}  // namespace tandem
