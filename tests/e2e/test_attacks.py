@@ -5,7 +5,8 @@ from attacks.harness import HEADER, Fleet, run
 
 
 def pytest_generate_tests(metafunc):
-    metafunc.parametrize("name", all_attacks())
+    full = metafunc.config.getoption("--full")
+    metafunc.parametrize("name", [name for name, attack in all_attacks().items() if full or not attack.only_full])
 
 
 def test_the_fleet_holds_under(name, tmp_path, full):

@@ -2,8 +2,8 @@
 
 import struct
 
-from attacks.harness import (DATA, END_HEADERS, END_STREAM, HEADERS, LIMIT, MiB, attack, frame, grpc_message,
-                             header_block, open_http2, proto, send)
+from attacks.harness import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, LIMIT, MiB, attack, frame,
+                             grpc_message, header_block, open_http2, proto, send)
 from server import challenge_of, proof
 
 # Beside what is charged: threads, and what the allocator's pages hold beyond it.
@@ -46,7 +46,7 @@ def grpc_headers_only(fleet, full, outcomes):
     close(clients)
 
 
-@attack(growth=WAITING)
+@attack(growth=WAITING, only_full=True)
 def grpc_headers_only_of_streams(fleet, full, outcomes):
     """The same of a method that streams, and of the health service."""
     clients = []
@@ -56,7 +56,27 @@ def grpc_headers_only_of_streams(fleet, full, outcomes):
     close(clients)
 
 
-@attack(growth=LIMIT + SLACK)
+@attack(growth=SLACK)
+def grpc_endless_header(fleet, full, outcomes):
+    """100 header fields that do not end."""
+    clients = []
+    for _ in range(100):
+        client = open_http2(fleet.grpc_address)
+        if client is None:
+            break
+        # Of 4 MiB, as the length of its value says (RFC 7541, 5.1).
+        field = b"\0\1x" + b"\x7f" + b"\x81\xff\xff\x01"
+        send(client, frame(HEADERS, 1, field + b"a" * 8192))
+        for _ in range(512 if full else 64):
+            if not send(client, frame(CONTINUATION, 1, b"a" * 8192)):
+                break
+        clients.append(client)
+    outcomes["fields"] = len(clients)
+    yield
+    close(clients)
+
+
+@attack(growth=LIMIT + SLACK, only_full=True)
 def grpc_unread_answers(fleet, full, outcomes):
     """20,000 answers that nobody reads."""
     clients = crowd(fleet.grpc_address, 160, STREAMS, outcomes,
@@ -134,7 +154,7 @@ def worker_strangers(fleet, full, outcomes):
     close(clients)
 
 
-@attack(process="decode-0", growth=LIMIT + SLACK)
+@attack(process="decode-0", growth=LIMIT + SLACK, only_full=True)
 def worker_strangers_that_do_not_read(fleet, full, outcomes):
     """Calls that anybody may make, and whose answers nobody reads."""
     address = fleet.worker_address("decode-0")
@@ -161,7 +181,7 @@ def worker_peers(fleet, full, outcomes):
 
 
 # gRPC takes more for a call with its message and its first events than is charged for it.
-@attack(process="decode-0", growth=2 * LIMIT)
+@attack(process="decode-0", growth=2 * LIMIT, only_full=True)
 def worker_watches_unread(fleet, full, outcomes):
     """Watches of a worker that nobody reads."""
     address = fleet.worker_address("decode-0")

@@ -24,14 +24,15 @@ ATTACKER = "127.0.0.2"  # Not the address of the clients that are not to notice.
 ATTACKS = {}
 
 
-def attack(process="router", growth=LIMIT):
-    """Registers an attack: `growth` is by how many bytes it may make `process` grow.
+def attack(process="router", growth=LIMIT, only_full=False):
+    """Registers an attack: `growth` is by how many bytes it may make `process` grow; `only_full`, whether
+    it is left out of ./tools/test, which has a minute for all of them.
 
     The function gets the fleet, whether to be at full size, and a Counter-like dict of outcomes; it is
     a generator: what it does up to its `yield` is the attack, and it lets go of everything after it.
     """
     def register(function):
-        function.process, function.growth = process, growth
+        function.process, function.growth, function.only_full = process, growth, only_full
         ATTACKS[function.__name__] = function
         return function
     return register
@@ -108,7 +109,7 @@ def status_of(client):
 # ---- HTTP/2, frame by frame: to say what no library would ----
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
+DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 INITIAL_WINDOW_SIZE = 4
 
