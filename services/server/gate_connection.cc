@@ -100,6 +100,12 @@ bool GateConnection::OpenGrpc() {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) return false;
   grpc_ = std::make_unique<GateSocket>(gate_->io, pair[0]);
   GatedConnection::Name(pair[1], calls_);
+  calls_->SetPassOn([weak = weak_from_this(), io = gate_->io](std::function<void()> done) {
+    asio::post(*io, [weak, done = std::move(done)] {
+      if (const auto self = weak.lock()) return self->WhenPassedOn(done);
+      done();
+    });
+  });
   grpc::AddInsecureChannelFromFd(gate_->server, pair[1]);
   AwaitReadable(&down_);
   return true;
@@ -111,6 +117,8 @@ void GateConnection::Close() {
   if (grpc_ != nullptr) grpc_->Close();
   std::string().swap(up_.kept);
   std::string().swap(down_.kept);
+  calls_->SetPassOn(nullptr);
+  PassedOn();
   due_ = flush_due_ = Clock::time_point::max();
   // gRPC cancels them now.
   resting_ += static_cast<int>(streams_.size());
@@ -159,7 +167,10 @@ void GateConnection::Advance(Flow* flow) {
       if (flow->ended) return End(flow);
       const ssize_t got =
           From(*flow).Read(scratch + size, up(*flow) ? kReadOfClientBytes : kReadOfServerBytes);
-      if (got == -1) return AwaitReadable(flow);
+      if (got == -1) {
+        if (!up(*flow)) PassedOn();
+        return AwaitReadable(flow);
+      }
       if (got == -2 && up(*flow)) return Close();
       if (got <= 0) {
         flow->ended = true;
@@ -226,6 +237,15 @@ bool GateConnection::Charge() {
   if (bytes == kept_bytes_) return true;
   kept_bytes_ = bytes;
   return holding_->Set(kGateConnectionBytes + bytes).ok();
+}
+
+void GateConnection::WhenPassedOn(std::function<void()> done) {
+  if (closed_ || (down_.judged == 0 && !grpc_->Polls(POLLIN))) return done();
+  when_passed_on_.push_back(std::move(done));
+}
+
+void GateConnection::PassedOn() {
+  for (const auto& done : std::exchange(when_passed_on_, {})) done();
 }
 
 // An unfinished header block, or the beginning of a frame, has its time.

@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "runtime/base/memory_budget.h"
@@ -113,6 +114,8 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   void Keep(Flow* flow, std::string_view bytes);
   bool Charge();
   void SetDue(Verdict verdict, bool passed);
+  void WhenPassedOn(std::function<void()> done);
+  void PassedOn();
 
   Verdict Judge(Flow* flow, std::string_view bytes);
   bool OpenGrpc();
@@ -128,6 +131,7 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   std::unique_ptr<MemoryBudget::Holding> holding_;
   int64_t kept_bytes_ = 0;  // Charged for what is kept.
   Flow up_{Http2Frames::Sender::kClient}, down_{Http2Frames::Sender::kServer};
+  std::vector<std::function<void()>> when_passed_on_;  // What gRPC had written by then.
   bool closed_ = false;
   Clock::time_point due_ = Clock::time_point::max();        // For the preface or a header block.
   Clock::time_point flush_due_ = Clock::time_point::max();  // For what gRPC sent before it ended.

@@ -76,6 +76,19 @@ void GatedConnection::AddServed(int served, int leaving) {
   Change(open_, served_ + served, leaving_ + leaving);
 }
 
+void GatedConnection::WhenPassedOn(std::function<void()> done) {
+  {
+    MutexLock lock(&pass_mu_);
+    if (pass_on_ != nullptr) return pass_on_(std::move(done));
+  }
+  done();
+}
+
+void GatedConnection::SetPassOn(std::function<void(std::function<void()>)> pass_on) {
+  MutexLock lock(&pass_mu_);
+  pass_on_ = std::move(pass_on);
+}
+
 bool GatedConnection::StuckSince(Clock::time_point time) const {
   MutexLock lock(&calls_->mu_);
   return num_unserved() > 0 && changed_ <= time;

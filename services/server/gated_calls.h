@@ -53,6 +53,11 @@ class GatedConnection {
   const std::string& address() const { return address_; }
   // As the frames say.
   void SetOpen(int open);
+  // Calls `done` once what gRPC has written so far is with the client's kernel socket, where it
+  // survives this process, or never will be; perhaps at once. `done` hands over and returns.
+  void WhenPassedOn(std::function<void()> done);
+  // Of the gate: how it does that, under a lock. Null: nothing is held back.
+  void SetPassOn(std::function<void(std::function<void()>)> pass_on);
   // Has unserved calls, and nothing has happened to any of its calls since.
   bool StuckSince(Clock::time_point time) const;
 
@@ -73,6 +78,8 @@ class GatedConnection {
   int served_ GUARDED_BY(calls_->mu_) = 0;
   int leaving_ GUARDED_BY(calls_->mu_) = 0;  // Cut.
   Clock::time_point changed_ GUARDED_BY(calls_->mu_);
+  Mutex pass_mu_;
+  std::function<void(std::function<void()>)> pass_on_ GUARDED_BY(pass_mu_);
 };
 
 // Whose call it is: "ipv4:127.0.0.1:4711" for the peer of a context, behind a gate or not.
@@ -90,9 +97,10 @@ class ServedCall {
 
   // It was cut. One thread at a time.
   void Leave();
+  const std::shared_ptr<GatedConnection>& connection() const { return connection_; }
 
  private:
-  const std::shared_ptr<GatedConnection> connection_;  // None: there is no gate.
+  const std::shared_ptr<GatedConnection> connection_;  // Null: there is no gate.
   bool leaving_ = false;
 };
 

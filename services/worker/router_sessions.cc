@@ -1,6 +1,8 @@
 #include "services/worker/router_sessions.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -48,6 +50,9 @@ class RouterSessions::Session final
     StreamReactor::OnWriteDone(ok);
     sessions_->OnWritten();
   }
+  const std::shared_ptr<GatedConnection>& connection() const { return served_.connection(); }
+  // The gate still has something that gRPC has written.
+  const std::shared_ptr<std::atomic<bool>>& at_gate() const { return at_gate_; }
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
     sessions_->OnWritten();
@@ -99,6 +104,7 @@ class RouterSessions::Session final
   const SessionId id_;
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   const ServedCall served_;
+  const std::shared_ptr<std::atomic<bool>> at_gate_ = std::make_shared<std::atomic<bool>>(false);
   proto::ToWorker message_;
 };
 
@@ -118,10 +124,31 @@ void RouterSessions::Publish(SessionId session, const StepBatch& batch) {
 
 std::vector<SessionId> RouterSessions::ids() const { return sessions_.Ids(); }
 
+bool RouterSessions::Sent(SessionId session) {
+  bool sent = true;
+  sessions_.With(session, [&](const Session* s) { sent = s->unsent() == 0; });
+  return sent;
+}
+
 bool RouterSessions::Written(SessionId session) {
-  size_t unsent = 0;
-  sessions_.With(session, [&](const Session* s) { unsent = s->unsent(); });
-  return unsent == 0;
+  bool written = true;
+  sessions_.With(session, [&](const Session* s) { written = s->unsent() == 0 && !*s->at_gate(); });
+  return written;
+}
+
+void RouterSessions::AskGate(SessionId session) {
+  std::shared_ptr<GatedConnection> connection;
+  std::shared_ptr<std::atomic<bool>> at_gate;
+  sessions_.With(session, [&](const Session* s) {
+    connection = s->connection();
+    at_gate = s->at_gate();
+  });
+  if (connection == nullptr) return;
+  *at_gate = true;
+  connection->WhenPassedOn([this, at_gate] {
+    *at_gate = false;
+    OnWritten();
+  });
 }
 
 void RouterSessions::OnWritten() {
@@ -129,22 +156,35 @@ void RouterSessions::OnWritten() {
   written_.Signal();  // Only the engine thread waits.
 }
 
+// Leaves those that are not by `end`.
+template <typename Is>
+void RouterSessions::WaitWhileNot(Is is, std::chrono::steady_clock::time_point end,
+                                  std::set<SessionId>* sessions) {
+  MutexLock lock(&written_mu_);
+  while (true) {
+    std::erase_if(*sessions, is);
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
+    if (sessions->empty() || left.count() <= 0) break;
+    written_.WaitFor(&written_mu_, left);
+  }
+}
+
 void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
                                       std::chrono::microseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
   const auto written = [this](SessionId session) { return Written(session); };
   std::erase_if(late_, written);
-  std::set<SessionId> unwritten(sessions.begin(), sessions.end());
-  for (const SessionId session : late_) unwritten.erase(session);
-  MutexLock lock(&written_mu_);
-  while (true) {
-    std::erase_if(unwritten, written);
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-        end - std::chrono::steady_clock::now());
-    if (unwritten.empty() || left.count() <= 0) break;
-    written_.WaitFor(&written_mu_, left);
-  }
-  late_.merge(unwritten);
+  std::set<SessionId> waiting(sessions.begin(), sessions.end());
+  for (const SessionId session : late_) waiting.erase(session);
+
+  std::set<SessionId> unsent = waiting;
+  WaitWhileNot([this](SessionId session) { return Sent(session); }, end, &unsent);
+  for (const SessionId session : unsent) waiting.erase(session);
+  for (const SessionId session : waiting) AskGate(session);
+  WaitWhileNot(written, end, &waiting);
+  late_.merge(unsent);
+  late_.merge(waiting);
 }
 
 bool RouterSessions::Flushed() const { return sessions_.Flushed(); }
