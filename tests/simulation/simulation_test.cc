@@ -12,7 +12,7 @@ namespace tandem {
 namespace {
 
 constexpr uint64_t kSeeds = 2'000;
-constexpr uint64_t kParts = 4;  // Tests of their own, so that shards can share them.
+constexpr uint64_t kParts = 8;  // Tests of their own, so that shards can share them.
 
 class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
@@ -34,15 +34,15 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
     newcomers += report.newcomers;
   }
   // That nothing broke means something only where something happened.
-  EXPECT_GT(done, 3'000);
-  EXPECT_GT(resumes, 300);
-  EXPECT_GT(frames, 3'000);
-  EXPECT_GT(faults, 500);
-  EXPECT_GT(preemptions, 100);
-  EXPECT_GT(replacements, 5);
-  EXPECT_GT(auto_frames, 300);
-  EXPECT_GT(kills, 500);
-  EXPECT_GT(newcomers, 300);
+  EXPECT_GT(done, 1'500);
+  EXPECT_GT(resumes, 150);
+  EXPECT_GT(frames, 1'500);
+  EXPECT_GT(faults, 250);
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(replacements, 2);
+  EXPECT_GT(auto_frames, 150);
+  EXPECT_GT(kills, 250);
+  EXPECT_GT(newcomers, 150);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 
