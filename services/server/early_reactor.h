@@ -92,6 +92,8 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
   // Around every write that the client's reading could hold up.
   void BeginWrite() { call_.BeginWrite(); }
   void EndWrite() { call_.EndWrite(); }
+  // After it: nothing is owed to the client, which gives way to others' memory.
+  void AwaitEvent() { call_.AwaitEvent(); }
 
  private:
   using Base = grpc::ServerBidiReactor<Request, Response>;

@@ -33,9 +33,13 @@ void GateTurns::Add(const std::string& client, std::shared_ptr<GateConnection> c
   waiting_[client].push_back(std::move(connection));
 }
 
-std::shared_ptr<GateConnection> GateTurns::Next() {
+std::shared_ptr<GateConnection> GateTurns::Next(UnservedCalls* calls) {
   auto next = waiting_.upper_bound(last_);
-  if (next == waiting_.end()) next = waiting_.begin();
+  for (size_t left = waiting_.size();; --left, ++next) {
+    if (left == 0) return nullptr;
+    if (next == waiting_.end()) next = waiting_.begin();
+    if (calls->HasRoomOrAwait(next->first)) break;
+  }
   last_ = next->first;
   std::shared_ptr<GateConnection> connection = std::move(next->second.front());
   next->second.pop_front();
@@ -77,12 +81,11 @@ bool GateSocket::Polls(short events) {
 
 GateConnection::GateConnection(GateShared* gate, int descriptor, const std::string& address)
     : gate_(gate),
-      client_name_(ClientOfPeer(address)),
       client_(gate->io, descriptor),
       calls_(std::make_shared<GatedConnection>(gate->calls, address)) {}
 
 bool GateConnection::Begin() {
-  holding_ = std::make_unique<MemoryBudget::Holding>(gate_->options.budget, client_name_,
+  holding_ = std::make_unique<MemoryBudget::Holding>(gate_->options.budget, calls_->client(),
                                                      [weak = weak_from_this(), io = gate_->io] {
                                                        asio::post(*io, [weak] {
                                                          if (const auto self = weak.lock())
@@ -227,8 +230,7 @@ void GateConnection::End(Flow* flow) {
 }
 
 void GateConnection::Keep(Flow* flow, std::string_view bytes) {
-  // The same, or nothing as before.
-  if (bytes.size() != flow->kept.size()) std::string(bytes).swap(flow->kept);
+  if (bytes != flow->kept) std::string(bytes).swap(flow->kept);
 }
 
 bool GateConnection::Charge() {
@@ -284,11 +286,12 @@ GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes
 // False: `up` goes on once it may.
 bool GateConnection::MayBeginCall(uint32_t stream) {
   if (stream <= last_stream_) return true;  // The end of a call, or nothing to gRPC.
-  const int open = static_cast<int>(streams_.size()) + resting_ + resting_longer_;
-  at_limit_ = open >= gate_->options.max_streams;
+  if (queued_) return false;
+  at_limit_ = num_open() >= gate_->options.max_streams;
   if (at_limit_) return false;
-  if (!has_turn_ && !(gate_->turns.empty() && gate_->calls->HasRoom())) {
-    gate_->turns.Add(client_name_, shared_from_this());
+  const std::string& client = calls_->client();
+  if (!has_turn_ && (gate_->turns.Has(client) || !gate_->calls->HasRoomOrAwait(client))) {
+    gate_->turns.Add(client, shared_from_this());
     queued_ = true;
     return false;
   }
@@ -307,21 +310,21 @@ void GateConnection::EndCall(uint32_t stream, bool by_client) {
 
 void GateConnection::TakeTurn() {
   queued_ = false;
+  if (up_.writing) return;  // It asks again once there is room.
   has_turn_ = true;
   Advance(&up_);
   has_turn_ = false;
 }
 
 void GateConnection::CountCalls() {
-  const int open = static_cast<int>(streams_.size()) + resting_ + resting_longer_;
-  calls_->SetOpen(open);
+  calls_->SetOpen(num_open());
   if (may_be_cut_ != streams_.empty()) {
     may_be_cut_ = streams_.empty();
     holding_->SetMayBeCut(may_be_cut_);
   }
-  if (at_limit_ && open < gate_->options.max_streams && !closed_) {
+  if (at_limit_ && num_open() < gate_->options.max_streams && !closed_) {
     at_limit_ = false;
-    AdvanceLater(&up_);
+    if (!up_.writing) AdvanceLater(&up_);
   }
 }
 

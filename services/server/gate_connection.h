@@ -33,7 +33,9 @@ class GateTurns {
  public:
   void Add(const std::string& client, std::shared_ptr<GateConnection> connection);
   bool empty() const { return waiting_.empty(); }
-  std::shared_ptr<GateConnection> Next();  // Not empty.
+  bool Has(const std::string& client) const { return waiting_.count(client) > 0; }
+  // Of a client that has room with `calls`. Null: none.
+  std::shared_ptr<GateConnection> Next(UnservedCalls* calls);
 
  private:
   std::map<std::string, std::deque<std::shared_ptr<GateConnection>>> waiting_;
@@ -122,9 +124,10 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   bool MayBeginCall(uint32_t stream);
   void EndCall(uint32_t stream, bool by_client);
   void CountCalls();
+  // With those that were reset a moment ago.
+  int num_open() const { return static_cast<int>(streams_.size()) + resting_ + resting_longer_; }
 
   GateShared* const gate_;
-  const std::string client_name_;  // To the budget.
   GateSocket client_;
   std::unique_ptr<GateSocket> grpc_;  // Once the preface has come.
   const std::shared_ptr<GatedConnection> calls_;

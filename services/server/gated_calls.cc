@@ -1,6 +1,6 @@
 #include "services/server/gated_calls.h"
 
-#include <cstdlib>
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -37,10 +37,12 @@ int UnservedCalls::count() const {
   return count_;
 }
 
-bool UnservedCalls::HasRoom() {
+bool UnservedCalls::HasRoomOrAwait(const std::string& client) {
   MutexLock lock(&mu_);
-  awaited_ = count_ >= most_;
-  return !awaited_;
+  const auto its = by_client_.find(client);
+  if (count_ < most_ && (its == by_client_.end() || its->second < most_ / 2)) return true;
+  awaited_ = true;
+  return false;
 }
 
 void UnservedCalls::Stop() {
@@ -49,18 +51,24 @@ void UnservedCalls::Stop() {
 }
 
 GatedConnection::GatedConnection(std::shared_ptr<UnservedCalls> calls, std::string address)
-    : calls_(std::move(calls)), address_(std::move(address)) {}
+    : calls_(std::move(calls)), address_(std::move(address)), client_(ClientOfPeer(address_)) {}
 
-int GatedConnection::num_unserved() const { return std::abs(open_ - served_) + leaving_; }
+int GatedConnection::num_unserved() const {
+  return std::max(open_, served_ + leaving_) - std::min(open_, served_);
+}
 
 void GatedConnection::Change(int open, int served, int leaving) {
-  calls_->count_ -= num_unserved();
+  const int before = num_unserved();
   open_ = open;
   served_ = served;
   leaving_ = leaving;
-  calls_->count_ += num_unserved();
+  const int more = num_unserved() - before;
+  calls_->count_ += more;
+  int& its = calls_->by_client_[client_];
+  its += more;
+  if (its == 0) calls_->by_client_.erase(client_);
   changed_ = Clock::now();
-  if (calls_->awaited_ && calls_->count_ < calls_->most_) {
+  if (calls_->awaited_ && more < 0) {
     calls_->awaited_ = false;
     calls_->on_room_();
   }

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,8 +28,9 @@ class UnservedCalls {
       : most_(most), on_room_(std::move(on_room)) {}
 
   int count() const EXCLUDES(mu_);
-  // False if there are `most`: `on_room` comes once, as soon as there are fewer.
-  bool HasRoom() EXCLUDES(mu_);
+  // False if there are `most`, or half as many of this client: `on_room` comes once, as soon as
+  // there are fewer than now.
+  bool HasRoomOrAwait(const std::string& client) EXCLUDES(mu_);
   // `on_room` does not come any more.
   void Stop() EXCLUDES(mu_);
 
@@ -39,6 +41,7 @@ class UnservedCalls {
   const std::function<void()> on_room_;
   mutable Mutex mu_;
   int count_ GUARDED_BY(mu_) = 0;
+  std::map<std::string, int> by_client_ GUARDED_BY(mu_);  // That have some.
   bool awaited_ GUARDED_BY(mu_) = false;
 };
 
@@ -51,6 +54,7 @@ class GatedConnection {
   GatedConnection(std::shared_ptr<UnservedCalls> calls, std::string address);
 
   const std::string& address() const { return address_; }
+  const std::string& client() const { return client_; }  // To the memory budget.
   // As the frames say.
   void SetOpen(int open);
   // Calls `done` once what gRPC has written so far is with the client's kernel socket, where it
@@ -73,7 +77,7 @@ class GatedConnection {
   int num_unserved() const REQUIRES(calls_->mu_);
 
   const std::shared_ptr<UnservedCalls> calls_;
-  const std::string address_;
+  const std::string address_, client_;
   int open_ GUARDED_BY(calls_->mu_) = 0;
   int served_ GUARDED_BY(calls_->mu_) = 0;
   int leaving_ GUARDED_BY(calls_->mu_) = 0;  // Cut.

@@ -29,8 +29,8 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   // Writes the present status unless it is what the client knows already.
   void Show() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    if (!name_.has_value()) return;
-    wanted_ = service_->StatusNow(*name_);
+    if (!asked_) return;
+    wanted_ = StatusNow(ready_);
     WriteNext();
   }
 
@@ -47,6 +47,7 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
     EndWrite();
     writing_ = false;
     if (ok) WriteNext();
+    if (!writing_ && !ended_) AwaitEvent();
   }
 
   void OnDone() override {
@@ -62,7 +63,8 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   void OnRequest(std::shared_ptr<const HealthCheckRequest> request) override EXCLUDES(mu_) {
     {
       MutexLock lock(&mu_);
-      name_ = request->service();
+      asked_ = true;
+      ready_ = service_->Find(request->service());
     }
     Show();
   }
@@ -80,7 +82,8 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
   Mutex mu_;
   HealthCheckResponse response_ GUARDED_BY(mu_);
   std::optional<HealthCheckResponse::ServingStatus> wanted_ GUARDED_BY(mu_), shown_ GUARDED_BY(mu_);
-  std::optional<std::string> name_ GUARDED_BY(mu_);  // Once the request has come.
+  bool asked_ GUARDED_BY(mu_) = false;            // The request has come...
+  const Ready* ready_ GUARDED_BY(mu_) = nullptr;  // ...for this; null: for nothing of ours.
   bool writing_ GUARDED_BY(mu_) = false;
   bool ended_ GUARDED_BY(mu_) = false;
 };
@@ -90,7 +93,7 @@ HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* c
   AddUnary<HealthCheckRequest, HealthCheckResponse>(
       calls, "/grpc.health.v1.Health/Check",
       [this](const HealthCheckRequest& request, HealthCheckResponse* response) {
-        response->set_status(StatusNow(request.service()));
+        response->set_status(StatusNow(Find(request.service())));
         return response->status() == HealthCheckResponse::SERVICE_UNKNOWN
                    ? absl::NotFoundError("unknown service")
                    : absl::OkStatus();
@@ -104,17 +107,24 @@ HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* c
           watchers_.insert(watcher);
           stopping = stopping_;
         }
-        if (stopping) watcher->End(Leaving());
-        watcher->AwaitRequest();
+        if (stopping) {
+          watcher->End(Leaving());
+        } else {
+          watcher->AwaitRequest();
+        }
         return watcher.get();
       });
   thread_ = std::thread([this] { Poll(); });
 }
 
-HealthService::Status HealthService::StatusNow(const std::string& service) const {
+const HealthService::Ready* HealthService::Find(const std::string& service) const {
   const auto found = services_.find(service);
-  if (found == services_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
-  return found->second() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
+  return found == services_.end() ? nullptr : &found->second;
+}
+
+HealthService::Status HealthService::StatusNow(const Ready* ready) {
+  if (ready == nullptr) return HealthCheckResponse::SERVICE_UNKNOWN;
+  return (*ready)() ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
 HealthService::~HealthService() { Stop(); }

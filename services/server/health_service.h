@@ -32,7 +32,8 @@ class HealthService final : public EarlyService {
 
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
 
-  Status StatusNow(const std::string& service) const;
+  const Ready* Find(const std::string& service) const;  // Null: no service of ours.
+  static Status StatusNow(const Ready* ready);
   void Poll() EXCLUDES(mu_);
 
   OpenCalls* const calls_;

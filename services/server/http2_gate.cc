@@ -73,13 +73,16 @@ class Http2Gate::Impl {
     {
       const auto end = Clock::now() + kGateFlushTimeout;
       MutexLock lock(&mu_);
-      while (num_open_ > 0 && Clock::now() < end) none_open_.WaitFor(&mu_, kGateFlushTimeout);
+      while (num_open_ > 0 && Clock::now() < end) {
+        none_open_.WaitFor(
+            &mu_, std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now()));
+      }
     }
-    shared_.calls->Stop();
     io_.stop();
     if (thread_.joinable()) thread_.join();
     for (const auto& connection : connections_) connection->Abandon();
     shared_.turns = {};
+    shared_.calls->Stop();
   }
 
   void Serve(grpc::Server* server) {
@@ -161,9 +164,7 @@ class Http2Gate::Impl {
   }
 
   void GiveTurns() {
-    while (!shared_.turns.empty() && shared_.calls->HasRoom()) {
-      shared_.turns.Next()->TakeTurn();
-    }
+    while (const auto next = shared_.turns.Next(shared_.calls.get())) next->TakeTurn();
   }
 
   GateShared shared_;

@@ -11,11 +11,13 @@
 // - a connection has at most so many calls: past it nothing more is read of it until one ends. One
 //   that its client has reset counts for a moment longer;
 // - of all connections together only so many calls are unserved (gated_calls.h): past it they wait
-//   for their turns, one header block a turn, clients by turns;
+//   for their turns, one header block a turn, clients by turns, of which none has more than half;
 // - each connection is charged to the memory budget, and one without calls may be cut for others.
 //
-// No frame is made up, dropped or put in another order. A client that keeps to what HTTP/2 and the
-// server's settings say meets none of it.
+// No frame is made up, dropped or put in another order. A client that keeps to the server's
+// settings meets none of it, but for a moment where it has reset a call and begins another one at
+// the limit. One that does not wait for the settings, and begins more calls than they allow before
+// it sends the first messages, waits until those calls have had their time.
 
 #ifndef TANDEM_SERVICES_SERVER_HTTP2_GATE_H_
 #define TANDEM_SERVICES_SERVER_HTTP2_GATE_H_

@@ -1,6 +1,7 @@
 #include "services/server/machine_limits.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
@@ -103,6 +104,13 @@ int32_t AffinityCpus() {
 }
 
 }  // namespace
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 int64_t DefaultMemoryLimit(const MachineLimits& machine) {
   return std::clamp(machine.memory_bytes / 10, int64_t{64} << 20, int64_t{256} << 20);

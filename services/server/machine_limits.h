@@ -26,6 +26,9 @@ struct MachineFiles {
 // A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
 MachineLimits ReadMachineLimits(const MachineFiles& files = {}, int32_t affinity_cpus = 0);
 
+// To what the system allows: every connection takes some.
+void RaiseDescriptorLimit();
+
 // What a process holds for clients and peers that is not a running request, unless a flag says
 // otherwise: a tenth of its memory, from 64 MiB to 256 MiB.
 int64_t DefaultMemoryLimit(const MachineLimits& machine);

@@ -200,6 +200,14 @@ void OpenCalls::Call::BeginWrite() {
   held_.SetMayBeCut(true);
 }
 
+void OpenCalls::Call::AwaitEvent() {
+  {
+    MutexLock lock(&calls_->mu_);
+    waits_ = true;
+  }
+  held_.SetMayBeCut(true);
+}
+
 void OpenCalls::Call::EndWrite() {
   held_.SetMayBeCut(false);
   Settle();

@@ -117,6 +117,8 @@ class OpenCalls::Call {
   // lasts too long, or is in the way of somebody else's memory, brings `cancel`. Once settled.
   void BeginWrite() EXCLUDES(calls_->mu_);
   void EndWrite() EXCLUDES(calls_->mu_);
+  // Until the next write only somebody else's memory brings `cancel`. Once settled.
+  void AwaitEvent() EXCLUDES(calls_->mu_);
 
  private:
   friend class OpenCalls;

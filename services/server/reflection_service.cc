@@ -3,10 +3,13 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 
+#include <memory>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/mutex.h"
+#include "services/server/gated_calls.h"
 
 namespace tandem {
 
@@ -16,6 +19,8 @@ using grpc::reflection::v1alpha::ServerReflectionRequest;
 using grpc::reflection::v1alpha::ServerReflectionResponse;
 
 namespace {
+
+constexpr size_t kMaxRequestBytes = 4096;  // Names.
 
 // With what it imports.
 void AddFile(const FileDescriptor* file, std::set<const FileDescriptor*>* added,
@@ -82,26 +87,48 @@ class ReflectionService::Stream final
     : public EarlyReactor<ServerReflectionRequest, ServerReflectionResponse> {
  public:
   Stream(const ReflectionService* service, OpenCalls* calls, grpc::CallbackServerContext* context)
-      : EarlyReactor(calls, context), service_(service) {
+      : EarlyReactor(calls, context), service_(service), calls_(calls) {
     AwaitRequest();
   }
 
-  void OnWriteDone(bool ok) override {
+  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
     EndWrite();
-    if (ok) AwaitAnother();
+    holding_.reset();
+    MutexLock lock(&mu_);
+    if (ok && !ended_) AwaitAnother();
+  }
+  // Not between the end of a write and the wait for another request.
+  void OnCancel() override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    ended_ = true;
+    Finish(grpc::Status::CANCELLED);
   }
   void OnDone() override { delete this; }
 
  private:
   void OnRequest(std::shared_ptr<const ServerReflectionRequest> request) override {
+    if (request->ByteSizeLong() > kMaxRequestBytes) {
+      return Finish(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                                 absl::StrCat("a request of ", request->ByteSizeLong(),
+                                              " bytes; at most ", kMaxRequestBytes)));
+    }
     response_ = AnswerReflection(service_->services_, *request);
+    // gRPC has it once more while the client reads.
+    auto holding = calls_->budget()->Hold(ClientOfCall(context()->peer()),
+                                          2 * static_cast<int64_t>(response_.ByteSizeLong()));
+    if (!holding.ok()) return Finish(ToGrpcStatus(holding.status()));
+    holding_ = *std::move(holding);
     BeginWrite();
     StartWrite(&response_);
   }
   void OnEnd() override { Finish(grpc::Status::OK); }
 
   const ReflectionService* const service_;
+  OpenCalls* const calls_;
   ServerReflectionResponse response_;
+  std::shared_ptr<MemoryBudget::Holding> holding_;  // While it is written.
+  Mutex mu_;
+  bool ended_ GUARDED_BY(mu_) = false;
 };
 
 ReflectionService::ReflectionService(std::vector<std::string> services, OpenCalls* calls)

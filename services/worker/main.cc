@@ -239,6 +239,7 @@ int Main(const std::vector<std::string>& arguments) {
     return 2;
   }
   SetLogProcessName(options.name);
+  RaiseDescriptorLimit();
   absl::StatusOr<Process> process = StartWorker(options);
   stop.Serving();
   status =

@@ -156,35 +156,32 @@ void RouterSessions::OnWritten() {
   written_.Signal();  // Only the engine thread waits.
 }
 
-// Leaves those that are not by `end`.
-template <typename Is>
-void RouterSessions::WaitWhileNot(Is is, std::chrono::steady_clock::time_point end,
-                                  std::set<SessionId>* sessions) {
-  MutexLock lock(&written_mu_);
-  while (true) {
-    std::erase_if(*sessions, is);
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-        end - std::chrono::steady_clock::now());
-    if (sessions->empty() || left.count() <= 0) break;
-    written_.WaitFor(&written_mu_, left);
-  }
-}
-
 void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
                                       std::chrono::microseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
+  const auto sent = [this](SessionId session) { return Sent(session); };
   const auto written = [this](SessionId session) { return Written(session); };
   std::erase_if(late_, written);
-  std::set<SessionId> waiting(sessions.begin(), sessions.end());
-  for (const SessionId session : late_) waiting.erase(session);
-
-  std::set<SessionId> unsent = waiting;
-  WaitWhileNot([this](SessionId session) { return Sent(session); }, end, &unsent);
-  for (const SessionId session : unsent) waiting.erase(session);
-  for (const SessionId session : waiting) AskGate(session);
-  WaitWhileNot(written, end, &waiting);
+  std::set<SessionId> unsent(sessions.begin(), sessions.end());
+  for (const SessionId session : late_) unsent.erase(session);
+  std::set<SessionId> at_gate;
+  while (true) {
+    // Each goes on by itself: one that does not read makes no other one late.
+    std::erase_if(unsent, [&](SessionId session) {
+      if (!Sent(session)) return false;
+      AskGate(session);
+      return at_gate.insert(session).second;
+    });
+    MutexLock lock(&written_mu_);
+    if (std::any_of(unsent.begin(), unsent.end(), sent)) continue;
+    std::erase_if(at_gate, written);
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
+    if ((unsent.empty() && at_gate.empty()) || left.count() <= 0) break;
+    written_.WaitFor(&written_mu_, left);
+  }
   late_.merge(unsent);
-  late_.merge(waiting);
+  late_.merge(at_gate);
 }
 
 bool RouterSessions::Flushed() const { return sessions_.Flushed(); }

@@ -53,9 +53,6 @@ class RouterSessions {
   bool Sent(SessionId session);
   bool Written(SessionId session);
   void AskGate(SessionId session);
-  template <typename Is>
-  void WaitWhileNot(Is is, std::chrono::steady_clock::time_point end, std::set<SessionId>* sessions)
-      EXCLUDES(written_mu_);
   void OnWritten() EXCLUDES(written_mu_);
 
   const uint64_t incarnation_;

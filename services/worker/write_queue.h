@@ -17,7 +17,8 @@
 namespace tandem {
 
 // `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
-// waits is charged to `peer` in the budget. A queue that is made `held` writes nothing before Open.
+// waits or is being written is charged to `peer` in the budget. A queue that is made `held` writes
+// nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
@@ -46,6 +47,7 @@ class WriteQueue {
   void OnWriteDone(bool ok) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     writing_ = false;
+    if (!closed_) Charge(-NumBytes(current_));
     if (!ok) Drop();
     WriteNext();
   }
@@ -69,7 +71,6 @@ class WriteQueue {
     writing_ = true;
     current_ = std::move(unsent_.front());
     unsent_.pop_front();
-    Charge(-NumBytes(current_));
     // Done when the kernel has it, not when flow control has let it pass: somebody may wait for
     // that.
     reactor_->StartWrite(&current_, grpc::WriteOptions().set_write_through());

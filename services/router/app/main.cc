@@ -2,7 +2,6 @@
 
 #include <malloc.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -127,14 +126,6 @@ absl::Status WritePortFile(const std::string& path, int http_port, int grpc_port
   if (out) std::filesystem::rename(draft, path, error);
   if (!out || error) return absl::UnavailableError(absl::StrCat("cannot write ", path));
   return absl::OkStatus();
-}
-
-// Every client's connection is a descriptor.
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int Serve(const RouterOptions& options, const std::string& port_file) {

@@ -303,6 +303,23 @@ TEST_F(GateTest, ManyCallsOfFewConnectionsAllComeToTheirEnd) {
   }));
 }
 
+TEST_F(GateTest, WhatIsKeptOfAPieceIsAlwaysItsOwnEnd) {
+  Start();
+  constexpr uint32_t kCalls = 10, kCut = 9;  // The last byte there is the number of the stream.
+  RawClient client(gate_->port());
+  client.Greet();
+  EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
+  std::string next = CallHeaders(1, kSay) + EmptyMessage(1);
+  client.Send(next.substr(0, kCut));
+  for (uint32_t stream = 1; stream < 2 * kCalls; stream += 2) {
+    const std::string rest = next.substr(kCut);
+    next = CallHeaders(stream + 2, kSay) + EmptyMessage(stream + 2);
+    client.Send(rest + next.substr(0, kCut));
+    EXPECT_TRUE(client.Hears(kDataFrame, stream)) << stream;
+  }
+  EXPECT_EQ(num_said_, static_cast<int>(kCalls));
+}
+
 TEST_F(GateTest, CallsBeyondTheLimitGoOnWhenOthersEnd) {
   options_.max_streams = 4;
   Start();
