@@ -31,7 +31,9 @@ function(tandem_test)
     set(ARG_TIMEOUT 300)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
-  set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  # Each file has helpers of its own, by the names that fit.
+  set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD OFF
+                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_link_libraries(${ARG_NAME} PRIVATE tandem_options ${ARG_DEPS} GTest::gmock_main)
   # What the tests themselves do costs far less time than compiling them.
   target_compile_options(${ARG_NAME} PRIVATE -Og)

@@ -16,4 +16,8 @@ int64_t WallClockSeconds() {
       .count();
 }
 
+double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace tandem

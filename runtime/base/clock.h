@@ -23,6 +23,9 @@ class SteadyClock final : public Clock {
 // Seconds since 1970, for what people and clients read; never for deadlines.
 int64_t WallClockSeconds();
 
+// Of the machine's steady clock, to tell how long something took.
+double SecondsNow();
+
 }  // namespace tandem
 
 #endif  // TANDEM_RUNTIME_BASE_CLOCK_H_

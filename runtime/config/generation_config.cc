@@ -15,11 +15,11 @@ namespace json = boost::json;
 
 // What changes the tokens of Transformers' generate(), with the value that changes nothing (and so
 // do 0, false and an empty list). Not listed: what only says where an answer ends by length.
-struct Unsupported {
+struct Neutral {
   const char* name;
   double neutral;
 };
-constexpr Unsupported kUnsupported[] = {
+constexpr Neutral kUnsupported[] = {
     {"bad_words_ids", 0},
     {"begin_suppress_tokens", 0},
     {"diversity_penalty", 0},

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/simulation/virtual_network.h"
 #include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
 
@@ -12,7 +13,6 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kDialEveryUs = 100'000;
-constexpr int64_t kDialUs = 500;
 
 }  // namespace
 

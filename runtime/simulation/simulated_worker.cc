@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/simulation/virtual_network.h"
 #include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
 
@@ -13,7 +14,6 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
-constexpr int64_t kDialUs = 500;
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
 constexpr int64_t kAuditEvery = 8;  // Events of one worker.

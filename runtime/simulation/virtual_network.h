@@ -21,6 +21,9 @@
 
 namespace tandem {
 
+// To connect, beside what the network takes.
+inline constexpr int64_t kDialUs = 500;
+
 // A process: what is addressed to an earlier life never arrives; a paused one works off what came
 // in the meantime, in its order, when it goes on.
 struct VirtualProcess {

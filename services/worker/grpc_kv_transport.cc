@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
@@ -26,10 +27,6 @@ constexpr size_t kTokenBytes = 16;
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
 
 absl::Status PeerEnded() { return absl::UnavailableError("the peer ended the stream"); }
-
-double SecondsNow() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 

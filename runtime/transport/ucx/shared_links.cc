@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -15,6 +14,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/clock.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/status_macros.h"
@@ -51,10 +51,6 @@ bool SameUser(int fd) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
-
-double SecondsNow() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace

@@ -1,22 +1,14 @@
 // The receiving half of UcxLinks: frames into places.
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/transport/ucx/ucx_link_state.h"
 #include "runtime/transport/ucx/ucx_links.h"
 
 namespace tandem {
-
-namespace {
-
-double SecondsNow() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
                            std::shared_ptr<LostCallbackOnce> on_lost) {
