@@ -18,6 +18,11 @@ if(CCACHE_PROGRAM)
 endif()
 
 option(TANDEM_WERROR "Warnings are errors (the presets, so ./tools/test, set it)" OFF)
+option(TANDEM_UNITY "Compile the product's sources four at a time: their headers take longer" OFF)
+if(TANDEM_UNITY)
+  set(CMAKE_UNITY_BUILD ON)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+endif()
 set(TANDEM_SANITIZE "" CACHE STRING "address,undefined or thread; empty for none")
 
 # What every source of ours is compiled with. -ffp-contract=off is part of docs/numerics.md.

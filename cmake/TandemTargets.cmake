@@ -34,11 +34,8 @@ function(tandem_test)
   # Each file has helpers of its own, by the names that fit.
   set_target_properties(${ARG_NAME} PROPERTIES UNITY_BUILD OFF
                         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_link_libraries(${ARG_NAME} PRIVATE tandem_options ${ARG_DEPS} GTest::gmock_main)
-  # What the tests themselves do costs far less time than compiling them.
-  target_compile_options(${ARG_NAME} PRIVATE -Og)
-  target_compile_definitions(${ARG_NAME} PRIVATE TANDEM_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
-    TANDEM_BINARY_DIR="${CMAKE_BINARY_DIR}/bin")
+  target_link_libraries(${ARG_NAME} PRIVATE tandem_test_options ${ARG_DEPS} GTest::gmock_main)
+  target_precompile_headers(${ARG_NAME} REUSE_FROM tandem_test_headers)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_STAGES}" TIMEOUT ${ARG_TIMEOUT})
   if(NOT "release" IN_LIST ARG_STAGES)

@@ -1,0 +1,3 @@
+// Compiles what most tests include once for all of them (tandem_test in cmake/TandemTargets.cmake).
+
+int main() {}
