@@ -19,6 +19,7 @@ namespace tandem {
 
 inline constexpr int kAttentionTileTokens = 64;
 inline constexpr int kAttentionSegmentTokens = 1024;
+inline constexpr int kMaxAttentionHeadDim = 256;
 
 // Letters of this file. T tokens of a step, S sequences, H query heads, G KV heads, D head size,
 // B tokens per block, N blocks in the pool, M block table width.

@@ -11,7 +11,6 @@ namespace {
 constexpr int64_t kMaxRows = int64_t{1} << 31;
 constexpr int64_t kMaxFeatures = int64_t{1} << 24;
 constexpr int64_t kMaxInFeatures = int64_t{1} << 20;
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxHeads = 1 << 16;
 constexpr int kMaxBlockTokens = 1 << 12;
 
@@ -93,7 +92,7 @@ absl::Status ValidateAttention(const char* operation, const Args& args, size_t t
 absl::Status Validate(const KvTileShape& shape) {
   TANDEM_RETURN_IF_ERROR(
       InRange("kv tile", "block_tokens", shape.block_tokens, kKvSubTileTokens, kMaxBlockTokens));
-  TANDEM_RETURN_IF_ERROR(InRange("kv tile", "head_dim", shape.head_dim, 2, kMaxHeadDim));
+  TANDEM_RETURN_IF_ERROR(InRange("kv tile", "head_dim", shape.head_dim, 2, kMaxAttentionHeadDim));
   if (shape.block_tokens % kKvSubTileTokens == 0 && shape.head_dim % 2 == 0) {
     return absl::OkStatus();
   }
@@ -215,7 +214,8 @@ absl::Status Validate(const LogSoftmaxArgs& args) {
 
 absl::Status Validate(const RotaryTableArgs& args) {
   TANDEM_RETURN_IF_ERROR(Rows("rotary table", args.num_tokens));
-  TANDEM_RETURN_IF_ERROR(InRange("rotary table", "head_dim", args.head_dim, 2, kMaxHeadDim));
+  TANDEM_RETURN_IF_ERROR(
+      InRange("rotary table", "head_dim", args.head_dim, 2, kMaxAttentionHeadDim));
   TANDEM_RETURN_IF_ERROR(InRange("rotary table", "head_dim % 2", args.head_dim % 2, 0, 0));
   if (args.num_tokens == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(NotNull("rotary table", "positions", args.positions));

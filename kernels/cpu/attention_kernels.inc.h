@@ -16,7 +16,6 @@ namespace {
 // kMaxRows rows share the loads of K and V; kSums sums fit the registers.
 template <typename Policy, typename Element, DType kDType, int kMaxRows, int kSums>
 struct Attention {
-  static constexpr int kMaxHeadDim = 256;
   static constexpr int kSub = kKvSubTileTokens;
   static constexpr int kSubTiles = kAttentionTileTokens / kSub;
   static constexpr int kP = Policy::kPerUnit;
@@ -66,7 +65,7 @@ struct Attention {
     const KvPoolView& kv = *args.kv;
     const int head_dim = kv.shape.head_dim;
     const int padded = AttentionAccumulatorStride(head_dim);
-    float rotated[kMaxHeadDim];
+    float rotated[kMaxAttentionHeadDim];
     for (int64_t t = begin; t < end; ++t) {
       const float* cos = args.cos == nullptr ? nullptr : args.cos + t * (head_dim / 2);
       const float* sin = args.sin == nullptr ? nullptr : args.sin + t * (head_dim / 2);
@@ -125,7 +124,7 @@ struct Attention {
   struct RowState {
     AttentionPartial* partials;
     float* accumulators;
-    alignas(64) std::byte queries[kMaxHeadDim / kP * kRows * Policy::kRowUnitBytes];
+    alignas(64) std::byte queries[kMaxAttentionHeadDim / kP * kRows * Policy::kRowUnitBytes];
     alignas(64) float scores[kRows][kAttentionTileTokens];
     alignas(64) std::byte weights[kRows * kWeightRowBytes];
     float rescale[kRows];
@@ -289,7 +288,7 @@ struct Attention {
                              : kAttentionTileTokens;
       // An odd last token shares its units with a slot that was never written, or is stale: even
       // times zero it could make a NaN, so it is replaced by zeros.
-      alignas(64) uint16_t pairs[kP == 2 ? 2 * kMaxHeadDim : 1];
+      alignas(64) uint16_t pairs[kP == 2 ? 2 * kMaxAttentionHeadDim : 1];
       const std::byte* last_pair = nullptr;
       if (kP == 2 && tokens % 2 == 1) {
         const int last = tokens - 1;
@@ -335,9 +334,10 @@ struct Attention {
     }
   }
 
-  static constexpr AttentionKernels Table(const char* tile_format) {
+  static constexpr AttentionKernels Table() {
+    static_assert(kP == (kDType == DType::kBF16 ? 2 : 1));
     return AttentionKernels{.max_rows = kMaxRows,
-                            .tile_format = tile_format,
+                            .tile_format = kP == 2 ? "cpu.1.p2.bf16" : "cpu.1.p1.f32",
                             .tile_bytes = TileBytes,
                             .rotary_kv_write = RotaryKvWrite,
                             .segment = SegmentBy<1>,

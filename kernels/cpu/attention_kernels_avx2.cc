@@ -4,8 +4,8 @@
 namespace tandem {
 
 constinit const AttentionKernels kAvx2AttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 6, 6>::Table("cpu.1.p1.f32");
+    Attention<F32Policy, float, DType::kF32, 6, 6>::Table();
 constinit const AttentionKernels kAvx2AttentionBf16 =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 6, 6>::Table("cpu.1.p2.bf16");
+    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 6, 6>::Table();
 
 }  // namespace tandem

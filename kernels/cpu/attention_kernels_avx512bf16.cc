@@ -4,8 +4,8 @@
 namespace tandem {
 
 constinit const AttentionKernels kAvx512Bf16AttentionDot =
-    Attention<DotBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
+    Attention<DotBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table();
 constinit const AttentionKernels kAvx512Bf16AttentionFma =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table("cpu.1.p2.bf16");
+    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 12, 24>::Table();
 
 }  // namespace tandem

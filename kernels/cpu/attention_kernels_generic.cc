@@ -4,8 +4,8 @@
 namespace tandem {
 
 constinit const AttentionKernels kGenericAttentionF32 =
-    Attention<F32Policy, float, DType::kF32, 2, 2>::Table("cpu.1.p1.f32");
+    Attention<F32Policy, float, DType::kF32, 2, 2>::Table();
 constinit const AttentionKernels kGenericAttentionBf16 =
-    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 2, 2>::Table("cpu.1.p2.bf16");
+    Attention<MulAddBf16Policy, uint16_t, DType::kBF16, 2, 2>::Table();
 
 }  // namespace tandem

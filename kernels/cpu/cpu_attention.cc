@@ -11,7 +11,6 @@ namespace tandem {
 namespace {
 
 constexpr int kMaxRows = 16;  // above every table's max_rows
-constexpr int kMaxHeadDim = 256;
 
 // Rows that one call of a kernel handles: those of one sequence and one KV head from `first_row`
 // on, a row being (query token, head of the group) with heads fastest.
@@ -88,7 +87,7 @@ void FinishRows(const AttentionKernels& kernels, const Problem& problem, const J
                 const Rows& rows, const AttentionPartial* partials, const float* accumulators) {
   const int head_dim = problem.kv->shape.head_dim;
   const int64_t stride = AttentionAccumulatorStride(head_dim);
-  alignas(64) std::array<float, kMaxHeadDim> total;
+  alignas(64) std::array<float, kMaxAttentionHeadDim> total;
   for (int r = 0; r < job.num_rows; ++r) {
     AttentionPartial partial = partials[r];
     std::copy_n(accumulators + r * stride, stride, total.begin());
@@ -107,8 +106,8 @@ void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& 
   const int64_t stride = AttentionAccumulatorStride(head_dim);
   std::array<AttentionPartial, kMaxRows> partials;
   std::array<AttentionPartial, kMaxRows> next_partials;
-  alignas(64) std::array<float, kMaxRows * kMaxHeadDim> accumulators;
-  alignas(64) std::array<float, kMaxRows * kMaxHeadDim> next_accumulators;
+  alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> accumulators;
+  alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> next_accumulators;
   const AttentionTask task = TaskOf(problem, job, rows);
   kernels.segment(task, 0, partials.data(), accumulators.data());
   for (int64_t s = 1; s < job.num_segments; ++s) {

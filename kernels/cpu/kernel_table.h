@@ -120,7 +120,8 @@ struct Isa {
 };
 
 // Best first; the last is "generic", plain C++ for the baseline of the architecture, which no
-// machine lacks. All but "generic" are one class: the same bits and KV tiles (docs/numerics.md).
+// machine lacks. KV tiles are the same for all; all but "generic" give the same bits
+// (docs/numerics.md).
 std::span<const Isa> KnownIsas();
 const KernelTable& GenericKernels();
 

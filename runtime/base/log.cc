@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -136,7 +137,10 @@ LogField::LogField(std::string_view name, bool value)
 LogField::LogField(std::string_view name, double value)
     : name_(name), json_(std::isfinite(value) ? absl::StrFormat("%.6g", value) : "null") {}
 
-void SetLogProcessName(std::string_view name) { ProcessName() = std::string(name); }
+void BeginLog(std::string_view process_name) {
+  signal(SIGPIPE, SIG_IGN);
+  ProcessName() = std::string(process_name);
+}
 
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields) {
   Write("info", message, fields);

@@ -38,8 +38,9 @@ class LogField {
   std::string json_;
 };
 
-// Set once at start; appears in every line ("router", "decode-0").
-void SetLogProcessName(std::string_view name);
+// Once at start. The name appears in every line ("router", "decode-0"). A log that nobody reads any
+// more, or any other pipe, does not end the process: SIGPIPE is ignored.
+void BeginLog(std::string_view process_name);
 
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});

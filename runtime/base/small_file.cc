@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <system_error>
 
 #include "absl/status/status.h"
@@ -54,6 +56,19 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_by
   absl::StatusOr<std::string> text = ReadOpenFile(fd, path, max_bytes);
   ::close(fd);
   return text;
+}
+
+absl::Status WriteSmallFile(const std::string& path, std::string_view text) {
+  const std::string draft = absl::StrCat(path, ".", getpid());
+  std::ofstream out(draft);
+  out << text;
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(draft, path, error);
+  if (out && !error) return absl::OkStatus();
+  const std::string why = error ? error.message() : std::generic_category().message(errno);
+  std::filesystem::remove(draft, error);
+  return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", why));
 }
 
 }  // namespace tandem

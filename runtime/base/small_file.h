@@ -1,11 +1,13 @@
-// Reading small files whole: configurations, tokenizers, templates.
+// Small files, read and written whole: configurations, tokenizers, templates, ports.
 
 #ifndef TANDEM_RUNTIME_BASE_SMALL_FILE_H_
 #define TANDEM_RUNTIME_BASE_SMALL_FILE_H_
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tandem {
@@ -14,6 +16,9 @@ namespace tandem {
 // file or larger than `max_bytes` (nothing is allocated then); Unavailable if it cannot be opened
 // or read.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t max_bytes);
+
+// Who reads it sees what was there before, or all of `text`. Unavailable, with the path and why.
+absl::Status WriteSmallFile(const std::string& path, std::string_view text);
 
 }  // namespace tandem
 

@@ -12,8 +12,11 @@
 
 namespace tandem {
 
+// What this build speaks with routers and workers.
+inline constexpr int32_t kProtocolMin = 1, kProtocolMax = 1;
+
 struct PeerTerms {
-  int32_t protocol_min = 1, protocol_max = 1;
+  int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
   std::string kv_class;     // The same bytes mean the same.
   std::string numerics_id;  // The same prefix has the same bytes: else a stream has no one origin.
   std::string transport;

@@ -249,9 +249,7 @@ void SimulatedWorker::BeginChunks(std::span<const ChunkNotice> chunks) {
 // ---- Routers ----
 
 PeerTerms SimulatedWorker::terms() const {
-  return {.protocol_min = 1,
-          .protocol_max = 1,
-          .kv_class = absl::StrFormat("%d in %d", kv_format_, shape_.block_tokens),
+  return {.kv_class = absl::StrFormat("%d in %d", kv_format_, shape_.block_tokens),
           .numerics_id = std::to_string(numerics_),
           .transport = "simulated"};
 }

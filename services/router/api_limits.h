@@ -1,4 +1,5 @@
-// The one table of what a client may send. Each is enforced before anything is allocated for it.
+// Limits of the two front ends, each enforced before anything is allocated. docs/limits.md has all
+// that a client meets.
 
 #ifndef TANDEM_SERVICES_ROUTER_API_LIMITS_H_
 #define TANDEM_SERVICES_ROUTER_API_LIMITS_H_
@@ -6,6 +7,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+
+#include "runtime/protocol/generation.h"
 
 namespace tandem {
 
@@ -15,10 +18,14 @@ inline constexpr std::chrono::seconds kKeepaliveTime{20};
 inline constexpr std::chrono::seconds kKeepaliveTimeout{10};
 // What a router that ends gives its clients to read their last events.
 inline constexpr std::chrono::seconds kFlushTimeout{1};
+inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;  // 431; RESOURCE_EXHAUSTED.
+inline constexpr std::chrono::seconds kBodyTimeout{30};      // To send it.
+inline constexpr std::chrono::seconds kWriteTimeout{60};     // Without a byte taken by the client.
+// A longer one is not used (HTTP), or INVALID_ARGUMENT.
+inline constexpr size_t kMaxRequestIdBytes = 128;
 
 // ---- HTTP ----
-inline constexpr size_t kMaxHeaderBytes = size_t{16} << 10;  // 431 past it.
-inline constexpr size_t kMaxHeaderFields = 100;              // 431
+inline constexpr size_t kMaxHeaderFields = 100;  // 431
 // Of all chunks of a request; 431 past it. Trailers count as header, and so does an unfinished
 // line.
 inline constexpr size_t kMaxChunkExtensionBytes = size_t{64} << 10;
@@ -28,14 +35,11 @@ inline constexpr size_t kMaxBodyBytes = size_t{4} << 20;  // 413
 inline constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
 inline constexpr int kMaxJsonDepth = 64;  // 400
 inline constexpr std::chrono::seconds kHeaderTimeout{10};
-inline constexpr std::chrono::seconds kBodyTimeout{30};
 inline constexpr std::chrono::seconds kIdleTimeout{
     120};                                          // Of a kept connection (proxies use 90 s).
 inline constexpr int64_t kMaxConnections = 16384;  // 503, or the client with most loses one.
 inline constexpr int64_t kHttpConnectionBytes = int64_t{16} << 10;  // Charged for each.
-inline constexpr std::chrono::seconds kWriteTimeout{60};  // Without a byte taken by the client.
 inline constexpr size_t kMaxTargetBytes = 2048;
-inline constexpr size_t kMaxRequestIdBytes = 128;
 
 // ---- gRPC ----
 inline constexpr int kMaxGrpcMessageBytes = 4 << 20;  // RESOURCE_EXHAUSTED past it.
@@ -44,7 +48,7 @@ inline constexpr int kMaxGrpcStreams = 128;
 
 // ---- Requests ----
 inline constexpr double kMaxTemperature = 2.0;
-inline constexpr int64_t kMaxN = 128;
+inline constexpr int64_t kMaxN = kMaxChoices;
 inline constexpr size_t kMaxPrompts = 256;
 inline constexpr int64_t kMaxSequencesPerCall = 1024;  // Prompts × choices.
 // Tokens and their logprobs in an answer that is made whole, some 100 bytes each while it waits:

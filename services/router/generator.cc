@@ -113,6 +113,10 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(
 
 absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateRequest& request,
                                                              Call call) {
+  if (call.label.size() > kMaxRequestIdBytes) {
+    return InvalidField("request_id", absl::StrCat("has ", call.label.size(),
+                                                   " bytes, want at most ", kMaxRequestIdBytes));
+  }
   TANDEM_RETURN_IF_ERROR(CheckRequest(request, *model_, options_.isolate_cache));
   if (text_->tokenizer == nullptr && !request.stop.empty()) {
     return InvalidField(request.names.stop,
@@ -166,7 +170,7 @@ void Generator::Remember(const std::string& label, const std::shared_ptr<Generat
   labelled_.emplace(label, generation);
 }
 
-int Generator::Abort(const std::string& label) {
+void Generator::Abort(const std::string& label) {
   std::vector<std::shared_ptr<Generation>> found;
   {
     MutexLock lock(&mu_);
@@ -177,7 +181,6 @@ int Generator::Abort(const std::string& label) {
     labelled_.erase(begin, end);
   }
   for (const auto& generation : found) generation->Cancel(absl::CancelledError("aborted"));
-  return static_cast<int>(found.size());
 }
 
 }  // namespace tandem

@@ -57,12 +57,11 @@ class Generator {
   // is running when this returns. Errors name their field.
   absl::StatusOr<std::shared_ptr<Generation>> Begin(const GenerateRequest& request, Call call);
 
-  // Ends the calls of that label with Cancelled. How many there were. Any thread.
-  int Abort(const std::string& label) EXCLUDES(mu_);
+  // Ends the calls of that label with Cancelled. Any thread.
+  void Abort(const std::string& label) EXCLUDES(mu_);
 
   const ModelInfo& model() const { return *model_; }
   const Tokenizer* tokenizer() const { return text_->tokenizer.get(); }
-  bool has_chat_template() const { return text_->chat_template != nullptr; }
   RouterCore& core() { return *core_; }
   RouterMetrics& metrics() { return *metrics_; }
   const Clock& clock() const { return *clock_; }

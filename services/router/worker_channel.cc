@@ -5,13 +5,12 @@
 #include <utility>
 
 #include "runtime/base/log.h"
+#include "runtime/protocol/peer_terms.h"
 #include "services/server/channel.h"
 
 namespace tandem {
 namespace {
 
-constexpr int32_t kProtocolMin = 1;
-constexpr int32_t kProtocolMax = 1;
 // A worker that takes none of them for so long is silent long before.
 constexpr size_t kMaxUnsentCommands = 65'536;
 // In a row. One may be of a worker that started again while its challenge was answered.
@@ -229,14 +228,14 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
       if (watch_dialling_.Due(now_us)) {
         new_watch = watch_ = new Watch(shared_from_this());
       } else {
-        next_us = std::min(next_us, watch_dialling_.next_us);
+        next_us = std::min(next_us, watch_dialling_.pause.until_us);
       }
     } else if (registered_ && session_ == nullptr) {
       if (session_dialling_.Due(now_us)) {
         const SessionId id = next_session_->fetch_add(1);
         new_session = session_ = std::make_shared<Session>(shared_from_this(), id, worker_);
       } else {
-        next_us = std::min(next_us, session_dialling_.next_us);
+        next_us = std::min(next_us, session_dialling_.pause.until_us);
       }
     }
   }
@@ -247,11 +246,11 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
 
 bool WorkerChannel::Dialling::Due(int64_t now_us) {
   if (ended) {  // Since the last look: pause, unless it was good for something.
-    pause_us = answered ? first_pause_us : std::clamp(pause_us * 2, first_pause_us, max_pause_us);
-    next_us = now_us + pause_us;
+    if (answered) pause = {};
+    pause.Begin(first_pause_us, max_pause_us, now_us);
     ended = answered = false;
   }
-  return now_us >= next_us;
+  return !pause.Holds(now_us);
 }
 
 void WorkerChannel::RestartWatch() {
@@ -301,8 +300,10 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
     core_->OnWatchLost(worker_);
     LogInfo("watch ended", {{"worker", worker_.name}, {"why", why.ToString()}});
     num_refusals_ = 0;
-  } else if (absl::IsUnauthenticated(why) && ++num_refusals_ == kRefusalsToReport) {
-    LogWarning("a worker and this router do not trust each other",
+  } else if (!absl::IsUnavailable(why) && !absl::IsCancelled(why) &&
+             ++num_refusals_ == kRefusalsToReport) {
+    LogWarning(absl::IsUnauthenticated(why) ? "a worker and this router do not trust each other"
+                                            : "a worker refuses this router",
                {{"address", address_}, {"why", why.ToString()}});
   }
   registered_ = false;

@@ -18,6 +18,7 @@
 
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/mutex.h"
+#include "runtime/protocol/pause.h"
 #include "services/router/router_core.h"
 #include "services/server/fleet_auth.h"
 #include "tandem/v1/worker.grpc.pb.h"
@@ -68,8 +69,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
     bool Due(int64_t now_us);
 
     const int64_t first_pause_us, max_pause_us;
-    int64_t pause_us = 0;
-    int64_t next_us = 0;
+    Pause pause;
     bool answered = false;  // The last call was good for something.
     bool ended = false;     // And is over.
   };
@@ -97,7 +97,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);  // Kept until its end.
   WorkerId worker_ GUARDED_BY(mu_);
   bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch.
-  int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that ended unproven.
+  int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that were refused.
   Dialling watch_dialling_ GUARDED_BY(mu_);
   Dialling session_dialling_ GUARDED_BY(mu_);
 };

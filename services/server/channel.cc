@@ -93,16 +93,25 @@ void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* bui
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
 }
 
+void SetKeepalive(std::chrono::milliseconds time, std::chrono::milliseconds timeout,
+                  std::chrono::milliseconds min_ping_interval, grpc::ServerBuilder* builder) {
+  const auto set = [builder](const char* name, std::chrono::milliseconds value) {
+    builder->AddChannelArgument(name, static_cast<int>(value.count()));
+  };
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, time);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout);
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, min_ping_interval);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+}
+
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder) {
   HoldCallbackQueue();
   builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder->SetMaxSendMessageSize(-1);  // What we send, we have bounded.
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, KeepaliveMs(liveness_scale));
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KeepaliveMs(liveness_scale));
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                              std::min(100, KeepaliveMs(liveness_scale) / 2));
+  const std::chrono::milliseconds keepalive(KeepaliveMs(liveness_scale));
+  SetKeepalive(keepalive, keepalive, std::min(std::chrono::milliseconds(100), keepalive / 2),
+               builder);
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/server_builder.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,7 +30,12 @@ void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* bui
 // After so many milliseconds without a word, and as many without an answer, the other end is lost.
 int KeepaliveMs(double liveness_scale);
 
-// Message limits and keepalive of a server.
+// A peer that is silent for `time` and does not answer within `timeout` is lost; peers may ask the
+// same as often as `min_ping_interval`.
+void SetKeepalive(std::chrono::milliseconds time, std::chrono::milliseconds timeout,
+                  std::chrono::milliseconds min_ping_interval, grpc::ServerBuilder* builder);
+
+// Message limits and keepalive of a server inside the fleet.
 void ConfigureServer(double liveness_scale, grpc::ServerBuilder* builder);
 
 }  // namespace tandem

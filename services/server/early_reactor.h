@@ -60,8 +60,8 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
 
   // Instead of gRPC's: does nothing after the first time. Any thread.
   void Finish(const grpc::Status& status) {
-    call_.Settle();
     if (finished_.exchange(true)) return;
+    call_.Settle();
     call_.BeginWrite();
     Base::Finish(status);
   }
@@ -124,6 +124,11 @@ class EarlyUnary final : public EarlyReactor<Request, Response> {
   EarlyUnary(OpenCalls* calls, grpc::CallbackServerContext* context, Answer answer)
       : EarlyReactor<Request, Response>(calls, context), answer_(std::move(answer)) {
     this->AwaitRequest();
+  }
+  static auto Make(OpenCalls* calls, Answer answer) {
+    return [calls, answer = std::move(answer)](grpc::CallbackServerContext* context) {
+      return new EarlyUnary(calls, context, answer);
+    };
   }
 
   void OnDone() override { delete this; }
@@ -188,10 +193,7 @@ class EarlyService : public grpc::Service {
   template <typename Request, typename Response>
   void AddUnary(OpenCalls* calls, const char* name,
                 typename EarlyUnary<Request, Response>::Answer answer) {
-    AddMethod<Request, Response>(
-        name, [calls, answer = std::move(answer)](grpc::CallbackServerContext* context) {
-          return new EarlyUnary<Request, Response>(calls, context, answer);
-        });
+    AddMethod<Request, Response>(name, EarlyUnary<Request, Response>::Make(calls, answer));
   }
 
  private:

@@ -107,6 +107,10 @@ class FleetService : public EarlyService {
           return new RefusedCall<Request, Response>(door->calls(), context, admitted);
         });
   }
+  template <typename Request, typename Response>
+  void AddUnary(const char* name, typename EarlyUnary<Request, Response>::Answer answer) {
+    AddMethod<Request, Response>(name, EarlyUnary<Request, Response>::Make(door_->calls(), answer));
+  }
 
  private:
   FleetDoor* const door_;

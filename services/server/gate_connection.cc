@@ -92,7 +92,7 @@ bool GateConnection::Begin() {
                                                            self->Close();
                                                        });
                                                      });
-  if (!holding_->Set(kGateConnectionBytes).ok()) return false;
+  if (!holding_->Set(gate_->connection_bytes).ok()) return false;
   due_ = Clock::now() + gate_->options.preface_timeout;
   AwaitReadable(&up_);
   return true;
@@ -124,7 +124,7 @@ void GateConnection::Close() {
   PassedOn();
   due_ = flush_due_ = Clock::time_point::max();
   // gRPC cancels them now.
-  resting_ += static_cast<int>(streams_.size());
+  just_reset_ += static_cast<int>(streams_.size());
   streams_.clear();
   CountCalls();
   gate_->on_closed();
@@ -136,13 +136,13 @@ void GateConnection::Abandon() {
 }
 
 bool GateConnection::Tick(Clock::time_point now) {
-  if (closed_ && resting_ + resting_longer_ == 0) {
+  if (closed_ && just_reset_ + reset_before_ == 0) {
     holding_.reset();
     return false;
   }
-  if (resting_ + resting_longer_ > 0 && now >= rested_) {
-    rested_ = now + gate_->options.rest;
-    resting_longer_ = std::exchange(resting_, 0);
+  if (just_reset_ + reset_before_ > 0 && now >= forget_due_) {
+    forget_due_ = now + gate_->options.rest;
+    reset_before_ = std::exchange(just_reset_, 0);
     CountCalls();
   }
   if (closed_) return true;
@@ -153,7 +153,7 @@ bool GateConnection::Tick(Clock::time_point now) {
   if (left || in_the_way || std::min(due_, flush_due_) <= now) {
     Close();
   } else if (down_.writing && flush_due_ == Clock::time_point::max() && grpc_->Polls(0)) {
-    flush_due_ = now + gate_->options.header_timeout;
+    flush_due_ = now + kGateReadTimeout;
   }
   return true;
 }
@@ -166,7 +166,7 @@ void GateConnection::Advance(Flow* flow) {
     char* const scratch = gate_->scratch;
     size_t size = flow->kept.copy(scratch, GateShared::kScratchBytes);
     Verdict verdict = Judge(flow, {scratch, size});
-    if (verdict == Verdict::kReadOn && flow->judged == 0) {
+    if (verdict == Verdict::kReadOn && flow->judged_bytes == 0) {
       if (flow->ended) return End(flow);
       const ssize_t got =
           From(*flow).Read(scratch + size, up(*flow) ? kReadOfClientBytes : kReadOfServerBytes);
@@ -185,8 +185,8 @@ void GateConnection::Advance(Flow* flow) {
     if (verdict == Verdict::kBroken || closed_) return Close();
 
     size_t written = 0;
-    if (flow->judged > 0) {
-      const ssize_t done = To(*flow).Write({scratch, flow->judged});
+    if (flow->judged_bytes > 0) {
+      const ssize_t done = To(*flow).Write({scratch, flow->judged_bytes});
       if (done == -2 && !up(*flow)) return Close();
       if (done == -2) {  // gRPC has ended. What it sent before still goes out.
         std::string().swap(flow->kept);
@@ -194,11 +194,11 @@ void GateConnection::Advance(Flow* flow) {
       }
       written = static_cast<size_t>(std::max<ssize_t>(0, done));
     }
-    flow->judged -= written;
+    flow->judged_bytes -= written;
     Keep(flow, {scratch + written, size - written});
     if (!Charge()) return Close();
     if (up(*flow)) SetDue(verdict, written > 0);
-    if (flow->judged > 0) return AwaitWritable(flow);
+    if (flow->judged_bytes > 0) return AwaitWritable(flow);
     if (verdict == Verdict::kWait) return;
   }
   if (!closed_) AdvanceLater(flow);
@@ -238,11 +238,11 @@ bool GateConnection::Charge() {
   const int64_t bytes = (kept / kIncludedBytes) * kIncludedBytes;
   if (bytes == kept_bytes_) return true;
   kept_bytes_ = bytes;
-  return holding_->Set(kGateConnectionBytes + bytes).ok();
+  return holding_->Set(gate_->connection_bytes + bytes).ok();
 }
 
 void GateConnection::WhenPassedOn(std::function<void()> done) {
-  if (closed_ || (down_.judged == 0 && !grpc_->Polls(POLLIN))) return done();
+  if (closed_ || (down_.judged_bytes == 0 && !grpc_->Polls(POLLIN))) return done();
   when_passed_on_.push_back(std::move(done));
 }
 
@@ -253,7 +253,7 @@ void GateConnection::PassedOn() {
 // An unfinished header block, or the beginning of a frame, has its time.
 void GateConnection::SetDue(Verdict verdict, bool passed) {
   if (!up_.frames.greeted()) return;
-  if (verdict == Verdict::kWait || up_.judged > 0 || up_.kept.empty()) {
+  if (verdict == Verdict::kWait || up_.judged_bytes > 0 || up_.kept.empty()) {
     due_ = Clock::time_point::max();
   } else if (passed || due_ == Clock::time_point::max()) {
     due_ = Clock::now() + gate_->options.header_timeout;
@@ -264,7 +264,7 @@ void GateConnection::SetDue(Verdict verdict, bool passed) {
 
 GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes) {
   while (true) {
-    const Http2Piece piece = flow->frames.Peek(bytes.substr(flow->judged));
+    const Http2Piece piece = flow->frames.Peek(bytes.substr(flow->judged_bytes));
     switch (piece.kind) {
       case Http2Piece::Kind::kMore:
         return Verdict::kReadOn;
@@ -279,7 +279,7 @@ GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes
         break;
     }
     flow->frames.Take(piece);
-    flow->judged += piece.bytes;
+    flow->judged_bytes += piece.bytes;
   }
 }
 
@@ -304,7 +304,7 @@ bool GateConnection::MayBeginCall(uint32_t stream) {
 
 void GateConnection::EndCall(uint32_t stream, bool by_client) {
   if (streams_.erase(stream) == 0) return;
-  if (by_client) ++resting_;
+  if (by_client) ++just_reset_;
   CountCalls();
 }
 

@@ -47,6 +47,7 @@ struct GateShared {
   static constexpr size_t kScratchBytes = size_t{128} << 10;
 
   Http2GateOptions options;
+  int64_t connection_bytes = 0;  // What each is charged, with kIncludedBytes of what is kept.
   boost::asio::io_context* io = nullptr;
   grpc::Server* server = nullptr;
   std::shared_ptr<UnservedCalls> calls;
@@ -97,10 +98,10 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
     explicit Flow(Http2Frames::Sender sender) : frames(sender) {}
 
     Http2Frames frames;
-    std::string kept;      // Read, but not passed on yet...
-    size_t judged = 0;     // ...of which so much may be, as soon as there is room for it.
-    bool ended = false;    // The sender has sent all.
-    bool writing = false;  // The receiver has no room.
+    std::string kept;         // Read, but not passed on yet...
+    size_t judged_bytes = 0;  // ...of which so much may be, as soon as there is room for it.
+    bool ended = false;       // The sender has sent all.
+    bool writing = false;     // The receiver has no room.
   };
   enum class Verdict { kReadOn, kWait, kBroken };
 
@@ -125,7 +126,7 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   void EndCall(uint32_t stream, bool by_client);
   void CountCalls();
   // With those that were reset a moment ago.
-  int num_open() const { return static_cast<int>(streams_.size()) + resting_ + resting_longer_; }
+  int num_open() const { return static_cast<int>(streams_.size()) + just_reset_ + reset_before_; }
 
   GateShared* const gate_;
   GateSocket client_;
@@ -141,10 +142,10 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
 
   std::set<uint32_t> streams_;  // Of calls that are open.
   uint32_t last_stream_ = 0;
-  int resting_ = 0, resting_longer_ = 0;  // Of calls that were reset a moment ago.
-  Clock::time_point rested_;              // The latter are, at that time.
-  bool at_limit_ = false;                 // `up` waits for one of them to end...
-  bool queued_ = false;                   // ...or for its turn.
+  int just_reset_ = 0, reset_before_ = 0;  // Of calls that were reset a moment ago.
+  Clock::time_point forget_due_;           // The latter are, at that time.
+  bool at_limit_ = false;                  // `up` waits for one of them to end...
+  bool queued_ = false;                    // ...or for its turn.
   bool has_turn_ = false;
   bool may_be_cut_ = true;
 };

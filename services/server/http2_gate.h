@@ -37,15 +37,20 @@ namespace tandem {
 // Of a connection: what gRPC takes for it (16 to 22 KiB were measured), and 8 KiB of what is read
 // and cannot be passed on yet. More of that is charged as it comes.
 inline constexpr int64_t kGateConnectionBytes = int64_t{32} << 10;
+// Of a connection: the client's and a pair.
+inline constexpr int kGateDescriptors = 3;
 // Of all connections of a server.
 inline constexpr int kMaxUnservedCalls = 256;
 inline constexpr std::chrono::seconds kPrefaceTimeout{10};
 inline constexpr std::chrono::seconds kHeaderBlockTimeout{10};
+// For what gRPC sent before it ended the connection.
+inline constexpr std::chrono::seconds kGateReadTimeout{10};
 
 struct Http2GateOptions {
-  std::string address;             // As ListenSocket takes it.
-  MemoryBudget* budget = nullptr;  // Outlives the gate.
-  int max_streams = 0;             // Calls of a connection at a time.
+  std::string address;                         // As ListenSocket takes it.
+  MemoryBudget* budget = nullptr;              // Outlives the gate.
+  int max_streams = 0;                         // Calls of a connection at a time.
+  int64_t max_connections = int64_t{1} << 20;  // By when the budget is used up.
   int max_unserved = kMaxUnservedCalls;
   std::chrono::milliseconds preface_timeout = kPrefaceTimeout;
   std::chrono::milliseconds header_timeout = kHeaderBlockTimeout;
@@ -61,8 +66,8 @@ class Http2Gate {
  public:
   // Bound, and deaf until Serve. Unavailable if the address cannot be.
   static absl::StatusOr<std::unique_ptr<Http2Gate>> Open(const Http2GateOptions& options);
-  // After the server's Shutdown and before its end: what the server has sent goes out, for at most
-  // kGateFlushTimeout.
+  // After the server's Shutdown and before its end (gated_server.h): what the server has sent goes
+  // out, for at most kGateFlushTimeout.
   ~Http2Gate();
 
   int port() const;

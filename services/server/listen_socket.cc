@@ -25,6 +25,18 @@ absl::Status CannotListen(const std::string& address, const std::string& why) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", why));
 }
 
+constexpr int kKind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+// Whether a process still listens there.
+bool Served(const sockaddr_un& file) {
+  const int probe = socket(AF_UNIX, kKind, 0);
+  if (probe < 0) return true;  // Nobody knows.
+  const bool served = connect(probe, reinterpret_cast<const sockaddr*>(&file), sizeof(file)) == 0 ||
+                      errno == EAGAIN;  // More connect than it has accepted.
+  close(probe);
+  return served;
+}
+
 // Where it was not removed.
 void RemoveSocket(const std::string& path) {
   struct stat what {};
@@ -47,7 +59,6 @@ int PortOf(int descriptor) {
 
 absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
   ListenSocket result;
-  constexpr int kKind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
   if (address.starts_with(kUnix)) {
     std::string path = address.substr(std::strlen(kUnix));
     if (path.starts_with("///")) path.erase(0, 2);  // As a URI is written.
@@ -57,8 +68,10 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
       return CannotListen(address, "the path is empty or too long");
     }
     path.copy(file.sun_path, path.size());
-    RemoveSocket(path);
     result.descriptor_ = socket(AF_UNIX, kKind, 0);
+    if (result.descriptor_ < 0) return CannotListen(address, std::strerror(errno));
+    if (Served(file)) return CannotListen(address, std::strerror(EADDRINUSE));
+    RemoveSocket(path);
     if (!Bind(result.descriptor_, reinterpret_cast<sockaddr*>(&file), sizeof(file))) {
       return CannotListen(address, std::strerror(errno));
     }
@@ -77,6 +90,7 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
   if (error != 0) return CannotListen(address, gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> first(found, freeaddrinfo);
   result.descriptor_ = socket(first->ai_family, kKind, 0);
+  if (result.descriptor_ < 0) return CannotListen(address, std::strerror(errno));
   const int yes = 1, no = 0;
   setsockopt(result.descriptor_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   if (first->ai_family == AF_INET6) {

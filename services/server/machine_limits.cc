@@ -112,6 +112,15 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+int64_t MaxConnections(int descriptors_each) {
+  constexpr int64_t kOthers = 256;
+  constexpr rlim_t kPlenty = rlim_t{1} << 30;  // "unlimited" is a large number.
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_max = kPlenty;
+  const auto all = static_cast<int64_t>(std::min(limit.rlim_max, kPlenty));
+  return std::max<int64_t>(1, (all - std::min(kOthers, all / 2)) / descriptors_each);
+}
+
 int64_t DefaultMemoryLimit(const MachineLimits& machine) {
   return std::clamp(machine.memory_bytes / 10, int64_t{64} << 20, int64_t{256} << 20);
 }

@@ -28,6 +28,9 @@ MachineLimits ReadMachineLimits(const MachineFiles& files = {}, int32_t affinity
 
 // To what the system allows: every connection takes some.
 void RaiseDescriptorLimit();
+// Connections of so many descriptors each that a process may have of what the system allows, with
+// some left over for what is no connection.
+int64_t MaxConnections(int descriptors_each);
 
 // What a process holds for clients and peers that is not a running request, unless a flag says
 // otherwise: a tenth of its memory, from 64 MiB to 256 MiB.

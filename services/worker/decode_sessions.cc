@@ -167,12 +167,10 @@ class DecodeSessions::Session final
 
 grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open(
     grpc::CallbackServerContext* context) {
-  auto holding = calls_->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
-  if (!holding.ok()) {
-    return new RefusedCall<proto::ToPrefill, proto::ToDecode>(calls_, context, holding.status());
-  }
-  return sessions_.Open(
-      [&](SessionId id) { return new Session(this, id, context, *std::move(holding)); });
+  return OpenCharged<proto::ToPrefill, proto::ToDecode>(
+      calls_, context, &sessions_, [&](SessionId id, auto holding) {
+        return new Session(this, id, context, std::move(holding));
+      });
 }
 
 void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {

@@ -7,7 +7,6 @@
 
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
-#include "services/server/early_reactor.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -19,12 +18,14 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/execution/fingerprints.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 #include "runtime/model/packed_image.h"
+#include "runtime/protocol/peer_terms.h"
 #include "runtime/transport/ucx/shm_folder.h"
 #include "services/server/grpc_log.h"
 #include "services/server/stop_signal.h"
@@ -34,7 +35,6 @@
 namespace tandem {
 namespace {
 
-constexpr int kProtocolVersion = 1;
 constexpr int32_t kMaxWaitingAttempts = 1024;
 // What runs moves at once; this is for what is still being written or fetched. Below the 10 s after
 // which `tandem serve` kills.
@@ -137,8 +137,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                          .model = ServedName(options),
                          .kv_class = KvClass(*process.model, layout),
                          .numerics_id = numerics_id,
-                         .protocol_min = kProtocolVersion,
-                         .protocol_max = kProtocolVersion,
+                         .protocol_min = kProtocolMin,
+                         .protocol_max = kProtocolMax,
                          .block_tokens = options.block_size,
                          .max_model_tokens = sizes.max_model_tokens,
                          .max_sequences = sizes.max_sequences,
@@ -193,14 +193,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
 
 absl::Status WritePortFile(const std::string& path, int port) {
   if (path.empty()) return absl::OkStatus();
-  // Readers see the whole file or none.
-  const std::string temporary = absl::StrFormat("%s.%d", path, getpid());
-  std::ofstream(temporary) << port << "\n";
-  std::error_code error;
-  std::filesystem::rename(temporary, path, error);
-  if (!error) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("--port-file: cannot write %s: %s", path, error.message()));
+  return WriteSmallFile(path, absl::StrFormat("%d\n", port));
 }
 
 void WaitForSignalAndDrain(StopSignal* stop, Worker* worker) {
@@ -238,7 +231,7 @@ int Main(const std::vector<std::string>& arguments) {
     std::cerr << "tandem-worker: " << status.message() << "\n";
     return 2;
   }
-  SetLogProcessName(options.name);
+  BeginLog(options.name);
   RaiseDescriptorLimit();
   absl::StatusOr<Process> process = StartWorker(options);
   stop.Serving();

@@ -27,7 +27,7 @@ class PrefillPeers::Session final
         channel_(DialControl(peer_.address, peers->liveness_scale_)),
         stub_(proto::Prefill::NewStub(channel_)),
         proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
-        writes_(this, kMaxUnsentPeerMessages, peers->budget_, peer_.address,
+        writes_(this, kMaxUnsentPeerMessages, peers->budget_, ClientOfPeer(peer_.address),
                 /*held=*/!proof_.open()) {}
 
   // Every session ends with exactly one PrefillLost.

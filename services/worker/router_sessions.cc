@@ -110,12 +110,10 @@ class RouterSessions::Session final
 
 grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open(
     grpc::CallbackServerContext* context) {
-  auto holding = calls_->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
-  if (!holding.ok()) {
-    return new RefusedCall<proto::ToWorker, proto::StepBatch>(calls_, context, holding.status());
-  }
-  return sessions_.Open(
-      [&](SessionId id) { return new Session(this, id, context, *std::move(holding)); });
+  return OpenCharged<proto::ToWorker, proto::StepBatch>(
+      calls_, context, &sessions_, [&](SessionId id, auto holding) {
+        return new Session(this, id, context, std::move(holding));
+      });
 }
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {

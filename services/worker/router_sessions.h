@@ -12,7 +12,6 @@
 
 #include "runtime/base/mutex.h"
 #include "services/server/convert.h"
-#include "services/server/early_reactor.h"
 #include "services/worker/engine_command.h"
 #include "services/worker/stream_reactor.h"
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "services/server/early_reactor.h"
 #include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
 #include "services/worker/write_queue.h"
@@ -124,6 +126,18 @@ class StreamRegistry {
   uint64_t next_id_ GUARDED_BY(mu_) = 1;
   std::map<uint64_t, Stream*> streams_ GUARDED_BY(mu_);
 };
+
+// The reactor of a new RPC, from `make(id, holding)`: its client is charged for as long as it keeps
+// the holding. One that refuses the call if there is no room.
+template <typename Request, typename Response, typename Stream, typename Make>
+grpc::ServerBidiReactor<Request, Response>* OpenCharged(OpenCalls* calls,
+                                                        grpc::CallbackServerContext* context,
+                                                        StreamRegistry<Stream>* streams,
+                                                        const Make& make) {
+  auto holding = calls->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
+  if (!holding.ok()) return new RefusedCall<Request, Response>(calls, context, holding.status());
+  return streams->Open([&](uint64_t id) { return make(id, *std::move(holding)); });
+}
 
 }  // namespace tandem
 

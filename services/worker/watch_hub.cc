@@ -71,8 +71,11 @@ class WatchHub::Watch final
 };
 
 absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
-  if (request.router().size() <= static_cast<size_t>(kMaxNameBytes) &&
-      request.protocol_max() >= registration_.protocol_min &&
+  if (request.router().size() > static_cast<size_t>(kMaxNameBytes)) {
+    return absl::InvalidArgumentError(absl::StrFormat("router: %d bytes of name, want at most %d",
+                                                      request.router().size(), kMaxNameBytes));
+  }
+  if (request.protocol_max() >= registration_.protocol_min &&
       request.protocol_min() <= registration_.protocol_max) {
     return absl::OkStatus();
   }

@@ -9,11 +9,10 @@
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
-#include "services/server/health_service.h"
-#include "services/server/http2_gate.h"
+#include "services/server/gated_server.h"
 #include "services/server/limits.h"
+#include "services/server/machine_limits.h"
 #include "services/server/memory_keeper.h"
-#include "services/server/reflection_service.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -40,17 +39,7 @@ constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 // Hand over to the registries.
 class Worker::Services {
  public:
-  explicit Services(Worker* worker)
-      : worker_service(worker),
-        prefill_service(worker),
-        health({{"", [worker] { return worker->ready_.load(); }},
-                {"tandem.v1.Worker", [worker] { return worker->ready_.load(); }},
-                {"liveness", [] { return true; }}},
-               worker->calls_.get()),
-        reflection({"tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet",
-                    "grpc.health.v1.Health"},
-                   worker->calls_.get()),
-        unknown(worker->calls_.get()) {}
+  explicit Services(Worker* worker) : worker_service(worker), prefill_service(worker) {}
 
   class WorkerService final : public FleetService {
    public:
@@ -60,12 +49,9 @@ class Worker::Services {
       AddMethod<proto::ToWorker, proto::StepBatch>(kWorkerSessionMethod, [worker](auto* context) {
         return worker->routers_->Open(context);
       });
-      AddMethod<proto::ControlRequest, proto::ControlResponse>(
-          kControlMethod, [this](auto* context) {
-            return new EarlyUnary<proto::ControlRequest, proto::ControlResponse>(
-                worker_->calls_.get(), context,
-                [this](const auto& request, auto* response) { return Control(request, response); });
-          });
+      AddUnary<proto::ControlRequest, proto::ControlResponse>(
+          kControlMethod,
+          [this](const auto& request, auto* response) { return Control(request, response); });
     }
 
    private:
@@ -99,11 +85,6 @@ class Worker::Services {
 
   WorkerService worker_service;
   PrefillService prefill_service;
-  // "" and "tandem.v1.Worker" serve while the engine makes progress and accepts attempts
-  // (readiness); "liveness" serves while the process runs.
-  HealthService health;
-  ReflectionService reflection;
-  UnknownMethods unknown;
 };
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerConfig& config,
@@ -138,6 +119,36 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   }
   return absl::InvalidArgumentError(
       absl::StrFormat("transport: \"%s\", want \"ucx\" or \"grpc\"", config.transport));
+}
+
+absl::Status Worker::OpenServer(const WorkerConfig& config) {
+  const std::chrono::milliseconds keepalive(KeepaliveMs(config.liveness_scale));
+  const auto ready = [this] { return ready_.load(); };
+  // "" and "tandem.v1.Worker" serve while the engine makes progress and accepts attempts
+  // (readiness); "liveness" serves while the process runs.
+  const GatedServerOptions options{
+      .gate = {.address = config.listen,
+               .budget = memory_->budget(),
+               .max_streams = kMaxPeerStreams,
+               .max_connections = MaxConnections(kGateDescriptors),
+               .keepalive_time = keepalive,
+               .keepalive_timeout = keepalive},
+      .services = {"tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet"},
+      .health = {{"", ready}, {"tandem.v1.Worker", ready}, {"liveness", [] { return true; }}},
+      .grace = kShutdownGrace};
+  server_ = std::make_unique<GatedServer>(options, calls_.get());
+  grpc::ServerBuilder builder;
+  ConfigureServer(config.liveness_scale, &builder);
+  builder.RegisterService(&services_->worker_service);
+  builder.RegisterService(&services_->prefill_service);
+  builder.RegisterService(door_->service());
+  if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
+  loop_->Start();
+  TANDEM_RETURN_IF_ERROR(server_->Open(&builder));
+  door_->ListensOn(config.listen.starts_with("unix:") ? config.listen
+                                                      : absl::StrFormat(":%d", port()));
+  server_->Serve();
+  return absl::OkStatus();
 }
 
 absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
@@ -181,28 +192,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                                                     .metrics = metrics_.get()}));
 
   services_ = std::make_unique<Services>(this);
-  const auto keepalive = std::chrono::milliseconds(KeepaliveMs(config.liveness_scale));
-  TANDEM_ASSIGN_OR_RETURN(gate_, Http2Gate::Open({.address = config.listen,
-                                                  .budget = memory_->budget(),
-                                                  .max_streams = kMaxPeerStreams,
-                                                  .keepalive_time = keepalive,
-                                                  .keepalive_timeout = keepalive}));
-  grpc::ServerBuilder builder;
-  ConfigureServer(config.liveness_scale, &builder);
-  BoundServer(config.memory_limit_bytes, kMaxPeerStreams, &builder);
-  builder.RegisterService(&services_->worker_service);
-  builder.RegisterService(&services_->prefill_service);
-  builder.RegisterService(&services_->health);
-  builder.RegisterService(&services_->reflection);
-  builder.RegisterCallbackGenericService(&services_->unknown);
-  builder.RegisterService(door_->service());
-  if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
-  loop_->Start();
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr) return absl::UnavailableError("gRPC does not start");
-  door_->ListensOn(config.listen.starts_with("unix:") ? config.listen
-                                                      : absl::StrFormat(":%d", port()));
-  gate_->Serve(server_.get());
+  TANDEM_RETURN_IF_ERROR(OpenServer(config));
   timer_ =
       std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_, prefills_.get(),
                                       decodes_.get(), watches_.get(), &ready_);
@@ -215,13 +205,7 @@ Worker::~Worker() {
   if (watches_ != nullptr) watches_->CloseAll(leaving);
   if (routers_ != nullptr) routers_->CloseAll(leaving);
   if (decodes_ != nullptr) decodes_->CloseAll(leaving);
-  if (services_ != nullptr) services_->health.Stop();
-  if (gate_ != nullptr) gate_->StopAccepting();
-  if (server_ != nullptr) {
-    server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
-    server_->Wait();
-  }
-  gate_.reset();
+  if (server_ != nullptr) server_->Stop();
   if (loop_ != nullptr) loop_->Stop();
   prefills_.reset();  // Nobody dials any more.
   // The transport goes after its links and before what it reports to.
@@ -233,7 +217,7 @@ Worker::~Worker() {
   transport_.reset();
 }
 
-int Worker::port() const { return gate_->port(); }
+int Worker::port() const { return server_->port(); }
 void Worker::Drain() { commands_->PushAlways(DrainEngine{}); }
 
 bool Worker::Drained() const {

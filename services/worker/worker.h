@@ -65,6 +65,7 @@ class Worker {
   Worker() = default;
   absl::Status Open(const WorkerConfig& config, const ExecutorFactory& make_executor);
   absl::Status OpenTransport(const WorkerConfig& config);
+  absl::Status OpenServer(const WorkerConfig& config);
 
   // In the order of construction.
   MetricsRegistry registry_;
@@ -87,8 +88,7 @@ class Worker {
   std::unique_ptr<EngineLoop> loop_;
   std::atomic<bool> ready_{true};
   std::unique_ptr<Services> services_;
-  std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<class Http2Gate> gate_;
+  std::unique_ptr<class GatedServer> server_;
   std::unique_ptr<LivenessTimer> timer_;
   std::function<void()> on_drain_;
 };

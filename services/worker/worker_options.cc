@@ -9,6 +9,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
+#include "services/server/limits.h"
 
 namespace tandem {
 
@@ -94,9 +95,9 @@ bool ListensOnLoopback(const WorkerOptions& options) {
 
 absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   if (options.model.empty()) return absl::InvalidArgumentError("--model: name a model folder");
-  if (options.name.empty() || options.name.size() > 256) {
+  if (options.name.empty() || options.name.size() > static_cast<size_t>(kMaxNameBytes)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--name: %d bytes, want 1 to 256", options.name.size()));
+        absl::StrFormat("--name: %d bytes, want 1 to %d", options.name.size(), kMaxNameBytes));
   }
   if (const auto lives = ParseEndedLives(options.ended); !lives.ok()) {
     return absl::InvalidArgumentError("--ended: " + std::string(lives.status().message()));

@@ -17,14 +17,14 @@
 namespace tandem {
 
 // `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
-// waits or is being written is charged to `peer` in the budget. A queue that is made `held` writes
-// nothing before Open.
+// waits or is being written is charged to `client` in the budget. A queue that is made `held`
+// writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
-  WriteQueue(Reactor* reactor, size_t limit, MemoryBudget* budget, const std::string& peer,
+  WriteQueue(Reactor* reactor, size_t limit, MemoryBudget* budget, const std::string& client,
              bool held = false)
-      : reactor_(reactor), limit_(limit), holding_(budget, peer), held_(held) {}
+      : reactor_(reactor), limit_(limit), holding_(budget, client), held_(held) {}
 
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);

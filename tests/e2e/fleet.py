@@ -57,5 +57,6 @@ class Router(Server):
         super().__init__(folder, DEMO_MODEL)
         self.environment = environment(secret)
         self.command = [str(BIN / "tandem-router"), f"--model={DEMO_MODEL}", f"--http={self.http}",
-                        f"--grpc={self.grpc}", "--workers=" + ",".join(worker.target for worker in workers),
-                        *flags]
+                        f"--grpc={self.grpc}", *flags]
+        if workers:
+            self.command.append("--workers=" + ",".join(worker.target for worker in workers))

@@ -1,9 +1,11 @@
-"""Ten times what a fleet takes at once: everybody is served in turn, and nobody is asked in vain."""
+"""More than a fleet takes at once: everybody is served in turn, and nobody is asked in vain."""
 
 import concurrent.futures
 import random
+import socket
 
 from fleet import Router, Worker
+from server import DEMO_MODEL, Server
 
 CALLS, PROMPTS = 14, 128  # More in all than a worker's queue holds.
 
@@ -36,3 +38,20 @@ def test_few_submits_are_refused_and_nobody_is_called_lost(tmp_path):
         # Every prompt was computed where it belongs: what the decode worker computed is one token each, and more.
         frames = router.total("tandem_kv_frames_total", outcome="verified")
         assert frames == 3 * requests, "three blocks of every prompt have travelled"
+
+
+def test_kept_connections_leave_descriptors_for_others(tmp_path):
+    server = Server(tmp_path, DEMO_MODEL)
+    server.command = ["prlimit", "--nofile=512:512", *server.command]
+    host, port = server.http.split(":")
+    kept = []
+    with server:
+        try:
+            for _ in range(600):  # Of one client, each with an answer, so that it may stay for long.
+                kept.append(socket.create_connection((host, int(port)), 60, source_address=("127.0.0.2", 0)))
+                kept[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert kept[-1].recv(4096).startswith(b"HTTP/1.1 200")
+            assert len(server.complete([41, 42, 43], max_tokens=4)) == 1
+        finally:
+            for connection in kept:
+                connection.close()

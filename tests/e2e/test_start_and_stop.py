@@ -93,6 +93,14 @@ def test_a_worker_that_has_just_loaded_ends(cache, transport):
         assert worker.stop() == 0
 
 
+def test_a_log_whose_reader_is_gone_ends_nothing(cache):
+    with StartingWorker(cache) as worker:
+        worker.read_until("serving")
+        worker.process.stderr.close()
+        worker.process.send_signal(signal.SIGTERM)  # It writes of that.
+        assert worker.process.wait(WAIT_S) == 0
+
+
 def test_a_worker_that_has_just_begun_ends(cache):
     with StartingWorker(cache) as worker:
         # Before its first line of code the default applies: the signal itself ends it.

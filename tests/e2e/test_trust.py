@@ -100,6 +100,14 @@ def test_processes_of_two_secrets_do_not_trust_each_other(tmp_path):
         assert '"refused"' in worker.log_path.read_text() or "is refused" in worker.log_path.read_text()
 
 
+def test_what_is_no_worker_is_named_in_the_log(tmp_path, hybrid):
+    router = Router(tmp_path, [], f"--workers={hybrid.grpc}", secret=None)  # The address of another router.
+    router.wait_ready = lambda: None
+    with router:
+        wait_until(lambda: "a worker refuses this router" in router.log(), 30, "the router says so")
+        assert hybrid.grpc in router.log() and "no method of this name" in router.log()
+
+
 def test_without_a_secret_loopback_warns_and_the_network_is_refused(tmp_path):
     with Worker(tmp_path, "worker", secret=None) as worker, Router(tmp_path, [worker], secret=None) as router:
         assert router.post("/v1/completions", BODY).status_code == 200

@@ -111,6 +111,20 @@ TEST_F(RouterGrpcTest, ADroppedStreamAbortsItsRequest) {
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
 }
 
+TEST_F(RouterGrpcTest, ARequestIdIsShort) {
+  StartAndDial({FakeWorkerOptions{}});
+  v1::GenerateRequest request = Request(5);
+  v1::GenerateResponse response;
+  request.set_request_id(std::string(kMaxRequestIdBytes, 'i'));
+  grpc::ClientContext context;
+  EXPECT_TRUE(inference_->Generate(&context, request, &response).ok());
+  request.set_request_id(std::string(kMaxRequestIdBytes + 1, 'i'));
+  grpc::ClientContext too_long;
+  const grpc::Status status = inference_->Generate(&too_long, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(status.error_message().find("129"), std::string::npos);
+}
+
 TEST_F(RouterGrpcTest, AbortEndsTheNamedRequestOnly) {
   FakeWorkerOptions options;
   options.hold_after_tokens = 2;

@@ -12,8 +12,10 @@
 #include <map>
 #include <thread>
 
+#include "runtime/protocol/peer_terms.h"
 #include "services/server/channel.h"
 #include "services/server/convert.h"
+#include "services/server/limits.h"
 #include "services/server/open_calls.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/support/decode_peer.h"
@@ -633,17 +635,23 @@ TEST(WorkerServicesTest, SoArePromptsOfDecodeWorkersAndTheirSessions) {
   worker->gate.Open();
 }
 
-TEST(WorkerServicesTest, ProtocolRangesThatDoNotMeetAreRefused) {
+TEST(WorkerServicesTest, AWatchIsRefusedForItsProtocolOrItsName) {
   auto worker = StartWorker("hybrid", {});
   auto stub = proto::Worker::NewStub(DialControl(worker->address, 1));
-  grpc::ClientContext context;
-  proto::WatchRequest request;
-  request.set_protocol_min(2);
-  request.set_protocol_max(3);
-  auto reader = stub->Watch(&context, request);
-  proto::WatchEvent event;
-  EXPECT_FALSE(reader->Read(&event));
-  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  const auto refusal = [&](const std::string& router, int32_t protocol) {
+    grpc::ClientContext context;
+    proto::WatchRequest request;
+    request.set_router(router);
+    request.set_protocol_min(protocol);
+    request.set_protocol_max(protocol + 1);
+    auto reader = stub->Watch(&context, request);
+    proto::WatchEvent event;
+    EXPECT_FALSE(reader->Read(&event));
+    return reader->Finish().error_code();
+  };
+  EXPECT_EQ(refusal("router", kProtocolMax + 1), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(refusal(std::string(kMaxNameBytes + 1, 'r'), kProtocolMin),
+            grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 }  // namespace

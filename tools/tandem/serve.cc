@@ -348,7 +348,7 @@ int ServeMain(const std::vector<std::string>& arguments) {
     std::cerr << "tandem serve: " << usage.message() << "\n";
     return 2;
   }
-  SetLogProcessName("serve");
+  BeginLog("serve");
   // The children's environment, which only this user can read. One that is there is kept: somebody
   // may want to call these workers.
   setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);

@@ -1,27 +1,27 @@
 // tandem-router: the OpenAI HTTP API and the gRPC API in front of tandem-workers.
 
 #include <malloc.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/log.h"
+#include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
 #include "services/router/version.h"
 #include "services/server/grpc_log.h"
+#include "services/server/limits.h"
 #include "services/server/machine_limits.h"
 #include "services/server/stop_signal.h"
 
@@ -100,6 +100,10 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
   }
+  if (f.name.size() > static_cast<size_t>(kMaxNameBytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--name: %d bytes, want at most %d", f.name.size(), kMaxNameBytes));
+  }
   TANDEM_ASSIGN_OR_RETURN(options.secret, FleetSecret::Read(f.fleet_secret_file));
   options.name = f.name;
   options.model = f.model;
@@ -116,22 +120,9 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   return options;
 }
 
-// Appears whole or not at all.
-absl::Status WritePortFile(const std::string& path, int http_port, int grpc_port) {
-  const std::string draft = path + ".new";
-  std::ofstream out(draft);
-  out << "{\"http\":" << http_port << ",\"grpc\":" << grpc_port << "}\n";
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(draft, path, error);
-  if (!out || error) return absl::UnavailableError(absl::StrCat("cannot write ", path));
-  return absl::OkStatus();
-}
-
 int Serve(const RouterOptions& options, const std::string& port_file) {
   StopSignal stop;
   TakeOverGrpcLog();
-  signal(SIGPIPE, SIG_IGN);
   RaiseDescriptorLimit();
   // Large bodies and texts go back to the kernel as they are freed.
   mallopt(M_MMAP_THRESHOLD, kLargeBytes);
@@ -148,7 +139,8 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
   const int http_port = (*app)->http_port(), grpc_port = (*app)->grpc_port();
   LogInfo("listening", {{"http", http_port}, {"grpc", grpc_port}});
   if (!port_file.empty()) {
-    if (const absl::Status status = WritePortFile(port_file, http_port, grpc_port); !status.ok()) {
+    const std::string ports = absl::StrFormat("{\"http\":%d,\"grpc\":%d}\n", http_port, grpc_port);
+    if (const absl::Status status = WriteSmallFile(port_file, ports); !status.ok()) {
       LogError("cannot start", {{"why", std::string(status.message())}});
       return kExitBadUsage;
     }
@@ -190,7 +182,7 @@ int Main(int argc, char** argv) {
                  std::string(options.status().message()).c_str());
     return kExitBadUsage;
   }
-  SetLogProcessName(values.name);
+  BeginLog(values.name);
   return Serve(*options, values.port_file);
 }
 

@@ -1,6 +1,7 @@
 #include "services/router/app/router_app.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "runtime/base/entropy.h"
@@ -75,6 +76,7 @@ absl::Status RouterApp::Start() {
   api_ = std::make_unique<HttpApi>(std::move(parts));
   HttpServerOptions http_options{.address = options_.http,
                                  .budget = memory_.budget(),
+                                 .max_connections = std::min(kMaxConnections, MaxConnections(1)),
                                  .on_connections =
                                      [this](int open) {
                                        num_connections_ = open;
@@ -98,8 +100,9 @@ RouterApp::~RouterApp() {
   if (collector_ != nullptr) collector_->StopRefreshing();
   if (workers_ != nullptr) workers_->Close();
   if (core_ != nullptr) core_->Stop();
+  const auto until = std::chrono::steady_clock::now() + kFlushTimeout;  // Of both.
   grpc_.reset();
-  if (http_ != nullptr) http_->Stop();
+  if (http_ != nullptr) http_->Stop(until);
   collector_.reset();
 }
 

@@ -41,6 +41,7 @@ absl::Status GenerateCall::TryBegin(const HttpRequest& request) {
                                                             : ParseCompletionRequest(request.body));
   stream_ = parsed.stream;
   Generator::Call call;
+  call.client = request.client;
   call.label = request_id_;
   call.trace_context = std::string(request.Header("traceparent"));
   call.arrived_us = arrived_us_;

@@ -26,6 +26,7 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
 
@@ -42,21 +43,25 @@ class HttpServer::Impl {
     shared_.handler = handler;
     shared_.times = options.times;
     shared_.budget = options.budget;
+    // As much as one takes, and enough that the budget is used up by the time too many are open.
+    shared_.connection_bytes =
+        std::max(kHttpConnectionBytes, options.budget->limit_bytes() / options.max_connections);
     shared_.on_slow_reader = [this] {
       if (options_.on_slow_reader) options_.on_slow_reader();
     };
     shared_.on_closed = [this] { Count(-1); };
   }
 
-  ~Impl() { Stop(); }
+  ~Impl() { Stop({}); }
 
   absl::Status Listen() {
     TANDEM_ASSIGN_OR_RETURN(ListenSocket socket, ListenSocket::Open(options_.address.ToString()));
     port_ = socket.port();
     const bool v6 = options_.address.ip.find(':') != std::string::npos;
     error_code error;
-    acceptor_.assign(v6 ? tcp::v6() : tcp::v4(), socket.Release(), error);
+    acceptor_.assign(v6 ? tcp::v6() : tcp::v4(), socket.descriptor(), error);
     if (error) return absl::UnavailableError(error.message());
+    socket.Release();
     asio::post(accept_strand_, [this] { Accept(); });
     for (int i = 0; i < options_.num_threads; ++i) {
       threads_.emplace_back([this] {
@@ -80,14 +85,14 @@ class HttpServer::Impl {
     }
   }
 
-  void Stop() {
+  void Stop(Clock::time_point until) {
     if (threads_.empty()) return;
     StopAccepting();
     {
-      const auto end = std::chrono::steady_clock::now() + kFlushTimeout;
       MutexLock lock(&open_mu_);
-      while (num_open_ > 0 && std::chrono::steady_clock::now() < end) {
-        none_open_.WaitFor(&open_mu_, kFlushTimeout);
+      for (auto now = Clock::now(); num_open_ > 0 && now < until; now = Clock::now()) {
+        none_open_.WaitFor(&open_mu_,
+                           std::chrono::duration_cast<std::chrono::microseconds>(until - now));
       }
     }
     io_.stop();
@@ -143,14 +148,13 @@ class HttpServer::Impl {
     return std::exchange(connections_, {});
   }
 
-  int Count(int change) {
+  void Count(int change) {
     const int open = num_open_.fetch_add(change) + change;
     if (options_.on_connections) options_.on_connections(open);
     if (open == 0) {
       MutexLock lock(&open_mu_);  // Stop either sees the count or is waiting.
       none_open_.SignalAll();
     }
-    return open;
   }
 
   const HttpServerOptions options_;
@@ -180,6 +184,6 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 int HttpServer::port() const { return impl_->port(); }
 void HttpServer::StopAccepting() { impl_->StopAccepting(); }
-void HttpServer::Stop() { impl_->Stop(); }
+void HttpServer::Stop(Clock::time_point until) { impl_->Stop(until); }
 
 }  // namespace tandem

@@ -27,7 +27,8 @@
 namespace tandem {
 
 struct HttpRequest {
-  std::string id;  // The client's x-request-id where it is short and printable, else a new one.
+  std::string id;      // The client's x-request-id where it is short and printable, else a new one.
+  std::string client;  // Its address, as the budget names it.
   std::string method;
   std::string path;  // Without the query.
   std::string body;
@@ -77,7 +78,8 @@ struct HttpTimes {
 
 struct HttpServerOptions {
   ListenAddress address;
-  MemoryBudget* budget = nullptr;  // Outlives the server.
+  MemoryBudget* budget = nullptr;             // Outlives the server.
+  int64_t max_connections = kMaxConnections;  // By when the budget is used up.
   HttpTimes times;
   int num_threads = 2;
   std::function<void(int)> on_connections;  // How many are open. Any thread.
@@ -90,14 +92,14 @@ class HttpServer {
   // cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Create(const HttpServerOptions& options,
                                                             HttpHandler* handler);
-  ~HttpServer();  // Stop().
+  ~HttpServer();  // Stop at once.
 
   int port() const;  // The one bound, where 0 was asked for.
   // Accepts no more connections and closes the idle ones; running answers go on, and their
   // connections close after them.
   void StopAccepting();
-  // Waits up to kFlushTimeout for the connections that are left, then closes them.
-  void Stop();
+  // Waits for the connections that are left, then closes them.
+  void Stop(std::chrono::steady_clock::time_point until);
 
  private:
   class Impl;

@@ -28,12 +28,6 @@ constexpr size_t kMaxWriteBytes = size_t{64} << 10;
 // more.
 constexpr size_t kIncludedBytes = size_t{8} << 10;
 
-// What a connection is charged beside its buffers: as much as it takes, and enough that the budget
-// is used up by the time too many are open.
-int64_t ConnectionBytes(int64_t limit_bytes) {
-  return std::max(kHttpConnectionBytes, limit_bytes / kMaxConnections);
-}
-
 // The client's own id, where it is short and printable; else a new one.
 std::string RequestIdOf(const http::fields& headers) {
   const boost::beast::string_view given = headers["x-request-id"];
@@ -397,6 +391,7 @@ void ServerConnection::Answer() {
   state_ = State::kAnswering;
   ClearDeadline();
   request.id = request_id_;
+  request.client = client_;
   request.method = std::string(message.method_string());
   const std::string target(message.target());
   request.path = target.substr(0, target.find('?'));
@@ -432,8 +427,7 @@ absl::Status ServerConnection::Charge(size_t more_bytes) {
   const size_t buffered = NumBuffered() + more_bytes;
   const size_t beyond = buffered > kIncludedBytes ? buffered - kIncludedBytes : 0;
   holding_->SetMayBeCut(state_ != State::kAnswering || beyond > 0);
-  return holding_->Set(ConnectionBytes(shared_->budget->limit_bytes()) +
-                       static_cast<int64_t>(beyond));
+  return holding_->Set(shared_->connection_bytes + static_cast<int64_t>(beyond));
 }
 
 // Somebody else needs the room, and this client holds most.

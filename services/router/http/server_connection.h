@@ -31,6 +31,7 @@ struct HttpShared {
   HttpHandler* handler = nullptr;
   HttpTimes times;
   MemoryBudget* budget = nullptr;
+  int64_t connection_bytes = 0;  // What each is charged beside its buffers.
   std::function<void()> on_slow_reader;
   std::function<void()> on_closed;
   std::atomic<bool> draining{false};

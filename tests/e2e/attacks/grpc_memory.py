@@ -2,8 +2,8 @@
 
 import struct
 
-from attacks.harness import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, LIMIT, MiB, attack, frame,
-                             grpc_message, header_block, open_http2, proto, send)
+from attacks.harness import (CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, LIMIT, WINDOW_UPDATE, MiB, attack,
+                             close, frame, grpc_message, header_block, open_http2, proto, send)
 from server import challenge_of, proof
 
 # Beside what is charged: threads, and what the allocator's pages hold beyond it.
@@ -30,11 +30,6 @@ def crowd(address, connections, streams, outcomes, make_call, window=None):
         clients.append(client)
     outcomes["calls"] = outcomes.get("calls", 0) + len(clients) * streams
     return clients
-
-
-def close(clients):
-    for client in clients:
-        client.close()
 
 
 @attack(growth=WAITING)
@@ -131,7 +126,7 @@ def take_windows(client, room):
     while len(data) >= 9:
         length, kind = int.from_bytes(data[:3], "big"), data[3]
         stream, payload = int.from_bytes(data[5:9], "big"), data[9:9 + length]
-        if kind == 8 and len(payload) == 4:
+        if kind == WINDOW_UPDATE and len(payload) == 4:
             if stream == 0:
                 connection += int.from_bytes(payload, "big")
             else:

@@ -106,6 +106,11 @@ def status_of(client):
     return int(line.split()[1]) if line.startswith(b"HTTP/1.") else None
 
 
+def close(clients):
+    for client in clients:
+        client.close()
+
+
 # ---- HTTP/2, frame by frame: to say what no library would ----
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

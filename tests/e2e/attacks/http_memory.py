@@ -3,7 +3,7 @@
 import concurrent.futures
 import socket
 
-from attacks.harness import LIMIT, MiB, attack, connect, send, status_of
+from attacks.harness import LIMIT, MiB, attack, close, connect, send, status_of
 
 # Beside what is charged: threads, the text of requests that are being parsed, what the kernel's and
 # the allocator's pages hold beyond it.
@@ -26,11 +26,6 @@ def crowd(fleet, size, speak, outcomes):
         clients = [client for client in pool.map(one, range(size)) if client is not None]
     outcomes["connections"] = len(clients)
     return clients
-
-
-def close(clients):
-    for client in clients:
-        client.close()
 
 
 def post(length):

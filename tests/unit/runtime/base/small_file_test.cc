@@ -1,8 +1,11 @@
 #include "runtime/base/small_file.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/support/temp_folder.h"
@@ -30,6 +33,34 @@ TEST(SmallFileTest, OnlyAMissingFileIsNotFound) {
   EXPECT_EQ(CodeOf(folder.path(), 10), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CodeOf(folder.path() + "/" + std::string(300, 'n'), 10),
             absl::StatusCode::kUnavailable);
+}
+
+TEST(SmallFileTest, IsWrittenWholeOrNotAtAll) {
+  const TempFolder folder;
+  const std::string path = folder.Write("file", "before");
+  EXPECT_TRUE(WriteSmallFile(path, "after\n").ok());
+  EXPECT_EQ(ReadSmallFile(path, 10).value(), "after\n");
+  EXPECT_EQ(WriteSmallFile(folder.path() + "/no/file", "x").code(), absl::StatusCode::kUnavailable);
+  // What cannot be replaced stays, and nothing is left beside it.
+  std::filesystem::create_directories(folder.path() + "/taken/by");
+  EXPECT_EQ(WriteSmallFile(folder.path() + "/taken", "x").code(), absl::StatusCode::kUnavailable);
+  const std::filesystem::directory_iterator files(folder.path());
+  EXPECT_EQ(std::distance(begin(files), end(files)), 2);
+}
+
+TEST(SmallFileTest, WhatFindsNoRoomReplacesNothing) {
+  const TempFolder folder;
+  const std::string path = folder.Write("file", "before");
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 4, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status status = WriteSmallFile(path, "longer than that");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReadSmallFile(path, 10).value(), "before");
 }
 
 TEST(SmallFileTest, ANamedPipeIsRefusedWithoutWaiting) {

@@ -106,6 +106,8 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
   EXPECT_EQ(row("time for the preface of HTTP/2"), Seconds(kPrefaceTimeout));
   EXPECT_EQ(row("header block, with what begins its frames"), Bytes(kMaxHeaderBlockBytes));
   EXPECT_EQ(row("time for a header block"), Seconds(kHeaderBlockTimeout));
+  EXPECT_EQ(row("time to read what a server sent before it ended the connection"),
+            Seconds(kGateReadTimeout));
   EXPECT_EQ(row("calls of a server that nobody has looked at yet"),
             absl::StrCat(Count(kMaxUnservedCalls), ", half of them of one client"));
   EXPECT_EQ(row("events not read"), Bytes(Generation::kMaxPendingBytes));
@@ -123,10 +125,11 @@ TEST_F(PublishedLimitsTest, OfRequests) {
   EXPECT_EQ(row("stop strings, bytes of each"),
             Count(kMaxStopStrings) + ", " + Count(kMaxStopStringBytes));
   EXPECT_EQ(row("stop ids"), Count(kMaxStopIds));
+  EXPECT_EQ(row("`cache_salt`"), Count(kMaxCacheSaltBytes) + " bytes");
   EXPECT_EQ(row("log-probabilities of a token"), Count(kMaxLogprobs));
   EXPECT_EQ(row("messages of a chat"), Count(kMaxMessages));
   EXPECT_THAT(row("deadline"), StartsWith(absl::StrCat(kMaxDeadlineUs / 3'600'000'000, " h;")));
-  EXPECT_THAT(row("request id (`x-request-id`)"), StartsWith(Count(kMaxRequestIdBytes) + " bytes"));
+  EXPECT_THAT(row("request id"), StartsWith(Count(kMaxRequestIdBytes) + " bytes"));
 }
 
 TEST_F(PublishedLimitsTest, OfRoutersAndWorkersOfAWorker) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -255,8 +256,24 @@ TEST_F(GateTest, AFileIsListenedOnLikeAPort) {
   options_.address = "unix:" + path;
   Start();
   EXPECT_TRUE(Say("unix:" + path).ok());
+  EXPECT_EQ(Http2Gate::Open(options_).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Say("unix:" + path).ok());
   Stop();
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(GateTest, AFileThatNobodyServesAnyMoreIsListenedOn) {
+  const std::string path = testing::TempDir() + "/gate_test.left";
+  std::filesystem::remove(path);
+  sockaddr_un file{.sun_family = AF_UNIX, .sun_path = {}};
+  path.copy(file.sun_path, sizeof(file.sun_path) - 1);
+  const int left = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(left, reinterpret_cast<sockaddr*>(&file), sizeof(file)), 0);
+  ASSERT_EQ(listen(left, 1), 0);
+  close(left);
+  options_.address = "unix:" + path;
+  Start();
+  EXPECT_TRUE(Say("unix:" + path).ok());
 }
 
 TEST_F(GateTest, APortThatIsTakenIsAnError) {
@@ -489,6 +506,20 @@ TEST_F(GateTest, ConnectionsAreChargedAndIdleOnesGiveWay) {
   idle.clear();
   EXPECT_TRUE(Eventually([&] { return budget.held_bytes() <= idle_bytes + 40'000; }));
   Stop();
+}
+
+TEST_F(GateTest, TheBudgetIsUsedUpByTheTimeTooManyConnectionsAreOpen) {
+  constexpr int kMost = 8;
+  options_.max_connections = kMost;
+  Start();
+  std::list<RawClient> idle;
+  for (int i = 0; i < kMost + 4; ++i) idle.emplace_back(gate_->port(), kNobody).Greet();
+  EXPECT_TRUE(Eventually([&] {
+    int num_ended = 0;
+    for (RawClient& client : idle) num_ended += client.Pump() ? 0 : 1;
+    return num_ended >= 4;
+  }));
+  EXPECT_TRUE(Say(target()).ok());
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include "services/router/http/server_connection.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
-#include "tests/unit/services/router/http_server_fixture.h"
+#include "tests/unit/services/router/http/http_server_fixture.h"
 
 namespace tandem {
 namespace {

@@ -10,7 +10,7 @@
 #include "services/router/api_limits.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
-#include "tests/unit/services/router/http_server_fixture.h"
+#include "tests/unit/services/router/http/http_server_fixture.h"
 
 namespace tandem {
 namespace {
@@ -52,7 +52,7 @@ TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
   ASSERT_TRUE(client.ReadUntil("begun"));
   handler_.held->Write(" and ended");
   handler_.held->EndStream();
-  server_->Stop();
+  server_->Stop(std::chrono::steady_clock::now() + kFlushTimeout);
   const RawAnswer answer = client.Read();
   EXPECT_TRUE(answer.complete);
   EXPECT_EQ(answer.body, "begun and ended");
@@ -154,9 +154,9 @@ TEST_F(HttpServerTest, UnfinishedBodiesStayWithinTheBudgetAndTheOldestIsToldSo) 
 
 TEST_F(HttpServerTest, ConnectionsThatSayNothingGiveWayToTheOneThatDoes) {
   constexpr int kRoom = 64, kMore = 30;
-  MemoryBudget budget(kRoom * kHttpConnectionBytes);
-  const auto server =
-      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  MemoryBudget budget(kRoom * kBudgetBytes);
+  const auto server = *HttpServer::Create(
+      {.address = {.ip = "127.0.0.1"}, .budget = &budget, .max_connections = kRoom}, &handler_);
   std::vector<std::unique_ptr<RawHttp>> silent;
   for (int i = 0; i < kRoom + kMore; ++i) {
     silent.push_back(std::make_unique<RawHttp>(server->port()));
