@@ -6,8 +6,10 @@ import random
 import signal
 import time
 
+import cpu_paths
 import pytest
 
+from fleet import UnequalFleet
 from server import DEMO_MODEL, Server, process_state, wait_until
 
 # Long enough that a kill finds them running.
@@ -101,6 +103,32 @@ def stop(server, name, rng):
 
 def test_killed_workers_lose_no_token(fleet, fault_free, full):
     run_faults(fleet, *fault_free, faults=200 if full else 8, inject=kill)
+
+
+OTHER_ISA = (cpu_paths.here() or ["generic"])[-1]
+# In context, batch, size of blocks and instruction set. The last one of each role holds no request of
+# these whole.
+UNEQUAL = {"prefill-0": ["--max-model-len=900", "--max-num-seqs=4"],
+           "prefill-1": ["--max-model-len=1500", f"--isa={OTHER_ISA}"],
+           "prefill-2": ["--max-model-len=300"],
+           "decode-0": ["--max-model-len=900", "--max-num-seqs=8", f"--isa={OTHER_ISA}"],
+           "decode-1": ["--max-model-len=1500", "--block-size=32"],
+           "decode-2": ["--max-model-len=700"]}
+
+
+def test_unequal_workers_lose_no_token(tmp_path, fault_free, full):
+    with UnequalFleet(tmp_path, UNEQUAL, "--disaggregate=always") as fleet:
+        fleet.wait_alive("decode", 3)
+        run_faults(fleet, *fault_free, faults=200 if full else 4, inject=kill)
+        if full:
+            run_faults(fleet, *fault_free, faults=50, inject=stop)
+
+
+def test_a_killed_unequal_pair_loses_no_token(tmp_path, fault_free, full):
+    pair = {"prefill-0": UNEQUAL["prefill-1"], "decode-0": UNEQUAL["decode-0"]}
+    with UnequalFleet(tmp_path, pair, "--disaggregate=always") as fleet:
+        fleet.wait_alive("decode", 1)
+        run_faults(fleet, *fault_free, faults=100 if full else 3, inject=kill, workers=1)
 
 
 def test_a_killed_pair_loses_no_token(tmp_path, fault_free, full):
