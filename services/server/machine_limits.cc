@@ -70,26 +70,19 @@ Limits LimitsUpFrom(const std::string& mount, std::string path) {
   return limits;
 }
 
-// /proc/self/cgroup: "0::/path" for v2, "N:cpu,cpuacct:/path" for v1.
-Limits CgroupLimits(const MachineFiles& files) {
+Limits CgroupLimits(const KernelFiles& files) {
   Limits limits;
-  std::ifstream groups(files.proc + "/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == line.npos ? first : line.find(':', first + 1);
-    if (second == line.npos) continue;
-    const std::string path = line.substr(second + 1);
-    std::istringstream controllers(line.substr(first + 1, second - first - 1));
-    if (second == first + 1) limits.Lower(LimitsUpFrom(files.cgroup, path));
-    for (std::string controller; std::getline(controllers, controller, ',');) {
+  for (const Cgroup& group : ReadCgroups(files)) {
+    if (group.controllers.empty()) limits.Lower(LimitsUpFrom(files.cgroup, group.path));
+    for (const std::string& controller : group.controllers) {
       if (controller != "cpu" && controller != "memory") continue;
-      limits.Lower(LimitsUpFrom(files.cgroup + "/" + controller, path));
+      limits.Lower(LimitsUpFrom(files.cgroup + "/" + controller, group.path));
     }
   }
   return limits;
 }
 
-double MachineMemoryBytes(const MachineFiles& files) {
+double MachineMemoryBytes(const KernelFiles& files) {
   std::ifstream meminfo(files.proc + "/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
     constexpr std::string_view kTotal = "MemTotal:";
@@ -132,7 +125,7 @@ absl::Status CheckMemoryLimit(const ByteSize& limit) {
       "--memory-limit: %s, want at least %s", FormatByteSize(limit.bytes), FormatByteSize(kLeast)));
 }
 
-MachineLimits ReadMachineLimits(const MachineFiles& files, int32_t affinity_cpus) {
+MachineLimits ReadMachineLimits(const KernelFiles& files, int32_t affinity_cpus) {
   if (affinity_cpus == 0) affinity_cpus = AffinityCpus();
   const Limits cgroup = CgroupLimits(files);
   return {.cpus = static_cast<int32_t>(

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "runtime/base/cgroups.h"
 #include "runtime/base/flags.h"
 
 namespace tandem {
@@ -17,14 +18,8 @@ struct MachineLimits {
   int64_t memory_bytes = 0;
 };
 
-// Where the kernel's files are found; tests bring trees of their own.
-struct MachineFiles {
-  std::string proc = "/proc";
-  std::string cgroup = "/sys/fs/cgroup";
-};
-
 // A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
-MachineLimits ReadMachineLimits(const MachineFiles& files = {}, int32_t affinity_cpus = 0);
+MachineLimits ReadMachineLimits(const KernelFiles& files = {}, int32_t affinity_cpus = 0);
 
 // To what the system allows: every connection takes some.
 void RaiseDescriptorLimit();

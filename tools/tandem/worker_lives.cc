@@ -3,9 +3,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 
@@ -66,25 +66,19 @@ EndCause MemoryKills::CauseOfExit(pid_t pid, int wait_status, int64_t count) {
   return status == 0 || status == kExitToBeReplaced ? EndCause::kOutside : EndCause::kCrash;
 }
 
-int64_t NumMemoryKills(const std::string& proc, const std::string& cgroup) {
-  // "0::/path" for v2, "N:cpu,memory:/path" for v1; in a container the path may lie outside.
-  std::ifstream groups(proc + "/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == line.npos ? first : line.find(':', first + 1);
-    if (second == line.npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string path = line.substr(second + 1);
-    for (const std::string& below : {path, std::string()}) {
+int64_t NumMemoryKills(const KernelFiles& files) {
+  for (const Cgroup& group : ReadCgroups(files)) {
+    const std::vector<std::string>& of = group.controllers;
+    for (const std::string& below : {group.path, std::string()}) {
       std::optional<int64_t> kills;
-      if (controllers == ",,") kills = MemoryKillsIn(cgroup + below + "/memory.events");
-      if (controllers.find(",memory,") != controllers.npos) {
-        kills = MemoryKillsIn(cgroup + "/memory" + below + "/memory.oom_control");
+      if (of.empty()) kills = MemoryKillsIn(files.cgroup + below + "/memory.events");
+      if (std::find(of.begin(), of.end(), "memory") != of.end()) {
+        kills = MemoryKillsIn(files.cgroup + "/memory" + below + "/memory.oom_control");
       }
       if (kills.has_value()) return *kills;
     }
   }
-  return MemoryKillsIn(proc + "/vmstat").value_or(0);
+  return MemoryKillsIn(files.proc + "/vmstat").value_or(0);
 }
 
 std::vector<std::string> WorkerLives::Begin(uint64_t incarnation) {

@@ -12,14 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "runtime/base/cgroups.h"
 #include "runtime/protocol/ended_lives.h"
 
 namespace tandem {
 
 // The kernel's count of processes of this process's cgroup (v2, v1), or where that is not counted
 // of this machine, that it has killed for their memory. 0 if nobody counts.
-int64_t NumMemoryKills(const std::string& proc = "/proc",
-                       const std::string& cgroup = "/sys/fs/cgroup");
+int64_t NumMemoryKills(const KernelFiles& files = {});
 
 // Tells the kernel's SIGKILLs from those of others: of those that it counted while a process ran,
 // one may have been that process's. Each is charged to one process. Not thread-safe.

@@ -109,7 +109,7 @@ class NumMemoryKillsTest : public testing::Test {
     std::ofstream(file) << text;
   }
   int64_t Count() const {
-    return NumMemoryKills(folder_.path() + "/proc", folder_.path() + "/cgroup");
+    return NumMemoryKills({.proc = folder_.path() + "/proc", .cgroup = folder_.path() + "/cgroup"});
   }
   TempFolder folder_;
 };
