@@ -18,8 +18,7 @@ namespace tandem {
 class ChoiceText {
  public:
   // Stop strings that are complete within the first `min_tokens` tokens do not count.
-  ChoiceText(std::unique_ptr<Detokenizer> detokenizer, std::vector<std::string> stops,
-             int32_t min_tokens)
+  ChoiceText(std::unique_ptr<Detokenizer> detokenizer, StopStrings stops, int32_t min_tokens)
       : detokenizer_(std::move(detokenizer)), matcher_(std::move(stops)), min_tokens_(min_tokens) {}
 
   // Text that is certain after `token`. `finish` is the worker's word; it becomes kStop if a stop

@@ -148,7 +148,11 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   FinishReason finish = event.finish;
   std::string text;
   std::string_view stop_string;
-  if (choice.text.has_value()) {
+  if (request->facts.make_detokenizer != nullptr) {
+    if (!choice.text.has_value()) {
+      choice.text.emplace(request->facts.make_detokenizer(), request->stops,
+                          request->facts.sampling.min_tokens);
+    }
     text = choice.text->Append(event.token.token, &finish);
     stop_string = choice.text->stop_string();
   }

@@ -44,15 +44,11 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   request.deadline_us = CheckedAdd(now_us, time_left_us).value_or(INT64_MAX);
   request.report.arrived_us = now_us;
   request.report.prompt_tokens = static_cast<int32_t>(request.facts.token_ids.size());
+  request.stops =
+      std::make_shared<const std::vector<std::string>>(std::move(request.facts.stop_strings));
   request.choices.resize(static_cast<size_t>(request.facts.num_choices));
   StreamState stream;
-  for (int32_t i = 0; i < request.facts.num_choices; ++i) {
-    stream.choices.push_back(i);
-    if (request.facts.make_detokenizer == nullptr) continue;
-    request.choices[static_cast<size_t>(i)].text.emplace(request.facts.make_detokenizer(),
-                                                         request.facts.stop_strings,
-                                                         request.facts.sampling.min_tokens);
-  }
+  for (int32_t i = 0; i < request.facts.num_choices; ++i) stream.choices.push_back(i);
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});
   Wait({counter, 0});

@@ -18,7 +18,7 @@ namespace tandem {
 // One of n. Its tokens are never taken back.
 struct ChoiceState {
   std::vector<int32_t> generated;
-  std::optional<ChoiceText> text;  // Nothing: no text is wanted.
+  std::optional<ChoiceText> text;  // From its first token on, if any is wanted.
   bool finished = false;
   size_t stream = 0;  // In RequestState::streams.
 };
@@ -78,6 +78,7 @@ struct RequestState {
   uint64_t counter = 0;
   int64_t deadline_us = 0;
   uint32_t last_attempt = 0;
+  StopStrings stops;  // Of facts, which has them no more.
   std::vector<ChoiceState> choices;
   std::vector<StreamState> streams;  // Only grows; at most one a choice.
   std::string numerics_id;           // Of the first result; from then on the only one.

@@ -7,17 +7,17 @@
 
 namespace tandem {
 
-StopMatcher::StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {
-  for (const std::string& stop : stops_) TANDEM_CHECK(!stop.empty());
+StopMatcher::StopMatcher(StopStrings stops) : stops_(std::move(stops)) {
+  for (const std::string& stop : *stops_) TANDEM_CHECK(!stop.empty());
 }
 
 std::string StopMatcher::Append(std::string_view text) {
   if (stopped_) return {};
-  if (stops_.empty()) return std::string(text);
+  if (stops_->empty()) return std::string(text);
   for (const char c : text) {
     held_ += c;
     size_t longest = 0;
-    for (const std::string& stop : stops_) {
+    for (const std::string& stop : *stops_) {
       if (held_.ends_with(stop) && stop.size() > longest) {
         longest = stop.size();
         matched_ = stop;
@@ -47,7 +47,7 @@ std::string StopMatcher::TakeCertain() {
 
 bool StopMatcher::MayBeginAt(size_t begin) const {
   const std::string_view rest = std::string_view(held_).substr(begin);
-  return std::any_of(stops_.begin(), stops_.end(), [rest](const std::string& stop) {
+  return std::any_of(stops_->begin(), stops_->end(), [rest](const std::string& stop) {
     return stop.size() > rest.size() && stop.starts_with(rest);
   });
 }

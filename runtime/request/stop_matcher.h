@@ -7,16 +7,19 @@
 #ifndef TANDEM_RUNTIME_REQUEST_STOP_MATCHER_H_
 #define TANDEM_RUNTIME_REQUEST_STOP_MATCHER_H_
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tandem {
 
+using StopStrings = std::shared_ptr<const std::vector<std::string>>;
+
 class StopMatcher {
  public:
-  // No string is empty.
-  explicit StopMatcher(std::vector<std::string> stops);
+  // No string is empty. Choices of a request share them.
+  explicit StopMatcher(StopStrings stops);
 
   // Text that may be shown now. Nothing more comes once stopped().
   std::string Append(std::string_view text);
@@ -32,7 +35,7 @@ class StopMatcher {
   std::string TakeCertain();
   bool MayBeginAt(size_t begin) const;
 
-  std::vector<std::string> stops_;
+  const StopStrings stops_;
   std::string held_;
   std::string matched_;
   bool stopped_ = false;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
@@ -34,6 +35,15 @@ int64_t BytesOf(const GenerationNews& news) {
   return bytes;
 }
 
+int64_t QueuedBytes(const RequestFacts& facts) {
+  int64_t bytes =
+      std::ssize(facts.token_ids) * kQueuedTokenBytes + facts.num_choices * kQueuedChoiceBytes;
+  for (const std::string& stop : facts.stop_strings) {
+    bytes += static_cast<int64_t>(sizeof(stop) + stop.size());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 // Results of one prompt. The core keeps it until its end, and until then it keeps the call.
@@ -49,7 +59,8 @@ class Generation::PromptSink final : public RequestSink {
         first_choice_(prompt * facts.num_choices),
         stop_token_ids_(facts.sampling.stop_token_ids),
         eos_token_ids_(std::move(eos_token_ids)),
-        last_token_us_(facts.num_choices, 0) {
+        last_token_us_(facts.num_choices, 0),
+        queued_bytes_(QueuedBytes(facts)) {
     facts_ = std::move(facts);
     facts_.sink = this;
   }
@@ -60,6 +71,7 @@ class Generation::PromptSink final : public RequestSink {
   }
 
   void OnPrompt(const PromptReport& prompt) override {
+    Unqueue();
     submitted_us_ = prompt.first_submit_us;
     accepted_us_ = prompt.arrived_us;
     metrics_->cached_prompt_tokens.Increment(prompt.cached_tokens);
@@ -86,12 +98,14 @@ class Generation::PromptSink final : public RequestSink {
 
   void OnDone(const RequestReport& report) override {
     metrics_->e2e_seconds.Observe(Seconds(arrived_us_, clock_->NowUs()));
+    Unqueue();
     // Moved: the call owns this, so that what this kept of it would keep both for ever.
     const std::shared_ptr<Generation> call = std::move(call_);
     call->OnPromptEnded(absl::OkStatus(), report);
   }
 
   void OnError(const absl::Status& status, const RequestReport& report) override {
+    Unqueue();
     const std::shared_ptr<Generation> call = std::move(call_);
     call->OnPromptEnded(status, report);
   }
@@ -103,6 +117,8 @@ class Generation::PromptSink final : public RequestSink {
   static double Seconds(int64_t from_us, int64_t to_us) {
     return static_cast<double>(to_us - from_us) * 1e-6;
   }
+
+  void Unqueue() { call_->OnPromptUnqueued(std::exchange(queued_bytes_, 0)); }
 
   void CountToken(int32_t choice) {
     const int64_t now_us = clock_->NowUs();
@@ -141,6 +157,7 @@ class Generation::PromptSink final : public RequestSink {
   const std::vector<int32_t> stop_token_ids_;
   const std::vector<int32_t> eos_token_ids_;
   std::vector<int64_t> last_token_us_;  // By choice; 0: none yet.
+  int64_t queued_bytes_;                // Charged until its first token.
   bool has_first_token_ = false;
   int64_t accepted_us_ = 0, submitted_us_ = 0;  // By the owner, to a worker; from OnPrompt on.
   RequestFacts facts_;                          // Until TakeFacts.
@@ -155,14 +172,35 @@ Generation::Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* b
       clock_(clock),
       label_(std::move(label)),
       arrived_us_(arrived_us),
-      waiting_(budget, std::move(client)),
-      on_news_(std::move(on_news)) {}
+      waiting_(budget, client),
+      on_news_(std::move(on_news)),
+      queued_(budget, std::move(client), [this] { OnCut(); }) {}
 
 Generation::~Generation() = default;
 
-void Generation::AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) {
+absl::Status Generation::AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) {
+  {
+    MutexLock lock(&mu_);
+    queued_bytes_ += QueuedBytes(facts);
+    TANDEM_RETURN_IF_ERROR(queued_.Set(queued_bytes_));
+  }
   prompts_.push_back(std::make_shared<PromptSink>(this, static_cast<int>(prompts_.size()),
                                                   std::move(facts), std::move(eos_token_ids)));
+  return absl::OkStatus();
+}
+
+void Generation::OnPromptUnqueued(int64_t bytes) {
+  if (bytes == 0) return;
+  MutexLock lock(&mu_);
+  queued_bytes_ -= bytes;
+  // Of what was cut, something is held until all of it is gone.
+  static_cast<void>(queued_.Set(queued_bytes_));
+}
+
+// Under the budget's lock, on any thread. What is not started yet, Start cancels.
+void Generation::OnCut() {
+  cut_ = true;
+  if (started_) CancelRequests();
 }
 
 void Generation::Start() {
@@ -171,15 +209,16 @@ void Generation::Start() {
     MutexLock lock(&mu_);
     num_running_ = static_cast<int>(prompts_.size());
   }
+  started_ = true;
   for (const std::shared_ptr<PromptSink>& prompt : prompts_) {
     core_->StartRequest(prompt->handle, label_, prompt->TakeFacts(shared_from_this()), prompt);
   }
-  // A prompt that was refused, or an abort, may have ended the call before all of them had started:
-  // what was cancelled then was not there yet.
-  bool ended = false;
+  // A prompt that was refused, an abort or a cut may have ended the call before all of them had
+  // started: what was cancelled then was not there yet.
+  bool ended = cut_;
   {
     MutexLock lock(&mu_);
-    ended = ended_;
+    ended = ended || ended_;
   }
   if (ended) CancelRequests();
 }
@@ -256,6 +295,10 @@ void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& 
     --num_running_;
     if (status.ok() && num_running_ > 0) return;
     end = EndNews{.status = status, .usage = usage_};
+    if (!status.ok() && cut_) {
+      end.status = absl::ResourceExhaustedError(
+          "memory: the request waited while others needed its room (--memory-limit)");
+    }
   }
   Deliver(std::move(end));
   if (!status.ok()) CancelRequests();

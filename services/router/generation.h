@@ -2,13 +2,15 @@
 // request of its own at the request owner; the choices of prompt p are numbered p * n to p * n +
 // n-1.
 //
+// Until a prompt has its first token it is charged to the client, and gives way to others' memory.
 // Events wait here until the front end takes them, which costs memory only while it does not: past
-// kMaxPendingBytes, or without room in the budget, the call is cancelled and
-// what waited is dropped.
+// kMaxPendingBytes, or without room in the budget, the call is cancelled and what waited is
+// dropped.
 
 #ifndef TANDEM_SERVICES_ROUTER_GENERATION_H_
 #define TANDEM_SERVICES_ROUTER_GENERATION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -27,6 +29,11 @@
 namespace tandem {
 
 class RouterCore;
+
+// What a prompt is charged for until its first token: each token, kept twice and hashed, and each
+// choice; stop strings beside.
+inline constexpr int64_t kQueuedTokenBytes = 12;
+inline constexpr int64_t kQueuedChoiceBytes = 512;
 
 // Once per prompt, before its first token.
 struct PromptNews {
@@ -78,7 +85,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // One request of the call; before any starts, by the thread that makes the call. `facts.sink` is
   // set here. `eos_token_ids` are those of the stop tokens that are the model's own.
-  void AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids);
+  // ResourceExhausted, with the numbers, if there is no room: then it is not started.
+  absl::Status AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) EXCLUDES(mu_);
   // Hands all prompts to the router's thread.
   void Start();
 
@@ -101,6 +109,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void Deliver(GenerationNews news) EXCLUDES(mu_);
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
+  void OnPromptUnqueued(int64_t bytes) EXCLUDES(mu_);
+  void OnCut();
   bool MayWait(const GenerationNews& news) REQUIRES(mu_);
   void Forget() REQUIRES(mu_);
   void CancelRequests();  // Once ended_ is set: Start looks there for what came too early.
@@ -122,6 +132,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool ended_ GUARDED_BY(mu_) = false;  // EndNews was delivered.
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
+  std::atomic<bool> started_{false}, cut_{false};
+  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;
+  MemoryBudget::Holding queued_ GUARDED_BY(mu_);  // Goes first: nothing is cut any more.
 };
 
 }  // namespace tandem

@@ -152,8 +152,9 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     if (IsTraceParent(call.trace_context)) facts.trace_context = call.trace_context;
     facts.time_left_us =
         call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
-    generation->AddPrompt(std::move(facts), request.ignore_eos ? std::vector<int32_t>()
-                                                               : model_->generation.eos_token_ids);
+    TANDEM_RETURN_IF_ERROR(generation->AddPrompt(
+        std::move(facts),
+        request.ignore_eos ? std::vector<int32_t>() : model_->generation.eos_token_ids));
   }
   TANDEM_RETURN_IF_ERROR(CheckAnswerSize(request, prompt_tokens, max_tokens));
   if (!call.label.empty()) Remember(call.label, generation);

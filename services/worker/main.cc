@@ -238,7 +238,7 @@ int Main(const std::vector<std::string>& arguments) {
   status =
       process.ok() ? WritePortFile(options.port_file, process->worker->port()) : process.status();
   if (!status.ok()) {
-    std::cerr << "tandem-worker: " << status.message() << "\n";
+    LogError("cannot start", {{"why", std::string(status.message())}});  // Waits for no reader.
     // 2: the same flags on this machine will fail again.
     return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
                    absl::IsFailedPrecondition(status)

@@ -181,3 +181,19 @@ def test_a_worker_whose_log_nobody_reads_keeps_serving(tmp_path):
     finally:
         worker.process.kill()
         worker.process.wait()
+
+
+@pytest.mark.parametrize("command", [["tandem-worker", "--model=/nonexistent"],
+                                     ["tandem-router", "--model=/nonexistent", "--workers=127.0.0.1:1"]])
+def test_a_start_that_fails_waits_for_no_reader(command):
+    reader, writer = os.pipe()
+    fill(writer)
+    process = subprocess.Popen([BIN / command[0], *command[1:]], stdout=writer, stderr=writer,
+                               stdin=subprocess.DEVNULL)
+    os.close(writer)
+    try:
+        assert process.wait(WAIT_S) in (1, 2)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)

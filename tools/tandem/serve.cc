@@ -354,7 +354,7 @@ int ServeMain(const std::vector<std::string>& arguments) {
   setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);
   const auto supervisor = Supervisor::Create(options);
   if (!supervisor.ok()) {
-    std::cerr << "tandem serve: " << supervisor.status().message() << "\n";
+    LogError("cannot start", {{"why", std::string(supervisor.status().message())}});
     return 1;
   }
   return (*supervisor)->Run();

@@ -6,12 +6,12 @@
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http.hpp>
-#include <random>
 #include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/entropy.h"
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
 
@@ -35,8 +35,8 @@ std::string RequestIdOf(const http::fields& headers) {
       !given.empty() && given.size() <= kMaxRequestIdBytes &&
       std::all_of(given.begin(), given.end(), [](char c) { return c > 32 && c < 127; });
   if (usable) return std::string(given);
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return absl::StrFormat("%016x%016x", random(), random());
+  // Who can guess it can abort the request.
+  return absl::StrFormat("%016x%016x", RandomIdentity(), RandomIdentity());
 }
 
 // What another reader of the same bytes could take for other requests, or one for another host (RFC
@@ -390,6 +390,7 @@ void ServerConnection::Answer() {
   const size_t request_bytes = NumBuffered();
   state_ = State::kAnswering;
   ClearDeadline();
+  if (writing_) SetDeadline(shared_->times.write);  // Its "100 Continue".
   request.id = request_id_;
   request.client = client_;
   request.method = std::string(message.method_string());

@@ -8,8 +8,12 @@
 namespace tandem {
 namespace {
 
+StopStrings Stops(std::vector<std::string> stops) {
+  return std::make_shared<const std::vector<std::string>>(std::move(stops));
+}
+
 TEST(StopMatcher, HoldsBackWhatMayBeginAStopString) {
-  StopMatcher matcher({"\n\nUser:"});
+  StopMatcher matcher(Stops({"\n\nUser:"}));
   EXPECT_EQ(matcher.Append("Hello\n"), "Hello");
   EXPECT_EQ(matcher.Append("x\n\nUs"), "\nx");
   EXPECT_EQ(matcher.Append("age"), "\n\nUsage");
@@ -20,7 +24,7 @@ TEST(StopMatcher, HoldsBackWhatMayBeginAStopString) {
 }
 
 TEST(StopMatcher, TheMatchThatIsCompleteFirstWins) {
-  StopMatcher matcher({"cd", "bcde"});
+  StopMatcher matcher(Stops({"cd", "bcde"}));
   EXPECT_EQ(matcher.Append("ab"), "a");
   EXPECT_EQ(matcher.Append("c"), "");
   EXPECT_EQ(matcher.Append("de"), "b");
@@ -28,19 +32,19 @@ TEST(StopMatcher, TheMatchThatIsCompleteFirstWins) {
 }
 
 TEST(StopMatcher, OfMatchesThatEndTogetherTheLongestWins) {
-  StopMatcher matcher({"cd", "bcd"});
+  StopMatcher matcher(Stops({"cd", "bcd"}));
   EXPECT_EQ(matcher.Append("abcd"), "a");
 }
 
 TEST(StopMatcher, FlushGivesBackWhatNeverBecameAStopString) {
-  StopMatcher matcher({"stop"});
+  StopMatcher matcher(Stops({"stop"}));
   EXPECT_EQ(matcher.Append("no sto"), "no ");
   EXPECT_EQ(matcher.Flush(), "sto");
   EXPECT_FALSE(matcher.stopped());
 }
 
 TEST(StopMatcher, AStopStringThatDoesNotCountIsTextAtOnce) {
-  StopMatcher matcher({"stop"});
+  StopMatcher matcher(Stops({"stop"}));
   EXPECT_EQ(matcher.AppendUnmatched("a stop"), "a stop");
   EXPECT_EQ(matcher.AppendUnmatched(" st"), " ");
   EXPECT_EQ(matcher.Append("op"), "");
@@ -48,7 +52,7 @@ TEST(StopMatcher, AStopStringThatDoesNotCountIsTextAtOnce) {
 }
 
 TEST(StopMatcher, WithoutStopStringsEverythingPasses) {
-  StopMatcher matcher({});
+  StopMatcher matcher(Stops({}));
   EXPECT_EQ(matcher.Append("abc"), "abc");
   EXPECT_EQ(matcher.Flush(), "");
 }
@@ -78,7 +82,7 @@ TEST(StopMatcher, TextDoesNotDependOnHowItWasCut) {
         end = at + stop.size();
       }
     }
-    StopMatcher matcher(stops);
+    StopMatcher matcher(Stops(stops));
     std::string shown;
     for (size_t at = 0; at < text.size();) {
       const size_t piece = std::min<size_t>(random.Below(4) + 1, text.size() - at);
@@ -99,7 +103,7 @@ class Letters final : public Detokenizer {
 };
 
 TEST(ChoiceText, AStopTokenHasNoTextButEndsWhatWaited) {
-  ChoiceText text(std::make_unique<Letters>(), {"bz"}, 0);
+  ChoiceText text(std::make_unique<Letters>(), Stops({"bz"}), 0);
   FinishReason finish = FinishReason::kNone;
   EXPECT_EQ(text.Append('a', &finish), "a");
   EXPECT_EQ(text.Append('b', &finish), "");
@@ -109,7 +113,7 @@ TEST(ChoiceText, AStopTokenHasNoTextButEndsWhatWaited) {
 }
 
 TEST(ChoiceText, AStopStringThatTheLastTokenCompletesIsAStop) {
-  ChoiceText text(std::make_unique<Letters>(), {"b."}, 0);
+  ChoiceText text(std::make_unique<Letters>(), Stops({"b."}), 0);
   FinishReason finish = FinishReason::kNone;
   EXPECT_EQ(text.Append('a', &finish), "a");
   finish = FinishReason::kLength;
@@ -118,7 +122,7 @@ TEST(ChoiceText, AStopStringThatTheLastTokenCompletesIsAStop) {
 }
 
 TEST(ChoiceText, WhatCouldHaveBegunAStopStringComesAtTheEnd) {
-  ChoiceText text(std::make_unique<Letters>(), {".z"}, 0);
+  ChoiceText text(std::make_unique<Letters>(), Stops({".z"}), 0);
   FinishReason finish = FinishReason::kLength;
   EXPECT_EQ(text.Append('a', &finish), "a.");
   EXPECT_EQ(finish, FinishReason::kLength);
@@ -126,7 +130,7 @@ TEST(ChoiceText, WhatCouldHaveBegunAStopStringComesAtTheEnd) {
 
 // What comes of `tokens` one by one, until it stops.
 std::string TextOf(const std::string& tokens, std::vector<std::string> stops, int32_t min_tokens) {
-  ChoiceText text(std::make_unique<Letters>(), std::move(stops), min_tokens);
+  ChoiceText text(std::make_unique<Letters>(), Stops(std::move(stops)), min_tokens);
   FinishReason finish = FinishReason::kNone;
   std::string all;
   for (const char token : tokens) {
@@ -148,7 +152,7 @@ TEST(ChoiceText, StopStringsBeforeTheFewestTokensDoNotCount) {
 }
 
 TEST(ChoiceText, TheLastTextIsPartOfTheFewestTokens) {
-  ChoiceText text(std::make_unique<Letters>(), {"b."}, 1);
+  ChoiceText text(std::make_unique<Letters>(), Stops({"b."}), 1);
   FinishReason finish = FinishReason::kLength;
   EXPECT_EQ(text.Append('b', &finish), "b.");
   EXPECT_EQ(finish, FinishReason::kLength);

@@ -57,7 +57,7 @@ class GenerationTest : public testing::Test {
       facts.token_ids = {1, 2, 3};
       facts.sampling.max_tokens = max_tokens;
       facts.model = "m";
-      call->AddPrompt(std::move(facts), {});
+      EXPECT_TRUE(call->AddPrompt(std::move(facts), {}).ok());
     }
     return call;
   }
@@ -108,6 +108,48 @@ TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
   EXPECT_TRUE(EndOf(call.get()).ok());
   call.reset();
   EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(GenerationTest, APromptIsChargedUntilItsFirstToken) {
+  constexpr int64_t kBytes = 3 * kQueuedTokenBytes + kQueuedChoiceBytes;
+  AddWorker();
+  const std::shared_ptr<Generation> call = Make(3);
+  EXPECT_EQ(budget_.held_bytes(), 3 * kBytes);
+  call->Start();
+  Flush();
+  EXPECT_EQ(budget_.held_bytes(), 3 * kBytes);
+  Say({Token(0, 3, FinishReason::kNone)});
+  EXPECT_EQ(budget_.held_bytes(), 2 * kBytes);
+  Say({Token(0, 4, FinishReason::kLength), Token(1, 3, FinishReason::kLength)});
+  EXPECT_EQ(budget_.held_bytes(), kBytes);
+  call->Cancel(absl::CancelledError("enough"));
+  Flush();
+  EXPECT_EQ(budget_.held_bytes(), 0);
+}
+
+TEST_F(GenerationTest, PromptsThatWaitGiveWayToOthers) {
+  const std::shared_ptr<Generation> call = Make(1500);
+  call->Start();  // There is no worker.
+  Flush();
+  MemoryBudget::Holding other(&budget_, "other");
+  EXPECT_TRUE(other.Set(kBudgetBytes / 2).ok());
+  Flush();
+  const absl::Status end = EndOf(call.get());
+  EXPECT_TRUE(absl::IsResourceExhausted(end)) << end;
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_EQ(budget_.held_bytes(), other.bytes());
+}
+
+TEST_F(GenerationTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
+  MemoryBudget::Holding other(&budget_, "other");
+  ASSERT_TRUE(other.Set(kBudgetBytes - 1000).ok());
+  const std::shared_ptr<Generation> call = Make(1);
+  RequestFacts facts;
+  facts.token_ids = {1, 2, 3};
+  facts.stop_strings = {std::string(500, 's')};
+  const absl::Status status = call->AddPrompt(std::move(facts), {});
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_NE(status.message().find(std::to_string(kBudgetBytes)), std::string::npos) << status;
 }
 
 TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
