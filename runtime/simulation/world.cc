@@ -110,9 +110,11 @@ void World::ScheduleArrivals() {
     if (random_.Chance(options_.client_cancel)) leaves_us = random_.Between(0, 500'000);
     SimulatedRouter* const router = routers_[random_.Below(routers_.size())].get();
     events_.At(random_.Between(1'000, options_.load_us), [=, this]() mutable {
-      --to_arrive_;
-      if (!router->process()->up) return;  // Nobody answers; the client goes elsewhere.
-      network_.InProcess(router->process(), 0, [=] { router->Ask(asked, leaves_us); });
+      if (router->process()->up) {  // Else nobody answers; the client goes elsewhere.
+        network_.InProcess(router->process(), 0, [=] { router->Ask(asked, leaves_us); });
+      }
+      // Once it is among what the router has to do: else everybody seems idle for a moment.
+      events_.At(now_us(), [this] { --to_arrive_; });
     });
   }
 }
