@@ -64,7 +64,7 @@ struct PrefillJob {
   RequestTurns turns;
   std::unique_ptr<EngineSequence> sequence;
   PrefillTransfer transfer;
-  int32_t num_ready_blocks = 0;  // Content final, told to `transfer`.
+  int32_t num_ready_blocks = 0;  // Content final; those promised were told to `transfer`.
   std::vector<SampledToken> prompt_logprobs;
 };
 

@@ -80,9 +80,7 @@ int64_t Engine::Impl::After(int64_t now_us, int64_t duration_us) {
 }
 
 bool Engine::Impl::drained() const {
-  const BlockCounts blocks = memory_.Counts();
-  return draining_ && attempts_.empty() && jobs_.empty() && blocks.in_flight == 0 &&
-         blocks.quarantined == 0;
+  return draining_ && attempts_.empty() && jobs_.empty() && memory_.Counts().quarantined == 0;
 }
 
 WorkerLoad Engine::Impl::Load() const {

@@ -46,9 +46,7 @@ void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& mess
 void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit) {
   if (jobs_.contains(submit.attempt) || Ended(submit.attempt)) return;
   if (absl::Status status = CheckPrefillSubmit(submit); !status.ok()) {
-    if (submit.time_left_us > 0) {
-      RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
-    }
+    RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
     const int64_t retry_after_us = RetryAfterUs(status);
     outbox_->ToDecode(decode, PrefillRefused{.attempt = submit.attempt,
                                              .status = std::move(status),
@@ -68,6 +66,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
                                    .block_bytes = options_.block_bytes,
                                    .lease_us = options_.times.lease_us},
                                   now_us_),
+      .num_ready_blocks = submit.first_block,
   });
   EngineSequence* const sequence = job->sequence.get();
   sequence->job = job.get();
@@ -191,7 +190,6 @@ void Engine::Impl::OfferBlocks(PrefillJob* job) {
                                 ? job->transfer.num_blocks()
                                 : sequence.num_computed / options_.block_tokens;
   for (; job->num_ready_blocks < num_ready; ++job->num_ready_blocks) {
-    if (job->num_ready_blocks < job->transfer.first_block()) continue;
     const BlockId block = sequence.block_table[static_cast<size_t>(job->num_ready_blocks)];
     job->transfer.OnBlockReady(job->num_ready_blocks, memory_.Checksum(block));
   }

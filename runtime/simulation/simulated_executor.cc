@@ -95,6 +95,7 @@ std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {
 }
 
 uint32_t SimulatedExecutor::BlockChecksum(BlockId block) {
+  ++checksummed_blocks_;
   const std::span<const uint8_t> bytes = BlockBytes(block);
   return Crc32c(bytes.data(), bytes.size());
 }

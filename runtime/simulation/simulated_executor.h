@@ -54,6 +54,7 @@ class SimulatedExecutor final : public Executor {
   const SimulatedModel& model() const { return model_; }
   int64_t computed_tokens() const { return computed_tokens_; }  // Since construction.
   int64_t copied_blocks() const { return copied_blocks_; }
+  int64_t checksummed_blocks() const { return checksummed_blocks_; }
   int32_t largest_batch() const { return largest_batch_; }
 
  private:
@@ -69,6 +70,7 @@ class SimulatedExecutor final : public Executor {
   std::optional<uint64_t> killed_by_, failed_by_;
   int64_t computed_tokens_ = 0;
   int64_t copied_blocks_ = 0;
+  int64_t checksummed_blocks_ = 0;
   int32_t largest_batch_ = 0;
 };
 

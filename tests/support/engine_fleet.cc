@@ -347,8 +347,10 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit) const {
   }
   const SimulatedModel model;
   const std::span<const int32_t> tokens(submit.token_ids);
+  const size_t known = tokens.size() - static_cast<size_t>(submit.prompt_tokens);
+  // A resumed stream has had its prompt logprobs.
   const std::vector<SampledToken> logprobs =
-      submit.sampling.num_prompt_logprobs < 0
+      submit.sampling.num_prompt_logprobs < 0 || known > 0
           ? std::vector<SampledToken>()
           : model.PromptLogprobs(tokens, submit.sampling.num_prompt_logprobs);
   if (record.prompts.front().prompt_logprobs != logprobs) return "prompt logprobs differ";
@@ -357,7 +359,6 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit) const {
     const std::vector<SampledToken> expected =
         model.Generate(tokens.first(static_cast<size_t>(submit.prompt_tokens)), choice,
                        submit.sampling, max_model_tokens_);
-    const size_t known = tokens.size() - static_cast<size_t>(submit.prompt_tokens);
     const std::vector<SampledToken> rest(
         expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
         expected.end());

@@ -31,6 +31,7 @@ TEST_F(EngineGrantsTest, APromptElsewhereIsPartOfTheLoad) {
   while (fleet_.RunOne()) {
   }
   EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 1);
+  EXPECT_FALSE(fleet_.engine(kDecode).Load().has_work) << "all that it can do is wait";
   EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_prompt_tokens, 200);
   fleet_.Pause(kPrefill, false);
   Run();
@@ -164,6 +165,17 @@ TEST_F(EngineGrantsTest, AsMuchQuarantineAsIsAllowedMayLast) {
   EXPECT_FALSE(fleet_.engine(kPrefill).quarantine_is_stuck());
   fleet_.ReleaseFrames();
   Run();
+}
+
+TEST_F(EngineGrantsTest, ADrainedWorkerHasNoBlocksInQuarantine) {
+  Create();
+  CancelWithFramesOut(Disaggregated(1, RandomTokens(150, 1), 5));
+  Run();
+  fleet_.engine(kPrefill).Drain(fleet_.now_us());
+  EXPECT_FALSE(fleet_.engine(kPrefill).drained()) << "a transport still reads its memory";
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_TRUE(fleet_.engine(kPrefill).drained());
 }
 
 TEST_F(EngineGrantsTest, QuarantineThatIsInTheWayForTooLongAsksForAnotherProcess) {

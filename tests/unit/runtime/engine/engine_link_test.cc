@@ -109,15 +109,21 @@ TEST_F(EngineLinkTest, ALinkThatStandsStillEndsTheTransferAndIsPaused) {
   EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 0);
 }
 
-TEST_F(EngineLinkTest, FramesOfACancelledJobAreWithdrawn) {
+TEST_F(EngineLinkTest, FramesOfACancelledJobAreWithdrawnAndNoOthers) {
   Create();
-  const Submit submit = StuckOnTheWay(1);
-  fleet_.Cancel(kDecode, submit.attempt);
+  const Submit cancelled = StuckOnTheWay(1);
+  const Submit other = Disaggregated(2, RandomTokens(70, 2), 5);
+  fleet_.Submit(kDecode, other);
+  fleet_.RunUntil([&] { return fleet_.messages("Done") == 2; });
+  fleet_.Cancel(kDecode, cancelled.attempt);
   while (fleet_.RunOne()) {
   }
-  EXPECT_EQ(fleet_.frames_held(), 0);
+  EXPECT_EQ(fleet_.frames_held(), 5);
   EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 0);
   EXPECT_EQ(fleet_.frames_delivered(), 0);
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(other), "");
 }
 
 TEST_F(EngineLinkTest, APausedPeerIsTriedAgainAndThePauseGrowsUntilItWorks) {

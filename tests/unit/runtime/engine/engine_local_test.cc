@@ -296,6 +296,7 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
   Submit submit = MakeSubmit(1, RandomTokens(40, 3), 30);
   submit.sampling.min_tokens = 20;
   submit.sampling.num_logprobs = 2;
+  submit.sampling.num_prompt_logprobs = 1;
   for (int32_t delivered : {1, 7, 29}) {
     SCOPED_TRACE(delivered);
     Submit resumed = submit;
@@ -446,12 +447,12 @@ TEST_F(EngineLocalTest, RefusesWhatItCannotServeAndSaysWhy) {
   EXPECT_EQ(refusal(MakeSubmit(2, RandomTokens(512, 1), 5)), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal(MakeSubmit(3, RandomTokens(100, 1), 50)), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refusal(MakeSubmit(4, RandomTokens(10, 1), 0)), absl::StatusCode::kInvalidArgument);
-  Submit unordered = MakeSubmit(5, RandomTokens(10, 1), 5);
-  unordered.choices = {1, 1};
-  EXPECT_EQ(refusal(unordered), absl::StatusCode::kInvalidArgument);
-  Submit none = MakeSubmit(6, RandomTokens(10, 1), 5);
-  none.choices = {};
-  EXPECT_EQ(refusal(none), absl::StatusCode::kInvalidArgument);
+  Submit wrong_choices = MakeSubmit(5, RandomTokens(10, 1), 5);
+  for (const auto& choices : std::vector<std::vector<int32_t>>{{}, {1, 1}, {1, 0}}) {
+    ++wrong_choices.attempt.attempt;
+    wrong_choices.choices = choices;
+    EXPECT_EQ(refusal(wrong_choices), absl::StatusCode::kInvalidArgument);
+  }
   Submit prompt_too_long = MakeSubmit(7, RandomTokens(10, 1), 5);
   prompt_too_long.prompt_tokens = 11;
   EXPECT_EQ(refusal(prompt_too_long), absl::StatusCode::kInvalidArgument);

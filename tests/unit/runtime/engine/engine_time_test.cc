@@ -139,5 +139,32 @@ TEST_F(EngineTimeTest, WhatHasEndedIsRememberedUntilItsDeadline) {
   EXPECT_THAT(fleet_.record(refused.attempt).ended, IsEmpty());
 }
 
+TEST_F(EngineTimeTest, SoIsAPromptThatWasRefused) {
+  Create();
+  PrefillSubmit refused = PrefillSubmitOf(Disaggregated(1, RandomTokens(40, 1), 5));
+  refused.num_blocks = 1;
+  refused.time_left_us = 1'000;
+  const auto comes = [&] {
+    fleet_.engine(kPrefill).OnDecodeMessage(100, refused, fleet_.now_us());
+    return fleet_.messages("Refused");
+  };
+  EXPECT_EQ(comes(), 1);
+  EXPECT_EQ(comes(), 1);
+  fleet_.Advance(1'000);
+  fleet_.engine(kPrefill).Step(fleet_.now_us());
+  EXPECT_EQ(comes(), 2);
+  Run();
+}
+
+TEST_F(EngineTimeTest, ADeadlineMayBeAsFarAwayAsItLikes) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  submit.time_left_us = INT64_MAX;
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(kPrefill), 40);
+}
+
 }  // namespace
 }  // namespace tandem

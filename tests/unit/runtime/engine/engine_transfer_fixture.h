@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/math.h"
 #include "tests/support/engine_cases.h"
 #include "tests/support/engine_fleet.h"
 
@@ -43,6 +44,17 @@ class EngineTransferTest : public testing::Test {
   Submit Disaggregated(uint64_t counter, std::vector<int32_t> prompt, int32_t max_tokens,
                        int32_t num_choices = 1) {
     return Disaggregated(fleet_, counter, std::move(prompt), max_tokens, num_choices);
+  }
+  // What the decode worker asks of the prefill worker if none of it is cached.
+  static PrefillSubmit PrefillSubmitOf(const Submit& submit) {
+    const auto num_tokens = static_cast<int32_t>(submit.token_ids.size());
+    return {.attempt = submit.attempt,
+            .token_ids = submit.token_ids,
+            .prompt_tokens = submit.prompt_tokens,
+            .choices = submit.choices,
+            .sampling = submit.sampling,
+            .time_left_us = submit.time_left_us,
+            .num_blocks = CeilDiv(num_tokens, SmallEngine().block_tokens)};
   }
   void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }
   // Steps until the attempt has delivered a token.

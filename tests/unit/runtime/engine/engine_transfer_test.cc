@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "runtime/base/math.h"
 #include "tests/unit/runtime/engine/engine_transfer_fixture.h"
 
 namespace tandem {
@@ -127,6 +126,7 @@ TEST_F(EngineTransferTest, OnlyTheMissingBlocksTravel) {
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
   EXPECT_EQ(fleet_.frames_delivered(), 13 - 6);
+  EXPECT_EQ(fleet_.executor(kPrefill).checksummed_blocks(), 13 - 6);
   EXPECT_EQ(computed(kPrefill), 200);
   EXPECT_EQ(fleet_.record(submit.attempt).prompts[0].cached_tokens, 96);
 
@@ -193,6 +193,7 @@ TEST_F(EngineTransferTest, PromptLogprobsComeWithTheFirstToken) {
   Run();
   Submit submit = Disaggregated(2, prompt, 12);
   submit.sampling.num_prompt_logprobs = 1;
+  submit.disaggregate_from_tokens = 90;  // All is to be computed, whatever is cached.
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -236,7 +237,7 @@ TEST_F(EngineTransferTest, OneChoiceThatStopsAtOnceLeavesTheOthersRunning) {
 TEST_F(EngineTransferTest, ResumedStreamIsPrefilledElsewhere) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(90, 3), 30);
-  submit.sampling.num_prompt_logprobs = -1;
+  submit.sampling.num_prompt_logprobs = 1;
   const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
   for (size_t i = 0; i < 17; ++i) submit.token_ids.push_back(tokens[i].token);
   fleet_.Submit(kDecode, submit);
@@ -523,15 +524,10 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   Engine& prefill = fleet_.engine(kPrefill);
   Engine& decode = fleet_.engine(kDecode);
   const AttemptId id = submit.attempt;
-  PrefillSubmit copy{.attempt = id, .token_ids = submit.token_ids, .prompt_tokens = 150};
-  copy.choices = submit.choices;
-  copy.sampling = submit.sampling;
-  copy.time_left_us = 1'000'000;
-  copy.num_blocks = 10;
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
-           copy, Grant{.attempt = id, .reservation = {.slot = 0, .generation = 1}},
-           Resend{.attempt = id}, Committed{.attempt = id}, PrefillCancel{.attempt = id},
-           Renew{.attempts = {id}}}) {
+           PrefillSubmitOf(submit),
+           Grant{.attempt = id, .reservation = {.slot = 0, .generation = 1}}, Resend{.attempt = id},
+           Committed{.attempt = id}, PrefillCancel{.attempt = id}, Renew{.attempts = {id}}}) {
     prefill.OnDecodeMessage(100, message, fleet_.now_us());
   }
   for (const PrefillToDecode& message : std::vector<PrefillToDecode>{
@@ -559,14 +555,8 @@ TEST_F(EngineTransferTest, WhatHasEndedIsNotStartedAgainWhileItsFramesAreUnderWa
   }
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
   EXPECT_EQ(fleet_.engine(kPrefill).Load().blocks.quarantined, 10);
-  PrefillSubmit copy{.attempt = submit.attempt, .token_ids = submit.token_ids};
-  copy.prompt_tokens = submit.prompt_tokens;
-  copy.choices = submit.choices;
-  copy.sampling = submit.sampling;
-  copy.time_left_us = 1'000'000;
-  copy.num_blocks = 10;
   Engine& prefill = fleet_.engine(kPrefill);
-  prefill.OnDecodeMessage(100, copy, fleet_.now_us());
+  prefill.OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
   prefill.Step(fleet_.now_us());
   prefill.OnDecodeMessage(
       100, Grant{.attempt = submit.attempt, .reservation = {.slot = 0, .generation = 1}},
@@ -591,12 +581,8 @@ TEST_F(EngineTransferTest, PromptLogprobsThatNobodyAskedForEndTheAttempt) {
 
 TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   Create();
-  const Submit good = Disaggregated(1, RandomTokens(20, 3), 10);
-  PrefillSubmit copy{.token_ids = good.token_ids, .prompt_tokens = 20, .choices = good.choices};
-  copy.sampling = good.sampling;
-  copy.time_left_us = 1'000'000;
-  copy.num_blocks = 2;
-  std::vector<PrefillSubmit> bad(5, copy);
+  const PrefillSubmit good = PrefillSubmitOf(Disaggregated(1, RandomTokens(20, 3), 10));
+  std::vector<PrefillSubmit> bad(5, good);
   bad[0].prompt_tokens = 0;
   bad[1].prompt_tokens = 21;
   bad[2].token_ids.clear();
@@ -633,6 +619,7 @@ TEST_F(EngineTransferTest, ItsRouterLearnsThatAPairCannotExchangeBlocks) {
   ASSERT_TRUE(fleet_.RunUntilQuiet());
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
   EXPECT_TRUE(absl::IsFailedPrecondition(fleet_.record(submit.attempt).ended[0]));
+  EXPECT_THAT(fleet_.pauses(), IsEmpty()) << "waiting would not help";
 }
 
 TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSessions) {
