@@ -125,8 +125,8 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request));
 
   auto generation =
-      std::make_shared<Generation>(core_, metrics_, budget_, clock_, std::move(call.client),
-                                   call.label, call.arrived_us, std::move(call.on_news));
+      std::make_shared<Generation>(core_, metrics_, budget_, clock_, call.client, call.label,
+                                   call.arrived_us, std::move(call.on_news));
   const int64_t spent_us = clock_->NowUs() - call.arrived_us;
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");
@@ -157,25 +157,25 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
         request.ignore_eos ? std::vector<int32_t>() : model_->generation.eos_token_ids));
   }
   TANDEM_RETURN_IF_ERROR(CheckAnswerSize(request, prompt_tokens, max_tokens));
-  if (!call.label.empty()) Remember(call.label, generation);
+  if (!call.label.empty()) Remember({call.client, call.label}, generation);
   generation->Start();
   return generation;
 }
 
-void Generator::Remember(const std::string& label, const std::shared_ptr<Generation>& generation) {
+void Generator::Remember(Labels labels, const std::shared_ptr<Generation>& generation) {
   MutexLock lock(&mu_);
   if (labelled_.size() >= next_sweep_) {
     std::erase_if(labelled_, [](const auto& entry) { return entry.second.expired(); });
     next_sweep_ = 2 * labelled_.size() + 64;
   }
-  labelled_.emplace(label, generation);
+  labelled_.emplace(std::move(labels), generation);
 }
 
-void Generator::Abort(const std::string& label) {
+void Generator::Abort(const std::string& client, const std::string& label) {
   std::vector<std::shared_ptr<Generation>> found;
   {
     MutexLock lock(&mu_);
-    const auto [begin, end] = labelled_.equal_range(label);
+    const auto [begin, end] = labelled_.equal_range({client, label});
     for (auto it = begin; it != end; ++it) {
       if (auto generation = it->second.lock()) found.push_back(std::move(generation));
     }

@@ -57,8 +57,8 @@ class Generator {
   // is running when this returns. Errors name their field.
   absl::StatusOr<std::shared_ptr<Generation>> Begin(const GenerateRequest& request, Call call);
 
-  // Ends the calls of that label with Cancelled. Any thread.
-  void Abort(const std::string& label) EXCLUDES(mu_);
+  // Ends this client's calls of that label with Cancelled. Any thread.
+  void Abort(const std::string& client, const std::string& label) EXCLUDES(mu_);
 
   const ModelInfo& model() const { return *model_; }
   const Tokenizer* tokenizer() const { return text_->tokenizer.get(); }
@@ -71,8 +71,8 @@ class Generator {
  private:
   absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const GenerateRequest& request) const;
   absl::StatusOr<std::vector<int32_t>> EncodeConversation(const GenerateRequest& request) const;
-  void Remember(const std::string& label, const std::shared_ptr<Generation>& generation)
-      EXCLUDES(mu_);
+  using Labels = std::pair<std::string, std::string>;  // A client, and what it calls a call.
+  void Remember(Labels labels, const std::shared_ptr<Generation>& generation) EXCLUDES(mu_);
 
   const GeneratorOptions options_;
   const ModelInfo* const model_;
@@ -84,7 +84,7 @@ class Generator {
   std::atomic<uint64_t> next_seed_;
 
   Mutex mu_;
-  std::multimap<std::string, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
+  std::multimap<Labels, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.
 };
 

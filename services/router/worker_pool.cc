@@ -92,11 +92,42 @@ void WorkerPool::Wake() {
   due_.Signal();
 }
 
-void WorkerPool::Resolve() {
-  const absl::StatusOr<std::vector<std::string>> addresses = ResolveWorkers(options_.dns_name);
-  if (!addresses.ok()) return;  // A resolver that is down says nothing about the workers.
+int64_t WorkerPool::TendLookup(int64_t now_us) {
+  if (lookup_ != nullptr) {
+    MutexLock lock(&lookup_->mu);
+    if (!lookup_->done) return now_us + kResolvePeriodUs;  // It wakes this thread.
+  }
+  if (const auto ended = std::exchange(lookup_, nullptr); ended != nullptr) {
+    MutexLock lock(&ended->mu);
+    // A resolver that is down says nothing about the workers.
+    if (ended->addresses.ok()) Follow(*ended->addresses);
+  }
+  if (now_us >= next_lookup_us_) {
+    next_lookup_us_ = now_us + kResolvePeriodUs;
+    BeginLookup();
+  }
+  return next_lookup_us_;
+}
+
+void WorkerPool::BeginLookup() {
+  lookup_ = std::make_shared<Lookup>();
+  {
+    MutexLock lock(&lookup_->mu);
+    lookup_->wake = [this] { Wake(); };
+  }
+  std::thread([lookup = lookup_, name = options_.dns_name] {
+    pthread_setname_np(pthread_self(), "dns");
+    auto addresses = ResolveWorkers(name);
+    MutexLock lock(&lookup->mu);
+    lookup->addresses = std::move(addresses);
+    lookup->done = true;
+    if (lookup->wake) lookup->wake();
+  }).detach();
+}
+
+void WorkerPool::Follow(const std::vector<std::string>& addresses) {
   resolved_ = true;
-  const std::set<std::string> wanted(addresses->begin(), addresses->end());
+  const std::set<std::string> wanted(addresses.begin(), addresses.end());
   // A name may drop an address before its worker has gone: wait for that.
   std::vector<std::shared_ptr<WorkerChannel>> gone;
   for (const auto& channel : channels()) {
@@ -120,17 +151,10 @@ void WorkerPool::Resolve() {
 
 void WorkerPool::Run() {
   pthread_setname_np(pthread_self(), "workers");
-  int64_t next_resolve_us = 0;
   while (true) {
     const int64_t now_us = clock_->NowUs();
     int64_t next_us = now_us + 3'600'000'000;
-    if (!options_.dns_name.empty()) {
-      if (now_us >= next_resolve_us) {
-        Resolve();
-        next_resolve_us = now_us + kResolvePeriodUs;
-      }
-      next_us = next_resolve_us;
-    }
+    if (!options_.dns_name.empty()) next_us = TendLookup(now_us);
     for (const auto& channel : channels()) next_us = std::min(next_us, channel->Tend(now_us));
 
     MutexLock lock(&mu_);
@@ -141,6 +165,10 @@ void WorkerPool::Run() {
     }
     woken_ = false;
     if (closing_) break;
+  }
+  if (lookup_ != nullptr) {
+    MutexLock lock(&lookup_->mu);
+    lookup_->wake = nullptr;
   }
   for (const auto& channel : channels()) channel->Close();
 }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -43,8 +44,20 @@ class WorkerPool {
   bool resolved() const { return resolved_.load(std::memory_order_relaxed); }
 
  private:
+  // One look at the DNS name, by a thread of its own that nobody waits for: a name server may be
+  // silent for as long as it likes.
+  struct Lookup {
+    Mutex mu;
+    std::function<void()> wake GUARDED_BY(mu);  // Null: nobody cares any more.
+    bool done GUARDED_BY(mu) = false;
+    absl::StatusOr<std::vector<std::string>> addresses GUARDED_BY(mu);
+  };
+
   void Run() EXCLUDES(mu_);
-  void Resolve() EXCLUDES(mu_);
+  // When there is something to do again.
+  int64_t TendLookup(int64_t now_us) EXCLUDES(mu_);
+  void BeginLookup();
+  void Follow(const std::vector<std::string>& addresses) EXCLUDES(mu_);
   void Wake() EXCLUDES(mu_);
 
   const WorkerPoolOptions options_;
@@ -58,6 +71,10 @@ class WorkerPool {
   bool woken_ GUARDED_BY(mu_) = false;
   bool closing_ GUARDED_BY(mu_) = false;
   std::map<std::string, std::shared_ptr<WorkerChannel>> channels_ GUARDED_BY(mu_);
+
+  // ---- The thread's ----
+  std::shared_ptr<Lookup> lookup_;
+  int64_t next_lookup_us_ = 0;
 
   std::thread thread_;
 };

@@ -147,7 +147,7 @@ bool GateConnection::Tick(Clock::time_point now) {
   }
   if (closed_) return true;
   // A client that waits for the end of its own calls and has sent its last byte waits for nobody.
-  const bool left = at_limit_ ? client_.Polls(POLLRDHUP) : queued_ && client_.Polls(0);
+  const bool left = at_limit_ || unheard_ ? client_.Polls(POLLRDHUP) : queued_ && client_.Polls(0);
   const bool in_the_way =
       !gate_->turns.empty() && calls_->StuckSince(now - gate_->options.stuck_timeout);
   if (left || in_the_way || std::min(due_, flush_due_) <= now) {
@@ -275,6 +275,8 @@ GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes
         break;
       case Http2Piece::Kind::kBytes:
         if (grpc_ == nullptr && !OpenGrpc()) return Verdict::kBroken;
+        if (up(*flow) && piece.asks && !MayAsk()) return Verdict::kWait;
+        if (!up(*flow) && piece.answers) OnAnswer();
         if (piece.ends) EndCall(piece.stream, up(*flow));
         break;
     }
@@ -300,6 +302,18 @@ bool GateConnection::MayBeginCall(uint32_t stream) {
   streams_.insert(stream);
   CountCalls();
   return true;
+}
+
+// False: `up` goes on once one has been answered.
+bool GateConnection::MayAsk() {
+  unheard_ = num_unanswered_ >= kMaxUnanswered;
+  if (!unheard_) ++num_unanswered_;
+  return !unheard_;
+}
+
+void GateConnection::OnAnswer() {
+  num_unanswered_ = std::max(0, num_unanswered_ - 1);
+  if (std::exchange(unheard_, false) && !up_.writing) AdvanceLater(&up_);
 }
 
 void GateConnection::EndCall(uint32_t stream, bool by_client) {

@@ -123,6 +123,8 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   Verdict Judge(Flow* flow, std::string_view bytes);
   bool OpenGrpc();
   bool MayBeginCall(uint32_t stream);
+  bool MayAsk();
+  void OnAnswer();
   void EndCall(uint32_t stream, bool by_client);
   void CountCalls();
   // With those that were reset a moment ago.
@@ -147,6 +149,8 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   bool at_limit_ = false;                  // `up` waits for one of them to end...
   bool queued_ = false;                    // ...or for its turn.
   bool has_turn_ = false;
+  int num_unanswered_ = 0;  // Of what the client has asked.
+  bool unheard_ = false;    // `up` waits for an answer.
   bool may_be_cut_ = true;
 };
 

@@ -1,12 +1,13 @@
-// gRPC's own log lines.
+// The log lines of gRPC and of Protobuf.
 
 #ifndef TANDEM_SERVICES_SERVER_GRPC_LOG_H_
 #define TANDEM_SERVICES_SERVER_GRPC_LOG_H_
 
 namespace tandem {
 
-// From now on they are lines of ours (runtime/base/log.h). gRPC itself would wait for whoever reads
-// standard error, on the threads that carry heartbeats and leases. Once, at start.
+// From now on they are lines of ours (runtime/base/log.h). They would wait for whoever reads
+// standard error, on the threads that carry heartbeats, leases and calls. Of Protobuf's, which any
+// client can bring about with each message, the 1st, 2nd, 4th and so on. Once, at start.
 void TakeOverGrpcLog();
 
 }  // namespace tandem

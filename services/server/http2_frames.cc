@@ -6,8 +6,9 @@ namespace tandem {
 namespace {
 
 constexpr size_t kFrameHeaderBytes = 9;
-constexpr uint8_t kData = 0, kHeaders = 1, kRstStream = 3, kContinuation = 9;
-constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
+constexpr uint8_t kData = 0, kHeaders = 1, kRstStream = 3, kSettings = 4, kPing = 6;
+constexpr uint8_t kContinuation = 9;
+constexpr uint8_t kEndStream = 1, kAck = 1, kEndHeaders = 4;
 
 struct FrameHeader {
   explicit FrameHeader(std::string_view bytes)
@@ -51,12 +52,16 @@ Http2Piece Http2Frames::Peek(std::string_view bytes) {
   if (!by_server && header.type == kContinuation) return Broken();
   const bool last = by_server && (header.type == kData || header.type == kHeaders) &&
                     (header.flags & kEndStream) != 0;
+  const bool is_asked = header.type == kPing || header.type == kSettings;
+  const bool acknowledges = (header.flags & kAck) != 0;
   const size_t size = std::min(bytes.size(), header.frame_bytes);
   return {.kind = Http2Piece::Kind::kBytes,
           .bytes = size,
           .left = header.frame_bytes - size,
           .stream = header.stream,
-          .ends = last || header.type == kRstStream};
+          .ends = last || header.type == kRstStream,
+          .asks = is_asked && !acknowledges,
+          .answers = is_asked && acknowledges};
 }
 
 // Every client's stream has an odd number.

@@ -23,10 +23,12 @@ struct Http2Piece {
     kBroken,   // No HTTP/2, or a header block that is too long.
   };
   Kind kind = Kind::kMore;
-  size_t bytes = 0;     // Of the piece.
-  size_t left = 0;      // Of its frame, behind it.
-  uint32_t stream = 0;  // Whose frame begins here; else 0.
-  bool ends = false;    // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
+  size_t bytes = 0;      // Of the piece.
+  size_t left = 0;       // Of its frame, behind it.
+  uint32_t stream = 0;   // Whose frame begins here; else 0.
+  bool ends = false;     // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
+  bool asks = false;     // The other end has to answer: PING, SETTINGS...
+  bool answers = false;  // ...and does.
 };
 
 class Http2Frames {

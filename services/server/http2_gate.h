@@ -12,6 +12,8 @@
 //   that its client has reset counts for a moment longer;
 // - of all connections together only so many calls are unserved (gated_calls.h): past it they wait
 //   for their turns, one header block a turn, clients by turns, of which none has more than half;
+// - a connection has at most so many PINGs and SETTINGS that gRPC has not answered: past it nothing
+//   more is read of it before it has;
 // - each connection is charged to the memory budget, and one without calls may be cut for others.
 //
 // No frame is made up, dropped or put in another order. A client that keeps to the server's
@@ -41,6 +43,8 @@ inline constexpr int64_t kGateConnectionBytes = int64_t{32} << 10;
 inline constexpr int kGateDescriptors = 3;
 // Of all connections of a server.
 inline constexpr int kMaxUnservedCalls = 256;
+// PINGs and SETTINGS of a connection. gRPC makes up an answer to each, however little is read.
+inline constexpr int kMaxUnanswered = 64;
 inline constexpr std::chrono::seconds kPrefaceTimeout{10};
 inline constexpr std::chrono::seconds kHeaderBlockTimeout{10};
 // For what gRPC sent before it ended the connection.

@@ -156,3 +156,18 @@ def test_configured_names_and_pages_are_let_in(tmp_path):
             answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"stream": stream}, headers=page)
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+
+
+@pytest.mark.parametrize("address, aborted", [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_a_request_is_aborted_by_its_own_client_alone(hybrid, address, aborted):
+    transport = httpx.HTTPTransport(local_address=address)
+    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.Client(transport=transport, timeout=120) as client, \
+            client.stream("POST", f"{hybrid.url}/v1/completions", json=body,
+                          headers={"x-request-id": "req-1"}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
+        ended = grpcurl(hybrid.grpc, "tandem.v1.Control/Abort", {"request_ids": ["req-1"]})
+        assert ended.returncode == 0, ended.stderr
+        rest = [line for line in lines if line]
+    assert (rest[-1] != "data: [DONE]" or "error" in rest[-2]) == aborted, rest[-3:]

@@ -25,10 +25,14 @@ ControlService::ControlService(Generator* generator, std::string instance_id,
                                                      DescribeModel(response);
                                                      return absl::OkStatus();
                                                    });
-  AddUnary<v1::AbortRequest, v1::AbortResponse>(
-      calls, "/tandem.v1.Control/Abort", [this](const auto& request, v1::AbortResponse*) {
-        for (const std::string& id : request.request_ids()) generator_->Abort(id);
-        return absl::OkStatus();
+  AddMethod<v1::AbortRequest, v1::AbortResponse>(
+      "/tandem.v1.Control/Abort", [this, calls](grpc::CallbackServerContext* context) {
+        return new EarlyUnary<v1::AbortRequest, v1::AbortResponse>(
+            calls, context,
+            [this, client = ClientOfCall(context->peer())](const auto& request, auto*) {
+              for (const std::string& id : request.request_ids()) generator_->Abort(client, id);
+              return absl::OkStatus();
+            });
       });
 }
 

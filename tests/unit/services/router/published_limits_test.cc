@@ -110,6 +110,8 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
             Seconds(kGateReadTimeout));
   EXPECT_EQ(row("calls of a server that nobody has looked at yet"),
             absl::StrCat(Count(kMaxUnservedCalls), ", half of them of one client"));
+  EXPECT_EQ(row("PINGs and SETTINGS of a connection that are not answered yet"),
+            Count(kMaxUnanswered));
   EXPECT_EQ(row("events not read"), Bytes(Generation::kMaxPendingBytes));
   EXPECT_EQ(row("bytes of a message before it is read"), Bytes(kCallWindowBytes));
 }

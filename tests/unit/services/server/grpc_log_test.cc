@@ -5,7 +5,10 @@
 #include <grpc/support/log.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
+
+#include "grpc/health/v1/health.pb.h"
 
 namespace tandem {
 namespace {
@@ -19,6 +22,23 @@ TEST(GrpcLogTest, ItsLinesAreOurs) {
   EXPECT_THAT(text, testing::HasSubstr("\"level\":\"warning\""));
   EXPECT_THAT(text, testing::HasSubstr("\"message\":\"a failure\""));
   grpc_shutdown();
+}
+
+TEST(GrpcLogTest, OfWhatMessagesMakeProtobufSayOnlyFewLinesAreWritten) {
+  TakeOverGrpcLog();
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 1000; ++i) {
+    grpc::health::v1::HealthCheckRequest request;
+    EXPECT_FALSE(request.ParseFromString("\x0a\x02\xff\xfe"));
+  }
+  const std::string text = testing::internal::GetCapturedStderr();
+  std::istringstream lines(text);
+  int num_lines = 0;
+  for (std::string line; std::getline(lines, line); ++num_lines) {
+    EXPECT_TRUE(line.starts_with("{\"time\":")) << line;
+    EXPECT_THAT(line, testing::HasSubstr("UTF-8"));
+  }
+  EXPECT_EQ(num_lines, 10) << text;
 }
 
 }  // namespace

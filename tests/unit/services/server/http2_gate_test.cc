@@ -65,6 +65,11 @@ class RawClient {
     return *this;
   }
   void Send(const std::string& bytes) { unsent_ += bytes; }
+  // How many bytes the kernel takes now. Nothing is read.
+  size_t SendOnly(const std::string& bytes) {
+    const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return static_cast<size_t>(std::max<ssize_t>(0, sent));
+  }
   void EndSending() {
     EXPECT_TRUE(Eventually([&] { return Pump() && unsent_.empty(); }));
     shutdown(socket_, SHUT_WR);
@@ -506,6 +511,23 @@ TEST_F(GateTest, ConnectionsAreChargedAndIdleOnesGiveWay) {
   idle.clear();
   EXPECT_TRUE(Eventually([&] { return budget.held_bytes() <= idle_bytes + 40'000; }));
   Stop();
+}
+
+TEST_F(GateTest, WhoAsksAndDoesNotReadIsNotHeard) {
+  constexpr size_t kMuch = 64 << 20;  // More than kernels keep.
+  Start();
+  RawClient client(gate_->port(), kNobody);
+  client.Greet();
+  std::string pings;
+  while (pings.size() < (1 << 20)) pings += Http2Frame(kPingFrame, 0, std::string(8, 'p'));
+  size_t sent = 0, before = 1;
+  // Others come and go meanwhile.
+  for (int still = 0; still < 5 && sent < kMuch; still = sent == before ? still + 1 : 0) {
+    before = sent;
+    for (size_t more = 1; more > 0 && sent < kMuch; sent += more) more = client.SendOnly(pings);
+    EXPECT_TRUE(Say(target()).ok());
+  }
+  EXPECT_LT(sent, kMuch);
 }
 
 TEST_F(GateTest, TheBudgetIsUsedUpByTheTimeTooManyConnectionsAreOpen) {
