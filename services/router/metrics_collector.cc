@@ -81,7 +81,7 @@ WorkerMetricsHistory::Families WorkerMetricsHistory::Sum(bool alive) const {
 // One page under way: an answer of every worker, then the text.
 class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
  public:
-  Scrape(MetricsCollector* collector, std::function<void(std::string)> done)
+  Scrape(MetricsCollector* collector, std::vector<Done> done)
       : collector_(collector), done_(std::move(done)) {}
 
   void Start(const std::vector<std::shared_ptr<WorkerChannel>>& channels) {
@@ -129,15 +129,11 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
   }
 
   void OnAnswer() {
-    if (waiting_.fetch_sub(1) != 1) return;
-    done_(collector_->Render());
-    MutexLock lock(&collector_->mu_);
-    --collector_->num_scrapes_;
-    collector_->idle_.SignalAll();
+    if (waiting_.fetch_sub(1) == 1) collector_->OnScraped(done_);
   }
 
   MetricsCollector* const collector_;
-  const std::function<void(std::string)> done_;
+  const std::vector<Done> done_;
   std::vector<Call> calls_;
   std::atomic<int> waiting_{0};
 };
@@ -148,7 +144,7 @@ MetricsCollector::MetricsCollector(MetricsRegistry* registry, RouterCore* core, 
 MetricsCollector::~MetricsCollector() {
   StopRefreshing();
   MutexLock lock(&mu_);
-  while (num_scrapes_ > 0) idle_.Wait(&mu_);
+  while (scraping_) idle_.Wait(&mu_);
 }
 
 void MetricsCollector::StopRefreshing() {
@@ -171,13 +167,37 @@ void MetricsCollector::Refresh() {
   }
 }
 
-void MetricsCollector::Collect(std::function<void(std::string)> done) {
+void MetricsCollector::Collect(Done done) {
   {
     MutexLock lock(&mu_);
-    ++num_scrapes_;
+    next_.push_back(std::move(done));
+    if (std::exchange(scraping_, true)) return;
+  }
+  BeginScrape();
+}
+
+void MetricsCollector::BeginScrape() {
+  std::vector<Done> done;
+  {
+    MutexLock lock(&mu_);
+    done.swap(next_);
   }
   const auto scrape = std::make_shared<Scrape>(this, std::move(done));
   core_->PublishThen([this, scrape] { scrape->Start(pool_->channels()); });
+}
+
+void MetricsCollector::OnScraped(const std::vector<Done>& done) {
+  const std::string text = Render();
+  for (const Done& tell : done) tell(text);
+  {
+    MutexLock lock(&mu_);
+    if (next_.empty()) {
+      scraping_ = false;
+      idle_.SignalAll();  // This may be gone now.
+      return;
+    }
+  }
+  BeginScrape();
 }
 
 void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) {

@@ -1,10 +1,12 @@
 // Everybody's metrics on one page: the router's own, and every worker's with the label `worker`.
 //
 // Workers are asked at the scrape, all at once, for at most kScrapeTimeout; one that does not
-// answer is shown as it last was. They are also asked every kRefreshPeriod, so that a worker that
-// dies between two scrapes takes little with it. Counters and histograms never go back: those of a
-// worker's earlier lives are added to the present one's, and stay when the worker is gone. Gauges
-// speak of the present: those of a worker that is not connected are left out.
+// answer is shown as it last was. Who asks while they are being asked has the next page, with all
+// others who do: however many ask, workers and core are asked once at a time. They are also asked
+// every kRefreshPeriod, so that a worker that dies between two scrapes takes little with it.
+// Counters and histograms never go back: those of a worker's earlier lives are added to the present
+// one's, and stay when the worker is gone. Gauges speak of the present: those of a worker that is
+// not connected are left out.
 
 #ifndef TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
 #define TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
@@ -54,12 +56,15 @@ class MetricsCollector {
   // Before the core stops, which answers no more then. Idempotent.
   void StopRefreshing() EXCLUDES(mu_);
 
+  using Done = std::function<void(const std::string& text)>;
   // Calls `done` once, on any thread.
-  void Collect(std::function<void(std::string)> done) EXCLUDES(mu_);
+  void Collect(Done done) EXCLUDES(mu_);
 
  private:
   class Scrape;
 
+  void BeginScrape() EXCLUDES(mu_);
+  void OnScraped(const std::vector<Done>& done) EXCLUDES(mu_);
   void OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) EXCLUDES(mu_);
   std::string Render() EXCLUDES(mu_);
   void Refresh() EXCLUDES(mu_);  // The refresher's thread.
@@ -71,7 +76,8 @@ class MetricsCollector {
   CondVar idle_;
   CondVar stop_;
   bool stopping_ GUARDED_BY(mu_) = false;
-  int num_scrapes_ GUARDED_BY(mu_) = 0;
+  bool scraping_ GUARDED_BY(mu_) = false;
+  std::vector<Done> next_ GUARDED_BY(mu_);                               // For the page after that.
   std::map<std::string, WorkerMetricsHistory> workers_ GUARDED_BY(mu_);  // By name.
   std::thread refresher_;                                                // Last: uses the rest.
 };

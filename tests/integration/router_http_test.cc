@@ -4,6 +4,7 @@
 
 #include <boost/json.hpp>
 #include <filesystem>
+#include <list>
 
 #include "tests/integration/router_fixture.h"
 
@@ -34,6 +35,21 @@ class RouterHttpTest : public RouterFixture {
 
   std::unique_ptr<Tokenizer> tokenizer_;
 };
+
+TEST_F(RouterHttpTest, HoweverManyScrapeAWorkerIsAskedOnceAtATime) {
+  constexpr int kClients = 40;
+  FakeWorkerOptions options;
+  options.holds_metrics = true;
+  Start({options});
+  std::list<RawHttp> clients;
+  for (int i = 0; i < kClients; ++i) clients.emplace_back(http()).SendRequest("/metrics");
+  for (RawHttp& client : clients) {
+    const RawAnswer answer = client.Read();
+    EXPECT_EQ(answer.status, 200);
+    EXPECT_THAT(answer.body, HasSubstr("tandem_requests_in_flight"));
+  }
+  EXPECT_LE(workers_[0]->num_scrapes(), kClients / 2);
+}
 
 TEST_F(RouterHttpTest, ProbesAndModelCards) {
   Start();

@@ -154,6 +154,13 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   grpc::Status Control(grpc::ServerContext* context, const v1::ControlRequest* request,
                        v1::ControlResponse* response) override {
     if (const auto refused = Refusal(context, kControlMethod)) return *refused;
+    {
+      MutexLock lock(&mu_);
+      ++num_scrapes_;
+      while (options_.holds_metrics && !context->IsCancelled()) {
+        changed_.WaitFor(&mu_, std::chrono::milliseconds(10));
+      }
+    }
     registry_.Gauge("tandem_fake_running", "Running.").Set(num_running());
     MetricsToProto(registry_.Collect(), response->mutable_metrics());
     return grpc::Status::OK;
@@ -169,6 +176,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   int num_sessions() const { return Locked(num_sessions_); }
   int num_submits() const { return Locked(num_submits_); }
   int num_cancels() const { return Locked(num_cancels_); }
+  int num_scrapes() const { return Locked(num_scrapes_); }
   int num_running() const { return Locked(num_running_); }
   Submit last_submit() const {
     MutexLock lock(&mu_);
@@ -285,7 +293,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   bool released_ GUARDED_BY(mu_) = false;
   int num_heartbeats_ GUARDED_BY(mu_) = 0, num_sessions_ GUARDED_BY(mu_) = 0;
   int num_submits_ GUARDED_BY(mu_) = 0, num_cancels_ GUARDED_BY(mu_) = 0,
-                   num_running_ GUARDED_BY(mu_) = 0;
+                   num_scrapes_ GUARDED_BY(mu_) = 0, num_running_ GUARDED_BY(mu_) = 0;
   Submit last_submit_ GUARDED_BY(mu_);
   std::unique_ptr<grpc::Server> server_;
 };
@@ -299,6 +307,7 @@ int FakeWorker::num_heartbeats() const { return impl_->num_heartbeats(); }
 int FakeWorker::num_sessions() const { return impl_->num_sessions(); }
 int FakeWorker::num_submits() const { return impl_->num_submits(); }
 int FakeWorker::num_cancels() const { return impl_->num_cancels(); }
+int FakeWorker::num_scrapes() const { return impl_->num_scrapes(); }
 int FakeWorker::num_running() const { return impl_->num_running(); }
 Submit FakeWorker::last_submit() const { return impl_->last_submit(); }
 

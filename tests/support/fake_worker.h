@@ -24,6 +24,7 @@ struct FakeWorkerOptions {
   FleetSecret secret;              // None: believes everybody, and proves nothing.
   bool proves_watch_only = false;  // Other calls as if it had none.
   bool stalled = false;            // Its heartbeats tell of work, and of no progress.
+  bool holds_metrics = false;      // Until who asks for them gives up.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.
@@ -47,6 +48,7 @@ class FakeWorker {
   int num_sessions() const;
   int num_submits() const;
   int num_cancels() const;
+  int num_scrapes() const;  // Of its metrics.
   int num_running() const;  // Sequences that have not ended.
   Submit last_submit() const;
 
