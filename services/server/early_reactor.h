@@ -5,7 +5,7 @@
 #ifndef TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
 #define TANDEM_SERVICES_SERVER_EARLY_REACTOR_H_
 
-#include <google/protobuf/message.h>
+#include <google/protobuf/empty.pb.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/rpc_service_method.h>
@@ -17,20 +17,28 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
 #include "services/server/open_calls.h"
 #include "services/server/status_proto.h"
+#include "services/server/wire_message.h"
 
 namespace tandem {
 
+// What serves a call of ours. It is given bytes, to be measured before they are parsed
+// (wire_message.h).
+template <typename Response>
+using ServerReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, Response>;
+
 // Its own OnDone, the last call, destroys it.
 template <typename Request, typename Response>
-class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
+class EarlyReactor : public ServerReactor<Response> {
  public:
   EarlyReactor(OpenCalls* calls, grpc::CallbackServerContext* context)
       : context_(context),
-        received_(std::make_shared<Received>()),
+        max_message_bytes_(calls->max_message_bytes()),
         call_(
-            calls, context->peer(), [this] { this->StartRead(&received_->message); },
+            calls, context->peer(), [this] { this->StartRead(&wire_); },
             [context] { context->TryCancel(); }) {}
 
   // Once, by whoever makes it: OnRequest() comes, or the call ends without it.
@@ -46,10 +54,10 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
   void OnReadDone(bool ok) final {
     if (!call_.Settle()) return;
     if (!ok) return OnEnd();
-    auto holding = call_.Keep(NumBytes(received_->message));
-    if (!holding.ok()) return Finish(ToGrpcStatus(holding.status()));
-    received_->holding = *std::move(holding);
-    const std::shared_ptr<Received> received = std::move(received_);
+    const auto received = std::make_shared<Received>();
+    if (const absl::Status status = Receive(received.get()); !status.ok()) {
+      return Finish(ToGrpcStatus(status));
+    }
     OnRequest({received, &received->message});
   }
 
@@ -75,7 +83,6 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
   }
   // After OnRequest, of a method that takes several: it comes once more, as above.
   void AwaitAnother() {
-    received_ = std::make_shared<Received>();
     if (const absl::Status status = call_.AwaitAnother(); !status.ok()) {
       Finish(ToGrpcStatus(status));
     }
@@ -96,21 +103,27 @@ class EarlyReactor : public grpc::ServerBidiReactor<Request, Response> {
   void AwaitEvent() { call_.AwaitEvent(); }
 
  private:
-  using Base = grpc::ServerBidiReactor<Request, Response>;
+  using Base = ServerReactor<Response>;
   struct Received {
     Request message;
     std::shared_ptr<MemoryBudget::Holding> holding;
   };
 
-  static int64_t NumBytes(const google::protobuf::Message& message) {
-    return static_cast<int64_t>(message.SpaceUsedLong());
-  }
-  static int64_t NumBytes(const grpc::ByteBuffer& message) {
-    return static_cast<int64_t>(message.Length());
+  // Measured, charged, and only then parsed.
+  absl::Status Receive(Received* received) {
+    const auto size = static_cast<int64_t>(wire_.Length());
+    if (size > max_message_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "a message of %d bytes, at most %d are allowed", size, max_message_bytes_));
+    }
+    TANDEM_ASSIGN_OR_RETURN(const int64_t bytes, ParsedBytes(wire_, *Request::descriptor()));
+    TANDEM_ASSIGN_OR_RETURN(received->holding, call_.Keep(bytes));
+    return ParseMessage(&wire_, &received->message);
   }
 
   grpc::CallbackServerContext* const context_;
-  std::shared_ptr<Received> received_;  // Until OnRequest.
+  const int64_t max_message_bytes_;
+  grpc::ByteBuffer wire_;
   std::atomic<bool> finished_{false};
   OpenCalls::Call call_;  // Goes first: nothing calls here any more.
 };
@@ -146,18 +159,18 @@ class EarlyUnary final : public EarlyReactor<Request, Response> {
 };
 
 // A call that ends before it begins.
-template <typename Request, typename Response>
-class RefusedCall final : public EarlyReactor<Request, Response> {
+template <typename Response>
+class RefusedCall final : public EarlyReactor<google::protobuf::Empty, Response> {
  public:
   RefusedCall(OpenCalls* calls, grpc::CallbackServerContext* context, const absl::Status& why)
-      : EarlyReactor<Request, Response>(calls, context) {
+      : EarlyReactor<google::protobuf::Empty, Response>(calls, context) {
     this->Refuse(why);
   }
 
   void OnDone() override { delete this; }
 
  private:
-  void OnRequest(std::shared_ptr<const Request>) override {}
+  void OnRequest(std::shared_ptr<const google::protobuf::Empty>) override {}
 };
 
 // Ends calls of methods that a server does not have: nobody else would bound how many wait for
@@ -168,8 +181,8 @@ class UnknownMethods final : public grpc::CallbackGenericService {
 
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
-    return new RefusedCall<grpc::ByteBuffer, grpc::ByteBuffer>(
-        calls_, context, absl::UnimplementedError("no method of this name"));
+    return new RefusedCall<grpc::ByteBuffer>(calls_, context,
+                                             absl::UnimplementedError("no method of this name"));
   }
 
  private:
@@ -180,20 +193,19 @@ class UnknownMethods final : public grpc::CallbackGenericService {
 class EarlyService : public grpc::Service {
  protected:
   // `name` is a literal, "/package.Service/Method". `make` makes the reactor of a call.
-  template <typename Request, typename Response>
-  void AddMethod(
-      const char* name,
-      std::function<grpc::ServerBidiReactor<Request, Response>*(grpc::CallbackServerContext*)>
-          make) {
+  template <typename Response>
+  void AddMethod(const char* name,
+                 std::function<ServerReactor<Response>*(grpc::CallbackServerContext*)> make) {
     grpc::Service::AddMethod(new grpc::internal::RpcServiceMethod(
         name, grpc::internal::RpcMethod::BIDI_STREAMING, nullptr));
-    MarkMethodCallback(num_methods_++,
-                       new grpc::internal::CallbackBidiHandler<Request, Response>(std::move(make)));
+    MarkMethodCallback(
+        num_methods_++,
+        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, Response>(std::move(make)));
   }
   template <typename Request, typename Response>
   void AddUnary(OpenCalls* calls, const char* name,
                 typename EarlyUnary<Request, Response>::Answer answer) {
-    AddMethod<Request, Response>(name, EarlyUnary<Request, Response>::Make(calls, answer));
+    AddMethod<Response>(name, EarlyUnary<Request, Response>::Make(calls, answer));
   }
 
  private:

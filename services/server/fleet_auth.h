@@ -93,23 +93,21 @@ class FleetService : public EarlyService {
  protected:
   explicit FleetService(FleetDoor* door) : door_(door) {}  // Outlives this.
 
-  template <typename Request, typename Response>
-  void AddMethod(
-      const char* name,
-      std::function<grpc::ServerBidiReactor<Request, Response>*(grpc::CallbackServerContext*)>
-          make) {
-    EarlyService::AddMethod<Request, Response>(
+  template <typename Response>
+  void AddMethod(const char* name,
+                 std::function<ServerReactor<Response>*(grpc::CallbackServerContext*)> make) {
+    EarlyService::AddMethod<Response>(
         name,
-        [door = door_, name, make = std::move(make)](
-            grpc::CallbackServerContext* context) -> grpc::ServerBidiReactor<Request, Response>* {
+        [door = door_, name,
+         make = std::move(make)](grpc::CallbackServerContext* context) -> ServerReactor<Response>* {
           const absl::Status admitted = door->Admit(context, name);
           if (admitted.ok()) return make(context);
-          return new RefusedCall<Request, Response>(door->calls(), context, admitted);
+          return new RefusedCall<Response>(door->calls(), context, admitted);
         });
   }
   template <typename Request, typename Response>
   void AddUnary(const char* name, typename EarlyUnary<Request, Response>::Answer answer) {
-    AddMethod<Request, Response>(name, EarlyUnary<Request, Response>::Make(door_->calls(), answer));
+    AddMethod<Response>(name, EarlyUnary<Request, Response>::Make(door_->calls(), answer));
   }
 
  private:

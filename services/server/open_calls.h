@@ -59,6 +59,7 @@ class OpenCalls {
   ~OpenCalls();  // After all calls.
 
   MemoryBudget* budget() { return budget_; }
+  int64_t max_message_bytes() const { return options_.max_message_bytes; }
 
  private:
   using Clock = std::chrono::steady_clock;

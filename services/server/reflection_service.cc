@@ -134,7 +134,7 @@ class ReflectionService::Stream final
 ReflectionService::ReflectionService(std::vector<std::string> services, OpenCalls* calls)
     : services_(std::move(services)) {
   services_.emplace_back("grpc.reflection.v1alpha.ServerReflection");
-  AddMethod<ServerReflectionRequest, ServerReflectionResponse>(
+  AddMethod<ServerReflectionResponse>(
       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
       [this, calls](grpc::CallbackServerContext* context) {
         return new Stream(this, calls, context);

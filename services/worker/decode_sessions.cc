@@ -34,8 +34,7 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
 
 // Reads the Hello, then messages, which it posts.
 class DecodeSessions::Session final
-    : public StreamReactor<grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>,
-                           proto::ToDecode> {
+    : public StreamReactor<ServerReactor<proto::ToDecode>, proto::ToDecode> {
  public:
   Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
@@ -47,7 +46,7 @@ class DecodeSessions::Session final
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
-    StartRead(&message_);
+    StartRead(&wire_);
   }
 
   void Send(const PrefillToDecode& in) {
@@ -77,13 +76,14 @@ class DecodeSessions::Session final
       End(absl::OkStatus());
       return;
     }
-    const absl::Status status = greeted_ ? Post() : Greet();
+    absl::Status status = ReadMessage(&wire_, &message_);
+    if (status.ok()) status = greeted_ ? Post() : Greet();
     if (!status.ok()) {
       LogWarning("a decode worker's session ends", {{"session", id_}, {"why", status.ToString()}});
       End(status);
       return;
     }
-    StartRead(&message_);
+    StartRead(&wire_);
   }
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
@@ -159,18 +159,17 @@ class DecodeSessions::Session final
   const SessionId id_;
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   const ServedCall served_;
+  grpc::ByteBuffer wire_;
   proto::ToPrefill message_;
   bool greeted_ = false;  // Reactions only.
   Mutex mu_;
   std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);
 };
 
-grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* DecodeSessions::Open(
-    grpc::CallbackServerContext* context) {
-  return OpenCharged<proto::ToPrefill, proto::ToDecode>(
-      calls_, context, &sessions_, [&](SessionId id, auto holding) {
-        return new Session(this, id, context, std::move(holding));
-      });
+ServerReactor<proto::ToDecode>* DecodeSessions::Open(grpc::CallbackServerContext* context) {
+  return OpenCharged<proto::ToDecode>(calls_, context, &sessions_, [&](SessionId id, auto holding) {
+    return new Session(this, id, context, std::move(holding));
+  });
 }
 
 void DecodeSessions::Send(SessionId session, const PrefillToDecode& message) {

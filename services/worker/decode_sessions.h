@@ -30,8 +30,7 @@ class DecodeSessions {
         commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::ToPrefill, proto::ToDecode>* Open(
-      grpc::CallbackServerContext* context);
+  ServerReactor<proto::ToDecode>* Open(grpc::CallbackServerContext* context);
 
   // Any thread. A session that is gone drops the message; its frame completes, not ok.
   void Send(SessionId session, const PrefillToDecode& message);

@@ -269,12 +269,11 @@ class GrpcKvTransport::Outbound final : public KvOutbound {
 
 GrpcKvTransport::Service::Service(GrpcKvTransport* transport)
     : FleetService(transport->options_.door) {
-  AddMethod<v1::FramesRequest, grpc::ByteBuffer>(
-      kFramesMethod, [transport](grpc::CallbackServerContext* context) {
-        auto* const stream = new SendStream(transport, context);
-        stream->AwaitRequest();
-        return stream;
-      });
+  AddMethod<grpc::ByteBuffer>(kFramesMethod, [transport](grpc::CallbackServerContext* context) {
+    auto* const stream = new SendStream(transport, context);
+    stream->AwaitRequest();
+    return stream;
+  });
 }
 
 // ---- Receiving ----

@@ -13,8 +13,7 @@ namespace tandem {
 
 // Reads Submit and Cancel, posts them; writes step batches.
 class RouterSessions::Session final
-    : public StreamReactor<grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>,
-                           proto::StepBatch> {
+    : public StreamReactor<ServerReactor<proto::StepBatch>, proto::StepBatch> {
  public:
   Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
@@ -26,7 +25,7 @@ class RouterSessions::Session final
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
-    StartRead(&message_);
+    StartRead(&wire_);
   }
 
   void Publish(const StepBatch& batch) {
@@ -43,8 +42,12 @@ class RouterSessions::Session final
       End(absl::OkStatus());
       return;
     }
+    if (const absl::Status status = ReadMessage(&wire_, &message_); !status.ok()) {
+      LogWarning("a router's message is no such", {{"session", id_}, {"why", status.ToString()}});
+      return End(status);
+    }
     Post();
-    StartRead(&message_);
+    StartRead(&wire_);
   }
   void OnWriteDone(bool ok) override {
     StreamReactor::OnWriteDone(ok);
@@ -105,15 +108,15 @@ class RouterSessions::Session final
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   const ServedCall served_;
   const std::shared_ptr<std::atomic<bool>> at_gate_ = std::make_shared<std::atomic<bool>>(false);
+  grpc::ByteBuffer wire_;
   proto::ToWorker message_;
 };
 
-grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* RouterSessions::Open(
-    grpc::CallbackServerContext* context) {
-  return OpenCharged<proto::ToWorker, proto::StepBatch>(
-      calls_, context, &sessions_, [&](SessionId id, auto holding) {
-        return new Session(this, id, context, std::move(holding));
-      });
+ServerReactor<proto::StepBatch>* RouterSessions::Open(grpc::CallbackServerContext* context) {
+  return OpenCharged<proto::StepBatch>(calls_, context, &sessions_,
+                                       [&](SessionId id, auto holding) {
+                                         return new Session(this, id, context, std::move(holding));
+                                       });
 }
 
 void RouterSessions::Publish(SessionId session, const StepBatch& batch) {

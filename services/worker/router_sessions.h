@@ -28,8 +28,7 @@ class RouterSessions {
       : incarnation_(incarnation), vocab_size_(vocab_size), calls_(calls), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::ToWorker, proto::StepBatch>* Open(
-      grpc::CallbackServerContext* context);
+  ServerReactor<proto::StepBatch>* Open(grpc::CallbackServerContext* context);
 
   // Sends one step's events to one router. Never blocks; a session that is gone drops them. Engine
   // thread.

@@ -129,13 +129,11 @@ class StreamRegistry {
 
 // The reactor of a new RPC, from `make(id, holding)`: its client is charged for as long as it keeps
 // the holding. One that refuses the call if there is no room.
-template <typename Request, typename Response, typename Stream, typename Make>
-grpc::ServerBidiReactor<Request, Response>* OpenCharged(OpenCalls* calls,
-                                                        grpc::CallbackServerContext* context,
-                                                        StreamRegistry<Stream>* streams,
-                                                        const Make& make) {
+template <typename Response, typename Stream, typename Make>
+ServerReactor<Response>* OpenCharged(OpenCalls* calls, grpc::CallbackServerContext* context,
+                                     StreamRegistry<Stream>* streams, const Make& make) {
   auto holding = calls->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
-  if (!holding.ok()) return new RefusedCall<Request, Response>(calls, context, holding.status());
+  if (!holding.ok()) return new RefusedCall<Response>(calls, context, holding.status());
   return streams->Open([&](uint64_t id) { return make(id, *std::move(holding)); });
 }
 

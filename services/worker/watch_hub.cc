@@ -84,8 +84,7 @@ absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
       request.protocol_max(), registration_.protocol_min, registration_.protocol_max));
 }
 
-grpc::ServerBidiReactor<proto::WatchRequest, proto::WatchEvent>* WatchHub::Open(
-    grpc::CallbackServerContext* context) {
+ServerReactor<proto::WatchEvent>* WatchHub::Open(grpc::CallbackServerContext* context) {
   auto* const watch = new Watch(this, context);
   watch->AwaitRequest();
   return watch;

@@ -25,8 +25,7 @@ class WatchHub {
       : registration_(std::move(registration)), calls_(calls), commands_(commands) {}
 
   // The reactor of a new RPC.
-  grpc::ServerBidiReactor<proto::WatchRequest, proto::WatchEvent>* Open(
-      grpc::CallbackServerContext* context);
+  ServerReactor<proto::WatchEvent>* Open(grpc::CallbackServerContext* context);
 
   // Engine thread.
   void PublishSnapshot(uint64_t watch, const KvEvents& snapshot);

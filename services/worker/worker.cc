@@ -44,9 +44,9 @@ class Worker::Services {
   class WorkerService final : public FleetService {
    public:
     explicit WorkerService(Worker* worker) : FleetService(worker->door_.get()), worker_(worker) {
-      AddMethod<proto::WatchRequest, proto::WatchEvent>(
+      AddMethod<proto::WatchEvent>(
           kWatchMethod, [worker](auto* context) { return worker->watches_->Open(context); });
-      AddMethod<proto::ToWorker, proto::StepBatch>(kWorkerSessionMethod, [worker](auto* context) {
+      AddMethod<proto::StepBatch>(kWorkerSessionMethod, [worker](auto* context) {
         return worker->routers_->Open(context);
       });
       AddUnary<proto::ControlRequest, proto::ControlResponse>(
@@ -77,7 +77,7 @@ class Worker::Services {
   class PrefillService final : public FleetService {
    public:
     explicit PrefillService(Worker* worker) : FleetService(worker->door_.get()) {
-      AddMethod<proto::ToPrefill, proto::ToDecode>(kPrefillSessionMethod, [worker](auto* context) {
+      AddMethod<proto::ToDecode>(kPrefillSessionMethod, [worker](auto* context) {
         return worker->decodes_->Open(context);
       });
     }

@@ -25,7 +25,7 @@ ControlService::ControlService(Generator* generator, std::string instance_id,
                                                      DescribeModel(response);
                                                      return absl::OkStatus();
                                                    });
-  AddMethod<v1::AbortRequest, v1::AbortResponse>(
+  AddMethod<v1::AbortResponse>(
       "/tandem.v1.Control/Abort", [this, calls](grpc::CallbackServerContext* context) {
         return new EarlyUnary<v1::AbortRequest, v1::AbortResponse>(
             calls, context,

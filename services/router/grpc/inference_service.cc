@@ -296,12 +296,12 @@ class StreamCall final : public CallReactor {
 
 InferenceService::InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls) {
   const CallReactor::Parts parts{generator, pool, calls, &num_calls_};
-  AddMethod<v1::GenerateRequest, v1::GenerateResponse>(
-      "/tandem.v1.Inference/Generate",
-      [parts](auto* context) { return CallReactor::Make<UnaryCall>(parts, context); });
-  AddMethod<v1::GenerateRequest, v1::GenerateResponse>(
-      "/tandem.v1.Inference/GenerateStream",
-      [parts](auto* context) { return CallReactor::Make<StreamCall>(parts, context); });
+  AddMethod<v1::GenerateResponse>("/tandem.v1.Inference/Generate", [parts](auto* context) {
+    return CallReactor::Make<UnaryCall>(parts, context);
+  });
+  AddMethod<v1::GenerateResponse>("/tandem.v1.Inference/GenerateStream", [parts](auto* context) {
+    return CallReactor::Make<StreamCall>(parts, context);
+  });
 }
 
 }  // namespace tandem

@@ -18,6 +18,7 @@
 #include "services/server/http2_gate.h"
 #include "services/server/limits.h"
 #include "services/server/open_calls.h"
+#include "services/server/wire_message.h"
 
 namespace tandem {
 namespace {
@@ -96,6 +97,8 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
   const auto row = [&](const char* limit) { return Row("gRPC clients of the router", limit); };
   EXPECT_EQ(row("metadata"), Bytes(kMaxHeaderBytes));
   EXPECT_EQ(row("message"), Bytes(kMaxGrpcMessageBytes));
+  EXPECT_EQ(row("what a message takes once it is parsed"),
+            absl::StrCat(kMaxExpansion, " times its bytes, and ", Bytes(kFreeParsedBytes)));
   EXPECT_EQ(row("calls of one connection at a time"), Count(kMaxGrpcStreams));
   EXPECT_THAT(row("calls that wait for their message"),
               StartsWith(Count(kMaxWaitingBytes / kCallBytes) + " (" + Bytes(kMaxWaitingBytes)));

@@ -31,35 +31,71 @@ class Service final : public EarlyService {
   }
 };
 
-TEST(EarlyReactorTest, AMessageIsChargedWhileItIsAnsweredAndNoLonger) {
-  MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB});
-  const int64_t before = budget.held_bytes();
-  int64_t held = 0;
-  Service service(&calls, [&] { held = budget.held_bytes(); });
-  grpc::ServerBuilder builder;
-  ConfigureServer(1, &builder);
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  ASSERT_NE(server, nullptr);
+class EarlyReactorTest : public testing::Test {
+ protected:
+  static constexpr int64_t kMaxBytes = 4 * kMiB;
 
-  grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port), 1));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-  v1::FramesRequest message;
-  message.set_token(std::string(kMiB, 't'));
-  const grpc::Slice slice(message.SerializeAsString());
-  grpc::ByteBuffer request(&slice, 1), response;
-  std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, kMethod, {}, &request, &response,
-                 [&](grpc::Status status) { done.set_value(std::move(status)); });
-  const grpc::Status status = done.get_future().get();
+  EarlyReactorTest() {
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+  }
+  ~EarlyReactorTest() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  // What a client hears that says `bytes`.
+  grpc::Status Say(const std::string& bytes) {
+    grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    const grpc::Slice slice(bytes);
+    grpc::ByteBuffer request(&slice, 1), response;
+    std::promise<grpc::Status> done;
+    stub.UnaryCall(&context, kMethod, {}, &request, &response,
+                   [&](grpc::Status status) { done.set_value(std::move(status)); });
+    return done.get_future().get();
+  }
+  static std::string MessageOf(int64_t token_bytes) {
+    v1::FramesRequest message;
+    message.set_token(std::string(static_cast<size_t>(token_bytes), 't'));
+    return message.SerializeAsString();
+  }
+
+  MemoryBudget budget_{64 * kMiB};
+  OpenCalls calls_{&budget_, {.max_message_bytes = kMaxBytes}};
+  int64_t held_ = 0;  // While it was answered.
+  int num_answered_ = 0;
+  Service service_{&calls_, [this] {
+                     held_ = budget_.held_bytes();
+                     ++num_answered_;
+                   }};
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+TEST_F(EarlyReactorTest, AMessageIsChargedWhileItIsAnsweredAndNoLonger) {
+  const int64_t before = budget_.held_bytes();
+  const grpc::Status status = Say(MessageOf(kMiB));
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_GE(held, before + kCallBytes + kMiB);
-  EXPECT_TRUE(Eventually([&] { return budget.held_bytes() == before; }));
-  server->Shutdown(std::chrono::system_clock::now());
+  EXPECT_GE(held_, before + kCallBytes + kMiB);
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == before; }));
+}
+
+// gRPC itself lets as much in as the longest message of any method has.
+TEST_F(EarlyReactorTest, AMessageIsNoLongerThanItsMethodAllows) {
+  const grpc::Status status = Say(MessageOf(kMaxBytes));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(status.error_message().find(std::to_string(kMaxBytes)), std::string::npos);
+  EXPECT_EQ(num_answered_, 0);
+}
+
+TEST_F(EarlyReactorTest, AMessageThatWouldGrowIsNotParsed) {
+  std::string unknown;
+  for (int i = 0; i < kMiB; ++i) unknown += std::string("\x7a\0", 2);
+  EXPECT_EQ(Say(unknown).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Say("\xff").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(num_answered_, 0);
 }
 
 }  // namespace

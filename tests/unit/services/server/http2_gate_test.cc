@@ -154,12 +154,12 @@ class GateTest : public testing::Test {
         *response = request;
         return absl::OkStatus();
       });
-      AddMethod<Message, Message>(kHold, [test](auto* context) {
+      AddMethod<Message>(kHold, [test](auto* context) {
         auto* const held = new Held(test, context);
         held->AwaitRequest();
         return held;
       });
-      AddMethod<Message, Message>(kBlock, [test](auto* context) {
+      AddMethod<Message>(kBlock, [test](auto* context) {
         {
           MutexLock lock(&test->mu_);
           ++test->num_blocked_;

@@ -1,0 +1,44 @@
+// Messages as they come, measured before they are parsed.
+//
+// Of each byte of a message Protobuf can make 32 and more: of unknown fields, and of repeated
+// messages that hold nothing. So our servers receive bytes, and parse what is within bounds.
+
+#ifndef TANDEM_SERVICES_SERVER_WIRE_MESSAGE_H_
+#define TANDEM_SERVICES_SERVER_WIRE_MESSAGE_H_
+
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "services/server/status_proto.h"
+
+namespace tandem {
+
+// A message may take so many times its own bytes, and so many more.
+inline constexpr int64_t kMaxExpansion = 8;
+inline constexpr int64_t kFreeParsedBytes = int64_t{64} << 10;
+
+// About what `wire` takes when it is parsed as a message of `type`. ResourceExhausted, with the
+// numbers, where that is more than the bounds above; InvalidArgument where it is no such message.
+absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire,
+                                    const google::protobuf::Descriptor& type);
+
+// Of what has been measured; empties `wire`.
+template <typename Message>
+absl::Status ParseMessage(grpc::ByteBuffer* wire, Message* message) {
+  return FromGrpcStatus(grpc::SerializationTraits<Message>::Deserialize(wire, message));
+}
+// Both.
+template <typename Message>
+absl::Status ReadMessage(grpc::ByteBuffer* wire, Message* message) {
+  const absl::StatusOr<int64_t> bytes = ParsedBytes(*wire, *Message::descriptor());
+  return bytes.ok() ? ParseMessage(wire, message) : bytes.status();
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_WIRE_MESSAGE_H_
