@@ -193,7 +193,7 @@ void MetricsCollector::OnScraped(const std::vector<Done>& done) {
     MutexLock lock(&mu_);
     if (next_.empty()) {
       scraping_ = false;
-      idle_.SignalAll();  // This may be gone now.
+      idle_.SignalAll();
       return;
     }
   }

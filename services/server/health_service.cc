@@ -98,23 +98,26 @@ HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* c
                    ? absl::NotFoundError("unknown service")
                    : absl::OkStatus();
       });
-  AddMethod<HealthCheckResponse>("/grpc.health.v1.Health/Watch",
-                                 [this](grpc::CallbackServerContext* context) {
-                                   const auto watcher = std::make_shared<Watcher>(this, context);
-                                   bool stopping = false;
-                                   {
-                                     MutexLock lock(&mu_);
-                                     watchers_.insert(watcher);
-                                     stopping = stopping_;
-                                   }
-                                   if (stopping) {
-                                     watcher->End(Leaving());
-                                   } else {
-                                     watcher->AwaitRequest();
-                                   }
-                                   return watcher.get();
-                                 });
+  AddMethod<HealthCheckResponse>(
+      "/grpc.health.v1.Health/Watch",
+      [this](grpc::CallbackServerContext* context) { return BeginWatch(context); });
   thread_ = std::thread([this] { Poll(); });
+}
+
+HealthService::Watcher* HealthService::BeginWatch(grpc::CallbackServerContext* context) {
+  const auto watcher = std::make_shared<Watcher>(this, context);
+  bool stopping = false;
+  {
+    MutexLock lock(&mu_);
+    watchers_.insert(watcher);
+    stopping = stopping_;
+  }
+  if (stopping) {
+    watcher->End(Leaving());
+  } else {
+    watcher->AwaitRequest();
+  }
+  return watcher.get();
 }
 
 const HealthService::Ready* HealthService::Find(const std::string& service) const {

@@ -34,6 +34,7 @@ class HealthService final : public EarlyService {
 
   const Ready* Find(const std::string& service) const;  // Null: no service of ours.
   static Status StatusNow(const Ready* ready);
+  Watcher* BeginWatch(grpc::CallbackServerContext* context) EXCLUDES(mu_);
   void Poll() EXCLUDES(mu_);
 
   OpenCalls* const calls_;

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from hosts import linked_host
 from server import DEMO_MODEL, Server
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools/dev"))
@@ -32,3 +33,10 @@ def hybrid(tmp_path_factory):
     """The same model in one worker that does both phases: the reference for equal tokens."""
     with Server(tmp_path_factory.mktemp("hybrid"), DEMO_MODEL, "--hybrid=1") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def other_host():
+    """One for all tests: the kernel takes the link of a host that is gone away in its own time."""
+    with linked_host() as host:
+        yield host

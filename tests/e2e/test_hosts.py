@@ -1,50 +1,15 @@
 """Workers on two hosts: one is a network namespace, KV goes over UCX on the interface between them."""
 
 import concurrent.futures
-import os
 import random
-import subprocess
 
 import pytest
 
 from fleet import Router, Worker
+from hosts import HERE, THERE, run
 from server import wait_until
 
-HERE, THERE = "10.213.77.1", "10.213.77.2"
 KILLS = 6
-
-
-def ip(*arguments, there=()):
-    done = subprocess.run([*there, "ip", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
-
-
-@pytest.fixture(scope="module")
-def other_host():
-    """A host with one link to this one: (what a command there begins with, our interface, its)."""
-    allowed = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
-    if allowed.returncode != 0:
-        pytest.skip(f"no right to make hosts: {allowed.stderr.strip()}")
-    ours, theirs = f"td{os.getpid()}a", f"td{os.getpid()}b"
-    # Its namespaces, and with them the link, are gone when this process is. UCX reads the
-    # interfaces in /sys, which shows those of the namespace that mounted it.
-    host = subprocess.Popen(["unshare", "--net", "--mount", "sh", "-c",
-                             "mount -t sysfs sysfs /sys && echo up && exec cat"],
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert host.stdout.readline() == "up\n"
-        # Its root too, since this process's may be a folder of another (chroot).
-        there = ("nsenter", f"--target={host.pid}", "--net", "--mount", "--root", "--wd")
-        ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", str(host.pid))
-        ip("addr", "add", f"{HERE}/30", "dev", ours)
-        ip("link", "set", ours, "up")
-        ip("addr", "add", f"{THERE}/30", "dev", theirs, there=there)
-        ip("link", "set", theirs, "up", there=there)
-        ip("link", "set", "lo", "up", there=there)
-        yield there, ours, theirs
-    finally:
-        host.stdin.close()
-        host.wait()
 
 
 def worker(folder, role, address, device, prefix=()):
@@ -120,11 +85,11 @@ def test_a_cut_between_hosts_loses_no_token(fleet, other_host, hybrid):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for cut in range(2):
             fresh, answers = ask_until_blocks_move(router, pool, seed=200 + cut)
-            ip("link", "set", ours, "down")
+            run("ip", "link", "set", ours, "down")
             wait_until(lambda: router.total("tandem_workers", role="prefill", state="healthy") == 0, 30,
                        "the cut is noticed")
             got = [answer.result() for answer in answers]
-            ip("link", "set", ours, "up")
+            run("ip", "link", "set", ours, "up")
             assert got == [hybrid.complete(prompt, max_tokens=4) for prompt in fresh]
             router.wait_alive("prefill", 1, seconds=60)
     router.wait_idle(30)

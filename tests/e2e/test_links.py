@@ -6,19 +6,15 @@ import subprocess
 import pytest
 
 from fleet import Router, Worker
+from hosts import HERE, THERE, run
 from server import wait_until
-from test_hosts import HERE, THERE, other_host, prompts  # noqa: F401  The fixture.
+from test_hosts import prompts
 
 REQUESTS = 12
 
 
-def tc(*arguments, there=()):
-    done = subprocess.run([*there, "tc", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, f"tc {' '.join(arguments)}: {done.stderr}"
-
-
 @pytest.fixture(params=["grpc", "ucx"])
-def fleet(request, tmp_path, other_host):  # noqa: F811
+def fleet(request, tmp_path, other_host):
     """A prefill worker there, a decode worker and the router here."""
     there, ours, theirs = other_host
 
@@ -31,13 +27,13 @@ def fleet(request, tmp_path, other_host):  # noqa: F811
 
 
 @pytest.fixture
-def shape(other_host):  # noqa: F811
+def shape(other_host):
     """shape("tbf", ...) makes the link so, in both directions, until the test ends."""
     there, ours, theirs = other_host
 
     def apply(*discipline):
         for device, where in ((ours, ()), (theirs, there)):
-            tc("qdisc", "replace", "dev", device, "root", *discipline, there=where)
+            run("tc", "qdisc", "replace", "dev", device, "root", *discipline, there=where)
     yield apply
     for device, where in ((ours, ()), (theirs, there)):
         subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True)
