@@ -36,7 +36,7 @@ struct StartedChoice {
 struct Attempt {
   AttemptId id;
   SessionId router = 0;
-  uint64_t order = 0;  // Its choices' sequences use [order, order + kMaxChoices).
+  uint64_t order = 0;  // Its arrival; its sequences have OrderOf it.
   RequestTurns turns;
   SamplingParams sampling;
   int32_t prompt_tokens = 0;

@@ -202,13 +202,19 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 }
 
 // Grants what is held, oldest first, but never ahead of an older sequence that lacks blocks here.
-void Engine::Impl::GrantHeld() {
+// Returns how many sequences gave theirs.
+int32_t Engine::Impl::GrantHeld() {
+  int32_t preempted = 0;
   while (grants_.num_waiting() > 0 && grants_.oldest_order() < blocked_order_) {
+    if (grants_.OldestMayHave()) {
+      preempted += scheduler_.MakeRoom(grants_.oldest_order(), grants_.wanted_blocks());
+    }
     const std::optional<AttemptId> id = grants_.Next(GrantableBlocks());
-    if (!id.has_value()) return;
+    if (!id.has_value()) break;
     holds_.Remove(*id);
     GrantBlocks(attempts_.at(*id).get());
   }
+  return preempted;
 }
 
 void Engine::Impl::GrantBlocks(Attempt* attempt) {

@@ -72,7 +72,19 @@ void Engine::Impl::FinishAttempt(Attempt* attempt) {
 void Engine::Impl::EndSequence(EngineSequence* sequence) {
   Attempt* const attempt = sequence->attempt;
   ReleaseSequence(sequence);
+  PassOrderOn(*sequence);
   if (attempt->num_unfinished == 0) FinishAttempt(attempt);
+}
+
+// Each younger sibling moves up by a rank, so that a request with many choices always has one that
+// nobody who came later goes before.
+void Engine::Impl::PassOrderOn(const EngineSequence& ended) {
+  uint64_t free = ended.order;
+  for (const auto& sibling : ended.attempt->sequences) {
+    if (sibling->ended || sibling->order < free) continue;
+    const uint64_t order = std::exchange(free, sibling->order);
+    scheduler_.Reorder(sibling.get(), order);
+  }
 }
 
 void Engine::Impl::ForgetAttempt(Attempt* attempt) {

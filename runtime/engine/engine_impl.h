@@ -66,7 +66,6 @@ class Engine::Impl {
   // Every input begins with this.
   void Note(int64_t now_us);
   static int64_t After(int64_t now_us, int64_t duration_us);
-  uint64_t NextOrder() { return next_order_ += kMaxChoices; }
 
   // ---- submit.cc ----
   absl::Status CheckSubmit(const Submit& submit) const;
@@ -110,6 +109,7 @@ class Engine::Impl {
   void EndAttempt(Attempt* attempt, const absl::Status& status, bool notify = true);
   void FinishAttempt(Attempt* attempt);
   void EndSequence(EngineSequence* sequence);
+  void PassOrderOn(const EngineSequence& ended);
   void ForgetAttempt(Attempt* attempt);
   void ReleaseSequence(EngineSequence* sequence);
   bool Ended(const AttemptId& attempt) const;
@@ -134,7 +134,7 @@ class Engine::Impl {
   bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
   bool OnFirstToken(Attempt* attempt, const FirstToken& first);
   void OnPrefillRefused(Attempt* attempt, const PrefillRefused& refused);
-  void GrantHeld();
+  int32_t GrantHeld();
   void GrantBlocks(Attempt* attempt);
   int32_t GrantableBlocks() const;
   uint64_t OldestHeldGrant() const;
@@ -158,7 +158,7 @@ class Engine::Impl {
   Scheduler scheduler_;
 
   int64_t now_us_ = 0;
-  uint64_t next_order_ = 0;
+  uint64_t num_arrivals_ = 0;  // Attempts and jobs.
   bool draining_ = false;
   bool stalled_ = false;                  // The last step had work but could run none of it.
   uint64_t blocked_order_ = kNoOrder;     // As of the last step's plan.

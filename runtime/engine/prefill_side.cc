@@ -55,7 +55,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   }
   auto job = std::make_unique<PrefillJob>(PrefillJob{
       .id = submit.attempt,
-      .serial = NextOrder(),
+      .serial = ++num_arrivals_,
       .decode = decode,
       .sampling = submit.sampling,
       .prompt_tokens = submit.prompt_tokens,

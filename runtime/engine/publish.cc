@@ -132,7 +132,7 @@ void Engine::Impl::ForkChoices(Attempt* attempt) {
   for (size_t i = 0; i < choices.size(); ++i) {
     EngineSequence* const sequence = attempt->sequences[i].get();
     sequence->forked = true;
-    sequence->order = attempt->order + i;
+    sequence->order = OrderOf(attempt->order, i);
     sequence->final_tokens = FinalTokens(*attempt);
     sequence->draws = {{.choice = choices[i].choice,
                         .sampling = &attempt->sampling,

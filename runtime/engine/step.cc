@@ -16,20 +16,20 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   tombstones_.Expire(now_us_);
   while (ended_.PopDue(now_us_).has_value()) {
   }
-  GrantHeld();
+  const int32_t preempted = GrantHeld();
 
   const StepPlan& plan = scheduler_.Schedule(OldestHeldGrant());
   blocked_order_ = plan.blocked_order;
   CountAdmitted(plan.admitted.size());
   StartAdmitted(plan);
   StepResult result;
-  result.preempted = static_cast<int32_t>(plan.preempted.size());
+  result.preempted = preempted + static_cast<int32_t>(plan.preempted.size());
   if (!plan.runs.empty()) {
     Execute(plan, &result);
   } else {
-    GrantHeld();  // What held grants back at the step before may be gone.
+    result.preempted += GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
-    result.ran_batch = RelieveMemory() || !plan.preempted.empty();
+    result.ran_batch = RelieveMemory() || result.preempted > 0;
   }
   graveyard_.clear();
   WatchQuarantine(/*moves=*/result.ran_batch);

@@ -128,7 +128,7 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   Attempt* const attempt = owned.get();
   attempt->id = submit.attempt;
   attempt->router = router;
-  attempt->order = NextOrder();
+  attempt->order = ++num_arrivals_;
   attempt->sampling = submit.sampling;
   attempt->prompt_tokens = submit.prompt_tokens;
   attempt->deadline_us = After(now_us_, submit.time_left_us);

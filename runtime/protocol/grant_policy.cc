@@ -10,11 +10,15 @@ void GrantPolicy::Want(const AttemptId& attempt, uint64_t order, int32_t blocks)
   waiting_[order] = {.attempt = attempt, .blocks = blocks};
 }
 
+bool GrantPolicy::OldestMayHave() const {
+  if (waiting_.empty()) return false;
+  const int64_t with_it = int64_t{granted_blocks_} + wanted_blocks();
+  return granted_.empty() || 2 * with_it < pool_blocks_;
+}
+
 std::optional<AttemptId> GrantPolicy::Next(int32_t available_blocks) {
-  if (waiting_.empty()) return std::nullopt;
+  if (!OldestMayHave() || wanted_blocks() > available_blocks) return std::nullopt;
   const auto [attempt, blocks] = waiting_.begin()->second;
-  const bool under_half = 2 * (static_cast<int64_t>(granted_blocks_) + blocks) < pool_blocks_;
-  if (blocks > available_blocks || !(under_half || granted_.empty())) return std::nullopt;
   waiting_.erase(waiting_.begin());
   granted_[attempt] = blocks;
   granted_blocks_ += blocks;

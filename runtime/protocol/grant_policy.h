@@ -22,6 +22,8 @@ class GrantPolicy {
 
   // It started and wants `blocks`. Once an attempt. `order` is its age: lower is older, unique.
   void Want(const AttemptId& attempt, uint64_t order, int32_t blocks);
+  // The oldest waits for nothing but blocks.
+  bool OldestMayHave() const;
   // The oldest, if it may have its blocks now and `available_blocks` suffice; it then counts as
   // granted. Call until it gives nothing.
   std::optional<AttemptId> Next(int32_t available_blocks);

@@ -1,6 +1,7 @@
 #include "runtime/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
@@ -14,10 +15,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockSource* blocks)
 
 void Scheduler::Enqueue(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle && sequence->block_table.empty());
-  sequence->state = SequenceState::kWaiting;
-  waiting_.insert(sequence);
-  waiting_by_length_.insert(sequence);
   num_alone_ += sequence->alone;
+  Wait(sequence);
 }
 
 void Scheduler::Join(Sequence* sequence) {
@@ -27,25 +26,46 @@ void Scheduler::Join(Sequence* sequence) {
   Run(sequence);
 }
 
+void Scheduler::Wait(Sequence* sequence) {
+  sequence->state = SequenceState::kWaiting;
+  waiting_.insert(sequence);
+  waiting_by_length_.insert(sequence);
+}
+
 void Scheduler::Run(Sequence* sequence) {
   sequence->state = SequenceState::kRunning;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), sequence, Older()), sequence);
 }
 
-void Scheduler::Remove(Sequence* sequence) {
-  if (sequence->state == SequenceState::kIdle) return;
+void Scheduler::TakeOut(Sequence* sequence) {
   if (sequence->state == SequenceState::kWaiting) {
-    LeaveQueue(sequence);
+    waiting_.erase(sequence);
+    waiting_by_length_.erase(sequence);
   } else {
     running_.erase(std::lower_bound(running_.begin(), running_.end(), sequence, Older()));
   }
+}
+
+void Scheduler::Remove(Sequence* sequence) {
+  if (sequence->state == SequenceState::kIdle) return;
+  TakeOut(sequence);
   num_alone_ -= sequence->alone;
   sequence->state = SequenceState::kIdle;
 }
 
-void Scheduler::LeaveQueue(Sequence* sequence) {
-  waiting_.erase(sequence);
-  waiting_by_length_.erase(sequence);
+void Scheduler::Reorder(Sequence* sequence, uint64_t order) {
+  const SequenceState state = sequence->state;
+  if (state != SequenceState::kIdle) TakeOut(sequence);
+  sequence->order = order;
+  if (state == SequenceState::kWaiting) Wait(sequence);
+  if (state == SequenceState::kRunning) Run(sequence);
+}
+
+int32_t Scheduler::MakeRoom(uint64_t order, int32_t num_blocks) {
+  const size_t before = plan_.preempted.size();
+  while (blocks_->num_available() - num_running() < num_blocks && PreemptHigherRank(order)) {
+  }
+  return static_cast<int32_t>(plan_.preempted.size() - before);
 }
 
 void Scheduler::TakeTurn(Sequence* sequence) {
@@ -60,6 +80,7 @@ const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
   plan_.preempted.clear();
   plan_.blocked_order = kNoOrder;
   budget_ = limits_.max_batched_tokens;
+  first_prompt_ran_ = false;
   brief_blocked_ = false;
   no_place_from_ = kNoOrder;
   spare_blocks_.reset();
@@ -87,12 +108,13 @@ void Scheduler::ScheduleShared(uint64_t admit_before) {
   odd_ = !odd_;
   const auto prompts = static_cast<int32_t>(chunks_.size() + waiting_.size());
   const int32_t half = (limits_.max_sequences + (odd_ ? 1 : 0)) / 2;
-  ScheduleDecodes(limits_.max_sequences - std::min(prompts, half));
-  if (prompts > 0 && !full()) SchedulePrompts(admit_before);
+  ScheduleDecodes(limits_.max_sequences - std::min(prompts, half),
+                  FirstPrompt(/*shortest=*/!shortest_first_, admit_before), admit_before);
+  if (prompts > 0 && (first_prompt_ran_ || !full())) SchedulePrompts(admit_before);
   ScheduleLeftOut();
 }
 
-void Scheduler::ScheduleDecodes(int32_t places) {
+void Scheduler::ScheduleDecodes(int32_t places, Sequence* first_prompt, uint64_t admit_before) {
   const auto num_places = static_cast<size_t>(places);
   if (decodes_.size() > num_places) {
     const auto last = decodes_.begin() + places;
@@ -102,9 +124,56 @@ void Scheduler::ScheduleDecodes(int32_t places) {
     std::sort(decodes_.begin(), decodes_.end(), Older());
   }
   // Victims are never older than who needs their blocks, so they are not yet in the plan.
-  for (Sequence* sequence : decodes_) {
+  for (size_t i = 0; i < decodes_.size(); ++i) {
+    Sequence* const sequence = decodes_[i];
+    if (first_prompt != nullptr && first_prompt->order < sequence->order) {
+      RunFirstPrompt(std::exchange(first_prompt, nullptr), decodes_.size() - i, admit_before);
+    }
     if (sequence->state == SequenceState::kRunning) RunDecode(sequence);
   }
+  if (first_prompt != nullptr) RunFirstPrompt(first_prompt, 0, admit_before);
+}
+
+// Of the prompts, if there are sequences of higher rank whose blocks it may take; otherwise null.
+Sequence* Scheduler::FirstPrompt(bool shortest, uint64_t admit_before) const {
+  if (running_.empty() || RankOf(running_.back()->order) == 0) return nullptr;
+  const uint64_t limit = shortest ? std::min(admit_before, held_back_) : admit_before;
+  const PromptOrder earlier{.shortest = shortest};
+  Sequence* first = nullptr;
+  for (Sequence* sequence : chunks_) {
+    if (first == nullptr || earlier(sequence, first)) first = sequence;
+  }
+  for (Sequence* sequence : shortest ? waiting_by_length_ : waiting_) {
+    if (sequence->alone || sequence->order > limit) continue;
+    if (first == nullptr || earlier(sequence, first)) first = sequence;
+    break;
+  }
+  if (first == nullptr || RankOf(first->order) >= RankOf(running_.back()->order)) return nullptr;
+  return first;
+}
+
+// Leaves places and tokens to the decodes that are not yet in the plan.
+void Scheduler::RunFirstPrompt(Sequence* sequence, size_t decodes_left, uint64_t admit_before) {
+  const auto left = static_cast<int32_t>(decodes_left);
+  const size_t before = plan_.runs.size();
+  if (static_cast<int32_t>(before) + left >= limits_.max_sequences) return;
+  budget_ -= left;
+  if (sequence->state == SequenceState::kRunning) {
+    std::erase(chunks_, sequence);
+    const int32_t wanted = sequence->num_computed + ChunkOf(*sequence);
+    while (blocks_->Grow(sequence, wanted) < wanted && PreemptHigherRank(sequence->order)) {
+    }
+    RunChunk(sequence);
+  } else if (sequence->order < std::min(admit_before, plan_.blocked_order) &&
+             (HasPlace(*sequence) || EverybodyFits(*sequence))) {
+    // A block for everyone who goes before it: the others cannot take its own.
+    const auto older =
+        std::lower_bound(running_.begin(), running_.end(), sequence, Older()) - running_.begin();
+    TryAdmit(sequence, static_cast<int32_t>(older), /*complete=*/false, /*take=*/true,
+             &last_take_refusal_);
+  }
+  budget_ += left;
+  first_prompt_ran_ = plan_.runs.size() > before;
 }
 
 // What prompts have left of their half. Nobody is preempted any more who could be in the plan. If
@@ -115,7 +184,9 @@ void Scheduler::ScheduleLeftOut() {
   std::sort(left_out_.begin(), left_out_.end(), EarlierTurn());
   for (Sequence* sequence : left_out_) {
     if (full()) return;
-    if (sequence->state != SequenceState::kRunning) continue;
+    const auto& admitted = plan_.admitted;  // Preempted in this step, and back already.
+    const bool back = std::find(admitted.begin(), admitted.end(), sequence) != admitted.end();
+    if (sequence->state != SequenceState::kRunning || back) continue;
     if (plan_.runs.empty()) {
       RunDecode(sequence);
       continue;
@@ -158,20 +229,18 @@ void Scheduler::Admit(Sequence* sequence, uint64_t admit_before) {
   if (HasPlace(*sequence) || EverybodyFits(*sequence)) TryAdmit(sequence);
 }
 
-// Fewer than max_sequences requests that are older run. A batch holds no more, and each that has
-// begun keeps its blocks; but forks and transfers join without asking, and would else keep out an
-// older prompt for as long as they come.
+// Fewer than max_sequences other requests that are older run. A batch holds no more, and each that
+// has begun keeps its blocks; but forks and transfers join without asking, and would else keep out
+// an older prompt for as long as they come.
 bool Scheduler::HasPlace(const Sequence& sequence) {
   if (sequence.order > no_place_from_) return false;
   int32_t places = limits_.max_sequences;
-  const RequestTurns* last = nullptr;  // A request's sequences have neighbouring orders.
   for (const Sequence* running : running_) {
-    if (running->order > sequence.order) break;
-    if (running->turns != last && running->turns != sequence.turns && --places == 0) {
+    if (running->order > sequence.order || RankOf(running->order) > 0) break;
+    if (running->turns != sequence.turns && --places == 0) {
       no_place_from_ = running->order;
       return false;
     }
-    last = running->turns;
   }
   return true;
 }
@@ -197,7 +266,8 @@ int64_t Scheduler::BlocksAtEnd(const Sequence& sequence) const {
 
 bool Scheduler::TryAdmit(Sequence* sequence) {
   // A block for everyone who runs already, so that what is admitted is not preempted at once.
-  if (TryAdmit(sequence, /*headroom=*/num_running(), /*complete=*/false, &last_refusal_)) {
+  if (TryAdmit(sequence, /*headroom=*/num_running(), /*complete=*/false, /*take=*/false,
+               &last_refusal_)) {
     return true;
   }
   Blocked(sequence);
@@ -207,25 +277,31 @@ bool Scheduler::TryAdmit(Sequence* sequence) {
 // What is through in this step gives its blocks back before anybody else wants them.
 bool Scheduler::TryAdmitBrief(Sequence* sequence) {
   if (brief_blocked_ || sequence->remaining() > budget_) return false;
-  if (TryAdmit(sequence, /*headroom=*/0, /*complete=*/true, &last_brief_refusal_)) return true;
+  if (TryAdmit(sequence, /*headroom=*/0, /*complete=*/true, /*take=*/false, &last_brief_refusal_)) {
+    return true;
+  }
   brief_blocked_ = true;
   return false;
 }
 
-bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Refusal* last) {
+bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, bool take,
+                         Refusal* last) {
   // Looking its prefix up is not cheap: while others run, not again before something has changed.
   const Refusal refusal{.order = sequence->order,
                         .available = blocks_->num_available(),
                         .headroom = headroom,
                         .budget = budget_};
   const bool known = refusal == *last && !plan_.runs.empty();
-  if (known || refusal.available <= headroom) return false;
+  if (known || (refusal.available <= headroom && !take)) return false;
   blocks_->AttachPrefix(sequence);
   const int32_t chunk = ChunkOf(*sequence);
   const int32_t wanted = sequence->whole ? static_cast<int32_t>(sequence->token_ids.size())
                                          : sequence->num_computed + chunk;
   const int32_t blocks_wanted =
       CeilDiv(wanted, limits_.block_tokens) - static_cast<int32_t>(sequence->block_table.size());
+  while (take && blocks_wanted + headroom > blocks_->num_available() &&
+         PreemptHigherRank(sequence->order)) {
+  }
   if (blocks_wanted + headroom > blocks_->num_available() ||
       (complete && chunk < sequence->remaining())) {
     blocks_->Release(sequence);
@@ -233,7 +309,7 @@ bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Re
     return false;
   }
   TANDEM_CHECK(blocks_->Grow(sequence, wanted) == wanted) << "no block although some were left";
-  LeaveQueue(sequence);
+  TakeOut(sequence);
   Run(sequence);
   spare_blocks_.reset();
   plan_.admitted.push_back(sequence);
@@ -244,13 +320,13 @@ bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Re
 void Scheduler::ScheduleAlone(uint64_t admit_before) {
   Sequence* const sequence = OldestAlone();
   if (sequence == nullptr) return;
-  if (sequence->state == SequenceState::kWaiting) {
-    Admit(sequence, admit_before);
-  } else if (sequence->remaining() == 1) {
+  const bool waits = sequence->state == SequenceState::kWaiting;
+  if (!waits && sequence->remaining() == 1) {
     RunDecode(sequence);
-  } else {
-    RunChunk(sequence);
+    return;
   }
+  RunFirstPrompt(sequence, /*decodes_left=*/0, admit_before);
+  if (waits && plan_.runs.empty()) Admit(sequence, admit_before);
 }
 
 void Scheduler::RunDecode(Sequence* sequence) {
@@ -299,6 +375,13 @@ Sequence* Scheduler::YoungestPreemptible() const {
 bool Scheduler::AnotherPreemptible(const Sequence* than) const {
   return std::any_of(running_.begin(), running_.end(),
                      [than](const Sequence* s) { return s != than && !s->whole; });
+}
+
+bool Scheduler::PreemptHigherRank(uint64_t order) {
+  Sequence* const victim = YoungestPreemptible();
+  if (victim == nullptr || RankOf(victim->order) <= RankOf(order)) return false;
+  Preempt(victim);
+  return true;
 }
 
 void Scheduler::Preempt(Sequence* sequence) {

@@ -17,6 +17,10 @@
 //   step evenly, because each that has begun holds blocks: they run one after another.
 // - While decodes are left out, prompts have half of the places.
 //
+// Nor do many choices keep the blocks from others: a sequence's order is its rank among its
+// siblings first and its arrival second (OrderOf), and "older" below means an earlier order. The
+// prompt that goes first in a step takes blocks from sequences of higher rank than its own.
+//
 // Nothing starves: the oldest sequence is never preempted for a younger one; while a sequence lacks
 // a block nobody younger is admitted, except who gives its blocks back at the end of the step; and
 // decodes cannot use up the budget (max_batched_tokens > max_sequences).
@@ -68,6 +72,11 @@ class Scheduler {
   void Enqueue(Sequence* sequence);  // Idle, without blocks: waits for its turn.
   void Join(Sequence* sequence);     // Idle, with blocks: runs from the next step on.
   void Remove(Sequence* sequence);   // Makes it idle; its blocks stay with it. Idle: nothing.
+  // An older sibling has ended. Nobody else has this order.
+  void Reorder(Sequence* sequence, uint64_t order);
+  // Preempts sequences of higher rank than `order` until so many blocks are available beyond one
+  // for each that runs, or none is left. Returns how many.
+  int32_t MakeRoom(uint64_t order, int32_t num_blocks);
 
   // Sequences younger than `admit_before` stay waiting (an older one elsewhere lacks blocks). The
   // plan is valid until the next Schedule.
@@ -89,9 +98,10 @@ class Scheduler {
     }
   };
   struct PromptOrder {
-    bool shortest = false;  // Otherwise the oldest goes first.
+    bool shortest = false;  // Of the lowest rank; otherwise the oldest goes first.
     bool operator()(const Sequence* a, const Sequence* b) const {
-      if (shortest && Left(*a) != Left(*b)) return Left(*a) < Left(*b);
+      const bool same_rank = RankOf(a->order) == RankOf(b->order);
+      if (shortest && same_rank && Left(*a) != Left(*b)) return Left(*a) < Left(*b);
       return a->order < b->order;
     }
     // Does not change while it waits, although a prefix is looked up for it.
@@ -114,12 +124,17 @@ class Scheduler {
   bool full() const;
   int32_t ChunkOf(const Sequence& sequence) const;  // Tokens that it may run with what is left.
   void Plan(Sequence* sequence, int32_t num_tokens);
+  void Wait(Sequence* sequence);
   void Run(Sequence* sequence);
+  void TakeOut(Sequence* sequence);  // Of the waiting or the running ones.
   void TakeTurn(Sequence* sequence);
   void ScheduleShared(uint64_t admit_before);
   void ScheduleAlone(uint64_t admit_before);
-  void ScheduleDecodes(int32_t places);
+  // `first_prompt` may be null.
+  void ScheduleDecodes(int32_t places, Sequence* first_prompt, uint64_t admit_before);
   void ScheduleLeftOut();
+  Sequence* FirstPrompt(bool shortest, uint64_t admit_before) const;
+  void RunFirstPrompt(Sequence* sequence, size_t decodes_left, uint64_t admit_before);
   void SchedulePrompts(uint64_t admit_before);
   void RunPrompts(const PromptQueue& waiting, uint64_t admit_before);
   void Admit(Sequence* sequence, uint64_t admit_before);
@@ -127,14 +142,15 @@ class Scheduler {
   bool EverybodyFits(const Sequence& sequence);
   bool TryAdmit(Sequence* sequence);
   bool TryAdmitBrief(Sequence* sequence);
-  bool TryAdmit(Sequence* sequence, int32_t headroom, bool complete, Refusal* last);
-  void LeaveQueue(Sequence* sequence);
+  // `complete`: only if it is through in this step. `take`: also blocks of higher ranks.
+  bool TryAdmit(Sequence* sequence, int32_t headroom, bool complete, bool take, Refusal* last);
   int64_t BlocksAtEnd(const Sequence& sequence) const;
   void RunDecode(Sequence* sequence);
   void PlanDecode(Sequence* sequence);
   void RunChunk(Sequence* sequence);
   Sequence* YoungestPreemptible() const;
   bool AnotherPreemptible(const Sequence* than) const;
+  bool PreemptHigherRank(uint64_t order);
   void Preempt(Sequence* sequence);
   void Blocked(const Sequence* sequence);
   Sequence* OldestAlone() const;
@@ -152,9 +168,11 @@ class Scheduler {
   int64_t now_ = 0;                // The latest turn that has run.
   Refusal last_refusal_;
   Refusal last_brief_refusal_;
+  Refusal last_take_refusal_;
 
   // Of the plan under construction.
-  int32_t budget_ = 0;                   // Tokens left.
+  int32_t budget_ = 0;  // Tokens left.
+  bool first_prompt_ran_ = false;
   bool brief_blocked_ = false;           // A brief one lacked blocks.
   uint64_t no_place_from_ = kNoOrder;    // Who is younger has no place.
   std::optional<int64_t> spare_blocks_;  // See EverybodyFits; not known if empty.

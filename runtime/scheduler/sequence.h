@@ -23,9 +23,15 @@ struct RequestTurns {
   int64_t last = 0;  // The turn of its last decode.
 };
 
+// Who goes first, unique: lower does. Of the first sequences of all requests the one that arrived
+// first, then of the second ones, and so on: a request with many choices has the blocks of one
+// before any that others want, and the others only where nobody wants them.
+inline constexpr uint64_t OrderOf(uint64_t arrival, uint64_t rank) { return rank << 48 | arrival; }
+inline constexpr uint64_t RankOf(uint64_t order) { return order >> 48; }
+
 // The engine derives its own sequences from this. Belongs to it; the scheduler borrows.
 struct Sequence {
-  uint64_t order = 0;                // Arrival, unique: lower is older and goes first.
+  uint64_t order = 0;                // OrderOf.
   std::vector<int32_t> token_ids;    // Prompt and generated.
   int32_t num_computed = 0;          // KV of token_ids[0, num_computed) is in the table.
   std::vector<int32_t> block_table;  // Covers at least num_computed tokens.

@@ -1,5 +1,6 @@
 """Requests take turns: nobody waits for all the choices of another."""
 
+import itertools
 import json
 
 import httpx
@@ -9,6 +10,7 @@ from server import DEMO_MODEL, Server
 
 CHOICES = 128
 TOKENS = 150
+POOL_BYTES = 20_000_000
 
 
 @pytest.fixture(scope="module")
@@ -40,4 +42,39 @@ def test_a_request_of_one_token_does_not_wait_for_128_choices(small_batches):
         received += sum(len(event["choices"]) for event in events)
     assert received >= CHOICES * TOKENS
     assert server.total("tandem_preemptions_total") == 0
+    server.wait_idle()
+
+
+@pytest.fixture(scope="module", params=["hybrid", "disaggregated"])
+def small_pool(request, tmp_path_factory):
+    fleet = ["--hybrid=1"] if request.param == "hybrid" else ["--prefill=1", "--decode=1", "--disaggregate=always"]
+    with Server(tmp_path_factory.mktemp(request.param), DEMO_MODEL, *fleet, f"--kv-memory={POOL_BYTES}",
+                "--max-model-len=1024") as server:
+        yield server
+
+
+def test_a_newcomer_gets_blocks_though_choices_fill_the_pool(small_pool):
+    server = small_pool
+    body = {"model": "default", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "n": 64,
+            "prompt": [100 + i for i in range(400)], "temperature": 1.0, "seed": 6}
+    newcomer = {"model": "default", "max_tokens": 20, "ignore_eos": True, "prompt": list(range(200, 500)),
+                "temperature": 0}
+    alone = httpx.post(f"{server.url}/v1/completions", json=newcomer, timeout=600).json()
+    newcomer["prompt"] = newcomer["prompt"][1:]  # Not cached.
+    finished = 0
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600) as stream:
+        events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
+        while server.total("tandem_preemptions_total") == 0:  # The pool is full.
+            for event in itertools.islice(events, 64):
+                finished += sum(choice["finish_reason"] is not None for choice in event["choices"])
+            assert finished == 0
+        before = server.total("tandem_generated_tokens_total")
+        answer = httpx.post(f"{server.url}/v1/completions", json=newcomer, timeout=600)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"] == 20
+        after = server.total("tandem_generated_tokens_total")
+        assert after - before < 64 * TOKENS / 3
+        for event in events:
+            finished += sum(choice["finish_reason"] is not None for choice in event["choices"])
+    assert finished == 64
     server.wait_idle()

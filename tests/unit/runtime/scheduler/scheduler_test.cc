@@ -1,135 +1,17 @@
-#include "runtime/scheduler/scheduler.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
-#include <deque>
 #include <map>
-#include <memory>
-#include <numeric>
 
-#include "runtime/base/math.h"
 #include "runtime/base/random.h"
+#include "tests/unit/runtime/scheduler/scheduler_fixture.h"
 
 namespace tandem {
 namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
-
-constexpr int32_t kBlockTokens = 4;
-
-// A count of blocks, with nothing in them.
-class CountedBlocks final : public BlockSource {
- public:
-  explicit CountedBlocks(int32_t num_blocks) : available_(num_blocks) {}
-
-  void AttachPrefix(Sequence* sequence) override {
-    ++lookups_;
-    const auto num_tokens = static_cast<int32_t>(sequence->token_ids.size());
-    const int32_t cached = std::min(cached_blocks_ * kBlockTokens, num_tokens - 1) / kBlockTokens;
-    Grow(sequence, cached * kBlockTokens);
-    sequence->num_computed = static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens;
-  }
-  int32_t Grow(Sequence* sequence, int32_t num_tokens) override {
-    while (static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens < num_tokens &&
-           available_ > 0) {
-      --available_;
-      sequence->block_table.push_back(0);
-    }
-    return std::min(num_tokens, static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens);
-  }
-  void Release(Sequence* sequence) override {
-    available_ += static_cast<int32_t>(sequence->block_table.size());
-    sequence->block_table.clear();
-    sequence->num_computed = 0;
-  }
-  int32_t num_available() const override { return available_; }
-  void Take(int32_t num_blocks) { available_ -= num_blocks; }
-  int lookups() const { return lookups_; }
-  // So much of every prompt is found.
-  void set_cached_blocks(int32_t cached_blocks) { cached_blocks_ = cached_blocks; }
-
- private:
-  int32_t available_;
-  int lookups_ = 0;
-  int32_t cached_blocks_ = 0;
-};
-
-class SchedulerTest : public testing::Test {
- protected:
-  void Create(int32_t num_blocks, int32_t max_sequences = 8, int32_t max_batched_tokens = 16) {
-    num_blocks_ = num_blocks;
-    blocks_ = std::make_unique<CountedBlocks>(num_blocks);
-    scheduler_ =
-        std::make_unique<Scheduler>(SchedulerLimits{.max_sequences = max_sequences,
-                                                    .max_batched_tokens = max_batched_tokens,
-                                                    .block_tokens = kBlockTokens},
-                                    blocks_.get());
-  }
-
-  Sequence* Add(int32_t num_tokens) {
-    Sequence& sequence = sequences_.emplace_back();
-    sequence.order = sequences_.size();
-    sequence.token_ids.resize(static_cast<size_t>(num_tokens));
-    sequence.turns = &turns_.emplace_back();
-    return &sequence;
-  }
-  // Of the same request.
-  Sequence* AddSibling(const Sequence& of, int32_t num_tokens) {
-    Sequence* const sequence = Add(num_tokens);
-    sequence->turns = of.turns;
-    return sequence;
-  }
-  // As after a transfer, or when a choice begins: all but the last token are computed.
-  void Join(Sequence* sequence) {
-    const auto num_tokens = static_cast<int32_t>(sequence->token_ids.size());
-    ASSERT_EQ(blocks_->Grow(sequence, num_tokens), num_tokens);
-    sequence->num_computed = num_tokens - 1;
-    scheduler_->Join(sequence);
-  }
-  void JoinForks(int count) {
-    const Sequence* const first = Add(8);
-    for (int i = 1; i < count; ++i) AddSibling(*first, 8);
-    for (size_t i = sequences_.size() - static_cast<size_t>(count); i < sequences_.size(); ++i) {
-      Join(&sequences_[i]);
-    }
-  }
-  bool Ran(const Sequence* sequence) const {
-    return std::any_of(ran_.begin(), ran_.end(),
-                       [&](const auto& run) { return run.first == sequence->order; });
-  }
-  Sequence* Enqueue(int32_t num_tokens) {
-    Sequence* const sequence = Add(num_tokens);
-    scheduler_->Enqueue(sequence);
-    return sequence;
-  }
-
-  // Schedules and computes: a sequence that has caught up gets one more token.
-  const StepPlan& Step() {
-    const StepPlan& plan = scheduler_->Schedule();
-    ran_.clear();
-    for (const ScheduledRun& run : plan.runs) {
-      ran_.emplace_back(run.sequence->order, run.num_tokens);
-      run.sequence->num_computed += run.num_tokens;
-      if (run.sequence->remaining() == 0) run.sequence->token_ids.push_back(0);
-    }
-    return plan;
-  }
-  void Finish(Sequence* sequence) {
-    scheduler_->Remove(sequence);
-    blocks_->Release(sequence);
-  }
-
-  int32_t num_blocks_ = 0;
-  std::unique_ptr<CountedBlocks> blocks_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::deque<Sequence> sequences_;
-  std::deque<RequestTurns> turns_;
-  std::vector<std::pair<uint64_t, int32_t>> ran_;  // (order, tokens) of the last step.
-};
 
 TEST_F(SchedulerTest, DecodesComeFirstThenPromptsWithinOneBudget) {
   Create(/*num_blocks=*/100, /*max_sequences=*/8, /*max_batched_tokens=*/16);
@@ -292,7 +174,7 @@ TEST_F(SchedulerTest, OnePlaceIsShortPromptsAndTheOldestOnesAndDecodesInTurn) {
       Step();
       ASSERT_EQ(ran_.size(), 1u);
       Sequence& ran = sequences_[ran_.front().first - 1];
-      decodes += ran.order <= 3;
+      decodes += ran_.front().first <= 3;
       brief += ran.final_tokens == 6;
       if (ran.final_tokens == 6) Finish(&ran);
     }
@@ -618,63 +500,6 @@ TEST_F(SchedulerTest, WhoeverMustRunAloneIsCountedFromEnqueueToRemove) {
 }
 
 // Random loads: whatever arrives, everything finishes, and no plan breaks a limit.
-TEST_F(SchedulerTest, EverythingFinishesUnderRandomLoad) {
-  for (uint64_t seed = 1; seed <= 300; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    Random random(seed);
-    const auto max_sequences = static_cast<int32_t>(random.Between(1, 6));
-    const auto max_tokens = static_cast<int32_t>(random.Between(max_sequences + 1, 24));
-    const auto num_blocks = static_cast<int32_t>(random.Between(8, 30));
-    sequences_.clear();
-    Create(num_blocks, max_sequences, max_tokens);
-    blocks_->set_cached_blocks(static_cast<int32_t>(random.Below(3)));
-    std::vector<int32_t> length;  // At which the sequence finishes, by index.
-    size_t arrived = 0;
-    size_t finished = 0;
-    const size_t total = 20;
-    for (int step = 0; finished < total; ++step) {
-      ASSERT_LT(step, 20'000);
-      if (arrived < total && random.Chance(0.3)) {
-        const auto tokens = static_cast<int32_t>(random.Between(1, 16));
-        Sequence* const sequence =
-            arrived > 0 && random.Chance(0.4) ? AddSibling(sequences_.back(), tokens) : Add(tokens);
-        sequence->alone = random.Chance(0.1);
-        sequence->whole = !sequence->alone && random.Chance(0.1);
-        length.push_back(static_cast<int32_t>(sequence->token_ids.size()) +
-                         (sequence->whole ? 0 : static_cast<int32_t>(random.Between(1, 16))));
-        if (random.Chance(0.8)) sequence->final_tokens = length.back();
-        scheduler_->Enqueue(sequence);
-        ++arrived;
-      }
-      const StepPlan plan = scheduler_->Schedule();
-      ASSERT_LE(static_cast<int32_t>(plan.runs.size()), max_sequences);
-      int32_t tokens = 0;
-      for (const ScheduledRun& run : plan.runs) {
-        Sequence* const sequence = run.sequence;
-        tokens += run.num_tokens;
-        ASSERT_GT(run.num_tokens, 0);
-        ASSERT_EQ(sequence->state, SequenceState::kRunning);
-        ASSERT_GE(static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens,
-                  sequence->num_computed + run.num_tokens);
-        ASSERT_TRUE(!sequence->alone || plan.runs.size() == 1u);
-        sequence->num_computed += run.num_tokens;
-        if (sequence->remaining() > 0) continue;
-        if (static_cast<int32_t>(sequence->token_ids.size()) >= length[sequence->order - 1]) {
-          Finish(sequence);
-          ++finished;
-        } else {
-          sequence->token_ids.push_back(0);
-        }
-      }
-      ASSERT_LE(tokens, max_tokens);
-      for (const Sequence* sequence : plan.preempted) ASSERT_FALSE(sequence->whole);
-      for (const Sequence* sequence : plan.admitted) {
-        ASSERT_TRUE(plan.preempted.empty() || sequence->brief());
-      }
-    }
-    EXPECT_EQ(blocks_->num_available(), num_blocks);
-  }
-}
 
 }  // namespace
 }  // namespace tandem

@@ -1,0 +1,73 @@
+// A pool that the choices of one request fill: who else comes does not wait for their end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/unit/runtime/engine/engine_transfer_fixture.h"
+
+namespace tandem {
+namespace {
+
+using testing::IsEmpty;
+
+class EngineChoicesTest : public EngineTransferTest {
+ protected:
+  // 8 choices that come to want more than a pool of 24 blocks.
+  Submit FillPool() {
+    Submit choices = MakeSubmit(1, RandomTokens(40, 1), /*max_tokens=*/120, /*num_choices=*/8);
+    fleet_.Submit(kDecode, choices);
+    fleet_.RunUntil([&] { return fleet_.engine(kDecode).Load().blocks.free == 0; });
+    EXPECT_THAT(fleet_.record(choices.attempt).finish, IsEmpty());
+    return choices;
+  }
+  bool Finished(const Submit& submit) {
+    return fleet_.record(submit.attempt).finish.size() == submit.choices.size();
+  }
+};
+
+TEST_F(EngineChoicesTest, ANewcomerIsThroughBeforeAnyOfThem) {
+  Create(/*decode_blocks=*/24);
+  const Submit choices = FillPool();
+  const Submit newcomer = MakeSubmit(2, RandomTokens(60, 2), 30);
+  fleet_.Submit(kDecode, newcomer);
+  fleet_.RunUntil([&] { return Finished(newcomer); });
+  EXPECT_THAT(fleet_.record(choices.attempt).finish, IsEmpty());
+  Run();
+  for (const Submit& submit : {choices, newcomer}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineChoicesTest, APromptThatIsComputedElsewhereIsGrantedTheirBlocks) {
+  Create(/*decode_blocks=*/24);
+  const Submit choices = FillPool();
+  const Submit newcomer = Disaggregated(2, RandomTokens(60, 2), 30);
+  fleet_.Submit(kDecode, newcomer);
+  fleet_.RunUntil([&] { return Finished(newcomer); });
+  EXPECT_THAT(fleet_.record(choices.attempt).finish, IsEmpty());
+  EXPECT_EQ(fleet_.messages("Committed"), 1);
+  Run();
+  for (const Submit& submit : {choices, newcomer}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
+TEST_F(EngineChoicesTest, TheyAreThroughInTheEndHoweverManyCome) {
+  Create(/*decode_blocks=*/24);
+  const Submit choices = FillPool();
+  std::vector<Submit> newcomers;
+  uint64_t next = 2;
+  while (!Finished(choices)) {
+    ASSERT_LT(next, 400u) << fleet_.record(choices.attempt).finish.size() << " choices are through";
+    std::erase_if(newcomers, [&](const Submit& submit) { return Finished(submit); });
+    while (newcomers.size() < 4) {
+      newcomers.push_back(MakeSubmit(next, RandomTokens(60, next), 30));
+      fleet_.Submit(kDecode, newcomers.back());
+      ++next;
+    }
+    ASSERT_TRUE(fleet_.RunOne());
+  }
+  EXPECT_EQ(fleet_.CheckFinished(choices), "");
+  Run();
+}
+
+}  // namespace
+}  // namespace tandem
