@@ -26,8 +26,8 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
     ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kInvalidArgument)];
     return absl::InvalidArgumentError("a stop string is empty, or there is no text to match");
   }
-  if (num_unplaced_ >= options_.max_waiting_requests ||
-      static_cast<int64_t>(requests_.size()) >= options_.max_requests) {
+  if (static_cast<int64_t>(requests_.size()) >= options_.max_requests ||
+      (num_unplaced_ >= options_.max_waiting_requests && !GiveWay(facts.client, now_us))) {
     ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kResourceExhausted)];
     return absl::ResourceExhaustedError(absl::StrFormat(
         "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
@@ -108,8 +108,31 @@ void RequestOwner::Impl::Erase(RequestState* request) {
 }
 
 void RequestOwner::Impl::SetUnplaced(RequestState* request, bool unplaced) {
-  num_unplaced_ += static_cast<int32_t>(unplaced) - static_cast<int32_t>(request->unplaced);
+  if (request->unplaced == unplaced) return;
   request->unplaced = unplaced;
+  num_unplaced_ += unplaced ? 1 : -1;
+  std::set<uint64_t>& counters = unplaced_of_[request->facts.client];
+  if (unplaced) {
+    counters.insert(request->counter);
+  } else {
+    counters.erase(request->counter);
+    if (counters.empty()) unplaced_of_.erase(request->facts.client);
+  }
+}
+
+bool RequestOwner::Impl::GiveWay(const std::string& client, int64_t now_us) {
+  const auto most = std::max_element(
+      unplaced_of_.begin(), unplaced_of_.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto own = unplaced_of_.find(client);
+  const size_t num_own = own == unplaced_of_.end() ? 0 : own->second.size();
+  if (most == unplaced_of_.end() || most->second.size() < num_own + 2) return false;
+  const std::string why = absl::StrFormat(
+      "%d requests wait, %d of them this client's: the youngest gives way to others'",
+      num_unplaced_, most->second.size());
+  Fail(&requests_.at(*most->second.rbegin()), absl::ResourceExhaustedError(why),
+       RequestOutcome::kResourceExhausted, now_us);
+  return true;
 }
 
 absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,

@@ -90,6 +90,7 @@ class RequestSink {
 
 // Ranges are checked by the front ends; only contradictions are refused here.
 struct RequestFacts {
+  std::string client;              // Whose it is: clients share the places of those that wait.
   std::vector<int32_t> token_ids;  // The prompt, at least one.
   SamplingParams sampling;
   // The client set no max_tokens: what `sampling` says is the most that it may get. Its first
@@ -131,7 +132,8 @@ class RequestOwner {
   // ---- From clients ----
 
   // Accepts, and places if it can. ResourceExhausted if too many wait, InvalidArgument for facts
-  // that contradict each other; the sink is then never called.
+  // that contradict each other; the sink is then never called. Too many: the youngest one that
+  // waits of the client with most of them gives way, if that is another client and has two more.
   absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
   // The client is gone, or an operator aborts: OnError(Cancelled). False if it has ended already.
   bool Cancel(const RequestId& request, int64_t now_us);

@@ -158,6 +158,8 @@ class RequestOwner::Impl {
             int64_t now_us);
   void Erase(RequestState* request);
   void SetUnplaced(RequestState* request, bool unplaced);
+  // Ends one that waits so that one of `client` may. False: nobody has two more than it.
+  bool GiveWay(const std::string& client, int64_t now_us);
   RequestState* Find(const RequestId& id);
 
   // ---- events.cc ----
@@ -180,8 +182,9 @@ class RequestOwner::Impl {
   std::map<SessionId, std::set<StreamKey>> running_;
   std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
   uint64_t last_counter_ = 0;
-  int32_t num_unplaced_ = 0;  // Requests that are `unplaced`.
-  bool may_place_ = false;    // Something changed since the queue was last walked.
+  int32_t num_unplaced_ = 0;                               // Requests that are `unplaced`.
+  std::map<std::string, std::set<uint64_t>> unplaced_of_;  // Their counters, by client.
+  bool may_place_ = false;  // Something changed since the queue was last walked.
   int64_t last_tick_us_ = -1;
 };
 

@@ -136,6 +136,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   for (std::vector<int32_t>& ids : prompts) {
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
     RequestFacts facts;
+    facts.client = call.client;
     TANDEM_ASSIGN_OR_RETURN(facts.sampling,
                             MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
                                                max_model_tokens(), drawn));

@@ -1,5 +1,9 @@
 // Who waits for a worker, behind whom, and for how long.
 
+#include <deque>
+#include <map>
+#include <string>
+
 #include "request_fixture.h"
 
 namespace tandem {
@@ -22,6 +26,38 @@ TEST_F(RequestWaitingTest, OnlyWhoWaitsForAFirstTokenCountsAsWaiting) {
   RecordingSink newcomer;
   EXPECT_TRUE(owner_->Start(Facts(&newcomer), now_us_).ok());
   EXPECT_EQ(owner_->num_waiting(), 2);
+}
+
+TEST_F(RequestWaitingTest, ThePlacesOfThoseThatWaitAreShared) {
+  RequestOwnerOptions options;
+  options.max_waiting_requests = 4;
+  Recreate(options);
+  std::map<std::string, std::deque<RecordingSink>> sinks;
+  const auto start = [&](const std::string& client) {
+    RequestFacts facts = Facts(&sinks[client].emplace_back());
+    facts.client = client;
+    return owner_->Start(std::move(facts), now_us_).ok();
+  };
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(start("many"));
+  EXPECT_FALSE(start("many"));
+  EXPECT_TRUE(start("few"));
+  EXPECT_TRUE(start("few"));
+  EXPECT_FALSE(start("few")) << "that would be more than the other has";
+  EXPECT_TRUE(start("one"));
+  EXPECT_FALSE(start("one"));
+  EXPECT_EQ(owner_->num_waiting(), 4);
+  // The youngest gave way, each time, and of two clients with as many the first by name.
+  std::string waiting;
+  for (const auto& [client, its] : sinks) {
+    for (const RecordingSink& sink : its) waiting += sink.ended() ? '-' : client[0];
+  }
+  EXPECT_EQ(waiting, "f-fmm--moo");  // Who was refused has not ended: its sink is never called.
+  for (const size_t i : {2, 3}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(sinks.at("many")[i].error)) << sinks.at("many")[i].error;
+  }
+  AddWorker("a");
+  EXPECT_EQ(outbox_.submits.size(), 4u);
+  EXPECT_TRUE(start("many")) << "nobody waits any more";
 }
 
 TEST_F(RequestWaitingTest, TheRoomOfOneThatEndsIsTheNextOnesAtOnce) {
