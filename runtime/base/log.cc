@@ -8,7 +8,9 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <ctime>
 
@@ -105,10 +107,15 @@ bool Sink::TryWrite(const std::string& line) {
   } else if (S_ISSOCK(opened_.st_mode)) {
     written = send(STDERR_FILENO, out.data(), out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } else {
-    // A file; or a pipe of another user, which cannot be opened, but asked.
+    // A file; or a pipe of another user, which cannot be opened, but asked: it says whether there
+    // is room for PIPE_BUF bytes.
     pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
-    if (poll(&room, 1, 0) <= 0) return false;
-    written = write(STDERR_FILENO, out.data(), out.size());
+    while (static_cast<size_t>(written) < out.size() && poll(&room, 1, 0) > 0) {
+      const size_t size = std::min<size_t>(out.size() - static_cast<size_t>(written), PIPE_BUF);
+      const ssize_t more = write(STDERR_FILENO, out.data() + written, size);
+      if (more <= 0) break;
+      written += more;
+    }
   }
   if (written <= 0) return false;
   torn_ = static_cast<size_t>(written) < out.size();

@@ -147,8 +147,8 @@ class Http2Gate::Impl {
     if (address.ss_family != AF_UNIX) {
       const int yes = 1;
       setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-      NoticeLostPeers(descriptor, shared_.options.keepalive_time,
-                      shared_.options.keepalive_timeout);
+      NoticeLostPeers(descriptor, shared_.options.keepalive_time, shared_.options.keepalive_timeout,
+                      shared_.options.unread_timeout);
     }
     const auto connection =
         std::make_shared<GateConnection>(&shared_, descriptor, Describe(address));

@@ -64,6 +64,7 @@ struct Http2GateOptions {
   std::chrono::milliseconds stuck_timeout{2'000};
   // As long as gRPC's own pings allow.
   std::chrono::milliseconds keepalive_time{20'000}, keepalive_timeout{10'000};
+  std::chrono::milliseconds unread_timeout{60'000};
 };
 
 class Http2Gate {

@@ -121,7 +121,7 @@ void ListenSocket::Close() {
 }
 
 void NoticeLostPeers(int descriptor, std::chrono::milliseconds silence,
-                     std::chrono::milliseconds timeout) {
+                     std::chrono::milliseconds timeout, std::chrono::milliseconds unread) {
   const auto set = [&](int level, int name, int64_t value) {
     const int number = static_cast<int>(value);
     setsockopt(descriptor, level, name, &number, sizeof(number));
@@ -134,7 +134,7 @@ void NoticeLostPeers(int descriptor, std::chrono::milliseconds silence,
   set(IPPROTO_TCP, TCP_KEEPIDLE, seconds(silence));
   set(IPPROTO_TCP, TCP_KEEPINTVL, seconds(timeout / kProbes));
   set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, (silence + timeout).count());
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, unread.count());
 }
 
 }  // namespace tandem

@@ -36,10 +36,11 @@ class ListenSocket {
   std::string path_;
 };
 
-// A peer that vanished without a word is an error on its socket after `silence` + `timeout`, with
-// or without unsent bytes. Not every kernel and socket has these options, whose unit is seconds.
+// A peer that vanished without a word is an error on its socket after `silence` + `timeout`; after
+// `unread` where it has bytes to acknowledge, as is one that is there and does not read. Not every
+// kernel and socket has these options; the unit of the first two is seconds.
 void NoticeLostPeers(int descriptor, std::chrono::milliseconds silence,
-                     std::chrono::milliseconds timeout);
+                     std::chrono::milliseconds timeout, std::chrono::milliseconds unread);
 
 }  // namespace tandem
 

@@ -132,7 +132,8 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
                .max_streams = kMaxPeerStreams,
                .max_connections = MaxConnections(kGateDescriptors),
                .keepalive_time = keepalive,
-               .keepalive_timeout = keepalive},
+               .keepalive_timeout = keepalive,
+               .unread_timeout = 2 * keepalive},
       .services = {"tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet"},
       .health = {{"", ready}, {"tandem.v1.Worker", ready}, {"liveness", [] { return true; }}},
       .grace = kShutdownGrace};

@@ -347,6 +347,17 @@ TEST_F(RouterGrpcTest, CallsThatOnlySendTheirHeadersAreBoundedTogether) {
   EXPECT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") <= before; }));
 }
 
+TEST_F(RouterGrpcTest, ACallThatOnlySentItsHeadersHoldsNoDrainUp) {
+  StartAndDial({FakeWorkerOptions()});
+  ASSERT_EQ(CodeOf(Request(1)), grpc::StatusCode::OK);
+  const double before = Metric("tandem_memory_held_bytes");
+  RawHttp client(router_->grpc_port());
+  client.Send(HeadersOnly("/tandem.v1.Inference/GenerateStream", 3));
+  EXPECT_TRUE(
+      Eventually([&] { return Metric("tandem_memory_held_bytes") >= before + 3 * kCallBytes; }));
+  EXPECT_TRUE(Eventually([&] { return router_->Drained(); }));
+}
+
 TEST_F(RouterGrpcTest, AClientThatDoesNotReadIsCutOffWithAllThatWaits) {
   Start({FakeWorkerOptions()});
   grpc::ChannelArguments arguments;

@@ -286,6 +286,9 @@ TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   EXPECT_TRUE(careful.ReadUntil("100 Continue\r\n\r\n"));
   careful.Send(body);
   EXPECT_TRUE(careful.ReadUntil("\"usage\""));
+  RawHttp old(http());  // HTTP/1.0 knows no interim answers.
+  old.Send("GET /health HTTP/1.0\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_EQ(old.Read().status, 200);
 }
 
 TEST_F(RouterHttpTest, AClientThatLeavesAbortsItsRequest) {

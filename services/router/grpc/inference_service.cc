@@ -168,9 +168,7 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
   };
 
   CallReactor(const Parts& parts, grpc::CallbackServerContext* context, bool stream)
-      : EarlyReactor(parts.calls, context), parts_(parts), stream_(stream) {
-    parts_.num_calls->fetch_add(1);
-  }
+      : EarlyReactor(parts.calls, context), parts_(parts), stream_(stream) {}
 
   template <typename Reactor>
   static CallReactor* Make(const Parts& parts, grpc::CallbackServerContext* context) {
@@ -187,7 +185,10 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
   }
 
   void OnDone() override {
-    parts_.num_calls->fetch_sub(1);
+    {
+      MutexLock lock(&mu_);
+      if (call_ != nullptr) parts_.num_calls->fetch_sub(1);
+    }
     self_.reset();
   }
 
@@ -201,6 +202,7 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
       MutexLock lock(&mu_);
       if (ended_) return;
       call_ = call;
+      parts_.num_calls->fetch_add(1);
     }
     call->Post(parts_.pool, [weak = weak_from_this()] {
       if (const auto reactor = weak.lock()) reactor->Pump();

@@ -18,6 +18,7 @@ class InferenceService final : public EarlyService {
   // Borrows all.
   InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls);
 
+  // That have sent their request.
   int num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
 
  private:

@@ -121,7 +121,7 @@ class HttpServer::Impl {
           Count(+1);
           error_code ignored;
           socket.set_option(tcp::no_delay(true), ignored);
-          NoticeLostPeers(socket.native_handle(), kKeepaliveTime, kKeepaliveTimeout);
+          NoticeLostPeers(socket.native_handle(), kKeepaliveTime, kKeepaliveTimeout, kWriteTimeout);
           const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
           const bool admitted = connection->Admit().ok();
           // Some of those that find no room are told so; the others see their connection close.

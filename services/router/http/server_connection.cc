@@ -340,7 +340,9 @@ bool ServerConnection::CheckHeader() {
     return false;
   }
   SetDeadline(shared_->times.body);
-  if (boost::beast::iequals(request[http::field::expect], "100-continue")) {
+  // HTTP/1.0 knows no interim answers.
+  if (request.version() >= 11 &&
+      boost::beast::iequals(request[http::field::expect], "100-continue")) {
     Append("HTTP/1.1 100 Continue\r\n\r\n");
   }
   return true;
