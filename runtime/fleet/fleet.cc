@@ -27,7 +27,7 @@ int64_t FleetWorker::offered_prompt_tokens() const {
   return std::min<int64_t>(offered_tokens(), int64_t{registration.max_model_tokens} - 1);
 }
 
-absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
+absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
     const std::string& address, const WorkerRegistration& registration, int64_t now_us) {
   FleetWorker& worker = workers_[registration.worker.name];
   // Each would otherwise end the other's sessions, over and over.
@@ -37,12 +37,19 @@ absl::StatusOr<std::optional<Fleet::Replaced>> Fleet::OnRegistration(
         "two workers are named %s: one at %s, heard %d ms ago, and one at %s",
         registration.worker.name, worker.address, (now_us - worker.heard_us) / 1000, address));
   }
-  std::optional<Replaced> replaced;
+  std::vector<Replaced> replaced;
   if (!worker.id().name.empty() && worker.id() != registration.worker) {
-    replaced = Replaced{.worker = worker.id(), .session = worker.session};
+    replaced.push_back({.worker = worker.id(), .session = worker.session});
     session_owner_.erase(worker.session);
     worker = FleetWorker{};
   }
+  std::erase_if(workers_, [&](const auto& entry) {
+    const FleetWorker& other = entry.second;
+    if (other.address != address || entry.first == registration.worker.name) return false;
+    replaced.push_back({.worker = other.id(), .session = other.session});
+    session_owner_.erase(other.session);
+    return true;
+  });
   if (worker.id().name.empty()) {
     // A batch, and as many that wait for their turn in it.
     worker.window = worker.prompt_window = WorkWindow(int64_t{2} * registration.max_sequences);

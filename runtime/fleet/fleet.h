@@ -3,7 +3,8 @@
 //
 // A worker is heard through its Watch (registration, heartbeats) and given work through a Session.
 // Its name is stable, its incarnation is not: a registration with another incarnation replaces the
-// old life and everything that was known of it.
+// old life and everything that was known of it. An address has one worker: another name that
+// registers there replaces the one before, so that what is kept is bounded by the addresses.
 //
 // One thread, every method. `now_us` never goes back.
 
@@ -83,16 +84,17 @@ class Fleet {
 
   // ---- What is heard ----
 
-  // First message of a Watch. Returns the earlier life that this ends, if its incarnation differs
-  // (its session, if it had one, is gone from the fleet with it). FailedPrecondition if another
-  // worker of this name is alive: it was heard within no_new_work_after_us, at another address.
+  // First message of a Watch. Returns what this ends: the earlier life of this name, if its
+  // incarnation differs, and the worker of another name that was at this address (their sessions,
+  // if they had one, are gone from the fleet with them). FailedPrecondition if another worker of
+  // this name is alive: it was heard within no_new_work_after_us, at another address.
   struct Replaced {
     WorkerId worker;
     SessionId session = 0;
   };
-  absl::StatusOr<std::optional<Replaced>> OnRegistration(const std::string& address,
-                                                         const WorkerRegistration& registration,
-                                                         int64_t now_us);
+  absl::StatusOr<std::vector<Replaced>> OnRegistration(const std::string& address,
+                                                       const WorkerRegistration& registration,
+                                                       int64_t now_us);
   // The following ignore a worker that is not known in this incarnation (false).
   bool OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
   bool OnSnapshot(const WorkerId& worker);  // Its prefix cache is known from now on.
@@ -180,10 +182,11 @@ class Fleet {
   std::map<std::string, FleetWorker> workers_;
   std::map<SessionId, std::string> session_owner_;
   // What workers_ says of those that it knows. An incarnation that has been replaced, and registers
-  // again, still has what runs there.
+  // again, still has what runs there. No more than there are attempts.
   std::map<WorkerId, LiveWork> live_;
   std::set<std::string> awaited_;
-  std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;  // Decode, prefill.
+  // Decode, prefill. Of workers that are known when one is added.
+  std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;
 };
 
 }  // namespace tandem

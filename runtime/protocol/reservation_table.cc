@@ -9,6 +9,14 @@
 
 namespace tandem {
 
+namespace {
+
+// A block is asked for three times at most (kMaxResends). A sender that goes on would fill the
+// engine's queue with what has landed.
+constexpr size_t kMaxCorruptPerBlock = 3;
+
+}  // namespace
+
 Reservation ReservationTable::Open(AttemptId attempt, int32_t first_ordinal,
                                    std::span<const int32_t> blocks) {
   auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.open; });
@@ -18,6 +26,7 @@ Reservation ReservationTable::Open(AttemptId attempt, int32_t first_ordinal,
   slot->first_ordinal = first_ordinal;
   slot->blocks.assign(blocks.begin(), blocks.end());
   slot->landings.assign(blocks.size(), Landing::kMissing);
+  slot->num_corrupt = 0;
   return {.slot = static_cast<uint32_t>(slot - slots_.begin()), .generation = slot->generation};
 }
 
@@ -50,6 +59,7 @@ std::optional<FramePlace> ReservationTable::Begin(const FrameHeader& header) {
   const int64_t index = static_cast<int64_t>(header.ordinal) - slot->first_ordinal;
   if (index < 0 || index >= static_cast<int64_t>(slot->blocks.size())) return std::nullopt;
   if (static_cast<int64_t>(header.length_bytes) != block_bytes_) return std::nullopt;
+  if (slot->num_corrupt >= kMaxCorruptPerBlock * slot->blocks.size()) return std::nullopt;
   Landing& landing = slot->landings[static_cast<size_t>(index)];
   if (landing == Landing::kInFlight) return std::nullopt;  // One writer at a time.
   if (!TANDEM_GUARD("ordinal_lands_once", landing != Landing::kVerified)) return std::nullopt;
@@ -83,6 +93,7 @@ ReceivedFrame ReservationTable::Finish(const FramePlace& place, bool ok, uint32_
     received.outcome = FrameOutcome::kVerified;
   } else {
     received.outcome = FrameOutcome::kCorrupt;
+    ++slot.num_corrupt;
   }
   slot.landings[header.ordinal - static_cast<uint32_t>(slot.first_ordinal)] =
       received.outcome == FrameOutcome::kVerified ? Landing::kVerified : Landing::kMissing;

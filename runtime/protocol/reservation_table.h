@@ -59,6 +59,7 @@ class ReservationTable {
     int32_t first_ordinal = 0;
     std::vector<int32_t> blocks;
     std::vector<Landing> landings;  // Parallel to blocks.
+    size_t num_corrupt = 0;
   };
   struct InFlight {
     FrameHeader header;

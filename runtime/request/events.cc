@@ -102,6 +102,10 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   const ChoiceState& choice = request->choices[static_cast<size_t>(event.choice)];
   if (!choice.finished) {
     const int64_t next = request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
+    // Whoever does not end where it was told to would fill this router.
+    if (event.position - request->prompt_tokens() >= request->facts.sampling.max_tokens) {
+      return Verdict::kProtocolError;
+    }
     if (!TANDEM_GUARD("event_position", event.position == next)) {
       if (event.position > next || event.position < request->prompt_tokens()) {
         return Verdict::kProtocolError;

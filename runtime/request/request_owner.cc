@@ -143,9 +143,11 @@ absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
   LearnEnds(registration.worker.name);
   RegroupWaiting();
   index_.AddWorker(registration.worker, registration.block_tokens);
-  if (replaced.has_value() && replaced->session != 0) {
-    outbox_->CloseSession(replaced->session, "the worker has restarted");
-    ResumeAll(replaced->worker, replaced->session, ResumeReason::kRestarted, now_us);
+  for (const Fleet::Replaced& ended : replaced) {
+    index_.RemoveWorker(ended.worker);  // Unless it is the same name, which it has anew.
+    if (ended.session == 0) continue;
+    outbox_->CloseSession(ended.session, "the worker has restarted");
+    ResumeAll(ended.worker, ended.session, ResumeReason::kRestarted, now_us);
   }
   may_place_ = true;
   PlaceWaiting(now_us, /*may_fail=*/true);

@@ -89,7 +89,8 @@ TEST_F(FleetTest, ASecondWorkerOfTheNameIsRefusedWhileTheFirstLives) {
   const auto later =
       fleet_.OnRegistration("addr:2", Registration("a", 2), kTimes.no_new_work_after_us);
   ASSERT_TRUE(later.ok());
-  EXPECT_EQ((*later)->worker, id_);
+  ASSERT_EQ(later->size(), 1u);
+  EXPECT_EQ(later->front().worker, id_);
   EXPECT_TRUE(fleet_.OnWatchLost({.name = "a", .incarnation = 2}));
   EXPECT_TRUE(
       fleet_.OnRegistration("addr:3", Registration("a", 3), kTimes.no_new_work_after_us).ok());
@@ -144,9 +145,9 @@ TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
   RegisterWithSession();
   fleet_.AddLive(id_, {.sequences = 3, .prompt_tokens = 100});
   const auto replaced = *fleet_.OnRegistration("addr:1", Registration("a", 2), 50);
-  ASSERT_TRUE(replaced.has_value());
-  EXPECT_EQ(replaced->worker, id_);
-  EXPECT_EQ(replaced->session, 7u);
+  ASSERT_EQ(replaced.size(), 1u);
+  EXPECT_EQ(replaced[0].worker, id_);
+  EXPECT_EQ(replaced[0].session, 7u);
   EXPECT_EQ(worker().session, 0u);
   EXPECT_EQ(worker().live.sequences, 0);
   EXPECT_EQ(fleet_.Find(id_), nullptr);
@@ -178,7 +179,7 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.OnWatchLost(id_));
   EXPECT_FALSE(fleet_.Healthy(worker(), 0));
-  EXPECT_FALSE(fleet_.OnRegistration("addr:2", Registration("a", 1), 10)->has_value());
+  EXPECT_TRUE(fleet_.OnRegistration("addr:2", Registration("a", 1), 10)->empty());
   EXPECT_EQ(worker().address, "addr:2");
   EXPECT_EQ(worker().session, 7u);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 10));
@@ -365,6 +366,25 @@ TEST_F(FleetTest, ForgetsWhoHasBeenGoneForLong) {
   EXPECT_TRUE(fleet_.ForgetGone(Fleet::kForgetAfterUs).empty());
   EXPECT_EQ(fleet_.ForgetGone(Fleet::kForgetAfterUs + 1), std::vector<WorkerId>{id_});
   EXPECT_TRUE(fleet_.workers().empty());
+}
+
+// Else whoever registers under ever new names would fill the router.
+TEST_F(FleetTest, AnAddressHasOneWorkerWhateverNamesItGivesItself) {
+  RegisterWithSession();
+  EXPECT_TRUE(fleet_.OnRegistration("addr:2", Registration("other", 1), 0).ok());
+  const auto replaced = *fleet_.OnRegistration("addr:1", Registration("b", 1), 1);
+  ASSERT_EQ(replaced.size(), 1u);
+  EXPECT_EQ(replaced[0].worker, id_);
+  EXPECT_EQ(replaced[0].session, 7u);
+  EXPECT_EQ(fleet_.FindSession(7), nullptr);
+  EXPECT_FALSE(fleet_.OnHeartbeat(id_, {}, false, 2));
+  for (int i = 0; i < 1000; ++i) {
+    const auto ended = fleet_.OnRegistration("addr:1", Registration(std::to_string(i), 1), 2);
+    ASSERT_TRUE(ended.ok());
+    EXPECT_EQ(ended->size(), 1u);
+  }
+  EXPECT_EQ(fleet_.workers().size(), 2u);
+  EXPECT_EQ(fleet_.workers().count("other"), 1u);
 }
 
 TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {

@@ -48,6 +48,22 @@ TEST_F(KvReceiverTest, PlacesAndVerifiesAFrame) {
   EXPECT_EQ(receiver_.num_in_flight(), 0);
 }
 
+// Each that lands makes the engine's queue longer, and it is asked for three times at most.
+TEST_F(KvReceiverTest, ASenderOfDamagedFramesIsNotListenedToForEver) {
+  const Reservation r = Open({70, 71});
+  const auto damaged = [&] {
+    const std::optional<KvReceiver::Place> place = receiver_.Begin(HeaderFor(r, 3, 9));
+    if (!place) return false;
+    EXPECT_EQ(receiver_.Finish(*place, true, 8).outcome, FrameOutcome::kCorrupt);
+    return true;
+  };
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(damaged()) << i;
+  EXPECT_FALSE(damaged());
+  EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 4)));
+  receiver_.Close(r);
+  EXPECT_TRUE(receiver_.Begin(HeaderFor(Open({5}), 3))) << "the next one begins anew";
+}
+
 TEST_F(KvReceiverTest, DropsWhatNamesNoOpenReservation) {
   EXPECT_FALSE(receiver_.Begin(HeaderFor({.slot = 0, .generation = 1}, 3)));
   const Reservation r = Open({70, 71});

@@ -39,5 +39,14 @@ TEST(PeerPausesTest, WhereThereAreTooManyThoseThatAreOverAreForgotten) {
   EXPECT_FALSE(pauses.Paused(Peer(0), later_us + kTimes.first_pause_us)) << "as if for the first";
 }
 
+TEST(PeerPausesTest, WhateverIsNamedSoManyAreRemembered) {
+  PeerPauses pauses(kTimes);
+  for (uint64_t i = 0; i < 5 * kMany; ++i) EXPECT_TRUE(pauses.OnFailed(Peer(i), 0));
+  uint64_t remembered = 0;
+  for (uint64_t i = 0; i < 5 * kMany; ++i) remembered += pauses.Paused(Peer(i), 0) ? 1 : 0;
+  EXPECT_EQ(remembered, 2 * kMany);
+  EXPECT_TRUE(pauses.Paused(Peer(5 * kMany - 1), 0));
+}
+
 }  // namespace
 }  // namespace tandem

@@ -338,6 +338,44 @@ TEST_F(RequestOwnerTest, AHeartbeatOfALifeThatIsNotKnownAsksForANewWatch) {
   EXPECT_EQ(outbox_.rewatched, std::vector<WorkerId>{other});
 }
 
+// Its client asked for eight, and its router keeps them all.
+TEST_F(RequestOwnerTest, AWorkerThatGoesOnBeyondTheLastTokenIsNoWorker) {
+  const SessionId a = AddWorker("a");
+  AddWorker("b");
+  const RequestId id = Start(&sink_);
+  const SessionId session = last_target();
+  const SessionId other = session == a ? a + 1 : a;
+  const AttemptId attempt{.request = id, .attempt = 1};
+  Say(session, {PromptEvent{.attempt = attempt}});
+  for (int32_t i = 0; i < 8; ++i) Say(session, {Token(attempt, 3 + i, 'a' + i)});
+  EXPECT_TRUE(outbox_.closed.empty());
+  Say(session, {Token(attempt, 11, 'z')});
+  EXPECT_EQ(sink_.tokens[0].size(), 8u);
+  EXPECT_EQ(owner_->counters().protocol_errors, 1u);
+  EXPECT_EQ(resumes(ResumeReason::kProtocolError), 1u);
+  EXPECT_EQ(last_target(), other);
+}
+
+TEST_F(RequestOwnerTest, AnotherNameAtAnAddressEndsWhatRanThere) {
+  const SessionId b = AddWorker("b");
+  const std::vector<BlockHash> chain = HashChain({}, std::vector<int32_t>(16, 7));
+  owner_->OnKvEvents({.name = "b", .incarnation = 1},
+                     {.first_sequence = 0, .snapshot = true, .stored = chain, .removed = {}},
+                     now_us_);
+  Start(&sink_);
+  EXPECT_EQ(last_target(), b);
+  WorkerRegistration renamed;
+  renamed.worker = {.name = "c", .incarnation = 1};
+  renamed.block_tokens = 16;
+  ASSERT_TRUE(owner_->OnRegistration("b:1", renamed, now_us_).ok());
+  EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
+  EXPECT_TRUE(owner_->prefix_index().LongestPrefixes(chain).empty());
+  EXPECT_EQ(last_target(), b) << "nobody else takes it";
+  EXPECT_EQ(outbox_.submits.size(), 1u);
+  const SessionId a = AddWorker("a");
+  EXPECT_EQ(last_target(), a);
+}
+
 TEST_F(RequestOwnerTest, AWorkerIsKnownOnceItsSnapshotHasCome) {
   owner_->ExpectWorkers({"a:1"});
   WorkerRegistration registration;
