@@ -3,6 +3,7 @@
 #ifndef TANDEM_RUNTIME_KV_CACHE_KV_EVENTS_H_
 #define TANDEM_RUNTIME_KV_CACHE_KV_EVENTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,6 +30,10 @@ struct KvEvents {
   std::vector<BlockHash> removed;
   bool operator==(const KvEvents&) const = default;
 };
+
+// The same in pieces of at most `max_hashes`, in order: who applies them one after the other is as
+// far as who applies the whole.
+std::vector<KvEvents> SplitEvents(const KvEvents& events, size_t max_hashes);
 
 }  // namespace tandem
 

@@ -1,8 +1,9 @@
 // Which worker holds which prefix, from the workers' own events: block hash → workers.
 //
 // Memory is bounded: past max_entries hashes the oldest are forgotten, which costs a recomputation
-// somewhere and nothing else. A worker that dies takes its entries with it at once (they carry its
-// epoch; their memory is swept bit by bit afterwards).
+// somewhere and nothing else. A hash has at most one holder for each worker that is here, however
+// often it says it. A worker that dies takes its entries with it at once (they carry its epoch;
+// their memory is swept bit by bit afterwards).
 //
 // One thread, every method.
 
@@ -25,6 +26,9 @@ namespace tandem {
 
 class PrefixIndex {
  public:
+  // About what an entry takes that one to four workers hold.
+  static constexpr int64_t kEntryBytes = 128;
+
   explicit PrefixIndex(int64_t max_entries) : max_entries_(max_entries) {}
 
   // A Watch begins. What an earlier life of the worker held is void. `block_tokens` is a multiple

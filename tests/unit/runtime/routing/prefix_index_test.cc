@@ -122,6 +122,39 @@ TEST(PrefixIndex, ASnapshotReplacesAllThatWasKnown) {
   EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 16}}));
 }
 
+// As a worker says it that has more than fits one message.
+TEST(PrefixIndex, PiecesSayWhatTheWholeSays) {
+  const auto chain = Chain(10, 0), other = Chain(3, 1);
+  for (const size_t max_hashes : {1u, 3u, 4u, 10u, 100u}) {
+    SCOPED_TRACE(max_hashes);
+    PrefixIndex index(1000);
+    index.AddWorker(kA, 16);
+    const auto apply = [&](const KvEvents& events) {
+      const std::vector<KvEvents> pieces = SplitEvents(events, max_hashes);
+      EXPECT_EQ(
+          pieces.size(),
+          std::max<size_t>(
+              1, (events.stored.size() + events.removed.size() + max_hashes - 1) / max_hashes));
+      for (const KvEvents& piece : pieces) {
+        EXPECT_LE(piece.stored.size() + piece.removed.size(), max_hashes);
+        EXPECT_TRUE(index.Apply(kA, piece));
+      }
+    };
+    apply(Snapshot(Chain(5, 7)));
+    apply(Snapshot(chain, 2));
+    EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 160}}));
+    EXPECT_TRUE(index.LongestPrefixes(Chain(5, 7)).empty());
+    apply(
+        {.first_sequence = 2, .snapshot = false, .stored = other, .removed = {chain[8], chain[9]}});
+    EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 128}}));
+    EXPECT_EQ(index.LongestPrefixes(other), (Prefixes{{"a", 48}}));
+    apply({.first_sequence = 7, .snapshot = false, .stored = {}, .removed = other});
+    EXPECT_TRUE(index.LongestPrefixes(other).empty());
+    apply(Snapshot({}, 10));
+    EXPECT_TRUE(index.LongestPrefixes(chain).empty());
+  }
+}
+
 TEST(PrefixIndex, MemoryIsBoundedAndTheOldestGoFirst) {
   PrefixIndex index(100);
   index.AddWorker(kA, 16);
