@@ -8,7 +8,9 @@
 #include <set>
 #include <utility>
 
+#include "services/server/limits.h"
 #include "services/server/status_proto.h"
+#include "services/server/wire_message.h"
 
 namespace tandem {
 namespace {
@@ -35,25 +37,46 @@ void AddMetric(const ClientMetric& from, MetricType type, ClientMetric* into) {
   }
 }
 
-// Adds the counters and histograms of `from` to those in `into` of the same name and labels.
-void AddFamilies(const WorkerMetricsHistory::Families& from, WorkerMetricsHistory::Families* into) {
+size_t NumBytes(const ClientMetric& metric) {
+  size_t bytes = sizeof(metric) + metric.histogram.bucket.size() * sizeof(ClientMetric::Bucket);
+  for (const auto& label : metric.label) {
+    bytes += sizeof(label) + label.name.size() + label.value.size();
+  }
+  return bytes;
+}
+
+size_t NumBytes(const WorkerMetricsHistory::Families& families) {
+  size_t bytes = 0;
+  for (const MetricFamily& family : families) {
+    bytes += sizeof(family) + family.name.size() + family.help.size();
+    for (const ClientMetric& metric : family.metric) bytes += NumBytes(metric);
+  }
+  return bytes;
+}
+
+// Adds the counters and histograms of `from` to those in `into` of the same name and labels. What
+// is new there is added as long as it then takes at most `max_bytes`.
+void AddFamilies(const WorkerMetricsHistory::Families& from, size_t max_bytes,
+                 WorkerMetricsHistory::Families* into) {
+  size_t bytes = NumBytes(*into);
   for (const MetricFamily& family : from) {
     if (!IsMonotonic(family.type)) continue;
-    const auto same = std::find_if(into->begin(), into->end(), [&](const MetricFamily& other) {
+    auto same = std::find_if(into->begin(), into->end(), [&](const MetricFamily& other) {
       return other.name == family.name && other.type == family.type;
     });
-    if (same == into->end()) {
-      into->push_back(family);
-      continue;
-    }
     for (const ClientMetric& metric : family.metric) {
+      if (same == into->end()) {
+        bytes += sizeof(family) + family.name.size() + family.help.size();
+        if (bytes > max_bytes) return;
+        same = into->insert(into->end(), MetricFamily{family.name, family.help, family.type, {}});
+      }
       const auto twin =
           std::find_if(same->metric.begin(), same->metric.end(),
                        [&](const ClientMetric& other) { return other.label == metric.label; });
-      if (twin == same->metric.end()) {
-        same->metric.push_back(metric);
-      } else {
+      if (twin != same->metric.end()) {
         AddMetric(metric, family.type, &*twin);
+      } else if ((bytes += NumBytes(metric)) <= max_bytes) {
+        same->metric.push_back(metric);
       }
     }
   }
@@ -63,7 +86,7 @@ void AddFamilies(const WorkerMetricsHistory::Families& from, WorkerMetricsHistor
 
 void WorkerMetricsHistory::Report(uint64_t incarnation, Families families) {
   if (incarnation != incarnation_) {
-    AddFamilies(current_, &finished_);
+    AddFamilies(current_, kMaxFinishedBytes, &finished_);
     incarnation_ = incarnation;
   }
   current_ = std::move(families);
@@ -74,7 +97,7 @@ WorkerMetricsHistory::Families WorkerMetricsHistory::Sum(bool alive) const {
   for (const MetricFamily& family : current_) {
     if (alive || IsMonotonic(family.type)) sum.push_back(family);
   }
-  AddFamilies(finished_, &sum);
+  AddFamilies(finished_, SIZE_MAX, &sum);
   return sum;
 }
 
@@ -100,11 +123,10 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
       call->proof.reset(new FleetCall(channels[i]->Prove(kControlMethod, &call->context)));
       call->proof->Start([self = shared_from_this(), call] {
         const auto done = [self, call](const grpc::Status& status) {
-          if (call->proof->Proven(status.ok())) self->OnMetrics(*call);
+          if (call->proof->Proven(status.ok())) self->OnMetrics(call);
           self->OnAnswer();
         };
-        call->channel->stub()->async()->Control(&call->context, &call->request, &call->response,
-                                                done);
+        call->channel->Control(&call->context, &call->request, &call->answer, done);
       });
     }
     OnAnswer();
@@ -117,15 +139,18 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
     grpc::ClientContext context;
     std::unique_ptr<FleetCall> proof;
     v1::ControlRequest request;
-    v1::ControlResponse response;
+    grpc::ByteBuffer answer;
   };
 
-  void OnMetrics(const Call& call) {
+  void OnMetrics(Call* call) {
     // Another life may have answered than the one that was asked.
-    if (call.channel->worker() != call.worker) return;
-    absl::StatusOr<WorkerMetricsHistory::Families> families =
-        MetricsFromProto(call.response.metrics());
-    if (families.ok()) collector_->OnReport(call.worker, *std::move(families));
+    if (call->channel->worker() != call->worker) return;
+    v1::ControlResponse response;
+    const bool small = call->answer.Length() <= kMaxMetricsBytes;
+    if (!small || !ReadMessage(&call->answer, &response, kMaxWorkerExpansion).ok()) return;
+    absl::StatusOr<WorkerMetricsHistory::Families> families = MetricsFromProto(response.metrics());
+    if (!families.ok()) return;
+    collector_->OnReport(call->channel->address(), call->worker, *std::move(families));
   }
 
   void OnAnswer() {
@@ -200,9 +225,15 @@ void MetricsCollector::OnScraped(const std::vector<Done>& done) {
   BeginScrape();
 }
 
-void MetricsCollector::OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) {
+void MetricsCollector::OnReport(const std::string& address, const WorkerId& worker,
+                                WorkerMetricsHistory::Families families) {
   MutexLock lock(&mu_);
-  workers_[worker.name].Report(worker.incarnation, std::move(families));
+  std::erase_if(workers_, [&](const auto& entry) {
+    return entry.second.address == address && entry.first != worker.name;
+  });
+  Reported& reported = workers_[worker.name];
+  reported.address = address;
+  reported.metrics.Report(worker.incarnation, std::move(families));
 }
 
 std::string MetricsCollector::Render() {
@@ -212,8 +243,8 @@ std::string MetricsCollector::Render() {
   }
   std::vector<MetricFamily> all = registry_->Collect();
   MutexLock lock(&mu_);
-  for (const auto& [name, metrics] : workers_) {
-    std::vector<MetricFamily> theirs = metrics.Sum(alive.count(name) > 0);
+  for (const auto& [name, reported] : workers_) {
+    std::vector<MetricFamily> theirs = reported.metrics.Sum(alive.count(name) > 0);
     AddLabel("worker", name, &theirs);
     MergeFamilies(std::move(theirs), &all);
   }

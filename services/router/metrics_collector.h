@@ -5,8 +5,9 @@
 // others who do: however many ask, workers and core are asked once at a time. They are also asked
 // every kRefreshPeriod, so that a worker that dies between two scrapes takes little with it.
 // Counters and histograms never go back: those of a worker's earlier lives are added to the present
-// one's, and stay when the worker is gone. Gauges speak of the present: those of a worker that is
-// not connected are left out.
+// one's, and stay when the worker is gone, until another name is heard at its address. Gauges speak
+// of the present: those of a worker that is not connected are left out. Whatever workers say, what
+// is kept of each is bounded.
 
 #ifndef TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
 #define TANDEM_SERVICES_ROUTER_METRICS_COLLECTOR_H_
@@ -38,6 +39,9 @@ class WorkerMetricsHistory {
   // Monotonic over incarnations; without gauges unless `alive`.
   Families Sum(bool alive) const;
 
+  // Of the lives before the present one, about; past it, samples with new labels are not kept.
+  static constexpr size_t kMaxFinishedBytes = 2 << 20;
+
  private:
   uint64_t incarnation_ = 0;
   Families current_;
@@ -65,7 +69,8 @@ class MetricsCollector {
 
   void BeginScrape() EXCLUDES(mu_);
   void OnScraped(const std::vector<Done>& done) EXCLUDES(mu_);
-  void OnReport(const WorkerId& worker, WorkerMetricsHistory::Families families) EXCLUDES(mu_);
+  void OnReport(const std::string& address, const WorkerId& worker,
+                WorkerMetricsHistory::Families families) EXCLUDES(mu_);
   std::string Render() EXCLUDES(mu_);
   void Refresh() EXCLUDES(mu_);  // The refresher's thread.
 
@@ -77,9 +82,13 @@ class MetricsCollector {
   CondVar stop_;
   bool stopping_ GUARDED_BY(mu_) = false;
   bool scraping_ GUARDED_BY(mu_) = false;
-  std::vector<Done> next_ GUARDED_BY(mu_);                               // For the page after that.
-  std::map<std::string, WorkerMetricsHistory> workers_ GUARDED_BY(mu_);  // By name.
-  std::thread refresher_;                                                // Last: uses the rest.
+  std::vector<Done> next_ GUARDED_BY(mu_);  // For the page after that.
+  struct Reported {
+    std::string address;
+    WorkerMetricsHistory metrics;
+  };
+  std::map<std::string, Reported> workers_ GUARDED_BY(mu_);  // By name. One for each address.
+  std::thread refresher_;                                    // Last: uses the rest.
 };
 
 }  // namespace tandem

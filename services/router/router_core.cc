@@ -106,8 +106,10 @@ void RouterCore::PublishThen(std::function<void()> done) {
 }
 
 void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worker,
-                               WatchUpdate update) {
-  commands_.PushAlways(WatchCommand{address, worker, std::move(update)});
+                               WatchUpdate update, std::shared_ptr<WatchReader> watch,
+                               Holding holding) {
+  commands_.PushAlways(
+      WatchCommand{address, worker, std::move(update), std::move(watch), std::move(holding)});
 }
 
 void RouterCore::OnWatchLost(const WorkerId& worker) {
@@ -119,8 +121,8 @@ void RouterCore::OnSessionUp(const WorkerId& worker, SessionId session,
   commands_.PushAlways(SessionUpCommand{worker, session, std::move(writer)});
 }
 
-void RouterCore::OnStepBatch(SessionId session, StepBatch batch) {
-  commands_.PushAlways(StepCommand{session, std::move(batch)});
+void RouterCore::OnStepBatch(SessionId session, StepBatch batch, Holding holding) {
+  commands_.PushAlways(StepCommand{session, std::move(batch), std::move(holding)});
 }
 
 void RouterCore::OnSessionLost(SessionId session) {
@@ -194,7 +196,7 @@ void RouterCore::Do(PublishCommand command) {
   command.done();
 }
 
-void RouterCore::Do(WatchCommand command) {
+void RouterCore::Do(const WatchCommand& command) {
   const int64_t now_us = clock_->NowUs();
   if (const auto* registration = std::get_if<WorkerRegistration>(&command.update)) {
     LogInfo("worker registered", {{"worker", registration->worker.name},
@@ -214,6 +216,7 @@ void RouterCore::Do(WatchCommand command) {
   } else {
     owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update), now_us);
   }
+  command.watch->ReadNext();
 }
 
 void RouterCore::Do(WatchLostCommand command) {
@@ -231,7 +234,7 @@ void RouterCore::Do(SessionUpCommand command) {
   command.writer->ReadNext();
 }
 
-void RouterCore::Do(StepCommand command) {
+void RouterCore::Do(const StepCommand& command) {
   owner_->OnStepBatch(command.session, command.batch, clock_->NowUs());
   const auto it = sessions_.find(command.session);
   if (it != sessions_.end()) it->second->ReadNext();

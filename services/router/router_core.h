@@ -1,8 +1,9 @@
 // The router's thread: owns the RequestOwner, to which everything else only posts commands.
 //
 // Clients' requests go through a bounded queue (full: ResourceExhausted). What workers say is never
-// refused: a Session has one message under way at most, a Watch as many as its worker sends, a few
-// a step. The thread wakes at the owner's next time, at least every heartbeat.
+// refused, but of each Watch and each Session the next message is read when the last has been dealt
+// with: one of each waits at most. The thread wakes at the owner's next time, at least every
+// heartbeat.
 
 #ifndef TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
 #define TANDEM_SERVICES_ROUTER_ROUTER_CORE_H_
@@ -23,12 +24,20 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/bounded_queue.h"
 #include "runtime/base/clock.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/request/request_owner.h"
 #include "services/router/router_metrics.h"
 #include "services/server/convert.h"
 
 namespace tandem {
+
+// One open Watch of a worker. Lives as long as the core holds it.
+class WatchReader {
+ public:
+  virtual ~WatchReader() = default;
+  virtual void ReadNext() = 0;  // The last WatchUpdate has been dealt with.
+};
 
 // One open Session to a worker. Lives as long as the core holds it.
 class SessionWriter {
@@ -95,11 +104,15 @@ class RouterCore final : public RouterOutbox {
 
   // ---- From worker channels. Any thread. ----
 
-  void OnWatchUpdate(const std::string& address, const WorkerId& worker, WatchUpdate update);
+  // Each Watch and Session has one message here at a time. `holding` is what it is charged to, if
+  // that is more than a little.
+  using Holding = std::shared_ptr<MemoryBudget::Holding>;
+  void OnWatchUpdate(const std::string& address, const WorkerId& worker, WatchUpdate update,
+                     std::shared_ptr<WatchReader> watch, Holding holding = nullptr);
   void OnWatchLost(const WorkerId& worker);
   void OnSessionUp(const WorkerId& worker, SessionId session,
                    std::shared_ptr<SessionWriter> writer);
-  void OnStepBatch(SessionId session, StepBatch batch);
+  void OnStepBatch(SessionId session, StepBatch batch, Holding holding = nullptr);
   void OnSessionLost(SessionId session);
 
   // Who is asked for a new Watch; set before the first worker is heard.
@@ -130,6 +143,8 @@ class RouterCore final : public RouterOutbox {
     std::string address;
     WorkerId worker;
     WatchUpdate update;
+    std::shared_ptr<WatchReader> watch;
+    Holding holding;
   };
   struct WatchLostCommand {
     WorkerId worker;
@@ -142,6 +157,7 @@ class RouterCore final : public RouterOutbox {
   struct StepCommand {
     SessionId session;
     StepBatch batch;
+    Holding holding;
   };
   struct SessionLostCommand {
     SessionId session;
@@ -162,10 +178,10 @@ class RouterCore final : public RouterOutbox {
   void Do(StartCommand command);
   void Do(CancelCommand command);
   void Do(PublishCommand command);
-  void Do(WatchCommand command);
+  void Do(const WatchCommand& command);
   void Do(WatchLostCommand command);
   void Do(SessionUpCommand command);
-  void Do(StepCommand command);
+  void Do(const StepCommand& command);
   void Do(SessionLostCommand command);
   void DropEnded();
   void PublishView();

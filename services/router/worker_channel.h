@@ -1,13 +1,19 @@
 // One worker's address: a channel with a Watch and, once the worker has registered, a Session.
 //
 // Whatever breaks is dialled again after a short pause, so that a worker that was restarted is back
-// within a second. The channel outlives the worker's incarnations: what it reports carries the
+// within a second; what never stands for a second is dialled four times a second at most, however
+// well it begins. The channel outlives the worker's incarnations: what it reports carries the
 // incarnation that said it.
+//
+// A worker is believed, but not trusted with this process's memory: of each call one message is
+// here at a time, measured before it is parsed, and charged if it is large. A Watch begins with a
+// registration and has no other.
 
 #ifndef TANDEM_SERVICES_ROUTER_WORKER_CHANNEL_H_
 #define TANDEM_SERVICES_ROUTER_WORKER_CHANNEL_H_
 
 #include <grpcpp/channel.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include <atomic>
 #include <cstdint>
@@ -17,6 +23,7 @@
 #include <string_view>
 
 #include "runtime/base/fleet_secret.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/protocol/pause.h"
 #include "services/router/router_core.h"
@@ -29,6 +36,7 @@ struct WorkerChannelOptions {
   std::string router_name;
   double liveness_scale = 1;
   FleetSecret secret;
+  MemoryBudget* budget = nullptr;   // Outlives the channel.
   int64_t first_pause_us = 20'000;  // Before dialling again; doubles up to...
   int64_t max_pause_us = 250'000;
 };
@@ -53,8 +61,10 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   WorkerId worker() const EXCLUDES(mu_);
   // A Watch has answered and stands.
   bool connected() const EXCLUDES(mu_);
-  v1::Worker::Stub* stub() const { return stub_.get(); }
-  // The proof that a call of `method` on the stub carries. While this lives.
+  // Everything lives until `done`; the answer is to be measured (wire_message.h).
+  void Control(grpc::ClientContext* context, const v1::ControlRequest* request,
+               grpc::ByteBuffer* answer, std::function<void(grpc::Status)> done) const;
+  // The proof that a call of `method` carries. While this lives.
   FleetCall Prove(std::string_view method, grpc::ClientContext* context) const {
     return {&options_.secret, channel_, address_, method, context};
   }
@@ -70,17 +80,24 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
 
     const int64_t first_pause_us, max_pause_us;
     Pause pause;
+    int64_t dialled_us = 0;
     bool answered = false;  // The last call was good for something.
     bool ended = false;     // And is over.
   };
 
   // From the calls' reactions.
-  void OnWatchUpdate(Watch* watch, WatchUpdate update) EXCLUDES(mu_);
+  // Not OK: the Watch has no business saying that.
+  absl::Status OnWatchUpdate(Watch* watch, WatchUpdate update, RouterCore::Holding holding)
+      EXCLUDES(mu_);
   void OnWatchDone(Watch* watch, const absl::Status& why) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
   // By the core, which may also refuse it: a worker that is stalled, say.
   void OnSessionAccepted(Session* session) EXCLUDES(mu_);
   void OnSessionDone(Session* session, const absl::Status& why) EXCLUDES(mu_);
+  // Reads what has come, within bounds.
+  template <typename Message>
+  absl::Status Receive(grpc::ByteBuffer* wire, Message* message,
+                       RouterCore::Holding* holding) const;
 
   const std::string address_;
   const WorkerChannelOptions options_;
@@ -88,13 +105,12 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::atomic<SessionId>* const next_session_;
   const std::function<void()> wake_;
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::Worker::Stub> stub_;
 
   mutable Mutex mu_;
   CondVar idle_;
   bool closing_ GUARDED_BY(mu_) = false;
-  Watch* watch_ GUARDED_BY(mu_) = nullptr;            // Owns itself until its end.
-  std::shared_ptr<Session> session_ GUARDED_BY(mu_);  // Kept until its end.
+  std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.
+  std::shared_ptr<Session> session_ GUARDED_BY(mu_);
   WorkerId worker_ GUARDED_BY(mu_);
   bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch.
   int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that were refused.

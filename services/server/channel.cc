@@ -61,14 +61,20 @@ void HoldCallbackQueue() {
 
 }  // namespace
 
+int MaxMessageBytes(int64_t memory_limit_bytes) {
+  return static_cast<int>(std::min<int64_t>(kMaxMessageBytes, memory_limit_bytes / 4));
+}
+
 int KeepaliveMs(double liveness_scale) {
   return std::max(1, static_cast<int>(kKeepaliveMs * liveness_scale));
 }
 
-std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale) {
+std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale,
+                                           int max_message_bytes) {
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetMaxReceiveMessageSize(max_message_bytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
 }

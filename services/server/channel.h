@@ -11,11 +11,18 @@
 #include <memory>
 #include <string>
 
+#include "services/server/limits.h"
+
 namespace tandem {
 
+// What a process of that memory limit takes in one message of a server's.
+int MaxMessageBytes(int64_t memory_limit_bytes);
+
 // A connection of its own for control. A peer that is silent for the keepalive time and timeout
-// (1 s and 1 s, times `liveness_scale`) is lost.
-std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale);
+// (1 s and 1 s, times `liveness_scale`) is lost; a larger message ends its call. Of a stream that
+// nobody reads 64 KiB are taken.
+std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale,
+                                           int max_message_bytes = kMaxMessageBytes);
 
 // The same for KV frames of up to `block_bytes`, with windows to match.
 std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,

@@ -191,6 +191,9 @@ absl::StatusOr<KvEvents> Read(const proto::KvEvents& in) {
   KvEvents out{.first_sequence = in.first_sequence(), .snapshot = in.snapshot()};
   TANDEM_RETURN_IF_ERROR(ReadHashes("stored", in.stored(), &out.stored));
   TANDEM_RETURN_IF_ERROR(ReadHashes("removed", in.removed(), &out.removed));
+  TANDEM_RETURN_IF_ERROR(CheckSize("stored and removed",
+                                   static_cast<int64_t>(out.stored.size() + out.removed.size()),
+                                   kMaxHashesPerEvent, "hashes"));
   return out;
 }
 

@@ -18,10 +18,14 @@ inline constexpr int32_t kMaxTextBytes = 4096;  // Status message, trace context
 inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
 inline constexpr int32_t kMaxRenewedAttempts = 1 << 16;
 inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;
+// Of one message of a Watch, and what a worker of ours says at most in one: a router deals with
+// them in some ten milliseconds.
+inline constexpr int32_t kMaxHashesPerEvent = 1 << 17, kHashesPerEvent = 1 << 16;
 inline constexpr int64_t kMaxDurationUs = int64_t{7} * 24 * 3600 * 1'000'000;
 inline constexpr int32_t kMaxMetricFamilies = 1024;
 inline constexpr int32_t kMaxMetricSamples = 16384;  // Of one family.
 inline constexpr int32_t kMaxHistogramBuckets = 256;
+inline constexpr int64_t kMaxMetricsBytes = 1 << 20;  // Of all.
 
 }  // namespace tandem
 

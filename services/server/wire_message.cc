@@ -94,9 +94,10 @@ class Measure {
 
 }  // namespace
 
-absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire, const Descriptor& type) {
+absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire, const Descriptor& type,
+                                    int64_t max_expansion) {
   const auto size = static_cast<int64_t>(wire.Length());
-  const int64_t most = kMaxExpansion * size + kFreeParsedBytes;
+  const int64_t most = max_expansion * size + kFreeParsedBytes;
   grpc::ByteBuffer shared(wire);  // The same slices: a reader wants to own one.
   grpc::ProtoBufferReader reader(&shared);
   CodedInputStream in(&reader);

@@ -20,12 +20,16 @@ namespace tandem {
 
 // A message may take so many times its own bytes, and so many more.
 inline constexpr int64_t kMaxExpansion = 8;
+// Of what workers tell in many small messages inside one: the reply to an abort takes 12 times its
+// bytes.
+inline constexpr int64_t kMaxWorkerExpansion = 16;
 inline constexpr int64_t kFreeParsedBytes = int64_t{64} << 10;
 
 // About what `wire` takes when it is parsed as a message of `type`. ResourceExhausted, with the
 // numbers, where that is more than the bounds above; InvalidArgument where it is no such message.
 absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire,
-                                    const google::protobuf::Descriptor& type);
+                                    const google::protobuf::Descriptor& type,
+                                    int64_t max_expansion = kMaxExpansion);
 
 // Of what has been measured; empties `wire`.
 template <typename Message>
@@ -34,8 +38,9 @@ absl::Status ParseMessage(grpc::ByteBuffer* wire, Message* message) {
 }
 // Both.
 template <typename Message>
-absl::Status ReadMessage(grpc::ByteBuffer* wire, Message* message) {
-  const absl::StatusOr<int64_t> bytes = ParsedBytes(*wire, *Message::descriptor());
+absl::Status ReadMessage(grpc::ByteBuffer* wire, Message* message,
+                         int64_t max_expansion = kMaxExpansion) {
+  const absl::StatusOr<int64_t> bytes = ParsedBytes(*wire, *Message::descriptor(), max_expansion);
   return bytes.ok() ? ParseMessage(wire, message) : bytes.status();
 }
 

@@ -42,11 +42,13 @@ class DecodeSessions::Session final
         sessions_(sessions),
         id_(id),
         holding_(std::move(holding)),
-        served_(context->peer()) {}
+        served_(context->peer()),
+        window_(std::make_shared<ReadWindow>(sessions->calls_->budget(), client_,
+                                             [this] { StartRead(&wire_); })) {}
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
-    StartRead(&wire_);
+    window_->ReadNext();
   }
 
   void Send(const PrefillToDecode& in) {
@@ -76,14 +78,15 @@ class DecodeSessions::Session final
       End(absl::OkStatus());
       return;
     }
-    absl::Status status = ReadMessage(&wire_, &message_);
-    if (status.ok()) status = greeted_ ? Post() : Greet();
+    proto::ToPrefill message;  // Of its own: one that is used again keeps its memory.
+    absl::Status status = ReadMessage(&wire_, &message);
+    if (status.ok()) status = greeted_ ? Post(message) : Greet(message);
     if (!status.ok()) {
       LogWarning("a decode worker's session ends", {{"session", id_}, {"why", status.ToString()}});
       End(status);
       return;
     }
-    StartRead(&wire_);
+    window_->ReadNext();
   }
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
@@ -98,11 +101,14 @@ class DecodeSessions::Session final
   }
 
  private:
-  void Lost() override { sessions_->commands_->PushAlways(DecodeLost{id_}); }
+  void Lost() override {
+    window_->Close();
+    sessions_->commands_->PushAlways(DecodeLost{id_, holding_});
+  }
 
-  absl::Status Greet() EXCLUDES(mu_) {
-    if (!message_.has_hello()) return absl::InvalidArgumentError("the first message is no hello");
-    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
+  absl::Status Greet(const proto::ToPrefill& first) EXCLUDES(mu_) {
+    if (!first.has_hello()) return absl::InvalidArgumentError("the first message is no hello");
+    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(first.hello()));
     TANDEM_RETURN_IF_ERROR(CheckHello(hello, sessions_->self_));
     TANDEM_ASSIGN_OR_RETURN(
         std::unique_ptr<KvOutbound> outbound,
@@ -124,11 +130,14 @@ class DecodeSessions::Session final
     return absl::OkStatus();
   }
 
-  absl::Status Post() {
-    TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(message_));
+  absl::Status Post(const proto::ToPrefill& in) {
+    TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(in));
     const auto* submit = std::get_if<PrefillSubmit>(&message);
     if (submit == nullptr) {
-      sessions_->commands_->PushAlways(FromDecode{id_, std::move(message)});
+      TANDEM_ASSIGN_OR_RETURN(
+          CommandCharge charge,
+          window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + in.SpaceUsedLong())));
+      sessions_->commands_->PushAlways(FromDecode{id_, std::move(message), std::move(charge)});
       return absl::OkStatus();
     }
     const AttemptId attempt = submit->attempt;
@@ -159,8 +168,8 @@ class DecodeSessions::Session final
   const SessionId id_;
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   const ServedCall served_;
+  const std::shared_ptr<ReadWindow> window_;
   grpc::ByteBuffer wire_;
-  proto::ToPrefill message_;
   bool greeted_ = false;  // Reactions only.
   Mutex mu_;
   std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);

@@ -15,47 +15,59 @@
 
 namespace tandem {
 
+// What a command is charged to for as long as it waits: every command that a peer can cause has
+// one, or is one of few.
+using CommandCharge = std::shared_ptr<const void>;
+
 struct FromRouter {
   SessionId session = 0;
   RouterCommand message;
-  std::shared_ptr<MemoryBudget::Holding> holding;  // Of a Submit that waits here.
+  CommandCharge charge;
 };
 struct RouterLost {
   SessionId session = 0;
+  CommandCharge charge;  // Its call's.
 };
 struct FromDecode {
   SessionId session = 0;
   DecodeToPrefill message;
-  std::shared_ptr<MemoryBudget::Holding> holding;  // Of a Submit that waits here.
+  CommandCharge charge;
 };
 struct DecodeLost {
   SessionId session = 0;
+  CommandCharge charge;  // Its call's.
 };
 struct FromPrefill {
   WorkerId worker;
   PrefillToDecode message;
+  CommandCharge charge;
 };
+// One for each session, of which there are kMaxPrefillPeers at a time.
 struct PrefillLost {
   WorkerId worker;
   absl::Status why;
 };
+// One for each block that a transfer sends, which is pinned until then.
 struct FrameSent {
   uint64_t send_id = 0;
   bool ok = false;
 };
+// One for each block that was granted, and a few that came damaged.
 struct FrameArrived {
   ReceivedFrame frame;
 };
 // A new Watch wants the snapshot of the prefix cache.
 struct WatchOpened {
   uint64_t watch = 0;
+  CommandCharge charge;
 };
-struct DrainEngine {};
+struct DrainEngine {};  // Once.
 
 using EngineCommand = std::variant<FromRouter, RouterLost, FromDecode, DecodeLost, FromPrefill,
                                    PrefillLost, FrameSent, FrameArrived, WatchOpened, DrainEngine>;
 
-// New attempts use TryPush and are refused when it is full; everything else is PushAlways.
+// New attempts use TryPush and are refused when it is full; everything else is PushAlways. Of what
+// peers say a stream waits for its own (read_window.h).
 using CommandQueue = BoundedQueue<EngineCommand>;
 
 // What a Submit is told that found the queue full: steps empty it, whatever they compute.

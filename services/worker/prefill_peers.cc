@@ -1,6 +1,9 @@
 #include "services/worker/prefill_peers.h"
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -9,26 +12,30 @@
 #include "runtime/base/status_macros.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/wire_message.h"
 #include "services/worker/decode_sessions.h"
+#include "services/worker/read_window.h"
 #include "services/worker/token_check.h"
 #include "services/worker/write_queue.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 
 namespace tandem {
 
-// Greets, once the other end has proven itself, then posts what the prefill worker says. Alive
-// until OnDone.
+// Greets, once the other end has proven itself, then posts what the prefill worker says, which
+// comes as bytes, to be measured. Alive until OnDone.
 class PrefillPeers::Session final
-    : public grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode> {
+    : public grpc::ClientBidiReactor<proto::ToPrefill, grpc::ByteBuffer> {
  public:
   Session(PrefillPeers* peers, PrefillPeer peer)
       : peers_(peers),
         peer_(std::move(peer)),
-        channel_(DialControl(peer_.address, peers->liveness_scale_)),
-        stub_(proto::Prefill::NewStub(channel_)),
+        channel_(DialControl(peer_.address, peers->liveness_scale_,
+                             MaxMessageBytes(peers->budget_->limit_bytes()))),
         proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
         writes_(this, kMaxUnsentPeerMessages, peers->budget_, ClientOfPeer(peer_.address),
-                /*held=*/!proof_.open()) {}
+                /*held=*/!proof_.open()),
+        window_(std::make_shared<ReadWindow>(peers->budget_, ClientOfPeer(peer_.address),
+                                             [this] { StartRead(&wire_); })) {}
 
   // Every session ends with exactly one PrefillLost.
   static void Begin(const std::shared_ptr<Session>& session) EXCLUDES(session->mu_) {
@@ -38,6 +45,12 @@ class PrefillPeers::Session final
         [raw = session.get()](const absl::Status& why) { raw->Lose(why); });
     session->self_ = session;
     proto::ToPrefill hello;
+    auto holding = peers->budget_->Hold(ClientOfPeer(session->peer_.address), ReadWindow::kBytes);
+    if (!holding.ok()) {
+      session->Lose(holding.status());  // As below.
+    } else {
+      session->holding_ = *std::move(holding);
+    }
     if (inbound.ok()) {
       PrefillHello ours = peers->self_;
       ours.expected = session->peer_.worker;
@@ -47,7 +60,8 @@ class PrefillPeers::Session final
     } else {
       session->Lose(inbound.status());  // The call below ends cancelled.
     }
-    session->stub_->async()->Session(&session->context_, session.get());
+    grpc::TemplatedGenericStub<proto::ToPrefill, grpc::ByteBuffer>(session->channel_)
+        .PrepareBidiStreamingCall(&session->context_, kPrefillSessionMethod, {}, session.get());
     session->AddHold();  // Until the queue is closed: OnDone never races a Push.
     session->writes_.Push(std::move(hello));
     session->proof_.Start([raw = session.get()] { raw->StartCall(); });
@@ -67,14 +81,16 @@ class PrefillPeers::Session final
       if (why_.ok()) why_ = why;
     }
     proof_.Cancel();
+    window_->Lift();
   }
 
   size_t unsent() const { return writes_.size(); }
+  uint64_t last_used = 0;  // Engine thread only.
 
   void OnReadInitialMetadataDone(bool ok) override {
     if (proof_.Proven(ok)) {
       writes_.Open();
-      StartRead(&message_);
+      window_->ReadNext();
     } else {
       writes_.Close();
       RemoveHold();
@@ -86,9 +102,11 @@ class PrefillPeers::Session final
       RemoveHold();
       return;
     }
-    const absl::Status status = greeted_ ? Post() : Greet();
+    proto::ToDecode message;  // Of its own: one that is used again keeps its memory.
+    absl::Status status = ReadMessage(&wire_, &message, kMaxWorkerExpansion);
+    if (status.ok()) status = greeted_ ? Post(message) : Greet(message);
     if (!status.ok()) Lose(status);
-    StartRead(&message_);  // After a loss it fails, and ends the session.
+    window_->ReadNext();  // After a loss it fails, and ends the session.
   }
   void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
   void OnDone(const grpc::Status& status) override EXCLUDES(mu_) {
@@ -111,9 +129,9 @@ class PrefillPeers::Session final
   }
 
  private:
-  absl::Status Greet() {
-    if (!message_.has_hello()) return absl::InvalidArgumentError("the first answer is no hello");
-    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(message_.hello()));
+  absl::Status Greet(const proto::ToDecode& first) {
+    if (!first.has_hello()) return absl::InvalidArgumentError("the first answer is no hello");
+    TANDEM_ASSIGN_OR_RETURN(const PrefillHello hello, FromProto(first.hello()));
     TANDEM_RETURN_IF_ERROR(CheckHello(hello, peers_->self_));
     if (hello.worker != peer_.worker) {
       return absl::UnavailableError(absl::StrFormat("worker: wanted %s/%016x, reached %s/%016x",
@@ -125,25 +143,29 @@ class PrefillPeers::Session final
     return absl::OkStatus();
   }
 
-  absl::Status Post() {
-    TANDEM_ASSIGN_OR_RETURN(PrefillToDecode message, FromProto(message_));
+  absl::Status Post(const proto::ToDecode& in) {
+    TANDEM_ASSIGN_OR_RETURN(PrefillToDecode message, FromProto(in));
     if (const auto* first = std::get_if<FirstToken>(&message)) {
       for (const SampledToken& token : first->tokens) {  // The next step computes with them.
         TANDEM_RETURN_IF_ERROR(CheckVocabulary(std::span(&token.token, 1), peers_->vocab_size_));
       }
     }
-    peers_->commands_->PushAlways(FromPrefill{peer_.worker, std::move(message)});
+    TANDEM_ASSIGN_OR_RETURN(
+        CommandCharge charge,
+        window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + in.SpaceUsedLong())));
+    peers_->commands_->PushAlways(FromPrefill{peer_.worker, std::move(message), std::move(charge)});
     return absl::OkStatus();
   }
 
   PrefillPeers* const peers_;
   const PrefillPeer peer_;
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<proto::Prefill::Stub> stub_;
   grpc::ClientContext context_;
   FleetCall proof_;
-  WriteQueue<grpc::ClientBidiReactor<proto::ToPrefill, proto::ToDecode>, proto::ToPrefill> writes_;
-  proto::ToDecode message_;
+  WriteQueue<grpc::ClientBidiReactor<proto::ToPrefill, grpc::ByteBuffer>, proto::ToPrefill> writes_;
+  const std::shared_ptr<ReadWindow> window_;
+  std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the window.
+  grpc::ByteBuffer wire_;
   std::unique_ptr<KvInbound> inbound_;  // Begin, then reactions.
   bool greeted_ = false;                // Reactions only.
   Mutex mu_;
@@ -172,8 +194,25 @@ void PrefillPeers::Send(const PrefillPeer& peer, const DecodeToPrefill& message)
     const auto found = sessions_.find(peer.worker);
     if (found != sessions_.end()) session = found->second;
   }
-  if (session == nullptr) session = Dial(peer);
+  if (session == nullptr) {
+    MakeRoom();
+    session = Dial(peer);
+  }
+  session->last_used = ++num_sent_;
   session->Send(message);
+}
+
+void PrefillPeers::MakeRoom() {
+  std::shared_ptr<Session> oldest;
+  {
+    MutexLock lock(&mu_);
+    if (sessions_.size() < kMaxPrefillPeers) return;
+    oldest = std::min_element(sessions_.begin(), sessions_.end(), [](const auto& a, const auto& b) {
+               return a.second->last_used < b.second->last_used;
+             })->second;
+  }
+  oldest->last_used = std::numeric_limits<uint64_t>::max();  // It is there until its PrefillLost.
+  oldest->Lose(absl::UnavailableError("another prefill worker takes its place"));
 }
 
 std::shared_ptr<PrefillPeers::Session> PrefillPeers::Dial(const PrefillPeer& peer) {

@@ -1,5 +1,6 @@
 // The sessions that this worker, which decodes, holds with prefill workers. It dials one at the
-// first message to it.
+// first message to it. Routers name them: past kMaxPrefillPeers the one that was used least lately
+// is lost.
 
 #ifndef TANDEM_SERVICES_WORKER_PREFILL_PEERS_H_
 #define TANDEM_SERVICES_WORKER_PREFILL_PEERS_H_
@@ -16,6 +17,8 @@
 #include "services/worker/engine_command.h"
 
 namespace tandem {
+
+inline constexpr size_t kMaxPrefillPeers = 512;
 
 class PrefillPeers {
  public:
@@ -46,6 +49,7 @@ class PrefillPeers {
  private:
   class Session;
   std::shared_ptr<Session> Dial(const PrefillPeer& peer) EXCLUDES(mu_);
+  void MakeRoom() EXCLUDES(mu_);
   void SessionEnded() EXCLUDES(mu_);
 
   const PrefillHello self_;
@@ -59,6 +63,7 @@ class PrefillPeers {
   CondVar session_ended_;
   int live_sessions_ GUARDED_BY(mu_) = 0;
   std::map<WorkerId, std::shared_ptr<Session>> sessions_ GUARDED_BY(mu_);
+  uint64_t num_sent_ = 0;  // Engine thread only.
 };
 
 }  // namespace tandem

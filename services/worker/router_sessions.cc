@@ -21,11 +21,13 @@ class RouterSessions::Session final
         sessions_(sessions),
         id_(id),
         holding_(std::move(holding)),
-        served_(context->peer()) {}
+        served_(context->peer()),
+        window_(std::make_shared<ReadWindow>(sessions->calls_->budget(), client_,
+                                             [this] { StartRead(&wire_); })) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
-    StartRead(&wire_);
+    window_->ReadNext();
   }
 
   void Publish(const StepBatch& batch) {
@@ -42,12 +44,14 @@ class RouterSessions::Session final
       End(absl::OkStatus());
       return;
     }
-    if (const absl::Status status = ReadMessage(&wire_, &message_); !status.ok()) {
-      LogWarning("a router's message is no such", {{"session", id_}, {"why", status.ToString()}});
+    proto::ToWorker message;  // Of its own: one that is used again keeps its memory.
+    absl::Status status = ReadMessage(&wire_, &message);
+    if (status.ok()) status = Post(message);
+    if (!status.ok()) {
+      LogWarning("a router's message is refused", {{"session", id_}, {"why", status.ToString()}});
       return End(status);
     }
-    Post();
-    StartRead(&wire_);
+    window_->ReadNext();
   }
   void OnWriteDone(bool ok) override {
     StreamReactor::OnWriteDone(ok);
@@ -64,10 +68,14 @@ class RouterSessions::Session final
   }
 
  private:
-  void Lost() override { sessions_->commands_->PushAlways(RouterLost{id_}); }
+  void Lost() override {
+    window_->Close();
+    sessions_->commands_->PushAlways(RouterLost{id_, holding_});
+  }
 
-  void Post() {
-    absl::StatusOr<RouterCommand> command = FromProto(message_);
+  // Not OK: the session ends with it.
+  absl::Status Post(const proto::ToWorker& message) {
+    absl::StatusOr<RouterCommand> command = FromProto(message);
     if (command.ok() && std::holds_alternative<Submit>(*command)) {
       const Submit& submit = std::get<Submit>(*command);
       const AttemptId attempt = submit.attempt;
@@ -76,15 +84,17 @@ class RouterSessions::Session final
       if (status.ok()) status = Queue(*std::move(command), bytes);
       if (!status.ok()) Refuse(attempt, status);
     } else if (command.ok()) {
-      sessions_->commands_->PushAlways(FromRouter{id_, *std::move(command)});
-    } else if (absl::StatusOr<AttemptId> attempt = FromProto(message_.submit().attempt());
+      TANDEM_ASSIGN_OR_RETURN(
+          CommandCharge charge,
+          window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + message.SpaceUsedLong())));
+      sessions_->commands_->PushAlways(FromRouter{id_, *std::move(command), std::move(charge)});
+    } else if (absl::StatusOr<AttemptId> attempt = FromProto(message.submit().attempt());
                attempt.ok()) {
       Refuse(*attempt, command.status());
     } else {
-      LogWarning("a router's message was not understood",
-                 {{"session", id_}, {"why", command.status().ToString()}});
-      End(command.status());
+      return command.status();
     }
+    return absl::OkStatus();
   }
 
   absl::Status Queue(RouterCommand submit, int64_t bytes) {
@@ -108,8 +118,8 @@ class RouterSessions::Session final
   const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
   const ServedCall served_;
   const std::shared_ptr<std::atomic<bool>> at_gate_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<ReadWindow> window_;
   grpc::ByteBuffer wire_;
-  proto::ToWorker message_;
 };
 
 ServerReactor<proto::StepBatch>* RouterSessions::Open(grpc::CallbackServerContext* context) {

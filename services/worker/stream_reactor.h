@@ -20,6 +20,7 @@
 #include "services/server/early_reactor.h"
 #include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
+#include "services/worker/read_window.h"
 #include "services/worker/write_queue.h"
 
 namespace tandem {
@@ -127,12 +128,15 @@ class StreamRegistry {
   std::map<uint64_t, Stream*> streams_ GUARDED_BY(mu_);
 };
 
-// The reactor of a new RPC, from `make(id, holding)`: its client is charged for as long as it keeps
-// the holding. One that refuses the call if there is no room.
+// A session, with what of it may wait for the engine.
+inline constexpr int64_t kSessionBytes = kCallBytes + ReadWindow::kBytes;
+
+// The reactor of a new session, from `make(id, holding)`: its client is charged for as long as it
+// keeps the holding. One that refuses the call if there is no room.
 template <typename Response, typename Stream, typename Make>
 ServerReactor<Response>* OpenCharged(OpenCalls* calls, grpc::CallbackServerContext* context,
                                      StreamRegistry<Stream>* streams, const Make& make) {
-  auto holding = calls->budget()->Hold(ClientOfCall(context->peer()), kCallBytes);
+  auto holding = calls->budget()->Hold(ClientOfCall(context->peer()), kSessionBytes);
   if (!holding.ok()) return new RefusedCall<Response>(calls, context, holding.status());
   return streams->Open([&](uint64_t id) { return make(id, *std::move(holding)); });
 }

@@ -30,8 +30,10 @@ class WatchHub::Watch final
     if (const absl::Status status = hub_->Check(*request_); !status.ok()) return End(status);
     LogInfo("a router watches", {{"router", request_->router()}, {"watch", id_}});
     Publish(hub_->registration_);
-    hub_->commands_->PushAlways(WatchOpened{id_});
     request_.reset();
+    auto charge = hub_->calls_->budget()->Hold(client_, sizeof(EngineCommand));
+    if (!charge.ok()) return End(charge.status());
+    hub_->commands_->PushAlways(WatchOpened{id_, *std::move(charge)});
   }
 
   void Publish(const WatchUpdate& update) {
@@ -45,10 +47,11 @@ class WatchHub::Watch final
   // Events before the snapshot are part of it.
   void PublishSnapshot(const KvEvents& snapshot) {
     has_snapshot_ = true;
-    Publish(snapshot);
+    PublishEvents(snapshot);
   }
   void PublishEvents(const KvEvents& events) {
-    if (has_snapshot_) Publish(events);
+    if (!has_snapshot_) return;
+    for (const KvEvents& piece : SplitEvents(events, kHashesPerEvent)) Publish(piece);
   }
   void OnDone() override {
     hub_->watches_.Remove(id_);

@@ -219,7 +219,9 @@ Worker::~Worker() {
 }
 
 int Worker::port() const { return server_->port(); }
-void Worker::Drain() { commands_->PushAlways(DrainEngine{}); }
+void Worker::Drain() {
+  if (!drain_asked_.exchange(true)) commands_->PushAlways(DrainEngine{});
+}
 
 bool Worker::Drained() const {
   return loop_->drained() && routers_->Flushed() && decodes_->Flushed() && prefills_->Flushed();

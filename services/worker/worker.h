@@ -87,6 +87,7 @@ class Worker {
   std::unique_ptr<class WatchHub> watches_;
   std::unique_ptr<EngineLoop> loop_;
   std::atomic<bool> ready_{true};
+  std::atomic<bool> drain_asked_{false};
   std::unique_ptr<Services> services_;
   std::unique_ptr<class GatedServer> server_;
   std::unique_ptr<LivenessTimer> timer_;

@@ -1,7 +1,7 @@
 """The attacks of tests/e2e/attack: the fleet's memory holds, and other streams go on."""
 
 from attacks import all_attacks
-from attacks.harness import HEADER, Fleet, run
+from attacks.harness import HEADER, run
 
 
 def pytest_generate_tests(metafunc):
@@ -10,7 +10,7 @@ def pytest_generate_tests(metafunc):
 
 
 def test_the_fleet_holds_under(name, tmp_path, full):
-    with Fleet(tmp_path) as fleet:
+    with all_attacks()[name].fleet(tmp_path) as fleet:
         report = run(fleet, all_attacks()[name], full)
     print(HEADER)
     print(report)

@@ -18,206 +18,14 @@
 #include "services/server/limits.h"
 #include "services/server/open_calls.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/integration/worker_fixture.h"
 #include "tests/support/decode_peer.h"
 #include "tests/support/health.h"
-#include "tests/support/test_worker.h"
 
 namespace tandem {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr auto kPatience = std::chrono::seconds(30);
-
-struct TestWorkerOptions {
-  std::string transport = "ucx";
-  WorkerRole role = WorkerRole::kHybrid;
-  std::string kv_class = "class";
-  double liveness_scale = 1;
-  int64_t memory_limit_bytes = int64_t{64} << 20;
-};
-
-std::unique_ptr<TestWorker> StartWorker(const std::string& name, const TestWorkerOptions& options) {
-  static uint64_t incarnation = 1000;
-  WorkerConfig config = SmallWorker({.name = name, .incarnation = ++incarnation});
-  config.engine.times = LivenessTimes::Scaled(options.liveness_scale);
-  config.registration.role = options.role;
-  config.registration.kv_class = options.kv_class;
-  config.transport = options.transport;
-  config.liveness_scale = options.liveness_scale;
-  config.memory_limit_bytes = options.memory_limit_bytes;
-  return StartTestWorker(config);
-}
-
-// What a router would hear of one attempt.
-struct Heard {
-  std::map<int32_t, std::vector<SampledToken>> tokens;
-  size_t finished = 0;
-  PromptEvent prompt;
-  absl::Status refused;
-  absl::Status ended;
-};
-
-// What is not read stays with the worker: HTTP/2 lets 64 KiB pass, and no more on a fast link.
-std::shared_ptr<grpc::Channel> DialWithSmallWindow(const std::string& address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-}
-
-// A router with one Session.
-class Router {
- public:
-  explicit Router(const TestWorker& worker) : Router(worker, DialControl(worker.address, 1)) {}
-  Router(const TestWorker& worker, std::shared_ptr<grpc::Channel> channel)
-      : channel_(std::move(channel)),
-        stub_(proto::Worker::NewStub(channel_)),
-        incarnation_(worker.id.incarnation) {
-    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
-    stream_ = stub_->Session(&context_);
-    proto::StepBatch first;
-    EXPECT_TRUE(stream_->Read(&first));
-    EXPECT_EQ(first.worker_incarnation(), incarnation_);
-    EXPECT_EQ(first.events_size(), 0);
-  }
-  ~Router() {
-    context_.TryCancel();
-    stream_->Finish();
-  }
-
-  void Send(const RouterCommand& command) {
-    proto::ToWorker message;
-    ToProto(command, &message);
-    EXPECT_TRUE(stream_->Write(message));
-  }
-
-  // Reads until every choice of the attempt has ended, or the session has.
-  Heard Listen(size_t num_choices = 1) {
-    Heard heard;
-    proto::StepBatch message;
-    while (heard.finished < num_choices && heard.refused.ok() && heard.ended.ok() &&
-           stream_->Read(&message)) {
-      const auto batch = FromProto(message);
-      if (!batch.ok()) {
-        ADD_FAILURE() << batch.status();
-        break;
-      }
-      EXPECT_EQ(batch->worker_incarnation, incarnation_);
-      for (const RouterEvent& event : batch->events) Take(event, &heard);
-    }
-    return heard;
-  }
-
-  // Of the next message, which says nothing else.
-  std::vector<ChunkBegun> NextChunks() {
-    proto::StepBatch message;
-    EXPECT_TRUE(stream_->Read(&message));
-    const auto batch = FromProto(message);
-    EXPECT_TRUE(batch.ok() && batch->events.empty()) << batch.status();
-    return batch.ok() ? batch->chunks : std::vector<ChunkBegun>();
-  }
-  bool ReadBatch(proto::StepBatch* batch) { return stream_->Read(batch); }
-  void HalfClose() { stream_->WritesDone(); }
-  proto::Worker::Stub* stub() { return stub_.get(); }
-
- private:
-  static void Take(const RouterEvent& event, Heard* heard) {
-    if (const auto* token = std::get_if<TokenEvent>(&event)) {
-      heard->tokens[token->choice].push_back(token->token);
-      if (token->finish != FinishReason::kNone) ++heard->finished;
-    } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
-      heard->prompt = *prompt;
-    } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
-      heard->refused = refused->status;
-    } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
-      heard->ended = ended->status;
-    }
-  }
-
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<proto::Worker::Stub> stub_;
-  const uint64_t incarnation_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<proto::ToWorker, proto::StepBatch>> stream_;
-};
-
-std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
-  return SimulatedModel(kTestVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
-}
-
-void ExpectAnswer(Router* router, const Submit& submit) {
-  const Heard heard = router->Listen();
-  ASSERT_TRUE(heard.ended.ok() && heard.refused.ok()) << heard.ended << heard.refused;
-  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
-}
-
-// A Watch that reads until `done` says so.
-class Watcher {
- public:
-  explicit Watcher(const TestWorker& worker)
-      : stub_(proto::Worker::NewStub(DialControl(worker.address, 1))) {
-    context_.set_deadline(std::chrono::system_clock::now() + kPatience);
-    proto::WatchRequest request;
-    request.set_router("test");
-    request.set_protocol_min(1);
-    request.set_protocol_max(1);
-    reader_ = stub_->Watch(&context_, request);
-  }
-  ~Watcher() {
-    context_.TryCancel();
-    reader_->Finish();
-  }
-
-  WatchUpdate Next() {
-    proto::WatchEvent event;
-    if (!reader_->Read(&event)) {
-      ADD_FAILURE() << "the watch ended";
-      return Heartbeat{};
-    }
-    const auto update = FromProto(event);
-    EXPECT_TRUE(update.ok()) << update.status();
-    return update.ok() ? *update : WatchUpdate(Heartbeat{});
-  }
-  template <typename Done>
-  Heartbeat HeartbeatUntil(const Done& done) {
-    while (!testing::Test::HasFailure()) {
-      const WatchUpdate update = Next();
-      const auto* heartbeat = std::get_if<Heartbeat>(&update);
-      if (heartbeat != nullptr && done(*heartbeat)) return *heartbeat;
-    }
-    return {};
-  }
-
- private:
-  std::unique_ptr<proto::Worker::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReader<proto::WatchEvent>> reader_;
-};
-
-bool Idle(const Heartbeat& heartbeat) {
-  const BlockCounts& blocks = heartbeat.load.blocks;
-  return blocks.free + blocks.cached == blocks.total && blocks.total == kTestBlocks;
-}
-
-std::string Metrics(Router* router) {
-  grpc::ClientContext context;
-  proto::ControlRequest request;
-  proto::ControlResponse response;
-  request.mutable_metrics();
-  EXPECT_TRUE(router->stub()->Control(&context, request, &response).ok());
-  const auto families = MetricsFromProto(response.metrics());
-  EXPECT_TRUE(families.ok()) << families.status();
-  return families.ok() ? MetricsToText(*families) : "";
-}
-
-// Asks until the metrics are as wanted.
-template <typename Wanted>
-void ExpectMetrics(Router* router, const Wanted& wanted) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  std::string metrics = Metrics(router);
-  while (!wanted(metrics) && std::chrono::steady_clock::now() < end) metrics = Metrics(router);
-  EXPECT_TRUE(wanted(metrics)) << metrics;
-}
 
 class WorkerTest : public testing::TestWithParam<std::string> {
  protected:
@@ -403,7 +211,7 @@ TEST_P(WorkerTest, DrainEndsWhatRunsRefusesWhatComesAndReportsItself) {
   watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.draining; });
   router.Send(MakeSubmit(2, RandomTokens(30, 10), 4));
   EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kUnavailable);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kRouterPatience;
   while (!worker->worker->Drained() && std::chrono::steady_clock::now() < end) {
     std::this_thread::yield();
   }
@@ -450,7 +258,7 @@ void ExpectCutOff(TestWorker* worker, int num_attempts) {
   EXPECT_GT(tokens, 0);
   EXPECT_LT(tokens, num_attempts * kUnreadTokens);
   worker->worker->Drain();
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kRouterPatience;
   while (!worker->worker->Drained() && std::chrono::steady_clock::now() < end) watch.Next();
   EXPECT_TRUE(worker->worker->Drained()) << "a write that nobody takes is still in flight";
 }
@@ -633,6 +441,71 @@ TEST(WorkerServicesTest, SoArePromptsOfDecodeWorkersAndTheirSessions) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
   worker->gate.Open();
+}
+
+// Nothing that the engine never refuses piles up: a stream waits for its own commands, and no
+// other one does.
+class CommandsTest : public testing::Test {
+ protected:
+  // The engine is in the middle of a step, and `send` says more than the worker takes meanwhile.
+  template <typename Send>
+  void ExpectHeldUp(const Send& send) {
+    worker_->gate.Close();
+    router_.Send(MakeSubmit(1, RandomTokens(40, 1), 5));
+    EXPECT_EQ(router_.NextChunks().size(), 1u);
+    std::atomic<bool> taken{false};
+    std::thread sender([&] {
+      send();
+      taken = true;
+    });
+    // Many times as long as reading it all would take.
+    for (int i = 0; i < 1000 && !taken; ++i) Metrics(&router_);
+    EXPECT_FALSE(taken) << "the worker reads on";
+    worker_->gate.Open();
+    sender.join();
+    EXPECT_EQ(router_.Listen().finished, 1u);
+    const Submit next = MakeSubmit(2, RandomTokens(30, 2), 5);
+    router_.Send(next);
+    ExpectAnswer(&router_, next);
+  }
+
+  TestWorkerOptions Options() {
+    TestWorkerOptions options;
+    options.transport = "grpc";
+    options.liveness_scale = 100;
+    return options;
+  }
+  const std::unique_ptr<TestWorker> worker_ = StartWorker("hybrid", Options());
+  Router router_{*worker_};
+};
+
+TEST_F(CommandsTest, ARoutersCancellationsWaitForTheEngineAtTheirRouter) {
+  Router flooding(*worker_);
+  std::thread reader([&] {
+    proto::StepBatch batch;
+    while (flooding.ReadBatch(&batch)) {
+    }
+  });
+  ExpectHeldUp([&] {
+    for (uint64_t i = 0; i < 20'000; ++i) {
+      flooding.Send(
+          Cancel{.attempt = {.request = {.router_incarnation = 7, .counter = i}, .attempt = 1},
+                 .time_left_us = 1'000'000});
+    }
+  });
+  flooding.HalfClose();
+  reader.join();
+}
+
+TEST_F(CommandsTest, ADecodeWorkersRenewalsWaitForTheEngineAtTheDecodeWorker) {
+  DecodePeer flooding(*worker_, DialControl(worker_->address, 100));
+  tandem::Renew renew;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    renew.attempts.push_back({.request = {.router_incarnation = 7, .counter = i}, .attempt = 1});
+  }
+  ExpectHeldUp([&] {
+    for (int i = 0; i < 400; ++i) flooding.Send(renew);
+  });
 }
 
 TEST(WorkerServicesTest, AWatchIsRefusedForItsProtocolOrItsName) {

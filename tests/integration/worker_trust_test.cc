@@ -294,7 +294,7 @@ TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {
     std::unique_ptr<grpc::ClientReaderWriter<proto::ToWorker, proto::StepBatch>> stream;
   };
   WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
-  config.memory_limit_bytes = int64_t{2} << 20;
+  config.memory_limit_bytes = int64_t{5} << 20;
   auto worker = StartTestWorker(config);
   const auto stub = proto::Worker::NewStub(DialControl(worker->address, 1));
   std::vector<std::unique_ptr<Call>> open;
@@ -311,7 +311,7 @@ TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {
     ++num_refused;
     EXPECT_EQ(call->stream->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   }
-  // A quarter of the budget, or one message, is set aside; a session takes 32 KiB.
+  // A quarter of the budget, or one message, is set aside; a session takes 160 KiB.
   EXPECT_GE(num_refused, 8);
   EXPECT_GE(open.size(), 16u);
   for (const auto& call : open) {

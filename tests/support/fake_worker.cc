@@ -19,6 +19,7 @@
 #include "services/server/channel.h"
 #include "services/server/convert.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/limits.h"
 #include "services/server/metrics_registry.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/support/test_door.h"
@@ -78,7 +79,9 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
                      grpc::ServerWriter<v1::WatchEvent>* writer) override {
     if (const auto refused = Refusal(context, kWatchMethod)) return *refused;
-    WorkerRegistration registration{.worker = {options_.name, incarnation_},
+    const int watch = CountWatch();
+    const std::string name = options_.name + (options_.renames ? "-" + std::to_string(watch) : "");
+    WorkerRegistration registration{.worker = {name, incarnation_},
                                     .role = options_.role,
                                     .model = options_.model,
                                     .kv_class = "fake-class",
@@ -89,9 +92,13 @@ class FakeWorker::Impl final : public v1::Worker::Service {
                                     .num_blocks = 1024,
                                     .block_bytes = 4096,
                                     .kv_transport = "grpc"};
+    if (options_.registers_last) Say(writer, Heartbeat{});
     Say(writer, registration);
+    if (options_.ends_watches) return grpc::Status::OK;
     Say(writer, KvEvents{.first_sequence = 0, .snapshot = true});
+    SayFullSnapshots(writer);
     while (!stopping_ && !context->IsCancelled()) {
+      if (options_.registers_again) Say(writer, registration);
       Heartbeat heartbeat;
       heartbeat.load.blocks = {.free = 1024, .total = 1024};
       heartbeat.load.running_sequences = num_running();
@@ -172,6 +179,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     changed_.SignalAll();
   }
   int port() const { return port_; }
+  int num_watches() const { return Locked(num_watches_); }
+  int num_snapshots() const { return Locked(num_snapshots_); }
   int num_heartbeats() const { return Locked(num_heartbeats_); }
   int num_sessions() const { return Locked(num_sessions_); }
   int num_submits() const { return Locked(num_submits_); }
@@ -206,6 +215,21 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     v1::WatchEvent event;
     ToProto(WatchUpdate(update), &event);
     return writer->Write(event);
+  }
+
+  int CountWatch() {
+    MutexLock lock(&mu_);
+    return ++num_watches_;
+  }
+
+  void SayFullSnapshots(grpc::ServerWriter<v1::WatchEvent>* writer) {
+    KvEvents full{.first_sequence = 0, .snapshot = true};
+    full.stored.resize(kMaxHashesPerEvent);
+    for (int i = 0; i < options_.num_full_snapshots; ++i) {
+      if (!Say(writer, full)) return;
+      MutexLock lock(&mu_);
+      ++num_snapshots_;
+    }
   }
 
   void End(std::map<AttemptId, Sequences>* mine, const AttemptId& attempt) REQUIRES(mu_) {
@@ -291,6 +315,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   mutable Mutex mu_;
   CondVar changed_;
   bool released_ GUARDED_BY(mu_) = false;
+  int num_watches_ GUARDED_BY(mu_) = 0, num_snapshots_ GUARDED_BY(mu_) = 0;
   int num_heartbeats_ GUARDED_BY(mu_) = 0, num_sessions_ GUARDED_BY(mu_) = 0;
   int num_submits_ GUARDED_BY(mu_) = 0, num_cancels_ GUARDED_BY(mu_) = 0,
                    num_scrapes_ GUARDED_BY(mu_) = 0, num_running_ GUARDED_BY(mu_) = 0;
@@ -303,6 +328,8 @@ FakeWorker::~FakeWorker() = default;
 int FakeWorker::port() const { return impl_->port(); }
 std::string FakeWorker::address() const { return "127.0.0.1:" + std::to_string(port()); }
 void FakeWorker::ReleaseHeld() { impl_->ReleaseHeld(); }
+int FakeWorker::num_watches() const { return impl_->num_watches(); }
+int FakeWorker::num_snapshots() const { return impl_->num_snapshots(); }
 int FakeWorker::num_heartbeats() const { return impl_->num_heartbeats(); }
 int FakeWorker::num_sessions() const { return impl_->num_sessions(); }
 int FakeWorker::num_submits() const { return impl_->num_submits(); }

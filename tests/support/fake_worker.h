@@ -26,6 +26,12 @@ struct FakeWorkerOptions {
   bool stalled = false;            // Its heartbeats tell of work, and of no progress.
   bool holds_metrics = false;      // Until who asks for them gives up.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
+  // What no worker of ours does.
+  bool renames = false;          // Every Watch has another name.
+  bool ends_watches = false;     // Once the registration has been said.
+  bool registers_last = false;   // A Watch begins with a heartbeat.
+  bool registers_again = false;  // With every heartbeat.
+  int num_full_snapshots = 0;    // Before the first heartbeat, of kMaxHashesPerEvent.
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.
   std::vector<int32_t> script;
@@ -44,6 +50,8 @@ class FakeWorker {
   std::string address() const;
   void ReleaseHeld();
   // So far.
+  int num_watches() const;
+  int num_snapshots() const;  // Full ones.
   int num_heartbeats() const;
   int num_sessions() const;
   int num_submits() const;

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
+// What is known of workers' prefix caches takes such a part of the memory limit, beside it.
+constexpr int64_t kIndexShare = 4;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
 
@@ -45,6 +47,8 @@ absl::Status RouterApp::Start() {
   core_options.owner.times = LivenessTimes::Scaled(options_.liveness_scale);
   core_options.owner.disaggregate = options_.disaggregate;
   core_options.owner.max_waiting_requests = options_.max_queued_requests;
+  core_options.owner.max_index_entries =
+      memory_.budget()->limit_bytes() / kIndexShare / PrefixIndex::kEntryBytes;
   core_options.model = model_.served_name;
   core_options.expected_workers = options_.workers;
   TANDEM_ASSIGN_OR_RETURN(core_, RouterCore::Create(core_options, &clock_, &metrics_));
@@ -53,7 +57,8 @@ absl::Status RouterApp::Start() {
                                  .dns_name = options_.workers_dns,
                                  .channel = {.router_name = options_.name,
                                              .liveness_scale = options_.liveness_scale,
-                                             .secret = options_.secret}};
+                                             .secret = options_.secret,
+                                             .budget = memory_.budget()}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
   const GeneratorOptions generator_options{.isolate_cache = options_.isolate_cache,

@@ -2,7 +2,7 @@
 
 import importlib
 
-MODULES = ("http_memory", "grpc_memory", "leaving")
+MODULES = ("http_memory", "grpc_memory", "leaving", "worker")
 
 
 def all_attacks():

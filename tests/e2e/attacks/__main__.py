@@ -3,7 +3,7 @@ import sys
 import tempfile
 
 from attacks import all_attacks
-from attacks.harness import Fleet, HEADER, run
+from attacks.harness import HEADER, run
 
 
 def main():
@@ -23,7 +23,7 @@ def main():
     failed = 0
     print(HEADER)
     for name in arguments.names or attacks:
-        with tempfile.TemporaryDirectory() as folder, Fleet(folder) as fleet:
+        with tempfile.TemporaryDirectory() as folder, attacks[name].fleet(folder) as fleet:
             report = run(fleet, attacks[name], arguments.full)
         print(report, flush=True)
         failed += not report.ok

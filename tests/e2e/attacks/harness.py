@@ -24,15 +24,16 @@ ATTACKER = "127.0.0.2"  # Not the address of the clients that are not to notice.
 ATTACKS = {}
 
 
-def attack(process="router", growth=LIMIT, only_full=False):
+def attack(process="router", growth=LIMIT, only_full=False, fleet=None):
     """Registers an attack: `growth` is by how many bytes it may make `process` grow; `only_full`, whether
-    it is left out of ./tools/test, which has a minute for all of them.
+    it is left out of ./tools/test, which has a minute for all of them; `fleet`, what is attacked, if not a Fleet.
 
     The function gets the fleet, whether to be at full size, and a Counter-like dict of outcomes; it is
     a generator: what it does up to its `yield` is the attack, and it lets go of everything after it.
     """
     def register(function):
         function.process, function.growth, function.only_full = process, growth, only_full
+        function.fleet = fleet or Fleet
         ATTACKS[function.__name__] = function
         return function
     return register

@@ -41,8 +41,12 @@ class GenerationTest : public testing::Test {
                                           .max_model_tokens = 2048,
                                           .max_sequences = 8,
                                           .num_blocks = 128};
-    core_->OnWatchUpdate("w:1", worker_, registration);
-    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true});
+    struct Watch final : WatchReader {
+      void ReadNext() override {}
+    };
+    const auto watch = std::make_shared<Watch>();
+    core_->OnWatchUpdate("w:1", worker_, registration, watch);
+    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true}, watch);
     core_->OnSessionUp(worker_, kSession, session_);
     Flush();
   }

@@ -62,5 +62,23 @@ TEST(WorkerMetricsTest, ALabelOnlyOfAnEarlierLifeStays) {
   EXPECT_EQ(Find(metrics.Sum(true), "c_total")->metric[0].counter.value, 5);
 }
 
+TEST(WorkerMetricsTest, NewLabelsOfEveryLifeAreNotKeptForEver) {
+  WorkerMetricsHistory metrics;
+  size_t bytes = 0;
+  for (uint64_t life = 1; bytes < 3 * WorkerMetricsHistory::kMaxFinishedBytes; ++life) {
+    WorkerMetricsHistory::Families families = Report(1, 1, 1);
+    std::string value = std::to_string(life);
+    value.resize(100'000, 'x');
+    bytes += value.size();
+    families[0].metric.emplace_back().label.push_back({.name = "kind", .value = value});
+    metrics.Report(life, std::move(families));
+  }
+  const WorkerMetricsHistory::Families sum = metrics.Sum(true);
+  const size_t kept = Find(sum, "c_total")->metric.size();
+  EXPECT_GT(kept, 10u);
+  EXPECT_LT(kept, WorkerMetricsHistory::kMaxFinishedBytes / 100'000 + 5);
+  EXPECT_GT(Find(sum, "c_total")->metric[0].counter.value, 20) << "what is known goes on";
+}
+
 }  // namespace
 }  // namespace tandem

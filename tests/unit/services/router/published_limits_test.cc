@@ -14,6 +14,7 @@
 #include "services/router/api_limits.h"
 #include "services/router/generation.h"
 #include "services/router/http/http_server.h"
+#include "services/server/channel.h"
 #include "services/server/http2_frames.h"
 #include "services/server/http2_gate.h"
 #include "services/server/limits.h"
@@ -23,6 +24,7 @@
 namespace tandem {
 namespace {
 
+using testing::EndsWith;
 using testing::StartsWith;
 
 std::string Bytes(int64_t bytes) {
@@ -150,6 +152,17 @@ TEST_F(PublishedLimitsTest, OfRoutersAndWorkersOfAWorker) {
   EXPECT_EQ(
       row("name; text; transport address"),
       Bytes(kMaxNameBytes) + "; " + Bytes(kMaxTextBytes) + "; " + Bytes(kMaxTransportAddressBytes));
+}
+
+TEST_F(PublishedLimitsTest, OfWorkersOfARouter) {
+  const auto row = [&](const std::string& limit) { return Row("Workers of a router", limit); };
+  EXPECT_THAT(row("message"), EndsWith(", at most " + Bytes(MaxMessageBytes(int64_t{1} << 40))));
+  EXPECT_EQ(row("what a message takes once it is parsed"),
+            absl::StrCat(kMaxWorkerExpansion, " times its bytes, and ", Bytes(kFreeParsedBytes)));
+  EXPECT_EQ(row("hashes of one message of a Watch; a worker splits what is more than " +
+                Count(kHashesPerEvent)),
+            Count(kMaxHashesPerEvent));
+  EXPECT_EQ(row("metrics"), Bytes(kMaxMetricsBytes));
 }
 
 }  // namespace

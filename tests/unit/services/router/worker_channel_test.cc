@@ -1,0 +1,157 @@
+// What a worker that knows the fleet's secret, and is broken or means harm, can make of its router.
+
+#include "services/router/worker_channel.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "runtime/base/clock.h"
+#include "services/router/worker_pool.h"
+#include "services/server/limits.h"
+#include "tests/support/eventually.h"
+#include "tests/support/fake_worker.h"
+
+namespace tandem {
+namespace {
+
+class WorkerChannelTest : public testing::Test {
+ protected:
+  void Start(const std::vector<FakeWorkerOptions>& workers, int64_t max_index_entries = 1000) {
+    RouterCoreOptions options;
+    options.owner.router_incarnation = 1;
+    options.owner.max_index_entries = max_index_entries;
+    core_ = *RouterCore::Create(options, &clock_, &metrics_);
+    WorkerPoolOptions pool;
+    pool.channel.budget = &budget_;
+    for (const FakeWorkerOptions& worker : workers) {
+      workers_.push_back(std::make_unique<FakeWorker>(worker));
+      pool.addresses.push_back(workers_.back()->address());
+    }
+    pool_ = std::make_unique<WorkerPool>(pool, core_.get(), &clock_);
+  }
+  ~WorkerChannelTest() override {
+    pool_.reset();
+    core_.reset();
+  }
+
+  const SteadyClock clock_;
+  MetricsRegistry registry_;
+  RouterMetrics metrics_{&registry_};
+  MemoryBudget budget_{int64_t{256} << 20};
+  std::vector<std::unique_ptr<FakeWorker>> workers_;
+  std::unique_ptr<RouterCore> core_;
+  std::unique_ptr<WorkerPool> pool_;
+};
+
+// The core's thread stands still until this is let go.
+class StandStill {
+ public:
+  explicit StandStill(RouterCore* core) {
+    core->PublishThen([this] {
+      MutexLock lock(&mu_);
+      stands_ = true;
+      changed_.SignalAll();
+      while (!over_) changed_.Wait(&mu_);
+      stands_ = false;
+      changed_.SignalAll();
+    });
+    MutexLock lock(&mu_);
+    while (!stands_) changed_.Wait(&mu_);
+  }
+  ~StandStill() {
+    MutexLock lock(&mu_);
+    over_ = true;
+    changed_.SignalAll();
+    while (stands_) changed_.Wait(&mu_);
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  bool stands_ GUARDED_BY(mu_) = false, over_ GUARDED_BY(mu_) = false;
+};
+
+TEST_F(WorkerChannelTest, OfAWatchOneMessageWaitsWhileTheRouterIsBusy) {
+  Start({});
+  // Twice what is parsed of one: the message and what is made of it.
+  const int64_t most = int64_t{5} * kMaxHashesPerEvent * sizeof(BlockHash);
+  std::unique_ptr<FakeWorker> worker;
+  std::shared_ptr<WorkerChannel> channel;
+  std::atomic<SessionId> next_session{1};
+  {
+    StandStill busy(core_.get());
+    worker = std::make_unique<FakeWorker>(FakeWorkerOptions{.num_full_snapshots = 60});
+    channel =
+        std::make_shared<WorkerChannel>(worker->address(), WorkerChannelOptions{.budget = &budget_},
+                                        core_.get(), &next_session, [] {});
+    channel->Tend(clock_.NowUs());
+    ASSERT_TRUE(Eventually([&] { return channel->connected(); }));
+    // Many times as long as reading it all would take.
+    for (int i = 0; i < 500; ++i) {
+      grpc::ClientContext context;
+      v1::ControlRequest request;
+      request.mutable_metrics();
+      grpc::ByteBuffer answer;
+      Mutex mu;
+      CondVar answered;
+      bool done = false;
+      channel->Control(&context, &request, &answer, [&](const grpc::Status& status) {
+        MutexLock lock(&mu);
+        EXPECT_TRUE(status.ok());
+        done = true;
+        answered.Signal();
+      });
+      MutexLock lock(&mu);
+      while (!done) answered.Wait(&mu);
+      ASSERT_LE(budget_.held_bytes(), most);
+    }
+  }
+  EXPECT_TRUE(Eventually([&] { return worker->num_heartbeats() > 0; })) << "then all are heard";
+  EXPECT_EQ(worker->num_snapshots(), 60);
+  EXPECT_EQ(worker->num_watches(), 1);
+  channel->Close();
+  EXPECT_EQ(budget_.num_refused(), 0);
+}
+
+TEST_F(WorkerChannelTest, AMessageWithoutRoomEndsItsWatch) {
+  MemoryBudget::Holding others(&budget_, "others");
+  ASSERT_TRUE(others.Set(budget_.limit_bytes() - 1000).ok());
+  Start({{.num_full_snapshots = 1}});
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_watches() > 2; }));
+  EXPECT_GE(budget_.num_refused(), 2);
+  ASSERT_TRUE(others.Set(0).ok());
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 5; }));
+}
+
+TEST_F(WorkerChannelTest, ANewNameReplacesTheOneThatItsAddressHad) {
+  Start({{.name = "honest"}, {.name = "many", .renames = true, .ends_watches = true}});
+  ASSERT_TRUE(Eventually([&] { return workers_[1]->num_watches() > 4; }));
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 0; }));
+  EXPECT_LE(core_->View().workers.size(), 2u);
+}
+
+// Each registers, so that each was good for something.
+TEST_F(WorkerChannelTest, AWatchThatEndsAtOnceIsDialledEverMoreRarely) {
+  Start({{.name = "clock"}, {.name = "short", .ends_watches = true}});
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 60; }));
+  EXPECT_GT(workers_[1]->num_watches(), 3);
+  EXPECT_LT(workers_[1]->num_watches(), 60) << "one a heartbeat of the other";
+}
+
+TEST_F(WorkerChannelTest, AWatchHasOneRegistrationAndItComesFirst) {
+  Start({{.name = "first"},
+         {.name = "late", .registers_last = true},
+         {.name = "again", .registers_again = true}});
+  ASSERT_TRUE(Eventually([&] { return workers_[1]->num_watches() > 2; }));
+  ASSERT_TRUE(Eventually([&] { return workers_[2]->num_watches() > 2; }));
+  EXPECT_TRUE(Eventually([&] {
+    const FleetView view = core_->View();
+    return view.workers.size() == 2 && view.workers[0].registration.worker.name == "again" &&
+           view.workers[1].registration.worker.name == "first";
+  }));
+  EXPECT_EQ(workers_[0]->num_watches(), 1);
+}
+
+}  // namespace
+}  // namespace tandem
