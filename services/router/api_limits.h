@@ -24,6 +24,10 @@ inline constexpr std::chrono::seconds kWriteTimeout{60};     // Without a byte t
 // A longer one is not used (HTTP), or INVALID_ARGUMENT.
 inline constexpr size_t kMaxRequestIdBytes = 128;
 
+// From here on a request is long: those never have all the text threads (text_pool.h), and what of
+// a text cannot be encoded in smaller parts is encoded alone.
+inline constexpr size_t kLongTextBytes = size_t{16} << 10;
+
 // ---- HTTP ----
 inline constexpr size_t kMaxHeaderFields = 100;  // 431
 // Of all chunks of a request; 431 past it. Trailers count as header, and so does an unfinished

@@ -27,26 +27,6 @@ constexpr int64_t kIncludedBytes = int64_t{8} << 10;
 
 }  // namespace
 
-// ---- Turns ----
-
-void GateTurns::Add(const std::string& client, std::shared_ptr<GateConnection> connection) {
-  waiting_[client].push_back(std::move(connection));
-}
-
-std::shared_ptr<GateConnection> GateTurns::Next(UnservedCalls* calls) {
-  auto next = waiting_.upper_bound(last_);
-  for (size_t left = waiting_.size();; --left, ++next) {
-    if (left == 0) return nullptr;
-    if (next == waiting_.end()) next = waiting_.begin();
-    if (calls->HasRoomOrAwait(next->first)) break;
-  }
-  last_ = next->first;
-  std::shared_ptr<GateConnection> connection = std::move(next->second.front());
-  next->second.pop_front();
-  if (next->second.empty()) waiting_.erase(next);
-  return connection;
-}
-
 // ---- Sockets ----
 
 void GateSocket::Close() {
@@ -292,7 +272,7 @@ bool GateConnection::MayBeginCall(uint32_t stream) {
   at_limit_ = num_open() >= gate_->options.max_streams;
   if (at_limit_) return false;
   const std::string& client = calls_->client();
-  if (!has_turn_ && (gate_->turns.Has(client) || !gate_->calls->HasRoomOrAwait(client))) {
+  if (!has_turn_ && (gate_->turns.Of(client) != nullptr || !gate_->calls->HasRoomOrAwait(client))) {
     gate_->turns.Add(client, shared_from_this());
     queued_ = true;
     return false;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "runtime/base/client_turns.h"
 #include "runtime/base/memory_budget.h"
 #include "services/server/gated_calls.h"
 #include "services/server/http2_frames.h"
@@ -26,21 +27,6 @@
 namespace tandem {
 
 class GateConnection;
-
-// Connections that wait to pass one header block: by turns of clients, and of each its own in their
-// order.
-class GateTurns {
- public:
-  void Add(const std::string& client, std::shared_ptr<GateConnection> connection);
-  bool empty() const { return waiting_.empty(); }
-  bool Has(const std::string& client) const { return waiting_.count(client) > 0; }
-  // Of a client that has room with `calls`. Null: none.
-  std::shared_ptr<GateConnection> Next(UnservedCalls* calls);
-
- private:
-  std::map<std::string, std::deque<std::shared_ptr<GateConnection>>> waiting_;
-  std::string last_;
-};
 
 // What all connections of a gate share; outlives them.
 struct GateShared {
@@ -51,9 +37,9 @@ struct GateShared {
   boost::asio::io_context* io = nullptr;
   grpc::Server* server = nullptr;
   std::shared_ptr<UnservedCalls> calls;
-  std::function<void()> on_closed;  // One was.
-  GateTurns turns;
-  char scratch[kScratchBytes] = {};  // Of whoever reads.
+  std::function<void()> on_closed;                     // One was.
+  ClientTurns<std::shared_ptr<GateConnection>> turns;  // Who waits to pass one header block.
+  char scratch[kScratchBytes] = {};                    // Of whoever reads.
 };
 
 // A socket that is read and written without waiting. Where TLS is to end, it ends here.

@@ -167,7 +167,10 @@ class Http2Gate::Impl {
   }
 
   void GiveTurns() {
-    while (const auto next = shared_.turns.Next(shared_.calls.get())) next->TakeTurn();
+    const auto pick = [this](const std::string& client, const auto& queue) {
+      return shared_.calls->HasRoomOrAwait(client) ? 0 : queue.size();
+    };
+    while (const auto next = shared_.turns.Next(pick)) (*next)->TakeTurn();
   }
 
   GateShared shared_;

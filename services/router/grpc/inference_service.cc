@@ -55,8 +55,8 @@ class Call : public std::enable_shared_from_this<Call> {
       MutexLock lock(&mu_);
       on_news_ = std::move(on_news);
     }
-    const absl::Status posted =
-        pool->Post(request_->ByteSizeLong(), [self = shared_from_this()] { self->Begin(); });
+    const absl::Status posted = pool->Post(facts_.client, request_->ByteSizeLong(),
+                                           [self = shared_from_this()] { self->Begin(); });
     if (!posted.ok()) Refuse(posted);
   }
 

@@ -156,8 +156,9 @@ void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchan
       std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request.id, chat);
   call->WatchClient();
   auto shared_request = std::make_shared<HttpRequest>(std::move(request));
-  const absl::Status posted = parts_.pool->Post(
-      shared_request->body.size(), [call, shared_request] { call->Begin(*shared_request); });
+  const absl::Status posted =
+      parts_.pool->Post(shared_request->client, shared_request->body.size(),
+                        [call, shared_request] { call->Begin(*shared_request); });
   if (!posted.ok()) call->Refuse(posted);
 }
 

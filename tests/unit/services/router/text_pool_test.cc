@@ -2,14 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <future>
 #include <string>
+#include <vector>
+
+#include "runtime/base/mutex.h"
 
 namespace tandem {
 namespace {
 
 constexpr int64_t kAmple = int64_t{64} << 20;
+constexpr size_t kLong = TextPool::kLongBytes;
 
 TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
   TextPool pool(2, 16, kAmple);
@@ -17,14 +23,14 @@ TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
   const std::shared_future<void> released = release.get_future().share();
   int num_long = 0;  // Never two at a time: there are two threads.
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(pool.Post(TextPool::kLongBytes,
+    ASSERT_TRUE(pool.Post("a", kLong,
                           [&, released] {
                             released.wait();
                             ++num_long;
                           })
                     .ok());
   }
-  ASSERT_TRUE(pool.Post(1, [&] { short_ran.set_value(); }).ok());
+  ASSERT_TRUE(pool.Post("a", 1, [&] { short_ran.set_value(); }).ok());
   short_ran.get_future().wait();  // Would hang behind the long ones.
   EXPECT_EQ(num_long, 0);
   release.set_value();
@@ -35,7 +41,7 @@ TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
 TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
   TextPool pool(2, 1, kAmple);
   std::promise<void> release, running;
-  ASSERT_TRUE(pool.Post(TextPool::kLongBytes,
+  ASSERT_TRUE(pool.Post("a", kLong,
                         [&] {
                           running.set_value();
                           release.get_future().wait();
@@ -43,29 +49,28 @@ TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
                   .ok());
   running.get_future().wait();
   bool waited = false, refused = true;
-  EXPECT_TRUE(pool.Post(TextPool::kLongBytes, [&] { waited = true; }).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(pool.Post(1, [&] { refused = false; })));
+  EXPECT_TRUE(pool.Post("a", kLong, [&] { waited = true; }).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(pool.Post("b", 1, [&] { refused = false; })));
   release.set_value();
   pool.Stop();
   EXPECT_TRUE(waited) << "what waits at the end still runs";
-  EXPECT_TRUE(absl::IsUnavailable(pool.Post(1, [&] { refused = false; })));
+  EXPECT_TRUE(absl::IsUnavailable(pool.Post("a", 1, [&] { refused = false; })));
   EXPECT_TRUE(refused);
 }
 
 TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
-  constexpr size_t kLong = TextPool::kLongBytes;
   TextPool pool(2, 16, /*memory_limit_bytes=*/4 * kLong);
   std::promise<void> go_on;
   const std::shared_future<void> gate = go_on.get_future().share();
   std::promise<void> first_runs, second_runs;
-  ASSERT_TRUE(pool.Post(kLong,
+  ASSERT_TRUE(pool.Post("a", kLong,
                         [&] {
                           first_runs.set_value();
                           gate.wait();
                         })
                   .ok());
   first_runs.get_future().wait();
-  ASSERT_TRUE(pool.Post(1,
+  ASSERT_TRUE(pool.Post("a", 1,
                         [&] {
                           second_runs.set_value();
                           gate.wait();
@@ -74,15 +79,96 @@ TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
   second_runs.get_future().wait();
   std::atomic<int> ran{0};
   const auto count = [&] { ++ran; };
-  EXPECT_TRUE(pool.Post(kLong, count).ok());
-  EXPECT_TRUE(pool.Post(kLong, count).ok());
-  const absl::Status refused = pool.Post(kLong, count);
+  EXPECT_TRUE(pool.Post("a", kLong, count).ok());
+  EXPECT_TRUE(pool.Post("b", kLong, count).ok());
+  const absl::Status refused = pool.Post("c", kLong, count);
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_NE(refused.ToString().find(std::to_string(2 * kLong)), std::string::npos) << refused;
-  EXPECT_TRUE(pool.Post(1, count).ok());
+  EXPECT_TRUE(pool.Post("a", 1, count).ok());
   go_on.set_value();
   pool.Stop();
   EXPECT_EQ(ran, 3);
+}
+
+// Two threads that wait for `go_on`, one of them with a long body.
+struct Busy {
+  explicit Busy(TextPool* pool) {
+    const size_t bytes[] = {kLong, 1};
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(pool->Post("busy", bytes[i],
+                             [this, i] {
+                               run[i].set_value();
+                               gate.wait();
+                             })
+                      .ok());
+      run[i].get_future().wait();
+    }
+  }
+
+  std::promise<void> run[2];
+  std::promise<void> go_on;
+  const std::shared_future<void> gate = go_on.get_future().share();
+};
+
+// Which jobs ran, in their order.
+struct Ran {
+  std::function<void()> Add(int job) {
+    return [this, job] {
+      MutexLock lock(&mu);
+      jobs.push_back(job);
+    };
+  }
+
+  Mutex mu;
+  std::vector<int> jobs;
+};
+
+TEST(TextPoolTest, LongTextsOfOneClientDoNotWaitBehindAllOfAnother) {
+  TextPool pool(2, 64, kAmple);
+  Busy busy(&pool);
+  Ran ran;
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(pool.Post("many", kLong, ran.Add(i)).ok());
+  ASSERT_TRUE(pool.Post("one", kLong, ran.Add(100)).ok());
+  busy.go_on.set_value();
+  pool.Stop();
+  ASSERT_EQ(ran.jobs.size(), 11u);
+  // Long ones run one at a time here.
+  EXPECT_LE(std::find(ran.jobs.begin(), ran.jobs.end(), 100) - ran.jobs.begin(), 1);
+}
+
+TEST(TextPoolTest, ShortTextsOfOneClientDoNotWaitBehindAllOfAnother) {
+  TextPool pool(2, 64, kAmple);
+  Busy busy(&pool);
+  std::promise<void> one_ran;
+  const std::shared_future<void> gate = one_ran.get_future().share();
+  std::atomic<int> ran{0};
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(pool.Post("many", 1,
+                          [&, gate] {
+                            gate.wait();  // Until the other client's has run, on the other thread.
+                            ++ran;
+                          })
+                    .ok());
+  }
+  ASSERT_TRUE(pool.Post("one", 1, [&] { one_ran.set_value(); }).ok());
+  busy.go_on.set_value();
+  pool.Stop();  // Would hang: both threads would run what waits.
+  EXPECT_EQ(ran, 10);
+}
+
+TEST(TextPoolTest, OneClientLeavesRoomForOthers) {
+  TextPool pool(2, 8, /*memory_limit_bytes=*/8 * kLong);
+  Busy busy(&pool);
+  const auto nothing = [] {};
+  EXPECT_TRUE(pool.Post("a", kLong, nothing).ok());
+  EXPECT_TRUE(pool.Post("a", kLong, nothing).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(pool.Post("a", kLong, nothing))) << "half of what may wait";
+  EXPECT_TRUE(pool.Post("b", kLong, nothing).ok());
+  EXPECT_TRUE(pool.Post("a", 1, nothing).ok());
+  EXPECT_TRUE(pool.Post("a", 1, nothing).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(pool.Post("a", 1, nothing))) << "half of how many may";
+  EXPECT_TRUE(pool.Post("b", 1, nothing).ok());
+  busy.go_on.set_value();
 }
 
 }  // namespace
