@@ -42,6 +42,8 @@ inline absl::Status BorderStatus(int32_t code, std::string_view where, const std
       return absl::InvalidArgumentError(text);
     case TANDEM_TEXT_RESOURCE_EXHAUSTED:
       return absl::ResourceExhaustedError(text);
+    case TANDEM_TEXT_OUT_OF_RANGE:
+      return absl::OutOfRangeError(text);
     default:
       return absl::InternalError(text);
   }

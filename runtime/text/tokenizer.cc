@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(const std::string& 
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view json,
                                                             const TokenizerConfigText& config,
-                                                            const std::string& name) {
+                                                            const std::string& name,
+                                                            size_t piece_bytes) {
   if (json.size() > kMaxFileBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: %d bytes, at most %d allowed", name, json.size(), kMaxFileBytes));
@@ -52,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
   TandemTokenizerInfo info = {};
   const int32_t code = tandem_tokenizer_create(
       BorrowText(json), BorrowText(config.config), BorrowText(config.special_tokens_map), kMaxIds,
-      &tokenizer->handle_, &info, SinkInto(&warning), SinkInto(&error));
+      piece_bytes, &tokenizer->handle_, &info, SinkInto(&warning), SinkInto(&error));
   // The library panics on some files that it cannot read.
   if (code == TANDEM_TEXT_INTERNAL) error.insert(0, "not a tokenizer.json: ");
   TANDEM_RETURN_IF_ERROR(BorderStatus(
@@ -89,7 +90,8 @@ Tokenizer::~Tokenizer() {
 }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
-                                                       bool add_special_tokens) const {
+                                                       bool add_special_tokens,
+                                                       size_t max_tokens) const {
   if (text.size() > kMaxTextBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("text of %d bytes, at most %d allowed", text.size(), kMaxTextBytes));
@@ -103,10 +105,21 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
                              .to = &ids};
   std::string error;
   TANDEM_RETURN_IF_ERROR(
-      BorderStatus(tandem_tokenizer_encode(handle_, BorrowText(text), add_special_tokens, sink,
-                                           SinkInto(&error)),
+      BorderStatus(tandem_tokenizer_encode(handle_, BorrowText(text), add_special_tokens,
+                                           max_tokens, sink, SinkInto(&error)),
                    "tokenizer", error));
   return ids;
+}
+
+absl::StatusOr<size_t> Tokenizer::LargestPieceBytes(std::string_view text,
+                                                    size_t max_tokens) const {
+  size_t bytes = 0;
+  std::string error;
+  TANDEM_RETURN_IF_ERROR(
+      BorderStatus(tandem_tokenizer_largest_piece(handle_, BorrowText(text), max_tokens, &bytes,
+                                                  SinkInto(&error)),
+                   "tokenizer", error));
+  return bytes;
 }
 
 absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,

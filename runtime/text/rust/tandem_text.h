@@ -25,6 +25,7 @@ enum TandemTextCode {
   TANDEM_TEXT_INVALID_ARGUMENT = 1,
   TANDEM_TEXT_RESOURCE_EXHAUSTED = 2,
   TANDEM_TEXT_INTERNAL = 3, /* A panic: a bug of a library. */
+  TANDEM_TEXT_OUT_OF_RANGE = 4,
 };
 
 typedef struct {
@@ -65,18 +66,25 @@ typedef struct {
 } TandemTokenSink;
 
 /* `json` is a tokenizer.json, `config` a tokenizer_config.json and `special_tokens_map` a
- * special_tokens_map.json; the last two may be empty. No id may be max_ids or more. `warning`
- * receives what of the configuration was left out, if anything was. */
+ * special_tokens_map.json; the last two may be empty. No id may be max_ids or more. Texts are cut
+ * behind piece_bytes, at the first place where that changes no token. `warning` receives what of the
+ * configuration was left out, if anything was. */
 int32_t tandem_tokenizer_create(TandemText json, TandemText config, TandemText special_tokens_map,
-                                uint32_t max_ids, TandemTokenizer** tokenizer,
+                                uint32_t max_ids, size_t piece_bytes, TandemTokenizer** tokenizer,
                                 TandemTokenizerInfo* info, TandemTextSink warning,
                                 TandemTextSink error);
 void tandem_tokenizer_destroy(TandemTokenizer* tokenizer);
 /* Every id of the vocabulary with the bytes it adds within a text. */
 int32_t tandem_tokenizer_tokens(const TandemTokenizer* tokenizer, TandemTokenSink tokens,
                                 TandemTextSink error);
+/* Of a text that is cut, OUT_OF_RANGE once its first pieces have more than max_tokens. */
 int32_t tandem_tokenizer_encode(const TandemTokenizer* tokenizer, TandemText text,
-                                int32_t add_special_tokens, TandemIdSink ids, TandemTextSink error);
+                                int32_t add_special_tokens, size_t max_tokens, TandemIdSink ids,
+                                TandemTextSink error);
+/* Of the pieces that tandem_tokenizer_encode would cut `text` into. OUT_OF_RANGE if it certainly has
+ * more than max_tokens, whatever they are. */
+int32_t tandem_tokenizer_largest_piece(const TandemTokenizer* tokenizer, TandemText text,
+                                       size_t max_tokens, size_t* bytes, TandemTextSink error);
 int32_t tandem_tokenizer_decode(const TandemTokenizer* tokenizer, const uint32_t* ids,
                                 size_t num_ids, int32_t skip_special_tokens, TandemTextSink text,
                                 TandemTextSink error);

@@ -9,6 +9,7 @@ pub const OK: i32 = 0;
 pub const INVALID_ARGUMENT: i32 = 1;
 pub const RESOURCE_EXHAUSTED: i32 = 2;
 pub const INTERNAL: i32 = 3;
+pub const OUT_OF_RANGE: i32 = 4;
 
 pub struct Failure {
     pub code: i32,
@@ -18,6 +19,10 @@ pub struct Failure {
 impl Failure {
     pub fn invalid(message: impl Into<String>) -> Failure {
         Failure { code: INVALID_ARGUMENT, message: message.into() }
+    }
+
+    pub fn out_of_range(message: impl Into<String>) -> Failure {
+        Failure { code: OUT_OF_RANGE, message: message.into() }
     }
 
     pub fn exhausted(message: impl Into<String>) -> Failure {

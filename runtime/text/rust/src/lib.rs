@@ -6,5 +6,6 @@ mod border;
 mod chat_template;
 mod config;
 mod jinja;
+mod pieces;
 mod python_json;
 mod tokenizer;

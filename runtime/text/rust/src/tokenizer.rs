@@ -2,12 +2,14 @@
 
 use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink, Warnings};
 use crate::config::Config;
+use crate::pieces::Cutter;
 use serde_json::Value as Json;
 use std::collections::{BTreeSet, HashMap};
 use tokenizers::{AddedToken, Tokenizer};
 
 pub struct TandemTokenizer {
     tokenizer: Tokenizer,
+    cutter: Option<Cutter>,
     kind: DecoderKind,
     vocab: Vec<(u32, String)>,
     bytes_of_char: HashMap<char, u8>,
@@ -32,7 +34,7 @@ const TOKEN_BYTE: u32 = 2;
 
 /// The alphabet of byte-level BPE: printable bytes stand for themselves, the others for the
 /// characters from U+0100 on, in order.
-fn bytes_of_char() -> HashMap<char, u8> {
+pub fn bytes_of_char() -> HashMap<char, u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100;
     (0..=255u8)
@@ -146,6 +148,7 @@ impl TandemTokenizer {
         json: &[u8],
         config: &Config,
         max_ids: u32,
+        piece_bytes: usize,
         warnings: &mut Warnings,
     ) -> Result<TandemTokenizer, Failure> {
         let mut tokenizer = Tokenizer::from_bytes(json)
@@ -159,7 +162,8 @@ impl TandemTokenizer {
         let decoder = serde_json::to_value(tokenizer.get_decoder())
             .map_err(|error| Failure::invalid(format!("decoder: {error}")))?;
         // A broken file may give one id to two tokens: the library then decodes it to one of them.
-        let ids: BTreeSet<u32> = tokenizer.get_vocab(true).into_values().collect();
+        let tokens = tokenizer.get_vocab(true);
+        let ids: BTreeSet<u32> = tokens.values().copied().collect();
         let vocab: Vec<(u32, String)> = ids
             .into_iter()
             .filter_map(|id| tokenizer.id_to_token(id).map(|token| (id, token)))
@@ -171,8 +175,10 @@ impl TandemTokenizer {
             }
             Some(_) => {}
         }
+        let cutter = Cutter::of(&tokenizer, &tokens, piece_bytes);
         Ok(TandemTokenizer {
             tokenizer,
+            cutter,
             kind: decoder_kind(&decoder),
             vocab,
             bytes_of_char: bytes_of_char(),
@@ -213,6 +219,54 @@ impl TandemTokenizer {
         Ok((bytes, flags))
     }
 
+    fn encode_whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Failure> {
+        self.tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| Failure::invalid(format!("cannot encode {} bytes: {error}", text.len())))
+    }
+
+    /// Of a text that is cut, its pieces' ids between what the post-processor puts around them.
+    fn encode(&self, text: &str, add_special_tokens: bool, max_tokens: usize) -> Result<Vec<u32>, Failure> {
+        let Some(cutter) = self.cutter.as_ref().filter(|cutter| !cutter.next_piece(text).1.is_empty()) else {
+            return self.encode_whole(text, add_special_tokens);
+        };
+        let (before, after) = cutter.around(add_special_tokens);
+        let mut ids = before.to_vec();
+        let mut rest = text;
+        while !rest.is_empty() {
+            if ids.len() > max_tokens {
+                let done = text.len() - rest.len();
+                return Err(Failure::out_of_range(format!(
+                    "the first {done} of its {} bytes have {} tokens",
+                    text.len(),
+                    ids.len()
+                )));
+            }
+            let (piece, more) = cutter.next_piece(rest);
+            ids.extend(self.encode_whole(piece, false)?);
+            rest = more;
+        }
+        ids.extend(after);
+        Ok(ids)
+    }
+
+    fn largest_piece(&self, text: &str, max_tokens: usize) -> Result<usize, Failure> {
+        let Some(cutter) = &self.cutter else { return Ok(text.len()) };
+        let least = text.len().div_ceil(cutter.max_token_bytes());
+        if least > max_tokens {
+            let bytes = text.len();
+            return Err(Failure::out_of_range(format!("its {bytes} bytes have at least {least} tokens")));
+        }
+        let (mut largest, mut rest) = (0, text);
+        while !rest.is_empty() {
+            let (piece, more) = cutter.next_piece(rest);
+            largest = largest.max(piece.len());
+            rest = more;
+        }
+        Ok(largest)
+    }
+
     fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Failure> {
         self.tokenizer
             .decode(ids, skip_special_tokens)
@@ -228,6 +282,7 @@ pub unsafe extern "C" fn tandem_tokenizer_create(
     config: Text,
     special_tokens_map: Text,
     max_ids: u32,
+    piece_bytes: usize,
     tokenizer: *mut *mut TandemTokenizer,
     info: *mut TokenizerInfo,
     warning: TextSink,
@@ -237,7 +292,7 @@ pub unsafe extern "C" fn tandem_tokenizer_create(
         let config = unsafe { Config::parse(config, special_tokens_map) }?;
         let mut warnings = Warnings::default();
         let made =
-            TandemTokenizer::parse(unsafe { json.bytes() }, &config, max_ids, &mut warnings)?;
+            TandemTokenizer::parse(unsafe { json.bytes() }, &config, max_ids, piece_bytes, &mut warnings)?;
         warnings.give(warning);
         unsafe {
             info.write(made.info());
@@ -279,16 +334,30 @@ pub unsafe extern "C" fn tandem_tokenizer_encode(
     tokenizer: *const TandemTokenizer,
     text: Text,
     add_special_tokens: i32,
+    max_tokens: usize,
     ids: IdSink,
     error: TextSink,
 ) -> i32 {
     guarded(error, || {
         let text = unsafe { text.utf8("text") }?;
-        let encoding = unsafe { &*tokenizer }
-            .tokenizer
-            .encode_fast(text, add_special_tokens != 0)
-            .map_err(|error| Failure::invalid(format!("cannot encode {} bytes: {error}", text.len())))?;
-        ids.write(encoding.get_ids());
+        ids.write(&unsafe { &*tokenizer }.encode(text, add_special_tokens != 0, max_tokens)?);
+        Ok(())
+    })
+}
+
+/// # Safety
+/// Pointers as tandem_text.h says.
+#[no_mangle]
+pub unsafe extern "C" fn tandem_tokenizer_largest_piece(
+    tokenizer: *const TandemTokenizer,
+    text: Text,
+    max_tokens: usize,
+    bytes: *mut usize,
+    error: TextSink,
+) -> i32 {
+    guarded(error, || {
+        let text = unsafe { text.utf8("text") }?;
+        unsafe { bytes.write((&*tokenizer).largest_piece(text, max_tokens)?) };
         Ok(())
     })
 }

@@ -1,16 +1,20 @@
 #include "runtime/text/tokenizer.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/base/random.h"
 #include "runtime/base/small_file.h"
 #include "tests/unit/runtime/text/golden.h"
 
@@ -69,8 +73,219 @@ TEST_P(TokenizerGoldenTest, ThreadsMayShareIt) {
   EXPECT_THAT(differences, ElementsAre(0, 0, 0, 0));
 }
 
+// ---- Texts in pieces ----
+
+std::unique_ptr<Tokenizer> WithPieces(const std::string& name, size_t piece_bytes) {
+  const std::string path = TokenizerFolder(name) + "/tokenizer.json";
+  return Tokenizer::Parse(ReadSmallFile(path, Tokenizer::kMaxFileBytes).value(), {}, name,
+                          piece_bytes)
+      .value();
+}
+
+// What expressions split at, what tokens may begin or end with, and what looks like either.
+std::string RandomText(uint64_t seed) {
+  static const char* const kParts[] = {"a",
+                                       "It",
+                                       "the",
+                                       "ll",
+                                       "zebra",
+                                       "7",
+                                       "2024",
+                                       " ",
+                                       " ",
+                                       " ",
+                                       "  ",
+                                       "\n",
+                                       "\r\n",
+                                       "\t",
+                                       ",",
+                                       ".",
+                                       "...",
+                                       "'",
+                                       "'s",
+                                       "'RE",
+                                       "'ll",
+                                       "!",
+                                       "(",
+                                       "-",
+                                       "_",
+                                       "\xC2\xA0",
+                                       "\xE3\x80\x80",
+                                       "\xE3\x80\x82",
+                                       "\xEF\xBC\x8C",
+                                       "\xE4\xB8\x96\xE7\x95\x8C",
+                                       "\xEA\xB0\x80",
+                                       "\xC3\xA9",
+                                       "e\xCC\x81",
+                                       "\xD0\xB6",
+                                       "\xE0\xA4\x95",
+                                       "\xE0\xA5\x8D",
+                                       "\xF0\x9F\x98\x80",
+                                       "\xE2\x96\x81",
+                                       "\xC5\xBF",
+                                       "\x01",
+                                       "<|end|>",
+                                       "<|",
+                                       "|>",
+                                       "<s>",
+                                       "</s>",
+                                       "two words",
+                                       "two",
+                                       "words",
+                                       "[SEP]",
+                                       "https://example.org/ab=cd=20#e"};
+  std::string text;
+  const uint64_t parts = 1 + Mix64(seed) % 40;
+  for (uint64_t i = 1; i <= parts; ++i) {
+    text += kParts[Mix64(seed * 1000 + i) % std::size(kParts)];
+  }
+  return text;
+}
+
+TEST_P(TokenizerGoldenTest, PiecesHaveTheTokensOfTheWhole) {
+  const auto cut = WithPieces(GetParam(), 0), whole = WithPieces(GetParam(), SIZE_MAX);
+  std::vector<std::string> texts;
+  for (const GoldenText& golden : golden_.texts) texts.push_back(golden.text);
+  for (uint64_t seed = 0; seed < 2'000; ++seed) texts.push_back(RandomText(seed));
+  int num_cut = 0;
+  for (const std::string& text : texts) {
+    num_cut += cut->LargestPieceBytes(text).value() < text.size();
+    for (const bool special : {false, true}) {
+      ASSERT_EQ(cut->Encode(text, special).value(), whole->Encode(text, special).value()) << text;
+    }
+  }
+  if (std::string(GetParam()) == "word_piece") {
+    EXPECT_EQ(num_cut, 0);  // We do not know how it splits.
+  } else {
+    EXPECT_GT(num_cut, 200);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGoldenTest, testing::ValuesIn(kTokenizerNames),
                          [](const auto& test) { return std::string(test.param); });
+
+constexpr char kProse[] = "The lazy dog slept, and then it woke up. ";
+
+std::string Repeated(std::string_view text, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += text;
+  return out;
+}
+
+TEST(TextInPiecesTest, PiecesOfALongTextAreShort) {
+  const std::string text = Repeated(kProse, 10'000);
+  for (const char* name : {"demo_model", "sentence_piece", "split_bytes"}) {
+    const size_t bytes = LoadTokenizer(name)->LargestPieceBytes(text).value();
+    EXPECT_GT(bytes, Tokenizer::kPieceBytes) << name;
+    EXPECT_LT(bytes, Tokenizer::kPieceBytes + std::size(kProse)) << name;
+  }
+  const auto demo = LoadTokenizer("demo_model");
+  const std::string word(100'000, 'a');
+  EXPECT_EQ(demo->LargestPieceBytes(word).value(), word.size());
+  EXPECT_EQ(demo->LargestPieceBytes(text + word + text).value() / word.size(), 1u);
+}
+
+TEST(TextInPiecesTest, WhatMayDependOnMoreThanThePieceIsNotCut) {
+  const struct {
+    const char* tokenizer;
+    const char* why;
+    const char* from;
+    const char* to;
+  } cases[] = {
+      {"demo_model", "other regular expressions", R"("use_regex":true)", R"("use_regex":false)"},
+      {"demo_model", "a space before each piece", R"("add_prefix_space":false)",
+       R"("add_prefix_space":true)"},
+      {"demo_model", "a normalizer", R"("normalizer":null)", R"("normalizer":{"type":"NFC"})"},
+      {"demo_model", "an added token with the spaces beside it", R"("lstrip":false)",
+       R"("lstrip":true)"},
+      {"demo_model", "chance", R"("dropout":null)", R"("dropout":0.5)"},
+      {"demo_model", "the end of a word", R"("end_of_word_suffix":null)",
+       R"("end_of_word_suffix":"</w>")"},
+      {"split_bytes", "another regular expression", R"(\\p{N}{1,3})", R"(\\p{N}+)"},
+      {"sentence_piece", "a token over two words", R"("vocab":{)",
+       "\"vocab\":{\"a\xE2\x96\x81z\":700,"},
+      {"sentence_piece", "characters without a token", R"("byte_fallback":true)",
+       R"("byte_fallback":false)"},
+      {"sentence_piece", "an added token in normalized text", R"("normalized":false)",
+       R"("normalized":true)"},
+  };
+  const std::string text = Repeated(kProse, 10);
+  for (const auto& [name, why, from, to] : cases) {
+    std::string json =
+        ReadSmallFile(TokenizerFolder(name) + "/tokenizer.json", Tokenizer::kMaxFileBytes).value();
+    // Files differ in their spaces.
+    json = boost::json::serialize(boost::json::parse(json));
+    const auto before = Tokenizer::Parse(json, {}, name, 0);
+    ASSERT_TRUE(before.ok()) << before.status();
+    EXPECT_LT((*before)->LargestPieceBytes(text).value(), text.size()) << name;
+    const size_t at = json.find(from);
+    ASSERT_NE(at, json.npos) << why;
+    json.replace(at, std::string(from).size(), to);
+    const auto after = Tokenizer::Parse(json, {}, name, 0);
+    ASSERT_TRUE(after.ok()) << why << ": " << after.status();
+    EXPECT_EQ((*after)->LargestPieceBytes(text).value(), text.size()) << name << ": " << why;
+  }
+}
+
+TEST(TextInPiecesTest, AddedTokensAreFoundAsInTheWhole) {
+  for (const char* name : {"demo_model", "sentence_piece"}) {
+    const std::string json =
+        ReadSmallFile(TokenizerFolder(name) + "/tokenizer.json", Tokenizer::kMaxFileBytes).value();
+    for (const char* content : {"g s", " sleeps", "sleeps", "dog", ", a", "g s, "}) {
+      boost::json::value parsed = boost::json::parse(json);
+      const size_t id = parsed.at("model").at("vocab").as_object().size();
+      for (const bool single_word : {false, true}) {
+        parsed.at("added_tokens")
+            .as_array()
+            .push_back({{"id", id},
+                        {"content", content},
+                        {"single_word", single_word},
+                        {"lstrip", false},
+                        {"rstrip", false},
+                        {"normalized", false},
+                        {"special", false}});
+        const std::string changed = boost::json::serialize(parsed);
+        parsed.at("added_tokens").as_array().pop_back();
+        const auto cut = Tokenizer::Parse(changed, {}, content, 0);
+        const auto whole = Tokenizer::Parse(changed, {}, content, SIZE_MAX);
+        ASSERT_TRUE(cut.ok() && whole.ok()) << cut.status();
+        for (const char* text : {"a lazy dog sleeps, and", "dog sleeps", "a dogma", "big sleeps"}) {
+          EXPECT_EQ((*cut)->Encode(text, false).value(), (*whole)->Encode(text, false).value())
+              << content << " in " << text;
+        }
+      }
+    }
+  }
+}
+
+TEST(TextInPiecesTest, EndsOnceThereAreTooManyTokens) {
+  const auto tokenizer = LoadTokenizer("demo_model");
+  const std::string text = Repeated(kProse, 1'000);
+  const size_t num_tokens = tokenizer->Encode(text, false).value().size();
+  EXPECT_EQ(tokenizer->Encode(text, false, num_tokens).value().size(), num_tokens);
+  const auto status = tokenizer->Encode(text, false, 100).status();
+  EXPECT_TRUE(absl::IsOutOfRange(status)) << status;
+  EXPECT_THAT(status.ToString(), HasSubstr(absl::StrCat("of its ", text.size(), " bytes have")));
+}
+
+TEST(TextInPiecesTest, RefusesByLengthOnlyWhatCannotFit) {
+  for (const char* name : {"demo_model", "sentence_piece", "split_bytes"}) {
+    const auto tokenizer = LoadTokenizer(name);
+    // As many bytes for each token as there can be.
+    int longest = 0;
+    for (int id = 0; id < tokenizer->vocab_size(); ++id) {
+      const size_t bytes = tokenizer->TokenBytes(id).size();
+      if (bytes > tokenizer->TokenBytes(longest).size()) longest = id;
+    }
+    const std::string text = Repeated(tokenizer->TokenBytes(longest), 1'000);
+    const size_t num_tokens = tokenizer->Encode(text, false).value().size();
+    EXPECT_TRUE(tokenizer->LargestPieceBytes(text, num_tokens).ok()) << name;
+    const auto status = tokenizer->LargestPieceBytes(text, num_tokens / 4).status();
+    EXPECT_TRUE(absl::IsOutOfRange(status)) << name << status;
+  }
+  // One token, however long.
+  EXPECT_TRUE(LoadTokenizer("word_piece")->LargestPieceBytes(std::string(5'000, 'a'), 1).ok());
+}
 
 TEST(TokenizerTest, KnowsHowItsDecoderWorks) {
   EXPECT_EQ(LoadTokenizer("demo_model")->decoder_kind(), Tokenizer::DecoderKind::kBytes);
