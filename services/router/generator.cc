@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
@@ -66,8 +67,43 @@ int64_t Generator::max_model_tokens() const {
   return of_workers > 0 ? of_workers : model_->max_model_tokens;
 }
 
-absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(
-    const GenerateRequest& request) const {
+absl::StatusOr<std::vector<int32_t>> Generator::EncodeText(std::string_view text,
+                                                           bool add_special_tokens,
+                                                           std::string_view field,
+                                                           const std::string& client) {
+  const int64_t context = max_model_tokens();
+  const auto most = static_cast<size_t>(std::max<int64_t>(context - 1, 0));
+  const auto refused = [&](const absl::Status& status) {
+    if (!absl::IsOutOfRange(status)) return AtField(status, field);
+    return WithApiCode(
+        InvalidField(field, absl::StrFormat("%s; the context of %d tokens must also hold at least "
+                                            "one generated token",
+                                            std::string(status.message()), context)),
+        kContextLengthExceeded);
+  };
+  const absl::StatusOr<size_t> piece_bytes = text_->tokenizer->LargestPieceBytes(text, most);
+  if (!piece_bytes.ok()) return refused(piece_bytes.status());
+  const int64_t wanted = static_cast<int64_t>(*piece_bytes) * Tokenizer::kEncodingFactor;
+  if (wanted > budget_->limit_bytes() / 2) {
+    return InvalidField(
+        field, absl::StrFormat("%d bytes of text without a place where they can be cut would take "
+                               "%d bytes of memory, at most %d may be used (--memory-limit)",
+                               *piece_bytes, wanted, budget_->limit_bytes() / 2));
+  }
+  const auto encode = [&]() -> absl::StatusOr<std::vector<int32_t>> {
+    TANDEM_ASSIGN_OR_RETURN(const auto held, budget_->Hold(client, wanted));
+    absl::StatusOr<std::vector<int32_t>> ids =
+        text_->tokenizer->Encode(text, add_special_tokens, most);
+    if (!ids.ok()) return refused(ids.status());
+    return ids;
+  };
+  if (*piece_bytes < kLongTextBytes) return encode();
+  MutexLock lock(&large_text_);
+  return encode();
+}
+
+absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const GenerateRequest& request,
+                                                                   const std::string& client) {
   if (text_->chat_template == nullptr) {
     return InvalidField(request.names.prompt, "the model has no chat template");
   }
@@ -78,17 +114,15 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(
   const absl::StatusOr<std::string> text =
       text_->chat_template->Render(request.messages_json, options);
   if (!text.ok()) return AtField(text.status(), request.names.prompt);
-  absl::StatusOr<std::vector<int32_t>> ids =
-      text_->tokenizer->Encode(*text, request.add_special_tokens.value_or(false));
-  if (!ids.ok()) return AtField(ids.status(), request.names.prompt);
-  return ids;
+  return EncodeText(*text, request.add_special_tokens.value_or(false), request.names.prompt,
+                    client);
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(
-    const GenerateRequest& request) const {
+absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(const GenerateRequest& request,
+                                                                    const std::string& client) {
   std::vector<std::vector<int32_t>> encoded;
   if (!request.messages_json.empty()) {
-    TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeConversation(request));
+    TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeConversation(request, client));
     encoded.push_back(std::move(ids));
     return encoded;
   }
@@ -103,10 +137,11 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(
       return InvalidField(request.names.prompt,
                           "the model has no tokenizer; the prompt must be token ids");
     }
-    absl::StatusOr<std::vector<int32_t>> ids = text_->tokenizer->Encode(
-        std::get<std::string>(prompt), request.add_special_tokens.value_or(true));
-    if (!ids.ok()) return AtField(ids.status(), request.names.prompt);
-    encoded.push_back(*std::move(ids));
+    TANDEM_ASSIGN_OR_RETURN(
+        std::vector<int32_t> ids,
+        EncodeText(std::get<std::string>(prompt), request.add_special_tokens.value_or(true),
+                   request.names.prompt, client));
+    encoded.push_back(std::move(ids));
   }
   return encoded;
 }
@@ -122,7 +157,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     return InvalidField(request.names.stop,
                         "the model has no tokenizer, so text cannot stop it; use stop token ids");
   }
-  TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request));
+  TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request, call.client));
 
   auto generation =
       std::make_shared<Generation>(core_, metrics_, budget_, clock_, call.client, call.label,

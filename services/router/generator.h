@@ -69,8 +69,16 @@ class Generator {
   int64_t max_model_tokens() const;
 
  private:
-  absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const GenerateRequest& request) const;
-  absl::StatusOr<std::vector<int32_t>> EncodeConversation(const GenerateRequest& request) const;
+  absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const GenerateRequest& request,
+                                                           const std::string& client)
+      EXCLUDES(large_text_);
+  absl::StatusOr<std::vector<int32_t>> EncodeConversation(const GenerateRequest& request,
+                                                          const std::string& client)
+      EXCLUDES(large_text_);
+  // Charges `client` for what it takes, and refuses what does not fit without encoding all of it.
+  absl::StatusOr<std::vector<int32_t>> EncodeText(std::string_view text, bool add_special_tokens,
+                                                  std::string_view field, const std::string& client)
+      EXCLUDES(large_text_);
   using Labels = std::pair<std::string, std::string>;  // A client, and what it calls a call.
   void Remember(Labels labels, const std::shared_ptr<Generation>& generation) EXCLUDES(mu_);
 
@@ -83,6 +91,7 @@ class Generator {
   const Clock* const clock_;
   std::atomic<uint64_t> next_seed_;
 
+  Mutex large_text_;  // Of whoever encodes one: together they would take too much memory.
   Mutex mu_;
   std::multimap<Labels, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.

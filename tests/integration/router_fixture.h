@@ -30,7 +30,8 @@ class RouterFixture : public testing::Test {
                           .http = {.ip = "127.0.0.1"},
                           .grpc = {.ip = "127.0.0.1"},
                           .liveness_scale = 5,
-                          .secret = secret_};
+                          .secret = secret_,
+                          .memory_limit_bytes = memory_limit_bytes_};
     for (size_t i = 0; i < workers.size(); ++i) {
       workers[i].name = "fake-" + std::to_string(i);
       options_.push_back(workers[i]);
@@ -62,7 +63,8 @@ class RouterFixture : public testing::Test {
     return at == std::string::npos ? -1 : std::stod(text.substr(at + sample.size() + 2));
   }
 
-  FleetSecret secret_;  // Of the router.
+  FleetSecret secret_;              // Of the router.
+  int64_t memory_limit_bytes_ = 0;  // Its default.
   std::vector<FakeWorkerOptions> options_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   std::unique_ptr<RouterApp> router_;  // Goes first.

@@ -264,6 +264,58 @@ TEST_F(RouterHttpTest, WrongRequestsAreRefusedAndTheConnectionGoesOn) {
   EXPECT_EQ(workers_[0]->num_submits(), 1);
 }
 
+TEST_F(RouterHttpTest, ATextThatCannotFitIsNotEncodedToItsEnd) {
+  Start();
+  // However many bytes a token of this vocabulary has: at most 16.
+  const RawAnswer by_length =
+      Post("/v1/completions", R"({"prompt":")" + std::string(32'000, 'a') + "\"}");
+  EXPECT_EQ(by_length.status, 400);
+  EXPECT_THAT(by_length.body,
+              testing::AllOf(HasSubstr("context_length_exceeded"), HasSubstr("at least 2000"),
+                             HasSubstr("32000 bytes"), HasSubstr("1024 tokens")));
+  std::string words;
+  while (words.size() < 16'000) words += "and it was so. ";
+  const RawAnswer by_pieces = Post("/v1/completions", R"({"prompt":")" + words + "\"}");
+  EXPECT_EQ(by_pieces.status, 400);
+  EXPECT_THAT(by_pieces.body,
+              testing::AllOf(HasSubstr("context_length_exceeded"), HasSubstr("the first 4"),
+                             HasSubstr(std::to_string(words.size())), HasSubstr("1024 tokens")));
+  EXPECT_EQ(workers_[0]->num_submits(), 0);
+}
+
+TEST_F(RouterHttpTest, WhatEncodingTakesIsChargedToItsClient) {
+  FakeWorkerOptions worker;
+  worker.max_model_tokens = 100'000;
+  memory_limit_bytes_ = int64_t{32} << 20;
+  Start({worker});
+  const auto ask = [&](int bytes) {
+    std::string text;  // That cannot be cut.
+    while (text.size() + 3 <= static_cast<size_t>(bytes)) text += "the";
+    return Post("/v1/completions", R"({"max_tokens":1,"prompt":")" + text + "\"}");
+  };
+  const RawAnswer too_much = ask(60'000);
+  EXPECT_EQ(too_much.status, 400);
+  EXPECT_THAT(too_much.body, testing::AllOf(HasSubstr("60000 bytes"), HasSubstr("23040000"),
+                                            HasSubstr("16777216"), HasSubstr("--memory-limit")));
+  // Beside what the client holds already it finds no room.
+  std::list<RawHttp> uploads;
+  for (int i = 0; i < 3; ++i) {
+    uploads.emplace_back(http()).Send(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: 4000000\r\n\r\n" +
+        std::string(3'999'999, ' '));
+  }
+  ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") > 19'000'000; }));
+  EXPECT_EQ(ask(100).status, 200);
+  const RawAnswer no_room = ask(39'999);
+  EXPECT_EQ(no_room.status, 429);
+  EXPECT_THAT(no_room.body, HasSubstr("memory: 15359616 more bytes wanted"));
+  uploads.clear();
+  ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") < 10'000'000; }));
+  EXPECT_EQ(ask(39'999).status, 200);
+  EXPECT_LT(Metric("tandem_memory_held_bytes"), 10'000'000) << "given back";
+}
+
 TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   Start();
   EXPECT_EQ(Post("/v1/completions", std::string(5 << 20, ' ')).status, 413);

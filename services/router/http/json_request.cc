@@ -243,16 +243,13 @@ absl::Status ReadPrompts(const FieldReader& fields, std::vector<Prompt>* prompts
 
 // ---- Chat ----
 
-// Text as it is, or the text of its parts joined by line breaks.
-absl::StatusOr<json::value> ReadContent(const json::value& content, const std::string& name) {
-  if (content.is_null() || content.is_string()) return content;
-  if (!content.is_array()) return WrongType(name, "a string or a list of parts", content);
+// Of a list of parts: their texts joined by line breaks.
+absl::StatusOr<std::string> JoinParts(const json::array& parts, const std::string& name) {
   std::string text;
-  for (size_t i = 0; i < content.get_array().size(); ++i) {
+  for (size_t i = 0; i < parts.size(); ++i) {
     const std::string part_name = absl::StrCat(name, "[", i, "]");
-    const json::value& part = content.get_array()[i];
-    if (!part.is_object()) return WrongType(part_name, "an object", part);
-    const FieldReader fields(part.get_object(), part_name + ".");
+    if (!parts[i].is_object()) return WrongType(part_name, "an object", parts[i]);
+    const FieldReader fields(parts[i].get_object(), part_name + ".");
     std::string type;
     TANDEM_RETURN_IF_ERROR(fields.Read("type", &type));
     if (type != "text") {
@@ -267,13 +264,14 @@ absl::StatusOr<json::value> ReadContent(const json::value& content, const std::s
     if (i > 0) text += "\n";
     text += part_text;
   }
-  return json::value(text);
+  return text;
 }
 
-absl::StatusOr<json::object> ReadMessage(const json::value& value, const std::string& name) {
-  if (!value.is_object()) return WrongType(name, "an object", value);
-  json::object message = value.get_object();
-  const FieldReader fields(value.get_object(), name + ".");
+// Gives every message a content that templates can use; what else it has is theirs, too.
+absl::Status ReadMessage(const std::string& name, json::value* value) {
+  if (!value->is_object()) return WrongType(name, "an object", *value);
+  json::object& message = value->get_object();
+  const FieldReader fields(message, name + ".");
   std::string role;
   TANDEM_RETURN_IF_ERROR(fields.Read("role", &role));
   if (role.empty()) {
@@ -287,35 +285,38 @@ absl::StatusOr<json::object> ReadMessage(const json::value& value, const std::st
     }
   }
   const json::value* content = fields.Find("content");
-  if (content == nullptr && role != "assistant") {
-    return InvalidField(fields.Name("content"),
-                        absl::StrCat(fields.Name("content"), " is missing"));
+  if (content == nullptr) {
+    if (role != "assistant") {
+      return InvalidField(fields.Name("content"),
+                          absl::StrCat(fields.Name("content"), " is missing"));
+    }
+    message["content"] = "";
+  } else if (content->is_array()) {
+    TANDEM_ASSIGN_OR_RETURN(const std::string text,
+                            JoinParts(content->get_array(), fields.Name("content")));
+    message["content"] = text;
+  } else if (!content->is_string()) {
+    return WrongType(fields.Name("content"), "a string or a list of parts", *content);
   }
-  message["content"] = "";
-  if (content != nullptr) {
-    TANDEM_ASSIGN_OR_RETURN(message["content"], ReadContent(*content, fields.Name("content")));
-  }
-  return message;
+  return absl::OkStatus();
 }
 
-absl::Status ReadMessages(const FieldReader& fields, GenerateRequest* r) {
-  const json::value* value = fields.Find("messages");
-  if (value == nullptr) return InvalidField("messages", "messages is missing");
+// In place: a conversation with all that its messages have beside their content is kept once.
+absl::Status ReadMessages(json::object* body, GenerateRequest* r) {
+  json::value* const value = body->if_contains("messages");
+  if (value == nullptr || value->is_null()) return InvalidField("messages", "messages is missing");
   if (!value->is_array()) return WrongType("messages", "a list", *value);
-  const json::array& list = value->get_array();
+  json::array& list = value->get_array();
   if (list.empty() || list.size() > kMaxMessages) {
     return InvalidField(
         "messages", absl::StrFormat("messages has %d messages, must be from 1 to %d", list.size(),
                                     kMaxMessages));
   }
-  json::array messages;
-  messages.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
-    TANDEM_ASSIGN_OR_RETURN(json::object message,
-                            ReadMessage(list[i], absl::StrCat("messages[", i, "]")));
-    messages.push_back(std::move(message));
+    TANDEM_RETURN_IF_ERROR(ReadMessage(absl::StrCat("messages[", i, "]"), &list[i]));
   }
-  r->messages_json = json::serialize(messages);
+  r->messages_json = json::serialize(*value);
+  value->emplace_null();
   return absl::OkStatus();
 }
 
@@ -345,13 +346,13 @@ absl::StatusOr<GenerateRequest> ParseCompletionRequest(std::string_view body) {
 }
 
 absl::StatusOr<GenerateRequest> ParseChatRequest(std::string_view body) {
-  TANDEM_ASSIGN_OR_RETURN(const json::value value, ParseBody(body));
+  TANDEM_ASSIGN_OR_RETURN(json::value value, ParseBody(body));
   const FieldReader fields(value.get_object());
   GenerateRequest r;
   r.names.prompt = "messages";
   r.names.logprobs = "top_logprobs";
   TANDEM_RETURN_IF_ERROR(ReadCommon(fields, &r));
-  TANDEM_RETURN_IF_ERROR(ReadMessages(fields, &r));
+  TANDEM_RETURN_IF_ERROR(ReadMessages(&value.get_object(), &r));
   TANDEM_RETURN_IF_ERROR(ReadChatLogprobs(fields, &r));
   if (fields.Find("max_completion_tokens") != nullptr) {  // OpenAI's newer name goes first.
     r.names.max_tokens = "max_completion_tokens";

@@ -103,6 +103,39 @@ def long_texts(fleet, full, outcomes):
     close(clients)
 
 
+def completion(text, size):
+    """The body of one whose prompt is `text` again and again."""
+    start, end = b'{"max_tokens":1,"prompt":"', b'"}'
+    return start + text * ((size - len(start) - len(end)) // len(text)) + end
+
+
+# The model's context of 8,192 tokens would have room for more bytes than half of the limit has.
+LONGEST_TEXT = 80 << 10
+
+
+@attack(growth=LIMIT + SLACK)
+def texts_of_4_mib(fleet, full, outcomes):
+    """Texts of 4 MiB: words, one word, one letter to a piece."""
+    bodies = [completion(text, BODY_BYTES) for text in (b"In the beginning ", b"a", b"a!", b"1a ")]
+    clients = crowd(fleet, 300 if full else 60, lambda client, n: send(client, post(len(bodies[n % 4])) + bodies[n % 4]),
+                    outcomes)
+    yield
+    for client in clients:
+        count(outcomes, f"status {status_of(client)}")
+    close(clients)
+
+
+@attack(growth=LIMIT + SLACK)
+def texts_to_encode(fleet, full, outcomes):
+    """1,000 texts, each as long as one may be that cannot be cut."""
+    body = completion(b"a!", LONGEST_TEXT)
+    clients = crowd(fleet, 1000, lambda client, _: send(client, post(len(body)) + body), outcomes)
+    yield
+    for client in clients:
+        count(outcomes, f"status {status_of(client)}")
+    close(clients)
+
+
 @attack(growth=LIMIT + SLACK)
 def unread_answers(fleet, full, outcomes):
     """Pages that are asked for again and again and never read."""
