@@ -45,6 +45,7 @@ struct GenerateRequest {
   std::vector<Prompt> prompts;
   std::string messages_json;            // A JSON list; empty for prompts.
   std::string template_variables_json;  // A JSON object; empty for none.
+  int64_t num_json_values = 0;          // Of both, at most; keys count.
   bool add_generation_prompt = true;
   std::optional<bool> add_special_tokens;  // Default: true for text, false for a conversation.
 

@@ -20,6 +20,12 @@ absl::StatusOr<std::unique_ptr<T>> OrNull(absl::StatusOr<std::unique_ptr<T>> loa
   return loaded;
 }
 
+// Of RunCharged: what encoding a long text at once takes.
+constexpr int64_t kLargeBytes = static_cast<int64_t>(kLongTextBytes) * Tokenizer::kEncodingFactor;
+// What a template's engine takes for a value of the messages: at most 330 were measured, for lists
+// in lists.
+constexpr int64_t kRenderedValueBytes = 352;
+
 // W3C trace context, version 00: what workers log must not be whatever a client sends.
 bool IsTraceParent(const std::string& text) {
   constexpr size_t kLength = 55;
@@ -67,6 +73,23 @@ int64_t Generator::max_model_tokens() const {
   return of_workers > 0 ? of_workers : model_->max_model_tokens;
 }
 
+absl::Status Generator::RunCharged(const std::string& client, const std::string& what,
+                                   int64_t bytes, const std::function<absl::Status()>& work) {
+  if (bytes > budget_->limit_bytes() / 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s would take %d bytes of memory, at most %d may be used, half of "
+                        "--memory-limit",
+                        what, bytes, budget_->limit_bytes() / 2));
+  }
+  const auto run = [&]() -> absl::Status {
+    TANDEM_ASSIGN_OR_RETURN(const auto held, budget_->Hold(client, bytes));
+    return work();
+  };
+  if (bytes < kLargeBytes) return run();
+  MutexLock lock(&large_);
+  return run();
+}
+
 absl::StatusOr<std::vector<int32_t>> Generator::EncodeText(std::string_view text,
                                                            bool add_special_tokens,
                                                            std::string_view field,
@@ -83,23 +106,17 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeText(std::string_view text
   };
   const absl::StatusOr<size_t> piece_bytes = text_->tokenizer->LargestPieceBytes(text, most);
   if (!piece_bytes.ok()) return refused(piece_bytes.status());
-  const int64_t wanted = static_cast<int64_t>(*piece_bytes) * Tokenizer::kEncodingFactor;
-  if (wanted > budget_->limit_bytes() / 2) {
-    return InvalidField(
-        field, absl::StrFormat("%d bytes of text without a place where they can be cut would take "
-                               "%d bytes of memory, at most %d may be used (--memory-limit)",
-                               *piece_bytes, wanted, budget_->limit_bytes() / 2));
-  }
-  const auto encode = [&]() -> absl::StatusOr<std::vector<int32_t>> {
-    TANDEM_ASSIGN_OR_RETURN(const auto held, budget_->Hold(client, wanted));
-    absl::StatusOr<std::vector<int32_t>> ids =
-        text_->tokenizer->Encode(text, add_special_tokens, most);
-    if (!ids.ok()) return refused(ids.status());
-    return ids;
-  };
-  if (*piece_bytes < kLongTextBytes) return encode();
-  MutexLock lock(&large_text_);
-  return encode();
+  std::vector<int32_t> ids;
+  TANDEM_RETURN_IF_ERROR(RunCharged(
+      client, absl::StrCat("encoding ", *piece_bytes, " bytes of text that cannot be cut"),
+      static_cast<int64_t>(*piece_bytes) * Tokenizer::kEncodingFactor, [&]() -> absl::Status {
+        absl::StatusOr<std::vector<int32_t>> encoded =
+            text_->tokenizer->Encode(text, add_special_tokens, most);
+        if (!encoded.ok()) return refused(encoded.status());
+        ids = *std::move(encoded);
+        return absl::OkStatus();
+      }));
+  return ids;
 }
 
 absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const GenerateRequest& request,
@@ -111,11 +128,19 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const Generat
   options.add_generation_prompt = request.add_generation_prompt;
   options.variables_json = request.template_variables_json;
   options.now_s = WallClockSeconds();
-  const absl::StatusOr<std::string> text =
-      text_->chat_template->Render(request.messages_json, options);
-  if (!text.ok()) return AtField(text.status(), request.names.prompt);
-  return EncodeText(*text, request.add_special_tokens.value_or(false), request.names.prompt,
-                    client);
+  const size_t json_bytes = request.messages_json.size() + request.template_variables_json.size();
+  std::string text;
+  TANDEM_RETURN_IF_ERROR(RunCharged(
+      client, "rendering the messages",
+      4 * static_cast<int64_t>(json_bytes) + kRenderedValueBytes * request.num_json_values,
+      [&]() -> absl::Status {
+        absl::StatusOr<std::string> rendered =
+            text_->chat_template->Render(request.messages_json, options);
+        if (!rendered.ok()) return AtField(rendered.status(), request.names.prompt);
+        text = *std::move(rendered);
+        return absl::OkStatus();
+      }));
+  return EncodeText(text, request.add_special_tokens.value_or(false), request.names.prompt, client);
 }
 
 absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(const GenerateRequest& request,

@@ -57,6 +57,13 @@ class Generator {
   // is running when this returns. Errors name their field.
   absl::StatusOr<std::shared_ptr<Generation>> Begin(const GenerateRequest& request, Call call);
 
+  // Runs `work`, called `what` in errors, which takes `bytes` of memory for as long as it runs, and
+  // charges them to `client`; of large ones, one at a time. InvalidArgument if they are more than
+  // half of the budget, ResourceExhausted if they find no room; it is then not run. Threads as
+  // above.
+  absl::Status RunCharged(const std::string& client, const std::string& what, int64_t bytes,
+                          const std::function<absl::Status()>& work) EXCLUDES(large_);
+
   // Ends this client's calls of that label with Cancelled. Any thread.
   void Abort(const std::string& client, const std::string& label) EXCLUDES(mu_);
 
@@ -71,14 +78,14 @@ class Generator {
  private:
   absl::StatusOr<std::vector<std::vector<int32_t>>> Encode(const GenerateRequest& request,
                                                            const std::string& client)
-      EXCLUDES(large_text_);
+      EXCLUDES(large_);
   absl::StatusOr<std::vector<int32_t>> EncodeConversation(const GenerateRequest& request,
                                                           const std::string& client)
-      EXCLUDES(large_text_);
+      EXCLUDES(large_);
   // Charges `client` for what it takes, and refuses what does not fit without encoding all of it.
   absl::StatusOr<std::vector<int32_t>> EncodeText(std::string_view text, bool add_special_tokens,
                                                   std::string_view field, const std::string& client)
-      EXCLUDES(large_text_);
+      EXCLUDES(large_);
   using Labels = std::pair<std::string, std::string>;  // A client, and what it calls a call.
   void Remember(Labels labels, const std::shared_ptr<Generation>& generation) EXCLUDES(mu_);
 
@@ -91,7 +98,7 @@ class Generator {
   const Clock* const clock_;
   std::atomic<uint64_t> next_seed_;
 
-  Mutex large_text_;  // Of whoever encodes one: together they would take too much memory.
+  Mutex large_;  // Of RunCharged.
   Mutex mu_;
   std::multimap<Labels, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.

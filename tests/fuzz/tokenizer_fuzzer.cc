@@ -42,10 +42,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<int32_t> ids;
   for (int32_t id = -1; id <= (*tokenizer)->vocab_size() && id < 2000; ++id) ids.push_back(id);
   tandem::CheckStream(**tokenizer, ids);
+  constexpr std::string_view kText = "Hello you, \xE4\xB8\x96\xE7\x95\x8C! 123\n<s>x";
+  const auto cutting = Tokenizer::Parse(json, {}, "fuzz", /*piece_bytes=*/0);
+  TANDEM_CHECK(cutting.ok());
+  const bool cuts = (*cutting)->LargestPieceBytes(kText).value() < kText.size();
   for (const bool add_special_tokens : {false, true}) {
-    const auto encoded =
-        (*tokenizer)->Encode("Hello, \xE4\xB8\x96\xE7\x95\x8C! 123\n<s>x", add_special_tokens);
+    const auto encoded = (*tokenizer)->Encode(kText, add_special_tokens);
     if (encoded.ok()) tandem::CheckStream(**tokenizer, *encoded);
+    if (!cuts) continue;
+    const auto pieces = (*cutting)->Encode(kText, add_special_tokens);
+    TANDEM_CHECK(encoded.ok() == pieces.ok());
+    if (encoded.ok()) TANDEM_CHECK(*encoded == *pieces) << "pieces have other tokens";
   }
   return 0;
 }

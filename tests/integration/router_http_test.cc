@@ -316,6 +316,25 @@ TEST_F(RouterHttpTest, WhatEncodingTakesIsChargedToItsClient) {
   EXPECT_LT(Metric("tandem_memory_held_bytes"), 10'000'000) << "given back";
 }
 
+TEST_F(RouterHttpTest, ValuesOfABodyAreChargedBeforeTheyAreParsedAndRendered) {
+  memory_limit_bytes_ = int64_t{32} << 20;
+  Start();
+  const auto zeros = [](int count) {
+    std::string list = "[0";
+    for (int i = 1; i < count; ++i) list += ",0";
+    return list + "]";
+  };
+  const RawAnswer parsed = Post("/v1/completions", R"({"prompt":)" + zeros(300'000) + "}");
+  EXPECT_EQ(parsed.status, 400);
+  EXPECT_THAT(parsed.body, testing::AllOf(HasSubstr("parsing the body"), HasSubstr("16777216")));
+  // These can be parsed, but not all of it be given to a template.
+  const std::string chat = R"({"max_tokens":1,"messages":[{"role":"user","content":"a","x":)";
+  const RawAnswer rendered = Post("/v1/chat/completions", chat + zeros(60'000) + "}]}");
+  EXPECT_EQ(rendered.status, 400);
+  EXPECT_THAT(rendered.body, HasSubstr("rendering the messages"));
+  EXPECT_EQ(Post("/v1/chat/completions", chat + zeros(1'000) + "}]}").status, 200);
+}
+
 TEST_F(RouterHttpTest, LimitsOfHttpAreAnswered) {
   Start();
   EXPECT_EQ(Post("/v1/completions", std::string(5 << 20, ' ')).status, 413);

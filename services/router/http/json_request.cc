@@ -363,6 +363,7 @@ absl::StatusOr<GenerateRequest> ParseChatRequest(std::string_view body) {
     if (!variables->is_object()) return WrongType("chat_template_kwargs", "an object", *variables);
     r.template_variables_json = json::serialize(*variables);
   }
+  r.num_json_values = MostJsonValues(body);
   return r;
 }
 

@@ -104,4 +104,20 @@ absl::StatusOr<json::value> ParseStrictJson(std::string_view text) {
   return value;
 }
 
+// Each but the first comes behind one of "[{,:".
+int64_t MostJsonValues(std::string_view text) {
+  int64_t count = 1;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\') {
+      ++i;  // What is escaped ends no string.
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string) {
+      count += text[i] == '[' || text[i] == '{' || text[i] == ',' || text[i] == ':';
+    }
+  }
+  return count;
+}
+
 }  // namespace tandem

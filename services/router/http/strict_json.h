@@ -5,6 +5,7 @@
 #define TANDEM_SERVICES_ROUTER_HTTP_STRICT_JSON_H_
 
 #include <boost/json/value.hpp>
+#include <cstdint>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,9 @@ namespace tandem {
 
 // InvalidArgument that says what is wrong and at which byte. Any thread.
 absl::StatusOr<boost::json::value> ParseStrictJson(std::string_view text);
+
+// At most so many values and keys does JSON of these characters have.
+int64_t MostJsonValues(std::string_view text);
 
 }  // namespace tandem
 

@@ -91,12 +91,27 @@ def unfinished_bodies(fleet, full, outcomes):
     close(clients)
 
 
-@attack(growth=LIMIT + 4 * SLACK)
+@attack(growth=LIMIT + SLACK)
 def long_texts(fleet, full, outcomes):
-    """Whole bodies of 4 MiB, more than can be parsed."""
-    numbers = b'{"prompt":[' + b"7," * (BODY_BYTES // 2 - 32)
-    body = numbers + b"7]}"
-    clients = crowd(fleet, 300 if full else 60, lambda client, _: send(client, post(len(body)) + body), outcomes)
+    """Whole bodies of 4 MiB of numbers, or of lists in lists beside a message's content."""
+    def chat(value):
+        return (b'{"messages":[{"role":"user","content":"a","x":[' + value * ((BODY_BYTES - 64) // len(value)) +
+                b"0]}]}")
+    bodies = [b'{"prompt":[' + b"7," * (BODY_BYTES // 2 - 32) + b"7]}", chat(b"[[[[[[[[]]]]]]]],"), chat(b"[],")]
+    clients = crowd(fleet, 300 if full else 60, lambda client, n: send(client, post(len(bodies[n % 3])) + bodies[n % 3]),
+                    outcomes)
+    yield
+    for client in clients:
+        count(outcomes, f"status {status_of(client)}")
+    close(clients)
+
+
+@attack(growth=LIMIT + SLACK, only_full=True)
+def values_to_parse(fleet, full, outcomes):
+    """1,000 bodies, each with as many values as may be parsed, or rendered."""
+    lists = b'{"max_tokens":1,"messages":[{"role":"user","content":"a","x":[' + b"[[[[[[[[]]]]]]]]," * 9000 + b"0]}]}"
+    bodies = [b'{"prompt":[' + b"7," * 400000 + b"7]}", lists]
+    clients = crowd(fleet, 1000, lambda client, n: send(client, post(len(bodies[n % 2])) + bodies[n % 2]), outcomes)
     yield
     for client in clients:
         count(outcomes, f"status {status_of(client)}")
@@ -125,7 +140,7 @@ def texts_of_4_mib(fleet, full, outcomes):
     close(clients)
 
 
-@attack(growth=LIMIT + SLACK)
+@attack(growth=LIMIT + SLACK, only_full=True)
 def texts_to_encode(fleet, full, outcomes):
     """1,000 texts, each as long as one may be that cannot be cut."""
     body = completion(b"a!", LONGEST_TEXT)

@@ -165,7 +165,7 @@ impl Cutter {
                     return (piece, more);
                 }
                 let next = &more[1..];
-                if next.starts_with(|c: char| c.is_ascii_alphanumeric() && !self.first_of_added.contains(&c)) {
+                if next.starts_with(|c: char| !self.first_of_added.contains(&c)) {
                     return (piece, next);
                 }
             }

@@ -7,6 +7,7 @@
 
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
+#include "services/router/http/strict_json.h"
 
 namespace tandem {
 namespace {
@@ -21,6 +22,13 @@ ModelInfo DemoModel() {
   model.max_model_tokens = 1024;
   model.generation.eos_token_ids = {1};
   return model;
+}
+
+TEST(MostJsonValuesTest, CountsValuesAndKeysOutsideOfTexts) {
+  EXPECT_EQ(MostJsonValues("7"), 1);
+  EXPECT_EQ(MostJsonValues(R"({"a": [1, "x", {}], "b": null})"), 9);  // One for the empty object.
+  EXPECT_EQ(MostJsonValues(R"(["a, b: [c] {d}"])"), 2);
+  EXPECT_EQ(MostJsonValues(R"(["\"a, b\\", 1])"), 3);
 }
 
 // Parses and checks, as a front end does.
