@@ -75,11 +75,11 @@ int64_t Generator::max_model_tokens() const {
 
 absl::Status Generator::RunCharged(const std::string& client, const std::string& what,
                                    int64_t bytes, const std::function<absl::Status()>& work) {
-  if (bytes > budget_->limit_bytes() / 2) {
+  if (bytes > budget_->limit_bytes() / 4) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s would take %d bytes of memory, at most %d may be used, half of "
+        absl::StrFormat("%s would take %d bytes of memory, at most %d may be used, a quarter of "
                         "--memory-limit",
-                        what, bytes, budget_->limit_bytes() / 2));
+                        what, bytes, budget_->limit_bytes() / 4));
   }
   const auto run = [&]() -> absl::Status {
     TANDEM_ASSIGN_OR_RETURN(const auto held, budget_->Hold(client, bytes));
@@ -132,7 +132,7 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const Generat
   std::string text;
   TANDEM_RETURN_IF_ERROR(RunCharged(
       client, "rendering the messages",
-      4 * static_cast<int64_t>(json_bytes) + kRenderedValueBytes * request.num_json_values,
+      5 * static_cast<int64_t>(json_bytes) + kRenderedValueBytes * request.num_json_values,
       [&]() -> absl::Status {
         absl::StatusOr<std::string> rendered =
             text_->chat_template->Render(request.messages_json, options);

@@ -59,7 +59,7 @@ class Generator {
 
   // Runs `work`, called `what` in errors, which takes `bytes` of memory for as long as it runs, and
   // charges them to `client`; of large ones, one at a time. InvalidArgument if they are more than
-  // half of the budget, ResourceExhausted if they find no room; it is then not run. Threads as
+  // a quarter of the budget, ResourceExhausted if they find no room; it is then not run. Threads as
   // above.
   absl::Status RunCharged(const std::string& client, const std::string& what, int64_t bytes,
                           const std::function<absl::Status()>& work) EXCLUDES(large_);

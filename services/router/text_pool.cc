@@ -15,7 +15,7 @@ namespace tandem {
 TextPool::TextPool(int num_threads, size_t max_waiting, int64_t memory_limit_bytes)
     : max_waiting_(max_waiting),
       max_waiting_of_client_(std::max<size_t>(1, max_waiting / 2)),
-      max_long_bytes_(static_cast<size_t>(memory_limit_bytes / 2)),
+      max_long_bytes_(static_cast<size_t>(memory_limit_bytes / 4)),
       max_long_bytes_of_client_(max_long_bytes_ / 2),
       max_long_(num_threads - 1) {
   TANDEM_CHECK(num_threads >= 2) << num_threads;

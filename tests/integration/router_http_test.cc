@@ -293,26 +293,26 @@ TEST_F(RouterHttpTest, WhatEncodingTakesIsChargedToItsClient) {
     while (text.size() + 3 <= static_cast<size_t>(bytes)) text += "the";
     return Post("/v1/completions", R"({"max_tokens":1,"prompt":")" + text + "\"}");
   };
-  const RawAnswer too_much = ask(60'000);
+  const RawAnswer too_much = ask(24'000);
   EXPECT_EQ(too_much.status, 400);
-  EXPECT_THAT(too_much.body, testing::AllOf(HasSubstr("60000 bytes"), HasSubstr("23040000"),
-                                            HasSubstr("16777216"), HasSubstr("--memory-limit")));
+  EXPECT_THAT(too_much.body, testing::AllOf(HasSubstr("24000 bytes"), HasSubstr("9216000"),
+                                            HasSubstr("8388608"), HasSubstr("--memory-limit")));
   // Beside what the client holds already it finds no room.
   std::list<RawHttp> uploads;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 5; ++i) {
     uploads.emplace_back(http()).Send(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         "application/json\r\nContent-Length: 4000000\r\n\r\n" +
         std::string(3'999'999, ' '));
   }
-  ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") > 19'000'000; }));
+  ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") > 27'000'000; }));
   EXPECT_EQ(ask(100).status, 200);
-  const RawAnswer no_room = ask(39'999);
+  const RawAnswer no_room = ask(21'000);
   EXPECT_EQ(no_room.status, 429);
-  EXPECT_THAT(no_room.body, HasSubstr("memory: 15359616 more bytes wanted"));
+  EXPECT_THAT(no_room.body, HasSubstr("memory: 8064000 more bytes wanted"));
   uploads.clear();
   ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") < 10'000'000; }));
-  EXPECT_EQ(ask(39'999).status, 200);
+  EXPECT_EQ(ask(21'000).status, 200);
   EXPECT_LT(Metric("tandem_memory_held_bytes"), 10'000'000) << "given back";
 }
 
@@ -326,10 +326,10 @@ TEST_F(RouterHttpTest, ValuesOfABodyAreChargedBeforeTheyAreParsedAndRendered) {
   };
   const RawAnswer parsed = Post("/v1/completions", R"({"prompt":)" + zeros(300'000) + "}");
   EXPECT_EQ(parsed.status, 400);
-  EXPECT_THAT(parsed.body, testing::AllOf(HasSubstr("parsing the body"), HasSubstr("16777216")));
+  EXPECT_THAT(parsed.body, testing::AllOf(HasSubstr("parsing the body"), HasSubstr("8388608")));
   // These can be parsed, but not all of it be given to a template.
   const std::string chat = R"({"max_tokens":1,"messages":[{"role":"user","content":"a","x":)";
-  const RawAnswer rendered = Post("/v1/chat/completions", chat + zeros(60'000) + "}]}");
+  const RawAnswer rendered = Post("/v1/chat/completions", chat + zeros(30'000) + "}]}");
   EXPECT_EQ(rendered.status, 400);
   EXPECT_THAT(rendered.body, HasSubstr("rendering the messages"));
   EXPECT_EQ(Post("/v1/chat/completions", chat + zeros(1'000) + "}]}").status, 200);

@@ -109,8 +109,8 @@ def long_texts(fleet, full, outcomes):
 @attack(growth=LIMIT + SLACK, only_full=True)
 def values_to_parse(fleet, full, outcomes):
     """1,000 bodies, each with as many values as may be parsed, or rendered."""
-    lists = b'{"max_tokens":1,"messages":[{"role":"user","content":"a","x":[' + b"[[[[[[[[]]]]]]]]," * 9000 + b"0]}]}"
-    bodies = [b'{"prompt":[' + b"7," * 400000 + b"7]}", lists]
+    lists = b'{"max_tokens":1,"messages":[{"role":"user","content":"a","x":[' + b"[[[[[[[[]]]]]]]]," * 5000 + b"0]}]}"
+    bodies = [b'{"prompt":[' + b"7," * 200000 + b"7]}", lists]
     clients = crowd(fleet, 1000, lambda client, n: send(client, post(len(bodies[n % 2])) + bodies[n % 2]), outcomes)
     yield
     for client in clients:
@@ -124,8 +124,8 @@ def completion(text, size):
     return start + text * ((size - len(start) - len(end)) // len(text)) + end
 
 
-# The model's context of 8,192 tokens would have room for more bytes than half of the limit has.
-LONGEST_TEXT = 80 << 10
+# The model's context of 8,192 tokens would have room for more than a quarter of the limit has.
+LONGEST_TEXT = 40 << 10
 
 
 @attack(growth=LIMIT + SLACK)

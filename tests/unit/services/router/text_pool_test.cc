@@ -59,7 +59,7 @@ TEST(TextPoolTest, RefusesWhenTooManyWaitAndOnceItHasStopped) {
 }
 
 TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
-  TextPool pool(2, 16, /*memory_limit_bytes=*/4 * kLong);
+  TextPool pool(2, 16, /*memory_limit_bytes=*/8 * kLong);
   std::promise<void> go_on;
   const std::shared_future<void> gate = go_on.get_future().share();
   std::promise<void> first_runs, second_runs;
@@ -157,7 +157,7 @@ TEST(TextPoolTest, ShortTextsOfOneClientDoNotWaitBehindAllOfAnother) {
 }
 
 TEST(TextPoolTest, OneClientLeavesRoomForOthers) {
-  TextPool pool(2, 8, /*memory_limit_bytes=*/8 * kLong);
+  TextPool pool(2, 8, /*memory_limit_bytes=*/16 * kLong);
   Busy busy(&pool);
   const auto nothing = [] {};
   EXPECT_TRUE(pool.Post("a", kLong, nothing).ok());
