@@ -28,7 +28,7 @@ TEST(MostJsonValuesTest, CountsValuesAndKeysOutsideOfTexts) {
   EXPECT_EQ(MostJsonValues("7"), 1);
   EXPECT_EQ(MostJsonValues(R"({"a": [1, "x", {}], "b": null})"), 9);  // One for the empty object.
   EXPECT_EQ(MostJsonValues(R"(["a, b: [c] {d}"])"), 2);
-  EXPECT_EQ(MostJsonValues(R"(["\"a, b\\", 1])"), 3);
+  EXPECT_EQ(MostJsonValues(R"(["\"a, b, c\\", 1])"), 3);
 }
 
 // Parses and checks, as a front end does.
