@@ -39,14 +39,21 @@ target_link_options(tandem_options INTERFACE -Wl,-z,relro,-z,now)
 if(TANDEM_SANITIZE)
   target_compile_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE}
     -fno-sanitize-recover=all -O1 -g1)
+  if(TANDEM_SANITIZE MATCHES "address")
+    # The installed Abseil was built without a sanitizer. So its hash tables must not be laid out for
+    # one, nor what is free in them be marked (allow_user_poisoning=0 where tests run).
+    target_compile_definitions(tandem_options INTERFACE NDEBUG_SANITIZER)
+  endif()
   if(TANDEM_SANITIZE MATCHES "undefined" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # ASan sees what these find where it is used; checks inline, and these beside them, make gcc three
     # times as slow. With the first three of them, from gcc 13 on, "this function is not null" is no
-    # constant, which Abseil needs. clang's builds (the fuzzers) have them all.
+    # constant, which Abseil needs. clang's builds (the fuzzers) have them all. Frames that outlive their
+    # functions, from gcc 13 on the default, are aligned for no vector of 64 bytes.
     target_compile_options(tandem_options INTERFACE
       -fno-sanitize=null,nonnull-attribute,returns-nonnull-attribute,object-size,vptr
       -fno-sanitize=pointer-overflow,alignment
-      "SHELL:--param asan-instrumentation-with-call-threshold=0")
+      "SHELL:--param asan-instrumentation-with-call-threshold=0"
+      "SHELL:--param asan-use-after-return=0")
   endif()
   target_link_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE})
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")

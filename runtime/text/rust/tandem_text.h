@@ -67,8 +67,8 @@ typedef struct {
 
 /* `json` is a tokenizer.json, `config` a tokenizer_config.json and `special_tokens_map` a
  * special_tokens_map.json; the last two may be empty. No id may be max_ids or more. Texts are cut
- * behind piece_bytes, at the first place where that changes no token. `warning` receives what of the
- * configuration was left out, if anything was. */
+ * behind piece_bytes, at the first place where that changes no token. `warning` receives what of
+ * the configuration was left out, if anything was. */
 int32_t tandem_tokenizer_create(TandemText json, TandemText config, TandemText special_tokens_map,
                                 uint32_t max_ids, size_t piece_bytes, TandemTokenizer** tokenizer,
                                 TandemTokenizerInfo* info, TandemTextSink warning,
@@ -81,8 +81,8 @@ int32_t tandem_tokenizer_tokens(const TandemTokenizer* tokenizer, TandemTokenSin
 int32_t tandem_tokenizer_encode(const TandemTokenizer* tokenizer, TandemText text,
                                 int32_t add_special_tokens, size_t max_tokens, TandemIdSink ids,
                                 TandemTextSink error);
-/* Of the pieces that tandem_tokenizer_encode would cut `text` into. OUT_OF_RANGE if it certainly has
- * more than max_tokens, whatever they are. */
+/* Of the pieces that tandem_tokenizer_encode would cut `text` into. OUT_OF_RANGE if it certainly
+ * has more than max_tokens, whatever they are. */
 int32_t tandem_tokenizer_largest_piece(const TandemTokenizer* tokenizer, TandemText text,
                                        size_t max_tokens, size_t* bytes, TandemTextSink error);
 int32_t tandem_tokenizer_decode(const TandemTokenizer* tokenizer, const uint32_t* ids,

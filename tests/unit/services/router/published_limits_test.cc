@@ -44,6 +44,9 @@ std::string Seconds(std::chrono::milliseconds time) {
   return absl::StrCat(time.count() / 1000, " s");
 }
 
+const std::string kSilence = Seconds(kKeepaliveTime) + " + " + Seconds(kKeepaliveTimeout) + "; " +
+                             Seconds(kWriteTimeout) + " where it has bytes to acknowledge";
+
 class PublishedLimitsTest : public testing::Test {
  protected:
   PublishedLimitsTest() {
@@ -90,8 +93,7 @@ TEST_F(PublishedLimitsTest, OfHttpClients) {
   EXPECT_EQ(row("idle time of a kept connection"), Seconds(HttpTimes().idle));
   EXPECT_EQ(row("time for a write to make progress"), Seconds(HttpTimes().write));
   EXPECT_EQ(row("answer bytes not read when more come"), Bytes(kMaxUnsentBytes));
-  EXPECT_EQ(row("silence of the client's machine"),
-            Seconds(kKeepaliveTime) + " + " + Seconds(kKeepaliveTimeout));
+  EXPECT_EQ(row("silence of the client's machine"), kSilence);
   EXPECT_EQ(row("connections"), Count(kMaxConnections));
 }
 
