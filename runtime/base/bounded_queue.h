@@ -70,11 +70,7 @@ class BoundedQueue {
   void WaitFor(std::chrono::microseconds timeout) EXCLUDES(mu_) {
     const auto end = std::chrono::steady_clock::now() + timeout;
     MutexLock lock(&mu_);
-    while (items_.empty() && !woken_) {
-      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-          end - std::chrono::steady_clock::now());
-      if (left.count() <= 0) break;
-      ready_.WaitFor(&mu_, left);
+    while (items_.empty() && !woken_ && ready_.WaitUntil(&mu_, end)) {
     }
     woken_ = false;
   }

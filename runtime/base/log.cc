@@ -146,6 +146,7 @@ LogField::LogField(std::string_view name, double value)
 
 void BeginLog(std::string_view process_name) {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
   ProcessName() = std::string(process_name);
 }
 

@@ -39,7 +39,8 @@ class LogField {
 };
 
 // Once at start. The name appears in every line ("router", "decode-0"). A log that nobody reads any
-// more, or any other pipe, does not end the process: SIGPIPE is ignored.
+// more, or any other pipe, does not end the process, nor does a file that may not grow
+// (RLIMIT_FSIZE): SIGPIPE and SIGXFSZ are ignored, and the write fails.
 void BeginLog(std::string_view process_name);
 
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});

@@ -14,6 +14,10 @@ namespace {
 
 // Of the limit, what may be on its way out before a client makes no more room for itself.
 constexpr int64_t kLeavingShare = 4;
+// Of the limit, what a client may hold for which what is idle of others goes.
+constexpr int64_t kWorkingShare = 4;
+// Of the limit, what clients may differ by and are still alike to what is idle: 16 connections.
+constexpr int64_t kSlackShare = 256;
 
 }  // namespace
 
@@ -36,8 +40,10 @@ void MemoryBudget::Delist(Holding* holding) {
   if (holding->bytes_ == 0) return;
   const auto found = clients_.find(holding->client_);
   Client& client = found->second;
-  by_bytes_.erase({client.bytes, holding->client_});
-  client.may_be_cut.erase({holding->bytes_, -holding->number_, holding});
+  Unrank(holding->client_, client);
+  const Order order{holding->bytes_, -holding->number_, holding};
+  client.may_be_cut.erase(order);
+  if (client.idle.erase(order) > 0) client.idle_bytes -= holding->bytes_;
   client.bytes -= holding->bytes_;
   held_bytes_ -= holding->bytes_;
   holding->bytes_ = 0;
@@ -48,27 +54,65 @@ void MemoryBudget::Delist(Holding* holding) {
 void MemoryBudget::Enlist(Holding* holding, int64_t bytes) {
   if (bytes == 0) return;
   Client& client = clients_[holding->client_];
-  by_bytes_.erase({client.bytes, holding->client_});
+  Unrank(holding->client_, client);
   client.bytes += bytes;
   held_bytes_ += bytes;
   holding->bytes_ = bytes;
-  if (holding->may_be_cut_) client.may_be_cut.emplace(bytes, -holding->number_, holding);
+  if (holding->may_be_cut_) {
+    const bool idle = holding->idle_;
+    if (idle) client.idle_bytes += bytes;
+    (idle ? client.idle : client.may_be_cut).emplace(bytes, -holding->number_, holding);
+  }
   Rank(holding->client_, client);
 }
 
 void MemoryBudget::Rank(const std::string& name, const Client& client) {
   if (!client.may_be_cut.empty()) by_bytes_.emplace(client.bytes, name);
+  if (client.idle.empty()) return;
+  by_idle_.emplace(client.idle_bytes / Slack(), std::get<1>(*client.idle.rbegin()), name);
 }
+
+void MemoryBudget::Unrank(const std::string& name, const Client& client) {
+  by_bytes_.erase({client.bytes, name});
+  if (client.idle.empty()) return;
+  by_idle_.erase({client.idle_bytes / Slack(), std::get<1>(*client.idle.rbegin()), name});
+}
+
+int64_t MemoryBudget::Slack() const { return std::max<int64_t>(1, limit_bytes_ / kSlackShare); }
 
 void MemoryBudget::Left(Holding* holding) {
   leaving_bytes_ -= holding->leaving_bytes_;
   returned_bytes_ += std::exchange(holding->leaving_bytes_, 0);
 }
 
-MemoryBudget::Holding* MemoryBudget::Victim(Holding* asking, int64_t bytes) {
+MemoryBudget::Holding* MemoryBudget::IdleVictim(Holding* asking, int64_t bytes) {
+  if (by_idle_.empty()) return nullptr;
+  const auto& [most_slacks, age, name] = *by_idle_.rbegin();
   const auto own = clients_.find(asking->client_);
-  const int64_t own_bytes =
-      (own == clients_.end() ? 0 : own->second.bytes) + bytes - asking->bytes_;
+  const int64_t more_bytes = bytes - asking->bytes_;
+  const int64_t own_bytes = (own == clients_.end() ? 0 : own->second.bytes) + more_bytes;
+  const int64_t own_idle_bytes = (own == clients_.end() ? 0 : own->second.idle_bytes) + more_bytes;
+  bool other = name != asking->client_;
+  if (asking->idle_) {
+    other = other && most_slacks >= own_idle_bytes / Slack();
+  } else if (own_bytes > limit_bytes_ / kWorkingShare) {
+    return nullptr;
+  }
+  if (!other && leaving_bytes_ > limit_bytes_ / kLeavingShare) return nullptr;
+  const auto client = other ? clients_.find(name) : own;
+  if (client == clients_.end()) return nullptr;
+  const auto& idle = client->second.idle;
+  for (auto oldest = idle.rbegin(); oldest != idle.rend(); ++oldest) {
+    if (std::get<Holding*>(*oldest) != asking) return std::get<Holding*>(*oldest);
+  }
+  return nullptr;
+}
+
+MemoryBudget::Holding* MemoryBudget::Victim(Holding* asking, int64_t bytes) {
+  if (Holding* const idle = IdleVictim(asking, bytes)) return idle;
+  const auto own = clients_.find(asking->client_);
+  const int64_t own_bytes = (own == clients_.end() ? 0 : own->second.bytes) + bytes -
+                            asking->bytes_ + (asking->idle_ ? Slack() : 0);
   const auto most = by_bytes_.empty() ? by_bytes_.end() : std::prev(by_bytes_.end());
   const bool other =
       most != by_bytes_.end() && most->second != asking->client_ && most->first >= own_bytes;
@@ -128,6 +172,15 @@ void MemoryBudget::SetMayBeCut(Holding* holding, bool may_be_cut) {
   const int64_t bytes = holding->bytes_;
   Delist(holding);
   holding->may_be_cut_ = may_be_cut;
+  Enlist(holding, bytes);
+}
+
+void MemoryBudget::SetIdle(Holding* holding, bool idle) {
+  MutexLock lock(&mu_);
+  if (idle == holding->idle_) return;
+  const int64_t bytes = holding->bytes_;
+  Delist(holding);
+  holding->idle_ = idle;
   Enlist(holding, bytes);
 }
 

@@ -3,10 +3,14 @@
 // they grow.
 //
 // One number bounds all of them, so that no sum of small allowances can exhaust the machine. When
-// it is used up, of the clients with something that may be cut the one that holds most gives way:
-// the largest such holding is cut, the oldest among equals. A client that asks while it holds most
-// itself gives way like any other, so nobody can crowd out somebody who holds less. What is cut
-// takes a moment to go; a client makes room for itself only while that is little.
+// it is used up, what is idle (a connection without a request) goes first: of the clients with most
+// of that, give or take a slack, the oldest. It goes for whoever holds no more than a quarter, as
+// else many clients with a connection each would crowd out everybody who has a request besides.
+// Then, of the clients with something that may be cut the one that holds most gives way: the
+// largest such holding is cut, the oldest among equals. A client that asks while it holds most
+// itself gives way like any other, so nobody can crowd out somebody who holds less; for what is
+// idle only who holds more by the slack does. What is cut takes a moment to go; a client makes room
+// for itself only while that is little.
 
 #ifndef TANDEM_RUNTIME_BASE_MEMORY_BUDGET_H_
 #define TANDEM_RUNTIME_BASE_MEMORY_BUDGET_H_
@@ -26,6 +30,10 @@
 #include "runtime/base/mutex.h"
 
 namespace tandem {
+
+inline constexpr char kMemoryLimitHelp[] =  // Of --memory-limit.
+    "what a process holds for clients and peers beyond weights, KV and running requests, at least "
+    "32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to 256MiB";
 
 class MemoryBudget {
  public:
@@ -53,17 +61,23 @@ class MemoryBudget {
 
   struct Client {
     int64_t bytes = 0;
-    std::set<Order> may_be_cut;
+    int64_t idle_bytes = 0;
+    std::set<Order> may_be_cut;  // And is not idle.
+    std::set<Order> idle;
   };
 
   absl::Status Set(Holding* holding, int64_t bytes) EXCLUDES(mu_);
   void SetMayBeCut(Holding* holding, bool may_be_cut) EXCLUDES(mu_);
+  void SetIdle(Holding* holding, bool idle) EXCLUDES(mu_);
   void Enlist(Holding* holding, int64_t bytes) REQUIRES(mu_);
   void Delist(Holding* holding) REQUIRES(mu_);
   void Rank(const std::string& name, const Client& client) REQUIRES(mu_);
+  void Unrank(const std::string& name, const Client& client) REQUIRES(mu_);
+  int64_t Slack() const;
   void Left(Holding* holding) REQUIRES(mu_);  // What was cut of it.
   // The holding that gives way if `asking` grows to `bytes`. Null: nobody does.
   Holding* Victim(Holding* asking, int64_t bytes) REQUIRES(mu_);
+  Holding* IdleVictim(Holding* asking, int64_t bytes) REQUIRES(mu_);
   absl::Status Exhausted(int64_t bytes) const REQUIRES(mu_);
 
   const int64_t limit_bytes_;
@@ -76,6 +90,8 @@ class MemoryBudget {
   int64_t next_number_ GUARDED_BY(mu_) = 0;
   std::map<std::string, Client> clients_ GUARDED_BY(mu_);
   std::set<std::pair<int64_t, std::string>> by_bytes_ GUARDED_BY(mu_);  // Who may be cut.
+  // Who has something idle: how many slacks of it, -age of the oldest.
+  std::set<std::tuple<int64_t, int64_t, std::string>> by_idle_ GUARDED_BY(mu_);
 };
 
 // What one connection, call or job holds for a client. Its methods are called by one thread at a
@@ -95,6 +111,8 @@ class MemoryBudget::Holding {
   absl::Status Set(int64_t bytes) { return budget_->Set(this, bytes); }
   // From the start it may, if it was given a `cut`.
   void SetMayBeCut(bool may_be_cut) { budget_->SetMayBeCut(this, may_be_cut); }
+  // Nobody waits for what it is held for: it goes before all that is not. At first it is not.
+  void SetIdle(bool idle) { budget_->SetIdle(this, idle); }
   int64_t bytes() const;
 
  private:
@@ -108,6 +126,7 @@ class MemoryBudget::Holding {
   int64_t bytes_ = 0;
   int64_t leaving_bytes_ = 0;
   bool may_be_cut_ = false;
+  bool idle_ = false;
   bool was_cut_ = false;
 };
 

@@ -65,6 +65,13 @@ class CondVar {
     lock.release();
     return signalled;
   }
+  // The same.
+  bool WaitUntil(Mutex* mu, std::chrono::steady_clock::time_point end) REQUIRES(mu) {
+    std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
+    const bool signalled = cv_.wait_until(lock, end) == std::cv_status::no_timeout;
+    lock.release();
+    return signalled;
+  }
   void Signal() { cv_.notify_one(); }
   void SignalAll() { cv_.notify_all(); }
 

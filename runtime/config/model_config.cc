@@ -1,5 +1,7 @@
 #include "runtime/config/model_config.h"
 
+#include <filesystem>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
@@ -251,6 +253,12 @@ absl::StatusOr<ModelConfig> ModelConfig::Load(const std::string& folder) {
   TANDEM_ASSIGN_OR_RETURN(const std::string config,
                           ReadSmallFile(folder + "/config.json", kConfigLimits.max_bytes));
   return Parse(config);
+}
+
+std::string ServedName(const std::string& folder, std::string_view given) {
+  if (!given.empty()) return std::string(given);
+  std::error_code error;
+  return std::filesystem::canonical(folder, error).filename().string();
 }
 
 }  // namespace tandem

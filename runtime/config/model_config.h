@@ -73,6 +73,10 @@ struct ModelConfig {
   int64_t NumParameters() const;
 };
 
+// What the API calls the model of a folder that is there: `given`, or, if that is empty, the
+// folder's own name, whatever way leads to it. Router and workers must agree on it.
+std::string ServedName(const std::string& folder, std::string_view given);
+
 }  // namespace tandem
 
 #endif  // TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_

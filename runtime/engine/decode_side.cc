@@ -61,7 +61,6 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
                                                    .sampling = submit.sampling,
                                                    .time_left_us = submit.time_left_us,
                                                    .hash_root = submit.hash_root,
-                                                   .trace_context = submit.trace_context,
                                                    .first_block = first_block,
                                                    .num_blocks = num_blocks,
                                                    .alone = submit.alone});
@@ -260,6 +259,7 @@ void Engine::Impl::AfterTransferInput(Attempt* attempt) {
 // All blocks are here and verified: the sequence joins the batch, its prefix the cache.
 void Engine::Impl::Commit(Attempt* attempt) {
   JudgeLink(*attempt);
+  outbox_->OnTransferred(now_us_ - attempt->remote->granted_us);
   EndTransfer(attempt);
   EngineSequence* const prompt = attempt->sequences.front().get();
   prompt->num_prompt_logprobs = -1;

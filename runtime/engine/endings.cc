@@ -1,5 +1,5 @@
 // How attempts end: finished, cancelled, out of time, their router or this worker gone. Every way
-// leads through FinishAttempt or EndAttempt, so that there is one terminal event and one release.
+// leads through ForgetAttempt, so that there is one release.
 
 #include <algorithm>
 #include <utility>

@@ -88,7 +88,6 @@ WorkerLoad Engine::Impl::Load() const {
           .running_sequences = scheduler_.num_running(),
           .waiting_sequences = scheduler_.num_waiting() + num_remote_,
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
-          .steps = num_steps_,
           .has_work = !scheduler_.idle() && !stalled_};
 }
 

@@ -76,11 +76,11 @@ class Engine {
 
   // ---- One step: expire, grant, schedule, execute, publish ----
   struct StepResult {
-    bool ran_batch = false;  // Call again at once.
-    int32_t tokens = 0;      // Computed in this step.
-    int32_t sequences = 0;   // In its batch.
-    bool failed = false;     // As a whole: everybody in the batch has ended Aborted.
-    int32_t preempted = 0;   // Sequences that gave their blocks back, to be recomputed.
+    bool again = false;     // Call again at once.
+    int32_t tokens = 0;     // Computed in this step.
+    int32_t sequences = 0;  // In its batch; 0: it ran none.
+    bool failed = false;    // As a whole: everybody in the batch has ended Aborted.
+    int32_t preempted = 0;  // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
   };

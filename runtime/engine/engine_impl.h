@@ -77,7 +77,7 @@ class Engine::Impl {
   void CountAdmitted(size_t num_admitted);
   Attempt* AddAttempt(SessionId router, const Submit& submit);
   // Tokens of each of its choices that are ever computed; the last one is only drawn.
-  static int64_t FinalTokens(const Attempt& attempt);
+  static int64_t FinalTokens(int32_t prompt_tokens, const SamplingParams& sampling);
   void SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
                    int32_t prompt_tokens, const SamplingParams* sampling,
                    EngineSequence* sequence) const;
@@ -160,10 +160,9 @@ class Engine::Impl {
   int64_t now_us_ = 0;
   uint64_t num_arrivals_ = 0;  // Attempts and jobs.
   bool draining_ = false;
-  bool stalled_ = false;                  // The last step had work but could run none of it.
-  uint64_t blocked_order_ = kNoOrder;     // As of the last step's plan.
-  int64_t quarantine_since_us_ = kNever;  // That it is too large, or in the way.
-  int64_t num_steps_ = 0;
+  bool stalled_ = false;                      // The last step had work but could run none of it.
+  uint64_t blocked_order_ = kNoOrder;         // As of the last step's plan.
+  int64_t quarantine_since_us_ = kNever;      // That it is too large, or in the way.
   int32_t failed_steps_ = 0;                  // Since one succeeded.
   std::optional<int64_t> last_admission_us_;  // While anybody waits.
   int64_t admission_interval_us_ = 0;         // Moving average.

@@ -54,6 +54,9 @@ class Outbox {
   // OnFrameSent comes soon.
   virtual void WithdrawFrame(SessionId decode, uint64_t send_id) = 0;
 
+  // So long after they were granted, all of a prompt's blocks are here and verified.
+  virtual void OnTransferred(int64_t took_us) = 0;
+
   // Prompts are computed here for a while instead of there.
   virtual void OnPeerPaused(const WorkerId& prefill, PauseReason reason) = 0;
 };

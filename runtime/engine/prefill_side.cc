@@ -75,7 +75,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   sequence->alone = submit.alone;
   sequence->whole = true;
   sequence->turns = &job->turns;
-  sequence->final_tokens = submit.prompt_tokens + int64_t{submit.sampling.max_tokens} - 1;
+  sequence->final_tokens = FinalTokens(submit.prompt_tokens, submit.sampling);
   SetUpPrompt(submit.hash_root, submit.choices, job->prompt_tokens, &job->sampling, sequence);
   job_leases_.Set(job->id, job->transfer.lease_until_us());
   job_deadlines_.Set(job->id, After(now_us_, submit.time_left_us));

@@ -133,7 +133,7 @@ void Engine::Impl::ForkChoices(Attempt* attempt) {
     EngineSequence* const sequence = attempt->sequences[i].get();
     sequence->forked = true;
     sequence->order = OrderOf(attempt->order, i);
-    sequence->final_tokens = FinalTokens(*attempt);
+    sequence->final_tokens = FinalTokens(attempt->prompt_tokens, attempt->sampling);
     sequence->draws = {{.choice = choices[i].choice,
                         .sampling = &attempt->sampling,
                         .prompt_tokens = attempt->prompt_tokens}};

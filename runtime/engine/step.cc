@@ -29,10 +29,10 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   } else {
     result.preempted += GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
-    result.ran_batch = RelieveMemory() || result.preempted > 0;
+    result.again = RelieveMemory() || result.preempted > 0;
   }
   graveyard_.clear();
-  WatchQuarantine(/*moves=*/result.ran_batch);
+  WatchQuarantine(/*moves=*/result.again);
   result.next_wakeup_us = NextWakeup();
   return result;
 }
@@ -57,13 +57,12 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
     runs_.push_back(RunOf(*static_cast<EngineSequence*>(run.sequence), run.num_tokens));
     result->tokens += run.num_tokens;
   }
-  result->ran_batch = true;
+  result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
   BeginChunks(plan);
   const absl::Status status =
       executor_->Execute({.copies = memory_.copies(), .runs = runs_}, &output_);
   memory_.ClearCopies();
-  ++num_steps_;
   failed_steps_ = status.ok() ? 0 : failed_steps_ + 1;
   result->failed = !status.ok();
   if (status.ok()) {

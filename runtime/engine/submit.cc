@@ -142,7 +142,7 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
                               static_cast<size_t>(std::min(submit.sampling.max_tokens, 1024)));
   sequence->alone = submit.alone;
   sequence->turns = &attempt->turns;
-  sequence->final_tokens = FinalTokens(*attempt);
+  sequence->final_tokens = FinalTokens(attempt->prompt_tokens, attempt->sampling);
   const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   if (sequence->final_tokens > num_tokens) {
     // A fork shares the full blocks of the prompt and has its own for what follows.
@@ -159,8 +159,8 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   return attempt;
 }
 
-int64_t Engine::Impl::FinalTokens(const Attempt& attempt) {
-  return attempt.prompt_tokens + int64_t{attempt.sampling.max_tokens} - 1;
+int64_t Engine::Impl::FinalTokens(int32_t prompt_tokens, const SamplingParams& sampling) {
+  return prompt_tokens + int64_t{sampling.max_tokens} - 1;
 }
 
 void Engine::Impl::SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,

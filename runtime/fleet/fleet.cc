@@ -104,7 +104,6 @@ bool Fleet::OnHeartbeat(const WorkerId& id, const WorkerLoad& load, bool drainin
 bool Fleet::OnSnapshot(const WorkerId& id) {
   FleetWorker* worker = FindMutable(id);
   if (worker == nullptr) return false;
-  worker->has_snapshot = true;
   awaited_.erase(worker->address);
   return true;
 }
@@ -272,13 +271,6 @@ const FleetWorker* Fleet::Largest(const std::string& model, bool any_role) const
     }
   }
   return largest;
-}
-
-bool Fleet::CanServe(const std::string& model, int64_t now_us) const {
-  return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.second.registration.model == model && entry.second.session != 0 &&
-           Healthy(entry.second, now_us);
-  });
 }
 
 }  // namespace tandem

@@ -43,11 +43,10 @@ struct FleetWorker {
   std::string address;  // host:port of its gRPC listener, as the router found it.
   WorkerLoad load;      // As last reported.
   bool draining = false;
-  bool has_snapshot = false;  // Its prefix cache is known.
-  bool watched = false;       // The Watch stands.
-  bool peer_lost = false;     // A decode worker lost it since its last heartbeat.
-  int64_t heard_us = 0;       // Last message of its Watch.
-  SessionId session = 0;      // 0: none.
+  bool watched = false;    // The Watch stands.
+  bool peer_lost = false;  // A decode worker lost it since its last heartbeat.
+  int64_t heard_us = 0;    // Last message of its Watch.
+  SessionId session = 0;   // 0: none.
 
   LiveWork live;  // The reported load lags by a heartbeat; this does not.
   LiveWork live_when_heard;
@@ -116,7 +115,7 @@ class Fleet {
   void OnFull(const WorkerId& worker, int64_t retry_after_us, int64_t now_us);
   void OnPromptRefused(const WorkerId& prefill, int64_t retry_after_us, int64_t now_us);
   void OnAloneRefused(const WorkerId& worker, int64_t now_us);
-  void OnDraining(const WorkerId& worker);  // It refused: draining.
+  void OnDraining(const WorkerId& worker);  // It said so, or refused or ended an attempt for it.
   // A decode worker lost it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
   void Reserve(const WorkerId& worker, bool reserved);
@@ -158,8 +157,6 @@ class Fleet {
   bool KnownCompletely() const { return awaited_.empty(); }
   // Addresses not known yet.
   const std::set<std::string>& awaited() const { return awaited_; }
-  // Somebody healthy can take a request for this model to its end.
-  bool CanServe(const std::string& model, int64_t now_us) const;
 
   // Of the registered workers of this model, lost ones that are not forgotten included, the one
   // that offers most tokens: of those that decode, or of `any_role`. Null: there is none.

@@ -48,8 +48,6 @@ class WorkWindow {
     ++size_;
   }
 
-  int64_t size() const { return size_; }
-
  private:
   static constexpr int64_t kMaxHeartbeats = 32;
   static constexpr int64_t kMaxEmptyHeartbeats = 5;
@@ -57,7 +55,7 @@ class WorkWindow {
 
   int64_t size_;
   int64_t empty_until_us_ = 0;
-  Pause hold_;                          // Does not grow.
+  Pause hold_;                          // While it holds, size_ does not grow.
   std::optional<int64_t> grown_at_us_;  // For the first time since it was last refused.
 };
 

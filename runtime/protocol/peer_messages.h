@@ -33,7 +33,6 @@ struct PrefillSubmit {
   SamplingParams sampling;
   int64_t time_left_us = 0;
   BlockHash hash_root;
-  std::string trace_context;
   int32_t first_block = 0;  // Ordinal of the first block the decode side lacks.
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
   bool alone = false;

@@ -39,8 +39,7 @@ struct Submit {
   int64_t time_left_us = 0;  // Until the request's deadline.
   BlockHash hash_root;       // Model, adapter, tenant salt: root of the block hashes.
   std::string model;
-  std::string trace_context;  // W3C traceparent, passed on.
-  bool alone = false;         // Run with no other sequence in the batch.
+  bool alone = false;  // Run with no other sequence in the batch.
 
   // Prompts that lack at least this many tokens (and a block) here are prefilled at
   // `prefill.address`; empty address: always here.
@@ -78,8 +77,8 @@ struct TokenEvent {
   FinishReason finish = FinishReason::kNone;  // Not kNone: the choice's terminal event.
 };
 
-// Not admitted (ResourceExhausted: queue full, or another runs alone; draining, prompt can never
-// fit, tombstoned): not an attempt.
+// Not admitted (ResourceExhausted: queue full; Aborted: another runs alone; draining, prompt can
+// never fit, tombstoned): not an attempt.
 struct RefusedEvent {
   AttemptId attempt;
   absl::Status status;
@@ -129,7 +128,6 @@ struct WorkerLoad {
   int32_t running_sequences = 0;
   int32_t waiting_sequences = 0;
   int64_t waiting_prompt_tokens = 0;  // Not yet computed.
-  int64_t steps = 0;                  // Since start.
   bool has_work = false;
   int64_t since_progress_us = 0;  // Since the engine's last stamp.
 };

@@ -7,6 +7,14 @@
 #include "runtime/request/request_owner_impl.h"
 
 namespace tandem {
+namespace {
+
+// What nobody asked for would be kept for a client all the same.
+bool HasNoMoreThan(const SampledToken& token, int32_t asked) {
+  return token.top.size() <= static_cast<size_t>(std::max(asked, 0));
+}
+
+}  // namespace
 
 void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
   const FleetWorker* worker = fleet_.FindSession(session);
@@ -43,19 +51,22 @@ void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, 
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
-StreamState* RequestOwner::Impl::FindStream(RequestState* request, SessionId session,
-                                            uint32_t attempt,
-                                            const std::optional<WorkerId>& prefill) {
+RequestOwner::Impl::FoundStream RequestOwner::Impl::FindStream(
+    SessionId session, const AttemptId& attempt, const std::optional<WorkerId>& prefill) {
+  RequestState* const request = Find(attempt.request);
+  if (request == nullptr) return {};
   StreamState* found = nullptr;
   for (StreamState& stream : request->streams) {
     const bool there =
         stream.session == session || (prefill.has_value() && stream.prefill == prefill);
     if (!stream.running || !there) continue;
-    if (found == nullptr || stream.attempt == attempt) found = &stream;
+    if (found == nullptr || stream.attempt == attempt.attempt) found = &stream;
   }
-  if (found != nullptr && TANDEM_GUARD("event_attempt", found->attempt == attempt)) return found;
+  if (found != nullptr && TANDEM_GUARD("event_attempt", found->attempt == attempt.attempt)) {
+    return {request, found, static_cast<size_t>(found - request->streams.data())};
+  }
   ++counters_.stale_events;
-  return nullptr;
+  return {};
 }
 
 void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& stream,
@@ -65,7 +76,6 @@ void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& 
   request->numerics_id = fleet_.Find(stream.worker)->registration.numerics_id;
   request->report.cached_tokens = std::min(event.cached_tokens, request->prompt_tokens());
   request->facts.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
-                                 .transferred_blocks = event.transferred_blocks,
                                  .prompt_logprobs = event.prompt_logprobs,
                                  .numerics_id = request->numerics_id,
                                  .arrived_us = request->report.arrived_us,
@@ -74,10 +84,16 @@ void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& 
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const PromptEvent& event,
                                                         int64_t) {
-  RequestState* request = Find(event.attempt.request);
-  if (request == nullptr) return Verdict::kGoOn;
-  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
+  const int32_t num_top = request->facts.sampling.num_prompt_logprobs;
+  const auto most = static_cast<size_t>(num_top < 0 ? 0 : request->prompt_tokens() - 1);
+  if (event.prompt_logprobs.size() > most ||
+      !std::all_of(
+          event.prompt_logprobs.begin(), event.prompt_logprobs.end(),
+          [num_top](const SampledToken& token) { return HasNoMoreThan(token, num_top); })) {
+    return Verdict::kProtocolError;
+  }
   StopPromptCount(stream);
   if (event.transferred_blocks > 0 && stream->prefill.has_value()) {
     fleet_.OnPairWorked(stream->worker, *stream->prefill);
@@ -89,9 +105,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const TokenEvent& event,
                                                         int64_t now_us) {
-  RequestState* request = Find(event.attempt.request);
-  if (request == nullptr) return Verdict::kGoOn;
-  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   const auto owed = std::find(stream->at_worker.begin(), stream->at_worker.end(), event.choice);
   if (owed == stream->at_worker.end()) {  // Repeated after its finish, or never asked for.
@@ -106,12 +120,15 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
     if (event.position - request->prompt_tokens() >= request->facts.sampling.max_tokens) {
       return Verdict::kProtocolError;
     }
+    if (!HasNoMoreThan(event.token, request->facts.sampling.num_logprobs)) {
+      return Verdict::kProtocolError;
+    }
     if (!TANDEM_GUARD("event_position", event.position == next)) {
       if (event.position > next || event.position < request->prompt_tokens()) {
         return Verdict::kProtocolError;
       }
-      const auto index = static_cast<size_t>(event.position - request->prompt_tokens());
-      if (choice.generated[index] == event.token.token) {
+      const auto before = static_cast<size_t>(event.position - request->prompt_tokens());
+      if (choice.generated[before] == event.token.token) {
         ++counters_.stale_events;
         return Verdict::kGoOn;
       }
@@ -143,9 +160,7 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   StopPromptCount(stream);
   ReportPrompt(request, *stream, PromptEvent{});
   stream->deaths.clear();
-  ++counters_.generated_tokens;
   ++request->report.completion_tokens;
-  if (request->report.first_token_us == 0) request->report.first_token_us = now_us;
 
   ChoiceState& choice = request->choices[static_cast<size_t>(event.choice)];
   choice.generated.push_back(event.token.token);
@@ -179,20 +194,16 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   }
   const bool all_finished = std::all_of(request->choices.begin(), request->choices.end(),
                                         [](const ChoiceState& c) { return c.finished; });
-  if (all_finished) Finish(request, now_us);
+  if (all_finished) Finish(request);
 }
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
                                                         const RefusedEvent& event, int64_t now_us) {
-  RequestState* request = Find(event.attempt.request);
-  if (request == nullptr) return Verdict::kGoOn;
-  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
-  const auto index = static_cast<size_t>(stream - request->streams.data());
   const WorkerId worker = stream->worker;
   const std::optional<WorkerId> prefill = stream->prefill;
   ++counters_.refusals;
-  --counters_.attempts;
   --request->report.attempts;
   DetachAttempt(request, index);
   switch (event.status.code()) {
@@ -227,11 +238,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const EndedEvent& event,
                                                         int64_t now_us) {
-  RequestState* request = Find(event.attempt.request);
-  if (request == nullptr) return Verdict::kGoOn;
-  StreamState* stream = FindStream(request, session, event.attempt.attempt);
+  const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
-  const auto index = static_cast<size_t>(stream - request->streams.data());
   switch (event.status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDataLoss: {
@@ -279,10 +287,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
 
 RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
                                                         const ChunkBegun& chunk) {
-  RequestState* request = Find(chunk.attempt.request);
-  if (request == nullptr) return Verdict::kGoOn;  // Over, or of another router.
   const WorkerId worker = fleet_.FindSession(session)->id();
-  StreamState* stream = FindStream(request, session, chunk.attempt.attempt, worker);
+  StreamState* const stream = FindStream(session, chunk.attempt, worker).stream;
   if (stream == nullptr || stream->live_prompt_tokens == 0) return Verdict::kGoOn;
   if (chunk.end_position > stream->num_tokens) return Verdict::kProtocolError;
   BeginChunk(stream, worker, chunk);

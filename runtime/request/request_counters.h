@@ -42,12 +42,11 @@ std::string_view RequestOutcomeName(RequestOutcome outcome);  // "done"
 struct RequestCounters {
   std::array<uint64_t, kNumResumeReasons> resumes{};
   std::array<uint64_t, kNumRequestOutcomes> outcomes{};
-  uint64_t attempts = 0;
-  uint64_t refusals = 0;                // By workers: not attempts.
+  uint64_t attempts = 0;                // Sent to workers.
+  uint64_t refusals = 0;                // Of these, by workers.
   uint64_t stale_events = 0;            // Of earlier attempts or incarnations, or repeated.
   uint64_t protocol_errors = 0;         // Positions ahead of what is next, and the like.
   uint64_t determinism_violations = 0;  // A position computed twice, with two results.
-  uint64_t generated_tokens = 0;
 };
 
 }  // namespace tandem

@@ -78,7 +78,7 @@ void RequestOwner::Impl::FailAll(const absl::Status& why, int64_t now_us) {
   }
 }
 
-void RequestOwner::Impl::Finish(RequestState* request, int64_t) {
+void RequestOwner::Impl::Finish(RequestState* request) {
   ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kDone)];
   RequestSink* const sink = request->facts.sink;
   const RequestReport report = request->report;

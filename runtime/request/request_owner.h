@@ -58,7 +58,6 @@ struct Delta {
 
 struct PromptReport {
   int32_t cached_tokens = 0;
-  int32_t transferred_blocks = 0;
   std::span<const SampledToken> prompt_logprobs;
   std::string_view numerics_id;  // The same for the whole request.
   int64_t arrived_us = 0;        // As in RequestReport.
@@ -73,7 +72,6 @@ struct RequestReport {
   int32_t resumes = 0;
   int64_t arrived_us = 0;
   int64_t first_submit_us = 0;  // 0: never sent to a worker.
-  int64_t first_token_us = 0;   // 0: none.
 };
 
 // Where a request's results go. OnPrompt comes once and before the first OnDelta; exactly one of
@@ -101,7 +99,6 @@ struct RequestFacts {
   DetokenizerFactory make_detokenizer;  // Null: no text; then no stop strings either.
   BlockHash hash_root;
   std::string model;
-  std::string trace_context;
   int64_t time_left_us = 0;     // 0: kDefaultDeadlineUs.
   RequestSink* sink = nullptr;  // Lives until OnDone or OnError.
 };

@@ -153,7 +153,7 @@ class RequestOwner::Impl {
   // ---- request_owner.cc ----
 
   // The one terminal event. The request is gone when they return.
-  void Finish(RequestState* request, int64_t now_us);
+  void Finish(RequestState* request);
   void Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
             int64_t now_us);
   void Erase(RequestState* request);
@@ -165,10 +165,16 @@ class RequestOwner::Impl {
   // ---- events.cc ----
 
   enum class Verdict : uint8_t { kGoOn, kProtocolError };
-  // The running stream that an event of `attempt`, arriving on `session`, belongs to. `prefill`: or
-  // the stream whose prompt this worker computes for another.
-  StreamState* FindStream(RequestState* request, SessionId session, uint32_t attempt,
-                          const std::optional<WorkerId>& prefill = std::nullopt);
+  struct FoundStream {
+    RequestState* request = nullptr;
+    StreamState* stream = nullptr;
+    size_t index = 0;  // Of the stream, in its request.
+  };
+  // The running stream that an event of `attempt`, arriving on `session`, belongs to; null if it is
+  // over, or of another router. `prefill`: or the stream whose prompt this worker computes for
+  // another.
+  FoundStream FindStream(SessionId session, const AttemptId& attempt,
+                         const std::optional<WorkerId>& prefill = std::nullopt);
   Verdict OnEvent(SessionId session, const PromptEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const TokenEvent& event, int64_t now_us);
   Verdict OnEvent(SessionId session, const RefusedEvent& event, int64_t now_us);

@@ -85,7 +85,8 @@ const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
   no_place_from_ = kNoOrder;
   spare_blocks_.reset();
 
-  // Steps of a lonely sequence and shared steps take turns, so that neither waits for the other.
+  // Steps of a sequence that runs alone and shared steps take turns, so that neither waits for the
+  // other.
   const bool alone_first = num_alone_ > 0 && !last_step_alone_;
   if (alone_first) ScheduleAlone(admit_before);
   last_step_alone_ = !plan_.runs.empty();
@@ -402,7 +403,7 @@ void Scheduler::Plan(Sequence* sequence, int32_t num_tokens) {
 }
 
 int32_t Scheduler::ChunkOf(const Sequence& sequence) const {
-  const int32_t most = sequence.alone ? std::min(budget_, kMaxLonelyChunkTokens) : budget_;
+  const int32_t most = sequence.alone ? std::min(budget_, kMaxAloneChunkTokens) : budget_;
   return std::min(sequence.remaining(), most);
 }
 

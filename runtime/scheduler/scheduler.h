@@ -45,9 +45,10 @@ struct SchedulerLimits {
   int32_t block_tokens = 16;
 };
 
-// The most that a lonely sequence computes in a step. It may be what kills workers: the less a step
-// holds, the more exactly its death tells where, and the sooner an innocent one is past that.
-inline constexpr int32_t kMaxLonelyChunkTokens = 64;
+// The most that a sequence which runs alone computes in a step. It may be what kills workers: the
+// less a step holds, the more exactly its death tells where, and the sooner an innocent one is past
+// that.
+inline constexpr int32_t kMaxAloneChunkTokens = 64;
 
 inline constexpr uint64_t kNoOrder = std::numeric_limits<uint64_t>::max();
 

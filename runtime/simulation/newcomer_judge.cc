@@ -48,7 +48,7 @@ std::string NewcomerJudge::OnStep(const Engine::StepResult& result, const Worker
   const int64_t shortest = std::exchange(shortest_chunk_, kNone);
   // Who was preempted waits, too, as a prompt whose length nobody outside knows.
   preempted_waits_ = result.preempted > 0 || (preempted_waits_ && after.waiting_sequences > 0);
-  if (!result.ran_batch) return "";
+  if (!result.again) return "";
   const int64_t blocks =
       std::min(before.blocks.free + before.blocks.cached, after.blocks.free + after.blocks.cached);
   for (auto& [attempt, newcomer] : waiting_) {

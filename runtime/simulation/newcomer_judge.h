@@ -2,8 +2,8 @@
 // that is all of its request here, is begun within three steps whatever else runs.
 //
 // Not counted are steps whose blocks were short, and steps that a shorter prompt had; after each of
-// them it may be three more, since lonely steps, and those in which the oldest prompt goes first,
-// come in between.
+// them it may be three more, since steps of who runs alone, and those in which the oldest prompt
+// goes first, come in between.
 
 #ifndef TANDEM_RUNTIME_SIMULATION_NEWCOMER_JUDGE_H_
 #define TANDEM_RUNTIME_SIMULATION_NEWCOMER_JUDGE_H_

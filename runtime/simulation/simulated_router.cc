@@ -315,7 +315,8 @@ absl::Status SimulatedRouter::AuditQuiet() const {
 uint64_t SimulatedRouter::MostRefusals() const {
   const SimulatedFaults& faults = world_->options().faults;
   if (faults.TakeWorkersAway() || faults.full_queue > 0) return UINT64_MAX;
-  uint64_t most = owner_->counters().attempts / 10;
+  const RequestCounters& counters = owner_->counters();
+  uint64_t most = (counters.attempts - counters.refusals) / 10;
   const int64_t elapsed_us = world_->now_us() - started_us_;
   for (const auto& worker : world_->workers()) {
     most += 4 * static_cast<uint64_t>(worker->shape().max_sequences);

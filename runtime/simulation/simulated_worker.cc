@@ -178,7 +178,7 @@ void SimulatedWorker::Step() {
     return Replace(random->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);
   }
   life_->next_step_us = now_us + 200 + int64_t{shape_.token_us} * result.tokens;
-  if (result.ran_batch && random->Chance(faults.long_step)) {
+  if (result.again && random->Chance(faults.long_step)) {
     life_->next_step_us = now_us + random->Between(3'000'000, 8'000'000);
   }
   life_->last_step_us = life_->next_step_us;  // Progress is stamped to its end.
@@ -191,7 +191,7 @@ void SimulatedWorker::Step() {
       SendBatches();
     });
   }
-  if (result.ran_batch) {
+  if (result.again) {
     world_->Log(process_.name, "step", static_cast<uint64_t>(result.tokens),
                 static_cast<uint64_t>(result.sequences));
     ScheduleStep(life_->next_step_us);

@@ -152,6 +152,7 @@ class SimulatedWorker final : private Outbox {
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
   void StartNextFrame(SessionId decode);

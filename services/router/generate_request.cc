@@ -41,6 +41,18 @@ absl::Status CheckSampling(const GenerateRequest& r) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTokenIds(const std::vector<int64_t>& ids, std::string_view field,
+                           const ModelInfo& model) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= model.vocab_size) {
+      return InvalidField(field,
+                          absl::StrFormat("%s has token id %d at %d, must be from 0 to %d",
+                                          std::string(field), ids[i], i, model.vocab_size - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckStops(const GenerateRequest& r, const ModelInfo& model) {
   if (r.stop.size() > kMaxStopStrings) {
     return InvalidField(r.names.stop,
@@ -61,7 +73,7 @@ absl::Status CheckStops(const GenerateRequest& r, const ModelInfo& model) {
         absl::StrFormat("%s has %d ids, at most %d are allowed",
                         std::string(r.names.stop_token_ids), r.stop_token_ids.size(), kMaxStopIds));
   }
-  return CheckTokenIds(r.stop_token_ids, r.names.stop_token_ids, model).status();
+  return CheckTokenIds(r.stop_token_ids, r.names.stop_token_ids, model);
 }
 
 absl::Status CheckLengths(const GenerateRequest& r) {
@@ -108,7 +120,7 @@ absl::Status CheckPrompts(const GenerateRequest& r, const ModelInfo& model) {
   }
   for (const Prompt& prompt : r.prompts) {
     if (const auto* ids = std::get_if<std::vector<int64_t>>(&prompt)) {
-      TANDEM_RETURN_IF_ERROR(CheckTokenIds(*ids, r.names.prompt, model).status());
+      TANDEM_RETURN_IF_ERROR(CheckTokenIds(*ids, r.names.prompt, model));
     }
   }
   return absl::OkStatus();
@@ -130,21 +142,6 @@ absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));
   TANDEM_RETURN_IF_ERROR(CheckCacheSalt(request, isolate_cache));
   return CheckPrompts(request, model);
-}
-
-absl::StatusOr<std::vector<int32_t>> CheckTokenIds(const std::vector<int64_t>& ids,
-                                                   std::string_view field, const ModelInfo& model) {
-  std::vector<int32_t> checked;
-  checked.reserve(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= model.vocab_size) {
-      return InvalidField(field,
-                          absl::StrFormat("%s has token id %d at %d, must be from 0 to %d",
-                                          std::string(field), ids[i], i, model.vocab_size - 1));
-    }
-    checked.push_back(static_cast<int32_t>(ids[i]));
-  }
-  return checked;
 }
 
 absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request,

@@ -82,10 +82,6 @@ struct GenerateRequest {
 absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model,
                           bool isolate_cache);
 
-// The ids of a Prompt that came as ids. InvalidArgument if one is outside the vocabulary.
-absl::StatusOr<std::vector<int32_t>> CheckTokenIds(const std::vector<int64_t>& ids,
-                                                   std::string_view field, const ModelInfo& model);
-
 // For a request that passed CheckRequest and a prompt of `prompt_tokens`. `max_model_tokens` is the
 // longest prompt + output that any worker takes; `drawn_seed` is used where the client gave none.
 // InvalidArgument (context_length_exceeded) with the numbers if prompt and max_tokens do not fit.

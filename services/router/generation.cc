@@ -197,10 +197,10 @@ void Generation::OnPromptUnqueued(int64_t bytes) {
   static_cast<void>(queued_.Set(queued_bytes_));
 }
 
-// Under the budget's lock, on any thread. What is not started yet, Start cancels.
+// Under the budget's lock, on any thread.
 void Generation::OnCut() {
   cut_ = true;
-  if (started_) CancelRequests();
+  CancelRequests();
 }
 
 void Generation::Start() {
@@ -209,18 +209,13 @@ void Generation::Start() {
     MutexLock lock(&mu_);
     num_running_ = static_cast<int>(prompts_.size());
   }
-  started_ = true;
+  std::vector<RouterCore::NewRequest> requests;
   for (const std::shared_ptr<PromptSink>& prompt : prompts_) {
-    core_->StartRequest(prompt->handle, label_, prompt->TakeFacts(shared_from_this()), prompt);
+    requests.push_back({prompt->handle, prompt->TakeFacts(shared_from_this()), prompt});
   }
-  // A prompt that was refused, an abort or a cut may have ended the call before all of them had
-  // started: what was cancelled then was not there yet.
-  bool ended = cut_;
-  {
-    MutexLock lock(&mu_);
-    ended = ended || ended_;
-  }
-  if (ended) CancelRequests();
+  core_->StartRequests(label_, std::move(requests));
+  started_ = true;
+  if (cancel_) CancelRequests();
 }
 
 const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
@@ -319,8 +314,14 @@ void Generation::Detach() {
   CancelRequests();
 }
 
+// Every prompt that is cancelled says so here again. What comes before they have started, Start
+// does.
 void Generation::CancelRequests() {
-  for (const std::shared_ptr<PromptSink>& prompt : prompts_) core_->CancelRequest(prompt->handle);
+  cancel_ = true;
+  if (!started_ || cancelled_.exchange(true)) return;
+  std::vector<RouterCore::Handle> handles;
+  for (const std::shared_ptr<PromptSink>& prompt : prompts_) handles.push_back(prompt->handle);
+  core_->CancelRequests(std::move(handles));
 }
 
 }  // namespace tandem

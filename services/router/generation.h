@@ -113,7 +113,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnCut();
   bool MayWait(const GenerationNews& news) REQUIRES(mu_);
   void Forget() REQUIRES(mu_);
-  void CancelRequests();  // Once ended_ is set: Start looks there for what came too early.
+  void CancelRequests();  // Once, and not before all of them have started.
 
   RouterCore* const core_;
   RouterMetrics* const metrics_;
@@ -132,7 +132,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool ended_ GUARDED_BY(mu_) = false;  // EndNews was delivered.
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
-  std::atomic<bool> started_{false}, cut_{false};
+  std::atomic<bool> started_{false}, cut_{false}, cancel_{false}, cancelled_{false};
   int64_t queued_bytes_ GUARDED_BY(mu_) = 0;
   MemoryBudget::Holding queued_ GUARDED_BY(mu_);  // Goes first: nothing is cut any more.
 };

@@ -26,14 +26,6 @@ constexpr int64_t kLargeBytes = static_cast<int64_t>(kLongTextBytes) * Tokenizer
 // in lists.
 constexpr int64_t kRenderedValueBytes = 352;
 
-// W3C trace context, version 00: what workers log must not be whatever a client sends.
-bool IsTraceParent(const std::string& text) {
-  constexpr size_t kLength = 55;
-  return text.size() == kLength && std::all_of(text.begin(), text.end(), [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || c == '-';
-         });
-}
-
 // Client text that the tokenizer or the template does not take.
 absl::Status AtField(const absl::Status& status, std::string_view field) {
   return status.code() == absl::StatusCode::kInvalidArgument ||
@@ -153,9 +145,7 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(const Genera
   }
   for (const Prompt& prompt : request.prompts) {
     if (const auto* ids = std::get_if<std::vector<int64_t>>(&prompt)) {
-      TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> checked,
-                              CheckTokenIds(*ids, request.names.prompt, *model_));
-      encoded.push_back(std::move(checked));
+      encoded.emplace_back(ids->begin(), ids->end());  // CheckRequest has seen them.
       continue;
     }
     if (text_->tokenizer == nullptr) {
@@ -210,7 +200,6 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     facts.token_ids = std::move(ids);
     facts.hash_root = hash_root;
     facts.model = model_->served_name;
-    if (IsTraceParent(call.trace_context)) facts.trace_context = call.trace_context;
     facts.time_left_us =
         call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
     TANDEM_RETURN_IF_ERROR(generation->AddPrompt(

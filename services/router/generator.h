@@ -45,9 +45,8 @@ class Generator {
 
   // A client's call, not yet started.
   struct Call {
-    std::string client;         // Its address, where the front end knows it.
-    std::string label;          // The client's id, for Abort.
-    std::string trace_context;  // W3C traceparent, passed on.
+    std::string client;  // Its address, where the front end knows it.
+    std::string label;   // The client's id, for Abort.
     int64_t arrived_us = 0;
     int64_t time_left_us = 0;  // Until its deadline; 0: the owner's default.
     std::function<void()> on_news;
@@ -72,7 +71,7 @@ class Generator {
   RouterCore& core() { return *core_; }
   RouterMetrics& metrics() { return *metrics_; }
   const Clock& clock() const { return *clock_; }
-  // Of the model, or less where a worker takes less.
+  // What the largest known worker holds; what the model does, while none is known.
   int64_t max_model_tokens() const;
 
  private:

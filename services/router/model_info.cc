@@ -24,11 +24,10 @@ absl::StatusOr<ModelInfo> ReadModelInfo(const std::string& folder, std::string_v
   if (absl::IsNotFound(generation_text.status())) generation_text = std::string();
   TANDEM_RETURN_IF_ERROR(generation_text.status());
 
-  ModelInfo info{
-      .served_name = served_name.empty() ? path.filename().string() : std::string(served_name),
-      .folder = path.string(),
-      .vocab_size = config.vocab_size,
-      .max_model_tokens = config.max_positions};
+  ModelInfo info{.served_name = ServedName(folder, served_name),
+                 .folder = path.string(),
+                 .vocab_size = config.vocab_size,
+                 .max_model_tokens = config.max_positions};
   TANDEM_ASSIGN_OR_RETURN(
       info.generation, GenerationConfig::Parse(config_text, *generation_text, config.vocab_size));
   if (!info.generation.ignored.empty()) {

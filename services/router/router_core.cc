@@ -74,6 +74,7 @@ absl::StatusOr<std::unique_ptr<RouterCore>> RouterCore::Create(const RouterCoreO
 
 RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics)
     : model_(options.model),
+      model_context_(options.max_model_tokens),
       clock_(clock),
       metrics_(metrics),
       commands_(options.max_queued_commands) {}
@@ -88,18 +89,21 @@ void RouterCore::Stop() {
 
 // ---- Posting ----
 
-void RouterCore::StartRequest(Handle handle, std::string label, RequestFacts facts,
-                              std::shared_ptr<RequestSink> sink) {
-  Command command = StartCommand{handle, std::move(label), std::move(facts), sink, clock_->NowUs()};
+void RouterCore::StartRequests(std::string label, std::vector<NewRequest> requests) {
+  Command command = StartCommand{std::move(label), std::move(requests), clock_->NowUs()};
   if (!refusing_ && commands_.TryPush(std::move(command))) return;
   const absl::Status why = refusing_ || stopping_
                                ? ShuttingDown()
                                : absl::ResourceExhaustedError("the router's queue is full");
   metrics_->RefusedCalls(absl::StatusCodeToString(why.code())).Increment();
-  sink->OnError(why, RequestReport());
+  for (const NewRequest& request : std::get<StartCommand>(command).requests) {
+    request.sink->OnError(why, RequestReport());
+  }
 }
 
-void RouterCore::CancelRequest(Handle handle) { commands_.PushAlways(CancelCommand{handle}); }
+void RouterCore::CancelRequests(std::vector<Handle> handles) {
+  commands_.PushAlways(CancelCommand{std::move(handles)});
+}
 
 void RouterCore::PublishThen(std::function<void()> done) {
   if (!commands_.PushAlways(PublishCommand{done})) done();
@@ -157,12 +161,14 @@ void RouterCore::Run() {
   owner_->FailAll(ShuttingDown(), clock_->NowUs());
   DropEnded();
   PublishView();
-  for (const auto& [session, writer] : sessions_) writer->Close("the router ends");
+  for (const auto& [session, writer] : sessions_) writer->Close();
   sessions_.clear();
   // Whoever was still in the queue hears of it too, and nobody enters it any more.
   for (Command& command : commands_.Close()) {
     if (auto* start = std::get_if<StartCommand>(&command)) {
-      start->sink->OnError(ShuttingDown(), RequestReport());
+      for (const NewRequest& request : start->requests) {
+        request.sink->OnError(ShuttingDown(), RequestReport());
+      }
     } else if (auto* publish = std::get_if<PublishCommand>(&command)) {
       publish->done();
     }
@@ -170,25 +176,28 @@ void RouterCore::Run() {
 }
 
 void RouterCore::Do(StartCommand command) {
-  const int64_t now_us = clock_->NowUs();
-  if (command.facts.time_left_us > 0) {
-    command.facts.time_left_us =
-        std::max<int64_t>(1, command.facts.time_left_us - (now_us - command.posted_us));
+  for (NewRequest& request : command.requests) {
+    const int64_t now_us = clock_->NowUs();
+    if (request.facts.time_left_us > 0) {
+      request.facts.time_left_us =
+          std::max<int64_t>(1, request.facts.time_left_us - (now_us - command.posted_us));
+    }
+    auto sink = std::make_unique<EndingSink>(this, request.handle, command.label, request.sink);
+    request.facts.sink = sink.get();
+    const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
+    if (id.ok()) {
+      running_.emplace(request.handle, Running{*id, std::move(sink)});
+    } else {
+      request.sink->OnError(id.status(), RequestReport());
+    }
   }
-  auto sink =
-      std::make_unique<EndingSink>(this, command.handle, std::move(command.label), command.sink);
-  command.facts.sink = sink.get();
-  const absl::StatusOr<RequestId> id = owner_->Start(std::move(command.facts), now_us);
-  if (!id.ok()) {
-    command.sink->OnError(id.status(), RequestReport());
-    return;
-  }
-  running_.emplace(command.handle, Running{*id, std::move(sink)});
 }
 
-void RouterCore::Do(CancelCommand command) {
-  const auto it = running_.find(command.handle);
-  if (it != running_.end()) owner_->Cancel(it->second.id, clock_->NowUs());
+void RouterCore::Do(const CancelCommand& command) {
+  for (const Handle handle : command.handles) {
+    const auto it = running_.find(handle);
+    if (it != running_.end()) owner_->Cancel(it->second.id, clock_->NowUs());
+  }
 }
 
 void RouterCore::Do(PublishCommand command) {
@@ -198,7 +207,13 @@ void RouterCore::Do(PublishCommand command) {
 
 void RouterCore::Do(const WatchCommand& command) {
   const int64_t now_us = clock_->NowUs();
-  if (const auto* registration = std::get_if<WorkerRegistration>(&command.update)) {
+  if (const auto* said = std::get_if<WorkerRegistration>(&command.update)) {
+    // One worker's word would otherwise be every request's context, and only it would have room.
+    WorkerRegistration capped = *said;
+    if (capped.model == model_) {
+      capped.max_model_tokens = std::min(capped.max_model_tokens, model_context_);
+    }
+    const WorkerRegistration* const registration = &capped;
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
                                   {"role", RoleName(registration->role)},
@@ -228,7 +243,9 @@ void RouterCore::Do(SessionUpCommand command) {
   sessions_[command.session] = command.writer;
   if (!owner_->OnSessionUp(command.worker, command.session, clock_->NowUs())) {
     sessions_.erase(command.session);
-    command.writer->Close("the worker is not known in this incarnation");
+    LogWarning("a session is not wanted: its worker is not known in this incarnation",
+               {{"worker", command.worker.name}});
+    command.writer->Close();
     return;
   }
   command.writer->ReadNext();
@@ -282,7 +299,7 @@ void RouterCore::CloseSession(SessionId session, std::string_view why) {
   const auto it = sessions_.find(session);
   if (it == sessions_.end()) return;
   LogWarning("session closed", {{"session", session}, {"why", why}});
-  it->second->Close(why);
+  it->second->Close();
   sessions_.erase(it);
 }
 
@@ -323,7 +340,6 @@ void RouterCore::PublishView() {
   if (view.known_completely && largest != nullptr) {
     view.max_model_tokens = largest->offered_tokens();
   }
-  view.can_serve = fleet.CanServe(model_, now_us);
   view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
   view.requests_in_flight = owner_->num_requests();
   for (const auto& [key, count] : states) {

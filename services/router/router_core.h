@@ -45,7 +45,7 @@ class SessionWriter {
   virtual ~SessionWriter() = default;
   virtual void Send(const RouterCommand& command) = 0;  // Never blocks.
   virtual void ReadNext() = 0;                          // The last StepBatch has been dealt with.
-  virtual void Close(std::string_view why) = 0;
+  virtual void Close() = 0;
 };
 
 // What a front end, a probe or a scrape wants to know. Any thread, a copy.
@@ -59,8 +59,8 @@ struct FleetView {
   };
   std::vector<Worker> workers;
   bool known_completely = false;
-  bool can_serve = false;   // Somebody healthy can take a request for the served model...
-  bool can_decode = false;  // ...and is there for that: no prefill worker left alone.
+  // Somebody healthy is there to decode the served model: no prefill worker left alone.
+  bool can_decode = false;
   std::vector<std::string> awaited;
   // Prompt and output that the largest of the served model's workers holds; 0 while some are not
   // known.
@@ -72,6 +72,7 @@ struct FleetView {
 struct RouterCoreOptions {
   RequestOwnerOptions owner;
   std::string model;                          // As workers register it; others serve nothing here.
+  int32_t max_model_tokens = INT32_MAX;       // The model's own context: no worker's is longer.
   std::vector<std::string> expected_workers;  // The static list; empty behind a DNS name.
   size_t max_queued_commands = 4096;
 };
@@ -89,11 +90,17 @@ class RouterCore final : public RouterOutbox {
   // ---- From front ends. Any thread. ----
 
   Handle NewHandle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
-  // `label` is the client's id, for logs. `sink` is facts.sink and kept until its end; it hears
-  // OnError if the request is not accepted.
-  void StartRequest(Handle handle, std::string label, RequestFacts facts,
-                    std::shared_ptr<RequestSink> sink);
-  void CancelRequest(Handle handle);
+  // `sink` is facts.sink and kept until its end; it hears OnError if the request is not accepted.
+  struct NewRequest {
+    Handle handle = 0;
+    RequestFacts facts;
+    std::shared_ptr<RequestSink> sink;
+  };
+  // All of a call, in one command: the queue has room for all of them or refuses the call. `label`
+  // is the client's id, for logs.
+  void StartRequests(std::string label, std::vector<NewRequest> requests);
+  // Those of them that run; in one command, too, so that a call is not worth more than another.
+  void CancelRequests(std::vector<Handle> handles);
   FleetView View() const EXCLUDES(view_mu_);
   // FleetView's, without the copy.
   int64_t max_model_tokens() const { return max_model_tokens_.load(std::memory_order_relaxed); }
@@ -127,14 +134,12 @@ class RouterCore final : public RouterOutbox {
 
  private:
   struct StartCommand {
-    Handle handle;
     std::string label;
-    RequestFacts facts;
-    std::shared_ptr<RequestSink> sink;
+    std::vector<NewRequest> requests;
     int64_t posted_us;
   };
   struct CancelCommand {
-    Handle handle;
+    std::vector<Handle> handles;
   };
   struct PublishCommand {
     std::function<void()> done;
@@ -176,7 +181,7 @@ class RouterCore final : public RouterOutbox {
 
   void Run();
   void Do(StartCommand command);
-  void Do(CancelCommand command);
+  void Do(const CancelCommand& command);
   void Do(PublishCommand command);
   void Do(const WatchCommand& command);
   void Do(WatchLostCommand command);
@@ -195,6 +200,7 @@ class RouterCore final : public RouterOutbox {
   void RestartWatch(const WorkerId& worker) override;
 
   const std::string model_;
+  const int32_t model_context_;
   const Clock* const clock_;
   RouterMetrics* const metrics_;
   std::function<void(const WorkerId&)> restart_watch_;

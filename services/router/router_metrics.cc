@@ -58,8 +58,9 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
           registry->Counter("tandem_generated_tokens_total", "Tokens delivered to clients.")),
       requests_in_flight(
           registry->Gauge("tandem_requests_in_flight", "Requests accepted and not finished.")),
-      requests_waiting(
-          registry->Gauge("tandem_queue_depth", "Sequences waiting at the router for a worker.")),
+      requests_waiting(registry->Gauge("tandem_queue_depth",
+                                       "Streams waiting at the router for a worker: a request, "
+                                       "or a choice of it once they differ.")),
       slow_readers(registry->Counter("tandem_slow_readers_total",
                                      "Requests cancelled because their client did not read.")),
       http_connections(registry->Gauge("tandem_http_connections", "Open HTTP connections.")),
@@ -74,7 +75,13 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
         "tandem_requests_total", "Requests that ended, by outcome.",
         {{"outcome", std::string(RequestOutcomeName(static_cast<RequestOutcome>(i)))}});
   }
-  attempts_ = &registry->Counter("tandem_attempts_total", "Attempts sent to workers.");
+  // So that they are seen before the first one.
+  for (const char* code : {"DEADLINE_EXCEEDED", "INVALID_ARGUMENT", "NOT_FOUND",
+                           "RESOURCE_EXHAUSTED", "UNAVAILABLE"}) {
+    RefusedCalls(code);
+  }
+  attempts_ = &registry->Counter("tandem_attempts_total",
+                                 "Attempts sent to workers, those that they refused too.");
   refusals_ = &registry->Counter("tandem_worker_refusals_total", "Attempts that workers refused.");
   stale_events_ = &registry->Counter("tandem_stale_events_total",
                                      "Workers' events of earlier attempts or incarnations.");

@@ -43,7 +43,7 @@ absl::Status TextPool::CheckRoom(const std::string& client, size_t bytes) const 
                         "%d may, %d of one client's",
                         num_waiting_, num_its, max_waiting_, max_waiting_of_client_));
   }
-  if (bytes < kLongBytes) return absl::OkStatus();
+  if (bytes < kLongTextBytes) return absl::OkStatus();
   size_t its_bytes = 0;
   for (size_t i = 0; i < num_its; ++i) its_bytes += (*its)[i].is_long ? (*its)[i].bytes : 0;
   if (long_bytes_ + bytes > max_long_bytes_ || its_bytes + bytes > max_long_bytes_of_client_) {
@@ -60,7 +60,7 @@ absl::Status TextPool::Post(const std::string& client, size_t bytes, std::functi
     MutexLock lock(&mu_);
     if (stopping_) return absl::UnavailableError("the router is shutting down");
     TANDEM_RETURN_IF_ERROR(CheckRoom(client, bytes));
-    const bool is_long = bytes >= kLongBytes;
+    const bool is_long = bytes >= kLongTextBytes;
     if (is_long) long_bytes_ += bytes;
     ++num_waiting_;
     jobs_.Add(client, {.is_long = is_long, .bytes = bytes, .run = std::move(job)});

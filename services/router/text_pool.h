@@ -24,8 +24,6 @@ namespace tandem {
 
 class TextPool {
  public:
-  static constexpr size_t kLongBytes = kLongTextBytes;
-
   // At least 2 threads. Long bodies that wait have at most a quarter of `memory_limit_bytes`.
   // Of both, one client may have half.
   TextPool(int num_threads, size_t max_waiting, int64_t memory_limit_bytes);

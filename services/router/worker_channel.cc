@@ -3,7 +3,6 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "runtime/base/log.h"
@@ -11,6 +10,7 @@
 #include "runtime/protocol/peer_terms.h"
 #include "services/server/channel.h"
 #include "services/server/wire_message.h"
+#include "services/server/write_queue.h"
 
 namespace tandem {
 namespace {
@@ -22,7 +22,8 @@ constexpr int kRefusalsToReport = 3;
 // A call that lasted so long has ended the pauses before it.
 constexpr int64_t kSettledUs = 1'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
-// that.
+// that. So are commands that a worker leaves unread beyond this much: a worker that reads is not
+// lost because clients have used the budget up.
 constexpr int64_t kFreeMessageBytes = 1 << 20;
 
 // Its answers come as bytes.
@@ -31,29 +32,16 @@ using BytesStub = grpc::TemplatedGenericStub<Request, grpc::ByteBuffer>;
 
 }  // namespace
 
-// ---- Watch ----
+// ---- Watch and Session ----
 
-// A method that streams both ways looks on the wire like one that streams its answers.
-class WorkerChannel::Watch final
-    : public grpc::ClientBidiReactor<v1::WatchRequest, grpc::ByteBuffer>,
-      public WatchReader,
-      public std::enable_shared_from_this<Watch> {
+// A call whose answers come as bytes, one at a time: the core's thread asks for the next one, and a
+// hold keeps the call until nobody will. A method that streams its answers alone looks on the wire
+// like one that streams both ways.
+template <typename Request>
+class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBuffer> {
  public:
-  explicit Watch(std::shared_ptr<WorkerChannel> channel)
-      : channel_(std::move(channel)), proof_(channel_->Prove(kWatchMethod, &context_)) {
-    context_.set_wait_for_ready(true);
-    request_.set_router(channel_->options_.router_name);
-    request_.set_protocol_min(kProtocolMin);
-    request_.set_protocol_max(kProtocolMax);
-    // Not in Start: whoever finds the Watch may cancel it before.
-    BytesStub<v1::WatchRequest>(channel_->channel_)
-        .PrepareBidiStreamingCall(&context_, kWatchMethod, {}, this);
-    StartWriteLast(&request_, grpc::WriteOptions());
-    AddHold();  // ReadNext comes from the core's thread.
-  }
-
   void Start() {
-    proof_.Start([this] { StartCall(); }, /*wait_for_ready=*/true);
+    proof_.Start([this] { this->StartCall(); }, wait_for_ready_);
   }
 
   void Cancel() EXCLUDES(mu_) {
@@ -63,10 +51,10 @@ class WorkerChannel::Watch final
 
   void OnReadInitialMetadataDone(bool ok) override EXCLUDES(mu_) {
     if (!proof_.Proven(ok)) return Release();
-    ReadNext();
+    Read();
   }
 
-  void OnReadDone(bool ok) override {
+  void OnReadDone(bool ok) override EXCLUDES(mu_) {
     if (!ok) return Release();
     const absl::Status status = Take();
     if (status.ok()) return;
@@ -75,17 +63,69 @@ class WorkerChannel::Watch final
     Cancel();
   }
 
+ protected:
+  Call(std::shared_ptr<WorkerChannel> channel, const char* method, bool wait_for_ready)
+      : channel_(std::move(channel)),
+        wait_for_ready_(wait_for_ready),
+        proof_(channel_->Prove(method, &context_)) {
+    context_.set_wait_for_ready(wait_for_ready);
+    // Not in Start: whoever finds the call may cancel it before.
+    BytesStub<Request>(channel_->channel_).PrepareBidiStreamingCall(&context_, method, {}, this);
+    this->AddHold();
+  }
+
+  // Deals with what is in wire_. Not OK: the call ends for it.
+  virtual absl::Status Take() = 0;
+  // Nothing is written from now on. True if a write is in flight.
+  virtual bool StopWriting() { return false; }
+
+  void Read() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    if (held_) this->StartRead(&wire_);
+  }
+
+  const std::shared_ptr<WorkerChannel> channel_;
+  const bool wait_for_ready_;
+  grpc::ClientContext context_;
+  FleetCall proof_;
+  grpc::ByteBuffer wire_;
+
+ private:
+  // No operation is started from now on.
+  void Release() EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      if (!std::exchange(held_, false)) return;
+    }
+    // A write that the worker does not take would outlast the call.
+    if (StopWriting()) context_.TryCancel();
+    this->RemoveHold();
+  }
+
+  Mutex mu_;
+  bool held_ GUARDED_BY(mu_) = true;
+};
+
+class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
+                                   public WatchReader,
+                                   public std::enable_shared_from_this<Watch> {
+ public:
+  explicit Watch(std::shared_ptr<WorkerChannel> channel)
+      : Call(std::move(channel), kWatchMethod, /*wait_for_ready=*/true) {
+    request_.set_router(channel_->options_.router_name);
+    request_.set_protocol_min(kProtocolMin);
+    request_.set_protocol_max(kProtocolMax);
+    StartWriteLast(&request_, grpc::WriteOptions());
+  }
+
+  void ReadNext() override { Read(); }
+
   void OnDone(const grpc::Status& status) override {
     channel_->OnWatchDone(this, proof_.WhyEnded(status));
   }
 
-  void ReadNext() override EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    if (held_) StartRead(&wire_);
-  }
-
  private:
-  absl::Status Take() {
+  absl::Status Take() override {
     v1::WatchEvent event;
     RouterCore::Holding holding;
     TANDEM_RETURN_IF_ERROR(channel_->Receive(&wire_, &event, &holding));
@@ -93,68 +133,21 @@ class WorkerChannel::Watch final
     return channel_->OnWatchUpdate(this, std::move(update), std::move(holding));
   }
 
-  // No operation is started from now on.
-  void Release() EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      if (!std::exchange(held_, false)) return;
-    }
-    RemoveHold();
-  }
-
-  const std::shared_ptr<WorkerChannel> channel_;
-  grpc::ClientContext context_;
-  FleetCall proof_;
   v1::WatchRequest request_;
-  grpc::ByteBuffer wire_;
-  Mutex mu_;
-  bool held_ GUARDED_BY(mu_) = true;
 };
 
-// ---- Session ----
-
-class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker, grpc::ByteBuffer>,
+class WorkerChannel::Session final : public Call<v1::ToWorker>,
                                      public SessionWriter,
                                      public std::enable_shared_from_this<Session> {
  public:
   Session(std::shared_ptr<WorkerChannel> channel, SessionId session_id, const WorkerId& worker_id)
-      : id(session_id),
+      : Call(std::move(channel), kWorkerSessionMethod, /*wait_for_ready=*/false),
+        id(session_id),
         worker(worker_id),
-        channel_(std::move(channel)),
-        proof_(channel_->Prove(kWorkerSessionMethod, &context_)) {
-    context_.set_wait_for_ready(false);
-    // Not in Start: whoever finds the session may close it before.
-    BytesStub<v1::ToWorker>(channel_->channel_)
-        .PrepareBidiStreamingCall(&context_, kWorkerSessionMethod, {}, this);
-    AddHold();  // Send and ReadNext come from other threads.
-  }
+        writes_(this, kMaxUnsentCommands, channel_->options_.budget,
+                ClientOfPeer(channel_->address_), /*held=*/false, kFreeMessageBytes) {}
 
-  void Start() {
-    proof_.Start([this] { StartCall(); });
-  }
-
-  // Commands are sent once the first batch has been read: nothing is said before the proof.
-  void OnReadInitialMetadataDone(bool ok) override EXCLUDES(mu_) {
-    if (!proof_.Proven(ok)) return Release();
-    MutexLock lock(&mu_);
-    if (held_) StartRead(&wire_);
-  }
-
-  void OnReadDone(bool ok) override {
-    if (!ok) return Ended();
-    const absl::Status status = Take();
-    if (status.ok()) return;
-    LogWarning("a worker's message is refused",
-               {{"worker", worker.name}, {"why", status.ToString()}});
-    Close("refused message");
-  }
-
-  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    writing_ = false;
-    unsent_.pop_front();
-    if (ok) WriteNext();
-  }
+  void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
 
   void OnDone(const grpc::Status& status) override {
     channel_->OnSessionDone(this, proof_.WhyEnded(status));
@@ -162,35 +155,28 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
 
   // ---- SessionWriter ----
 
-  void Send(const RouterCommand& command) override EXCLUDES(mu_) {
-    bool overflow = false;
-    {
-      MutexLock lock(&mu_);
-      if (!held_) return;
-      ToProto(command, &unsent_.emplace_back());
-      overflow = unsent_.size() > kMaxUnsentCommands;
-      WriteNext();
-    }
-    if (overflow) Close("the worker takes no commands");
+  // The core hears of the session with its first batch: nothing is said before the proof.
+  void Send(const RouterCommand& command) override {
+    v1::ToWorker message;
+    ToProto(command, &message);
+    if (writes_.Push(std::move(message))) return;
+    LogWarning("a worker takes no commands: session closed", {{"worker", worker.name}});
+    Close();
   }
 
-  void ReadNext() override EXCLUDES(mu_) {
+  void ReadNext() override {
     if (!std::exchange(accepted_, true)) channel_->OnSessionAccepted(this);
-    MutexLock lock(&mu_);
-    if (held_) StartRead(&wire_);
+    Read();
   }
 
-  void Close(std::string_view why) override {
-    proof_.Cancel();
-    Release();
-  }
+  void Close() override { Cancel(); }
 
   const SessionId id;
   const WorkerId worker;
   bool announced = false;  // The core knows of it. Of the channel, under its lock.
 
  private:
-  absl::Status Take() {
+  absl::Status Take() override {
     v1::StepBatch message;
     RouterCore::Holding holding;
     TANDEM_RETURN_IF_ERROR(channel_->Receive(&wire_, &message, &holding));
@@ -202,44 +188,11 @@ class WorkerChannel::Session final : public grpc::ClientBidiReactor<v1::ToWorker
     }
     return absl::OkStatus();
   }
+  bool StopWriting() override { return writes_.Close(); }
 
-  void WriteNext() REQUIRES(mu_) {
-    if (writing_ || unsent_.empty() || !held_) return;
-    writing_ = true;
-    StartWrite(&unsent_.front());
-  }
-
-  // The worker says nothing more. A write that it does not take would outlast the session.
-  void Ended() EXCLUDES(mu_) {
-    bool writing = false;
-    {
-      MutexLock lock(&mu_);
-      writing = writing_;
-    }
-    if (writing) context_.TryCancel();
-    Release();
-  }
-
-  // No operation is started from now on.
-  void Release() EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      if (!std::exchange(held_, false)) return;
-    }
-    RemoveHold();
-  }
-
-  const std::shared_ptr<WorkerChannel> channel_;
-  grpc::ClientContext context_;
-  FleetCall proof_;
-  grpc::ByteBuffer wire_;
   bool open_ = false;      // Reading reactions only.
   bool accepted_ = false;  // The core's thread only.
-
-  Mutex mu_;
-  bool held_ GUARDED_BY(mu_) = true;
-  bool writing_ GUARDED_BY(mu_) = false;
-  std::deque<v1::ToWorker> unsent_ GUARDED_BY(mu_);
+  WriteQueue<grpc::ClientBidiReactor<v1::ToWorker, grpc::ByteBuffer>, v1::ToWorker> writes_;
 };
 
 // ---- WorkerChannel ----
@@ -344,7 +297,7 @@ void WorkerChannel::Close() {
     session = session_;
   }
   if (watch != nullptr) watch->Cancel();
-  if (session != nullptr) session->Close("the router ends");
+  if (session != nullptr) session->Close();
   watch.reset();
   session.reset();
   MutexLock lock(&mu_);
@@ -373,7 +326,7 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
     core_->OnWatchUpdate(address_, worker_, std::move(update), watch->shared_from_this(),
                          std::move(holding));
   }
-  if (outdated != nullptr) outdated->Close("the worker restarted");
+  if (outdated != nullptr) outdated->Close();
   return absl::OkStatus();
 }
 
@@ -408,7 +361,7 @@ void WorkerChannel::OnSessionOpen(Session* session, uint64_t incarnation) {
       core_->OnSessionUp(session->worker, session->id, session_);
     }
   }
-  if (!wanted) session->Close("another incarnation answered");
+  if (!wanted) session->Close();
 }
 
 void WorkerChannel::OnSessionAccepted(Session* session) {

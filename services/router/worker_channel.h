@@ -70,6 +70,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   }
 
  private:
+  template <typename Request>
+  class Call;
   class Watch;
   class Session;
 

@@ -1,5 +1,6 @@
 #include "services/server/channel.h"
 
+#include <grpc/compression.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/resource_quota.h>
@@ -35,6 +36,11 @@ grpc::ChannelArguments Arguments(double liveness_scale) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxBackoffMs);
   // Addresses name our own processes: never through a proxy.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // gRPC inflates a message before any limit looks at it, and whoever has taken a worker's port
+  // answers before it has proven anything. The first asks peers for nothing compressed, the second
+  // leaves it as it comes, which no message of ours is.
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   return arguments;
 }
 
@@ -97,6 +103,11 @@ void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* bui
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kCallWindowBytes);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  // As of a channel. The first ends such a call with UNIMPLEMENTED.
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
 void SetKeepalive(std::chrono::milliseconds time, std::chrono::milliseconds timeout,

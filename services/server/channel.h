@@ -20,7 +20,7 @@ int MaxMessageBytes(int64_t memory_limit_bytes);
 
 // A connection of its own for control. A peer that is silent for the keepalive time and timeout
 // (1 s and 1 s, times `liveness_scale`) is lost; a larger message ends its call. Of a stream that
-// nobody reads 64 KiB are taken.
+// nobody reads 64 KiB are taken. Nothing compressed is, which goes for all that follow.
 std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale,
                                            int max_message_bytes = kMaxMessageBytes);
 

@@ -155,6 +155,17 @@ void ToProto(const SampledToken& in, proto::SampledToken* out) {
   }
 }
 
+namespace {
+
+// -inf is what a token of probability 0 has. NaN is nothing, and more than 0 nobody's probability:
+// +inf would make an answer in JSON that is none.
+absl::Status CheckLogprob(const char* field, float logprob) {
+  if (logprob <= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s: %g, want 0 or less", field, logprob));
+}
+
+}  // namespace
+
 absl::StatusOr<SampledToken> FromProto(const proto::SampledToken& in) {
   TANDEM_RETURN_IF_ERROR(CheckRange("token", in.token(), 0, INT32_MAX));
   TANDEM_RETURN_IF_ERROR(CheckRange("token.rank", in.rank(), 0, INT32_MAX));
@@ -162,15 +173,12 @@ absl::StatusOr<SampledToken> FromProto(const proto::SampledToken& in) {
       CheckSize("token.top_tokens", in.top_tokens_size(), kMaxTopLogprobs, "tokens"));
   TANDEM_RETURN_IF_ERROR(CheckRange("token.top_logprobs: number", in.top_logprobs_size(),
                                     in.top_tokens_size(), in.top_tokens_size()));
-  // -inf is what a token of probability 0 has; NaN is nothing.
-  if (std::isnan(in.logprob())) return absl::InvalidArgumentError("token.logprob: NaN");
+  TANDEM_RETURN_IF_ERROR(CheckLogprob("token.logprob", in.logprob()));
   SampledToken out{.token = in.token(), .logprob = in.logprob(), .rank = in.rank()};
   out.top.reserve(in.top_tokens_size());
   for (int i = 0; i < in.top_tokens_size(); ++i) {
     TANDEM_RETURN_IF_ERROR(CheckRange("token.top_tokens", in.top_tokens(i), 0, INT32_MAX));
-    if (std::isnan(in.top_logprobs(i))) {
-      return absl::InvalidArgumentError("token.top_logprobs: NaN");
-    }
+    TANDEM_RETURN_IF_ERROR(CheckLogprob("token.top_logprobs", in.top_logprobs(i)));
     out.top.push_back({.token = in.top_tokens(i), .logprob = in.top_logprobs(i)});
   }
   return out;

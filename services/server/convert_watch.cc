@@ -134,7 +134,6 @@ void Fill(const Heartbeat& in, proto::Heartbeat* out) {
   load->set_running_sequences(in.load.running_sequences);
   load->set_waiting_sequences(in.load.waiting_sequences);
   load->set_waiting_prompt_tokens(in.load.waiting_prompt_tokens);
-  load->set_steps(in.load.steps);
   load->set_has_work(in.load.has_work);
   load->set_since_progress_us(in.load.since_progress_us);
   out->set_draining(in.draining);
@@ -151,7 +150,6 @@ absl::StatusOr<Heartbeat> Read(const proto::Heartbeat& in) {
       {blocks.quarantined(), &out.load.blocks.quarantined},
       {blocks.total(), &out.load.blocks.total},
       {in.load().waiting_prompt_tokens(), &out.load.waiting_prompt_tokens},
-      {in.load().steps(), &out.load.steps},
       {in.load().since_progress_us(), &out.load.since_progress_us}};
   for (const auto& [value, target] : counts) {
     TANDEM_RETURN_IF_ERROR(CheckRange("load: a count", value, 0, kMaxCount));

@@ -72,6 +72,7 @@ bool GateConnection::Begin() {
                                                            self->Close();
                                                        });
                                                      });
+  holding_->SetIdle(true);  // Where it may be cut.
   if (!holding_->Set(gate_->connection_bytes).ok()) return false;
   due_ = Clock::now() + gate_->options.preface_timeout;
   AwaitReadable(&up_);

@@ -76,9 +76,7 @@ class Http2Gate::Impl {
     {
       const auto end = Clock::now() + kGateFlushTimeout;
       MutexLock lock(&mu_);
-      while (num_open_ > 0 && Clock::now() < end) {
-        none_open_.WaitFor(
-            &mu_, std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now()));
+      while (num_open_ > 0 && none_open_.WaitUntil(&mu_, end)) {
       }
     }
     io_.stop();

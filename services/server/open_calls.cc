@@ -60,12 +60,16 @@ void OpenCalls::Run() {
 }
 
 void OpenCalls::EndOldest() {
+  const auto oldest = [](const Client& client) {
+    return client.receiving.empty() ? client.queue.front() : client.receiving.front();
+  };
   const Client& most =
-      std::max_element(clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
-        return a.second.size() < b.second.size();
+      std::max_element(clients_.begin(), clients_.end(), [&](const auto& a, const auto& b) {
+        if (a.second.size() != b.second.size()) return a.second.size() < b.second.size();
+        return oldest(a.second)->due_ > oldest(b.second)->due_;
       })->second;
   budget_->CountCut();
-  Cancel(most.receiving.empty() ? most.queue.front() : most.receiving.front());
+  Cancel(oldest(most));
 }
 
 void OpenCalls::EndOverdue(Clock::time_point now) {
@@ -75,13 +79,15 @@ void OpenCalls::EndOverdue(Clock::time_point now) {
   }
 }
 
-// While others wait for a turn, those that last give way: of the client with most, the oldest
-// first.
+// While others wait for a turn, those that last give way: of the client with most, or of those that
+// have as many, the oldest first.
 void OpenCalls::EndSlowTurns(Clock::time_point now) {
   while (num_waiting_ > num_receiving_) {
     const Client& most =
         std::max_element(clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
-          return a.second.receiving.size() < b.second.receiving.size();
+          const auto &of_a = a.second.receiving, &of_b = b.second.receiving;
+          if (of_a.size() != of_b.size() || of_a.empty()) return of_a.size() < of_b.size();
+          return of_a.front()->turn_since_ > of_b.front()->turn_since_;
         })->second;
     if (most.receiving.empty()) return;
     Call* const oldest = most.receiving.front();
@@ -92,12 +98,15 @@ void OpenCalls::EndSlowTurns(Clock::time_point now) {
   }
 }
 
-// The client that has fewest goes first; of its calls the newest, which is the least likely to be
-// one that never sends its message.
+// The client that has fewest goes first, of several the next one behind who was last; of its calls
+// the newest, which is the least likely to be one that never sends its message.
 void OpenCalls::GiveTurns() {
   while (num_receiving_ < max_turns_) {
     Client* next = nullptr;
-    for (auto& [name, client] : clients_) {
+    auto candidate = clients_.upper_bound(last_turn_);
+    for (size_t left = clients_.size(); left > 0; --left, ++candidate) {
+      if (candidate == clients_.end()) candidate = clients_.begin();
+      Client& client = candidate->second;
       if (client.queue.empty() || client.receiving.size() >= max_turns_of_client_) continue;
       if (next == nullptr || client.receiving.size() < next->receiving.size()) next = &client;
     }
@@ -106,6 +115,7 @@ void OpenCalls::GiveTurns() {
     next->queue.pop_back();
     next->receiving.push_back(call);
     ++num_receiving_;
+    last_turn_ = call->client_;
     call->turn_since_ = Clock::now();
     call->receive_();
   }

@@ -22,7 +22,6 @@ void FillSubmit(const Struct& in, Message* out) {
   ToProto(in.sampling, out->mutable_sampling());
   out->set_time_left_us(in.time_left_us);
   out->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
-  out->set_trace_context(in.trace_context);
   out->set_alone(in.alone);
 }
 
@@ -39,9 +38,6 @@ absl::Status ReadSubmit(const Message& in, Struct* out) {
   TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
   out->time_left_us = in.time_left_us();
   TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out->hash_root));
-  TANDEM_RETURN_IF_ERROR(CheckSize("trace_context", static_cast<int64_t>(in.trace_context().size()),
-                                   kMaxTextBytes, "bytes"));
-  out->trace_context = in.trace_context();
   out->alone = in.alone();
   return absl::OkStatus();
 }

@@ -34,21 +34,17 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
 
 // Reads the Hello, then messages, which it posts.
 class DecodeSessions::Session final
-    : public StreamReactor<ServerReactor<proto::ToDecode>, proto::ToDecode> {
+    : public SessionReactor<proto::ToPrefill, proto::ToDecode, DecodeLost> {
  public:
   Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : StreamReactor(context, kMaxUnsentPeerMessages, sessions->calls_->budget()),
-        sessions_(sessions),
-        id_(id),
-        holding_(std::move(holding)),
-        served_(context->peer()),
-        window_(std::make_shared<ReadWindow>(sessions->calls_->budget(), client_,
-                                             [this] { StartRead(&wire_); })) {}
+      : SessionReactor(id, context, kMaxUnsentPeerMessages, sessions->calls_, sessions->commands_,
+                       std::move(holding)),
+        sessions_(sessions) {}
 
   void Begin() {
     StartSendInitialMetadata();  // The other end waits for our proof.
-    window_->ReadNext();
+    ReadNext();
   }
 
   void Send(const PrefillToDecode& in) {
@@ -73,21 +69,6 @@ class DecodeSessions::Session final
     if (outbound_ != nullptr) outbound_->Withdraw(send_id);
   }
 
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      End(absl::OkStatus());
-      return;
-    }
-    proto::ToPrefill message;  // Of its own: one that is used again keeps its memory.
-    absl::Status status = ReadMessage(&wire_, &message);
-    if (status.ok()) status = greeted_ ? Post(message) : Greet(message);
-    if (!status.ok()) {
-      LogWarning("a decode worker's session ends", {{"session", id_}, {"why", status.ToString()}});
-      End(status);
-      return;
-    }
-    window_->ReadNext();
-  }
   void OnDone() override {
     sessions_->sessions_.Remove(id_);
     std::unique_ptr<KvOutbound> outbound;
@@ -101,9 +82,20 @@ class DecodeSessions::Session final
   }
 
  private:
-  void Lost() override {
-    window_->Close();
-    sessions_->commands_->PushAlways(DecodeLost{id_, holding_});
+  absl::Status Take(const proto::ToPrefill& in) override {
+    if (!greeted_) return Greet(in);
+    TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(in));
+    const auto* submit = std::get_if<PrefillSubmit>(&message);
+    if (submit == nullptr) return Post(in, FromDecode{id_, std::move(message), {}});
+    const AttemptId attempt = submit->attempt;
+    const size_t num_tokens = submit->token_ids.size();
+    absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
+    if (status.ok()) status = PostPrompt(FromDecode{id_, std::move(message), {}}, num_tokens);
+    if (!status.ok()) {
+      Send(PrefillRefused{
+          .attempt = attempt, .status = status, .retry_after_us = RetryAfterUs(status)});
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Greet(const proto::ToPrefill& first) EXCLUDES(mu_) {
@@ -130,46 +122,12 @@ class DecodeSessions::Session final
     return absl::OkStatus();
   }
 
-  absl::Status Post(const proto::ToPrefill& in) {
-    TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(in));
-    const auto* submit = std::get_if<PrefillSubmit>(&message);
-    if (submit == nullptr) {
-      TANDEM_ASSIGN_OR_RETURN(
-          CommandCharge charge,
-          window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + in.SpaceUsedLong())));
-      sessions_->commands_->PushAlways(FromDecode{id_, std::move(message), std::move(charge)});
-      return absl::OkStatus();
-    }
-    const AttemptId attempt = submit->attempt;
-    absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
-    const auto bytes = static_cast<int64_t>(submit->token_ids.size() * sizeof(int32_t));
-    if (status.ok()) status = Queue(std::move(message), bytes);
-    if (!status.ok()) {
-      const int64_t retry_after_us = absl::IsResourceExhausted(status) ? kRetryFullQueueUs : 0;
-      Send(PrefillRefused{.attempt = attempt, .status = status, .retry_after_us = retry_after_us});
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Queue(DecodeToPrefill submit, int64_t bytes) {
-    TANDEM_ASSIGN_OR_RETURN(auto holding, sessions_->calls_->budget()->Hold(client_, bytes));
-    if (sessions_->commands_->TryPush(FromDecode{id_, std::move(submit), std::move(holding)})) {
-      return absl::OkStatus();
-    }
-    return absl::ResourceExhaustedError("the prefill worker's queue of commands is full");
-  }
-
   void Write(proto::ToDecode message) {
     if (Push(std::move(message))) return;
     End(absl::ResourceExhaustedError("too many unread messages"));
   }
 
   DecodeSessions* const sessions_;
-  const SessionId id_;
-  const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
-  const ServedCall served_;
-  const std::shared_ptr<ReadWindow> window_;
-  grpc::ByteBuffer wire_;
   bool greeted_ = false;  // Reactions only.
   Mutex mu_;
   std::unique_ptr<KvOutbound> outbound_ GUARDED_BY(mu_);

@@ -54,9 +54,7 @@ void EngineLoop::Run() {
     const int64_t begin_us = clock_.NowUs();
     const Engine::StepResult result = engine_->Step(begin_us);
     const int64_t end_us = clock_.NowUs();
-    if (result.ran_batch) {
-      parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
-    }
+    parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
     Publish();
     if (result.failed) LogError("a step failed", {{"sequences", result.sequences}});
     if (engine_->quarantine_is_stuck()) {
@@ -66,7 +64,7 @@ void EngineLoop::Run() {
       Replace("every step fails; this worker exits to be replaced");
     }
     busy_ = false;
-    if (result.ran_batch) continue;
+    if (result.again) continue;
     const int64_t sleep_us = std::clamp<int64_t>(result.next_wakeup_us - end_us, 0, kMaxSleepUs);
     if (sleep_us > 0) parts_.commands->WaitFor(std::chrono::microseconds(sleep_us));
   }
@@ -97,9 +95,6 @@ void EngineLoop::Apply(const EngineCommand& command) {
   } else if (const auto* decode = std::get_if<FromDecode>(&command)) {
     engine.OnDecodeMessage(decode->session, decode->message, now_us);
   } else if (const auto* prefill = std::get_if<FromPrefill>(&command)) {
-    if (const auto* refused = std::get_if<PrefillRefused>(&prefill->message)) {
-      transfers_.erase(refused->attempt);
-    }
     engine.OnPrefillMessage(prefill->worker, prefill->message, now_us);
   } else if (const auto* lost_router = std::get_if<RouterLost>(&command)) {
     engine.OnRouterLost(lost_router->session, now_us);
@@ -107,9 +102,6 @@ void EngineLoop::Apply(const EngineCommand& command) {
     engine.OnDecodeLost(lost_decode->session, now_us);
   } else if (const auto* lost_prefill = std::get_if<PrefillLost>(&command)) {
     parts_.prefills->Forget(lost_prefill->worker);
-    std::erase_if(transfers_, [lost_prefill](const auto& entry) {
-      return entry.second.prefill == lost_prefill->worker;
-    });
     engine.OnPrefillLost(lost_prefill->worker, lost_prefill->why, now_us);
   } else if (const auto* watch = std::get_if<WatchOpened>(&command)) {
     // What changed since the last step belongs to those who watch already.
@@ -182,17 +174,6 @@ void EngineLoop::BeginChunks(std::span<const ChunkNotice> chunks) {
 }
 
 void EngineLoop::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
-  if (const auto* grant = std::get_if<Grant>(&message)) {
-    transfers_.emplace(grant->attempt,
-                       Transfer{.prefill = prefill.worker, .granted_us = clock_.NowUs()});
-  } else if (const auto* committed = std::get_if<Committed>(&message)) {
-    if (const auto done = transfers_.extract(committed->attempt)) {
-      parts_.metrics->OnTransferSeconds(
-          static_cast<double>(clock_.NowUs() - done.mapped().granted_us) * 1e-6);
-    }
-  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
-    transfers_.erase(cancel->attempt);
-  }
   parts_.prefills->Send(prefill, message);
 }
 
@@ -207,6 +188,10 @@ void EngineLoop::SendFrame(SessionId decode, const FrameHeader& header, BlockId 
 
 void EngineLoop::WithdrawFrame(SessionId decode, uint64_t send_id) {
   parts_.decodes->WithdrawFrame(decode, send_id);
+}
+
+void EngineLoop::OnTransferred(int64_t took_us) {
+  parts_.metrics->OnTransferSeconds(static_cast<double>(took_us) * 1e-6);
 }
 
 void EngineLoop::OnPeerPaused(const WorkerId& prefill, PauseReason reason) {

@@ -62,6 +62,7 @@ class EngineLoop final : public Outbox {
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnTransferred(int64_t took_us) override;
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
  private:
@@ -79,14 +80,8 @@ class EngineLoop final : public Outbox {
   const SteadyClock clock_;
   std::unique_ptr<Engine> engine_;
 
-  struct Transfer {
-    WorkerId prefill;
-    int64_t granted_us = 0;
-  };
-
   // Engine thread.
-  std::map<SessionId, StepBatch> batches_;   // Of the step that runs.
-  std::map<AttemptId, Transfer> transfers_;  // Granted, not committed.
+  std::map<SessionId, StepBatch> batches_;  // Of the step that runs.
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

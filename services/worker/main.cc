@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/config/model_config.h"
 #include "runtime/execution/fingerprints.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/kv_layout.h"
@@ -55,13 +55,6 @@ SharedMemory MeasureSharedMemory() {
   const auto unit = static_cast<int64_t>(shm.f_frsize);
   return {.total_bytes = static_cast<int64_t>(shm.f_blocks) * unit,
           .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
-}
-
-std::string ServedName(const WorkerOptions& options) {
-  if (!options.served_model_name.empty()) return options.served_model_name;
-  std::error_code error;
-  const auto folder = std::filesystem::weakly_canonical(options.model, error);
-  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
 WorkerRole RoleOf(const std::string& role) {
@@ -134,7 +127,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   WorkerConfig worker;
   worker.registration = {.worker = {.name = options.name, .incarnation = incarnation},
                          .role = RoleOf(options.role),
-                         .model = ServedName(options),
+                         .model = ServedName(options.model, options.served_model_name),
                          .kv_class = KvClass(*process.model, layout),
                          .numerics_id = numerics_id,
                          .protocol_min = kProtocolMin,

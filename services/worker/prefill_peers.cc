@@ -13,10 +13,10 @@
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/wire_message.h"
+#include "services/server/write_queue.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/read_window.h"
 #include "services/worker/token_check.h"
-#include "services/worker/write_queue.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 
 namespace tandem {
@@ -150,9 +150,7 @@ class PrefillPeers::Session final
         TANDEM_RETURN_IF_ERROR(CheckVocabulary(std::span(&token.token, 1), peers_->vocab_size_));
       }
     }
-    TANDEM_ASSIGN_OR_RETURN(
-        CommandCharge charge,
-        window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + in.SpaceUsedLong())));
+    TANDEM_ASSIGN_OR_RETURN(CommandCharge charge, window_->Admit(in));
     peers_->commands_->PushAlways(FromPrefill{peer_.worker, std::move(message), std::move(charge)});
     return absl::OkStatus();
   }

@@ -33,9 +33,13 @@ class ReadWindow : public std::enable_shared_from_this<ReadWindow> {
   ReadWindow(MemoryBudget* budget, std::string client, std::function<void()> read)
       : budget_(budget), client_(std::move(client)), read_(std::move(read)) {}
 
-  // For a message of so many bytes that goes to the engine, until that has taken it.
-  // ResourceExhausted, with the numbers, if one alone is more than the window and there is no room.
-  absl::StatusOr<CommandCharge> Wait(int64_t bytes) EXCLUDES(mu_) {
+  // For a message that goes to the engine, until that has taken it. ResourceExhausted, with the
+  // numbers, if one alone is more than the window and there is no room.
+  template <typename Message>
+  absl::StatusOr<CommandCharge> Admit(const Message& message) {
+    return AdmitBytes(static_cast<int64_t>(sizeof(EngineCommand) + message.SpaceUsedLong()));
+  }
+  absl::StatusOr<CommandCharge> AdmitBytes(int64_t bytes) EXCLUDES(mu_) {
     std::shared_ptr<MemoryBudget::Holding> more;
     if (bytes > kBytes) {
       TANDEM_ASSIGN_OR_RETURN(more, budget_->Hold(client_, bytes - kBytes));

@@ -13,21 +13,17 @@ namespace tandem {
 
 // Reads Submit and Cancel, posts them; writes step batches.
 class RouterSessions::Session final
-    : public StreamReactor<ServerReactor<proto::StepBatch>, proto::StepBatch> {
+    : public SessionReactor<proto::ToWorker, proto::StepBatch, RouterLost> {
  public:
   Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : StreamReactor(context, kMaxUnsentBatches, sessions->calls_->budget()),
-        sessions_(sessions),
-        id_(id),
-        holding_(std::move(holding)),
-        served_(context->peer()),
-        window_(std::make_shared<ReadWindow>(sessions->calls_->budget(), client_,
-                                             [this] { StartRead(&wire_); })) {}
+      : SessionReactor(id, context, kMaxUnsentBatches, sessions->calls_, sessions->commands_,
+                       std::move(holding)),
+        sessions_(sessions) {}
 
   void Begin() {
     Publish({.worker_incarnation = sessions_->incarnation_});
-    window_->ReadNext();
+    ReadNext();
   }
 
   void Publish(const StepBatch& batch) {
@@ -39,22 +35,8 @@ class RouterSessions::Session final
     End(absl::ResourceExhaustedError("too many unread batches"));
   }
 
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      End(absl::OkStatus());
-      return;
-    }
-    proto::ToWorker message;  // Of its own: one that is used again keeps its memory.
-    absl::Status status = ReadMessage(&wire_, &message);
-    if (status.ok()) status = Post(message);
-    if (!status.ok()) {
-      LogWarning("a router's message is refused", {{"session", id_}, {"why", status.ToString()}});
-      return End(status);
-    }
-    window_->ReadNext();
-  }
   void OnWriteDone(bool ok) override {
-    StreamReactor::OnWriteDone(ok);
+    SessionReactor::OnWriteDone(ok);
     sessions_->OnWritten();
   }
   const std::shared_ptr<GatedConnection>& connection() const { return served_.connection(); }
@@ -68,26 +50,17 @@ class RouterSessions::Session final
   }
 
  private:
-  void Lost() override {
-    window_->Close();
-    sessions_->commands_->PushAlways(RouterLost{id_, holding_});
-  }
-
-  // Not OK: the session ends with it.
-  absl::Status Post(const proto::ToWorker& message) {
+  absl::Status Take(const proto::ToWorker& message) override {
     absl::StatusOr<RouterCommand> command = FromProto(message);
     if (command.ok() && std::holds_alternative<Submit>(*command)) {
       const Submit& submit = std::get<Submit>(*command);
       const AttemptId attempt = submit.attempt;
+      const size_t num_tokens = submit.token_ids.size();
       absl::Status status = CheckVocabulary(submit.token_ids, sessions_->vocab_size_);
-      const auto bytes = static_cast<int64_t>(submit.token_ids.size() * sizeof(int32_t));
-      if (status.ok()) status = Queue(*std::move(command), bytes);
+      if (status.ok()) status = PostPrompt(FromRouter{id_, *std::move(command), {}}, num_tokens);
       if (!status.ok()) Refuse(attempt, status);
     } else if (command.ok()) {
-      TANDEM_ASSIGN_OR_RETURN(
-          CommandCharge charge,
-          window_->Wait(static_cast<int64_t>(sizeof(EngineCommand) + message.SpaceUsedLong())));
-      sessions_->commands_->PushAlways(FromRouter{id_, *std::move(command), std::move(charge)});
+      return Post(message, FromRouter{id_, *std::move(command), {}});
     } else if (absl::StatusOr<AttemptId> attempt = FromProto(message.submit().attempt());
                attempt.ok()) {
       Refuse(*attempt, command.status());
@@ -97,29 +70,15 @@ class RouterSessions::Session final
     return absl::OkStatus();
   }
 
-  absl::Status Queue(RouterCommand submit, int64_t bytes) {
-    TANDEM_ASSIGN_OR_RETURN(auto holding, sessions_->calls_->budget()->Hold(client_, bytes));
-    if (sessions_->commands_->TryPush(FromRouter{id_, std::move(submit), std::move(holding)})) {
-      return absl::OkStatus();
-    }
-    return absl::ResourceExhaustedError("the worker's queue of commands is full");
-  }
-
   void Refuse(const AttemptId& attempt, const absl::Status& why) {
     StepBatch batch{.worker_incarnation = sessions_->incarnation_};
-    const int64_t retry_after_us = absl::IsResourceExhausted(why) ? kRetryFullQueueUs : 0;
     batch.events.push_back(
-        RefusedEvent{.attempt = attempt, .status = why, .retry_after_us = retry_after_us});
+        RefusedEvent{.attempt = attempt, .status = why, .retry_after_us = RetryAfterUs(why)});
     Publish(batch);
   }
 
   RouterSessions* const sessions_;
-  const SessionId id_;
-  const std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the call.
-  const ServedCall served_;
   const std::shared_ptr<std::atomic<bool>> at_gate_ = std::make_shared<std::atomic<bool>>(false);
-  const std::shared_ptr<ReadWindow> window_;
-  grpc::ByteBuffer wire_;
 };
 
 ServerReactor<proto::StepBatch>* RouterSessions::Open(grpc::CallbackServerContext* context) {
@@ -186,10 +145,8 @@ void RouterSessions::WaitUntilWritten(std::span<const SessionId> sessions,
     MutexLock lock(&written_mu_);
     if (std::any_of(unsent.begin(), unsent.end(), sent)) continue;
     std::erase_if(at_gate, written);
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-        end - std::chrono::steady_clock::now());
-    if ((unsent.empty() && at_gate.empty()) || left.count() <= 0) break;
-    written_.WaitFor(&written_mu_, left);
+    if (unsent.empty() && at_gate.empty()) break;
+    if (!written_.WaitUntil(&written_mu_, end)) break;
   }
   late_.merge(unsent);
   late_.merge(at_gate);

@@ -15,13 +15,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "runtime/base/log.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/status_macros.h"
 #include "services/server/early_reactor.h"
 #include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
+#include "services/server/wire_message.h"
+#include "services/server/write_queue.h"
+#include "services/worker/engine_command.h"
 #include "services/worker/read_window.h"
-#include "services/worker/write_queue.h"
 
 namespace tandem {
 
@@ -68,6 +72,76 @@ class StreamReactor : public Reactor {
   grpc::CallbackServerContext* const context_;
   WriteQueue<Reactor, Message> writes_;
   std::atomic<bool> ended_{false};
+};
+
+// A session: its peer says a Said after another, which are read as the window lets them. The engine
+// hears of its end as LostCommand.
+template <typename Said, typename Message, typename LostCommand>
+class SessionReactor : public StreamReactor<ServerReactor<Message>, Message> {
+ public:
+  void OnReadDone(bool ok) override {
+    if (!ok) return this->End(absl::OkStatus());
+    Said message;  // Of its own: one that is used again keeps its memory.
+    absl::Status status = ReadMessage(&wire_, &message);
+    if (status.ok()) status = Take(message);
+    if (status.ok()) return window_->ReadNext();
+    LogWarning(
+        "a session ends, its message is refused",
+        {{"session", id_}, {"message", Said::descriptor()->name()}, {"why", status.ToString()}});
+    this->End(status);
+  }
+
+ protected:
+  // The pointers outlive this. `holding` is of the call.
+  SessionReactor(SessionId id, grpc::CallbackServerContext* context, size_t max_unsent,
+                 OpenCalls* calls, CommandQueue* commands,
+                 std::shared_ptr<MemoryBudget::Holding> holding)
+      : StreamReactor<ServerReactor<Message>, Message>(context, max_unsent, calls->budget()),
+        id_(id),
+        served_(context->peer()),
+        budget_(calls->budget()),
+        commands_(commands),
+        holding_(std::move(holding)),
+        window_(std::make_shared<ReadWindow>(budget_, this->client_,
+                                             [this] { this->StartRead(&wire_); })) {}
+
+  // Not OK: the session ends with it.
+  virtual absl::Status Take(const Said& message) = 0;
+
+  void Lost() override {
+    window_->Close();
+    commands_->PushAlways(LostCommand{id_, holding_});
+  }
+  void ReadNext() { window_->ReadNext(); }
+
+  // Posts what `message` has become.
+  template <typename Command>
+  absl::Status Post(const Said& message, Command command) {
+    TANDEM_ASSIGN_OR_RETURN(command.charge, window_->Admit(message));
+    commands_->PushAlways(std::move(command));
+    return absl::OkStatus();
+  }
+  // The same for a prompt of so many tokens, which is refused where there is no room.
+  template <typename Command>
+  absl::Status PostPrompt(Command command, size_t num_tokens) {
+    const auto bytes = static_cast<int64_t>(num_tokens * sizeof(int32_t));
+    TANDEM_ASSIGN_OR_RETURN(command.charge, budget_->Hold(this->client_, bytes));
+    if (commands_->TryPush(std::move(command))) return absl::OkStatus();
+    return absl::ResourceExhaustedError("the worker's queue of commands is full");
+  }
+  static int64_t RetryAfterUs(const absl::Status& refusal) {
+    return absl::IsResourceExhausted(refusal) ? kRetryFullQueueUs : 0;
+  }
+
+  const SessionId id_;
+  const ServedCall served_;
+
+ private:
+  MemoryBudget* const budget_;
+  CommandQueue* const commands_;
+  const std::shared_ptr<MemoryBudget::Holding> holding_;
+  const std::shared_ptr<ReadWindow> window_;
+  grpc::ByteBuffer wire_;
 };
 
 // The open streams of one kind, by an id that is never used again. A stream removes itself in its

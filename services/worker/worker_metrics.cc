@@ -25,7 +25,9 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       batch_sequences_(registry->Histogram("tandem_batch_sequences",
                                            "Sequences in the batch of a step.", SequenceBuckets())),
       running_(registry->Gauge("tandem_running_sequences", "Sequences that have blocks.")),
-      waiting_(registry->Gauge("tandem_waiting_sequences", "Sequences that wait for blocks.")),
+      waiting_(registry->Gauge("tandem_waiting_sequences",
+                               "Sequences that wait: for blocks here, or for "
+                               "their prompt at a prefill worker.")),
       preemptions_(registry->Counter(
           "tandem_preemptions_total",
           "Sequences that gave their blocks back for an older one, to be recomputed.")),
@@ -63,8 +65,10 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
 }
 
 void WorkerMetrics::OnStep(double seconds, const Engine::StepResult& step) {
-  step_seconds_.Observe(seconds);
-  batch_sequences_.Observe(step.sequences);
+  if (step.sequences > 0) {
+    step_seconds_.Observe(seconds);
+    batch_sequences_.Observe(step.sequences);
+  }
   preemptions_.Increment(step.preempted);
   if (step.failed) failed_steps_.Increment();
 }

@@ -7,6 +7,7 @@
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/base/math.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/ended_lives.h"
 #include "services/server/limits.h"
@@ -79,9 +80,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
                   "dummy: deterministic random weights from config.json alone");
   flags.Add("cache-dir", &options->cache_dir, "DIR",
             "where packed weights are kept; empty: $XDG_CACHE_HOME/tandem or ~/.cache/tandem");
-  flags.Add("memory-limit", &options->memory_limit, "BYTES",
-            "held for routers and other workers beyond weights, KV and running requests, at least "
-            "32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to 256MiB");
+  flags.Add("memory-limit", &options->memory_limit, "BYTES", kMemoryLimitHelp);
   flags.Add("liveness-scale", &options->liveness_scale, "X",
             "multiplies every time of the liveness table", 0.05, 1000);
   return flags;

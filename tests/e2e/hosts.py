@@ -6,10 +6,12 @@ import subprocess
 
 import pytest
 
+from fleet import Router, Worker
+
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 
 
-def run(tool, *arguments, there=()):
+def on_host(tool, *arguments, there=()):
     """Runs `ip` or `tc`, on the host whose commands begin with `there`."""
     done = subprocess.run([*there, tool, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, f"{tool} {' '.join(arguments)}: {done.stderr}"
@@ -31,13 +33,26 @@ def linked_host():
         assert host.stdout.readline() == "up\n"
         # Its root too, since this process's may be a folder of another (chroot).
         there = ("nsenter", f"--target={host.pid}", "--net", "--mount", "--root", "--wd")
-        run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", str(host.pid))
-        run("ip", "addr", "add", f"{HERE}/30", "dev", ours)
-        run("ip", "link", "set", ours, "up")
-        run("ip", "addr", "add", f"{THERE}/30", "dev", theirs, there=there)
-        run("ip", "link", "set", theirs, "up", there=there)
-        run("ip", "link", "set", "lo", "up", there=there)
+        on_host("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", str(host.pid))
+        on_host("ip", "addr", "add", f"{HERE}/30", "dev", ours)
+        on_host("ip", "link", "set", ours, "up")
+        on_host("ip", "addr", "add", f"{THERE}/30", "dev", theirs, there=there)
+        on_host("ip", "link", "set", theirs, "up", there=there)
+        on_host("ip", "link", "set", "lo", "up", there=there)
         yield there, ours, theirs
     finally:
         host.stdin.close()
         host.wait()
+
+
+@contextlib.contextmanager
+def fleet_on_two_hosts(folder, host, transport):
+    """A prefill worker there, a decode worker and the router here: (router, prefill, decode)."""
+    there, ours, theirs = host
+
+    def worker(role, address, device, prefix=()):
+        return Worker(folder, f"{role}-0", f"--role={role}", f"--transport={transport}", f"--ucx-devices={device}",
+                      address=address, prefix=prefix)
+    prefill, decode = worker("prefill", THERE, theirs, there), worker("decode", HERE, ours)
+    with prefill, decode, Router(folder, [prefill, decode], "--disaggregate=always") as router:
+        yield router, prefill, decode

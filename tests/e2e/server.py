@@ -1,6 +1,7 @@
 """A running `tandem serve`: its addresses, its processes, its metrics."""
 
 import base64
+import contextlib
 import hmac
 import json
 import os
@@ -37,6 +38,13 @@ def free_port():
             return port
 
 
+def grpcurl(target, method, data=None, flags=()):
+    """One call; `method` may be "list", too."""
+    message = [] if data is None else ["-d", json.dumps(data)]
+    return subprocess.run([TOOLS / "grpcurl", "-plaintext", *flags, *message, target, method],
+                          capture_output=True, text=True, timeout=60)
+
+
 def prove(target, method, secret):
     """The metadata, as grpcurl's flags, of a call by somebody who knows the fleet's secret (docs/protocol.md, "Who
     may speak")."""
@@ -44,17 +52,22 @@ def prove(target, method, secret):
 
 
 def challenge_of(target):
-    asked = subprocess.run([TOOLS / "grpcurl", "-plaintext", target, "tandem.v1.Fleet/Challenge"],
-                           capture_output=True, text=True, timeout=60, check=True)
+    asked = grpcurl(target, "tandem.v1.Fleet/Challenge")
+    assert asked.returncode == 0, asked.stderr
     return base64.b64decode(json.loads(asked.stdout)["challenge"])
 
 
 def proof(challenge, target, method, secret):
     """Of one call."""
     nonce = os.urandom(16)
-    words = [b"tandem-rpc-v1 caller", challenge, nonce, method.encode(), target.rpartition(":")[2].encode()]
+    return base64.b64encode(challenge + nonce + digest("caller", challenge, nonce, method, target, secret)).decode()
+
+
+def digest(side, challenge, nonce, method, target, secret):
+    """What only somebody who knows the secret can say of a call; `side`, "caller" or "called", is who says it."""
+    words = [f"tandem-rpc-v1 {side}".encode(), challenge, nonce, method.encode(), target.rpartition(":")[2].encode()]
     text = b"".join(struct.pack("<I", len(word)) + word for word in words)
-    return base64.b64encode(challenge + nonce + hmac.digest(secret.encode(), text, "sha256")).decode()
+    return hmac.digest(secret.encode(), text, "sha256")
 
 
 def wait_until(condition, seconds, what):
@@ -76,6 +89,9 @@ class Server:
         self.http = f"127.0.0.1:{free_port()}"
         self.grpc = f"127.0.0.1:{free_port()}"
         self.url = f"http://{self.http}"
+        # httpx.get() and its like would each read the certificates of all authorities first: 40 ms of a CPU.
+        self.client = httpx.Client(base_url=self.url, verify=False, timeout=120,
+                                   limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
         self.log_path = pathlib.Path(folder) / "serve.log"
         self.command = [str(BIN / "tandem"), "serve", str(model), f"--http={self.http}",
                         f"--grpc={self.grpc}", *flags]
@@ -106,7 +122,7 @@ class Server:
             if self.process.poll() is not None:
                 raise AssertionError(f"serve ended with {self.process.returncode}:\n{self.log()[-3000:]}")
             try:
-                return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+                return self.client.get("/ready", timeout=5).status_code == 200
             except httpx.TransportError:
                 return False
         wait_until(ready, seconds, f"{self.url}/ready is 200; see {self.log_path}")
@@ -128,10 +144,18 @@ class Server:
                     found = entry["pid"]
         return found
 
+    def arguments(self, name):
+        """What the latest process of that name was started with."""
+        return pathlib.Path(f"/proc/{self.pid(name)}/cmdline").read_text().split("\0")
+
     def worker_address(self, name):
         """Where the latest process of that name listens."""
-        lines = [json.loads(line) for line in self.log().splitlines() if '"message":"serving"' in line]
-        return f"127.0.0.1:{[line['port'] for line in lines if line['process'] == name][-1]}"
+        return value_of("--listen", self.arguments(name))
+
+    def secret(self, name):
+        """The fleet's, as the latest process of that name was told it."""
+        environment = pathlib.Path(f"/proc/{self.pid(name)}/environ").read_text().split("\0")
+        return value_of("TANDEM_FLEET_SECRET", environment)
 
     def kill(self, name, signal_number=signal.SIGKILL):
         """Signals the process and proves that it arrived."""
@@ -146,7 +170,7 @@ class Server:
     def metrics(self):
         """{(name, frozenset of (label, value)): value} of one scrape."""
         samples = {}
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+        for line in self.client.get("/metrics", timeout=10).text.splitlines():
             match = SAMPLE.match(line)
             if match and not line.startswith("#"):
                 labels = frozenset(LABEL.findall(match[2] or ""))
@@ -168,7 +192,14 @@ class Server:
         wait_until(lambda: self.busy_blocks() == 0, seconds, "no block is held, in flight or quarantined")
 
     def post(self, path, body, timeout=120):
-        return httpx.post(f"{self.url}{path}", json=body, timeout=timeout)
+        return self.client.post(path, json=body, timeout=timeout)
+
+    @contextlib.contextmanager
+    def events(self, body):
+        """The events of one completion, as they come."""
+        with self.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            assert answer.status_code == 200, f"{answer.status_code}: {answer.read()[:300]}"
+            yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
 
     def complete(self, prompt, **parameters):
         """token_ids of every choice of one completion."""
@@ -177,6 +208,11 @@ class Server:
         response = self.post("/v1/completions", body)
         assert response.status_code == 200, response.text
         return [choice["token_ids"] for choice in response.json()["choices"]]
+
+
+def value_of(name, settings):
+    """Of the one that is NAME=VALUE."""
+    return next(setting.partition("=")[2] for setting in settings if setting.startswith(f"{name}="))
 
 
 def process_state(pid):

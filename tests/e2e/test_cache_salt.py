@@ -2,11 +2,9 @@
 
 import json
 
-import httpx
 import pytest
 
-from server import DEMO_MODEL, Server
-from test_grpc import grpcurl
+from server import DEMO_MODEL, Server, grpcurl
 
 PROMPT = list(range(100, 500))
 CHAT = [{"role": "user", "content": "Of the words that were spoken then, " * 20}]
@@ -26,7 +24,7 @@ def over_chat(server, salt):
 def cached(server, path, body, salt):
     if salt is not None:
         body["cache_salt"] = salt
-    answer = httpx.post(f"{server.url}/v1/{path}", json=body, timeout=120)
+    answer = server.post(f"/v1/{path}", body)
     assert answer.status_code == 200, answer.text
     details = answer.json()["usage"].get("prompt_tokens_details") or {}
     return details.get("cached_tokens", 0)
@@ -37,7 +35,7 @@ def over_grpc(server, salt):
                "stopping": {"max_new_tokens": 3}}
     if salt is not None:
         request["cache_salt"] = salt
-    done = grpcurl(server, "tandem.v1.Inference/Generate", data=request)
+    done = grpcurl(server.grpc, "tandem.v1.Inference/Generate", request)
     assert done.returncode == 0, done.stderr
     info = json.loads(done.stdout)
     info = info.get("prompt_info", info.get("promptInfo"))
@@ -72,9 +70,9 @@ def test_an_isolated_cache_serves_whoever_has_a_salt(isolated, ask):
 
 def test_an_isolated_cache_refuses_who_has_none(isolated):
     for path, body in [("completions", {"prompt": [1, 2]}), ("chat/completions", {"messages": CHAT})]:
-        answer = httpx.post(f"{isolated.url}/v1/{path}", json={"model": "default", **body})
+        answer = isolated.post(f"/v1/{path}", {"model": "default", **body})
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["param"] == "cache_salt" and "--isolate-cache" in error["message"]
-    refused = grpcurl(isolated, "tandem.v1.Inference/Generate", data={"token_ids": {"ids": [1, 2]}})
+    refused = grpcurl(isolated.grpc, "tandem.v1.Inference/Generate", {"token_ids": {"ids": [1, 2]}})
     assert "InvalidArgument" in refused.stderr and "cache_salt is missing" in refused.stderr

@@ -1,9 +1,7 @@
 """Requests take turns: nobody waits for all the choices of another."""
 
 import itertools
-import json
 
-import httpx
 import pytest
 
 from server import DEMO_MODEL, Server
@@ -22,19 +20,17 @@ def small_batches(tmp_path_factory):
 
 def test_a_request_of_one_token_does_not_wait_for_128_choices(small_batches):
     server = small_batches
-    body = {"model": "default", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "n": CHOICES,
+    body = {"model": "default", "max_tokens": TOKENS, "ignore_eos": True, "n": CHOICES,
             "prompt": [100 + i for i in range(20)], "temperature": 1.0, "seed": 5}
     newcomer = {"model": "default", "max_tokens": 1, "prompt": [77, 78, 79], "temperature": 0}
     begun = {"model": "default", "max_tokens": 2, "prompt": [55] * 30, "temperature": 0}
     received = 0
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600) as stream:
-        events = (json.loads(line[6:]) for line in stream.iter_lines()
-                  if line.startswith("data: {"))
+    with server.events(body) as events:
         while received < 3 * CHOICES:  # Every choice runs.
             received += len(next(events)["choices"])
         for request in [newcomer, begun]:
             before = server.total("tandem_generated_tokens_total")
-            answer = httpx.post(f"{server.url}/v1/completions", json=request, timeout=600)
+            answer = server.post("/v1/completions", request, timeout=600)
             assert answer.status_code == 200, answer.text
             after = server.total("tandem_generated_tokens_total")
             # Steps of eight tokens: of 2,400 some that pass while HTTP does its part.
@@ -55,21 +51,20 @@ def small_pool(request, tmp_path_factory):
 
 def test_a_newcomer_gets_blocks_though_choices_fill_the_pool(small_pool):
     server = small_pool
-    body = {"model": "default", "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "n": 64,
+    body = {"model": "default", "max_tokens": TOKENS, "ignore_eos": True, "n": 64,
             "prompt": [100 + i for i in range(400)], "temperature": 1.0, "seed": 6}
     newcomer = {"model": "default", "max_tokens": 20, "ignore_eos": True, "prompt": list(range(200, 500)),
                 "temperature": 0}
-    alone = httpx.post(f"{server.url}/v1/completions", json=newcomer, timeout=600).json()
+    alone = server.post("/v1/completions", newcomer, timeout=600).json()
     newcomer["prompt"] = newcomer["prompt"][1:]  # Not cached.
     finished = 0
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600) as stream:
-        events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
+    with server.events(body) as events:
         while server.total("tandem_preemptions_total") == 0:  # The pool is full.
             for event in itertools.islice(events, 64):
                 finished += sum(choice["finish_reason"] is not None for choice in event["choices"])
             assert finished == 0
         before = server.total("tandem_generated_tokens_total")
-        answer = httpx.post(f"{server.url}/v1/completions", json=newcomer, timeout=600)
+        answer = server.post("/v1/completions", newcomer, timeout=600)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"] == 20
         after = server.total("tandem_generated_tokens_total")

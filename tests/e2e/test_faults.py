@@ -47,6 +47,30 @@ def fleet(tmp_path_factory):
         yield server
 
 
+class Load:
+    """AT_ONCE of `requests` at any time, again and again, each of which must be answered as `want` has it."""
+
+    def __init__(self, pool, server, requests, want):
+        self.pool, self.server, self.requests, self.want = pool, server, requests, want
+        self.asked, self.running = 0, {}
+
+    def go_on(self):
+        """Looks at the answers that are there, and asks as many again."""
+        for future in [future for future in self.running if future.done()]:
+            self.check(future, self.running.pop(future))
+        while len(self.running) < AT_ONCE:
+            index = self.asked % len(self.requests)
+            self.asked += 1
+            self.running[self.pool.submit(ask, self.server, self.requests[index])] = index
+
+    def end(self):
+        for future, index in self.running.items():
+            self.check(future, index)
+
+    def check(self, future, index):
+        assert future.result() == self.want[index], f"request {index} changed its answer"
+
+
 def run_faults(server, requests, want, faults, inject, workers=2):
     """Keeps AT_ONCE requests running and injects faults, one at a time, until all were counted.
 
@@ -54,34 +78,22 @@ def run_faults(server, requests, want, faults, inject, workers=2):
     wait for a whole fleet: workers may be lost faster than they come back.
     """
     rng = random.Random(123)
-    counted = asked = 0
+    counted = 0
     names = [f"{role}-{i}" for role in ("prefill", "decode") for i in range(workers)]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {}
+        load = Load(pool, server, requests, want)
         end = time.monotonic() + 30 * faults + 120
-
-        def keep_busy():
-            nonlocal asked
-            for future in [future for future in running if future.done()]:
-                index = running.pop(future)
-                assert future.result() == want[index], f"request {index} changed its answer"
-            while len(running) < AT_ONCE:
-                index = asked % len(requests)
-                asked += 1
-                running[pool.submit(ask, server, requests[index])] = index
-
         while counted < faults:
             assert time.monotonic() < end, f"only {counted} of {faults} faults met a running stream"
-            keep_busy()
+            load.go_on()
             before = server.total("tandem_stream_resumes_total")
             inject(server, rng.choice(names), rng)
-            keep_busy()
+            load.go_on()
             if server.total("tandem_stream_resumes_total") > before:
                 counted += 1
-        for future, index in running.items():
-            assert future.result() == want[index], f"request {index} changed its answer"
+        load.end()
     server.wait_idle(30)
-    print(f"{counted} counted faults, {asked} requests, "
+    print(f"{counted} counted faults, {load.asked} requests, "
           f"{server.total('tandem_stream_resumes_total'):.0f} resumed streams")
 
 
@@ -93,9 +105,11 @@ def kill(server, name, rng):
 def stop(server, name, rng):
     time.sleep(rng.uniform(0.0, 0.3))
     pid = server.kill(name, signal.SIGSTOP)
-    before = server.total("tandem_stream_resumes_total")
-    end = time.monotonic() + 6
-    while server.total("tandem_stream_resumes_total") == before and time.monotonic() < end:
+    # It goes on once its streams have moved, or would have, had it any.
+    def given_up():
+        return server.total("tandem_stream_resumes_total"), server.log().count("the worker is silent")
+    before, end = given_up(), time.monotonic() + 6
+    while given_up() == before and time.monotonic() < end:
         time.sleep(0.05)
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: process_state(pid) in ("S", "R", "D", None), 5, f"{name} goes on")

@@ -1,6 +1,7 @@
 """Requests that are cut, repeated, contradictory and broken on the way, at both of the router's addresses and a
 worker's. What HTTP/1.1 means is told by h11, HTTP/2 is spoken by hpack and hyperframe."""
 
+import concurrent.futures
 import random
 import socket
 
@@ -167,20 +168,31 @@ def some_requests(rng, case):
     return broken(rng, b"".join(one_request(rng, b"case-%d-%d" % (case, i)) for i in range(rng.choice([1, 1, 2, 4]))))
 
 
+def checked(check, cases, undisturbed):
+    """check() of each case: some at once, since most of what each does is wait for what does not come."""
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for begin in range(0, len(cases), 100):
+            running = pool.map(check, cases[begin:begin + 100])
+            assert undisturbed()
+            results += running
+    return results
+
+
 def test_requests_are_what_another_reader_of_http_takes_them_for(hybrid, undisturbed, rng, full):
-    host, port = hybrid.http.split(":")
-    complete = refused = 0
-    for case in range(20_000 if full else 500):
-        data = some_requests(rng, case)
+    def cut(data):
+        ends = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice([0, 0, 1, 5])))
+        return [data[begin:end] for begin, end in zip([0, *ends], [*ends, len(data)])]
+
+    def check(parts):
+        data = b"".join(parts)
         names, wrong = meant(data)
-        with socket.create_connection((host, int(port))) as connection:
-            begin = 0
-            for cut in sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice([0, 0, 1, 5]))) + [len(data)]:
+        with socket.create_connection(hybrid.http.split(":")) as connection:
+            for part in parts:
                 try:
-                    connection.sendall(data[begin:cut])
+                    connection.sendall(part)
                 except ConnectionError:
                     break  # It was refused, and the rest is nobody's.
-                begin = cut
             answers, over = answered(connection, len(names))
         # What we answer, h11 has read as a request too, in that order; we may refuse more than it does, but then
         # nothing of that connection is read any further.
@@ -189,10 +201,10 @@ def test_requests_are_what_another_reader_of_http_takes_them_for(hybrid, undistu
             assert known or (i == len(answers) - 1 and over and status in (REFUSED, 413, 431, 501)), (data, names, answers)
         if not over:
             assert len(answers) >= len(names), (data, names, answers)
-        complete += len(names)
-        refused += wrong
-        if case % 100 == 0:
-            assert undisturbed()
+        return len(names), wrong
+
+    cases = [cut(some_requests(rng, case)) for case in range(20_000 if full else 500)]
+    complete, refused = map(sum, zip(*checked(check, cases, undisturbed)))
     assert complete > 100 and refused > 50, "the cases are too strange, or not strange enough"
 
 
@@ -256,20 +268,20 @@ def read_frames(connection):
                                            ("worker", "/tandem.v1.Worker/Session")])
 def test_broken_http2_disturbs_nobody(hybrid, undisturbed, rng, full, address, path):
     target = hybrid.grpc if address == "router" else hybrid.worker_address("hybrid-0")
-    host, port = target.split(":")
-    answers = 0
-    for case in range(5_000 if full else 150):
-        frames = random_frames(rng, hpack.Encoder(), path)
-        data = broken(rng, b"".join(frames))
-        settings = h2.SettingsFrame(0).serialize()
-        with socket.create_connection((host, int(port))) as connection:
+
+    def case():
+        data = broken(rng, b"".join(random_frames(rng, hpack.Encoder(), path)))
+        return rng.choice([PREFACE] * 9 + [broken(rng, PREFACE)]) + h2.SettingsFrame(0).serialize() + data
+
+    def is_answered(data):
+        with socket.create_connection(target.split(":")) as connection:
             try:
-                connection.sendall(rng.choice([PREFACE] * 9 + [broken(rng, PREFACE)]) + settings + data)
-                answers += h2.HeadersFrame in read_frames(connection)
+                connection.sendall(data)
+                return h2.HeadersFrame in read_frames(connection)
             except ConnectionError:
-                pass
-        if case % 50 == 0:
-            assert undisturbed()
+                return False
+
+    answers = sum(checked(is_answered, [case() for _ in range(5_000 if full else 150)], undisturbed))
     assert answers > 10, "nothing was sensible enough for an answer"
 
 

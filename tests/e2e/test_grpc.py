@@ -5,14 +5,7 @@ import subprocess
 
 import pytest
 
-from server import BIN, ROOT, TOOLS
-
-
-def grpcurl(server, *arguments, data=None):
-    command = [TOOLS / "grpcurl", "-plaintext"]
-    if data is not None:
-        command += ["-d", json.dumps(data)]
-    return subprocess.run([*command, server.grpc, *arguments], capture_output=True, text=True, timeout=60)
+from server import BIN, ROOT, TOOLS, grpcurl
 
 
 def token_ids(message):
@@ -22,9 +15,9 @@ def token_ids(message):
 
 
 def test_reflection_lists_the_services(disaggregated):
-    listed = grpcurl(disaggregated, "list").stdout.split()
+    listed = grpcurl(disaggregated.grpc, "list").stdout.split()
     assert {"tandem.v1.Inference", "tandem.v1.Control", "grpc.health.v1.Health"} <= set(listed)
-    health = grpcurl(disaggregated, "grpc.health.v1.Health/Check")
+    health = grpcurl(disaggregated.grpc, "grpc.health.v1.Health/Check")
     assert json.loads(health.stdout) == {"status": "SERVING"}, health.stderr
 
 
@@ -33,9 +26,9 @@ def test_generate_equals_the_http_answer(disaggregated):
     want = disaggregated.complete(prompt, max_tokens=12, temperature=0)[0]
     request = {"model": "default", "token_ids": {"ids": prompt}, "temperature": 0,
                "stopping": {"max_new_tokens": 12}, "response": {"output_token_ids": True}}
-    whole = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
+    whole = grpcurl(disaggregated.grpc, "tandem.v1.Inference/Generate", request)
     assert token_ids(json.loads(whole.stdout)) == want, whole.stderr
-    stream = grpcurl(disaggregated, "tandem.v1.Inference/GenerateStream", data=request)
+    stream = grpcurl(disaggregated.grpc, "tandem.v1.Inference/GenerateStream", request)
     decoder, rest, ids = json.JSONDecoder(), stream.stdout.strip(), []
     while rest:
         message, end = decoder.raw_decode(rest)
@@ -52,7 +45,7 @@ def test_generate_equals_the_http_answer(disaggregated):
 ])
 def test_bad_requests_have_real_status_codes(disaggregated, change, code):
     request = {"model": "default", "token_ids": {"ids": [20, 21]}, "stopping": {"max_new_tokens": 2}} | change
-    ended = grpcurl(disaggregated, "tandem.v1.Inference/Generate", data=request)
+    ended = grpcurl(disaggregated.grpc, "tandem.v1.Inference/Generate", request)
     assert ended.returncode != 0 and code in ended.stdout + ended.stderr, ended.stderr
 
 

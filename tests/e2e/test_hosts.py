@@ -5,16 +5,10 @@ import random
 
 import pytest
 
-from fleet import Router, Worker
-from hosts import HERE, THERE, run
+from hosts import fleet_on_two_hosts, on_host
 from server import wait_until
 
 KILLS = 6
-
-
-def worker(folder, role, address, device, prefix=()):
-    return Worker(folder, f"{role}-0", f"--role={role}", "--transport=ucx", f"--ucx-devices={device}",
-                  address=address, prefix=prefix)
 
 
 def prompts(seed, count):
@@ -24,12 +18,8 @@ def prompts(seed, count):
 
 @pytest.fixture
 def fleet(tmp_path, other_host):
-    """A prefill worker there, a decode worker and the router here: (router, prefill, decode)."""
-    there, ours, theirs = other_host
-    prefill = worker(tmp_path, "prefill", THERE, theirs, there)
-    decode = worker(tmp_path, "decode", HERE, ours)
-    with prefill, decode, Router(tmp_path, [prefill, decode], "--disaggregate=always") as router:
-        yield router, prefill, decode
+    with fleet_on_two_hosts(tmp_path, other_host, "ucx") as fleet:
+        yield fleet
 
 
 def kv_bytes(router):
@@ -85,11 +75,11 @@ def test_a_cut_between_hosts_loses_no_token(fleet, other_host, hybrid):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for cut in range(2):
             fresh, answers = ask_until_blocks_move(router, pool, seed=200 + cut)
-            run("ip", "link", "set", ours, "down")
+            on_host("ip", "link", "set", ours, "down")
             wait_until(lambda: router.total("tandem_workers", role="prefill", state="healthy") == 0, 30,
                        "the cut is noticed")
             got = [answer.result() for answer in answers]
-            run("ip", "link", "set", ours, "up")
+            on_host("ip", "link", "set", ours, "up")
             assert got == [hybrid.complete(prompt, max_tokens=4) for prompt in fresh]
             router.wait_alive("prefill", 1, seconds=60)
     router.wait_idle(30)

@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from fleet import Router, Worker
-from hosts import HERE, THERE, run
+from hosts import fleet_on_two_hosts, on_host
 from server import wait_until
 from test_hosts import prompts
 
@@ -15,15 +14,8 @@ REQUESTS = 12
 
 @pytest.fixture(params=["grpc", "ucx"])
 def fleet(request, tmp_path, other_host):
-    """A prefill worker there, a decode worker and the router here."""
-    there, ours, theirs = other_host
-
-    def worker(role, address, device, prefix=()):
-        return Worker(tmp_path, f"{role}-0", f"--role={role}", "--insecure-public-listen",
-                      f"--transport={request.param}", f"--ucx-devices={device}", address=address, prefix=prefix)
-    prefill, decode = worker("prefill", THERE, theirs, there), worker("decode", HERE, ours)
-    with prefill, decode, Router(tmp_path, [prefill, decode], "--disaggregate=always") as router:
-        yield router, prefill, decode
+    with fleet_on_two_hosts(tmp_path, other_host, request.param) as fleet:
+        yield fleet
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def shape(other_host):
 
     def apply(*discipline):
         for device, where in ((ours, ()), (theirs, there)):
-            run("tc", "qdisc", "replace", "dev", device, "root", *discipline, there=where)
+            on_host("tc", "qdisc", "replace", "dev", device, "root", *discipline, there=where)
     yield apply
     for device, where in ((ours, ()), (theirs, there)):
         subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], capture_output=True)

@@ -10,7 +10,7 @@ import pytest
 
 from fleet import Router, Worker
 from server import wait_until
-from test_faults import ask, mixed_requests
+from test_faults import AT_ONCE, Load, ask, mixed_requests
 
 STREAMS = 40
 
@@ -37,32 +37,21 @@ def test_streams_move_between_instruction_sets(tmp_path, pair, hybrid):
         assert fingerprint(router) == fingerprint(hybrid)
         router.wait_alive("hybrid", 2)
         rng = random.Random(17)
-        asked = itertools.count()
-        with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            running = {}
-
-            def keep_busy():
-                for future in [future for future in running if future.done()]:
-                    index = running.pop(future)
-                    assert future.result() == want[index], f"request {index} changed its answer"
-                while len(running) < 6:
-                    index = next(asked) % len(requests)
-                    running[pool.submit(ask, router, requests[index])] = index
-
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            load = Load(pool, router, requests, want)
             for victim in itertools.cycle(workers):
-                keep_busy()
+                load.go_on()
                 if router.total("tandem_stream_resumes_total") >= STREAMS:
                     break
                 # Everybody has got further since the last one, as nobody knows who killed them.
                 before = router.total("tandem_generated_tokens_total")
                 enough = rng.randrange(200, 600)
-                wait_until(lambda: keep_busy() or router.total("tandem_generated_tokens_total") > before + enough,
+                wait_until(lambda: load.go_on() or router.total("tandem_generated_tokens_total") > before + enough,
                            60, f"{enough} more tokens are generated")
                 victim.kill()
                 victim.start()
                 router.wait_alive("hybrid", 2)
-            for future, index in running.items():
-                assert future.result() == want[index], f"request {index} changed its answer"
+            load.end()
         router.wait_idle(30)
 
 

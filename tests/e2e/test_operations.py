@@ -2,14 +2,12 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 
-import httpx
 import pytest
 
-from server import BIN, DEMO_MODEL, TOOLS, Server, prove, wait_until
+from server import BIN, DEMO_MODEL, Server, grpcurl, prove, wait_until
 
 METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_requests_total",
            "tandem_ttft_seconds_count", "tandem_itl_seconds_count"]
@@ -17,7 +15,7 @@ METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_request
 
 def test_metrics_are_well_formed_and_complete(disaggregated):
     disaggregated.complete([31, 32, 33] * 20, max_tokens=8)
-    text = httpx.get(f"{disaggregated.url}/metrics").text
+    text = disaggregated.client.get("/metrics").text
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     names = {name for name, _ in disaggregated.metrics()}
@@ -31,7 +29,7 @@ def test_metrics_are_well_formed_and_complete(disaggregated):
 def test_answers_carry_request_id_and_cached_tokens(disaggregated):
     body = {"model": "default", "prompt": [41, 42, 43, 44] * 20, "max_tokens": 2, "temperature": 0}
     for _ in range(4):  # Until each decode worker has seen it.
-        answer = httpx.post(f"{disaggregated.url}/v1/completions", json=body, headers={"x-request-id": "mine"})
+        answer = disaggregated.client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
         assert answer.headers["x-request-id"] == "mine"
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
 
@@ -43,6 +41,7 @@ def test_a_dead_workers_counters_are_kept(tmp_path):
         assert before > 0
         server.kill("decode-0")
         server.wait_alive("decode", 1)
+        server.wait_ready()  # Without a session with it, the prefill worker would do all of the next request.
         assert server.total("tandem_kv_transfer_bytes_total") == before
         server.complete([61, 62, 63] * 40, max_tokens=4)
         wait_until(lambda: server.total("tandem_kv_transfer_bytes_total") == 2 * before, 5,
@@ -53,7 +52,7 @@ def test_sigterm_lets_running_streams_end(tmp_path):
     with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always") as server:
         body = {"model": "default", "prompt": [71, 72, 73] * 10, "max_tokens": 300, "temperature": 0,
                 "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
@@ -70,13 +69,9 @@ def test_a_drained_worker_ends_and_is_replaced(tmp_path):
         before = server.complete(prompt, max_tokens=8)
         for name in ("prefill-0", "decode-0"):
             pid = server.pid(name)
-            target = next(line for line in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                          if line.startswith("--listen=")).removeprefix("--listen=")
-            secret = next(entry.partition("=")[2] for entry in pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0")
-                          if entry.startswith("TANDEM_FLEET_SECRET="))
-            drained = subprocess.run([TOOLS / "grpcurl", "-plaintext", *prove(target, "/tandem.v1.Worker/Control", secret),
-                                      "-d", '{"drain": {}}', target, "tandem.v1.Worker/Control"],
-                                     capture_output=True, text=True, timeout=60)
+            target = server.worker_address(name)
+            drained = grpcurl(target, "tandem.v1.Worker/Control", {"drain": {}},
+                              prove(target, "/tandem.v1.Worker/Control", server.secret(name)))
             assert drained.returncode == 0, drained.stderr
             wait_until(lambda: server.pid(name) != pid, 30, f"{name} (pid {pid}) is restarted")
             assert f'"child":"{name}","how":"exit status 0"' in server.log()
@@ -87,10 +82,10 @@ def test_a_drained_worker_ends_and_is_replaced(tmp_path):
 
 def test_ready_follows_the_workers(tmp_path):
     with Server(tmp_path, DEMO_MODEL, "--hybrid=1") as server:
-        assert httpx.get(f"{server.url}/health").status_code == 200
-        assert httpx.get(f"{server.url}/version").json()["version"]
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/version").json()["version"]
         os.kill(server.pid("hybrid-0"), signal.SIGSTOP)
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 10, "a stopped worker is noticed")
+        wait_until(lambda: server.client.get("/ready").status_code == 503, 10, "a stopped worker is noticed")
         os.kill(server.pid("hybrid-0"), signal.SIGCONT)
         server.wait_ready()
 

@@ -1,32 +1,17 @@
 """Neighbours on the machine and pages in a browser: who may not speak, and who still may."""
 
 import json
-import os
-import pathlib
 import subprocess
 
 import httpx
 import pytest
 
-from fleet import Router, Worker
-from server import BIN, DEMO_MODEL, TOOLS, Server, free_port, wait_until
+from fleet import Router, Worker, environment
+from server import BIN, DEMO_MODEL, Server, free_port, grpcurl, wait_until
 
 OLD, NEW = "o" * 40, "n" * 40
 BODY = {"model": "default", "prompt": [41, 42, 43] * 30, "max_tokens": 4, "temperature": 0}
 HELLO = {"hello": {"protocolMin": 1, "protocolMax": 1, "transportAddress": "/////w=="}}
-
-
-def grpcurl(target, method, message):
-    return subprocess.run([TOOLS / "grpcurl", "-plaintext", "-d", json.dumps(message), target, method],
-                          capture_output=True, text=True, timeout=60)
-
-
-def arguments(pid):
-    return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-
-
-def listens_on(server, name):
-    return next(flag.split("=")[1] for flag in arguments(server.pid(name)) if flag.startswith("--listen="))
 
 
 @pytest.mark.parametrize("method, message", [
@@ -36,7 +21,7 @@ def listens_on(server, name):
 def test_any_local_user_is_refused_by_workers(disaggregated, method, message):
     for name in ("prefill-0", "decode-0"):
         pid = disaggregated.pid(name)
-        ended = grpcurl(listens_on(disaggregated, name), f"tandem.v1.{method}", message)
+        ended = grpcurl(disaggregated.worker_address(name), f"tandem.v1.{method}", message)
         assert ended.returncode != 0 and "Unauthenticated" in ended.stderr, ended.stdout + ended.stderr
         assert disaggregated.pid(name) == pid
     assert disaggregated.post("/v1/completions", BODY).status_code == 200
@@ -45,22 +30,20 @@ def test_any_local_user_is_refused_by_workers(disaggregated, method, message):
 def test_frames_are_refused_too(tmp_path):
     with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always",
                 "--transport=grpc") as server:
-        ended = grpcurl(listens_on(server, "prefill-0"), "tandem.v1.Kv/Frames", {"token": "AAAAAAAAAAAAAAAAAAAAAA=="})
+        ended = grpcurl(server.worker_address("prefill-0"), "tandem.v1.Kv/Frames",
+                        {"token": "AAAAAAAAAAAAAAAAAAAAAA=="})
         assert "Unauthenticated" in ended.stderr, ended.stdout + ended.stderr
         server.complete([1, 2, 3] * 40)
         assert server.total("tandem_kv_transfer_bytes_total") > 0
 
 
 def test_serves_secret_is_its_own_and_on_no_command_line(disaggregated, hybrid):
-    def secret(server, name):
-        entries = pathlib.Path(f"/proc/{server.pid(name)}/environ").read_text().split("\0")
-        return next(entry.partition("=")[2] for entry in entries if entry.startswith("TANDEM_FLEET_SECRET="))
-    ours = {secret(disaggregated, name) for name in ("router", "prefill-0", "decode-0", "decode-1")}
-    assert len(ours) == 1 and ours != {secret(hybrid, "hybrid-0")}
+    ours = {disaggregated.secret(name) for name in ("router", "prefill-0", "decode-0", "decode-1")}
+    assert len(ours) == 1 and ours != {hybrid.secret("hybrid-0")}
     text = ours.pop()
     assert len(text) == 64 and text not in disaggregated.log()
     for name in ("router", "prefill-0", "decode-0", "decode-1"):
-        assert text not in " ".join(arguments(disaggregated.pid(name)))
+        assert text not in " ".join(disaggregated.arguments(name))
 
 
 def test_a_secret_is_replaced_while_the_fleet_serves(tmp_path, hybrid):
@@ -96,7 +79,7 @@ def test_processes_of_two_secrets_do_not_trust_each_other(tmp_path):
         router.wait_ready = lambda: None  # It never is.
         with router:
             wait_until(lambda: "do not trust each other" in router.log(), 30, "the router says why")
-            assert httpx.get(f"{router.url}/ready").status_code == 503
+            assert router.client.get("/ready").status_code == 503
         assert '"refused"' in worker.log_path.read_text() or "is refused" in worker.log_path.read_text()
 
 
@@ -113,8 +96,7 @@ def test_without_a_secret_loopback_warns_and_the_network_is_refused(tmp_path):
         assert router.post("/v1/completions", BODY).status_code == 200
         assert "no fleet secret" in worker.log_path.read_text() and "no fleet secret" in router.log()
     public = [str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--listen=0.0.0.0:{free_port()}"]
-    kept = {name: value for name, value in os.environ.items() if name != "TANDEM_FLEET_SECRET"}
-    ended = subprocess.run(public, capture_output=True, text=True, timeout=60, env=kept)
+    ended = subprocess.run(public, capture_output=True, text=True, timeout=60, env=environment(None))
     assert ended.returncode == 2 and "--fleet-secret-file" in ended.stderr
     shared = tmp_path / "readable"
     shared.write_text(OLD)
@@ -137,23 +119,23 @@ def test_pages_of_other_sites_are_refused_and_curl_is_told_what_to_add(hybrid):
     assert curl(hybrid, *as_json)[0] == 200
     assert curl(hybrid, *as_json, "-H", "Origin: https://evil.example")[0] == 403
     assert curl(hybrid, *as_json, "-H", "Host: evil.example")[0] == 403
-    answer = httpx.get(f"{hybrid.url}/v1/models", headers={"Origin": "https://evil.example"})
+    answer = hybrid.client.get("/v1/models", headers={"Origin": "https://evil.example"})
     assert answer.status_code == 200 and not any(name.startswith("access-control") for name in answer.headers)
-    assert httpx.get(f"{hybrid.url}/metrics", headers={"Host": "rebound.example:8000"}).status_code == 403
+    assert hybrid.client.get("/metrics", headers={"Host": "rebound.example:8000"}).status_code == 403
 
 
 def test_configured_names_and_pages_are_let_in(tmp_path):
     page = {"Origin": "https://chat.example"}
     with Server(tmp_path, DEMO_MODEL, "--hybrid=1", "--allowed-host=box.example,other.example",
                 "--cors-origin=https://chat.example") as server:
-        assert httpx.get(f"{server.url}/health", headers={"Host": "Box.example:80"}).status_code == 200
-        assert httpx.get(f"{server.url}/health", headers={"Host": "evil.example"}).status_code == 403
-        asked = httpx.options(f"{server.url}/v1/completions",
-                              headers=page | {"Access-Control-Request-Method": "POST",
-                                              "Access-Control-Request-Headers": "content-type"})
+        assert server.client.get("/health", headers={"Host": "Box.example:80"}).status_code == 200
+        assert server.client.get("/health", headers={"Host": "evil.example"}).status_code == 403
+        asked = server.client.options("/v1/completions",
+                                      headers=page | {"Access-Control-Request-Method": "POST",
+                                                      "Access-Control-Request-Headers": "content-type"})
         assert asked.status_code == 200 and "content-type" in asked.headers["access-control-allow-headers"]
         for stream in (False, True):
-            answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"stream": stream}, headers=page)
+            answer = server.client.post("/v1/completions", json=BODY | {"stream": stream}, headers=page)
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == "https://chat.example"
 

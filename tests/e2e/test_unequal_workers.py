@@ -1,17 +1,14 @@
 """Workers of one model that hold requests of different lengths."""
 
-import json
-
-import httpx
 from fleet import Router, Worker
 from server import wait_until
 
 PROMPT = [21, 22, 23, 24]
 
 
-def body(max_tokens, **more):
+def body(max_tokens):
     return {"model": "default", "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
-            "return_token_ids": True, **more}
+            "return_token_ids": True}
 
 
 def test_a_stream_that_lost_its_worker_waits_for_one_that_holds_all_of_it(tmp_path, hybrid):
@@ -22,11 +19,9 @@ def test_a_stream_that_lost_its_worker_waits_for_one_that_holds_all_of_it(tmp_pa
     with large, small, Router(tmp_path, [large, small]) as router:
         router.wait_alive("hybrid", 2)
         got, finish, killed = [], None, False
-        with httpx.stream("POST", f"{router.url}/v1/completions", json=body(600, stream=True), timeout=120) as answer:
-            for line in answer.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                choice = json.loads(line[len("data: "):])["choices"][0]
+        with router.events(body(600)) as events:
+            for event in events:
+                choice = event["choices"][0]
                 got += choice["token_ids"]
                 finish = choice["finish_reason"] or finish
                 if len(got) >= 100 and not killed:
@@ -45,7 +40,7 @@ def test_what_fits_nobody_is_refused_with_the_numbers(tmp_path):
     small = Worker(tmp_path, "small", "--max-model-len=300")
     with large, small, Router(tmp_path, [large, small]) as router:
         router.wait_alive("hybrid", 2)
-        answer = httpx.post(f"{router.url}/v1/completions", json=body(697))
+        answer = router.post("/v1/completions", body(697))
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "701 in all; the context holds 700" in answer.json()["error"]["message"]

@@ -492,6 +492,15 @@ TEST_F(RouterHttpTest, AWorkerOfAnotherModelMakesNobodyReady) {
   EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 503; }));
 }
 
+TEST_F(RouterHttpTest, NoWorkerOffersMoreThanTheModelsOwnContext) {
+  Start({FakeWorkerOptions{.max_model_tokens = 4 << 20}});
+  const json::value models = json::parse(RawHttp(http()).Exchange("/v1/models").body);
+  EXPECT_EQ(models.at("data").at(0).at("max_model_len"), 8192);
+  const RawAnswer longer = Post("/v1/completions", R"({"prompt": [5, 6, 7], "max_tokens": 8190})");
+  EXPECT_EQ(longer.status, 400);
+  EXPECT_THAT(longer.body, HasSubstr("context_length_exceeded"));
+}
+
 TEST_F(RouterHttpTest, AStalledWorkerIsNotDialledAgainAtOnce) {
   Start({FakeWorkerOptions(), FakeWorkerOptions{.stalled = true}});
   // Every dial without a pause that grows would be several a heartbeat.

@@ -114,6 +114,7 @@ struct EngineFleet::Worker final : public Outbox {
     held.erase(frame);
   }
 
+  void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId&, PauseReason reason) override {
     fleet->pauses_.push_back(reason);
   }
@@ -251,7 +252,7 @@ bool EngineFleet::RunOne() {
     Worker& worker = *workers_[turn];
     if (worker.paused || (!worker.dirty && worker.wakeup_us > now_us_)) continue;
     const Engine::StepResult result = worker.engine->Step(now_us_);
-    worker.dirty = result.ran_batch;
+    worker.dirty = result.again;
     worker.wakeup_us = result.next_wakeup_us;
     return true;
   }

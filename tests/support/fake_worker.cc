@@ -61,6 +61,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     registry_.Gauge("tandem_fake_running", "Running.");
     grpc::ServerBuilder builder;
     ConfigureServer(/*liveness_scale=*/1, &builder);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // What is not read stays there.
     builder.AddListeningPort("127.0.0.1:" + std::to_string(options.port),
                              grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -129,6 +130,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       }
       context->TryCancel();
     });
+    while (options_.reads_no_commands && !stopping_ && !context->IsCancelled()) {
+      MutexLock lock(&mu_);
+      changed_.WaitFor(&mu_, std::chrono::milliseconds(10));
+    }
     v1::ToWorker message;
     while (stream->Read(&message)) {
       absl::StatusOr<RouterCommand> command = FromProto(message);

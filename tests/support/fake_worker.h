@@ -31,7 +31,8 @@ struct FakeWorkerOptions {
   bool ends_watches = false;     // Once the registration has been said.
   bool registers_last = false;   // A Watch begins with a heartbeat.
   bool registers_again = false;  // With every heartbeat.
-  int num_full_snapshots = 0;    // Before the first heartbeat, of kMaxHashesPerEvent.
+  bool reads_no_commands = false;
+  int num_full_snapshots = 0;  // Before the first heartbeat, of kMaxHashesPerEvent.
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.
   std::vector<int32_t> script;

@@ -45,7 +45,6 @@ inline std::vector<RouterCommand> WireCommands() {
       .time_left_us = 60'000'000,
       .hash_root = WireHash(1),
       .model = "demo",
-      .trace_context = "00-11111111111111111111111111111111-2222222222222222-01",
       .alone = true,
       .prefill = {.worker = {.name = "prefill-0", .incarnation = 5}, .address = "127.0.0.1:5000"},
       .disaggregate_from_tokens = 256};
@@ -108,7 +107,6 @@ inline std::vector<WatchUpdate> WireUpdates() {
                                .running_sequences = 6,
                                .waiting_sequences = 7,
                                .waiting_prompt_tokens = 8,
-                               .steps = 9,
                                .has_work = true,
                                .since_progress_us = 10},
                       .draining = true};
@@ -127,7 +125,6 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
                         .sampling = WireSampling(),
                         .time_left_us = 5,
                         .hash_root = WireHash(7),
-                        .trace_context = "trace",
                         .first_block = 1,
                         .num_blocks = 2,
                         .alone = true},

@@ -1,6 +1,7 @@
 #include "services/router/app/client_flags.h"
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/memory_budget.h"
 
 namespace tandem {
 
@@ -19,11 +20,7 @@ void ClientFlags::Declare(FlagSet* flags) {
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
-  flags->Add(
-      "memory-limit", &memory_limit, "BYTES",
-      "of each process: held for clients and peers beyond weights, KV and running requests, "
-      "at least 32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to "
-      "256MiB");
+  flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
 std::vector<std::string> ClientFlags::Arguments() const {

@@ -50,6 +50,8 @@ absl::Status RouterApp::Start() {
   core_options.owner.max_index_entries =
       memory_.budget()->limit_bytes() / kIndexShare / PrefixIndex::kEntryBytes;
   core_options.model = model_.served_name;
+  core_options.max_model_tokens =
+      static_cast<int32_t>(std::min<int64_t>(model_.max_model_tokens, INT32_MAX));
   core_options.expected_workers = options_.workers;
   TANDEM_ASSIGN_OR_RETURN(core_, RouterCore::Create(core_options, &clock_, &metrics_));
 
@@ -114,7 +116,7 @@ RouterApp::~RouterApp() {
 bool RouterApp::Ready() const {
   if (draining_) return false;
   const FleetView view = core_->View();
-  if (!view.can_serve || !view.can_decode) return false;
+  if (!view.can_decode) return false;
   if (options_.workers_dns.empty()) return view.known_completely;
   if (!workers_->resolved()) return false;
   if (clock_.NowUs() - started_us_ >= kDnsSettleUs) return true;

@@ -10,9 +10,6 @@ namespace {
 
 // As the fields are called here.
 constexpr FieldNames kProtoNames = {
-    .model = "model",
-    .prompt = "prompt",
-    .temperature = "temperature",
     .top_p = "sampling.top_p",
     .top_k = "sampling.top_k",
     .n = "sampling.num_sequences",
@@ -89,7 +86,6 @@ absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in
   if (response.has_prompt_candidates()) {
     r.num_prompt_logprobs = response.prompt_candidates().top_n();
   }
-  r.return_token_ids = response.output_token_ids();
   if (in.has_cache_salt()) r.cache_salt = in.cache_salt();
   return r;
 }

@@ -29,12 +29,6 @@ int64_t TimeLeftUs(const grpc::CallbackServerContext& context) {
   return std::max<int64_t>(left.count(), 1);
 }
 
-std::string TraceContext(const grpc::CallbackServerContext& context) {
-  const auto it = context.client_metadata().find("traceparent");
-  return it == context.client_metadata().end() ? ""
-                                               : std::string(it->second.data(), it->second.size());
-}
-
 // What both kinds of call share: the way to a running generation. The reactor owns it together with
 // the jobs and callbacks that are still on their way.
 class Call : public std::enable_shared_from_this<Call> {
@@ -44,7 +38,6 @@ class Call : public std::enable_shared_from_this<Call> {
       : answer_(*request), generator_(generator), request_(std::move(request)), stream_(stream) {
     facts_.client = ClientOfCall(context.peer());
     facts_.label = request_->request_id();
-    facts_.trace_context = TraceContext(context);
     facts_.arrived_us = generator->clock().NowUs();
     facts_.time_left_us = TimeLeftUs(context);
   }

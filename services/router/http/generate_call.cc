@@ -57,7 +57,6 @@ absl::Status GenerateCall::TryBegin(const HttpRequest& request) {
   Generator::Call call;
   call.client = request.client;
   call.label = request_id_;
-  call.trace_context = std::string(request.Header("traceparent"));
   call.arrived_us = arrived_us_;
   call.on_news = [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->OnNews();

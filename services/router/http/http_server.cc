@@ -90,9 +90,7 @@ class HttpServer::Impl {
     StopAccepting();
     {
       MutexLock lock(&open_mu_);
-      for (auto now = Clock::now(); num_open_ > 0 && now < until; now = Clock::now()) {
-        none_open_.WaitFor(&open_mu_,
-                           std::chrono::duration_cast<std::chrono::microseconds>(until - now));
+      while (num_open_ > 0 && none_open_.WaitUntil(&open_mu_, until)) {
       }
     }
     io_.stop();

@@ -330,6 +330,7 @@ bool ServerConnection::CheckHeader() {
   }
   if (header_done_ || !parser_->is_header_done()) return true;
   header_done_ = true;
+  holding_->SetIdle(false);
   if (request.target().size() > kMaxTargetBytes) {
     Refuse(414, absl::StrFormat("the target has %d bytes, at most %d are allowed",
                                 request.target().size(), kMaxTargetBytes));
@@ -430,6 +431,7 @@ absl::Status ServerConnection::Charge(size_t more_bytes) {
   const size_t buffered = NumBuffered() + more_bytes;
   const size_t beyond = buffered > kIncludedBytes ? buffered - kIncludedBytes : 0;
   holding_->SetMayBeCut(state_ != State::kAnswering || beyond > 0);
+  holding_->SetIdle(state_ == State::kIdle || (state_ == State::kReading && !header_done_));
   return holding_->Set(shared_->connection_bytes + static_cast<int64_t>(beyond));
 }
 
@@ -443,9 +445,7 @@ void ServerConnection::OnCut() {
         return Close();
       }
       admitted_ = false;
-      Refuse(503, absl::StrFormat("memory: cut off, as this client held most when %d bytes were in "
-                                  "use (--memory-limit)",
-                                  shared_->budget->limit_bytes()));
+      Refuse(503, std::string(Charge(0).message()));
       static_cast<void>(holding_->Set(0));  // It is gone.
       return;
     case State::kAnswering:

@@ -28,14 +28,14 @@ def crowd(address, connections, streams, outcomes, make_call, window=None):
             break
         send(client, b"".join(make_call(2 * i + 1) for i in range(streams)))
         clients.append(client)
-    outcomes["calls"] = outcomes.get("calls", 0) + len(clients) * streams
+    outcomes["calls"] += len(clients) * streams
     return clients
 
 
 @attack(growth=WAITING)
 def grpc_headers_only(fleet, full, outcomes):
     """20,000 calls that only send their headers."""
-    clients = crowd(fleet.grpc_address, 160, STREAMS, outcomes,
+    clients = crowd(fleet.grpc, 160, STREAMS, outcomes,
                     lambda stream: call(stream, "/tandem.v1.Inference/Generate"))
     yield
     close(clients)
@@ -46,7 +46,7 @@ def grpc_headers_only_of_streams(fleet, full, outcomes):
     """The same of a method that streams, and of the health service."""
     clients = []
     for path in "/tandem.v1.Inference/GenerateStream", "/grpc.health.v1.Health/Watch":
-        clients += crowd(fleet.grpc_address, 80, STREAMS, outcomes, lambda stream: call(stream, path))
+        clients += crowd(fleet.grpc, 80, STREAMS, outcomes, lambda stream: call(stream, path))
     yield
     close(clients)
 
@@ -56,7 +56,7 @@ def grpc_endless_header(fleet, full, outcomes):
     """100 header fields that do not end."""
     clients = []
     for _ in range(100):
-        client = open_http2(fleet.grpc_address)
+        client = open_http2(fleet.grpc)
         if client is None:
             break
         # Of 4 MiB, as the length of its value says (RFC 7541, 5.1).
@@ -74,7 +74,7 @@ def grpc_endless_header(fleet, full, outcomes):
 @attack(growth=LIMIT + SLACK, only_full=True)
 def grpc_unread_answers(fleet, full, outcomes):
     """20,000 answers that nobody reads."""
-    clients = crowd(fleet.grpc_address, 160, STREAMS, outcomes,
+    clients = crowd(fleet.grpc, 160, STREAMS, outcomes,
                     lambda stream: call(stream, "/tandem.v1.Control/GetServerInfo", b""), window=0)
     yield
     close(clients)
@@ -84,7 +84,7 @@ def grpc_unread_answers(fleet, full, outcomes):
 def grpc_unread_streams(fleet, full, outcomes):
     """Streams of tokens that nobody reads."""
     request = proto([(4, proto([(1, 20), (1, 21)])), (6, proto([(1, 16)])), (8, proto([(1, 1000), (6, 1)]))])
-    clients = crowd(fleet.grpc_address, 1, 16 if full else 4, outcomes,
+    clients = crowd(fleet.grpc, 1, 16 if full else 4, outcomes,
                     lambda stream: call(stream, "/tandem.v1.Inference/GenerateStream", request), window=0)
     yield
     close(clients)
@@ -96,7 +96,7 @@ def grpc_unfinished_messages(fleet, full, outcomes):
     clients = []
     for _ in range(150):
         size = 4 * MiB - 64
-        client = open_http2(fleet.grpc_address)
+        client = open_http2(fleet.grpc)
         if client is None:
             break
         client.settimeout(0.2)
@@ -165,12 +165,11 @@ def worker_strangers_that_do_not_read(fleet, full, outcomes):
 def worker_peers(fleet, full, outcomes):
     """Calls to a worker that only send their headers, by somebody who knows the secret."""
     address = fleet.worker_address("decode-0")
-    target = f"{address[0]}:{address[1]}"
-    challenge = challenge_of(target)
+    challenge, secret = challenge_of(address), fleet.secret("decode-0")
     clients = []
     for path in "/tandem.v1.Worker/Control", "/tandem.v1.Worker/Watch", "/tandem.v1.Worker/Session":
         clients += crowd(address, 110 if full else 20, PEER_STREAMS, outcomes, lambda stream: call(
-            stream, path, more={"tandem-proof-bin": proof(challenge, target, path, fleet.secret)}))
+            stream, path, more={"tandem-proof-bin": proof(challenge, address, path, secret)}))
     yield
     close(clients)
 
@@ -179,11 +178,10 @@ def worker_peers(fleet, full, outcomes):
 @attack(process="decode-0", growth=2 * LIMIT, only_full=True)
 def worker_watches_unread(fleet, full, outcomes):
     """Watches of a worker that nobody reads."""
-    address = fleet.worker_address("decode-0")
-    target, path = f"{address[0]}:{address[1]}", "/tandem.v1.Worker/Watch"
-    challenge = challenge_of(target)
+    address, path = fleet.worker_address("decode-0"), "/tandem.v1.Worker/Watch"
+    challenge, secret = challenge_of(address), fleet.secret("decode-0")
     watch = proto([(1, b"attack"), (2, 1), (3, 1)])
     clients = crowd(address, 20, PEER_STREAMS, outcomes, lambda stream: call(
-        stream, path, watch, {"tandem-proof-bin": proof(challenge, target, path, fleet.secret)}), window=0)
+        stream, path, watch, {"tandem-proof-bin": proof(challenge, address, path, secret)}), window=0)
     yield
     close(clients)

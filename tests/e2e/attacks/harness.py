@@ -1,10 +1,9 @@
 """What an attack is run with: a fleet, a look at its memory, and clients that mind their own business."""
 
+import collections
 import contextlib
 import json
-import os
 import pathlib
-import secrets
 import socket
 import struct
 import subprocess
@@ -13,7 +12,7 @@ import time
 
 import httpx
 
-from server import DEMO_MODEL, ROOT, TOOLS, Server, wait_until
+from server import DEMO_MODEL, ROOT, Server, grpcurl, wait_until
 
 MiB = 1 << 20
 LIMIT = 64 * MiB
@@ -28,7 +27,7 @@ def attack(process="router", growth=LIMIT, only_full=False, fleet=None):
     """Registers an attack: `growth` is by how many bytes it may make `process` grow; `only_full`, whether
     it is left out of ./tools/test, which has a minute for all of them; `fleet`, what is attacked, if not a Fleet.
 
-    The function gets the fleet, whether to be at full size, and a Counter-like dict of outcomes; it is
+    The function gets the fleet, whether to be at full size, and a Counter of outcomes; it is
     a generator: what it does up to its `yield` is the attack, and it lets go of everything after it.
     """
     def register(function):
@@ -40,49 +39,28 @@ def attack(process="router", growth=LIMIT, only_full=False, fleet=None):
 
 
 class Fleet(Server):
-    """One prefill and one decode worker and a router, with the smallest default memory limit. Attackers may know
-    its secret."""
+    """One prefill and one decode worker and a router, with the smallest default memory limit."""
 
     def __init__(self, folder):
-        self.secret = secrets.token_hex(16)
-        self.environment = {**os.environ, "TANDEM_FLEET_SECRET": self.secret}
         super().__init__(folder, DEMO_MODEL, "--prefill=1", "--decode=1", "--transport=grpc",
                          "--disaggregate=always", f"--memory-limit={LIMIT}")
 
-    def rss(self, process):
-        for line in pathlib.Path(f"/proc/{self.pid(process)}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError(f"{process} has ended")
 
-    def worker_address(self, process):
-        command = pathlib.Path(f"/proc/{self.pid(process)}/cmdline").read_bytes().decode().split("\0")
-        host, port = next(f for f in command if f.startswith("--listen="))[9:].rsplit(":", 1)
-        return host, int(port)
-
-    @property
-    def http_address(self):
-        return split(self.http)
-
-    @property
-    def grpc_address(self):
-        return split(self.grpc)
+def rss(fleet, process):
+    for line in pathlib.Path(f"/proc/{fleet.pid(process)}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"{process} has ended")
 
 
-def split(address):
-    host, port = address.rsplit(":", 1)
-    return host, int(port)
-
-
-def connect(address, receive_buffer=None):
+def connect(address):
     """From the attacker's address. None if it is refused."""
     client = socket.socket()
     try:
-        if receive_buffer:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.bind((ATTACKER, 0))
         client.settimeout(10)
-        client.connect(address)
+        host, port = address.split(":")
+        client.connect((host, int(port)))
         return client
     except OSError:
         client.close()
@@ -171,8 +149,8 @@ class Bystanders:
     is."""
 
     PROMPT = list(range(20, 60))
-    BODY = {"model": "default", "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stream": True,
-            "return_token_ids": True, "ignore_eos": True}
+    BODY = {"model": "default", "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": True,
+            "ignore_eos": True}
 
     def __init__(self, fleet, count=2):
         self.fleet = fleet
@@ -188,27 +166,19 @@ class Bystanders:
         request = {"model": "default", "token_ids": {"ids": self.PROMPT}, "temperature": 0,
                    "stopping": {"max_new_tokens": self.BODY["max_tokens"], "ignore_eos": True},
                    "response": {"output_token_ids": True}}
-        answer = subprocess.run(
-            [TOOLS / "grpcurl", "-plaintext", "-import-path", ROOT / "proto", "-proto", "tandem/v1/inference.proto",
-             "-d", json.dumps(request), self.fleet.grpc, "tandem.v1.Inference/Generate"],
-            capture_output=True, text=True, timeout=60)
+        answer = grpcurl(self.fleet.grpc, "tandem.v1.Inference/Generate", request,
+                         ["-import-path", ROOT / "proto", "-proto", "tandem/v1/inference.proto"])
         assert answer.returncode == 0, answer.stderr
         return json.loads(answer.stdout)["outputs"][0]["tokenIds"]
 
     def ask_http(self):
         tokens, last = [], time.monotonic()
-        with httpx.stream("POST", f"{self.fleet.url}/v1/completions", json=self.BODY, timeout=60) as response:
-            if response.status_code != 200:
-                response.read()
-                raise AssertionError(f"{response.status_code}: {response.text[:300]}")
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
+        with self.fleet.events(self.BODY) as events:
+            for event in events:
                 now = time.monotonic()
                 self.gaps.append(now - last)
                 last = now
-                event = json.loads(line[6:])
-                assert "error" not in event, line
+                assert "error" not in event, event
                 for choice in event["choices"]:
                     tokens += choice.get("token_ids") or []
         assert len(tokens) == self.BODY["max_tokens"], f"{len(tokens)} tokens"
@@ -255,7 +225,7 @@ class Watch:
 
     def look(self):
         while not self.stop.wait(0.02):
-            self.peak = max(self.peak, self.fleet.rss(self.process))
+            self.peak = max(self.peak, rss(self.fleet, self.process))
 
     def __enter__(self):
         self.thread.start()
@@ -294,14 +264,14 @@ def run(fleet, function, full=False):
     with Bystanders(fleet) as calm:
         calm.wait(3)
     report.p99_before = calm.p99()
-    report.before = fleet.rss(process)
+    report.before = rss(fleet, process)
     report.allowed = report.before + function.growth
-    report.outcomes = {}
+    report.outcomes = collections.Counter()
     pid = fleet.pid(process)
     with Bystanders(fleet) as others, Watch(fleet, process) as watch:
         with contextlib.contextmanager(function)(fleet, full, report.outcomes):
             others.wait(3)
-            report.held = fleet.rss(process)
+            report.held = rss(fleet, process)
     report.p99_during, report.peak = others.p99(), watch.peak
     report.refused = fleet.total("tandem_memory_refusals_total", how="refused")
     report.cut = fleet.total("tandem_memory_refusals_total", how="cut")
@@ -312,12 +282,12 @@ def run(fleet, function, full=False):
     if report.peak > report.allowed:
         report.problems.append("more memory than allowed")
     try:
-        wait_until(lambda: fleet.rss(process) <= report.before + MAX_LEFT, 20, "memory is given back")
+        wait_until(lambda: rss(fleet, process) <= report.before + MAX_LEFT, 20, "memory is given back")
     except AssertionError:
         report.problems.append(f"more than {MAX_LEFT / MiB:.0f} MiB are kept")
     try:
         fleet.wait_idle(20)
     except AssertionError:
         report.problems.append("blocks are still held")
-    report.after = fleet.rss(process)
+    report.after = rss(fleet, process)
     return report

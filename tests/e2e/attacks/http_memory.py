@@ -11,14 +11,10 @@ SLACK = 48 * MiB
 BODY_BYTES = 4 * MiB
 
 
-def count(outcomes, key):
-    outcomes[key] = outcomes.get(key, 0) + 1
-
-
 def crowd(fleet, size, speak, outcomes):
     """`size` connections that each say something; those that could be opened."""
     def one(number):
-        client = connect(fleet.http_address)
+        client = connect(fleet.http)
         if client is not None:
             speak(client, number)
         return client
@@ -33,6 +29,18 @@ def post(length):
             f"Content-Length: {length}\r\n\r\n").encode()
 
 
+def posted(fleet, size, bodies, outcomes):
+    """`size` connections that post the bodies in turn; counts what they are answered."""
+    def speak(client, number):
+        body = bodies[number % len(bodies)]
+        send(client, post(len(body)) + body)
+    clients = crowd(fleet, size, speak, outcomes)
+    yield
+    for client in clients:
+        outcomes[f"status {status_of(client)}"] += 1
+    close(clients)
+
+
 CHUNKED = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
            b"Transfer-Encoding: chunked\r\n\r\n")
 
@@ -40,7 +48,7 @@ CHUNKED = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: a
 @attack(growth=SLACK)
 def chunk_extension(fleet, full, outcomes):
     """One chunk extension of 200 MB."""
-    client = connect(fleet.http_address)
+    client = connect(fleet.http)
     send(client, CHUNKED + b"1;")
     sent, piece = 0, b"a" * MiB
     while sent < 200 * MiB and send(client, piece):
@@ -98,12 +106,7 @@ def long_texts(fleet, full, outcomes):
         return (b'{"messages":[{"role":"user","content":"a","x":[' + value * ((BODY_BYTES - 64) // len(value)) +
                 b"0]}]}")
     bodies = [b'{"prompt":[' + b"7," * (BODY_BYTES // 2 - 32) + b"7]}", chat(b"[[[[[[[[]]]]]]]],"), chat(b"[],")]
-    clients = crowd(fleet, 300 if full else 60, lambda client, n: send(client, post(len(bodies[n % 3])) + bodies[n % 3]),
-                    outcomes)
-    yield
-    for client in clients:
-        count(outcomes, f"status {status_of(client)}")
-    close(clients)
+    yield from posted(fleet, 300 if full else 60, bodies, outcomes)
 
 
 @attack(growth=LIMIT + SLACK, only_full=True)
@@ -111,11 +114,7 @@ def values_to_parse(fleet, full, outcomes):
     """1,000 bodies, each with as many values as may be parsed, or rendered."""
     lists = b'{"max_tokens":1,"messages":[{"role":"user","content":"a","x":[' + b"[[[[[[[[]]]]]]]]," * 5000 + b"0]}]}"
     bodies = [b'{"prompt":[' + b"7," * 200000 + b"7]}", lists]
-    clients = crowd(fleet, 1000, lambda client, n: send(client, post(len(bodies[n % 2])) + bodies[n % 2]), outcomes)
-    yield
-    for client in clients:
-        count(outcomes, f"status {status_of(client)}")
-    close(clients)
+    yield from posted(fleet, 1000, bodies, outcomes)
 
 
 def completion(text, size):
@@ -132,23 +131,13 @@ LONGEST_TEXT = 40 << 10
 def texts_of_4_mib(fleet, full, outcomes):
     """Texts of 4 MiB: words, one word, one letter to a piece."""
     bodies = [completion(text, BODY_BYTES) for text in (b"In the beginning ", b"a", b"a!", b"1a ")]
-    clients = crowd(fleet, 300 if full else 60, lambda client, n: send(client, post(len(bodies[n % 4])) + bodies[n % 4]),
-                    outcomes)
-    yield
-    for client in clients:
-        count(outcomes, f"status {status_of(client)}")
-    close(clients)
+    yield from posted(fleet, 300 if full else 60, bodies, outcomes)
 
 
 @attack(growth=LIMIT + SLACK, only_full=True)
 def texts_to_encode(fleet, full, outcomes):
     """1,000 texts, each as long as one may be that cannot be cut."""
-    body = completion(b"a!", LONGEST_TEXT)
-    clients = crowd(fleet, 1000, lambda client, _: send(client, post(len(body)) + body), outcomes)
-    yield
-    for client in clients:
-        count(outcomes, f"status {status_of(client)}")
-    close(clients)
+    yield from posted(fleet, 1000, [completion(b"a!", LONGEST_TEXT)], outcomes)
 
 
 @attack(growth=LIMIT + SLACK)

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import hmac
 import os
 import socket
 import struct
@@ -12,9 +11,9 @@ import time
 import hpack
 
 from attacks.harness import (DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, LIMIT, SETTINGS,
-                             WINDOW_UPDATE, Fleet, MiB, attack, frame, grpc_message, proto)
-from fleet import Worker
-from server import BIN, DEMO_MODEL, wait_until
+                             WINDOW_UPDATE, MiB, attack, frame, grpc_message, proto)
+from fleet import SECRET, Router, Worker
+from server import digest, wait_until
 
 SLACK = 16 * MiB
 PING, RST_STREAM, ACK = 6, 3, 1
@@ -130,8 +129,8 @@ class Connection:
 class HostileWorker:
     """Registers as a worker of another model, and behaves until `harm` is one of its methods' names."""
 
-    def __init__(self, secret):
-        self.secret, self.challenge = secret.encode(), os.urandom(16)
+    def __init__(self):
+        self.challenge = os.urandom(16)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.target = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.harm = None
@@ -172,9 +171,7 @@ class HostileWorker:
     def proof(self, call, method):
         given = call.headers["tandem-proof-bin"]
         nonce = base64.b64decode(given + "=" * (-len(given) % 4))[16:32]
-        words = [b"tandem-rpc-v1 called", self.challenge, nonce, method.encode(), self.target.split(":")[1].encode()]
-        text = b"".join(struct.pack("<I", len(word)) + word for word in words)
-        return base64.b64encode(hmac.digest(self.secret, text, "sha256")).decode()
+        return base64.b64encode(digest("called", self.challenge, nonce, method, self.target, SECRET)).decode()
 
     def registration(self, name, model=b"another"):
         worker = proto([(1, name)]) + fixed64(2, 7)
@@ -246,22 +243,18 @@ class HostileWorker:
         call.say(proto([(99, 1)]) * (3 * MiB))
 
 
-class HostileFleet(Fleet):
+class HostileFleet(Router):
     """Two workers and a router, made by hand, and a third worker that is hostile."""
 
     def __init__(self, folder):
-        super().__init__(folder)
-        self.workers = [Worker(folder, f"{role}-0", f"--role={role}", "--transport=grpc", secret=self.secret)
-                        for role in ("prefill", "decode")]
-        self.hostile = HostileWorker(self.secret)
-        targets = ",".join(worker.target for worker in [*self.workers, self.hostile])
-        self.command = [str(BIN / "tandem-router"), f"--model={DEMO_MODEL}", f"--http={self.http}",
-                        f"--grpc={self.grpc}", "--disaggregate=always", f"--memory-limit={LIMIT}",
-                        f"--workers={targets}"]
+        self.hostile = HostileWorker()
+        self.workers = [*(Worker(folder, f"{role}-0", f"--role={role}", "--transport=grpc")
+                          for role in ("prefill", "decode")), self.hostile]
+        super().__init__(folder, self.workers, "--disaggregate=always", f"--memory-limit={LIMIT}")
 
     def __enter__(self):
         with contextlib.ExitStack() as entering:
-            for each in [*self.workers, self.hostile]:
+            for each in self.workers:
                 entering.enter_context(each)
             super().__enter__()
             self.running = entering.pop_all()

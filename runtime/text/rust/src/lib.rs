@@ -3,6 +3,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod border;
+mod byte_level;
 mod chat_template;
 mod config;
 mod jinja;

@@ -19,7 +19,7 @@
 //! In both, every byte of a text is in some token, so that the longest bounds how many bytes a number
 //! of tokens can have.
 
-use crate::tokenizer::bytes_of_char;
+use crate::byte_level::bytes_of_char;
 use serde_json::{json, Value as Json};
 use std::collections::{HashMap, HashSet};
 use tokenizers::models::bpe::BPE;
@@ -151,8 +151,19 @@ impl Cutter {
         (before, behind)
     }
 
+    /// Where each piece begins, and the piece.
+    pub fn pieces<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> + 'a {
+        let mut rest = text;
+        std::iter::from_fn(move || {
+            let at = text.len() - rest.len();
+            let (piece, more) = self.next_piece(rest);
+            rest = more;
+            (!piece.is_empty()).then_some((at, piece))
+        })
+    }
+
     /// The piece up to the first cut behind piece_bytes, and what comes after it.
-    pub fn next_piece<'a>(&self, text: &'a str) -> (&'a str, &'a str) {
+    fn next_piece<'a>(&self, text: &'a str) -> (&'a str, &'a str) {
         if text.len() <= self.piece_bytes {
             return (text, "");
         }

@@ -1,6 +1,7 @@
 //! Tokenizers of `tokenizer.json`.
 
 use crate::border::{guarded, Failure, IdSink, Text, TextSink, TokenSink, Warnings};
+use crate::byte_level::bytes_of_char;
 use crate::config::Config;
 use crate::pieces::Cutter;
 use serde_json::Value as Json;
@@ -31,22 +32,6 @@ pub struct TokenizerInfo {
 
 const TOKEN_SPECIAL: u32 = 1;
 const TOKEN_BYTE: u32 = 2;
-
-/// The alphabet of byte-level BPE: printable bytes stand for themselves, the others for the
-/// characters from U+0100 on, in order.
-pub fn bytes_of_char() -> HashMap<char, u8> {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut next = 0x100;
-    (0..=255u8)
-        .map(|byte| {
-            if printable(byte) {
-                return (char::from(byte), byte);
-            }
-            next += 1;
-            (char::from_u32(next - 1).expect("below U+0200"), byte)
-        })
-        .collect()
-}
 
 /// The steps of a decoder that we can follow token by token; anything else is Other.
 fn decoder_kind(decoder: &Json) -> DecoderKind {
@@ -228,24 +213,20 @@ impl TandemTokenizer {
 
     /// Of a text that is cut, its pieces' ids between what the post-processor puts around them.
     fn encode(&self, text: &str, add_special_tokens: bool, max_tokens: usize) -> Result<Vec<u32>, Failure> {
-        let Some(cutter) = self.cutter.as_ref().filter(|cutter| !cutter.next_piece(text).1.is_empty()) else {
+        let Some(cutter) = self.cutter.as_ref().filter(|cutter| cutter.pieces(text).nth(1).is_some()) else {
             return self.encode_whole(text, add_special_tokens);
         };
         let (before, after) = cutter.around(add_special_tokens);
         let mut ids = before.to_vec();
-        let mut rest = text;
-        while !rest.is_empty() {
+        for (at, piece) in cutter.pieces(text) {
             if ids.len() > max_tokens {
-                let done = text.len() - rest.len();
                 return Err(Failure::out_of_range(format!(
-                    "the first {done} of its {} bytes have {} tokens",
+                    "the first {at} of its {} bytes have {} tokens",
                     text.len(),
                     ids.len()
                 )));
             }
-            let (piece, more) = cutter.next_piece(rest);
             ids.extend(self.encode_whole(piece, false)?);
-            rest = more;
         }
         ids.extend(after);
         Ok(ids)
@@ -258,13 +239,7 @@ impl TandemTokenizer {
             let bytes = text.len();
             return Err(Failure::out_of_range(format!("its {bytes} bytes have at least {least} tokens")));
         }
-        let (mut largest, mut rest) = (0, text);
-        while !rest.is_empty() {
-            let (piece, more) = cutter.next_piece(rest);
-            largest = largest.max(piece.len());
-            rest = more;
-        }
-        Ok(largest)
+        Ok(cutter.pieces(text).map(|(_, piece)| piece.len()).max().unwrap_or(0))
     }
 
     fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, Failure> {

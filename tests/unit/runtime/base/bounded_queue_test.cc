@@ -3,12 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
+
+#include "tests/support/eventually.h"
 
 namespace tandem {
 namespace {
 
 using ::testing::ElementsAre;
+
+constexpr std::chrono::seconds kPatience{10};
 
 TEST(BoundedQueueTest, RefusesWhenFullButAlwaysTakesWhatMustNotBeLost) {
   BoundedQueue<int> queue(2);
@@ -46,6 +52,44 @@ TEST(BoundedQueueTest, WakeEndsAWaitWithoutAnItem) {
   queue.WaitFor(std::chrono::hours(1));  // Would hang without the wake.
   waker.join();
   EXPECT_EQ(queue.size(), 0u);
+}
+
+TEST(BoundedQueueTest, AWakeEndsOneWaitAlsoIfItComesBefore) {
+  BoundedQueue<int> queue(1);
+  queue.Wake();
+  std::atomic<bool> woken{false};
+  std::thread waiter([&] {
+    queue.WaitFor(std::chrono::hours(1));
+    woken = true;
+  });
+  EXPECT_TRUE(Eventually([&] { return woken.load(); }, kPatience));
+  if (!woken) queue.Wake();
+  waiter.join();
+  std::thread producer([&] { EXPECT_TRUE(queue.TryPush(1)); });
+  queue.WaitFor(std::chrono::hours(1));
+  EXPECT_EQ(queue.size(), 1u) << "the next wait is for an item";
+  producer.join();
+}
+
+TEST(BoundedQueueTest, EveryItemEndsAWait) {
+  constexpr size_t kItems = 20;
+  BoundedQueue<int> queue(1);
+  std::atomic<size_t> taken{0};
+  std::thread consumer([&] {
+    while (taken < kItems) {
+      queue.WaitFor(std::chrono::hours(1));
+      taken += queue.Drain().size();
+    }
+  });
+  for (size_t i = 1; i <= kItems && !testing::Test::HasFailure(); ++i) {
+    EXPECT_TRUE(i % 2 == 0 ? queue.PushAlways(1) : queue.TryPush(1));
+    EXPECT_TRUE(Eventually([&] { return taken == i; }, kPatience)) << i;
+  }
+  if (taken < kItems) {
+    taken = kItems;
+    queue.Wake();
+  }
+  consumer.join();
 }
 
 TEST(BoundedQueueTest, AClosedQueueTakesNothingAndReturnsWhatWasLeft) {

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -86,6 +88,24 @@ TEST(LogTest, OthersWhoShareTheFileGoOnBlocking) {
   LogInfo("a line");
   EXPECT_EQ(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK, 0);
   EXPECT_THAT(redirected.Read(), testing::HasSubstr("a line"));
+}
+
+// Ends with 0 if lines were dropped.
+[[noreturn]] void LogIntoAFileOfOneByte() {
+  BeginLog("test");
+  char name[] = "/tmp/tandem-log.XXXXXX";
+  const int file = mkstemp(name);
+  unlink(name);
+  dup2(file, STDERR_FILENO);
+  const rlimit one_byte{1, 1};
+  setrlimit(RLIMIT_FSIZE, &one_byte);
+  LogInfo("a line");
+  LogInfo("another");
+  _exit(NumDroppedLogLines() > 0 ? 0 : 1);
+}
+
+TEST(LogTest, AFileThatMayNotGrowEndsNoProcess) {
+  EXPECT_EXIT(LogIntoAFileOfOneByte(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -78,6 +78,14 @@ TEST(MemoryBudgetTest, WhoHoldsMostEvictsNobodyElse) {
   EXPECT_FALSE(honest.cut);
 }
 
+TEST(MemoryBudgetTest, AClientsSmallerUploadsDoNotGiveWayToALargerOneOfItsOwn) {
+  MemoryBudget budget(kLimit);
+  Upload small(&budget, "one"), large(&budget, "one");
+  ASSERT_TRUE(small.holding.Set(400).ok());
+  EXPECT_FALSE(large.holding.Set(700).ok());
+  EXPECT_FALSE(small.cut);
+}
+
 TEST(MemoryBudgetTest, WhoWouldHoldMostEvictsNobodyElse) {
   MemoryBudget budget(kLimit);
   Upload honest(&budget, "honest"), newcomer(&budget, "new");
@@ -141,6 +149,57 @@ TEST(MemoryBudgetTest, WhatIsBeingServedIsNotCut) {
   served.holding.SetMayBeCut(true);
   EXPECT_TRUE(newcomer.holding.Set(200).ok());
   EXPECT_TRUE(served.cut);
+}
+
+// Of many addresses, each of which holds less than one that has a request besides.
+TEST(MemoryBudgetTest, IdleConnectionsGoBeforeWhatWorksAndTheOldestFirst) {
+  MemoryBudget budget(25'600);  // A slack is 100.
+  std::vector<std::unique_ptr<Upload>> idle;
+  const auto connect = [&](const std::string& client) {
+    idle.push_back(std::make_unique<Upload>(&budget, client));
+    idle.back()->holding.SetIdle(true);
+    return idle.back()->holding.Set(16).ok();
+  };
+  Upload honest(&budget, "honest");
+  ASSERT_TRUE(honest.holding.Set(60).ok());
+  for (int i = 0; budget.held_bytes() + 16 <= budget.limit_bytes(); ++i) {
+    ASSERT_TRUE(connect("address " + std::to_string(100'000 - i)));
+  }
+  ASSERT_TRUE(connect("another"));
+  EXPECT_TRUE(idle[0]->cut);
+  EXPECT_FALSE(honest.cut || idle[1]->cut);
+  EXPECT_TRUE(honest.holding.Set(92).ok());
+  EXPECT_TRUE(idle[1]->cut && idle[2]->cut);
+  EXPECT_FALSE(honest.cut || idle[4]->cut);
+}
+
+TEST(MemoryBudgetTest, AnIdleConnectionCutsNobodyWhoHoldsLittleMore) {
+  MemoryBudget budget(25'600);
+  Upload small(&budget, "small"), rest(&budget, "rest");
+  rest.holding.SetMayBeCut(false);
+  ASSERT_TRUE(small.holding.Set(115).ok());
+  ASSERT_TRUE(rest.holding.Set(25'600 - 115).ok());
+  Upload newcomer(&budget, "new");
+  newcomer.holding.SetIdle(true);
+  EXPECT_FALSE(newcomer.holding.Set(16).ok());
+  ASSERT_TRUE(rest.holding.Set(25'600 - 116).ok());
+  ASSERT_TRUE(small.holding.Set(116).ok());
+  EXPECT_TRUE(newcomer.holding.Set(16).ok());
+  EXPECT_TRUE(small.cut);
+}
+
+TEST(MemoryBudgetTest, WhoHoldsMoreThanAQuarterCutsNothingIdleOfOthers) {
+  MemoryBudget budget(kLimit);
+  Upload idle(&budget, "idle"), greedy(&budget, "greedy");
+  idle.holding.SetIdle(true);
+  ASSERT_TRUE(idle.holding.Set(16).ok());
+  MemoryBudget::Holding rest(&budget, "rest");
+  ASSERT_TRUE(rest.Set(740).ok());
+  ASSERT_TRUE(greedy.holding.Set(244).ok());
+  EXPECT_FALSE(greedy.holding.Set(251).ok());
+  EXPECT_FALSE(idle.cut);
+  EXPECT_TRUE(greedy.holding.Set(250).ok());
+  EXPECT_TRUE(idle.cut);
 }
 
 TEST(MemoryBudgetTest, WhoHasNothingToCutShieldsNobody) {

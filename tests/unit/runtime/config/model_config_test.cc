@@ -176,5 +176,16 @@ TEST(ModelConfigTest, LoadsAFolder) {
               HasSubstr("5242880 bytes, at most 1048576 are read"));
 }
 
+TEST(ServedNameTest, IsTheFoldersOwnWhateverWayLeadsToItUnlessOneIsGiven) {
+  const TempFolder folder;
+  const std::string own = folder.path() + "/own";
+  std::filesystem::create_directory(own);
+  std::filesystem::create_directory_symlink(own, folder.path() + "/link");
+  for (const char* way : {"/own", "/own/", "/own/.", "/own/../own", "/link", "/link/"}) {
+    EXPECT_EQ(ServedName(folder.path() + way, ""), "own") << way;
+  }
+  EXPECT_EQ(ServedName(own, "given"), "given");
+}
+
 }  // namespace
 }  // namespace tandem

@@ -114,6 +114,16 @@ TEST_F(EngineChunksTest, AResumedAttemptSaysWhatItComputesAgain) {
               ElementsAre(std::pair(0, 64), std::pair(64, 128), std::pair(128, 150)));
 }
 
+TEST_F(EngineChunksTest, OfAResumedAttemptNoMoreIsCachedThanThePrompt) {
+  fleet_.Submit(0, MakeSubmit(1, RandomTokens(kPromptTokens, 1), 20));
+  ASSERT_TRUE(fleet_.RunUntilQuiet());
+  Submit resumed = MakeSubmit(2, RandomTokens(kPromptTokens, 1), 120);
+  resumed.prompt_tokens = 50;
+  fleet_.Submit(0, resumed);
+  ASSERT_TRUE(fleet_.RunUntilQuiet());
+  EXPECT_EQ(fleet_.record(resumed.attempt).prompts.at(0).cached_tokens, 50);
+}
+
 TEST_F(EngineChunksTest, OfAPromptForADecodeWorkerEveryRouterIsTold) {
   Submit submit = MakeSubmit(1, RandomTokens(kPromptTokens, 1), 20);
   submit.prefill = fleet_.peer(1);

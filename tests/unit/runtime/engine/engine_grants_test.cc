@@ -38,6 +38,44 @@ TEST_F(EngineGrantsTest, APromptElsewhereIsPartOfTheLoad) {
   EXPECT_EQ(fleet_.engine(kDecode).Load().waiting_sequences, 0);
 }
 
+TEST_F(EngineGrantsTest, PromptsElsewhereHavePlacesInTheQueue) {
+  EngineOptions options = SmallEngine();
+  options.max_waiting_attempts = 2;
+  fleet_.AddWorker({.engine = options});
+  fleet_.AddWorker({.engine = SmallEngine()});
+  fleet_.Pause(kPrefill, true);
+  for (const uint64_t i : {1, 2, 3}) {
+    fleet_.Submit(kDecode, Disaggregated(i, RandomTokens(100, i), 5));
+  }
+  const auto refused = [&](uint64_t i) {
+    return fleet_.record(MakeSubmit(i, {}, 5).attempt).refused;
+  };
+  EXPECT_THAT(refused(2), testing::IsEmpty());
+  ASSERT_THAT(refused(3), SizeIs(1));
+  EXPECT_TRUE(absl::IsResourceExhausted(refused(3)[0]));
+  fleet_.Pause(kPrefill, false);
+  Run();
+}
+
+// It gives its blocks back before anybody else wants them.
+TEST_F(EngineGrantsTest, APromptOfWhichOneTokenIsWantedTakesBlocksThatAreKeptForOthers) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/8);
+  fleet_.SetFastNetwork(true);
+  std::vector<Submit> running;
+  for (uint64_t i = 1; i <= 3; ++i) {  // 6 blocks; 2 are left for 3 that run.
+    running.push_back(MakeSubmit(i, RandomTokens(17, i), 15));
+    fleet_.Submit(kPrefill, running.back());
+  }
+  for (const Submit& submit : running) RunUntilFirstToken(submit);
+  const Submit brief = Disaggregated(4, RandomTokens(16, 4), 1);
+  fleet_.Submit(kDecode, brief);
+  RunUntilFirstToken(brief);
+  for (const Submit& submit : running) {
+    EXPECT_THAT(fleet_.record(submit.attempt).finish, testing::IsEmpty());
+  }
+  Run();
+}
+
 TEST_F(EngineGrantsTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   std::vector<Submit> submits;
@@ -111,6 +149,29 @@ TEST_F(EngineGrantsTest, WorkersThatPrefillForEachOtherDoNotWaitForEachOtherForE
   }
   EXPECT_EQ(fleet_.CheckFinished(here), "");
   EXPECT_EQ(fleet_.CheckFinished(there), "");
+}
+
+TEST_F(EngineGrantsTest, WhileAPeersPromptHoldsTheBlocksNoPrefixIsGivenUpBeforeItsTime) {
+  Create(/*decode_blocks=*/32, /*prefill_blocks=*/32);
+  const std::vector<int32_t> prompt = RandomTokens(320, 1);
+  fleet_.Submit(kDecode, MakeSubmit(1, {prompt.begin(), prompt.begin() + 80}, 1));
+  Run();
+  Submit here = MakeSubmit(2, prompt, 5);
+  Submit there = MakeSubmit(3, RandomTokens(320, 2), 5);
+  here.prefill = fleet_.peer(kPrefill);
+  there.prefill = fleet_.peer(kDecode);
+  here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
+  fleet_.Submit(kDecode, here);
+  fleet_.Submit(kPrefill, there);
+  Run();
+  EXPECT_EQ(fleet_.messages("Start"), 2);
+  EXPECT_EQ(fleet_.messages("Grant"), 0);
+  EXPECT_THAT(fleet_.prefill_cancels(), testing::IsEmpty());
+  for (const Submit& submit : {here, there}) {
+    fleet_.Cancel(kDecode, submit.attempt);
+    fleet_.Cancel(kPrefill, submit.attempt);
+  }
+  Run();
 }
 
 TEST_F(EngineGrantsTest, HeldGrantsGoOutInOrderOfArrivalWhicheverStartedFirst) {

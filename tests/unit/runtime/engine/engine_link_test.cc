@@ -47,6 +47,16 @@ TEST_F(EngineLinkTest, AJobRenewsUntilItsLastFrameHasLeft) {
   EXPECT_EQ(computed(kDecode), 4);
 }
 
+TEST_F(EngineLinkTest, ItsRouterIsToldThatBlocksHaveCome) {
+  Create();
+  fleet_.SetFastNetwork(true);
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  ASSERT_THAT(fleet_.record(submit.attempt).prompts, SizeIs(1));
+  EXPECT_EQ(fleet_.record(submit.attempt).prompts[0].transferred_blocks, 8) << "of two chunks";
+}
+
 TEST_F(EngineLinkTest, AFrameThatCouldNotBeSentEndsTheAttemptAtOnce) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);

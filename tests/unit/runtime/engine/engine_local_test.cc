@@ -198,11 +198,11 @@ TEST_F(EngineLocalTest, ARequestOfOneTokenDoesNotWaitForTheChoicesOfAnother) {
   RunUntilFirstToken(many);
   for (uint64_t i = 20; i < 30; ++i) {
     for (int step = 0; step < static_cast<int>(i); ++step) ASSERT_TRUE(fleet_.RunOne());
-    const int64_t before = fleet_.engine(0).Load().steps;
+    const uint64_t before = fleet_.executor(0).work_done();
     const Submit newcomer = MakeSubmit(i, RandomTokens(static_cast<int32_t>(i), i), 1);
     fleet_.Submit(0, newcomer);
     RunUntilFirstToken(newcomer);
-    EXPECT_LE(fleet_.engine(0).Load().steps - before, 4);  // Three, and its own.
+    EXPECT_LE(fleet_.executor(0).work_done() - before, 4u);  // Three, and its own.
     EXPECT_EQ(fleet_.CheckFinished(newcomer), "");
   }
   Run();
@@ -387,22 +387,22 @@ TEST_F(EngineLocalTest, ForksThatRunKeepNobodyOutWhoFitsBesideThem) {
   for (const Submit& submit : {older, many, newcomer}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
-TEST_F(EngineLocalTest, LonelyRequestSharesNoBatchUntilItsFirstToken) {
+TEST_F(EngineLocalTest, ARequestAloneSharesNoBatchUntilItsFirstToken) {
   Create();
-  Submit lonely = MakeSubmit(1, RandomTokens(40, 3), 10);
-  lonely.alone = true;
+  Submit alone = MakeSubmit(1, RandomTokens(40, 3), 10);
+  alone.alone = true;
   const Submit other = MakeSubmit(2, RandomTokens(40, 4), 10);
-  fleet_.Submit(0, lonely);
+  fleet_.Submit(0, alone);
   fleet_.Submit(0, other);
-  RunUntilFirstToken(lonely);
+  RunUntilFirstToken(alone);
   EXPECT_EQ(fleet_.executor(0).largest_batch(), 1);
   Run();
-  EXPECT_EQ(fleet_.CheckFinished(lonely), "");
+  EXPECT_EQ(fleet_.CheckFinished(alone), "");
   EXPECT_EQ(fleet_.CheckFinished(other), "");
   EXPECT_EQ(fleet_.executor(0).largest_batch(), 2) << "nobody waits for it any longer";
 }
 
-TEST_F(EngineLocalTest, OneLonelyPromptAtATime) {
+TEST_F(EngineLocalTest, OnePromptAloneAtATime) {
   Create();
   Submit first = MakeSubmit(1, RandomTokens(40, 3), 10);
   Submit second = MakeSubmit(2, RandomTokens(40, 4), 10);
@@ -657,7 +657,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
     options.prefix_caching = random.Chance(0.8);
     fleet.AddWorker({.engine = options});
     std::vector<Submit> submits;
-    const auto lonely = static_cast<uint64_t>(random.Between(1, 20));
+    const auto alone = static_cast<uint64_t>(random.Between(1, 20));
     for (uint64_t i = 1; i <= 15; ++i) {
       const auto length = static_cast<int32_t>(random.Between(1, 120));
       Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
@@ -665,7 +665,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
                                  static_cast<int32_t>(random.Between(1, 4)));
       if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
       if (random.Chance(0.3)) submit.sampling.temperature = 0;
-      submit.alone = i == lonely;
+      submit.alone = i == alone;
       fleet.Submit(0, submit);
       submits.push_back(submit);
       for (uint64_t steps = random.Below(8); steps > 0; --steps) fleet.RunOne();

@@ -65,6 +65,32 @@ TEST_F(EngineTimeTest, ADecodeWorkerSleepsUntilAGrantWasHeldForTooLong) {
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineTimeTest, HowLongAGrantWasHeldEndsWithTheGrantOrTheAttempt) {
+  for (const bool granted : {false, true}) {
+    SCOPED_TRACE(granted);
+    EngineFleet fleet;
+    Create(&fleet, /*decode_blocks=*/12);
+    const Submit running = MakeSubmit(1, RandomTokens(30, 1), 120);
+    const Submit held = Disaggregated(fleet, 2, RandomTokens(150, 2), 5);
+    fleet.HoldFrames();
+    fleet.Submit(kDecode, running);
+    fleet.RunUntil([&] { return !fleet.record(running.attempt).tokens.empty(); });
+    fleet.Submit(kDecode, held);
+    for (int i = 0; i < 30; ++i) fleet.RunOne();
+    EXPECT_EQ(fleet.messages("Start"), 1);
+    EXPECT_EQ(fleet.messages("Grant"), 0);
+    fleet.Advance(kTimes.lease_us / 2);
+    fleet.Cancel(kDecode, granted ? running.attempt : held.attempt);
+    const int64_t wakeup_us = fleet.engine(kDecode).Step(fleet.now_us()).next_wakeup_us;
+    EXPECT_GE(wakeup_us - fleet.now_us(), kTimes.lease_us);
+    EXPECT_EQ(fleet.messages("Grant"), granted ? 1 : 0);
+    fleet.Cancel(kDecode, granted ? held.attempt : running.attempt);
+    fleet.ReleaseFrames();
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    ExpectQuiet(fleet);
+  }
+}
+
 TEST_F(EngineTimeTest, ALeaseThatIsRenewedOnceStillEnds) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
@@ -153,6 +179,65 @@ TEST_F(EngineTimeTest, SoIsAPromptThatWasRefused) {
   fleet_.Advance(1'000);
   fleet_.engine(kPrefill).Step(fleet_.now_us());
   EXPECT_EQ(comes(), 2);
+  Run();
+}
+
+TEST_F(EngineTimeTest, SoIsAPromptThatWasComputedForAPeer) {
+  Create();
+  Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  submit.time_left_us = 1'000'000;
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  const auto comes_again = [&] {
+    fleet_.engine(kPrefill).OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
+    fleet_.engine(kPrefill).Step(fleet_.now_us());
+    Run();
+    return fleet_.messages("Start");
+  };
+  EXPECT_EQ(comes_again(), 1);
+  fleet_.Advance(submit.time_left_us);
+  fleet_.engine(kPrefill).Step(fleet_.now_us());
+  EXPECT_EQ(comes_again(), 2) << "its frames have left, too";
+  fleet_.engine(kPrefill).OnDecodeMessage(
+      100, PrefillCancel{.attempt = submit.attempt, .time_left_us = 0}, fleet_.now_us());
+}
+
+TEST_F(EngineTimeTest, APromptWhoseTimeIsUpAtThePrefillWorkerEndsHereToo) {
+  Create();
+  fleet_.Pause(kPrefill, true);
+  const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
+  fleet_.Submit(kDecode, submit);
+  fleet_.engine(kDecode).OnPrefillMessage(
+      fleet_.peer(kPrefill).worker,
+      PrefillRefused{.attempt = submit.attempt, .status = absl::DeadlineExceededError("late")},
+      fleet_.now_us());
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_THAT(fleet_.record(submit.attempt).refused, IsEmpty());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(fleet_.record(submit.attempt).ended[0]));
+}
+
+TEST_F(EngineTimeTest, HowSoonAFullQueueHasRoomCountsEachThatLeaves) {
+  EngineOptions options = SmallEngine();
+  options.max_waiting_attempts = 4;
+  options.max_batched_tokens = 20;  // Two leave with each step.
+  fleet_.AddWorker({.engine = options});
+  uint64_t counter = 0;
+  const auto submit = [&] {
+    ++counter;
+    const Submit submitted = MakeSubmit(counter, RandomTokens(10, counter), 1);
+    fleet_.Submit(kDecode, submitted);
+    return submitted.attempt;
+  };
+  for (int i = 0; i < 4; ++i) submit();
+  for (int i = 0; i < 30; ++i) {
+    fleet_.Advance(400'000);
+    fleet_.engine(kDecode).Step(fleet_.now_us());
+    for (int left = 0; left < 2; ++left) submit();
+  }
+  EXPECT_NEAR(static_cast<double>(fleet_.record(submit()).retry_after_us), 200'000, 2'000);
   Run();
 }
 

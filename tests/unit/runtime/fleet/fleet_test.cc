@@ -37,10 +37,8 @@ class FleetTest : public testing::Test {
 TEST_F(FleetTest, WorkNeedsASession) {
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
-  EXPECT_FALSE(fleet_.CanServe("m", 0));
   EXPECT_TRUE(fleet_.OnSessionUp(id_, 7));
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0));
-  EXPECT_TRUE(fleet_.CanServe("m", 0));
   EXPECT_EQ(fleet_.OnSessionLost(7), id_);
   EXPECT_EQ(fleet_.OnSessionLost(7), std::nullopt);
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
@@ -94,12 +92,6 @@ TEST_F(FleetTest, ASecondWorkerOfTheNameIsRefusedWhileTheFirstLives) {
   EXPECT_TRUE(fleet_.OnWatchLost({.name = "a", .incarnation = 2}));
   EXPECT_TRUE(
       fleet_.OnRegistration("addr:3", Registration("a", 3), kTimes.no_new_work_after_us).ok());
-}
-
-TEST_F(FleetTest, OnlyWorkersOfTheModelCanServeIt) {
-  RegisterWithSession();
-  EXPECT_TRUE(fleet_.CanServe("m", 0));
-  EXPECT_FALSE(fleet_.CanServe("other", 0));
 }
 
 TEST_F(FleetTest, AReservedWorkerTakesNothingAndWhoRunsAloneWantsNoPromptBesideIt) {
@@ -364,6 +356,9 @@ TEST_F(FleetTest, ForgetsWhoHasBeenGoneForLong) {
   EXPECT_TRUE(fleet_.ForgetGone(2 * Fleet::kForgetAfterUs).empty()) << "its session stands";
   fleet_.OnSessionLost(7);
   EXPECT_TRUE(fleet_.ForgetGone(Fleet::kForgetAfterUs).empty());
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  EXPECT_TRUE(fleet_.ForgetGone(2 * Fleet::kForgetAfterUs).empty()) << "its Watch stands";
+  fleet_.OnWatchLost(id_);
   EXPECT_EQ(fleet_.ForgetGone(Fleet::kForgetAfterUs + 1), std::vector<WorkerId>{id_});
   EXPECT_TRUE(fleet_.workers().empty());
 }
@@ -400,6 +395,12 @@ TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {
   prefill.registration.kv_class = "kv";
   prefill.registration.protocol_min = 2;
   prefill.registration.protocol_max = 2;
+  EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
+  prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
+  prefill.registration.kv_transport = "other";
+  EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
+  prefill.registration.kv_transport = decode.registration.kv_transport;
+  prefill.registration.model = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
 }
 

@@ -194,6 +194,23 @@ TEST(PrefixCacheOptionsTest, ACollisionIsAMiss) {
   EXPECT_EQ(cache.CountMatch({}, Prompt({1, 2})), 1);
 }
 
+// Of the tokens alone: what follows another prefix has the same name.
+BlockHash HashOfTokens(const BlockHash&, std::span<const int32_t> tokens) {
+  return HashBlock({}, tokens);
+}
+
+TEST(PrefixCacheOptionsTest, TheSameTokensBehindAnotherPrefixAreAMiss) {
+  BlockPool pool(4);
+  PrefixCache cache({.hasher = &HashOfTokens}, &pool);
+  const std::vector<BlockId> blocks = *pool.Allocate(3);
+  PrefixCursor one{.name = kRoot}, other{.name = kRoot};
+  cache.Append(&one, BlockOf(1), blocks[0]);
+  cache.Append(&one, BlockOf(2), blocks[1]);
+  cache.Append(&other, BlockOf(5), blocks[2]);
+  EXPECT_EQ(cache.CountMatch(kRoot, Prompt({1, 2})), 2);
+  EXPECT_EQ(cache.CountMatch(kRoot, Prompt({5, 2})), 1);
+}
+
 // Sequences come, grow, share and go; a map from whole prefixes to blocks says what must match.
 TEST(PrefixCachePropertyTest, AgreesWithANaiveModelOnRandomOperations) {
   constexpr int kBlocks = 24;

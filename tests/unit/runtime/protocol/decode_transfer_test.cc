@@ -121,6 +121,22 @@ TEST_F(DecodeTransferTest, FailsAfterSilenceOnceGranted) {
   EXPECT_THAT(std::string(transfer_.failure().message()), testing::HasSubstr("1 of 2 blocks"));
 }
 
+TEST_F(DecodeTransferTest, OnceAllWasSentARenewalCountsOnlyWhileTheLinkMoves) {
+  StartAndGrant(/*now_us=*/1000);
+  const auto counts = [&](int64_t block_us, int64_t now_us) {
+    transfer_.OnRenew(block_us, /*stalled_us=*/50, now_us);
+    return transfer_.expires_at_us() == now_us + 100;
+  };
+  EXPECT_TRUE(counts(/*block_us=*/0, 1090));
+  const Done done{.attempt = kAttempt, .num_frames = 2};
+  transfer_.OnDone(done, 1100);
+  EXPECT_TRUE(counts(/*block_us=*/0, 1149));
+  transfer_.OnDone(done, 1149);  // Once more changes nothing.
+  EXPECT_FALSE(counts(/*block_us=*/0, 1150));
+  EXPECT_TRUE(counts(/*block_us=*/1140, 1160)) << "another's block came over the link";
+  EXPECT_FALSE(counts(/*block_us=*/1140, 1190));
+}
+
 TEST_F(DecodeTransferTest, ALostTransportOrPeerFailsIt) {
   StartAndGrant();
   Frame(1, FrameOutcome::kFailed);

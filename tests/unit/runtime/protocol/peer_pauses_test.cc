@@ -39,6 +39,13 @@ TEST(PeerPausesTest, WhereThereAreTooManyThoseThatAreOverAreForgotten) {
   EXPECT_FALSE(pauses.Paused(Peer(0), later_us + kTimes.first_pause_us)) << "as if for the first";
 }
 
+TEST(PeerPausesTest, APauseOfOneThatIsRememberedGrowsHoweverManyThereAre) {
+  PeerPauses pauses(kTimes);
+  for (uint64_t i = 0; i < kMany; ++i) EXPECT_TRUE(pauses.OnFailed(Peer(i), 0));
+  EXPECT_TRUE(pauses.OnFailed(Peer(0), kTimes.first_pause_us));
+  EXPECT_TRUE(pauses.Paused(Peer(0), 3 * kTimes.first_pause_us - 1));
+}
+
 TEST(PeerPausesTest, WhateverIsNamedSoManyAreRemembered) {
   PeerPauses pauses(kTimes);
   for (uint64_t i = 0; i < 5 * kMany; ++i) EXPECT_TRUE(pauses.OnFailed(Peer(i), 0));

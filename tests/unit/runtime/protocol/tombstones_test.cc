@@ -20,6 +20,14 @@ TEST(TombstonesTest, RefuseUntilTheDeadline) {
   EXPECT_EQ(tombstones.size(), 0);
 }
 
+TEST(TombstonesTest, AllWhoseTimeHasComeExpireTogether) {
+  Tombstones tombstones(4);
+  for (const int i : {1, 2, 3}) tombstones.Add(Id(i), /*deadline_us=*/100 * i, /*now_us=*/0);
+  tombstones.Expire(200);
+  EXPECT_EQ(tombstones.size(), 1);
+  EXPECT_FALSE(tombstones.Admits(Id(3)));
+}
+
 TEST(TombstonesTest, KeepNothingPastItsDeadline) {
   Tombstones tombstones(4);
   EXPECT_FALSE(tombstones.Add(Id(1), 100, 100));

@@ -105,6 +105,19 @@ TEST_F(RequestResumeTest, ATokenInThePromptBreaksTheSession) {
   EXPECT_FALSE(sink_.ended());
 }
 
+TEST_F(RequestResumeTest, ATokenOfAChoiceThatThereIsNotBreaksTheSession) {
+  for (const int32_t choice : {-1, 2}) {
+    outbox_.closed.clear();
+    Recreate({});
+    const SessionId a = AddWorker("a");
+    RecordingSink sink;
+    Start(&sink, 2);
+    Say(a, {Token(last_submit().attempt, 3, 'x', choice)});
+    EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a})) << choice;
+    EXPECT_TRUE(sink.tokens.empty());
+  }
+}
+
 TEST_F(RequestResumeTest, WhatFollowsAProtocolErrorInItsBatchIsNotHeard) {
   const SessionId a = AddWorker("a");
   Start(&sink_);

@@ -161,6 +161,17 @@ TEST(SamplerTest, TopPKeepsTheTokenThatReachesIt) {
   EXPECT_THAT(drawn(0.99f), ElementsAre(0, 1, 2, 3));
 }
 
+TEST(SamplerTest, TopPIsNotReachedByOneWeightLess) {
+  // Weights 2^44, 2^44 and 1: the first is half a unit less than half of them.
+  const std::vector<float> row = {0.0f, 0.0f, -30.0f};
+  std::vector<int> counts(row.size());
+  for (uint64_t position = 0; position < 100; ++position) {
+    ++counts[Sample(row, {.top_p = 0.5f, .seed = kSeed, .position = position})->token];
+  }
+  EXPECT_GT(counts[1], 0);
+  EXPECT_EQ(counts[0] + counts[1], 100);
+}
+
 TEST(SamplerTest, TopPIsAShareOfWhatTopKKept) {
   // Weights 4, 3, 2, 1; the best two weigh 7, of which 4 is 0.571.
   const std::vector<float> row = {std::log(4.0f), std::log(3.0f), std::log(2.0f), 0.0f};
@@ -242,6 +253,14 @@ TEST(SamplerTest, WithoutLogprobsNoneAreReported) {
   EXPECT_EQ(result->token, 1);
   EXPECT_EQ(result->logprob, 0.0f);
   EXPECT_EQ(result->rank, 0);
+  EXPECT_TRUE(result->top.empty());
+}
+
+TEST(SamplerTest, TheTokensOwnLogprobNeedsNoTopList) {
+  const std::vector<float> row = {1.0f, 2.0f};
+  const auto result = Sample(row, {.temperature = 0, .num_top_logprobs = 0});
+  EXPECT_EQ(result->logprob, Score(row, 1, 0)->logprob);
+  EXPECT_EQ(result->rank, 1);
   EXPECT_TRUE(result->top.empty());
 }
 

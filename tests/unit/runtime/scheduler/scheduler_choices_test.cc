@@ -59,6 +59,28 @@ TEST_F(SchedulerChoicesTest, ANewcomerTakesTheBlocksOfChoices) {
   }
 }
 
+TEST_F(SchedulerChoicesTest, ANewcomerLeavesABlockToWhoGoesBeforeIt) {
+  Create(/*num_blocks=*/16, /*max_sequences=*/16, /*max_batched_tokens=*/32);
+  JoinForks(8, /*num_tokens=*/5);
+  Step();
+  Sequence* const newcomer = Enqueue(13);  // 4 blocks, which two choices have.
+  EXPECT_EQ(Step().preempted.size(), 3u);
+  EXPECT_TRUE(Ran(newcomer));
+  EXPECT_EQ(blocks_->num_available(), 2);
+}
+
+TEST_F(SchedulerChoicesTest, AShortNewcomerLeavesThemToALongerPromptThatWaits) {
+  Create(/*num_blocks=*/20, /*max_sequences=*/8, /*max_batched_tokens=*/64);
+  Enqueue(24);  // 6 blocks.
+  Step();
+  Enqueue(64);  // 16.
+  for (int step = 0; step < 3; ++step) Step();
+  JoinForks(3);
+  Sequence* const small = Enqueue(3);
+  Step();  // The shortest goes first.
+  EXPECT_FALSE(Ran(small));
+}
+
 TEST_F(SchedulerChoicesTest, NobodyTakesTheBlocksOfAnOnlySequence) {
   Create(/*num_blocks=*/16, /*max_sequences=*/16, /*max_batched_tokens=*/32);
   for (int i = 0; i < 8; ++i) Join(Add(5));
@@ -108,6 +130,15 @@ TEST_F(SchedulerChoicesTest, ChoicesOfTwoRequestsComeToHaveEquallyMany) {
   }
   EXPECT_GE(running[0], 1);
   EXPECT_NEAR(running[0], running[1], 1);
+}
+
+TEST_F(SchedulerChoicesTest, AChoiceHasThePlaceOfItsRequest) {
+  Create(/*num_blocks=*/100, /*max_sequences=*/1, /*max_batched_tokens=*/16);
+  JoinForks(1);
+  Sequence* const choice = AddSibling(sequences_[0], 8);
+  scheduler_->Enqueue(choice);
+  for (int step = 0; step < 4; ++step) Step();
+  EXPECT_GT(choice->num_computed, 0);
 }
 
 TEST_F(SchedulerChoicesTest, RoomIsMadeByChoicesAlone) {

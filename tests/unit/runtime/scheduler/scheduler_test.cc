@@ -98,26 +98,39 @@ TEST_F(SchedulerTest, RequestsShareThePlacesEvenly) {
   for (const int count : places) EXPECT_NEAR(count, 200, 3);
 }
 
+TEST_F(SchedulerTest, SoTheyShareThePlacesThatPromptsHaveNoUseFor) {
+  Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/64);
+  for (int i = 0; i < 6; ++i) Join(Add(8));
+  Enqueue(8);  // Younger than as many as a batch holds: has half of the places, and no use for it.
+  std::map<size_t, int> times;
+  for (int step = 0; step < 30; ++step) {
+    Step();
+    EXPECT_EQ(ran_.size(), 4u);
+    for (const auto& [number, tokens] : ran_) ++times[number];
+  }
+  for (const auto& [number, count] : times) EXPECT_NEAR(count, 20, 1) << number;
+}
+
 TEST_F(SchedulerTest, ANewcomerOfOneTokenRunsWithinThreeStepsBehindAnyNumber) {
   for (const int32_t max_sequences : {1, 2, 8, 64}) {
     for (const int forks : {1, 8, 128}) {
-      for (const bool lonely : {false, true}) {
+      for (const bool alone : {false, true}) {
         SCOPED_TRACE(testing::Message() << max_sequences << " places, " << forks << " forks"
-                                        << (lonely ? ", and a lonely one" : ""));
+                                        << (alone ? ", and one that runs alone" : ""));
         sequences_.clear();
-        if (max_sequences == 1 && lonely) continue;
+        if (max_sequences == 1 && alone) continue;
         Create(/*num_blocks=*/2000, max_sequences, /*max_batched_tokens=*/max_sequences + 16);
         JoinForks(forks);
         for (int i = 0; i < 64; ++i) Join(Add(4));
         for (int i = 0; i < 40; ++i) Enqueue(200);  // Of which some have begun.
-        if (lonely) {
-          Sequence* const alone = Add(1000);
-          alone->alone = true;
-          scheduler_->Enqueue(alone);
+        if (alone) {
+          Sequence* const sequence = Add(1000);
+          sequence->alone = true;
+          scheduler_->Enqueue(sequence);
         }
         for (int i = 0; i < 10; ++i) {
           Step();
-          EXPECT_TRUE(ran_.size() == static_cast<size_t>(max_sequences) || lonely);
+          EXPECT_TRUE(ran_.size() == static_cast<size_t>(max_sequences) || alone);
         }
         Sequence* const newcomer = Add(1);
         newcomer->final_tokens = 1;
@@ -411,12 +424,12 @@ TEST_F(SchedulerTest, WholeSequenceStartsOnlyWithAllItsBlocksAndIsNeverPreempted
   EXPECT_EQ(plan.blocked_order, 0u);
 }
 
-TEST_F(SchedulerTest, LonelySequencesTakeTurnsWithSharedBatches) {
+TEST_F(SchedulerTest, SequencesThatRunAloneTakeTurnsWithSharedBatches) {
   Create(100);
   Enqueue(4);
-  Sequence* const lonely = Add(20);
-  lonely->alone = true;
-  scheduler_->Enqueue(lonely);
+  Sequence* const alone = Add(20);
+  alone->alone = true;
+  scheduler_->Enqueue(alone);
   Enqueue(4);
   Step();
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 16)));
@@ -432,16 +445,16 @@ TEST_F(SchedulerTest, LonelySequencesTakeTurnsWithSharedBatches) {
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 1)));
 }
 
-TEST_F(SchedulerTest, ALonelySequenceComputesSmallChunks) {
+TEST_F(SchedulerTest, ASequenceThatRunsAloneComputesSmallChunks) {
   Create(/*num_blocks=*/1'000, /*max_sequences=*/8, /*max_batched_tokens=*/512);
-  Sequence* const lonely = Add(3 * kMaxLonelyChunkTokens + 5);
-  lonely->alone = true;
-  scheduler_->Enqueue(lonely);
+  Sequence* const alone = Add(3 * kMaxAloneChunkTokens + 5);
+  alone->alone = true;
+  scheduler_->Enqueue(alone);
   for (const int32_t tokens : {64, 64, 64, 5, 1}) {
     Step();
-    EXPECT_THAT(ran_, ElementsAre(std::pair(lonely->order, tokens)));
+    EXPECT_THAT(ran_, ElementsAre(std::pair(alone->order, tokens)));
   }
-  scheduler_->Remove(lonely);
+  scheduler_->Remove(alone);
   Sequence* const other = Enqueue(300);
   Step();
   EXPECT_THAT(ran_, ElementsAre(std::pair(other->order, 300)));

@@ -89,6 +89,9 @@ TEST(MakeSamplingParamsTest, ADefaultLengthShrinksToTheRoomButAnAskedOneDoesNot)
   request.default_max_tokens = 16;
   EXPECT_EQ(MakeSamplingParams(request, DemoModel(), 10, 64, 0)->max_tokens, 16);
   EXPECT_EQ(MakeSamplingParams(request, DemoModel(), 60, 64, 0)->max_tokens, 4);
+  request.min_tokens = 10;
+  EXPECT_EQ(MakeSamplingParams(request, DemoModel(), 60, 64, 0)->min_tokens, 4);
+  request.min_tokens = 0;
   request.max_tokens = 5;
   const absl::Status status = MakeSamplingParams(request, DemoModel(), 60, 64, 0).status();
   EXPECT_EQ(ApiCodeOf(status), "context_length_exceeded");

@@ -18,7 +18,7 @@ class RecordingSession final : public SessionWriter {
     if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
   }
   void ReadNext() override {}
-  void Close(std::string_view) override {}
+  void Close() override {}
 
   std::vector<Submit> submits;  // Router thread, or after Flush().
 };
@@ -66,6 +66,20 @@ class GenerationTest : public testing::Test {
     return call;
   }
 
+  // The router's thread does nothing more until go_on_.
+  void StandStill(size_t max_queued_commands) {
+    RouterCoreOptions options;
+    options.owner.router_incarnation = 1;
+    options.max_queued_commands = max_queued_commands;
+    core_ = *RouterCore::Create(options, &clock_, &metrics_);
+    std::promise<void> stands;
+    core_->PublishThen([this, &stands] {
+      stands.set_value();
+      go_on_.get_future().wait();
+    });
+    stands.get_future().wait();
+  }
+
   // Everything posted before has been done when it returns.
   void Flush() {
     std::promise<void> done;
@@ -99,6 +113,7 @@ class GenerationTest : public testing::Test {
   MetricsRegistry registry_;
   RouterMetrics metrics_;
   std::shared_ptr<RecordingSession> session_ = std::make_shared<RecordingSession>();
+  std::promise<void> go_on_;
   std::unique_ptr<RouterCore> core_;
 };
 
@@ -296,29 +311,20 @@ TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
   EXPECT_TRUE(absl::IsCancelled(EndOf(call.get())));
 }
 
-TEST_F(GenerationTest, APromptThatIsRefusedTakesTheLaterOnesWithIt) {
-  RouterCoreOptions options;
-  options.owner.router_incarnation = 1;
-  constexpr int kQueued = 8;  // More than the call's cancels, which follow the refusal.
-  options.max_queued_commands = kQueued;
-  core_ = *RouterCore::Create(options, &clock_, &metrics_);
-  // The queue is full while the router's thread stands still: until the first prompt was refused.
-  std::promise<void> stands, go_on;
-  core_->PublishThen([&] {
-    stands.set_value();
-    go_on.get_future().wait();
-  });
-  stands.get_future().wait();
-  for (int i = 0; i < kQueued; ++i) core_->PublishThen([] {});
-  const std::shared_ptr<Generation> call = Make(2, [&] {
-    go_on.set_value();
-    Flush();
-  });
+// However many prompts it has: others need the queue, too.
+TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
+  StandStill(/*max_queued_commands=*/3);
+  const std::shared_ptr<Generation> call = Make(100), next = Make(1), refused = Make(2);
   call->Start();
-  Flush();
-  EXPECT_TRUE(absl::IsResourceExhausted(EndOf(call.get())));
+  call->Cancel(absl::CancelledError("aborted"));
+  call->Detach();
+  next->Start();
+  refused->Start();
+  EXPECT_TRUE(absl::IsResourceExhausted(EndOf(refused.get())));
   EXPECT_EQ(metrics_.RefusedCalls("RESOURCE_EXHAUSTED").Value(), 1);
-  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  go_on_.set_value();
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 1);
 }
 
 TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {

@@ -14,6 +14,7 @@
 #include "services/router/api_limits.h"
 #include "services/router/generation.h"
 #include "services/router/http/http_server.h"
+#include "services/router/router_core.h"
 #include "services/server/channel.h"
 #include "services/server/http2_frames.h"
 #include "services/server/http2_gate.h"
@@ -137,6 +138,9 @@ TEST_F(PublishedLimitsTest, OfRequests) {
   EXPECT_EQ(row("`cache_salt`"), Count(kMaxCacheSaltBytes) + " bytes");
   EXPECT_EQ(row("log-probabilities of a token"), Count(kMaxLogprobs));
   EXPECT_EQ(row("messages of a chat"), Count(kMaxMessages));
+  EXPECT_EQ(row("requests accepted and not finished"), Count(RequestOwnerOptions().max_requests));
+  EXPECT_EQ(row("calls that the router's thread has not taken yet, of any number of prompts"),
+            Count(RouterCoreOptions().max_queued_commands));
   EXPECT_THAT(row("deadline"), StartsWith(absl::StrCat(kMaxDeadlineUs / 3'600'000'000, " h;")));
   EXPECT_THAT(row("request id"), StartsWith(Count(kMaxRequestIdBytes) + " bytes"));
 }
@@ -154,6 +158,11 @@ TEST_F(PublishedLimitsTest, OfRoutersAndWorkersOfAWorker) {
   EXPECT_EQ(
       row("name; text; transport address"),
       Bytes(kMaxNameBytes) + "; " + Bytes(kMaxTextBytes) + "; " + Bytes(kMaxTransportAddressBytes));
+  EXPECT_EQ(row("stop ids; log-probabilities of a token; a duration"),
+            absl::StrCat(Count(kMaxStopTokenIds), "; ", kMaxTopLogprobs, "; ",
+                         kMaxDurationUs / 86'400'000'000, " days"));
+  EXPECT_EQ(row("attempts of one renewal; events of one batch"),
+            Count(kMaxRenewedAttempts) + "; " + Count(kMaxEventsPerBatch));
 }
 
 TEST_F(PublishedLimitsTest, OfWorkersOfARouter) {

@@ -15,7 +15,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAmple = int64_t{64} << 20;
-constexpr size_t kLong = TextPool::kLongBytes;
+constexpr size_t kLong = kLongTextBytes;
 
 TEST(TextPoolTest, LongBodiesLeaveAThreadToTheShortOnes) {
   TextPool pool(2, 16, kAmple);

@@ -44,6 +44,13 @@ class WorkerChannelTest : public testing::Test {
   std::unique_ptr<WorkerPool> pool_;
 };
 
+struct NoSink : RequestSink {
+  void OnPrompt(const PromptReport&) override {}
+  void OnDelta(const Delta&) override {}
+  void OnDone(const RequestReport&) override {}
+  void OnError(const absl::Status&, const RequestReport&) override {}
+};
+
 // The core's thread stands still until this is let go.
 class StandStill {
  public:
@@ -122,6 +129,38 @@ TEST_F(WorkerChannelTest, AMessageWithoutRoomEndsItsWatch) {
   EXPECT_GE(budget_.num_refused(), 2);
   ASSERT_TRUE(others.Set(0).ok());
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 5; }));
+}
+
+TEST_F(WorkerChannelTest, CommandsThatAWorkerDoesNotReadAreChargedAndEndItsSessionWithoutRoom) {
+  constexpr int64_t kPromptTokens = 16'000, kTokenBytes = 5, kFreeBytes = 1 << 20;
+  constexpr int kRequests = 100;
+  Start({{.max_model_tokens = 1 << 20, .reads_no_commands = true}});
+  ASSERT_TRUE(Eventually([&] {
+    const FleetView view = core_->View();
+    return view.workers.size() == 1 && view.workers[0].connected;
+  }));
+  const auto submit = [&] {
+    RequestFacts facts;
+    facts.token_ids.assign(kPromptTokens, INT32_MAX);
+    facts.sampling.max_tokens = 1;
+    facts.model = FakeWorkerOptions().model;
+    std::vector<RouterCore::NewRequest> requests(1);
+    requests[0] = {core_->NewHandle(), std::move(facts), std::make_shared<NoSink>()};
+    core_->StartRequests("", std::move(requests));
+  };
+  for (int i = 0; i < kRequests; ++i) submit();
+  ASSERT_TRUE(Eventually([&] {
+    return budget_.held_bytes() >= kRequests * kTokenBytes * kPromptTokens - kFreeBytes;
+  })) << budget_.held_bytes();
+  EXPECT_EQ(workers_[0]->num_sessions(), 1);
+  EXPECT_EQ(budget_.num_refused(), 0);
+
+  MemoryBudget::Holding others(&budget_, "others");
+  ASSERT_TRUE(others.Set(budget_.limit_bytes() - budget_.held_bytes()).ok());
+  submit();
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_sessions() > 1; }));
+  EXPECT_GT(budget_.num_refused(), 0);
+  ASSERT_TRUE(others.Set(0).ok());
 }
 
 TEST_F(WorkerChannelTest, ANewNameReplacesTheOneThatItsAddressHad) {

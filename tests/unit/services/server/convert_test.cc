@@ -197,14 +197,114 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair(
             "model", +[](proto::Submit* s) { s->set_model(std::string(5000, 'a')); }),
         std::pair(
-            "trace_context",
-            +[](proto::Submit* s) { s->set_trace_context(std::string(5000, 'a')); }),
-        std::pair(
             "prefill.address", +[](proto::Submit* s) { s->mutable_prefill()->clear_address(); }),
         std::pair(
             "worker.name", +[](proto::Submit* s) { s->mutable_prefill()->clear_worker(); }),
         std::pair(
             "disaggregate", +[](proto::Submit* s) { s->set_disaggregate_from_tokens(-1); })));
+
+// Whether a good message is refused once `spoil` has changed it.
+template <typename Message, typename Struct>
+bool Refused(const Struct& good, void (*spoil)(Message*)) {
+  Message message;
+  ToProto(good, &message);
+  EXPECT_TRUE(FromProto(message).ok());
+  spoil(&message);
+  return FromProto(message).status().code() == absl::StatusCode::kInvalidArgument;
+}
+
+TEST(ConvertTest, WhatAWorkerTellsItsRouterIsInRange) {
+  using Event = proto::RouterEvent;
+  const auto refused = [](size_t event, void (*spoil)(Event*)) {
+    return Refused<Event>(WireEvents()[event], spoil);
+  };
+  EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_cached_tokens(-1); }));
+  EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_transferred_blocks(-1); }));
+  EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(-1); }));
+  EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(kMaxChoices); }));
+  EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_position(-1); }));
+  EXPECT_TRUE(refused(
+      1, [](Event* e) { e->mutable_token()->set_finish(static_cast<proto::FinishReason>(99)); }));
+  EXPECT_TRUE(refused(4, [](Event* e) { e->mutable_refused()->set_retry_after_us(-1); }));
+  EXPECT_TRUE(refused(7, [](Event* e) {
+    e->mutable_abort_reply()->set_outcome(static_cast<proto::AbortOutcome>(99));
+  }));
+}
+
+TEST(ConvertTest, SampledTokensAreInRangeAndTheirListsAgree) {
+  using Token = proto::SampledToken;
+  const auto refused = [](void (*spoil)(Token*)) { return Refused<Token>(WireToken(), spoil); };
+  EXPECT_TRUE(refused([](Token* t) { t->set_token(-1); }));
+  EXPECT_TRUE(refused([](Token* t) { t->set_rank(-1); }));
+  EXPECT_TRUE(refused([](Token* t) { t->set_top_tokens(0, -1); }));
+  EXPECT_TRUE(refused([](Token* t) { t->mutable_top_logprobs()->RemoveLast(); }));
+  EXPECT_TRUE(refused([](Token* t) { t->add_top_logprobs(-1); }));
+  EXPECT_TRUE(refused([](Token* t) {
+    for (int i = 0; i < kMaxTopLogprobs; ++i) t->add_top_tokens(1);
+    for (int i = 0; i < kMaxTopLogprobs; ++i) t->add_top_logprobs(-1);
+  }));
+}
+
+TEST(ConvertTest, WhatADecodeWorkerAsksForIsInRange) {
+  using Ask = proto::ToPrefill;
+  const auto refused = [](size_t message, void (*spoil)(Ask*)) {
+    return Refused<Ask>(WireToPrefill()[message], spoil);
+  };
+  EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_num_blocks(0); }));
+  EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(-1); }));
+  EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(3); }));
+  EXPECT_TRUE(refused(2, [](Ask* a) { a->mutable_resend()->set_ordinal(-1); }));
+  EXPECT_TRUE(refused(4, [](Ask* a) { a->mutable_cancel()->set_time_left_us(-1); }));
+  EXPECT_TRUE(refused(5, [](Ask* a) {
+    const proto::AttemptId attempt = a->renew().attempts(0);
+    while (a->renew().attempts_size() <= kMaxRenewedAttempts) {
+      *a->mutable_renew()->add_attempts() = attempt;
+    }
+  }));
+}
+
+TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
+  using Answer = proto::ToDecode;
+  const auto refused = [](size_t message, void (*spoil)(Answer*)) {
+    return Refused<Answer>(WireToDecode()[message], spoil);
+  };
+  EXPECT_TRUE(refused(0, [](Answer* a) { a->mutable_start()->set_cached_tokens(-1); }));
+  EXPECT_TRUE(refused(1, [](Answer* a) { a->mutable_refused()->set_retry_after_us(-1); }));
+  EXPECT_TRUE(refused(3, [](Answer* a) { a->mutable_first_token()->clear_tokens(); }));
+  EXPECT_TRUE(refused(4, [](Answer* a) { a->mutable_done()->set_num_frames(-1); }));
+  using Hello = proto::PrefillHello;
+  const auto bad_hello = [](void (*spoil)(Hello*)) { return Refused<Hello>(WireHello(), spoil); };
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_min(0); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_max(0); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_class(std::string(kMaxTextBytes + 1, 'k')); }));
+  EXPECT_TRUE(bad_hello(
+      [](Hello* h) { h->mutable_worker()->set_name(std::string(kMaxNameBytes + 1, 'w')); }));
+  EXPECT_TRUE(bad_hello(
+      [](Hello* h) { h->set_transport_address(std::string(kMaxTransportAddressBytes + 1, 'a')); }));
+}
+
+// Whatever a router would divide by, reserve or stop at.
+TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
+  using Worker = proto::WatchEvent;
+  const auto refused = [](size_t update, void (*spoil)(Worker*)) {
+    return Refused<Worker>(WireUpdates()[update], spoil);
+  };
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_tokens(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) {
+    w->mutable_registration()->set_block_tokens(kHashTokens + 1);
+  })) << "no whole number of hashes";
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_model_tokens(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_sequences(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_num_blocks(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_bytes(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) {
+    w->mutable_registration()->set_role(static_cast<proto::WorkerRole>(99));
+  }));
+  EXPECT_TRUE(refused(2, [](Worker* w) {
+    constexpr size_t kMost = kMaxHashesPerEvent * sizeof(BlockHash::bytes);
+    w->mutable_kv_events()->set_removed(std::string(kMost, 'h'));
+  }));
+}
 
 TEST(ConvertTest, MessagesWithoutContentAreRefused) {
   EXPECT_FALSE(FromProto(proto::ToWorker()).ok());
@@ -238,6 +338,21 @@ TEST(ConvertTest, CountsThatWouldOverflowASumAreRefused) {
   EXPECT_TRUE(FromProto(event).ok());
   load->set_waiting_prompt_tokens(INT64_MAX);
   EXPECT_FALSE(FromProto(event).ok());
+}
+
+// A router prints them as JSON, which has no infinity.
+TEST(ConvertTest, ALogprobIsNoMoreThanZero) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float logprob : {-kInfinity, -1.0f, -0.0f, 0.0f, 0.5f, kInfinity, kNan}) {
+    proto::SampledToken token;
+    token.set_token(1);
+    token.set_logprob(logprob);
+    EXPECT_EQ(FromProto(token).ok(), logprob <= 0) << logprob;
+    token.set_logprob(-1);
+    token.add_top_tokens(2);
+    token.add_top_logprobs(logprob);
+    EXPECT_EQ(FromProto(token).ok(), logprob <= 0) << "top, " << logprob;
+  }
 }
 
 TEST(ConvertTest, HashesThatAreCutAreRefused) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/base/guard.h"
+#include "services/server/limits.h"
 
 namespace tandem {
 namespace {
@@ -100,6 +101,54 @@ TEST(MetricsRegistryTest, HostileSnapshotsAreRefused) {
   bad_type.add_families()->set_name("ok");
   bad_type.mutable_families(0)->set_type(static_cast<v1::MetricFamily::Type>(9));
   EXPECT_EQ(code(bad_type), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(MetricsRegistryTest, SnapshotsAreBounded) {
+  v1::MetricsSnapshot good;
+  v1::MetricFamily* const family = good.add_families();
+  family->set_name("ok");
+  family->set_type(v1::MetricFamily::TYPE_HISTOGRAM);
+  v1::MetricHistogram* const histogram = family->add_samples()->mutable_histogram();
+  for (int i = 0; i < kMaxHistogramBuckets; ++i) {
+    histogram->add_upper_bounds(i);
+    histogram->add_cumulative_counts(i);
+  }
+  EXPECT_TRUE(MetricsFromProto(good).ok());
+  const auto refused = [&good](void (*spoil)(v1::MetricsSnapshot*)) {
+    v1::MetricsSnapshot snapshot = good;
+    spoil(&snapshot);
+    return absl::IsInvalidArgument(MetricsFromProto(snapshot).status());
+  };
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    v1::MetricHistogram* const more =
+        s->mutable_families(0)->mutable_samples(0)->mutable_histogram();
+    more->add_upper_bounds(1e6);
+    more->add_cumulative_counts(1);
+  }));
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    const v1::MetricFamily empty = [] {
+      v1::MetricFamily made;
+      made.set_name("ok");
+      made.set_type(v1::MetricFamily::TYPE_GAUGE);
+      return made;
+    }();
+    while (s->families_size() <= kMaxMetricFamilies) *s->add_families() = empty;
+  }));
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    while (s->families(0).samples_size() <= kMaxMetricSamples) {
+      s->mutable_families(0)->add_samples();
+    }
+  }));
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    for (int i = 0; i < 33; ++i) {
+      s->mutable_families(0)->mutable_samples(0)->add_labels()->set_name("l");
+    }
+  }));
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    v1::MetricLabel* const label = s->mutable_families(0)->mutable_samples(0)->add_labels();
+    label->set_name("l");
+    label->set_value(std::string(kMaxTextBytes + 1, 'v'));
+  }));
 }
 
 }  // namespace

@@ -106,6 +106,46 @@ TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
   EXPECT_FALSE(honest[0]->cancelled || stuck[1]->cancelled);
 }
 
+TEST(OpenCallsTest, ClientsTakeTurnsWhateverTheirNamesAre) {
+  MemoryBudget budget(64 * kMiB);  // Four messages.
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  auto stuck = Open(&calls, "ipv4:10.0.0.1:1", 2);
+  auto others = Open(&calls, "ipv4:10.0.0.2:1", 2);
+  auto first = Open(&calls, "ipv4:10.0.0.3:1", 2);
+  auto last = Open(&calls, "ipv4:10.0.0.9:1", 1);
+  others.erase(others.begin());
+  EXPECT_TRUE(first[1]->receiving);
+  first.erase(first.begin() + 1);
+  EXPECT_TRUE(last[0]->receiving) << "10.0.0.3 has just had one";
+}
+
+TEST(OpenCallsTest, OfSeveralClientsWithAsManyTurnsTheSlowestGivesWay) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(
+      &budget, {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = milliseconds(1)});
+  auto second = Open(&calls, "ipv4:10.0.0.2:1", 1);
+  auto first = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  auto third = Open(&calls, "ipv4:10.0.0.3:1", 1);
+  auto fourth = Open(&calls, "ipv4:10.0.0.4:1", 1);
+  auto next = Open(&calls, "ipv4:10.0.0.5:1", 1);
+  EXPECT_TRUE(Eventually([&] { return next[0]->receiving.load(); }));
+  EXPECT_TRUE(second[0]->cancelled);
+  EXPECT_FALSE(first[0]->cancelled);
+}
+
+TEST(OpenCallsTest, OfSeveralClientsWithAsManyCallsTheOldestGivesWay) {
+  constexpr int kMost = 64 * kMiB / 4 / kCallBytes;
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget,
+                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  auto oldest = Open(&calls, "ipv4:10.0.0.9:1", kMost / 2);
+  auto newest = Open(&calls, "ipv4:10.0.0.1:1", kMost / 2);
+  auto next = Open(&calls, "ipv4:10.0.0.5:1", 1);
+  EXPECT_TRUE(oldest[0]->cancelled);
+  EXPECT_FALSE(newest[0]->cancelled);
+}
+
 TEST(OpenCallsTest, AMessageAndAWriteHaveTheirTime) {
   MemoryBudget budget(64 * kMiB);
   OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,

@@ -13,7 +13,7 @@ class ReadWindowTest : public testing::Test {
  protected:
   // A message of so many bytes has been read, and waits.
   CommandCharge Read(int64_t bytes) {
-    absl::StatusOr<CommandCharge> charge = window_->Wait(bytes);
+    absl::StatusOr<CommandCharge> charge = window_->AdmitBytes(bytes);
     EXPECT_TRUE(charge.ok()) << charge.status();
     window_->ReadNext();
     return *std::move(charge);
@@ -44,7 +44,7 @@ TEST_F(ReadWindowTest, WhatExceedsTheWindowIsCharged) {
   CommandCharge large = Read(2 * kWindow);
   EXPECT_EQ(budget_.held_bytes(), kWindow);
   EXPECT_EQ(num_reads_, 0);
-  EXPECT_EQ(window_->Wait(4 * kWindow).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(window_->AdmitBytes(4 * kWindow).status().code(), absl::StatusCode::kResourceExhausted);
   large.reset();
   EXPECT_EQ(budget_.held_bytes(), 0);
   EXPECT_EQ(num_reads_, 1);

@@ -1,4 +1,4 @@
-#include "services/worker/write_queue.h"
+#include "services/server/write_queue.h"
 
 #include <gtest/gtest.h>
 
@@ -37,6 +37,23 @@ TEST(WriteQueueTest, WhatIsNotWrittenIsChargedAndEndsTheStreamWhereThereIsNoRoom
   EXPECT_TRUE(writes.Push(Message(2000)));
   EXPECT_FALSE(writes.Push(Message(2000)));
   writes.Close();
+  EXPECT_EQ(budget.held_bytes(), 0);
+}
+
+TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
+  MemoryBudget budget(kLimit);
+  MemoryBudget::Holding others(&budget, "others");
+  ASSERT_TRUE(others.Set(kLimit).ok());
+  Stream stream;
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, 100, &budget, "peer", /*held=*/false,
+                                               /*free_bytes=*/5000);
+  EXPECT_TRUE(writes.Push(Message(2000)));
+  EXPECT_FALSE(writes.Push(Message(2000)));
+  ASSERT_TRUE(others.Set(0).ok());
+  EXPECT_TRUE(writes.Push(Message(2000)));
+  EXPECT_GE(budget.held_bytes(), 8000 - 5000);
+  EXPECT_LT(budget.held_bytes(), 8000);
+  writes.OnWriteDone(true);
   EXPECT_EQ(budget.held_bytes(), 0);
 }
 

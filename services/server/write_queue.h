@@ -1,10 +1,11 @@
 // Messages that wait for their turn on a stream: one write in flight, a bound on the rest.
 
-#ifndef TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
-#define TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
+#ifndef TANDEM_SERVICES_SERVER_WRITE_QUEUE_H_
+#define TANDEM_SERVICES_SERVER_WRITE_QUEUE_H_
 
 #include <grpcpp/support/server_callback.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,14 +18,18 @@
 namespace tandem {
 
 // `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
-// waits or is being written is charged to `client` in the budget. A queue that is made `held`
-// writes nothing before Open.
+// waits or is being written is charged to `client` in the budget, beyond `free_bytes`. A queue that
+// is made `held` writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
   WriteQueue(Reactor* reactor, size_t limit, MemoryBudget* budget, const std::string& client,
-             bool held = false)
-      : reactor_(reactor), limit_(limit), holding_(budget, client), held_(held) {}
+             bool held = false, int64_t free_bytes = 0)
+      : reactor_(reactor),
+        limit_(limit),
+        free_bytes_(free_bytes),
+        holding_(budget, client),
+        held_(held) {}
 
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -81,7 +86,8 @@ class WriteQueue {
     return static_cast<int64_t>(sizeof(message) + 2 * message.ByteSizeLong());
   }
   bool Charge(int64_t more_bytes) REQUIRES(mu_) {
-    if (!holding_.Set(unsent_bytes_ + more_bytes).ok()) return false;
+    const int64_t charged = std::max<int64_t>(unsent_bytes_ + more_bytes - free_bytes_, 0);
+    if (!holding_.Set(charged).ok()) return false;
     unsent_bytes_ += more_bytes;
     return true;
   }
@@ -93,6 +99,7 @@ class WriteQueue {
 
   Reactor* const reactor_;
   const size_t limit_;
+  const int64_t free_bytes_;
   mutable Mutex mu_;
   MemoryBudget::Holding holding_ GUARDED_BY(mu_);
   std::deque<Message> unsent_ GUARDED_BY(mu_);
@@ -105,4 +112,4 @@ class WriteQueue {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_WORKER_WRITE_QUEUE_H_
+#endif  // TANDEM_SERVICES_SERVER_WRITE_QUEUE_H_

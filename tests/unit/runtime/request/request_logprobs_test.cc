@@ -1,0 +1,58 @@
+// A worker tells the log-probabilities that were asked for, and no others.
+
+#include <utility>
+#include <vector>
+
+#include "request_fixture.h"
+
+namespace tandem {
+namespace {
+
+class RequestLogprobsTest : public RequestFixture {};
+
+TEST_F(RequestLogprobsTest, LogprobsOfThePromptThatNobodyAskedForAreAProtocolError) {
+  const SampledToken plain{.token = 2, .logprob = -1};
+  const SampledToken wide{.token = 2, .logprob = -1, .rank = 1, .top = {{2, -1}, {3, -2}}};
+  const struct {
+    int32_t asked;
+    std::vector<SampledToken> said;
+    bool good;
+  } cases[] = {
+      {-1, {}, true},
+      {-1, {plain}, false},
+      {0, {plain, plain}, true},
+      {0, {wide}, false},
+      {0, {plain, plain, plain}, false},
+      {2, {wide, wide}, true},
+      {1, {wide}, false},
+  };
+  for (const auto& c : cases) {
+    RecordingSink sink;
+    Recreate({});
+    const SessionId a = AddWorker("a");
+    RequestFacts facts = Facts(&sink);
+    facts.sampling.num_prompt_logprobs = c.asked;
+    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    Say(a, {PromptEvent{.attempt = last_submit().attempt, .prompt_logprobs = c.said}});
+    EXPECT_EQ(owner_->counters().protocol_errors, c.good ? 0u : 1u)
+        << c.said.size() << " said, asked for " << c.asked;
+  }
+}
+
+TEST_F(RequestLogprobsTest, LogprobsOfATokenThatNobodyAskedForAreAProtocolError) {
+  for (const int32_t asked : {-1, 1, 2}) {
+    RecordingSink sink;
+    Recreate({});
+    const SessionId a = AddWorker("a");
+    RequestFacts facts = Facts(&sink);
+    facts.sampling.num_logprobs = asked;
+    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    TokenEvent event = Token(last_submit().attempt, 3, 'x');
+    event.token.top = {{'x', -1}, {'y', -2}};
+    Say(a, {event});
+    EXPECT_EQ(owner_->counters().protocol_errors, asked == 2 ? 0u : 1u) << asked;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
