@@ -60,6 +60,7 @@ class GenerationTest : public testing::Test {
       RequestFacts facts;
       facts.token_ids = {1, 2, 3};
       facts.sampling.max_tokens = max_tokens;
+      facts.sampling.num_logprobs = kMostTop;
       facts.model = "m";
       EXPECT_TRUE(call->AddPrompt(std::move(facts), {}).ok());
     }
@@ -105,6 +106,7 @@ class GenerationTest : public testing::Test {
   }
 
   static constexpr SessionId kSession = 1;
+  static constexpr int32_t kMostTop = 1024;  // Logprobs that every call asks for with a token.
   const WorkerId worker_{.name = "w", .incarnation = 1};
   static constexpr int64_t kBudgetBytes = int64_t{1} << 20;
 
@@ -207,7 +209,7 @@ TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
       Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
   call->Start();
   Flush();
-  const std::vector<TokenLogprob> top(1024);
+  const std::vector<TokenLogprob> top(kMostTop);
   const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
   const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
   ASSERT_LT(most, 1900);
@@ -233,7 +235,7 @@ TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
       Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
   call->Start();
   Flush();
-  const std::vector<TokenLogprob> top(1024);
+  const std::vector<TokenLogprob> top(kMostTop);
   const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
   const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
   for (int32_t i = 0; i < most + 50; ++i) {
