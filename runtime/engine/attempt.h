@@ -17,8 +17,22 @@
 
 namespace tandem {
 
+// What a peer calls something means that on its own session: another peer's same word is another
+// thing, and neither can touch the other's.
+struct AttemptKey {
+  SessionId router = 0;
+  AttemptId attempt;
+  auto operator<=>(const AttemptKey&) const = default;
+};
+struct JobKey {
+  SessionId decode = 0;
+  JobId job = 0;
+  auto operator<=>(const JobKey&) const = default;
+};
+
 // The prompt of an attempt while a prefill worker computes it.
 struct RemotePrefill {
+  JobId job = 0;  // The attempt's order.
   PrefillPeer peer;
   DecodeTransfer transfer;
   int32_t cached_tokens = 0;  // That the prefill worker found in its prefix cache.
@@ -34,8 +48,7 @@ struct StartedChoice {
 };
 
 struct Attempt {
-  AttemptId id;
-  SessionId router = 0;
+  AttemptKey key;
   uint64_t order = 0;  // Its arrival; its sequences have OrderOf it.
   RequestTurns turns;
   SamplingParams sampling;
@@ -56,9 +69,9 @@ struct Attempt {
 };
 
 struct PrefillJob {
-  AttemptId id;
-  uint64_t serial = 0;  // Never used again, unlike the id, which is a peer's word.
-  SessionId decode = 0;
+  JobKey key;
+  AttemptId attempt;    // As its router calls it.
+  uint64_t serial = 0;  // Never used again, unlike the key, which is a peer's word.
   SamplingParams sampling;
   int32_t prompt_tokens = 0;
   RequestTurns turns;

@@ -14,13 +14,13 @@ namespace {
 constexpr double kLeastLossUs = 250'000;
 
 // Of everything but Renew, which names many.
-AttemptId AttemptOf(const PrefillToDecode& message) {
+JobId JobOf(const PrefillToDecode& message) {
   return std::visit(
       [](const auto& m) {
-        if constexpr (requires { m.attempt; }) {
-          return m.attempt;
+        if constexpr (requires { m.job; }) {
+          return m.job;
         } else {
-          return AttemptId();
+          return JobId();
         }
       },
       message);
@@ -45,16 +45,19 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   if (!only_first_token) memory_.AttachPrefix(prompt);
   const int32_t first_block =
       only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
+  const JobId job = attempt->order;
   attempt->remote = std::make_unique<RemotePrefill>(
-      RemotePrefill{.peer = submit.prefill,
-                    .transfer = DecodeTransfer({.attempt = attempt->id,
+      RemotePrefill{.job = job,
+                    .peer = submit.prefill,
+                    .transfer = DecodeTransfer({.job = job,
                                                 .first_block = first_block,
                                                 .num_blocks = num_blocks,
                                                 .timeout_us = options_.times.lease_us}),
                     .at_any_price = submit.disaggregate_from_tokens <= 1});
-  ++num_remote_;
-  leases_->AddLease(submit.prefill.worker, attempt->id);
-  outbox_->ToPrefill(submit.prefill, PrefillSubmit{.attempt = attempt->id,
+  remote_.emplace(job, attempt);
+  leases_->AddLease(submit.prefill.worker, job);
+  outbox_->ToPrefill(submit.prefill, PrefillSubmit{.job = job,
+                                                   .attempt = submit.attempt,
                                                    .token_ids = submit.token_ids,
                                                    .prompt_tokens = submit.prompt_tokens,
                                                    .choices = submit.choices,
@@ -71,9 +74,9 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
                                     int64_t now_us) {
   Note(now_us);
   if (const auto* renew = std::get_if<Renew>(&message)) {
-    for (const AttemptId& id : renew->attempts) {
-      Attempt* const attempt = FindRemote(id);
-      if (attempt == nullptr || attempt->remote->peer.worker != prefill) continue;
+    for (const JobId job : renew->jobs) {
+      Attempt* const attempt = FindRemote(job, prefill);
+      if (attempt == nullptr) continue;
       const auto block = last_block_us_.find(prefill);
       attempt->remote->transfer.OnRenew(block == last_block_us_.end() ? 0 : block->second,
                                         options_.times.link_stalled_us, now_us_);
@@ -81,16 +84,16 @@ void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDeco
     }
     return;
   }
-  const AttemptId id = AttemptOf(message);
-  Attempt* const attempt = FindRemote(id);
-  if (attempt == nullptr || attempt->remote->peer.worker != prefill) return;
+  const JobId job = JobOf(message);
+  Attempt* const attempt = FindRemote(job, prefill);
+  if (attempt == nullptr) return;
   DecodeTransfer& transfer = attempt->remote->transfer;
   if (const auto* start = std::get_if<Start>(&message)) {
     attempt->remote->cached_tokens = start->cached_tokens;
     if (transfer.OnStart()) {
       attempt->remote->started_us = now_us_;
-      grants_.Want(id, attempt->order, transfer.num_blocks() - transfer.first_block());
-      holds_.Set(id, After(now_us_, options_.times.lease_us));
+      grants_.Want(job, transfer.num_blocks() - transfer.first_block());
+      holds_.Set(job, After(now_us_, options_.times.lease_us));
       GrantHeld();
     }
   } else if (std::holds_alternative<Progress>(message)) {
@@ -144,14 +147,15 @@ void Engine::Impl::OnPrefillRefused(Attempt* attempt, const PrefillRefused& refu
   } else if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
     EndAttempt(attempt, why);
   } else if (absl::IsAborted(why)) {
-    outbox_->ToRouter(attempt->router,
-                      EndedEvent{.attempt = attempt->id, .status = why, .by_prefill = true});
+    outbox_->ToRouter(
+        attempt->key.router,
+        EndedEvent{.attempt = attempt->key.attempt, .status = why, .by_prefill = true});
     ForgetAttempt(attempt);
   } else if (nothing_delivered) {
-    outbox_->ToRouter(attempt->router, RefusedEvent{.attempt = attempt->id,
-                                                    .status = why,
-                                                    .by_prefill = true,
-                                                    .retry_after_us = refused.retry_after_us});
+    outbox_->ToRouter(attempt->key.router, RefusedEvent{.attempt = attempt->key.attempt,
+                                                        .status = why,
+                                                        .by_prefill = true,
+                                                        .retry_after_us = refused.retry_after_us});
     ForgetAttempt(attempt);
   } else {
     EndAttempt(attempt, absl::UnavailableError(
@@ -169,9 +173,9 @@ void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& wh
       code, absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
   last_block_us_.erase(prefill);
   if (code == absl::StatusCode::kUnavailable) PausePeer(prefill, PauseReason::kLost);
-  for (auto next = attempts_.begin(); next != attempts_.end();) {
-    Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
-    if (attempt->remote == nullptr || attempt->remote->peer.worker != prefill) continue;
+  for (auto next = remote_.begin(); next != remote_.end();) {
+    Attempt* const attempt = (next++)->second;  // EndAttempt erases its entry.
+    if (attempt->remote->peer.worker != prefill) continue;
     attempt->remote->transfer.OnPeerLost(status);
     EndAttempt(attempt, status);
   }
@@ -187,9 +191,11 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
     memory_.Unpin(frame.block);
     return;
   }
-  Attempt* const attempt = FindRemote(frame.attempt);
+  const auto found = remote_.find(frame.job);
   // Closed between the frame's landing and this call: Close has let go of the block.
-  if (attempt == nullptr || attempt->remote->transfer.reservation() != frame.reservation) return;
+  if (found == remote_.end()) return;
+  Attempt* const attempt = found->second;
+  if (attempt->remote->transfer.reservation() != frame.reservation) return;
   DecodeTransfer& transfer = attempt->remote->transfer;
   last_block_us_[attempt->remote->peer.worker] = now_us_;
   const bool had_it = transfer.verified(frame.ordinal);
@@ -204,14 +210,14 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 // Returns how many sequences gave theirs.
 int32_t Engine::Impl::GrantHeld() {
   int32_t preempted = 0;
-  while (grants_.num_waiting() > 0 && grants_.oldest_order() < blocked_order_) {
+  while (grants_.num_waiting() > 0 && grants_.oldest() < blocked_order_) {
     if (grants_.OldestMayHave()) {
-      preempted += scheduler_.MakeRoom(grants_.oldest_order(), grants_.wanted_blocks());
+      preempted += scheduler_.MakeRoom(grants_.oldest(), grants_.wanted_blocks());
     }
-    const std::optional<AttemptId> id = grants_.Next(GrantableBlocks());
-    if (!id.has_value()) break;
-    holds_.Remove(*id);
-    GrantBlocks(attempts_.at(*id).get());
+    const std::optional<JobId> job = grants_.Next(GrantableBlocks());
+    if (!job.has_value()) break;
+    holds_.Remove(*job);
+    GrantBlocks(remote_.at(*job));
   }
   return preempted;
 }
@@ -224,10 +230,11 @@ void Engine::Impl::GrantBlocks(Attempt* attempt) {
       << memory_.num_available() << " blocks available after all";
   const auto granted = std::span<const BlockId>(prompt->block_table).subspan(first);
   for (BlockId block : granted) memory_.Pin(block);
-  const Reservation reservation = receiver_->Open(attempt->id, transfer.first_block(), granted);
+  const JobId job = attempt->remote->job;
+  const Reservation reservation = receiver_->Open(job, transfer.first_block(), granted);
   outbox_->ToPrefill(attempt->remote->peer, transfer.OnGranted(reservation, now_us_));
   attempt->remote->granted_us = now_us_;
-  reservation_expiries_.Set(attempt->id, transfer.expires_at_us());
+  reservation_expiries_.Set(job, transfer.expires_at_us());
 }
 
 // A block for everyone who runs stays, as for admissions.
@@ -238,7 +245,7 @@ int32_t Engine::Impl::GrantableBlocks() const {
 // Younger sequences must not take what the oldest held grant waits for.
 uint64_t Engine::Impl::OldestHeldGrant() const {
   if (grants_.wanted_blocks() <= GrantableBlocks()) return kNoOrder;
-  return grants_.oldest_order();
+  return grants_.oldest();
 }
 
 void Engine::Impl::AfterTransferInput(Attempt* attempt) {
@@ -252,7 +259,7 @@ void Engine::Impl::AfterTransferInput(Attempt* attempt) {
       EndAttempt(attempt, transfer.failure());
     }
   } else if (transfer.state() == DecodeTransfer::State::kGranted) {
-    reservation_expiries_.Set(attempt->id, transfer.expires_at_us());
+    reservation_expiries_.Set(attempt->remote->job, transfer.expires_at_us());
   }
 }
 
@@ -288,11 +295,11 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
   if (attempt->remote == nullptr) return;
   const std::unique_ptr<RemotePrefill> remote = std::move(attempt->remote);
   const DecodeTransfer& transfer = remote->transfer;
-  --num_remote_;
-  leases_->RemoveLease(remote->peer.worker, attempt->id);
-  grants_.Remove(attempt->id);
-  holds_.Remove(attempt->id);
-  reservation_expiries_.Remove(attempt->id);
+  remote_.erase(remote->job);
+  leases_->RemoveLease(remote->peer.worker, remote->job);
+  grants_.Remove(remote->job);
+  holds_.Remove(remote->job);
+  reservation_expiries_.Remove(remote->job);
   if (transfer.reservation().generation != 0) {
     const std::vector<int32_t> in_flight = receiver_->Close(transfer.reservation());
     const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
@@ -307,18 +314,18 @@ void Engine::Impl::EndTransfer(Attempt* attempt) {
     }
   }
   if (transfer.state() == DecodeTransfer::State::kComplete) {
-    outbox_->ToPrefill(remote->peer, Committed{.attempt = attempt->id});
+    outbox_->ToPrefill(remote->peer, Committed{.job = remote->job});
   } else {
     // Nothing to remember once the deadline has passed.
     const int64_t time_left_us = std::max<int64_t>(0, attempt->deadline_us - now_us_);
     outbox_->ToPrefill(remote->peer,
-                       PrefillCancel{.attempt = attempt->id, .time_left_us = time_left_us});
+                       PrefillCancel{.job = remote->job, .time_left_us = time_left_us});
   }
 }
 
 void Engine::Impl::ExpireReservations() {
-  while (const auto id = reservation_expiries_.PopDue(now_us_)) {
-    Attempt* const attempt = FindRemote(*id);
+  while (const auto job = reservation_expiries_.PopDue(now_us_)) {
+    Attempt* const attempt = remote_.at(*job);
     attempt->remote->transfer.Expire(now_us_);
     if (attempt->remote->transfer.state() == DecodeTransfer::State::kFailed) {
       PausePeer(attempt->remote->peer.worker, PauseReason::kTimeout);
@@ -339,12 +346,11 @@ bool Engine::Impl::RelieveMemory() {
     return entry.second->transfer.state() != PrefillTransfer::State::kQueued;
   });
   Attempt* youngest = nullptr;
-  for (const auto& [id, attempt] : attempts_) {
-    if (attempt->remote == nullptr) continue;
-    const bool waits_too_long = holds_.TimeOf(id).value_or(kNever) <= now_us_;
+  for (const auto& [job, attempt] : remote_) {
+    const bool waits_too_long = holds_.TimeOf(job).value_or(kNever) <= now_us_;
     const bool has_prefix = !peers_hold_blocks && !attempt->sequences.front()->block_table.empty();
     if (!waits_too_long && !has_prefix) continue;
-    if (youngest == nullptr || attempt->order > youngest->order) youngest = attempt.get();
+    youngest = attempt;
   }
   if (youngest == nullptr) return false;
   ComputeHere(youngest);
@@ -374,10 +380,11 @@ void Engine::Impl::JudgeLink(const Attempt& attempt) {
   }
 }
 
-Attempt* Engine::Impl::FindRemote(const AttemptId& id) {
-  const auto found = attempts_.find(id);
-  if (found == attempts_.end() || found->second->remote == nullptr) return nullptr;
-  return found->second.get();
+// Null: `prefill` does not compute it, or does not any more.
+Attempt* Engine::Impl::FindRemote(JobId job, const WorkerId& prefill) const {
+  const auto found = remote_.find(job);
+  if (found == remote_.end() || found->second->remote->peer.worker != prefill) return nullptr;
+  return found->second;
 }
 
 }  // namespace tandem

@@ -13,16 +13,27 @@ namespace {
 // Ended attempts that are remembered; deadlines are the routers' word, memory is ours.
 constexpr size_t kMaxEnded = 1 << 18;
 
+template <typename Key>
+bool Remembers(const ExpiryQueue<Key>& ended, const Key& key) {
+  return !TANDEM_GUARD("ended_attempt", !ended.TimeOf(key).has_value());
+}
+
+template <typename Key>
+void Remember(const Key& key, int64_t until_us, ExpiryQueue<Key>* ended) {
+  ended->Set(key, until_us);
+  if (ended->size() > kMaxEnded) ended->PopDue(kNever);
+}
+
 }  // namespace
 
 void Engine::Impl::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
   Note(now_us);
   AbortOutcome outcome = AbortOutcome::kNotFound;
-  if (const auto found = attempts_.find(cancel.attempt); found != attempts_.end()) {
+  const AttemptKey key{.router = router, .attempt = cancel.attempt};
+  if (const auto found = attempts_.find(key); found != attempts_.end()) {
     EndAttempt(found->second.get(), absl::CancelledError("aborted by its router"));
     outcome = AbortOutcome::kAccepted;
-  } else if (!Ended(cancel.attempt) &&
-             tombstones_.Add(cancel.attempt, After(now_us_, cancel.time_left_us), now_us_)) {
+  } else if (!Ended(key) && tombstones_.Add(key, After(now_us_, cancel.time_left_us), now_us_)) {
     outcome = AbortOutcome::kTombstoned;
   }
   outbox_->ToRouter(router, AbortReply{.attempt = cancel.attempt, .outcome = outcome});
@@ -30,7 +41,7 @@ void Engine::Impl::OnCancel(SessionId router, const Cancel& cancel, int64_t now_
 
 void Engine::Impl::OnRouterLost(SessionId router, int64_t now_us) {
   Note(now_us);
-  EndAttemptsIf([router](const Attempt& attempt) { return attempt.router == router; },
+  EndAttemptsIf([router](const Attempt& attempt) { return attempt.key.router == router; },
                 absl::UnavailableError("its router's session is lost"), /*notify=*/false);
 }
 
@@ -52,14 +63,15 @@ void Engine::Impl::EndAttemptsIf(Predicate ends, const absl::Status& status, boo
 }
 
 void Engine::Impl::ExpireAttempts() {
-  while (const auto id = attempt_deadlines_.PopDue(now_us_)) {
-    EndAttempt(attempts_.at(*id).get(), absl::DeadlineExceededError("the deadline has passed"));
+  while (const auto key = attempt_deadlines_.PopDue(now_us_)) {
+    EndAttempt(attempts_.at(*key).get(), absl::DeadlineExceededError("the deadline has passed"));
   }
 }
 
 void Engine::Impl::EndAttempt(Attempt* attempt, const absl::Status& status, bool notify) {
   if (notify) {
-    outbox_->ToRouter(attempt->router, EndedEvent{.attempt = attempt->id, .status = status});
+    outbox_->ToRouter(attempt->key.router,
+                      EndedEvent{.attempt = attempt->key.attempt, .status = status});
   }
   ForgetAttempt(attempt);
 }
@@ -94,10 +106,10 @@ void Engine::Impl::ForgetAttempt(Attempt* attempt) {
   }
   // The step in progress may still have runs of these sequences.
   std::move(attempt->sequences.begin(), attempt->sequences.end(), std::back_inserter(graveyard_));
-  const AttemptId id = attempt->id;
-  RememberEnded(id, attempt->deadline_us);
-  attempt_deadlines_.Remove(id);
-  attempts_.erase(id);
+  const AttemptKey key = attempt->key;
+  RememberEnded(key, attempt->deadline_us);
+  attempt_deadlines_.Remove(key);
+  attempts_.erase(key);
 }
 
 void Engine::Impl::ReleaseSequence(EngineSequence* sequence) {
@@ -106,15 +118,22 @@ void Engine::Impl::ReleaseSequence(EngineSequence* sequence) {
   sequence->ended = true;
 }
 
-// Until its deadline, and for as long as frames of it are under way.
-bool Engine::Impl::Ended(const AttemptId& attempt) const {
-  if (!jobs_.contains(attempt) && sends_of_.contains(attempt)) return true;
-  return !TANDEM_GUARD("ended_attempt", !ended_.TimeOf(attempt).has_value());
+bool Engine::Impl::Ended(const AttemptKey& attempt) const {
+  return Remembers(ended_attempts_, attempt);
 }
 
-void Engine::Impl::RememberEnded(const AttemptId& attempt, int64_t until_us) {
-  if (until_us > now_us_) ended_.Set(attempt, until_us);
-  if (ended_.size() > kMaxEnded) ended_.PopDue(kNever);
+// Until its deadline, and for as long as frames of it are under way.
+bool Engine::Impl::Ended(const JobKey& job) const {
+  if (!jobs_.contains(job) && sends_of_.contains(job)) return true;
+  return Remembers(ended_jobs_, job);
+}
+
+void Engine::Impl::RememberEnded(const AttemptKey& attempt, int64_t until_us) {
+  if (until_us > now_us_) Remember(attempt, until_us, &ended_attempts_);
+}
+
+void Engine::Impl::RememberEnded(const JobKey& job, int64_t until_us) {
+  if (until_us > now_us_) Remember(job, until_us, &ended_jobs_);
 }
 
 }  // namespace tandem

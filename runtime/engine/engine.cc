@@ -66,7 +66,8 @@ Engine::Impl::Impl(const EngineOptions& options, Executor* executor, Outbox* out
                  &memory_),
       tombstones_(kMaxTombstones),
       grants_(options.num_blocks),
-      pauses_(options.times) {}
+      pauses_(options.times),
+      job_tombstones_(kMaxTombstones) {}
 
 void Engine::Impl::Note(int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
@@ -86,23 +87,24 @@ bool Engine::Impl::drained() const {
 WorkerLoad Engine::Impl::Load() const {
   return {.blocks = memory_.Counts(),
           .running_sequences = scheduler_.num_running(),
-          .waiting_sequences = scheduler_.num_waiting() + num_remote_,
+          .waiting_sequences = scheduler_.num_waiting() + static_cast<int32_t>(remote_.size()),
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
           .has_work = !scheduler_.idle() && !stalled_};
 }
 
 absl::Status Engine::Impl::Audit() const {
   BlockOwners owners;
-  int32_t num_remote = 0, num_alone = 0;
+  size_t num_remote = 0;
+  int32_t num_alone = 0;
   const auto hold = [&](const EngineSequence* sequence) {
     if (sequence == nullptr || sequence->ended) return;
     for (const BlockId block : sequence->block_table) ++owners.references[block];
     num_alone += sequence->alone && sequence->state != SequenceState::kIdle;
   };
-  for (const auto& [id, attempt] : attempts_) {
+  for (const auto& [key, attempt] : attempts_) {
     for (const auto& sequence : attempt->sequences) hold(sequence.get());
     if (attempt->remote == nullptr) continue;
-    ++num_remote;
+    num_remote += remote_.contains(attempt->remote->job);
     const DecodeTransfer& transfer = attempt->remote->transfer;
     if (transfer.reservation().generation == 0) continue;
     const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
@@ -110,12 +112,12 @@ absl::Status Engine::Impl::Audit() const {
       if (!transfer.verified(i)) ++owners.pins[table[static_cast<size_t>(i)]];
     }
   }
-  for (const auto& [id, job] : jobs_) hold(job->sequence.get());
+  for (const auto& [key, job] : jobs_) hold(job->sequence.get());
   for (const auto& [id, send] : sends_) ++owners.pins[send.block];
   for (const BlockId block : orphans_) ++owners.pins[block];
-  if (num_remote != num_remote_) {
+  if (num_remote != remote_.size()) {
     return absl::InternalError(
-        absl::StrFormat("%d prompts are elsewhere, counted %d", num_remote, num_remote_));
+        absl::StrFormat("%d prompts are elsewhere, %d are known", num_remote, remote_.size()));
   }
   if (num_alone != scheduler_.num_alone()) {
     return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",

@@ -57,8 +57,8 @@ class Engine::Impl {
 
   // A block that a transport reads.
   struct FrameSend {
-    AttemptId attempt;
-    uint64_t serial = 0;  // Of the job: another one may come to have its attempt.
+    JobKey job;
+    uint64_t serial = 0;  // Of the job: another one may come to have its key.
     int32_t ordinal = 0;
     BlockId block = 0;
   };
@@ -68,7 +68,7 @@ class Engine::Impl {
   static int64_t After(int64_t now_us, int64_t duration_us);
 
   // ---- submit.cc ----
-  absl::Status CheckSubmit(const Submit& submit) const;
+  absl::Status CheckSubmit(SessionId router, const Submit& submit) const;
   absl::Status CheckGeneration(const SamplingParams& sampling, std::span<const int32_t> choices,
                                int32_t prompt_tokens, int64_t num_tokens) const;
   absl::Status CheckQueue() const;
@@ -112,12 +112,14 @@ class Engine::Impl {
   void PassOrderOn(const EngineSequence& ended);
   void ForgetAttempt(Attempt* attempt);
   void ReleaseSequence(EngineSequence* sequence);
-  bool Ended(const AttemptId& attempt) const;
-  void RememberEnded(const AttemptId& attempt, int64_t until_us);
+  bool Ended(const AttemptKey& attempt) const;
+  bool Ended(const JobKey& job) const;
+  void RememberEnded(const AttemptKey& attempt, int64_t until_us);
+  void RememberEnded(const JobKey& job, int64_t until_us);
 
   // ---- prefill_side.cc ----
   void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit);
-  absl::Status CheckPrefillSubmit(const PrefillSubmit& submit) const;
+  absl::Status CheckPrefillSubmit(SessionId decode, const PrefillSubmit& submit) const;
   void OnPrefillCancel(SessionId decode, const PrefillCancel& cancel);
   void StartAdmitted(const StepPlan& plan);
   void PublishToDecode(EngineSequence* sequence, RunOutput* output);
@@ -128,7 +130,7 @@ class Engine::Impl {
   void RefuseJob(PrefillJob* job, const absl::Status& status);
   void ForgetJob(PrefillJob* job);
   void WithdrawFrames(const PrefillJob& job);
-  PrefillJob* FindJob(const AttemptId& attempt, SessionId decode);
+  PrefillJob* FindJob(SessionId decode, JobId job);
 
   // ---- decode_side.cc ----
   bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
@@ -144,7 +146,7 @@ class Engine::Impl {
   void EndTransfer(Attempt* attempt);
   void ExpireReservations();
   bool RelieveMemory();
-  Attempt* FindRemote(const AttemptId& id);
+  Attempt* FindRemote(JobId job, const WorkerId& prefill) const;
   void PausePeer(const WorkerId& peer, PauseReason reason);
   void JudgeLink(const Attempt& attempt);
 
@@ -168,26 +170,29 @@ class Engine::Impl {
   int64_t admission_interval_us_ = 0;         // Moving average.
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.
-  std::map<AttemptId, std::unique_ptr<Attempt>> attempts_;
-  ExpiryQueue<AttemptId> attempt_deadlines_;
-  ExpiryQueue<AttemptId> ended_;  // Until their deadline a copy of their submit may still come.
-  Tombstones tombstones_;
+  std::map<AttemptKey, std::unique_ptr<Attempt>> attempts_;
+  ExpiryQueue<AttemptKey> attempt_deadlines_;
+  // Until their deadline a copy of their submit may still come.
+  ExpiryQueue<AttemptKey> ended_attempts_;
+  Tombstones<AttemptKey> tombstones_;
 
   // As the decode side.
   GrantPolicy grants_;
-  ExpiryQueue<AttemptId> holds_;  // Grants that are held: for how long at most if nothing moves.
-  int32_t num_remote_ = 0;        // Attempts whose prompt a prefill worker has.
-  ExpiryQueue<AttemptId> reservation_expiries_;
+  ExpiryQueue<JobId> holds_;  // Grants that are held: for how long at most if nothing moves.
+  std::map<JobId, Attempt*> remote_;  // Whose prompt a prefill worker has.
+  ExpiryQueue<JobId> reservation_expiries_;
   PeerPauses pauses_;
   std::map<WorkerId, int64_t> last_block_us_;  // From prefill workers; until their session is lost.
   std::multiset<BlockId> orphans_;  // Of closed reservations; a frame may still be written there.
 
   // As the prefill side.
-  std::map<AttemptId, std::unique_ptr<PrefillJob>> jobs_;
-  ExpiryQueue<AttemptId> job_leases_;
-  ExpiryQueue<AttemptId> job_deadlines_;
+  std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;
+  ExpiryQueue<JobKey> job_leases_;
+  ExpiryQueue<JobKey> job_deadlines_;
+  ExpiryQueue<JobKey> ended_jobs_;  // As of attempts.
+  Tombstones<JobKey> job_tombstones_;
   std::map<uint64_t, FrameSend> sends_;
-  std::map<AttemptId, int32_t> sends_of_;  // How many of sends_, if any.
+  std::map<JobKey, int32_t> sends_of_;  // How many of sends_, if any.
   uint64_t next_send_id_ = 1;
 
   // Of the step in progress, kept for their capacity.

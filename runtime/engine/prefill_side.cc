@@ -19,24 +19,24 @@ void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& mess
   } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
     OnPrefillCancel(decode, *cancel);
   } else if (const auto* renew = std::get_if<Renew>(&message)) {
-    for (const AttemptId& attempt : renew->attempts) {
-      PrefillJob* const job = FindJob(attempt, decode);
+    for (const JobId id : renew->jobs) {
+      PrefillJob* const job = FindJob(decode, id);
       if (job == nullptr) continue;
       job->transfer.OnRenew(now_us_);
-      job_leases_.Set(job->id, job->transfer.lease_until_us());
+      job_leases_.Set(job->key, job->transfer.lease_until_us());
     }
   } else if (const auto* grant = std::get_if<Grant>(&message)) {
-    if (PrefillJob* const job = FindJob(grant->attempt, decode)) {
+    if (PrefillJob* const job = FindJob(decode, grant->job)) {
       job->transfer.OnGrant(*grant);
       Pump(job);
     }
   } else if (const auto* resend = std::get_if<Resend>(&message)) {
-    if (PrefillJob* const job = FindJob(resend->attempt, decode)) {
+    if (PrefillJob* const job = FindJob(decode, resend->job)) {
       job->transfer.OnResend(*resend);
       Pump(job);
     }
   } else if (const auto* committed = std::get_if<Committed>(&message)) {
-    if (PrefillJob* const job = FindJob(committed->attempt, decode)) {
+    if (PrefillJob* const job = FindJob(decode, committed->job)) {
       job->transfer.End(absl::OkStatus());
       Pump(job);
     }
@@ -44,23 +44,24 @@ void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& mess
 }
 
 void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit) {
-  if (jobs_.contains(submit.attempt) || Ended(submit.attempt)) return;
-  if (absl::Status status = CheckPrefillSubmit(submit); !status.ok()) {
-    RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
+  const JobKey key{.decode = decode, .job = submit.job};
+  if (jobs_.contains(key) || Ended(key)) return;
+  if (absl::Status status = CheckPrefillSubmit(decode, submit); !status.ok()) {
+    RememberEnded(key, After(now_us_, submit.time_left_us));
     const int64_t retry_after_us = RetryAfterUs(status);
-    outbox_->ToDecode(decode, PrefillRefused{.attempt = submit.attempt,
+    outbox_->ToDecode(decode, PrefillRefused{.job = submit.job,
                                              .status = std::move(status),
                                              .retry_after_us = retry_after_us});
     return;
   }
   auto job = std::make_unique<PrefillJob>(PrefillJob{
-      .id = submit.attempt,
+      .key = key,
+      .attempt = submit.attempt,
       .serial = ++num_arrivals_,
-      .decode = decode,
       .sampling = submit.sampling,
       .prompt_tokens = submit.prompt_tokens,
       .sequence = std::make_unique<EngineSequence>(),
-      .transfer = PrefillTransfer({.attempt = submit.attempt,
+      .transfer = PrefillTransfer({.job = submit.job,
                                    .first_block = submit.first_block,
                                    .num_blocks = submit.num_blocks,
                                    .block_bytes = options_.block_bytes,
@@ -77,14 +78,14 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   sequence->turns = &job->turns;
   sequence->final_tokens = FinalTokens(submit.prompt_tokens, submit.sampling);
   SetUpPrompt(submit.hash_root, submit.choices, job->prompt_tokens, &job->sampling, sequence);
-  job_leases_.Set(job->id, job->transfer.lease_until_us());
-  job_deadlines_.Set(job->id, After(now_us_, submit.time_left_us));
-  jobs_.emplace(job->id, std::move(job));
+  job_leases_.Set(key, job->transfer.lease_until_us());
+  job_deadlines_.Set(key, After(now_us_, submit.time_left_us));
+  jobs_.emplace(key, std::move(job));
   scheduler_.Enqueue(sequence);
 }
 
-absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const {
-  if (!tombstones_.Admits(submit.attempt)) {
+absl::Status Engine::Impl::CheckPrefillSubmit(SessionId decode, const PrefillSubmit& submit) const {
+  if (!job_tombstones_.Admits({.decode = decode, .job = submit.job})) {
     return absl::CancelledError("cancelled before it arrived");
   }
   if (submit.time_left_us <= 0) {
@@ -111,11 +112,11 @@ absl::Status Engine::Impl::CheckPrefillSubmit(const PrefillSubmit& submit) const
 }
 
 void Engine::Impl::OnPrefillCancel(SessionId decode, const PrefillCancel& cancel) {
-  if (PrefillJob* const job = FindJob(cancel.attempt, decode)) {
+  if (PrefillJob* const job = FindJob(decode, cancel.job)) {
     job->transfer.End(absl::CancelledError("cancelled by the decode worker"));
     Pump(job);
-  } else if (!jobs_.contains(cancel.attempt) && !Ended(cancel.attempt)) {
-    tombstones_.Add(cancel.attempt, After(now_us_, cancel.time_left_us), now_us_);
+  } else if (const JobKey key{.decode = decode, .job = cancel.job}; !Ended(key)) {
+    job_tombstones_.Add(key, After(now_us_, cancel.time_left_us), now_us_);
   }
 }
 
@@ -123,7 +124,7 @@ void Engine::Impl::OnDecodeLost(SessionId decode, int64_t now_us) {
   Note(now_us);
   for (auto next = jobs_.begin(); next != jobs_.end();) {
     PrefillJob* const job = (next++)->second.get();  // ForgetJob erases its entry.
-    if (job->decode == decode) ForgetJob(job);
+    if (job->key.decode == decode) ForgetJob(job);
   }
 }
 
@@ -134,9 +135,9 @@ void Engine::Impl::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
   const FrameSend send = found->second;
   sends_.erase(found);
   memory_.Unpin(send.block);
-  const auto left = sends_of_.find(send.attempt);
+  const auto left = sends_of_.find(send.job);
   if (--left->second == 0) sends_of_.erase(left);
-  const auto job = jobs_.find(send.attempt);
+  const auto job = jobs_.find(send.job);
   if (job == jobs_.end() || job->second->serial != send.serial) return;
   job->second->transfer.OnFrameSent(send.ordinal, ok);
   Pump(job->second.get());
@@ -149,9 +150,9 @@ void Engine::Impl::StartAdmitted(const StepPlan& plan) {
     PrefillJob* const job = sequence->job;
     if (job == nullptr) continue;
     job->transfer.Start();
-    leases_->AddReservation(job->decode, job->id);
-    outbox_->ToDecode(job->decode,
-                      Start{.attempt = job->id, .cached_tokens = sequence->attached_tokens});
+    leases_->AddReservation(job->key.decode, job->key.job);
+    outbox_->ToDecode(job->key.decode,
+                      Start{.job = job->key.job, .cached_tokens = sequence->attached_tokens});
     OfferBlocks(job);
   }
 }
@@ -159,7 +160,7 @@ void Engine::Impl::StartAdmitted(const StepPlan& plan) {
 void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
   PrefillJob* const job = sequence->job;
   if (output->drawn.empty()) {
-    outbox_->ToDecode(job->decode, Progress{.attempt = job->id});
+    outbox_->ToDecode(job->key.decode, Progress{.job = job->key.job});
     OfferBlocks(job);
     Pump(job);
     return;
@@ -171,9 +172,10 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
                FinishReason::kNone;
       });
   scheduler_.Remove(sequence);  // Its blocks stay with it.
-  outbox_->ToDecode(job->decode, FirstToken{.attempt = job->id,
-                                            .tokens = std::move(output->drawn),
-                                            .prompt_logprobs = std::move(job->prompt_logprobs)});
+  outbox_->ToDecode(job->key.decode,
+                    FirstToken{.job = job->key.job,
+                               .tokens = std::move(output->drawn),
+                               .prompt_logprobs = std::move(job->prompt_logprobs)});
   job->transfer.OnFirstTokenSent();
   if (goes_on) {
     OfferBlocks(job);
@@ -201,38 +203,38 @@ void Engine::Impl::Pump(PrefillJob* job) {
     const BlockId block = job->sequence->block_table[header->ordinal];
     const uint64_t send_id = next_send_id_++;
     memory_.Pin(block);
-    ++sends_of_[job->id];
-    sends_.emplace(send_id, FrameSend{.attempt = job->id,
+    ++sends_of_[job->key];
+    sends_.emplace(send_id, FrameSend{.job = job->key,
                                       .serial = job->serial,
                                       .ordinal = static_cast<int32_t>(header->ordinal),
                                       .block = block});
-    outbox_->SendFrame(job->decode, *header, block, send_id);
+    outbox_->SendFrame(job->key.decode, *header, block, send_id);
   }
   const std::optional<Done> done = job->transfer.TakeDone();
-  if (done.has_value()) outbox_->ToDecode(job->decode, *done);
+  if (done.has_value()) outbox_->ToDecode(job->key.decode, *done);
   // What is queued in a transport may have far to go. Later than this only what is lost is missing.
   const bool handed_over = job->transfer.done_taken();
   if (handed_over && TANDEM_GUARD("renew_until_sent", job->transfer.all_sent())) {
-    leases_->RemoveReservation(job->decode, job->id);
+    leases_->RemoveReservation(job->key.decode, job->key.job);
   } else if (handed_over) {
-    leases_->AddReservation(job->decode, job->id);
+    leases_->AddReservation(job->key.decode, job->key.job);
   }
   if (!job->transfer.ended()) return;
   if (absl::IsUnavailable(job->transfer.outcome())) {
-    outbox_->ToDecode(job->decode,
-                      PrefillRefused{.attempt = job->id, .status = job->transfer.outcome()});
+    outbox_->ToDecode(job->key.decode,
+                      PrefillRefused{.job = job->key.job, .status = job->transfer.outcome()});
   }
   ForgetJob(job);
 }
 
 void Engine::Impl::ExpireJobs() {
-  while (const auto id = job_leases_.PopDue(now_us_)) {
-    PrefillJob* const job = jobs_.at(*id).get();
+  while (const auto key = job_leases_.PopDue(now_us_)) {
+    PrefillJob* const job = jobs_.at(*key).get();
     job->transfer.Expire(now_us_);
     Pump(job);
   }
-  while (const auto id = job_deadlines_.PopDue(now_us_)) {
-    RefuseJob(jobs_.at(*id).get(), absl::DeadlineExceededError("the deadline has passed"));
+  while (const auto key = job_deadlines_.PopDue(now_us_)) {
+    RefuseJob(jobs_.at(*key).get(), absl::DeadlineExceededError("the deadline has passed"));
   }
 }
 
@@ -244,34 +246,33 @@ void Engine::Impl::RefuseWaitingJobs(const absl::Status& status) {
 }
 
 void Engine::Impl::RefuseJob(PrefillJob* job, const absl::Status& status) {
-  outbox_->ToDecode(job->decode, PrefillRefused{.attempt = job->id, .status = status});
+  outbox_->ToDecode(job->key.decode, PrefillRefused{.job = job->key.job, .status = status});
   ForgetJob(job);
 }
 
 void Engine::Impl::ForgetJob(PrefillJob* job) {
-  const AttemptId id = job->id;
+  const JobKey key = job->key;
   ReleaseSequence(job->sequence.get());
   graveyard_.push_back(std::move(job->sequence));
-  RememberEnded(id, job_deadlines_.TimeOf(id).value_or(now_us_));
-  leases_->RemoveReservation(job->decode, id);
+  RememberEnded(key, job_deadlines_.TimeOf(key).value_or(now_us_));
+  leases_->RemoveReservation(key.decode, key.job);
   WithdrawFrames(*job);
-  job_leases_.Remove(id);
-  job_deadlines_.Remove(id);
-  jobs_.erase(id);
+  job_leases_.Remove(key);
+  job_deadlines_.Remove(key);
+  jobs_.erase(key);
 }
 
 // The link is for what somebody waits for.
 void Engine::Impl::WithdrawFrames(const PrefillJob& job) {
-  if (!sends_of_.contains(job.id)) return;
+  if (!sends_of_.contains(job.key)) return;
   for (const auto& [send_id, send] : sends_) {
-    if (send.serial == job.serial) outbox_->WithdrawFrame(job.decode, send_id);
+    if (send.serial == job.serial) outbox_->WithdrawFrame(job.key.decode, send_id);
   }
 }
 
-PrefillJob* Engine::Impl::FindJob(const AttemptId& attempt, SessionId decode) {
-  const auto found = jobs_.find(attempt);
-  if (found == jobs_.end() || found->second->decode != decode) return nullptr;
-  return found->second.get();
+PrefillJob* Engine::Impl::FindJob(SessionId decode, JobId job) {
+  const auto found = jobs_.find({.decode = decode, .job = job});
+  return found == jobs_.end() ? nullptr : found->second.get();
 }
 
 }  // namespace tandem

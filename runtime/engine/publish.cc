@@ -76,11 +76,11 @@ bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence
   const FinishReason finish =
       RequestedFinish(attempt->sampling, attempt->prompt_tokens, position, token->token);
   const int32_t token_id = token->token;
-  outbox_->ToRouter(attempt->router, TokenEvent{.attempt = attempt->id,
-                                                .choice = choice,
-                                                .position = position,
-                                                .token = std::move(*token),
-                                                .finish = finish});
+  outbox_->ToRouter(attempt->key.router, TokenEvent{.attempt = attempt->key.attempt,
+                                                    .choice = choice,
+                                                    .position = position,
+                                                    .token = std::move(*token),
+                                                    .finish = finish});
   if (finish != FinishReason::kNone) {
     --attempt->num_unfinished;
     return true;
@@ -94,8 +94,8 @@ bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence
 void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   outbox_->ToRouter(
-      attempt->router,
-      PromptEvent{.attempt = attempt->id,
+      attempt->key.router,
+      PromptEvent{.attempt = attempt->key.attempt,
                   .cached_tokens = std::min(attempt->cached_tokens, attempt->prompt_tokens),
                   .transferred_blocks = attempt->transferred_blocks,
                   .prompt_logprobs = std::move(attempt->prompt_logprobs)});

@@ -14,7 +14,10 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   ExpireJobs();
   ExpireReservations();
   tombstones_.Expire(now_us_);
-  while (ended_.PopDue(now_us_).has_value()) {
+  job_tombstones_.Expire(now_us_);
+  while (ended_attempts_.PopDue(now_us_).has_value()) {
+  }
+  while (ended_jobs_.PopDue(now_us_).has_value()) {
   }
   const int32_t preempted = GrantHeld();
 
@@ -86,10 +89,11 @@ void Engine::Impl::BeginChunks(const StepPlan& plan) {
     const auto& sequence = *static_cast<const EngineSequence*>(run.sequence);
     if (sequence.forked) continue;
     ChunkNotice& notice = chunks_.emplace_back();
-    if (sequence.job == nullptr) notice.router = sequence.attempt->router;
-    notice.chunk = {.attempt = sequence.job == nullptr ? sequence.attempt->id : sequence.job->id,
-                    .first_position = sequence.num_computed,
-                    .end_position = sequence.num_computed + run.num_tokens};
+    if (sequence.job == nullptr) notice.router = sequence.attempt->key.router;
+    notice.chunk = {
+        .attempt = sequence.job == nullptr ? sequence.attempt->key.attempt : sequence.job->attempt,
+        .first_position = sequence.num_computed,
+        .end_position = sequence.num_computed + run.num_tokens};
   }
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
 }

@@ -17,14 +17,15 @@ constexpr int64_t kMaxRetryUs = 1'000'000;
 
 void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
   Note(now_us);
-  if (attempts_.contains(submit.attempt) || Ended(submit.attempt)) return;
+  const AttemptKey key{.router = router, .attempt = submit.attempt};
+  if (attempts_.contains(key) || Ended(key)) return;
   if (submit.time_left_us <= 0) {
     outbox_->ToRouter(router, EndedEvent{.attempt = submit.attempt,
                                          .status = absl::DeadlineExceededError(absl::StrFormat(
                                              "submitted with %d us left", submit.time_left_us))});
     return;
   }
-  if (absl::Status status = CheckSubmit(submit); !status.ok()) {
+  if (absl::Status status = CheckSubmit(router, submit); !status.ok()) {
     Refuse(router, submit, std::move(status));
     return;
   }
@@ -32,8 +33,8 @@ void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_
   if (!TrySubmitToPrefill(attempt, submit)) scheduler_.Enqueue(attempt->sequences.front().get());
 }
 
-absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
-  if (!tombstones_.Admits(submit.attempt)) {
+absl::Status Engine::Impl::CheckSubmit(SessionId router, const Submit& submit) const {
+  if (!tombstones_.Admits({.router = router, .attempt = submit.attempt})) {
     return absl::CancelledError("aborted before its submit arrived");
   }
   if (draining_) return absl::UnavailableError("this worker is draining");
@@ -63,7 +64,7 @@ absl::Status Engine::Impl::CheckSubmit(const Submit& submit) const {
 }
 
 absl::Status Engine::Impl::CheckQueue() const {
-  const int64_t waiting = int64_t{scheduler_.num_waiting()} + num_remote_;
+  const int64_t waiting = scheduler_.num_waiting() + static_cast<int64_t>(remote_.size());
   if (waiting < options_.max_waiting_attempts) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrFormat("%d attempts wait, at most %d may", waiting, options_.max_waiting_attempts));
@@ -97,7 +98,7 @@ absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
 
 void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
   // A copy of this submit that arrives later must not be admitted.
-  RememberEnded(submit.attempt, After(now_us_, submit.time_left_us));
+  RememberEnded({.router = router, .attempt = submit.attempt}, After(now_us_, submit.time_left_us));
   const int64_t retry_after_us = RetryAfterUs(status);
   outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt,
                                          .status = std::move(status),
@@ -126,8 +127,7 @@ void Engine::Impl::CountAdmitted(size_t num_admitted) {
 Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   auto owned = std::make_unique<Attempt>();
   Attempt* const attempt = owned.get();
-  attempt->id = submit.attempt;
-  attempt->router = router;
+  attempt->key = {.router = router, .attempt = submit.attempt};
   attempt->order = ++num_arrivals_;
   attempt->sampling = submit.sampling;
   attempt->prompt_tokens = submit.prompt_tokens;
@@ -154,8 +154,8 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   SetUpPrompt(submit.hash_root, submit.choices, attempt->prompt_tokens, &attempt->sampling,
               sequence.get());
   attempt->sequences.push_back(std::move(sequence));
-  attempt_deadlines_.Set(attempt->id, attempt->deadline_us);
-  attempts_.emplace(attempt->id, std::move(owned));
+  attempt_deadlines_.Set(attempt->key, attempt->deadline_us);
+  attempts_.emplace(attempt->key, std::move(owned));
   return attempt;
 }
 

@@ -60,7 +60,7 @@ Grant DecodeTransfer::OnGranted(Reservation reservation, int64_t now_us) {
   state_ = State::kGranted;
   reservation_ = reservation;
   Heard(now_us);
-  return {.attempt = options_.attempt, .reservation = reservation};
+  return {.job = options_.job, .reservation = reservation};
 }
 
 std::optional<Resend> DecodeTransfer::OnFrame(const ReceivedFrame& frame, int64_t now_us) {
@@ -82,7 +82,7 @@ std::optional<Resend> DecodeTransfer::OnFrame(const ReceivedFrame& frame, int64_
         return std::nullopt;
       }
       ++resends_[index];
-      return Resend{.attempt = options_.attempt, .ordinal = frame.ordinal};
+      return Resend{.job = options_.job, .ordinal = frame.ordinal};
     case FrameOutcome::kFailed:
       Fail(absl::UnavailableError(absl::StrFormat("the transport lost block %d", frame.ordinal)));
       return std::nullopt;

@@ -38,7 +38,7 @@ class DecodeTransfer {
   enum class State : uint8_t { kPromised, kStarted, kGranted, kComplete, kFailed };
 
   struct Options {
-    AttemptId attempt;
+    JobId job = 0;
     int32_t first_block = 0;  // Of the promised range [first_block, num_blocks); may be empty.
     int32_t num_blocks = 0;
     int64_t timeout_us = 0;  // Of a granted transfer without any sign of life.

@@ -5,9 +5,9 @@
 
 namespace tandem {
 
-void GrantPolicy::Want(const AttemptId& attempt, uint64_t order, int32_t blocks) {
+void GrantPolicy::Want(JobId job, int32_t blocks) {
   TANDEM_CHECK(blocks > 0) << blocks;
-  waiting_[order] = {.attempt = attempt, .blocks = blocks};
+  waiting_[job] = blocks;
 }
 
 bool GrantPolicy::OldestMayHave() const {
@@ -16,34 +16,31 @@ bool GrantPolicy::OldestMayHave() const {
   return granted_.empty() || 2 * with_it < pool_blocks_;
 }
 
-std::optional<AttemptId> GrantPolicy::Next(int32_t available_blocks) {
+std::optional<JobId> GrantPolicy::Next(int32_t available_blocks) {
   if (!OldestMayHave() || wanted_blocks() > available_blocks) return std::nullopt;
-  const auto [attempt, blocks] = waiting_.begin()->second;
+  const auto [job, blocks] = *waiting_.begin();
   waiting_.erase(waiting_.begin());
-  granted_[attempt] = blocks;
+  granted_[job] = blocks;
   granted_blocks_ += blocks;
-  return attempt;
+  return job;
 }
 
-void GrantPolicy::Remove(const AttemptId& attempt) {
-  const auto granted = granted_.find(attempt);
-  if (granted != granted_.end()) {
-    granted_blocks_ -= granted->second;
-    granted_.erase(granted);
-    return;
-  }
-  std::erase_if(waiting_, [&attempt](const auto& wish) { return wish.second.attempt == attempt; });
+void GrantPolicy::Remove(JobId job) {
+  waiting_.erase(job);
+  const auto granted = granted_.find(job);
+  if (granted == granted_.end()) return;
+  granted_blocks_ -= granted->second;
+  granted_.erase(granted);
 }
 
 void GrantPolicy::AppendState(std::string* bytes) const {
-  const auto append = [bytes](const AttemptId& attempt, int32_t blocks) {
-    AppendBytes(attempt.request.counter, bytes);
-    AppendBytes(attempt.attempt, bytes);
-    AppendBytes(blocks, bytes);
-  };
-  for (const auto& [order, wish] : waiting_) append(wish.attempt, wish.blocks);
-  bytes->push_back('|');
-  for (const auto& [attempt, blocks] : granted_) append(attempt, blocks);
+  for (const auto* jobs : {&waiting_, &granted_}) {
+    for (const auto& [job, blocks] : *jobs) {
+      AppendBytes(job, bytes);
+      AppendBytes(blocks, bytes);
+    }
+    bytes->push_back('|');
+  }
 }
 
 }  // namespace tandem

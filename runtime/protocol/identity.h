@@ -36,6 +36,11 @@ struct AttemptId {
   }
 };
 
+// A prompt of a decode worker that a prefill worker computes, as the decode worker numbers them, in
+// order of arrival; never reused within its process. What one router calls its attempts may be what
+// another calls its own.
+using JobId = uint64_t;
+
 // A stable name and the random number of this life of the process. A new incarnation voids every
 // lease, reservation and event of the old one.
 struct WorkerId {

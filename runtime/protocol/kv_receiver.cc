@@ -2,10 +2,9 @@
 
 namespace tandem {
 
-Reservation KvReceiver::Open(AttemptId attempt, int32_t first_ordinal,
-                             std::span<const int32_t> blocks) {
+Reservation KvReceiver::Open(JobId job, int32_t first_ordinal, std::span<const int32_t> blocks) {
   MutexLock lock(&mu_);
-  return table_.Open(attempt, first_ordinal, blocks);
+  return table_.Open(job, first_ordinal, blocks);
 }
 
 std::vector<int32_t> KvReceiver::Close(Reservation reservation) {

@@ -30,8 +30,7 @@ class KvReceiver {
   // ---- Engine thread ----
 
   // blocks[i] receives ordinal first_ordinal + i.
-  Reservation Open(AttemptId attempt, int32_t first_ordinal, std::span<const int32_t> blocks)
-      EXCLUDES(mu_);
+  Reservation Open(JobId job, int32_t first_ordinal, std::span<const int32_t> blocks) EXCLUDES(mu_);
   // No later frame gets a place. Returns the blocks that are in flight, to be quarantined until
   // their ReceivedFrame (kOrphaned); all others may be reused at once. Unknown: nothing.
   std::vector<int32_t> Close(Reservation reservation) EXCLUDES(mu_);

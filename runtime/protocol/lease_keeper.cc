@@ -4,46 +4,46 @@ namespace tandem {
 namespace {
 
 template <typename Peer>
-using Attempts = std::map<Peer, std::set<AttemptId>>;
+using Jobs = std::map<Peer, std::set<JobId>>;
 
 template <typename Peer>
-void Remove(const Peer& peer, const AttemptId& attempt, Attempts<Peer>* from) {
-  const auto attempts = from->find(peer);
-  if (attempts == from->end()) return;
-  attempts->second.erase(attempt);
-  if (attempts->second.empty()) from->erase(attempts);
+void Remove(const Peer& peer, JobId job, Jobs<Peer>* from) {
+  const auto jobs = from->find(peer);
+  if (jobs == from->end()) return;
+  jobs->second.erase(job);
+  if (jobs->second.empty()) from->erase(jobs);
 }
 
 template <typename Peer>
-std::vector<std::pair<Peer, Renew>> Renewals(const Attempts<Peer>& of) {
+std::vector<std::pair<Peer, Renew>> Renewals(const Jobs<Peer>& of) {
   std::vector<std::pair<Peer, Renew>> renewals;
   renewals.reserve(of.size());
-  for (const auto& [peer, attempts] : of) {
-    renewals.emplace_back(peer, Renew{.attempts = {attempts.begin(), attempts.end()}});
+  for (const auto& [peer, jobs] : of) {
+    renewals.emplace_back(peer, Renew{.jobs = {jobs.begin(), jobs.end()}});
   }
   return renewals;
 }
 
 }  // namespace
 
-void LeaseKeeper::AddLease(const WorkerId& prefill, const AttemptId& attempt) {
+void LeaseKeeper::AddLease(const WorkerId& prefill, JobId job) {
   MutexLock lock(&mu_);
-  leases_[prefill].insert(attempt);
+  leases_[prefill].insert(job);
 }
 
-void LeaseKeeper::RemoveLease(const WorkerId& prefill, const AttemptId& attempt) {
+void LeaseKeeper::RemoveLease(const WorkerId& prefill, JobId job) {
   MutexLock lock(&mu_);
-  Remove(prefill, attempt, &leases_);
+  Remove(prefill, job, &leases_);
 }
 
-void LeaseKeeper::AddReservation(SessionId decode, const AttemptId& attempt) {
+void LeaseKeeper::AddReservation(SessionId decode, JobId job) {
   MutexLock lock(&mu_);
-  reservations_[decode].insert(attempt);
+  reservations_[decode].insert(job);
 }
 
-void LeaseKeeper::RemoveReservation(SessionId decode, const AttemptId& attempt) {
+void LeaseKeeper::RemoveReservation(SessionId decode, JobId job) {
   MutexLock lock(&mu_);
-  Remove(decode, attempt, &reservations_);
+  Remove(decode, job, &reservations_);
 }
 
 std::vector<std::pair<WorkerId, Renew>> LeaseKeeper::LeaseRenewals() const {

@@ -1,6 +1,6 @@
 // What a worker keeps alive at its peers while they are busy elsewhere: leases at the prefill
 // workers that compute for it, and reservations at the decode workers that it computes for. The
-// engine adds an attempt the moment it matters and removes it when it ends; a timer thread, which
+// engine adds a job the moment it matters and removes it when it ends; a timer thread, which
 // no forward pass can block, sends one Renew a peer every renew_us.
 //
 // Thread-safe.
@@ -22,12 +22,12 @@ namespace tandem {
 class LeaseKeeper {
  public:
   // From Submit to the end of the transfer.
-  void AddLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
-  void RemoveLease(const WorkerId& prefill, const AttemptId& attempt) EXCLUDES(mu_);
+  void AddLease(const WorkerId& prefill, JobId job) EXCLUDES(mu_);
+  void RemoveLease(const WorkerId& prefill, JobId job) EXCLUDES(mu_);
   // From Start until the last frame has left. Adding what is there, and removing what is not:
   // nothing.
-  void AddReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
-  void RemoveReservation(SessionId decode, const AttemptId& attempt) EXCLUDES(mu_);
+  void AddReservation(SessionId decode, JobId job) EXCLUDES(mu_);
+  void RemoveReservation(SessionId decode, JobId job) EXCLUDES(mu_);
 
   // One message for each peer.
   std::vector<std::pair<WorkerId, Renew>> LeaseRenewals() const EXCLUDES(mu_);
@@ -35,8 +35,8 @@ class LeaseKeeper {
 
  private:
   mutable Mutex mu_;
-  std::map<WorkerId, std::set<AttemptId>> leases_ GUARDED_BY(mu_);
-  std::map<SessionId, std::set<AttemptId>> reservations_ GUARDED_BY(mu_);
+  std::map<WorkerId, std::set<JobId>> leases_ GUARDED_BY(mu_);
+  std::map<SessionId, std::set<JobId>> reservations_ GUARDED_BY(mu_);
 };
 
 }  // namespace tandem

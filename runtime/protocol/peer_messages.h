@@ -4,7 +4,8 @@
 //   prefill → decode: Start, PrefillRefused, Progress, FirstToken, Done, Renew
 //
 // The order of a good transfer: Submit, Start, Grant, frames ‖ Progress, FirstToken, Done,
-// Committed. Every message is idempotent and keyed by attempt.
+// Committed. Every message is idempotent and keyed by the decode worker's number of the prompt,
+// which means something on its session alone.
 
 #ifndef TANDEM_RUNTIME_PROTOCOL_PEER_MESSAGES_H_
 #define TANDEM_RUNTIME_PROTOCOL_PEER_MESSAGES_H_
@@ -26,7 +27,8 @@ namespace tandem {
 // A promise, not a reservation: the decode worker will grant blocks [first_block, num_blocks) once
 // the prompt starts.
 struct PrefillSubmit {
-  AttemptId attempt;
+  JobId job = 0;
+  AttemptId attempt;  // Of the router, which is told what is begun of it.
   std::vector<int32_t> token_ids;
   int32_t prompt_tokens = 0;
   std::vector<int32_t> choices;
@@ -48,30 +50,30 @@ struct Reservation {
 
 // All the blocks promised, at once. Frames may be sent from now on, in any order, each once.
 struct Grant {
-  AttemptId attempt;
+  JobId job = 0;
   Reservation reservation;
 };
 
 // Block `ordinal` failed its checksum: send it again.
 struct Resend {
-  AttemptId attempt;
+  JobId job = 0;
   int32_t ordinal = 0;
 };
 
 // All blocks verified: the source lease may end.
 struct Committed {
-  AttemptId attempt;
+  JobId job = 0;
 };
 
 struct PrefillCancel {
-  AttemptId attempt;
+  JobId job = 0;
   int64_t time_left_us = 0;
 };
 
-// Extends the leases of these attempts at the prefill side, or their reservations at the decode
+// Extends the leases of these jobs at the prefill side, or their reservations at the decode
 // side. Batched, from a thread that no forward pass blocks.
 struct Renew {
-  std::vector<AttemptId> attempts;
+  std::vector<JobId> jobs;
 };
 
 using DecodeToPrefill = std::variant<PrefillSubmit, Grant, Resend, Committed, PrefillCancel, Renew>;
@@ -79,29 +81,29 @@ using DecodeToPrefill = std::variant<PrefillSubmit, Grant, Resend, Committed, Pr
 // ---- Prefill to decode ----
 
 struct Start {
-  AttemptId attempt;
+  JobId job = 0;
   int32_t cached_tokens = 0;  // Prefix the prefill worker did not have to compute.
 };
 
-// Ends the attempt at the prefill side, at any time before Done. ResourceExhausted (queue full),
+// Ends the job at the prefill side, at any time before Done. ResourceExhausted (queue full),
 // Unavailable (draining, lease or frame lost), FailedPrecondition (never fits there), Cancelled
 // (before it arrived), DeadlineExceeded, InvalidArgument, Internal (the run failed), Aborted (the
 // whole step did).
 struct PrefillRefused {
-  AttemptId attempt;
+  JobId job = 0;
   absl::Status status;
   int64_t retry_after_us = 0;  // As in RefusedEvent.
 };
 
 // Another chunk of the prompt is computed: proof of life.
 struct Progress {
-  AttemptId attempt;
+  JobId job = 0;
 };
 
 // The first token of every choice, at the position after token_ids. Sent at once, before the last
 // blocks have travelled.
 struct FirstToken {
-  AttemptId attempt;
+  JobId job = 0;
   std::vector<SampledToken> tokens;  // Parallel to PrefillSubmit::choices.
   std::vector<SampledToken> prompt_logprobs;
 };
@@ -109,7 +111,7 @@ struct FirstToken {
 // Every block has been handed to the transport, which may take its time: until the last one has
 // left, Renew goes on. `num_frames` frames were sent, resends apart.
 struct Done {
-  AttemptId attempt;
+  JobId job = 0;
   int32_t num_frames = 0;
 };
 

@@ -96,7 +96,7 @@ std::optional<Done> PrefillTransfer::TakeDone() {
   const bool all = num_handed_over_ == static_cast<int32_t>(ordinals_.size());
   if (ended() || !all || !first_token_sent_ || done_taken_) return std::nullopt;
   done_taken_ = true;
-  return Done{.attempt = options_.attempt, .num_frames = num_handed_over_};
+  return Done{.job = options_.job, .num_frames = num_handed_over_};
 }
 
 bool PrefillTransfer::all_sent() const {

@@ -29,7 +29,7 @@ class PrefillTransfer {
   enum class State : uint8_t { kQueued, kStarted, kGranted, kEnded };
 
   struct Options {
-    AttemptId attempt;
+    JobId job = 0;
     int32_t first_block = 0;  // Of the promised range [first_block, num_blocks); may be empty.
     int32_t num_blocks = 0;
     int64_t block_bytes = 0;

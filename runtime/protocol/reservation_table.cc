@@ -17,12 +17,12 @@ constexpr size_t kMaxCorruptPerBlock = 3;
 
 }  // namespace
 
-Reservation ReservationTable::Open(AttemptId attempt, int32_t first_ordinal,
+Reservation ReservationTable::Open(JobId job, int32_t first_ordinal,
                                    std::span<const int32_t> blocks) {
   auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.open; });
   if (slot == slots_.end()) slot = slots_.emplace(slots_.end());
   slot->open = true;
-  slot->attempt = attempt;
+  slot->job = job;
   slot->first_ordinal = first_ordinal;
   slot->blocks.assign(blocks.begin(), blocks.end());
   slot->landings.assign(blocks.size(), Landing::kMissing);
@@ -66,10 +66,8 @@ std::optional<FramePlace> ReservationTable::Begin(const FrameHeader& header) {
   landing = Landing::kInFlight;
   const FramePlace place{.ticket = next_ticket_++,
                          .block = slot->blocks[static_cast<size_t>(index)]};
-  in_flight_[place.ticket] = {.header = header,
-                              .generation = slot->generation,
-                              .attempt = slot->attempt,
-                              .block = place.block};
+  in_flight_[place.ticket] = {
+      .header = header, .generation = slot->generation, .job = slot->job, .block = place.block};
   return place;
 }
 
@@ -80,7 +78,7 @@ ReceivedFrame ReservationTable::Finish(const FramePlace& place, bool ok, uint32_
   in_flight_.erase(found);
   const FrameHeader& header = frame.header;
   ReceivedFrame received{.reservation = header.reservation,
-                         .attempt = frame.attempt,
+                         .job = frame.job,
                          .ordinal = static_cast<int32_t>(header.ordinal),
                          .block = frame.block,
                          .outcome = FrameOutcome::kOrphaned};
@@ -104,8 +102,7 @@ void ReservationTable::AppendState(std::string* bytes) const {
   for (const Slot& slot : slots_) {
     AppendBytes(slot.generation, bytes);
     AppendBytes(slot.open, bytes);
-    AppendBytes(slot.attempt.request.counter, bytes);
-    AppendBytes(slot.attempt.attempt, bytes);
+    AppendBytes(slot.job, bytes);
     AppendBytes(slot.first_ordinal, bytes);
     AppendBytes(slot.blocks.size(), bytes);
     for (size_t i = 0; i < slot.blocks.size(); ++i) {
@@ -119,8 +116,7 @@ void ReservationTable::AppendState(std::string* bytes) const {
     AppendBytes(frame.header.reservation.generation, bytes);
     AppendBytes(frame.header.ordinal, bytes);
     AppendBytes(frame.header.crc32c, bytes);
-    AppendBytes(frame.attempt.request.counter, bytes);
-    AppendBytes(frame.attempt.attempt, bytes);
+    AppendBytes(frame.job, bytes);
     AppendBytes(frame.block, bytes);
   }
 }

@@ -24,7 +24,7 @@ enum class FrameOutcome : uint8_t {
 
 struct ReceivedFrame {
   Reservation reservation;
-  AttemptId attempt;
+  JobId job = 0;
   int32_t ordinal = 0;
   int32_t block = 0;
   FrameOutcome outcome = FrameOutcome::kFailed;
@@ -41,7 +41,7 @@ class ReservationTable {
  public:
   explicit ReservationTable(int64_t block_bytes) : block_bytes_(block_bytes) {}
 
-  Reservation Open(AttemptId attempt, int32_t first_ordinal, std::span<const int32_t> blocks);
+  Reservation Open(JobId job, int32_t first_ordinal, std::span<const int32_t> blocks);
   std::vector<int32_t> Close(Reservation reservation);
   std::optional<FramePlace> Begin(const FrameHeader& header);
   ReceivedFrame Finish(const FramePlace& place, bool ok, uint32_t payload_crc32c);
@@ -55,7 +55,7 @@ class ReservationTable {
   struct Slot {
     uint32_t generation = 1;  // Of the open reservation, or of the next one.
     bool open = false;
-    AttemptId attempt;
+    JobId job = 0;
     int32_t first_ordinal = 0;
     std::vector<int32_t> blocks;
     std::vector<Landing> landings;  // Parallel to blocks.
@@ -64,7 +64,7 @@ class ReservationTable {
   struct InFlight {
     FrameHeader header;
     uint32_t generation = 0;  // Of the slot.
-    AttemptId attempt;
+    JobId job = 0;
     int32_t block = 0;
   };
 

@@ -127,11 +127,9 @@ void SimulatedWorker::Arrive(const Frame& sent) {
     const ReceivedFrame received =
         life_->receiver->Finish(place, !frame.torn, Crc32c(bytes.data(), bytes.size()));
     const auto owner = life_->granted.find(frame.header.reservation);
-    if (!mangled && owner != life_->granted.end() && owner->second != received.attempt) {
-      world_->Violate(absl::StrFormat(
-          "%s: a frame for request %d attempt %d was written into blocks of request %d attempt %d",
-          process_.name, owner->second.request.counter, owner->second.attempt,
-          received.attempt.request.counter, received.attempt.attempt));
+    if (!mangled && owner != life_->granted.end() && owner->second != received.job) {
+      world_->Violate(absl::StrFormat("%s: a frame for job %d was written into blocks of job %d",
+                                      process_.name, owner->second, received.job));
     }
     Post([received](Engine* engine, int64_t now_us) { engine->OnFrameReceived(received, now_us); });
   });

@@ -387,17 +387,16 @@ void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
 
 template <typename Message>
 void SimulatedWorker::LogPeer(std::string_view from, const Message& message) {
-  const AttemptId attempt = std::visit(
+  const JobId job = std::visit(
       [](const auto& m) {
-        if constexpr (requires { m.attempt; }) {
-          return m.attempt;
+        if constexpr (requires { m.job; }) {
+          return m.job;
         } else {
-          return m.attempts.empty() ? AttemptId() : m.attempts.front();
+          return m.jobs.empty() ? JobId() : m.jobs.front();
         }
       },
       message);
-  world_->Log(process_.name, absl::StrFormat("%s, kind %d", from, message.index()),
-              attempt.request.counter, attempt.attempt);
+  world_->Log(process_.name, absl::StrFormat("%s, kind %d", from, message.index()), job);
 }
 
 SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
@@ -426,7 +425,7 @@ void SimulatedWorker::OnDecodeLost(SessionId decode) {
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
   if (dead()) return;
   if (const auto* grant = std::get_if<Grant>(&message)) {
-    life_->granted[grant->reservation] = grant->attempt;
+    life_->granted[grant->reservation] = grant->job;
   } else if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
     life_->newcomers->OnOver(submit->attempt);
   }
@@ -483,7 +482,7 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
         if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
           const Push push = target->TryPush(submit->attempt);
           if (push == Push::kRefused) {
-            target->ToDecode(session, PrefillRefused{.attempt = submit->attempt,
+            target->ToDecode(session, PrefillRefused{.job = submit->job,
                                                      .status = absl::ResourceExhaustedError("full"),
                                                      .retry_after_us = 100'000});
           }
@@ -502,11 +501,12 @@ void SimulatedWorker::OnDecodeMessage(SessionId decode, const DecodeToPrefill& m
   const int32_t waiting = engine->Load().waiting_sequences;
   const auto* const submit = std::get_if<PrefillSubmit>(&message);
   if (submit != nullptr) {
+    life_->jobs[{decode, submit->job}] = submit->attempt;
     life_->newcomers->OnArrival(decode, submit->attempt, submit->sampling,
                                 static_cast<int64_t>(submit->token_ids.size()),
                                 submit->prompt_tokens, submit->alone);
   } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
-    life_->newcomers->OnOver(cancel->attempt);
+    life_->newcomers->OnOver(life_->jobs[{decode, cancel->job}]);
   }
   engine->OnDecodeMessage(decode, message, now_us);
   if (submit != nullptr && engine->Load().waiting_sequences == waiting) {
@@ -540,7 +540,7 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
   if (dead()) return;
   CheckWire(OutOfRange(message));
   if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
-    life_->newcomers->OnOver(refused->attempt);
+    life_->newcomers->OnOver(life_->jobs[{decode, refused->job}]);
   }
   Say([this, decode, message = std::move(message)] {
     const auto found = life_->decodes.find(decode);

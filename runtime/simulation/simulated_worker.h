@@ -128,9 +128,10 @@ class SimulatedWorker final : private Outbox {
     std::map<WorkerId, PeerLink> prefills;
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
-    std::map<AttemptId, bool> pushed;          // Submits, and whether the engine's queue had room.
-    std::set<AttemptId> said;                  // Of these a token has left the process.
-    std::map<Reservation, AttemptId> granted;  // Whose frames may land under this name.
+    std::map<AttemptId, bool> pushed;      // Submits, and whether the engine's queue had room.
+    std::set<AttemptId> said;              // Of these a token has left the process.
+    std::map<Reservation, JobId> granted;  // Whose frames may land under this name.
+    std::map<std::pair<SessionId, JobId>, AttemptId> jobs;  // What a router calls those of peers.
     // What the engine has not heard yet: its thread takes all of it before each step.
     std::vector<std::function<void(Engine* engine, int64_t now_us)>> commands;
     std::set<BlockId> stuck;  // A transport never comes back for these.

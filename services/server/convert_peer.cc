@@ -20,19 +20,12 @@ absl::StatusOr<Reservation> Read(const proto::Reservation& in) {
 }
 
 void Fill(const Renew& in, proto::Renew* out) {
-  for (const AttemptId& attempt : in.attempts) ToProto(attempt, out->add_attempts());
+  out->mutable_jobs()->Add(in.jobs.begin(), in.jobs.end());
 }
 
 absl::StatusOr<Renew> Read(const proto::Renew& in) {
-  TANDEM_RETURN_IF_ERROR(
-      CheckSize("attempts", in.attempts_size(), kMaxRenewedAttempts, "attempts"));
-  Renew out;
-  out.attempts.reserve(in.attempts_size());
-  for (const proto::AttemptId& attempt : in.attempts()) {
-    TANDEM_ASSIGN_OR_RETURN(AttemptId read, FromProto(attempt));
-    out.attempts.push_back(read);
-  }
-  return out;
+  TANDEM_RETURN_IF_ERROR(CheckSize("jobs", in.jobs_size(), kMaxRenewedJobs, "jobs"));
+  return Renew{.jobs = {in.jobs().begin(), in.jobs().end()}};
 }
 
 struct FillToPrefill {
@@ -41,26 +34,26 @@ struct FillToPrefill {
   void operator()(const PrefillSubmit& in) const {
     proto::PrefillSubmit* submit = out->mutable_submit();
     FillSubmit(in, submit);
+    FillSubject(in, submit);
     submit->set_first_block(in.first_block);
     submit->set_num_blocks(in.num_blocks);
   }
   void operator()(const Grant& in) const {
-    ToProto(in.attempt, out->mutable_grant()->mutable_attempt());
+    FillSubject(in, out->mutable_grant());
     Fill(in.reservation, out->mutable_grant()->mutable_reservation());
   }
   void operator()(const Resend& in) const {
-    ToProto(in.attempt, out->mutable_resend()->mutable_attempt());
+    FillSubject(in, out->mutable_resend());
     out->mutable_resend()->set_ordinal(in.ordinal);
   }
-  void operator()(const Committed& in) const {
-    ToProto(in.attempt, out->mutable_committed()->mutable_attempt());
-  }
+  void operator()(const Committed& in) const { FillSubject(in, out->mutable_committed()); }
   void operator()(const PrefillCancel& in) const { FillCancel(in, out->mutable_cancel()); }
   void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
 };
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
   PrefillSubmit out;
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(ReadSubmit(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, kMaxRequestTokens));
   TANDEM_RETURN_IF_ERROR(CheckRange("first_block", in.first_block(), 0, in.num_blocks()));
@@ -71,14 +64,14 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Grant& in) {
   Grant out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_ASSIGN_OR_RETURN(out.reservation, Read(in.reservation()));
   return DecodeToPrefill(out);
 }
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
   Resend out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("ordinal", in.ordinal(), 0, kMaxRequestTokens));
   out.ordinal = in.ordinal();
   return DecodeToPrefill(out);
@@ -86,7 +79,7 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Committed& in) {
   Committed out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   return DecodeToPrefill(out);
 }
 
@@ -94,23 +87,21 @@ struct FillToDecode {
   proto::ToDecode* out;
 
   void operator()(const Start& in) const {
-    ToProto(in.attempt, out->mutable_start()->mutable_attempt());
+    FillSubject(in, out->mutable_start());
     out->mutable_start()->set_cached_tokens(in.cached_tokens);
   }
   void operator()(const PrefillRefused& in) const { FillRefusal(in, out->mutable_refused()); }
-  void operator()(const Progress& in) const {
-    ToProto(in.attempt, out->mutable_progress()->mutable_attempt());
-  }
+  void operator()(const Progress& in) const { FillSubject(in, out->mutable_progress()); }
   void operator()(const FirstToken& in) const {
     proto::FirstToken* first = out->mutable_first_token();
-    ToProto(in.attempt, first->mutable_attempt());
+    FillSubject(in, first);
     for (const SampledToken& token : in.tokens) ToProto(token, first->add_tokens());
     for (const SampledToken& token : in.prompt_logprobs) {
       ToProto(token, first->add_prompt_logprobs());
     }
   }
   void operator()(const Done& in) const {
-    ToProto(in.attempt, out->mutable_done()->mutable_attempt());
+    FillSubject(in, out->mutable_done());
     out->mutable_done()->set_num_frames(in.num_frames);
   }
   void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
@@ -118,7 +109,7 @@ struct FillToDecode {
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
   Start out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("cached_tokens", in.cached_tokens(), 0, kMaxRequestTokens));
   out.cached_tokens = in.cached_tokens();
   return PrefillToDecode(out);
@@ -126,13 +117,13 @@ absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Progress& in) {
   Progress out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   return PrefillToDecode(out);
 }
 
 absl::StatusOr<PrefillToDecode> Read(const proto::FirstToken& in) {
   FirstToken out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("tokens: number", in.tokens_size(), 1, kMaxChoices));
   TANDEM_RETURN_IF_ERROR(ReadSampledTokens("tokens", in.tokens(), kMaxChoices, &out.tokens));
   TANDEM_RETURN_IF_ERROR(ReadSampledTokens("prompt_logprobs", in.prompt_logprobs(),
@@ -142,7 +133,7 @@ absl::StatusOr<PrefillToDecode> Read(const proto::FirstToken& in) {
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Done& in) {
   Done out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_frames", in.num_frames(), 0, kMaxRequestTokens));
   out.num_frames = in.num_frames();
   return PrefillToDecode(out);

@@ -16,7 +16,7 @@ inline constexpr int32_t kMaxTopLogprobs = 64;
 inline constexpr int32_t kMaxNameBytes = 256;   // Worker, model, label.
 inline constexpr int32_t kMaxTextBytes = 4096;  // Status message, trace context, class.
 inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
-inline constexpr int32_t kMaxRenewedAttempts = 1 << 16;
+inline constexpr int32_t kMaxRenewedJobs = 1 << 16;
 inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;
 // Of one message of a Watch, and what a worker of ours says at most in one: a router deals with
 // them in some ten milliseconds.

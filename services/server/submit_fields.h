@@ -1,5 +1,5 @@
-// What the messages of router → worker and decode → prefill worker have in common; private to the
-// conversions of this folder.
+// What the messages of router → worker and decode → prefill worker have in common but for what they
+// are about, an attempt or a job; private to the conversions of this folder.
 
 #ifndef TANDEM_SERVICES_SERVER_SUBMIT_FIELDS_H_
 #define TANDEM_SERVICES_SERVER_SUBMIT_FIELDS_H_
@@ -10,6 +10,28 @@
 #include "services/server/status_proto.h"
 
 namespace tandem {
+
+// ---- What a message is about ----
+
+template <typename Struct, typename Message>
+void FillSubject(const Struct& in, Message* out) {
+  if constexpr (requires { in.job; }) {
+    out->set_job(in.job);
+  } else {
+    ToProto(in.attempt, out->mutable_attempt());
+  }
+}
+
+template <typename Struct, typename Message>
+absl::Status ReadSubject(const Message& in, Struct* out) {
+  if constexpr (requires { out->job; }) {
+    TANDEM_RETURN_IF_ERROR(CheckPresent("job", in.job() != 0));
+    out->job = in.job();
+  } else {
+    TANDEM_ASSIGN_OR_RETURN(out->attempt, FromProto(in.attempt()));
+  }
+  return absl::OkStatus();
+}
 
 // ---- Submit, PrefillSubmit ----
 
@@ -46,14 +68,14 @@ absl::Status ReadSubmit(const Message& in, Struct* out) {
 
 template <typename Struct, typename Message>
 void FillCancel(const Struct& in, Message* out) {
-  ToProto(in.attempt, out->mutable_attempt());
+  FillSubject(in, out);
   out->set_time_left_us(in.time_left_us);
 }
 
 template <typename Struct, typename Message>
 absl::StatusOr<Struct> ReadCancel(const Message& in) {
   Struct out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", in.time_left_us(), 0, kMaxDurationUs));
   out.time_left_us = in.time_left_us();
   return out;
@@ -63,14 +85,14 @@ absl::StatusOr<Struct> ReadCancel(const Message& in) {
 
 template <typename Struct, typename Message>
 void FillEnd(const Struct& in, Message* out) {
-  ToProto(in.attempt, out->mutable_attempt());
+  FillSubject(in, out);
   StatusToProto(in.status, out->mutable_status());
 }
 
 template <typename Struct, typename Message>
 absl::StatusOr<Struct> ReadEnd(const Message& in) {
   Struct out;
-  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
   TANDEM_RETURN_IF_ERROR(StatusFromProto(in.status(), &out.status));
   if (out.status.ok()) return absl::InvalidArgumentError("status.code: OK where an error ends");
   return out;

@@ -87,13 +87,12 @@ class DecodeSessions::Session final
     TANDEM_ASSIGN_OR_RETURN(DecodeToPrefill message, FromProto(in));
     const auto* submit = std::get_if<PrefillSubmit>(&message);
     if (submit == nullptr) return Post(in, FromDecode{id_, std::move(message), {}});
-    const AttemptId attempt = submit->attempt;
+    const JobId job = submit->job;
     const size_t num_tokens = submit->token_ids.size();
     absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
     if (status.ok()) status = PostPrompt(FromDecode{id_, std::move(message), {}}, num_tokens);
     if (!status.ok()) {
-      Send(PrefillRefused{
-          .attempt = attempt, .status = status, .retry_after_us = RetryAfterUs(status)});
+      Send(PrefillRefused{.job = job, .status = status, .retry_after_us = RetryAfterUs(status)});
     }
     return absl::OkStatus();
   }

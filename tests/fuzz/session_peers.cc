@@ -169,12 +169,12 @@ proto::ToWorker RouterSays(const WorkerRegistration& of, const PrefillPeer& host
 }
 
 proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Random* random) {
-  const AttemptId attempt = FuzzAttempt(router, random);
+  const JobId job = FuzzJob(random);
   DecodeToPrefill said;
   switch (random->Below(8)) {
     case 0:
     case 1: {
-      PrefillSubmit submit{.attempt = attempt};
+      PrefillSubmit submit{.job = job, .attempt = FuzzAttempt(router, random)};
       FillRequest(&submit, std::min(100, of.max_model_tokens / 2), random);
       const auto num_tokens = static_cast<int32_t>(submit.token_ids.size());
       submit.num_blocks = (num_tokens + of.block_tokens - 1) / of.block_tokens;
@@ -184,21 +184,21 @@ proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Rando
     }
     case 2:
     case 3:
-      said = Grant{.attempt = attempt,
+      said = Grant{.job = job,
                    .reservation = {.slot = static_cast<uint32_t>(random->Below(4)),
                                    .generation = static_cast<uint32_t>(random->Between(1, 9))}};
       break;
     case 4:
-      said = Resend{.attempt = attempt, .ordinal = static_cast<int32_t>(random->Below(8))};
+      said = Resend{.job = job, .ordinal = static_cast<int32_t>(random->Below(8))};
       break;
     case 5:
-      said = Committed{.attempt = attempt};
+      said = Committed{.job = job};
       break;
     case 6:
-      said = PrefillCancel{.attempt = attempt, .time_left_us = FuzzTimeLeft(random)};
+      said = PrefillCancel{.job = job, .time_left_us = FuzzTimeLeft(random)};
       break;
     default:
-      said = Renew{.attempts = {attempt, FuzzAttempt(router, random)}};
+      said = Renew{.jobs = {job, FuzzJob(random)}};
   }
   proto::ToPrefill message;
   ToProto(said, &message);

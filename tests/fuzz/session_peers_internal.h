@@ -21,6 +21,8 @@ inline AttemptId FuzzAttempt(uint64_t router, Random* random) {
           .attempt = static_cast<uint32_t>(random->Between(1, 3))};
 }
 
+inline JobId FuzzJob(Random* random) { return 1 + random->Below(120); }
+
 inline int64_t FuzzTimeLeft(Random* random) {
   const int64_t times[] = {0, 1, 2'000, 50'000, 400'000, 5'000'000, 60'000'000};
   return times[random->Below(std::size(times))];
@@ -30,7 +32,7 @@ inline int64_t FuzzTimeLeft(Random* random) {
 SampledToken FuzzToken(Random* random);
 absl::Status FuzzStatus(Random* random);
 
-// What one thread has heard and another makes use of: attempts and reservations.
+// What one thread has heard and another makes use of: jobs and reservations.
 template <typename T>
 class Overheard {
  public:

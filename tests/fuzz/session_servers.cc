@@ -107,28 +107,28 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
   void Overhear(const proto::ToPrefill& message) {
     const auto heard = FromProto(message);
     if (!heard.ok()) return;
-    if (const auto* submit = std::get_if<PrefillSubmit>(&*heard)) attempts_.Add(submit->attempt);
+    if (const auto* submit = std::get_if<PrefillSubmit>(&*heard)) jobs_.Add(submit->job);
     if (const auto* grant = std::get_if<Grant>(&*heard)) reservations_.Add(grant->reservation);
   }
 
   proto::ToDecode Says(Random* random) {
-    const AttemptId attempt = attempts_.Any(random, FuzzAttempt(seed_, random));
+    const JobId job = jobs_.Any(random, FuzzJob(random));
     PrefillToDecode said;
     switch (random->Below(10)) {
       case 0:
       case 1:
       case 2:
-        said = Start{.attempt = attempt, .cached_tokens = static_cast<int32_t>(random->Below(64))};
+        said = Start{.job = job, .cached_tokens = static_cast<int32_t>(random->Below(64))};
         break;
       case 3:
-        said = PrefillRefused{.attempt = attempt, .status = FuzzStatus(random)};
+        said = PrefillRefused{.job = job, .status = FuzzStatus(random)};
         break;
       case 4:
-        said = Progress{.attempt = attempt};
+        said = Progress{.job = job};
         break;
       case 5:
       case 6: {
-        FirstToken first{.attempt = attempt, .tokens = {FuzzToken(random)}};
+        FirstToken first{.job = job, .tokens = {FuzzToken(random)}};
         if (random->Chance(0.3)) first.tokens.resize(3, FuzzToken(random));
         if (random->Chance(0.1)) first.prompt_logprobs.resize(random->Below(90), FuzzToken(random));
         said = std::move(first);
@@ -136,10 +136,10 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
       }
       case 7:
       case 8:
-        said = Done{.attempt = attempt, .num_frames = static_cast<int32_t>(random->Below(8))};
+        said = Done{.job = job, .num_frames = static_cast<int32_t>(random->Below(8))};
         break;
       default:
-        said = Renew{.attempts = {attempt, FuzzAttempt(seed_, random)}};
+        said = Renew{.jobs = {job, FuzzJob(random)}};
     }
     proto::ToDecode message;
     ToProto(said, &message);
@@ -175,7 +175,7 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
   KvService kv_;
   std::atomic<uint64_t> sessions_{0}, streams_{0};
   std::atomic<bool> stopping_{false};
-  Overheard<AttemptId> attempts_;
+  Overheard<JobId> jobs_;
   Overheard<Reservation> reservations_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;

@@ -501,7 +501,7 @@ TEST_F(CommandsTest, ADecodeWorkersRenewalsWaitForTheEngineAtTheDecodeWorker) {
   DecodePeer flooding(*worker_, DialControl(worker_->address, 100));
   tandem::Renew renew;
   for (uint64_t i = 0; i < 1000; ++i) {
-    renew.attempts.push_back({.request = {.router_incarnation = 7, .counter = i}, .attempt = 1});
+    renew.jobs.push_back(1 + i);
   }
   ExpectHeldUp([&] {
     for (int i = 0; i < 400; ++i) flooding.Send(renew);

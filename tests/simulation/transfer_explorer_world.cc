@@ -38,11 +38,6 @@ TransferWorld::TransferWorld(const TransferWorldOptions& options)
   for (int i = 0; i < options.attempts; ++i) Post({.kind = Kind::kSubmit, .attempt = i});
 }
 
-AttemptId TransferWorld::IdOf(int attempt) const {
-  return {.request = {.router_incarnation = 1, .counter = static_cast<uint64_t>(attempt)},
-          .attempt = 1};
-}
-
 void TransferWorld::Post(Message message) {
   if (!(IsForSource(message.kind) ? source_alive_ : sink_alive_)) return;
   messages_.insert(std::upper_bound(messages_.begin(), messages_.end(), message), message);
@@ -198,10 +193,10 @@ void TransferWorld::Deliver(const Message& message) {
 
 void TransferWorld::DeliverToSource(const Message& message) {
   Source& source = sources_[static_cast<size_t>(message.attempt)];
-  const AttemptId id = IdOf(message.attempt);
+  const JobId job = JobOf(message.attempt);
   if (message.kind == Kind::kPrefillSubmit) {
-    if (source.transfer || !source_tombstones_.Admits(id)) return;
-    source.transfer.emplace(PrefillTransfer::Options{.attempt = id,
+    if (source.transfer || !source_tombstones_.Admits(job)) return;
+    source.transfer.emplace(PrefillTransfer::Options{.job = job,
                                                      .first_block = options_.first_block,
                                                      .num_blocks = options_.blocks,
                                                      .block_bytes = kBlockBytes,
@@ -210,15 +205,15 @@ void TransferWorld::DeliverToSource(const Message& message) {
     return;
   }
   if (!source.transfer) {
-    if (message.kind == Kind::kPrefillCancel) source_tombstones_.Add(id, 1, 0);
+    if (message.kind == Kind::kPrefillCancel) source_tombstones_.Add(job, 1, 0);
     return;
   }
   switch (message.kind) {
     case Kind::kGrant:
-      source.transfer->OnGrant({.attempt = id, .reservation = message.reservation});
+      source.transfer->OnGrant({.job = job, .reservation = message.reservation});
       return DriveSource(message.attempt);
     case Kind::kResend:
-      source.transfer->OnResend({.attempt = id, .ordinal = message.ordinal});
+      source.transfer->OnResend({.job = job, .ordinal = message.ordinal});
       return DriveSource(message.attempt);
     case Kind::kCommitted:
       return EndSource(message.attempt, absl::OkStatus());
@@ -305,7 +300,7 @@ void TransferWorld::HandleFrame(int index) {
     sink_pool_.Unpin(frame.block);
     return Grant();
   }
-  const int attempt = static_cast<int>(frame.attempt.request.counter);
+  const int attempt = static_cast<int>(frame.job);
   DecodeTransfer& transfer = *sinks_[static_cast<size_t>(attempt)].transfer;
   if (transfer.over()) return;
   const bool was_verified = transfer.verified(frame.ordinal);
@@ -321,10 +316,10 @@ void TransferWorld::HandleFrame(int index) {
 void TransferWorld::DeliverToSink(const Message& message) {
   const int attempt = message.attempt;
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
-  const AttemptId id = IdOf(attempt);
+  const JobId job = JobOf(attempt);
   if (message.kind == Kind::kSubmit) {
-    if (sink.transfer || !sink_tombstones_.Admits(id)) return;
-    sink.transfer.emplace(DecodeTransfer::Options{.attempt = id,
+    if (sink.transfer || !sink_tombstones_.Admits(job)) return;
+    sink.transfer.emplace(DecodeTransfer::Options{.job = job,
                                                   .first_block = options_.first_block,
                                                   .num_blocks = options_.blocks,
                                                   .timeout_us = kLeaseUs});
@@ -334,7 +329,7 @@ void TransferWorld::DeliverToSink(const Message& message) {
     if (!sink.transfer) {
       // A repeated abort gets the same answer, which ends nothing twice.
       const bool first = sink_tombstones_.size() == 0 || sink.ends == 0;
-      if (sink_tombstones_.Add(id, 1, 0) && first) ++sink.ends;
+      if (sink_tombstones_.Add(job, 1, 0) && first) ++sink.ends;
       return;
     }
     if (sink.running) return EndSink(attempt);
@@ -345,7 +340,7 @@ void TransferWorld::DeliverToSink(const Message& message) {
   switch (message.kind) {
     case Kind::kStart:
       if (sink.transfer->OnStart()) {
-        grants_.Want(id, static_cast<uint64_t>(attempt), options_.blocks - options_.first_block);
+        grants_.Want(job, options_.blocks - options_.first_block);
       }
       break;
     case Kind::kRefused:
@@ -355,7 +350,7 @@ void TransferWorld::DeliverToSink(const Message& message) {
       if (sink.transfer->OnFirstToken(/*now_us=*/0)) ++sink.first_tokens;
       break;
     default:
-      sink.transfer->OnDone({.attempt = id, .num_frames = message.ordinal}, /*now_us=*/0);
+      sink.transfer->OnDone({.job = job, .num_frames = message.ordinal}, /*now_us=*/0);
   }
   AfterSinkEvent(attempt);
 }
@@ -364,7 +359,7 @@ void TransferWorld::AfterSinkEvent(int attempt) {
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
   if (sink.transfer->over() && !sink.running && !sink.ended) {
     CloseReservation(attempt);
-    grants_.Remove(IdOf(attempt));
+    grants_.Remove(JobOf(attempt));
     if (sink.transfer->state() == DecodeTransfer::State::kComplete) {
       sink.running = true;
       Post({.kind = Kind::kCommitted, .attempt = attempt});
@@ -396,8 +391,8 @@ void TransferWorld::EndSink(int attempt) {
 }
 
 void TransferWorld::Grant() {
-  while (const std::optional<AttemptId> next = grants_.Next(sink_pool_.num_available())) {
-    const int attempt = static_cast<int>(next->request.counter);
+  while (const std::optional<JobId> next = grants_.Next(sink_pool_.num_available())) {
+    const int attempt = static_cast<int>(*next);
     Sink& sink = sinks_[static_cast<size_t>(attempt)];
     sink.blocks = *sink_pool_.Allocate(options_.blocks - options_.first_block);
     for (const BlockId block : sink.blocks) sink_pool_.Pin(block);
@@ -546,8 +541,8 @@ std::string TransferWorld::State() const {
   for (const std::string& frame : frames) bytes += frame;
   bytes.push_back('R');
   for (const ReceivedFrame& r : received_) {
-    for (const int field : {static_cast<int>(r.attempt.request.counter), r.ordinal, r.block,
-                            static_cast<int>(r.outcome)}) {
+    for (const int field :
+         {static_cast<int>(r.job), r.ordinal, r.block, static_cast<int>(r.outcome)}) {
       bytes.push_back(static_cast<char>(field));
     }
   }

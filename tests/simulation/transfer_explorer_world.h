@@ -133,7 +133,7 @@ class TransferWorld {
     int ends = 0;          // Terminal events given to the router.
   };
 
-  AttemptId IdOf(int attempt) const;
+  static JobId JobOf(int attempt) { return static_cast<JobId>(attempt); }
   int Content(int attempt, int ordinal) const { return 1 + attempt * options_.blocks + ordinal; }
   static bool IsForSource(Kind kind) {
     return kind >= Kind::kPrefillSubmit && kind <= Kind::kPrefillCancel;
@@ -170,7 +170,7 @@ class TransferWorld {
   std::vector<Source> sources_;
   BlockPool source_pool_;
   std::vector<int> source_content_;  // By block.
-  Tombstones source_tombstones_{8};
+  Tombstones<JobId> source_tombstones_{8};
 
   bool sink_alive_ = true;
   std::vector<Sink> sinks_;
@@ -178,7 +178,7 @@ class TransferWorld {
   std::vector<int> sink_content_;
   ReservationTable reservations_;
   GrantPolicy grants_;
-  Tombstones sink_tombstones_{8};
+  Tombstones<JobId> sink_tombstones_{8};
 };
 
 }  // namespace tandem

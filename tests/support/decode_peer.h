@@ -20,6 +20,7 @@ namespace tandem {
 // `asked`, as a decode worker hands it on that holds none of it.
 inline PrefillSubmit PrefillSubmitOf(const Submit& asked) {
   PrefillSubmit submit;
+  submit.job = 1;
   submit.attempt = asked.attempt;
   submit.token_ids = asked.token_ids;
   submit.prompt_tokens = asked.prompt_tokens;

@@ -53,10 +53,7 @@ struct EngineFleet::Worker final : public Outbox {
   bool paused = false;
   int64_t wakeup_us = 0;
 
-  void ToRouter(SessionId router, RouterEvent event) override {
-    TANDEM_CHECK(router == kRouter);
-    fleet->Record(event);
-  }
+  void ToRouter(SessionId router, RouterEvent event) override { fleet->Record(router, event); }
 
   void BeginChunks(std::span<const ChunkNotice> chunks) override {
     for (const ChunkNotice& notice : chunks) fleet->notices_.emplace_back(index, notice);
@@ -65,7 +62,7 @@ struct EngineFleet::Worker final : public Outbox {
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
     const auto* cancel = std::get_if<PrefillCancel>(&message);
     TANDEM_CHECK(cancel == nullptr || cancel->time_left_us >= 0) << "no wire takes this";
-    if (cancel != nullptr) fleet->prefill_cancels_.push_back(cancel->attempt);
+    if (cancel != nullptr) fleet->prefill_cancels_.push_back(cancel->job);
     const int to = IndexOf(prefill.address);
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
     fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
@@ -201,16 +198,16 @@ PrefillPeer EngineFleet::peer(int worker) const {
   return {.worker = w.id, .address = w.id.name};
 }
 
-void EngineFleet::Submit(int worker, const struct Submit& submit) {
+void EngineFleet::Submit(int worker, const struct Submit& submit, SessionId router) {
   Worker& w = *workers_[static_cast<size_t>(worker)];
   w.dirty = true;
-  w.engine->OnSubmit(kRouter, submit, now_us_);
+  w.engine->OnSubmit(router, submit, now_us_);
 }
 
-void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us) {
+void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us, SessionId router) {
   Worker& w = *workers_[static_cast<size_t>(worker)];
   w.dirty = true;
-  w.engine->OnCancel(kRouter, {.attempt = attempt, .time_left_us = time_left_us}, now_us_);
+  w.engine->OnCancel(router, {.attempt = attempt, .time_left_us = time_left_us}, now_us_);
 }
 
 void EngineFleet::Send(const std::string& kind, Event event) {
@@ -310,11 +307,12 @@ void EngineFleet::BreakSession(int decode, int prefill) {
   d.engine->OnPrefillLost(p.id, absl::UnavailableError("the session broke"), now_us_);
 }
 
-void EngineFleet::Record(const RouterEvent& event) {
+void EngineFleet::Record(SessionId router, const RouterEvent& event) {
+  AttemptRecord& record =
+      records_[{router, std::visit([](const auto& e) { return e.attempt; }, event)}];
   if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
-    records_[prompt->attempt].prompts.push_back(*prompt);
+    record.prompts.push_back(*prompt);
   } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
-    AttemptRecord& record = records_[token->attempt];
     if (record.finish.contains(token->choice) || !record.ended.empty()) {
       record.token_after_end = true;
     }
@@ -324,20 +322,19 @@ void EngineFleet::Record(const RouterEvent& event) {
     record.tokens[token->choice].push_back(token->token);
     if (token->finish != FinishReason::kNone) record.finish[token->choice] = token->finish;
   } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
-    AttemptRecord& record = records_[refused->attempt];
     record.refused.push_back(refused->status);
     record.by_prefill = refused->by_prefill;
     record.retry_after_us = refused->retry_after_us;
   } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
-    records_[ended->attempt].ended.push_back(ended->status);
-    records_[ended->attempt].by_prefill = ended->by_prefill;
+    record.ended.push_back(ended->status);
+    record.by_prefill = ended->by_prefill;
   } else if (const auto* abort = std::get_if<AbortReply>(&event)) {
-    records_[abort->attempt].aborts.push_back(abort->outcome);
+    record.aborts.push_back(abort->outcome);
   }
 }
 
-std::string EngineFleet::CheckFinished(const struct Submit& submit) const {
-  const auto found = records_.find(submit.attempt);
+std::string EngineFleet::CheckFinished(const struct Submit& submit, SessionId router) const {
+  const auto found = records_.find({router, submit.attempt});
   if (found == records_.end()) return "nothing heard";
   const AttemptRecord& record = found->second;
   for (const auto& status : record.refused) return "refused: " + status.ToString();

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/engine/engine.h"
@@ -66,8 +67,9 @@ class EngineFleet {
   int64_t now_us() const { return now_us_; }
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
 
-  void Submit(int worker, const struct Submit& submit);
-  void Cancel(int worker, AttemptId attempt, int64_t time_left_us = 60'000'000);
+  void Submit(int worker, const struct Submit& submit, SessionId router = kRouter);
+  void Cancel(int worker, AttemptId attempt, int64_t time_left_us = 60'000'000,
+              SessionId router = kRouter);
 
   // Delivers the oldest message, or steps the next worker that has something to do. False: quiet.
   bool RunOne();
@@ -96,13 +98,15 @@ class EngineFleet {
   // Why decode workers have paused prefill workers, in order.
   const std::vector<PauseReason>& pauses() const { return pauses_; }
   // What decode workers have cancelled at prefill workers, in order.
-  const std::vector<AttemptId>& prefill_cancels() const { return prefill_cancels_; }
+  const std::vector<JobId>& prefill_cancels() const { return prefill_cancels_; }
   // The next `count` frames arrive with a flipped bit.
   void CorruptFrames(int count) { frames_to_corrupt_ = count; }
   // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
   void BreakSession(int decode, int prefill);
 
-  const AttemptRecord& record(AttemptId attempt) { return records_[attempt]; }
+  const AttemptRecord& record(AttemptId attempt, SessionId router = kRouter) {
+    return records_[{router, attempt}];
+  }
   int64_t frames_delivered() const { return frames_delivered_; }
   // Who has said that it begins what, in order.
   const std::vector<std::pair<int, ChunkNotice>>& notices() const { return notices_; }
@@ -110,7 +114,7 @@ class EngineFleet {
 
   // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors;
   // otherwise what is wrong.
-  std::string CheckFinished(const struct Submit& submit) const;
+  std::string CheckFinished(const struct Submit& submit, SessionId router = kRouter) const;
 
   // Engine::Audit of every worker: empty, or what is wrong.
   std::string Audit() const;
@@ -127,7 +131,7 @@ class EngineFleet {
     uint64_t send_id = 0;        // Of a frame.
   };
 
-  void Record(const RouterEvent& event);
+  void Record(SessionId router, const RouterEvent& event);
   bool Deliver();
   void Tick(int events);
   void Send(const std::string& kind, Event event);
@@ -138,7 +142,7 @@ class EngineFleet {
   size_t next_worker_ = 0;
   bool fast_network_ = false;
   int64_t now_us_ = 3'600'000'000'000;  // No clock begins at zero: a duration is no point in time.
-  std::map<AttemptId, AttemptRecord> records_;
+  std::map<std::pair<SessionId, AttemptId>, AttemptRecord> records_;
   std::map<std::string, int64_t> messages_;
   std::vector<std::pair<int, ChunkNotice>> notices_;
   std::function<bool(const std::string&)> lost_;
@@ -148,7 +152,7 @@ class EngineFleet {
   bool queue_frames_ = false;
   std::vector<Event> held_frames_;
   std::vector<PauseReason> pauses_;
-  std::vector<AttemptId> prefill_cancels_;
+  std::vector<JobId> prefill_cancels_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
 };

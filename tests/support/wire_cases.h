@@ -116,9 +116,12 @@ inline std::vector<WatchUpdate> WireUpdates() {
           KvEvents{.first_sequence = 0, .snapshot = true, .stored = {WireHash(4)}}};
 }
 
+inline constexpr JobId kWireJob = ~uint64_t{0};
+
 inline std::vector<DecodeToPrefill> WireToPrefill() {
   const Reservation reservation{.slot = 4, .generation = 9};
-  return {PrefillSubmit{.attempt = WireAttempt(),
+  return {PrefillSubmit{.job = kWireJob,
+                        .attempt = WireAttempt(),
                         .token_ids = {1, 2, 3},
                         .prompt_tokens = 3,
                         .choices = {1},
@@ -128,24 +131,23 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
                         .first_block = 1,
                         .num_blocks = 2,
                         .alone = true},
-          Grant{.attempt = WireAttempt(), .reservation = reservation},
-          Resend{.attempt = WireAttempt(), .ordinal = 3},
-          Committed{.attempt = WireAttempt()},
-          PrefillCancel{.attempt = WireAttempt(), .time_left_us = 8},
-          Renew{.attempts = {WireAttempt(), WireAttempt()}}};
+          Grant{.job = kWireJob, .reservation = reservation},
+          Resend{.job = kWireJob, .ordinal = 3},
+          Committed{.job = kWireJob},
+          PrefillCancel{.job = kWireJob, .time_left_us = 8},
+          Renew{.jobs = {kWireJob, 1}}};
 }
 
 inline std::vector<PrefillToDecode> WireToDecode() {
-  return {Start{.attempt = WireAttempt(), .cached_tokens = 16},
-          PrefillRefused{.attempt = WireAttempt(),
-                         .status = absl::UnavailableError("draining"),
-                         .retry_after_us = 70'000},
-          Progress{.attempt = WireAttempt()},
-          FirstToken{.attempt = WireAttempt(),
-                     .tokens = {WireToken(), WireToken()},
-                     .prompt_logprobs = {WireToken()}},
-          Done{.attempt = WireAttempt(), .num_frames = 12},
-          Renew{.attempts = {WireAttempt()}}};
+  return {
+      Start{.job = kWireJob, .cached_tokens = 16},
+      PrefillRefused{
+          .job = kWireJob, .status = absl::UnavailableError("draining"), .retry_after_us = 70'000},
+      Progress{.job = kWireJob},
+      FirstToken{
+          .job = kWireJob, .tokens = {WireToken(), WireToken()}, .prompt_logprobs = {WireToken()}},
+      Done{.job = kWireJob, .num_frames = 12},
+      Renew{.jobs = {kWireJob}}};
 }
 
 inline PrefillHello WireHello() {

@@ -104,7 +104,7 @@ TEST_F(EngineGrantsTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   }
   Run();
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
-  EXPECT_THAT(fleet_.prefill_cancels(), ElementsAre(submits[2].attempt)) << "the youngest yields";
+  EXPECT_THAT(fleet_.prefill_cancels(), ElementsAre(JobOf(submits[2]))) << "the youngest yields";
 }
 
 // Blocks that a transport still writes to are on their way back: nobody has to give up for them.

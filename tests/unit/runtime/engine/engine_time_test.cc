@@ -200,7 +200,7 @@ TEST_F(EngineTimeTest, SoIsAPromptThatWasComputedForAPeer) {
   fleet_.engine(kPrefill).Step(fleet_.now_us());
   EXPECT_EQ(comes_again(), 2) << "its frames have left, too";
   fleet_.engine(kPrefill).OnDecodeMessage(
-      100, PrefillCancel{.attempt = submit.attempt, .time_left_us = 0}, fleet_.now_us());
+      100, PrefillCancel{.job = JobOf(submit), .time_left_us = 0}, fleet_.now_us());
 }
 
 TEST_F(EngineTimeTest, APromptWhoseTimeIsUpAtThePrefillWorkerEndsHereToo) {
@@ -210,7 +210,7 @@ TEST_F(EngineTimeTest, APromptWhoseTimeIsUpAtThePrefillWorkerEndsHereToo) {
   fleet_.Submit(kDecode, submit);
   fleet_.engine(kDecode).OnPrefillMessage(
       fleet_.peer(kPrefill).worker,
-      PrefillRefused{.attempt = submit.attempt, .status = absl::DeadlineExceededError("late")},
+      PrefillRefused{.job = JobOf(submit), .status = absl::DeadlineExceededError("late")},
       fleet_.now_us());
   fleet_.Pause(kPrefill, false);
   Run();

@@ -45,10 +45,13 @@ class EngineTransferTest : public testing::Test {
                        int32_t num_choices = 1) {
     return Disaggregated(fleet_, counter, std::move(prompt), max_tokens, num_choices);
   }
+  // As the decode worker calls it, where submits come in the order of their counters from 1.
+  static JobId JobOf(const Submit& submit) { return submit.attempt.request.counter; }
   // What the decode worker asks of the prefill worker if none of it is cached.
   static PrefillSubmit PrefillSubmitOf(const Submit& submit) {
     const auto num_tokens = static_cast<int32_t>(submit.token_ids.size());
-    return {.attempt = submit.attempt,
+    return {.job = JobOf(submit),
+            .attempt = submit.attempt,
             .token_ids = submit.token_ids,
             .prompt_tokens = submit.prompt_tokens,
             .choices = submit.choices,

@@ -495,16 +495,15 @@ TEST_F(EngineTransferTest, ATransferBelongsToTwoPeersAndNobodyElseHasASay) {
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
   fleet_.Submit(kDecode, submit);
   fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
-  const AttemptId id = submit.attempt;
+  const JobId job = JobOf(submit);
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
-           Grant{.attempt = id, .reservation = {.slot = 7, .generation = 7}},
-           Committed{.attempt = id}, PrefillCancel{.attempt = id, .time_left_us = 1'000'000}}) {
+           Grant{.job = job, .reservation = {.slot = 7, .generation = 7}}, Committed{.job = job},
+           PrefillCancel{.job = job, .time_left_us = 1'000'000}}) {
     fleet_.engine(kPrefill).OnDecodeMessage(/*decode=*/999, message, fleet_.now_us());
   }
   for (const PrefillToDecode& message : std::vector<PrefillToDecode>{
-           FirstToken{.attempt = id, .tokens = {SampledToken()}},
-           Done{.attempt = id, .num_frames = 10},
-           PrefillRefused{.attempt = id, .status = absl::InternalError("x")}}) {
+           FirstToken{.job = job, .tokens = {SampledToken()}}, Done{.job = job, .num_frames = 10},
+           PrefillRefused{.job = job, .status = absl::InternalError("x")}}) {
     fleet_.engine(kDecode).OnPrefillMessage({.name = "stranger", .incarnation = 1}, message,
                                             fleet_.now_us());
   }
@@ -523,17 +522,17 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   const int64_t before = computed(kPrefill);
   Engine& prefill = fleet_.engine(kPrefill);
   Engine& decode = fleet_.engine(kDecode);
-  const AttemptId id = submit.attempt;
+  const JobId job = JobOf(submit);
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
-           PrefillSubmitOf(submit),
-           Grant{.attempt = id, .reservation = {.slot = 0, .generation = 1}}, Resend{.attempt = id},
-           Committed{.attempt = id}, PrefillCancel{.attempt = id}, Renew{.attempts = {id}}}) {
+           PrefillSubmitOf(submit), Grant{.job = job, .reservation = {.slot = 0, .generation = 1}},
+           Resend{.job = job}, Committed{.job = job}, PrefillCancel{.job = job},
+           Renew{.jobs = {job}}}) {
     prefill.OnDecodeMessage(100, message, fleet_.now_us());
   }
   for (const PrefillToDecode& message : std::vector<PrefillToDecode>{
-           Start{.attempt = id}, PrefillRefused{.attempt = id, .status = absl::InternalError("x")},
-           Progress{.attempt = id}, FirstToken{.attempt = id, .tokens = {SampledToken()}},
-           Done{.attempt = id}}) {
+           Start{.job = job}, PrefillRefused{.job = job, .status = absl::InternalError("x")},
+           Progress{.job = job}, FirstToken{.job = job, .tokens = {SampledToken()}},
+           Done{.job = job}}) {
     decode.OnPrefillMessage(fleet_.peer(kPrefill).worker, message, fleet_.now_us());
   }
   prefill.OnFrameSent(1, true, fleet_.now_us());
@@ -558,9 +557,9 @@ TEST_F(EngineTransferTest, WhatHasEndedIsNotStartedAgainWhileItsFramesAreUnderWa
   Engine& prefill = fleet_.engine(kPrefill);
   prefill.OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
   prefill.Step(fleet_.now_us());
-  prefill.OnDecodeMessage(
-      100, Grant{.attempt = submit.attempt, .reservation = {.slot = 0, .generation = 1}},
-      fleet_.now_us());
+  prefill.OnDecodeMessage(100,
+                          Grant{.job = JobOf(submit), .reservation = {.slot = 0, .generation = 1}},
+                          fleet_.now_us());
   EXPECT_EQ(fleet_.messages("Start"), 1);
   fleet_.ReleaseFrames();
   Run();
@@ -570,7 +569,7 @@ TEST_F(EngineTransferTest, PromptLogprobsThatNobodyAskedForEndTheAttempt) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(100, 3), 10);
   fleet_.Submit(kDecode, submit);
-  FirstToken first{.attempt = submit.attempt, .tokens = {SampledToken()}};
+  FirstToken first{.job = JobOf(submit), .tokens = {SampledToken()}};
   first.prompt_logprobs.resize(1'000'000);
   fleet_.engine(kDecode).OnPrefillMessage(fleet_.peer(kPrefill).worker, first, fleet_.now_us());
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
@@ -590,7 +589,7 @@ TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   bad[3].time_left_us = INT64_MIN;
   bad[4].first_block = 3;
   for (size_t i = 0; i < bad.size(); ++i) {
-    bad[i].attempt = {.request = {.counter = 50 + i}, .attempt = 1};
+    bad[i].job = 50 + i;
     fleet_.engine(kPrefill).OnDecodeMessage(100, bad[i], fleet_.now_us());
   }
   Run();
@@ -602,7 +601,7 @@ TEST_F(EngineTransferTest, PrefillCancelThatOvertakesItsSubmitLeavesATombstone) 
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
   fleet_.engine(kPrefill).OnDecodeMessage(
-      100, PrefillCancel{.attempt = submit.attempt, .time_left_us = 1'000'000}, fleet_.now_us());
+      100, PrefillCancel{.job = JobOf(submit), .time_left_us = 1'000'000}, fleet_.now_us());
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(computed(kPrefill), 0);

@@ -13,7 +13,7 @@ namespace {
 
 using State = DecodeTransfer::State;
 
-const AttemptId kAttempt{.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
+constexpr JobId kJob = 3;
 const Reservation kReservation{.slot = 4, .generation = 5};
 
 // Promised: blocks 1 and 2 of three.
@@ -25,17 +25,16 @@ class DecodeTransferTest : public testing::Test {
   }
   std::optional<Resend> Frame(int32_t ordinal, FrameOutcome outcome, int64_t now_us = 0) {
     return transfer_.OnFrame(
-        {.reservation = kReservation, .attempt = kAttempt, .ordinal = ordinal, .outcome = outcome},
-        now_us);
+        {.reservation = kReservation, .job = kJob, .ordinal = ordinal, .outcome = outcome}, now_us);
   }
   void Arrive(int what) {
     if (what == 0) transfer_.OnFirstToken(0);
-    if (what == 1) transfer_.OnDone({.attempt = kAttempt, .num_frames = 2}, 0);
+    if (what == 1) transfer_.OnDone({.job = kJob, .num_frames = 2}, 0);
     if (what == 2) Frame(1, FrameOutcome::kVerified);
     if (what == 3) Frame(2, FrameOutcome::kVerified);
   }
   const DecodeTransfer::Options options_{
-      .attempt = kAttempt, .first_block = 1, .num_blocks = 3, .timeout_us = 100};
+      .job = kJob, .first_block = 1, .num_blocks = 3, .timeout_us = 100};
   DecodeTransfer transfer_{options_};
 };
 
@@ -66,16 +65,16 @@ TEST_F(DecodeTransferTest, AsksForItsGrantOnce) {
   EXPECT_TRUE(transfer_.OnStart());
   EXPECT_FALSE(transfer_.OnStart());
   const Grant grant = transfer_.OnGranted(kReservation, 0);
-  EXPECT_EQ(grant.attempt, kAttempt);
+  EXPECT_EQ(grant.job, kJob);
   EXPECT_EQ(grant.reservation, kReservation);
   EXPECT_FALSE(transfer_.OnStart());
 }
 
 TEST_F(DecodeTransferTest, AnEmptyPromiseNeedsNoGrant) {
-  DecodeTransfer empty({.attempt = kAttempt, .first_block = 3, .num_blocks = 3});
+  DecodeTransfer empty({.job = kJob, .first_block = 3, .num_blocks = 3});
   EXPECT_FALSE(empty.OnStart());
   EXPECT_TRUE(empty.OnFirstToken(0));
-  empty.OnDone({.attempt = kAttempt, .num_frames = 0}, 0);
+  empty.OnDone({.job = kJob, .num_frames = 0}, 0);
   EXPECT_EQ(empty.state(), State::kComplete);
 }
 
@@ -128,7 +127,7 @@ TEST_F(DecodeTransferTest, OnceAllWasSentARenewalCountsOnlyWhileTheLinkMoves) {
     return transfer_.expires_at_us() == now_us + 100;
   };
   EXPECT_TRUE(counts(/*block_us=*/0, 1090));
-  const Done done{.attempt = kAttempt, .num_frames = 2};
+  const Done done{.job = kJob, .num_frames = 2};
   transfer_.OnDone(done, 1100);
   EXPECT_TRUE(counts(/*block_us=*/0, 1149));
   transfer_.OnDone(done, 1149);  // Once more changes nothing.
@@ -150,7 +149,7 @@ TEST_F(DecodeTransferTest, ALostTransportOrPeerFailsIt) {
 
 TEST_F(DecodeTransferTest, RefusesAPeerThatPromisedOtherwise) {
   StartAndGrant();
-  transfer_.OnDone({.attempt = kAttempt, .num_frames = 1}, 0);
+  transfer_.OnDone({.job = kJob, .num_frames = 1}, 0);
   EXPECT_EQ(transfer_.failure().code(), absl::StatusCode::kInternal);
 }
 

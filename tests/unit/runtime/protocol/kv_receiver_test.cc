@@ -19,7 +19,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 constexpr int64_t kBlockBytes = 64;
-const AttemptId kAttempt{.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
+constexpr JobId kJob = 3;
 
 FrameHeader HeaderFor(Reservation reservation, uint32_t ordinal, uint32_t payload_crc32c = 0) {
   FrameHeader header{.reservation = reservation, .ordinal = ordinal, .length_bytes = kBlockBytes};
@@ -29,7 +29,7 @@ FrameHeader HeaderFor(Reservation reservation, uint32_t ordinal, uint32_t payloa
 
 class KvReceiverTest : public testing::Test {
  protected:
-  Reservation Open(std::vector<int32_t> blocks) { return receiver_.Open(kAttempt, 3, blocks); }
+  Reservation Open(std::vector<int32_t> blocks) { return receiver_.Open(kJob, 3, blocks); }
   KvReceiver receiver_{kBlockBytes};
 };
 
@@ -41,7 +41,7 @@ TEST_F(KvReceiverTest, PlacesAndVerifiesAFrame) {
   EXPECT_EQ(receiver_.num_in_flight(), 1);
   const ReceivedFrame frame = receiver_.Finish(*place, true, 9);
   EXPECT_EQ(frame.outcome, FrameOutcome::kVerified);
-  EXPECT_EQ(frame.attempt, kAttempt);
+  EXPECT_EQ(frame.job, kJob);
   EXPECT_EQ(frame.reservation, r);
   EXPECT_EQ(frame.ordinal, 4);
   EXPECT_EQ(frame.block, 71);
@@ -187,9 +187,7 @@ TEST(KvReceiverThreadsTest, EveryBlockInFlightAtCloseComesBackOnce) {
   for (int round = 0; round < kRounds; ++round) {
     std::vector<int32_t> blocks(kBlocks);
     for (int i = 0; i < kBlocks; ++i) blocks[static_cast<size_t>(i)] = round * kBlocks + i;
-    AttemptId attempt = kAttempt;
-    attempt.attempt = static_cast<uint32_t>(round);
-    const Reservation reservation = receiver.Open(attempt, 0, blocks);
+    const Reservation reservation = receiver.Open(static_cast<JobId>(round), 0, blocks);
     {
       std::lock_guard<std::mutex> lock(mu);
       opened.push_back(reservation);

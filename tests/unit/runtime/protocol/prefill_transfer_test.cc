@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-const AttemptId kAttempt{.request = {.router_incarnation = 1, .counter = 2}, .attempt = 3};
+constexpr JobId kJob = 3;
 const Reservation kReservation{.slot = 4, .generation = 5};
 
 // Promised: blocks 1 and 2 of three.
@@ -17,7 +17,7 @@ class PrefillTransferTest : public testing::Test {
  protected:
   void StartAndGrant() {
     transfer_.Start();
-    transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
+    transfer_.OnGrant({.job = kJob, .reservation = kReservation});
   }
   // The next frame's ordinal, -1 if none may go.
   int64_t Take() {
@@ -25,7 +25,7 @@ class PrefillTransferTest : public testing::Test {
     return header ? static_cast<int64_t>(header->ordinal) : -1;
   }
   PrefillTransfer transfer_{
-      {.attempt = kAttempt, .first_block = 1, .num_blocks = 3, .block_bytes = 64, .lease_us = 100},
+      {.job = kJob, .first_block = 1, .num_blocks = 3, .block_bytes = 64, .lease_us = 100},
       /*now_us=*/1000};
 };
 
@@ -33,7 +33,7 @@ TEST_F(PrefillTransferTest, HoldsReadyBlocksUntilTheGrant) {
   transfer_.Start();
   transfer_.OnBlockReady(1, 77);
   EXPECT_EQ(Take(), -1);
-  transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
+  transfer_.OnGrant({.job = kJob, .reservation = kReservation});
   const std::optional<FrameHeader> header = transfer_.TakeFrame();
   ASSERT_TRUE(header);
   EXPECT_EQ(header->reservation, kReservation);
@@ -91,7 +91,7 @@ TEST_F(PrefillTransferTest, ABlockThatIsSentAgainIsOneFrame) {
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), 1);
   transfer_.OnFrameSent(1, true);
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
+  transfer_.OnResend({.job = kJob, .ordinal = 1});
   EXPECT_EQ(Take(), 1);
   transfer_.OnFirstTokenSent();
   EXPECT_FALSE(transfer_.TakeDone());
@@ -103,7 +103,7 @@ TEST_F(PrefillTransferTest, ABlockThatIsSentAgainIsOneFrame) {
 }
 
 TEST_F(PrefillTransferTest, AGrantThatNothingAskedForIsNone) {
-  transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
+  transfer_.OnGrant({.job = kJob, .reservation = kReservation});
   transfer_.Start();
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), -1);
@@ -119,14 +119,14 @@ TEST_F(PrefillTransferTest, NoDoneBeforeTheFirstToken) {
 
 TEST_F(PrefillTransferTest, SendsAgainOnlyWhatHasGone) {
   StartAndGrant();
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
+  transfer_.OnResend({.job = kJob, .ordinal = 1});
   EXPECT_EQ(Take(), -1);  // Not computed yet.
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), 1);
   transfer_.OnFrameSent(1, true);
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
+  transfer_.OnResend({.job = kJob, .ordinal = 1});
   EXPECT_EQ(Take(), 1);
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 9});
+  transfer_.OnResend({.job = kJob, .ordinal = 9});
   EXPECT_EQ(Take(), -1);
 }
 
@@ -134,7 +134,7 @@ TEST_F(PrefillTransferTest, RemembersAResendThatOvertookTheCompletion) {
   StartAndGrant();
   transfer_.OnBlockReady(1, 0);
   EXPECT_EQ(Take(), 1);
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
+  transfer_.OnResend({.job = kJob, .ordinal = 1});
   EXPECT_EQ(Take(), -1);
   transfer_.OnFrameSent(1, true);
   EXPECT_EQ(Take(), 1);
@@ -170,8 +170,8 @@ TEST_F(PrefillTransferTest, NothingGoesOutAfterTheEndAndTheFirstReasonStays) {
   transfer_.End(absl::OkStatus());
   transfer_.End(absl::CancelledError());
   transfer_.OnFrameSent(1, true);
-  transfer_.OnResend({.attempt = kAttempt, .ordinal = 1});
-  transfer_.OnGrant({.attempt = kAttempt, .reservation = kReservation});
+  transfer_.OnResend({.job = kJob, .ordinal = 1});
+  transfer_.OnGrant({.job = kJob, .reservation = kReservation});
   transfer_.OnFirstTokenSent();
   EXPECT_EQ(Take(), -1);
   EXPECT_FALSE(transfer_.TakeDone());
@@ -179,7 +179,7 @@ TEST_F(PrefillTransferTest, NothingGoesOutAfterTheEndAndTheFirstReasonStays) {
 }
 
 TEST_F(PrefillTransferTest, AnEmptyPromiseIsDoneWithItsFirstToken) {
-  PrefillTransfer empty({.attempt = kAttempt, .first_block = 3, .num_blocks = 3}, 0);
+  PrefillTransfer empty({.job = kJob, .first_block = 3, .num_blocks = 3}, 0);
   empty.Start();
   EXPECT_FALSE(empty.TakeDone());
   empty.OnFirstTokenSent();

@@ -161,8 +161,8 @@ TEST_F(PublishedLimitsTest, OfRoutersAndWorkersOfAWorker) {
   EXPECT_EQ(row("stop ids; log-probabilities of a token; a duration"),
             absl::StrCat(Count(kMaxStopTokenIds), "; ", kMaxTopLogprobs, "; ",
                          kMaxDurationUs / 86'400'000'000, " days"));
-  EXPECT_EQ(row("attempts of one renewal; events of one batch"),
-            Count(kMaxRenewedAttempts) + "; " + Count(kMaxEventsPerBatch));
+  EXPECT_EQ(row("jobs of one renewal; events of one batch"),
+            Count(kMaxRenewedJobs) + "; " + Count(kMaxEventsPerBatch));
 }
 
 TEST_F(PublishedLimitsTest, OfWorkersOfARouter) {

@@ -250,16 +250,14 @@ TEST(ConvertTest, WhatADecodeWorkerAsksForIsInRange) {
   const auto refused = [](size_t message, void (*spoil)(Ask*)) {
     return Refused<Ask>(WireToPrefill()[message], spoil);
   };
+  EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_job(0); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_num_blocks(0); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(-1); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(3); }));
   EXPECT_TRUE(refused(2, [](Ask* a) { a->mutable_resend()->set_ordinal(-1); }));
   EXPECT_TRUE(refused(4, [](Ask* a) { a->mutable_cancel()->set_time_left_us(-1); }));
   EXPECT_TRUE(refused(5, [](Ask* a) {
-    const proto::AttemptId attempt = a->renew().attempts(0);
-    while (a->renew().attempts_size() <= kMaxRenewedAttempts) {
-      *a->mutable_renew()->add_attempts() = attempt;
-    }
+    while (a->renew().jobs_size() <= kMaxRenewedJobs) a->mutable_renew()->add_jobs(1);
   }));
 }
 

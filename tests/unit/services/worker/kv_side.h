@@ -27,8 +27,7 @@ namespace tandem {
 
 inline constexpr int64_t kBlockBytes = 64 << 10;
 inline constexpr auto kPatience = std::chrono::seconds(30);
-inline const AttemptId kAttempt = {.request = {.router_incarnation = 1, .counter = 2},
-                                   .attempt = 3};
+inline constexpr JobId kJob = 3;
 
 // Collects what a transport reports; waits for it.
 class Recorder final : public KvTransport::Listener {

@@ -38,7 +38,7 @@ TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
     std::swap(places[i], places[random.Below(static_cast<uint64_t>(i) + 1)]);
     std::swap(order[i], order[random.Below(static_cast<uint64_t>(i) + 1)]);
   }
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, places);
+  const Reservation reservation = to->receiver.Open(kJob, 0, places);
   Link link = Connect(from.get(), to.get());
   for (const int32_t ordinal : order) {
     link.outbound->Send(HeaderFor(from->transport->pool(), ordinal, reservation, ordinal), ordinal,
@@ -49,7 +49,7 @@ TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
   std::set<int32_t> ordinals;
   for (const ReceivedFrame& frame : to->recorder.received()) {
     EXPECT_EQ(frame.outcome, FrameOutcome::kVerified);
-    EXPECT_EQ(frame.attempt, kAttempt);
+    EXPECT_EQ(frame.job, kJob);
     ordinals.insert(frame.ordinal);
   }
   EXPECT_EQ(ordinals.size(), kBlocks);
@@ -79,9 +79,9 @@ TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {
   auto from = MakeSide(GetParam(), 8);
   auto to = MakeSide(GetParam(), 8);
   FillPool(from->transport->pool(), 5);
-  const Reservation stale = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  const Reservation stale = to->receiver.Open(kJob, 0, Range(0, 4));
   EXPECT_TRUE(to->receiver.Close(stale).empty());
-  const Reservation fresh = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  const Reservation fresh = to->receiver.Open(kJob, 0, Range(0, 4));
   Link link = Connect(from.get(), to.get());
   link.outbound->Send(HeaderFor(from->transport->pool(), 1, stale, 1), 1, 100);
   link.outbound->Send(HeaderFor(from->transport->pool(), 2, fresh, 2), 2, 101);
@@ -97,7 +97,7 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
   auto from = MakeSide(GetParam(), 8);
   auto to = MakeSide(GetParam(), 8);
   FillPool(from->transport->pool(), 6);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 2));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 2));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
   from->transport->pool().block(0)[12'345] ^= std::byte{4};
@@ -113,7 +113,7 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
 TEST_P(KvTransportTest, AFrameOfAnotherLengthEndsTheLinkAndHasNoPlace) {
   auto from = MakeSide(GetParam(), 8);
   auto to = MakeSide(GetParam(), 8);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 4));
   Link link = Connect(from.get(), to.get());
   FrameHeader header = HeaderFor(from->transport->pool(), 1, reservation, 1);
   header.length_bytes -= 1;
@@ -128,7 +128,7 @@ TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
   constexpr size_t kSends = 500;
   auto from = MakeSide(GetParam(), 16);
   auto to = MakeSide(GetParam(), 16);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
   for (size_t i = 0; i < kSends; ++i) link.outbound->Send(header, 0, i);
@@ -141,7 +141,7 @@ TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
   auto from = MakeSide(GetParam(), 64);
   auto to = MakeSide(GetParam(), 64);
   FillPool(from->transport->pool(), 7);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 64));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 64));
   auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
   ASSERT_TRUE(inbound.ok()) << inbound.status();
   auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
@@ -169,7 +169,7 @@ TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
 TEST_P(KvTransportTest, FramesOfAClosedReceiverGetNoPlace) {
   auto from = MakeSide(GetParam(), 16);
   auto to = MakeSide(GetParam(), 16);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
   link.outbound->Send(header, 0, 1);
@@ -191,7 +191,7 @@ TEST_P(KvTransportTest, ManyLinksOpenAndCloseOverOnePair) {
   auto to = MakeSide(GetParam(), 16);
   FillPool(from->transport->pool(), 9);
   for (uint64_t round = 0; round < 20; ++round) {
-    const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 16));
+    const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
     Link link = Connect(from.get(), to.get());
     for (int32_t i = 0; i < 16; ++i) {
       link.outbound->Send(HeaderFor(from->transport->pool(), i, reservation, i), i,
@@ -281,7 +281,7 @@ int PeerMain(const std::string& kind) {
   const std::string target = PipeRead(kPeerInput);
   auto inbound = side->transport->OpenInbound("sender", target, side->OnLost());
   if (!inbound.ok()) return 1;
-  const Reservation reservation = side->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+  const Reservation reservation = side->receiver.Open(kJob, 0, Range(0, kPeerBlocks));
   PipeWrite(kPeerOutput, (*inbound)->address());
   (*inbound)->Attach(PipeRead(kPeerInput));
   if (!side->recorder.WaitForProbe()) return 1;
@@ -343,7 +343,7 @@ TEST_P(KvTransportTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
     // The transport works on with others.
     auto other = MakeSide(GetParam(), kPeerBlocks);
     FillPool(from->transport->pool(), 11);
-    const Reservation reservation = other->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+    const Reservation reservation = other->receiver.Open(kJob, 0, Range(0, kPeerBlocks));
     Link second = Connect(from.get(), other.get());
     second.outbound->Send(HeaderFor(from->transport->pool(), 3, reservation, 3), 3, kSends);
     EXPECT_TRUE(other->recorder.WaitForReceived(1)) << "round " << round;
@@ -360,7 +360,7 @@ TEST_P(KvTransportTest, StoppedPeerHoldsUpNoOtherLink) {
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, link.reservation, 0);
   for (size_t i = 0; i < kSends; ++i) link.outbound->Send(header, 0, i);
   auto other = MakeSide(GetParam(), kPeerBlocks);
-  const Reservation reservation = other->receiver.Open(kAttempt, 0, Range(0, kPeerBlocks));
+  const Reservation reservation = other->receiver.Open(kJob, 0, Range(0, kPeerBlocks));
   Link second = Connect(from.get(), other.get());
   for (int32_t i = 0; i < kPeerBlocks; ++i) {
     second.outbound->Send(HeaderFor(from->transport->pool(), i, reservation, i), i,
@@ -383,7 +383,7 @@ TEST(GrpcKvTransportTest, FramesOfASenderThatProvesNothingAreNotRead) {
   auto from = MakeSide("grpc", 4);
   auto to = MakeSide("grpc", 4, *FleetSecret::Parse(std::string(32, 's')));
   FillPool(from->transport->pool(), 1);
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, 4));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 4));
   Link link = Connect(from.get(), to.get());
   link.outbound->Send(HeaderFor(from->transport->pool(), 1, reservation, 1), 1, 1);
   ASSERT_TRUE(to->recorder.WaitForLoss());

@@ -53,7 +53,7 @@ TEST(UcxTrustTest, FramesToGuessedLinksLandNowhere) {
     auto from = MakeSide(kind, kBlocks);
     auto to = MakeSide(kind, kBlocks);
     FillPool(from->transport->pool(), 14);
-    const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, kBlocks));
+    const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, kBlocks));
     Link link = Connect(from.get(), to.get());
     const auto told = DecodeUcxAddress(link.inbound->address());
     ASSERT_TRUE(told.ok()) << told.status();
@@ -99,7 +99,7 @@ TEST(UcxTrustTest, LinkNumbersFollowNoRule) {
 TEST(UcxTrustTest, ASenderWithoutTheSecretIsHungUpOn) {
   auto from = MakeSide("ucx", kBlocks, *FleetSecret::Parse(kOtherText));
   auto to = MakeSide("ucx", kBlocks, *FleetSecret::Parse(kSecretText));
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, kBlocks));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, kBlocks));
   Link link = Connect(from.get(), to.get());
   link.outbound->Send(HeaderFor(from->transport->pool(), 1, reservation, 1), 1, 1);
   ASSERT_TRUE(from->recorder.WaitForSent(1));
@@ -230,7 +230,7 @@ TEST(UcxTrustTest, StrangersThatHangUpLeaveRoomForLinks) {
               static_cast<ssize_t>(sizeof(greeting)));
   }
   Link link = Connect(from.get(), to.get());
-  const Reservation reservation = to->receiver.Open(kAttempt, 0, Range(0, kBlocks));
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, kBlocks));
   link.outbound->Send(HeaderFor(from->transport->pool(), 2, reservation, 2), 2, 1);
   EXPECT_TRUE(from->recorder.WaitForSent(1));
   EXPECT_TRUE(to->recorder.WaitForReceived(1));
