@@ -60,6 +60,79 @@ TEST_F(RequestWaitingTest, ThePlacesOfThoseThatWaitAreShared) {
   EXPECT_TRUE(start("many")) << "nobody waits any more";
 }
 
+// Requests of clients, as letters, in the order in which they were given to workers.
+class ClientsTest : public RequestWaitingTest {
+ protected:
+  void Start(const std::string& clients) {
+    for (const char client : clients) {
+      RequestFacts facts = Facts(&sinks_.emplace_back());
+      facts.client = client;
+      clients_[owner_->Start(std::move(facts), now_us_)->counter] = client;
+    }
+  }
+  std::string Placed() {
+    std::string placed;
+    for (const auto& [session, submit] : std::exchange(outbox_.submits, {})) {
+      placed += clients_.at(submit.attempt.request.counter);
+      running_.push_back(submit.attempt);
+    }
+    return placed;
+  }
+  // Full from now on: one that ends makes room for one.
+  void Fill(SessionId worker) {
+    Start("x");
+    Placed();
+    Say(worker, {RefusedEvent{.attempt = running_.back(),
+                              .status = absl::ResourceExhaustedError("full"),
+                              .retry_after_us = 1'000'000'000}});
+    running_.pop_back();
+  }
+  void EndOne(SessionId worker) {
+    const AttemptId attempt = running_.front();
+    running_.pop_front();
+    Say(worker, {Token(attempt, 3, 'x', 0, FinishReason::kStop)});
+  }
+
+  std::deque<RecordingSink> sinks_;
+  std::map<uint64_t, char> clients_;
+  std::deque<AttemptId> running_;
+};
+
+TEST_F(ClientsTest, ThoseThatWaitTakeTurns) {
+  Start("aaaaabbbcc");
+  AddWorker("w");
+  EXPECT_EQ(Placed(), "abcabcabaa");
+}
+
+TEST_F(ClientsTest, ANewcomerIsBehindOneOfEveryOtherClient) {
+  const SessionId w = AddWorker("w");
+  Start("aaaa");
+  EXPECT_EQ(Placed(), "aaaa");
+  Fill(w);
+  Start("aaaaaaaaaaaaaaaaaaaa");
+  for (int i = 0; i < 3; ++i) EndOne(w);
+  EXPECT_EQ(Placed(), "xaa");
+  Start("bb");
+  for (int i = 0; i < 4; ++i) EndOne(w);
+  EXPECT_EQ(Placed(), "baba");
+}
+
+TEST_F(ClientsTest, WhatHasLostItsWorkerGoesFirst) {
+  const SessionId w = AddWorker("w");
+  Start("a");
+  Placed();
+  Fill(w);
+  Start("aaaab");
+  for (const char* next : {"x", "a", "b"}) {
+    EndOne(w);
+    EXPECT_EQ(Placed(), next);
+  }
+  Say(w, {Token(running_.front(), 3, 'x')});
+  owner_->OnSessionLost(w, now_us_);
+  AddWorker("v");
+  EXPECT_EQ(Placed(), "baaa");
+}
+
 TEST_F(RequestWaitingTest, TheRoomOfOneThatEndsIsTheNextOnesAtOnce) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
