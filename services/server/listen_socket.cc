@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
@@ -43,8 +44,58 @@ void RemoveSocket(const std::string& path) {
   if (lstat(path.c_str(), &what) == 0 && S_ISSOCK(what.st_mode)) unlink(path.c_str());
 }
 
-bool Bind(int descriptor, const sockaddr* address, socklen_t size) {
-  return bind(descriptor, address, size) == 0 && listen(descriptor, SOMAXCONN) == 0;
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+absl::StatusOr<Addresses> Resolve(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return CannotListen(address, "there is no port");
+  const std::string name = WithoutBrackets(address.substr(0, colon));
+  const std::string host = name == "localhost" ? "127.0.0.1" : name;  // Not ::1 on some machines.
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
+  if (error != 0) return CannotListen(address, gai_strerror(error));
+  return Addresses(found, freeaddrinfo);
+}
+
+// The kernel lets sockets share a port that all say so: with kShared those of one user, one that
+// listens among them; with kReused those of anybody, as long as nobody listens, which is how what
+// is left of connections is passed over. Whatever holds a port must not say the latter.
+enum Sharing : unsigned { kShared = 1, kReused = 2 };
+
+// Less than 0: errno says why not.
+int Bound(const addrinfo& address, unsigned sharing) {
+  const int descriptor = socket(address.ai_family, kKind, 0);
+  if (descriptor < 0) return descriptor;
+  const int yes = 1, no = 0;
+  if ((sharing & kReused) != 0) {
+    setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  }
+  if ((sharing & kShared) != 0) {
+    setsockopt(descriptor, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof(yes));
+  }
+  if (address.ai_family == AF_INET6) {
+    setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  }
+  if (bind(descriptor, address.ai_addr, address.ai_addrlen) == 0) return descriptor;
+  const int why = errno;
+  close(descriptor);
+  errno = why;
+  return -1;
+}
+
+// Whether a process listens there.
+bool Answers(const addrinfo& address) {
+  const int probe = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return true;  // Nobody knows.
+  const timeval limit{.tv_sec = 1, .tv_usec = 0};
+  setsockopt(probe, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  const bool answers =
+      connect(probe, address.ai_addr, address.ai_addrlen) == 0 || errno != ECONNREFUSED;
+  close(probe);
+  return answers;
 }
 
 int PortOf(int descriptor) {
@@ -72,33 +123,30 @@ absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
     if (result.descriptor_ < 0) return CannotListen(address, std::strerror(errno));
     if (Served(file)) return CannotListen(address, std::strerror(EADDRINUSE));
     RemoveSocket(path);
-    if (!Bind(result.descriptor_, reinterpret_cast<sockaddr*>(&file), sizeof(file))) {
+    if (bind(result.descriptor_, reinterpret_cast<sockaddr*>(&file), sizeof(file)) != 0 ||
+        listen(result.descriptor_, SOMAXCONN) != 0) {
       return CannotListen(address, std::strerror(errno));
     }
     result.path_ = path;
     return result;
   }
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return CannotListen(address, "there is no port");
-  const std::string name = WithoutBrackets(address.substr(0, colon));
-  const std::string host = name == "localhost" ? "127.0.0.1" : name;  // Not ::1 on some machines.
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
-  if (error != 0) return CannotListen(address, gai_strerror(error));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> first(found, freeaddrinfo);
-  result.descriptor_ = socket(first->ai_family, kKind, 0);
-  if (result.descriptor_ < 0) return CannotListen(address, std::strerror(errno));
-  const int yes = 1, no = 0;
-  setsockopt(result.descriptor_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  if (first->ai_family == AF_INET6) {
-    setsockopt(result.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  TANDEM_ASSIGN_OR_RETURN(const Addresses found, Resolve(address));
+  result.descriptor_ = Bound(*found, kReused);
+  if (result.descriptor_ < 0 && errno == EADDRINUSE && !Answers(*found)) {
+    result.descriptor_ = Bound(*found, kReused | kShared);  // It may be held for this user.
   }
-  if (!Bind(result.descriptor_, first->ai_addr, first->ai_addrlen)) {
+  if (result.descriptor_ < 0 || listen(result.descriptor_, SOMAXCONN) != 0) {
     return CannotListen(address, std::strerror(errno));
   }
+  result.port_ = PortOf(result.descriptor_);
+  return result;
+}
+
+absl::StatusOr<ListenSocket> ListenSocket::Hold(const std::string& address) {
+  ListenSocket result;
+  TANDEM_ASSIGN_OR_RETURN(const Addresses found, Resolve(address));
+  result.descriptor_ = Bound(*found, kShared);
+  if (result.descriptor_ < 0) return CannotListen(address, std::strerror(errno));
   result.port_ = PortOf(result.descriptor_);
   return result;
 }

@@ -15,8 +15,12 @@ namespace tandem {
 class ListenSocket {
  public:
   // "127.0.0.1:0", "[::1]:80", "[::]:80" (IPv4 too), "localhost:80", "unix:/tmp/socket". One that
-  // does not block. Unavailable, with the address and why, also where somebody else listens.
+  // does not block. Unavailable, with the address and why, also where somebody else listens. On a
+  // port that this user holds whoever comes first listens.
   static absl::StatusOr<ListenSocket> Open(const std::string& address);
+  // Keeps a port for processes of this user, without listening: while none of them listens there,
+  // no other user of the machine can. Unavailable as Open. Not of files.
+  static absl::StatusOr<ListenSocket> Hold(const std::string& address);
 
   ListenSocket() = default;
   ~ListenSocket() { Close(); }

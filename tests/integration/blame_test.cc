@@ -17,6 +17,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
 #include "services/server/channel.h"
+#include "services/server/listen_socket.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/router_fixture.h"
 #include "tests/support/test_worker.h"
@@ -116,26 +117,25 @@ class Supervisor {
     for (Child& child : children_) {
       child.process.Signal(SIGKILL);
       if (child.process.running()) waitpid(child.process.pid(), nullptr, 0);
-      close(child.port.socket);
     }
   }
 
   void Start(int num_workers, int step_ms) {
     for (int i = 0; i < num_workers; ++i) {
-      const ReservedPort port = *ReserveLoopbackPort();
+      ListenSocket port = *ListenSocket::Hold("127.0.0.1:0");
       children_.push_back(
           {.process = ChildProcess(
                absl::StrCat("w", i),
                {"/proc/self/exe", "--worker", absl::StrCat("--name=w", i),
-                absl::StrCat("--port=", port.port), absl::StrCat("--step-ms=", step_ms)}),
+                absl::StrCat("--port=", port.port()), absl::StrCat("--step-ms=", step_ms)}),
            .lives = {},
-           .port = port});
+           .port = std::move(port)});
     }
     thread_ = std::thread([this] { Run(); });
   }
 
   std::string address(int worker) const {
-    return absl::StrCat("127.0.0.1:", children_[static_cast<size_t>(worker)].port.port);
+    return absl::StrCat("127.0.0.1:", children_[static_cast<size_t>(worker)].port.port());
   }
   void Kill(int worker) {
     MutexLock lock(&mu_);
@@ -151,7 +151,7 @@ class Supervisor {
   struct Child {
     ChildProcess process;
     WorkerLives lives;
-    ReservedPort port;
+    ListenSocket port;
   };
 
   void Run() {

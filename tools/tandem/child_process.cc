@@ -1,10 +1,7 @@
 #include "tools/tandem/child_process.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,6 +52,7 @@ absl::Status ChildProcess::Start(const std::vector<std::string>& flags) {
     _exit(127);
   }
   pid_ = child;
+  ++num_lives_;
   started_us_ = SteadyClock().NowUs();
   return absl::OkStatus();
 }
@@ -65,10 +63,7 @@ void ChildProcess::Signal(int signal) const {
 
 void ChildProcess::OnExited(int64_t now_us) {
   pid_ = 0;
-  if (now_us - started_us_ >= kLivedLongUs) {
-    backoff_us_ = 0;
-    has_lived_ = true;
-  }
+  if (now_us - started_us_ >= kLivedLongUs) backoff_us_ = 0;
   restart_at_us_ = now_us + backoff_us_;
   backoff_us_ = std::min(kMaxBackoffUs, std::max(kFirstBackoffUs, 2 * backoff_us_));
 }
@@ -79,25 +74,6 @@ std::string DescribeExit(int wait_status) {
     return absl::StrFormat("signal %d (%s)", signal, strsignal(signal));
   }
   return absl::StrFormat("exit status %d", WEXITSTATUS(wait_status));
-}
-
-absl::StatusOr<ReservedPort> ReserveLoopbackPort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
-  const int on = 1;
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    const absl::Status status =
-        absl::UnavailableError(absl::StrCat("cannot reserve a port: ", strerror(errno)));
-    close(fd);
-    return status;
-  }
-  return ReservedPort{fd, ntohs(address.sin_port)};
 }
 
 }  // namespace tandem

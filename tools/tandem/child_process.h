@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace tandem {
 
@@ -34,7 +33,7 @@ class ChildProcess {
   const std::string& name() const { return name_; }
   pid_t pid() const { return pid_; }  // 0: not running.
   bool running() const { return pid_ != 0; }
-  bool has_lived() const { return has_lived_; }  // Once for 3 s.
+  int num_lives() const { return num_lives_; }  // Begun so far.
 
  private:
   const std::string name_;
@@ -43,19 +42,11 @@ class ChildProcess {
   int64_t started_us_ = 0;
   int64_t restart_at_us_ = 0;
   int64_t backoff_us_ = 0;
-  bool has_lived_ = false;
+  int num_lives_ = 0;
 };
 
 // "exit status 3" or "signal 9 (Killed)".
 std::string DescribeExit(int wait_status);
-
-// A loopback port that is given to nobody while the returned socket stays open, and on which one
-// server can listen.
-struct ReservedPort {
-  int socket = -1;
-  int port = 0;
-};
-absl::StatusOr<ReservedPort> ReserveLoopbackPort();
 
 }  // namespace tandem
 

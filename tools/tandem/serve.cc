@@ -25,6 +25,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/app/client_flags.h"
+#include "services/server/listen_socket.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
 
@@ -83,16 +84,13 @@ void Declare(ServeOptions* o, FlagSet* flags) {
 class Supervisor {
  public:
   static absl::StatusOr<std::unique_ptr<Supervisor>> Create(const ServeOptions& options);
-  ~Supervisor() {
-    for (const ReservedPort& port : ports_) close(port.socket);
-  }
-
   // Runs until SIGTERM or SIGINT, then drains. Returns the exit status.
   int Run();
 
  private:
   explicit Supervisor(int signals) : signals_(signals) {}
 
+  void HoldForRouter(const std::string& address);
   std::vector<std::string> RouterCommand(const ServeOptions& options,
                                          const std::vector<std::string>& workers) const;
   std::vector<std::string> WorkerCommand(const ServeOptions& options, const std::string& role,
@@ -107,7 +105,7 @@ class Supervisor {
 
   const int signals_;
   std::string program_folder_;
-  std::vector<ReservedPort> ports_;
+  std::vector<ListenSocket> ports_;  // Of children_: held while they do not run.
   std::vector<ChildProcess> children_;
   std::vector<WorkerLives> lives_;  // Of children_, but for the router.
   MemoryKills memory_kills_;
@@ -135,17 +133,31 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
       {"prefill", options.prefill}, {"decode", options.decode}, {"hybrid", options.hybrid}};
   for (const auto& [role, count] : roles) {
     for (int i = 0; i < count; ++i) {
-      TANDEM_ASSIGN_OR_RETURN(const ReservedPort port, ReserveLoopbackPort());
-      supervisor->ports_.push_back(port);
-      addresses.push_back(absl::StrCat("127.0.0.1:", port.port));
+      TANDEM_ASSIGN_OR_RETURN(ListenSocket held, ListenSocket::Hold("127.0.0.1:0"));
+      addresses.push_back(absl::StrCat("127.0.0.1:", held.port()));
       const std::string name = absl::StrCat(role, "-", i);
-      supervisor->children_.emplace_back(name,
-                                         supervisor->WorkerCommand(options, role, name, port.port));
+      supervisor->children_.emplace_back(
+          name, supervisor->WorkerCommand(options, role, name, held.port()));
+      supervisor->ports_.push_back(std::move(held));
     }
+  }
+  for (const std::string* address : {&options.clients.http, &options.clients.grpc}) {
+    supervisor->HoldForRouter(*address);
   }
   supervisor->lives_.resize(supervisor->children_.size());
   supervisor->children_.emplace_back("router", supervisor->RouterCommand(options, addresses));
   return supervisor;
+}
+
+void Supervisor::HoldForRouter(const std::string& address) {
+  if (address.starts_with("unix:") || address.ends_with(":0")) return;
+  absl::StatusOr<ListenSocket> held = ListenSocket::Hold(address);
+  if (held.ok()) {
+    ports_.push_back(*std::move(held));
+  } else {  // What is left of old connections may be in the way.
+    LogWarning("while the router restarts, other users of this machine could take its port",
+               {{"why", held.status().ToString()}});
+  }
 }
 
 std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
@@ -235,9 +247,9 @@ void Supervisor::Reap(int64_t now_us) {
         LogInfo("ended", {{"child", child.name()}, how});
         continue;
       }
-      // Exit status 2 is every program's word for flags or files that will not get better; of one
-      // that has served before, they will.
-      if (!child.has_lived() && WIFEXITED(wait_status) &&
+      // Exit status 2 is every program's word for flags or files that will not get better; had its
+      // first life ended otherwise, they would have been good.
+      if (child.num_lives() == 1 && WIFEXITED(wait_status) &&
           (WEXITSTATUS(wait_status) == 2 || WEXITSTATUS(wait_status) == 127)) {
         LogError("a child cannot start", {{"child", child.name()}, how});
         give_up_ = true;

@@ -1,0 +1,104 @@
+#include "services/server/listen_socket.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kAnyPort[] = "127.0.0.1:0";
+
+std::string AddressOf(const ListenSocket& socket) {
+  return absl::StrCat("127.0.0.1:", socket.port());
+}
+
+int Connect(int port) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in address{.sin_family = AF_INET,
+                            .sin_port = htons(static_cast<uint16_t>(port)),
+                            .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)},
+                            .sin_zero = {}};
+  if (connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    return descriptor;
+  }
+  close(descriptor);
+  return -1;
+}
+
+// Whether another user can bind it, with whatever it may say of the socket.
+bool OthersCanTake(int port) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setuid(65534) != 0) _exit(2);
+    for (const uint32_t host : {INADDR_LOOPBACK, INADDR_ANY}) {
+      for (const int reuse : {0, 1}) {
+        for (const int share : {0, 1}) {
+          const int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+          setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+          setsockopt(descriptor, SOL_SOCKET, SO_REUSEPORT, &share, sizeof(share));
+          const sockaddr_in address{.sin_family = AF_INET,
+                                    .sin_port = htons(static_cast<uint16_t>(port)),
+                                    .sin_addr = {.s_addr = htonl(host)},
+                                    .sin_zero = {}};
+          if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+            _exit(1);
+          }
+          close(descriptor);
+        }
+      }
+    }
+    _exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST(ListenSocketTest, AHeldPortIsForThisUserWhetherAnybodyListensOrNot) {
+  if (getuid() != 0) GTEST_SKIP() << "it takes root to become another user";
+  const auto held = ListenSocket::Hold(kAnyPort);
+  ASSERT_TRUE(held.ok()) << held.status();
+  for (int life = 0; life < 3; ++life) {
+    EXPECT_FALSE(OthersCanTake(held->port()));
+    EXPECT_EQ(Connect(held->port()), -1) << "nobody listens";
+    auto server = ListenSocket::Open(AddressOf(*held));
+    ASSERT_TRUE(server.ok()) << server.status();
+    EXPECT_EQ(server->port(), held->port());
+    EXPECT_FALSE(OthersCanTake(held->port()));
+    // What is left of a connection that the server has closed does not keep the next life out.
+    const int client = Connect(held->port());
+    ASSERT_GE(client, 0);
+    int accepted = -1;
+    while (accepted < 0) accepted = accept(server->descriptor(), nullptr, nullptr);
+    close(accepted);
+    close(client);
+  }
+}
+
+TEST(ListenSocketTest, TwoServersDoNotShareAPort) {
+  const auto held = ListenSocket::Hold(kAnyPort);
+  ASSERT_TRUE(held.ok()) << held.status();
+  const auto free = ListenSocket::Open(kAnyPort);
+  ASSERT_TRUE(free.ok()) << free.status();
+  const auto server = ListenSocket::Open(AddressOf(*held));
+  ASSERT_TRUE(server.ok()) << server.status();
+  for (const ListenSocket* taken : {&*server, &*free}) {
+    const auto second = ListenSocket::Open(AddressOf(*taken));
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(second.status().message().find(std::strerror(EADDRINUSE)), std::string::npos);
+  }
+  EXPECT_FALSE(ListenSocket::Hold(AddressOf(*free)).ok());
+}
+
+}  // namespace
+}  // namespace tandem
