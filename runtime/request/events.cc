@@ -290,7 +290,10 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
   const WorkerId worker = fleet_.FindSession(session)->id();
   StreamState* const stream = FindStream(session, chunk.attempt, worker).stream;
   if (stream == nullptr || stream->live_prompt_tokens == 0) return Verdict::kGoOn;
-  if (chunk.end_position > stream->num_tokens) return Verdict::kProtocolError;
+  if (chunk.end_position > stream->num_tokens) {
+    // A prefill worker knows only by its decode workers' word whose prompt it computes.
+    return stream->session == session ? Verdict::kProtocolError : Verdict::kGoOn;
+  }
   BeginChunk(stream, worker, chunk);
   return Verdict::kGoOn;
 }
