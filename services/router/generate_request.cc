@@ -194,20 +194,27 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
 }
 
 absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_tokens,
-                             int64_t max_tokens) {
+                             int64_t max_tokens, int64_t memory_limit_bytes) {
   int64_t of_prompts = 0, of_choices = 0;
   if (request.num_prompt_logprobs.has_value()) {
     of_prompts = prompt_tokens * (1 + *request.num_prompt_logprobs);
   }
   if (!request.stream) of_choices = request.n * max_tokens * (1 + request.num_logprobs.value_or(0));
+  const int64_t most_of_prompts =
+      std::min(kMaxAnswerValues, memory_limit_bytes / 4 / kAnswerValueBytes);
+  if (of_prompts > most_of_prompts) {
+    return InvalidField(request.names.prompt_logprobs,
+                        absl::StrFormat("the answer may have %d tokens and logprobs of prompts; at "
+                                        "most %d fit one answer of this router",
+                                        of_prompts, most_of_prompts));
+  }
   if (of_prompts + of_choices <= kMaxAnswerValues) return absl::OkStatus();
-  const bool prompts_alone = of_prompts > kMaxAnswerValues;
   return InvalidField(
-      prompts_alone ? request.names.prompt_logprobs : request.names.max_tokens,
+      request.names.max_tokens,
       absl::StrFormat("the answer may have %d tokens and logprobs of prompts and %d of up to %d "
-                      "generated tokens for each of %d choices; at most %d fit one answer%s",
-                      of_prompts, of_choices, max_tokens, request.n, kMaxAnswerValues,
-                      prompts_alone || request.stream ? "" : " that is not streamed"));
+                      "generated tokens for each of %d choices; at most %d fit one answer that is "
+                      "not streamed",
+                      of_prompts, of_choices, max_tokens, request.n, kMaxAnswerValues));
 }
 
 }  // namespace tandem

@@ -90,9 +90,10 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
                                                   int64_t max_model_tokens, uint64_t drawn_seed);
 
 // For a call whose prompts have so many tokens and whose choices may get so many, over all prompts:
-// InvalidArgument if its answer could hold more than kMaxAnswerValues at once.
+// InvalidArgument if its answer could hold more than kMaxAnswerValues at once, or of prompts more
+// than a quarter of the memory limit.
 absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_tokens,
-                             int64_t max_tokens);
+                             int64_t max_tokens, int64_t memory_limit_bytes);
 
 }  // namespace tandem
 

@@ -77,9 +77,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // `on_news` is called whenever Take() has something new after it had nothing: on the router's
   // thread, or on that of Start, Cancel or Abort; it must not block. Not called again after
   // Detach(). The pointers outlive this. `client` is whom the budget is to name for what waits,
-  // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`.
+  // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`. `whole`:
+  // what is taken is kept for one answer, and stays charged until its end.
   Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
-             std::string client, std::string label, int64_t arrived_us,
+             std::string client, std::string label, int64_t arrived_us, bool whole,
              std::function<void()> on_news);
   ~Generation();
 
@@ -111,6 +112,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
   void OnPromptUnqueued(int64_t bytes) EXCLUDES(mu_);
   void OnCut();
+  absl::Status ChargeAnswer() REQUIRES(mu_);
   bool MayWait(const GenerationNews& news) REQUIRES(mu_);
   void Forget() REQUIRES(mu_);
   void CancelRequests();  // Once, and not before all of them have started.
@@ -120,6 +122,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const Clock* const clock_;
   const std::string label_;
   const int64_t arrived_us_;
+  const bool whole_;
   std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
 
   mutable Mutex mu_;
@@ -133,8 +136,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
   std::atomic<bool> started_{false}, cut_{false}, cancel_{false}, cancelled_{false};
-  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;
-  MemoryBudget::Holding queued_ GUARDED_BY(mu_);  // Goes first: nothing is cut any more.
+  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;  // Of prompts that have no token yet.
+  bool with_logprobs_ GUARDED_BY(mu_) = false;
+  int64_t answer_bytes_ GUARDED_BY(mu_) = 0;  // Of what was taken, if it is `whole`...
+  int64_t charged_answer_bytes_ GUARDED_BY(mu_) = 0;
+  MemoryBudget::Holding own_ GUARDED_BY(mu_);  // Both. Goes first: nothing is cut any more.
 };
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "services/router/api_error.h"
+#include "services/router/api_limits.h"
 
 namespace tandem {
 namespace {
@@ -100,21 +101,28 @@ TEST(MakeSamplingParamsTest, ADefaultLengthShrinksToTheRoomButAnAskedOneDoesNot)
               testing::AllOf(HasSubstr("60"), HasSubstr("65"), HasSubstr("64")));
 }
 
+constexpr int64_t kAmple = int64_t{1} << 40;
+
 TEST(CheckAnswerSizeTest, WhatMustWaitUntilItIsWholeIsBounded) {
   GenerateRequest request;
   request.n = 128;
-  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000).ok());
+  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000, kAmple).ok());
   request.num_logprobs = 20;
-  const absl::Status status = CheckAnswerSize(request, 100, 8000);
+  const absl::Status status = CheckAnswerSize(request, 100, 8000, kAmple);
   EXPECT_EQ(FieldOf(status), "max_tokens");
   EXPECT_THAT(std::string(status.message()),
               testing::AllOf(HasSubstr("128"), HasSubstr("8000"), HasSubstr("21504000"),
                              HasSubstr("not streamed")));
   request.stream = true;
-  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000).ok());
+  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000, kAmple).ok());
   request.num_prompt_logprobs = 20;
-  EXPECT_TRUE(CheckAnswerSize(request, 100'000, 8000).ok());
-  EXPECT_EQ(FieldOf(CheckAnswerSize(request, 2'000'000, 8000)), "prompt_logprobs");
+  EXPECT_TRUE(CheckAnswerSize(request, 100'000, 8000, kAmple).ok());
+  EXPECT_EQ(FieldOf(CheckAnswerSize(request, 2'000'000, 8000, kAmple)), "prompt_logprobs");
+  const int64_t limit = int64_t{100} * 21 * kAnswerValueBytes * 4;
+  EXPECT_TRUE(CheckAnswerSize(request, 100, 8000, limit).ok());
+  const absl::Status small = CheckAnswerSize(request, 101, 8000, limit);
+  EXPECT_EQ(FieldOf(small), "prompt_logprobs");
+  EXPECT_THAT(std::string(small.message()), testing::AllOf(HasSubstr("2121"), HasSubstr("2100")));
 }
 
 TEST(MakeSamplingParamsTest, APromptThatFillsTheContextIsRefused) {
