@@ -201,7 +201,7 @@ absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_toke
   }
   if (!request.stream) of_choices = request.n * max_tokens * (1 + request.num_logprobs.value_or(0));
   const int64_t most_of_prompts =
-      std::min(kMaxAnswerValues, memory_limit_bytes / 4 / kAnswerValueBytes);
+      std::min(kMaxAnswerValues, memory_limit_bytes / 4 / kPromptLogprobBytes);
   if (of_prompts > most_of_prompts) {
     return InvalidField(request.names.prompt_logprobs,
                         absl::StrFormat("the answer may have %d tokens and logprobs of prompts; at "

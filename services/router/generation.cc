@@ -7,7 +7,6 @@
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
-#include "services/router/api_limits.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
@@ -34,21 +33,6 @@ int64_t BytesOf(const GenerationNews& news) {
     bytes += BytesOf(prompt->prompt_logprobs);
   }
   return bytes;
-}
-
-int64_t NumLogprobs(const SampledToken& token) { return 1 + std::ssize(token.top); }
-
-// What an answer in JSON takes that has these news, while it is gathered and written.
-int64_t AnswerBytes(const GenerationNews& news, bool with_logprobs) {
-  if (const auto* token = std::get_if<TokenNews>(&news)) {
-    return std::ssize(token->text) * 4 + 16 +
-           (with_logprobs ? NumLogprobs(token->token) * kAnswerValueBytes : 0);
-  }
-  int64_t num_logprobs = 0;
-  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
-    for (const SampledToken& token : prompt->prompt_logprobs) num_logprobs += NumLogprobs(token);
-  }
-  return num_logprobs * kAnswerValueBytes;
 }
 
 int64_t QueuedBytes(const RequestFacts& facts) {
@@ -182,13 +166,12 @@ class Generation::PromptSink final : public RequestSink {
 
 Generation::Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
                        const Clock* clock, std::string client, std::string label,
-                       int64_t arrived_us, bool whole, std::function<void()> on_news)
+                       int64_t arrived_us, std::function<void()> on_news)
     : core_(core),
       metrics_(metrics),
       clock_(clock),
       label_(std::move(label)),
       arrived_us_(arrived_us),
-      whole_(whole),
       waiting_(budget, client),
       on_news_(std::move(on_news)),
       own_(budget, std::move(client), [this] { OnCut(); }) {}
@@ -199,7 +182,6 @@ absl::Status Generation::AddPrompt(RequestFacts facts, std::vector<int32_t> eos_
   {
     MutexLock lock(&mu_);
     queued_bytes_ += QueuedBytes(facts);
-    with_logprobs_ = facts.sampling.num_logprobs >= 0;
     TANDEM_RETURN_IF_ERROR(own_.Set(queued_bytes_));
   }
   prompts_.push_back(std::make_shared<PromptSink>(this, static_cast<int>(prompts_.size()),
@@ -212,7 +194,7 @@ void Generation::OnPromptUnqueued(int64_t bytes) {
   MutexLock lock(&mu_);
   queued_bytes_ -= bytes;
   // Of what was cut, something is held until all of it is gone.
-  static_cast<void>(own_.Set(queued_bytes_ + charged_answer_bytes_));
+  static_cast<void>(own_.Set(queued_bytes_ + answer_bytes_));
 }
 
 // Under the budget's lock, on any thread.
@@ -241,37 +223,31 @@ const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
 }
 
 std::vector<GenerationNews> Generation::Take(size_t most) {
+  MutexLock lock(&mu_);
   std::vector<GenerationNews> news;
-  absl::Status charged;
-  {
-    MutexLock lock(&mu_);
-    while (!pending_.empty() && news.size() < most) {
-      pending_bytes_ -= BytesOf(pending_.front());
-      if (whole_) answer_bytes_ += AnswerBytes(pending_.front(), with_logprobs_);
-      news.push_back(std::move(pending_.front()));
-      pending_.pop_front();
-    }
-    if (pending_.empty()) Forget();
-    // The answer is the front end's then, which charges it as it writes it.
-    if (!news.empty() && std::holds_alternative<EndNews>(news.back())) answer_bytes_ = 0;
-    charged = ChargeAnswer();
+  while (!pending_.empty() && news.size() < most) {
+    pending_bytes_ -= BytesOf(pending_.front());
+    news.push_back(std::move(pending_.front()));
+    pending_.pop_front();
   }
-  if (!charged.ok()) Cancel(charged);
+  if (pending_.empty()) Forget();
   return news;
 }
 
-absl::Status Generation::ChargeAnswer() {
-  const int64_t bytes = RoundUp(std::max<int64_t>(0, answer_bytes_ - kIncludedBytes), kChargeBytes);
-  if (bytes == charged_answer_bytes_) return absl::OkStatus();
-  const absl::Status status = own_.Set(queued_bytes_ + bytes);
-  if (status.ok()) {
-    charged_answer_bytes_ = bytes;
-    return status;
+void Generation::KeepAnswer(int64_t bytes) {
+  const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
+  absl::Status status;
+  {
+    MutexLock lock(&mu_);
+    if (charged == answer_bytes_) return;
+    status = own_.Set(queued_bytes_ + charged);
+    if (status.ok()) answer_bytes_ = charged;
   }
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("an answer that is not streamed takes %d bytes so far: %s; stream it, or ask "
-                      "for fewer choices, tokens or logprobs",
-                      answer_bytes_, status.message()));
+  if (status.ok()) return;
+  Cancel(absl::ResourceExhaustedError(absl::StrFormat(
+      "an answer that is not streamed takes %d bytes so far: %s; stream it, or ask for fewer "
+      "choices, tokens or logprobs",
+      bytes, status.message())));
 }
 
 bool Generation::overflowed() const {

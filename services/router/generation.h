@@ -77,10 +77,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // `on_news` is called whenever Take() has something new after it had nothing: on the router's
   // thread, or on that of Start, Cancel or Abort; it must not block. Not called again after
   // Detach(). The pointers outlive this. `client` is whom the budget is to name for what waits,
-  // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`. `whole`:
-  // what is taken is kept for one answer, and stays charged until its end.
+  // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`.
   Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
-             std::string client, std::string label, int64_t arrived_us, bool whole,
+             std::string client, std::string label, int64_t arrived_us,
              std::function<void()> on_news);
   ~Generation();
 
@@ -95,6 +94,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // The oldest, at most so many.
   std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_);
+  // What the front end keeps of the news it took for an answer that is made whole, and what writing
+  // it will take; 0 once it is written. Charged beyond 64 KiB: an answer that finds no room ends
+  // the call with ResourceExhausted and the numbers, as one does that has to give way to others.
+  void KeepAnswer(int64_t bytes) EXCLUDES(mu_);
   // Ends it: requests that still run are cancelled, and EndNews comes with `why` if none has come.
   void Cancel(const absl::Status& why) EXCLUDES(mu_);
   // The front end is gone: no more on_news; running requests are cancelled.
@@ -112,7 +115,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
   void OnPromptUnqueued(int64_t bytes) EXCLUDES(mu_);
   void OnCut();
-  absl::Status ChargeAnswer() REQUIRES(mu_);
   bool MayWait(const GenerationNews& news) REQUIRES(mu_);
   void Forget() REQUIRES(mu_);
   void CancelRequests();  // Once, and not before all of them have started.
@@ -122,7 +124,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const Clock* const clock_;
   const std::string label_;
   const int64_t arrived_us_;
-  const bool whole_;
   std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
 
   mutable Mutex mu_;
@@ -136,10 +137,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
   std::atomic<bool> started_{false}, cut_{false}, cancel_{false}, cancelled_{false};
-  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;  // Of prompts that have no token yet.
-  bool with_logprobs_ GUARDED_BY(mu_) = false;
-  int64_t answer_bytes_ GUARDED_BY(mu_) = 0;  // Of what was taken, if it is `whole`...
-  int64_t charged_answer_bytes_ GUARDED_BY(mu_) = 0;
+  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;   // Of prompts that have no token yet.
+  int64_t answer_bytes_ GUARDED_BY(mu_) = 0;   // As charged.
   MemoryBudget::Holding own_ GUARDED_BY(mu_);  // Both. Goes first: nothing is cut any more.
 };
 

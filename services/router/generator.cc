@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
 
   auto generation =
       std::make_shared<Generation>(core_, metrics_, budget_, clock_, call.client, call.label,
-                                   call.arrived_us, !request.stream, std::move(call.on_news));
+                                   call.arrived_us, std::move(call.on_news));
   const int64_t spent_us = clock_->NowUs() - call.arrived_us;
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");

@@ -90,6 +90,20 @@ absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in
   return r;
 }
 
+int64_t ResponseBytes(const GenerationNews& news) {
+  constexpr int64_t kTokenBytes = 96, kCandidateBytes = 64;  // Messages, their names, the wire.
+  const auto bytes_of = [](const SampledToken& token) {
+    return kTokenBytes + kCandidateBytes * std::ssize(token.top);
+  };
+  int64_t bytes = 0;
+  if (const auto* token = std::get_if<TokenNews>(&news)) {
+    bytes = bytes_of(token->token) + 2 * std::ssize(token->text);
+  } else if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+    for (const SampledToken& of_prompt : prompt->prompt_logprobs) bytes += bytes_of(of_prompt);
+  }
+  return bytes;
+}
+
 InferenceAnswer::InferenceAnswer(const v1::GenerateRequest& request)
     : prompt_token_ids_(request.response().prompt_token_ids()),
       prompt_logprobs_(request.response().prompt_logprobs() ||

@@ -17,6 +17,9 @@ namespace tandem {
 absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in);
 
 // Makes the responses of one call.
+// What a response that is made whole takes for these news, parsed and serialized.
+int64_t ResponseBytes(const GenerationNews& news);
+
 class InferenceAnswer {
  public:
   explicit InferenceAnswer(const v1::GenerateRequest& request);

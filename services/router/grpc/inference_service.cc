@@ -82,6 +82,15 @@ class Call : public std::enable_shared_from_this<Call> {
     return generation_ != nullptr && generation_->overflowed();
   }
 
+  void KeepAnswer(int64_t bytes) EXCLUDES(mu_) {
+    std::shared_ptr<Generation> generation;
+    {
+      MutexLock lock(&mu_);
+      generation = generation_;
+    }
+    if (generation != nullptr) generation->KeepAnswer(bytes);
+  }
+
   // For news of Take.
   bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) EXCLUDES(mu_) {
     std::shared_ptr<Generation> generation;
@@ -241,10 +250,13 @@ class UnaryCall final : public CallReactor {
         return;
       }
       call_->AddTo(news, &response_);
+      response_bytes_ += ResponseBytes(news);
     }
+    call_->KeepAnswer(response_bytes_);
   }
 
   v1::GenerateResponse response_;
+  int64_t response_bytes_ = 0;
 };
 
 class StreamCall final : public CallReactor {

@@ -6,6 +6,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
+#include "services/router/api_limits.h"
 #include "services/router/http/json_request.h"
 #include "services/router/http/strict_json.h"
 
@@ -103,7 +104,7 @@ void GenerateCall::OnNews() {
     if (self->stream_) {
       self->ServeStream(news);
     } else {
-      self->ServeWhole(news);
+      self->ServeWhole(news, generation.get());
     }
   });
 }
@@ -128,13 +129,18 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
   if (ended) exchange_->EndStream();
 }
 
-void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
+void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all, Generation* generation) {
   for (const GenerationNews& news : all) {
     const auto* end = std::get_if<EndNews>(&news);
     if (end != nullptr && !end->status.ok()) return SendError(end->status);
     answer_->Add(news);
-    if (end != nullptr) exchange_->Send(200, "application/json", answer_->Whole());
+    if (end == nullptr) continue;
+    std::string whole = answer_->Whole();
+    answer_.reset();
+    generation->KeepAnswer(0);  // The connection charges what it writes.
+    return exchange_->Send(200, "application/json", std::move(whole));
   }
+  generation->KeepAnswer(kAnswerCopies * answer_->num_bytes());
 }
 
 void GenerateCall::Refuse(const absl::Status& status) {

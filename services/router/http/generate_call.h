@@ -30,7 +30,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   void OnNews();  // Any thread.
   // Strand.
   void ServeStream(const std::vector<GenerationNews>& all);
-  void ServeWhole(const std::vector<GenerationNews>& all);
+  void ServeWhole(const std::vector<GenerationNews>& all, Generation* generation);
   void SendError(const absl::Status& status);  // Any thread.
 
   Generator* const generator_;

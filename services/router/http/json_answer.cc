@@ -167,6 +167,17 @@ void JsonAnswer::Add(const GenerationNews& news) {
   }
 }
 
+int64_t JsonAnswer::num_bytes() const {
+  constexpr int64_t kIdBytes = 8;  // As a number with its comma.
+  int64_t bytes = 0;
+  for (const std::string& logprobs : prompt_logprobs_) bytes += std::ssize(logprobs);
+  for (const Choice& choice : choices_) {
+    bytes += std::ssize(choice.text) + choice.logprobs.num_bytes() +
+             kIdBytes * std::ssize(choice.token_ids);
+  }
+  return bytes;
+}
+
 std::string JsonAnswer::Whole() const {
   std::string out;
   AppendHead(options_.chat ? "chat.completion" : "text_completion", &out);

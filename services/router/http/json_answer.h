@@ -45,6 +45,8 @@ class JsonAnswer {
 
   // Gathers for Whole().
   void Add(const GenerationNews& news);
+  // Of what was gathered.
+  int64_t num_bytes() const;
   // Once EndNews has been added and was OK.
   std::string Whole() const;
 

@@ -87,6 +87,11 @@ void LogprobsJson::AddChat(const SampledToken& token, int num_top, const TokenNa
   content_ += "]}";
 }
 
+int64_t LogprobsJson::num_bytes() const {
+  return std::ssize(content_) + std::ssize(tokens_) + std::ssize(token_logprobs_) +
+         std::ssize(top_logprobs_) + std::ssize(text_offset_);
+}
+
 void LogprobsJson::AddCompletion(const SampledToken& token, int num_top, const TokenNames& names) {
   const std::string text = names.Text(token.token);
   for (std::string* list : {&tokens_, &token_logprobs_, &top_logprobs_, &text_offset_}) {

@@ -39,6 +39,7 @@ class LogprobsJson {
   // The object; the next ones go on from here (their text offsets do).
   std::string Take(bool chat);
   std::string Json(bool chat) const;
+  int64_t num_bytes() const;
 
  private:
   void AddCompletion(const SampledToken& token, int num_top, const TokenNames& names);

@@ -164,3 +164,19 @@ def sent_ahead(fleet, full, outcomes):
     clients = crowd(fleet, 60 if full else 40, speak, outcomes)
     yield
     close(clients)
+
+
+@attack(growth=LIMIT + SLACK, only_full=True)
+def whole_answers(fleet, full, outcomes):
+    """Answers that are not streamed and hold, all together, twice the limit."""
+    body = (b'{"model":"default","prompt":"a","n":128,"max_tokens":100,"logprobs":20,"ignore_eos":true,'
+            b'"temperature":1,"seed":3}')
+
+    def speak(client, _):
+        client.settimeout(300)
+        send(client, post(len(body)) + body)
+    clients = crowd(fleet, 12, speak, outcomes)
+    yield
+    for client in clients:
+        outcomes[f"status {status_of(client)}"] += 1
+    close(clients)

@@ -118,7 +118,7 @@ TEST(CheckAnswerSizeTest, WhatMustWaitUntilItIsWholeIsBounded) {
   request.num_prompt_logprobs = 20;
   EXPECT_TRUE(CheckAnswerSize(request, 100'000, 8000, kAmple).ok());
   EXPECT_EQ(FieldOf(CheckAnswerSize(request, 2'000'000, 8000, kAmple)), "prompt_logprobs");
-  const int64_t limit = int64_t{100} * 21 * kAnswerValueBytes * 4;
+  const int64_t limit = int64_t{100} * 21 * kPromptLogprobBytes * 4;
   EXPECT_TRUE(CheckAnswerSize(request, 100, 8000, limit).ok());
   const absl::Status small = CheckAnswerSize(request, 101, 8000, limit);
   EXPECT_EQ(FieldOf(small), "prompt_logprobs");

@@ -6,7 +6,6 @@
 #include <future>
 #include <thread>
 
-#include "services/router/api_limits.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
@@ -53,11 +52,10 @@ class GenerationTest : public testing::Test {
   }
 
   std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr,
-                                   int32_t max_tokens = 8, MemoryBudget* budget = nullptr,
-                                   bool whole = false) {
+                                   int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
     auto call = std::make_shared<Generation>(
         core_.get(), &metrics_, budget != nullptr ? budget : &budget_, &clock_, "client", "label",
-        clock_.NowUs(), whole, std::move(on_news));
+        clock_.NowUs(), std::move(on_news));
     for (int i = 0; i < num_prompts; ++i) {
       RequestFacts facts;
       facts.token_ids = {1, 2, 3};
@@ -252,25 +250,19 @@ TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
 
 TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
   AddWorker();
-  const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, nullptr, /*whole=*/true);
+  const std::shared_ptr<Generation> call = Make(1);
   call->Start();
   Flush();
-  const int64_t token_bytes = 11 * kAnswerValueBytes;
-  int32_t position = 3;
-  const auto more = [&](int count) {
-    for (int i = 0; i < count; ++i) {
-      TokenEvent event = std::get<TokenEvent>(Token(0, position++, FinishReason::kNone));
-      event.token.top.resize(10);
-      Say({event});
-    }
-    return call->Take();
-  };
-  EXPECT_EQ(more(200).size(), 201u) << "the prompt's, too";
-  EXPECT_NEAR(budget_.held_bytes(), 200 * token_bytes, 128 << 10);
-  more(100);
-  EXPECT_NEAR(budget_.held_bytes(), 300 * token_bytes, 128 << 10);
-  more(200);  // Past the budget.
+  Say({Token(0, 3, FinishReason::kNone)});
+  call->Take();
+  constexpr int64_t kIncluded = int64_t{64} << 10;
+  call->KeepAnswer(kIncluded);
+  EXPECT_EQ(budget_.held_bytes(), 0);
+  call->KeepAnswer(4 * kIncluded);
+  EXPECT_EQ(budget_.held_bytes(), 3 * kIncluded);
+  call->KeepAnswer(0);
+  EXPECT_EQ(budget_.held_bytes(), 0);
+  call->KeepAnswer(kBudgetBytes + 2 * kIncluded);
   const absl::Status end = EndOf(call.get());
   EXPECT_TRUE(absl::IsResourceExhausted(end)) << end;
   EXPECT_THAT(std::string(end.message()),
@@ -280,24 +272,19 @@ TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
   EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
-TEST_F(GenerationTest, AWholeAnswerIsTheFrontEndsOnceItHasEnded) {
+TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
   AddWorker();
-  const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, nullptr, /*whole=*/true);
+  const std::shared_ptr<Generation> call = Make(1);
   call->Start();
   Flush();
-  for (int32_t i = 0; i < 200; ++i) {
-    TokenEvent event = std::get<TokenEvent>(
-        Token(0, 3 + i, i == 199 ? FinishReason::kLength : FinishReason::kNone));
-    event.token.top.resize(10);
-    Say({event});
-    if (i == 198) {
-      call->Take();
-      EXPECT_GT(budget_.held_bytes(), 0);
-    }
-  }
-  EXPECT_TRUE(std::holds_alternative<EndNews>(call->Take().back()));
-  EXPECT_EQ(budget_.held_bytes(), 0);
+  Say({Token(0, 3, FinishReason::kNone)});
+  call->Take();
+  call->KeepAnswer(kBudgetBytes);
+  MemoryBudget::Holding other(&budget_, "other");
+  EXPECT_TRUE(other.Set(kBudgetBytes / 2).ok());
+  Flush();
+  EXPECT_TRUE(absl::IsResourceExhausted(EndOf(call.get())));
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
 TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {

@@ -132,7 +132,7 @@ TEST_F(PublishedLimitsTest, OfRequests) {
   EXPECT_EQ(row("tokens and log-probabilities of an answer that is made whole"),
             Count(kMaxAnswerValues));
   EXPECT_EQ(row("of these, of prompts, in a stream too"),
-            absl::StrCat("what fits a quarter of `--memory-limit` with ", kAnswerValueBytes,
+            absl::StrCat("what fits a quarter of `--memory-limit` with ", kPromptLogprobBytes,
                          " bytes each"));
   EXPECT_EQ(row("temperature"), Count(static_cast<int64_t>(kMaxTemperature)));
   EXPECT_EQ(row("stop strings, bytes of each"),
