@@ -670,15 +670,6 @@ TEST_F(RequestBlameTest, AChunkBeyondTheTokensIsAProtocolError) {
   EXPECT_EQ(owner_->counters().protocol_errors, 1u);
 }
 
-TEST_F(RequestBlameTest, APrefillWorkerAnswersForNoDecodeWorkersWord) {
-  AddPair();
-  const SessionId p = owner_->fleet().workers().at("p").session;
-  Start(&sink_);
-  RequestFixture::Begin(p, last_submit().attempt, 0, 1'000'000);
-  EXPECT_THAT(outbox_.closed, testing::IsEmpty());
-  EXPECT_EQ(owner_->counters().protocol_errors, 0u);
-}
-
 TEST_F(RequestBlameTest, ChoicesThatDivergeTakeTheirDeathsAlong) {
   session_ = AddWorker("w");
   Start(&sink_, 2);

@@ -468,5 +468,14 @@ TEST_F(RequestResumeTest, ErrorsOfTheRequestItselfAreItsEnd) {
   ExpectNothingLive();
 }
 
+TEST_F(RequestResumeTest, APrefillWorkerAnswersForNoDecodeWorkersWord) {
+  AddPair();
+  const SessionId p = owner_->fleet().workers().at("p").session;
+  Start(&sink_);
+  Begin(p, last_submit().attempt, 0, 1'000'000);
+  EXPECT_THAT(outbox_.closed, testing::IsEmpty());
+  EXPECT_EQ(owner_->counters().protocol_errors, 0u);
+}
+
 }  // namespace
 }  // namespace tandem
