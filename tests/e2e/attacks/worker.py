@@ -271,7 +271,7 @@ class HostileFleet(Router):
 
 def harm(fleet, outcomes, how, messages):
     fleet.hostile.harm = how
-    wait_until(lambda: fleet.hostile.messages >= messages, 60, "the router hears it")
+    wait_until(lambda: fleet.hostile.messages >= messages, 300, "the router hears it")
     yield
     outcomes["messages"], outcomes["watches"] = fleet.hostile.messages, fleet.hostile.watches
     fleet.hostile.leave()
