@@ -238,21 +238,28 @@ class UnaryCall final : public CallReactor {
 
  private:
   void Pump() override EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    if (ended_) return;
-    for (const GenerationNews& news : call_->Take()) {
-      if (const auto* end = std::get_if<EndNews>(&news)) {
-        if (!end->status.ok()) return End(end->status);
-        auto* outputs = response_.mutable_outputs();
-        std::sort(outputs->pointer_begin(), outputs->pointer_end(),
-                  [](const auto* a, const auto* b) { return a->index() < b->index(); });
-        if (Detach()) FinishWith(&response_);
-        return;
+    std::shared_ptr<Call> call;
+    int64_t response_bytes = 0;
+    {
+      MutexLock lock(&mu_);
+      if (ended_) return;
+      for (const GenerationNews& news : call_->Take()) {
+        if (const auto* end = std::get_if<EndNews>(&news)) return EndWith(end->status);
+        call_->AddTo(news, &response_);
+        response_bytes_ += ResponseBytes(news);
       }
-      call_->AddTo(news, &response_);
-      response_bytes_ += ResponseBytes(news);
+      call = call_;
+      response_bytes = response_bytes_;
     }
-    call_->KeepAnswer(response_bytes_);
+    call->KeepAnswer(response_bytes);  // May end the call, which comes here again.
+  }
+
+  void EndWith(const absl::Status& status) REQUIRES(mu_) {
+    if (!status.ok()) return End(status);
+    auto* outputs = response_.mutable_outputs();
+    std::sort(outputs->pointer_begin(), outputs->pointer_end(),
+              [](const auto* a, const auto* b) { return a->index() < b->index(); });
+    if (Detach()) FinishWith(&response_);
   }
 
   v1::GenerateResponse response_;

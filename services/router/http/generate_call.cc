@@ -130,6 +130,7 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
 }
 
 void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all, Generation* generation) {
+  if (all.empty()) return;  // All of it may have been taken before, and the answer sent.
   for (const GenerationNews& news : all) {
     const auto* end = std::get_if<EndNews>(&news);
     if (end != nullptr && !end->status.ok()) return SendError(end->status);
