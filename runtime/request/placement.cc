@@ -10,19 +10,9 @@
 
 namespace tandem {
 
-uint64_t RequestOwner::Impl::NextTurn(const std::string& client) {
-  uint64_t& next = clients_.at(client).next_turn;
-  next = std::max(next, turn_);
-  return next++;
-}
-
-RequestOwner::Impl::Turn RequestOwner::Impl::TurnOf(const StreamKey& key) const {
-  return {.turn = requests_.at(key.request).turn, .key = key};
-}
-
 void RequestOwner::Impl::Wait(const StreamKey& key) {
   const auto group = groups_.try_emplace(NeedOf(key)).first;
-  group->second.streams.insert(TurnOf(key));
+  group->second.streams.insert(key);
   waiting_.emplace(key, group);
   may_place_ = true;
 }
@@ -30,7 +20,7 @@ void RequestOwner::Impl::Wait(const StreamKey& key) {
 void RequestOwner::Impl::StopWaiting(const StreamKey& key) {
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;
-  found->second->second.streams.erase(TurnOf(key));
+  found->second->second.streams.erase(key);
   waiting_.erase(found);
 }
 
@@ -69,10 +59,10 @@ void RequestOwner::Impl::RegroupWaiting() {
   const Groups groups = std::exchange(groups_, {});
   waiting_.clear();
   for (const auto& [need, group] : groups) {
-    for (const Turn& turn : group.streams) {
-      Wait(turn.key);
+    for (const StreamKey& key : group.streams) {
+      Wait(key);
       // The latest of those that it is made of: nobody's patience ends before its time.
-      int64_t& since_us = waiting_.at(turn.key)->second.nobody_since_us;
+      int64_t& since_us = waiting_.at(key)->second.nobody_since_us;
       since_us = std::max(since_us, group.nobody_since_us);
     }
   }
@@ -81,20 +71,20 @@ void RequestOwner::Impl::RegroupWaiting() {
 void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
   if (!std::exchange(may_place_, false)) return;
   std::erase_if(groups_, [](const auto& entry) { return entry.second.streams.empty(); });
-  std::map<Turn, Group*> firsts;  // Of each group.
-  for (auto& [need, group] : groups_) firsts.emplace(*group.streams.begin(), &group);
+  std::map<StreamKey, Group*> oldest;  // Of each group.
+  for (auto& [need, group] : groups_) oldest.emplace(*group.streams.begin(), &group);
   std::set<std::string> spoken_for;
-  while (!firsts.empty()) {
-    Group* const group = firsts.extract(firsts.begin()).mapped();
+  while (!oldest.empty()) {
+    Group* const group = oldest.extract(oldest.begin()).mapped();
     // What a request that has failed left behind is not there any more.
-    if (group->streams.empty() || !PlaceFirst(group, now_us, may_fail, &spoken_for)) continue;
-    if (!group->streams.empty()) firsts.emplace(*group->streams.begin(), group);
+    if (group->streams.empty() || !PlaceOldest(group, now_us, may_fail, &spoken_for)) continue;
+    if (!group->streams.empty()) oldest.emplace(*group->streams.begin(), group);
   }
 }
 
-bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
-                                    std::set<std::string>* spoken_for) {
-  const auto [turn, key] = *group->streams.begin();
+bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail,
+                                     std::set<std::string>* spoken_for) {
+  const StreamKey key = *group->streams.begin();
   RequestState& request = requests_.at(key.request);
   std::vector<WorkerDeath> evidence;
   const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
@@ -110,12 +100,11 @@ bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
   const RoutingDecision decision = Route(request, request.streams[key.stream], *spoken_for, now_us);
   if (decision.route.has_value()) {
     group->nobody_since_us = -1;
-    turn_ = std::max(turn_, turn);
     StopWaiting(key);
     SendAttempt(&request, key.stream, *decision.route, now_us);
     return true;
   }
-  // Else those that need less would take every place that frees.
+  // First come, first served: else those that need less would take every place that frees.
   if (!decision.awaited.empty()) spoken_for->insert(decision.awaited);
   const absl::Status why = GiveUpReason(request, group, decision.why_not, now_us);
   if (why.ok()) return false;

@@ -51,9 +51,8 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   for (int32_t i = 0; i < request.facts.num_choices; ++i) stream.choices.push_back(i);
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});
-  SetUnplaced(&request, true);
-  request.turn = NextTurn(request.facts.client);
   Wait({counter, 0});
+  SetUnplaced(&request, true);
   PlaceWaiting(now_us, /*may_fail=*/false);
   return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
 }
@@ -112,27 +111,26 @@ void RequestOwner::Impl::SetUnplaced(RequestState* request, bool unplaced) {
   if (request->unplaced == unplaced) return;
   request->unplaced = unplaced;
   num_unplaced_ += unplaced ? 1 : -1;
-  std::set<uint64_t>& counters = clients_[request->facts.client].unplaced;
+  std::set<uint64_t>& counters = unplaced_of_[request->facts.client];
   if (unplaced) {
     counters.insert(request->counter);
   } else {
     counters.erase(request->counter);
-    if (counters.empty()) clients_.erase(request->facts.client);
+    if (counters.empty()) unplaced_of_.erase(request->facts.client);
   }
 }
 
 bool RequestOwner::Impl::GiveWay(const std::string& client, int64_t now_us) {
-  const auto most =
-      std::max_element(clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
-        return a.second.unplaced.size() < b.second.unplaced.size();
-      });
-  const auto own = clients_.find(client);
-  const size_t num_own = own == clients_.end() ? 0 : own->second.unplaced.size();
-  if (most == clients_.end() || most->second.unplaced.size() < num_own + 2) return false;
+  const auto most = std::max_element(
+      unplaced_of_.begin(), unplaced_of_.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto own = unplaced_of_.find(client);
+  const size_t num_own = own == unplaced_of_.end() ? 0 : own->second.size();
+  if (most == unplaced_of_.end() || most->second.size() < num_own + 2) return false;
   const std::string why = absl::StrFormat(
       "%d requests wait, %d of them this client's: the youngest gives way to others'",
-      num_unplaced_, most->second.unplaced.size());
-  Fail(&requests_.at(*most->second.unplaced.rbegin()), absl::ResourceExhaustedError(why),
+      num_unplaced_, most->second.size());
+  Fail(&requests_.at(*most->second.rbegin()), absl::ResourceExhaustedError(why),
        RequestOutcome::kResourceExhausted, now_us);
   return true;
 }

@@ -60,7 +60,7 @@ class RequestOwner::Impl {
   std::map<uint64_t, RequestState> requests_;  // By counter.
 
   // What decides which workers a stream may go to: streams of equal needs wait in one group, and
-  // while the first of it finds nobody, so does every other.
+  // while the oldest of it finds nobody, so does every other.
   struct Need {
     std::string model;
     std::string numerics_id;
@@ -70,14 +70,8 @@ class RequestOwner::Impl {
     std::optional<StreamKey> apart;
     auto operator<=>(const Need&) const = default;
   };
-  // Clients take turns, each with its oldest request.
-  struct Turn {
-    uint64_t turn = 0;
-    StreamKey key;
-    auto operator<=>(const Turn&) const = default;
-  };
   struct Group {
-    std::set<Turn> streams;
+    std::set<StreamKey> streams;   // In order of arrival.
     int64_t nobody_since_us = -1;  // -1: somebody that they fit is alive.
   };
   using Groups = std::map<Need, Group>;
@@ -91,13 +85,13 @@ class RequestOwner::Impl {
  private:
   // ---- placement.cc ----
 
-  // Gives waiting streams to workers, in their turn. `may_fail`: requests that cannot go on get
+  // Gives waiting streams to workers, oldest first. `may_fail`: requests that cannot go on get
   // their error; otherwise that waits for the next Tick. Costs as much as there are groups, and
   // streams that find a place.
   void PlaceWaiting(int64_t now_us, bool may_fail);
   // False: neither it nor what waits behind it in its group goes anywhere now. `spoken_for`: the
-  // workers that somebody whose turn comes first waits for.
-  bool PlaceFirst(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
+  // workers that somebody older waits for.
+  bool PlaceOldest(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
   RoutingDecision Route(const RequestState& request, const StreamState& stream,
                         const std::set<std::string>& spoken_for, int64_t now_us);
   // Prompt, and what was generated: what its next attempt begins with.
@@ -107,10 +101,6 @@ class RequestOwner::Impl {
   // Nothing, or why a request that found nobody must end.
   absl::Status GiveUpReason(const RequestState& request, Group* group, NoRoute why_not,
                             int64_t now_us);
-  // Of a new request: after its client's others, and not before what has had its turn (start-time
-  // fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996).
-  uint64_t NextTurn(const std::string& client);
-  Turn TurnOf(const StreamKey& key) const;
   void Wait(const StreamKey& key);
   void StopWaiting(const StreamKey& key);
   Need NeedOf(const StreamKey& key) const;
@@ -198,13 +188,8 @@ class RequestOwner::Impl {
   std::map<SessionId, std::set<StreamKey>> running_;
   std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
   uint64_t last_counter_ = 0;
-  int32_t num_unplaced_ = 0;  // Requests that are `unplaced`.
-  struct Client {
-    std::set<uint64_t> unplaced;  // The counters of its own; never empty.
-    uint64_t next_turn = 0;
-  };
-  std::map<std::string, Client> clients_;
-  uint64_t turn_ = 1;       // The last that anybody has had.
+  int32_t num_unplaced_ = 0;                               // Requests that are `unplaced`.
+  std::map<std::string, std::set<uint64_t>> unplaced_of_;  // Their counters, by client.
   bool may_place_ = false;  // Something changed since the queue was last walked.
   int64_t last_tick_us_ = -1;
 };

@@ -76,7 +76,6 @@ struct RequestState {
   RequestFacts facts;
   std::vector<BlockHash> chain;  // Of the prompt.
   uint64_t counter = 0;
-  uint64_t turn = 0;  // Whenever it waits: one that has lost its worker goes before newcomers.
   int64_t deadline_us = 0;
   uint32_t last_attempt = 0;
   StopStrings stops;  // Of facts, which has them no more.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/simulation/virtual_network.h"
@@ -242,7 +241,6 @@ void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_afte
   clients_.push_back(std::make_unique<Client>(world_, this, std::move(asked), &num_deltas_));
   Client* const client = clients_.back().get();
   RequestFacts facts;
-  facts.client = absl::StrCat(client->asked()->prompt.size() % 3);
   facts.token_ids = client->asked()->prompt;
   facts.sampling = client->asked()->sampling;
   facts.open_ended = client->asked()->open_ended;

@@ -1,13 +1,10 @@
 """Requests take turns: nobody waits for all the choices of another."""
 
-import concurrent.futures
-import http.client
 import itertools
-import json
 
 import pytest
 
-from server import DEMO_MODEL, Server, wait_until
+from server import DEMO_MODEL, Server
 
 CHOICES = 128
 TOKENS = 150
@@ -41,30 +38,6 @@ def test_a_request_of_one_token_does_not_wait_for_128_choices(small_batches):
         received += sum(len(event["choices"]) for event in events)
     assert received >= CHOICES * TOKENS
     assert server.total("tandem_preemptions_total") == 0
-    server.wait_idle()
-
-
-def test_a_client_does_not_wait_behind_all_that_another_has_asked_for(small_batches):
-    server = small_batches
-    requests = 128
-    body = {"model": "default", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0,
-            "prompt": [[100 + i, 7, 8] for i in range(requests)]}
-
-    def ask():
-        connection = http.client.HTTPConnection(server.http, timeout=600, source_address=("127.0.0.2", 0))
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        return len(json.load(connection.getresponse())["choices"])
-
-    done = server.total("tandem_requests_total", outcome="done")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        flood = pool.submit(ask)
-        wait_until(lambda: server.total("tandem_queue_depth") > requests / 2, 30, "requests that wait")
-        newcomer = {"model": "default", "max_tokens": 1, "prompt": [77, 78, 80], "temperature": 0}
-        answer = server.post("/v1/completions", newcomer, timeout=600)
-        assert answer.status_code == 200, answer.text
-        served = server.total("tandem_requests_total", outcome="done") - done
-        assert served < requests / 2, "whoever came first had all of its requests served before"
-        assert flood.result() == requests
     server.wait_idle()
 
 
