@@ -11,8 +11,14 @@
 namespace tandem {
 
 void RequestOwner::Impl::Wait(const StreamKey& key) {
-  const auto group = groups_.try_emplace(NeedOf(key)).first;
-  group->second.streams.insert(key);
+  const RequestState& request = requests_.at(key.request);
+  const Group none = {.streams = WaitingStreams(&last_turn_)};
+  const auto group = groups_.try_emplace(NeedOf(key), none).first;
+  if (request.started()) {
+    group->second.streams.AddStarted(key);
+  } else {
+    group->second.streams.Add(key, request.facts.client, request.turn);
+  }
   waiting_.emplace(key, group);
   may_place_ = true;
 }
@@ -20,7 +26,7 @@ void RequestOwner::Impl::Wait(const StreamKey& key) {
 void RequestOwner::Impl::StopWaiting(const StreamKey& key) {
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;
-  found->second->second.streams.erase(key);
+  found->second->second.streams.Remove(key, requests_.at(key.request).facts.client);
   waiting_.erase(found);
 }
 
@@ -58,33 +64,36 @@ void RequestOwner::Impl::RegroupWaiting() {
   prompt_offers_ = std::move(prompt_offers);
   const Groups groups = std::exchange(groups_, {});
   waiting_.clear();
+  std::map<WaitingStreams::Place, const Group*> line;  // Clients stay in it as they are.
   for (const auto& [need, group] : groups) {
-    for (const StreamKey& key : group.streams) {
-      Wait(key);
-      // The latest of those that it is made of: nobody's patience ends before its time.
-      int64_t& since_us = waiting_.at(key)->second.nobody_since_us;
-      since_us = std::max(since_us, group.nobody_since_us);
-    }
+    for (const WaitingStreams::Place& place : group.streams.all()) line.emplace(place, &group);
+  }
+  for (const auto& [place, group] : line) {
+    requests_.at(place.key.request).turn = place.turn;
+    Wait(place.key);
+    // The latest of those that it is made of: nobody's patience ends before its time.
+    int64_t& since_us = waiting_.at(place.key)->second.nobody_since_us;
+    since_us = std::max(since_us, group->nobody_since_us);
   }
 }
 
 void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
   if (!std::exchange(may_place_, false)) return;
   std::erase_if(groups_, [](const auto& entry) { return entry.second.streams.empty(); });
-  std::map<StreamKey, Group*> oldest;  // Of each group.
-  for (auto& [need, group] : groups_) oldest.emplace(*group.streams.begin(), &group);
+  std::map<WaitingStreams::Place, Group*> firsts;  // Of each group.
+  for (auto& [need, group] : groups_) firsts.emplace(group.streams.first(), &group);
   std::set<std::string> spoken_for;
-  while (!oldest.empty()) {
-    Group* const group = oldest.extract(oldest.begin()).mapped();
+  while (!firsts.empty()) {
+    Group* const group = firsts.extract(firsts.begin()).mapped();
     // What a request that has failed left behind is not there any more.
-    if (group->streams.empty() || !PlaceOldest(group, now_us, may_fail, &spoken_for)) continue;
-    if (!group->streams.empty()) oldest.emplace(*group->streams.begin(), group);
+    if (group->streams.empty() || !PlaceFirst(group, now_us, may_fail, &spoken_for)) continue;
+    if (!group->streams.empty()) firsts.emplace(group->streams.first(), group);
   }
 }
 
-bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail,
-                                     std::set<std::string>* spoken_for) {
-  const StreamKey key = *group->streams.begin();
+bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
+                                    std::set<std::string>* spoken_for) {
+  const auto [turn, key] = group->streams.first();
   RequestState& request = requests_.at(key.request);
   std::vector<WorkerDeath> evidence;
   const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
@@ -100,11 +109,13 @@ bool RequestOwner::Impl::PlaceOldest(Group* group, int64_t now_us, bool may_fail
   const RoutingDecision decision = Route(request, request.streams[key.stream], *spoken_for, now_us);
   if (decision.route.has_value()) {
     group->nobody_since_us = -1;
-    StopWaiting(key);
+    request.turn = turn;
+    group->streams.TakeFirst();
+    waiting_.erase(key);
     SendAttempt(&request, key.stream, *decision.route, now_us);
     return true;
   }
-  // First come, first served: else those that need less would take every place that frees.
+  // Else those that need less would take every place that frees.
   if (!decision.awaited.empty()) spoken_for->insert(decision.awaited);
   const absl::Status why = GiveUpReason(request, group, decision.why_not, now_us);
   if (why.ok()) return false;

@@ -88,7 +88,7 @@ class RequestSink {
 
 // Ranges are checked by the front ends; only contradictions are refused here.
 struct RequestFacts {
-  std::string client;              // Whose it is: clients share the places of those that wait.
+  std::string client;  // Whose it is: clients share the places of those that wait, and take turns.
   std::vector<int32_t> token_ids;  // The prompt, at least one.
   SamplingParams sampling;
   // The client set no max_tokens: what `sampling` says is the most that it may get. Its first

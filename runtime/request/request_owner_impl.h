@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/request/request_state.h"
+#include "runtime/request/waiting_streams.h"
 
 namespace tandem {
 
@@ -44,13 +45,6 @@ class RequestOwner::Impl {
   // ---- events.cc ----
   void OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us);
 
-  // A stream, named so that it can be looked for again after anything has happened.
-  struct StreamKey {
-    uint64_t request = 0;  // Its counter: older requests come first.
-    size_t stream = 0;
-    auto operator<=>(const StreamKey&) const = default;
-  };
-
   const RequestOwnerOptions options_;
   RouterOutbox* const outbox_;
   Fleet fleet_;
@@ -60,7 +54,7 @@ class RequestOwner::Impl {
   std::map<uint64_t, RequestState> requests_;  // By counter.
 
   // What decides which workers a stream may go to: streams of equal needs wait in one group, and
-  // while the oldest of it finds nobody, so does every other.
+  // while the first of it finds nobody, so does every other.
   struct Need {
     std::string model;
     std::string numerics_id;
@@ -71,11 +65,12 @@ class RequestOwner::Impl {
     auto operator<=>(const Need&) const = default;
   };
   struct Group {
-    std::set<StreamKey> streams;   // In order of arrival.
+    WaitingStreams streams;
     int64_t nobody_since_us = -1;  // -1: somebody that they fit is alive.
   };
   using Groups = std::map<Need, Group>;
   Groups groups_;
+  uint64_t last_turn_ = 0;                         // In the line of all groups.
   std::map<StreamKey, Groups::iterator> waiting_;  // For a worker.
   // Of every registered worker: model, and the tokens that it offers. Of those that prefill, the
   // tokens of a prompt.
@@ -85,13 +80,13 @@ class RequestOwner::Impl {
  private:
   // ---- placement.cc ----
 
-  // Gives waiting streams to workers, oldest first. `may_fail`: requests that cannot go on get
+  // Gives waiting streams to workers, by turns. `may_fail`: requests that cannot go on get
   // their error; otherwise that waits for the next Tick. Costs as much as there are groups, and
   // streams that find a place.
   void PlaceWaiting(int64_t now_us, bool may_fail);
   // False: neither it nor what waits behind it in its group goes anywhere now. `spoken_for`: the
-  // workers that somebody older waits for.
-  bool PlaceOldest(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
+  // workers that somebody waits for who was before it.
+  bool PlaceFirst(Group* group, int64_t now_us, bool may_fail, std::set<std::string>* spoken_for);
   RoutingDecision Route(const RequestState& request, const StreamState& stream,
                         const std::set<std::string>& spoken_for, int64_t now_us);
   // Prompt, and what was generated: what its next attempt begins with.

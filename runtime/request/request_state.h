@@ -76,6 +76,7 @@ struct RequestState {
   RequestFacts facts;
   std::vector<BlockHash> chain;  // Of the prompt.
   uint64_t counter = 0;
+  uint64_t turn = 0;  // Its client's, with which it last went to a worker. 0: it has not yet.
   int64_t deadline_us = 0;
   uint32_t last_attempt = 0;
   StopStrings stops;  // Of facts, which has them no more.

@@ -1,6 +1,7 @@
 #include "runtime/simulation/request_book.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "absl/strings/str_format.h"
@@ -58,6 +59,9 @@ AskedRequest RequestBook::Draw(Random* random) const {
   }
   s.temperature = random->Chance(0.5) ? 0.0f : 1.0f;
   s.seed = random->Next();
+  constexpr std::array kClients = {"one",  "another", "most", "most",
+                                   "most", "most",    "most", "most"};
+  asked.client = kClients[s.seed % kClients.size()];
   if (random->Chance(0.3)) {
     asked.num_choices = static_cast<int32_t>(random->Between(2, random->Chance(0.2) ? 16 : 4));
   }

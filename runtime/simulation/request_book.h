@@ -55,6 +55,7 @@ struct SeenDeath {
 };
 
 struct AskedRequest {
+  std::string client;
   std::vector<int32_t> prompt;
   std::string cache_salt;
   SamplingParams sampling;  // As asked for; once its length is fixed, as promised.

@@ -19,13 +19,14 @@ constexpr int64_t kDialEveryUs = 100'000;
 // Knows what must come, and compares.
 class SimulatedRouter::Client final : public RequestSink {
  public:
-  Client(World* world, const SimulatedRouter* router, AskedRequest asked, int64_t* num_deltas)
-      : world_(world), router_(router), asked_(std::move(asked)), num_deltas_(num_deltas) {
+  Client(World* world, SimulatedRouter* router, AskedRequest asked)
+      : world_(world), router_(router), asked_(std::move(asked)) {
     choices_.resize(static_cast<size_t>(asked_.num_choices));
   }
 
   void OnPrompt(const PromptReport& prompt) override {
     if (ended_ || expected_ != nullptr) return Complain("a prompt report too many");
+    router_->turns_.OnStarted(id_.counter);
     numerics_id_ = prompt.numerics_id;
     const uint64_t numerics = std::stoull(numerics_id_);
     expected_ = &world_->book()->Expect(&asked_, numerics);
@@ -43,7 +44,7 @@ class SimulatedRouter::Client final : public RequestSink {
   }
 
   void OnDelta(const Delta& delta) override {
-    ++*num_deltas_;
+    ++router_->num_deltas_;
     world_->Log("client", "delta", id_.counter, static_cast<uint64_t>(delta.token->token));
     if (ended_ || expected_ == nullptr) return Complain("a delta at the wrong time");
     Choice& choice = choices_[static_cast<size_t>(delta.choice)];
@@ -89,6 +90,7 @@ class SimulatedRouter::Client final : public RequestSink {
 
   void OnError(const absl::Status& status, const RequestReport& report) override {
     if (std::exchange(ended_, true)) return Complain("a second terminal event");
+    router_->turns_.OnStarted(id_.counter);
     world_->Log("client", "error", id_.counter, static_cast<uint64_t>(status.code()));
     if (!Explained(status, report)) {
       Complain(absl::StrFormat("ends with %s; it killed %d workers, %d as its router saw",
@@ -182,9 +184,8 @@ class SimulatedRouter::Client final : public RequestSink {
   }
 
   World* const world_;
-  const SimulatedRouter* const router_;
+  SimulatedRouter* const router_;
   AskedRequest asked_;
-  int64_t* const num_deltas_;
   RequestId id_;
   // By the fastest clock.
   const int64_t ends_us_ =
@@ -232,15 +233,19 @@ void SimulatedRouter::Crash() {
   world_->network()->BreakLinksOf(&process_);
   connections_.clear();
   live_.clear();
+  turns_.Clear();
+  last_asked_ = 0;
   UpdateBook();
   owner_.reset();
   for (const auto& client : clients_) client->abandoned = true;
 }
 
 void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us) {
-  clients_.push_back(std::make_unique<Client>(world_, this, std::move(asked), &num_deltas_));
+  clients_.push_back(std::make_unique<Client>(world_, this, std::move(asked)));
   Client* const client = clients_.back().get();
+  turns_.OnAsked(++last_asked_, client->asked()->client, KindOf(*client->asked()));
   RequestFacts facts;
+  facts.client = client->asked()->client;
   facts.token_ids = client->asked()->prompt;
   facts.sampling = client->asked()->sampling;
   facts.open_ended = client->asked()->open_ended;
@@ -258,6 +263,7 @@ void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_afte
     return;
   }
   world_->Log(process_.name, "ask", id->counter, client->asked()->prompt.size());
+  TANDEM_CHECK(id->counter == last_asked_) << id->counter;
   client->set_id(*id);
   world_->book()->Name(*id, client->asked());
   UpdateBook();
@@ -496,6 +502,8 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
     world_->Violate(process_.name + " says " + what);
   }
   CheckFits(*connection, submit);
+  const std::string unfair = turns_.OnAttempt(submit.attempt.request.counter);
+  if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
   const SentAttempt sent{.choices = submit.choices,
                          .tokens_known = static_cast<int32_t>(submit.token_ids.size()),
                          .alone = submit.alone,
@@ -518,6 +526,15 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
 
 bool SimulatedRouter::Knows(const SimulatedWorker& worker) const {
   return worker.accepting() && owner_->fleet().Find(worker.id()) != nullptr;
+}
+
+int32_t SimulatedRouter::KindOf(const AskedRequest& asked) const {
+  const SimulationOptions& options = world_->options();
+  const int64_t tokens = static_cast<int64_t>(asked.prompt.size());
+  const int64_t least = tokens + (asked.open_ended ? 2 : asked.sampling.max_tokens + 1);
+  if (options.unequal || least > options.shape.offered_tokens()) return -1;
+  const int32_t from = DisaggregateFromTokens(options.disaggregate);
+  return from > 0 && tokens >= from ? 1 : 0;
 }
 
 void SimulatedRouter::CheckFits(const Connection& connection, const Submit& submit) {

@@ -15,6 +15,7 @@
 
 #include "runtime/request/request_owner.h"
 #include "runtime/simulation/request_book.h"
+#include "runtime/simulation/turns_judge.h"
 #include "runtime/simulation/virtual_network.h"
 
 namespace tandem {
@@ -36,6 +37,7 @@ class SimulatedRouter final : private RouterOutbox {
   VirtualProcess* process() { return &process_; }
   // Is up, in the incarnation that has registered here.
   bool Knows(const SimulatedWorker& worker) const;
+  int64_t num_overtaken() const { return turns_.num_overtaken(); }
   bool idle() const;  // Every request has had its terminal event.
   // Their numbers. `only_servable`: without those that nobody who is left can go on with.
   std::string Unfinished(bool only_servable = false) const;
@@ -60,6 +62,7 @@ class SimulatedRouter final : private RouterOutbox {
     SentAttempt sent;
   };
 
+  int32_t KindOf(const AskedRequest& asked) const;  // For TurnsJudge.
   // All of it fits, and what was promised first stays promised.
   void CheckFits(const Connection& connection, const Submit& submit);
   // Lets another worker compute the prompt, whatever its role.
@@ -93,6 +96,8 @@ class SimulatedRouter final : private RouterOutbox {
   // Who computes which choice, as far as the router has heard: one attempt each.
   std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
   std::set<AttemptId> said_token_;  // Attempts.
+  TurnsJudge turns_;
+  uint64_t last_asked_ = 0;  // Its counter.
   SessionId last_session_ = 0;
   int64_t num_deltas_ = 0;
 };

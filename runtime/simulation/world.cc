@@ -286,6 +286,7 @@ SimulationReport World::Run() {
     const absl::Status status = book_.AuditKills();
     if (!status.ok()) Violate(std::string(status.message()));
   }
+  for (const auto& router : routers_) report_.overtaken += router->num_overtaken();
   report_.virtual_us = now_us();
   return report_;
 }

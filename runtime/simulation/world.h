@@ -35,6 +35,7 @@ struct SimulationReport {
   int64_t frames = 0;
   int64_t preemptions = 0;
   int64_t newcomers = 0;  // That NewcomerJudge has judged.
+  int64_t overtaken = 0;  // Requests, by others whose turn it was.
   int64_t faults = 0;
   int64_t kills = 0;         // Of them, of workers that computed, from outside.
   int64_t replacements = 0;  // Of workers whose quarantine was stuck.

@@ -1,10 +1,13 @@
-"""Requests take turns: nobody waits for all the choices of another."""
+"""Requests and clients take turns: nobody waits for all the choices, or all the requests, of another."""
 
+import http.client
 import itertools
+import json
+import threading
 
 import pytest
 
-from server import DEMO_MODEL, Server
+from server import DEMO_MODEL, Server, wait_until
 
 CHOICES = 128
 TOKENS = 150
@@ -38,6 +41,39 @@ def test_a_request_of_one_token_does_not_wait_for_128_choices(small_batches):
         received += sum(len(event["choices"]) for event in events)
     assert received >= CHOICES * TOKENS
     assert server.total("tandem_preemptions_total") == 0
+    server.wait_idle()
+
+
+def test_a_client_does_not_wait_behind_hundreds_of_requests_of_another(small_batches):
+    server = small_batches
+    queued = 240
+    body = {"model": "default", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0,
+            "prompt": [[100 + i, 7, 8] for i in range(queued)]}
+    answers = []
+
+    def flood():
+        address, port = server.http.split(":")
+        connection = http.client.HTTPConnection(address, int(port), timeout=600, source_address=("127.0.0.2", 0))
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answers.append(json.load(connection.getresponse()))
+
+    def done():
+        return server.total("tandem_requests_total", outcome="done")
+
+    before = done()
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_until(lambda: server.total("tandem_queue_depth") > queued * 3 / 4, 60, "most of them to wait")
+        newcomer = {"model": "default", "max_tokens": 1, "prompt": [77, 78, 80], "temperature": 0}
+        answer = server.post("/v1/completions", newcomer, timeout=600)
+        waiting = server.total("tandem_queue_depth")
+        assert answer.status_code == 200, answer.text
+        assert waiting > queued / 2, "most of what the other asked for still waits"
+    finally:
+        thread.join()
+    assert len(answers[0]["choices"]) == queued
+    assert done() - before == queued + 1
     server.wait_idle()
 
 

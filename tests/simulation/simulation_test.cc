@@ -18,7 +18,7 @@ class SimulationTest : public testing::TestWithParam<uint64_t> {};
 
 TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   int64_t done = 0, resumes = 0, frames = 0, faults = 0, preemptions = 0, replacements = 0;
-  int64_t auto_frames = 0, kills = 0, newcomers = 0;
+  int64_t auto_frames = 0, kills = 0, newcomers = 0, overtaken = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
     const SimulationOptions options = SimulationOptions::FromSeed(seed);
     const SimulationReport report = World(options).Run();
@@ -32,6 +32,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
     kills += report.kills;
     preemptions += report.preemptions;
     newcomers += report.newcomers;
+    overtaken += report.overtaken;
   }
   // That nothing broke means something only where something happened.
   EXPECT_GT(done, 1'500);
@@ -43,6 +44,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   EXPECT_GT(auto_frames, 150);
   EXPECT_GT(kills, 250);
   EXPECT_GT(newcomers, 150);
+  EXPECT_GT(overtaken, 10);
 }
 INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kParts));
 

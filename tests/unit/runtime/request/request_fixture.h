@@ -93,7 +93,7 @@ class RequestFixture : public testing::Test {
     r.block_tokens = 16;
     r.max_model_tokens = max_model_tokens_;
     r.num_blocks = 128;
-    r.max_sequences = 1000;
+    r.max_sequences = max_sequences_;
     r.supervised = supervised_;
     r.ended_lives = ended_lives_;
     EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
@@ -190,6 +190,7 @@ class RequestFixture : public testing::Test {
   // Of workers that are added from now on.
   std::string model_ = "m";
   int32_t max_model_tokens_ = 2048;
+  int32_t max_sequences_ = 1000;
   bool supervised_ = false;
   std::vector<EndedLife> ended_lives_;
   std::unique_ptr<RequestOwner> owner_;
