@@ -101,8 +101,9 @@ void EngineLoop::Apply(const EngineCommand& command) {
   } else if (const auto* lost_decode = std::get_if<DecodeLost>(&command)) {
     engine.OnDecodeLost(lost_decode->session, now_us);
   } else if (const auto* lost_prefill = std::get_if<PrefillLost>(&command)) {
-    parts_.prefills->Forget(lost_prefill->worker);
+    // Until it is forgotten, what is said to it goes nowhere: a cancel would dial it again.
     engine.OnPrefillLost(lost_prefill->worker, lost_prefill->why, now_us);
+    parts_.prefills->Forget(lost_prefill->worker);
   } else if (const auto* watch = std::get_if<WatchOpened>(&command)) {
     // What changed since the last step belongs to those who watch already.
     parts_.watches->PublishEvents(engine.TakeKvEvents());

@@ -53,9 +53,9 @@ class GenerationTest : public testing::Test {
 
   std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr,
                                    int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
-    auto call = std::make_shared<Generation>(
-        core_.get(), &metrics_, budget != nullptr ? budget : &budget_, &clock_, "client", "label",
-        clock_.NowUs(), std::move(on_news));
+    auto call = std::make_shared<Generation>(core_.get(), &metrics_,
+                                             budget != nullptr ? budget : &budget_, &clock_,
+                                             "client", "label", clock_.NowUs(), std::move(on_news));
     for (int i = 0; i < num_prompts; ++i) {
       RequestFacts facts;
       facts.token_ids = {1, 2, 3};
