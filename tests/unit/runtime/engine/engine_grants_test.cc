@@ -99,7 +99,7 @@ TEST_F(EngineGrantsTest, CachedPrefixesOfWaitingPromptsCannotJamThePool) {
   for (uint64_t i = 0; i < 3; ++i) {  // 15 of 16 blocks are pinned hits, none can be granted.
     std::vector<int32_t> longer = prompts[i];
     for (int32_t t : RandomTokens(60, 100 + i)) longer.push_back(t);
-    submits.push_back(Disaggregated(10 + i, longer, 5));
+    submits.push_back(Disaggregated(4 + i, longer, 5));
     fleet_.Submit(kDecode, submits.back());
   }
   Run();
