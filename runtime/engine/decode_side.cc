@@ -346,7 +346,7 @@ bool Engine::Impl::RelieveMemory() {
     return entry.second->transfer.state() != PrefillTransfer::State::kQueued;
   });
   Attempt* youngest = nullptr;
-  for (const auto& [job, attempt] : remote_) {
+  for (const auto& [job, attempt] : remote_) {  // In order of arrival.
     const bool waits_too_long = holds_.TimeOf(job).value_or(kNever) <= now_us_;
     const bool has_prefix = !peers_hold_blocks && !attempt->sequences.front()->block_table.empty();
     if (!waits_too_long && !has_prefix) continue;

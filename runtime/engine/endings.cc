@@ -19,8 +19,8 @@ bool Remembers(const ExpiryQueue<Key>& ended, const Key& key) {
 }
 
 template <typename Key>
-void Remember(const Key& key, int64_t until_us, ExpiryQueue<Key>* ended) {
-  ended->Set(key, until_us);
+void Remember(const Key& key, int64_t until_us, int64_t now_us, ExpiryQueue<Key>* ended) {
+  if (until_us > now_us) ended->Set(key, until_us);
   if (ended->size() > kMaxEnded) ended->PopDue(kNever);
 }
 
@@ -129,11 +129,11 @@ bool Engine::Impl::Ended(const JobKey& job) const {
 }
 
 void Engine::Impl::RememberEnded(const AttemptKey& attempt, int64_t until_us) {
-  if (until_us > now_us_) Remember(attempt, until_us, &ended_attempts_);
+  Remember(attempt, until_us, now_us_, &ended_attempts_);
 }
 
 void Engine::Impl::RememberEnded(const JobKey& job, int64_t until_us) {
-  if (until_us > now_us_) Remember(job, until_us, &ended_jobs_);
+  Remember(job, until_us, now_us_, &ended_jobs_);
 }
 
 }  // namespace tandem

@@ -205,7 +205,7 @@ absl::Status CheckAnswerSize(const GenerateRequest& request, int64_t prompt_toke
   if (of_prompts > most_of_prompts) {
     return InvalidField(request.names.prompt_logprobs,
                         absl::StrFormat("the answer may have %d tokens and logprobs of prompts; at "
-                                        "most %d fit one answer of this router",
+                                        "most %d fit one answer (--memory-limit)",
                                         of_prompts, most_of_prompts));
   }
   if (of_prompts + of_choices <= kMaxAnswerValues) return absl::OkStatus();

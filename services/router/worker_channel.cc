@@ -83,6 +83,13 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
     MutexLock lock(&mu_);
     if (held_) this->StartRead(&wire_);
   }
+  // What is in wire_, checked.
+  template <typename Message>
+  decltype(FromProto(Message())) Received(RouterCore::Holding* holding) {
+    Message message;
+    TANDEM_RETURN_IF_ERROR(channel_->Receive(&wire_, &message, holding));
+    return FromProto(message);
+  }
 
   const std::shared_ptr<WorkerChannel> channel_;
   const bool wait_for_ready_;
@@ -126,10 +133,8 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
 
  private:
   absl::Status Take() override {
-    v1::WatchEvent event;
     RouterCore::Holding holding;
-    TANDEM_RETURN_IF_ERROR(channel_->Receive(&wire_, &event, &holding));
-    TANDEM_ASSIGN_OR_RETURN(WatchUpdate update, FromProto(event));
+    TANDEM_ASSIGN_OR_RETURN(WatchUpdate update, Received<v1::WatchEvent>(&holding));
     return channel_->OnWatchUpdate(this, std::move(update), std::move(holding));
   }
 
@@ -177,10 +182,8 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
 
  private:
   absl::Status Take() override {
-    v1::StepBatch message;
     RouterCore::Holding holding;
-    TANDEM_RETURN_IF_ERROR(channel_->Receive(&wire_, &message, &holding));
-    TANDEM_ASSIGN_OR_RETURN(StepBatch batch, FromProto(message));
+    TANDEM_ASSIGN_OR_RETURN(StepBatch batch, Received<v1::StepBatch>(&holding));
     if (!std::exchange(open_, true)) {
       channel_->OnSessionOpen(this, batch.worker_incarnation);
     } else {

@@ -21,6 +21,15 @@ class EngineGrantsTest : public EngineTransferTest {
     Run();
     fleet_.Cancel(kDecode, submit.attempt);
   }
+  // Each worker computes the other one's prompt.
+  void PrefillForEachOther(Submit here, Submit there) {
+    here.prefill = fleet_.peer(kPrefill);
+    there.prefill = fleet_.peer(kDecode);
+    here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
+    fleet_.Submit(kDecode, here);
+    fleet_.Submit(kPrefill, there);
+    Run();
+  }
 };
 
 TEST_F(EngineGrantsTest, APromptElsewhereIsPartOfTheLoad) {
@@ -133,14 +142,9 @@ TEST_F(EngineGrantsTest, WhatIsInQuarantineIsWaitedFor) {
 
 TEST_F(EngineGrantsTest, WorkersThatPrefillForEachOtherDoNotWaitForEachOtherForEver) {
   Create(/*decode_blocks=*/32, /*prefill_blocks=*/32);
-  Submit here = MakeSubmit(1, RandomTokens(320, 1), 5);
-  Submit there = MakeSubmit(2, RandomTokens(320, 2), 5);
-  here.prefill = fleet_.peer(kPrefill);
-  there.prefill = fleet_.peer(kDecode);
-  here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
-  fleet_.Submit(kDecode, here);
-  fleet_.Submit(kPrefill, there);
-  Run();
+  const Submit here = MakeSubmit(1, RandomTokens(320, 1), 5);
+  const Submit there = MakeSubmit(2, RandomTokens(320, 2), 5);
+  PrefillForEachOther(here, there);
   EXPECT_EQ(fleet_.messages("Grant"), 0) << "each holds 20 of 32 blocks for the other";
   for (int64_t us = 0; us <= LivenessTimes().lease_us; us += LivenessTimes().renew_us) {
     fleet_.Advance(LivenessTimes().renew_us);
@@ -156,14 +160,9 @@ TEST_F(EngineGrantsTest, WhileAPeersPromptHoldsTheBlocksNoPrefixIsGivenUpBeforeI
   const std::vector<int32_t> prompt = RandomTokens(320, 1);
   fleet_.Submit(kDecode, MakeSubmit(1, {prompt.begin(), prompt.begin() + 80}, 1));
   Run();
-  Submit here = MakeSubmit(2, prompt, 5);
-  Submit there = MakeSubmit(3, RandomTokens(320, 2), 5);
-  here.prefill = fleet_.peer(kPrefill);
-  there.prefill = fleet_.peer(kDecode);
-  here.disaggregate_from_tokens = there.disaggregate_from_tokens = 1;
-  fleet_.Submit(kDecode, here);
-  fleet_.Submit(kPrefill, there);
-  Run();
+  const Submit here = MakeSubmit(2, prompt, 5);
+  const Submit there = MakeSubmit(3, RandomTokens(320, 2), 5);
+  PrefillForEachOther(here, there);
   EXPECT_EQ(fleet_.messages("Start"), 2);
   EXPECT_EQ(fleet_.messages("Grant"), 0);
   EXPECT_THAT(fleet_.prefill_cancels(), testing::IsEmpty());

@@ -64,6 +64,19 @@ class RequestTurnsTest : public RequestFixture {
     }
     return placed;
   }
+  // A large and a small one, which have no room.
+  std::pair<SessionId, SessionId> FullWorkers() {
+    const auto full = [this](const char* name, int32_t max_model_tokens) {
+      max_model_tokens_ = max_model_tokens;
+      const SessionId worker = AddWorker(name);
+      Ask("xx");
+      EXPECT_EQ(Placed(), "xx");
+      return worker;
+    };
+    const SessionId large = full("large", 2048);
+    return {large, full("small", kSmallWorkerTokens)};
+  }
+
   std::deque<RecordingSink> sinks_;
   RequestId last_request_;
   std::map<SessionId, std::deque<AttemptId>> running_;
@@ -135,13 +148,7 @@ TEST_F(RequestTurnsTest, WhatWasRefusedKeepsItsTurn) {
 }
 
 TEST_F(RequestTurnsTest, AClientsManyLargeRequestsHoldUpNobodyElse) {
-  const SessionId large = AddWorker("large");
-  Ask("xx");
-  ASSERT_EQ(Placed(), "xx");
-  max_model_tokens_ = kSmallWorkerTokens;
-  const SessionId small = AddWorker("small");
-  Ask("xx");
-  ASSERT_EQ(Placed(), "xx");
+  const auto [large, small] = FullWorkers();
   Ask(std::string(20, 'a'), kLargeTokens);
   Ask("bbb");
   EXPECT_EQ(End(large, 4), "AbAb");
@@ -151,14 +158,7 @@ TEST_F(RequestTurnsTest, AClientsManyLargeRequestsHoldUpNobodyElse) {
 TEST_F(RequestTurnsTest, ALargeRequestDoesNotStarveBehindSmallOnes) {
   for (const char* client : {"a", "b"}) {  // Another one's, and its own.
     Recreate({});
-    max_model_tokens_ = 2048;
-    const SessionId large = AddWorker("large");
-    Ask("xx");
-    ASSERT_EQ(Placed(), "xx");
-    max_model_tokens_ = kSmallWorkerTokens;
-    const SessionId small = AddWorker("small");
-    Ask("xx");
-    ASSERT_EQ(Placed(), "xx");
+    const auto [large, small] = FullWorkers();
     Ask(std::string(20, 'b'));
     Ask(client, kLargeTokens);
     EXPECT_EQ(End(small, 8), "bbbbbbbb") << client;

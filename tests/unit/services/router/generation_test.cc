@@ -67,6 +67,15 @@ class GenerationTest : public testing::Test {
     return call;
   }
 
+  // Of one prompt, which a worker has.
+  std::shared_ptr<Generation> Running() {
+    AddWorker();
+    const std::shared_ptr<Generation> call = Make(1);
+    call->Start();
+    Flush();
+    return call;
+  }
+
   // The router's thread does nothing more until go_on_.
   void StandStill(size_t max_queued_commands) {
     RouterCoreOptions options;
@@ -249,10 +258,7 @@ TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
 }
 
 TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
-  AddWorker();
-  const std::shared_ptr<Generation> call = Make(1);
-  call->Start();
-  Flush();
+  const std::shared_ptr<Generation> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
   constexpr int64_t kIncluded = int64_t{64} << 10;
@@ -273,10 +279,7 @@ TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
 }
 
 TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
-  AddWorker();
-  const std::shared_ptr<Generation> call = Make(1);
-  call->Start();
-  Flush();
+  const std::shared_ptr<Generation> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
   call->KeepAnswer(kBudgetBytes);
@@ -369,10 +372,7 @@ TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
 }
 
 TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
-  AddWorker();
-  const std::shared_ptr<Generation> call = Make(1);
-  call->Start();
-  Flush();
+  const std::shared_ptr<Generation> call = Running();
   Say({Token(0, 3, FinishReason::kNone), Token(0, 4, FinishReason::kLength)});
   double whole = 0, parts = 0;
   int num_parts = 0;
@@ -391,10 +391,7 @@ TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
 }
 
 TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
-  AddWorker();
-  const std::shared_ptr<Generation> call = Make(1);
-  call->Start();
-  Flush();
+  const std::shared_ptr<Generation> call = Running();
   testing::internal::CaptureStderr();
   Say({EndedEvent{.attempt = session_->submits.at(0).attempt,
                   .status = absl::InternalError("a bug")}});

@@ -213,11 +213,17 @@ bool Refused(const Struct& good, void (*spoil)(Message*)) {
   return FromProto(message).status().code() == absl::StatusCode::kInvalidArgument;
 }
 
+// The same of one of several.
+template <typename Message, typename Struct>
+auto RefusedOf(std::vector<Struct> good) {
+  return [good = std::move(good)](size_t which, void (*spoil)(Message*)) {
+    return Refused<Message>(good[which], spoil);
+  };
+}
+
 TEST(ConvertTest, WhatAWorkerTellsItsRouterIsInRange) {
   using Event = proto::RouterEvent;
-  const auto refused = [](size_t event, void (*spoil)(Event*)) {
-    return Refused<Event>(WireEvents()[event], spoil);
-  };
+  const auto refused = RefusedOf<Event>(WireEvents());
   EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_cached_tokens(-1); }));
   EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_transferred_blocks(-1); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(-1); }));
@@ -247,9 +253,7 @@ TEST(ConvertTest, SampledTokensAreInRangeAndTheirListsAgree) {
 
 TEST(ConvertTest, WhatADecodeWorkerAsksForIsInRange) {
   using Ask = proto::ToPrefill;
-  const auto refused = [](size_t message, void (*spoil)(Ask*)) {
-    return Refused<Ask>(WireToPrefill()[message], spoil);
-  };
+  const auto refused = RefusedOf<Ask>(WireToPrefill());
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_job(0); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_num_blocks(0); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(-1); }));
@@ -263,9 +267,7 @@ TEST(ConvertTest, WhatADecodeWorkerAsksForIsInRange) {
 
 TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
   using Answer = proto::ToDecode;
-  const auto refused = [](size_t message, void (*spoil)(Answer*)) {
-    return Refused<Answer>(WireToDecode()[message], spoil);
-  };
+  const auto refused = RefusedOf<Answer>(WireToDecode());
   EXPECT_TRUE(refused(0, [](Answer* a) { a->mutable_start()->set_cached_tokens(-1); }));
   EXPECT_TRUE(refused(1, [](Answer* a) { a->mutable_refused()->set_retry_after_us(-1); }));
   EXPECT_TRUE(refused(3, [](Answer* a) { a->mutable_first_token()->clear_tokens(); }));
@@ -284,9 +286,7 @@ TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
 // Whatever a router would divide by, reserve or stop at.
 TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
   using Worker = proto::WatchEvent;
-  const auto refused = [](size_t update, void (*spoil)(Worker*)) {
-    return Refused<Worker>(WireUpdates()[update], spoil);
-  };
+  const auto refused = RefusedOf<Worker>(WireUpdates());
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_tokens(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) {
     w->mutable_registration()->set_block_tokens(kHashTokens + 1);

@@ -18,6 +18,11 @@ using std::chrono::milliseconds;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr milliseconds kNever{3'600'000};
 
+// Of 4 MiB a message, which has all the time it wants.
+OpenCalls::Options WithTurns(milliseconds turn) {
+  return {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = turn};
+}
+
 struct TestCall {
   TestCall(OpenCalls* calls, const std::string& peer)
       : call(
@@ -39,8 +44,7 @@ std::vector<std::unique_ptr<TestCall>> Open(OpenCalls* calls, const std::string&
 
 TEST(OpenCallsTest, CallsWithoutTheirMessageAreBoundedTogetherAndTheOldestGivesWay) {
   MemoryBudget budget(256 * kMiB);
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   const int kMost = static_cast<int>(kMaxWaitingBytes / kCallBytes);
   const auto set_aside = budget.held_bytes();
   auto silent = Open(&calls, "ipv4:10.0.0.1:1", kMost);
@@ -64,8 +68,7 @@ TEST(OpenCallsTest, CallsWithoutTheirMessageAreBoundedTogetherAndTheOldestGivesW
 TEST(OpenCallsTest, OfASmallBudgetAQuarterIsForCallsWithoutTheirMessage) {
   constexpr int kMost = 64 * kMiB / 4 / kCallBytes;
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   auto silent = Open(&calls, "ipv4:10.0.0.1:1", kMost);
   EXPECT_FALSE(silent[0]->cancelled);
   auto next = Open(&calls, "ipv4:10.0.0.1:1", 1);
@@ -75,8 +78,7 @@ TEST(OpenCallsTest, OfASmallBudgetAQuarterIsForCallsWithoutTheirMessage) {
 
 TEST(OpenCallsTest, OnlySoManyMessagesAreReceivedAtATimeAndHalfOfThemOfOneClient) {
   MemoryBudget budget(64 * kMiB);  // Four messages.
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   auto many = Open(&calls, "ipv4:10.0.0.1:1", 6);
   EXPECT_TRUE(many[0]->receiving && many[1]->receiving);
   EXPECT_FALSE(many[2]->receiving);
@@ -94,8 +96,7 @@ TEST(OpenCallsTest, OnlySoManyMessagesAreReceivedAtATimeAndHalfOfThemOfOneClient
 
 TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(
-      &budget, {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = milliseconds(1)});
+  OpenCalls calls(&budget, WithTurns(milliseconds(1)));
   auto honest = Open(&calls, "ipv4:10.0.0.2:1", 1);
   auto stuck = Open(&calls, "ipv4:10.0.0.1:1", 2);
   auto another = Open(&calls, "ipv4:10.0.0.3:1", 1);
@@ -108,8 +109,7 @@ TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
 
 TEST(OpenCallsTest, ClientsTakeTurnsWhateverTheirNamesAre) {
   MemoryBudget budget(64 * kMiB);  // Four messages.
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   auto stuck = Open(&calls, "ipv4:10.0.0.1:1", 2);
   auto others = Open(&calls, "ipv4:10.0.0.2:1", 2);
   auto first = Open(&calls, "ipv4:10.0.0.3:1", 2);
@@ -122,8 +122,7 @@ TEST(OpenCallsTest, ClientsTakeTurnsWhateverTheirNamesAre) {
 
 TEST(OpenCallsTest, OfSeveralClientsWithAsManyTurnsTheSlowestGivesWay) {
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(
-      &budget, {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = milliseconds(1)});
+  OpenCalls calls(&budget, WithTurns(milliseconds(1)));
   auto second = Open(&calls, "ipv4:10.0.0.2:1", 1);
   auto first = Open(&calls, "ipv4:10.0.0.1:1", 1);
   auto third = Open(&calls, "ipv4:10.0.0.3:1", 1);
@@ -137,8 +136,7 @@ TEST(OpenCallsTest, OfSeveralClientsWithAsManyTurnsTheSlowestGivesWay) {
 TEST(OpenCallsTest, OfSeveralClientsWithAsManyCallsTheOldestGivesWay) {
   constexpr int kMost = 64 * kMiB / 4 / kCallBytes;
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   auto oldest = Open(&calls, "ipv4:10.0.0.9:1", kMost / 2);
   auto newest = Open(&calls, "ipv4:10.0.0.1:1", kMost / 2);
   auto next = Open(&calls, "ipv4:10.0.0.5:1", 1);
@@ -164,8 +162,7 @@ TEST(OpenCallsTest, AMessageAndAWriteHaveTheirTime) {
 
 TEST(OpenCallsTest, AMessageIsChargedAsLongAsItIsKept) {
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   const auto before = budget.held_bytes();
   TestCall call(&calls, "ipv4:10.0.0.1:1");
   ASSERT_TRUE(call.call.AwaitMessage().ok());
@@ -203,8 +200,7 @@ TEST(OpenCallsTest, AnUnreadWriteGivesWayAndARunningCallDoesNot) {
 
 TEST(OpenCallsTest, WithoutRoomACallIsRefusedAtOnce) {
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget,
-                  {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = kNever});
+  OpenCalls calls(&budget, WithTurns(kNever));
   MemoryBudget::Holding others(&budget, "10.0.0.9");
   ASSERT_TRUE(others.Set(budget.limit_bytes() - budget.held_bytes()).ok());
   TestCall call(&calls, "ipv4:10.0.0.1:1");
