@@ -104,9 +104,13 @@ void RequestBook::Poison(AskedRequest* asked, Random* random) {
 size_t AskedRequest::NumSeenKills() const {
   size_t seen = 0;
   for (const uint32_t attempt : killing_attempts) {
-    seen += std::count_if(deaths.begin(), deaths.end(), [attempt](const SeenDeath& death) {
-              return death.attempt == attempt;
-            }) == 1;
+    int32_t of_attempt = 0, to_blame = 0;
+    for (const SeenDeath& death : deaths) {
+      if (death.attempt != attempt) continue;
+      ++of_attempt;
+      to_blame += !death.blameless;
+    }
+    seen += of_attempt == 1 && to_blame == 1;
   }
   return seen;
 }

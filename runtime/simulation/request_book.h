@@ -77,8 +77,9 @@ struct AskedRequest {
   std::map<std::pair<uint32_t, uint64_t>, std::pair<int32_t, int32_t>> begun;
   std::set<uint32_t> cut_short;  // Attempts whose end it was told before all that they had said.
   std::vector<SeenDeath> deaths;
-  // Of its attempts that killed, those that its router saw die exactly once. Of two workers of one
-  // attempt that end at once it may hear of one or of both, and nobody says which one it killed.
+  // Of its attempts that killed, those that its router saw die exactly once, and not from outside.
+  // Of two workers of one attempt that end at once it may hear of one or of both, and nobody says
+  // which one it killed; what a step that failed has said is lost with a session that ends.
   size_t NumSeenKills() const;
   // Four deaths in a row for which nobody else is known to be the reason, at one place of one
   // choice, as far as was told before; the last two of them alone.

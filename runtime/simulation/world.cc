@@ -14,6 +14,7 @@ constexpr int64_t kUntilAllEndUs = 700'000'000;  // Past every deadline.
 // Once nothing goes wrong any more, everybody who has a worker to wait for has it before: past
 // every pause, hold and back-off, and the work of all requests one after the other.
 constexpr int64_t kUntilServedUs = 150'000'000;
+constexpr int64_t kUntilHeardUs = 1'000'000;
 constexpr int64_t kUntilQuietUs = 20'000'000;  // Past leases, the slowest frame, quarantines.
 
 }  // namespace
@@ -272,6 +273,11 @@ SimulationReport World::Run() {
                             report_.resumes));
   }
   RunUntil(now_us() + kUntilQuietUs, [] { return false; });
+  // What routers that dial in vain say at this moment is still to be heard.
+  RunUntil(now_us() + kUntilHeardUs, [this] {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const auto& worker) { return worker->AuditQuiet().ok(); });
+  });
   AuditAll();
   for (const auto& worker : workers_) {
     const absl::Status status = worker->AuditQuiet();
