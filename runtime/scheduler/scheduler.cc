@@ -145,8 +145,14 @@ Sequence* Scheduler::FirstPrompt(bool shortest, uint64_t admit_before) const {
     if (first == nullptr || earlier(sequence, first)) first = sequence;
   }
   for (Sequence* sequence : shortest ? waiting_by_length_ : waiting_) {
-    if (sequence->alone || sequence->order > limit) continue;
-    if (first == nullptr || earlier(sequence, first)) first = sequence;
+    if (sequence->alone) continue;
+    const bool goes_first = first == nullptr || earlier(sequence, first);
+    if (sequence->order > limit) {
+      // Nobody holds back what is through in this step; it takes no blocks.
+      if (goes_first && sequence->brief() && sequence->remaining() <= budget_) return nullptr;
+      continue;
+    }
+    if (goes_first) first = sequence;
     break;
   }
   if (first == nullptr || RankOf(first->order) >= RankOf(running_.back()->order)) return nullptr;

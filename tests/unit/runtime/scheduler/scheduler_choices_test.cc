@@ -81,6 +81,25 @@ TEST_F(SchedulerChoicesTest, AShortNewcomerLeavesThemToALongerPromptThatWaits) {
   EXPECT_FALSE(Ran(small));
 }
 
+TEST_F(SchedulerChoicesTest, WhatIsThroughInAStepGoesBeforeWhoTakesThemWhoeverIsHeldBack) {
+  for (int phase = 0; phase < 4; ++phase) {  // Decodes, the oldest, decodes, the shortest.
+    SCOPED_TRACE(testing::Message() << "phase " << phase);
+    sequences_.clear();
+    Create(/*num_blocks=*/100, /*max_sequences=*/1, /*max_batched_tokens=*/17);
+    Sequence* const prompt = Enqueue(200);
+    Step();
+    JoinForks(2);
+    const uint64_t held_back = sequences_.size();  // By somebody who waits elsewhere.
+    for (int i = 0; i < phase; ++i) Step(held_back);
+    Sequence* const brief = Add(1);
+    brief->final_tokens = 1;
+    scheduler_->Enqueue(brief);
+    for (int step = 0; step < 4 && !Ran(brief); ++step) Step(held_back);
+    EXPECT_TRUE(Ran(brief));
+    EXPECT_LT(prompt->num_computed, 200);
+  }
+}
+
 TEST_F(SchedulerChoicesTest, NobodyTakesTheBlocksOfAnOnlySequence) {
   Create(/*num_blocks=*/16, /*max_sequences=*/16, /*max_batched_tokens=*/32);
   for (int i = 0; i < 8; ++i) Join(Add(5));

@@ -108,8 +108,8 @@ class SchedulerTest : public testing::Test {
   }
 
   // Schedules and computes: a sequence that has caught up gets one more token.
-  const StepPlan& Step() {
-    const StepPlan& plan = scheduler_->Schedule();
+  const StepPlan& Step(uint64_t admit_before = kNoOrder) {
+    const StepPlan& plan = scheduler_->Schedule(admit_before);
     ran_.clear();
     for (const ScheduledRun& run : plan.runs) {
       ran_.emplace_back(numbers_.at(run.sequence), run.num_tokens);
