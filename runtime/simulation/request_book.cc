@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/protocol/times.h"
 #include "runtime/request/request_owner.h"
 #include "runtime/simulation/simulated_model.h"
 
@@ -134,6 +135,11 @@ void AskedRequest::CountFailedStep(uint32_t attempt, bool by_prefill, bool said_
                     .said_token = said_token});
 }
 
+void AskedRequest::CountLostTransfer(uint32_t attempt, int64_t now_us) {
+  if (!live_attempts.contains(attempt) || sent.at(attempt).prefill == 0) return;
+  lost_transfers.push_back({attempt, sent.at(attempt).prefill, now_us});
+}
+
 void RequestBook::CountKill(uint64_t payload, uint64_t incarnation) {
   AskedRequest* const killer = killers_.at(payload);
   ++killer->kills;
@@ -166,9 +172,12 @@ bool AskedRequest::MayBeBlamed() const {
     int32_t begin, end;
     bool alone;
   };
+  // A router gives up one attempt after the other, whenever it learns why.
+  std::vector<SeenDeath> in_order = deaths;
+  std::ranges::stable_sort(in_order, {}, &SeenDeath::attempt);
   for (int32_t choice = 0; choice < num_choices; ++choice) {
     std::vector<Place> places;
-    for (const SeenDeath& death : deaths) {
+    for (const SeenDeath& death : in_order) {
       const SentAttempt& attempt = sent.at(death.attempt);
       const bool of_choice = std::find(attempt.choices.begin(), attempt.choices.end(), choice) !=
                              attempt.choices.end();
@@ -221,10 +230,17 @@ void RequestBook::CountSent(AskedRequest* asked, uint32_t attempt, const SentAtt
   }
 }
 
-void RequestBook::CountDeath(uint64_t incarnation, const std::set<AttemptId>& said,
-                             bool blameless) {
+void RequestBook::CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless,
+                             int64_t now_us) {
+  // A heartbeat shows that it has outlived the loss once what was on its way may have come.
+  constexpr int64_t kUnheardUs = LivenessTimes{}.heartbeat_us * 3 / 2;
   ended_[incarnation] = blameless;
   for (const auto& [id, asked] : named_) {
+    for (const LostTransfer& lost : asked->lost_transfers) {
+      if (lost.prefill != incarnation || now_us - lost.at_us > kUnheardUs) continue;
+      asked->deaths.push_back(
+          {.attempt = lost.attempt, .incarnation = incarnation, .blameless = blameless});
+    }
     for (const uint32_t attempt : asked->LiveAt(incarnation)) {
       asked->deaths.push_back({.attempt = attempt,
                                .incarnation = incarnation,

@@ -54,6 +54,13 @@ struct SeenDeath {
   int32_t passed = 0;       // Later attempts of the same choices have computed what is before.
 };
 
+// A prefill worker whose blocks did not come. To its router it is dead until it is heard again.
+struct LostTransfer {
+  uint32_t attempt = 0;
+  uint64_t prefill = 0;
+  int64_t at_us = 0;
+};
+
 struct AskedRequest {
   std::string client;
   std::vector<int32_t> prompt;
@@ -77,6 +84,7 @@ struct AskedRequest {
   std::map<std::pair<uint32_t, uint64_t>, std::pair<int32_t, int32_t>> begun;
   std::set<uint32_t> cut_short;  // Attempts whose end it was told before all that they had said.
   std::vector<SeenDeath> deaths;
+  std::vector<LostTransfer> lost_transfers;
   // Of its attempts that killed, those that its router saw die exactly once, and not from outside.
   // Of two workers of one attempt that end at once it may hear of one or of both, and nobody says
   // which one it killed; what a step that failed has said is lost with a session that ends.
@@ -87,6 +95,7 @@ struct AskedRequest {
   void CountChunk(uint64_t incarnation, const ChunkBegun& chunk);  // Its router was told.
   // And of a step that failed while it computed this attempt.
   void CountFailedStep(uint32_t attempt, bool by_prefill, bool said_token);
+  void CountLostTransfer(uint32_t attempt, int64_t now_us);
   // Attempts that are live, at this incarnation as far as its router knows.
   std::vector<uint32_t> LiveAt(uint64_t incarnation) const;
   std::map<uint64_t, ExpectedRequest> expected;  // By numerics; as asked for.
@@ -117,7 +126,8 @@ class RequestBook {
   // Sent to workers of which one may have ended before, unnoticed by the router.
   void CountSent(AskedRequest* asked, uint32_t attempt, const SentAttempt& sent) const;
   // A process has ended. `said` is the attempts of which it has said a token.
-  void CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless);
+  void CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless,
+                  int64_t now_us);
 
   // Of its prompt, what a cache may have that was filled by requests of its salt.
   int64_t MostCachedTokens(AskedRequest* asked, uint64_t numerics);

@@ -473,6 +473,8 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
       if (asked != nullptr && absl::IsAborted(ended->status)) {
         asked->CountFailedStep(ended->attempt.attempt, ended->by_prefill,
                                said_token_.contains(ended->attempt));
+      } else if (asked != nullptr) {
+        asked->CountLostTransfer(ended->attempt.attempt, world_->now_us());
       }
       NotLive(ended->attempt, session);
     } else if (const auto* token = std::get_if<TokenEvent>(&event)) {

@@ -85,7 +85,7 @@ void SimulatedWorker::End(bool with_host, EndCause cause) {
   world_->Log(process_.name, with_host ? "host lost" : "crash", static_cast<uint64_t>(cause));
   const bool told = supervised_ && !with_host;
   world_->book()->CountDeath(id_.incarnation, life_->said,
-                             /*blameless=*/told && cause == EndCause::kOutside);
+                             /*blameless=*/told && cause == EndCause::kOutside, world_->now_us());
   if (!told) ended_lives_.clear();
   if (ended_lives_.size() == kMaxEndedLives) ended_lives_.erase(ended_lives_.begin());
   if (told) ended_lives_.push_back({.incarnation = id_.incarnation, .cause = cause});
