@@ -105,7 +105,7 @@ bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
     Fail(&request, PoisonError(evidence), RequestOutcome::kPoison, now_us);
     return true;
   }
-  if (SiblingOnTrial(request, key.stream, now_us)) return false;
+  if (SiblingOnTrial(request, key.stream)) return false;
   const RoutingDecision decision = Route(request, request.streams[key.stream], *spoken_for, now_us);
   if (decision.route.has_value()) {
     group->nobody_since_us = -1;
@@ -152,7 +152,7 @@ RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const Str
       .chain = request.chain,
       .num_tokens = NumTokens(request, stream),
       .max_total_tokens = TotalTokens(request),
-      .alone = IsSuspect(stream, now_us),
+      .alone = IsSuspect(stream),
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
@@ -206,7 +206,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.prefill = route.prefill;
   stream.num_tokens = NumTokens(*request, stream);
   stream.at_worker = stream.choices;
-  stream.alone = IsSuspect(stream, now_us);
+  stream.alone = IsSuspect(stream);
   stream.chunk.reset();
   if (stream.alone) fleet_.Reserve(stream.worker, true);
   SamplingParams& sampling = request->facts.sampling;

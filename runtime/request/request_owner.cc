@@ -138,6 +138,7 @@ bool RequestOwner::Impl::GiveWay(const std::string& client, int64_t now_us) {
 absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
                                                 const WorkerRegistration& registration,
                                                 int64_t now_us) {
+  ForgetOutlived();
   TANDEM_ASSIGN_OR_RETURN(const auto replaced,
                           fleet_.OnRegistration(address, registration, now_us));
   LearnEnds(registration.worker.name);

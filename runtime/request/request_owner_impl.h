@@ -128,13 +128,14 @@ class RequestOwner::Impl {
   // Not kNotProven: `evidence` is the deaths that it rests on.
   Guilt Judge(const StreamState& stream, int64_t now_us, std::vector<WorkerDeath>* evidence) const;
   static absl::Status PoisonError(const std::vector<WorkerDeath>& evidence);
-  bool IsSuspect(const StreamState& stream, int64_t now_us) const;
+  bool IsSuspect(const StreamState& stream) const;
   // Choices of a suspect are tried one by one: each would else end workers of its own.
-  bool SiblingOnTrial(const RequestState& request, size_t stream, int64_t now_us) const;
+  bool SiblingOnTrial(const RequestState& request, size_t stream) const;
   // Those that may have been caused by this position, oldest first.
-  std::vector<WorkerDeath> DeathsAt(const StreamState& stream, int32_t position,
-                                    int64_t now_us) const;
-  bool Lives(const WorkerDeath& death, int64_t now_us) const;
+  std::vector<WorkerDeath> DeathsAt(const StreamState& stream, int32_t position) const;
+  // It was heard, and not stuck, after what was taken for its death.
+  bool Outlived(const WorkerDeath& death) const;
+  void ForgetOutlived();  // While the workers are known that did.
   bool IsCertain(const WorkerDeath& death, int64_t now_us) const;
   void AddDeath(RequestState* request, size_t stream, const WorkerId& worker, ResumeReason reason,
                 int64_t now_us) const;

@@ -22,13 +22,22 @@ constexpr size_t kMaxDeaths = 8;
 
 }  // namespace
 
-bool RequestOwner::Impl::Lives(const WorkerDeath& death, int64_t now_us) const {
+bool RequestOwner::Impl::Outlived(const WorkerDeath& death) const {
   if (death.kind == LossKind::kStepFailed) return false;
   const FleetWorker* const worker = fleet_.Find(death.worker);
   // What comes earlier may have been on its way.
   const int64_t from_us = death.at_us + options_.times.heartbeat_us / 2;
+  // That it has become silent since is another death.
   return worker != nullptr && worker->heard_us > from_us &&
-         fleet_.FaultOf(*worker, now_us) == WorkerFault::kNone;
+         fleet_.FaultOf(*worker, worker->heard_us) == WorkerFault::kNone;
+}
+
+void RequestOwner::Impl::ForgetOutlived() {
+  for (auto& [counter, request] : requests_) {
+    for (StreamState& stream : request.streams) {
+      std::erase_if(stream.deaths, [&](const WorkerDeath& death) { return Outlived(death); });
+    }
+  }
 }
 
 bool RequestOwner::Impl::IsCertain(const WorkerDeath& death, int64_t now_us) const {
@@ -75,7 +84,7 @@ void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const Wor
   std::vector<WorkerDeath>& deaths = stream.deaths;
   // Each incarnation dies once, however often it is lost; its steps may fail one after the other.
   std::erase_if(deaths, [&](const WorkerDeath& death) {
-    return (death.worker == worker && death.kind != LossKind::kStepFailed) || Lives(death, now_us);
+    return (death.worker == worker && death.kind != LossKind::kStepFailed) || Outlived(death);
   });
   const LossKind kind = reason == ResumeReason::kStalled      ? LossKind::kHung
                         : reason == ResumeReason::kStepFailed ? LossKind::kStepFailed
@@ -121,26 +130,25 @@ void RequestOwner::Impl::BeginChunk(StreamState* stream, const WorkerId& worker,
   std::erase_if(stream->deaths, [](const WorkerDeath& death) { return death.begin >= death.end; });
 }
 
-std::vector<WorkerDeath> RequestOwner::Impl::DeathsAt(const StreamState& stream, int32_t position,
-                                                      int64_t now_us) const {
+std::vector<WorkerDeath> RequestOwner::Impl::DeathsAt(const StreamState& stream,
+                                                      int32_t position) const {
   std::vector<WorkerDeath> deaths;
   for (const WorkerDeath& death : stream.deaths) {
     const bool there = death.begin <= position && position < death.end;
-    if (there && !Lives(death, now_us)) deaths.push_back(death);
+    if (there && !Outlived(death)) deaths.push_back(death);
   }
   return deaths;
 }
 
 // The place that most of them share begins where one of them begins.
-bool RequestOwner::Impl::IsSuspect(const StreamState& stream, int64_t now_us) const {
+bool RequestOwner::Impl::IsSuspect(const StreamState& stream) const {
   return std::any_of(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
-    return DeathsAt(stream, death.begin, now_us).size() >= kDeathsBeforeAlone;
+    return DeathsAt(stream, death.begin).size() >= kDeathsBeforeAlone;
   });
 }
 
-bool RequestOwner::Impl::SiblingOnTrial(const RequestState& request, size_t stream,
-                                        int64_t now_us) const {
-  if (!IsSuspect(request.streams[stream], now_us)) return false;
+bool RequestOwner::Impl::SiblingOnTrial(const RequestState& request, size_t stream) const {
+  if (!IsSuspect(request.streams[stream])) return false;
   return std::any_of(request.streams.begin(), request.streams.end(), [](const StreamState& other) {
     return other.running && other.alone && other.live_prompt_tokens > 0;
   });
@@ -151,7 +159,7 @@ RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream, i
   constexpr int32_t kDeathsAlone = kDeathsBeforePoison - kDeathsBeforeAlone;
   Guilt guilt = Guilt::kNotProven;
   for (const WorkerDeath& death : stream.deaths) {
-    std::vector<WorkerDeath> deaths = DeathsAt(stream, death.begin, now_us);
+    std::vector<WorkerDeath> deaths = DeathsAt(stream, death.begin);
     if (deaths.size() < kDeathsBeforePoison ||
         !std::all_of(deaths.end() - kDeathsAlone, deaths.end(),
                      [](const WorkerDeath& d) { return d.alone; })) {

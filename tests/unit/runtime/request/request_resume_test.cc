@@ -256,6 +256,30 @@ TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
   EXPECT_FALSE(sink_.ended());
 }
 
+TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsReplaced) {
+  SessionId session = AddWorker("a", WorkerRole::kHybrid, 1);
+  Start(&sink_);
+  for (uint64_t next_life = 2; next_life < 6; ++next_life) {
+    owner_->OnSessionLost(session, now_us_);
+    Advance(200'000);  // Its heartbeats go on.
+    session = AddWorker("a", WorkerRole::kHybrid, next_life);
+    EXPECT_FALSE(last_submit().alone) << next_life;
+  }
+}
+
+TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsSilent) {
+  SessionId session = AddWorker("w0");
+  Start(&sink_);
+  for (int i = 1; i < 4; ++i) {
+    owner_->OnSessionLost(session, now_us_);
+    Advance(200'000);  // Its heartbeats go on.
+    muted_.insert("w" + std::to_string(i - 1));
+    Advance(5'000'000);
+    session = AddWorker("w" + std::to_string(i));
+    EXPECT_FALSE(last_submit().alone) << i;
+  }
+}
+
 // Who is younger than a poisonous request, and waits where it runs, is not blamed for its deaths.
 TEST_F(RequestResumeTest, APoisonousRequestTakesNobodyWithIt) {
   RecordingSink innocent;
