@@ -25,16 +25,16 @@ bool DecodeTransfer::OnStart() {
   return !verified_.empty();
 }
 
-void DecodeTransfer::OnAlive(int64_t now_us) { Heard(now_us); }
+void DecodeTransfer::OnAlive(int64_t now_us) { last_heard_us_ = now_us; }
 
 void DecodeTransfer::OnRenew(int64_t block_us, int64_t stalled_us, int64_t now_us) {
   const bool moves = !done_ || now_us - std::max(block_us, done_us_) < stalled_us;
-  if (TANDEM_GUARD("link_stalled", moves)) Heard(now_us);
+  if (TANDEM_GUARD("link_stalled", moves)) last_heard_us_ = now_us;
 }
 
 bool DecodeTransfer::OnFirstToken(int64_t now_us) {
   if (over()) return false;
-  Heard(now_us);
+  last_heard_us_ = now_us;
   if (!TANDEM_GUARD("first_token_once", !first_token_known_)) return false;
   first_token_known_ = true;
   CompleteIfAllArrived();
@@ -43,7 +43,7 @@ bool DecodeTransfer::OnFirstToken(int64_t now_us) {
 
 void DecodeTransfer::OnDone(const Done& done, int64_t now_us) {
   if (over() || done_) return;
-  Heard(now_us);
+  last_heard_us_ = now_us;
   const int32_t promised = options_.num_blocks - options_.first_block;
   if (done.num_frames != promised) {
     Fail(absl::InternalError(
@@ -59,7 +59,7 @@ Grant DecodeTransfer::OnGranted(Reservation reservation, int64_t now_us) {
   TANDEM_CHECK(state_ == State::kStarted) << "granted in state " << static_cast<int>(state_);
   state_ = State::kGranted;
   reservation_ = reservation;
-  Heard(now_us);
+  last_heard_us_ = now_us;
   return {.job = options_.job, .reservation = reservation};
 }
 
@@ -67,7 +67,7 @@ std::optional<Resend> DecodeTransfer::OnFrame(const ReceivedFrame& frame, int64_
   if (state_ != State::kGranted) return std::nullopt;
   const size_t index = static_cast<size_t>(frame.ordinal - options_.first_block);
   TANDEM_CHECK(index < verified_.size()) << "block " << frame.ordinal;
-  Heard(now_us);
+  last_heard_us_ = now_us;
   switch (frame.outcome) {
     case FrameOutcome::kVerified:
       if (verified_[index] == 0) ++num_verified_;
@@ -107,10 +107,6 @@ bool DecodeTransfer::verified(int32_t ordinal) const {
 int64_t DecodeTransfer::expires_at_us() const {
   return state_ == State::kGranted ? last_heard_us_ + options_.timeout_us
                                    : std::numeric_limits<int64_t>::max();
-}
-
-void DecodeTransfer::Heard(int64_t now_us) {
-  if (now_us > last_heard_us_) last_heard_us_ = now_us;
 }
 
 void DecodeTransfer::Fail(absl::Status why) {

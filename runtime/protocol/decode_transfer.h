@@ -82,7 +82,6 @@ class DecodeTransfer {
   void AppendState(std::string* bytes) const;
 
  private:
-  void Heard(int64_t now_us);
   void Fail(absl::Status why);
   void CompleteIfAllArrived();
 

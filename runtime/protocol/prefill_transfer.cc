@@ -100,8 +100,8 @@ std::optional<Done> PrefillTransfer::TakeDone() {
 }
 
 bool PrefillTransfer::all_sent() const {
-  return done_taken_ && std::all_of(ordinals_.begin(), ordinals_.end(),
-                                    [](const Ordinal& o) { return o.block == Block::kSent; });
+  return std::all_of(ordinals_.begin(), ordinals_.end(),
+                     [](const Ordinal& o) { return o.block == Block::kSent; });
 }
 
 void PrefillTransfer::AppendState(std::string* bytes) const {

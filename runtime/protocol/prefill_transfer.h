@@ -61,8 +61,7 @@ class PrefillTransfer {
   // Once: after the first token was sent and every promised block was handed to the transport.
   std::optional<Done> TakeDone();
 
-  // Nothing more will travel unless it is asked for again: Done was taken and no frame is under
-  // way.
+  // Every block has left: nothing more will travel unless it is asked for again.
   bool all_sent() const;
   bool done_taken() const { return done_taken_; }
 

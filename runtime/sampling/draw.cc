@@ -46,12 +46,11 @@ uint64_t Scale(uint64_t random, uint64_t total) {
   return static_cast<uint64_t>((Uint128{random} * total) >> 64);
 }
 
-// The least sum that reaches top_p of `total`; at least 1.
+// The least sum that reaches top_p of `total`.
 uint64_t NeededWeight(float top_p, uint64_t total) {
   // 24 significant bits: exact for every top_p from 2^-8 on, rounded down below.
   const auto share = static_cast<uint64_t>(static_cast<double>(top_p) * 0x1p32);
-  const uint64_t needed = static_cast<uint64_t>((Uint128{share} * total + 0xFFFFFFFF) >> 32);
-  return std::max<uint64_t>(needed, 1);
+  return static_cast<uint64_t>((Uint128{share} * total + 0xFFFFFFFF) >> 32);
 }
 
 // Weights of logits, and their sum.

@@ -106,7 +106,8 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     scratch->masked_row.assign(logits.begin(), logits.end());
     for (const int32_t id : args.masked_tokens) {
-      if (id >= 0 && static_cast<size_t>(id) < logits.size()) scratch->masked_row[id] = kMasked;
+      // A negative one is a large one.
+      if (static_cast<size_t>(id) < logits.size()) scratch->masked_row[id] = kMasked;
     }
     FindMaxima(scratch->masked_row, &scratch->masked_maxima);
     if (scratch->masked_maxima.max == kMasked) {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
+
 namespace tandem {
 namespace {
 
@@ -176,6 +179,7 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   EXPECT_EQ(worker().session, 7u);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 10));
   EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 20).ok()) << "it is the same";
 }
 
 TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {
@@ -225,6 +229,14 @@ TEST(FleetTimesTest, PausesHoldAtAnyScale) {
   fleet.OnStepFailed(id, 0);
   EXPECT_FALSE(fleet.Healthy(*fleet.Find(id), times.heartbeat_us - 1));
   EXPECT_TRUE(fleet.Healthy(*fleet.Find(id), times.heartbeat_us));
+}
+
+TEST(FleetTimesTest, NoneIsLeftUnscaled) {
+  constexpr size_t kNumTimes = sizeof(LivenessTimes) / sizeof(int64_t);
+  using All = std::array<int64_t, kNumTimes>;
+  const All scaled = std::bit_cast<All>(LivenessTimes::Scaled(3));
+  const All as_they_are = std::bit_cast<All>(LivenessTimes());
+  for (size_t i = 0; i < kNumTimes; ++i) EXPECT_EQ(scaled[i], 3 * as_they_are[i]) << i;
 }
 
 class WorkWindowTest : public testing::Test {
@@ -334,6 +346,11 @@ TEST_F(FleetTest, EstimatesCorrectTheLastReportByWhatWasDoneSince) {
   EXPECT_EQ(worker().estimated_prompt_tokens(), 110);
   fleet_.AddLive(id_, {.sequences = -4, .prompt_tokens = -80});
   EXPECT_EQ(worker().estimated_sequences(), 4);
+  // What it has not seen yet is there all the same.
+  fleet_.AddLive(id_, {.sequences = 3, .prompt_tokens = 40});
+  fleet_.OnHeartbeat(id_, {}, false, 0);
+  EXPECT_EQ(worker().estimated_sequences(), 3);
+  EXPECT_EQ(worker().estimated_prompt_tokens(), 40);
 }
 
 TEST_F(FleetTest, IsKnownCompletelyAfterASnapshotFromEveryExpectedAddress) {

@@ -61,6 +61,12 @@ TEST_F(DecodeTransferTest, AFirstTokenIsASignOfLife) {
   EXPECT_EQ(transfer_.expires_at_us(), 1160) << "even one that is not new";
 }
 
+TEST_F(DecodeTransferTest, SoIsADone) {
+  StartAndGrant(/*now_us=*/1000);
+  transfer_.OnDone({.job = kJob, .num_frames = 2}, 1050);
+  EXPECT_EQ(transfer_.expires_at_us(), 1150);
+}
+
 TEST_F(DecodeTransferTest, AsksForItsGrantOnce) {
   EXPECT_TRUE(transfer_.OnStart());
   EXPECT_FALSE(transfer_.OnStart());

@@ -34,6 +34,7 @@ TEST_F(PrefillTransferTest, HoldsReadyBlocksUntilTheGrant) {
   transfer_.OnBlockReady(1, 77);
   EXPECT_EQ(Take(), -1);
   transfer_.OnGrant({.job = kJob, .reservation = kReservation});
+  transfer_.Start();  // Once more changes nothing.
   const std::optional<FrameHeader> header = transfer_.TakeFrame();
   ASSERT_TRUE(header);
   EXPECT_EQ(header->reservation, kReservation);

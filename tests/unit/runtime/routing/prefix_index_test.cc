@@ -84,6 +84,23 @@ TEST(PrefixIndex, AGapVoidsTheWorkerUntilItsNextSnapshotAndIsToldOnce) {
   EXPECT_FALSE(index.Apply(kA, gap));
 }
 
+TEST(PrefixIndex, AWorkerInheritsNothingFromOneThatIsGone) {
+  const auto chain = Chain(1, 0);
+  const auto from = [&](uint64_t sequence) {
+    return KvEvents{
+        .first_sequence = sequence, .snapshot = false, .stored = {chain[0]}, .removed = {}};
+  };
+  for (const bool gap : {false, true}) {
+    PrefixIndex index(1000);
+    index.AddWorker(kA, 16);
+    EXPECT_TRUE(index.Apply(kA, Snapshot({}, 5)));
+    if (gap) EXPECT_FALSE(index.Apply(kA, from(6)));
+    index.RemoveWorker(kA);
+    index.AddWorker(kB, 16);
+    EXPECT_FALSE(index.Apply(kB, from(5))) << "its snapshot has not come";
+  }
+}
+
 // Whatever it was that nobody holds any more.
 TEST(PrefixIndex, EntriesThatNobodyHoldsAreForgotten) {
   PrefixIndex index(1000);
@@ -111,6 +128,12 @@ TEST(PrefixIndex, EntriesThatNobodyHoldsAreForgotten) {
   change({}, third);
   change({}, {});
   EXPECT_EQ(index.num_entries(), 1) << "they were removed";
+  index.AddWorker(kA, 16);
+  EXPECT_TRUE(index.Apply(kA, Snapshot(first)));
+  EXPECT_FALSE(index.Apply(
+      kA, {.first_sequence = 1, .snapshot = false, .stored = {}, .removed = {first[0]}}));
+  change({}, {});
+  EXPECT_EQ(index.num_entries(), 1) << "events are missing in between";
 }
 
 TEST(PrefixIndex, ASnapshotReplacesAllThatWasKnown) {

@@ -68,6 +68,13 @@ TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
   EXPECT_EQ(Choose().route->decode, a);
 }
 
+TEST_F(RoutingPolicyTest, OfEqualPrefixesTheOneWithLessToDoWins) {
+  const WorkerId a = Add("a", WorkerRole::kDecode);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  fleet_.AddLive(a, {.sequences = 1});
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->decode, b);
+}
+
 TEST_F(RoutingPolicyTest, TheSlackGrowsWithTheLoad) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
@@ -193,6 +200,10 @@ TEST_F(RoutingPolicyTest, APrefillWorkerThatIsOnlyFullIsWaitedFor) {
   const RoutingDecision decision = Choose();
   EXPECT_EQ(decision.why_not, NoRoute::kAllFull);
   EXPECT_EQ(decision.awaited, "") << "nobody is kept from d";
+  const WorkerId full = Add("full", WorkerRole::kDecode);
+  fleet_.AddLive(full, {.attempts = 1});
+  fleet_.OnFull(full, 0, 0);
+  EXPECT_EQ(Choose().awaited, "") << "nor from one that has no room either";
   request_.num_tokens = 255;
   EXPECT_TRUE(Choose().route.has_value()) << "what stays local does not wait for it";
   request_.num_tokens = 320;
@@ -248,7 +259,11 @@ TEST_F(RoutingPolicyTest, PrefillGoesToTheLeastQueuedWorker) {
   EXPECT_EQ(Choose().route->prefill, q);
   fleet_.AddLive(q, {.prompt_tokens = 4000});
   Holds(p, 3);
-  EXPECT_EQ(Choose().route->prefill, p);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, p) << "it holds more of it";
+  fleet_.AddLive(p, {.prompt_tokens = 2048});
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->prefill, p);
+  fleet_.AddLive(p, {.prompt_tokens = 1});
+  EXPECT_EQ(Choose().route->prefill, q) << "it has too much to do";
 }
 
 }  // namespace

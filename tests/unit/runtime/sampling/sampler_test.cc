@@ -153,6 +153,7 @@ TEST(SamplerTest, TopPKeepsTheTokenThatReachesIt) {
     }
     return ids;
   };
+  EXPECT_THAT(drawn(1e-12f), ElementsAre(2));
   EXPECT_THAT(drawn(0.01f), ElementsAre(2));
   EXPECT_THAT(drawn(0.49f), ElementsAre(2));
   EXPECT_THAT(drawn(0.51f), ElementsAre(0, 2));
@@ -170,6 +171,22 @@ TEST(SamplerTest, TopPIsNotReachedByOneWeightLess) {
   }
   EXPECT_GT(counts[1], 0);
   EXPECT_EQ(counts[0] + counts[1], 100);
+}
+
+TEST(SamplerTest, TopPIsReachedByExactlyAsMuch) {
+  // The first weighs as much as all the others together, none of which comes near it.
+  std::vector<float> row = {0.0f};
+  for (uint64_t left = uint64_t{1} << 44; left > 0;) {
+    const float logit = std::log(static_cast<float>(left)) - std::log(0x1p44f) - 1e-5f;
+    row.push_back(std::clamp(logit, -30.4f, -1.0f));
+    left -= static_cast<uint64_t>(Exp(row.back()) * 0x1p44f);
+  }
+  const std::vector<float> equal = {0.0f, 0.0f};
+  for (uint64_t position = 0; position < 100; ++position) {
+    const SampleArgs args = {.top_p = 0.5f, .seed = kSeed, .position = position};
+    EXPECT_EQ(Sample(row, args)->token, 0);
+    EXPECT_EQ(Sample(equal, args)->token, 0);
+  }
 }
 
 TEST(SamplerTest, TopPIsAShareOfWhatTopKKept) {

@@ -142,6 +142,7 @@ TEST(DetokenizerStreamTest, OnlyTheFirstPieceOfATextLosesItsSpace) {
   EXPECT_EQ(Stream(*tokenizer, {}, word), "the");
   const std::vector<int32_t> begin = {IdOf(*tokenizer, "<s>")};
   EXPECT_EQ(Stream(*tokenizer, begin, word), "the");
+  EXPECT_EQ(Stream(*tokenizer, begin, word, /*skip_special_tokens=*/false), " the");
   EXPECT_EQ(Stream(*tokenizer, word, word), " the");
 }
 
@@ -156,6 +157,40 @@ TEST(DetokenizerStreamTest, HoleInTheVocabularyDoesNotEndAByteRun) {
   const std::vector<int32_t> ids = {0, 1, 2};
   EXPECT_EQ(Stream(**tokenizer, {}, ids), "\xC3\xA9");
   EXPECT_EQ((*tokenizer)->Decode(ids).value(), "\xC3\xA9");
+}
+
+TEST(DetokenizerStreamTest, ASpaceThatIsAByteIsLostAtTheEndToo) {
+  const auto tokenizer = Tokenizer::Parse(
+      R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "Sequence", "decoders": [
+          {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+          {"type": "ByteFallback"}, {"type": "Fuse"},
+          {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}, "model": {"type": "BPE",
+          "vocab": {"<0x20>": 0}, "merges": []}})",
+      {}, "file");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const std::vector<int32_t> ids = {0, 0};
+  EXPECT_EQ((*tokenizer)->Decode(ids).value(), " ");
+  EXPECT_EQ(Stream(**tokenizer, {}, ids), " ");
+}
+
+TEST(DetokenizerStreamTest, ACharacterIsWholeWhateverTheDecoder) {
+  const auto tokenizer = Tokenizer::Parse(
+      R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteFallback"},
+          "model": {"type": "BPE", "vocab": {"<0xC3>": 0, "<0xA9>": 1}, "merges": []}})",
+      {}, "file");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ASSERT_EQ((*tokenizer)->decoder_kind(), Tokenizer::DecoderKind::kOther);
+  const std::vector<int32_t> ids = {0, 1, 0, 1};
+  EXPECT_EQ(Stream(**tokenizer, {}, ids), "\xC3\xA9\xC3\xA9");
+}
+
+TEST(DetokenizerStreamTest, OfALongPromptTheEndIsWhatIdsFollow) {
+  const auto tokenizer = LoadTokenizer("word_piece");
+  std::vector<int32_t> prompt(10, IdOf(*tokenizer, "[CLS]"));
+  const std::vector<int32_t> word = tokenizer->Encode("the", false).value();
+  EXPECT_EQ(Stream(*tokenizer, prompt, word), "the");
+  prompt.push_back(word[0]);
+  EXPECT_EQ(Stream(*tokenizer, prompt, word), " the");
 }
 
 TEST(DetokenizerStreamTest, SpecialTokensAreLeftOutUnlessAskedFor) {

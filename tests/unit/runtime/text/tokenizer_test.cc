@@ -325,6 +325,11 @@ TEST(TokenizerTest, TextThatIsNotUtf8IsRefusedWithItsPlace) {
   EXPECT_THAT(std::string(ids.status().message()), HasSubstr("not UTF-8 at byte 3"));
 }
 
+TEST(TokenizerTest, ATextThatIsTooLongIsRefused) {
+  const std::string text(Tokenizer::kMaxTextBytes + 1, 'a');
+  EXPECT_TRUE(absl::IsInvalidArgument(LoadTokenizer("demo_model")->Encode(text, false).status()));
+}
+
 TEST(TokenizerTest, MissingFileIsNotFoundByName) {
   const auto tokenizer = Tokenizer::Create("/nonexistent");
   EXPECT_TRUE(absl::IsNotFound(tokenizer.status()));
