@@ -221,9 +221,10 @@ std::string ClientOfPeer(const std::string& peer) {
   if (colon != std::string::npos) host.resize(colon);
   host = WithoutBrackets(host);
   in6_addr v6{};
-  if (inet_pton(AF_INET6, host.c_str(), &v6) != 1) return host;
-  std::memset(v6.s6_addr + 8, 0, 8);
+  if (inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &v6) != 1) return host;
   char text[INET6_ADDRSTRLEN];
+  if (IN6_IS_ADDR_V4MAPPED(&v6)) return inet_ntop(AF_INET, v6.s6_addr + 12, text, sizeof(text));
+  std::memset(v6.s6_addr + 8, 0, 8);
   return inet_ntop(AF_INET6, &v6, text, sizeof(text));
 }
 

@@ -130,8 +130,9 @@ class MemoryBudget::Holding {
   bool was_cut_ = false;
 };
 
-// "127.0.0.1" of "ipv4:127.0.0.1:80" (as gRPC names a peer) and of "127.0.0.1:80"; of IPv6 the half
-// that names the network, as a host has all the rest to choose from.
+// "127.0.0.1" of "ipv4:127.0.0.1:80" (as gRPC names a peer), "127.0.0.1:80" and
+// "[::ffff:127.0.0.1]:80"; of IPv6 the half that names the network, as a host has all the rest to
+// choose from.
 std::string ClientOfPeer(const std::string& peer);
 
 }  // namespace tandem

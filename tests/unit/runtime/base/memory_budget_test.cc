@@ -218,6 +218,8 @@ TEST(MemoryBudgetTest, AClientIsItsAddressWithoutThePort) {
   EXPECT_EQ(ClientOfPeer("10.1.2.3:4000"), "10.1.2.3");
   EXPECT_EQ(ClientOfPeer("ipv6:%5B2001:db8::1:2:3%5D:4000"), ClientOfPeer("[2001:db8::9]:5"));
   EXPECT_NE(ClientOfPeer("[2001:db8:0:1::9]:5"), ClientOfPeer("[2001:db8:0:2::9]:5"));
+  EXPECT_EQ(ClientOfPeer("[::ffff:10.1.2.3]:4000"), "10.1.2.3") << "as a socket of both names it";
+  EXPECT_EQ(ClientOfPeer("[fe80::1%eth0]:5"), ClientOfPeer("[fe80::2%eth0]:5"));
   EXPECT_EQ(ClientOfPeer("unix:/tmp/x"), ClientOfPeer("unix:/tmp/y"));
 }
 
