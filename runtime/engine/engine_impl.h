@@ -166,7 +166,7 @@ class Engine::Impl {
   uint64_t blocked_order_ = kNoOrder;         // As of the last step's plan.
   int64_t quarantine_since_us_ = kNever;      // That it is too large, or in the way.
   int32_t failed_steps_ = 0;                  // Since one succeeded.
-  std::optional<int64_t> last_admission_us_;  // While anybody waits.
+  std::optional<int64_t> last_admission_us_;  // Of those who wait; before it, since when they do.
   int64_t admission_interval_us_ = 0;         // Moving average.
 
   // Of routers. Ordered maps: the order of events must not depend on addresses or hashes.

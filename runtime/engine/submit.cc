@@ -106,9 +106,10 @@ void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status s
 }
 
 int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
-  return absl::IsResourceExhausted(refused)
-             ? std::clamp(admission_interval_us_, kMinRetryUs, kMaxRetryUs)
-             : 0;
+  if (!absl::IsResourceExhausted(refused)) return 0;
+  // Who has let nobody in for longer than usual has become slower.
+  const int64_t since_us = last_admission_us_.has_value() ? now_us_ - *last_admission_us_ : 0;
+  return std::clamp(std::max(admission_interval_us_, since_us), kMinRetryUs, kMaxRetryUs);
 }
 
 // A place in the queue frees when somebody leaves it: so often, on average, while anybody waits.
@@ -121,7 +122,11 @@ void Engine::Impl::CountAdmitted(size_t num_admitted) {
     }
     last_admission_us_ = now_us_;
   }
-  if (scheduler_.num_waiting() == 0) last_admission_us_.reset();
+  if (scheduler_.num_waiting() == 0) {
+    last_admission_us_.reset();
+  } else if (!last_admission_us_.has_value()) {
+    last_admission_us_ = now_us_;
+  }
 }
 
 Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {

@@ -478,7 +478,7 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
                         world_->random()->Chance(world_->network()->faults().overtaking_cancel);
   peer->link->Send(
       0,
-      [target = peer->peer, session = peer->session, message] {
+      [target = peer->peer, session = peer->session, message, misdirected = life_->misdirected] {
         if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
           const Push push = target->TryPush(submit->attempt);
           if (push == Push::kRefused) {
@@ -488,7 +488,8 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
           }
           if (push != Push::kTaken) return;
         }
-        target->Post([target, session, message](Engine* engine, int64_t now_us) {
+        target->Post([target, session, message, misdirected](Engine* engine, int64_t now_us) {
+          target->life_->misdirected |= misdirected;
           target->OnDecodeMessage(session, message, engine, now_us);
         });
       },

@@ -142,7 +142,8 @@ class SimulatedWorker final : private Outbox {
     int64_t step_at_us = 0;    // Scheduled; INT64_MAX: none.
     uint64_t step_token = 0;
     bool draining = false;
-    bool misdirected = false;  // It got work that was meant for an earlier life.
+    // It, or a peer that it computes for, got work that was meant for an earlier life.
+    bool misdirected = false;
   };
 
   // Outbox.

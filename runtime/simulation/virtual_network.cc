@@ -76,7 +76,9 @@ void VirtualLink::Close(int side) {
   Notice(1 - side);
 }
 
-void VirtualLink::Cut(int side) { Side(side).cut_us = network_->events()->now_us(); }
+void VirtualLink::Cut(int side) {
+  Side(side).cut_us = std::min(Side(side).cut_us, network_->events()->now_us());
+}
 
 void VirtualLink::Break(int unnoticed_by) {
   if (std::exchange(broken_, true)) return;

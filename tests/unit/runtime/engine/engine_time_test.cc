@@ -241,6 +241,29 @@ TEST_F(EngineTimeTest, HowSoonAFullQueueHasRoomCountsEachThatLeaves) {
   Run();
 }
 
+TEST_F(EngineTimeTest, WhoLetsNobodyInIsAskedAgainEverLater) {
+  EngineOptions options = SmallEngine();
+  options.max_waiting_attempts = 1;
+  options.max_sequences = 1;
+  fleet_.AddWorker({.engine = options});
+  uint64_t counter = 0;
+  const auto submit = [&] {
+    ++counter;
+    const Submit submitted = MakeSubmit(counter, RandomTokens(10, counter), 20);
+    fleet_.Submit(kDecode, submitted);
+    return submitted.attempt;
+  };
+  for (int i = 0; i < 2; ++i) {  // One runs, the other waits for as long.
+    submit();
+    fleet_.engine(kDecode).Step(fleet_.now_us());
+  }
+  for (const int64_t since_us : {300'000, 600'000, 900'000}) {
+    fleet_.Advance(300'000);
+    EXPECT_NEAR(static_cast<double>(fleet_.record(submit()).retry_after_us), since_us, 2'000);
+  }
+  Run();
+}
+
 TEST_F(EngineTimeTest, ADeadlineMayBeAsFarAwayAsItLikes) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);

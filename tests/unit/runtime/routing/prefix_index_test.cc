@@ -94,7 +94,9 @@ TEST(PrefixIndex, AWorkerInheritsNothingFromOneThatIsGone) {
     PrefixIndex index(1000);
     index.AddWorker(kA, 16);
     EXPECT_TRUE(index.Apply(kA, Snapshot({}, 5)));
-    if (gap) EXPECT_FALSE(index.Apply(kA, from(6)));
+    if (gap) {
+      EXPECT_FALSE(index.Apply(kA, from(6)));
+    }
     index.RemoveWorker(kA);
     index.AddWorker(kB, 16);
     EXPECT_FALSE(index.Apply(kB, from(5))) << "its snapshot has not come";

@@ -99,6 +99,18 @@ TEST_F(VirtualNetworkTest, ABrokenLinkLosesItsEndOnly) {
   EXPECT_GT(num_cut, 20);
 }
 
+TEST_F(VirtualNetworkTest, WhatACutHasSwallowedDoesNotComeWithTheNext) {
+  Say(1);
+  RunUntil(5'000);
+  link_->Cut(/*side=*/1);
+  to_.paused_until_us = 10'000;
+  Say(2);
+  RunUntil(9'000);
+  link_->Cut(/*side=*/1);
+  RunUntil(20'000);
+  EXPECT_THAT(heard_, ElementsAre(1));
+}
+
 TEST_F(VirtualNetworkTest, WhatAProcessHasSentOutlivesIt) {
   faults_.slow_message = 1;  // Up to 60 ms, when most losses have long been noticed.
   for (int number = 1; number <= 20; ++number) Say(number);
