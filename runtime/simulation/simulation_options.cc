@@ -67,8 +67,8 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   // Of a generator of its own: what else is drawn stays.
   Random links(Mix64(seed + 2));
   if (links.Chance(0.3)) {
-    // Up to a second; but all prompts together come within half of their deadline.
-    const int64_t most_us = 300'000'000 / (int64_t{o.num_requests} * longest);
+    // Up to a second; but all prompts together come within half of what the judge waits for them.
+    const int64_t most_us = 75'000'000 / (int64_t{o.num_requests} * longest);
     o.frame_us = std::min(int64_t{500} << links.Between(0, 11), most_us);
   }
   Random more(Mix64(seed + 3));
