@@ -7,6 +7,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/base/utf8.h"
 #include "runtime/config/json.h"
 
 namespace tandem {
@@ -255,10 +256,17 @@ absl::StatusOr<ModelConfig> ModelConfig::Load(const std::string& folder) {
   return Parse(config);
 }
 
-std::string ServedName(const std::string& folder, std::string_view given) {
-  if (!given.empty()) return std::string(given);
+absl::StatusOr<std::string> ServedName(const std::string& folder, std::string_view given) {
   std::error_code error;
-  return std::filesystem::canonical(folder, error).filename().string();
+  std::string name = given.empty() ? std::filesystem::canonical(folder, error).filename().string()
+                                   : std::string(given);
+  if (!IsValidUtf8(name) || name.size() > kMaxServedNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the model's name has %d bytes, want at most %d of UTF-8: name it with "
+                        "--served-model-name",
+                        name.size(), kMaxServedNameBytes));
+  }
+  return name;
 }
 
 }  // namespace tandem

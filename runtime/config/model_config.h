@@ -19,6 +19,7 @@
 namespace tandem {
 
 // Limits on what a config may ask for; with them no size below overflows 64 bits.
+inline constexpr size_t kMaxServedNameBytes = 256;
 inline constexpr int64_t kMaxHiddenSize = 65'536;
 inline constexpr int64_t kMaxFfnSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 1'024;
@@ -75,7 +76,8 @@ struct ModelConfig {
 
 // What the API calls the model of a folder that is there: `given`, or, if that is empty, the
 // folder's own name, whatever way leads to it. Router and workers must agree on it.
-std::string ServedName(const std::string& folder, std::string_view given);
+// InvalidArgument if it is no UTF-8, or longer than messages between them may have it.
+absl::StatusOr<std::string> ServedName(const std::string& folder, std::string_view given);
 
 }  // namespace tandem
 

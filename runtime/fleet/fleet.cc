@@ -31,10 +31,13 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
     const std::string& address, const WorkerRegistration& registration, int64_t now_us) {
   FleetWorker& worker = workers_[registration.worker.name];
   // Each would otherwise end the other's sessions, over and over.
-  if (worker.watched && worker.id() != registration.worker && worker.address != address &&
+  if (worker.watched && worker.address != address &&
       now_us - worker.heard_us < times_.no_new_work_after_us) {
+    const bool same = worker.id() == registration.worker;
+    if (same) awaited_.erase(address);  // What it has is known by its other address.
     return absl::FailedPreconditionError(absl::StrFormat(
-        "two workers are named %s: one at %s, heard %d ms ago, and one at %s",
+        same ? "worker %s, watched at %s, heard %d ms ago, is at %s, too"
+             : "two workers are named %s: one at %s, heard %d ms ago, and one at %s",
         registration.worker.name, worker.address, (now_us - worker.heard_us) / 1000, address));
   }
   std::vector<Replaced> replaced;

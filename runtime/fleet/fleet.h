@@ -85,8 +85,8 @@ class Fleet {
 
   // First message of a Watch. Returns what this ends: the earlier life of this name, if its
   // incarnation differs, and the worker of another name that was at this address (their sessions,
-  // if they had one, are gone from the fleet with them). FailedPrecondition if another worker of
-  // this name is alive: it was heard within no_new_work_after_us, at another address.
+  // if they had one, are gone from the fleet with them). FailedPrecondition if a worker of this
+  // name, this one or another, was heard at another address within no_new_work_after_us.
   struct Replaced {
     WorkerId worker;
     SessionId session = 0;

@@ -187,7 +187,7 @@ void MetricsCollector::Refresh() {
   while (!stopping_) {
     if (stop_.WaitFor(&mu_, kRefreshPeriod) || stopping_) continue;  // Stopped, or spurious.
     mu_.Unlock();
-    Collect([](const std::string&) {});
+    Collect([](const auto&) {});
     mu_.Lock();
   }
 }
@@ -212,8 +212,8 @@ void MetricsCollector::BeginScrape() {
 }
 
 void MetricsCollector::OnScraped(const std::vector<Done>& done) {
-  const std::string text = Render();
-  for (const Done& tell : done) tell(text);
+  const auto page = std::make_shared<const std::string>(Render());
+  for (const Done& tell : done) tell(page);
   {
     MutexLock lock(&mu_);
     if (next_.empty()) {

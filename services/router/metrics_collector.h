@@ -60,7 +60,8 @@ class MetricsCollector {
   // Before the core stops, which answers no more then. Idempotent.
   void StopRefreshing() EXCLUDES(mu_);
 
-  using Done = std::function<void(const std::string& text)>;
+  // One page for all who wait: each copies it when it has room for it.
+  using Done = std::function<void(std::shared_ptr<const std::string> page)>;
   // Calls `done` once, on any thread.
   void Collect(Done done) EXCLUDES(mu_);
 

@@ -24,7 +24,8 @@ absl::StatusOr<ModelInfo> ReadModelInfo(const std::string& folder, std::string_v
   if (absl::IsNotFound(generation_text.status())) generation_text = std::string();
   TANDEM_RETURN_IF_ERROR(generation_text.status());
 
-  ModelInfo info{.served_name = ServedName(folder, served_name),
+  TANDEM_ASSIGN_OR_RETURN(std::string name, ServedName(folder, served_name));
+  ModelInfo info{.served_name = std::move(name),
                  .folder = path.string(),
                  .vocab_size = config.vocab_size,
                  .max_model_tokens = config.max_positions};

@@ -116,8 +116,8 @@ void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worke
       WatchCommand{address, worker, std::move(update), std::move(watch), std::move(holding)});
 }
 
-void RouterCore::OnWatchLost(const WorkerId& worker) {
-  commands_.PushAlways(WatchLostCommand{worker});
+void RouterCore::OnWatchLost(const std::string& address, const WorkerId& worker) {
+  commands_.PushAlways(WatchLostCommand{address, worker});
 }
 
 void RouterCore::OnSessionUp(const WorkerId& worker, SessionId session,
@@ -214,6 +214,14 @@ void RouterCore::Do(const WatchCommand& command) {
       capped.max_model_tokens = std::min(capped.max_model_tokens, model_context_);
     }
     const WorkerRegistration* const registration = &capped;
+    const absl::Status status = owner_->OnRegistration(command.address, *registration, now_us);
+    if (!status.ok()) {
+      if (refused_.insert(command.address).second) {
+        LogError("a worker is refused", {{"why", status.ToString()}});
+      }
+      return command.watch->Refuse();
+    }
+    refused_.erase(command.address);
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
                                   {"role", RoleName(registration->role)},
@@ -224,8 +232,6 @@ void RouterCore::Do(const WatchCommand& command) {
                   {"its_model", registration->model},
                   {"served_model", model_}});
     }
-    const absl::Status status = owner_->OnRegistration(command.address, *registration, now_us);
-    if (!status.ok()) LogError("a worker is refused", {{"why", status.ToString()}});
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
     owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);
   } else {
@@ -235,6 +241,8 @@ void RouterCore::Do(const WatchCommand& command) {
 }
 
 void RouterCore::Do(WatchLostCommand command) {
+  const FleetWorker* const worker = owner_->fleet().Find(command.worker);
+  if (worker == nullptr || worker->address != command.address) return;
   owner_->OnWatchLost(command.worker, clock_->NowUs());
 }
 
@@ -243,8 +251,10 @@ void RouterCore::Do(SessionUpCommand command) {
   sessions_[command.session] = command.writer;
   if (!owner_->OnSessionUp(command.worker, command.session, clock_->NowUs())) {
     sessions_.erase(command.session);
-    LogWarning("a session is not wanted: its worker is not known in this incarnation",
-               {{"worker", command.worker.name}});
+    if (owner_->fleet().Find(command.worker) == nullptr) {
+      LogWarning("a session is not wanted: its worker is not known in this incarnation",
+                 {{"worker", command.worker.name}});
+    }
     command.writer->Close();
     return;
   }

@@ -37,6 +37,7 @@ class WatchReader {
  public:
   virtual ~WatchReader() = default;
   virtual void ReadNext() = 0;  // The last WatchUpdate has been dealt with.
+  virtual void Refuse() = 0;    // The last, a registration, is of no use: the Watch ends.
 };
 
 // One open Session to a worker. Lives as long as the core holds it.
@@ -116,7 +117,7 @@ class RouterCore final : public RouterOutbox {
   using Holding = std::shared_ptr<MemoryBudget::Holding>;
   void OnWatchUpdate(const std::string& address, const WorkerId& worker, WatchUpdate update,
                      std::shared_ptr<WatchReader> watch, Holding holding = nullptr);
-  void OnWatchLost(const WorkerId& worker);
+  void OnWatchLost(const std::string& address, const WorkerId& worker);
   void OnSessionUp(const WorkerId& worker, SessionId session,
                    std::shared_ptr<SessionWriter> writer);
   void OnStepBatch(SessionId session, StepBatch batch, Holding holding = nullptr);
@@ -152,6 +153,7 @@ class RouterCore final : public RouterOutbox {
     Holding holding;
   };
   struct WatchLostCommand {
+    std::string address;
     WorkerId worker;
   };
   struct SessionUpCommand {
@@ -217,6 +219,7 @@ class RouterCore final : public RouterOutbox {
   int64_t failure_lines_until_us_ = 0;  // Of the present second...
   int failure_lines_ = 0;               // ...so many were wanted.
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
+  std::set<std::string> refused_;  // Addresses: each is logged once.
   std::set<std::pair<std::string, std::string>>
       published_states_;  // (role, state) of tandem_workers.
 

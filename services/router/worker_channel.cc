@@ -21,6 +21,8 @@ constexpr size_t kMaxUnsentCommands = 65'536;
 constexpr int kRefusalsToReport = 3;
 // A call that lasted so long has ended the pauses before it.
 constexpr int64_t kSettledUs = 1'000'000;
+// To the next look at whether a worker that the router has no use for is of use.
+constexpr int64_t kRefusedPauseUs = 2'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
 // that. So are commands that a worker leaves unread beyond this much: a worker that reads is not
 // lost because clients have used the budget up.
@@ -126,6 +128,10 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
   }
 
   void ReadNext() override { Read(); }
+  void Refuse() override {
+    channel_->OnWatchRefused(this);
+    Cancel();
+  }
 
   void OnDone(const grpc::Status& status) override {
     channel_->OnWatchDone(this, proof_.WhyEnded(status));
@@ -255,8 +261,12 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
 bool WorkerChannel::Dialling::Due(int64_t now_us) {
   if (ended) {  // Since the last look: pause, the shorter if it was good for something.
     if (answered && now_us - dialled_us >= kSettledUs) pause = {};
-    pause.Begin(first_pause_us, max_pause_us, now_us);
-    ended = answered = false;
+    if (refused) {
+      pause = {.until_us = now_us + kRefusedPauseUs, .length_us = max_pause_us};
+    } else {
+      pause.Begin(first_pause_us, max_pause_us, now_us);
+    }
+    ended = answered = refused = false;
   }
   if (pause.Holds(now_us)) return false;
   dialled_us = now_us;
@@ -333,6 +343,11 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
   return absl::OkStatus();
 }
 
+void WorkerChannel::OnWatchRefused(Watch* watch) {
+  MutexLock lock(&mu_);
+  if (watch == watch_.get()) watch_dialling_.refused = true;
+}
+
 void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
   std::shared_ptr<Watch> last;  // Released after the lock.
   MutexLock lock(&mu_);
@@ -340,8 +355,10 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
   watch_ = nullptr;
   watch_dialling_.ended = true;
   if (registered_) {
-    core_->OnWatchLost(worker_);
-    LogInfo("watch ended", {{"worker", worker_.name}, {"why", why.ToString()}});
+    core_->OnWatchLost(address_, worker_);
+    if (!watch_dialling_.refused) {
+      LogInfo("watch ended", {{"worker", worker_.name}, {"why", why.ToString()}});
+    }
     num_refusals_ = 0;
   } else if (!absl::IsUnavailable(why) && !absl::IsCancelled(why) &&
              ++num_refusals_ == kRefusalsToReport) {

@@ -85,12 +85,14 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
     int64_t dialled_us = 0;
     bool answered = false;  // The last call was good for something.
     bool ended = false;     // And is over.
+    bool refused = false;   // By the core, which has no use for it.
   };
 
   // From the calls' reactions.
   // Not OK: the Watch has no business saying that.
   absl::Status OnWatchUpdate(Watch* watch, WatchUpdate update, RouterCore::Holding holding)
       EXCLUDES(mu_);
+  void OnWatchRefused(Watch* watch) EXCLUDES(mu_);
   void OnWatchDone(Watch* watch, const absl::Status& why) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
   // By the core, which may also refuse it: a worker that is stalled, say.

@@ -109,6 +109,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                  machine,
                  options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
 
+  TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
+                          ServedName(options.model, options.served_model_name));
   const SteadyClock clock;
   const int64_t begin_us = clock.NowUs();
   TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(model_options, process.backend.get()));
@@ -127,7 +129,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   WorkerConfig worker;
   worker.registration = {.worker = {.name = options.name, .incarnation = incarnation},
                          .role = RoleOf(options.role),
-                         .model = ServedName(options.model, options.served_model_name),
+                         .model = served_name,
                          .kv_class = KvClass(*process.model, layout),
                          .numerics_id = numerics_id,
                          .protocol_min = kProtocolMin,

@@ -9,6 +9,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/base/utf8.h"
 #include "runtime/protocol/ended_lives.h"
 #include "services/server/limits.h"
 
@@ -94,9 +95,10 @@ bool ListensOnLoopback(const WorkerOptions& options) {
 
 absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   if (options.model.empty()) return absl::InvalidArgumentError("--model: name a model folder");
-  if (options.name.empty() || options.name.size() > static_cast<size_t>(kMaxNameBytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--name: %d bytes, want 1 to %d", options.name.size(), kMaxNameBytes));
+  if (options.name.empty() || options.name.size() > static_cast<size_t>(kMaxNameBytes) ||
+      !IsValidUtf8(options.name)) {
+    return absl::InvalidArgumentError(absl::StrFormat("--name: %d bytes, want 1 to %d of UTF-8",
+                                                      options.name.size(), kMaxNameBytes));
   }
   if (const auto lives = ParseEndedLives(options.ended); !lives.ok()) {
     return absl::InvalidArgumentError("--ended: " + std::string(lives.status().message()));

@@ -7,6 +7,7 @@
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
 
 namespace tandem {
 
@@ -56,7 +57,7 @@ absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
     while (target.base_path.ends_with('/')) target.base_path.pop_back();
     url = url.substr(0, slash);
   }
-  const size_t colon = url.rfind(':');
+  const size_t colon = url.ends_with(']') ? url.npos : url.rfind(':');
   target.host = std::string(url.substr(0, colon));
   target.port = colon == url.npos ? "80" : std::string(url.substr(colon + 1));
   if (target.host.empty() || target.port.empty()) return bad;
@@ -73,7 +74,7 @@ absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(
   state->silence = silence;
   Error error;
   asio::ip::tcp::resolver resolver(state->io);
-  const auto addresses = resolver.resolve(target.host, target.port, error);
+  const auto addresses = resolver.resolve(WithoutBrackets(target.host), target.port, error);
   if (!error) {
     error = state->Await([&](auto done) { state->stream.async_connect(addresses, done); });
   }

@@ -24,6 +24,7 @@
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/config/model_config.h"
 #include "services/router/app/client_flags.h"
 #include "services/server/listen_socket.h"
 #include "tools/tandem/child_process.h"
@@ -32,6 +33,8 @@
 namespace tandem {
 namespace {
 
+// `timeout` and some shells signal this process and its group: one wish, heard twice.
+constexpr int64_t kOneSignalUs = 200'000;
 constexpr int64_t kRouterDrainUs = 30'000'000;  // Running streams may end by themselves.
 constexpr int64_t kWorkerDrainUs = 10'000'000;
 
@@ -277,9 +280,10 @@ void Supervisor::End(std::span<ChildProcess> children, int64_t grace_us) {
   for (const ChildProcess& child : children) child.Signal(SIGTERM);
   const int64_t end_us = SteadyClock().NowUs() + grace_us;
   bool impatient = false;
+  const int64_t again_us = SteadyClock().NowUs() + kOneSignalUs;
   while (AnyRunning(children)) {
     const int signal = WaitForSignal(end_us);
-    impatient |= signal != 0 && signal == end_signal_;
+    impatient |= signal != 0 && signal == end_signal_ && SteadyClock().NowUs() > again_us;
     Reap(SteadyClock().NowUs());
     if (impatient || SteadyClock().NowUs() >= end_us) {
       for (const ChildProcess& child : children) child.Signal(SIGKILL);
@@ -318,9 +322,9 @@ absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
     if (!flags.WasSet("hybrid")) options->hybrid = 0;
   }
   if (options->decode + options->hybrid == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("nothing to decode with: --prefill ",
-                                                   options->prefill, " --decode ", options->decode,
-                                                   " --hybrid ", options->hybrid));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "nothing to decode with: --prefill ", options->prefill, " --decode ", options->decode,
+        " --hybrid ", options->hybrid, "; add --decode 1 or --hybrid 1"));
   }
   if (options->block_size % 16 != 0) {
     return absl::InvalidArgumentError(
@@ -331,7 +335,8 @@ absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
     return absl::InvalidArgumentError(
         absl::StrCat("DIR: \"", options->model, "\" is not a folder"));
   }
-  return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(ServedName(options->model, options->served_model_name).status());
+  return options->clients.Check().status();
 }
 
 }  // namespace

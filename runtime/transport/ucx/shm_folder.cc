@@ -95,8 +95,12 @@ absl::StatusOr<std::unique_ptr<ShmFolder>> ShmFolder::Create(const std::string& 
     std::string path = parent + "/" + kPrefix + "XXXXXX";
     if (::mkdtemp(path.data()) == nullptr) break;
     const std::string name = path.substr(parent.size() + 1);
+    ::chmod(path.c_str(), 0700);  // Whatever the umask left of it.
     absl::StatusOr<FileDescriptor> folder = Lock(opened.get(), name);
-    if (!folder.ok()) continue;
+    if (!folder.ok()) {
+      ::rmdir(path.c_str());
+      continue;
+    }
     if (!Mark(folder->get()).ok()) {
       Remove(opened.get(), name, folder->get());
       break;

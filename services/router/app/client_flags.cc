@@ -1,7 +1,11 @@
 #include "services/router/app/client_flags.h"
 
+#include <tuple>
+
 #include "absl/strings/str_cat.h"
 #include "runtime/base/memory_budget.h"
+#include "runtime/base/status_macros.h"
+#include "services/server/machine_limits.h"
 
 namespace tandem {
 
@@ -21,6 +25,20 @@ void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("insecure-public-listen", &insecure_public_listen,
              "allow --http and --grpc addresses beyond loopback, without TLS or keys");
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
+}
+
+absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
+  Addresses addresses;
+  for (const auto& [flag, text, address] : {std::tuple("--http", &http, &addresses.http),
+                                            std::tuple("--grpc", &grpc, &addresses.grpc)}) {
+    const auto parsed = ParseListenAddress(*text, insecure_public_listen);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", parsed.status().message()));
+    }
+    *address = *parsed;
+  }
+  TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(memory_limit));
+  return addresses;
 }
 
 std::vector<std::string> ClientFlags::Arguments() const {

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "services/router/listen_address.h"
 
 namespace tandem {
 
@@ -18,10 +20,16 @@ struct ClientFlags {
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
   bool insecure_public_listen = false;
-  ByteSize memory_limit;  // Of each process; CheckMemoryLimit.
+  ByteSize memory_limit;  // Of each process.
+
+  struct Addresses {
+    ListenAddress http, grpc;
+  };
 
   // Into this object, which outlives `flags`.
   void Declare(FlagSet* flags);
+  // InvalidArgument, with the flag's name, if one has a value that cannot be meant.
+  absl::StatusOr<Addresses> Check() const;
   // As on a command line.
   std::vector<std::string> Arguments() const;
 };

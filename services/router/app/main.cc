@@ -17,6 +17,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/base/utf8.h"
 #include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
 #include "services/router/version.h"
@@ -85,24 +86,16 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
     return absl::InvalidArgumentError(
         absl::StrCat("--workers-dns: \"", f.workers_dns, "\" is not name:port"));
   }
-  const auto listen = [&](const char* flag, const std::string& text,
-                          ListenAddress* address) -> absl::Status {
-    const auto parsed = ParseListenAddress(text, f.clients.insecure_public_listen);
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(flag, ": ", parsed.status().message()));
-    }
-    *address = *parsed;
-    return absl::OkStatus();
-  };
-  TANDEM_RETURN_IF_ERROR(listen("--http", f.clients.http, &options.http));
-  TANDEM_RETURN_IF_ERROR(listen("--grpc", f.clients.grpc, &options.grpc));
+  TANDEM_ASSIGN_OR_RETURN(const ClientFlags::Addresses addresses, f.clients.Check());
+  options.http = addresses.http;
+  options.grpc = addresses.grpc;
   for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
   }
-  if (f.name.size() > static_cast<size_t>(kMaxNameBytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--name: %d bytes, want at most %d", f.name.size(), kMaxNameBytes));
+  if (f.name.size() > static_cast<size_t>(kMaxNameBytes) || !IsValidUtf8(f.name)) {
+    return absl::InvalidArgumentError(absl::StrFormat("--name: %d bytes, want at most %d of UTF-8",
+                                                      f.name.size(), kMaxNameBytes));
   }
   TANDEM_ASSIGN_OR_RETURN(options.secret, FleetSecret::Read(f.fleet_secret_file));
   options.name = f.name;
@@ -112,7 +105,6 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.liveness_scale = f.liveness_scale;
   options.max_queued_requests = f.max_queued_requests;
   options.isolate_cache = f.clients.isolate_cache;
-  TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(f.clients.memory_limit));
   options.memory_limit_bytes = f.clients.memory_limit.bytes;
   options.disaggregate = f.clients.disaggregate == "always"  ? DisaggregatePolicy::kAlways
                          : f.clients.disaggregate == "never" ? DisaggregatePolicy::kNever

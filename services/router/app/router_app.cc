@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
@@ -18,6 +19,13 @@ constexpr size_t kMaxWaitingTexts = 1024;
 constexpr int64_t kIndexShare = 4;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
+
+// What an address that the flag names came to.
+template <typename Server>
+absl::StatusOr<Server> Of(std::string_view flag, absl::StatusOr<Server> server) {
+  if (server.ok()) return server;
+  return absl::Status(server.status().code(), absl::StrCat(flag, ": ", server.status().message()));
+}
 
 }  // namespace
 
@@ -79,7 +87,7 @@ absl::Status RouterApp::Start() {
                 .cors_origins = options_.cors_origins},
       .ready = [this] { return Ready(); },
       .collect_metrics =
-          [this](std::function<void(std::string)> done) { collector_->Collect(std::move(done)); }};
+          [this](MetricsCollector::Done done) { collector_->Collect(std::move(done)); }};
   api_ = std::make_unique<HttpApi>(std::move(parts));
   HttpServerOptions http_options{.address = options_.http,
                                  .budget = memory_.budget(),
@@ -90,12 +98,13 @@ absl::Status RouterApp::Start() {
                                        metrics_.http_connections.Set(open);
                                      },
                                  .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
-  TANDEM_ASSIGN_OR_RETURN(http_, HttpServer::Create(http_options, api_.get()));
+  TANDEM_ASSIGN_OR_RETURN(http_, Of("--http", HttpServer::Create(http_options, api_.get())));
   GrpcServerOptions grpc_options{.address = options_.grpc,
                                  .budget = memory_.budget(),
                                  .instance_id = options_.name,
                                  .ready = [this] { return Ready(); }};
-  TANDEM_ASSIGN_OR_RETURN(grpc_, GrpcServer::Create(grpc_options, generator_.get(), pool_.get()));
+  TANDEM_ASSIGN_OR_RETURN(
+      grpc_, Of("--grpc", GrpcServer::Create(grpc_options, generator_.get(), pool_.get())));
   return absl::OkStatus();
 }
 

@@ -100,8 +100,11 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     case Page::kBuild:
       return SendJson(exchange.get(), 200, absl::StrFormat("{\"version\":\"%s\"}", kVersion));
     case Page::kMetrics:
-      parts_.collect_metrics([exchange](std::string text) {
-        exchange->Send(200, "text/plain; version=0.0.4; charset=utf-8", std::move(text));
+      // Copied on the strand, where the copy is charged at once.
+      parts_.collect_metrics([exchange](const std::shared_ptr<const std::string>& page) {
+        exchange->Post([exchange, page] {
+          exchange->Send(200, "text/plain; version=0.0.4; charset=utf-8", *page);
+        });
       });
       return;
     case Page::kModels:

@@ -21,7 +21,7 @@ struct HttpApiParts {
   BrowserGuardOptions guard;
   std::function<bool()> ready;
   // Calls back once, on any thread, with the text exposition of everybody's metrics.
-  std::function<void(std::function<void(std::string)>)> collect_metrics;
+  std::function<void(std::function<void(std::shared_ptr<const std::string>)>)> collect_metrics;
 };
 
 class HttpApi final : public HttpHandler {

@@ -511,12 +511,8 @@ void ServerConnection::EndAnswer() {
   exchange_->Release();
   exchange_.reset();
   left_ = nullptr;
-  if (discard_after_) return Discard();
-  if (!keep_alive_) {
-    error_code ignored;
-    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-    return Close();
-  }
+  // What still came after a close would make the kernel drop what the client has yet to read.
+  if (discard_after_ || !keep_alive_) return Discard();
   WaitForRequest();
 }
 

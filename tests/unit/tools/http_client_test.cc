@@ -20,6 +20,8 @@ TEST(HttpTargetTest, SplitsHostPortAndPath) {
   EXPECT_EQ(target->port, "8000");
   EXPECT_EQ(target->base_path, "/prefix");
   EXPECT_EQ(ParseHttpTarget("http://localhost")->port, "80");
+  EXPECT_EQ(ParseHttpTarget("http://[::1]:8000")->port, "8000");
+  EXPECT_EQ(ParseHttpTarget("http://[::1]")->host, "[::1]");
 }
 
 TEST(HttpTargetTest, RefusesWhatItCannotReach) {

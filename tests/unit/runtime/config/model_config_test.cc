@@ -182,9 +182,16 @@ TEST(ServedNameTest, IsTheFoldersOwnWhateverWayLeadsToItUnlessOneIsGiven) {
   std::filesystem::create_directory(own);
   std::filesystem::create_directory_symlink(own, folder.path() + "/link");
   for (const char* way : {"/own", "/own/", "/own/.", "/own/../own", "/link", "/link/"}) {
-    EXPECT_EQ(ServedName(folder.path() + way, ""), "own") << way;
+    EXPECT_EQ(*ServedName(folder.path() + way, ""), "own") << way;
   }
-  EXPECT_EQ(ServedName(own, "given"), "given");
+  EXPECT_EQ(*ServedName(own, "given"), "given");
+}
+
+TEST(ServedNameTest, IsWhatMessagesMayCarry) {
+  const TempFolder folder;
+  EXPECT_TRUE(ServedName(folder.path(), std::string(256, 'a')).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(ServedName(folder.path(), std::string(257, 'a')).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ServedName(folder.path(), "x\xff").status()));
 }
 
 }  // namespace

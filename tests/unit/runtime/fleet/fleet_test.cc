@@ -97,6 +97,19 @@ TEST_F(FleetTest, ASecondWorkerOfTheNameIsRefusedWhileTheFirstLives) {
       fleet_.OnRegistration("addr:3", Registration("a", 3), kTimes.no_new_work_after_us).ok());
 }
 
+TEST_F(FleetTest, AWorkerIsWatchedAtOneOfItsAddresses) {
+  fleet_.Expect({"addr:1", "addr:2"});
+  RegisterWithSession();
+  EXPECT_TRUE(fleet_.OnSnapshot(id_));
+  const auto refused = fleet_.OnRegistration("addr:2", Registration("a", 1), 100);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(worker().address, "addr:1");
+  EXPECT_TRUE(fleet_.KnownCompletely()) << "nothing is to come from the other";
+  EXPECT_TRUE(fleet_.OnWatchLost(id_));
+  EXPECT_TRUE(fleet_.OnRegistration("addr:2", Registration("a", 1), 100).ok());
+  EXPECT_EQ(worker().address, "addr:2");
+}
+
 TEST_F(FleetTest, AReservedWorkerTakesNothingAndWhoRunsAloneWantsNoPromptBesideIt) {
   RegisterWithSession();
   fleet_.AddLive(id_, {.sequences = 1, .prompt_tokens = 100});
@@ -179,7 +192,6 @@ TEST_F(FleetTest, RegisteringAgainKeepsTheSession) {
   EXPECT_EQ(worker().session, 7u);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 10));
   EXPECT_FALSE(fleet_.OnSessionUp(id_, 8)) << "one session a worker";
-  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 20).ok()) << "it is the same";
 }
 
 TEST_F(FleetTest, AFullWorkerGetsMoreOnlyAsItEndsSomeOrTimePasses) {

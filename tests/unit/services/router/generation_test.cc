@@ -43,6 +43,7 @@ class GenerationTest : public testing::Test {
                                           .num_blocks = 128};
     struct Watch final : WatchReader {
       void ReadNext() override {}
+      void Refuse() override {}
     };
     const auto watch = std::make_shared<Watch>();
     core_->OnWatchUpdate("w:1", worker_, registration, watch);

@@ -22,7 +22,7 @@ class WorkerChannelTest : public testing::Test {
     options.owner.router_incarnation = 1;
     options.owner.max_index_entries = max_index_entries;
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
-    WorkerPoolOptions pool;
+    WorkerPoolOptions pool{.addresses = more_addresses_};
     pool.channel.budget = &budget_;
     for (const FakeWorkerOptions& worker : workers) {
       workers_.push_back(std::make_unique<FakeWorker>(worker));
@@ -39,6 +39,7 @@ class WorkerChannelTest : public testing::Test {
   MetricsRegistry registry_;
   RouterMetrics metrics_{&registry_};
   MemoryBudget budget_{int64_t{256} << 20};
+  std::vector<std::string> more_addresses_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<WorkerPool> pool_;
@@ -168,6 +169,19 @@ TEST_F(WorkerChannelTest, ANewNameReplacesTheOneThatItsAddressHad) {
   ASSERT_TRUE(Eventually([&] { return workers_[1]->num_watches() > 4; }));
   ASSERT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 0; }));
   EXPECT_LE(core_->View().workers.size(), 2u);
+}
+
+TEST_F(WorkerChannelTest, AWorkerWithTwoAddressesIsWatchedAtOne) {
+  FakeWorker worker({.name = "twice"});
+  more_addresses_ = {worker.address(), "localhost:" + std::to_string(worker.port())};
+  Start({});
+  ASSERT_TRUE(Eventually([&] { return worker.num_watches() > 1; }));
+  ASSERT_TRUE(Eventually([&] { return worker.num_heartbeats() > 60; }));
+  EXPECT_LT(worker.num_watches(), 6);
+  EXPECT_LT(worker.num_sessions(), 6);
+  const FleetView view = core_->View();
+  ASSERT_EQ(view.workers.size(), 1u);
+  EXPECT_TRUE(view.workers[0].healthy);
 }
 
 // Each registers, so that each was good for something.

@@ -198,6 +198,21 @@ TEST_F(HttpServerTest, AClientThatSendsTooFarAheadGetsTheAnswerThatIsBeingMade) 
   EXPECT_EQ(client.ReadToEnd(), 0u) << "it was the last";
 }
 
+TEST_F(HttpServerTest, AByteAfterALastRequestCostsNothingOfItsAnswer) {
+  RawHttp client(server_->port(), /*receive_buffer_bytes=*/2 << 10);
+  client.SendRequest("/held", "", "Connection: close\r\n");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  handler_.held->Write(std::string(60'000, 'x'));  // More than the client's side holds.
+  handler_.held->EndStream();
+  std::atomic<bool> written{false};
+  handler_.held->Post([&] { written = true; });
+  ASSERT_TRUE(Eventually([&] { return written && budget_.held_bytes() <= kHttpConnectionBytes; }))
+      << "the rest is with the kernel";
+  client.Send("\r\n");
+  EXPECT_TRUE(client.Read().complete);
+  handler_.held.reset();
+}
+
 TEST_F(HttpServerTest, RequestsThatAreSentAheadAreAnsweredInTurn) {
   RawHttp client(server_->port());
   for (const char* id : {"first", "second", "third"}) {
