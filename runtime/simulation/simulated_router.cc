@@ -324,9 +324,11 @@ uint64_t SimulatedRouter::MostRefusals() const {
   const RequestCounters& counters = owner_->counters();
   uint64_t most = (counters.attempts - counters.refusals) / 10;
   const int64_t elapsed_us = world_->now_us() - started_us_;
+  // In a long step it refuses nothing, so that with each heartbeat it seems to take more.
+  const int64_t once_in_us = faults.long_step > 0 ? LivenessTimes{}.heartbeat_us : 1'000'000;
   for (const auto& worker : world_->workers()) {
     most += 4 * static_cast<uint64_t>(worker->shape().max_sequences);
-    most += 16 + static_cast<uint64_t>(elapsed_us / 1'000'000);
+    most += 16 + static_cast<uint64_t>(elapsed_us / once_in_us);
   }
   return most;
 }
@@ -482,7 +484,11 @@ void SimulatedRouter::OnBatch(SessionId session, const StepBatch& batch) {
       if (token->finish != FinishReason::kNone) NotLive(token->attempt, session, token->choice);
     }
   }
+  const FleetWorker* const heard = owner_->fleet().FindSession(session);
   for (const ChunkBegun& chunk : batch.chunks) {
+    // Else it believes none of it, or the request is another router's.
+    if (heard == nullptr || heard->id().incarnation != batch.worker_incarnation) break;
+    if (chunk.attempt.request.router_incarnation != incarnation_) continue;
     AskedRequest* const asked = world_->book()->Find(chunk.attempt.request);
     if (asked != nullptr) asked->CountChunk(batch.worker_incarnation, chunk);
   }
@@ -521,6 +527,9 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
     entry->second = {.attempt = submit.attempt, .session = session, .sent = sent};
   }
   UpdateBook();
+  if (connection->peer->id().incarnation != connection->peer_incarnation) {
+    AskedFor(submit)->misdirected = true;  // Even if that life ends before it comes.
+  }
   connection->session->Send(0, [worker = connection->peer, to = connection->worker_session,
                                 meant_for = connection->peer_incarnation,
                                 submit] { worker->OnSubmit(to, meant_for, submit); });
@@ -539,17 +548,21 @@ int32_t SimulatedRouter::KindOf(const AskedRequest& asked) const {
   return from > 0 && tokens >= from ? 1 : 0;
 }
 
-void SimulatedRouter::CheckFits(const Connection& connection, const Submit& submit) {
+AskedRequest* SimulatedRouter::AskedFor(const Submit& submit) {
   AskedRequest* asked = world_->book()->Find(submit.attempt.request);
+  if (asked != nullptr) return asked;
+  for (const auto& client : clients_) {  // It is sent before Ask has heard its number.
+    if (client->id().counter == 0 && !client->ended()) asked = client->asked();
+  }
+  return asked;
+}
+
+void SimulatedRouter::CheckFits(const Connection& connection, const Submit& submit) {
+  AskedRequest* const asked = AskedFor(submit);
   const auto complain = [&](const std::string& what) {
     world_->Violate(
         absl::StrFormat("%s, request %d: %s", process_.name, submit.attempt.request.counter, what));
   };
-  if (asked == nullptr) {  // It is sent before Ask has heard its number.
-    for (const auto& client : clients_) {
-      if (client->id().counter == 0 && !client->ended()) asked = client->asked();
-    }
-  }
   const int64_t total = submit.prompt_tokens + int64_t{submit.sampling.max_tokens};
   if (asked->open_ended) {
     asked->open_ended = false;

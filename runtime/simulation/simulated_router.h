@@ -64,6 +64,7 @@ class SimulatedRouter final : private RouterOutbox {
 
   int32_t KindOf(const AskedRequest& asked) const;  // For TurnsJudge.
   // All of it fits, and what was promised first stays promised.
+  AskedRequest* AskedFor(const Submit& submit);
   void CheckFits(const Connection& connection, const Submit& submit);
   // Lets another worker compute the prompt, whatever its role.
   void NameAnyPeer(const SimulatedWorker& worker, Submit* submit);
