@@ -22,7 +22,7 @@ constexpr int64_t kDnsSettleUs = 5'000'000;
 
 // What an address that the flag names came to.
 template <typename Server>
-absl::StatusOr<Server> Of(std::string_view flag, absl::StatusOr<Server> server) {
+absl::StatusOr<Server> Of(const char* flag, absl::StatusOr<Server> server) {
   if (server.ok()) return server;
   return absl::Status(server.status().code(), absl::StrCat(flag, ": ", server.status().message()));
 }
