@@ -2,6 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+#include <memory>
+#include <string>
+
+#include "runtime/base/clock.h"
+#include "services/router/worker_pool.h"
+
 namespace tandem {
 namespace {
 
@@ -78,6 +85,29 @@ TEST(WorkerMetricsTest, NewLabelsOfEveryLifeAreNotKeptForEver) {
   EXPECT_GT(kept, 10u);
   EXPECT_LT(kept, WorkerMetricsHistory::kMaxFinishedBytes / 100'000 + 5);
   EXPECT_GT(Find(sum, "c_total")->metric[0].counter.value, 20) << "what is known goes on";
+}
+
+TEST(MetricsCollectorTest, WhoWaitsTogetherSharesAPage) {
+  using Page = std::shared_ptr<const std::string>;
+  const SteadyClock clock;
+  MetricsRegistry registry;
+  RouterMetrics metrics(&registry);
+  MemoryBudget budget(int64_t{64} << 20);
+  RouterCoreOptions options;
+  options.owner.router_incarnation = 1;
+  const auto core = *RouterCore::Create(options, &clock, &metrics);
+  WorkerPoolOptions workers;
+  workers.channel.budget = &budget;
+  WorkerPool pool(workers, core.get(), &clock);
+  MetricsCollector collector(&registry, core.get(), &pool);
+  std::promise<Page> one, other;
+  collector.Collect([&](const Page&) {  // Who comes now waits for the next.
+    collector.Collect([&](const Page& page) { one.set_value(page); });
+    collector.Collect([&](const Page& page) { other.set_value(page); });
+  });
+  const Page page = one.get_future().get();
+  EXPECT_NE(page->find("tandem_"), std::string::npos);
+  EXPECT_EQ(page, other.get_future().get());
 }
 
 }  // namespace
