@@ -130,13 +130,7 @@ absl::Status CheckPrompts(const GenerateRequest& r, const ModelInfo& model) {
 
 absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model,
                           bool isolate_cache) {
-  if (!model.Names(request.model)) {
-    return WithApiCode(
-        WithField(absl::NotFoundError(absl::StrFormat("the model \"%s\" is not served here",
-                                                      request.model.substr(0, 256))),
-                  request.names.model),
-        kModelNotFound);
-  }
+  if (!model.Names(request.model)) return NotServed(model, request.model, request.names.model);
   TANDEM_RETURN_IF_ERROR(CheckSampling(request));
   TANDEM_RETURN_IF_ERROR(CheckStops(request, model));
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));

@@ -7,8 +7,10 @@
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/base/utf8.h"
 #include "runtime/config/json.h"
 #include "runtime/config/model_config.h"
+#include "services/router/api_error.h"
 
 namespace tandem {
 
@@ -36,6 +38,15 @@ absl::StatusOr<ModelInfo> ReadModelInfo(const std::string& folder, std::string_v
                {{"folder", info.folder}, {"why", absl::StrJoin(info.generation.ignored, "; ")}});
   }
   return info;
+}
+
+absl::Status NotServed(const ModelInfo& model, std::string_view name, std::string_view field) {
+  constexpr size_t kMaxShownBytes = 256;
+  return WithApiCode(WithField(absl::NotFoundError(absl::StrCat(
+                                   "the model \"", ToValidUtf8(name.substr(0, kMaxShownBytes)),
+                                   "\" is not served here; \"", model.served_name, "\" is")),
+                               field),
+                     kModelNotFound);
 }
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/config/generation_config.h"
 
@@ -30,6 +31,9 @@ struct ModelInfo {
 // folder/generation_config.json, which may be missing; warns once of what the latter asks for in
 // vain. An empty `served_name` is the folder's own name. Errors name file and field.
 absl::StatusOr<ModelInfo> ReadModelInfo(const std::string& folder, std::string_view served_name);
+
+// NotFound, with the field that has the name, for one that `model` does not have.
+absl::Status NotServed(const ModelInfo& model, std::string_view name, std::string_view field);
 
 }  // namespace tandem
 

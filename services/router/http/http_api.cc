@@ -143,15 +143,9 @@ std::string HttpApi::ModelCard() const {
 }
 
 void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange) {
-  if (parts_.generator->model().Names(name)) {
-    return SendJson(exchange, 200, ModelCard());
-  }
-  const absl::Status status =
-      WithApiCode(WithField(absl::NotFoundError(absl::StrFormat(
-                                "the model \"%s\" is not served here", name.substr(0, 256))),
-                            "model"),
-                  kModelNotFound);
-  SendJson(exchange, 404, ErrorJson(status));
+  const ModelInfo& model = parts_.generator->model();
+  if (model.Names(name)) return SendJson(exchange, 200, ModelCard());
+  SendJson(exchange, 404, ErrorJson(NotServed(model, name, "model")));
 }
 
 void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat) {
