@@ -35,10 +35,10 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
       now_us - worker.heard_us < times_.no_new_work_after_us) {
     const bool same = worker.id() == registration.worker;
     if (same) awaited_.erase(address);  // What it has is known by its other address.
-    return absl::FailedPreconditionError(absl::StrFormat(
-        same ? "worker %s, watched at %s, heard %d ms ago, is at %s, too"
-             : "two workers are named %s: one at %s, heard %d ms ago, and one at %s",
-        registration.worker.name, worker.address, (now_us - worker.heard_us) / 1000, address));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s named %s: at %s, heard %d ms ago, and at %s",
+                        same ? "one worker is" : "two workers are", registration.worker.name,
+                        worker.address, (now_us - worker.heard_us) / 1000, address));
   }
   std::vector<Replaced> replaced;
   if (!worker.id().name.empty() && worker.id() != registration.worker) {
