@@ -28,6 +28,7 @@ class GenerationTest : public testing::Test {
   GenerationTest() : metrics_(&registry_) {
     RouterCoreOptions options;
     options.owner.router_incarnation = 1;
+    options.owner.times = LivenessTimes::Scaled(1000);  // Nobody is silent, however slow this is.
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
   }
 
@@ -81,6 +82,7 @@ class GenerationTest : public testing::Test {
   void StandStill(size_t max_queued_commands) {
     RouterCoreOptions options;
     options.owner.router_incarnation = 1;
+    options.owner.times = LivenessTimes::Scaled(1000);  // Nobody is silent, however slow this is.
     options.max_queued_commands = max_queued_commands;
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
     std::promise<void> stands;
