@@ -10,6 +10,7 @@
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status_macros.h"
+#include "services/router/generation_slot.h"
 #include "services/router/grpc/inference_convert.h"
 #include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
@@ -55,58 +56,45 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // The oldest news, at most so many; an EndNews if the call failed before it began.
   std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    if (failure_.has_value()) {
-      std::vector<GenerationNews> news;
-      news.push_back(EndNews{.status = *std::exchange(failure_, std::nullopt)});
-      return news;
+    {
+      MutexLock lock(&mu_);
+      if (failure_.has_value()) {
+        std::vector<GenerationNews> news;
+        news.push_back(EndNews{.status = *std::exchange(failure_, std::nullopt)});
+        return news;
+      }
     }
-    return generation_ == nullptr ? std::vector<GenerationNews>() : generation_->Take(most);
+    const std::shared_ptr<Generation> generation = slot_.Get();
+    return generation == nullptr ? std::vector<GenerationNews>() : generation->Take(most);
   }
 
   // The client is gone, or has its answer.
   void Detach() EXCLUDES(mu_) {
-    std::shared_ptr<Generation> generation;
     {
       MutexLock lock(&mu_);
-      detached_ = true;
       on_news_ = nullptr;
-      generation = generation_;
     }
-    if (generation != nullptr) generation->Detach();
+    slot_.Leave();
   }
 
   // Cancelled because the client does not read.
-  bool overflowed() EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    return generation_ != nullptr && generation_->overflowed();
+  bool overflowed() {
+    const std::shared_ptr<Generation> generation = slot_.Get();
+    return generation != nullptr && generation->overflowed();
   }
 
-  void KeepAnswer(int64_t bytes) EXCLUDES(mu_) {
-    std::shared_ptr<Generation> generation;
-    {
-      MutexLock lock(&mu_);
-      generation = generation_;
-    }
-    if (generation != nullptr) generation->KeepAnswer(bytes);
+  void KeepAnswer(int64_t bytes) {
+    if (const auto generation = slot_.Get()) generation->KeepAnswer(bytes);
   }
 
   // For news of Take.
-  bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) EXCLUDES(mu_) {
-    std::shared_ptr<Generation> generation;
-    {
-      MutexLock lock(&mu_);
-      generation = generation_;
-    }
-    return answer_.Add(news, generation->prompt_token_ids(0), response);
+  bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) {
+    return answer_.Add(news, slot_.Get()->prompt_token_ids(0), response);
   }
 
  private:
   void Begin() {
-    {
-      MutexLock lock(&mu_);
-      if (detached_) return;
-    }
+    if (slot_.left()) return;
     absl::StatusOr<GenerateRequest> parsed = FromInferenceProto(*request_);
     request_.reset();
     if (!parsed.ok()) return Refuse(parsed.status());
@@ -117,14 +105,8 @@ class Call : public std::enable_shared_from_this<Call> {
     absl::StatusOr<std::shared_ptr<Generation>> generation =
         generator_->Begin(*parsed, std::move(facts_));
     if (!generation.ok()) return Refuse(generation.status());
-    bool detached = false;
-    {
-      MutexLock lock(&mu_);
-      generation_ = *generation;
-      detached = detached_;
-    }
-    if (detached) (*generation)->Detach();
-    OnNews();  // What came before generation_ was set.
+    slot_.Set(*std::move(generation));
+    OnNews();  // What came before that.
   }
 
   // The call never became a request.
@@ -151,11 +133,10 @@ class Call : public std::enable_shared_from_this<Call> {
   std::shared_ptr<const v1::GenerateRequest> request_;  // Until Begin.
   const bool stream_;
   Generator::Call facts_;  // Until Begin.
+  GenerationSlot slot_;
   Mutex mu_;
   std::function<void()> on_news_ GUARDED_BY(mu_);
-  std::shared_ptr<Generation> generation_ GUARDED_BY(mu_);
   std::optional<absl::Status> failure_ GUARDED_BY(mu_);
-  bool detached_ GUARDED_BY(mu_) = false;
 };
 
 // What both reactors share.

@@ -31,18 +31,11 @@ GenerateCall::GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> e
 
 // The connection holds the call while it lasts.
 void GenerateCall::WatchClient() {
-  exchange_->OnLeft([self = shared_from_this()] {
-    std::shared_ptr<Generation> generation;
-    {
-      MutexLock lock(&self->mu_);
-      self->left_ = true;
-      generation = self->generation_;
-    }
-    if (generation != nullptr) generation->Detach();
-  });
+  exchange_->OnLeft([self = shared_from_this()] { self->slot_.Leave(); });
 }
 
 void GenerateCall::Begin(const HttpRequest& request) {
+  if (slot_.left()) return;
   if (const absl::Status status = TryBegin(request); !status.ok()) Refuse(status);
 }
 
@@ -81,24 +74,14 @@ absl::Status GenerateCall::TryBegin(const HttpRequest& request) {
     return raw->prompt_token_ids(prompt);
   };
   answer_ = std::make_unique<JsonAnswer>(std::move(options));
-  bool left = false;
-  {
-    MutexLock lock(&mu_);
-    generation_ = generation;
-    left = left_;
-  }
-  if (left) generation->Detach();
-  OnNews();  // What came before generation_ was set.
+  slot_.Set(generation);
+  OnNews();  // What came before that.
   return absl::OkStatus();
 }
 
 void GenerateCall::OnNews() {
   exchange_->Post([self = shared_from_this()] {
-    std::shared_ptr<Generation> generation;
-    {
-      MutexLock lock(&self->mu_);
-      generation = self->generation_;
-    }
+    const std::shared_ptr<Generation> generation = self->slot_.Get();
     if (generation == nullptr) return;
     const std::vector<GenerationNews> news = generation->Take();
     if (self->stream_) {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/base/mutex.h"
+#include "services/router/generation_slot.h"
 #include "services/router/generator.h"
 #include "services/router/http/http_server.h"
 #include "services/router/http/json_answer.h"
@@ -20,7 +20,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
 
   // On the connection's strand, first: from now on a client that leaves ends it.
   void WatchClient();
-  // On a text thread: parses, tokenizes, starts.
+  // On a text thread: parses, tokenizes, starts; nothing if the client has left.
   void Begin(const HttpRequest& request);
   // Answers with an error instead: the call never became a request. Any thread.
   void Refuse(const absl::Status& status);
@@ -39,9 +39,7 @@ class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
   const bool chat_;
   const int64_t arrived_us_;
 
-  Mutex mu_;
-  std::shared_ptr<Generation> generation_ GUARDED_BY(mu_);
-  bool left_ GUARDED_BY(mu_) = false;
+  GenerationSlot slot_;
 
   // ---- Set by Begin before the generation starts; then strand only ----
   bool stream_ = false;

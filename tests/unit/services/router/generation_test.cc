@@ -6,6 +6,7 @@
 #include <future>
 #include <thread>
 
+#include "services/router/generation_slot.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
@@ -314,7 +315,7 @@ TEST_F(GenerationTest, UsageIsOfAllPrompts) {
   for (const size_t i : {0, 1}) {
     Say({PromptEvent{.attempt = session_->submits.at(i).attempt,
                      .cached_tokens = static_cast<int32_t>(i) + 1,
-                     .transferred_blocks = 0,
+                     .by_prefill = false,
                      .prompt_logprobs = {}},
          Token(i, 3, FinishReason::kLength)});
   }
@@ -323,6 +324,28 @@ TEST_F(GenerationTest, UsageIsOfAllPrompts) {
   EXPECT_EQ(end.usage.prompt_tokens, 6);
   EXPECT_EQ(end.usage.completion_tokens, 2);
   EXPECT_EQ(end.usage.cached_tokens, 3);
+}
+
+TEST_F(GenerationTest, WhatBeginsOnceItsClientHasLeftEnds) {
+  AddWorker();
+  GenerationSlot slot;
+  EXPECT_FALSE(slot.left());
+  slot.Leave();
+  EXPECT_TRUE(slot.left());
+  const std::shared_ptr<Generation> call = Make(1);
+  call->Start();
+  slot.Set(call);
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+}
+
+TEST_F(GenerationTest, WhatRunsEndsWhenItsClientLeaves) {
+  GenerationSlot slot;
+  slot.Set(Running());
+  EXPECT_EQ(core_->View().requests_in_flight, 1);
+  slot.Leave();
+  Flush();
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
 TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) {
