@@ -62,7 +62,6 @@ struct Attempt {
   // Until the PromptEvent.
   std::vector<SampledToken> prompt_logprobs;
   int32_t cached_tokens = 0;
-  int32_t transferred_blocks = 0;
 
   std::unique_ptr<RemotePrefill> remote;
   std::vector<StartedChoice> started_choices;  // First token delivered, sequence not forked yet.

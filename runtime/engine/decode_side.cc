@@ -131,7 +131,6 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
   std::vector<SampledToken> tokens = first.tokens;
   attempt->prompt_logprobs = first.prompt_logprobs;
   attempt->cached_tokens = std::max(attempt->remote->cached_tokens, prompt.num_computed);
-  attempt->transferred_blocks = attempt->remote->transfer.num_verified();
   DeliverFirstTokens(attempt, &tokens);
   if (!attempt->started_choices.empty()) return true;
   FinishAttempt(attempt);
@@ -207,19 +206,16 @@ void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 }
 
 // Grants what is held, oldest first, but never ahead of an older sequence that lacks blocks here.
-// Returns how many sequences gave theirs.
-int32_t Engine::Impl::GrantHeld() {
-  int32_t preempted = 0;
+void Engine::Impl::GrantHeld() {
   while (grants_.num_waiting() > 0 && grants_.oldest() < blocked_order_) {
     if (grants_.OldestMayHave()) {
-      preempted += scheduler_.MakeRoom(grants_.oldest(), grants_.wanted_blocks());
+      preempted_ += scheduler_.MakeRoom(grants_.oldest(), grants_.wanted_blocks());
     }
     const std::optional<JobId> job = grants_.Next(GrantableBlocks());
     if (!job.has_value()) break;
     holds_.Remove(*job);
     GrantBlocks(remote_.at(*job));
   }
-  return preempted;
 }
 
 void Engine::Impl::GrantBlocks(Attempt* attempt) {

@@ -136,7 +136,7 @@ class Engine::Impl {
   bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
   bool OnFirstToken(Attempt* attempt, const FirstToken& first);
   void OnPrefillRefused(Attempt* attempt, const PrefillRefused& refused);
-  int32_t GrantHeld();
+  void GrantHeld();
   void GrantBlocks(Attempt* attempt);
   int32_t GrantableBlocks() const;
   uint64_t OldestHeldGrant() const;
@@ -162,6 +162,7 @@ class Engine::Impl {
   int64_t now_us_ = 0;
   uint64_t num_arrivals_ = 0;  // Attempts and jobs.
   bool draining_ = false;
+  int32_t preempted_ = 0;                     // Since the last step.
   bool stalled_ = false;                      // The last step had work but could run none of it.
   uint64_t blocked_order_ = kNoOrder;         // As of the last step's plan.
   int64_t quarantine_since_us_ = kNever;      // That it is too large, or in the way.

@@ -97,7 +97,7 @@ void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken
       attempt->key.router,
       PromptEvent{.attempt = attempt->key.attempt,
                   .cached_tokens = std::min(attempt->cached_tokens, attempt->prompt_tokens),
-                  .transferred_blocks = attempt->transferred_blocks,
+                  .by_prefill = attempt->remote != nullptr,
                   .prompt_logprobs = std::move(attempt->prompt_logprobs)});
   for (size_t i = 0; i < tokens->size(); ++i) {
     const int32_t choice = prompt->draws[i].choice;

@@ -19,21 +19,22 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   }
   while (ended_jobs_.PopDue(now_us_).has_value()) {
   }
-  const int32_t preempted = GrantHeld();
+  GrantHeld();
 
   const StepPlan& plan = scheduler_.Schedule(OldestHeldGrant());
   blocked_order_ = plan.blocked_order;
   CountAdmitted(plan.admitted.size());
   StartAdmitted(plan);
+  preempted_ += static_cast<int32_t>(plan.preempted.size());
   StepResult result;
-  result.preempted = preempted + static_cast<int32_t>(plan.preempted.size());
   if (!plan.runs.empty()) {
     Execute(plan, &result);
   } else {
-    result.preempted += GrantHeld();  // What held grants back at the step before may be gone.
+    GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
-    result.again = RelieveMemory() || result.preempted > 0;
+    result.again = RelieveMemory() || preempted_ > 0;
   }
+  result.preempted = std::exchange(preempted_, 0);
   graveyard_.clear();
   WatchQuarantine(/*moves=*/result.again);
   result.next_wakeup_us = NextWakeup();

@@ -65,7 +65,7 @@ enum class AbortOutcome : uint8_t {
 struct PromptEvent {
   AttemptId attempt;
   int32_t cached_tokens = 0;                  // Prompt tokens served from a prefix cache.
-  int32_t transferred_blocks = 0;             // Blocks that came from a prefill worker so far.
+  bool by_prefill = false;                    // The attempt's prefill worker computed the prompt.
   std::vector<SampledToken> prompt_logprobs;  // One per prompt token but the first, if asked for.
 };
 

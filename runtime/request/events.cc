@@ -95,7 +95,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
     return Verdict::kProtocolError;
   }
   StopPromptCount(stream);
-  if (event.transferred_blocks > 0 && stream->prefill.has_value()) {
+  if (event.by_prefill && stream->prefill.has_value()) {
     fleet_.OnPairWorked(stream->worker, *stream->prefill);
     fleet_.OnStepWorked(*stream->prefill);
   }

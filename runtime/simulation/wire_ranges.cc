@@ -35,10 +35,7 @@ std::string OfPrompt(const Message& m) {
 
 std::string OfEnd(const absl::Status& status) { return status.ok() ? "OK as an end" : ""; }
 
-std::string Of(const PromptEvent& e) {
-  std::string what = Negative("cached_tokens", e.cached_tokens);
-  return what.empty() ? Negative("transferred_blocks", e.transferred_blocks) : what;
-}
+std::string Of(const PromptEvent& e) { return Negative("cached_tokens", e.cached_tokens); }
 std::string Of(const TokenEvent& e) {
   if (e.choice < 0 || e.choice >= kMaxChoices) return absl::StrFormat("choice = %d", e.choice);
   return Negative("position", e.position);

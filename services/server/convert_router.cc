@@ -52,10 +52,8 @@ absl::StatusOr<RouterEvent> Read(const proto::PromptEvent& in) {
   PromptEvent out;
   TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
   TANDEM_RETURN_IF_ERROR(CheckRange("cached_tokens", in.cached_tokens(), 0, kMaxRequestTokens));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("transferred_blocks", in.transferred_blocks(), 0, kMaxRequestTokens));
   out.cached_tokens = in.cached_tokens();
-  out.transferred_blocks = in.transferred_blocks();
+  out.by_prefill = in.by_prefill();
   TANDEM_RETURN_IF_ERROR(ReadSampledTokens("prompt_logprobs", in.prompt_logprobs(),
                                            kMaxRequestTokens, &out.prompt_logprobs));
   return RouterEvent(std::move(out));
@@ -124,7 +122,7 @@ struct FillEvent {
     proto::PromptEvent* event = out->mutable_prompt();
     ToProto(in.attempt, event->mutable_attempt());
     event->set_cached_tokens(in.cached_tokens);
-    event->set_transferred_blocks(in.transferred_blocks);
+    event->set_by_prefill(in.by_prefill);
     for (const SampledToken& token : in.prompt_logprobs) {
       ToProto(token, event->add_prompt_logprobs());
     }

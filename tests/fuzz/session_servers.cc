@@ -328,7 +328,7 @@ class HostileWorker::Impl final : public proto::Worker::Service {
       case 0: {
         PromptEvent event{.attempt = attempt,
                           .cached_tokens = static_cast<int32_t>(random->Below(200)),
-                          .transferred_blocks = static_cast<int32_t>(random->Below(3))};
+                          .by_prefill = random->Chance(0.5)};
         event.prompt_logprobs.resize(random->Below(5), FuzzToken(random));
         return event;
       }

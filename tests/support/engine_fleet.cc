@@ -249,6 +249,7 @@ bool EngineFleet::RunOne() {
     Worker& worker = *workers_[turn];
     if (worker.paused || (!worker.dirty && worker.wakeup_us > now_us_)) continue;
     const Engine::StepResult result = worker.engine->Step(now_us_);
+    preemptions_ += result.preempted;
     worker.dirty = result.again;
     worker.wakeup_us = result.next_wakeup_us;
     return true;

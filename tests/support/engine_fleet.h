@@ -111,6 +111,8 @@ class EngineFleet {
   // Who has said that it begins what, in order.
   const std::vector<std::pair<int, ChunkNotice>>& notices() const { return notices_; }
   int64_t messages(const std::string& kind) const;
+  // As the steps of all workers said.
+  int64_t preemptions() const { return preemptions_; }
 
   // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors;
   // otherwise what is wrong.
@@ -155,6 +157,7 @@ class EngineFleet {
   std::vector<JobId> prefill_cancels_;
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
+  int64_t preemptions_ = 0;
 };
 
 }  // namespace tandem

@@ -54,7 +54,7 @@ inline std::vector<RouterCommand> WireCommands() {
 inline std::vector<RouterEvent> WireEvents() {
   return {PromptEvent{.attempt = WireAttempt(),
                       .cached_tokens = 16,
-                      .transferred_blocks = 3,
+                      .by_prefill = true,
                       .prompt_logprobs = {WireToken(), WireToken()}},
           TokenEvent{.attempt = WireAttempt(),
                      .choice = 2,

@@ -308,6 +308,19 @@ TEST_F(EngineGrantsTest, YoungerPromptsLeaveTheBlocksThatAHeldGrantWaitsFor) {
   }
 }
 
+TEST_F(EngineGrantsTest, WhoGivesItsBlocksToAnOlderPromptThatStartsElsewhereIsCounted) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const Submit older = Disaggregated(1, RandomTokens(90, 1), 5);
+  fleet_.Pause(kPrefill, true);
+  fleet_.Submit(kDecode, older);
+  const Submit younger = MakeSubmit(2, RandomTokens(100, 2), 20, /*num_choices=*/4);
+  DecodeUntilFirstToken(younger);
+  fleet_.Pause(kPrefill, false);
+  Run();
+  EXPECT_EQ(fleet_.preemptions(), 2);
+  for (const Submit& submit : {older, younger}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
 TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);

@@ -47,14 +47,17 @@ TEST_F(EngineLinkTest, AJobRenewsUntilItsLastFrameHasLeft) {
   EXPECT_EQ(computed(kDecode), 4);
 }
 
-TEST_F(EngineLinkTest, ItsRouterIsToldThatBlocksHaveCome) {
+TEST_F(EngineLinkTest, ItsRouterIsToldWhoComputedThePrompt) {
   Create();
-  fleet_.SetFastNetwork(true);
-  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  fleet_.Submit(kDecode, submit);
+  const Submit there = Disaggregated(1, RandomTokens(100, 3), 5);  // Of one chunk.
+  const Submit here = MakeSubmit(2, RandomTokens(100, 4), 5);
+  for (const Submit& submit : {there, here}) fleet_.Submit(kDecode, submit);
   Run();
-  ASSERT_THAT(fleet_.record(submit.attempt).prompts, SizeIs(1));
-  EXPECT_EQ(fleet_.record(submit.attempt).prompts[0].transferred_blocks, 8) << "of two chunks";
+  for (const Submit& submit : {there, here}) {
+    ASSERT_THAT(fleet_.record(submit.attempt).prompts, SizeIs(1));
+  }
+  EXPECT_TRUE(fleet_.record(there.attempt).prompts[0].by_prefill);
+  EXPECT_FALSE(fleet_.record(here.attempt).prompts[0].by_prefill);
 }
 
 TEST_F(EngineLinkTest, AFrameThatCouldNotBeSentEndsTheAttemptAtOnce) {

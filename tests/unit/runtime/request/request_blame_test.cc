@@ -231,7 +231,7 @@ TEST_F(FailedStepTest, APrefillWorkerWhosePromptCameWorksAgain) {
   ASSERT_TRUE(at_p(&sinks[1]));
   Say(d, {PromptEvent{.attempt = last_submit().attempt,
                       .cached_tokens = 0,
-                      .transferred_blocks = 1,
+                      .by_prefill = true,
                       .prompt_logprobs = {}}});
   Fail(/*by_prefill=*/true);
   Advance(200'000);

@@ -18,10 +18,9 @@ TEST_F(RequestOwnerTest, DeliversTokensTextAndOneTerminalEvent) {
   EXPECT_EQ(last_submit().prompt_tokens, 3);
   EXPECT_EQ(last_submit().time_left_us, kDefaultDeadlineUs);
   const AttemptId attempt = last_submit().attempt;
-  Say(a,
-      {PromptEvent{
-           .attempt = attempt, .cached_tokens = 2, .transferred_blocks = 0, .prompt_logprobs = {}},
-       Token(attempt, 3, 'x')});
+  Say(a, {PromptEvent{
+              .attempt = attempt, .cached_tokens = 2, .by_prefill = false, .prompt_logprobs = {}},
+          Token(attempt, 3, 'x')});
   now_us_ += 5;
   Say(a, {Token(attempt, 4, 'y', 0, FinishReason::kLength)});
   EXPECT_EQ(sink_.tokens[0], (Tokens{'x', 'y'}));
@@ -435,10 +434,9 @@ TEST_F(RequestOwnerTest, NoMoreIsReportedAsCachedThanThePrompt) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
   const AttemptId attempt = last_submit().attempt;
-  Say(a,
-      {PromptEvent{
-           .attempt = attempt, .cached_tokens = 16, .transferred_blocks = 0, .prompt_logprobs = {}},
-       Token(attempt, 3, 'x', 0, FinishReason::kLength)});
+  Say(a, {PromptEvent{
+              .attempt = attempt, .cached_tokens = 16, .by_prefill = false, .prompt_logprobs = {}},
+          Token(attempt, 3, 'x', 0, FinishReason::kLength)});
   EXPECT_EQ(sink_.report.cached_tokens, 3);
 }
 

@@ -12,11 +12,10 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
   facts.sampling.num_prompt_logprobs = 0;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const AttemptId first = last_submit().attempt;
-  Say(a, {PromptEvent{.attempt = first,
-                      .cached_tokens = 0,
-                      .transferred_blocks = 0,
-                      .prompt_logprobs = {{}, {}}},
-          Token(first, 3, 'x'), Token(first, 4, 'y')});
+  Say(a,
+      {PromptEvent{
+           .attempt = first, .cached_tokens = 0, .by_prefill = false, .prompt_logprobs = {{}, {}}},
+       Token(first, 3, 'x'), Token(first, 4, 'y')});
   const SessionId b = AddWorker("b");
   owner_->OnSessionLost(a, now_us_);
   ASSERT_EQ(outbox_.submits.size(), 2u);
@@ -392,7 +391,7 @@ TEST_F(RequestResumeTest, APairThatWorkedRestsAsBrieflyAsTheFirstTime) {
   ASSERT_EQ(last_submit().prefill.worker.name, "p");
   Say(d, {PromptEvent{.attempt = last_submit().attempt,
                       .cached_tokens = 0,
-                      .transferred_blocks = 1,
+                      .by_prefill = true,
                       .prompt_logprobs = {}}});
   fail();
   RecordingSink last;

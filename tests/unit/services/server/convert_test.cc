@@ -225,7 +225,6 @@ TEST(ConvertTest, WhatAWorkerTellsItsRouterIsInRange) {
   using Event = proto::RouterEvent;
   const auto refused = RefusedOf<Event>(WireEvents());
   EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_cached_tokens(-1); }));
-  EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_transferred_blocks(-1); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(-1); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(kMaxChoices); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_position(-1); }));
