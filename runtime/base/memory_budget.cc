@@ -43,7 +43,7 @@ void MemoryBudget::Delist(Holding* holding) {
   Unrank(holding->client_, client);
   const Order order{holding->bytes_, -holding->number_, holding};
   client.may_be_cut.erase(order);
-  if (client.idle.erase(order) > 0) client.idle_bytes -= holding->bytes_;
+  if (client.idle.erase(holding->number_) > 0) client.idle_bytes -= holding->bytes_;
   client.bytes -= holding->bytes_;
   held_bytes_ -= holding->bytes_;
   holding->bytes_ = 0;
@@ -58,10 +58,11 @@ void MemoryBudget::Enlist(Holding* holding, int64_t bytes) {
   client.bytes += bytes;
   held_bytes_ += bytes;
   holding->bytes_ = bytes;
-  if (holding->may_be_cut_) {
-    const bool idle = holding->idle_;
-    if (idle) client.idle_bytes += bytes;
-    (idle ? client.idle : client.may_be_cut).emplace(bytes, -holding->number_, holding);
+  if (holding->may_be_cut_ && holding->idle_) {
+    client.idle_bytes += bytes;
+    client.idle.emplace(holding->number_, holding);
+  } else if (holding->may_be_cut_) {
+    client.may_be_cut.emplace(bytes, -holding->number_, holding);
   }
   Rank(holding->client_, client);
 }
@@ -69,13 +70,13 @@ void MemoryBudget::Enlist(Holding* holding, int64_t bytes) {
 void MemoryBudget::Rank(const std::string& name, const Client& client) {
   if (!client.may_be_cut.empty()) by_bytes_.emplace(client.bytes, name);
   if (client.idle.empty()) return;
-  by_idle_.emplace(client.idle_bytes / Slack(), std::get<1>(*client.idle.rbegin()), name);
+  by_idle_.emplace(client.idle_bytes / Slack(), -client.idle.begin()->first, name);
 }
 
 void MemoryBudget::Unrank(const std::string& name, const Client& client) {
   by_bytes_.erase({client.bytes, name});
   if (client.idle.empty()) return;
-  by_idle_.erase({client.idle_bytes / Slack(), std::get<1>(*client.idle.rbegin()), name});
+  by_idle_.erase({client.idle_bytes / Slack(), -client.idle.begin()->first, name});
 }
 
 int64_t MemoryBudget::Slack() const { return std::max<int64_t>(1, limit_bytes_ / kSlackShare); }
@@ -101,9 +102,8 @@ MemoryBudget::Holding* MemoryBudget::IdleVictim(Holding* asking, int64_t bytes) 
   if (!other && leaving_bytes_ > limit_bytes_ / kLeavingShare) return nullptr;
   const auto client = other ? clients_.find(name) : own;
   if (client == clients_.end()) return nullptr;
-  const auto& idle = client->second.idle;
-  for (auto oldest = idle.rbegin(); oldest != idle.rend(); ++oldest) {
-    if (std::get<Holding*>(*oldest) != asking) return std::get<Holding*>(*oldest);
+  for (const auto& [number, oldest] : client->second.idle) {
+    if (oldest != asking) return oldest;
   }
   return nullptr;
 }

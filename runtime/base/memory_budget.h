@@ -62,8 +62,8 @@ class MemoryBudget {
   struct Client {
     int64_t bytes = 0;
     int64_t idle_bytes = 0;
-    std::set<Order> may_be_cut;  // And is not idle.
-    std::set<Order> idle;
+    std::set<Order> may_be_cut;        // And is not idle.
+    std::map<int64_t, Holding*> idle;  // By number: the oldest first.
   };
 
   absl::Status Set(Holding* holding, int64_t bytes) EXCLUDES(mu_);

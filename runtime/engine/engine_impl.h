@@ -14,10 +14,10 @@
 
 #include "absl/status/status.h"
 #include "runtime/base/check.h"
+#include "runtime/base/expiry_queue.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/engine/attempt.h"
 #include "runtime/engine/engine.h"
-#include "runtime/engine/expiry_queue.h"
 #include "runtime/engine/kv_memory.h"
 #include "runtime/protocol/grant_policy.h"
 #include "runtime/protocol/peer_pauses.h"

@@ -221,10 +221,10 @@ void Engine::Impl::Pump(PrefillJob* job) {
   }
   if (!job->transfer.ended()) return;
   if (absl::IsUnavailable(job->transfer.outcome())) {
-    outbox_->ToDecode(job->key.decode,
-                      PrefillRefused{.job = job->key.job, .status = job->transfer.outcome()});
+    RefuseJob(job, job->transfer.outcome());
+  } else {
+    ForgetJob(job);
   }
-  ForgetJob(job);
 }
 
 void Engine::Impl::ExpireJobs() {

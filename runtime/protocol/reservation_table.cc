@@ -6,14 +6,15 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/guard.h"
 #include "runtime/protocol/append_bytes.h"
+#include "runtime/protocol/decode_transfer.h"
 
 namespace tandem {
 
 namespace {
 
-// A block is asked for three times at most (kMaxResends). A sender that goes on would fill the
-// engine's queue with what has landed.
-constexpr size_t kMaxCorruptPerBlock = 3;
+// More often none is sent. A sender that goes on would fill the engine's queue with what has
+// landed.
+constexpr size_t kMaxCorruptPerBlock = kMaxResends + 1;
 
 }  // namespace
 

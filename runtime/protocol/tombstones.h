@@ -5,11 +5,9 @@
 #define TANDEM_RUNTIME_PROTOCOL_TOMBSTONES_H_
 
 #include <cstdint>
-#include <map>
-#include <set>
 #include <string>
-#include <utility>
 
+#include "runtime/base/expiry_queue.h"
 #include "runtime/base/guard.h"
 #include "runtime/protocol/append_bytes.h"
 
@@ -25,13 +23,8 @@ class Tombstones {
   // False: past its deadline already, nothing was kept.
   bool Add(const Key& key, int64_t deadline_us, int64_t now_us) {
     if (deadline_us <= now_us) return false;
-    const auto [entry, fresh] = deadlines_.try_emplace(key, deadline_us);
-    if (!fresh) {
-      by_deadline_.erase({entry->second, key});
-      entry->second = deadline_us;
-    }
-    by_deadline_.insert({deadline_us, key});
-    if (size() > max_entries_) EraseFirst();
+    deadlines_.Set(key, deadline_us);
+    if (size() > max_entries_) deadlines_.PopDue(kNever);
     return true;
   }
 
@@ -39,28 +32,23 @@ class Tombstones {
   bool Admits(const Key& key) const { return TANDEM_GUARD("tombstone", !deadlines_.contains(key)); }
 
   void Expire(int64_t now_us) {
-    while (!by_deadline_.empty() && by_deadline_.begin()->first <= now_us) EraseFirst();
+    while (deadlines_.PopDue(now_us).has_value()) {
+    }
   }
 
   int32_t size() const { return static_cast<int32_t>(deadlines_.size()); }
 
   // Appends bytes that are equal for equal states; of keys without padding.
   void AppendState(std::string* bytes) const {
-    for (const auto& [deadline_us, key] : by_deadline_) {
+    for (const auto& [deadline_us, key] : deadlines_.in_order()) {
       AppendBytes(deadline_us, bytes);
       AppendBytes(key, bytes);
     }
   }
 
  private:
-  void EraseFirst() {
-    deadlines_.erase(by_deadline_.begin()->second);
-    by_deadline_.erase(by_deadline_.begin());
-  }
-
   int32_t max_entries_;
-  std::map<Key, int64_t> deadlines_;
-  std::set<std::pair<int64_t, Key>> by_deadline_;
+  ExpiryQueue<Key> deadlines_;
 };
 
 }  // namespace tandem

@@ -137,7 +137,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
            absl::InternalError(absl::StrFormat(
                "determinism_violation: choice %d, position %d was computed twice, differently",
                event.choice, event.position)),
-           RequestOutcome::kInternal, now_us);
+           now_us);
       return Verdict::kGoOn;
     }
   }
@@ -227,11 +227,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
       }
       Requeue(request, index);
       break;
-    case absl::StatusCode::kInvalidArgument:
-      Fail(request, event.status, RequestOutcome::kInvalidArgument, now_us);
-      break;
     default:
-      Fail(request, event.status, RequestOutcome::kInternal, now_us);
+      Fail(request, event.status, now_us);
   }
   return Verdict::kGoOn;
 }
@@ -268,19 +265,10 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
         Resume(request, index, ResumeReason::kTransferLost, /*lost=*/std::nullopt, now_us);
         break;
       }
-      Fail(request, event.status, RequestOutcome::kInternal, now_us);
-      break;
-    case absl::StatusCode::kDeadlineExceeded:
-      Fail(request, event.status, RequestOutcome::kDeadlineExceeded, now_us);
-      break;
-    case absl::StatusCode::kCancelled:
-      Fail(request, event.status, RequestOutcome::kCancelled, now_us);
-      break;
-    case absl::StatusCode::kInvalidArgument:
-      Fail(request, event.status, RequestOutcome::kInvalidArgument, now_us);
+      Fail(request, event.status, now_us);
       break;
     default:
-      Fail(request, event.status, RequestOutcome::kInternal, now_us);
+      Fail(request, event.status, now_us);
   }
   return Verdict::kGoOn;
 }

@@ -123,9 +123,7 @@ bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
     may_place_ = true;  // Tick comes back to it.
     return false;
   }
-  Fail(&request, why,
-       absl::IsUnavailable(why) ? RequestOutcome::kUnavailable : RequestOutcome::kInvalidArgument,
-       now_us);
+  Fail(&request, why, now_us);
   return true;
 }
 

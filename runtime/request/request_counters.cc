@@ -21,4 +21,21 @@ std::string_view RequestOutcomeName(RequestOutcome outcome) {
   return kNames[static_cast<size_t>(outcome)];
 }
 
+RequestOutcome OutcomeOf(const absl::Status& error) {
+  switch (error.code()) {
+    case absl::StatusCode::kCancelled:
+      return RequestOutcome::kCancelled;
+    case absl::StatusCode::kDeadlineExceeded:
+      return RequestOutcome::kDeadlineExceeded;
+    case absl::StatusCode::kUnavailable:
+      return RequestOutcome::kUnavailable;
+    case absl::StatusCode::kResourceExhausted:
+      return RequestOutcome::kResourceExhausted;
+    case absl::StatusCode::kInvalidArgument:
+      return RequestOutcome::kInvalidArgument;
+    default:
+      return RequestOutcome::kInternal;
+  }
+}
+
 }  // namespace tandem

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/status/status.h"
+
 namespace tandem {
 
 // Why a stream went on as another attempt (label of tandem_stream_resumes_total).
@@ -38,6 +40,7 @@ inline constexpr size_t kNumRequestOutcomes = 8;
 
 std::string_view ResumeReasonName(ResumeReason reason);       // "session_lost"
 std::string_view RequestOutcomeName(RequestOutcome outcome);  // "done"
+RequestOutcome OutcomeOf(const absl::Status& error);          // But for kPoison.
 
 struct RequestCounters {
   std::array<uint64_t, kNumResumeReasons> resumes{};

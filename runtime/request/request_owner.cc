@@ -12,26 +12,28 @@ namespace tandem {
 
 absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t now_us) {
   TANDEM_CHECK(facts.sink != nullptr);
+  const auto refused = [this](absl::Status why) {
+    ++counters_.outcomes[static_cast<size_t>(OutcomeOf(why))];
+    return why;
+  };
   const bool valid = !facts.token_ids.empty() && facts.num_choices >= 1 &&
                      facts.sampling.max_tokens >= 1 && facts.time_left_us >= 0;
   if (!valid) {
-    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kInvalidArgument)];
-    return absl::InvalidArgumentError(absl::StrFormat(
+    return refused(absl::InvalidArgumentError(absl::StrFormat(
         "%d prompt tokens, %d choices, max_tokens %d, %d us until the deadline",
-        facts.token_ids.size(), facts.num_choices, facts.sampling.max_tokens, facts.time_left_us));
+        facts.token_ids.size(), facts.num_choices, facts.sampling.max_tokens, facts.time_left_us)));
   }
   const bool empty_stop = std::any_of(facts.stop_strings.begin(), facts.stop_strings.end(),
                                       [](const std::string& stop) { return stop.empty(); });
   if (empty_stop || (!facts.stop_strings.empty() && facts.make_detokenizer == nullptr)) {
-    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kInvalidArgument)];
-    return absl::InvalidArgumentError("a stop string is empty, or there is no text to match");
+    return refused(
+        absl::InvalidArgumentError("a stop string is empty, or there is no text to match"));
   }
   if (static_cast<int64_t>(requests_.size()) >= options_.max_requests ||
       (num_unplaced_ >= options_.max_waiting_requests && !GiveWay(facts.client, now_us))) {
-    ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kResourceExhausted)];
-    return absl::ResourceExhaustedError(absl::StrFormat(
+    return refused(absl::ResourceExhaustedError(absl::StrFormat(
         "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
-        requests_.size(), options_.max_requests, num_unplaced_, options_.max_waiting_requests));
+        requests_.size(), options_.max_requests, num_unplaced_, options_.max_waiting_requests)));
   }
 
   const uint64_t counter = ++last_counter_;
@@ -66,15 +68,14 @@ RequestState* RequestOwner::Impl::Find(const RequestId& id) {
 bool RequestOwner::Impl::Cancel(const RequestId& id, int64_t now_us) {
   RequestState* request = Find(id);
   if (request == nullptr) return false;
-  Fail(request, absl::CancelledError("cancelled by its client"), RequestOutcome::kCancelled,
-       now_us);
+  Fail(request, absl::CancelledError("cancelled by its client"), now_us);
   PlaceWaiting(now_us, /*may_fail=*/true);
   return true;
 }
 
 void RequestOwner::Impl::FailAll(const absl::Status& why, int64_t now_us) {
   while (!requests_.empty()) {
-    Fail(&requests_.begin()->second, why, RequestOutcome::kUnavailable, now_us);
+    Fail(&requests_.begin()->second, why, now_us);
   }
 }
 
@@ -84,6 +85,10 @@ void RequestOwner::Impl::Finish(RequestState* request) {
   const RequestReport report = request->report;
   Erase(request);
   sink->OnDone(report);
+}
+
+void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status, int64_t now_us) {
+  Fail(request, status, OutcomeOf(status), now_us);
 }
 
 void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
@@ -130,8 +135,7 @@ bool RequestOwner::Impl::GiveWay(const std::string& client, int64_t now_us) {
   const std::string why = absl::StrFormat(
       "%d requests wait, %d of them this client's: the youngest gives way to others'",
       num_unplaced_, most->second.size());
-  Fail(&requests_.at(*most->second.rbegin()), absl::ResourceExhaustedError(why),
-       RequestOutcome::kResourceExhausted, now_us);
+  Fail(&requests_.at(*most->second.rbegin()), absl::ResourceExhaustedError(why), now_us);
   return true;
 }
 
@@ -165,14 +169,12 @@ void RequestOwner::Impl::OnHeartbeat(const WorkerId& worker, const WorkerLoad& l
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
-void RequestOwner::Impl::OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t) {
+void RequestOwner::Impl::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
   if (!index_.Apply(worker, events)) outbox_->RestartWatch(worker);
   if (events.snapshot) fleet_.OnSnapshot(worker);
 }
 
-void RequestOwner::Impl::OnWatchLost(const WorkerId& worker, int64_t) {
-  fleet_.OnWatchLost(worker);
-}
+void RequestOwner::Impl::OnWatchLost(const WorkerId& worker) { fleet_.OnWatchLost(worker); }
 
 bool RequestOwner::Impl::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
   const FleetWorker* known = fleet_.Find(worker);
@@ -219,7 +221,7 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
              absl::StrFormat("%d tokens generated in %d ms%s", request.report.completion_tokens,
                              (now_us - request.report.arrived_us) / 1000,
                              waits ? "; it was waiting for a worker that could take it" : "")),
-         RequestOutcome::kDeadlineExceeded, now_us);
+         now_us);
   }
   if (!waiting_.empty()) may_place_ = true;  // Who was healthy may no longer be.
   PlaceWaiting(now_us, /*may_fail=*/true);
@@ -262,12 +264,10 @@ void RequestOwner::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, b
                                int64_t now_us) {
   impl_->OnHeartbeat(worker, load, draining, now_us);
 }
-void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us) {
-  impl_->OnKvEvents(worker, events, now_us);
+void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
+  impl_->OnKvEvents(worker, events);
 }
-void RequestOwner::OnWatchLost(const WorkerId& worker, int64_t now_us) {
-  impl_->OnWatchLost(worker, now_us);
-}
+void RequestOwner::OnWatchLost(const WorkerId& worker) { impl_->OnWatchLost(worker); }
 bool RequestOwner::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
   return impl_->OnSessionUp(worker, session, now_us);
 }

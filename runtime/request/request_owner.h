@@ -145,8 +145,8 @@ class RequestOwner {
   absl::Status OnRegistration(const std::string& address, const WorkerRegistration& registration,
                               int64_t now_us);
   void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
-  void OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us);
-  void OnWatchLost(const WorkerId& worker, int64_t now_us);
+  void OnKvEvents(const WorkerId& worker, const KvEvents& events);
+  void OnWatchLost(const WorkerId& worker);
 
   // Session. Ids are never reused; one session a worker, opened after its registration. False: not
   // wanted (the incarnation is not known, or has a session); the caller closes it.

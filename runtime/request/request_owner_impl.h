@@ -36,8 +36,8 @@ class RequestOwner::Impl {
   absl::Status OnRegistration(const std::string& address, const WorkerRegistration& registration,
                               int64_t now_us);
   void OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
-  void OnKvEvents(const WorkerId& worker, const KvEvents& events, int64_t now_us);
-  void OnWatchLost(const WorkerId& worker, int64_t now_us);
+  void OnKvEvents(const WorkerId& worker, const KvEvents& events);
+  void OnWatchLost(const WorkerId& worker);
   bool OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us);
   void OnSessionLost(SessionId session, int64_t now_us);
   int64_t Tick(int64_t now_us);
@@ -150,6 +150,7 @@ class RequestOwner::Impl {
 
   // The one terminal event. The request is gone when they return.
   void Finish(RequestState* request);
+  void Fail(RequestState* request, const absl::Status& status, int64_t now_us);
   void Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
             int64_t now_us);
   void Erase(RequestState* request);

@@ -368,7 +368,7 @@ void SimulatedRouter::DialWatch(Connection* connection, SimulatedWorker* worker)
              .on_lost =
                  [this, connection, id] {
                    connection->watch = nullptr;
-                   if (id->has_value()) owner_->OnWatchLost(**id, Now());
+                   if (id->has_value()) owner_->OnWatchLost(**id);
                  }},
             {.process = worker->process(), .life = worker_life, .on_lost = [] {}});
         worker->AcceptWatch(
@@ -392,7 +392,7 @@ void SimulatedRouter::DialWatch(Connection* connection, SimulatedWorker* worker)
                  },
              .on_events =
                  [this, id](const KvEvents& events) {
-                   if (id->has_value()) owner_->OnKvEvents(**id, events, Now());
+                   if (id->has_value()) owner_->OnKvEvents(**id, events);
                  }});
       });
 }
@@ -630,7 +630,7 @@ void SimulatedRouter::RestartWatch(const WorkerId& worker) {
     if (connection.worker != worker || connection.watch == nullptr) continue;
     connection.watch->Close(0);
     connection.watch = nullptr;
-    owner_->OnWatchLost(worker, Now());
+    owner_->OnWatchLost(worker);
   }
 }
 

@@ -235,7 +235,7 @@ void RouterCore::Do(const WatchCommand& command) {
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
     owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);
   } else {
-    owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update), now_us);
+    owner_->OnKvEvents(command.worker, std::get<KvEvents>(command.update));
   }
   command.watch->ReadNext();
 }
@@ -243,7 +243,7 @@ void RouterCore::Do(const WatchCommand& command) {
 void RouterCore::Do(WatchLostCommand command) {
   const FleetWorker* const worker = owner_->fleet().Find(command.worker);
   if (worker == nullptr || worker->address != command.address) return;
-  owner_->OnWatchLost(command.worker, clock_->NowUs());
+  owner_->OnWatchLost(command.worker);
 }
 
 void RouterCore::Do(SessionUpCommand command) {

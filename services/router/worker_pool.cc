@@ -51,10 +51,7 @@ WorkerPool::WorkerPool(const WorkerPoolOptions& options, RouterCore* core, const
   core_->SetRestartWatch([this](const WorkerId& worker) { RestartWatch(worker); });
   {
     MutexLock lock(&mu_);
-    for (const std::string& address : options_.addresses) {
-      channels_[address] = std::make_shared<WorkerChannel>(address, options_.channel, core_,
-                                                           &next_session_, [this] { Wake(); });
-    }
+    for (const std::string& address : options_.addresses) AddChannel(address);
   }
   resolved_ = options_.dns_name.empty();
   thread_ = std::thread([this] { Run(); });
@@ -125,6 +122,11 @@ void WorkerPool::BeginLookup() {
   }).detach();
 }
 
+void WorkerPool::AddChannel(const std::string& address) {
+  channels_[address] = std::make_shared<WorkerChannel>(address, options_.channel, core_,
+                                                       &next_session_, [this] { Wake(); });
+}
+
 void WorkerPool::Follow(const std::vector<std::string>& addresses) {
   resolved_ = true;
   const std::set<std::string> wanted(addresses.begin(), addresses.end());
@@ -139,8 +141,7 @@ void WorkerPool::Follow(const std::vector<std::string>& addresses) {
     for (const std::string& address : wanted) {
       if (channels_.count(address) > 0) continue;
       LogInfo("worker address found", {{"address", address}});
-      channels_[address] = std::make_shared<WorkerChannel>(address, options_.channel, core_,
-                                                           &next_session_, [this] { Wake(); });
+      AddChannel(address);
     }
   }
   for (const auto& channel : gone) {

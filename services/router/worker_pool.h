@@ -57,6 +57,7 @@ class WorkerPool {
   // When there is something to do again.
   int64_t TendLookup(int64_t now_us) EXCLUDES(mu_);
   void BeginLookup();
+  void AddChannel(const std::string& address) REQUIRES(mu_);
   void Follow(const std::vector<std::string>& addresses) EXCLUDES(mu_);
   void Wake() EXCLUDES(mu_);
 

@@ -70,9 +70,6 @@ using EngineCommand = std::variant<FromRouter, RouterLost, FromDecode, DecodeLos
 // peers say a stream waits for its own (read_window.h).
 using CommandQueue = BoundedQueue<EngineCommand>;
 
-// What a Submit is told that found the queue full: steps empty it, whatever they compute.
-inline constexpr int64_t kRetryFullQueueUs = 100'000;
-
 }  // namespace tandem
 
 #endif  // TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_

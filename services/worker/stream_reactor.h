@@ -129,8 +129,9 @@ class SessionReactor : public StreamReactor<ServerReactor<Message>, Message> {
     if (commands_->TryPush(std::move(command))) return absl::OkStatus();
     return absl::ResourceExhaustedError("the worker's queue of commands is full");
   }
+  // For who was refused by it: steps empty the queue, whatever they compute.
   static int64_t RetryAfterUs(const absl::Status& refusal) {
-    return absl::IsResourceExhausted(refusal) ? kRetryFullQueueUs : 0;
+    return absl::IsResourceExhausted(refusal) ? 100'000 : 0;
   }
 
   const SessionId id_;

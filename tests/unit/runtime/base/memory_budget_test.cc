@@ -173,6 +173,17 @@ TEST(MemoryBudgetTest, IdleConnectionsGoBeforeWhatWorksAndTheOldestFirst) {
   EXPECT_FALSE(honest.cut || idle[4]->cut);
 }
 
+TEST(MemoryBudgetTest, OfAClientsIdleConnectionsTheOldestGoesHoweverLittleItHolds) {
+  MemoryBudget budget(1000);
+  Upload oldest(&budget, "a"), larger(&budget, "a"), other(&budget, "b");
+  for (Upload* upload : {&oldest, &larger}) upload->holding.SetIdle(true);
+  ASSERT_TRUE(oldest.holding.Set(300).ok());
+  ASSERT_TRUE(larger.holding.Set(600).ok());
+  ASSERT_TRUE(other.holding.Set(200).ok());
+  EXPECT_TRUE(oldest.cut);
+  EXPECT_FALSE(larger.cut);
+}
+
 TEST(MemoryBudgetTest, AnIdleConnectionCutsNobodyWhoHoldsLittleMore) {
   MemoryBudget budget(25'600);
   Upload small(&budget, "small"), rest(&budget, "rest");

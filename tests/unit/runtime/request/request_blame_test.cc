@@ -506,7 +506,7 @@ TEST_F(RequestBlameTest, WhoseNextLifeNeverComesHasNotTold) {
   for (int death = 1; death <= 4; ++death) {
     Lose();
     owner_->OnWatchLost(
-        {.name = death == 1 ? "a" : "w" + std::to_string(death - 1), .incarnation = 1}, now_us_);
+        {.name = death == 1 ? "a" : "w" + std::to_string(death - 1), .incarnation = 1});
     if (death < 4) session_ = AddWorker("w" + std::to_string(death));
   }
   muted_ = {"a", "w1", "w2", "w3"};

@@ -97,8 +97,8 @@ class RequestFixture : public testing::Test {
     r.supervised = supervised_;
     r.ended_lives = ended_lives_;
     EXPECT_TRUE(owner_->OnRegistration(name + ":1", r, now_us_).ok());
-    owner_->OnKvEvents(
-        r.worker, {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}}, now_us_);
+    owner_->OnKvEvents(r.worker,
+                       {.first_sequence = 0, .snapshot = true, .stored = {}, .removed = {}});
     return OpenSession(r.worker);
   }
   // Prefill worker "p" and decode worker "d", and every prompt is disaggregated. The session of

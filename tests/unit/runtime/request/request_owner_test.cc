@@ -360,8 +360,7 @@ TEST_F(RequestOwnerTest, AnotherNameAtAnAddressEndsWhatRanThere) {
   const SessionId b = AddWorker("b");
   const std::vector<BlockHash> chain = HashChain({}, std::vector<int32_t>(16, 7));
   owner_->OnKvEvents({.name = "b", .incarnation = 1},
-                     {.first_sequence = 0, .snapshot = true, .stored = chain, .removed = {}},
-                     now_us_);
+                     {.first_sequence = 0, .snapshot = true, .stored = chain, .removed = {}});
   Start(&sink_);
   EXPECT_EQ(last_target(), b);
   WorkerRegistration renamed;
@@ -383,10 +382,10 @@ TEST_F(RequestOwnerTest, AWorkerIsKnownOnceItsSnapshotHasCome) {
   registration.block_tokens = 16;
   ASSERT_TRUE(owner_->OnRegistration("a:1", registration, now_us_).ok());
   KvEvents events;
-  owner_->OnKvEvents(registration.worker, events, now_us_);
+  owner_->OnKvEvents(registration.worker, events);
   EXPECT_FALSE(owner_->fleet().KnownCompletely());
   events.snapshot = true;
-  owner_->OnKvEvents(registration.worker, events, now_us_);
+  owner_->OnKvEvents(registration.worker, events);
   EXPECT_TRUE(owner_->fleet().KnownCompletely());
 }
 
@@ -395,9 +394,9 @@ TEST_F(RequestOwnerTest, WhatAForgottenWorkerHeldIsForgottenToo) {
   const std::vector<BlockHash> chain = HashChain({}, std::vector<int32_t>(16, 7));
   const WorkerId worker = {.name = "a", .incarnation = 1};
   const KvEvents events{.first_sequence = 0, .snapshot = true, .stored = chain, .removed = {}};
-  owner_->OnKvEvents(worker, events, now_us_);
+  owner_->OnKvEvents(worker, events);
   EXPECT_EQ(owner_->prefix_index().LongestPrefixes(chain).size(), 1u);
-  owner_->OnWatchLost(worker, now_us_);
+  owner_->OnWatchLost(worker);
   owner_->OnSessionLost(a, now_us_);
   muted_ = {"a"};
   Advance(Fleet::kForgetAfterUs + 1'000'000);
@@ -412,8 +411,7 @@ TEST_F(RequestOwnerTest, APromptThatIsAllCachedIsComputedAllTheSame) {
                      {.first_sequence = 0,
                       .snapshot = true,
                       .stored = HashChain(facts.hash_root, facts.token_ids),
-                      .removed = {}},
-                     now_us_);
+                      .removed = {}});
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const FleetWorker& worker = owner_->fleet().workers().at("a");
   EXPECT_EQ(worker.live.prompt_tokens, 1) << "its last token";
@@ -596,7 +594,7 @@ TEST_F(RequestOwnerTest, AnOpenEndIsFixedOnceToWhatTheLargestWorkerHolds) {
   EXPECT_EQ(owner_->num_waiting(), 1);
   for (const std::string name : {"large", "larger"}) {
     muted_.insert(name);
-    owner_->OnWatchLost({.name = name, .incarnation = 1}, now_us_);
+    owner_->OnWatchLost({.name = name, .incarnation = 1});
   }
   Advance(70'000'000);
   EXPECT_EQ(owner_->fleet().workers().size(), 1u) << "the others are forgotten";
@@ -646,8 +644,8 @@ TEST_F(RequestOwnerTest, NamesAPrefillWorkerAndWhereItIs) {
 TEST_F(RequestOwnerTest, AGapInKvEventsRestartsTheWatchOnce) {
   AddWorker("a");
   const KvEvents gap{.first_sequence = 5, .snapshot = false, .stored = {{}}, .removed = {}};
-  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap, now_us_);
-  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap, now_us_);
+  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap);
+  owner_->OnKvEvents({.name = "a", .incarnation = 1}, gap);
   EXPECT_EQ(outbox_.rewatched.size(), 1u);
 }
 

@@ -1,5 +1,6 @@
-#include "runtime/engine/expiry_queue.h"
+#include "runtime/base/expiry_queue.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace tandem {
@@ -12,6 +13,8 @@ TEST(ExpiryQueue, GivesKeysInOrderOfTheirTimeOnceItHasCome) {
   queue.Set(2, 10);
   queue.Set(3, 20);
   EXPECT_EQ(queue.next_us(), 10);
+  EXPECT_THAT(queue.in_order(),
+              testing::ElementsAre(std::pair(10, 2), std::pair(20, 3), std::pair(30, 1)));
   EXPECT_EQ(queue.PopDue(9), std::nullopt);
   EXPECT_EQ(queue.PopDue(20), 2);
   EXPECT_EQ(queue.PopDue(20), 3);
@@ -25,9 +28,11 @@ TEST(ExpiryQueue, SetMovesAndRemoveForgets) {
   queue.Set(1, 50);
   queue.Set(2, 20);
   EXPECT_EQ(queue.TimeOf(1), 50);
+  EXPECT_TRUE(queue.contains(2));
   queue.Remove(2);
   queue.Remove(2);
   EXPECT_EQ(queue.TimeOf(2), std::nullopt);
+  EXPECT_FALSE(queue.contains(2));
   EXPECT_EQ(queue.PopDue(49), std::nullopt);
   EXPECT_EQ(queue.PopDue(50), 1);
   EXPECT_EQ(queue.next_us(), kNever);

@@ -1,7 +1,7 @@
 // Points in time at which something keyed ends, without scanning everything for them.
 
-#ifndef TANDEM_RUNTIME_ENGINE_EXPIRY_QUEUE_H_
-#define TANDEM_RUNTIME_ENGINE_EXPIRY_QUEUE_H_
+#ifndef TANDEM_RUNTIME_BASE_EXPIRY_QUEUE_H_
+#define TANDEM_RUNTIME_BASE_EXPIRY_QUEUE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -51,6 +51,9 @@ class ExpiryQueue {
   }
 
   size_t size() const { return times_.size(); }
+  bool contains(const Key& key) const { return times_.contains(key); }
+  // Time and key, earliest first.
+  const std::set<std::pair<int64_t, Key>>& in_order() const { return queue_; }
   int64_t next_us() const { return queue_.empty() ? kNever : queue_.begin()->first; }
 
  private:
@@ -60,4 +63,4 @@ class ExpiryQueue {
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_ENGINE_EXPIRY_QUEUE_H_
+#endif  // TANDEM_RUNTIME_BASE_EXPIRY_QUEUE_H_
