@@ -136,7 +136,7 @@ class Fleet {
   // step failed there just now.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
   // Healthy, has a session, is not reserved, and its window has room. `alone`: also has no prompt
-  // of ours.
+  // of ours, and has not just refused to let somebody run alone.
   bool MayTakeWork(const FleetWorker& worker, bool alone, int64_t now_us) const;
   bool MayPrefill(const FleetWorker& worker, int64_t now_us) const {
     return Healthy(worker, now_us) && !worker.reserved;

@@ -9,6 +9,10 @@
 
 namespace tandem {
 
+inline constexpr double kMinLivenessScale = 0.05, kMaxLivenessScale = 1000;
+inline constexpr char kLivenessScaleHelp[] =  // Of --liveness-scale.
+    "multiplies every time-out between processes, for slow machines";
+
 struct LivenessTimes {
   int64_t heartbeat_us = 200'000;
   int64_t no_new_work_after_us = 1'000'000;   // Of a worker's silence.

@@ -149,7 +149,8 @@ class RequestOwner {
   void OnWatchLost(const WorkerId& worker);
 
   // Session. Ids are never reused; one session a worker, opened after its registration. False: not
-  // wanted (the incarnation is not known, or has a session); the caller closes it.
+  // wanted (the incarnation is not known, is silent or stalled, or has a session); the caller
+  // closes it.
   bool OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us);
   void OnSessionLost(SessionId session, int64_t now_us);
   void OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us);

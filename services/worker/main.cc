@@ -25,7 +25,6 @@
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 #include "runtime/model/packed_image.h"
-#include "runtime/protocol/peer_terms.h"
 #include "runtime/transport/ucx/shm_folder.h"
 #include "services/server/grpc_log.h"
 #include "services/server/stop_signal.h"
@@ -127,30 +126,20 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   const auto given = static_cast<uint64_t>(options.incarnation);
   const uint64_t incarnation = given != 0 ? given : RandomIdentity();
   WorkerConfig worker;
-  worker.registration = {.worker = {.name = options.name, .incarnation = incarnation},
-                         .role = RoleOf(options.role),
-                         .model = served_name,
-                         .kv_class = KvClass(*process.model, layout),
-                         .numerics_id = numerics_id,
-                         .protocol_min = kProtocolMin,
-                         .protocol_max = kProtocolMax,
-                         .block_tokens = options.block_size,
-                         .max_model_tokens = sizes.max_model_tokens,
-                         .max_sequences = sizes.max_sequences,
-                         .num_blocks = sizes.num_blocks,
-                         .block_bytes = static_cast<int64_t>(layout.block_bytes),
-                         .supervised = options.incarnation != 0,
-                         .ended_lives = ended_lives};
-  worker.engine = {.self = worker.registration.worker,
-                   .model = worker.registration.model,
+  worker.engine = {.self = {.name = options.name, .incarnation = incarnation},
+                   .model = served_name,
                    .block_tokens = options.block_size,
                    .num_blocks = sizes.num_blocks,
                    .block_bytes = static_cast<int64_t>(layout.block_bytes),
                    .max_sequences = sizes.max_sequences,
                    .max_batched_tokens = sizes.max_batched_tokens,
                    .max_model_tokens = sizes.max_model_tokens,
-                   .max_waiting_attempts = kMaxWaitingAttempts,
-                   .times = LivenessTimes::Scaled(options.liveness_scale)};
+                   .max_waiting_attempts = kMaxWaitingAttempts};
+  worker.registration.role = RoleOf(options.role);
+  worker.registration.kv_class = KvClass(*process.model, layout);
+  worker.registration.numerics_id = numerics_id;
+  worker.registration.supervised = options.incarnation != 0;
+  worker.registration.ended_lives = ended_lives;
   worker.vocab_size = plan.config.vocab_size;
   worker.listen = options.listen;
   worker.transport = options.transport;
@@ -176,13 +165,13 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
       }));
   LogInfo("serving", {{"port", process.worker->port()},
                       {"role", options.role},
-                      {"model", worker.registration.model},
+                      {"model", served_name},
                       {"transport", options.transport},
                       {"kv_blocks", sizes.num_blocks},
                       {"block_bytes", layout.block_bytes},
                       {"max_model_tokens", sizes.max_model_tokens},
                       {"max_sequences", sizes.max_sequences},
-                      {"incarnation", worker.registration.worker.incarnation}});
+                      {"incarnation", incarnation}});
   return process;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/protocol/peer_terms.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
@@ -33,6 +34,22 @@ namespace {
 constexpr auto kShutdownGrace = std::chrono::milliseconds(500);
 // What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
 constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
+
+WorkerRegistration RegistrationOf(const WorkerConfig& config) {
+  const EngineOptions& engine = config.engine;
+  WorkerRegistration registration = config.registration;
+  registration.worker = engine.self;
+  registration.model = engine.model;
+  registration.protocol_min = kProtocolMin;
+  registration.protocol_max = kProtocolMax;
+  registration.block_tokens = engine.block_tokens;
+  registration.max_model_tokens = engine.max_model_tokens;
+  registration.max_sequences = engine.max_sequences;
+  registration.num_blocks = engine.num_blocks;
+  registration.block_bytes = engine.block_bytes;
+  registration.kv_transport = config.transport;
+  return registration;
+}
 
 }  // namespace
 
@@ -166,8 +183,9 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   TANDEM_RETURN_IF_ERROR(OpenTransport(config));
   TANDEM_ASSIGN_OR_RETURN(executor_, make_executor(transport_->pool()));
 
-  WorkerRegistration registration = config.registration;
-  registration.kv_transport = config.transport;
+  const WorkerRegistration registration = RegistrationOf(config);
+  EngineOptions engine = config.engine;
+  engine.times = LivenessTimes::Scaled(config.liveness_scale);
   const PrefillHello hello{.protocol_min = registration.protocol_min,
                            .protocol_max = registration.protocol_max,
                            .kv_class = registration.kv_class,
@@ -182,21 +200,20 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
       std::make_unique<PrefillPeers>(hello, &secret_, config.vocab_size, config.liveness_scale,
                                      memory_->budget(), transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());
-  TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config.engine, {.commands = commands_.get(),
-                                                                    .executor = executor_.get(),
-                                                                    .receiver = receiver_.get(),
-                                                                    .leases = &leases_,
-                                                                    .routers = routers_.get(),
-                                                                    .decodes = decodes_.get(),
-                                                                    .prefills = prefills_.get(),
-                                                                    .watches = watches_.get(),
-                                                                    .metrics = metrics_.get()}));
+  TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(engine, {.commands = commands_.get(),
+                                                             .executor = executor_.get(),
+                                                             .receiver = receiver_.get(),
+                                                             .leases = &leases_,
+                                                             .routers = routers_.get(),
+                                                             .decodes = decodes_.get(),
+                                                             .prefills = prefills_.get(),
+                                                             .watches = watches_.get(),
+                                                             .metrics = metrics_.get()}));
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));
-  timer_ =
-      std::make_unique<LivenessTimer>(config.engine.times, loop_.get(), &leases_, prefills_.get(),
-                                      decodes_.get(), watches_.get(), &ready_);
+  timer_ = std::make_unique<LivenessTimer>(engine.times, loop_.get(), &leases_, prefills_.get(),
+                                           decodes_.get(), watches_.get(), &ready_);
   return absl::OkStatus();
 }
 

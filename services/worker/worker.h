@@ -20,8 +20,8 @@
 namespace tandem {
 
 struct WorkerConfig {
-  WorkerRegistration registration;  // Complete but for kv_transport.
-  EngineOptions engine;             // self, block_tokens, num_blocks, block_bytes agree with it.
+  EngineOptions engine;             // Complete but for the times.
+  WorkerRegistration registration;  // What `engine` and `transport` say is filled in.
   int64_t vocab_size = 0;           // Token ids above are refused.
   std::string listen = "127.0.0.1:0";
   std::string transport = "ucx";  // Or "grpc".

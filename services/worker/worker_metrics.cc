@@ -43,9 +43,10 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       transfer_bytes_(registry->Counter("tandem_kv_transfer_bytes_total",
                                         "Bytes of verified KV frames, counted by the receiver.",
                                         {{"transport", transport}})),
-      transfer_seconds_(registry->Histogram(
-          "tandem_kv_transfer_seconds",
-          "From the grant of an attempt's blocks to the last one verified.", SecondsBuckets())),
+      transfer_seconds_(registry->Histogram("tandem_kv_transfer_seconds",
+                                            "From the grant of an attempt's blocks until all are "
+                                            "verified and its first token is known.",
+                                            SecondsBuckets())),
       free_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "free"}})),
       held_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "held"}})),
       cached_blocks_(registry->Gauge(kBlocks, kBlocksHelp, {{"state", "cached"}})),

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "kernels/create_backend.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/base/math.h"
@@ -41,8 +40,6 @@ FlagSet WorkerFlags(WorkerOptions* options) {
             absl::StrFormat("how earlier lives of this name ended, newest last: outside, crash or "
                             "memory; at most %d",
                             kMaxEndedLives));
-  flags.Add("served-model-name", &options->served_model_name, "NAME",
-            "name of the model in requests; empty: the folder's");
   flags.AddChoice("role", &options->role, {"prefill", "decode", "hybrid"},
                   "what routers send here; every worker can do both");
   flags.Add("listen", &options->listen, "ADDR:PORT",
@@ -51,39 +48,14 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
             "allow --listen beyond loopback without a fleet secret");
   flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
-  flags.AddChoice("transport", &options->transport, {"grpc", "ucx"}, "how KV blocks travel");
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
-  flags.Add("kv-memory", &options->kv_memory, "BYTES",
-            "size of the KV pool; 0: room for 16 sequences at their longest, at most half of what "
-            "the weights leave of the machine's or the cgroup's memory");
-  flags.Add("max-model-len", &options->max_model_len, "TOKENS",
-            "longest prompt and output together; 0: the model's own", 0, 1 << 24);
-  flags.Add("max-num-seqs", &options->max_num_seqs, "N", "sequences in one batch; 0: 64", 0, 4096);
-  flags.Add("max-batched-tokens", &options->max_batched_tokens, "N",
-            "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
-            1 << 20);
-  flags.Add("block-size", &options->block_size, "16|32", "tokens in a KV block", 16, 32);
-  flags.Add(
-      "threads", &options->threads, "N",
-      "threads that compute; 0: the CPUs of the affinity mask and the cgroup's quota, divided "
-      "by --machine-share",
-      0, 1024);
   flags.Add("machine-share", &options->machine_share, "N",
             "workers that share this machine: default threads and memory are divided by it", 1,
             1024);
-  flags.AddChoice("dtype", &options->dtype, {"auto", "f32", "bf16"},
-                  "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
-  flags.AddChoice("isa", &options->isa, IsaChoices(),
-                  "instruction set; lower it to match other machines bit for bit");
-  flags.AddChoice("load-format", &options->load_format, {"auto", "dummy"},
-                  "dummy: deterministic random weights from config.json alone");
-  flags.Add("cache-dir", &options->cache_dir, "DIR",
-            "where packed weights are kept; empty: $XDG_CACHE_HOME/tandem or ~/.cache/tandem");
   flags.Add("memory-limit", &options->memory_limit, "BYTES", kMemoryLimitHelp);
-  flags.Add("liveness-scale", &options->liveness_scale, "X",
-            "multiplies every time of the liveness table", 0.05, 1000);
+  options->Declare(&flags);
   return flags;
 }
 
@@ -103,10 +75,7 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   if (const auto lives = ParseEndedLives(options.ended); !lives.ok()) {
     return absl::InvalidArgumentError("--ended: " + std::string(lives.status().message()));
   }
-  if (options.block_size != 16 && options.block_size != 32) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--block-size: %d, want 16 or 32", options.block_size));
-  }
+  TANDEM_RETURN_IF_ERROR(options.Check());
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
   const size_t colon = options.listen.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == options.listen.size()) {

@@ -12,40 +12,28 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
 #include "services/server/machine_limits.h"
+#include "services/worker/engine_flags.h"
 
 namespace tandem {
 
-struct WorkerOptions {
+struct WorkerOptions : EngineFlags {
   std::string model;
   std::string name = "worker";
   int64_t incarnation = 0;
   std::string ended;
-  std::string served_model_name;
   std::string role = "hybrid";
   std::string listen = "127.0.0.1:0";
   std::string port_file;
   bool insecure_public_listen = false;
-  std::string transport = "grpc";
   std::string ucx_devices;
-  ByteSize kv_memory{0};
-  int32_t max_model_len = 0;
-  int32_t max_num_seqs = 0;
-  int32_t max_batched_tokens = 0;
-  int32_t block_size = 16;
-  int32_t threads = 0;
   int32_t machine_share = 1;
-  std::string dtype = "auto";
-  std::string isa = "auto";
-  std::string load_format = "auto";
-  std::string cache_dir;
   std::string fleet_secret_file;
   ByteSize memory_limit{0};
-  double liveness_scale = 1;
 };
 
 FlagSet WorkerFlags(WorkerOptions* options);
 
-// What only the flags themselves can tell: the model folder, the block size, the address.
+// What only the flags themselves can tell: the model folder, the name, the address.
 // InvalidArgument names the flag and what is allowed. `has_secret`: callers must prove themselves.
 absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret);
 // Whether only this machine can reach --listen.

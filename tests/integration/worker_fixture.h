@@ -37,7 +37,6 @@ inline std::unique_ptr<TestWorker> StartWorker(const std::string& name,
                                                const TestWorkerOptions& options) {
   static uint64_t incarnation = 1000;
   WorkerConfig config = SmallWorker({.name = name, .incarnation = ++incarnation});
-  config.engine.times = LivenessTimes::Scaled(options.liveness_scale);
   config.registration.role = options.role;
   config.registration.kv_class = options.kv_class;
   config.transport = options.transport;

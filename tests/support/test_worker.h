@@ -29,16 +29,8 @@ inline WorkerConfig SmallWorker(const WorkerId& id, const std::string& model = "
   config.engine.self = id;
   config.engine.model = model;
   config.engine.block_bytes = kTestBlockBytes;
-  config.registration = {.worker = id,
-                         .role = WorkerRole::kHybrid,
-                         .model = model,
-                         .kv_class = "class",
-                         .numerics_id = "numerics",
-                         .block_tokens = config.engine.block_tokens,
-                         .max_model_tokens = config.engine.max_model_tokens,
-                         .max_sequences = config.engine.max_sequences,
-                         .num_blocks = num_blocks,
-                         .block_bytes = kTestBlockBytes};
+  config.registration.kv_class = "class";
+  config.registration.numerics_id = "numerics";
   config.vocab_size = kTestVocabulary;
   return config;
 }

@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kernels/create_backend.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/flags.h"
@@ -27,6 +26,7 @@
 #include "runtime/config/model_config.h"
 #include "services/router/app/client_flags.h"
 #include "services/server/listen_socket.h"
+#include "services/worker/engine_flags.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
 
@@ -41,15 +41,8 @@ constexpr int64_t kWorkerDrainUs = 10'000'000;
 struct ServeOptions {
   std::string model;
   int32_t prefill = 1, decode = 1, hybrid = 0;
-  std::string transport = "ucx";
   ClientFlags clients;
-  std::string served_model_name;
-  std::string load_format = "auto";
-  std::string cache_dir;
-  ByteSize kv_memory;
-  int32_t max_model_len = 0, max_num_seqs = 0, block_size = 16, threads = 0;
-  std::string dtype = "auto", isa = "auto";
-  double liveness_scale = 1;
+  EngineFlags engine = {.transport = "ucx"};
 };
 
 void Declare(ServeOptions* o, FlagSet* flags) {
@@ -57,30 +50,8 @@ void Declare(ServeOptions* o, FlagSet* flags) {
   flags->Add("decode", &o->decode, "N", "decode workers", 0, 64);
   flags->Add("hybrid", &o->hybrid, "N",
              "workers that do both; naming any role sets the unnamed ones to 0", 0, 64);
-  flags->AddChoice("transport", &o->transport, {"ucx", "grpc"}, "moves KV blocks between workers");
   o->clients.Declare(flags);
-  flags->Add("served-model-name", &o->served_model_name, "NAME",
-             "name in the API; the folder's name if empty");
-  flags->AddChoice("load-format", &o->load_format, {"auto", "dummy"},
-                   "dummy: deterministic random weights from config.json alone");
-  flags->Add("cache-dir", &o->cache_dir, "DIR",
-             "packed weights are kept here; $XDG_CACHE_HOME/tandem if empty");
-  flags->Add("kv-memory", &o->kv_memory, "BYTES",
-             "KV pool of each worker; if empty, room for 16 sequences at their longest, as far as "
-             "the machine's memory, divided, allows");
-  flags->Add("max-model-len", &o->max_model_len, "N",
-             "longest prompt + output in tokens; the model's own if 0");
-  flags->Add("max-num-seqs", &o->max_num_seqs, "N",
-             "most sequences in a worker's batch; the worker's default if 0", 0, 4096);
-  flags->Add("block-size", &o->block_size, "N", "tokens per KV block: 16 or 32", 16, 32);
-  flags->Add("threads", &o->threads, "N",
-             "compute threads of each worker; the machine's CPUs, divided, if 0", 0, 1024);
-  flags->AddChoice("dtype", &o->dtype, {"auto", "f32", "bf16"},
-                   "auto: the checkpoint's own type, F16 as f32");
-  flags->AddChoice("isa", &o->isa, IsaChoices(),
-                   "kernels to use; lower them to share a numerics_id with lesser machines");
-  flags->Add("liveness-scale", &o->liveness_scale, "X",
-             "multiplies every time-out between processes, for slow machines", 0.1, 1000);
+  o->engine.Declare(flags);
 }
 
 // All processes of one `tandem serve`: the workers first, the router last.
@@ -172,30 +143,12 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
       "--name=" + name,
       "--role=" + role,
       absl::StrCat("--listen=127.0.0.1:", port),
-      "--transport=" + options.transport,
-      "--load-format=" + options.load_format,
-      "--dtype=" + options.dtype,
-      "--isa=" + options.isa,
-      absl::StrCat("--block-size=", options.block_size),
-      absl::StrCat("--threads=", options.threads),
       absl::StrCat("--machine-share=", options.prefill + options.decode + options.hybrid),
-      absl::StrCat("--liveness-scale=", options.liveness_scale),
   };
-  if (options.kv_memory.bytes > 0) {
-    command.push_back(absl::StrCat("--kv-memory=", options.kv_memory.bytes));
-  }
+  const std::vector<std::string> engine = options.engine.Arguments();
+  command.insert(command.end(), engine.begin(), engine.end());
   if (options.clients.memory_limit.bytes > 0) {
     command.push_back(absl::StrCat("--memory-limit=", options.clients.memory_limit.bytes));
-  }
-  if (options.max_model_len > 0) {
-    command.push_back(absl::StrCat("--max-model-len=", options.max_model_len));
-  }
-  if (options.max_num_seqs > 0) {
-    command.push_back(absl::StrCat("--max-num-seqs=", options.max_num_seqs));
-  }
-  if (!options.cache_dir.empty()) command.push_back("--cache-dir=" + options.cache_dir);
-  if (!options.served_model_name.empty()) {
-    command.push_back("--served-model-name=" + options.served_model_name);
   }
   return command;
 }
@@ -206,11 +159,9 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
       program_folder_ + "/tandem-router",
       "--model=" + options.model,
       "--workers=" + absl::StrJoin(workers, ","),
-      absl::StrCat("--liveness-scale=", options.liveness_scale),
+      "--served-model-name=" + options.engine.served_model_name,
+      absl::StrCat("--liveness-scale=", options.engine.liveness_scale),
   };
-  if (!options.served_model_name.empty()) {
-    command.push_back("--served-model-name=" + options.served_model_name);
-  }
   const std::vector<std::string> clients = options.clients.Arguments();
   command.insert(command.end(), clients.begin(), clients.end());
   return command;
@@ -326,16 +277,13 @@ absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
         "nothing to decode with: --prefill ", options->prefill, " --decode ", options->decode,
         " --hybrid ", options->hybrid, "; add --decode 1 or --hybrid 1"));
   }
-  if (options->block_size % 16 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--block-size: want 16 or 32, got ", options->block_size));
-  }
+  TANDEM_RETURN_IF_ERROR(options->engine.Check());
   std::error_code error;
   if (!std::filesystem::is_directory(options->model, error)) {
     return absl::InvalidArgumentError(
         absl::StrCat("DIR: \"", options->model, "\" is not a folder"));
   }
-  TANDEM_RETURN_IF_ERROR(ServedName(options->model, options->served_model_name).status());
+  TANDEM_RETURN_IF_ERROR(ServedName(options->model, options->engine.served_model_name).status());
   return options->clients.Check().status();
 }
 

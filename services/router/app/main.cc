@@ -57,8 +57,8 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE", kFleetSecretFileHelp);
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
-  flags->Add("liveness-scale", &f->liveness_scale, "X",
-             "multiplies every time-out between processes, for slow machines", 0.1, 1000);
+  flags->Add("liveness-scale", &f->liveness_scale, "X", kLivenessScaleHelp, kMinLivenessScale,
+             kMaxLivenessScale);
   flags->Add("max-queued-requests", &f->max_queued_requests, "N",
              "requests that may wait for a worker; more get 429", 1, 1'000'000);
   flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");

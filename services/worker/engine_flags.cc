@@ -1,0 +1,64 @@
+#include "services/worker/engine_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/create_backend.h"
+#include "runtime/protocol/times.h"
+
+namespace tandem {
+
+void EngineFlags::Declare(FlagSet* flags) {
+  flags->Add("served-model-name", &served_model_name, "NAME",
+             "name of the model in requests; empty: the folder's");
+  flags->AddChoice("transport", &transport, {"ucx", "grpc"}, "moves KV blocks between workers");
+  flags->Add("kv-memory", &kv_memory, "BYTES",
+             "size of a worker's KV pool; 0: room for 16 sequences at their longest, at most half "
+             "of what the weights leave of the machine's or the cgroup's memory, divided by the "
+             "workers there");
+  flags->Add("max-model-len", &max_model_len, "TOKENS",
+             "longest prompt and output together; 0: the model's own", 0, 1 << 24);
+  flags->Add("max-num-seqs", &max_num_seqs, "N", "sequences in one batch; 0: 64", 0, 4096);
+  flags->Add("max-batched-tokens", &max_batched_tokens, "N",
+             "tokens computed in one step; 0: 512, or twice --max-num-seqs if that is more", 0,
+             1 << 20);
+  flags->Add("block-size", &block_size, "16|32", "tokens in a KV block", 16, 32);
+  flags->Add("threads", &threads, "N",
+             "threads of a worker that compute; 0: the CPUs of the affinity mask and the cgroup's "
+             "quota, divided by the workers there",
+             0, 1024);
+  flags->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
+                   "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
+  flags->AddChoice("isa", &isa, IsaChoices(),
+                   "instruction set; lower it to match other machines bit for bit");
+  flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
+                   "dummy: deterministic random weights from config.json alone");
+  flags->Add("cache-dir", &cache_dir, "DIR",
+             "where packed weights are kept; empty: $XDG_CACHE_HOME/tandem or ~/.cache/tandem");
+  flags->Add("liveness-scale", &liveness_scale, "X", kLivenessScaleHelp, kMinLivenessScale,
+             kMaxLivenessScale);
+}
+
+absl::Status EngineFlags::Check() const {
+  if (block_size == 16 || block_size == 32) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("--block-size: %d, want 16 or 32", block_size));
+}
+
+std::vector<std::string> EngineFlags::Arguments() const {
+  return {
+      "--served-model-name=" + served_model_name,
+      "--transport=" + transport,
+      absl::StrCat("--kv-memory=", kv_memory.bytes),
+      absl::StrCat("--max-model-len=", max_model_len),
+      absl::StrCat("--max-num-seqs=", max_num_seqs),
+      absl::StrCat("--max-batched-tokens=", max_batched_tokens),
+      absl::StrCat("--block-size=", block_size),
+      absl::StrCat("--threads=", threads),
+      "--dtype=" + dtype,
+      "--isa=" + isa,
+      "--load-format=" + load_format,
+      "--cache-dir=" + cache_dir,
+      absl::StrCat("--liveness-scale=", liveness_scale),
+  };
+}
+
+}  // namespace tandem
