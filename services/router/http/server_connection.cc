@@ -479,11 +479,12 @@ void ServerConnection::Append(std::string_view bytes) {
 
 void ServerConnection::WriteMore() {
   if (writing_) return;
-  if (num_written_ == sending_.size()) {
+  if (num_written_ == sending_.size() && num_written_ > 0) {
     std::string().swap(sending_);  // An idle connection keeps nothing.
-    sending_.swap(unsent_);
     num_written_ = 0;
+    static_cast<void>(Charge(0));
   }
+  if (sending_.empty()) sending_.swap(unsent_);
   if (sending_.empty()) {
     if (complete_) EndAnswer();
     return;
@@ -503,7 +504,6 @@ void ServerConnection::OnWritten(const error_code& error, size_t size) {
   if (state_ == State::kClosed) return;
   if (error) return Close();
   if (state_ == State::kAnswering) ClearDeadline();
-  if (num_written_ == sending_.size()) static_cast<void>(Charge(0));
   WriteMore();
 }
 
@@ -519,6 +519,7 @@ void ServerConnection::EndAnswer() {
 // What the client still sends is read and dropped, so that it gets to the answer.
 void ServerConnection::Discard() {
   state_ = State::kDiscarding;
+  static_cast<void>(Charge(0));  // From now on it may be cut.
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   SetDeadline(shared_->times.discard);
