@@ -5,6 +5,7 @@
 #define TANDEM_RUNTIME_ENGINE_ATTEMPT_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -65,6 +66,7 @@ struct Attempt {
 
   std::unique_ptr<RemotePrefill> remote;
   std::vector<StartedChoice> started_choices;  // First token delivered, sequence not forked yet.
+  std::shared_ptr<const void> charge;          // Until it is admitted.
 };
 
 struct PrefillJob {
@@ -78,6 +80,13 @@ struct PrefillJob {
   PrefillTransfer transfer;
   int32_t num_ready_blocks = 0;  // Content final; those promised were told to `transfer`.
   std::vector<SampledToken> prompt_logprobs;
+  std::shared_ptr<const void> charge;
+};
+
+// Frames for one decode worker.
+struct DecodeLink {
+  int32_t num_sending = 0;               // Handed to the transport, and not gone yet.
+  std::map<uint64_t, PrefillJob*> held;  // By serial: whose next frames wait for these.
 };
 
 }  // namespace tandem

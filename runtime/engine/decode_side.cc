@@ -264,6 +264,7 @@ void Engine::Impl::Commit(Attempt* attempt) {
   JudgeLink(*attempt);
   outbox_->OnTransferred(now_us_ - attempt->remote->granted_us);
   EndTransfer(attempt);
+  attempt->charge.reset();
   EngineSequence* const prompt = attempt->sequences.front().get();
   prompt->num_prompt_logprobs = -1;
   prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());

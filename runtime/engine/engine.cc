@@ -126,15 +126,16 @@ absl::Status Engine::Impl::Audit() const {
   return memory_.Audit(owners);
 }
 
-void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
-  impl_->OnSubmit(router, submit, now_us);
+void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge) {
+  impl_->OnSubmit(router, submit, now_us, std::move(charge));
 }
 void Engine::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
   impl_->OnCancel(router, cancel, now_us);
 }
 void Engine::OnRouterLost(SessionId router, int64_t now_us) { impl_->OnRouterLost(router, now_us); }
-void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us) {
-  impl_->OnDecodeMessage(decode, message, now_us);
+void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
+                             PromptCharge charge) {
+  impl_->OnDecodeMessage(decode, message, now_us, std::move(charge));
 }
 void Engine::OnDecodeLost(SessionId decode, int64_t now_us) { impl_->OnDecodeLost(decode, now_us); }
 void Engine::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {

@@ -39,10 +39,18 @@ struct EngineOptions {
   int32_t max_waiting_attempts = 0;  // More are refused ResourceExhausted.
   bool prefix_caching = true;
   double max_quarantined_share = 0.5;  // Of the pool; see quarantine_is_stuck.
+  // Of all prompts for one decode worker, with the transport at a time: more only once these have
+  // left, however many were granted.
+  int32_t max_frames_ahead = 1024;
   LivenessTimes times;
 };
 
 inline constexpr int32_t kMaxFailedSteps = 8;
+
+// What the sender of a prompt is charged for it: kept until the prompt is admitted to a batch or
+// has ended, and of one that is computed for another worker until its blocks are not needed any
+// more.
+using PromptCharge = std::shared_ptr<const void>;
 
 class Engine {
  public:
@@ -54,12 +62,14 @@ class Engine {
   ~Engine();
 
   // ---- From routers ----
-  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us);
+  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
+                PromptCharge charge = nullptr);
   void OnCancel(SessionId router, const Cancel& cancel, int64_t now_us);
   void OnRouterLost(SessionId router, int64_t now_us);  // Ends all its attempts.
 
   // ---- As the prefill side ----
-  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us);
+  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
+                       PromptCharge charge = nullptr);
   void OnDecodeLost(SessionId decode, int64_t now_us);
   void OnFrameSent(uint64_t send_id, bool ok, int64_t now_us);
 

@@ -32,10 +32,11 @@ class Engine::Impl {
        LeaseKeeper* leases);
 
   // The contracts are Engine's.
-  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us);
+  void OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge);
   void OnCancel(SessionId router, const Cancel& cancel, int64_t now_us);
   void OnRouterLost(SessionId router, int64_t now_us);
-  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us);
+  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
+                       PromptCharge charge);
   void OnDecodeLost(SessionId decode, int64_t now_us);
   void OnFrameSent(uint64_t send_id, bool ok, int64_t now_us);
   void OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message, int64_t now_us);
@@ -118,7 +119,8 @@ class Engine::Impl {
   void RememberEnded(const JobKey& job, int64_t until_us);
 
   // ---- prefill_side.cc ----
-  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit);
+  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge);
+  void PumpHeld(SessionId decode);
   absl::Status CheckPrefillSubmit(SessionId decode, const PrefillSubmit& submit) const;
   void OnPrefillCancel(SessionId decode, const PrefillCancel& cancel);
   void StartAdmitted(const StepPlan& plan);
@@ -193,7 +195,8 @@ class Engine::Impl {
   ExpiryQueue<JobKey> ended_jobs_;  // As of attempts.
   Tombstones<JobKey> job_tombstones_;
   std::map<uint64_t, FrameSend> sends_;
-  std::map<JobKey, int32_t> sends_of_;  // How many of sends_, if any.
+  std::map<JobKey, std::set<uint64_t>> sends_of_;  // Which of sends_, if any.
+  std::map<SessionId, DecodeLink> links_;          // To whom frames are on their way.
   uint64_t next_send_id_ = 1;
 
   // Of the step in progress, kept for their capacity.

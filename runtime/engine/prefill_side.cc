@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message,
-                                   int64_t now_us) {
+void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
+                                   PromptCharge charge) {
   Note(now_us);
   if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
-    OnPrefillSubmit(decode, *submit);
+    OnPrefillSubmit(decode, *submit, std::move(charge));
   } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
     OnPrefillCancel(decode, *cancel);
   } else if (const auto* renew = std::get_if<Renew>(&message)) {
@@ -43,7 +43,8 @@ void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& mess
   }
 }
 
-void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit) {
+void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit,
+                                   PromptCharge charge) {
   const JobKey key{.decode = decode, .job = submit.job};
   if (jobs_.contains(key) || Ended(key)) return;
   if (absl::Status status = CheckPrefillSubmit(decode, submit); !status.ok()) {
@@ -68,6 +69,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
                                    .lease_us = options_.times.lease_us},
                                   now_us_),
       .num_ready_blocks = submit.first_block,
+      .charge = std::move(charge),
   });
   EngineSequence* const sequence = job->sequence.get();
   sequence->job = job.get();
@@ -122,9 +124,10 @@ void Engine::Impl::OnPrefillCancel(SessionId decode, const PrefillCancel& cancel
 
 void Engine::Impl::OnDecodeLost(SessionId decode, int64_t now_us) {
   Note(now_us);
-  for (auto next = jobs_.begin(); next != jobs_.end();) {
+  for (auto next = jobs_.lower_bound({.decode = decode}); next != jobs_.end();) {
     PrefillJob* const job = (next++)->second.get();  // ForgetJob erases its entry.
-    if (job->key.decode == decode) ForgetJob(job);
+    if (job->key.decode != decode) break;
+    ForgetJob(job);
   }
 }
 
@@ -135,12 +138,26 @@ void Engine::Impl::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
   const FrameSend send = found->second;
   sends_.erase(found);
   memory_.Unpin(send.block);
-  const auto left = sends_of_.find(send.job);
-  if (--left->second == 0) sends_of_.erase(left);
+  const auto of = sends_of_.find(send.job);
+  of->second.erase(send_id);
+  if (of->second.empty()) sends_of_.erase(of);
+  --links_.at(send.job.decode).num_sending;
   const auto job = jobs_.find(send.job);
-  if (job == jobs_.end() || job->second->serial != send.serial) return;
-  job->second->transfer.OnFrameSent(send.ordinal, ok);
-  Pump(job->second.get());
+  if (job != jobs_.end() && job->second->serial == send.serial) {
+    job->second->transfer.OnFrameSent(send.ordinal, ok);
+    Pump(job->second.get());
+  }
+  PumpHeld(send.job.decode);
+}
+
+// Some frame of the link has gone.
+void Engine::Impl::PumpHeld(SessionId decode) {
+  const auto link = links_.find(decode);
+  const DecodeLink& of = link->second;
+  while (!of.held.empty() && of.num_sending < options_.max_frames_ahead) {
+    Pump(of.held.begin()->second);
+  }
+  if (of.held.empty() && of.num_sending == 0) links_.erase(link);
 }
 
 void Engine::Impl::StartAdmitted(const StepPlan& plan) {
@@ -148,7 +165,10 @@ void Engine::Impl::StartAdmitted(const StepPlan& plan) {
     auto* const sequence = static_cast<EngineSequence*>(base);
     if (sequence->attached_tokens < 0) sequence->attached_tokens = sequence->num_computed;
     PrefillJob* const job = sequence->job;
-    if (job == nullptr) continue;
+    if (job == nullptr) {
+      sequence->attempt->charge.reset();
+      continue;
+    }
     job->transfer.Start();
     leases_->AddReservation(job->key.decode, job->key.job);
     outbox_->ToDecode(job->key.decode,
@@ -199,16 +219,24 @@ void Engine::Impl::OfferBlocks(PrefillJob* job) {
 
 // Does what the transfer's last input has made possible, or its end necessary.
 void Engine::Impl::Pump(PrefillJob* job) {
-  while (const std::optional<FrameHeader> header = job->transfer.TakeFrame()) {
-    const BlockId block = job->sequence->block_table[header->ordinal];
+  while (job->transfer.has_frame()) {
+    DecodeLink& link = links_[job->key.decode];
+    if (link.num_sending >= options_.max_frames_ahead) {
+      link.held.emplace(job->serial, job);
+      break;
+    }
+    link.held.erase(job->serial);
+    ++link.num_sending;
+    const FrameHeader header = *job->transfer.TakeFrame();
+    const BlockId block = job->sequence->block_table[header.ordinal];
     const uint64_t send_id = next_send_id_++;
     memory_.Pin(block);
-    ++sends_of_[job->key];
+    sends_of_[job->key].insert(send_id);
     sends_.emplace(send_id, FrameSend{.job = job->key,
                                       .serial = job->serial,
-                                      .ordinal = static_cast<int32_t>(header->ordinal),
+                                      .ordinal = static_cast<int32_t>(header.ordinal),
                                       .block = block});
-    outbox_->SendFrame(job->key.decode, *header, block, send_id);
+    outbox_->SendFrame(job->key.decode, header, block, send_id);
   }
   const std::optional<Done> done = job->transfer.TakeDone();
   if (done.has_value()) outbox_->ToDecode(job->key.decode, *done);
@@ -257,6 +285,9 @@ void Engine::Impl::ForgetJob(PrefillJob* job) {
   RememberEnded(key, job_deadlines_.TimeOf(key).value_or(now_us_));
   leases_->RemoveReservation(key.decode, key.job);
   WithdrawFrames(*job);
+  if (const auto link = links_.find(key.decode); link != links_.end()) {
+    link->second.held.erase(job->serial);
+  }
   job_leases_.Remove(key);
   job_deadlines_.Remove(key);
   jobs_.erase(key);
@@ -264,10 +295,9 @@ void Engine::Impl::ForgetJob(PrefillJob* job) {
 
 // The link is for what somebody waits for.
 void Engine::Impl::WithdrawFrames(const PrefillJob& job) {
-  if (!sends_of_.contains(job.key)) return;
-  for (const auto& [send_id, send] : sends_) {
-    if (send.serial == job.serial) outbox_->WithdrawFrame(job.key.decode, send_id);
-  }
+  const auto sends = sends_of_.find(job.key);
+  if (sends == sends_of_.end()) return;
+  for (const uint64_t send_id : sends->second) outbox_->WithdrawFrame(job.key.decode, send_id);
 }
 
 PrefillJob* Engine::Impl::FindJob(SessionId decode, JobId job) {

@@ -15,7 +15,8 @@ constexpr int64_t kMaxRetryUs = 1'000'000;
 
 }  // namespace
 
-void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us) {
+void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
+                            PromptCharge charge) {
   Note(now_us);
   const AttemptKey key{.router = router, .attempt = submit.attempt};
   if (attempts_.contains(key) || Ended(key)) return;
@@ -30,6 +31,7 @@ void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_
     return;
   }
   Attempt* const attempt = AddAttempt(router, submit);
+  attempt->charge = std::move(charge);
   if (!TrySubmitToPrefill(attempt, submit)) scheduler_.Enqueue(attempt->sequences.front().get());
 }
 

@@ -30,7 +30,14 @@ void PrefillTransfer::Start() {
 void PrefillTransfer::OnBlockReady(int32_t ordinal, uint32_t payload_crc32c) {
   Ordinal* const found = Find(ordinal);
   if (found == nullptr || found->block != Block::kComputing) return;
-  *found = {.block = Block::kReady, .payload_crc32c = payload_crc32c};
+  found->payload_crc32c = payload_crc32c;
+  SetReady(found);
+}
+
+void PrefillTransfer::SetReady(Ordinal* ordinal) {
+  ordinal->block = Block::kReady;
+  ++num_ready_;
+  search_from_ = std::min(search_from_, static_cast<size_t>(ordinal - ordinals_.data()));
 }
 
 void PrefillTransfer::OnFirstTokenSent() { first_token_sent_ = true; }
@@ -44,7 +51,10 @@ void PrefillTransfer::OnGrant(const Grant& grant) {
 void PrefillTransfer::OnResend(const Resend& resend) {
   Ordinal* const found = Find(resend.ordinal);
   if (found == nullptr) return;
-  if (found->block == Block::kSent) found->block = Block::kReady;
+  if (found->block == Block::kSent) {
+    --num_sent_;
+    SetReady(found);
+  }
   // The peer can know that the frame was corrupt before we know that it has gone.
   if (found->block == Block::kInFlight) found->again = true;
 }
@@ -57,8 +67,12 @@ void PrefillTransfer::OnFrameSent(int32_t ordinal, bool ok) {
   Ordinal* const found = Find(ordinal);
   TANDEM_CHECK(found != nullptr && found->block == Block::kInFlight)
       << "block " << ordinal << " is not in flight";
-  found->block = found->again ? Block::kReady : Block::kSent;
-  found->again = false;
+  if (std::exchange(found->again, false)) {
+    SetReady(found);
+  } else {
+    found->block = Block::kSent;
+    ++num_sent_;
+  }
   if (!ok) {
     End(absl::UnavailableError(absl::StrFormat("block %d could not be sent", ordinal)));
   }
@@ -77,10 +91,13 @@ void PrefillTransfer::Expire(int64_t now_us) {
 }
 
 std::optional<FrameHeader> PrefillTransfer::TakeFrame() {
-  if (state_ != State::kGranted) return std::nullopt;
-  const auto ready = std::find_if(ordinals_.begin(), ordinals_.end(),
-                                  [](const Ordinal& o) { return o.block == Block::kReady; });
-  if (ready == ordinals_.end()) return std::nullopt;
+  if (!has_frame()) return std::nullopt;
+  const auto ready =
+      std::find_if(ordinals_.begin() + static_cast<ptrdiff_t>(search_from_), ordinals_.end(),
+                   [](const Ordinal& o) { return o.block == Block::kReady; });
+  TANDEM_CHECK(ready != ordinals_.end()) << num_ready_ << " ready blocks after " << search_from_;
+  search_from_ = static_cast<size_t>(ready - ordinals_.begin()) + 1;
+  --num_ready_;
   ready->block = Block::kInFlight;
   if (!ready->handed_over) ++num_handed_over_;
   ready->handed_over = true;
@@ -97,11 +114,6 @@ std::optional<Done> PrefillTransfer::TakeDone() {
   if (ended() || !all || !first_token_sent_ || done_taken_) return std::nullopt;
   done_taken_ = true;
   return Done{.job = options_.job, .num_frames = num_handed_over_};
-}
-
-bool PrefillTransfer::all_sent() const {
-  return std::all_of(ordinals_.begin(), ordinals_.end(),
-                     [](const Ordinal& o) { return o.block == Block::kSent; });
 }
 
 void PrefillTransfer::AppendState(std::string* bytes) const {

@@ -61,8 +61,10 @@ class PrefillTransfer {
   // Once: after the first token was sent and every promised block was handed to the transport.
   std::optional<Done> TakeDone();
 
+  // TakeFrame would give one.
+  bool has_frame() const { return state_ == State::kGranted && num_ready_ > 0; }
   // Every block has left: nothing more will travel unless it is asked for again.
-  bool all_sent() const;
+  bool all_sent() const { return num_sent_ == static_cast<int32_t>(ordinals_.size()); }
   bool done_taken() const { return done_taken_; }
 
   State state() const { return state_; }
@@ -84,12 +86,16 @@ class PrefillTransfer {
     uint32_t payload_crc32c = 0;
   };
   Ordinal* Find(int32_t ordinal);  // Null outside the promised range.
+  void SetReady(Ordinal* ordinal);
 
   Options options_;
   State state_ = State::kQueued;
   std::vector<Ordinal> ordinals_;  // Of first_block + i.
   Reservation reservation_;
   int64_t lease_until_us_ = 0;
+  size_t search_from_ = 0;  // None of ordinals_ before it is ready.
+  int32_t num_ready_ = 0;
+  int32_t num_sent_ = 0;
   int32_t num_handed_over_ = 0;  // Ordinals, resends apart.
   bool first_token_sent_ = false;
   bool done_taken_ = false;

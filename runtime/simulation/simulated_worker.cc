@@ -66,6 +66,7 @@ void SimulatedWorker::Start() {
                                 .max_model_tokens = shape_.max_model_tokens,
                                 .max_waiting_attempts = shape_.max_waiting_attempts,
                                 .prefix_caching = o.prefix_caching,
+                                .max_frames_ahead = shape_.max_frames_ahead,
                                 .times = {}},
                                life_->executor.get(), this, life_->receiver.get(), &life_->leases);
   TANDEM_CHECK(engine.ok()) << engine.status().ToString();

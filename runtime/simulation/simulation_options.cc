@@ -76,6 +76,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.namesakes = more.Chance(0.06);
   const int64_t faults_go_on_us = more.Chance(0.25) ? more.Between(1'000'000, 20'000'000) : 0;
   o.faults_us = o.load_us + faults_go_on_us;
+  if (more.Chance(0.5)) shape.max_frames_ahead = static_cast<int32_t>(more.Between(1, 8));
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;
@@ -110,6 +111,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   f.stuck_frame = Sometimes(&random, 0.1, 0.9);
   if (f.stuck_frame > 0) {  // Until the workers that lose blocks are replaced, under load.
     shape.num_blocks = longest + static_cast<int32_t>(random.Between(1, 4));
+    shape.max_frames_ahead = 1024;  // More than ever get stuck.
     o.load_us = random.Between(8'000'000, 16'000'000);
     o.faults_us = o.load_us + faults_go_on_us;
   }

@@ -71,6 +71,7 @@ struct WorkerShape {
   int32_t max_sequences = 8;
   int32_t max_batched_tokens = 64;
   int32_t max_waiting_attempts = 16;
+  int32_t max_frames_ahead = 1024;
   int32_t max_model_tokens = 192;
   int32_t token_us = 20;  // Of a step's time.
 

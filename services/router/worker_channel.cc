@@ -170,8 +170,10 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
   void Send(const RouterCommand& command) override {
     v1::ToWorker message;
     ToProto(command, &message);
-    if (writes_.Push(std::move(message))) return;
-    LogWarning("a worker takes no commands: session closed", {{"worker", worker.name}});
+    const absl::Status status = writes_.Push(std::move(message));
+    if (status.ok()) return;
+    LogWarning("no command can be sent to a worker: session closed",
+               {{"worker", worker.name}, {"why", status.ToString()}});
     Close();
   }
 

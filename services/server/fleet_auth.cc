@@ -88,6 +88,7 @@ absl::Status FleetDoor::Admit(grpc::ServerContextBase* context, std::string_view
     if (key.has_value() && Use(challenge, nonce)) {
       context->AddInitialMetadata(kProofKey,
                                   secret_.Prove({kCalled, challenge, nonce, method, port}, *key));
+      SetPeerProven(context->peer());
       return absl::OkStatus();
     }
   }

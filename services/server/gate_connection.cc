@@ -90,6 +90,13 @@ bool GateConnection::OpenGrpc() {
       done();
     });
   });
+  if (gate_->options.awaits_proof) {
+    calls_->SetOnProven([weak = weak_from_this(), io = gate_->io] {
+      asio::post(*io, [weak] {
+        if (const auto self = weak.lock()) self->CountCalls();
+      });
+    });
+  }
   grpc::AddInsecureChannelFromFd(gate_->server, pair[1]);
   AwaitReadable(&down_);
   return true;
@@ -102,6 +109,7 @@ void GateConnection::Close() {
   std::string().swap(up_.kept);
   std::string().swap(down_.kept);
   calls_->SetPassOn(nullptr);
+  calls_->SetOnProven(nullptr);
   PassedOn();
   due_ = flush_due_ = Clock::time_point::max();
   // gRPC cancels them now.
@@ -313,8 +321,9 @@ void GateConnection::TakeTurn() {
 
 void GateConnection::CountCalls() {
   calls_->SetOpen(num_open());
-  if (may_be_cut_ != streams_.empty()) {
-    may_be_cut_ = streams_.empty();
+  const bool stranger = gate_->options.awaits_proof && !calls_->proven();
+  if (const bool may_be_cut = stranger || streams_.empty(); may_be_cut != may_be_cut_) {
+    may_be_cut_ = may_be_cut;
     holding_->SetMayBeCut(may_be_cut_);
   }
   if (at_limit_ && num_open() < gate_->options.max_streams && !closed_) {

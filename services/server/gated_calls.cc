@@ -97,6 +97,17 @@ void GatedConnection::SetPassOn(std::function<void(std::function<void()>)> pass_
   pass_on_ = std::move(pass_on);
 }
 
+void GatedConnection::SetProven() {
+  if (proven_.exchange(true)) return;
+  MutexLock lock(&pass_mu_);
+  if (on_proven_ != nullptr) on_proven_();
+}
+
+void GatedConnection::SetOnProven(std::function<void()> proven) {
+  MutexLock lock(&pass_mu_);
+  on_proven_ = std::move(proven);
+}
+
 bool GatedConnection::StuckSince(Clock::time_point time) const {
   MutexLock lock(&calls_->mu_);
   return num_unserved() > 0 && changed_ <= time;
@@ -114,6 +125,10 @@ std::string AddressOfPeer(const std::string& peer) {
 }
 
 std::string ClientOfCall(const std::string& peer) { return ClientOfPeer(AddressOfPeer(peer)); }
+
+void SetPeerProven(const std::string& peer) {
+  if (const auto connection = Find(peer); connection != nullptr) connection->SetProven();
+}
 
 ServedCall::ServedCall(const std::string& peer) : connection_(Find(peer)) {
   if (connection_ != nullptr) connection_->AddServed(1, 0);

@@ -9,6 +9,7 @@
 #ifndef TANDEM_SERVICES_SERVER_GATED_CALLS_H_
 #define TANDEM_SERVICES_SERVER_GATED_CALLS_H_
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -62,6 +63,12 @@ class GatedConnection {
   void WhenPassedOn(std::function<void()> done);
   // Of the gate: how it does that, under a lock. Null: nothing is held back.
   void SetPassOn(std::function<void(std::function<void()>)> pass_on);
+  // A call of it has proven that it comes from the fleet.
+  void SetProven();
+  bool proven() const { return proven_; }
+  // Of the gate: `proven` is called once it is, on any thread, under a lock: it hands over and
+  // returns. Null: not any more.
+  void SetOnProven(std::function<void()> proven);
   // Has unserved calls, and nothing has happened to any of its calls since.
   bool StuckSince(Clock::time_point time) const;
 
@@ -84,12 +91,16 @@ class GatedConnection {
   Clock::time_point changed_ GUARDED_BY(calls_->mu_);
   Mutex pass_mu_;
   std::function<void(std::function<void()>)> pass_on_ GUARDED_BY(pass_mu_);
+  std::function<void()> on_proven_ GUARDED_BY(pass_mu_);
+  std::atomic<bool> proven_{false};
 };
 
 // Whose call it is: "ipv4:127.0.0.1:4711" for the peer of a context, behind a gate or not.
 std::string AddressOfPeer(const std::string& peer);
 // To the memory budget.
 std::string ClientOfCall(const std::string& peer);
+// SetProven of the connection, if it is behind a gate.
+void SetPeerProven(const std::string& peer);
 
 // Somebody serves a call for as long as this lives. Any thread.
 class ServedCall {

@@ -14,7 +14,9 @@
 //   for their turns, one header block a turn, clients by turns, of which none has more than half;
 // - a connection has at most so many PINGs and SETTINGS that gRPC has not answered: past it nothing
 //   more is read of it before it has;
-// - each connection is charged to the memory budget, and one without calls may be cut for others.
+// - each connection is charged to the memory budget, and one without calls may be cut for others;
+// so
+//   may, inside a fleet with a secret, one of whose calls none has proven itself.
 //
 // No frame is made up, dropped or put in another order. A client that keeps to the server's
 // settings meets none of it, but for a moment where it has reset a call and begins another one at
@@ -56,6 +58,7 @@ struct Http2GateOptions {
   int max_streams = 0;                         // Calls of a connection at a time.
   int64_t max_connections = int64_t{1} << 20;  // By when the budget is used up.
   int max_unserved = kMaxUnservedCalls;
+  bool awaits_proof = false;  // GatedConnection::SetProven.
   std::chrono::milliseconds preface_timeout = kPrefaceTimeout;
   std::chrono::milliseconds header_timeout = kHeaderBlockTimeout;
   // For so long, up to twice, a call counts that its client has reset.

@@ -12,8 +12,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 
@@ -37,22 +40,24 @@ class WriteQueue {
     WriteNext();
   }
 
-  // False if `limit` messages wait already, or there is no room. A closed queue drops the message.
-  bool Push(Message message) EXCLUDES(mu_) {
+  // ResourceExhausted if `limit` messages wait already, or there is no room. A closed queue drops
+  // the message.
+  absl::Status Push(Message message) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
-    if (closed_) return true;
-    if (unsent_.size() >= limit_ || !Charge(NumBytes(message))) {
-      return false;
+    if (closed_) return absl::OkStatus();
+    if (unsent_.size() >= limit_) {
+      return absl::ResourceExhaustedError(absl::StrCat(limit_, " messages wait to be read"));
     }
+    TANDEM_RETURN_IF_ERROR(Charge(NumBytes(message)));
     unsent_.push_back(std::move(message));
     WriteNext();
-    return true;
+    return absl::OkStatus();
   }
 
   void OnWriteDone(bool ok) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     writing_ = false;
-    if (!closed_) Charge(-NumBytes(current_));
+    if (!closed_) Uncharge(NumBytes(current_));
     if (!ok) Drop();
     WriteNext();
   }
@@ -85,16 +90,17 @@ class WriteQueue {
   static int64_t NumBytes(const Message& message) {
     return static_cast<int64_t>(sizeof(message) + 2 * message.ByteSizeLong());
   }
-  bool Charge(int64_t more_bytes) REQUIRES(mu_) {
+  absl::Status Charge(int64_t more_bytes) REQUIRES(mu_) {
     const int64_t charged = std::max<int64_t>(unsent_bytes_ + more_bytes - free_bytes_, 0);
-    if (!holding_.Set(charged).ok()) return false;
+    TANDEM_RETURN_IF_ERROR(holding_.Set(charged));
     unsent_bytes_ += more_bytes;
-    return true;
+    return absl::OkStatus();
   }
+  void Uncharge(int64_t bytes) REQUIRES(mu_) { static_cast<void>(Charge(-bytes)); }
   void Drop() REQUIRES(mu_) {
     closed_ = true;
     unsent_.clear();
-    Charge(-unsent_bytes_);
+    Uncharge(unsent_bytes_);
   }
 
   Reactor* const reactor_;

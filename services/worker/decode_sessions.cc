@@ -38,8 +38,8 @@ class DecodeSessions::Session final
  public:
   Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : SessionReactor(id, context, kMaxUnsentPeerMessages, sessions->calls_, sessions->commands_,
-                       std::move(holding)),
+      : SessionReactor(id, context, kMaxUnsentPeerMessages, sessions->calls_, sessions->prompts_,
+                       sessions->commands_, std::move(holding)),
         sessions_(sessions) {}
 
   void Begin() {
@@ -122,8 +122,7 @@ class DecodeSessions::Session final
   }
 
   void Write(proto::ToDecode message) {
-    if (Push(std::move(message))) return;
-    End(absl::ResourceExhaustedError("too many unread messages"));
+    if (const absl::Status status = Push(std::move(message)); !status.ok()) End(status);
   }
 
   DecodeSessions* const sessions_;

@@ -21,11 +21,12 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours);
 class DecodeSessions {
  public:
   // `self` without a transport address. The pointers outlive this.
-  DecodeSessions(PrefillHello self, int64_t vocab_size, OpenCalls* calls, KvTransport* transport,
-                 CommandQueue* commands)
+  DecodeSessions(PrefillHello self, int64_t vocab_size, OpenCalls* calls, MemoryBudget* prompts,
+                 KvTransport* transport, CommandQueue* commands)
       : self_(std::move(self)),
         vocab_size_(vocab_size),
         calls_(calls),
+        prompts_(prompts),
         transport_(transport),
         commands_(commands) {}
 
@@ -47,6 +48,7 @@ class DecodeSessions {
   const PrefillHello self_;
   const int64_t vocab_size_;
   OpenCalls* const calls_;
+  MemoryBudget* const prompts_;
   KvTransport* const transport_;
   CommandQueue* const commands_;
   StreamRegistry<Session> sessions_;

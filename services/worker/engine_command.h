@@ -15,8 +15,8 @@
 
 namespace tandem {
 
-// What a command is charged to for as long as it waits: every command that a peer can cause has
-// one, or is one of few.
+// What a command is charged to for as long as it waits, and a prompt longer (PromptCharge): every
+// command that a peer can cause has one, or is one of few.
 using CommandCharge = std::shared_ptr<const void>;
 
 struct FromRouter {

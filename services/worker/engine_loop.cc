@@ -84,7 +84,7 @@ void EngineLoop::Apply(const EngineCommand& command) {
   if (const auto* router = std::get_if<FromRouter>(&command)) {
     if (const auto* submit = std::get_if<Submit>(&router->message)) {
       parts_.metrics->OnSubmit(submit->prompt_tokens);
-      engine.OnSubmit(router->session, *submit, now_us);
+      engine.OnSubmit(router->session, *submit, now_us, router->charge);
     } else {
       engine.OnCancel(router->session, std::get<Cancel>(router->message), now_us);
     }
@@ -93,7 +93,7 @@ void EngineLoop::Apply(const EngineCommand& command) {
   } else if (const auto* arrived = std::get_if<FrameArrived>(&command)) {
     engine.OnFrameReceived(arrived->frame, now_us);
   } else if (const auto* decode = std::get_if<FromDecode>(&command)) {
-    engine.OnDecodeMessage(decode->session, decode->message, now_us);
+    engine.OnDecodeMessage(decode->session, decode->message, now_us, decode->charge);
   } else if (const auto* prefill = std::get_if<FromPrefill>(&command)) {
     engine.OnPrefillMessage(prefill->worker, prefill->message, now_us);
   } else if (const auto* lost_router = std::get_if<RouterLost>(&command)) {

@@ -16,6 +16,7 @@
 #include "services/server/write_queue.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/read_window.h"
+#include "services/worker/stream_reactor.h"
 #include "services/worker/token_check.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 
@@ -33,7 +34,7 @@ class PrefillPeers::Session final
                              MaxMessageBytes(peers->budget_->limit_bytes()))),
         proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
         writes_(this, kMaxUnsentPeerMessages, peers->budget_, ClientOfPeer(peer_.address),
-                /*held=*/!proof_.open()),
+                /*held=*/!proof_.open(), kFreeUnsentBytes),
         window_(std::make_shared<ReadWindow>(peers->budget_, ClientOfPeer(peer_.address),
                                              [this] { StartRead(&wire_); })) {}
 
@@ -45,7 +46,8 @@ class PrefillPeers::Session final
         [raw = session.get()](const absl::Status& why) { raw->Lose(why); });
     session->self_ = session;
     proto::ToPrefill hello;
-    auto holding = peers->budget_->Hold(ClientOfPeer(session->peer_.address), ReadWindow::kBytes);
+    auto holding = peers->budget_->Hold(ClientOfPeer(session->peer_.address),
+                                        ReadWindow::kBytes + kFreeUnsentBytes);
     if (!holding.ok()) {
       session->Lose(holding.status());  // As below.
     } else {
@@ -63,15 +65,16 @@ class PrefillPeers::Session final
     grpc::TemplatedGenericStub<proto::ToPrefill, grpc::ByteBuffer>(session->channel_)
         .PrepareBidiStreamingCall(&session->context_, kPrefillSessionMethod, {}, session.get());
     session->AddHold();  // Until the queue is closed: OnDone never races a Push.
-    session->writes_.Push(std::move(hello));
+    if (const absl::Status status = session->writes_.Push(std::move(hello)); !status.ok()) {
+      session->Lose(status);
+    }
     session->proof_.Start([raw = session.get()] { raw->StartCall(); });
   }
 
   void Send(const DecodeToPrefill& in) {
     proto::ToPrefill message;
     ToProto(in, &message);
-    if (writes_.Push(std::move(message))) return;
-    Lose(absl::UnavailableError("the prefill worker does not read its messages"));
+    if (const absl::Status status = writes_.Push(std::move(message)); !status.ok()) Lose(status);
   }
 
   // The first reason counts.

@@ -17,8 +17,8 @@ class RouterSessions::Session final
  public:
   Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : SessionReactor(id, context, kMaxUnsentBatches, sessions->calls_, sessions->commands_,
-                       std::move(holding)),
+      : SessionReactor(id, context, kMaxUnsentBatches, sessions->calls_, sessions->prompts_,
+                       sessions->commands_, std::move(holding)),
         sessions_(sessions) {}
 
   void Begin() {
@@ -29,10 +29,11 @@ class RouterSessions::Session final
   void Publish(const StepBatch& batch) {
     proto::StepBatch message;
     ToProto(batch, &message);
-    if (Push(std::move(message))) return;
-    LogWarning("a router does not read its batches: session closed",
-               {{"session", id_}, {"unsent_batches", kMaxUnsentBatches}});
-    End(absl::ResourceExhaustedError("too many unread batches"));
+    const absl::Status status = Push(std::move(message));
+    if (status.ok()) return;
+    LogWarning("no batch can be sent to a router: session closed",
+               {{"session", id_}, {"why", status.ToString()}});
+    End(status);
   }
 
   void OnWriteDone(bool ok) override {

@@ -23,9 +23,14 @@ inline constexpr size_t kMaxUnsentBatches = 1024;
 
 class RouterSessions {
  public:
-  // The pointers outlive this. Token ids are in [0, vocab_size).
-  RouterSessions(uint64_t incarnation, int64_t vocab_size, OpenCalls* calls, CommandQueue* commands)
-      : incarnation_(incarnation), vocab_size_(vocab_size), calls_(calls), commands_(commands) {}
+  // The pointers outlive this. Token ids are in [0, vocab_size). `prompts`: stream_reactor.h.
+  RouterSessions(uint64_t incarnation, int64_t vocab_size, OpenCalls* calls, MemoryBudget* prompts,
+                 CommandQueue* commands)
+      : incarnation_(incarnation),
+        vocab_size_(vocab_size),
+        calls_(calls),
+        prompts_(prompts),
+        commands_(commands) {}
 
   // The reactor of a new RPC.
   ServerReactor<proto::StepBatch>* Open(grpc::CallbackServerContext* context);
@@ -56,6 +61,7 @@ class RouterSessions {
   const uint64_t incarnation_;
   const int64_t vocab_size_;
   OpenCalls* const calls_;
+  MemoryBudget* const prompts_;
   CommandQueue* const commands_;
   StreamRegistry<Session> sessions_;
   Mutex written_mu_;  // Orders the look at what is unwritten and the word that something was.

@@ -39,7 +39,7 @@ class WatchHub::Watch final
   void Publish(const WatchUpdate& update) {
     proto::WatchEvent event;
     ToProto(update, &event);
-    if (!Push(std::move(event))) End(absl::ResourceExhaustedError("too many unread events"));
+    if (const absl::Status status = Push(std::move(event)); !status.ok()) End(status);
   }
   void PublishHeartbeat(const Heartbeat& heartbeat) {
     if (unsent() < kMaxQueuedBeforeHeartbeat) Publish(heartbeat);

@@ -35,6 +35,9 @@ constexpr auto kShutdownGrace = std::chrono::milliseconds(500);
 // What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
 constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
+// Of the budget, for prompts that wait: what refuses the next ones, and streams, have the rest.
+constexpr int64_t kPromptsShare = 2;
+
 WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   const EngineOptions& engine = config.engine;
   WorkerRegistration registration = config.registration;
@@ -148,6 +151,7 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
                .budget = memory_->budget(),
                .max_streams = kMaxPeerStreams,
                .max_connections = MaxConnections(kGateDescriptors),
+               .awaits_proof = secret_.configured(),
                .keepalive_time = keepalive,
                .keepalive_timeout = keepalive,
                .unread_timeout = 2 * keepalive},
@@ -175,6 +179,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   memory_ = std::make_unique<MemoryKeeper>(config.memory_limit_bytes, &registry_);
   calls_ = std::make_unique<OpenCalls>(
       memory_->budget(), OpenCalls::Options{.max_message_bytes = kMaxUnaryMessageBytes});
+  prompts_ = std::make_unique<MemoryBudget>(config.memory_limit_bytes / kPromptsShare);
   door_ = std::make_unique<FleetDoor>(secret_, calls_.get());
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
@@ -193,9 +198,9 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                            .worker = registration.worker,
                            .transport = config.transport};
   routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, config.vocab_size,
-                                              calls_.get(), commands_.get());
+                                              calls_.get(), prompts_.get(), commands_.get());
   decodes_ = std::make_unique<DecodeSessions>(hello, config.vocab_size, calls_.get(),
-                                              transport_.get(), commands_.get());
+                                              prompts_.get(), transport_.get(), commands_.get());
   prefills_ =
       std::make_unique<PrefillPeers>(hello, &secret_, config.vocab_size, config.liveness_scale,
                                      memory_->budget(), transport_.get(), commands_.get());

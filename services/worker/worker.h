@@ -72,6 +72,7 @@ class Worker {
   FleetSecret secret_;
   std::unique_ptr<class MemoryKeeper> memory_;
   std::unique_ptr<class OpenCalls> calls_;
+  std::unique_ptr<MemoryBudget> prompts_;  // Outlives the commands and the engine.
   std::unique_ptr<FleetDoor> door_;
   std::unique_ptr<CommandQueue> commands_;
   std::unique_ptr<KvReceiver> receiver_;

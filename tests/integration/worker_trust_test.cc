@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "services/server/channel.h"
 #include "services/server/convert.h"
 #include "services/server/fleet_auth.h"
@@ -318,6 +319,51 @@ TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {
     call->context.TryCancel();
     call->stream->Finish();
   }
+}
+
+TEST(WorkerLimitsTest, PromptsThatWaitAreChargedAndRefusedWithoutRoom) {
+  constexpr int kPrompts = 250;  // Of 8 KiB: there is room for all, and not for as many again.
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.memory_limit_bytes = int64_t{5} << 20;
+  config.engine.max_sequences = 1;
+  config.engine.max_waiting_attempts = 10 * kPrompts;
+  auto worker = StartTestWorker(config);
+  const auto stub = proto::Worker::NewStub(DialControl(worker->address, 1));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  const auto stream = stub->Session(&context);
+  uint64_t counter = 0;
+  const auto submit = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      ++counter;
+      proto::ToWorker message;
+      ToProto(RouterCommand(MakeSubmit(counter, RandomTokens(10, counter), 400)), &message);
+      ASSERT_TRUE(stream->Write(message));
+    }
+  };
+  // Reads until a token has come, or somebody was refused: with what.
+  const auto refused = [&] {
+    proto::StepBatch batch;
+    while (stream->Read(&batch)) {
+      for (const proto::RouterEvent& event : batch.events()) {
+        if (event.has_refused()) return event.refused().status().message();
+        if (event.has_token()) return std::string();
+      }
+    }
+    return std::string("the session ended");
+  };
+  worker->gate.Close();
+  submit(kPrompts);
+  worker->gate.Open();
+  EXPECT_EQ(refused(), "");
+  worker->gate.Close();  // The engine has them all; one runs.
+  submit(kPrompts);
+  std::string why;
+  while (why.empty()) why = refused();
+  EXPECT_THAT(why, testing::HasSubstr(absl::StrCat("of ", config.memory_limit_bytes / 2)));
+  worker->gate.Open();
+  context.TryCancel();
+  stream->Finish();
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, WorkerTrustTest, testing::Values("ucx", "grpc"));

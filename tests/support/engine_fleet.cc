@@ -198,10 +198,11 @@ PrefillPeer EngineFleet::peer(int worker) const {
   return {.worker = w.id, .address = w.id.name};
 }
 
-void EngineFleet::Submit(int worker, const struct Submit& submit, SessionId router) {
+void EngineFleet::Submit(int worker, const struct Submit& submit, SessionId router,
+                         PromptCharge charge) {
   Worker& w = *workers_[static_cast<size_t>(worker)];
   w.dirty = true;
-  w.engine->OnSubmit(router, submit, now_us_);
+  w.engine->OnSubmit(router, submit, now_us_, std::move(charge));
 }
 
 void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us, SessionId router) {

@@ -67,7 +67,8 @@ class EngineFleet {
   int64_t now_us() const { return now_us_; }
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
 
-  void Submit(int worker, const struct Submit& submit, SessionId router = kRouter);
+  void Submit(int worker, const struct Submit& submit, SessionId router = kRouter,
+              PromptCharge charge = nullptr);
   void Cancel(int worker, AttemptId attempt, int64_t time_left_us = 60'000'000,
               SessionId router = kRouter);
 

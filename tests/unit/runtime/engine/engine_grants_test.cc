@@ -85,6 +85,33 @@ TEST_F(EngineGrantsTest, APromptOfWhichOneTokenIsWantedTakesBlocksThatAreKeptFor
   Run();
 }
 
+TEST_F(EngineGrantsTest, APromptIsChargedWhileItWaitsAndNoLonger) {
+  Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
+  const auto submit = [&](const Submit& what) {
+    auto charge = std::make_shared<int>();
+    const std::weak_ptr<int> watched = charge;
+    fleet_.Submit(kDecode, what, EngineFleet::kRouter, std::move(charge));
+    return watched;
+  };
+  const Submit running = MakeSubmit(1, RandomTokens(225, 1), 15);  // All blocks but one.
+  const std::weak_ptr<int> of_running = submit(running);
+  RunUntilFirstToken(running);
+  EXPECT_TRUE(of_running.expired());
+  const Submit waiting = MakeSubmit(2, RandomTokens(150, 2), 5);
+  const Submit elsewhere = Disaggregated(3, RandomTokens(40, 3), 20);
+  const Submit cancelled = MakeSubmit(4, RandomTokens(150, 4), 5);
+  const std::weak_ptr<int> of_waiting = submit(waiting), of_elsewhere = submit(elsewhere),
+                           of_cancelled = submit(cancelled);
+  fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
+  EXPECT_FALSE(of_waiting.expired() || of_elsewhere.expired() || of_cancelled.expired());
+  fleet_.Cancel(kDecode, cancelled.attempt);
+  EXPECT_TRUE(of_cancelled.expired());
+  fleet_.RunUntil([&] { return fleet_.messages("Committed") == 1; });
+  EXPECT_TRUE(of_waiting.expired() && of_elsewhere.expired()) << "they are in the batch";
+  EXPECT_THAT(fleet_.record(elsewhere.attempt).finish, testing::IsEmpty());
+  Run();
+}
+
 TEST_F(EngineGrantsTest, GrantsAreHeldUntilThereIsRoomAndAllArriveInTheEnd) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   std::vector<Submit> submits;

@@ -60,6 +60,44 @@ TEST_F(EngineLinkTest, ItsRouterIsToldWhoComputedThePrompt) {
   EXPECT_FALSE(fleet_.record(here.attempt).prompts[0].by_prefill);
 }
 
+TEST_F(EngineLinkTest, ALinkIsHandedOnlySoManyFramesAheadOfAllPromptsTogether) {
+  EngineOptions options = SmallEngine();
+  options.max_frames_ahead = 4;
+  fleet_.AddWorker({.engine = SmallEngine()});
+  fleet_.AddWorker({.engine = options});
+  fleet_.HoldFrames();
+  std::vector<Submit> submits;
+  for (const uint64_t i : {1, 2, 3}) {  // 30 blocks.
+    submits.push_back(Disaggregated(i, RandomTokens(150, i), 5));
+    fleet_.Submit(kDecode, submits.back());
+  }
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_EQ(fleet_.messages("Grant"), 3);
+  EXPECT_EQ(fleet_.frames_held(), 4);
+  EXPECT_EQ(fleet_.messages("Done"), 0);
+  fleet_.Cancel(kDecode, submits[1].attempt);  // Its frames wait for those of the first.
+  fleet_.ReleaseFrames();
+  Run();
+  EXPECT_EQ(fleet_.messages("Frame"), 20);
+  for (const size_t i : {0, 2}) EXPECT_EQ(fleet_.CheckFinished(submits[i]), "");
+  EXPECT_EQ(fleet_.AuditQuiet(), "");
+}
+
+TEST_F(EngineLinkTest, TheFramesOfThePromptThatCameFirstGoFirst) {
+  EngineOptions options = SmallEngine();
+  options.max_frames_ahead = 4;
+  fleet_.AddWorker({.engine = SmallEngine()});
+  fleet_.AddWorker({.engine = options});
+  const Submit first = Disaggregated(1, RandomTokens(150, 1), 5);
+  const Submit second = Disaggregated(2, RandomTokens(150, 2), 5);
+  for (const Submit& submit : {first, second}) fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Done") == 1; });
+  EXPECT_LT(fleet_.messages("Frame"), 10 + 4);
+  Run();
+  for (const Submit& submit : {first, second}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
 TEST_F(EngineLinkTest, AFrameThatCouldNotBeSentEndsTheAttemptAtOnce) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);

@@ -39,6 +39,7 @@ using Message = v1::FramesRequest;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr char kSay[] = "/test.Gate/Say";      // Answers at once...
 constexpr char kHold[] = "/test.Gate/Hold";    // ...or when the test says so...
+constexpr char kProve[] = "/test.Gate/Prove";  // ...after a proof that its client is of the fleet.
 constexpr char kBlock[] = "/test.Gate/Block";  // ...and is not even looked at before.
 constexpr char kNobody[] = "127.0.0.2";        // Another client's address.
 
@@ -155,6 +156,12 @@ class GateTest : public testing::Test {
         return absl::OkStatus();
       });
       AddMethod<Message>(kHold, [test](auto* context) {
+        auto* const held = new Held(test, context);
+        held->AwaitRequest();
+        return held;
+      });
+      AddMethod<Message>(kProve, [test](auto* context) {
+        SetPeerProven(context->peer());
         auto* const held = new Held(test, context);
         held->AwaitRequest();
         return held;
@@ -510,6 +517,28 @@ TEST_F(GateTest, ConnectionsAreChargedAndIdleOnesGiveWay) {
   EXPECT_EQ(num_held(), 1u);
   idle.clear();
   EXPECT_TRUE(Eventually([&] { return budget.held_bytes() <= idle_bytes + 40'000; }));
+  Stop();
+}
+
+TEST_F(GateTest, StrangersGiveWayWhateverTheyCall) {
+  MemoryBudget budget(4 * kMiB);
+  options_.budget = &budget;
+  options_.awaits_proof = true;
+  Start();
+  RawClient proven(gate_->port(), kNobody);
+  proven.Greet().Send(CallHeaders(1, kProve));
+  EXPECT_TRUE(Eventually([&] { return proven.Pump() && num_held() == 1; }));
+  std::list<RawClient> strangers;
+  const int64_t room = budget.limit_bytes() - budget.held_bytes();
+  for (int64_t i = 0; i < room / kGateConnectionBytes + 20; ++i) {
+    RawClient& stranger = strangers.emplace_back(gate_->port(), kNobody);
+    stranger.Greet().Send(CallHeaders(1, kHold));
+    EXPECT_TRUE(Eventually([&] { return !stranger.Pump() || num_seen() == strangers.size() + 1; }));
+  }
+  EXPECT_TRUE(Say(target()).ok()) << "another client finds room";
+  EXPECT_TRUE(proven.Pump());
+  strangers.clear();
+  EXPECT_TRUE(Eventually([&] { return num_held() == 1; }));
   Stop();
 }
 

@@ -24,18 +24,18 @@ TEST(WriteQueueTest, WhatIsNotWrittenIsChargedAndEndsTheStreamWhereThereIsNoRoom
   MemoryBudget budget(kLimit);
   Stream stream;
   WriteQueue<Stream, v1::FramesRequest> writes(&stream, 100, &budget, "peer");
-  EXPECT_TRUE(writes.Push(Message(1000)));
+  EXPECT_TRUE(writes.Push(Message(1000)).ok());
   EXPECT_GE(budget.held_bytes(), 2000)
       << "gRPC has it, and a peer that does not read leaves it there";
-  EXPECT_TRUE(writes.Push(Message(2000)));
+  EXPECT_TRUE(writes.Push(Message(2000)).ok());
   EXPECT_GE(budget.held_bytes(), 6000);
-  EXPECT_TRUE(writes.Push(Message(2000)));
-  EXPECT_FALSE(writes.Push(Message(2000)));
+  EXPECT_TRUE(writes.Push(Message(2000)).ok());
+  EXPECT_FALSE(writes.Push(Message(2000)).ok());
   EXPECT_LE(budget.held_bytes(), kLimit);
   writes.OnWriteDone(true);
   EXPECT_EQ(stream.num_writes, 2);
-  EXPECT_TRUE(writes.Push(Message(2000)));
-  EXPECT_FALSE(writes.Push(Message(2000)));
+  EXPECT_TRUE(writes.Push(Message(2000)).ok());
+  EXPECT_FALSE(writes.Push(Message(2000)).ok());
   writes.Close();
   EXPECT_EQ(budget.held_bytes(), 0);
 }
@@ -47,10 +47,10 @@ TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
   Stream stream;
   WriteQueue<Stream, v1::FramesRequest> writes(&stream, 100, &budget, "peer", /*held=*/false,
                                                /*free_bytes=*/5000);
-  EXPECT_TRUE(writes.Push(Message(2000)));
-  EXPECT_FALSE(writes.Push(Message(2000)));
+  EXPECT_TRUE(writes.Push(Message(2000)).ok());
+  EXPECT_FALSE(writes.Push(Message(2000)).ok());
   ASSERT_TRUE(others.Set(0).ok());
-  EXPECT_TRUE(writes.Push(Message(2000)));
+  EXPECT_TRUE(writes.Push(Message(2000)).ok());
   EXPECT_GE(budget.held_bytes(), 8000 - 5000);
   EXPECT_LT(budget.held_bytes(), 8000);
   writes.OnWriteDone(true);
@@ -61,8 +61,8 @@ TEST(WriteQueueTest, MoreMessagesThanMayWaitAreRefused) {
   MemoryBudget budget(kLimit);
   Stream stream;
   WriteQueue<Stream, v1::FramesRequest> writes(&stream, 2, &budget, "peer");
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(writes.Push(Message(1)));
-  EXPECT_FALSE(writes.Push(Message(1)));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(writes.Push(Message(1)).ok());
+  EXPECT_FALSE(writes.Push(Message(1)).ok());
 }
 
 class WriteTest : public testing::Test {
@@ -74,8 +74,8 @@ class WriteTest : public testing::Test {
 
 TEST_F(WriteTest, OneIsInFlightAndCountsUntilItIsDone) {
   EXPECT_EQ(writes_.size(), 0u);
-  EXPECT_TRUE(writes_.Push(Message(1)));
-  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
   EXPECT_EQ(stream_.num_writes, 1);
   EXPECT_EQ(writes_.size(), 2u);
   writes_.OnWriteDone(true);
@@ -86,8 +86,8 @@ TEST_F(WriteTest, OneIsInFlightAndCountsUntilItIsDone) {
 }
 
 TEST_F(WriteTest, AfterAFailedWriteNoneFollows) {
-  EXPECT_TRUE(writes_.Push(Message(1)));
-  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
   writes_.OnWriteDone(false);
   EXPECT_EQ(stream_.num_writes, 1);
   EXPECT_EQ(writes_.size(), 0u);
@@ -95,18 +95,18 @@ TEST_F(WriteTest, AfterAFailedWriteNoneFollows) {
 }
 
 TEST_F(WriteTest, ClosingTellsWhetherAWriteIsInFlightAndDropsWhatComes) {
-  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
   EXPECT_TRUE(writes_.Close());
   writes_.OnWriteDone(true);
   EXPECT_FALSE(writes_.Close());
-  EXPECT_TRUE(writes_.Push(Message(1)));
+  EXPECT_TRUE(writes_.Push(Message(1)).ok());
   EXPECT_EQ(budget_.held_bytes(), 0);
   EXPECT_EQ(stream_.num_writes, 1);
 }
 
 TEST_F(WriteTest, AQueueThatIsMadeHeldWritesOnceItIsOpened) {
   WriteQueue<Stream, v1::FramesRequest> held(&stream_, 100, &budget_, "peer", /*held=*/true);
-  EXPECT_TRUE(held.Push(Message(1)));
+  EXPECT_TRUE(held.Push(Message(1)).ok());
   EXPECT_EQ(stream_.num_writes, 0);
   held.Open();
   EXPECT_EQ(stream_.num_writes, 1);

@@ -198,11 +198,23 @@ TEST_F(HttpServerTest, AClientThatSendsTooFarAheadGetsTheAnswerThatIsBeingMade) 
   EXPECT_EQ(client.ReadToEnd(), 0u) << "it was the last";
 }
 
+TEST_F(HttpServerTest, WhatAStreamHasWrittenIsChargedNoLonger) {
+  RawHttp client(server_->port());
+  client.SendRequest("/held", "");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  handler_.held->Write(std::string(200'000, 'x') + "end");
+  ASSERT_TRUE(client.ReadUntil("end"));
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == kHttpConnectionBytes; }));
+  handler_.held->EndStream();
+  handler_.held.reset();
+}
+
 TEST_F(HttpServerTest, AByteAfterALastRequestCostsNothingOfItsAnswer) {
   RawHttp client(server_->port(), /*receive_buffer_bytes=*/2 << 10);
   client.SendRequest("/silent", "", "Connection: close\r\n");
   ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
-  handler_.held->Send(200, "text/plain", std::string(60'000, 'x'));  // The client's side holds less.
+  handler_.held->Send(200, "text/plain",
+                      std::string(60'000, 'x'));  // The client's side holds less.
   std::atomic<bool> written{false};
   handler_.held->Post([&] { written = true; });
   ASSERT_TRUE(Eventually([&] { return written && budget_.held_bytes() <= kHttpConnectionBytes; }))
