@@ -74,6 +74,7 @@ struct HttpTimes {
   std::chrono::milliseconds write = kWriteTimeout;
   // To leave after it was refused while it still sent: it reads the answer only after that.
   std::chrono::milliseconds discard{5'000};
+  std::chrono::milliseconds leave{1'000};  // The same once the server stops.
 };
 
 struct HttpServerOptions {
@@ -95,8 +96,8 @@ class HttpServer {
   ~HttpServer();  // Stop at once.
 
   int port() const;  // The one bound, where 0 was asked for.
-  // Accepts no more connections and closes the idle ones; running answers go on, and their
-  // connections close after them.
+  // Accepts no more connections and closes those that ask nothing; a request of which a part is
+  // here hears 503. Running answers go on, and their connections close after them.
   void StopAccepting();
   // Waits for the connections that are left, then closes them.
   void Stop(std::chrono::steady_clock::time_point until);

@@ -197,7 +197,7 @@ void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     error_code error;
     self->socket_.non_blocking(true, error);
-    if (error) return self->Close();
+    if (error || self->shared_->draining) return self->Close();
     self->BeginRequest();
     self->ReadNext();
   });
@@ -205,7 +205,18 @@ void ServerConnection::Run() {
 
 void ServerConnection::Drain() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->state_ == State::kIdle) self->Close();
+    switch (self->state_) {
+      case State::kIdle:
+        return self->Close();
+      case State::kReading:
+        if (!self->parser_->got_some()) return self->Close();
+        return self->Refuse(503, "the server is shutting down");
+      case State::kDiscarding:
+        return self->SetDeadline(self->shared_->times.leave);
+      case State::kAnswering:
+      case State::kClosed:
+        return;
+    }
   });
 }
 
@@ -214,7 +225,6 @@ void ServerConnection::Abandon() { Close(); }
 // Between two requests: a byte may come within the idle time, or be here already.
 void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
-  if (shared_->draining) return Close();
   static_cast<void>(Charge(0));  // It only becomes less.
   SetDeadline(shared_->times.idle);
   if (unparsed_.empty()) return;
@@ -512,7 +522,7 @@ void ServerConnection::EndAnswer() {
   exchange_.reset();
   left_ = nullptr;
   // What still came after a close would make the kernel drop what the client has yet to read.
-  if (discard_after_ || !keep_alive_) return Discard();
+  if (discard_after_ || !keep_alive_ || shared_->draining) return Discard();
   WaitForRequest();
 }
 
@@ -522,7 +532,7 @@ void ServerConnection::Discard() {
   static_cast<void>(Charge(0));  // From now on it may be cut.
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  SetDeadline(shared_->times.discard);
+  SetDeadline(shared_->draining ? shared_->times.leave : shared_->times.discard);
 }
 
 void ServerConnection::Close() {

@@ -48,7 +48,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   // Charges what every connection costs. ResourceExhausted: it may Run all the same, to be told so.
   absl::Status Admit();
   void Run();
-  void Drain();    // Closes now if no request is being answered.
+  // The answer that is under way is the last; without one, it closes. Who has sent a part of a
+  // request is told so first.
+  void Drain();
   void Abandon();  // Closes now. Once no I/O thread runs any more.
 
  private:
