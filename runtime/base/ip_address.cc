@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 
+#include <charconv>
 #include <cstdint>
 
 namespace tandem {
@@ -10,6 +11,16 @@ namespace {
 constexpr uint8_t kLoopbackNet = 127;
 
 }  // namespace
+
+std::optional<HostPort> ParseHostPort(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return std::nullopt;
+  const std::string_view digits = text.substr(colon + 1);
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return HostPort{.host = std::string(text.substr(0, colon)), .port = port};
+}
 
 std::string WithoutBrackets(const std::string& host) {
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';

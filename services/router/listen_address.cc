@@ -1,8 +1,6 @@
 #include "services/router/listen_address.h"
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "runtime/base/ip_address.h"
 
 namespace tandem {
@@ -21,16 +19,9 @@ std::string ListenAddress::ToString() const {
 }
 
 absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool allow_public) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos) return Malformed(text);
-  ListenAddress address;
-  const std::string_view port = text.substr(colon + 1);
-  if (!absl::SimpleAtoi(absl::string_view(port.data(), port.size()), &address.port) ||
-      address.port < 0 || address.port > 65535) {
-    return Malformed(text);
-  }
-  const std::string name(text.substr(0, colon));
-  const std::string host = name == "localhost" ? "127.0.0.1" : WithoutBrackets(name);
+  const std::optional<HostPort> parts = ParseHostPort(text);
+  if (!parts.has_value()) return Malformed(text);
+  const std::string host = parts->host == "localhost" ? "127.0.0.1" : WithoutBrackets(parts->host);
   if (!IsIpAddress(host)) return Malformed(text);
   if (!IsLoopback(host) && !allow_public) {
     return absl::InvalidArgumentError(
@@ -38,8 +29,7 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool all
                      "\" is not a loopback address, and there is neither TLS nor a key "
                      "to protect it; --insecure-public-listen allows it all the same"));
   }
-  address.ip = host;
-  return address;
+  return ListenAddress{.ip = host, .port = parts->port};
 }
 
 }  // namespace tandem

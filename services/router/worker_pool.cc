@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/log.h"
 
 namespace tandem {
@@ -20,11 +21,11 @@ constexpr int64_t kResolvePeriodUs = 1'000'000;
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name) {
-  const size_t colon = name.rfind(':');
-  if (colon == std::string::npos) {
+  const std::optional<HostPort> parts = ParseHostPort(name);
+  if (!parts.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is not name:port"));
   }
-  const std::string host = name.substr(0, colon), port = name.substr(colon + 1);
+  const std::string host = WithoutBrackets(parts->host), port = absl::StrCat(parts->port);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_family = AF_UNSPEC;

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/mutex.h"
 #include "services/server/gate_connection.h"
 #include "services/server/listen_socket.h"
@@ -42,7 +43,7 @@ std::string Describe(const sockaddr_storage& address) {
     inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
     return absl::StrCat("ipv4:", text, ":", ntohs(v4.sin_port));
   }
-  if (address.ss_family != AF_INET6) return "unix:";
+  if (address.ss_family != AF_INET6) return std::string(kUnixAddress);
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
   if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
     inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, sizeof(text));

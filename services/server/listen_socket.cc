@@ -20,8 +20,6 @@
 namespace tandem {
 namespace {
 
-constexpr char kUnix[] = "unix:";
-
 absl::Status CannotListen(const std::string& address, const std::string& why) {
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", why));
 }
@@ -47,15 +45,15 @@ void RemoveSocket(const std::string& path) {
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 absl::StatusOr<Addresses> Resolve(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return CannotListen(address, "there is no port");
-  const std::string name = WithoutBrackets(address.substr(0, colon));
+  const std::optional<HostPort> parts = ParseHostPort(address);
+  if (!parts.has_value()) return CannotListen(address, "it is not ADDR:PORT");
+  const std::string name = WithoutBrackets(parts->host);
   const std::string host = name == "localhost" ? "127.0.0.1" : name;  // Not ::1 on some machines.
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(parts->port).c_str(), &hints, &found);
   if (error != 0) return CannotListen(address, gai_strerror(error));
   return Addresses(found, freeaddrinfo);
 }
@@ -110,8 +108,8 @@ int PortOf(int descriptor) {
 
 absl::StatusOr<ListenSocket> ListenSocket::Open(const std::string& address) {
   ListenSocket result;
-  if (address.starts_with(kUnix)) {
-    std::string path = address.substr(std::strlen(kUnix));
+  if (address.starts_with(kUnixAddress)) {
+    std::string path = address.substr(kUnixAddress.size());
     if (path.starts_with("///")) path.erase(0, 2);  // As a URI is written.
     sockaddr_un file{};
     file.sun_family = AF_UNIX;

@@ -13,6 +13,10 @@
 namespace tandem {
 namespace {
 
+// What a process has open beside connections, and what it must be able to have.
+constexpr int64_t kOtherDescriptors = 256;
+constexpr rlim_t kLeastDescriptors = 512;
+
 constexpr double kNoLimit = 1e300;
 
 // The file's first line; empty if there is none.
@@ -98,20 +102,25 @@ int32_t AffinityCpus() {
 
 }  // namespace
 
-void RaiseDescriptorLimit() {
+absl::Status RaiseDescriptorLimit() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::OkStatus();
+  if (limit.rlim_max < kLeastDescriptors) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "this process may have %d files and sockets open (ulimit -Hn), want at least %d",
+        limit.rlim_max, kLeastDescriptors));
+  }
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+  return absl::OkStatus();
 }
 
 int64_t MaxConnections(int descriptors_each) {
-  constexpr int64_t kOthers = 256;
   constexpr rlim_t kPlenty = rlim_t{1} << 30;  // "unlimited" is a large number.
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_max = kPlenty;
   const auto all = static_cast<int64_t>(std::min(limit.rlim_max, kPlenty));
-  return std::max<int64_t>(1, (all - std::min(kOthers, all / 2)) / descriptors_each);
+  return std::max<int64_t>(1, (all - kOtherDescriptors) / descriptors_each);
 }
 
 int64_t DefaultMemoryLimit(const MachineLimits& machine) {

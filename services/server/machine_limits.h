@@ -21,8 +21,9 @@ struct MachineLimits {
 // A file that is missing or unreadable limits nothing. `affinity_cpus` 0: asks the kernel.
 MachineLimits ReadMachineLimits(const KernelFiles& files = {}, int32_t affinity_cpus = 0);
 
-// To what the system allows: every connection takes some.
-void RaiseDescriptorLimit();
+// To what the system allows: every connection takes some. InvalidArgument if that is too little for
+// a process without any.
+absl::Status RaiseDescriptorLimit();
 // Connections of so many descriptors each that a process may have of what the system allows, with
 // some left over for what is no connection.
 int64_t MaxConnections(int descriptors_each);

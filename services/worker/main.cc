@@ -82,6 +82,7 @@ absl::StatusOr<FleetSecret> ReadSecret(const WorkerOptions& options) {
 
 absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, ReadSecret(options));
+  TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
   const int32_t threads = NumThreads(options, machine);
@@ -216,7 +217,6 @@ int Main(const std::vector<std::string>& arguments) {
     return 2;
   }
   BeginLog(options.name);
-  RaiseDescriptorLimit();
   absl::StatusOr<Process> process = StartWorker(options);
   stop.Serving();
   status =

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
@@ -167,8 +168,8 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
   if (kv_service_ != nullptr) builder.RegisterService(kv_service_);
   loop_->Start();
   TANDEM_RETURN_IF_ERROR(server_->Open(&builder));
-  door_->ListensOn(config.listen.starts_with("unix:") ? config.listen
-                                                      : absl::StrFormat(":%d", port()));
+  door_->ListensOn(config.listen.starts_with(kUnixAddress) ? config.listen
+                                                           : absl::StrFormat(":%d", port()));
   server_->Serve();
   return absl::OkStatus();
 }

@@ -60,9 +60,10 @@ FlagSet WorkerFlags(WorkerOptions* options) {
 }
 
 bool ListensOnLoopback(const WorkerOptions& options) {
-  const std::string host = options.listen.substr(0, options.listen.rfind(':'));
-  return host == "localhost" || IsLoopback(WithoutBrackets(host)) ||
-         options.listen.rfind("unix:", 0) == 0;
+  if (options.listen.starts_with(kUnixAddress)) return true;
+  const std::optional<HostPort> parts = ParseHostPort(options.listen);
+  return parts.has_value() &&
+         (parts->host == "localhost" || IsLoopback(WithoutBrackets(parts->host)));
 }
 
 absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
@@ -77,16 +78,16 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   }
   TANDEM_RETURN_IF_ERROR(options.Check());
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
-  const size_t colon = options.listen.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == options.listen.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--listen: \"%s\", want ADDR:PORT", options.listen));
+  const bool is_file = options.listen.starts_with(kUnixAddress);
+  if (!is_file && !ParseHostPort(options.listen).has_value()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--listen: \"%s\", want ADDR:PORT with a port of 0 to 65535", options.listen));
   }
   if (!ListensOnLoopback(options) && !has_secret && !options.insecure_public_listen) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--listen: %s is not loopback, and nobody need prove who calls: name a "
         "--fleet-secret-file or set TANDEM_FLEET_SECRET, or --insecure-public-listen allows it",
-        options.listen.substr(0, colon)));
+        options.listen));
   }
   return absl::OkStatus();
 }
@@ -105,6 +106,11 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
   }
   sizes.max_model_tokens =
       options.max_model_len > 0 ? options.max_model_len : static_cast<int32_t>(model.max_positions);
+  if (sizes.max_model_tokens < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--max-model-len: %d, want at least 2: a prompt and what follows it",
+                        sizes.max_model_tokens));
+  }
   sizes.max_sequences = options.max_num_seqs > 0 ? options.max_num_seqs : kDefaultMaxSequences;
   sizes.max_batched_tokens = options.max_batched_tokens > 0
                                  ? options.max_batched_tokens

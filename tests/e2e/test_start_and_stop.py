@@ -1,4 +1,4 @@
-"""SIGTERM at any moment of a start, and a log that nobody reads."""
+"""SIGTERM at any moment of a start, a log that nobody reads, and what cannot start at all."""
 
 import contextlib
 import fcntl
@@ -197,3 +197,31 @@ def test_a_start_that_fails_waits_for_no_reader(command):
         process.kill()
         process.wait()
         os.close(reader)
+
+
+def last_words(command, **options):
+    """What a command says that does not start, and that it ends with an error."""
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL, **options)
+    assert ended.returncode in (1, 2), ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("flag, why", [
+    ("--workers=127.0.0.1:99999", "a port of 1 to 65535"),
+    ("--workers=127.0.0.1:0", "a port of 1 to 65535"),
+    ("--workers=127.0.0.1:7000,127.0.0.1:7000", "there twice"),
+    ("--workers=,", "names no address"),
+    ("--workers-dns=workers:http", "a port of 1 to 65535"),
+])
+def test_workers_that_nobody_can_reach_are_refused(flag, why):
+    said = last_words([BIN / "tandem-router", f"--model={DEMO_MODEL}", flag])
+    assert flag.partition("=")[0] in said and why in said
+
+
+@pytest.mark.parametrize("command", [["tandem", "serve", DEMO_MODEL],
+                                     ["tandem-worker", f"--model={DEMO_MODEL}", "--listen=127.0.0.1:0"],
+                                     ["tandem-router", f"--model={DEMO_MODEL}", "--workers=127.0.0.1:1"]])
+def test_too_few_descriptors_are_an_error_with_the_numbers(command, tmp_path):
+    said = last_words(["prlimit", "--nofile=64:64", BIN / command[0], *command[1:]],
+                      env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    assert "64 files and sockets" in said and "at least 512" in said

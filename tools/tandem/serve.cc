@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
 }
 
 void Supervisor::HoldForRouter(const std::string& address) {
-  if (address.starts_with("unix:") || address.ends_with(":0")) return;
+  if (address.ends_with(":0")) return;
   absl::StatusOr<ListenSocket> held = ListenSocket::Hold(address);
   if (held.ok()) {
     ports_.push_back(*std::move(held));

@@ -3,8 +3,11 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
 #include "runtime/base/fleet_secret.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
@@ -65,6 +69,13 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("version", &f->version, "print the version and exit");
 }
 
+absl::Status CheckReachable(const char* flag, const std::string& address) {
+  const std::optional<HostPort> parts = ParseHostPort(address);
+  if (parts.has_value() && parts->port > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": \"", address, "\" is not host:port with a port of 1 to 65535"));
+}
+
 absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   RouterOptions options;
   if (f.model.empty()) return absl::InvalidArgumentError("--model DIR is missing");
@@ -73,18 +84,17 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   }
   for (const auto& address : absl::StrSplit(f.workers, ',', absl::SkipEmpty())) {
     const std::string text(address.data(), address.size());
-    const size_t colon = text.rfind(':');
-    if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("--workers: \"", text, "\" is not host:port"));
+    TANDEM_RETURN_IF_ERROR(CheckReachable("--workers", text));
+    if (std::find(options.workers.begin(), options.workers.end(), text) != options.workers.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("--workers: \"", text, "\" is there twice"));
     }
     options.workers.push_back(text);
   }
   if (!f.workers.empty() && options.workers.empty()) {
     return absl::InvalidArgumentError("--workers names no address");
   }
-  if (!f.workers_dns.empty() && f.workers_dns.find(':') == std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--workers-dns: \"", f.workers_dns, "\" is not name:port"));
+  if (!f.workers_dns.empty()) {
+    TANDEM_RETURN_IF_ERROR(CheckReachable("--workers-dns", f.workers_dns));
   }
   TANDEM_ASSIGN_OR_RETURN(const ClientFlags::Addresses addresses, f.clients.Check());
   options.http = addresses.http;
@@ -115,14 +125,16 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
 int Serve(const RouterOptions& options, const std::string& port_file) {
   StopSignal stop;
   TakeOverGrpcLog();
-  RaiseDescriptorLimit();
   // Large bodies and texts go back to the kernel as they are freed.
   mallopt(M_MMAP_THRESHOLD, kLargeBytes);
 
   if (!options.secret.configured()) {
     LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");
   }
-  const auto app = RouterApp::Create(options);
+  const auto app = [&]() -> absl::StatusOr<std::unique_ptr<RouterApp>> {
+    TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
+    return RouterApp::Create(options);
+  }();
   stop.Serving();
   if (!app.ok()) {
     LogError("cannot start", {{"why", std::string(app.status().message())}});

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 namespace tandem {
 namespace {
 
@@ -24,6 +27,22 @@ TEST(IpAddressTest, NamesAreNoAddresses) {
         "[::1]", "::1%lo", "127.0.0.1 ", "2130706433", "0177.0.0.1"}) {
     EXPECT_FALSE(IsLoopback(text)) << text;
     EXPECT_FALSE(IsIpAddress(text)) << text;
+  }
+}
+
+TEST(IpAddressTest, AHostAndItsPort) {
+  for (const auto& [text, host, port] : std::vector<std::tuple<std::string, std::string, int>>{
+           {"127.0.0.1:80", "127.0.0.1", 80},
+           {"[::1]:0", "[::1]", 0},
+           {"worker-0.workers:65535", "worker-0.workers", 65535}}) {
+    const std::optional<HostPort> parts = ParseHostPort(text);
+    ASSERT_TRUE(parts.has_value()) << text;
+    EXPECT_EQ(parts->host, host);
+    EXPECT_EQ(parts->port, port);
+  }
+  for (const char* text : {"", ":", ":80", "host", "host:", "host:x", "host:65536", "host:-1",
+                           "host:+1", "host: 1", "host:1 ", "host:99999999999", "[::1]"}) {
+    EXPECT_FALSE(ParseHostPort(text).has_value()) << text;
   }
 }
 

@@ -117,6 +117,13 @@ TEST(WorkerOptionsTest, ContextBeyondTheModelIsRefused) {
               HasSubstr("8192"));
 }
 
+TEST(WorkerOptionsTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
+  WorkerOptions options;
+  options.max_model_len = 1;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("--max-model-len: 1, want at least 2"));
+}
+
 TEST(WorkerOptionsTest, StepBudgetBelowTheBatchIsRefused) {
   WorkerOptions options;
   options.max_num_seqs = 64;
@@ -134,8 +141,10 @@ TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
   block.block_size = 24;
   EXPECT_THAT(Message(CheckWorkerOptions(block, false)), HasSubstr("24"));
   WorkerOptions address = good;
-  address.listen = "nowhere";
-  EXPECT_THAT(Message(CheckWorkerOptions(address, false)), HasSubstr("--listen"));
+  for (const char* listen : {"nowhere", "127.0.0.1:", "127.0.0.1:99999", ":7000"}) {
+    address.listen = listen;
+    EXPECT_THAT(Message(CheckWorkerOptions(address, false)), HasSubstr("--listen")) << listen;
+  }
 }
 
 TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
