@@ -31,7 +31,7 @@ namespace tandem {
 
 // What may wait to be sent on a stream beside what is charged for it: who has no room for more
 // keeps its streams. Part of kCallBytes.
-inline constexpr int64_t kFreeUnsentBytes = int64_t{16} << 10;
+inline constexpr int64_t kFreeUnsentBytes = int64_t{4} << 10;
 
 // A prompt that waits: its tokens and what is kept for each of its blocks; and what it is kept in,
 // with room for the tokens that follow. 5 KiB, and 4.0 to 4.6 for a token, were measured.

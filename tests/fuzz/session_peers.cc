@@ -435,6 +435,8 @@ std::string CheckWorkerAtRest(const std::string& address, const WorkerRegistrati
   while (stream->Read(&batch)) {
     for (const proto::RouterEvent& event : batch.events()) {
       heard = event.ShortDebugString();
+      // Its queue still holds what the peers have said: as a router does, it comes again.
+      if (event.has_refused() && event.refused().retry_after_us() > 0) stream->Write(message);
       if (!event.has_token() || event.token().finish() == proto::FINISH_REASON_NONE) continue;
       context.TryCancel();
       stream->Finish();

@@ -300,6 +300,22 @@ TEST_F(EngineTransferTest, PromptIsComputedHereWhenItsBlocksKeepArrivingCorrupt)
   }
 }
 
+TEST_F(EngineTransferTest, APromptThatIsComputedHereIsScoredOnce) {
+  Create();
+  std::vector<int64_t> computed_after = {0};
+  for (const bool scored : {false, true}) {
+    const uint64_t counter = scored ? 2 : 1;
+    Submit submit = Disaggregated(counter, RandomTokens(40, counter), 12, /*num_choices=*/3);
+    if (scored) submit.sampling.num_prompt_logprobs = 1;
+    fleet_.CorruptFrames(1'000'000);
+    fleet_.Submit(kDecode, submit);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+    computed_after.push_back(computed(kDecode));
+  }
+  EXPECT_EQ(computed_after[2] - computed_after[1], computed_after[1]);
+}
+
 // At every point of a transfer: what the other requests deliver is untouched, the attempt ends
 // once, and every block comes back on both sides.
 TEST_F(EngineTransferTest, CancelAtEveryPointEndsOnceAndDisturbsNobody) {
