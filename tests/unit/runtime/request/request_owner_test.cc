@@ -375,6 +375,27 @@ TEST_F(RequestOwnerTest, AnotherNameAtAnAddressEndsWhatRanThere) {
   EXPECT_EQ(last_target(), a);
 }
 
+TEST_F(RequestOwnerTest, WhatRanInAnEndedLifeGoesElsewhereAtOnce) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const SessionId b = AddWorker("b");
+  ASSERT_EQ(last_target(), a);
+  WorkerRegistration restarted = owner_->fleet().workers().at("a").registration;
+  restarted.worker.incarnation = 2;
+  ASSERT_TRUE(owner_->OnRegistration("a:1", restarted, now_us_).ok());
+  EXPECT_EQ(last_target(), b);
+}
+
+TEST_F(RequestOwnerTest, AnEventOfAnotherRoutersRequestIsStale) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  AttemptId other = last_submit().attempt;
+  ++other.request.router_incarnation;
+  Say(a, {Token(other, 3, 'x', 0, FinishReason::kStop)});
+  EXPECT_FALSE(sink_.ended());
+  EXPECT_FALSE(owner_->Cancel(other.request, now_us_));
+}
+
 TEST_F(RequestOwnerTest, AWorkerIsKnownOnceItsSnapshotHasCome) {
   owner_->ExpectWorkers({"a:1"});
   WorkerRegistration registration;
