@@ -233,7 +233,12 @@ void Scheduler::Admit(Sequence* sequence, uint64_t admit_before) {
   if (sequence->brief() && TryAdmitBrief(sequence)) return;
   if (!plan_.preempted.empty()) return;
   if (sequence->order > std::min(admit_before, plan_.blocked_order)) return;
-  if (HasPlace(*sequence) || EverybodyFits(*sequence)) TryAdmit(sequence);
+  if (!HasPlace(*sequence) && !EverybodyFits(*sequence)) return;
+  // A block for everyone who runs already, so that what is admitted is not preempted at once.
+  if (!TryAdmit(sequence, /*headroom=*/num_running(), /*complete=*/false, /*take=*/false,
+                &last_refusal_)) {
+    Blocked(sequence);
+  }
 }
 
 // Fewer than max_sequences other requests that are older run. A batch holds no more, and each that
@@ -269,16 +274,6 @@ int64_t Scheduler::BlocksAtEnd(const Sequence& sequence) const {
   const int64_t tokens =
       sequence.whole ? static_cast<int64_t>(sequence.token_ids.size()) : sequence.final_tokens;
   return CeilDiv<int64_t>(tokens, limits_.block_tokens) + 1;  // One may have to be copied.
-}
-
-bool Scheduler::TryAdmit(Sequence* sequence) {
-  // A block for everyone who runs already, so that what is admitted is not preempted at once.
-  if (TryAdmit(sequence, /*headroom=*/num_running(), /*complete=*/false, /*take=*/false,
-               &last_refusal_)) {
-    return true;
-  }
-  Blocked(sequence);
-  return false;
 }
 
 // What is through in this step gives its blocks back before anybody else wants them.

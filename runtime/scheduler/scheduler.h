@@ -141,7 +141,6 @@ class Scheduler {
   void Admit(Sequence* sequence, uint64_t admit_before);
   bool HasPlace(const Sequence& sequence);
   bool EverybodyFits(const Sequence& sequence);
-  bool TryAdmit(Sequence* sequence);
   bool TryAdmitBrief(Sequence* sequence);
   // `complete`: only if it is through in this step. `take`: also blocks of higher ranks.
   bool TryAdmit(Sequence* sequence, int32_t headroom, bool complete, bool take, Refusal* last);

@@ -353,6 +353,16 @@ TEST_F(SchedulerTest, AChunkThatLacksBlocksSaysSo) {
   EXPECT_EQ(plan.blocked_order, prompt->order);
 }
 
+TEST_F(SchedulerTest, OfPromptsThatWaitForEachOtherNoMoreThanNeededGiveUp) {
+  Create(/*num_blocks=*/9, /*max_sequences=*/8, /*max_batched_tokens=*/16);
+  for (int i = 0; i < 3; ++i) {
+    Sequence* const prompt = Add(30);
+    prompt->num_computed = blocks_->Grow(prompt, 12);
+    scheduler_->Join(prompt);
+  }
+  EXPECT_EQ(Step().preempted.size(), 1u);
+}
+
 TEST_F(SchedulerTest, AnOldPromptGetsItsPlaceHoweverManyJoin) {
   Create(/*num_blocks=*/1000, /*max_sequences=*/4, /*max_batched_tokens=*/16);
   Sequence* const old = Add(20);  // Preempted, say: it waits, with more running than a batch holds.
