@@ -266,7 +266,6 @@ void Engine::Impl::Commit(Attempt* attempt) {
   EndTransfer(attempt);
   attempt->charge.reset();
   EngineSequence* const prompt = attempt->sequences.front().get();
-  prompt->num_prompt_logprobs = -1;
   prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());
   memory_.CacheComputed(prompt);
   ForkChoices(attempt);
@@ -281,7 +280,6 @@ void Engine::Impl::ComputeHere(Attempt* attempt) {
   if (attempt->started_choices.empty()) {
     scheduler_.Enqueue(prompt);
   } else {
-    prompt->num_prompt_logprobs = -1;
     ForkChoices(attempt);
   }
 }

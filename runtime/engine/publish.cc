@@ -49,7 +49,6 @@ void Engine::Impl::CollectPromptLogprobs(EngineSequence* sequence, int32_t first
       std::min(collected.size() - static_cast<size_t>(first), output->prompt_logprobs.size());
   std::move(output->prompt_logprobs.begin() + static_cast<ptrdiff_t>(known),
             output->prompt_logprobs.end(), std::back_inserter(collected));
-  if (sequence->remaining() == 0) sequence->num_prompt_logprobs = -1;
 }
 
 void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
@@ -121,7 +120,8 @@ FinishReason Engine::Impl::RequestedFinish(const SamplingParams& sampling, int32
 void Engine::Impl::ForkChoices(Attempt* attempt) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   scheduler_.Remove(prompt);
-  prompt->alone = false;  // Whom it was kept apart from need not wait for it any longer.
+  prompt->num_prompt_logprobs = -1;  // They are told.
+  prompt->alone = false;             // Whom it was kept apart from need not wait for it any longer.
   const std::vector<StartedChoice> choices = std::move(attempt->started_choices);
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {

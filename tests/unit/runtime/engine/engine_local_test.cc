@@ -685,6 +685,7 @@ TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
            [](EngineOptions* o) { o->num_blocks = 0; },
            [](EngineOptions* o) { o->max_batched_tokens = o->max_sequences; },
            [](EngineOptions* o) { o->max_model_tokens = 1; },
+           [](EngineOptions* o) { o->max_quarantined_share = -0.1; },
            [](EngineOptions* o) { o->max_waiting_attempts = 0; }}) {
     EngineOptions options = SmallEngine();
     options.block_bytes = 128;
