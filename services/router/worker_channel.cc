@@ -127,7 +127,10 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
     StartWriteLast(&request_, grpc::WriteOptions());
   }
 
-  void ReadNext() override { Read(); }
+  void ReadNext() override {
+    channel_->OnWatchAccepted(this);
+    Read();
+  }
   void Refuse() override {
     channel_->OnWatchRefused(this);
     Cancel();
@@ -246,7 +249,7 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
       } else {
         next_us = std::min(next_us, watch_dialling_.pause.until_us);
       }
-    } else if (registered_ && session_ == nullptr) {
+    } else if (accepted_ && session_ == nullptr) {
       if (session_dialling_.Due(now_us)) {
         const SessionId id = next_session_->fetch_add(1);
         new_session = session_ = std::make_shared<Session>(shared_from_this(), id, worker_);
@@ -335,9 +338,8 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
       worker_ = registration->worker;
       registered_ = true;
       watch_dialling_.answered = true;
-      wake_();
     }
-    // Under the lock, so that the core hears of the registration before the session opens.
+    // Under the lock, so that the core hears of the end after it.
     core_->OnWatchUpdate(address_, worker_, std::move(update), watch->shared_from_this(),
                          std::move(holding));
   }
@@ -345,9 +347,21 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
   return absl::OkStatus();
 }
 
-void WorkerChannel::OnWatchRefused(Watch* watch) {
+void WorkerChannel::OnWatchAccepted(Watch* watch) {
   MutexLock lock(&mu_);
-  if (watch == watch_.get()) watch_dialling_.refused = true;
+  if (watch != watch_.get() || std::exchange(accepted_, true)) return;
+  wake_();
+}
+
+void WorkerChannel::OnWatchRefused(Watch* watch) {
+  std::shared_ptr<Session> useless;
+  {
+    MutexLock lock(&mu_);
+    if (watch != watch_.get()) return;
+    watch_dialling_.refused = true;
+    useless = session_;
+  }
+  if (useless != nullptr) useless->Close();
 }
 
 void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
@@ -368,7 +382,7 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
                                             : "a worker refuses this router",
                {{"address", address_}, {"why", why.ToString()}});
   }
-  registered_ = false;
+  registered_ = accepted_ = false;
   wake_();
   idle_.SignalAll();
 }

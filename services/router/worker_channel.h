@@ -1,4 +1,5 @@
-// One worker's address: a channel with a Watch and, once the worker has registered, a Session.
+// One worker's address: a channel with a Watch and, once the core has taken the registration, a
+// Session. Where the core refuses it (the worker is watched at another address, say) neither stays.
 //
 // Whatever breaks is dialled again after a short pause, so that a worker that was restarted is back
 // within a second; what never stands for a second is dialled four times a second at most, however
@@ -92,6 +93,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   // Not OK: the Watch has no business saying that.
   absl::Status OnWatchUpdate(Watch* watch, WatchUpdate update, RouterCore::Holding holding)
       EXCLUDES(mu_);
+  // What it said has been taken: at first the registration.
+  void OnWatchAccepted(Watch* watch) EXCLUDES(mu_);
   void OnWatchRefused(Watch* watch) EXCLUDES(mu_);
   void OnWatchDone(Watch* watch, const absl::Status& why) EXCLUDES(mu_);
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
@@ -116,7 +119,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);
   WorkerId worker_ GUARDED_BY(mu_);
-  bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch.
+  bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch,
+  bool accepted_ GUARDED_BY(mu_) = false;    // which the core has taken.
   int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that were refused.
   Dialling watch_dialling_ GUARDED_BY(mu_);
   Dialling session_dialling_ GUARDED_BY(mu_);

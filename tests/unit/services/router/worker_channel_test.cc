@@ -35,6 +35,13 @@ class WorkerChannelTest : public testing::Test {
     core_.reset();
   }
 
+  // That the pool does not tend.
+  std::shared_ptr<WorkerChannel> Channel(const std::string& address,
+                                         std::atomic<SessionId>* next_session) {
+    return std::make_shared<WorkerChannel>(address, WorkerChannelOptions{.budget = &budget_},
+                                           core_.get(), next_session, [] {});
+  }
+
   const SteadyClock clock_;
   MetricsRegistry registry_;
   RouterMetrics metrics_{&registry_};
@@ -90,9 +97,7 @@ TEST_F(WorkerChannelTest, OfAWatchOneMessageWaitsWhileTheRouterIsBusy) {
   {
     StandStill busy(core_.get());
     worker = std::make_unique<FakeWorker>(FakeWorkerOptions{.num_full_snapshots = 60});
-    channel =
-        std::make_shared<WorkerChannel>(worker->address(), WorkerChannelOptions{.budget = &budget_},
-                                        core_.get(), &next_session, [] {});
+    channel = Channel(worker->address(), &next_session);
     channel->Tend(clock_.NowUs());
     ASSERT_TRUE(Eventually([&] { return channel->connected(); }));
     // Many times as long as reading it all would take.
@@ -182,6 +187,58 @@ TEST_F(WorkerChannelTest, AWorkerWithTwoAddressesIsWatchedAtOne) {
   const FleetView view = core_->View();
   ASSERT_EQ(view.workers.size(), 1u);
   EXPECT_TRUE(view.workers[0].healthy);
+}
+
+TEST_F(WorkerChannelTest, ASessionIsOpenedOnceTheRegistrationIsTaken) {
+  Start({});
+  FakeWorker worker({});
+  std::atomic<SessionId> next_session{1};
+  const auto channel = Channel(worker.address(), &next_session);
+  {
+    StandStill busy(core_.get());
+    channel->Tend(clock_.NowUs());
+    ASSERT_TRUE(Eventually([&] { return channel->connected(); }));
+    channel->Tend(clock_.NowUs());
+    EXPECT_EQ(next_session, 1);
+  }
+  EXPECT_TRUE(Eventually([&] {
+    channel->Tend(clock_.NowUs());
+    return worker.num_sessions() == 1;
+  }));
+  channel->Close();
+}
+
+TEST_F(WorkerChannelTest, TheSessionIsAtTheAddressThatIsWatched) {
+  Start({});
+  FakeWorker worker({.name = "twice"});
+  std::atomic<SessionId> next_session{1};
+  const auto first = Channel(worker.address(), &next_session);
+  const auto second = Channel("localhost:" + std::to_string(worker.port()), &next_session);
+  const auto connected = [&] {
+    const FleetView view = core_->View();
+    return view.workers.size() == 1 && view.workers[0].connected;
+  };
+  ASSERT_TRUE(Eventually([&] {
+    first->Tend(clock_.NowUs());
+    return connected();
+  }));
+  first->RestartWatch();
+  ASSERT_TRUE(Eventually([&] { return !first->connected(); }));
+  ASSERT_TRUE(Eventually([&] {
+    second->Tend(clock_.NowUs());
+    return worker.num_watches() == 2 && second->connected();
+  }));
+  const int heard = worker.num_heartbeats();
+  ASSERT_TRUE(Eventually([&] {
+    first->Tend(clock_.NowUs());
+    second->Tend(clock_.NowUs());
+    return worker.num_heartbeats() > heard + 60;
+  }));
+  EXPECT_TRUE(second->connected());
+  EXPECT_TRUE(connected());
+  EXPECT_LT(worker.num_sessions(), 6);
+  first->Close();
+  second->Close();
 }
 
 // Each registers, so that each was good for something.
