@@ -9,6 +9,7 @@ find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(Boost 1.81 CONFIG REQUIRED COMPONENTS json)
 # Through pkg-config: the CMake config of Debian 13's package names folders that are not there.
 pkg_check_modules(ucx REQUIRED IMPORTED_TARGET ucx>=1.13)
+pkg_check_modules(yaml_cpp REQUIRED IMPORTED_TARGET yaml-cpp>=0.7)
 if(TANDEM_BUILD_TESTS)
   find_package(GTest REQUIRED)
   find_package(benchmark REQUIRED)

@@ -113,7 +113,7 @@ void FlagSet::Add(std::string_view name, double* target, std::string_view value,
 
 void FlagSet::Add(std::string_view name, ByteSize* target, std::string_view value,
                   std::string_view help) {
-  Register(name, value, help, target->bytes == 0 ? "" : FormatByteSize(target->bytes),
+  Register(name, value, help, absl::StrCat(target->bytes),
            [target](std::string_view text) -> absl::Status {
              TANDEM_ASSIGN_OR_RETURN(*target, ParseByteSize(text));
              return absl::OkStatus();
@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<std::string>> FlagSet::Parse(const std::vector<std::s
       help_requested_ = true;
       continue;
     }
-    Flag* const flag = Find(name);
+    const Flag* const flag = Find(name);
     if (flag == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("unknown flag --", std::string(name), " (--help lists them)"));
@@ -170,20 +170,37 @@ absl::StatusOr<std::vector<std::string>> FlagSet::Parse(const std::vector<std::s
       return absl::InvalidArgumentError(
           absl::StrCat("--", flag->name, " wants a value ", flag->value));
     }
-    if (const absl::Status status = flag->set(value); !status.ok()) {
+    if (const absl::Status status = Set(name, value, FlagSource::kCommandLine); !status.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("--", flag->name, ": ", std::string(status.message())));
     }
-    flag->was_set = true;
   }
   return positional;
 }
 
+absl::Status FlagSet::Set(std::string_view name, std::string_view value, FlagSource source) {
+  const Flag* const found = Find(name);
+  if (found == nullptr) return absl::NotFoundError("there is no such flag");
+  Flag& flag = flags_[static_cast<size_t>(found - flags_.data())];
+  if (flag.source > source) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(flag.set(value));
+  flag.source = source;
+  flag.text = std::string(value);
+  return absl::OkStatus();
+}
+
 bool FlagSet::WasSet(std::string_view name) const {
+  const Flag* const flag = Find(name);
+  return flag != nullptr && flag->source != FlagSource::kDefault;
+}
+
+std::vector<FlagSet::Value> FlagSet::Values() const {
+  std::vector<Value> values;
   for (const Flag& flag : flags_) {
-    if (flag.name == name) return flag.was_set;
+    const bool is_default = flag.source == FlagSource::kDefault;
+    values.push_back({flag.name, is_default ? flag.default_text : flag.text, flag.source});
   }
-  return false;
+  return values;
 }
 
 std::string FlagSet::Help() const {
@@ -198,8 +215,8 @@ std::string FlagSet::Help() const {
   return help;
 }
 
-FlagSet::Flag* FlagSet::Find(std::string_view name) {
-  for (Flag& flag : flags_) {
+const FlagSet::Flag* FlagSet::Find(std::string_view name) const {
+  for (const Flag& flag : flags_) {
     if (flag.name == name) return &flag;
   }
   return nullptr;

@@ -6,6 +6,7 @@
 //   TANDEM_ASSIGN_OR_RETURN(std::vector<std::string> rest, flags.Parse(arguments));
 //
 // Accepts --name=value and --name value; a bool takes --name and --name=false. "--" ends the flags.
+// Values may come from elsewhere, too: Set.
 
 #ifndef TANDEM_RUNTIME_BASE_FLAGS_H_
 #define TANDEM_RUNTIME_BASE_FLAGS_H_
@@ -27,6 +28,9 @@ struct ByteSize {
 };
 absl::StatusOr<ByteSize> ParseByteSize(std::string_view text);
 std::string FormatByteSize(int64_t bytes);  // "1.50 GiB"
+
+// Where a value comes from; of several the later one here counts.
+enum class FlagSource { kDefault, kFile, kEnvironment, kCommandLine };
 
 class FlagSet {
  public:
@@ -52,22 +56,33 @@ class FlagSet {
   // allowed.
   absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments);
 
+  // As from the command line, but for the order: nothing happens if a later source has set the
+  // flag. InvalidArgument without the flag's name; NotFound if there is none of that name.
+  absl::Status Set(std::string_view name, std::string_view value, FlagSource source);
+
   // True once Parse has met --help; the caller prints Help() and stops.
   bool help_requested() const { return help_requested_; }
-  // Whether the command line set this flag.
-  bool WasSet(std::string_view name) const;
+  bool WasSet(std::string_view name) const;  // By anybody.
   std::string Help() const;
+
+  // In the order of their declaration; `text` as Set takes it.
+  struct Value {
+    std::string name, text;
+    FlagSource source;
+  };
+  std::vector<Value> Values() const;
 
  private:
   struct Flag {
     std::string name, value, help, default_text;
     bool is_bool = false;
     std::function<absl::Status(std::string_view)> set;
-    bool was_set = false;
+    FlagSource source = FlagSource::kDefault;
+    std::string text;  // Unless it is the default.
   };
   void Register(std::string_view name, std::string_view value, std::string_view help,
                 std::string default_text, std::function<absl::Status(std::string_view)> set);
-  Flag* Find(std::string_view name);
+  const Flag* Find(std::string_view name) const;
 
   const std::string usage_, summary_;
   std::vector<Flag> flags_;

@@ -33,7 +33,7 @@ namespace tandem {
 
 inline constexpr char kMemoryLimitHelp[] =  // Of --memory-limit.
     "what a process holds for clients and peers beyond weights, KV and running requests, at least "
-    "32MiB; if empty, a tenth of what the machine or cgroup allows, from 64MiB to 256MiB";
+    "32MiB; 0: a tenth of what the machine or cgroup allows, from 64MiB to 256MiB";
 
 class MemoryBudget {
  public:

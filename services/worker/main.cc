@@ -27,6 +27,7 @@
 #include "runtime/model/packed_image.h"
 #include "runtime/transport/ucx/shm_folder.h"
 #include "services/server/grpc_log.h"
+#include "services/server/program_config.h"
 #include "services/server/stop_signal.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
@@ -203,7 +204,8 @@ int Main(const std::vector<std::string>& arguments) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
-  const auto rest = flags.Parse(arguments);
+  ProgramConfig config(&flags);
+  const auto rest = config.Read(arguments, Environment());
   if (flags.help_requested()) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
@@ -212,11 +214,20 @@ int Main(const std::vector<std::string>& arguments) {
   if (status.ok() && !rest->empty()) {
     status = absl::InvalidArgumentError("\"" + rest->front() + "\" is no flag");
   }
+  if (status.ok() && config.print_requested()) {
+    const absl::StatusOr<FleetSecret> secret = FleetSecret::Read(options.fleet_secret_file);
+    status = secret.ok() ? CheckWorkerOptions(options, secret->configured()) : secret.status();
+    if (status.ok()) {
+      std::fputs(config.ToYaml().c_str(), stdout);
+      return 0;
+    }
+  }
   if (!status.ok()) {
     std::cerr << "tandem-worker: " << status.message() << "\n";
     return 2;
   }
   BeginLog(options.name);
+  config.WarnOfUnknownVariables();
   absl::StatusOr<Process> process = StartWorker(options);
   stop.Serving();
   status =

@@ -1,4 +1,4 @@
-"""SIGTERM at any moment of a start, a log that nobody reads, and what cannot start at all."""
+"""SIGTERM at any moment of a start, a log that nobody reads, and what cannot start at all, and flags from everywhere."""
 
 import contextlib
 import fcntl
@@ -225,3 +225,31 @@ def test_too_few_descriptors_are_an_error_with_the_numbers(command, tmp_path):
     said = last_words(["prlimit", "--nofile=64:64", BIN / command[0], *command[1:]],
                       env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
     assert "64 files and sockets" in said and "at least 512" in said
+
+
+def test_flags_come_from_the_command_line_the_environment_and_a_file(tmp_path):
+    file = tmp_path / "tandem.yaml"
+    file.write_text("threads: 1\nkv-memory: 64MiB\nmax-num-seqs: 7\n")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TANDEM_CONFIG": str(file),
+                   "TANDEM_MAX_NUM_SEQS": "9", "TANDEM_NAME": "of another program"}
+    command = [BIN / "tandem", "serve", DEMO_MODEL, "--hybrid=1", f"--http=127.0.0.1:{free_port()}", "--grpc=127.0.0.1:0"]
+    printed = subprocess.run([*command, "--print-config"], env=environment, capture_output=True, text=True, check=True,
+                             timeout=WAIT_S).stdout
+    assert "hybrid: 1  # command line\n" in printed and "max-num-seqs: 9  # TANDEM_MAX_NUM_SEQS\n" in printed
+    assert f"threads: 1  # {file}\n" in printed and "block-size: 16  # default\n" in printed
+    serving = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    try:
+        lines = []
+        for line in serving.stderr:
+            lines.append(json.loads(line))
+            if lines[-1]["message"] == "serving":
+                break
+        assert lines[-1]["process"] == "hybrid-0" and lines[-1]["max_sequences"] == 9
+        assert [line["variable"] for line in lines if "variable" in line] == ["TANDEM_NAME"]
+        serving.terminate()
+        serving.stderr.read()
+        assert serving.wait(WAIT_S) == 0
+    finally:
+        serving.kill()
+        serving.wait()
+        serving.stderr.close()

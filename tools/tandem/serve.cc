@@ -26,6 +26,7 @@
 #include "runtime/config/model_config.h"
 #include "services/router/app/client_flags.h"
 #include "services/server/listen_socket.h"
+#include "services/server/program_config.h"
 #include "services/worker/engine_flags.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
@@ -295,7 +296,8 @@ int ServeMain(const std::vector<std::string>& arguments) {
                 "Serves the model in DIR with a router and workers as separate processes on this\n"
                 "machine. Killed processes are restarted; SIGTERM drains and ends them all.");
   Declare(&options, &flags);
-  const auto rest = flags.Parse(arguments);
+  ProgramConfig config(&flags);
+  const auto rest = config.Read(arguments, Environment());
   if (flags.help_requested()) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
@@ -313,7 +315,13 @@ int ServeMain(const std::vector<std::string>& arguments) {
     std::cerr << "tandem serve: " << usage.message() << "\n";
     return 2;
   }
+  if (config.print_requested()) {
+    std::fputs(config.ToYaml().c_str(), stdout);
+    return 0;
+  }
   BeginLog("serve");
+  config.WarnOfUnknownVariables();
+  ClearConfigVariables();
   // The children's environment, which only this user can read. One that is there is kept: somebody
   // may want to call these workers.
   setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);

@@ -28,6 +28,7 @@
 #include "services/server/grpc_log.h"
 #include "services/server/limits.h"
 #include "services/server/machine_limits.h"
+#include "services/server/program_config.h"
 #include "services/server/stop_signal.h"
 
 namespace tandem {
@@ -165,7 +166,8 @@ int Main(int argc, char** argv) {
   FlagSet flags("tandem-router --model DIR --workers HOST:PORT,... [flags]",
                 "Serves a model's OpenAI HTTP API and gRPC API with the workers given.");
   Declare(&values, &flags);
-  const auto rest = flags.Parse(std::vector<std::string>(argv + 1, argv + argc));
+  ProgramConfig config(&flags);
+  const auto rest = config.Read(std::vector<std::string>(argv + 1, argv + argc), Environment());
   if (flags.help_requested()) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
@@ -186,7 +188,12 @@ int Main(int argc, char** argv) {
                  std::string(options.status().message()).c_str());
     return kExitBadUsage;
   }
+  if (config.print_requested()) {
+    std::fputs(config.ToYaml().c_str(), stdout);
+    return 0;
+  }
   BeginLog(values.name);
+  config.WarnOfUnknownVariables();
   return Serve(*options, values.port_file);
 }
 

@@ -55,6 +55,25 @@ TEST(FlagsTest, KeepsDefaultsAndSaysSo) {
   EXPECT_THAT(flags.Help(), HasSubstr("--transport ucx|grpc"));
 }
 
+TEST(FlagsTest, OfSeveralValuesTheLaterSourceCounts) {
+  Options options;
+  FlagSet flags = Declare(&options);
+  ASSERT_TRUE(flags.Parse({"--prefill=3"}).ok());
+  EXPECT_TRUE(flags.Set("prefill", "nonsense", FlagSource::kEnvironment).ok()) << "not looked at";
+  EXPECT_EQ(options.prefill, 3);
+  EXPECT_TRUE(flags.Set("scale", "2", FlagSource::kEnvironment).ok());
+  EXPECT_TRUE(flags.Set("scale", "3", FlagSource::kFile).ok());
+  EXPECT_EQ(options.scale, 2);
+  EXPECT_TRUE(absl::IsNotFound(flags.Set("nope", "1", FlagSource::kFile)));
+  const std::vector<FlagSet::Value> values = flags.Values();
+  ASSERT_EQ(values.size(), 6u);
+  EXPECT_EQ(values[1].text, "3");
+  EXPECT_EQ(values[1].source, FlagSource::kCommandLine);
+  EXPECT_EQ(values[4].name, "memory");
+  EXPECT_EQ(values[4].text, "0") << "which may be read again";
+  EXPECT_EQ(values[4].source, FlagSource::kDefault);
+}
+
 TEST(FlagsTest, RefusesWhatIsNotAllowedNamingFlagAndValue) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--nope"}, "unknown flag --nope"},

@@ -1,0 +1,164 @@
+#include "services/server/program_config.h"
+
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "runtime/base/fleet_secret.h"
+#include "runtime/base/log.h"
+#include "runtime/base/small_file.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr std::string_view kPrefix = "TANDEM_";
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
+
+// --config and --print-config say what is read, so no file may say them; nor does ToYaml.
+bool OfCommandLineOnly(std::string_view flag) { return flag == "config" || flag == "print-config"; }
+
+std::string VariableOf(std::string_view flag) {
+  std::string name(flag);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return absl::StrCat(std::string(kPrefix), absl::AsciiStrToUpper(name));
+}
+
+std::pair<std::string, std::string> SplitVariable(const std::string& variable) {
+  const size_t equals = variable.find('=');
+  if (equals == std::string::npos) return {variable, ""};
+  return {variable.substr(0, equals), variable.substr(equals + 1)};
+}
+
+// Of a service whose name begins with "tandem".
+bool IsServiceLink(std::string_view name) {
+  return name.ends_with("_SERVICE_HOST") || name.find("_SERVICE_PORT") != name.npos ||
+         name.ends_with("_PORT") || name.find("_TCP") != name.npos ||
+         name.find("_UDP") != name.npos;
+}
+
+absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
+  if (node.IsScalar()) return node.Scalar();
+  std::vector<std::string> items;
+  if (node.IsSequence()) {
+    for (const YAML::Node& item : node) {
+      if (item.IsScalar()) items.push_back(item.Scalar());
+    }
+    if (items.size() == node.size()) return absl::StrJoin(items, ",");
+  }
+  return absl::InvalidArgumentError("want a scalar, or a sequence of scalars");
+}
+
+}  // namespace
+
+ProgramConfig::ProgramConfig(FlagSet* flags) : flags_(flags) {
+  flags_->Add("config", &file_, "FILE",
+              "a YAML file with a line \"flag: value\" for each flag; TANDEM_THIS_FLAG in the "
+              "environment goes before --this-flag in the file, and the command line before both");
+  flags_->Add("print-config", &print_,
+              "print each flag's value and where it comes from, as a file for --config, and exit");
+}
+
+absl::StatusOr<std::vector<std::string>> ProgramConfig::Read(
+    const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<std::string> positional, flags_->Parse(arguments));
+  TANDEM_RETURN_IF_ERROR(ReadEnvironment(environment));
+  if (!file_.empty()) TANDEM_RETURN_IF_ERROR(ReadFile());
+  return positional;
+}
+
+absl::Status ProgramConfig::ReadEnvironment(const std::vector<std::string>& environment) {
+  std::set<std::string> flags;
+  for (const FlagSet::Value& flag : flags_->Values()) flags.insert(VariableOf(flag.name));
+  for (const std::string& variable : environment) {
+    const auto [name, value] = SplitVariable(variable);
+    if (!name.starts_with(kPrefix) || name == kFleetSecretVariable) continue;
+    if (!flags.contains(name)) {
+      if (!IsServiceLink(name)) unknown_variables_.push_back(name);
+      continue;
+    }
+    std::string flag = absl::AsciiStrToLower(name.substr(kPrefix.size()));
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (const absl::Status status = flags_->Set(flag, value, FlagSource::kEnvironment);
+        !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": ", status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramConfig::ReadFile() {
+  const auto wrong = [this](const YAML::Mark& mark, const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(file_, ":", mark.line + 1, ": ", what...));
+  };
+  absl::StatusOr<std::string> text = ReadSmallFile(file_, kMaxFileBytes);
+  if (!text.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--config: ", text.status().message()));
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
+    if (documents.empty() || documents[0].IsNull()) return absl::OkStatus();
+    if (documents.size() > 1 || !documents[0].IsMap()) {
+      return wrong(documents.back().Mark(), "want one mapping from names of flags to values");
+    }
+    std::set<std::string> seen;
+    for (const auto& entry : documents[0]) {
+      const YAML::Node& key = entry.first;
+      if (!key.IsScalar()) return wrong(key.Mark(), "want the name of a flag");
+      const std::string& name = key.Scalar();
+      if (OfCommandLineOnly(name)) return wrong(key.Mark(), name, ": has no place in a file");
+      if (!seen.insert(name).second) return wrong(key.Mark(), name, ": is there twice");
+      const absl::StatusOr<std::string> scalar = TextOf(entry.second);
+      const absl::Status status =
+          scalar.ok() ? flags_->Set(name, *scalar, FlagSource::kFile) : scalar.status();
+      if (!status.ok()) return wrong(key.Mark(), name, ": ", status.message());
+    }
+  } catch (const YAML::Exception& error) {
+    return wrong(error.mark, error.msg);
+  }
+  return absl::OkStatus();
+}
+
+std::string ProgramConfig::ToYaml() const {
+  YAML::Emitter yaml;
+  yaml << YAML::BeginMap;
+  for (const FlagSet::Value& flag : flags_->Values()) {
+    if (OfCommandLineOnly(flag.name)) continue;
+    const std::string source = flag.source == FlagSource::kCommandLine   ? "command line"
+                               : flag.source == FlagSource::kEnvironment ? VariableOf(flag.name)
+                               : flag.source == FlagSource::kFile        ? file_
+                                                                         : "default";
+    yaml << YAML::Key << flag.name << YAML::Value << flag.text << YAML::Comment(source);
+  }
+  yaml << YAML::EndMap;
+  return absl::StrCat(yaml.c_str(), "\n");
+}
+
+void ProgramConfig::WarnOfUnknownVariables() const {
+  for (const std::string& name : unknown_variables_) {
+    LogWarning("a variable of the environment names no flag of this program", {{"variable", name}});
+  }
+}
+
+std::vector<std::string> Environment() {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    variables.emplace_back(*variable);
+  }
+  return variables;
+}
+
+void ClearConfigVariables() {
+  for (const std::string& variable : Environment()) {
+    const std::string name = SplitVariable(variable).first;
+    if (name.starts_with(kPrefix) && name != kFleetSecretVariable) unsetenv(name.c_str());
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,61 @@
+// The configuration of a server program: each of its flags may also be set by the environment and
+// by a file. Of several values of a flag that of the command line counts, then that of the
+// environment (TANDEM_KV_MEMORY is --kv-memory), then that of the file, then the default.
+//
+// The file, which --config or TANDEM_CONFIG names, is YAML: one mapping from names of flags to
+// scalars, or to sequences of them where a flag takes a list.
+//
+//   kv-memory: 4GiB
+//   allowed-host: [chat.example, api.example]
+
+#ifndef TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
+#define TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/flags.h"
+
+namespace tandem {
+
+class ProgramConfig {
+ public:
+  // Adds --config and --print-config to the flags, which outlive this.
+  explicit ProgramConfig(FlagSet* flags);
+
+  // Instead of FlagSet::Parse. `environment`: "NAME=value" each, as in environ. InvalidArgument
+  // names the flag, the variable, or the file and its line.
+  absl::StatusOr<std::vector<std::string>> Read(const std::vector<std::string>& arguments,
+                                                const std::vector<std::string>& environment);
+
+  // The caller prints ToYaml() and stops.
+  bool print_requested() const { return print_; }
+  // A file for --config, with the source of each value beside it.
+  std::string ToYaml() const;
+
+  // Variables that are TANDEM_ something, and no flag of this program: perhaps another's, perhaps a
+  // misspelt one. Those that Kubernetes makes for a service (TANDEM_SERVICE_HOST) are left out.
+  const std::vector<std::string>& unknown_variables() const { return unknown_variables_; }
+  void WarnOfUnknownVariables() const;  // To the log.
+
+ private:
+  absl::Status ReadEnvironment(const std::vector<std::string>& environment);
+  absl::Status ReadFile();
+
+  FlagSet* const flags_;
+  std::string file_;
+  bool print_ = false;
+  std::vector<std::string> unknown_variables_;
+};
+
+// The process's own.
+std::vector<std::string> Environment();
+
+// Removes all of ProgramConfig's variables from the process's environment: what it starts is
+// configured by its command line alone.
+void ClearConfigVariables();
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_

@@ -1,0 +1,136 @@
+#include "services/server/program_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "tests/support/temp_folder.h"
+
+namespace tandem {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ProgramConfigTest : public testing::Test {
+ protected:
+  ProgramConfigTest() {
+    flags_.Add("threads", &threads_, "N", "that compute", 0, 64);
+    flags_.Add("kv-memory", &memory_, "BYTES", "of the pool");
+    flags_.Add("allowed-host", &hosts_, "NAME,...", "names");
+    flags_.Add("isolate-cache", &isolate_, "no sharing");
+    config_.emplace(&flags_);
+  }
+
+  std::string Write(const std::string& text) { return folder_.Write("tandem.yaml", text); }
+  absl::Status Read(const std::vector<std::string>& arguments,
+                    const std::vector<std::string>& environment = {}) {
+    return config_->Read(arguments, environment).status();
+  }
+  absl::Status ReadFile(const std::string& text) { return Read({"--config=" + Write(text)}); }
+
+  TempFolder folder_;
+  int32_t threads_ = 2;
+  ByteSize memory_;
+  std::string hosts_;
+  bool isolate_ = false;
+  FlagSet flags_{"program [flags]", "Does things."};
+  std::optional<ProgramConfig> config_;
+};
+
+TEST_F(ProgramConfigTest, TheCommandLineGoesBeforeTheEnvironmentAndThatBeforeTheFile) {
+  const std::string file = Write("threads: 3\nkv-memory: 1MiB\nisolate-cache: true\n");
+  ASSERT_TRUE(Read({"--threads=5", "--config", file},
+                   {"TANDEM_THREADS=4", "TANDEM_KV_MEMORY=2MiB", "PATH=/bin", "HOME"})
+                  .ok());
+  EXPECT_EQ(threads_, 5);
+  EXPECT_EQ(memory_.bytes, 2 << 20);
+  EXPECT_TRUE(isolate_);
+  EXPECT_TRUE(flags_.WasSet("isolate-cache"));
+  EXPECT_FALSE(flags_.WasSet("allowed-host"));
+}
+
+TEST_F(ProgramConfigTest, TheEnvironmentMayNameTheFile) {
+  ASSERT_TRUE(Read({}, {"TANDEM_CONFIG=" + Write("threads: 3")}).ok());
+  EXPECT_EQ(threads_, 3);
+}
+
+TEST_F(ProgramConfigTest, ASequenceIsAListAndAnEmptyFileSaysNothing) {
+  ASSERT_TRUE(ReadFile("# of chats\nallowed-host: [chat.example, \"api.example\"]\n").ok());
+  EXPECT_EQ(hosts_, "chat.example,api.example");
+  EXPECT_TRUE(ReadFile("").ok());
+  EXPECT_TRUE(ReadFile("# nothing\n").ok());
+}
+
+TEST_F(ProgramConfigTest, WhatIsWrongIsNamedWithItsPlace) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"threads: 1\nkv-memry: 1", "tandem.yaml:2: kv-memry: there is no such flag"},
+      {"threads: 65", "tandem.yaml:1: threads: want a number from 0 to 64, got \"65\""},
+      {"threads:", "tandem.yaml:1: threads: want a scalar"},
+      {"threads: {a: 1}", "tandem.yaml:1: threads: want a scalar"},
+      {"allowed-host: [[a]]", "tandem.yaml:1: allowed-host: want a scalar"},
+      {"threads: 1\nthreads: 2", "tandem.yaml:2: threads: is there twice"},
+      {"\nconfig: other", "tandem.yaml:2: config: has no place in a file"},
+      {"print-config: true", "print-config: has no place in a file"},
+      {"- threads", "tandem.yaml:1: want one mapping"},
+      {"threads: 1\n---\nthreads: 2", "want one mapping"},
+      {"threads: [1", "tandem.yaml:"},
+  };
+  for (const auto& [text, message] : cases) {
+    const absl::Status status = ReadFile(text);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message)) << text;
+  }
+  EXPECT_THAT(std::string(Read({}, {"TANDEM_THREADS=many"}).message()),
+              HasSubstr("TANDEM_THREADS: want a number from 0 to 64, got \"many\""));
+  EXPECT_THAT(std::string(Read({"--config=/nonexistent"}).message()), HasSubstr("--config: "));
+}
+
+TEST_F(ProgramConfigTest, VariablesThatNameNoFlagAreTold) {
+  ASSERT_TRUE(Read({}, {"TANDEM_THREAD=4", "TANDEM_SERVICE_HOST=10.0.0.1",
+                        "TANDEM_ROUTER_SERVICE_PORT_HTTP=8000", "TANDEM_PORT=tcp://10.0.0.1:80",
+                        "TANDEM_PORT_80_TCP_ADDR=10.0.0.1", "TANDEM_FLEET_SECRET=0123"})
+                  .ok());
+  EXPECT_THAT(config_->unknown_variables(), ElementsAre("TANDEM_THREAD"));
+}
+
+TEST_F(ProgramConfigTest, WhatIsPrintedIsAFileThatSaysTheSame) {
+  const std::string file = Write("allowed-host: \"a: b # c\"\n");
+  ASSERT_TRUE(
+      Read({"--threads=7", "--print-config", "--config=" + file}, {"TANDEM_KV_MEMORY=1.5GiB"})
+          .ok());
+  EXPECT_TRUE(config_->print_requested());
+  const std::string printed = config_->ToYaml();
+  EXPECT_THAT(printed, HasSubstr("threads: 7"));
+  for (const std::string& source : {std::string("command line"), std::string("TANDEM_KV_MEMORY"),
+                                    file, std::string("default")}) {
+    EXPECT_THAT(printed, HasSubstr("# " + source + "\n"));
+  }
+  threads_ = 0;
+  memory_ = {};
+  hosts_.clear();
+  FlagSet again("program", "");
+  again.Add("threads", &threads_, "N", "");
+  again.Add("kv-memory", &memory_, "BYTES", "");
+  again.Add("allowed-host", &hosts_, "NAME", "");
+  again.Add("isolate-cache", &isolate_, "");
+  ASSERT_TRUE(ProgramConfig(&again).Read({"--config=" + Write(printed)}, {}).ok());
+  EXPECT_EQ(threads_, 7);
+  EXPECT_EQ(memory_.bytes, 3ll << 29);
+  EXPECT_EQ(hosts_, "a: b # c");
+}
+
+TEST_F(ProgramConfigTest, WhatIsStartedFromHereHasNoVariablesOfTheConfiguration) {
+  setenv("TANDEM_THREADS", "4", 1);
+  setenv("TANDEM_FLEET_SECRET", "kept", 1);
+  ClearConfigVariables();
+  EXPECT_EQ(getenv("TANDEM_THREADS"), nullptr);
+  EXPECT_STREQ(getenv("TANDEM_FLEET_SECRET"), "kept");
+  unsetenv("TANDEM_FLEET_SECRET");
+  EXPECT_THAT(Environment(), testing::Not(testing::Contains(testing::HasSubstr("TANDEM_THREADS"))));
+}
+
+}  // namespace
+}  // namespace tandem
