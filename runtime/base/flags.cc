@@ -189,9 +189,9 @@ absl::Status FlagSet::Set(std::string_view name, std::string_view value, FlagSou
   return absl::OkStatus();
 }
 
-bool FlagSet::WasSet(std::string_view name) const {
+FlagSource FlagSet::SourceOf(std::string_view name) const {
   const Flag* const flag = Find(name);
-  return flag != nullptr && flag->source != FlagSource::kDefault;
+  return flag != nullptr ? flag->source : FlagSource::kDefault;
 }
 
 std::vector<FlagSet::Value> FlagSet::Values() const {

@@ -62,7 +62,8 @@ class FlagSet {
 
   // True once Parse has met --help; the caller prints Help() and stops.
   bool help_requested() const { return help_requested_; }
-  bool WasSet(std::string_view name) const;  // By anybody.
+  bool WasSet(std::string_view name) const { return SourceOf(name) != FlagSource::kDefault; }
+  FlagSource SourceOf(std::string_view name) const;
   std::string Help() const;
 
   // In the order of their declaration; `text` as Set takes it.

@@ -27,6 +27,13 @@ std::string& ProcessName() {
   return *name;
 }
 
+constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
+
+std::atomic<LogLevel>& Lowest() {
+  static std::atomic<LogLevel> level = LogLevel::kInfo;
+  return level;
+}
+
 // Standard error, which other processes may share: what we need must not be set for them. So a pipe
 // or a terminal is opened once more, for a description of our own that does not block.
 class Sink {
@@ -47,7 +54,7 @@ class Sink {
   std::atomic<int64_t> num_dropped_ = 0;
 };
 
-std::string LineOf(std::string_view level, std::string_view message,
+std::string LineOf(LogLevel level, std::string_view message,
                    std::initializer_list<LogField> fields) {
   timeval now;
   gettimeofday(&now, nullptr);
@@ -56,7 +63,7 @@ std::string LineOf(std::string_view level, std::string_view message,
   std::string line =
       absl::StrFormat(R"({"time":"%04d-%02d-%02dT%02d:%02d:%02d.%06dZ","level":"%s","process":)",
                       utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
-                      utc.tm_sec, static_cast<int>(now.tv_usec), level);
+                      utc.tm_sec, static_cast<int>(now.tv_usec), LogLevelName(level));
   AppendJsonString(ProcessName(), &line);
   line += ",\"message\":";
   AppendJsonString(message, &line);
@@ -75,9 +82,9 @@ void Sink::Write(const std::string& line) {
   Open();
   // Together: what says how many are missing must not take the room of the next one.
   const std::string notice =
-      missing_ == 0
-          ? ""
-          : LineOf("warning", "log lines were dropped: nobody read them", {{"lines", missing_}});
+      missing_ == 0 ? ""
+                    : LineOf(LogLevel::kWarning, "log lines were dropped: nobody read them",
+                             {{"lines", missing_}});
   if (TryWrite(notice + line)) {
     missing_ = 0;
   } else {
@@ -127,9 +134,8 @@ Sink& StandardError() {
   return *sink;
 }
 
-void Write(std::string_view level, std::string_view message,
-           std::initializer_list<LogField> fields) {
-  StandardError().Write(LineOf(level, message, fields));
+void Write(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
+  if (level >= CurrentLogLevel()) StandardError().Write(LineOf(level, message, fields));
 }
 
 }  // namespace
@@ -150,14 +156,28 @@ void BeginLog(std::string_view process_name) {
   ProcessName() = std::string(process_name);
 }
 
+std::string_view LogLevelName(LogLevel level) { return kLevelNames[static_cast<int>(level)]; }
+
+std::optional<LogLevel> ParseLogLevel(std::string_view name) {
+  const auto* const found = std::find(std::begin(kLevelNames), std::end(kLevelNames), name);
+  if (found == std::end(kLevelNames)) return std::nullopt;
+  return static_cast<LogLevel>(found - std::begin(kLevelNames));
+}
+
+void SetLogLevel(LogLevel level) { Lowest() = level; }
+LogLevel CurrentLogLevel() { return Lowest(); }
+
+void LogDebug(std::string_view message, std::initializer_list<LogField> fields) {
+  Write(LogLevel::kDebug, message, fields);
+}
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields) {
-  Write("info", message, fields);
+  Write(LogLevel::kInfo, message, fields);
 }
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields) {
-  Write("warning", message, fields);
+  Write(LogLevel::kWarning, message, fields);
 }
 void LogError(std::string_view message, std::initializer_list<LogField> fields) {
-  Write("error", message, fields);
+  Write(LogLevel::kError, message, fields);
 }
 
 int64_t NumDroppedLogLines() { return StandardError().num_dropped(); }

@@ -12,6 +12,7 @@
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -43,6 +44,16 @@ class LogField {
 // (RLIMIT_FSIZE): SIGPIPE and SIGXFSZ are ignored, and the write fails.
 void BeginLog(std::string_view process_name);
 
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+std::string_view LogLevelName(LogLevel level);  // "debug"
+std::optional<LogLevel> ParseLogLevel(std::string_view name);
+
+// Lines below it are left out from now on. At first kInfo.
+void SetLogLevel(LogLevel level);
+LogLevel CurrentLogLevel();
+inline bool LogsDebug() { return CurrentLogLevel() == LogLevel::kDebug; }
+
+void LogDebug(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogInfo(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view message, std::initializer_list<LogField> fields = {});
 void LogError(std::string_view message, std::initializer_list<LogField> fields = {});

@@ -26,6 +26,9 @@ struct EngineSequence final : Sequence {
   bool forked = false;  // One choice of its own.
   bool ended = false;   // Within this step; its owner may be gone.
 
+  int64_t arrived_us = 0;
+  int64_t begun_us = -1;  // The first step that computed some of it began; -1: none did.
+
   BlockHash hash_root;
   PrefixCursor cursor;  // After num_named_blocks.
   int32_t num_named_blocks = 0;

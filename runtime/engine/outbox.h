@@ -54,6 +54,10 @@ class Outbox {
   // OnFrameSent comes soon.
   virtual void WithdrawFrame(SessionId decode, uint64_t send_id) = 0;
 
+  // A prompt, or what a resumed stream has to be given again, was computed here: it arrived at
+  // `arrived_us`, its first step began at `begun_us`, and its last one ends now.
+  virtual void OnPromptComputed(int64_t arrived_us, int64_t begun_us) = 0;
+
   // So long after they were granted, all of a prompt's blocks are here and verified.
   virtual void OnTransferred(int64_t took_us) = 0;
 

@@ -73,6 +73,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   });
   EngineSequence* const sequence = job->sequence.get();
   sequence->job = job.get();
+  sequence->arrived_us = now_us_;
   sequence->order = job->serial;
   sequence->token_ids = submit.token_ids;
   sequence->alone = submit.alone;
@@ -185,6 +186,7 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
     Pump(job);
     return;
   }
+  outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
   const bool goes_on =
       std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {

@@ -59,6 +59,7 @@ void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) 
     }
     return;
   }
+  outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
   attempt->cached_tokens = std::max(sequence->attached_tokens, 0);
   DeliverFirstTokens(attempt, &output->drawn);
   if (attempt->started_choices.empty()) {

@@ -58,7 +58,9 @@ bool Engine::Impl::quarantine_is_stuck() const {
 void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
   runs_.clear();
   for (const ScheduledRun& run : plan.runs) {
-    runs_.push_back(RunOf(*static_cast<EngineSequence*>(run.sequence), run.num_tokens));
+    auto* const sequence = static_cast<EngineSequence*>(run.sequence);
+    if (sequence->begun_us < 0) sequence->begun_us = now_us_;
+    runs_.push_back(RunOf(*sequence, run.num_tokens));
     result->tokens += run.num_tokens;
   }
   result->again = true;

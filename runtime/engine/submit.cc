@@ -143,6 +143,7 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
 
   auto sequence = std::make_unique<EngineSequence>();
   sequence->attempt = attempt;
+  sequence->arrived_us = now_us_;
   sequence->order = attempt->order;
   sequence->token_ids = submit.token_ids;
   sequence->token_ids.reserve(submit.token_ids.size() +

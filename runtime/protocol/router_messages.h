@@ -122,6 +122,10 @@ struct StepBatch {
 // ---- Watch: worker to router ----
 
 enum class WorkerRole : uint8_t { kPrefill, kDecode, kHybrid };
+inline std::string_view WorkerRoleName(WorkerRole role) {
+  constexpr std::string_view kNames[] = {"prefill", "decode", "hybrid"};
+  return kNames[static_cast<size_t>(role)];
+}
 
 struct WorkerLoad {
   BlockCounts blocks;

@@ -241,7 +241,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   }
 
   running_[stream.session].insert({request->counter, index});
-  ++counters_.attempts;
+  ++counters_.routes[static_cast<size_t>(route.reason)][route.prefill.has_value() ? 1 : 0];
   ++request->report.attempts;
   if (request->report.first_submit_us == 0) request->report.first_submit_us = now_us;
   outbox_->SendSubmit(stream.session, submit);

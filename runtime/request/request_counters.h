@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "runtime/routing/routing_policy.h"
 
 namespace tandem {
 
@@ -45,11 +46,18 @@ RequestOutcome OutcomeOf(const absl::Status& error);          // But for kPoison
 struct RequestCounters {
   std::array<uint64_t, kNumResumeReasons> resumes{};
   std::array<uint64_t, kNumRequestOutcomes> outcomes{};
-  uint64_t attempts = 0;                // Sent to workers.
+  // Attempts sent to workers, by what decided; each without and with a prefill worker.
+  std::array<std::array<uint64_t, 2>, kNumRouteReasons> routes{};
   uint64_t refusals = 0;                // Of these, by workers.
   uint64_t stale_events = 0;            // Of earlier attempts or incarnations, or repeated.
   uint64_t protocol_errors = 0;         // Positions ahead of what is next, and the like.
   uint64_t determinism_violations = 0;  // A position computed twice, with two results.
+
+  uint64_t attempts() const {
+    uint64_t sum = 0;
+    for (const auto& route : routes) sum += route[0] + route[1];
+    return sum;
+  }
 };
 
 }  // namespace tandem

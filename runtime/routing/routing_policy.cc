@@ -42,6 +42,14 @@ const Candidate& Pick(const std::vector<Candidate>& candidates, int64_t slack, R
   return *best;
 }
 
+RouteReason ReasonFor(const Candidate& chosen, const std::vector<Candidate>& candidates) {
+  if (candidates.size() == 1) return RouteReason::kOnly;
+  const bool longer = std::any_of(
+      candidates.begin(), candidates.end(),
+      [&](const Candidate& other) { return other.prefix_tokens < chosen.prefix_tokens; });
+  return longer ? RouteReason::kPrefix : RouteReason::kLoad;
+}
+
 int32_t PrefixOf(const std::map<std::string, int32_t>& prefixes, const FleetWorker& worker) {
   const auto it = prefixes.find(worker.id().name);
   return it == prefixes.end() ? 0 : it->second;
@@ -108,7 +116,8 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       if (!prefills.any || !prefills.with_room.empty()) {
         Route route{.decode = chosen.worker->id(),
                     .prefill = std::nullopt,
-                    .known_prefix_tokens = chosen.prefix_tokens};
+                    .known_prefix_tokens = chosen.prefix_tokens,
+                    .reason = ReasonFor(chosen, tier->candidates)};
         if (prefills.any) {
           route.prefill = Pick(prefills.with_room, kSlackPromptTokens, &random_).worker->id();
         }
@@ -152,6 +161,11 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
 };
 
 }  // namespace
+
+std::string_view RouteReasonName(RouteReason reason) {
+  constexpr std::string_view kNames[] = {"only", "prefix", "load"};
+  return kNames[static_cast<size_t>(reason)];
+}
 
 int32_t DisaggregateFromTokens(DisaggregatePolicy policy) {
   switch (policy) {

@@ -13,6 +13,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/base/random.h"
@@ -47,10 +48,20 @@ struct RoutingRequest {
   std::vector<WorkerId> avoid;
 };
 
+// What decided on the worker that decodes (label of tandem_attempts_total).
+enum class RouteReason : uint8_t {
+  kOnly,    // No other could take it.
+  kPrefix,  // It knows a longer prefix than some other.
+  kLoad,    // It has less to do than some other, or the lot fell on it.
+};
+inline constexpr size_t kNumRouteReasons = 3;
+std::string_view RouteReasonName(RouteReason reason);  // "only"
+
 struct Route {
   WorkerId decode;
   std::optional<WorkerId> prefill;
   int32_t known_prefix_tokens = 0;  // Held by `decode`, as far as is known.
+  RouteReason reason = RouteReason::kOnly;
 };
 
 // Why nobody was chosen.

@@ -304,7 +304,7 @@ absl::Status SimulatedRouter::AuditQuiet() const {
   if (counters.refusals > MostRefusals()) {
     return absl::InternalError(absl::StrFormat("%s was refused %d times for %d attempts",
                                                process_.name, counters.refusals,
-                                               counters.attempts));
+                                               counters.attempts()));
   }
   if (counters.determinism_violations + counters.protocol_errors > 0) {
     return absl::InternalError(
@@ -322,7 +322,7 @@ uint64_t SimulatedRouter::MostRefusals() const {
   const SimulatedFaults& faults = world_->options().faults;
   if (faults.TakeWorkersAway() || faults.full_queue > 0) return UINT64_MAX;
   const RequestCounters& counters = owner_->counters();
-  uint64_t most = (counters.attempts - counters.refusals) / 10;
+  uint64_t most = (counters.attempts() - counters.refusals) / 10;
   const int64_t elapsed_us = world_->now_us() - started_us_;
   // In a long step it refuses nothing, so that with each heartbeat it seems to take more.
   const int64_t once_in_us = faults.long_step > 0 ? LivenessTimes{}.heartbeat_us : 1'000'000;

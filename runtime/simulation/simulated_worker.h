@@ -154,6 +154,7 @@ class SimulatedWorker final : private Outbox {
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnPromptComputed(int64_t, int64_t) override {}
   void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 

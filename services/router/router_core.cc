@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/attempt_name.h"
 
 namespace tandem {
 namespace {
@@ -16,18 +17,6 @@ namespace {
 constexpr int64_t kMaxSleepUs = 50'000;
 constexpr int64_t kViewPeriodUs = 10'000;
 constexpr int kMaxFailureLines = 10;  // A second.
-
-std::string_view RoleName(WorkerRole role) {
-  switch (role) {
-    case WorkerRole::kPrefill:
-      return "prefill";
-    case WorkerRole::kDecode:
-      return "decode";
-    case WorkerRole::kHybrid:
-      return "hybrid";
-  }
-  return "unknown";
-}
 
 absl::Status ShuttingDown() { return absl::UnavailableError("the router is shutting down"); }
 
@@ -41,11 +30,12 @@ class RouterCore::EndingSink final : public RequestSink {
   void OnPrompt(const PromptReport& prompt) override { sink_->OnPrompt(prompt); }
   void OnDelta(const Delta& delta) override { sink_->OnDelta(delta); }
   void OnDone(const RequestReport& report) override {
+    core_->LogEnd(handle_, label_, absl::OkStatus(), report);
     sink_->OnDone(report);
     core_->ended_.push_back(handle_);
   }
   void OnError(const absl::Status& status, const RequestReport& report) override {
-    core_->LogFailure(handle_, label_, status, report);
+    core_->LogEnd(handle_, label_, status, report);
     sink_->OnError(status, report);
     core_->ended_.push_back(handle_);
   }
@@ -184,8 +174,16 @@ void RouterCore::Do(StartCommand command) {
     }
     auto sink = std::make_unique<EndingSink>(this, request.handle, command.label, request.sink);
     request.facts.sink = sink.get();
+    const size_t prompt_tokens = request.facts.token_ids.size();
+    const int32_t num_choices = request.facts.num_choices;
     const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
     if (id.ok()) {
+      if (LogsDebug()) {
+        LogDebug("request begins", {{"request_id", command.label},
+                                    {"request", NameOf(*id)},
+                                    {"prompt_tokens", prompt_tokens},
+                                    {"choices", num_choices}});
+      }
       running_.emplace(request.handle, Running{*id, std::move(sink)});
     } else {
       request.sink->OnError(id.status(), RequestReport());
@@ -224,7 +222,7 @@ void RouterCore::Do(const WatchCommand& command) {
     refused_.erase(command.address);
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
-                                  {"role", RoleName(registration->role)},
+                                  {"role", WorkerRoleName(registration->role)},
                                   {"numerics_id", registration->numerics_id}});
     if (registration->model != model_) {
       LogWarning("a worker serves another model and gets no request",
@@ -276,26 +274,47 @@ void RouterCore::DropEnded() {
   for (Handle handle : std::exchange(ended_, {})) running_.erase(handle);
 }
 
-void RouterCore::LogFailure(Handle handle, const std::string& label, const absl::Status& status,
-                            const RequestReport& report) {
-  if (!absl::IsInternal(status) && !absl::IsUnavailable(status)) return;
+void RouterCore::LogEnd(Handle handle, const std::string& label, const absl::Status& status,
+                        const RequestReport& report) {
+  // Neither the client's doing nor an overload.
+  const bool failed = absl::IsInternal(status) || absl::IsUnavailable(status);
   const int64_t now_us = clock_->NowUs();
-  if (now_us >= failure_lines_until_us_) {
+  if (failed && now_us >= failure_lines_until_us_) {
     failure_lines_until_us_ = now_us + 1'000'000;
     failure_lines_ = 0;
   }
-  if (++failure_lines_ > kMaxFailureLines) return;
-  LogWarning("request failed", {{"request_id", label},
-                                {"counter", running_.at(handle).id.counter},
-                                {"code", absl::StatusCodeToString(status.code())},
-                                {"why", std::string(status.message())},
-                                {"attempts", report.attempts},
-                                {"resumes", report.resumes}});
+  const bool told = failed && ++failure_lines_ <= kMaxFailureLines;
+  if (!told && !LogsDebug()) return;
+  const auto ms = [](int64_t from_us, int64_t to_us) {
+    return from_us > 0 ? (to_us - from_us) / 1000 : 0;
+  };
+  (told ? LogWarning : LogDebug)(
+      failed ? "request failed" : "request ends",
+      {{"request_id", label},
+       {"request", NameOf(running_.at(handle).id)},
+       {"code", absl::StatusCodeToString(status.code())},
+       {"why", std::string(status.message())},
+       {"prompt_tokens", report.prompt_tokens},
+       {"cached_tokens", report.cached_tokens},
+       {"completion_tokens", report.completion_tokens},
+       {"attempts", report.attempts},
+       {"resumes", report.resumes},
+       {"waited_ms",
+        ms(report.first_submit_us > 0 ? report.arrived_us : 0, report.first_submit_us)},
+       {"took_ms", ms(report.arrived_us, now_us)}});
 }
 
 // ---- What the owner causes ----
 
 void RouterCore::SendSubmit(SessionId session, const Submit& submit) {
+  if (LogsDebug()) {
+    const FleetWorker* const worker = owner_->fleet().FindSession(session);
+    LogDebug("attempt sent", {{"attempt", NameOf(submit.attempt)},
+                              {"worker", worker != nullptr ? worker->id().name : ""},
+                              {"tokens", submit.token_ids.size()},
+                              {"choices", submit.choices.size()},
+                              {"prefill_worker", submit.prefill.worker.name}});
+  }
   const auto it = sessions_.find(session);
   if (it != sessions_.end()) it->second->Send(submit);
 }
@@ -336,7 +355,7 @@ void RouterCore::PublishView() {
                         : healthy                               ? "healthy"
                         : there && worker.failing.Holds(now_us) ? "failing"
                                                                 : "lost";
-    ++states[{std::string(RoleName(registration.role)), state}];
+    ++states[{std::string(WorkerRoleName(registration.role)), state}];
     if (registration.model != model_) continue;
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
       view.numerics_id = registration.numerics_id;

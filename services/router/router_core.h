@@ -192,9 +192,10 @@ class RouterCore final : public RouterOutbox {
   void Do(SessionLostCommand command);
   void DropEnded();
   void PublishView();
-  // One line for what was neither the client's doing nor an overload, within kMaxFailureLines.
-  void LogFailure(Handle handle, const std::string& label, const absl::Status& status,
-                  const RequestReport& report);
+  // What was neither the client's doing nor an overload is told within kMaxFailureLines, the rest
+  // at debug level.
+  void LogEnd(Handle handle, const std::string& label, const absl::Status& status,
+              const RequestReport& report);
 
   void SendSubmit(SessionId session, const Submit& submit) override;
   void SendCancel(SessionId session, const Cancel& cancel) override;

@@ -33,6 +33,13 @@ const std::vector<double>& E2eBuckets() {
   return *kBuckets;
 }
 
+const std::vector<double>& TokenBuckets() {
+  static const auto* const kBuckets = new std::vector<double>{
+      1,    2,     5,      10,     20,     50,      100,     200,     500,      1000,
+      2000, 5'000, 10'000, 20'000, 50'000, 100'000, 200'000, 500'000, 1'000'000};
+  return *kBuckets;
+}
+
 void RaiseTo(prometheus::Counter* counter, uint64_t value) {
   const double more = static_cast<double>(value) - counter->Value();
   if (more > 0) counter->Increment(more);
@@ -48,6 +55,11 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
       ttft_worker_seconds(TtftPart(registry, "worker")),
       itl_seconds(registry->Histogram("tandem_itl_seconds",
                                       "Gap between two tokens of one sequence.", ItlBuckets())),
+      prompt_tokens_a_request(registry->Histogram(
+          "tandem_request_prompt_tokens", "Prompt tokens of a finished request.", TokenBuckets())),
+      generated_tokens_a_request(registry->Histogram("tandem_request_generated_tokens",
+                                                     "Tokens of all choices of a finished request.",
+                                                     TokenBuckets())),
       e2e_seconds(registry->Histogram(
           "tandem_e2e_seconds", "Request arrival to its end, of finished requests.", E2eBuckets())),
       prompt_tokens(registry->Counter("tandem_prompt_tokens_total",
@@ -80,8 +92,17 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
                            "RESOURCE_EXHAUSTED", "UNAVAILABLE"}) {
     RefusedCalls(code);
   }
-  attempts_ = &registry->Counter("tandem_attempts_total",
-                                 "Attempts sent to workers, those that they refused too.");
+  for (size_t i = 0; i < kNumRouteReasons; ++i) {
+    for (const bool prefill : {false, true}) {
+      attempts_[i][prefill ? 1 : 0] = &registry->Counter(
+          "tandem_attempts_total",
+          "Attempts sent to workers, those that they refused too, by what decided on the worker: "
+          "only (no other could take it), prefix (it knows a longer one than another), load; and "
+          "whether a prefill worker was named.",
+          {{"reason", std::string(RouteReasonName(static_cast<RouteReason>(i)))},
+           {"prefill", prefill ? "yes" : "no"}});
+    }
+  }
   refusals_ = &registry->Counter("tandem_worker_refusals_total", "Attempts that workers refused.");
   stale_events_ = &registry->Counter("tandem_stale_events_total",
                                      "Workers' events of earlier attempts or incarnations.");
@@ -94,7 +115,9 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
 void RouterMetrics::Publish(const RequestCounters& counters) {
   for (size_t i = 0; i < kNumResumeReasons; ++i) RaiseTo(resumes_[i], counters.resumes[i]);
   for (size_t i = 0; i < kNumRequestOutcomes; ++i) RaiseTo(outcomes_[i], counters.outcomes[i]);
-  RaiseTo(attempts_, counters.attempts);
+  for (size_t i = 0; i < kNumRouteReasons; ++i) {
+    for (size_t j = 0; j < 2; ++j) RaiseTo(attempts_[i][j], counters.routes[i][j]);
+  }
   RaiseTo(refusals_, counters.refusals);
   RaiseTo(stale_events_, counters.stale_events);
   RaiseTo(protocol_errors_, counters.protocol_errors);

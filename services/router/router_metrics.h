@@ -18,9 +18,11 @@ class RouterMetrics {
 
   prometheus::Histogram& ttft_seconds;       // Call arrived to first token: the sum of these parts.
   prometheus::Histogram& ttft_text_seconds;  // Parsed, tokenized, taken by the router's thread.
-  prometheus::Histogram& ttft_queue_seconds;   // Sent to a worker.
-  prometheus::Histogram& ttft_worker_seconds;  // First token.
-  prometheus::Histogram& itl_seconds;          // Between two tokens of one choice.
+  prometheus::Histogram& ttft_queue_seconds;       // Sent to a worker.
+  prometheus::Histogram& ttft_worker_seconds;      // First token.
+  prometheus::Histogram& itl_seconds;              // Between two tokens of one choice.
+  prometheus::Histogram& prompt_tokens_a_request;  // Finished requests only, as the next two.
+  prometheus::Histogram& generated_tokens_a_request;
   prometheus::Histogram& e2e_seconds;  // Call accepted to the last token; finished requests only.
   prometheus::Counter& prompt_tokens;
   prometheus::Counter& cached_prompt_tokens;
@@ -41,7 +43,7 @@ class RouterMetrics {
   MetricsRegistry* const registry_;
   std::array<prometheus::Counter*, kNumResumeReasons> resumes_{};
   std::array<prometheus::Counter*, kNumRequestOutcomes> outcomes_{};
-  prometheus::Counter* attempts_;
+  std::array<std::array<prometheus::Counter*, 2>, kNumRouteReasons> attempts_{};
   prometheus::Counter* refusals_;
   prometheus::Counter* stale_events_;
   prometheus::Counter* protocol_errors_;

@@ -82,7 +82,10 @@ absl::StatusOr<prometheus::ClientMetric> ReadSample(const v1::MetricSample& in,
 
 }  // namespace
 
-MetricsRegistry::MetricsRegistry() = default;
+MetricsRegistry::MetricsRegistry() {
+  Gauge("tandem_build_info", "1; the version of this program.", {{"version", TANDEM_VERSION}})
+      .Set(1);
+}
 
 prometheus::Counter& MetricsRegistry::Counter(const std::string& name, const std::string& help,
                                               const MetricLabels& labels) {
@@ -126,8 +129,9 @@ const std::vector<double>& SecondsBuckets() {
 }
 
 const std::vector<double>& ShortSecondsBuckets() {
-  static const std::vector<double>* buckets = new std::vector<double>{
-      0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1};
+  static const std::vector<double>* buckets =
+      new std::vector<double>{0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
+                              0.05,   0.1,     0.25,   0.5,   1,      2.5,   5,    10};
   return *buckets;
 }
 

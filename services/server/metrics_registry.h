@@ -39,8 +39,8 @@ using MetricLabels = std::map<std::string, std::string>;
 
 class MetricsRegistry {
  public:
-  // Registers tandem_guard_rejections_total{guard} for every TANDEM_GUARD of the process, and
-  // tandem_log_lines_dropped_total.
+  // Registers tandem_guard_rejections_total{guard} for every TANDEM_GUARD of the process,
+  // tandem_log_lines_dropped_total and tandem_build_info.
   MetricsRegistry();
 
   // The metric of that name and these labels, made at the first call.
@@ -63,7 +63,7 @@ class MetricsRegistry {
   std::vector<std::function<void()>> refreshes_ GUARDED_BY(mu_);
 };
 
-// From 1 ms to 1 minute (TTFT, steps, transfers), and from 100 µs to 1 s (ITL).
+// From 1 ms to 1 minute (prompts, transfers), and from 100 µs to 10 s (steps).
 const std::vector<double>& SecondsBuckets();
 const std::vector<double>& ShortSecondsBuckets();
 

@@ -19,7 +19,6 @@ namespace tandem {
 namespace {
 
 constexpr std::string_view kPrefix = "TANDEM_";
-constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
 // --config and --print-config say what is read, so no file may say them; nor does ToYaml.
 bool OfCommandLineOnly(std::string_view flag) { return flag == "config" || flag == "print-config"; }
@@ -63,6 +62,11 @@ ProgramConfig::ProgramConfig(FlagSet* flags) : flags_(flags) {
               "environment goes before --this-flag in the file, and the command line before both");
   flags_->Add("print-config", &print_,
               "print each flag's value and where it comes from, as a file for --config, and exit");
+  flags_->AddChoice("log-level", &log_level_, {"debug", "info", "warning", "error"},
+                    "lines below it are left out; debug: one for each request and attempt");
+  flags_->Add("log-level-file", &log_level_file_, "FILE",
+              "a YAML file whose line \"log-level: LEVEL\" holds as soon as it changes, where "
+              "neither the command line nor the environment says one; empty: that of --config");
 }
 
 absl::StatusOr<std::vector<std::string>> ProgramConfig::Read(
@@ -97,7 +101,7 @@ absl::Status ProgramConfig::ReadFile() {
   const auto wrong = [this](const YAML::Mark& mark, const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(file_, ":", mark.line + 1, ": ", what...));
   };
-  absl::StatusOr<std::string> text = ReadSmallFile(file_, kMaxFileBytes);
+  absl::StatusOr<std::string> text = ReadSmallFile(file_, kMaxConfigFileBytes);
   if (!text.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--config: ", text.status().message()));
   }
@@ -140,10 +144,29 @@ std::string ProgramConfig::ToYaml() const {
   return absl::StrCat(yaml.c_str(), "\n");
 }
 
-void ProgramConfig::WarnOfUnknownVariables() const {
+void ProgramConfig::BeginLog(std::string_view process_name) {
+  tandem::BeginLog(process_name);
+  const LogLevel level = *ParseLogLevel(log_level_);
+  SetLogLevel(level);
   for (const std::string& name : unknown_variables_) {
     LogWarning("a variable of the environment names no flag of this program", {{"variable", name}});
   }
+  const std::string file = FollowedFile();
+  if (file.empty()) return;
+  followed_ = std::make_unique<LogLevelFile>(file, LogLevel::kInfo);
+  followed_->Look();
+  followed_->Follow();
+}
+
+std::string ProgramConfig::FollowedFile() const {
+  if (flags_->SourceOf("log-level") > FlagSource::kFile) return "";
+  return log_level_file_.empty() ? file_ : log_level_file_;
+}
+
+std::vector<std::string> ProgramConfig::LogArguments() const {
+  const std::string file = FollowedFile();
+  if (!file.empty()) return {"--log-level-file=" + file};
+  return {"--log-level=" + log_level_};
 }
 
 std::vector<std::string> Environment() {

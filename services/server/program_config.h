@@ -11,17 +11,22 @@
 #ifndef TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
 #define TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "services/server/log_level_file.h"
 
 namespace tandem {
 
+inline constexpr size_t kMaxConfigFileBytes = size_t{1} << 20;
+
 class ProgramConfig {
  public:
-  // Adds --config and --print-config to the flags, which outlive this.
+  // Adds --config, --print-config and those of the log to the flags, which outlive this.
   explicit ProgramConfig(FlagSet* flags);
 
   // Instead of FlagSet::Parse. `environment`: "NAME=value" each, as in environ. InvalidArgument
@@ -37,15 +42,23 @@ class ProgramConfig {
   // Variables that are TANDEM_ something, and no flag of this program: perhaps another's, perhaps a
   // misspelt one. Those that Kubernetes makes for a service (TANDEM_SERVICE_HOST) are left out.
   const std::vector<std::string>& unknown_variables() const { return unknown_variables_; }
-  void WarnOfUnknownVariables() const;  // To the log.
+
+  // Of this process, at its level, which a file may change while this lives; unknown variables are
+  // told in it. Once.
+  void BeginLog(std::string_view process_name);
+  // What gives the log of a program that this one starts the same level.
+  std::vector<std::string> LogArguments() const;
 
  private:
   absl::Status ReadEnvironment(const std::vector<std::string>& environment);
   absl::Status ReadFile();
+  // Empty: the level is the flag's for good.
+  std::string FollowedFile() const;
 
   FlagSet* const flags_;
-  std::string file_;
+  std::string file_, log_level_ = "info", log_level_file_;
   bool print_ = false;
+  std::unique_ptr<LogLevelFile> followed_;
   std::vector<std::string> unknown_variables_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/attempt_name.h"
 
 namespace tandem {
 
@@ -19,6 +20,28 @@ constexpr int64_t kMaxSleepUs = 100'000;
 // How long a step waits until routers have been told what it computes. Writing takes a fraction of
 // it; a router that does not read must not hold up the others.
 constexpr auto kMaxNoticeWait = std::chrono::milliseconds(100);
+
+void LogEvent(const RouterEvent& event) {
+  const LogField attempt("attempt",
+                         std::visit([](const auto& said) { return NameOf(said.attempt); }, event));
+  if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
+    LogDebug("prompt computed", {attempt,
+                                 {"cached_tokens", prompt->cached_tokens},
+                                 {"by_prefill_worker", prompt->by_prefill}});
+  } else if (const auto* token = std::get_if<TokenEvent>(&event)) {
+    if (token->finish == FinishReason::kNone) return;
+    LogDebug("choice ends", {attempt, {"choice", token->choice}, {"tokens", token->position + 1}});
+  } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
+    LogDebug("attempt refused", {attempt,
+                                 {"why", refused->status.ToString()},
+                                 {"by_prefill_worker", refused->by_prefill},
+                                 {"retry_after_ms", refused->retry_after_us / 1000}});
+  } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
+    LogDebug(
+        "attempt ended",
+        {attempt, {"why", ended->status.ToString()}, {"by_prefill_worker", ended->by_prefill}});
+  }
+}
 
 }  // namespace
 
@@ -84,6 +107,11 @@ void EngineLoop::Apply(const EngineCommand& command) {
   if (const auto* router = std::get_if<FromRouter>(&command)) {
     if (const auto* submit = std::get_if<Submit>(&router->message)) {
       parts_.metrics->OnSubmit(submit->prompt_tokens);
+      if (LogsDebug()) {
+        LogDebug("attempt comes", {{"attempt", NameOf(submit->attempt)},
+                                   {"tokens", submit->token_ids.size()},
+                                   {"prefill_worker", submit->prefill.worker.name}});
+      }
       engine.OnSubmit(router->session, *submit, now_us, router->charge);
     } else {
       engine.OnCancel(router->session, std::get<Cancel>(router->message), now_us);
@@ -151,10 +179,11 @@ WorkerLoad EngineLoop::Load() const {
 }
 
 void EngineLoop::ToRouter(SessionId router, RouterEvent event) {
+  if (LogsDebug()) LogEvent(event);
   if (std::holds_alternative<TokenEvent>(event)) {
     parts_.metrics->OnToken();
   } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
-    parts_.metrics->OnPrompt(prompt->cached_tokens);
+    parts_.metrics->OnPrompt(*prompt);
   }
   batches_[router].events.push_back(std::move(event));
 }
@@ -189,6 +218,12 @@ void EngineLoop::SendFrame(SessionId decode, const FrameHeader& header, BlockId 
 
 void EngineLoop::WithdrawFrame(SessionId decode, uint64_t send_id) {
   parts_.decodes->WithdrawFrame(decode, send_id);
+}
+
+void EngineLoop::OnPromptComputed(int64_t arrived_us, int64_t begun_us) {
+  const auto seconds = [](int64_t us) { return static_cast<double>(us) * 1e-6; };
+  parts_.metrics->OnPromptComputed(seconds(begun_us - arrived_us),
+                                   seconds(clock_.NowUs() - begun_us));
 }
 
 void EngineLoop::OnTransferred(int64_t took_us) {

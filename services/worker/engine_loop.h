@@ -62,6 +62,7 @@ class EngineLoop final : public Outbox {
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnPromptComputed(int64_t arrived_us, int64_t begun_us) override;
   void OnTransferred(int64_t took_us) override;
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 

@@ -226,8 +226,7 @@ int Main(const std::vector<std::string>& arguments) {
     std::cerr << "tandem-worker: " << status.message() << "\n";
     return 2;
   }
-  BeginLog(options.name);
-  config.WarnOfUnknownVariables();
+  config.BeginLog(options.name);
   absl::StatusOr<Process> process = StartWorker(options);
   stop.Serving();
   status =

@@ -184,12 +184,12 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   door_ = std::make_unique<FleetDoor>(secret_, calls_.get());
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
-  metrics_ = std::make_unique<WorkerMetrics>(config.transport, &registry_);
+  const WorkerRegistration registration = RegistrationOf(config);
+  metrics_ = std::make_unique<WorkerMetrics>(registration, &registry_);
   transport_events_ = std::make_unique<TransportEvents>(commands_.get(), metrics_.get());
   TANDEM_RETURN_IF_ERROR(OpenTransport(config));
   TANDEM_ASSIGN_OR_RETURN(executor_, make_executor(transport_->pool()));
 
-  const WorkerRegistration registration = RegistrationOf(config);
   EngineOptions engine = config.engine;
   engine.times = LivenessTimes::Scaled(config.liveness_scale);
   const PrefillHello hello{.protocol_min = registration.protocol_min,

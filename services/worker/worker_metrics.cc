@@ -1,11 +1,20 @@
 #include "services/worker/worker_metrics.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
 namespace tandem {
 
 namespace {
 
 constexpr char kBlocks[] = "tandem_kv_blocks";
 constexpr char kBlocksHelp[] = "KV blocks of the pool by state; the states sum to the pool.";
+constexpr char kHits[] = "tandem_prefix_hit_tokens_total";
+constexpr char kHitsHelp[] =
+    "Prompt tokens served from a prefix cache: the worker's own, or that of the prefill worker "
+    "which "
+    "computed the rest.";
 constexpr char kFrames[] = "tandem_kv_frames_total";
 constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
 
@@ -16,9 +25,17 @@ const std::vector<double>& SequenceBuckets() {
 
 }  // namespace
 
-WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* registry)
-    : transport_(transport),
+WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry)
+    : transport_(self.kv_transport),
       registry_(registry),
+      prompt_wait_seconds_(registry->Histogram(
+          "tandem_prompt_wait_seconds",
+          "From a prompt's arrival at the worker that computes it until its first step begins.",
+          SecondsBuckets())),
+      prompt_compute_seconds_(registry->Histogram(
+          "tandem_prompt_compute_seconds",
+          "From there until its first token, of prompts and of streams that go on elsewhere.",
+          SecondsBuckets())),
       step_seconds_(registry->Histogram("tandem_step_seconds",
                                         "Duration of an engine step that ran a batch.",
                                         ShortSecondsBuckets())),
@@ -38,11 +55,11 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
                                        "Prompt tokens of attempts that routers submitted here.")),
       generated_tokens_(
           registry->Counter("tandem_worker_generated_tokens_total", "Tokens sent to routers.")),
-      prefix_hit_tokens_(registry->Counter("tandem_prefix_hit_tokens_total",
-                                           "Prompt tokens served from a prefix cache.")),
+      own_hit_tokens_(registry->Counter(kHits, kHitsHelp, {{"source", "own"}})),
+      peer_hit_tokens_(registry->Counter(kHits, kHitsHelp, {{"source", "prefill_worker"}})),
       transfer_bytes_(registry->Counter("tandem_kv_transfer_bytes_total",
                                         "Bytes of verified KV frames, counted by the receiver.",
-                                        {{"transport", transport}})),
+                                        {{"transport", transport_}})),
       transfer_seconds_(registry->Histogram("tandem_kv_transfer_seconds",
                                             "From the grant of an attempt's blocks until all are "
                                             "verified and its first token is known.",
@@ -55,7 +72,31 @@ WorkerMetrics::WorkerMetrics(const std::string& transport, MetricsRegistry* regi
       verified_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "verified"}})),
       corrupt_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "corrupt"}})),
       failed_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "failed"}})),
-      orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})) {
+      orphaned_frames_(registry->Counter(kFrames, kFramesHelp, {{"outcome", "orphaned"}})),
+      requests_running_(registry->Gauge("vllm:num_requests_running",
+                                        "tandem_running_sequences, for endpoint pickers.")),
+      requests_waiting_(registry->Gauge("vllm:num_requests_waiting",
+                                        "tandem_waiting_sequences, for endpoint pickers.")),
+      kv_usage_(registry->Gauge(
+          "vllm:kv_cache_usage_perc",
+          "Part of the KV blocks that are neither free nor only cached, for endpoint pickers.")) {
+  registry
+      ->Gauge("tandem_worker_info", "1; what this worker is.",
+              {{"role", std::string(WorkerRoleName(self.role))},
+               {"model", self.model},
+               {"numerics_id", self.numerics_id},
+               {"kv_class", self.kv_class},
+               {"transport", self.kv_transport}})
+      .Set(1);
+  registry
+      ->Gauge("vllm:cache_config_info", "1; the KV pool's sizes, for endpoint pickers.",
+              {{"block_size", absl::StrCat(self.block_tokens)},
+               {"num_gpu_blocks", absl::StrCat(self.num_blocks)}})
+      .Set(1);
+  registry->Gauge("tandem_kv_block_bytes", "Size of a KV block.")
+      .Set(static_cast<double>(self.block_bytes));
+  registry->Gauge("tandem_max_sequences", "Sequences that may have blocks at a time.")
+      .Set(self.max_sequences);
   for (size_t i = 0; i < kNumPauseReasons; ++i) {
     const std::string reason(PauseReasonName(static_cast<PauseReason>(i)));
     peer_pauses_.emplace_back(registry->Counter(
@@ -74,9 +115,19 @@ void WorkerMetrics::OnStep(double seconds, const Engine::StepResult& step) {
   if (step.failed) failed_steps_.Increment();
 }
 
+void WorkerMetrics::OnPromptComputed(double waited_seconds, double computed_seconds) {
+  prompt_wait_seconds_.Observe(waited_seconds);
+  prompt_compute_seconds_.Observe(computed_seconds);
+}
+
 void WorkerMetrics::OnLoad(const WorkerLoad& load) {
   running_.Set(load.running_sequences);
   waiting_.Set(load.waiting_sequences);
+  requests_running_.Set(load.running_sequences);
+  requests_waiting_.Set(load.waiting_sequences);
+  const auto busy = load.blocks.total - load.blocks.free - load.blocks.cached;
+  kv_usage_.Set(static_cast<double>(busy) /
+                static_cast<double>(std::max<int64_t>(1, load.blocks.total)));
   free_blocks_.Set(static_cast<double>(load.blocks.free));
   held_blocks_.Set(static_cast<double>(load.blocks.held));
   cached_blocks_.Set(static_cast<double>(load.blocks.cached));
@@ -109,7 +160,7 @@ void WorkerMetrics::OnPeerPaused(PauseReason reason) {
 void WorkerMetrics::OnLinkProbed(const LinkReport& report) {
   registry_
       ->Gauge("tandem_kv_link_bytes_per_second", "Speed of the link to a peer when it opened.",
-              {{"peer", report.peer}, {"transport", transport_}})
+              {{"peer", report.peer}, {"transport", transport_}, {"path", report.path}})
       .Set(report.bytes_per_second);
 }
 

@@ -20,12 +20,15 @@ namespace tandem {
 class WorkerMetrics {
  public:
   // `registry` outlives this.
-  WorkerMetrics(const std::string& transport, MetricsRegistry* registry);
+  WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry);
 
   void OnStep(double seconds, const Engine::StepResult& step);
   void OnLoad(const WorkerLoad& load);
   void OnSubmit(int32_t prompt_tokens) { prompt_tokens_.Increment(prompt_tokens); }
-  void OnPrompt(int32_t cached_tokens) { prefix_hit_tokens_.Increment(cached_tokens); }
+  void OnPrompt(const PromptEvent& prompt) {
+    (prompt.by_prefill ? peer_hit_tokens_ : own_hit_tokens_).Increment(prompt.cached_tokens);
+  }
+  void OnPromptComputed(double waited_seconds, double computed_seconds);
   void OnToken() { generated_tokens_.Increment(); }
   void OnTransferSeconds(double seconds) { transfer_seconds_.Observe(seconds); }
   // The receiver counts, once per verified frame, so that sums over workers are the bytes moved.
@@ -36,6 +39,8 @@ class WorkerMetrics {
  private:
   const std::string transport_;
   MetricsRegistry* const registry_;
+  prometheus::Histogram& prompt_wait_seconds_;
+  prometheus::Histogram& prompt_compute_seconds_;
   prometheus::Histogram& step_seconds_;
   prometheus::Histogram& batch_sequences_;
   prometheus::Gauge& running_;
@@ -44,7 +49,8 @@ class WorkerMetrics {
   prometheus::Counter& failed_steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& generated_tokens_;
-  prometheus::Counter& prefix_hit_tokens_;
+  prometheus::Counter& own_hit_tokens_;
+  prometheus::Counter& peer_hit_tokens_;
   prometheus::Counter& transfer_bytes_;
   prometheus::Histogram& transfer_seconds_;
   prometheus::Gauge& free_blocks_;
@@ -57,6 +63,10 @@ class WorkerMetrics {
   prometheus::Counter& failed_frames_;
   prometheus::Counter& orphaned_frames_;
   std::vector<std::reference_wrapper<prometheus::Counter>> peer_pauses_;  // By PauseReason.
+  // For the endpoint pickers of gateways.
+  prometheus::Gauge& requests_running_;
+  prometheus::Gauge& requests_waiting_;
+  prometheus::Gauge& kv_usage_;
 };
 
 }  // namespace tandem

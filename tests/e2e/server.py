@@ -20,7 +20,7 @@ BIN = ROOT / "build/release/bin"
 TOOLS = ROOT / "build/e2e-tools"
 DEMO_MODEL = ROOT / "tests/data/demo_model"
 
-SAMPLE = re.compile(r'^(\w+)(?:\{(.*)\})? (\S+)$')
+SAMPLE = re.compile(r'^([\w:]+)(?:\{(.*)\})? (\S+)$')
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 

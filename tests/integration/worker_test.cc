@@ -100,7 +100,7 @@ TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_bytes_total{transport=\"" + GetParam() +
                                  "\"} " + std::to_string(kRequests * blocks * kTestBlockBytes)));
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_seconds_count 10"));
-  EXPECT_THAT(metrics, HasSubstr("tandem_kv_link_bytes_per_second{peer=\"prefill\""));
+  EXPECT_THAT(metrics, HasSubstr("tandem_kv_link_bytes_per_second{path=\""));
   Watcher decode_watch(*decode), prefill_watch(*prefill);
   decode_watch.HeartbeatUntil(Idle);
   prefill_watch.HeartbeatUntil(Idle);

@@ -111,6 +111,9 @@ struct EngineFleet::Worker final : public Outbox {
     held.erase(frame);
   }
 
+  void OnPromptComputed(int64_t arrived_us, int64_t begun_us) override {
+    fleet->prompts_computed_.push_back({index, arrived_us, begun_us});
+  }
   void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId&, PauseReason reason) override {
     fleet->pauses_.push_back(reason);

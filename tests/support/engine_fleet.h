@@ -96,6 +96,13 @@ class EngineFleet {
   // What was held goes out.
   void ReleaseFrames();
   int64_t frames_held() const { return static_cast<int64_t>(held_frames_.size()); }
+  // Who has computed a prompt that came when and was begun when, in order.
+  struct PromptComputed {
+    int worker;
+    int64_t arrived_us, begun_us;
+    bool operator==(const PromptComputed&) const = default;
+  };
+  const std::vector<PromptComputed>& prompts_computed() const { return prompts_computed_; }
   // Why decode workers have paused prefill workers, in order.
   const std::vector<PauseReason>& pauses() const { return pauses_; }
   // What decode workers have cancelled at prefill workers, in order.
@@ -154,6 +161,7 @@ class EngineFleet {
   bool hold_frames_ = false;
   bool queue_frames_ = false;
   std::vector<Event> held_frames_;
+  std::vector<PromptComputed> prompts_computed_;
   std::vector<PauseReason> pauses_;
   std::vector<JobId> prefill_cancels_;
   int frames_to_corrupt_ = 0;

@@ -44,6 +44,7 @@ struct ServeOptions {
   int32_t prefill = 1, decode = 1, hybrid = 0;
   ClientFlags clients;
   EngineFlags engine = {.transport = "ucx"};
+  std::vector<std::string> log_arguments;  // Of every child.
 };
 
 void Declare(ServeOptions* o, FlagSet* flags) {
@@ -148,6 +149,7 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
   };
   const std::vector<std::string> engine = options.engine.Arguments();
   command.insert(command.end(), engine.begin(), engine.end());
+  command.insert(command.end(), options.log_arguments.begin(), options.log_arguments.end());
   if (options.clients.memory_limit.bytes > 0) {
     command.push_back(absl::StrCat("--memory-limit=", options.clients.memory_limit.bytes));
   }
@@ -165,6 +167,7 @@ std::vector<std::string> Supervisor::RouterCommand(const ServeOptions& options,
   };
   const std::vector<std::string> clients = options.clients.Arguments();
   command.insert(command.end(), clients.begin(), clients.end());
+  command.insert(command.end(), options.log_arguments.begin(), options.log_arguments.end());
   return command;
 }
 
@@ -319,8 +322,8 @@ int ServeMain(const std::vector<std::string>& arguments) {
     std::fputs(config.ToYaml().c_str(), stdout);
     return 0;
   }
-  BeginLog("serve");
-  config.WarnOfUnknownVariables();
+  config.BeginLog("serve");
+  options.log_arguments = config.LogArguments();
   ClearConfigVariables();
   // The children's environment, which only this user can read. One that is there is kept: somebody
   // may want to call these workers.

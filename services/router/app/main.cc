@@ -192,8 +192,7 @@ int Main(int argc, char** argv) {
     std::fputs(config.ToYaml().c_str(), stdout);
     return 0;
   }
-  BeginLog(values.name);
-  config.WarnOfUnknownVariables();
+  config.BeginLog(values.name);
   return Serve(*options, values.port_file);
 }
 

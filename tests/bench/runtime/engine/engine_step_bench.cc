@@ -36,6 +36,7 @@ class CountingOutbox final : public Outbox {
   void ToDecode(SessionId, PrefillToDecode) override {}
   void SendFrame(SessionId, const FrameHeader&, BlockId, uint64_t) override {}
   void WithdrawFrame(SessionId, uint64_t) override {}
+  void OnPromptComputed(int64_t, int64_t) override {}
   void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId&, PauseReason) override {}
   int64_t tokens() const { return tokens_; }

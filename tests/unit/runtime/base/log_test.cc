@@ -90,6 +90,29 @@ TEST(LogTest, OthersWhoShareTheFileGoOnBlocking) {
   EXPECT_THAT(redirected.Read(), testing::HasSubstr("a line"));
 }
 
+TEST(LogTest, LinesBelowTheLevelAreLeftOut) {
+  const Redirected redirected(/*sockets=*/false);
+  const auto written = [&] {
+    LogDebug("a");
+    LogInfo("b");
+    LogWarning("c");
+    LogError("d");
+    const std::string text = redirected.Read();
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(written(), 3) << "no debug lines, unless asked for";
+  int expected = 4;
+  for (const char* const name : {"debug", "info", "warning", "error"}) {
+    const std::optional<LogLevel> level = ParseLogLevel(name);
+    ASSERT_TRUE(level.has_value()) << name;
+    EXPECT_EQ(LogLevelName(*level), name);
+    SetLogLevel(*level);
+    EXPECT_EQ(written(), expected--) << name;
+  }
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_EQ(ParseLogLevel("Debug"), std::nullopt);
+}
+
 // Ends with 0 if lines were dropped.
 [[noreturn]] void LogIntoAFileOfOneByte() {
   BeginLog("test");

@@ -33,6 +33,31 @@ class EngineTimeTest : public EngineTransferTest {
   }
 };
 
+TEST_F(EngineTimeTest, APromptIsToldOnceWithWhenItCameAndWhenItWasBegun) {
+  Create();
+  const Submit here = MakeSubmit(1, RandomTokens(150, 1), 5, /*num_choices=*/2);
+  const Submit there = Disaggregated(2, RandomTokens(150, 2), 5);
+  fleet_.Pause(kDecode, true);
+  const int64_t came_us = fleet_.now_us();
+  fleet_.Submit(kDecode, here);
+  fleet_.Advance(7'000);
+  const int64_t begun_us = fleet_.now_us();
+  fleet_.Pause(kDecode, false);
+  while (fleet_.RunOne()) fleet_.Advance(2'000);
+  ASSERT_THAT(fleet_.prompts_computed(), SizeIs(1)) << "its chunks and choices are no prompts";
+  const EngineFleet::PromptComputed& first = fleet_.prompts_computed()[0];
+  EXPECT_EQ(first.worker, kDecode);
+  EXPECT_NEAR(static_cast<double>(first.arrived_us), static_cast<double>(came_us), 1'000);
+  EXPECT_NEAR(static_cast<double>(first.begun_us), static_cast<double>(begun_us), 1'000);
+
+  fleet_.Submit(kDecode, there);
+  Run();
+  ASSERT_THAT(fleet_.prompts_computed(), SizeIs(2)) << "where it was computed, and nowhere else";
+  EXPECT_EQ(fleet_.prompts_computed()[1].worker, kPrefill);
+  EXPECT_GE(fleet_.prompts_computed()[1].arrived_us, begun_us);
+  EXPECT_GE(fleet_.prompts_computed()[1].begun_us, fleet_.prompts_computed()[1].arrived_us);
+}
+
 TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilALeaseEnds) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);

@@ -127,7 +127,7 @@ TEST_F(RequestOwnerTest, ARefusalIsNotAnAttemptAndGoesElsewhere) {
   EXPECT_EQ(sink_.report.resumes, 0);
   EXPECT_EQ(sink_.report.first_submit_us, first_us);
   EXPECT_EQ(owner_->counters().refusals, 1u);
-  EXPECT_EQ(owner_->counters().attempts, 2u) << "sent";
+  EXPECT_EQ(owner_->counters().attempts(), 2u) << "sent";
   ExpectNothingLive();
 }
 

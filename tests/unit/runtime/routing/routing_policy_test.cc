@@ -60,6 +60,19 @@ TEST_F(RoutingPolicyTest, TheLongestKnownPrefixWinsAmongSimilarLoads) {
   EXPECT_EQ(decision.route->known_prefix_tokens, 160);
 }
 
+TEST_F(RoutingPolicyTest, ARouteSaysWhatDecided) {
+  const WorkerId a = Add("a", WorkerRole::kDecode);
+  Holds(a, 10);
+  EXPECT_EQ(Choose().route->reason, RouteReason::kOnly);
+  const WorkerId b = Add("b", WorkerRole::kDecode);
+  EXPECT_EQ(Choose().route->reason, RouteReason::kPrefix);
+  fleet_.AddLive(a, {.sequences = 5});
+  EXPECT_EQ(Choose().route->decode, b);
+  EXPECT_EQ(Choose().route->reason, RouteReason::kLoad) << "although another knows more";
+  Holds(b, 10);
+  EXPECT_EQ(Choose().route->reason, RouteReason::kLoad) << "both know as much";
+}
+
 TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);

@@ -428,7 +428,7 @@ TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
   Flush();
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, testing::HasSubstr(R"("message":"request failed","request_id":"label")"));
-  EXPECT_THAT(log, testing::HasSubstr(R"("code":"INTERNAL","why":"a bug","attempts":1)"));
+  EXPECT_THAT(log, testing::HasSubstr(R"("code":"INTERNAL","why":"a bug")"));
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 

@@ -122,6 +122,39 @@ TEST_F(ProgramConfigTest, WhatIsPrintedIsAFileThatSaysTheSame) {
   EXPECT_EQ(hosts_, "a: b # c");
 }
 
+TEST_F(ProgramConfigTest, TheLogsLevelIsFollowedInAFileUnlessSaidBefore) {
+  const std::string file = Write("log-level: error\n");
+  const auto arguments = [](const std::vector<std::string>& given,
+                            const std::vector<std::string>& environment) {
+    FlagSet flags("program", "");
+    ProgramConfig config(&flags);
+    EXPECT_TRUE(config.Read(given, environment).ok());
+    return config.LogArguments();
+  };
+  EXPECT_THAT(arguments({}, {}), ElementsAre("--log-level=info"));
+  EXPECT_THAT(arguments({"--config", file}, {}), ElementsAre("--log-level-file=" + file));
+  EXPECT_THAT(arguments({"--config", file, "--log-level-file=other"}, {}),
+              ElementsAre("--log-level-file=other"));
+  EXPECT_THAT(arguments({"--config", file}, {"TANDEM_LOG_LEVEL=debug"}),
+              ElementsAre("--log-level=debug"));
+  EXPECT_THAT(arguments({"--log-level=warning", "--log-level-file", file}, {}),
+              ElementsAre("--log-level=warning"));
+}
+
+TEST_F(ProgramConfigTest, TheLogBeginsAtItsLevelAndTellsOfUnknownVariables) {
+  ASSERT_TRUE(Read({"--config", Write("log-level: warning")}, {"TANDEM_THREAD=4"}).ok());
+  testing::internal::CaptureStderr();
+  config_->BeginLog("a-name");
+  LogInfo("below");
+  LogWarning("above");
+  const std::string log = testing::internal::GetCapturedStderr();
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_THAT(log, HasSubstr("\"process\":\"a-name\""));
+  EXPECT_THAT(log, HasSubstr("\"variable\":\"TANDEM_THREAD\""));
+  EXPECT_THAT(log, HasSubstr("above"));
+  EXPECT_THAT(log, testing::Not(HasSubstr("below")));
+}
+
 TEST_F(ProgramConfigTest, WhatIsStartedFromHereHasNoVariablesOfTheConfiguration) {
   setenv("TANDEM_THREADS", "4", 1);
   setenv("TANDEM_FLEET_SECRET", "kept", 1);
