@@ -3,7 +3,6 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "runtime/base/log.h"
 
 namespace tandem {
 namespace {
@@ -17,47 +16,6 @@ std::string PayloadOf(const absl::Status& status, const char* name) {
 }
 
 absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
-
-std::string_view TypeOf(int http_status) {
-  switch (http_status) {
-    case 404:
-      return "not_found_error";
-    case 429:
-      return "rate_limit_error";
-    case 499:
-      return "cancelled_error";
-    case 500:
-      return "server_error";
-    case 503:
-      return "service_unavailable_error";
-    case 504:
-      return "timeout_error";
-    default:
-      return "invalid_request_error";
-  }
-}
-
-std::string Render(int http_status, std::string_view message, std::string_view field,
-                   std::string_view code) {
-  std::string out = "{\"error\":{\"message\":";
-  AppendJsonString(message, &out);
-  out += ",\"type\":";
-  AppendJsonString(TypeOf(http_status), &out);
-  out += ",\"param\":";
-  if (field.empty()) {
-    out += "null";
-  } else {
-    AppendJsonString(field, &out);
-  }
-  out += ",\"code\":";
-  if (code.empty()) {
-    out += "null";
-  } else {
-    AppendJsonString(code, &out);
-  }
-  out += "}}";
-  return out;
-}
 
 }  // namespace
 
@@ -103,12 +61,8 @@ int HttpStatusOf(const absl::Status& status) {
 
 std::string ErrorJson(const absl::Status& status) {
   const absl::string_view message = status.message();
-  return Render(HttpStatusOf(status), std::string_view(message.data(), message.size()),
-                FieldOf(status), ApiCodeOf(status));
-}
-
-std::string ErrorJson(int http_status, std::string_view message, std::string_view code) {
-  return Render(http_status, message, "", code);
+  return ErrorJson(HttpStatusOf(status), std::string_view(message.data(), message.size()),
+                   ApiCodeOf(status), FieldOf(status));
 }
 
 }  // namespace tandem

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "services/http/http_error.h"
 
 namespace tandem {
 
@@ -30,8 +31,6 @@ int HttpStatusOf(const absl::Status& status);
 
 // {"error": {"message", "type", "param", "code"}}; `param` and `code` are null where none was set.
 std::string ErrorJson(const absl::Status& status);
-// For what has no Status: 404, 405, 413, 431 of the HTTP layer itself.
-std::string ErrorJson(int http_status, std::string_view message, std::string_view code);
 
 }  // namespace tandem
 

@@ -144,6 +144,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   worker.registration.ended_lives = ended_lives;
   worker.vocab_size = plan.config.vocab_size;
   worker.listen = options.listen;
+  TANDEM_ASSIGN_OR_RETURN(worker.admin,
+                          ParseAdminAddress(options.admin, options.insecure_public_listen));
   worker.transport = options.transport;
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
@@ -166,6 +168,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                                      memory);
       }));
   LogInfo("serving", {{"port", process.worker->port()},
+                      {"admin", process.worker->admin_port()},
                       {"role", options.role},
                       {"model", served_name},
                       {"transport", options.transport},

@@ -9,6 +9,9 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
 #include "runtime/transport/ucx/ucx_transport.h"
+#include "services/http/admin_pages.h"
+#include "services/http/http_limits.h"
+#include "services/http/http_server.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/gated_server.h"
@@ -38,6 +41,9 @@ constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
 // Of the budget, for prompts that wait: what refuses the next ones, and streams, have the rest.
 constexpr int64_t kPromptsShare = 2;
+
+// Of the time after which it counts as stalled: the process is to be restarted.
+constexpr int64_t kHungStalls = 30;
 
 WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   const EngineOptions& engine = config.engine;
@@ -220,10 +226,40 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   TANDEM_RETURN_IF_ERROR(OpenServer(config));
   timer_ = std::make_unique<LivenessTimer>(engine.times, loop_.get(), &leases_, prefills_.get(),
                                            decodes_.get(), watches_.get(), &ready_);
+  return config.admin.has_value() ? OpenAdmin(config, engine.times) : absl::OkStatus();
+}
+
+absl::Status Worker::OpenAdmin(const WorkerConfig& config, const LivenessTimes& times) {
+  const auto health = [this, hung_us = kHungStalls * times.engine_stalled_us] {
+    const int64_t idle_us = loop_->Load().since_progress_us;
+    return ProbeAnswer{.ok = idle_us < hung_us,
+                       .json = absl::StrFormat("{\"status\":\"%s\",\"since_progress_ms\":%d}",
+                                               idle_us < hung_us ? "ok" : "hung", idle_us / 1000)};
+  };
+  const auto ready = [this] {
+    return ProbeAnswer{.ok = ready_, .json = ready_ ? "{\"ready\":true}" : "{\"ready\":false}"};
+  };
+  const auto metrics = [this, name = config.engine.self.name](const auto& done) {
+    std::vector<prometheus::MetricFamily> families = registry_.Collect();
+    AddLabel("worker", name, &families);
+    done(std::make_shared<const std::string>(MetricsToText(families)));
+  };
+  admin_pages_ = std::make_unique<AdminPages>(
+      AdminPagesParts{.guard = {.address = *config.admin, .allowed_hosts = {}, .cors_origins = {}},
+                      .health = health,
+                      .ready = ready,
+                      .metrics = metrics,
+                      .fleet_metrics = nullptr});
+  TANDEM_ASSIGN_OR_RETURN(admin_, HttpServer::Create({.address = *config.admin,
+                                                      .budget = memory_->budget(),
+                                                      .max_connections = kMaxAdminConnections,
+                                                      .num_threads = 1},
+                                                     admin_pages_.get()));
   return absl::OkStatus();
 }
 
 Worker::~Worker() {
+  admin_.reset();
   timer_.reset();
   const absl::Status leaving = absl::UnavailableError("the worker is leaving");
   if (watches_ != nullptr) watches_->CloseAll(leaving);
@@ -242,6 +278,7 @@ Worker::~Worker() {
 }
 
 int Worker::port() const { return server_->port(); }
+int Worker::admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
 void Worker::Drain() {
   if (!drain_asked_.exchange(true)) commands_->PushAlways(DrainEngine{});
 }

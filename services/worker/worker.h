@@ -8,12 +8,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
+#include "services/server/listen_address.h"
 #include "services/server/metrics_registry.h"
 #include "services/worker/engine_command.h"
 
@@ -24,6 +26,7 @@ struct WorkerConfig {
   WorkerRegistration registration;  // What `engine` and `transport` say is filled in.
   int64_t vocab_size = 0;           // Token ids above are refused.
   std::string listen = "127.0.0.1:0";
+  std::optional<ListenAddress> admin;
   std::string transport = "ucx";  // Or "grpc".
   std::string ucx_devices;        // Empty: shared memory of this host only.
   double liveness_scale = 1;
@@ -53,6 +56,7 @@ class Worker {
   ~Worker();
 
   int port() const;
+  int admin_port() const;  // 0: there is none.
 
   // Refuses new attempts, ends what runs, serves what is being fetched. Any thread.
   void Drain();
@@ -66,6 +70,7 @@ class Worker {
   absl::Status Open(const WorkerConfig& config, const ExecutorFactory& make_executor);
   absl::Status OpenTransport(const WorkerConfig& config);
   absl::Status OpenServer(const WorkerConfig& config);
+  absl::Status OpenAdmin(const WorkerConfig& config, const LivenessTimes& times);
 
   // In the order of construction.
   MetricsRegistry registry_;
@@ -92,6 +97,8 @@ class Worker {
   std::unique_ptr<Services> services_;
   std::unique_ptr<class GatedServer> server_;
   std::unique_ptr<LivenessTimer> timer_;
+  std::unique_ptr<class AdminPages> admin_pages_;
+  std::unique_ptr<class HttpServer> admin_;
   std::function<void()> on_drain_;
 };
 

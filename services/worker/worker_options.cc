@@ -11,6 +11,7 @@
 #include "runtime/base/utf8.h"
 #include "runtime/protocol/ended_lives.h"
 #include "services/server/limits.h"
+#include "services/server/listen_address.h"
 
 namespace tandem {
 
@@ -44,9 +45,12 @@ FlagSet WorkerFlags(WorkerOptions* options) {
                   "what routers send here; every worker can do both");
   flags.Add("listen", &options->listen, "ADDR:PORT",
             "gRPC address for routers and other workers; port 0 takes a free one");
+  flags.Add(
+      "admin", &options->admin, "ADDR",
+      "HTTP address with /health, /ready and this worker's /metrics; port 0: any; empty: none");
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
-            "allow --listen beyond loopback without a fleet secret");
+            "allow --listen beyond loopback without a fleet secret, and --admin there");
   flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
@@ -78,6 +82,7 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   }
   TANDEM_RETURN_IF_ERROR(options.Check());
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
+  TANDEM_RETURN_IF_ERROR(ParseAdminAddress(options.admin, options.insecure_public_listen).status());
   const bool is_file = options.listen.starts_with(kUnixAddress);
   if (!is_file && !ParseHostPort(options.listen).has_value()) {
     return absl::InvalidArgumentError(absl::StrFormat(

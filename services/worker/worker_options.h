@@ -24,6 +24,7 @@ struct WorkerOptions : EngineFlags {
   std::string role = "hybrid";
   std::string listen = "127.0.0.1:0";
   std::string port_file;
+  std::string admin;
   bool insecure_public_listen = false;
   std::string ucx_devices;
   int32_t machine_share = 1;

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 
+import httpx
 import pytest
 
-from server import BIN, DEMO_MODEL, Server, grpcurl, prove, wait_until
+from fleet import SECRET, Router, Worker, environment
+from server import BIN, DEMO_MODEL, Server, free_port, grpcurl, prove, wait_until
 
 METRICS = ["tandem_kv_transfer_bytes_total", "tandem_kv_blocks", "tandem_requests_total",
            "tandem_ttft_seconds_count", "tandem_itl_seconds_count"]
@@ -26,6 +28,40 @@ def test_metrics_are_well_formed_and_complete(disaggregated):
     assert states == {"free", "held", "cached", "in_flight", "quarantined"}
     workers = {dict(labels).get("worker") for _, labels in disaggregated.metrics()}
     assert {"prefill-0", "decode-0", "decode-1"} <= workers
+
+
+def test_admin_addresses_have_probes_and_metrics_of_their_process(tmp_path):
+    def get(address, path):
+        return httpx.get(f"http://{address}{path}", verify=False, trust_env=False)
+
+    def ready(address):
+        try:
+            return get(address, "/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    worker_admin, router_admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    with Worker(tmp_path, "only", f"--admin={worker_admin}") as worker:
+        with Router(tmp_path, [worker], f"--admin={router_admin}") as router:
+            router.complete([1, 2, 3], max_tokens=2)
+            wait_until(lambda: ready(worker_admin) and ready(router_admin), 10, "both are ready")
+            of_worker, of_router, of_fleet = (get(address, path).text for address, path in (
+                (worker_admin, "/metrics"), (router_admin, "/metrics"), (router_admin, "/metrics/fleet")))
+            assert 'tandem_worker_generated_tokens_total{worker="only"} 2' in of_worker
+            assert "tandem_requests_total" not in of_worker
+            assert 'tandem_requests_total{outcome="done"} 1' in of_router and "worker=" not in of_router
+            assert "tandem_requests_total" in of_fleet and "tandem_worker_generated_tokens_total" in of_fleet
+            assert router.client.get("/metrics").status_code == 404, "they have moved"
+            assert router.client.get("/ready").status_code == 200
+            assert get(worker_admin, "/health").json()["status"] == "ok"
+            assert get(worker_admin, "/v1/models").status_code == get(router_admin, "/v1/models").status_code == 404
+            worker.kill()
+            wait_until(lambda: not ready(router_admin), 30, "nobody is left to decode")
+            worker.start()
+            wait_until(lambda: ready(router_admin), 30, "it is back")
+    refused = subprocess.run([BIN / "tandem-worker", f"--model={DEMO_MODEL}", "--admin=0.0.0.0:0"], capture_output=True,
+                             text=True, timeout=60, env=environment(SECRET))
+    assert refused.returncode == 2 and "--admin" in refused.stderr and "loopback" in refused.stderr
 
 
 def test_endpoint_pickers_find_what_they_ask_for(disaggregated):

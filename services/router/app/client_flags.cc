@@ -12,6 +12,10 @@ namespace tandem {
 void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("http", &http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
   flags->Add("grpc", &grpc, "ADDR", "gRPC API; port 0: any");
+  flags->Add(
+      "admin", &admin, "ADDR",
+      "/health, /ready and /metrics, which is then no longer at --http, and /metrics/fleet with "
+      "the workers' metrics too; empty: none");
   flags->AddChoice("disaggregate", &disaggregate, {"auto", "always", "never"},
                    "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
                    "from one missing block on");
@@ -23,7 +27,7 @@ void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("isolate-cache", &isolate_cache,
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
-             "allow --http and --grpc addresses beyond loopback, without TLS or keys");
+             "allow addresses of --http, --grpc and --admin beyond loopback, without TLS or keys");
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
@@ -37,6 +41,7 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
     }
     *address = *parsed;
   }
+  TANDEM_ASSIGN_OR_RETURN(addresses.admin, ParseAdminAddress(admin, insecure_public_listen));
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(memory_limit));
   return addresses;
 }
@@ -44,6 +49,7 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
 std::vector<std::string> ClientFlags::Arguments() const {
   std::vector<std::string> arguments = {"--http=" + http, "--grpc=" + grpc,
                                         "--disaggregate=" + disaggregate};
+  if (!admin.empty()) arguments.push_back("--admin=" + admin);
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);
   if (isolate_cache) arguments.emplace_back("--isolate-cache");

@@ -4,18 +4,20 @@
 #ifndef TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
 #define TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
-#include "services/router/listen_address.h"
+#include "services/server/listen_address.h"
 
 namespace tandem {
 
 struct ClientFlags {
   std::string http = "127.0.0.1:8000";
   std::string grpc = "127.0.0.1:9000";
+  std::string admin;
   std::string disaggregate = "auto";
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
@@ -24,6 +26,7 @@ struct ClientFlags {
 
   struct Addresses {
     ListenAddress http, grpc;
+    std::optional<ListenAddress> admin;
   };
 
   // Into this object, which outlives `flags`.

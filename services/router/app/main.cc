@@ -100,6 +100,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   TANDEM_ASSIGN_OR_RETURN(const ClientFlags::Addresses addresses, f.clients.Check());
   options.http = addresses.http;
   options.grpc = addresses.grpc;
+  options.admin = addresses.admin;
   for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
@@ -142,9 +143,11 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
     return kExitBadUsage;
   }
   const int http_port = (*app)->http_port(), grpc_port = (*app)->grpc_port();
-  LogInfo("listening", {{"http", http_port}, {"grpc", grpc_port}});
+  const int admin_port = (*app)->admin_port();
+  LogInfo("listening", {{"http", http_port}, {"grpc", grpc_port}, {"admin", admin_port}});
   if (!port_file.empty()) {
-    const std::string ports = absl::StrFormat("{\"http\":%d,\"grpc\":%d}\n", http_port, grpc_port);
+    const std::string ports = absl::StrFormat("{\"http\":%d,\"grpc\":%d,\"admin\":%d}\n", http_port,
+                                              grpc_port, admin_port);
     if (const absl::Status status = WriteSmallFile(port_file, ports); !status.ok()) {
       LogError("cannot start", {{"why", std::string(status.message())}});
       return kExitBadUsage;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
@@ -19,6 +20,9 @@ constexpr size_t kMaxWaitingTexts = 1024;
 constexpr int64_t kIndexShare = 4;
 // Behind a DNS name nobody says how many workers there will be.
 constexpr int64_t kDnsSettleUs = 5'000'000;
+
+// While it answers at all.
+ProbeAnswer Alive() { return {.ok = true, .json = "{\"status\":\"ok\"}"}; }
 
 // What an address that the flag names came to.
 template <typename Server>
@@ -79,15 +83,17 @@ absl::Status RouterApp::Start() {
       std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
       memory_.budget()->limit_bytes());
 
-  HttpApiParts parts{
-      .generator = generator_.get(),
-      .pool = pool_.get(),
-      .guard = {.address = options_.http,
-                .allowed_hosts = options_.allowed_hosts,
-                .cors_origins = options_.cors_origins},
-      .ready = [this] { return Ready(); },
-      .collect_metrics =
-          [this](MetricsCollector::Done done) { collector_->Collect(std::move(done)); }};
+  HttpApiParts parts{.generator = generator_.get(),
+                     .pool = pool_.get(),
+                     .guard = {.address = options_.http,
+                               .allowed_hosts = options_.allowed_hosts,
+                               .cors_origins = options_.cors_origins},
+                     .health = Alive,
+                     .ready = [this] { return ReadyAnswer(); },
+                     .metrics = nullptr};
+  if (!options_.admin.has_value()) {
+    parts.metrics = [this](MetricsCollector::Done done) { collector_->Collect(std::move(done)); };
+  }
   api_ = std::make_unique<HttpApi>(std::move(parts));
   HttpServerOptions http_options{.address = options_.http,
                                  .budget = memory_.budget(),
@@ -105,10 +111,44 @@ absl::Status RouterApp::Start() {
                                  .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(
       grpc_, Of("--grpc", GrpcServer::Create(grpc_options, generator_.get(), pool_.get())));
+  return options_.admin.has_value() ? StartAdmin() : absl::OkStatus();
+}
+
+absl::Status RouterApp::StartAdmin() {
+  admin_pages_ = std::make_unique<AdminPages>(AdminPagesParts{
+      .guard = {.address = *options_.admin, .allowed_hosts = {}, .cors_origins = {}},
+      .health = Alive,
+      .ready = [this] { return ReadyAnswer(); },
+      .metrics =
+          [this](const MetricsCollector::Done& done) {
+            core_->PublishThen([this, done] {
+              done(std::make_shared<const std::string>(MetricsToText(registry_.Collect())));
+            });
+          },
+      .fleet_metrics =
+          [this](MetricsCollector::Done done) { collector_->Collect(std::move(done)); }});
+  const HttpServerOptions options{.address = *options_.admin,
+                                  .budget = memory_.budget(),
+                                  .max_connections = kMaxAdminConnections,
+                                  .num_threads = 1};
+  TANDEM_ASSIGN_OR_RETURN(admin_, Of("--admin", HttpServer::Create(options, admin_pages_.get())));
   return absl::OkStatus();
 }
 
+ProbeAnswer RouterApp::ReadyAnswer() const {
+  const bool ready = Ready();
+  const FleetView view = core_->View();
+  std::string json = absl::StrFormat("{\"ready\":%s,\"workers\":%d,\"awaited\":[",
+                                     ready ? "true" : "false", view.workers.size());
+  for (size_t i = 0; i < view.awaited.size(); ++i) {
+    if (i > 0) json += ',';
+    AppendJsonString(view.awaited[i], &json);
+  }
+  return {.ok = ready, .json = json + "]}"};
+}
+
 RouterApp::~RouterApp() {
+  admin_.reset();
   // The text threads finish what they have and take no more, then the core ends what runs, while
   // the front ends still stand: they tell their clients, until nobody is left or time is up.
   if (http_ != nullptr) http_->StopAccepting();

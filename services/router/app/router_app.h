@@ -6,23 +6,25 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/fleet_secret.h"
+#include "services/http/admin_pages.h"
+#include "services/http/http_server.h"
 #include "services/router/generator.h"
 #include "services/router/grpc/grpc_server.h"
 #include "services/router/http/http_api.h"
-#include "services/router/http/http_server.h"
-#include "services/router/listen_address.h"
 #include "services/router/metrics_collector.h"
 #include "services/router/model_info.h"
 #include "services/router/router_core.h"
 #include "services/router/router_metrics.h"
 #include "services/router/text_pool.h"
 #include "services/router/worker_pool.h"
+#include "services/server/listen_address.h"
 #include "services/server/memory_keeper.h"
 
 namespace tandem {
@@ -35,6 +37,7 @@ struct RouterOptions {
   std::string workers_dns;           // ...name:port.
   ListenAddress http;
   ListenAddress grpc;
+  std::optional<ListenAddress> admin;  // Where metrics are then, instead of at `http`.
   std::vector<std::string> allowed_hosts, cors_origins;  // BrowserGuardOptions.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
@@ -52,6 +55,7 @@ class RouterApp {
 
   int http_port() const { return http_->port(); }
   int grpc_port() const { return grpc_->port(); }
+  int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
   bool Ready() const;
 
   // Refuses new requests and closes idle connections.
@@ -62,6 +66,8 @@ class RouterApp {
  private:
   explicit RouterApp(const RouterOptions& options);
   absl::Status Start();
+  ProbeAnswer ReadyAnswer() const;
+  absl::Status StartAdmin();
 
   const RouterOptions options_;
   const SteadyClock clock_;
@@ -81,6 +87,8 @@ class RouterApp {
   std::unique_ptr<TextPool> pool_;
   std::unique_ptr<HttpApi> api_;
   std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<AdminPages> admin_pages_;
+  std::unique_ptr<HttpServer> admin_;
   std::unique_ptr<GrpcServer> grpc_;
 };
 

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
 #include "services/router/generator.h"
-#include "services/router/listen_address.h"
 #include "services/router/text_pool.h"
+#include "services/server/listen_address.h"
 
 namespace tandem {
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "services/http/http_server.h"
 #include "services/router/generation_slot.h"
 #include "services/router/generator.h"
-#include "services/router/http/http_server.h"
 #include "services/router/http/json_answer.h"
 
 namespace tandem {

@@ -11,7 +11,6 @@
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
 #include "services/router/http/generate_call.h"
-#include "services/router/version.h"
 
 namespace tandem {
 namespace {
@@ -65,17 +64,20 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
   exchange = guard_.ForOrigin(request, std::move(exchange));
   const auto refused = [&exchange](const std::optional<GuardRefusal>& refusal) {
     if (!refusal.has_value()) return false;
-    SendJson(exchange.get(), refusal->status, ErrorJson(refusal->status, refusal->message, ""));
+    SendJson(exchange.get(), refusal->status, ErrorJson(refusal->status, refusal->message));
     return true;
   };
   if (refused(guard_.CheckHost(request))) return;
   const HttpRoute* route = std::find_if(std::begin(kRoutes), std::end(kRoutes),
                                         [&](const HttpRoute& r) { return r.path == request.path; });
+  if (route != std::end(kRoutes) && route->page == Page::kMetrics && parts_.metrics == nullptr) {
+    route = std::end(kRoutes);
+  }
   if (route == std::end(kRoutes)) {
     const bool model = request.path.size() > kModelPrefix.size() &&
                        request.path.compare(0, kModelPrefix.size(), kModelPrefix) == 0;
     if (!model) {
-      return SendJson(exchange.get(), 404, ErrorJson(404, "no such route", ""));
+      return SendJson(exchange.get(), 404, ErrorJson(404, "no such route"));
     }
     route = &kModelRoute;
   }
@@ -86,27 +88,20 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
   if (!allowed) {
     exchange->Send(
         405, kJson,
-        ErrorJson(405, absl::StrFormat("%s takes %s", request.path, route->post ? "POST" : "GET"),
-                  ""),
+        ErrorJson(405, absl::StrFormat("%s takes %s", request.path, route->post ? "POST" : "GET")),
         {{"Allow", methods}});
     return;
   }
   if (route->post && refused(guard_.CheckPost(request))) return;
   switch (route->page) {
     case Page::kHealth:
-      return SendJson(exchange.get(), 200, "{\"status\":\"ok\"}");
+      return SendProbe(parts_.health(), exchange.get());
     case Page::kReady:
-      return ServeReady(exchange.get());
+      return SendProbe(parts_.ready(), exchange.get());
     case Page::kBuild:
-      return SendJson(exchange.get(), 200, absl::StrFormat("{\"version\":\"%s\"}", kVersion));
+      return SendVersion(exchange.get());
     case Page::kMetrics:
-      // Copied on the strand, where the copy is charged at once.
-      parts_.collect_metrics([exchange](const std::shared_ptr<const std::string>& page) {
-        exchange->Post([exchange, page] {
-          exchange->Send(200, "text/plain; version=0.0.4; charset=utf-8", *page);
-        });
-      });
-      return;
+      return SendMetrics(parts_.metrics, exchange);
     case Page::kModels:
       return SendJson(exchange.get(), 200, "{\"object\":\"list\",\"data\":[" + ModelCard() + "]}");
     case Page::kModel:
@@ -116,18 +111,6 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     case Page::kChat:
       return Generate(std::move(request), std::move(exchange), /*chat=*/true);
   }
-}
-
-void HttpApi::ServeReady(HttpExchange* exchange) {
-  const bool ready = parts_.ready();
-  const FleetView view = parts_.generator->core().View();
-  std::string body = absl::StrFormat("{\"ready\":%s,\"workers\":%d,\"awaited\":[",
-                                     ready ? "true" : "false", view.workers.size());
-  for (size_t i = 0; i < view.awaited.size(); ++i) {
-    if (i > 0) body += ',';
-    AppendJsonString(view.awaited[i], &body);
-  }
-  SendJson(exchange, ready ? 200 : 503, body + "]}");
 }
 
 std::string HttpApi::ModelCard() const {

@@ -8,9 +8,10 @@
 #include <memory>
 #include <string>
 
+#include "services/http/admin_pages.h"
+#include "services/http/browser_guard.h"
+#include "services/http/http_server.h"
 #include "services/router/generator.h"
-#include "services/router/http/browser_guard.h"
-#include "services/router/http/http_server.h"
 #include "services/router/text_pool.h"
 
 namespace tandem {
@@ -19,9 +20,8 @@ struct HttpApiParts {
   Generator* generator = nullptr;
   TextPool* pool = nullptr;
   BrowserGuardOptions guard;
-  std::function<bool()> ready;
-  // Calls back once, on any thread, with the text exposition of everybody's metrics.
-  std::function<void(std::function<void(std::shared_ptr<const std::string>)>)> collect_metrics;
+  Probe health, ready;
+  MetricsSource metrics;  // Of the whole fleet; null: they are nobody's business here.
 };
 
 class HttpApi final : public HttpHandler {
@@ -30,7 +30,6 @@ class HttpApi final : public HttpHandler {
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
 
  private:
-  void ServeReady(HttpExchange* exchange);
   void ServeModel(const std::string& name, HttpExchange* exchange);
   std::string ModelCard() const;
   void Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat);

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "services/http/http_server.h"
 #include "services/router/api_limits.h"
 #include "services/router/generation.h"
-#include "services/router/http/http_server.h"
 #include "services/router/router_core.h"
 #include "services/server/channel.h"
 #include "services/server/http2_frames.h"
@@ -96,6 +96,7 @@ TEST_F(PublishedLimitsTest, OfHttpClients) {
   EXPECT_EQ(row("answer bytes not read when more come"), Bytes(kMaxUnsentBytes));
   EXPECT_EQ(row("silence of the client's machine"), kSilence);
   EXPECT_EQ(row("connections"), Count(kMaxConnections));
+  EXPECT_EQ(row("connections to `--admin`"), Count(kMaxAdminConnections));
 }
 
 TEST_F(PublishedLimitsTest, OfGrpcClients) {

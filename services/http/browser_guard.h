@@ -6,15 +6,15 @@
 // bodies must be declared as JSON, which does need it, and requests that a page makes, as their
 // Origin says, are refused where they would start work. Other clients send no Origin.
 
-#ifndef TANDEM_SERVICES_ROUTER_HTTP_BROWSER_GUARD_H_
-#define TANDEM_SERVICES_ROUTER_HTTP_BROWSER_GUARD_H_
+#ifndef TANDEM_SERVICES_HTTP_BROWSER_GUARD_H_
+#define TANDEM_SERVICES_HTTP_BROWSER_GUARD_H_
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "services/router/http/http_server.h"
+#include "services/http/http_server.h"
 
 namespace tandem {
 
@@ -61,4 +61,4 @@ class BrowserGuard {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_HTTP_BROWSER_GUARD_H_
+#endif  // TANDEM_SERVICES_HTTP_BROWSER_GUARD_H_

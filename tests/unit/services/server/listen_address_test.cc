@@ -1,4 +1,4 @@
-#include "services/router/listen_address.h"
+#include "services/server/listen_address.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

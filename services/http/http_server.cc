@@ -1,4 +1,4 @@
-#include "services/router/http/http_server.h"
+#include "services/http/http_server.h"
 
 #include <pthread.h>
 
@@ -16,8 +16,8 @@
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status_macros.h"
-#include "services/router/api_limits.h"
-#include "services/router/http/server_connection.h"
+#include "services/http/http_limits.h"
+#include "services/http/server_connection.h"
 #include "services/server/listen_socket.h"
 
 namespace tandem {

@@ -1,8 +1,9 @@
 // Where a listener binds. Loopback unless the operator insists: there is neither TLS nor a key.
 
-#ifndef TANDEM_SERVICES_ROUTER_LISTEN_ADDRESS_H_
-#define TANDEM_SERVICES_ROUTER_LISTEN_ADDRESS_H_
+#ifndef TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_
+#define TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,7 +21,10 @@ struct ListenAddress {
 // "127.0.0.1:8000", "[::1]:0", "localhost:8000", "0.0.0.0:80". InvalidArgument if it is none of
 // these, or is not loopback and `allow_public` is false.
 absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool allow_public);
+// Of --admin, which is named in errors; nothing if it is empty.
+absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text,
+                                                               bool allow_public);
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_LISTEN_ADDRESS_H_
+#endif  // TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_

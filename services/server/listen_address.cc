@@ -1,4 +1,4 @@
-#include "services/router/listen_address.h"
+#include "services/server/listen_address.h"
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
@@ -30,6 +30,14 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool all
                      "to protect it; --insecure-public-listen allows it all the same"));
   }
   return ListenAddress{.ip = host, .port = parts->port};
+}
+
+absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text,
+                                                               bool allow_public) {
+  if (text.empty()) return std::nullopt;
+  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text, allow_public);
+  if (address.ok()) return *address;
+  return absl::InvalidArgumentError(absl::StrCat("--admin: ", address.status().message()));
 }
 
 }  // namespace tandem

@@ -1,8 +1,8 @@
 // One client's connection: requests one after another, each answered before the next is read.
 // Internal to the HTTP server.
 
-#ifndef TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_
-#define TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_
+#ifndef TANDEM_SERVICES_HTTP_SERVER_CONNECTION_H_
+#define TANDEM_SERVICES_HTTP_SERVER_CONNECTION_H_
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
@@ -19,7 +19,7 @@
 #include <string_view>
 
 #include "runtime/base/memory_budget.h"
-#include "services/router/http/http_server.h"
+#include "services/http/http_server.h"
 
 namespace tandem {
 
@@ -115,4 +115,4 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_HTTP_SERVER_CONNECTION_H_
+#endif  // TANDEM_SERVICES_HTTP_SERVER_CONNECTION_H_

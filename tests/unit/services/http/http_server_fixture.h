@@ -1,7 +1,7 @@
 // An HTTP server on a port of its own, with a handler that does what a path says.
 
-#ifndef TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_HTTP_SERVER_FIXTURE_H_
-#define TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_HTTP_SERVER_FIXTURE_H_
+#ifndef TANDEM_TESTS_UNIT_SERVICES_HTTP_HTTP_SERVER_FIXTURE_H_
+#define TANDEM_TESTS_UNIT_SERVICES_HTTP_HTTP_SERVER_FIXTURE_H_
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "services/router/http/http_server.h"
+#include "services/http/http_server.h"
 
 namespace tandem {
 
@@ -60,4 +60,4 @@ class HttpServerTest : public testing::Test {
 
 }  // namespace tandem
 
-#endif  // TANDEM_TESTS_UNIT_SERVICES_ROUTER_HTTP_HTTP_SERVER_FIXTURE_H_
+#endif  // TANDEM_TESTS_UNIT_SERVICES_HTTP_HTTP_SERVER_FIXTURE_H_

@@ -7,8 +7,8 @@
 // that a connection buffers is charged to a budget first; whoever finds no room gets 503. Every
 // answer carries the request's x-request-id, also those that no handler makes.
 
-#ifndef TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
-#define TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
+#ifndef TANDEM_SERVICES_HTTP_HTTP_SERVER_H_
+#define TANDEM_SERVICES_HTTP_HTTP_SERVER_H_
 
 #include <chrono>
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
-#include "services/router/api_limits.h"
-#include "services/router/listen_address.h"
+#include "services/http/http_limits.h"
+#include "services/server/listen_address.h"
 
 namespace tandem {
 
@@ -110,4 +110,4 @@ class HttpServer {
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_HTTP_HTTP_SERVER_H_
+#endif  // TANDEM_SERVICES_HTTP_HTTP_SERVER_H_

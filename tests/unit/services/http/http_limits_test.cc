@@ -1,6 +1,8 @@
 // Each limit on what HTTP clients send, hold and leave undone: what is within it passes, what is
 // just past it does not.
 
+#include "services/http/http_limits.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,11 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "services/router/api_limits.h"
-#include "services/router/http/server_connection.h"
+#include "services/http/server_connection.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
-#include "tests/unit/services/router/http/http_server_fixture.h"
+#include "tests/unit/services/http/http_server_fixture.h"
 
 namespace tandem {
 namespace {

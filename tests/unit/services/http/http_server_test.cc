@@ -1,4 +1,4 @@
-#include "services/router/http/http_server.h"
+#include "services/http/http_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <sstream>
 #include <vector>
 
-#include "services/router/api_limits.h"
+#include "services/http/http_limits.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
-#include "tests/unit/services/router/http/http_server_fixture.h"
+#include "tests/unit/services/http/http_server_fixture.h"
 
 namespace tandem {
 namespace {

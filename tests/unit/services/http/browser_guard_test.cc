@@ -1,4 +1,4 @@
-#include "services/router/http/browser_guard.h"
+#include "services/http/browser_guard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

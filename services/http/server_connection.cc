@@ -1,4 +1,4 @@
-#include "services/router/http/server_connection.h"
+#include "services/http/server_connection.h"
 
 #include <algorithm>
 #include <array>
@@ -12,8 +12,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/entropy.h"
-#include "services/router/api_error.h"
-#include "services/router/api_limits.h"
+#include "services/http/http_error.h"
+#include "services/http/http_limits.h"
 
 namespace tandem {
 namespace {
@@ -386,7 +386,7 @@ void ServerConnection::Refuse(int status, std::string_view message) {
   exchange_ = std::make_shared<Exchange>(shared_from_this());
   parser_.reset();  // What was read of the body goes before the answer is made.
   std::string().swap(unparsed_);
-  exchange_->Send(status, "application/json", ErrorJson(status, message, ""), std::move(headers));
+  exchange_->Send(status, "application/json", ErrorJson(status, message), std::move(headers));
 }
 
 void ServerConnection::Answer() {
