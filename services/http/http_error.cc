@@ -7,6 +7,8 @@ namespace {
 
 std::string_view TypeOf(int http_status) {
   switch (http_status) {
+    case 401:
+      return "authentication_error";
     case 404:
       return "not_found_error";
     case 429:

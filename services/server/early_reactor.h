@@ -189,26 +189,43 @@ class UnknownMethods final : public grpc::CallbackGenericService {
   OpenCalls* const calls_;
 };
 
+// Who may call a method: not OK ends the call at its headers.
+using Admission =
+    std::function<absl::Status(grpc::CallbackServerContext*, std::string_view method)>;
+
 // A service whose methods begin at their headers, added by its constructor.
 class EarlyService : public grpc::Service {
  protected:
+  // `admission`: null: everybody is admitted.
+  explicit EarlyService(OpenCalls* calls, Admission admission = nullptr)
+      : calls_(calls), admission_(std::move(admission)) {}
+
   // `name` is a literal, "/package.Service/Method". `make` makes the reactor of a call.
   template <typename Response>
   void AddMethod(const char* name,
                  std::function<ServerReactor<Response>*(grpc::CallbackServerContext*)> make) {
     grpc::Service::AddMethod(new grpc::internal::RpcServiceMethod(
         name, grpc::internal::RpcMethod::BIDI_STREAMING, nullptr));
+    const auto admitted = [this, name, make = std::move(make)](
+                              grpc::CallbackServerContext* context) -> ServerReactor<Response>* {
+      const absl::Status status =
+          admission_ == nullptr ? absl::OkStatus() : admission_(context, name);
+      if (status.ok()) return make(context);
+      return new RefusedCall<Response>(calls_, context, status);
+    };
     MarkMethodCallback(
         num_methods_++,
-        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, Response>(std::move(make)));
+        new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, Response>(admitted));
   }
   template <typename Request, typename Response>
-  void AddUnary(OpenCalls* calls, const char* name,
-                typename EarlyUnary<Request, Response>::Answer answer) {
-    AddMethod<Response>(name, EarlyUnary<Request, Response>::Make(calls, answer));
+  void AddUnary(const char* name, typename EarlyUnary<Request, Response>::Answer answer) {
+    AddMethod<Response>(name, EarlyUnary<Request, Response>::Make(calls_, answer));
   }
+  OpenCalls* calls() const { return calls_; }
 
  private:
+  OpenCalls* const calls_;
+  const Admission admission_;
   int num_methods_ = 0;
 };
 

@@ -46,9 +46,9 @@ void FleetDoor::ListensOn(std::string_view address) {
   port_ = PortOf(address);
 }
 
-FleetDoor::Service::Service(FleetDoor* door) {
+FleetDoor::Service::Service(FleetDoor* door) : EarlyService(door->calls_) {
   AddUnary<v1::ChallengeRequest, v1::ChallengeAnswer>(
-      door->calls_, "/tandem.v1.Fleet/Challenge", [door](const auto&, v1::ChallengeAnswer* answer) {
+      "/tandem.v1.Fleet/Challenge", [door](const auto&, v1::ChallengeAnswer* answer) {
         answer->set_challenge(door->CurrentChallenge());
         return absl::OkStatus();
       });

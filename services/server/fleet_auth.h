@@ -91,27 +91,11 @@ class FleetDoor {
 // happens.
 class FleetService : public EarlyService {
  protected:
-  explicit FleetService(FleetDoor* door) : door_(door) {}  // Outlives this.
-
-  template <typename Response>
-  void AddMethod(const char* name,
-                 std::function<ServerReactor<Response>*(grpc::CallbackServerContext*)> make) {
-    EarlyService::AddMethod<Response>(
-        name,
-        [door = door_, name,
-         make = std::move(make)](grpc::CallbackServerContext* context) -> ServerReactor<Response>* {
-          const absl::Status admitted = door->Admit(context, name);
-          if (admitted.ok()) return make(context);
-          return new RefusedCall<Response>(door->calls(), context, admitted);
-        });
-  }
-  template <typename Request, typename Response>
-  void AddUnary(const char* name, typename EarlyUnary<Request, Response>::Answer answer) {
-    AddMethod<Response>(name, EarlyUnary<Request, Response>::Make(door_->calls(), answer));
-  }
-
- private:
-  FleetDoor* const door_;
+  explicit FleetService(FleetDoor* door)  // Outlives this.
+      : EarlyService(door->calls(),
+                     [door](grpc::CallbackServerContext* context, std::string_view method) {
+                       return door->Admit(context, method);
+                     }) {}
 };
 
 // The calling end of one call. Lives as long as the call's context.

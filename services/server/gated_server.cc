@@ -18,7 +18,7 @@ std::vector<std::string> WithHealth(std::vector<std::string> services) {
 GatedServer::GatedServer(const GatedServerOptions& options, OpenCalls* calls)
     : options_(options),
       health_(options.health, calls),
-      reflection_(WithHealth(options.services), calls),
+      reflection_(WithHealth(options.services), calls, options.admission),
       unknown_(calls) {}
 
 GatedServer::~GatedServer() { Stop(); }

@@ -24,7 +24,7 @@ grpc::Status Leaving() { return {grpc::StatusCode::UNAVAILABLE, "the process end
 class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, HealthCheckResponse> {
  public:
   Watcher(HealthService* service, grpc::CallbackServerContext* context)
-      : EarlyReactor(service->calls_, context), service_(service) {}
+      : EarlyReactor(service->calls(), context), service_(service) {}
 
   // Writes the present status unless it is what the client knows already.
   void Show() EXCLUDES(mu_) {
@@ -89,9 +89,9 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
 };
 
 HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* calls)
-    : calls_(calls), services_(std::move(services)) {
+    : EarlyService(calls), services_(std::move(services)) {
   AddUnary<HealthCheckRequest, HealthCheckResponse>(
-      calls, "/grpc.health.v1.Health/Check",
+      "/grpc.health.v1.Health/Check",
       [this](const HealthCheckRequest& request, HealthCheckResponse* response) {
         response->set_status(StatusNow(Find(request.service())));
         return response->status() == HealthCheckResponse::SERVICE_UNKNOWN

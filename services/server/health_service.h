@@ -37,7 +37,6 @@ class HealthService final : public EarlyService {
   Watcher* BeginWatch(grpc::CallbackServerContext* context) EXCLUDES(mu_);
   void Poll() EXCLUDES(mu_);
 
-  OpenCalls* const calls_;
   const std::map<std::string, Ready> services_;
   Mutex mu_;
   CondVar stop_;

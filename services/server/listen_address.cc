@@ -26,8 +26,8 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool all
   if (!IsLoopback(host) && !allow_public) {
     return absl::InvalidArgumentError(
         absl::StrCat("\"", std::string(text),
-                     "\" is not a loopback address, and there is neither TLS nor a key "
-                     "to protect it; --insecure-public-listen allows it all the same"));
+                     "\" is not a loopback address, and what is said there is not encrypted; "
+                     "--insecure-public-listen allows it all the same"));
   }
   return ListenAddress{.ip = host, .port = parts->port};
 }

@@ -1,4 +1,4 @@
-// Where a listener binds. Loopback unless the operator insists: there is neither TLS nor a key.
+// Where a listener binds. Loopback unless the operator insists: there is no TLS.
 
 #ifndef TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_
 #define TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_

@@ -14,14 +14,22 @@
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/api_keys.h"
+#include "services/server/log_level_file.h"
 
 namespace tandem {
 namespace {
 
 constexpr std::string_view kPrefix = "TANDEM_";
+constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
 // --config and --print-config say what is read, so no file may say them; nor does ToYaml.
 bool OfCommandLineOnly(std::string_view flag) { return flag == "config" || flag == "print-config"; }
+
+// No flag, lest it be seen on a command line.
+bool IsSecret(std::string_view variable) {
+  return variable == kFleetSecretVariable || variable == kApiKeyVariable;
+}
 
 std::string VariableOf(std::string_view flag) {
   std::string name(flag);
@@ -82,7 +90,7 @@ absl::Status ProgramConfig::ReadEnvironment(const std::vector<std::string>& envi
   for (const FlagSet::Value& flag : flags_->Values()) flags.insert(VariableOf(flag.name));
   for (const std::string& variable : environment) {
     const auto [name, value] = SplitVariable(variable);
-    if (!name.starts_with(kPrefix) || name == kFleetSecretVariable) continue;
+    if (!name.starts_with(kPrefix) || IsSecret(name)) continue;
     if (!flags.contains(name)) {
       if (!IsServiceLink(name)) unknown_variables_.push_back(name);
       continue;
@@ -101,7 +109,7 @@ absl::Status ProgramConfig::ReadFile() {
   const auto wrong = [this](const YAML::Mark& mark, const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat(file_, ":", mark.line + 1, ": ", what...));
   };
-  absl::StatusOr<std::string> text = ReadSmallFile(file_, kMaxConfigFileBytes);
+  absl::StatusOr<std::string> text = ReadSmallFile(file_, kMaxFileBytes);
   if (!text.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--config: ", text.status().message()));
   }
@@ -151,20 +159,20 @@ void ProgramConfig::BeginLog(std::string_view process_name) {
   for (const std::string& name : unknown_variables_) {
     LogWarning("a variable of the environment names no flag of this program", {{"variable", name}});
   }
-  const std::string file = FollowedFile();
+  const std::string file = FollowedPath();
   if (file.empty()) return;
-  followed_ = std::make_unique<LogLevelFile>(file, LogLevel::kInfo);
-  followed_->Look();
-  followed_->Follow();
+  log_level_follower_ = LogLevelFile(file, LogLevel::kInfo);
+  log_level_follower_->Look();
+  log_level_follower_->Follow();
 }
 
-std::string ProgramConfig::FollowedFile() const {
+std::string ProgramConfig::FollowedPath() const {
   if (flags_->SourceOf("log-level") > FlagSource::kFile) return "";
   return log_level_file_.empty() ? file_ : log_level_file_;
 }
 
 std::vector<std::string> ProgramConfig::LogArguments() const {
-  const std::string file = FollowedFile();
+  const std::string file = FollowedPath();
   if (!file.empty()) return {"--log-level-file=" + file};
   return {"--log-level=" + log_level_};
 }
@@ -180,7 +188,7 @@ std::vector<std::string> Environment() {
 void ClearConfigVariables() {
   for (const std::string& variable : Environment()) {
     const std::string name = SplitVariable(variable).first;
-    if (name.starts_with(kPrefix) && name != kFleetSecretVariable) unsetenv(name.c_str());
+    if (name.starts_with(kPrefix) && !IsSecret(name)) unsetenv(name.c_str());
   }
 }
 

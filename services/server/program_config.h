@@ -18,11 +18,9 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
-#include "services/server/log_level_file.h"
+#include "services/server/followed_file.h"
 
 namespace tandem {
-
-inline constexpr size_t kMaxConfigFileBytes = size_t{1} << 20;
 
 class ProgramConfig {
  public:
@@ -53,12 +51,12 @@ class ProgramConfig {
   absl::Status ReadEnvironment(const std::vector<std::string>& environment);
   absl::Status ReadFile();
   // Empty: the level is the flag's for good.
-  std::string FollowedFile() const;
+  std::string FollowedPath() const;
 
   FlagSet* const flags_;
   std::string file_, log_level_ = "info", log_level_file_;
   bool print_ = false;
-  std::unique_ptr<LogLevelFile> followed_;
+  std::unique_ptr<FollowedFile> log_level_follower_;
   std::vector<std::string> unknown_variables_;
 };
 

@@ -131,8 +131,9 @@ class ReflectionService::Stream final
   bool ended_ GUARDED_BY(mu_) = false;
 };
 
-ReflectionService::ReflectionService(std::vector<std::string> services, OpenCalls* calls)
-    : services_(std::move(services)) {
+ReflectionService::ReflectionService(std::vector<std::string> services, OpenCalls* calls,
+                                     Admission admission)
+    : EarlyService(calls, std::move(admission)), services_(std::move(services)) {
   services_.emplace_back("grpc.reflection.v1alpha.ServerReflection");
   AddMethod<ServerReflectionResponse>(
       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

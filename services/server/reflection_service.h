@@ -20,7 +20,7 @@ grpc::reflection::v1alpha::ServerReflectionResponse AnswerReflection(
 class ReflectionService final : public EarlyService {
  public:
   // Borrows `calls`. Of `services` and this one.
-  ReflectionService(std::vector<std::string> services, OpenCalls* calls);
+  ReflectionService(std::vector<std::string> services, OpenCalls* calls, Admission admission);
 
  private:
   class Stream;

@@ -5,9 +5,11 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
+#include "services/server/api_keys.h"
 
 namespace tandem {
 
@@ -92,6 +94,9 @@ absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::str
                                            state.target.base_path + path, 11);
   request.set(http::field::host, state.target.host + ":" + state.target.port);
   request.set(http::field::user_agent, "tandem/" TANDEM_VERSION);
+  if (const char* const key = std::getenv(kApiKeyVariable); key != nullptr && *key != '\0') {
+    request.set(http::field::authorization, std::string("Bearer ") + key);
+  }
   if (!body.empty()) {
     request.set(http::field::content_type, "application/json");
     request.body() = body;

@@ -1,9 +1,10 @@
-// The command line: tandem serve | chat | bench | version.
+// The command line: tandem serve | chat | bench | key | version.
 
 #include <cstdio>
 #include <string>
 #include <vector>
 
+#include "services/server/api_keys.h"
 #include "tools/tandem/bench.h"
 #include "tools/tandem/chat.h"
 #include "tools/tandem/serve.h"
@@ -16,6 +17,7 @@ constexpr char kUsage[] =
     "  serve DIR   serve a model on this machine: a router and its workers\n"
     "  chat        talk to a server in the terminal\n"
     "  bench       load a server and report latency, throughput and goodput\n"
+    "  key NAME    draw a key for a client, and its line for --api-key-file\n"
     "  version     print the version\n"
     "\n"
     "tandem COMMAND --help lists a command's flags.\n";
@@ -28,6 +30,12 @@ int main(int argc, char** argv) {
   if (command == "serve") return tandem::ServeMain(arguments);
   if (command == "chat") return tandem::ChatMain(arguments);
   if (command == "bench") return tandem::BenchMain(arguments);
+  if (command == "key" && arguments.size() == 1 &&
+      arguments[0].find_first_of(" \t\r\n#") == std::string::npos) {
+    const std::string key = tandem::MakeApiKey();
+    std::printf("key:  %s\nline: %s\n", key.c_str(), tandem::ApiKeyLine(arguments[0], key).c_str());
+    return 0;
+  }
   if (command == "version" || command == "--version") {
     std::printf("tandem %s\n", TANDEM_VERSION);
     return 0;

@@ -24,10 +24,14 @@ void ClientFlags::Declare(FlagSet* flags) {
              "every name is allowed if none is given here");
   flags->Add("cors-origin", &cors_origins, "URL,...",
              "origins of pages that may use the HTTP API from a browser: https://chat.example");
+  flags->Add(
+      "api-key-file", &api_key_file, "FILE",
+      "clients must have a key of this file, which may change while the router runs; `tandem "
+      "key NAME` makes one");
   flags->Add("isolate-cache", &isolate_cache,
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
-             "allow addresses of --http, --grpc and --admin beyond loopback, without TLS or keys");
+             "allow addresses of --http, --grpc and --admin beyond loopback, without TLS");
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
@@ -52,6 +56,7 @@ std::vector<std::string> ClientFlags::Arguments() const {
   if (!admin.empty()) arguments.push_back("--admin=" + admin);
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);
+  if (!api_key_file.empty()) arguments.push_back("--api-key-file=" + api_key_file);
   if (isolate_cache) arguments.emplace_back("--isolate-cache");
   if (insecure_public_listen) arguments.emplace_back("--insecure-public-listen");
   if (memory_limit.bytes > 0) {

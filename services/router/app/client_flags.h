@@ -19,6 +19,7 @@ struct ClientFlags {
   std::string grpc = "127.0.0.1:9000";
   std::string admin;
   std::string disaggregate = "auto";
+  std::string api_key_file;
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
   bool insecure_public_listen = false;

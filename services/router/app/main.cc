@@ -101,6 +101,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.http = addresses.http;
   options.grpc = addresses.grpc;
   options.admin = addresses.admin;
+  options.api_key_file = f.clients.api_key_file;
   for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());

@@ -48,6 +48,9 @@ RouterApp::RouterApp(const RouterOptions& options)
       metrics_(&registry_) {}
 
 absl::Status RouterApp::Start() {
+  if (!options_.api_key_file.empty()) {
+    TANDEM_ASSIGN_OR_RETURN(keys_, Of("--api-key-file", ApiKeys::Open(options_.api_key_file)));
+  }
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
   TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_));
   if (text_.tokenizer == nullptr) {
@@ -88,6 +91,7 @@ absl::Status RouterApp::Start() {
                      .guard = {.address = options_.http,
                                .allowed_hosts = options_.allowed_hosts,
                                .cors_origins = options_.cors_origins},
+                     .keys = keys_.get(),
                      .health = Alive,
                      .ready = [this] { return ReadyAnswer(); },
                      .metrics = nullptr};
@@ -108,6 +112,7 @@ absl::Status RouterApp::Start() {
   GrpcServerOptions grpc_options{.address = options_.grpc,
                                  .budget = memory_.budget(),
                                  .instance_id = options_.name,
+                                 .keys = keys_.get(),
                                  .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(
       grpc_, Of("--grpc", GrpcServer::Create(grpc_options, generator_.get(), pool_.get())));

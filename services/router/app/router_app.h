@@ -43,6 +43,7 @@ struct RouterOptions {
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
   FleetSecret secret;              // That it shares with the workers.
+  std::string api_key_file;        // Of clients; empty: they need no key.
   bool isolate_cache = false;      // Every request must have a cache_salt.
   int64_t memory_limit_bytes = 0;  // 0: DefaultMemoryLimit.
 };
@@ -85,6 +86,7 @@ class RouterApp {
   std::unique_ptr<MetricsCollector> collector_;
   std::unique_ptr<Generator> generator_;
   std::unique_ptr<TextPool> pool_;
+  std::unique_ptr<ApiKeys> keys_;
   std::unique_ptr<HttpApi> api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<AdminPages> admin_pages_;

@@ -13,14 +13,17 @@ constexpr char kApiVersion[] = "tandem.v1";
 }  // namespace
 
 ControlService::ControlService(Generator* generator, std::string instance_id,
-                               std::function<bool()> ready, OpenCalls* calls)
-    : generator_(generator), instance_id_(std::move(instance_id)), ready_(std::move(ready)) {
-  AddUnary<v1::GetServerInfoRequest, v1::ServerInfo>(calls, "/tandem.v1.Control/GetServerInfo",
+                               std::function<bool()> ready, OpenCalls* calls, Admission admission)
+    : EarlyService(calls, std::move(admission)),
+      generator_(generator),
+      instance_id_(std::move(instance_id)),
+      ready_(std::move(ready)) {
+  AddUnary<v1::GetServerInfoRequest, v1::ServerInfo>("/tandem.v1.Control/GetServerInfo",
                                                      [this](const auto&, v1::ServerInfo* response) {
                                                        DescribeServer(response);
                                                        return absl::OkStatus();
                                                      });
-  AddUnary<v1::GetModelInfoRequest, v1::ModelInfo>(calls, "/tandem.v1.Control/GetModelInfo",
+  AddUnary<v1::GetModelInfoRequest, v1::ModelInfo>("/tandem.v1.Control/GetModelInfo",
                                                    [this](const auto&, v1::ModelInfo* response) {
                                                      DescribeModel(response);
                                                      return absl::OkStatus();

@@ -16,7 +16,7 @@ class ControlService final : public EarlyService {
  public:
   // Borrows both.
   ControlService(Generator* generator, std::string instance_id, std::function<bool()> ready,
-                 OpenCalls* calls);
+                 OpenCalls* calls, Admission admission);
 
  private:
   void DescribeServer(v1::ServerInfo* response) const;

@@ -3,6 +3,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "runtime/base/status_macros.h"
@@ -20,6 +21,18 @@ namespace {
 // Clients may keep idle connections alive this often.
 constexpr std::chrono::seconds kMinPingInterval{1};
 
+// Of everything but health, which load balancers ask for.
+Admission AdmissionOf(const ApiKeys* keys) {
+  if (keys == nullptr) return nullptr;
+  return [keys](grpc::CallbackServerContext* context, std::string_view) {
+    const auto given = context->client_metadata().equal_range("authorization");
+    if (given.first == given.second || std::next(given.first) != given.second) {
+      return keys->Check("");
+    }
+    return keys->Check({given.first->second.data(), given.first->second.size()});
+  };
+}
+
 }  // namespace
 
 class GrpcServer::Impl {
@@ -28,8 +41,8 @@ class GrpcServer::Impl {
       : calls_(options.budget, {.max_message_bytes = kMaxGrpcMessageBytes,
                                 .message_timeout = kBodyTimeout,
                                 .write_timeout = kWriteTimeout}),
-        inference_(generator, pool, &calls_),
-        control_(generator, options.instance_id, options.ready, &calls_),
+        inference_(generator, pool, &calls_, AdmissionOf(options.keys)),
+        control_(generator, options.instance_id, options.ready, &calls_, AdmissionOf(options.keys)),
         server_({.gate = {.address = options.address.ToString(),
                           .budget = options.budget,
                           .max_streams = kMaxGrpcStreams,
@@ -41,6 +54,7 @@ class GrpcServer::Impl {
                  .health = {{"", options.ready},
                             {v1::Inference::service_full_name(), options.ready},
                             {v1::Control::service_full_name(), options.ready}},
+                 .admission = AdmissionOf(options.keys),
                  .grace = kFlushTimeout},
                 &calls_) {}
 

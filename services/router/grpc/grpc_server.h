@@ -11,6 +11,7 @@
 #include "runtime/base/memory_budget.h"
 #include "services/router/generator.h"
 #include "services/router/text_pool.h"
+#include "services/server/api_keys.h"
 #include "services/server/listen_address.h"
 
 namespace tandem {
@@ -19,7 +20,8 @@ struct GrpcServerOptions {
   ListenAddress address;
   MemoryBudget* budget = nullptr;  // Outlives the server.
   std::string instance_id;
-  std::function<bool()> ready;  // Shown by the health service. Any thread.
+  const ApiKeys* keys = nullptr;  // That callers must have; null: none.
+  std::function<bool()> ready;    // Shown by the health service. Any thread.
 };
 
 class GrpcServer {

@@ -289,7 +289,9 @@ class StreamCall final : public CallReactor {
 
 }  // namespace
 
-InferenceService::InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls) {
+InferenceService::InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls,
+                                   Admission admission)
+    : EarlyService(calls, std::move(admission)) {
   const CallReactor::Parts parts{generator, pool, calls, &num_calls_};
   AddMethod<v1::GenerateResponse>("/tandem.v1.Inference/Generate", [parts](auto* context) {
     return CallReactor::Make<UnaryCall>(parts, context);

@@ -16,7 +16,7 @@ namespace tandem {
 class InferenceService final : public EarlyService {
  public:
   // Borrows all.
-  InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls);
+  InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls, Admission admission);
 
   // That have sent their request.
   int num_calls() const { return num_calls_.load(std::memory_order_relaxed); }

@@ -68,6 +68,11 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     return true;
   };
   if (refused(guard_.CheckHost(request))) return;
+  if (const absl::Status admitted = CheckKey(request); !admitted.ok()) {
+    const std::string message(admitted.message());
+    return exchange->Send(401, kJson, ErrorJson(401, message, "invalid_api_key"),
+                          {{"WWW-Authenticate", "Bearer"}});
+  }
   const HttpRoute* route = std::find_if(std::begin(kRoutes), std::end(kRoutes),
                                         [&](const HttpRoute& r) { return r.path == request.path; });
   if (route != std::end(kRoutes) && route->page == Page::kMetrics && parts_.metrics == nullptr) {
@@ -111,6 +116,17 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange
     case Page::kChat:
       return Generate(std::move(request), std::move(exchange), /*chat=*/true);
   }
+}
+
+absl::Status HttpApi::CheckKey(const HttpRequest& request) const {
+  // A browser asks without it whether it may send it; load balancers have none.
+  if (parts_.keys == nullptr || request.method == "OPTIONS" || request.path == "/health" ||
+      request.path == "/ready") {
+    return absl::OkStatus();
+  }
+  const bool once = std::count_if(request.headers.begin(), request.headers.end(),
+                                  [](const auto& h) { return h.first == "authorization"; }) == 1;
+  return parts_.keys->Check(once ? request.Header("authorization") : "");
 }
 
 std::string HttpApi::ModelCard() const {

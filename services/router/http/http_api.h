@@ -13,6 +13,7 @@
 #include "services/http/http_server.h"
 #include "services/router/generator.h"
 #include "services/router/text_pool.h"
+#include "services/server/api_keys.h"
 
 namespace tandem {
 
@@ -20,6 +21,7 @@ struct HttpApiParts {
   Generator* generator = nullptr;
   TextPool* pool = nullptr;
   BrowserGuardOptions guard;
+  const ApiKeys* keys = nullptr;  // That callers must have, but for probes; null: none.
   Probe health, ready;
   MetricsSource metrics;  // Of the whole fleet; null: they are nobody's business here.
 };
@@ -30,6 +32,7 @@ class HttpApi final : public HttpHandler {
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
 
  private:
+  absl::Status CheckKey(const HttpRequest& request) const;
   void ServeModel(const std::string& name, HttpExchange* exchange);
   std::string ModelCard() const;
   void Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat);

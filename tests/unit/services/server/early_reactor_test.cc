@@ -22,9 +22,9 @@ constexpr char kMethod[] = "/test.Early/Say";
 
 class Service final : public EarlyService {
  public:
-  Service(OpenCalls* calls, std::function<void()> answer) {
+  Service(OpenCalls* calls, std::function<void()> answer) : EarlyService(calls) {
     AddUnary<v1::FramesRequest, v1::FramesRequest>(
-        calls, kMethod, [answer = std::move(answer)](const auto&, v1::FramesRequest*) {
+        kMethod, [answer = std::move(answer)](const auto&, v1::FramesRequest*) {
           answer();
           return absl::OkStatus();
         });

@@ -149,8 +149,8 @@ class GateTest : public testing::Test {
 
   class Service final : public EarlyService {
    public:
-    explicit Service(GateTest* test) {
-      AddUnary<Message, Message>(&test->calls_, kSay, [test](const auto& request, auto* response) {
+    explicit Service(GateTest* test) : EarlyService(&test->calls_) {
+      AddUnary<Message, Message>(kSay, [test](const auto& request, auto* response) {
         ++test->num_said_;
         *response = request;
         return absl::OkStatus();

@@ -15,14 +15,15 @@ class LogLevelFileTest : public testing::Test {
   void Write(std::string_view text) { folder_.Write("log.yaml", text); }
 
   const TempFolder folder_;
-  LogLevelFile file_{folder_.path() + "/log.yaml", LogLevel::kInfo};
+  const std::unique_ptr<FollowedFile> file_ =
+      LogLevelFile(folder_.path() + "/log.yaml", LogLevel::kInfo);
 };
 
 TEST_F(LogLevelFileTest, TheLevelIsWhatTheFileSaysNow) {
   Write("threads: 4\nlog-level: error\n");
-  file_.Look();
+  file_->Look();
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
-  file_.Follow(std::chrono::milliseconds(1));
+  file_->Follow(std::chrono::milliseconds(1));
   Write("log-level: debug");
   EXPECT_TRUE(Eventually(LogsDebug));
   Write("threads: 4\n");
@@ -33,7 +34,7 @@ TEST_F(LogLevelFileTest, WhatCannotBeUnderstoodChangesNothingAndIsToldOnce) {
   SetLogLevel(LogLevel::kWarning);
   const auto told = [this] {
     testing::internal::CaptureStderr();
-    file_.Look();
+    file_->Look();
     return !testing::internal::GetCapturedStderr().empty();
   };
   EXPECT_TRUE(told()) << "there is no such file";
@@ -44,7 +45,7 @@ TEST_F(LogLevelFileTest, WhatCannotBeUnderstoodChangesNothingAndIsToldOnce) {
     EXPECT_EQ(CurrentLogLevel(), LogLevel::kWarning) << text;
   }
   Write("log-level: error");
-  file_.Look();
+  file_->Look();
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
 }
 

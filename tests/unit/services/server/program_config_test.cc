@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "runtime/base/log.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
