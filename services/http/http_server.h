@@ -62,6 +62,9 @@ class HttpExchange {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
+  // Whether Handle refuses it, with Send, whatever its body is, which is not read then: it comes to
+  // Handle without one. On an I/O thread, as soon as the header is here.
+  virtual bool RefusesAtHeader(const HttpRequest& /*header*/) const { return false; }
   // On an I/O thread: hands work over and returns.
   virtual void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
 };

@@ -350,6 +350,15 @@ bool ServerConnection::CheckHeader() {
     Refuse(status, why);
     return false;
   }
+  if (!parser_->is_done()) {
+    HttpRequest header = Header();
+    if (shared_->handler->RefusesAtHeader(header)) {
+      EndUnread();
+      request_id_ = header.id;
+      shared_->handler->Handle(std::move(header), exchange_);
+      return false;
+    }
+  }
   SetDeadline(shared_->times.body);
   // HTTP/1.0 knows no interim answers.
   if (request.version() >= 11 &&
@@ -375,18 +384,38 @@ void ServerConnection::RefuseUnread(const error_code& error) {
 
 // Answers a request that was not read to its end; the connection ends with it.
 void ServerConnection::Refuse(int status, std::string_view message) {
+  EndUnread();
+  HttpExchange::Headers headers;
+  if (status == 503) headers.emplace_back("Retry-After", "1");
+  exchange_->Send(status, "application/json", ErrorJson(status, message), std::move(headers));
+}
+
+void ServerConnection::EndUnread() {
   state_ = State::kAnswering;
   request_id_ = RequestIdOf(parser_->get());
   keep_alive_ = false;
-  head_only_ = false;
+  head_only_ = parser_->get().method() == http::verb::head;
   complete_ = false;
   discard_after_ = true;
-  HttpExchange::Headers headers;
-  if (status == 503) headers.emplace_back("Retry-After", "1");
   exchange_ = std::make_shared<Exchange>(shared_from_this());
   parser_.reset();  // What was read of the body goes before the answer is made.
   std::string().swap(unparsed_);
-  exchange_->Send(status, "application/json", ErrorJson(status, message), std::move(headers));
+}
+
+HttpRequest ServerConnection::Header() const {
+  const auto& message = parser_->get();
+  const std::string target(message.target());
+  HttpRequest request{.id = RequestIdOf(message),
+                      .client = client_,
+                      .method = std::string(message.method_string()),
+                      .path = target.substr(0, target.find('?')),
+                      .body = {},
+                      .headers = {},
+                      .holding = nullptr};
+  for (const auto& field : message) {
+    request.headers.emplace_back(Lower(field.name_string()), std::string(field.value()));
+  }
+  return request;
 }
 
 void ServerConnection::Answer() {
@@ -397,21 +426,13 @@ void ServerConnection::Answer() {
   discard_after_ = false;
   keep_alive_ = message.keep_alive() && !shared_->draining;
 
-  request_id_ = RequestIdOf(message);
-  HttpRequest request;
+  HttpRequest request = Header();
+  request_id_ = request.id;
   // From here on the request is no upload of the connection's, which nobody may cut off now.
   const size_t request_bytes = NumBuffered();
   state_ = State::kAnswering;
   ClearDeadline();
   if (writing_) SetDeadline(shared_->times.write);  // Its "100 Continue".
-  request.id = request_id_;
-  request.client = client_;
-  request.method = std::string(message.method_string());
-  const std::string target(message.target());
-  request.path = target.substr(0, target.find('?'));
-  for (const auto& field : message) {
-    request.headers.emplace_back(Lower(field.name_string()), std::string(field.value()));
-  }
   request.body = std::move(message.body());
   static_cast<void>(Charge(0));
   if (request_bytes > kIncludedBytes) {

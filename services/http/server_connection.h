@@ -67,6 +67,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   bool CheckHeader();
   void RefuseUnread(const boost::system::error_code& error);
   void Refuse(int status, std::string_view message);
+  // What is not read of the present request is dropped; the answer to it is the connection's last.
+  void EndUnread();
+  HttpRequest Header() const;
   void Answer();
 
   size_t NumBuffered() const;

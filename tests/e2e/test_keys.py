@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 
 import openai
@@ -62,6 +63,18 @@ def test_every_route_and_method_needs_a_key(keyed):
     both = [("Authorization", f"Bearer {new_key('x')[0]}"), ("Authorization", f"Bearer {keyed.key}")]
     assert keyed.client.get("/v1/models", headers=both).status_code == 401, "two of them"
     assert keyed.client.get("/health").status_code == keyed.client.get("/ready").status_code == 200
+
+
+def test_a_body_without_a_key_is_not_awaited(keyed):
+    host, port = keyed.http.split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {keyed.http}\r\nContent-Type: application/json\r\n" \
+           "Content-Length: 4000000\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall((head + "\r\n").encode())
+        assert stranger.recv(100).startswith(b"HTTP/1.1 401 ")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall((head + f"Authorization: Bearer {keyed.key}\r\nExpect: 100-continue\r\n\r\n").encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 100 "), "with one it is"
 
 
 def test_every_call_needs_a_key(keyed):

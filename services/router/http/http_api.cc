@@ -60,6 +60,10 @@ std::string PercentDecoded(std::string_view text) {
 HttpApi::HttpApi(HttpApiParts parts)
     : parts_(std::move(parts)), guard_(parts_.guard), started_s_(WallClockSeconds()) {}
 
+bool HttpApi::RefusesAtHeader(const HttpRequest& header) const {
+  return guard_.CheckHost(header).has_value() || !CheckKey(header).ok();
+}
+
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   exchange = guard_.ForOrigin(request, std::move(exchange));
   const auto refused = [&exchange](const std::optional<GuardRefusal>& refusal) {

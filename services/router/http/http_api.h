@@ -29,6 +29,7 @@ struct HttpApiParts {
 class HttpApi final : public HttpHandler {
  public:
   explicit HttpApi(HttpApiParts parts);  // What it points to outlives it.
+  bool RefusesAtHeader(const HttpRequest& header) const override;
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
 
  private:

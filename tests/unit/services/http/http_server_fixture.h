@@ -17,6 +17,9 @@ namespace tandem {
 // Answers with what the path says.
 class TestHandler final : public HttpHandler {
  public:
+  bool RefusesAtHeader(const HttpRequest& header) const override {
+    return header.path == "/refused" && header.Header("x-good").empty();
+  }
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override {
     if (request.path == "/burst") {
       exchange->StartStream(200, "text/plain");
@@ -31,6 +34,9 @@ class TestHandler final : public HttpHandler {
     } else if (request.path == "/silent") {
       held = std::move(exchange);
       silent = true;
+    } else if (RefusesAtHeader(request)) {
+      exchange->Send(401, "text/plain",
+                     request.id + ", body of " + std::to_string(request.body.size()));
     } else {
       exchange->Send(200, "text/plain", request.id);
     }

@@ -15,6 +15,29 @@
 namespace tandem {
 namespace {
 
+TEST_F(HttpServerTest, WhoIsRefusedForTheHeaderIsToldBeforeTheBody) {
+  const std::string header = "POST /refused HTTP/1.1\r\nHost: localhost\r\n";
+  for (const char* const more :
+       {"Content-Length: 1000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n",
+        "Content-Length: 9\r\nExpect: 100-continue\r\n\r\n"}) {
+    RawHttp client(server_->port());
+    client.Send(header + more);
+    const RawAnswer answer = client.Read();
+    EXPECT_EQ(answer.status, 401) << more;
+    EXPECT_EQ(answer.body, answer.headers.at("x-request-id") + ", body of 0") << more;
+    EXPECT_EQ(answer.headers.at("connection"), "close") << more;
+  }
+  RawHttp without_body(server_->port());
+  without_body.Send(header + "Content-Length: 0\r\n\r\n" + header + "Content-Length: 0\r\n\r\n");
+  EXPECT_EQ(without_body.Read().status, 401);
+  EXPECT_EQ(without_body.Read().status, 401) << "the connection goes on where all was read";
+  RawHttp head(server_->port());
+  head.Send("HEAD /refused HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n");
+  EXPECT_FALSE(head.ReadUntil("body of")) << "an answer to HEAD has none";
+  RawHttp good(server_->port());
+  EXPECT_EQ(good.Exchange("/refused", "a body", "x-good: yes\r\n").status, 200);
+}
+
 TEST_F(HttpServerTest, ABurstIsNoSlowReader) {
   RawHttp client(server_->port());
   const RawAnswer answer = client.Exchange("/burst");
