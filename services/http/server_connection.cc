@@ -46,6 +46,9 @@ std::pair<int, const char*> Ambiguity(const http::request_header<>& header) {
   if (num_hosts > 1 || (num_hosts == 0 && header.version() >= 11)) {
     return {400, "the request is not HTTP/1.1: it needs one Host field"};
   }
+  if (header.count(http::field::content_length) > 1) {
+    return {400, "the request is not HTTP/1.1: it has two lengths"};
+  }
   const size_t num_codings = header.count(http::field::transfer_encoding);
   if (num_codings == 0) return {};
   if (header.version() < 11)
@@ -56,6 +59,8 @@ std::pair<int, const char*> Ambiguity(const http::request_header<>& header) {
   }
   return {};
 }
+
+bool IsControl(char c) { return (c >= 0 && c < 32 && c != '\t') || c == 127; }
 
 std::string Lower(boost::beast::string_view text) {
   return absl::AsciiStrToLower(absl::string_view(text.data(), text.size()));
@@ -167,6 +172,10 @@ ServerConnection::ServerConnection(asio::ip::tcp::socket socket, HttpShared* sha
   on_chunk_ = [this](uint64_t, boost::beast::string_view extensions, error_code& error) {
     extension_bytes_ += extensions.size();
     if (extension_bytes_ > kMaxChunkExtensionBytes) error = http::error::header_limit;
+    // A line end in a quoted value would be one to another reader (RFC 9112, 7.1.1).
+    if (std::any_of(extensions.begin(), extensions.end(), IsControl)) {
+      error = http::error::bad_chunk_extension;
+    }
   };
 }
 

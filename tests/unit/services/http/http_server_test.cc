@@ -101,6 +101,7 @@ TEST_F(HttpServerTest, WhatOthersWouldReadAsAnotherRequestIsRefused) {
            {"Host: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400},
            {"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n", 400},
            {"Host: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n", 400},
+           {"Host: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n", 400},
            {"Host: x\r\nHost: y\r\n", 400},
            {"", 400},
        }) {
@@ -113,6 +114,18 @@ TEST_F(HttpServerTest, WhatOthersWouldReadAsAnotherRequestIsRefused) {
   RawHttp old(server_->port());
   old.Send("GET / HTTP/1.0\r\n\r\n");
   EXPECT_EQ(old.Read().status, 200);
+}
+
+TEST_F(HttpServerTest, ALineEndInAChunkExtensionIsRefused) {
+  for (const std::string value : {"\"\n\"", "\"\r\"", "\"\x7f\""}) {
+    SCOPED_TRACE(testing::PrintToString(value));
+    RawHttp client(server_->port());
+    client.Send(std::string(kChunkedHead) + "1;a=" + value + "\r\nx\r\n0\r\n\r\n");
+    EXPECT_EQ(client.Read().status, 400);
+  }
+  RawHttp tabs(server_->port());
+  tabs.Send(std::string(kChunkedHead) + "1;a=\"\t\"\r\nx\r\n0\r\n\r\n");
+  EXPECT_EQ(tabs.Read().status, 200);
 }
 
 TEST_F(HttpServerTest, AChunkExtensionWithoutAnEndIsRefused) {
