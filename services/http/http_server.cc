@@ -44,8 +44,9 @@ class HttpServer::Impl {
     shared_.times = options.times;
     shared_.budget = options.budget;
     // As much as one takes, and enough that the budget is used up by the time too many are open.
-    shared_.connection_bytes =
-        std::max(kHttpConnectionBytes, options.budget->limit_bytes() / options.max_connections);
+    shared_.connection_bytes = std::max(kHttpConnectionBytes + options.tls.connection_bytes(),
+                                        options.budget->limit_bytes() / options.max_connections);
+    shared_.tls = options.tls;
     shared_.on_slow_reader = [this] {
       if (options_.on_slow_reader) options_.on_slow_reader();
     };

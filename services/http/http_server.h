@@ -23,6 +23,7 @@
 #include "runtime/base/memory_budget.h"
 #include "services/http/http_limits.h"
 #include "services/server/listen_address.h"
+#include "services/server/tls_identity.h"
 
 namespace tandem {
 
@@ -82,6 +83,7 @@ struct HttpTimes {
 
 struct HttpServerOptions {
   ListenAddress address;
+  TlsListener tls;
   MemoryBudget* budget = nullptr;             // Outlives the server.
   int64_t max_connections = kMaxConnections;  // By when the budget is used up.
   HttpTimes times;

@@ -168,7 +168,10 @@ class ServerConnection::Exchange final : public HttpExchange,
 // ---- Reading ----
 
 ServerConnection::ServerConnection(asio::ip::tcp::socket socket, HttpShared* shared)
-    : socket_(std::move(socket)), deadline_(socket_.get_executor()), shared_(shared) {
+    : socket_(std::move(socket)),
+      stream_(socket_.native_handle(), shared->tls, kAlpnHttp1),
+      deadline_(socket_.get_executor()),
+      shared_(shared) {
   on_chunk_ = [this](uint64_t, boost::beast::string_view extensions, error_code& error) {
     extension_bytes_ += extensions.size();
     if (extension_bytes_ > kMaxChunkExtensionBytes) error = http::error::header_limit;
@@ -204,9 +207,7 @@ absl::Status ServerConnection::Admit() {
 
 void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-    error_code error;
-    self->socket_.non_blocking(true, error);
-    if (error || self->shared_->draining) return self->Close();
+    if (self->shared_->draining) return self->Close();
     self->BeginRequest();
     self->ReadNext();
   });
@@ -254,10 +255,15 @@ void ServerConnection::BeginRequest() {
 }
 
 // One wait is always under way, so that a client that leaves is noticed whatever it sent before.
-void ServerConnection::ReadNext() {
-  socket_.async_wait(
-      asio::ip::tcp::socket::wait_read,
-      [self = shared_from_this()](const error_code& error) { self->OnReadable(error); });
+void ServerConnection::ReadNext() { Await(stream_.read_awaits(), &ServerConnection::OnReadable); }
+
+void ServerConnection::Await(SocketStream::Awaits awaits,
+                             void (ServerConnection::*then)(const error_code& error)) {
+  const auto ready = awaits == SocketStream::Awaits::kReadable ? asio::ip::tcp::socket::wait_read
+                                                               : asio::ip::tcp::socket::wait_write;
+  socket_.async_wait(ready, [self = shared_from_this(), then](const error_code& error) {
+    ((*self).*then)(error);
+  });
 }
 
 void ServerConnection::OnReadable(const error_code& failed) {
@@ -265,17 +271,17 @@ void ServerConnection::OnReadable(const error_code& failed) {
   if (failed) return Close();
   // Shared by all connections of the thread: those that wait have no buffer.
   thread_local std::array<char, kReadBytes> bytes;
-  error_code error;
-  const size_t size = socket_.read_some(asio::buffer(bytes), error);
-  if (error && error != asio::error::would_block) return Close();
-  if (size > 0) {
+  const ssize_t got = stream_.Read(bytes.data(), bytes.size());
+  if (got == 0 || got == SocketStream::kLost) return Close();
+  if (got > 0) {
+    const std::string_view read(bytes.data(), static_cast<size_t>(got));
     switch (state_) {
       case State::kReading:
       case State::kIdle:
-        Parse({bytes.data(), size});
+        Parse(read);
         break;
       case State::kAnswering:
-        ReadAhead({bytes.data(), size});
+        ReadAhead(read);
         break;
       case State::kDiscarding:
       case State::kClosed:
@@ -531,18 +537,28 @@ void ServerConnection::WriteMore() {
   }
   writing_ = true;
   if (state_ == State::kAnswering) SetDeadline(shared_->times.write);
-  socket_.async_write_some(asio::buffer(sending_.data() + num_written_,
-                                        std::min(sending_.size() - num_written_, kMaxWriteBytes)),
-                           [self = shared_from_this()](const error_code& error, size_t size) {
-                             self->OnWritten(error, size);
-                           });
+  OnWritable({});
 }
 
-void ServerConnection::OnWritten(const error_code& error, size_t size) {
+void ServerConnection::OnWritable(const error_code& failed) {
+  if (state_ == State::kClosed) return;
+  if (failed) return Close();
+  const ssize_t done =
+      stream_.Write(std::string_view(sending_).substr(num_written_).substr(0, kMaxWriteBytes));
+  if (done == SocketStream::kWouldBlock) {
+    return Await(stream_.write_awaits(), &ServerConnection::OnWritable);
+  }
+  // Later: whoever writes does not expect the answer to be over when it returns.
+  asio::post(socket_.get_executor(), [self = shared_from_this(), done] {
+    if (done == SocketStream::kLost) return self->Close();
+    self->OnWritten(static_cast<size_t>(done));
+  });
+}
+
+void ServerConnection::OnWritten(size_t size) {
   writing_ = false;
   num_written_ += size;
   if (state_ == State::kClosed) return;
-  if (error) return Close();
   if (state_ == State::kAnswering) ClearDeadline();
   WriteMore();
 }
@@ -560,13 +576,15 @@ void ServerConnection::EndAnswer() {
 void ServerConnection::Discard() {
   state_ = State::kDiscarding;
   static_cast<void>(Charge(0));  // From now on it may be cut.
-  error_code ignored;
-  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  stream_.EndWriting();
   SetDeadline(shared_->draining ? shared_->times.leave : shared_->times.discard);
 }
 
 void ServerConnection::Close() {
-  if (std::exchange(state_, State::kClosed) == State::kClosed) return;
+  const State before = std::exchange(state_, State::kClosed);
+  if (before == State::kClosed) return;
+  if (before == State::kIdle) stream_.SayGoodbye();  // Else something is cut off.
+  stream_.Detach();
   deadline_.cancel();
   error_code ignored;
   socket_.close(ignored);

@@ -20,6 +20,7 @@
 
 #include "runtime/base/memory_budget.h"
 #include "services/http/http_server.h"
+#include "services/server/socket_stream.h"
 
 namespace tandem {
 
@@ -30,6 +31,7 @@ inline constexpr int kMaxToldAtOnce = 64;
 struct HttpShared {
   HttpHandler* handler = nullptr;
   HttpTimes times;
+  TlsListener tls;
   MemoryBudget* budget = nullptr;
   int64_t connection_bytes = 0;  // What each is charged beside its buffers.
   std::function<void()> on_slow_reader;
@@ -61,6 +63,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void BeginRequest();
   void ReadNext();
   void OnReadable(const boost::system::error_code& error);
+  void Await(SocketStream::Awaits awaits,
+             void (ServerConnection::*then)(const boost::system::error_code& error));
   void ReadAhead(std::string_view bytes);
   void Parse(std::string_view bytes);
   size_t ParseSome(std::string_view bytes);
@@ -78,7 +82,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
   void Append(std::string_view bytes);
   void WriteMore();
-  void OnWritten(const boost::system::error_code& error, size_t size);
+  void OnWritable(const boost::system::error_code& error);
+  void OnWritten(size_t size);
   void EndAnswer();
   void Discard();
   void Close();
@@ -87,6 +92,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void ClearDeadline();
 
   boost::asio::ip::tcp::socket socket_;
+  SocketStream stream_;
   boost::asio::steady_timer deadline_;
   uint64_t deadline_number_ = 0;
   HttpShared* const shared_;

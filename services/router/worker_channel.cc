@@ -21,6 +21,9 @@ constexpr size_t kMaxUnsentCommands = 65'536;
 constexpr int kRefusalsToReport = 3;
 // A call that lasted so long has ended the pauses before it.
 constexpr int64_t kSettledUs = 1'000'000;
+// Without a registration, before the log says so; times the liveness scale.
+constexpr double kUnheardUs = 10e6;
+constexpr int64_t kNothingToDoUs = 3'600'000'000;
 // To the next look at whether a worker that the router has no use for is of use.
 constexpr int64_t kRefusedPauseUs = 2'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
@@ -220,7 +223,7 @@ WorkerChannel::WorkerChannel(std::string address, const WorkerChannelOptions& op
       next_session_(next_session),
       wake_(std::move(wake)),
       channel_(DialControl(address_, options.liveness_scale,
-                           MaxMessageBytes(options.budget->limit_bytes()))),
+                           MaxMessageBytes(options.budget->limit_bytes()), options.tls)),
       watch_dialling_(options),
       session_dialling_(options) {}
 
@@ -239,10 +242,11 @@ bool WorkerChannel::connected() const {
 int64_t WorkerChannel::Tend(int64_t now_us) {
   std::shared_ptr<Watch> new_watch;
   std::shared_ptr<Session> new_session;
-  int64_t next_us = now_us + 3'600'000'000;
+  int64_t next_us = now_us + kNothingToDoUs;
   {
     MutexLock lock(&mu_);
     if (closing_) return next_us;
+    next_us = TellUnheard(now_us);
     if (watch_ == nullptr) {
       if (watch_dialling_.Due(now_us)) {
         new_watch = watch_ = std::make_shared<Watch>(shared_from_this());
@@ -261,6 +265,25 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
   if (new_watch != nullptr) new_watch->Start();
   if (new_session != nullptr) new_session->Start();
   return next_us;
+}
+
+int64_t WorkerChannel::TellUnheard(int64_t now_us) {
+  if (registered_) {
+    unheard_since_us_ = 0;
+    told_unheard_ = false;
+  } else if (unheard_since_us_ == 0) {
+    unheard_since_us_ = now_us;
+  }
+  if (registered_ || told_unheard_) return now_us + kNothingToDoUs;
+  const int64_t due_us =
+      unheard_since_us_ + static_cast<int64_t>(kUnheardUs * options_.liveness_scale);
+  if (now_us < due_us) return due_us;
+  told_unheard_ = true;
+  LogWarning("no worker registers",
+             {{"address", address_},
+              {"for_s", static_cast<double>(now_us - unheard_since_us_) * 1e-6},
+              {"tls", options_.tls != nullptr}});
+  return now_us + kNothingToDoUs;
 }
 
 bool WorkerChannel::Dialling::Due(int64_t now_us) {

@@ -29,6 +29,7 @@
 #include "runtime/protocol/pause.h"
 #include "services/router/router_core.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/fleet_tls.h"
 #include "tandem/v1/worker.grpc.pb.h"
 
 namespace tandem {
@@ -37,6 +38,7 @@ struct WorkerChannelOptions {
   std::string router_name;
   double liveness_scale = 1;
   FleetSecret secret;
+  const FleetTls* tls = nullptr;    // Outlives the channel; null: in the clear.
   MemoryBudget* budget = nullptr;   // Outlives the channel.
   int64_t first_pause_us = 20'000;  // Before dialling again; doubles up to...
   int64_t max_pause_us = 250'000;
@@ -89,6 +91,9 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
     bool refused = false;   // By the core, which has no use for it.
   };
 
+  // Says once that nobody registers here. When to ask again.
+  int64_t TellUnheard(int64_t now_us) REQUIRES(mu_);
+
   // From the calls' reactions.
   // Not OK: the Watch has no business saying that.
   absl::Status OnWatchUpdate(Watch* watch, WatchUpdate update, RouterCore::Holding holding)
@@ -119,9 +124,11 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);
   WorkerId worker_ GUARDED_BY(mu_);
-  bool registered_ GUARDED_BY(mu_) = false;  // By the present Watch,
-  bool accepted_ GUARDED_BY(mu_) = false;    // which the core has taken.
-  int num_refusals_ GUARDED_BY(mu_) = 0;     // Watches since that were refused.
+  bool registered_ GUARDED_BY(mu_) = false;       // By the present Watch,
+  bool accepted_ GUARDED_BY(mu_) = false;         // which the core has taken.
+  int num_refusals_ GUARDED_BY(mu_) = 0;          // Watches since that were refused.
+  int64_t unheard_since_us_ GUARDED_BY(mu_) = 0;  // 0: it is registered, or was never tended.
+  bool told_unheard_ GUARDED_BY(mu_) = false;
   Dialling watch_dialling_ GUARDED_BY(mu_);
   Dialling session_dialling_ GUARDED_BY(mu_);
 };

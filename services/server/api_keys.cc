@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<std::string>> Parse(const std::string& text) {
 }  // namespace
 
 ApiKeys::ApiKeys(const std::string& path)
-    : file_(path, [this](const absl::StatusOr<std::string>& text) { Take(text); }) {}
+    : path_(path), file_({path}, [this](const auto& texts) { Take(texts); }) {}
 
 absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path));
@@ -63,22 +63,22 @@ absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path) 
   return keys;
 }
 
-void ApiKeys::Take(const absl::StatusOr<std::string>& text) {
+void ApiKeys::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
   absl::StatusOr<std::vector<std::string>> hashes =
-      text.ok() ? Parse(*text) : absl::StatusOr<std::vector<std::string>>(text.status());
+      texts.ok() ? Parse(texts->front()) : absl::StatusOr<std::vector<std::string>>(texts.status());
   const MutexLock lock(&mu_);
   const bool first = hashes_.empty();
   if (!hashes.ok()) {
     const std::string why(hashes.status().message());
     if (first) {
-      first_ = absl::InvalidArgumentError(absl::StrCat(file_.path(), ": ", why));
+      first_ = absl::InvalidArgumentError(absl::StrCat(path_, ": ", why));
     } else {
-      LogWarning("the keys stay as they are", {{"file", file_.path()}, {"why", why}});
+      LogWarning("the keys stay as they are", {{"file", path_}, {"why", why}});
     }
     return;
   }
   hashes_ = *std::move(hashes);
-  if (!first) LogInfo("the keys change", {{"file", file_.path()}, {"keys", hashes_.size()}});
+  if (!first) LogInfo("the keys change", {{"file", path_}, {"keys", hashes_.size()}});
 }
 
 absl::Status ApiKeys::Check(std::string_view authorization) const {

@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/mutex.h"
-#include "services/server/followed_file.h"
+#include "services/server/followed_files.h"
 
 namespace tandem {
 
@@ -34,12 +34,13 @@ class ApiKeys {
 
  private:
   explicit ApiKeys(const std::string& path);
-  void Take(const absl::StatusOr<std::string>& text) EXCLUDES(mu_);
+  void Take(const absl::StatusOr<FollowedFiles::Texts>& texts) EXCLUDES(mu_);
 
+  const std::string path_;
   mutable Mutex mu_;
   std::vector<std::string> hashes_ GUARDED_BY(mu_);  // In hex.
   absl::Status first_;                               // Of Open.
-  FollowedFile file_;
+  FollowedFiles file_;
 };
 
 // A fresh key, and the line of it for a file.

@@ -44,6 +44,13 @@ grpc::ChannelArguments Arguments(double liveness_scale) {
   return arguments;
 }
 
+std::shared_ptr<grpc::Channel> Dial(const std::string& target, grpc::ChannelArguments arguments,
+                                    const FleetTls* tls) {
+  if (tls != nullptr) tls->Configure(&arguments);
+  return grpc::CreateCustomChannel(
+      target, tls == nullptr ? grpc::InsecureChannelCredentials() : tls->credentials(), arguments);
+}
+
 // gRPC 1.51 joins the threads of its callback queue when the last channel or server that used it
 // goes. Where that happens in a reaction, on one of these threads, the process aborts. One channel
 // that leads nowhere and is never destroyed holds the queue for the life of the process; it takes
@@ -76,24 +83,24 @@ int KeepaliveMs(double liveness_scale) {
 }
 
 std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale,
-                                           int max_message_bytes) {
+                                           int max_message_bytes, const FleetTls* tls) {
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetMaxReceiveMessageSize(max_message_bytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return Dial(target, arguments, tls);
 }
 
 std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
-                                      double liveness_scale) {
+                                      double liveness_scale, const FleetTls* tls) {
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(block_bytes + 64, INT32_MAX)));
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kKvHttp2FrameBytes);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kKvWindowBytes);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return Dial(target, arguments, tls);
 }
 
 void BoundServer(int64_t memory_bytes, int max_streams, grpc::ServerBuilder* builder) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "services/server/fleet_tls.h"
 #include "services/server/limits.h"
 
 namespace tandem {
@@ -18,15 +19,17 @@ namespace tandem {
 // What a process of that memory limit takes in one message of a server's.
 int MaxMessageBytes(int64_t memory_limit_bytes);
 
-// A connection of its own for control. A peer that is silent for the keepalive time and timeout
-// (1 s and 1 s, times `liveness_scale`) is lost; a larger message ends its call. Of a stream that
-// nobody reads 64 KiB are taken. Nothing compressed is, which goes for all that follow.
+// A connection of its own for control, in the clear where `tls` is null. A peer that is silent for
+// the keepalive time and timeout (1 s and 1 s, times `liveness_scale`) is lost; a larger message
+// ends its call. Of a stream that nobody reads 64 KiB are taken. Nothing compressed is, which goes
+// for all that follow.
 std::shared_ptr<grpc::Channel> DialControl(const std::string& target, double liveness_scale,
-                                           int max_message_bytes = kMaxMessageBytes);
+                                           int max_message_bytes = kMaxMessageBytes,
+                                           const FleetTls* tls = nullptr);
 
 // The same for KV frames of up to `block_bytes`, with windows to match.
 std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_bytes,
-                                      double liveness_scale);
+                                      double liveness_scale, const FleetTls* tls = nullptr);
 
 // What gRPC itself counts for a server is at most half of `memory_bytes`, which bound what we hold:
 // past it, it closes idle connections and then resets streams. It counts about a third of what it

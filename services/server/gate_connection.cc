@@ -18,6 +18,7 @@ using boost::system::error_code;
 // What is read at a time: of a server more, as it sends KV blocks.
 constexpr size_t kReadOfClientBytes = size_t{16} << 10;
 constexpr size_t kReadOfServerBytes = size_t{64} << 10;
+static_assert(kReadOfClientBytes >= SocketStream::kMaxRecordBytes);
 static_assert(kMaxHeaderBlockBytes + 2 * kReadOfClientBytes <= GateShared::kScratchBytes);
 static_assert(2 * kReadOfServerBytes <= GateShared::kScratchBytes);
 // Then others have their turn.
@@ -30,38 +31,29 @@ constexpr int64_t kIncludedBytes = int64_t{8} << 10;
 // ---- Sockets ----
 
 void GateSocket::Close() {
+  stream_.SayGoodbye();
+  stream_.Detach();
   error_code ignored;
-  stream_.close(ignored);
-}
-
-void GateSocket::EndWriting() { shutdown(stream_.native_handle(), SHUT_WR); }
-
-ssize_t GateSocket::Read(char* to, size_t size) {
-  ssize_t done = 0;
-  do {
-    done = recv(stream_.native_handle(), to, size, MSG_DONTWAIT);
-  } while (done < 0 && errno == EINTR);
-  return done >= 0 ? done : errno == EAGAIN ? -1 : -2;
-}
-
-ssize_t GateSocket::Write(std::string_view bytes) {
-  ssize_t done = 0;
-  do {
-    done = send(stream_.native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (done < 0 && errno == EINTR);
-  return done >= 0 ? done : errno == EAGAIN ? -1 : -2;
+  socket_.close(ignored);
 }
 
 bool GateSocket::Polls(short events) {
-  pollfd polled{.fd = stream_.native_handle(), .events = events, .revents = 0};
+  pollfd polled{.fd = socket_.native_handle(), .events = events, .revents = 0};
   return poll(&polled, 1, 0) > 0;
+}
+
+void GateSocket::Await(SocketStream::Awaits awaits, OnReady on_ready) {
+  const auto ready = awaits == SocketStream::Awaits::kReadable
+                         ? asio::posix::stream_descriptor::wait_read
+                         : asio::posix::stream_descriptor::wait_write;
+  socket_.async_wait(ready, std::move(on_ready));
 }
 
 // ---- A connection ----
 
 GateConnection::GateConnection(GateShared* gate, int descriptor, const std::string& address)
     : gate_(gate),
-      client_(gate->io, descriptor),
+      client_(gate->io, descriptor, gate->options.tls),
       calls_(std::make_shared<GatedConnection>(gate->calls, address)) {}
 
 bool GateConnection::Begin() {
@@ -157,13 +149,13 @@ void GateConnection::Advance(Flow* flow) {
     Verdict verdict = Judge(flow, {scratch, size});
     if (verdict == Verdict::kReadOn && flow->judged_bytes == 0) {
       if (flow->ended) return End(flow);
-      const ssize_t got =
-          From(*flow).Read(scratch + size, up(*flow) ? kReadOfClientBytes : kReadOfServerBytes);
-      if (got == -1) {
+      const ssize_t got = From(*flow).stream().Read(
+          scratch + size, up(*flow) ? kReadOfClientBytes : kReadOfServerBytes);
+      if (got == SocketStream::kWouldBlock) {
         if (!up(*flow)) PassedOn();
         return AwaitReadable(flow);
       }
-      if (got == -2 && up(*flow)) return Close();
+      if (got == SocketStream::kLost && up(*flow)) return Close();
       if (got <= 0) {
         flow->ended = true;
         continue;
@@ -175,9 +167,9 @@ void GateConnection::Advance(Flow* flow) {
 
     size_t written = 0;
     if (flow->judged_bytes > 0) {
-      const ssize_t done = To(*flow).Write({scratch, flow->judged_bytes});
-      if (done == -2 && !up(*flow)) return Close();
-      if (done == -2) {  // gRPC has ended. What it sent before still goes out.
+      const ssize_t done = To(*flow).stream().Write({scratch, flow->judged_bytes});
+      if (done == SocketStream::kLost && !up(*flow)) return Close();
+      if (done == SocketStream::kLost) {  // gRPC has ended. What it sent before still goes out.
         std::string().swap(flow->kept);
         return;
       }
@@ -198,24 +190,22 @@ void GateConnection::AdvanceLater(Flow* flow) {
 }
 
 void GateConnection::AwaitReadable(Flow* flow) {
-  From(*flow).stream().async_wait(asio::posix::stream_descriptor::wait_read,
-                                  [self = shared_from_this(), flow](const error_code& error) {
-                                    if (!error) self->Advance(flow);
-                                  });
+  From(*flow).AwaitReadable([self = shared_from_this(), flow](const error_code& error) {
+    if (!error) self->Advance(flow);
+  });
 }
 
 void GateConnection::AwaitWritable(Flow* flow) {
   flow->writing = true;
-  To(*flow).stream().async_wait(asio::posix::stream_descriptor::wait_write,
-                                [self = shared_from_this(), flow](const error_code& error) {
-                                  flow->writing = false;
-                                  if (!error) self->Advance(flow);
-                                });
+  To(*flow).AwaitWritable([self = shared_from_this(), flow](const error_code& error) {
+    flow->writing = false;
+    if (!error) self->Advance(flow);
+  });
 }
 
 void GateConnection::End(Flow* flow) {
   if (!up(*flow) || grpc_ == nullptr) return Close();
-  grpc_->EndWriting();
+  grpc_->stream().EndWriting();
 }
 
 void GateConnection::Keep(Flow* flow, std::string_view bytes) {

@@ -23,6 +23,7 @@
 #include "services/server/gated_calls.h"
 #include "services/server/http2_frames.h"
 #include "services/server/http2_gate.h"
+#include "services/server/socket_stream.h"
 
 namespace tandem {
 
@@ -42,23 +43,29 @@ struct GateShared {
   char scratch[kScratchBytes] = {};                    // Of whoever reads.
 };
 
-// A socket that is read and written without waiting. Where TLS is to end, it ends here.
+// A socket that is read and written without waiting.
 class GateSocket {
  public:
-  GateSocket(boost::asio::io_context* io, int descriptor) : stream_(*io, descriptor) {}
+  using OnReady = std::function<void(const boost::system::error_code& error)>;
 
-  bool open() const { return stream_.is_open(); }
-  void Close();
-  void EndWriting();  // The other end reads an end.
-  // Bytes, 0 at the end, -1 if it would wait, -2 if the connection is lost.
-  ssize_t Read(char* to, size_t size);
-  ssize_t Write(std::string_view bytes);
+  GateSocket(boost::asio::io_context* io, int descriptor)
+      : socket_(*io, descriptor), stream_(descriptor) {}
+  GateSocket(boost::asio::io_context* io, int descriptor, const TlsListener& tls)
+      : socket_(*io, descriptor), stream_(descriptor, tls, kAlpnHttp2) {}
+
+  SocketStream& stream() { return stream_; }
+  // Until a Read, or a Write, that would have blocked makes sense again. Not if it is closed first.
+  void AwaitReadable(OnReady on_ready) { Await(stream_.read_awaits(), std::move(on_ready)); }
+  void AwaitWritable(OnReady on_ready) { Await(stream_.write_awaits(), std::move(on_ready)); }
   // Whether poll tells one of `events`.
   bool Polls(short events);
-  boost::asio::posix::stream_descriptor& stream() { return stream_; }
+  void Close();
 
  private:
-  boost::asio::posix::stream_descriptor stream_;
+  void Await(SocketStream::Awaits awaits, OnReady on_ready);
+
+  boost::asio::posix::stream_descriptor socket_;
+  SocketStream stream_;
 };
 
 class GateConnection : public std::enable_shared_from_this<GateConnection> {

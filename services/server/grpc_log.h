@@ -6,8 +6,8 @@
 namespace tandem {
 
 // From now on they are lines of ours (runtime/base/log.h). They would wait for whoever reads
-// standard error, on the threads that carry heartbeats, leases and calls. Of Protobuf's, which any
-// client can bring about with each message, the 1st, 2nd, 4th and so on. Once, at start.
+// standard error, on the threads that carry heartbeats, leases and calls. Of each, which a peer can
+// bring about as often as it likes, the 1st, 2nd, 4th and so on. Once, at start.
 void TakeOverGrpcLog();
 
 }  // namespace tandem

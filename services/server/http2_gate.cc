@@ -60,8 +60,8 @@ class Http2Gate::Impl {
   Impl(const Http2GateOptions& options, ListenSocket socket)
       : socket_(std::move(socket)), listener_(io_, socket_.Release()), retry_(io_), tick_(io_) {
     shared_.options = options;
-    shared_.connection_bytes =
-        std::max(kGateConnectionBytes, options.budget->limit_bytes() / options.max_connections);
+    shared_.connection_bytes = std::max(kGateConnectionBytes + options.tls.connection_bytes(),
+                                        options.budget->limit_bytes() / options.max_connections);
     shared_.io = &io_;
     shared_.calls = std::make_shared<UnservedCalls>(
         options.max_unserved, [this] { asio::post(io_, [this] { GiveTurns(); }); });

@@ -6,6 +6,7 @@
 // it, obeys its own limit of streams only once the client says that it has heard of it, buffers one
 // header field whole before it looks at its limit, and knows no bound of connections. So here:
 //
+// - TLS ends, where there is any; gRPC reads what it said, in the clear;
 // - a connection that does not begin like HTTP/2 within its time is none;
 // - a header block is passed on once it is whole, within a size and a time;
 // - a connection has at most so many calls: past it nothing more is read of it until one ends. One
@@ -35,6 +36,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
+#include "services/server/tls_identity.h"
 
 namespace tandem {
 
@@ -53,7 +55,8 @@ inline constexpr std::chrono::seconds kHeaderBlockTimeout{10};
 inline constexpr std::chrono::seconds kGateReadTimeout{10};
 
 struct Http2GateOptions {
-  std::string address;                         // As ListenSocket takes it.
+  std::string address;  // As ListenSocket takes it.
+  TlsListener tls;
   MemoryBudget* budget = nullptr;              // Outlives the gate.
   int max_streams = 0;                         // Calls of a connection at a time.
   int64_t max_connections = int64_t{1} << 20;  // By when the budget is used up.

@@ -18,24 +18,23 @@ std::string ListenAddress::ToString() const {
                                            : absl::StrCat("[", ip, "]:", port);
 }
 
-absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool allow_public) {
+absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, std::string_view missing) {
   const std::optional<HostPort> parts = ParseHostPort(text);
   if (!parts.has_value()) return Malformed(text);
   const std::string host = parts->host == "localhost" ? "127.0.0.1" : WithoutBrackets(parts->host);
   if (!IsIpAddress(host)) return Malformed(text);
-  if (!IsLoopback(host) && !allow_public) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", std::string(text),
-                     "\" is not a loopback address, and what is said there is not encrypted; "
-                     "--insecure-public-listen allows it all the same"));
+  if (!IsLoopback(host) && !missing.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", std::string(text), "\" is not a loopback address: ", std::string(missing),
+        ", or --insecure-public-listen"));
   }
   return ListenAddress{.ip = host, .port = parts->port};
 }
 
 absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text,
-                                                               bool allow_public) {
+                                                               std::string_view missing) {
   if (text.empty()) return std::nullopt;
-  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text, allow_public);
+  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text, missing);
   if (address.ok()) return *address;
   return absl::InvalidArgumentError(absl::StrCat("--admin: ", address.status().message()));
 }

@@ -1,4 +1,4 @@
-// Where a listener binds. Loopback unless the operator insists: there is no TLS.
+// Where a listener binds: loopback, unless what is said there is protected or the operator insists.
 
 #ifndef TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_
 #define TANDEM_SERVICES_SERVER_LISTEN_ADDRESS_H_
@@ -19,11 +19,12 @@ struct ListenAddress {
 };
 
 // "127.0.0.1:8000", "[::1]:0", "localhost:8000", "0.0.0.0:80". InvalidArgument if it is none of
-// these, or is not loopback and `allow_public` is false.
-absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, bool allow_public);
+// these, or is not loopback and something is missing for that: `missing` says what, as in "it needs
+// --tls-cert", or is empty.
+absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, std::string_view missing);
 // Of --admin, which is named in errors; nothing if it is empty.
 absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text,
-                                                               bool allow_public);
+                                                               std::string_view missing);
 
 }  // namespace tandem
 

@@ -12,10 +12,11 @@
 namespace tandem {
 namespace {
 
-absl::StatusOr<LogLevel> LevelIn(const absl::StatusOr<std::string>& text, LogLevel otherwise) {
-  TANDEM_RETURN_IF_ERROR(text.status());
+absl::StatusOr<LogLevel> LevelIn(const absl::StatusOr<FollowedFiles::Texts>& texts,
+                                 LogLevel otherwise) {
+  TANDEM_RETURN_IF_ERROR(texts.status());
   try {
-    const YAML::Node file = YAML::Load(*text);
+    const YAML::Node file = YAML::Load(texts->front());
     if (!file.IsMap() && !file.IsNull()) return absl::InvalidArgumentError("want one mapping");
     const YAML::Node line = file["log-level"];
     if (!line.IsDefined()) return otherwise;
@@ -30,10 +31,10 @@ absl::StatusOr<LogLevel> LevelIn(const absl::StatusOr<std::string>& text, LogLev
 
 }  // namespace
 
-std::unique_ptr<FollowedFile> LogLevelFile(std::string path, LogLevel otherwise) {
-  return std::make_unique<FollowedFile>(
-      path, [path, otherwise](const absl::StatusOr<std::string>& text) {
-        const absl::StatusOr<LogLevel> level = LevelIn(text, otherwise);
+std::unique_ptr<FollowedFiles> LogLevelFile(std::string path, LogLevel otherwise) {
+  return std::make_unique<FollowedFiles>(
+      std::vector<std::string>{path}, [path, otherwise](const auto& texts) {
+        const absl::StatusOr<LogLevel> level = LevelIn(texts, otherwise);
         if (!level.ok()) {
           LogWarning("the log's level stays as it is",
                      {{"file", path}, {"why", std::string(level.status().message())}});

@@ -8,14 +8,14 @@
 #include <string>
 
 #include "runtime/base/log.h"
-#include "services/server/followed_file.h"
+#include "services/server/followed_files.h"
 
 namespace tandem {
 
 // At each change of the YAML file at `path` the level is that of its line "log-level: LEVEL",
 // whatever else is in there, and `otherwise` where there is no such line. A file that cannot be
 // understood changes nothing, which the log says.
-std::unique_ptr<FollowedFile> LogLevelFile(std::string path, LogLevel otherwise);
+std::unique_ptr<FollowedFiles> LogLevelFile(std::string path, LogLevel otherwise);
 
 }  // namespace tandem
 

@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
-#include "services/server/followed_file.h"
+#include "services/server/followed_files.h"
 
 namespace tandem {
 
@@ -56,7 +56,7 @@ class ProgramConfig {
   FlagSet* const flags_;
   std::string file_, log_level_ = "info", log_level_file_;
   bool print_ = false;
-  std::unique_ptr<FollowedFile> log_level_follower_;
+  std::unique_ptr<FollowedFiles> log_level_follower_;
   std::vector<std::string> unknown_variables_;
 };
 

@@ -286,8 +286,8 @@ class GrpcKvTransport::ReceiveStream final
       : transport_(transport),
         peer_(std::move(peer)),
         on_lost_(std::move(on_lost)),
-        channel_(
-            DialKv(target, transport->options_.block_bytes, transport->options_.liveness_scale)),
+        channel_(DialKv(target, transport->options_.block_bytes, transport->options_.liveness_scale,
+                        transport->options_.tls)),
         stub_(channel_),
         proof_(&transport->options_.secret, channel_, target, kFramesMethod, &context_),
         scratch_(static_cast<size_t>(transport->pool_.block_bytes)) {

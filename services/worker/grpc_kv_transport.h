@@ -20,6 +20,7 @@
 #include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/fleet_auth.h"
+#include "services/server/fleet_tls.h"
 #include "tandem/v1/kv.grpc.pb.h"
 
 namespace tandem {
@@ -30,6 +31,7 @@ struct GrpcKvOptions {
   double liveness_scale = 1;
   FleetDoor* door = nullptr;  // Outlives the transport.
   FleetSecret secret;
+  const FleetTls* tls = nullptr;  // Outlives the transport; null: in the clear.
 };
 
 class GrpcKvTransport final : public KvTransport {

@@ -71,7 +71,12 @@ void StopOnCorruption(const absl::Status& why) {
 
 absl::StatusOr<FleetSecret> ReadSecret(const WorkerOptions& options) {
   TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, FleetSecret::Read(options.fleet_secret_file));
-  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options, secret.configured()));
+  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+  const bool tls = options.fleet_tls.configured();
+  if (tls && options.transport == "ucx" && !options.ucx_devices.empty()) {
+    LogWarning("UCX does not encrypt KV blocks", {{"ucx_devices", options.ucx_devices}});
+  }
+  if (tls) return secret;
   if (!secret.configured()) {
     LogWarning("no fleet secret: whoever reaches --listen may use and drain this worker",
                {{"listen", options.listen}});
@@ -144,14 +149,14 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   worker.registration.ended_lives = ended_lives;
   worker.vocab_size = plan.config.vocab_size;
   worker.listen = options.listen;
-  TANDEM_ASSIGN_OR_RETURN(worker.admin,
-                          ParseAdminAddress(options.admin, options.insecure_public_listen));
+  TANDEM_ASSIGN_OR_RETURN(worker.admin, AdminAddress(options));
   worker.transport = options.transport;
   worker.ucx_devices = options.ucx_devices;
   worker.liveness_scale = options.liveness_scale;
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
   worker.secret = secret;
+  worker.tls = options.fleet_tls;
   worker.memory_limit_bytes =
       options.memory_limit.bytes > 0 ? options.memory_limit.bytes : DefaultMemoryLimit(machine);
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
@@ -219,7 +224,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   if (status.ok() && config.print_requested()) {
     const absl::StatusOr<FleetSecret> secret = FleetSecret::Read(options.fleet_secret_file);
-    status = secret.ok() ? CheckWorkerOptions(options, secret->configured()) : secret.status();
+    status = secret.ok() ? CheckWorkerOptions(options) : secret.status();
     if (status.ok()) {
       std::fputs(config.ToYaml().c_str(), stdout);
       return 0;

@@ -31,7 +31,7 @@ class PrefillPeers::Session final
       : peers_(peers),
         peer_(std::move(peer)),
         channel_(DialControl(peer_.address, peers->liveness_scale_,
-                             MaxMessageBytes(peers->budget_->limit_bytes()))),
+                             MaxMessageBytes(peers->budget_->limit_bytes()), peers->tls_)),
         proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
         writes_(this, kMaxUnsentPeerMessages, peers->budget_, ClientOfPeer(peer_.address),
                 /*held=*/!proof_.open(), kFreeUnsentBytes),

@@ -14,6 +14,7 @@
 #include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
+#include "services/server/fleet_tls.h"
 #include "services/worker/engine_command.h"
 
 namespace tandem {
@@ -23,11 +24,12 @@ inline constexpr size_t kMaxPrefillPeers = 512;
 class PrefillPeers {
  public:
   // `self` without a transport address. The pointers outlive this.
-  PrefillPeers(PrefillHello self, const FleetSecret* secret, int64_t vocab_size,
-               double liveness_scale, MemoryBudget* budget, KvTransport* transport,
-               CommandQueue* commands)
+  PrefillPeers(PrefillHello self, const FleetSecret* secret, const FleetTls* tls,
+               int64_t vocab_size, double liveness_scale, MemoryBudget* budget,
+               KvTransport* transport, CommandQueue* commands)
       : self_(std::move(self)),
         secret_(secret),
+        tls_(tls),
         vocab_size_(vocab_size),
         liveness_scale_(liveness_scale),
         budget_(budget),
@@ -54,6 +56,7 @@ class PrefillPeers {
 
   const PrefillHello self_;
   const FleetSecret* const secret_;
+  const FleetTls* const tls_;  // Null: in the clear.
   const int64_t vocab_size_;
   const double liveness_scale_;
   MemoryBudget* const budget_;

@@ -18,6 +18,7 @@
 #include "services/server/limits.h"
 #include "services/server/machine_limits.h"
 #include "services/server/memory_keeper.h"
+#include "services/server/tls_metrics.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
 #include "services/worker/grpc_kv_transport.h"
@@ -121,6 +122,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerConfig& confi
   return worker;
 }
 
+TlsListener Worker::Tls(bool any_client) const {
+  return {.identity = tls_ == nullptr ? nullptr : tls_->identity(), .any_client = any_client};
+}
+
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   if (config.transport == "ucx") {
     UcxOptions options;
@@ -138,7 +143,8 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
                                                      .num_blocks = config.engine.num_blocks,
                                                      .liveness_scale = config.liveness_scale,
                                                      .door = door_.get(),
-                                                     .secret = secret_},
+                                                     .secret = secret_,
+                                                     .tls = tls_.get()},
                                                     receiver_.get(), transport_events_.get()));
     kv_service_ = transport->service();
     transport_ = std::move(transport);
@@ -155,6 +161,7 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
   // (readiness); "liveness" serves while the process runs.
   const GatedServerOptions options{
       .gate = {.address = config.listen,
+               .tls = Tls(/*any_client=*/false),
                .budget = memory_->budget(),
                .max_streams = kMaxPeerStreams,
                .max_connections = MaxConnections(kGateDescriptors),
@@ -183,6 +190,8 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
 absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& make_executor) {
   on_drain_ = config.on_drain;
   secret_ = config.secret;
+  TANDEM_ASSIGN_OR_RETURN(tls_, FleetTls::Open(config.tls));
+  if (tls_ != nullptr) ShowInMetrics("fleet", tls_->identity(), &registry_);
   memory_ = std::make_unique<MemoryKeeper>(config.memory_limit_bytes, &registry_);
   calls_ = std::make_unique<OpenCalls>(
       memory_->budget(), OpenCalls::Options{.max_message_bytes = kMaxUnaryMessageBytes});
@@ -208,9 +217,9 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                                               calls_.get(), prompts_.get(), commands_.get());
   decodes_ = std::make_unique<DecodeSessions>(hello, config.vocab_size, calls_.get(),
                                               prompts_.get(), transport_.get(), commands_.get());
-  prefills_ =
-      std::make_unique<PrefillPeers>(hello, &secret_, config.vocab_size, config.liveness_scale,
-                                     memory_->budget(), transport_.get(), commands_.get());
+  prefills_ = std::make_unique<PrefillPeers>(hello, &secret_, tls_.get(), config.vocab_size,
+                                             config.liveness_scale, memory_->budget(),
+                                             transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());
   TANDEM_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(engine, {.commands = commands_.get(),
                                                              .executor = executor_.get(),
@@ -251,6 +260,7 @@ absl::Status Worker::OpenAdmin(const WorkerConfig& config, const LivenessTimes& 
                       .metrics = metrics,
                       .fleet_metrics = nullptr});
   TANDEM_ASSIGN_OR_RETURN(admin_, HttpServer::Create({.address = *config.admin,
+                                                      .tls = Tls(/*any_client=*/true),
                                                       .budget = memory_->budget(),
                                                       .max_connections = kMaxAdminConnections,
                                                       .num_threads = 1},

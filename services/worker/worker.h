@@ -15,6 +15,7 @@
 #include "runtime/base/fleet_secret.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
+#include "services/server/fleet_tls.h"
 #include "services/server/listen_address.h"
 #include "services/server/metrics_registry.h"
 #include "services/worker/engine_command.h"
@@ -31,6 +32,7 @@ struct WorkerConfig {
   std::string ucx_devices;        // Empty: shared memory of this host only.
   double liveness_scale = 1;
   FleetSecret secret;  // Of every internal call, and of KV links.
+  FleetTlsFlags tls;   // Of all that is said over gRPC, and of `admin`.
   size_t max_queued_commands = 4096;
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
@@ -68,6 +70,7 @@ class Worker {
 
   Worker() = default;
   absl::Status Open(const WorkerConfig& config, const ExecutorFactory& make_executor);
+  TlsListener Tls(bool any_client) const;
   absl::Status OpenTransport(const WorkerConfig& config);
   absl::Status OpenServer(const WorkerConfig& config);
   absl::Status OpenAdmin(const WorkerConfig& config, const LivenessTimes& times);
@@ -75,6 +78,7 @@ class Worker {
   // In the order of construction.
   MetricsRegistry registry_;
   FleetSecret secret_;
+  std::unique_ptr<FleetTls> tls_;
   std::unique_ptr<class MemoryKeeper> memory_;
   std::unique_ptr<class OpenCalls> calls_;
   std::unique_ptr<MemoryBudget> prompts_;  // Outlives the commands and the engine.

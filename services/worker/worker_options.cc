@@ -27,6 +27,12 @@ constexpr int64_t kDefaultFullSequences = 16;
 // What UCX and its peers need of /dev/shm beside pools.
 constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
 
+constexpr char kPublicNeeds[] = "it needs --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca";
+
+bool MayBePublic(const WorkerOptions& options) {
+  return options.fleet_tls.configured() || options.insecure_public_listen;
+}
+
 }  // namespace
 
 FlagSet WorkerFlags(WorkerOptions* options) {
@@ -50,8 +56,9 @@ FlagSet WorkerFlags(WorkerOptions* options) {
       "HTTP address with /health, /ready and this worker's /metrics; port 0: any; empty: none");
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
-            "allow --listen beyond loopback without a fleet secret, and --admin there");
+            "allow --listen and --admin beyond loopback without TLS");
   flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
+  options->fleet_tls.Declare(&flags);
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
@@ -70,7 +77,7 @@ bool ListensOnLoopback(const WorkerOptions& options) {
          (parts->host == "localhost" || IsLoopback(WithoutBrackets(parts->host)));
 }
 
-absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
+absl::Status CheckWorkerOptions(const WorkerOptions& options) {
   if (options.model.empty()) return absl::InvalidArgumentError("--model: name a model folder");
   if (options.name.empty() || options.name.size() > static_cast<size_t>(kMaxNameBytes) ||
       !IsValidUtf8(options.name)) {
@@ -82,19 +89,23 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret) {
   }
   TANDEM_RETURN_IF_ERROR(options.Check());
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
-  TANDEM_RETURN_IF_ERROR(ParseAdminAddress(options.admin, options.insecure_public_listen).status());
+  TANDEM_RETURN_IF_ERROR(options.fleet_tls.Check());
+  TANDEM_RETURN_IF_ERROR(AdminAddress(options).status());
   const bool is_file = options.listen.starts_with(kUnixAddress);
   if (!is_file && !ParseHostPort(options.listen).has_value()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--listen: \"%s\", want ADDR:PORT with a port of 0 to 65535", options.listen));
   }
-  if (!ListensOnLoopback(options) && !has_secret && !options.insecure_public_listen) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "--listen: %s is not loopback, and nobody need prove who calls: name a "
-        "--fleet-secret-file or set TANDEM_FLEET_SECRET, or --insecure-public-listen allows it",
-        options.listen));
+  if (!ListensOnLoopback(options) && !MayBePublic(options)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--listen: %s is not loopback: %s, or --insecure-public-listen",
+                        options.listen, kPublicNeeds));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& options) {
+  return ParseAdminAddress(options.admin, MayBePublic(options) ? "" : kPublicNeeds);
 }
 
 int32_t NumThreads(const WorkerOptions& options, const MachineLimits& machine) {

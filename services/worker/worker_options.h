@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "services/server/fleet_tls.h"
+#include "services/server/listen_address.h"
 #include "services/server/machine_limits.h"
 #include "services/worker/engine_flags.h"
 
@@ -29,16 +31,19 @@ struct WorkerOptions : EngineFlags {
   std::string ucx_devices;
   int32_t machine_share = 1;
   std::string fleet_secret_file;
+  FleetTlsFlags fleet_tls;
   ByteSize memory_limit{0};
 };
 
 FlagSet WorkerFlags(WorkerOptions* options);
 
 // What only the flags themselves can tell: the model folder, the name, the address.
-// InvalidArgument names the flag and what is allowed. `has_secret`: callers must prove themselves.
-absl::Status CheckWorkerOptions(const WorkerOptions& options, bool has_secret);
+// InvalidArgument names the flag and what is allowed.
+absl::Status CheckWorkerOptions(const WorkerOptions& options);
 // Whether only this machine can reach --listen.
 bool ListensOnLoopback(const WorkerOptions& options);
+// Of --admin.
+absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& options);
 
 // What the model and the machine say about the rest.
 struct ModelFacts {

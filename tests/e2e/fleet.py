@@ -67,8 +67,8 @@ class SupervisedWorker(Worker):
 class Router(Server):
     """`tandem-router` in front of `workers`."""
 
-    def __init__(self, folder, workers, *flags, secret=SECRET):
-        super().__init__(folder, DEMO_MODEL)
+    def __init__(self, folder, workers, *flags, secret=SECRET, tls=None):
+        super().__init__(folder, DEMO_MODEL, tls=tls)
         self.environment = environment(secret)
         self.command = [str(BIN / "tandem-router"), f"--model={DEMO_MODEL}", f"--http={self.http}",
                         f"--grpc={self.grpc}", *flags]

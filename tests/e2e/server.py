@@ -85,12 +85,13 @@ def wait_until(condition, seconds, what):
 class Server:
     environment = None  # This process's own.
 
-    def __init__(self, folder, model, *flags):
+    def __init__(self, folder, model, *flags, tls=None):
+        """`tls`: the context of its client, where the flags make it speak TLS."""
         self.http = f"127.0.0.1:{free_port()}"
         self.grpc = f"127.0.0.1:{free_port()}"
-        self.url = f"http://{self.http}"
+        self.url = f"https://{self.http}" if tls else f"http://{self.http}"
         # httpx.get() and its like would each read the certificates of all authorities first: 40 ms of a CPU.
-        self.client = httpx.Client(base_url=self.url, verify=False, timeout=120,
+        self.client = httpx.Client(base_url=self.url, verify=tls or False, timeout=120,
                                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
         self.log_path = pathlib.Path(folder) / "serve.log"
         self.command = [str(BIN / "tandem"), "serve", str(model), f"--http={self.http}",
@@ -167,10 +168,13 @@ class Server:
             wait_until(lambda: process_state(pid) == "T", 5, f"{name} (pid {pid}) is stopped")
         return pid
 
+    def scrape(self):
+        return self.client.get("/metrics", timeout=10).text
+
     def metrics(self):
         """{(name, frozenset of (label, value)): value} of one scrape."""
         samples = {}
-        for line in self.client.get("/metrics", timeout=10).text.splitlines():
+        for line in self.scrape().splitlines():
             match = SAMPLE.match(line)
             if match and not line.startswith("#"):
                 labels = frozenset(LABEL.findall(match[2] or ""))

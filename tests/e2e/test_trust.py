@@ -97,11 +97,11 @@ def test_without_a_secret_loopback_warns_and_the_network_is_refused(tmp_path):
         assert "no fleet secret" in worker.log_path.read_text() and "no fleet secret" in router.log()
     public = [str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--listen=0.0.0.0:{free_port()}"]
     ended = subprocess.run(public, capture_output=True, text=True, timeout=60, env=environment(None))
-    assert ended.returncode == 2 and "--fleet-secret-file" in ended.stderr
+    assert ended.returncode == 2 and "--fleet-tls-cert" in ended.stderr
     shared = tmp_path / "readable"
     shared.write_text(OLD)
     shared.chmod(0o644)
-    ended = subprocess.run([*public, f"--fleet-secret-file={shared}"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*public, "--insecure-public-listen", f"--fleet-secret-file={shared}"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "chmod 600" in ended.stderr
 
 

@@ -12,6 +12,7 @@ import sys
 import httpx
 import pytest
 
+from certificates import Authority, client_flags, context
 from server import DEMO_MODEL, Server, free_port, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,11 +41,15 @@ def prometheus(tmp_path_factory):
     address = f"127.0.0.1:{free_port()}"
     for path in RULES:
         (folder / path.name).write_text(re.sub(r"interval: \d+s", "interval: 1s", path.read_text()))
-    with Server(folder, DEMO_MODEL, "--prefill=1", "--decode=2", "--disaggregate=always") as server:
+    authority = Authority(folder)
+    files = authority.issue("front", "127.0.0.1")
+    with Server(folder, DEMO_MODEL, "--prefill=1", "--decode=2", "--disaggregate=always",
+                *client_flags(files, asks=False), tls=context(authority)) as server:
         (folder / "prometheus.yml").write_text(json.dumps({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [path.name for path in RULES],
-            "scrape_configs": [{"job_name": "tandem", "static_configs": [{"targets": [server.http]}]}]}))
+            "scrape_configs": [{"job_name": "tandem", "scheme": "https", "tls_config": {"ca_file": f"{files}.ca"},
+                                "static_configs": [{"targets": [server.http]}]}]}))
         with open(folder / "prometheus.log", "wb") as log:
             process = subprocess.Popen(["prometheus", f"--config.file={folder / 'prometheus.yml'}",
                                         f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"],

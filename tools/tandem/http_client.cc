@@ -2,10 +2,14 @@
 
 #include <array>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <boost/beast/ssl/ssl_stream.hpp>
 #include <cstdlib>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
@@ -22,6 +26,9 @@ struct HttpConnection::State {
   std::chrono::milliseconds silence;
   asio::io_context io;
   boost::beast::tcp_stream stream{io};
+  // Of https.
+  std::optional<asio::ssl::context> tls;
+  std::optional<boost::beast::ssl_stream<boost::beast::tcp_stream&>> secure;
   boost::beast::flat_buffer buffer;
   bool open = false;
 
@@ -36,6 +43,29 @@ struct HttpConnection::State {
     io.run();
     return result;
   }
+  // The same with what is spoken to the server through: `start` takes it, and a handler.
+  template <typename StartOperation>
+  Error AwaitStream(const StartOperation& start) {
+    return Await([&](auto done) {
+      if (target.tls) return start(*secure, done);
+      start(stream, done);
+    });
+  }
+
+  Error Handshake() {
+    Error error;
+    tls.emplace(asio::ssl::context::tls_client).set_default_verify_paths(error);
+    if (error) return error;
+    secure.emplace(stream, *tls);
+    secure->set_verify_mode(asio::ssl::verify_peer);
+    const std::string host = WithoutBrackets(target.host);
+    secure->set_verify_callback(asio::ssl::host_name_verification(host));
+    if (!IsIpAddress(host)) SSL_set_tlsext_host_name(secure->native_handle(), host.c_str());
+    return Await([&](auto done) {
+      secure->async_handshake(asio::ssl::stream_base::client,
+                              [done](const Error& failed) { done(failed, 0); });
+    });
+  }
 };
 
 namespace {
@@ -47,12 +77,11 @@ absl::Status Lost(const HttpTarget& target, const Error& error) {
 }  // namespace
 
 absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
-  constexpr std::string_view kScheme = "http://";
   const absl::Status bad = absl::InvalidArgumentError(
-      absl::StrCat("want http://HOST:PORT, got \"", std::string(url), "\""));
-  if (!url.starts_with(kScheme)) return bad;
-  url.remove_prefix(kScheme.size());
-  HttpTarget target;
+      absl::StrCat("want http://HOST:PORT or https, got \"", std::string(url), "\""));
+  HttpTarget target{.tls = url.starts_with("https://")};
+  if (!target.tls && !url.starts_with("http://")) return bad;
+  url.remove_prefix(url.find("//") + 2);
   const size_t slash = url.find('/');
   if (slash != url.npos) {
     target.base_path = std::string(url.substr(slash));
@@ -61,7 +90,8 @@ absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
   }
   const size_t colon = url.ends_with(']') ? url.npos : url.rfind(':');
   target.host = std::string(url.substr(0, colon));
-  target.port = colon == url.npos ? "80" : std::string(url.substr(colon + 1));
+  target.port =
+      colon == url.npos ? (target.tls ? "443" : "80") : std::string(url.substr(colon + 1));
   if (target.host.empty() || target.port.empty()) return bad;
   return target;
 }
@@ -81,6 +111,7 @@ absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(
     error = state->Await([&](auto done) { state->stream.async_connect(addresses, done); });
   }
   if (!error) state->stream.socket().set_option(asio::ip::tcp::no_delay(true), error);
+  if (!error && target.tls) error = state->Handshake();
   if (error) return Lost(target, error);
   state->open = true;
   return std::unique_ptr<HttpConnection>(new HttpConnection(std::move(state)));
@@ -102,12 +133,14 @@ absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::str
     request.body() = body;
   }
   request.prepare_payload();
-  Error error = state.Await([&](auto done) { http::async_write(state.stream, request, done); });
+  Error error =
+      state.AwaitStream([&](auto& stream, auto done) { http::async_write(stream, request, done); });
   http::response_parser<http::buffer_body> parser;
   parser.body_limit(boost::none);
   if (!error) {
-    error = state.Await(
-        [&](auto done) { http::async_read_header(state.stream, state.buffer, parser, done); });
+    error = state.AwaitStream([&](auto& stream, auto done) {
+      http::async_read_header(stream, state.buffer, parser, done);
+    });
   }
   if (error) {
     state.open = false;
@@ -118,8 +151,9 @@ absl::StatusOr<int> HttpConnection::Send(const std::string& path, const std::str
     parser.get().body().data = piece.data();
     parser.get().body().size = piece.size();
     parser.get().body().more = true;
-    error = state.Await(
-        [&](auto done) { http::async_read_some(state.stream, state.buffer, parser, done); });
+    error = state.AwaitStream([&](auto& stream, auto done) {
+      http::async_read_some(stream, state.buffer, parser, done);
+    });
     if (error == http::error::need_buffer) error = {};
     const size_t size = piece.size() - parser.get().body().size;
     if (error || (size > 0 && !on_piece(std::string_view(piece.data(), size)))) {

@@ -16,11 +16,12 @@
 namespace tandem {
 
 struct HttpTarget {
+  bool tls = false;
   std::string host;
   std::string port;
   std::string base_path;  // Without a trailing slash: "" or "/prefix".
 };
-// "http://127.0.0.1:8000[/prefix]". InvalidArgument for anything else.
+// "http://127.0.0.1:8000[/prefix]", or https. InvalidArgument for anything else.
 absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url);
 
 class HttpConnection {
@@ -28,6 +29,8 @@ class HttpConnection {
   // A server that says nothing for so long is lost.
   static constexpr std::chrono::milliseconds kSilence{120'000};
 
+  // Of https the server's certificate must be for its host, and of an authority that the system, or
+  // the file that SSL_CERT_FILE names, knows. Unavailable with the reason.
   static absl::StatusOr<std::unique_ptr<HttpConnection>> Connect(
       const HttpTarget& target, std::chrono::milliseconds silence = kSilence);
   ~HttpConnection();

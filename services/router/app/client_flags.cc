@@ -8,6 +8,13 @@
 #include "services/server/machine_limits.h"
 
 namespace tandem {
+namespace {
+
+constexpr char kPublicApi[] =
+    "it needs --tls-cert and --tls-key, and --api-key-file or --tls-client-ca";
+constexpr char kPublicAdmin[] = "it needs --tls-cert and --tls-key";
+
+}  // namespace
 
 void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("http", &http, "ADDR", "OpenAI API, /health, /ready, /metrics; port 0: any");
@@ -28,24 +35,38 @@ void ClientFlags::Declare(FlagSet* flags) {
       "api-key-file", &api_key_file, "FILE",
       "clients must have a key of this file, which may change while the router runs; `tandem "
       "key NAME` makes one");
+  flags->Add("tls-cert", &tls_cert, "FILE",
+             "PEM certificate, and chain: --http, --grpc and --admin speak TLS then; it may change "
+             "while the router runs, like its key and --tls-client-ca");
+  flags->Add("tls-key", &tls_key, "FILE", "its PEM key");
+  flags->Add("tls-client-ca", &tls_client_ca, "FILE",
+             "clients of --http and --grpc must show a certificate that one of these signed");
   flags->Add("isolate-cache", &isolate_cache,
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
-             "allow addresses of --http, --grpc and --admin beyond loopback, without TLS");
+             "allow addresses beyond loopback without TLS, and without keys");
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
 absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
+  if (tls_cert.empty() != tls_key.empty() || (tls_cert.empty() && !tls_client_ca.empty())) {
+    return absl::InvalidArgumentError(
+        "--tls-cert and --tls-key: name both or none, and --tls-client-ca only with them");
+  }
+  const bool known_clients = !api_key_file.empty() || !tls_client_ca.empty();
+  const bool public_admin = insecure_public_listen || !tls_cert.empty();
+  const bool public_api = insecure_public_listen || (!tls_cert.empty() && known_clients);
   Addresses addresses;
   for (const auto& [flag, text, address] : {std::tuple("--http", &http, &addresses.http),
                                             std::tuple("--grpc", &grpc, &addresses.grpc)}) {
-    const auto parsed = ParseListenAddress(*text, insecure_public_listen);
+    const auto parsed = ParseListenAddress(*text, public_api ? "" : kPublicApi);
     if (!parsed.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(flag, ": ", parsed.status().message()));
     }
     *address = *parsed;
   }
-  TANDEM_ASSIGN_OR_RETURN(addresses.admin, ParseAdminAddress(admin, insecure_public_listen));
+  TANDEM_ASSIGN_OR_RETURN(addresses.admin,
+                          ParseAdminAddress(admin, public_admin ? "" : kPublicAdmin));
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(memory_limit));
   return addresses;
 }
@@ -57,6 +78,9 @@ std::vector<std::string> ClientFlags::Arguments() const {
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);
   if (!api_key_file.empty()) arguments.push_back("--api-key-file=" + api_key_file);
+  if (!tls_cert.empty()) arguments.push_back("--tls-cert=" + tls_cert);
+  if (!tls_key.empty()) arguments.push_back("--tls-key=" + tls_key);
+  if (!tls_client_ca.empty()) arguments.push_back("--tls-client-ca=" + tls_client_ca);
   if (isolate_cache) arguments.emplace_back("--isolate-cache");
   if (insecure_public_listen) arguments.emplace_back("--insecure-public-listen");
   if (memory_limit.bytes > 0) {

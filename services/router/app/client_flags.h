@@ -20,6 +20,7 @@ struct ClientFlags {
   std::string admin;
   std::string disaggregate = "auto";
   std::string api_key_file;
+  std::string tls_cert, tls_key, tls_client_ca;
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
   bool insecure_public_listen = false;

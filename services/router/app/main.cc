@@ -45,6 +45,7 @@ struct RouterFlags {
   std::string model, served_model_name, workers, workers_dns, port_file, fleet_secret_file;
   std::string name = "router";
   ClientFlags clients;
+  FleetTlsFlags fleet_tls;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
   bool version = false;
@@ -60,6 +61,7 @@ void Declare(RouterFlags* f, FlagSet* flags) {
              "or a DNS name that has all their addresses, asked every second");
   f->clients.Declare(flags);
   flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE", kFleetSecretFileHelp);
+  f->fleet_tls.Declare(flags);
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
   flags->Add("liveness-scale", &f->liveness_scale, "X", kLivenessScaleHelp, kMinLivenessScale,
@@ -102,6 +104,11 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.grpc = addresses.grpc;
   options.admin = addresses.admin;
   options.api_key_file = f.clients.api_key_file;
+  options.tls = {.certificate = f.clients.tls_cert,
+                 .key = f.clients.tls_key,
+                 .client_authorities = f.clients.tls_client_ca};
+  TANDEM_RETURN_IF_ERROR(f.fleet_tls.Check());
+  options.fleet_tls = f.fleet_tls;
   for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
@@ -131,7 +138,7 @@ int Serve(const RouterOptions& options, const std::string& port_file) {
   // Large bodies and texts go back to the kernel as they are freed.
   mallopt(M_MMAP_THRESHOLD, kLargeBytes);
 
-  if (!options.secret.configured()) {
+  if (!options.secret.configured() && !options.fleet_tls.configured()) {
     LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");
   }
   const auto app = [&]() -> absl::StatusOr<std::unique_ptr<RouterApp>> {

@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "services/server/machine_limits.h"
+#include "services/server/tls_metrics.h"
 
 namespace tandem {
 namespace {
@@ -51,6 +52,7 @@ absl::Status RouterApp::Start() {
   if (!options_.api_key_file.empty()) {
     TANDEM_ASSIGN_OR_RETURN(keys_, Of("--api-key-file", ApiKeys::Open(options_.api_key_file)));
   }
+  TANDEM_RETURN_IF_ERROR(OpenTls());
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
   TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_));
   if (text_.tokenizer == nullptr) {
@@ -75,6 +77,7 @@ absl::Status RouterApp::Start() {
                                  .channel = {.router_name = options_.name,
                                              .liveness_scale = options_.liveness_scale,
                                              .secret = options_.secret,
+                                             .tls = fleet_tls_.get(),
                                              .budget = memory_.budget()}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
@@ -100,6 +103,7 @@ absl::Status RouterApp::Start() {
   }
   api_ = std::make_unique<HttpApi>(std::move(parts));
   HttpServerOptions http_options{.address = options_.http,
+                                 .tls = {.identity = tls_.get()},
                                  .budget = memory_.budget(),
                                  .max_connections = std::min(kMaxConnections, MaxConnections(1)),
                                  .on_connections =
@@ -110,6 +114,7 @@ absl::Status RouterApp::Start() {
                                  .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
   TANDEM_ASSIGN_OR_RETURN(http_, Of("--http", HttpServer::Create(http_options, api_.get())));
   GrpcServerOptions grpc_options{.address = options_.grpc,
+                                 .tls = {.identity = tls_.get()},
                                  .budget = memory_.budget(),
                                  .instance_id = options_.name,
                                  .keys = keys_.get(),
@@ -117,6 +122,15 @@ absl::Status RouterApp::Start() {
   TANDEM_ASSIGN_OR_RETURN(
       grpc_, Of("--grpc", GrpcServer::Create(grpc_options, generator_.get(), pool_.get())));
   return options_.admin.has_value() ? StartAdmin() : absl::OkStatus();
+}
+
+absl::Status RouterApp::OpenTls() {
+  TANDEM_ASSIGN_OR_RETURN(fleet_tls_, FleetTls::Open(options_.fleet_tls));
+  if (fleet_tls_ != nullptr) ShowInMetrics("fleet", fleet_tls_->identity(), &registry_);
+  if (options_.tls.certificate.empty()) return absl::OkStatus();
+  TANDEM_ASSIGN_OR_RETURN(tls_, TlsIdentity::Open(options_.tls));
+  ShowInMetrics("clients", tls_.get(), &registry_);
+  return absl::OkStatus();
 }
 
 absl::Status RouterApp::StartAdmin() {
@@ -133,6 +147,7 @@ absl::Status RouterApp::StartAdmin() {
       .fleet_metrics =
           [this](MetricsCollector::Done done) { collector_->Collect(std::move(done)); }});
   const HttpServerOptions options{.address = *options_.admin,
+                                  .tls = {.identity = tls_.get(), .any_client = true},
                                   .budget = memory_.budget(),
                                   .max_connections = kMaxAdminConnections,
                                   .num_threads = 1};

@@ -24,6 +24,7 @@
 #include "services/router/router_metrics.h"
 #include "services/router/text_pool.h"
 #include "services/router/worker_pool.h"
+#include "services/server/fleet_tls.h"
 #include "services/server/listen_address.h"
 #include "services/server/memory_keeper.h"
 
@@ -42,7 +43,9 @@ struct RouterOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  FleetSecret secret;              // That it shares with the workers.
+  FleetSecret secret;  // That it shares with the workers.
+  FleetTlsFlags fleet_tls;
+  TlsFiles tls;                    // Of clients and of `admin`; empty: none.
   std::string api_key_file;        // Of clients; empty: they need no key.
   bool isolate_cache = false;      // Every request must have a cache_salt.
   int64_t memory_limit_bytes = 0;  // 0: DefaultMemoryLimit.
@@ -69,6 +72,7 @@ class RouterApp {
   absl::Status Start();
   ProbeAnswer ReadyAnswer() const;
   absl::Status StartAdmin();
+  absl::Status OpenTls();
 
   const RouterOptions options_;
   const SteadyClock clock_;
@@ -80,6 +84,8 @@ class RouterApp {
   RouterMetrics metrics_;
   std::atomic<bool> draining_{false};
   std::atomic<int> num_connections_{0};
+  std::unique_ptr<FleetTls> fleet_tls_;
+  std::unique_ptr<TlsIdentity> tls_;
   // Each uses those above it; destroyed from the last to the first.
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<WorkerPool> workers_;

@@ -44,6 +44,7 @@ class GrpcServer::Impl {
         inference_(generator, pool, &calls_, AdmissionOf(options.keys)),
         control_(generator, options.instance_id, options.ready, &calls_, AdmissionOf(options.keys)),
         server_({.gate = {.address = options.address.ToString(),
+                          .tls = options.tls,
                           .budget = options.budget,
                           .max_streams = kMaxGrpcStreams,
                           .max_connections = MaxConnections(kGateDescriptors),

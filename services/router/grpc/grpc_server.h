@@ -13,11 +13,13 @@
 #include "services/router/text_pool.h"
 #include "services/server/api_keys.h"
 #include "services/server/listen_address.h"
+#include "services/server/tls_identity.h"
 
 namespace tandem {
 
 struct GrpcServerOptions {
   ListenAddress address;
+  TlsListener tls;
   MemoryBudget* budget = nullptr;  // Outlives the server.
   std::string instance_id;
   const ApiKeys* keys = nullptr;  // That callers must have; null: none.

@@ -20,13 +20,16 @@ TEST(HttpTargetTest, SplitsHostPortAndPath) {
   EXPECT_EQ(target->port, "8000");
   EXPECT_EQ(target->base_path, "/prefix");
   EXPECT_EQ(ParseHttpTarget("http://localhost")->port, "80");
+  EXPECT_FALSE(ParseHttpTarget("http://localhost")->tls);
+  EXPECT_EQ(ParseHttpTarget("https://localhost")->port, "443");
+  EXPECT_TRUE(ParseHttpTarget("https://localhost:8443/x")->tls);
   EXPECT_EQ(ParseHttpTarget("http://[::1]:8000")->port, "8000");
   EXPECT_EQ(ParseHttpTarget("http://[::1]")->host, "[::1]");
 }
 
 TEST(HttpTargetTest, RefusesWhatItCannotReach) {
-  for (const char* url :
-       {"", "127.0.0.1:8000", "https://127.0.0.1", "http://", "http://:80", "http://host:"}) {
+  for (const char* url : {"", "127.0.0.1:8000", "ftp://127.0.0.1", "https:127.0.0.1", "https://",
+                          "http://", "http://:80", "http://host:"}) {
     EXPECT_EQ(ParseHttpTarget(url).status().code(), absl::StatusCode::kInvalidArgument) << url;
   }
 }

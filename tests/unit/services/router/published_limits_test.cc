@@ -88,7 +88,8 @@ TEST_F(PublishedLimitsTest, OfHttpClients) {
   EXPECT_EQ(row("body"), Bytes(kMaxBodyBytes));
   EXPECT_EQ(row("JSON depth"), Count(kMaxJsonDepth));
   EXPECT_EQ(row("requests sent ahead of an answer"), Bytes(kMaxReadAheadBytes));
-  EXPECT_EQ(row("time for a header"), Seconds(HttpTimes().header));
+  EXPECT_EQ(row("time for a header, and before it for a TLS handshake"),
+            Seconds(HttpTimes().header));
   EXPECT_EQ(row("time for a body"), Seconds(HttpTimes().body));
   EXPECT_EQ(row("reading on after a refusal or a last answer"), Seconds(HttpTimes().discard));
   EXPECT_EQ(row("idle time of a kept connection"), Seconds(HttpTimes().idle));
@@ -112,7 +113,8 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
             Seconds(OpenCalls::Options().turn));
   EXPECT_EQ(row("time from the headers to the whole message"), Seconds(kBodyTimeout));
   EXPECT_EQ(row("time for a write to make progress"), Seconds(kWriteTimeout));
-  EXPECT_EQ(row("time for the preface of HTTP/2"), Seconds(kPrefaceTimeout));
+  EXPECT_EQ(row("time for the preface of HTTP/2, and before it for a TLS handshake"),
+            Seconds(kPrefaceTimeout));
   EXPECT_EQ(row("header block, with what begins its frames"), Bytes(kMaxHeaderBlockBytes));
   EXPECT_EQ(row("time for a header block"), Seconds(kHeaderBlockTimeout));
   EXPECT_EQ(row("time to read what a server sent before it ended the connection"),

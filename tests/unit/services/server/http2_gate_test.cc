@@ -565,6 +565,8 @@ TEST_F(GateTest, TheBudgetIsUsedUpByTheTimeTooManyConnectionsAreOpen) {
   Start();
   std::list<RawClient> idle;
   for (int i = 0; i < kMost + 4; ++i) idle.emplace_back(gate_->port(), kNobody).Greet();
+  EXPECT_TRUE(Eventually(
+      [&] { return budget_.held_bytes() > budget_.limit_bytes() / kMost * (kMost - 1); }));
   EXPECT_TRUE(Eventually([&] {
     int num_ended = 0;
     for (RawClient& client : idle) num_ended += client.Pump() ? 0 : 1;

@@ -15,7 +15,7 @@ class LogLevelFileTest : public testing::Test {
   void Write(std::string_view text) { folder_.Write("log.yaml", text); }
 
   const TempFolder folder_;
-  const std::unique_ptr<FollowedFile> file_ =
+  const std::unique_ptr<FollowedFiles> file_ =
       LogLevelFile(folder_.path() + "/log.yaml", LogLevel::kInfo);
 };
 

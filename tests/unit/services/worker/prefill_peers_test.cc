@@ -21,7 +21,7 @@ TEST(PrefillPeersTest, OfTooManyTheOneThatWasUsedLeastLatelyIsLost) {
   const FleetSecret no_secret;
   MemoryBudget budget(int64_t{256} << 20);
   CommandQueue commands(1);
-  PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret,
+  PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
                      /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side->transport.get(),
                      &commands);
   const auto send = [&](size_t number) {

@@ -135,15 +135,15 @@ TEST(WorkerOptionsTest, StepBudgetBelowTheBatchIsRefused) {
 TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
   WorkerOptions good;
   good.model = "folder";
-  EXPECT_TRUE(CheckWorkerOptions(good, false).ok());
-  EXPECT_THAT(Message(CheckWorkerOptions({}, false)), HasSubstr("--model"));
+  EXPECT_TRUE(CheckWorkerOptions(good).ok());
+  EXPECT_THAT(Message(CheckWorkerOptions({})), HasSubstr("--model"));
   WorkerOptions block = good;
   block.block_size = 24;
-  EXPECT_THAT(Message(CheckWorkerOptions(block, false)), HasSubstr("24"));
+  EXPECT_THAT(Message(CheckWorkerOptions(block)), HasSubstr("24"));
   WorkerOptions address = good;
   for (const char* listen : {"nowhere", "127.0.0.1:", "127.0.0.1:99999", ":7000"}) {
     address.listen = listen;
-    EXPECT_THAT(Message(CheckWorkerOptions(address, false)), HasSubstr("--listen")) << listen;
+    EXPECT_THAT(Message(CheckWorkerOptions(address)), HasSubstr("--listen")) << listen;
   }
 }
 
@@ -151,12 +151,30 @@ TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
   WorkerOptions options;
   options.model = "folder";
   options.listen = "0.0.0.0:7000";
-  const absl::Status refused = CheckWorkerOptions(options, /*has_secret=*/false);
+  const absl::Status refused = CheckWorkerOptions(options);
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Message(refused), HasSubstr("--fleet-secret-file"));
-  EXPECT_TRUE(CheckWorkerOptions(options, /*has_secret=*/true).ok());
+  EXPECT_THAT(Message(refused), HasSubstr("--listen"));
+  EXPECT_THAT(Message(refused), HasSubstr("--fleet-tls-cert"));
+  options.listen = "127.0.0.1:0";
+  options.admin = "[::]:7001";
+  EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("--admin"));
+  WorkerOptions secure = options;
+  secure.fleet_tls.certificate = secure.fleet_tls.key = secure.fleet_tls.authorities = "file";
+  EXPECT_TRUE(CheckWorkerOptions(secure).ok());
   options.insecure_public_listen = true;
-  EXPECT_TRUE(CheckWorkerOptions(options, false).ok());
+  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+}
+
+TEST(WorkerOptionsTest, FleetTlsNeedsItsThreeFiles) {
+  WorkerOptions options;
+  options.model = "folder";
+  for (std::string FleetTlsFlags::*const flag :
+       {&FleetTlsFlags::certificate, &FleetTlsFlags::key, &FleetTlsFlags::authorities,
+        &FleetTlsFlags::name}) {
+    options.fleet_tls = {};
+    options.fleet_tls.*flag = "file";
+    EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("--fleet-tls-ca"));
+  }
 }
 
 TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
@@ -165,13 +183,13 @@ TEST(WorkerOptionsTest, OnlyAddressesOfThisMachineAreLoopback) {
   for (const char* listen : {"127.0.0.1:0", "127.9.8.7:7000", "localhost:7000", "[::1]:7000",
                              "[::ffff:127.0.0.1]:7000", "unix:/run/worker"}) {
     options.listen = listen;
-    EXPECT_TRUE(CheckWorkerOptions(options, false).ok()) << listen;
+    EXPECT_TRUE(CheckWorkerOptions(options).ok()) << listen;
   }
   for (const char* listen :
        {"127.example.org:7000", "127.0.0.1.nip.io:7000", "127.:7000", "localhost.example:7000",
         "[localhost]:7000", "[::]:7000", "[::ffff:10.0.0.1]:7000", "128.0.0.1:7000"}) {
     options.listen = listen;
-    EXPECT_THAT(Message(CheckWorkerOptions(options, false)), HasSubstr("not loopback")) << listen;
+    EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("not loopback")) << listen;
   }
 }
 
@@ -209,9 +227,9 @@ TEST(WorkerOptionsTest, EndedLivesAreCheckedBeforeAnythingIsLoaded) {
   WorkerOptions options;
   options.model = "folder";
   options.ended = "5:outside,6:crash";
-  EXPECT_TRUE(CheckWorkerOptions(options, false).ok());
+  EXPECT_TRUE(CheckWorkerOptions(options).ok());
   options.ended = "5:outside,6:kill";
-  const absl::Status status = CheckWorkerOptions(options, false);
+  const absl::Status status = CheckWorkerOptions(options);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status), HasSubstr("--ended: \"6:kill\""));
 }

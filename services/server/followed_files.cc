@@ -1,4 +1,4 @@
-#include "services/server/followed_file.h"
+#include "services/server/followed_files.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-FollowedFile::~FollowedFile() {
+FollowedFiles::~FollowedFiles() {
   {
     const MutexLock lock(&mu_);
     stopping_ = true;
@@ -16,7 +16,7 @@ FollowedFile::~FollowedFile() {
   if (thread_.joinable()) thread_.join();
 }
 
-void FollowedFile::Follow(std::chrono::milliseconds period) {
+void FollowedFiles::Follow(std::chrono::milliseconds period) {
   // Signals are for those who wait for them.
   sigset_t all;
   sigset_t before;
@@ -26,7 +26,7 @@ void FollowedFile::Follow(std::chrono::milliseconds period) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void FollowedFile::Run(std::chrono::milliseconds period) {
+void FollowedFiles::Run(std::chrono::milliseconds period) {
   pthread_setname_np(pthread_self(), "files");
   MutexLock lock(&mu_);
   while (!stopping_) {
@@ -37,10 +37,18 @@ void FollowedFile::Run(std::chrono::milliseconds period) {
   }
 }
 
-void FollowedFile::Look() {
-  absl::StatusOr<std::string> text = ReadSmallFile(path_, kMaxFollowedBytes);
-  if (seen_.has_value() && *seen_ == text) return;
-  seen_ = std::move(text);
+void FollowedFiles::Look() {
+  absl::StatusOr<Texts> texts{Texts{}};
+  for (const std::string& path : paths_) {
+    absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxFollowedBytes);
+    if (!text.ok()) {
+      texts = text.status();
+      break;
+    }
+    texts->push_back(*std::move(text));
+  }
+  if (seen_.has_value() && *seen_ == texts) return;
+  seen_ = std::move(texts);
   on_change_(*seen_);
 }
 

@@ -1,0 +1,54 @@
+// TLS between the processes of a fleet: each shows its certificate to the other, and believes
+// whoever shows one that the fleet's authorities signed.
+
+#ifndef TANDEM_SERVICES_SERVER_FLEET_TLS_H_
+#define TANDEM_SERVICES_SERVER_FLEET_TLS_H_
+
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/flags.h"
+#include "services/server/tls_identity.h"
+
+namespace tandem {
+
+// Of routers and workers alike.
+struct FleetTlsFlags {
+  std::string certificate, key, authorities;
+  std::string name;
+
+  // Into this object, which outlives `flags`.
+  void Declare(FlagSet* flags);
+  // InvalidArgument unless all three files are named, or none.
+  absl::Status Check() const;
+  bool configured() const { return !certificate.empty(); }
+};
+
+class FleetTls {
+ public:
+  // Null if none is configured. Follows the files from now on. Errors of Check and
+  // TlsIdentity::Open.
+  static absl::StatusOr<std::unique_ptr<FleetTls>> Open(const FleetTlsFlags& flags);
+
+  // Of listeners, which ask everybody for a certificate.
+  TlsIdentity* identity() const { return identity_.get(); }
+
+  // Of channels to the other processes.
+  std::shared_ptr<grpc::ChannelCredentials> credentials() const { return credentials_; }
+  void Configure(grpc::ChannelArguments* arguments) const;
+
+ private:
+  FleetTls() = default;
+
+  std::unique_ptr<TlsIdentity> identity_;
+  std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::string name_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_FLEET_TLS_H_

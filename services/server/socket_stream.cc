@@ -1,0 +1,155 @@
+#include "services/server/socket_stream.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "runtime/base/log.h"
+
+namespace tandem {
+namespace {
+
+ssize_t Receive(int descriptor, char* to, size_t size) {
+  ssize_t done = 0;
+  do {
+    done = recv(descriptor, to, size, MSG_DONTWAIT);
+  } while (done < 0 && errno == EINTR);
+  return done;
+}
+
+ssize_t Send(int descriptor, const char* bytes, size_t size) {
+  ssize_t done = 0;
+  do {
+    done = send(descriptor, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (done < 0 && errno == EINTR);
+  return done;
+}
+
+int DescriptorOf(BIO* bio) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio)));
+}
+
+// What OpenSSL's own BIO of a socket does, without its signals.
+BIO_METHOD* SocketMethod() {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
+    BIO_meth_set_read(made, [](BIO* bio, char* to, int size) {
+      const ssize_t done = Receive(DescriptorOf(bio), to, static_cast<size_t>(size));
+      BIO_clear_retry_flags(bio);
+      if (done < 0 && errno == EAGAIN) BIO_set_retry_read(bio);
+      return static_cast<int>(done);
+    });
+    BIO_meth_set_write(made, [](BIO* bio, const char* bytes, int size) {
+      const ssize_t done = Send(DescriptorOf(bio), bytes, static_cast<size_t>(size));
+      BIO_clear_retry_flags(bio);
+      if (done < 0 && errno == EAGAIN) BIO_set_retry_write(bio);
+      return static_cast<int>(done);
+    });
+    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long {
+      return command == BIO_CTRL_FLUSH ? 1 : 0;
+    });
+    return made;
+  }();
+  return method;
+}
+
+}  // namespace
+
+SocketStream::SocketStream(int descriptor, const TlsListener& listener, const char* protocol)
+    : descriptor_(descriptor), identity_(listener.identity) {
+  if (identity_ == nullptr) return;
+  tls_.reset(SSL_new(identity_->Context().get()));
+  BIO* const bio = BIO_new(SocketMethod());
+  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)));
+  BIO_set_init(bio, 1);
+  SSL_set_bio(tls_.get(), bio, bio);
+  SSL_set_app_data(tls_.get(), const_cast<char*>(protocol));
+  if (listener.any_client) SSL_set_verify(tls_.get(), SSL_VERIFY_NONE, nullptr);
+  SSL_set_accept_state(tls_.get());
+  in_handshake_ = true;
+}
+
+ssize_t SocketStream::Read(char* to, size_t size) {
+  if (tls_ == nullptr) {
+    const ssize_t done = Receive(descriptor_, to, size);
+    return done >= 0 ? done : errno == EAGAIN ? kWouldBlock : kLost;
+  }
+  if (broken_) return kLost;
+  size_t done = 0;
+  ERR_clear_error();
+  const int result = SSL_read_ex(tls_.get(), to, size, &done);
+  return Outcome(result, done, &read_awaits_);
+}
+
+ssize_t SocketStream::Write(std::string_view bytes) {
+  if (tls_ == nullptr) {
+    const ssize_t done = Send(descriptor_, bytes.data(), bytes.size());
+    return done >= 0 ? done : errno == EAGAIN ? kWouldBlock : kLost;
+  }
+  if (broken_) return kLost;
+  size_t all = 0;
+  while (all < bytes.size()) {
+    size_t done = 0;
+    ERR_clear_error();
+    const int result = SSL_write_ex(tls_.get(), bytes.data() + all, bytes.size() - all, &done);
+    const ssize_t outcome = Outcome(result, done, &write_awaits_);
+    if (outcome == kWouldBlock && all > 0) break;
+    if (outcome < 0) return outcome;
+    all += done;
+  }
+  return static_cast<ssize_t>(all);
+}
+
+ssize_t SocketStream::Outcome(int result, size_t size, Awaits* awaits) {
+  if (in_handshake_) NoticeHandshake();
+  if (result == 1) return static_cast<ssize_t>(size);
+  switch (SSL_get_error(tls_.get(), result)) {
+    case SSL_ERROR_WANT_READ:
+      *awaits = Awaits::kReadable;
+      return kWouldBlock;
+    case SSL_ERROR_WANT_WRITE:
+      *awaits = Awaits::kWritable;
+      return kWouldBlock;
+    case SSL_ERROR_ZERO_RETURN:
+      return 0;
+    default:
+      break;
+  }
+  broken_ = true;
+  if (std::exchange(in_handshake_, false)) {
+    const unsigned long error = ERR_peek_last_error();
+    const char* const reason = error == 0 ? "the client has left" : ERR_reason_error_string(error);
+    LogDebug("a TLS handshake failed", {{"why", reason == nullptr ? "unknown" : reason}});
+    identity_->Handshake(false);
+  }
+  ERR_clear_error();
+  return kLost;
+}
+
+void SocketStream::NoticeHandshake() {
+  if (SSL_is_init_finished(tls_.get()) != 1) return;
+  in_handshake_ = false;
+  identity_->Handshake(true);
+}
+
+void SocketStream::EndWriting() {
+  SayGoodbye();
+  shutdown(descriptor_, SHUT_WR);
+}
+
+void SocketStream::SayGoodbye() {
+  if (tls_ == nullptr || broken_ || in_handshake_) return;
+  ERR_clear_error();
+  SSL_shutdown(tls_.get());
+  ERR_clear_error();
+}
+
+void SocketStream::Detach() {
+  descriptor_ = -1;
+  broken_ = true;
+}
+
+}  // namespace tandem

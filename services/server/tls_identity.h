@@ -1,0 +1,83 @@
+// What a listener of ours shows to whoever connects through TLS, and what it asks of them.
+//
+// Three PEM files, followed while the process runs: a certificate with the chain behind it, its
+// key, and the authorities that sign clients' certificates. Connections made from then on see what
+// changed; those that stand stay as they are. Files that do not fit together change nothing, which
+// the log says: whoever replaces a certificate and its key one after the other breaks nothing.
+//
+// TLS 1.2 and 1.3. Every connection begins with a whole handshake, so that none lives on the
+// certificate that an earlier one showed.
+
+#ifndef TANDEM_SERVICES_SERVER_TLS_IDENTITY_H_
+#define TANDEM_SERVICES_SERVER_TLS_IDENTITY_H_
+
+#include <openssl/ssl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/mutex.h"
+#include "services/server/followed_files.h"
+
+namespace tandem {
+
+struct TlsFiles {
+  std::string certificate;
+  std::string key;
+  // Whoever connects must show a certificate that one of these signed; empty: nobody need.
+  std::string client_authorities;
+};
+
+class TlsIdentity {
+ public:
+  using OnHandshake = std::function<void(bool ok)>;
+
+  // Follows the files from now on. InvalidArgument names the file and what is wrong with it, also
+  // where the key is not the certificate's.
+  static absl::StatusOr<std::unique_ptr<TlsIdentity>> Open(const TlsFiles& files);
+
+  // For connections from now on. Any thread.
+  std::shared_ptr<SSL_CTX> Context() const EXCLUDES(mu_);
+  // When the first certificate of the chain ends, in seconds of Unix time. Any thread.
+  int64_t expires_s() const EXCLUDES(mu_);
+
+  // Told of the end of every handshake, on the thread of its connection. Before the first.
+  void SetOnHandshake(OnHandshake on_handshake) { on_handshake_ = std::move(on_handshake); }
+  void Handshake(bool ok) const {
+    if (on_handshake_) on_handshake_(ok);
+  }
+
+  // For tests: instead of in 2 s.
+  void Look() { followed_.Look(); }
+
+ private:
+  explicit TlsIdentity(const TlsFiles& files);
+  void Take(const absl::StatusOr<FollowedFiles::Texts>& texts) EXCLUDES(mu_);
+
+  const TlsFiles files_;
+  OnHandshake on_handshake_;
+  mutable Mutex mu_;
+  std::shared_ptr<SSL_CTX> context_ GUARDED_BY(mu_);
+  int64_t expires_s_ GUARDED_BY(mu_) = 0;
+  absl::Status first_;  // Of Open.
+  FollowedFiles followed_;
+};
+
+// What TLS takes for a connection beside all else: 13 KiB were measured of an idle one, and a
+// record each way while there is something to say.
+inline constexpr int64_t kTlsConnectionBytes = int64_t{48} << 10;
+
+// How a listener speaks.
+struct TlsListener {
+  const TlsIdentity* identity = nullptr;  // Outlives the listener; null: in the clear.
+  bool any_client = false;                // Whatever the identity asks of them: for probes.
+
+  int64_t connection_bytes() const { return identity == nullptr ? 0 : kTlsConnectionBytes; }
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_SERVER_TLS_IDENTITY_H_

@@ -1,0 +1,49 @@
+"""Authorities and certificates of tests, as files and as what Python's clients take."""
+
+import datetime
+import pathlib
+import ssl
+
+import trustme
+
+LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+class Authority:
+    """Signs certificates, each of which becomes three files: NAME.pem, NAME.key and NAME.ca."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.ca = trustme.CA()
+
+    def pem(self):
+        return self.ca.cert_pem.bytes()
+
+    def issue(self, name, *hosts, expired=False, path=None):
+        """The path without an ending. Of `hosts`, or of NAME alone."""
+        times = {"not_before": LONG_AGO, "not_after": LONG_AGO + datetime.timedelta(days=1)} if expired else {}
+        made = self.ca.issue_cert(*(hosts or [name]), **times)
+        path = path or self.folder / name
+        path.with_suffix(".key").write_bytes(made.private_key_pem.bytes())
+        path.with_suffix(".pem").write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+        path.with_suffix(".ca").write_bytes(self.pem())
+        return path
+
+
+def client_flags(path, asks=True):
+    """Of a router that shows that certificate to clients, and asks for theirs."""
+    return [f"--tls-cert={path}.pem", f"--tls-key={path}.key"] + ([f"--tls-client-ca={path}.ca"] if asks else [])
+
+
+def fleet_flags(path, name="fleet.test"):
+    return [f"--fleet-tls-cert={path}.pem", f"--fleet-tls-key={path}.key", f"--fleet-tls-ca={path}.ca",
+            f"--fleet-tls-name={name}"]
+
+
+def context(authority, path=None, protocol="http/1.1"):
+    """Of a client that believes `authority` and shows the certificate at `path`, or none."""
+    made = ssl.create_default_context(cadata=authority.pem().decode())
+    made.set_alpn_protocols([protocol])
+    if path:
+        made.load_cert_chain(f"{path}.pem", f"{path}.key")
+    return made
