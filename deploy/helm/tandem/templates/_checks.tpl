@@ -1,0 +1,32 @@
+{{/* What values.schema.json cannot say. */}}
+{{- define "tandem.check" -}}
+{{- $v := .Values -}}
+{{- $sources := compact (list $v.model.existingClaim $v.model.hostPath $v.model.copy.image) -}}
+{{- if ne (len $sources) 1 }}{{ fail (printf "model: want exactly one of existingClaim, hostPath and copy.image, there are %d" (len $sources)) }}{{ end -}}
+{{- if and $v.model.subPath (not $v.model.existingClaim) }}{{ fail "model.subPath is of existingClaim" }}{{ end -}}
+{{- $decodes := false -}}
+{{- range $name, $pool := include "tandem.pools" . | fromYaml -}}
+{{- if ne $pool.role "prefill" }}{{ $decodes = true }}{{ end -}}
+{{- $limit := dig "limits" "memory" "" $pool.resources -}}
+{{- if not $limit }}{{ fail (printf "pools.%s: resources.limits.memory is missing, from which the KV pool's size comes" $name) }}{{ end -}}
+{{- if eq $pool.transport "ucx" -}}
+{{- if not $pool.ucxDevices }}{{ fail (printf "pools.%s: transport ucx needs ucxDevices, since pods share no /dev/shm" $name) }}{{ end -}}
+{{- if and (include "tandem.fleetTls" $) (not $v.tls.fleet.allowPlainUcx) }}{{ fail (printf "pools.%s: transport ucx sends KV blocks in plain text beside tls.fleet; choose grpc, or set tls.fleet.allowPlainUcx" $name) }}{{ end -}}
+{{- if and $pool.sharedMemory (gt (include "tandem.bytes" $pool.sharedMemory | int64) (include "tandem.bytes" $limit | int64)) }}{{ fail (printf "pools.%s: sharedMemory of %s is more than the memory's limit of %s" $name $pool.sharedMemory $limit) }}{{ end -}}
+{{- end -}}
+{{- include "tandem.checkScaling" (dict "name" (printf "pools.%s" $name) "autoscaling" $pool.autoscaling) -}}
+{{- end -}}
+{{- if not $decodes }}{{ fail "pools: none has the role decode or hybrid" }}{{ end -}}
+{{- include "tandem.checkScaling" (dict "name" "router" "autoscaling" $v.router.autoscaling) -}}
+{{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling: keda needs prometheusAddress" }}{{ end -}}
+{{- if and $v.tls.clients.clientCaSecret (not (include "tandem.clientsTls" .)) }}{{ fail "tls.clients: clientCaSecret needs secret or issuer" }}{{ end -}}
+{{- if not $v.insecure -}}
+{{- if not (include "tandem.routerIsSecure" .) }}{{ fail "routers would listen without TLS, or know no client: give tls.clients, and apiKeys or tls.clients.clientCaSecret; or set insecure" }}{{ end -}}
+{{- if not (include "tandem.workersAreSecure" .) }}{{ fail "workers would listen to whoever reaches them: give fleetSecret or tls.fleet; or set insecure" }}{{ end -}}
+{{- end -}}
+{{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{- define "tandem.checkScaling" -}}
+{{- with .autoscaling }}{{ if gt (int .minReplicas) (int .maxReplicas) }}{{ fail (printf "%s.autoscaling: minReplicas of %d is more than maxReplicas of %d" $.name (int .minReplicas) (int .maxReplicas)) }}{{ end }}{{ end -}}
+{{- end -}}
