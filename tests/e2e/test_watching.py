@@ -1,4 +1,4 @@
-"""Dashboards, rules and runbooks: a real Prometheus scrapes a fleet under load and answers every query of theirs."""
+"""Dashboards, rules, runbooks and autoscalers: a real Prometheus scrapes a fleet under load and answers every query of theirs."""
 
 import concurrent.futures
 import itertools
@@ -18,6 +18,7 @@ from server import DEMO_MODEL, Server, free_port, wait_until
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
+AUTOSCALING = ROOT / "deploy/helm/tandem/files/autoscaling.yaml"
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
 # What Grafana puts in their places.
 VARIABLES = {"$__rate_interval": "15s", "$namespace": ".*", "$worker": ".*"}
@@ -94,7 +95,7 @@ def test_every_panel_has_data(prometheus):
 def test_every_metric_that_is_asked_for_exists(prometheus):
     known = set(prometheus("label/__name__/values"))
     asked = {name for _, _, query in queries() for name in METRIC.findall(query)}
-    asked |= {name for path in RULES for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
+    asked |= {name for path in [*RULES, AUTOSCALING] for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
               for name in METRIC.findall(line)}
     assert asked - known == set()
 

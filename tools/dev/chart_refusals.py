@@ -1,0 +1,53 @@
+"""Values that the chart must refuse: (what is wrong, what to set in ci/pd-rdma.yaml by path, a part of the complaint).
+
+None removes a key.
+"""
+
+REFUSED = [
+    # By values.schema.json.
+    ("a misspelt key", {"networkPolcy": {}}, "networkPolcy"),
+    ("a misspelt key of a pool", {"pools/decode/replica": 2}, "replica"),
+    ("no pools", {"pools": {}}, "pools"),
+    ("a pool without a role", {"pools/decode/role": None}, "role is required"),
+    ("an unknown role", {"pools/decode/role": "encode"}, "pools.decode.role"),
+    ("a pool called like the router", {"pools/router": {"role": "decode"}}, "router"),
+    ("a pool's name in capitals", {"pools/Decode": {"role": "decode"}}, "Decode"),
+    ("replicas as text", {"pools/decode/replicas": "2"}, "pools.decode.replicas"),
+    ("fewer replicas than none", {"router/replicas": -1}, "router.replicas"),
+    ("an unknown transport", {"workers/transport": "nccl"}, "workers.transport"),
+    ("more KV than memory", {"workers/kvMemoryPercent": 120}, "workers.kvMemoryPercent"),
+    ("a flag that no worker has", {"workers/config": {"temperature": 1}}, "temperature"),
+    ("a flag that the chart sets", {"workers/config": {"kv-memory": "4GiB"}}, "kv-memory"),
+    ("a flag's value that is none", {"workers/config": {"isa": "sse2"}}, "workers.config.isa"),
+    ("a worker's flag for routers", {"router/config": {"isa": "avx2"}}, "isa"),
+    ("routers without a limit of memory", {"router/resources": {"limits": {"memory": None}}}, "memory"),
+    ("a limit that is no quantity", {"workers/resources": {"limits": {"memory": "lots"}}}, "workers.resources.limits.memory"),
+    ("an unknown log level", {"logLevel": "trace"}, "logLevel"),
+    ("a wildcard for a route", {"routes/httpHostnames": ["*.example"]}, "routes.httpHostnames"),
+    ("an unknown kind of autoscaler", {"autoscaling/kind": "vpa"}, "autoscaling.kind"),
+    ("a scaler without an upper bound", {"router/autoscaling": {"minReplicas": 1}}, "router.autoscaling"),
+    ("a budget that lets nobody go", {"workers/maxUnavailable": 0}, "workers.maxUnavailable"),
+    ("ports without an end", {"networkPolicy/ucxPorts": "20000"}, "networkPolicy.ucxPorts"),
+    ("a relative host path", {"model/hostPath": "models"}, "model.hostPath"),
+    ("another name for a pod", {"workers/env": [{"name": "TANDEM_NAME", "value": "me"}]}, "workers.env"),
+    # By templates/_checks.tpl.
+    ("no model", {"model": {}}, "want exactly one of existingClaim, hostPath and copy.image, there are 0"),
+    ("two models", {"model/hostPath": "/models"}, "there are 2"),
+    ("a folder of no claim", {"model/existingClaim": None, "model/hostPath": "/models"}, "model.subPath is of existingClaim"),
+    ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
+    ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},
+     "pools.decode: resources.limits.memory is missing"),
+    ("ucx without interfaces", {"pools/decode/ucxDevices": ""}, "pools.decode: transport ucx needs ucxDevices"),
+    ("more shared memory than memory", {"pools/decode/sharedMemory": "257Gi"}, "more than the memory's limit of 256Gi"),
+    ("KV blocks in plain text beside TLS", {"tls/fleet/secret": "fleet"}, "in plain text beside tls.fleet"),
+    ("clients without TLS", {"insecure": False}, "routers would listen without TLS"),
+    ("TLS without clients' names", {"insecure": False, "apiKeys": {}, "tls/clients/secret": "tls"}, "know no client"),
+    ("workers for everybody", {"insecure": False, "tls/clients/secret": "tls", "fleetSecret": {}},
+     "workers would listen to whoever reaches them"),
+    ("clients' certificates without TLS", {"tls/clients/clientCaSecret": "ca"}, "clientCaSecret needs secret or issuer"),
+    ("keda without Prometheus", {"autoscaling/kind": "keda"}, "keda needs prometheusAddress"),
+    ("bounds in the wrong order", {"pools/decode/autoscaling": {"minReplicas": 3, "maxReplicas": 2}},
+     "pools.decode.autoscaling: minReplicas of 3 is more than maxReplicas of 2"),
+    ("one name for two routes", {"routes/httpHostnames": ["a.example"], "routes/grpcHostnames": ["a.example"]},
+     "is in httpHostnames and in grpcHostnames"),
+]
