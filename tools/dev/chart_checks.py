@@ -131,7 +131,10 @@ def probes_ask_the_admin_port(release):
         wanted = 60 if workload.is_router else release.pool(workload).get("startupSeconds", 1800)
         if allowed < wanted:
             yield f"{workload}: may take {allowed} s to start, want {wanted}"
-        if workload.body["spec"].get("progressDeadlineSeconds", 600) <= wanted:
+        # A router is ready once a worker is.
+        slowest = max([wanted] + [release.pool(worker).get("startupSeconds", 1800) for worker in release.workers
+                                  if workload.is_router])
+        if workload.body["spec"].get("progressDeadlineSeconds", 600) <= slowest:
             yield f"{workload}: a rollout fails before a pod may have started"
         # A worker is hung after ten times 2 s without progress: then soon, but not for one answer that is late.
         if not 20 <= liveness["periodSeconds"] * liveness["failureThreshold"] <= 60:

@@ -12,6 +12,7 @@ REFUSED = [
     ("an unknown role", {"pools/decode/role": "encode"}, "pools.decode.role"),
     ("a pool called like the router", {"pools/router": {"role": "decode"}}, "router"),
     ("a pool's name in capitals", {"pools/Decode": {"role": "decode"}}, "Decode"),
+    ("a pool's name that would be cut", {"pools/decode-for-the-longest-prompts": {"role": "decode"}}, "longest"),
     ("replicas as text", {"pools/decode/replicas": "2"}, "pools.decode.replicas"),
     ("fewer replicas than none", {"router/replicas": -1}, "router.replicas"),
     ("an unknown transport", {"workers/transport": "nccl"}, "workers.transport"),

@@ -1,6 +1,7 @@
+{{/* Short enough that the names of pods, which queries look for, are not cut. */}}
 {{- define "tandem.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-tandem" .Release.Name) (contains "tandem" .Release.Name) -}}
-{{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default $name | trunc 30 | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* What selects the objects of a release; those of a component have app.kubernetes.io/component, too. */}}
