@@ -171,9 +171,10 @@ def rollouts_suit_the_role(release):
 def flags_are_known(release):
     for workload in release.workloads + release.tests:
         program = workload.program
-        if program not in workload.container["image"] and not (program == "tandem" and
-                                                               "tandem-router" in workload.container["image"]):
-            yield f"{workload}: {program} is not in {workload.container['image']}"
+        image = "/".join([*filter(None, [release.value("image.repository")]),
+                          f"{'tandem-router' if program == 'tandem' else program}:{release.value('image.tag', '0.1.0')}"])
+        if workload.container["image"] != image:
+            yield f"{workload}: {workload.container['image']}, want {image}"
         known = flags_of("tandem bench" if program == "tandem" else program)
         for name, given in workload.flags.items():
             if len(given) > 1:
@@ -425,7 +426,7 @@ def model_is_read_only(release):
         for container in copy:
             if ("*.safetensors" in container["command"][2]) != workload.is_router:
                 yield f"{workload}: {'copies' if workload.is_router else 'leaves out'} the weights"
-            if container["command"][3:] != [model["copy"]["path"], workload.flag("model")]:
+            if container["command"][:2] != ["sh", "-ec"] or container["command"][3:] != [model["copy"]["path"], workload.flag("model")]:
                 yield f"{workload}: copies from and to {container['command'][3:]}"
 
 

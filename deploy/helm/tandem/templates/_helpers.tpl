@@ -18,7 +18,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "tandem.image" -}}
-{{ .root.Values.image.repository }}/{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ with .root.Values.image.repository }}{{ . }}/{{ end }}{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
 
 {{/* Every pool, with what it does not say taken from workers. */}}
