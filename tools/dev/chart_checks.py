@@ -204,6 +204,9 @@ def fleets_agree_on_flags(release):
         said = {workload.flag(name) for workload in release.workloads}
         if len(said) > 1:
             yield f"--{name} is {said}"
+    named, service = release.workers[0].flag("fleet-tls-name"), release.routers[0].flag("workers-dns").split(":")[0]
+    if named and named != release.value("tls.fleet.name", f"{service}.{NAMESPACE}.svc"):
+        yield f"--fleet-tls-name is {named}"
     for wanted, flag in (("fleetSecret.secret", "fleet-secret-file"), ("tls.fleet.secret", "fleet-tls-cert"),
                          ("tls.fleet.issuer", "fleet-tls-cert")):
         if release.value(wanted) and release.workers[0].flag(flag) is None:
@@ -434,6 +437,10 @@ def scalers_own_their_replicas(release):
     scalers = release.of("HorizontalPodAutoscaler") + release.of("ScaledObject")
     targets = {scaler["spec"]["scaleTargetRef"]["name"]: scaler for scaler in scalers}
     known = set(METRIC.findall((ROOT / "docs/metrics.md").read_text()))
+    chart = ROOT / "deploy/helm/tandem"
+    roles = yaml.safe_load((chart / "files/autoscaling.yaml").read_text())
+    per_pod = yaml.safe_load((chart / "values.yaml").read_text())["autoscaling"]["targets"]
+    per_pod |= release.value("autoscaling.targets", {})
     wanted_kind = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}[release.value("autoscaling.kind", "hpa")]
     for workload in release.workloads:
         pool = release.value("router", {}) if workload.is_router else release.pool(workload)
@@ -450,8 +457,15 @@ def scalers_own_their_replicas(release):
                                              spec.get("maxReplicas", spec.get("maxReplicaCount"))] != [
                 limits["minReplicas"], limits["maxReplicas"]]:
             yield f"{workload}: {scaler['kind']} with {spec}"
-        if len(spec.get("metrics", spec.get("triggers", []))) < (1 if workload.is_router else 2):
-            yield f"{workload}: is scaled by too little"
+        by = roles["router" if workload.is_router else workload.flag("role")]
+        wanted = [(each["metric"], str(per_pod[each["target"]])) for each in by if "metric" in each]
+        found = [(each["pods"]["metric"]["name"], each["pods"]["target"]["averageValue"])
+                 for each in spec.get("metrics", [])]
+        if wanted_kind == "ScaledObject":
+            wanted = [(each["target"], str(per_pod[each["target"]])) for each in by if "query" in each]
+            found = [(each["name"], each["metadata"]["threshold"]) for each in spec["triggers"]]
+        if found != wanted:
+            yield f"{workload}: is scaled by {found}, want {wanted}"
         asked = {re.sub("_(sum|count|bucket)$", "", name) for name in METRIC.findall(text)}
         if not asked <= known or not asked:
             yield f"{workload}: nobody exports {sorted(asked - known)}"
@@ -463,8 +477,6 @@ def scalers_own_their_replicas(release):
             chosen = [str(each) for each in release.workloads if re.fullmatch(pods, f"{each}-6d4cf56db6-x7k2p")]
             if chosen != [str(workload)]:
                 yield f"{workload}: {query} is about {chosen}"
-            if not float(trigger["metadata"]["threshold"]) > 0:
-                yield f"{workload}: {trigger}"
     if targets:
         yield f"nobody is called {sorted(targets)}"
 
