@@ -13,6 +13,7 @@ NAMESPACE = "serving"
 # Of the two programs, which docs/flags.md does not know yet.
 TLS_FLAGS = {"tls-cert", "tls-key", "tls-client-ca", "fleet-tls-cert", "fleet-tls-key", "fleet-tls-ca",
              "fleet-tls-name"}
+APP_VERSION = yaml.safe_load((ROOT / "deploy/helm/tandem/Chart.yaml").read_text())["appVersion"]
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
@@ -172,7 +173,7 @@ def flags_are_known(release):
     for workload in release.workloads + release.tests:
         program = workload.program
         image = "/".join([*filter(None, [release.value("image.repository")]),
-                          f"{'tandem-router' if program == 'tandem' else program}:{release.value('image.tag', '0.1.0')}"])
+                          f"{'tandem-router' if program == 'tandem' else program}:{release.value('image.tag', APP_VERSION)}"])
         if workload.container["image"] != image:
             yield f"{workload}: {workload.container['image']}, want {image}"
         known = flags_of("tandem bench" if program == "tandem" else program)
