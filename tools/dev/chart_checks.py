@@ -241,6 +241,9 @@ def files_are_mounted(release):
         for path, mount in mounts.items():
             if mount.get("readOnly", False) != (path not in ("/cache", "/dev/shm")):
                 yield f"{workload}: {path} is {'' if mount.get('readOnly') else 'not '}read-only"
+        # What is made there must be the worker's own, and a volume's root is not.
+        if not workload.is_router and "/cache" != (workload.flag("cache-dir") or "").rsplit("/", 1)[0]:
+            yield f"{workload}: --cache-dir={workload.flag('cache-dir')}"
         for name, (value, *_) in workload.flags.items():
             if not value.startswith("/"):
                 continue
