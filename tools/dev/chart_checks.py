@@ -533,8 +533,8 @@ def watching_is_what_deploy_has(release):
 
 
 def the_test_is_a_hook(release):
-    tls = release.routers[0].flag("tls-cert") is not None
-    if len(release.tests) != (0 if tls else 1):
+    cannot = release.routers[0].flag("tls-cert") or release.value("router.config.isolate-cache")
+    if len(release.tests) != (0 if cannot else 1):
         yield f"{len(release.tests)} tests"
     service, = [body for body in release.of("Service") if body["spec"].get("clusterIP") != "None"]
     for test in release.tests:

@@ -60,6 +60,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (include "tandem.fleetTls" .) .Values.fleetSecret.secret }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether `tandem bench` can ask: it speaks no TLS and has no cache_salt. */}}
+{{- define "tandem.canBeTested" -}}
+{{- if not (or (include "tandem.clientsTls" .) (get .Values.router.config "isolate-cache")) }}true{{ end -}}
+{{- end -}}
+
 {{/* A list of all names that clients call routers by. */}}
 {{- define "tandem.routerNames" -}}
 {{- $service := printf "%s-router" (include "tandem.fullname" .) -}}
