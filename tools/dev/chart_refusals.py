@@ -8,7 +8,7 @@ REFUSED = [
     ("a misspelt key", {"networkPolcy": {}}, "networkPolcy"),
     ("a misspelt key of a pool", {"pools/decode/replica": 2}, "replica"),
     ("no pools", {"pools": {}}, "pools"),
-    ("a pool without a role", {"pools/decode/role": None}, "role is required"),
+    ("a pool without a role", {"pools/decode/role": None}, "role"),
     ("an unknown role", {"pools/decode/role": "encode"}, "pools.decode.role"),
     ("a pool called like the router", {"pools/router": {"role": "decode"}}, "router"),
     ("a pool's name in capitals", {"pools/Decode": {"role": "decode"}}, "Decode"),
