@@ -10,9 +10,6 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMESPACE = "serving"
-# Of the two programs, which docs/flags.md does not know yet.
-TLS_FLAGS = {"tls-cert", "tls-key", "tls-client-ca", "fleet-tls-cert", "fleet-tls-key", "fleet-tls-ca",
-             "fleet-tls-name"}
 APP_VERSION = yaml.safe_load((ROOT / "deploy/helm/tandem/Chart.yaml").read_text())["appVersion"]
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
@@ -180,7 +177,7 @@ def flags_are_known(release):
         for name, given in workload.flags.items():
             if len(given) > 1:
                 yield f"{workload}: --{name} is there {len(given)} times"
-            if name not in known and not (name in TLS_FLAGS and program != "tandem"):
+            if name not in known:
                 yield f"{workload}: no flag --{name}"
             choices = known.get(name, "").split("|")
             if len(choices) > 1 and choices[0].islower() and given[0] not in choices:

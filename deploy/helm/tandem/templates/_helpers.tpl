@@ -60,9 +60,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (include "tandem.fleetTls" .) .Values.fleetSecret.secret }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether `tandem bench` can ask: it speaks no TLS and has no cache_salt. */}}
+{{/* Whether `tandem bench` can ask: it has no certificate of its own and no cache_salt, and a public authority
+knows no name of a service. */}}
 {{- define "tandem.canBeTested" -}}
-{{- if not (or (include "tandem.clientsTls" .) (get .Values.router.config "isolate-cache")) }}true{{ end -}}
+{{- $tls := .Values.tls.clients -}}
+{{- $believed := or (not (include "tandem.clientsTls" .)) (and $tls.privateCa (not $tls.clientCaSecret)) -}}
+{{- if and $believed (not (get .Values.router.config "isolate-cache")) }}true{{ end -}}
 {{- end -}}
 
 {{/* A list of all names that clients call routers by. */}}
