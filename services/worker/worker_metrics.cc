@@ -45,6 +45,9 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       waiting_(registry->Gauge("tandem_waiting_sequences",
                                "Sequences that wait: for blocks here, or for "
                                "their prompt at a prefill worker.")),
+      waiting_prompt_tokens_(registry->Gauge(
+          "tandem_waiting_prompt_tokens",
+          "Tokens that are still to be computed before all sequences here generate.")),
       preemptions_(registry->Counter(
           "tandem_preemptions_total",
           "Sequences that gave their blocks back for an older one, to be recomputed.")),
@@ -123,6 +126,7 @@ void WorkerMetrics::OnPromptComputed(double waited_seconds, double computed_seco
 void WorkerMetrics::OnLoad(const WorkerLoad& load) {
   running_.Set(load.running_sequences);
   waiting_.Set(load.waiting_sequences);
+  waiting_prompt_tokens_.Set(static_cast<double>(load.waiting_prompt_tokens));
   requests_running_.Set(load.running_sequences);
   requests_waiting_.Set(load.waiting_sequences);
   const auto busy = load.blocks.total - load.blocks.free - load.blocks.cached;

@@ -45,6 +45,7 @@ class WorkerMetrics {
   prometheus::Histogram& batch_sequences_;
   prometheus::Gauge& running_;
   prometheus::Gauge& waiting_;
+  prometheus::Gauge& waiting_prompt_tokens_;
   prometheus::Counter& preemptions_;
   prometheus::Counter& failed_steps_;
   prometheus::Counter& prompt_tokens_;

@@ -1,0 +1,35 @@
+#include "services/worker/worker_metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+namespace tandem {
+namespace {
+
+TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
+  MetricsRegistry registry;
+  WorkerMetrics metrics({}, &registry);
+  WorkerLoad load;
+  load.running_sequences = 3;
+  load.waiting_sequences = 5;
+  load.waiting_prompt_tokens = 700;
+  load.blocks.total = 100;
+  load.blocks.free = 20;
+  load.blocks.cached = 30;
+  metrics.OnLoad(load);
+  std::map<std::string, double> shown;
+  for (const prometheus::MetricFamily& family : registry.Collect()) {
+    if (family.metric.size() == 1) shown[family.name] = family.metric.front().gauge.value;
+  }
+  EXPECT_EQ(shown["tandem_running_sequences"], 3);
+  EXPECT_EQ(shown["tandem_waiting_sequences"], 5);
+  EXPECT_EQ(shown["tandem_waiting_prompt_tokens"], 700);
+  EXPECT_EQ(shown["vllm:num_requests_running"], 3);
+  EXPECT_EQ(shown["vllm:num_requests_waiting"], 5);
+  EXPECT_EQ(shown["vllm:kv_cache_usage_perc"], .5);
+}
+
+}  // namespace
+}  // namespace tandem
