@@ -81,10 +81,9 @@ void RouterCore::Stop() {
 
 void RouterCore::StartRequests(std::string label, std::vector<NewRequest> requests) {
   Command command = StartCommand{std::move(label), std::move(requests), clock_->NowUs()};
-  if (!refusing_ && commands_.TryPush(std::move(command))) return;
-  const absl::Status why = refusing_ || stopping_
-                               ? ShuttingDown()
-                               : absl::ResourceExhaustedError("the router's queue is full");
+  if (commands_.TryPush(std::move(command))) return;
+  const absl::Status why =
+      stopping_ ? ShuttingDown() : absl::ResourceExhaustedError("the router's queue is full");
   metrics_->RefusedCalls(absl::StatusCodeToString(why.code())).Increment();
   for (const NewRequest& request : std::get<StartCommand>(command).requests) {
     request.sink->OnError(why, RequestReport());

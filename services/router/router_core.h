@@ -128,8 +128,6 @@ class RouterCore final : public RouterOutbox {
     restart_watch_ = std::move(restart_watch);
   }
 
-  // New requests are Unavailable from now on.
-  void RefuseNewRequests() { refusing_ = true; }
   // Ends the thread; requests that still run are Unavailable.
   void Stop();
 
@@ -210,7 +208,6 @@ class RouterCore final : public RouterOutbox {
   std::unique_ptr<RequestOwner> owner_;  // Router thread.
   BoundedQueue<Command> commands_;
   std::atomic<uint64_t> next_handle_{1};
-  std::atomic<bool> refusing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> max_model_tokens_{0};
 

@@ -20,11 +20,18 @@ constexpr size_t kReadOfClientBytes = size_t{16} << 10;
 constexpr size_t kReadOfServerBytes = size_t{64} << 10;
 static_assert(kReadOfClientBytes >= SocketStream::kMaxRecordBytes);
 static_assert(kMaxHeaderBlockBytes + 2 * kReadOfClientBytes <= GateShared::kScratchBytes);
-static_assert(2 * kReadOfServerBytes <= GateShared::kScratchBytes);
 // Then others have their turn.
 constexpr int kReadsInARow = 8;
 // Of what is kept, what every connection is charged for; the rest is charged in such steps.
 constexpr int64_t kIncludedBytes = int64_t{8} << 10;
+// GOAWAY, after which every stream is still served that the client began before it heard, and a
+// PING whose acknowledgement says that it has. gRPC takes that for one that it does not await, and
+// counts its own PINGs from 0.
+constexpr std::string_view kGoodbye{
+    "\0\0\x8\x7\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\0"
+    "\0\0\x8\x6\0\0\0\0\0goodbye!",
+    34};
+static_assert(2 * kReadOfServerBytes + kGoodbye.size() <= GateShared::kScratchBytes);
 
 }  // namespace
 
@@ -141,12 +148,14 @@ bool GateConnection::Tick(Clock::time_point now) {
 
 // ---- Passing bytes on ----
 
-// Until there is nothing to do: then it has made sure to be called again.
+// Until there is nothing to do: then it has made sure to be called again. May be called at any
+// time.
 void GateConnection::Advance(Flow* flow) {
+  if (flow->writing) return;
   for (int i = 0; i < kReadsInARow && !closed_; ++i) {
     char* const scratch = gate_->scratch;
     size_t size = flow->kept.copy(scratch, GateShared::kScratchBytes);
-    Verdict verdict = Judge(flow, {scratch, size});
+    Verdict verdict = Judge(flow, &size);
     if (verdict == Verdict::kReadOn && flow->judged_bytes == 0) {
       if (flow->ended) return End(flow);
       const ssize_t got = From(*flow).stream().Read(
@@ -161,7 +170,7 @@ void GateConnection::Advance(Flow* flow) {
         continue;
       }
       size += static_cast<size_t>(got);
-      verdict = Judge(flow, {scratch, size});
+      verdict = Judge(flow, &size);
     }
     if (verdict == Verdict::kBroken || closed_) return Close();
 
@@ -190,7 +199,9 @@ void GateConnection::AdvanceLater(Flow* flow) {
 }
 
 void GateConnection::AwaitReadable(Flow* flow) {
+  if (std::exchange(flow->reading, true)) return;
   From(*flow).AwaitReadable([self = shared_from_this(), flow](const error_code& error) {
+    flow->reading = false;
     if (!error) self->Advance(flow);
   });
 }
@@ -241,8 +252,11 @@ void GateConnection::SetDue(Verdict verdict, bool passed) {
 
 // ---- Calls ----
 
-GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes) {
+// Of what stands in the scratch.
+GateConnection::Verdict GateConnection::Judge(Flow* flow, size_t* size) {
   while (true) {
+    if (GoodbyeIsDue(*flow)) InsertGoodbye(size);
+    const std::string_view bytes(gate_->scratch, *size);
     const Http2Piece piece = flow->frames.Peek(bytes.substr(flow->judged_bytes));
     switch (piece.kind) {
       case Http2Piece::Kind::kMore:
@@ -256,12 +270,33 @@ GateConnection::Verdict GateConnection::Judge(Flow* flow, std::string_view bytes
         if (grpc_ == nullptr && !OpenGrpc()) return Verdict::kBroken;
         if (up(*flow) && piece.asks && !MayAsk()) return Verdict::kWait;
         if (!up(*flow) && piece.answers) OnAnswer();
+        if (!up(*flow) && piece.asks) ++num_awaited_;
+        if (up(*flow) && piece.answers) num_awaited_ = std::max(0, num_awaited_ - 1);
         if (piece.ends) EndCall(piece.stream, up(*flow));
         break;
     }
     flow->frames.Take(piece);
     flow->judged_bytes += piece.bytes;
   }
+}
+
+void GateConnection::SayGoodbye() {
+  leaving_ = true;
+  if (!closed_ && grpc_ != nullptr) Advance(&down_);
+}
+
+bool GateConnection::GoodbyeIsDue(const Flow& flow) const {
+  return !up(flow) && leaving_ && !goodbye_said_ && flow.frames.between_frames();
+}
+
+void GateConnection::InsertGoodbye(size_t* size) {
+  char* const at = gate_->scratch + down_.judged_bytes;
+  std::copy_backward(at, gate_->scratch + *size, gate_->scratch + *size + kGoodbye.size());
+  kGoodbye.copy(at, kGoodbye.size());
+  *size += kGoodbye.size();
+  down_.judged_bytes += kGoodbye.size();
+  goodbye_said_ = true;
+  ++num_awaited_;
 }
 
 // False: `up` goes on once it may.
@@ -292,7 +327,7 @@ bool GateConnection::MayAsk() {
 
 void GateConnection::OnAnswer() {
   num_unanswered_ = std::max(0, num_unanswered_ - 1);
-  if (std::exchange(unheard_, false) && !up_.writing) AdvanceLater(&up_);
+  if (std::exchange(unheard_, false)) AdvanceLater(&up_);
 }
 
 void GateConnection::EndCall(uint32_t stream, bool by_client) {
@@ -303,7 +338,6 @@ void GateConnection::EndCall(uint32_t stream, bool by_client) {
 
 void GateConnection::TakeTurn() {
   queued_ = false;
-  if (up_.writing) return;  // It asks again once there is room.
   has_turn_ = true;
   Advance(&up_);
   has_turn_ = false;
@@ -318,7 +352,7 @@ void GateConnection::CountCalls() {
   }
   if (at_limit_ && num_open() < gate_->options.max_streams && !closed_) {
     at_limit_ = false;
-    if (!up_.writing) AdvanceLater(&up_);
+    AdvanceLater(&up_);
   }
 }
 

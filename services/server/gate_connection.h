@@ -31,7 +31,7 @@ class GateConnection;
 
 // What all connections of a gate share; outlives them.
 struct GateShared {
-  static constexpr size_t kScratchBytes = size_t{128} << 10;
+  static constexpr size_t kScratchBytes = size_t{129} << 10;
 
   Http2GateOptions options;
   int64_t connection_bytes = 0;  // What each is charged, with kIncludedBytes of what is kept.
@@ -81,6 +81,12 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   void TakeTurn();
   // Now and then, some 100 ms apart. False: it is over.
   bool Tick(Clock::time_point now);
+  // Tells the client to begin no call any more (RFC 9113 §6.8).
+  void SayGoodbye();
+  // The client knows, and all calls that it began before have been passed on; or it is over.
+  bool goodbye_heard() const {
+    return closed_ || (goodbye_said_ && num_awaited_ == 0 && up_.judged_bytes == 0);
+  }
   void Close();
   void Abandon();  // Closes, once the gate's thread has ended.
   bool greeted() const { return up_.frames.greeted(); }
@@ -94,6 +100,7 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
     std::string kept;         // Read, but not passed on yet...
     size_t judged_bytes = 0;  // ...of which so much may be, as soon as there is room for it.
     bool ended = false;       // The sender has sent all.
+    bool reading = false;     // The sender has nothing to read.
     bool writing = false;     // The receiver has no room.
   };
   enum class Verdict { kReadOn, kWait, kBroken };
@@ -113,7 +120,9 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   void WhenPassedOn(std::function<void()> done);
   void PassedOn();
 
-  Verdict Judge(Flow* flow, std::string_view bytes);
+  Verdict Judge(Flow* flow, size_t* size);
+  bool GoodbyeIsDue(const Flow& flow) const;
+  void InsertGoodbye(size_t* size);
   bool OpenGrpc();
   bool MayBeginCall(uint32_t stream);
   bool MayAsk();
@@ -142,8 +151,11 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   bool at_limit_ = false;                  // `up` waits for one of them to end...
   bool queued_ = false;                    // ...or for its turn.
   bool has_turn_ = false;
-  int num_unanswered_ = 0;  // Of what the client has asked.
-  bool unheard_ = false;    // `up` waits for an answer.
+  bool leaving_ = false;       // The client is to hear it...
+  bool goodbye_said_ = false;  // ...and it is on its way.
+  int num_awaited_ = 0;        // Of what was asked of the client.
+  int num_unanswered_ = 0;     // Of what the client has asked.
+  bool unheard_ = false;       // `up` waits for an answer.
   bool may_be_cut_ = true;
 };
 

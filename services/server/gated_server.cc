@@ -34,6 +34,11 @@ absl::Status GatedServer::Open(grpc::ServerBuilder* builder) {
   return absl::OkStatus();
 }
 
+void GatedServer::SayGoodbye() {
+  gate_->StopAccepting();
+  gate_->SayGoodbye();
+}
+
 void GatedServer::Stop() {
   health_.Stop();
   if (gate_ != nullptr) gate_->StopAccepting();

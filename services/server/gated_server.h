@@ -40,6 +40,9 @@ class GatedServer {
   // BoundServer. Unavailable if the address cannot be.
   absl::Status Open(grpc::ServerBuilder* builder);
   void Serve() { gate_->Serve(server_.get()); }
+  // Takes no connection any more, and has clients begin their next calls elsewhere. What has come
+  // is served as ever. At most kGoodbyeTimeout; before Stop.
+  void SayGoodbye();
   // Takes no call any more and ends those that are open; when it returns no reaction runs, and what
   // was sent is with the kernel, as far as clients read.
   void Stop();

@@ -42,7 +42,10 @@ Http2Piece Http2Frames::Peek(std::string_view bytes) {
   if (left_ > 0) {
     if (bytes.empty()) return {};
     const size_t size = std::min(bytes.size(), left_);
-    return {.kind = Http2Piece::Kind::kBytes, .bytes = size, .left = left_ - size};
+    return {.kind = Http2Piece::Kind::kBytes,
+            .bytes = size,
+            .left = left_ - size,
+            .in_block = in_server_block_};
   }
   if (in_block_ > 0) return PeekBlock(bytes);
   if (bytes.size() < kFrameHeaderBytes) return {};
@@ -54,6 +57,8 @@ Http2Piece Http2Frames::Peek(std::string_view bytes) {
                     (header.flags & kEndStream) != 0;
   const bool is_asked = header.type == kPing || header.type == kSettings;
   const bool acknowledges = (header.flags & kAck) != 0;
+  const bool in_block = (header.type == kHeaders || header.type == kContinuation) &&
+                        (header.flags & kEndHeaders) == 0;
   const size_t size = std::min(bytes.size(), header.frame_bytes);
   return {.kind = Http2Piece::Kind::kBytes,
           .bytes = size,
@@ -61,7 +66,8 @@ Http2Piece Http2Frames::Peek(std::string_view bytes) {
           .stream = header.stream,
           .ends = last || header.type == kRstStream,
           .asks = is_asked && !acknowledges,
-          .answers = is_asked && acknowledges};
+          .answers = is_asked && acknowledges,
+          .in_block = in_block};
 }
 
 // Every client's stream has an odd number.
@@ -86,6 +92,7 @@ Http2Piece Http2Frames::PeekBlock(std::string_view bytes) {
 void Http2Frames::Take(const Http2Piece& piece) {
   greeted_ = true;
   left_ = piece.left;
+  in_server_block_ = piece.in_block;
   in_block_ = 0;
 }
 

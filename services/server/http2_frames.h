@@ -29,6 +29,7 @@ struct Http2Piece {
   bool ends = false;     // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
   bool asks = false;     // The other end has to answer: PING, SETTINGS...
   bool answers = false;  // ...and does.
+  bool in_block = false;  // More of its header block follows in other frames.
 };
 
 class Http2Frames {
@@ -42,14 +43,18 @@ class Http2Frames {
   // What Peek has just said is passed on.
   void Take(const Http2Piece& piece);
 
-  bool greeted() const { return greeted_; }  // A client's preface was taken.
+  // A client's preface was taken, or a server's first frame.
+  bool greeted() const { return greeted_; }
+  // A frame of another stream, or of the connection, may stand here.
+  bool between_frames() const { return greeted_ && left_ == 0 && !in_server_block_; }
 
  private:
   Http2Piece PeekBlock(std::string_view bytes);
 
   const Sender sender_;
   bool greeted_ = false;
-  size_t left_ = 0;      // Of the frame that has begun.
+  size_t left_ = 0;  // Of the frame that has begun.
+  bool in_server_block_ = false;
   size_t in_block_ = 0;  // What whole frames of the header block that comes next hold.
 };
 

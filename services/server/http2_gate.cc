@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kTickPeriod{100};
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
+constexpr std::chrono::milliseconds kGoodbyePoll{2};
 constexpr int kAcceptsInARow = 64;
 
 // As gRPC names a peer.
@@ -58,7 +59,11 @@ std::string Describe(const sockaddr_storage& address) {
 class Http2Gate::Impl {
  public:
   Impl(const Http2GateOptions& options, ListenSocket socket)
-      : socket_(std::move(socket)), listener_(io_, socket_.Release()), retry_(io_), tick_(io_) {
+      : socket_(std::move(socket)),
+        listener_(io_, socket_.Release()),
+        retry_(io_),
+        tick_(io_),
+        goodbye_(io_) {
     shared_.options = options;
     shared_.connection_bytes = std::max(kGateConnectionBytes + options.tls.connection_bytes(),
                                         options.budget->limit_bytes() / options.max_connections);
@@ -110,6 +115,16 @@ class Http2Gate::Impl {
       stopped.set_value();
     });
     stopped.get_future().wait();
+  }
+
+  void SayGoodbye() {
+    if (!thread_.joinable()) return;
+    std::promise<void> heard;
+    asio::post(io_, [this, &heard] {
+      for (const auto& connection : connections_) connection->SayGoodbye();
+      AwaitGoodbyes(&heard, Clock::now() + shared_.options.goodbye_timeout);
+    });
+    heard.get_future().wait();
   }
 
   int port() const { return socket_.port(); }
@@ -165,6 +180,16 @@ class Http2Gate::Impl {
     });
   }
 
+  void AwaitGoodbyes(std::promise<void>* heard, Clock::time_point until) {
+    const bool all =
+        shared_.calls->count() == 0 &&
+        std::all_of(connections_.begin(), connections_.end(),
+                    [](const auto& connection) { return connection->goodbye_heard(); });
+    if (all || Clock::now() >= until) return heard->set_value();
+    goodbye_.expires_after(kGoodbyePoll);
+    goodbye_.async_wait([this, heard, until](const error_code&) { AwaitGoodbyes(heard, until); });
+  }
+
   void GiveTurns() {
     const auto pick = [this](const std::string& client, const auto& queue) {
       return shared_.calls->HasRoomOrAwait(client) ? 0 : queue.size();
@@ -179,7 +204,7 @@ class Http2Gate::Impl {
   ListenSocket socket_;
   asio::io_context io_{1};  // After what connections use: it destroys the last of them.
   asio::posix::stream_descriptor listener_;
-  asio::steady_timer retry_, tick_;
+  asio::steady_timer retry_, tick_, goodbye_;
   std::list<std::shared_ptr<GateConnection>> connections_;
   std::thread thread_;
 };
@@ -196,6 +221,7 @@ Http2Gate::~Http2Gate() = default;
 int Http2Gate::port() const { return impl_->port(); }
 void Http2Gate::Serve(grpc::Server* server) { impl_->Serve(server); }
 void Http2Gate::StopAccepting() { impl_->StopAccepting(); }
+void Http2Gate::SayGoodbye() { impl_->SayGoodbye(); }
 int Http2Gate::num_unserved() const { return impl_->num_unserved(); }
 
 }  // namespace tandem

@@ -16,13 +16,13 @@
 // - a connection has at most so many PINGs and SETTINGS that gRPC has not answered: past it nothing
 //   more is read of it before it has;
 // - each connection is charged to the memory budget, and one without calls may be cut for others;
-// so
-//   may, inside a fleet with a secret, one of whose calls none has proven itself.
+//   so may, inside a fleet with a secret, one of whose calls none has proven itself.
 //
-// No frame is made up, dropped or put in another order. A client that keeps to the server's
-// settings meets none of it, but for a moment where it has reset a call and begins another one at
-// the limit. One that does not wait for the settings, and begins more calls than they allow before
-// it sends the first messages, waits until those calls have had their time.
+// No frame is dropped or put in another order, and none is made up but those of SayGoodbye. A
+// client that keeps to the server's settings meets none of it, but for a moment where it has reset
+// a call and begins another one at the limit. One that does not wait for the settings, and begins
+// more calls than they allow before it sends the first messages, waits until those calls have had
+// their time.
 
 #ifndef TANDEM_SERVICES_SERVER_HTTP2_GATE_H_
 #define TANDEM_SERVICES_SERVER_HTTP2_GATE_H_
@@ -53,6 +53,8 @@ inline constexpr std::chrono::seconds kPrefaceTimeout{10};
 inline constexpr std::chrono::seconds kHeaderBlockTimeout{10};
 // For what gRPC sent before it ended the connection.
 inline constexpr std::chrono::seconds kGateReadTimeout{10};
+// For clients to hear a goodbye.
+inline constexpr std::chrono::milliseconds kGoodbyeTimeout{1'000};
 
 struct Http2GateOptions {
   std::string address;  // As ListenSocket takes it.
@@ -61,6 +63,7 @@ struct Http2GateOptions {
   int max_streams = 0;                         // Calls of a connection at a time.
   int64_t max_connections = int64_t{1} << 20;  // By when the budget is used up.
   int max_unserved = kMaxUnservedCalls;
+  std::chrono::milliseconds goodbye_timeout = kGoodbyeTimeout;
   bool awaits_proof = false;  // GatedConnection::SetProven.
   std::chrono::milliseconds preface_timeout = kPrefaceTimeout;
   std::chrono::milliseconds header_timeout = kHeaderBlockTimeout;
@@ -86,6 +89,10 @@ class Http2Gate {
   void Serve(grpc::Server* server);
   // Before the server's Shutdown: it gets no new connection when this returns.
   void StopAccepting();
+  // After StopAccepting: tells every client to begin its next calls elsewhere, and returns once all
+  // have heard it and the calls that they began before are served; at most `goodbye_timeout` later.
+  // gRPC's Shutdown alone would end the calls that come before its clients have heard.
+  void SayGoodbye();
 
   int num_unserved() const;
 

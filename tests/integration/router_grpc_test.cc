@@ -2,11 +2,14 @@
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "services/router/api_limits.h"
 #include "services/server/http2_gate.h"
@@ -277,6 +280,38 @@ TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   router_->BeginDrain();
   ASSERT_TRUE(watch->Read(&status));
   EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+}
+
+TEST_F(RouterGrpcTest, ADrainSendsClientsElsewhereAndLosesNoCall) {
+  Start();
+  std::unique_ptr<RouterApp> leaving = std::move(router_);
+  Start();
+  const std::string both =
+      absl::StrCat("ipv4:127.0.0.1:", leaving->grpc_port(), ",127.0.0.1:", router_->grpc_port());
+  std::atomic<bool> ending{false};
+  std::atomic<int> num_done{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back([&] {
+      const auto stub =
+          v1::Inference::NewStub(grpc::CreateChannel(both, grpc::InsecureChannelCredentials()));
+      while (!ending) {
+        grpc::ClientContext context;
+        v1::GenerateResponse response;
+        const grpc::Status status = stub->Generate(&context, Request(3), &response);
+        EXPECT_TRUE(status.ok()) << status.error_message();
+        ++num_done;
+      }
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return num_done > 50; }));
+  leaving->BeginDrain();
+  EXPECT_TRUE(Eventually([&] { return leaving->Drained(); }));
+  leaving.reset();
+  const int before = num_done;
+  EXPECT_TRUE(Eventually([&] { return num_done > before + 50; }));
+  ending = true;
+  for (std::thread& client : clients) client.join();
 }
 
 // One HTTP/2 frame.

@@ -12,7 +12,7 @@ namespace tandem {
 
 inline constexpr int kDataFrame = 0, kHeadersFrame = 1, kResetFrame = 3, kSettingsFrame = 4,
                      kPingFrame = 6, kGoawayFrame = 7, kContinuationFrame = 9;
-inline constexpr int kEndStreamFlag = 1, kEndHeadersFlag = 4, kPaddedFlag = 8;
+inline constexpr int kAckFlag = 1, kEndStreamFlag = 1, kEndHeadersFlag = 4, kPaddedFlag = 8;
 
 inline std::string Http2Frame(int type, uint32_t stream, std::string_view payload = "",
                               int flags = 0) {

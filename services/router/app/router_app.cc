@@ -194,8 +194,8 @@ bool RouterApp::Ready() const {
 
 void RouterApp::BeginDrain() {
   draining_ = true;
-  core_->RefuseNewRequests();
   http_->StopAccepting();
+  grpc_->BeginDrain();
 }
 
 bool RouterApp::Drained() const {

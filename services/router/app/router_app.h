@@ -62,7 +62,8 @@ class RouterApp {
   int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
   bool Ready() const;
 
-  // Refuses new requests and closes idle connections.
+  // Takes no new connection, and has clients go elsewhere; what has come is answered. Takes as long
+  // as gRPC's clients need to hear it, at most kGoodbyeTimeout.
   void BeginDrain();
   // No request runs and no connection is open.
   bool Drained() const;

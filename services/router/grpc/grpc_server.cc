@@ -73,6 +73,7 @@ class GrpcServer::Impl {
 
   int port() const { return server_.port(); }
   bool idle() const { return inference_.num_calls() == 0; }
+  void BeginDrain() { server_.SayGoodbye(); }
 
  private:
   OpenCalls calls_;
@@ -93,5 +94,6 @@ GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 int GrpcServer::port() const { return impl_->port(); }
 bool GrpcServer::idle() const { return impl_->idle(); }
+void GrpcServer::BeginDrain() { impl_->BeginDrain(); }
 
 }  // namespace tandem

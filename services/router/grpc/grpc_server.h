@@ -35,6 +35,7 @@ class GrpcServer {
 
   int port() const;
   bool idle() const;  // No generation is being answered.
+  void BeginDrain();  // GatedServer::SayGoodbye.
 
  private:
   class Impl;

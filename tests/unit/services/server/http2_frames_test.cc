@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,28 @@ TEST(Http2FramesTest, AServersStreamsEndByEndStreamAndReset) {
     const Passed passed = Pass(Sender::kServer, sent, step);
     EXPECT_EQ(passed.bytes, sent) << step;
     EXPECT_EQ(passed.ended, (std::vector<uint32_t>{3, 5, 1, 7})) << step;
+  }
+}
+
+TEST(Http2FramesTest, AServersHeaderBlockIsNoPlaceForAnotherFrame) {
+  const std::string first = Http2Frame(kSettingsFrame, 0),
+                    block = Http2Frame(kHeadersFrame, 1, "h"),
+                    more = Http2Frame(kContinuationFrame, 1, "h"),
+                    last = Http2Frame(kContinuationFrame, 1, "h", kEndHeadersFlag);
+  const std::string sent = first + block + more + last + Http2Frame(kDataFrame, 1, "data");
+  const std::set<size_t> places{first.size(), sent.size(),
+                                first.size() + block.size() + more.size() + last.size()};
+  Http2Frames frames(Sender::kServer);
+  EXPECT_FALSE(frames.between_frames());
+  for (size_t at = 0; at < sent.size();) {
+    const size_t begun = at;
+    Http2Piece piece;
+    for (size_t size = 1; piece.kind == Kind::kMore; ++size) {
+      piece = frames.Peek(sent.substr(begun, size));
+    }
+    frames.Take(piece);
+    at += piece.bytes;
+    EXPECT_EQ(frames.between_frames(), places.contains(at)) << at;
   }
 }
 

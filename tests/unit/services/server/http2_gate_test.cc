@@ -2,17 +2,14 @@
 
 #include "services/server/http2_gate.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <filesystem>
 #include <future>
 #include <list>
@@ -23,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/mutex.h"
 #include "services/server/channel.h"
 #include "services/server/early_reactor.h"
@@ -30,6 +28,7 @@
 #include "tandem/v1/kv.grpc.pb.h"
 #include "tests/support/eventually.h"
 #include "tests/support/http2_bytes.h"
+#include "tests/support/raw_http2_client.h"
 
 namespace tandem {
 namespace {
@@ -43,83 +42,9 @@ constexpr char kProve[] = "/test.Gate/Prove";  // ...after a proof that its clie
 constexpr char kBlock[] = "/test.Gate/Block";  // ...and is not even looked at before.
 constexpr char kNobody[] = "127.0.0.2";        // Another client's address.
 
-// Sends what it is given while it reads what comes.
-class RawClient {
- public:
-  explicit RawClient(int port, const char* from = "127.0.0.1") {
-    socket_ = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    inet_pton(AF_INET, from, &address.sin_addr);
-    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    EXPECT_EQ(connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  }
-  ~RawClient() { close(socket_); }
-  RawClient(const RawClient&) = delete;
-  RawClient& operator=(const RawClient&) = delete;
-
-  // Of a connection: the preface and settings that acknowledge nothing.
-  RawClient& Greet() {
-    Send(std::string(kHttp2Preface) + Http2Frame(kSettingsFrame, 0));
-    return *this;
-  }
-  void Send(const std::string& bytes) { unsent_ += bytes; }
-  // How many bytes the kernel takes now. Nothing is read.
-  size_t SendOnly(const std::string& bytes) {
-    const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    return static_cast<size_t>(std::max<ssize_t>(0, sent));
-  }
-  void EndSending() {
-    EXPECT_TRUE(Eventually([&] { return Pump() && unsent_.empty(); }));
-    shutdown(socket_, SHUT_WR);
-  }
-  // Sends and reads as much as there is now. False once the server has ended it.
-  bool Pump() {
-    while (!unsent_.empty()) {
-      const ssize_t sent =
-          send(socket_, unsent_.data(), unsent_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (sent <= 0) break;
-      unsent_.erase(0, static_cast<size_t>(sent));
-    }
-    char bytes[4096];
-    while (true) {
-      const ssize_t size = recv(socket_, bytes, sizeof(bytes), MSG_DONTWAIT);
-      if (size == 0 || (size < 0 && errno != EAGAIN)) return false;
-      if (size < 0) return true;
-      read_.append(bytes, static_cast<size_t>(size));
-    }
-  }
-  bool Ends() {
-    return Eventually([&] { return !Pump(); });
-  }
-  // Whether such a frame comes before the end.
-  bool Hears(int type, uint32_t stream) {
-    bool open = true;
-    EXPECT_TRUE(Eventually([&] {
-      open = open && Pump();
-      return Has(type, stream) || !open;
-    }));
-    return Has(type, stream);
-  }
-
- private:
-  bool Has(int type, uint32_t stream) const {
-    const auto byte = [&](size_t at) {
-      return static_cast<uint32_t>(static_cast<uint8_t>(read_[at]));
-    };
-    for (size_t at = 0; at + 9 <= read_.size();) {
-      const size_t size = byte(at) << 16 | byte(at + 1) << 8 | byte(at + 2);
-      if (byte(at + 3) == static_cast<uint32_t>(type) && byte(at + 8) == stream) return true;
-      at += 9 + size;
-    }
-    return false;
-  }
-
-  int socket_;
-  std::string unsent_, read_;
-};
+bool IsReady(const std::future<void>& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
 
 class GateTest : public testing::Test {
  protected:
@@ -200,9 +125,17 @@ class GateTest : public testing::Test {
     server_.reset();
   }
 
+  void SayGoodbye() {
+    gate_->StopAccepting();
+    gate_->SayGoodbye();
+  }
+
   // What a library's client hears.
-  grpc::Status Say(const std::string& target, const char* method = kSay, size_t bytes = 10) {
+  static grpc::Status Say(const std::string& target, const char* method = kSay, size_t bytes = 10) {
     grpc::GenericStub stub(DialControl(target, 20));
+    return Say(&stub, method, bytes);
+  }
+  static grpc::Status Say(grpc::GenericStub* stub, const char* method, size_t bytes) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     Message message, answer;
@@ -210,8 +143,8 @@ class GateTest : public testing::Test {
     const grpc::Slice slice(message.SerializeAsString());
     grpc::ByteBuffer request(&slice, 1), response;
     std::promise<grpc::Status> done;
-    stub.UnaryCall(&context, method, {}, &request, &response,
-                   [&](grpc::Status status) { done.set_value(std::move(status)); });
+    stub->UnaryCall(&context, method, {}, &request, &response,
+                    [&](grpc::Status status) { done.set_value(std::move(status)); });
     const grpc::Status status = done.get_future().get();
     EXPECT_TRUE(!status.ok() || response.Length() >= bytes);
     return status;
@@ -256,8 +189,8 @@ TEST_F(GateTest, CallsPassAndTheirClientsAreKnown) {
   EXPECT_TRUE(Say(target()).ok());
   EXPECT_TRUE(Say(target(), kSay, 3 * kMiB).ok());
   EXPECT_EQ(Say(target(), "/test.Gate/Nothing").error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  RawClient one(gate_->port()), other(gate_->port(), kNobody);
-  for (RawClient* client : {&one, &other}) client->Greet().Send(CallHeaders(1, kHold));
+  RawHttp2Client one(gate_->port()), other(gate_->port(), kNobody);
+  for (RawHttp2Client* client : {&one, &other}) client->Greet().Send(CallHeaders(1, kHold));
   EXPECT_TRUE(Eventually([&] { return one.Pump() && other.Pump() && num_held() == 2; }));
   MutexLock lock(&mu_);
   EXPECT_EQ(clients_, (std::set<std::string>{"127.0.0.1", kNobody}));
@@ -298,15 +231,15 @@ TEST_F(GateTest, APortThatIsTakenIsAnError) {
 
 TEST_F(GateTest, ACrowdOfCallsIsLookedAtStepByStep) {
   Start();
-  std::list<RawClient> crowd;
+  std::list<RawHttp2Client> crowd;
   for (int i = 0; i < 160; ++i) {
-    RawClient& client = crowd.emplace_back(gate_->port(), kNobody).Greet();
+    RawHttp2Client& client = crowd.emplace_back(gate_->port(), kNobody).Greet();
     for (uint32_t call = 0; call < 125; ++call) client.Send(CallHeaders(2 * call + 1, kHold));
   }
   // They lack their message, and OpenCalls lets go of the oldest.
   bool asked = false;
   EXPECT_TRUE(Eventually([&] {
-    for (RawClient& client : crowd) EXPECT_TRUE(client.Pump());
+    for (RawHttp2Client& client : crowd) EXPECT_TRUE(client.Pump());
     if (num_seen() > 1000 && !std::exchange(asked, true)) {
       EXPECT_TRUE(Say(target()).ok());
     }
@@ -319,15 +252,15 @@ TEST_F(GateTest, ACrowdOfCallsIsLookedAtStepByStep) {
 
 TEST_F(GateTest, ManyCallsOfFewConnectionsAllComeToTheirEnd) {
   Start();
-  std::list<RawClient> few;
+  std::list<RawHttp2Client> few;
   for (int i = 0; i < 4; ++i) {
-    RawClient& client = few.emplace_back(gate_->port()).Greet();
+    RawHttp2Client& client = few.emplace_back(gate_->port()).Greet();
     for (uint32_t call = 0; call < 5000; ++call) {
       client.Send(CallHeaders(2 * call + 1, kSay) + EmptyMessage(2 * call + 1));
     }
   }
   EXPECT_TRUE(Eventually([&] {
-    for (RawClient& client : few) EXPECT_TRUE(client.Pump());
+    for (RawHttp2Client& client : few) EXPECT_TRUE(client.Pump());
     return num_said_ == 20'000;
   }));
 }
@@ -335,7 +268,7 @@ TEST_F(GateTest, ManyCallsOfFewConnectionsAllComeToTheirEnd) {
 TEST_F(GateTest, WhatIsKeptOfAPieceIsAlwaysItsOwnEnd) {
   Start();
   constexpr uint32_t kCalls = 10, kCut = 9;  // The last byte there is the number of the stream.
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet();
   EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
   std::string next = CallHeaders(1, kSay) + EmptyMessage(1);
@@ -352,7 +285,7 @@ TEST_F(GateTest, WhatIsKeptOfAPieceIsAlwaysItsOwnEnd) {
 TEST_F(GateTest, CallsBeyondTheLimitGoOnWhenOthersEnd) {
   options_.max_streams = 4;
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet();
   for (uint32_t call = 0; call < 10; ++call) client.Send(CallHeaders(2 * call + 1, kHold));
   for (size_t seen = 4; seen <= 10; ++seen) {
@@ -367,7 +300,7 @@ TEST_F(GateTest, CallsThatAreResetRest) {
   options_.max_streams = 4;
   options_.rest = std::chrono::hours(1);
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet();
   for (uint32_t call = 0; call < 20; ++call) {
     client.Send(CallHeaders(2 * call + 1, kHold) +
@@ -383,7 +316,7 @@ TEST_F(GateTest, CallsThatAreResetRestNoLongerThanAMoment) {
   options_.max_streams = 4;
   options_.rest = std::chrono::milliseconds(1);
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet();
   for (uint32_t call = 0; call < 8; ++call) {
     client.Send(CallHeaders(2 * call + 1, kHold) +
@@ -397,7 +330,7 @@ TEST_F(GateTest, WhoStandsInTheWayOfOthersIsCutOff) {
   options_.max_unserved = 1;
   options_.stuck_timeout = std::chrono::milliseconds(50);
   Start();
-  RawClient stuck(gate_->port(), kNobody);
+  RawHttp2Client stuck(gate_->port(), kNobody);
   stuck.Greet().Send(CallHeaders(1, kBlock));
   EXPECT_TRUE(Eventually([&] {
     MutexLock lock(&mu_);
@@ -412,7 +345,7 @@ TEST_F(GateTest, WhoStandsInTheWayOfOthersIsCutOff) {
 
 TEST_F(GateTest, WhoIsGoneIsGoneForGrpcToo) {
   Start();
-  auto client = std::make_unique<RawClient>(gate_->port());
+  auto client = std::make_unique<RawHttp2Client>(gate_->port());
   client->Greet().Send(CallHeaders(1, kHold));
   EXPECT_TRUE(Eventually([&] { return client->Pump() && num_held() == 1; }));
   client.reset();
@@ -422,7 +355,7 @@ TEST_F(GateTest, WhoIsGoneIsGoneForGrpcToo) {
 TEST_F(GateTest, WhoIsGoneIsGoneAlsoWhileNothingIsReadOfIt) {
   options_.max_streams = 1;
   Start();
-  auto client = std::make_unique<RawClient>(gate_->port());
+  auto client = std::make_unique<RawHttp2Client>(gate_->port());
   client->Greet().Send(CallHeaders(1, kHold) + CallHeaders(3, kHold));
   EXPECT_TRUE(Eventually([&] { return client->Pump() && num_held() == 1; }));
   client.reset();
@@ -431,7 +364,7 @@ TEST_F(GateTest, WhoIsGoneIsGoneAlsoWhileNothingIsReadOfIt) {
 
 TEST_F(GateTest, WhoHasSaidAllHearsTheAnswer) {
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet().Send(CallHeaders(1, kSay) + EmptyMessage(1));
   EXPECT_TRUE(client.Hears(kDataFrame, 1));
   client.EndSending();
@@ -440,13 +373,108 @@ TEST_F(GateTest, WhoHasSaidAllHearsTheAnswer) {
 
 TEST_F(GateTest, AServerThatEndsSaysSo) {
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Greet().Send(CallHeaders(1, kHold));
   EXPECT_TRUE(Eventually([&] { return client.Pump() && num_held() == 1; }));
   Stop();
   EXPECT_TRUE(client.Hears(kGoawayFrame, 0));
   EXPECT_TRUE(client.Ends());
   EXPECT_EQ(num_held(), 0u);
+}
+
+TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
+  options_.goodbye_timeout = std::chrono::hours(1);
+  Start();
+  RawHttp2Client client(gate_->port());
+  client.Greet();
+  EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
+  auto goodbye = std::async(std::launch::async, [&] { SayGoodbye(); });
+  EXPECT_TRUE(client.Hears(kGoawayFrame, 0) && client.Hears(kPingFrame, 0));
+  client.Send(CallHeaders(1, kSay) + EmptyMessage(1));
+  EXPECT_TRUE(client.Hears(kDataFrame, 1));
+  EXPECT_FALSE(IsReady(goodbye));
+  // It has heard, and what it has begun is not yet with anybody of ours.
+  client.Send(CallHeaders(3, kBlock));
+  EXPECT_TRUE(Eventually([&] {
+    client.Acknowledge();
+    MutexLock lock(&mu_);
+    return client.Pump() && num_blocked_ == 1;
+  }));
+  EXPECT_FALSE(IsReady(goodbye));
+  {
+    MutexLock lock(&mu_);
+    unblocked_ = true;
+  }
+  unblock_.SignalAll();
+  EXPECT_TRUE(Eventually([&] {
+    client.Acknowledge();
+    return client.Pump() && IsReady(goodbye);
+  }));
+}
+
+TEST_F(GateTest, AGoodbyeIsSaidToWhoHasHeardNothingYet) {
+  options_.goodbye_timeout = std::chrono::hours(1);
+  Start();
+  std::list<RawHttp2Client> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.emplace_back(gate_->port()).Greet().Send(CallHeaders(1, kHold) + EmptyMessage(1));
+  }
+  EXPECT_TRUE(Eventually([&] {
+    for (RawHttp2Client& client : clients) client.Pump();
+    return num_seen() == clients.size();
+  }));
+  auto goodbye = std::async(std::launch::async, [&] { SayGoodbye(); });
+  EXPECT_TRUE(Eventually([&] {
+    for (RawHttp2Client& client : clients) {
+      EXPECT_TRUE(client.Pump());
+      client.Acknowledge();
+    }
+    return IsReady(goodbye);
+  }));
+}
+
+TEST_F(GateTest, WhoDoesNotHearAGoodbyeIsNotWaitedForLong) {
+  options_.goodbye_timeout = std::chrono::milliseconds(10);
+  Start();
+  RawHttp2Client client(gate_->port());
+  client.Greet();
+  EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
+  SayGoodbye();
+  EXPECT_TRUE(client.Pump());
+  EXPECT_TRUE(client.Hears(kGoawayFrame, 0));
+}
+
+TEST_F(GateTest, ALibrarysClientGoesOnElsewhereAndLosesNoCall) {
+  Start();
+  Service same(this);
+  const auto other_gate = *Http2Gate::Open(options_);
+  grpc::ServerBuilder builder;
+  ConfigureServer(20, &builder);
+  builder.RegisterService(&same);
+  const auto other_server = builder.BuildAndStart();
+  other_gate->Serve(other_server.get());
+  const std::string both = absl::StrCat("ipv4:", target(), ",127.0.0.1:", other_gate->port());
+  std::atomic<bool> ending{false};
+  std::atomic<int> num_failed{0};
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back([&] {
+      grpc::GenericStub stub(DialControl(both, 20));
+      for (int call = 0; !ending; ++call) {
+        if (!Say(&stub, kSay, call % 4 == 0 ? kMiB : 10).ok()) ++num_failed;
+      }
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return num_said_ > 50; }));
+  SayGoodbye();
+  Stop();
+  const int before = num_said_;
+  EXPECT_TRUE(Eventually([&] { return num_said_ > before + 50; }));
+  ending = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(num_failed, 0);
+  other_gate->StopAccepting();
+  other_server->Shutdown();
 }
 
 TEST_F(GateTest, WhatIsNotHttp2IsCutOff) {
@@ -456,7 +484,7 @@ TEST_F(GateTest, WhatIsNotHttp2IsCutOff) {
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(kHttp2Preface) + CallHeaders(2, kSay),
         std::string(kHttp2Preface) +
             Http2Frame(kHeadersFrame, 1, std::string(kMaxHeaderBlockBytes, 'h'))}) {
-    RawClient client(gate_->port());
+    RawHttp2Client client(gate_->port());
     client.Send(said);
     EXPECT_TRUE(client.Ends());
   }
@@ -466,7 +494,7 @@ TEST_F(GateTest, APrefaceHasItsTime) {
   options_.preface_timeout = std::chrono::milliseconds(10);
   options_.header_timeout = std::chrono::hours(1);
   Start();
-  RawClient client(gate_->port());
+  RawHttp2Client client(gate_->port());
   client.Send(std::string(kHttp2Preface.substr(0, 23)));
   EXPECT_TRUE(client.Ends());
 }
@@ -475,7 +503,7 @@ TEST_F(GateTest, AHeaderBlockHasItsTime) {
   options_.preface_timeout = std::chrono::hours(1);
   options_.header_timeout = std::chrono::milliseconds(10);
   Start();
-  RawClient idle(gate_->port()), late(gate_->port());
+  RawHttp2Client idle(gate_->port()), late(gate_->port());
   idle.Greet();
   EXPECT_TRUE(idle.Hears(kSettingsFrame, 0));
   late.Greet().Send(CallHeaders(1, kSay).substr(0, 30));
@@ -488,12 +516,12 @@ TEST_F(GateTest, ConnectionsAreChargedAndIdleOnesGiveWay) {
   options_.budget = &budget;
   Start();
   const int64_t before = budget.held_bytes();
-  RawClient busy(gate_->port(), kNobody);
+  RawHttp2Client busy(gate_->port(), kNobody);
   busy.Greet().Send(CallHeaders(1, kHold));
   EXPECT_TRUE(Eventually([&] { return busy.Pump() && num_held() == 1; }));
   EXPECT_EQ(budget.held_bytes() - before, kGateConnectionBytes);
   // What is not whole is charged beside.
-  RawClient half(gate_->port(), kNobody);
+  RawHttp2Client half(gate_->port(), kNobody);
   half.Greet();
   EXPECT_TRUE(half.Hears(kSettingsFrame, 0));
   const int64_t idle_bytes = budget.held_bytes();
@@ -501,14 +529,14 @@ TEST_F(GateTest, ConnectionsAreChargedAndIdleOnesGiveWay) {
   EXPECT_TRUE(
       Eventually([&] { return half.Pump() && budget.held_bytes() >= idle_bytes + 24'000; }));
 
-  std::list<RawClient> idle;
+  std::list<RawHttp2Client> idle;
   const int64_t room = budget.limit_bytes() - budget.held_bytes();
   for (int64_t i = 0; i < room / kGateConnectionBytes + 20; ++i) {
     idle.emplace_back(gate_->port(), kNobody).Greet();
   }
   EXPECT_TRUE(Eventually([&] {
     int64_t num_ended = 0;
-    for (RawClient& client : idle) num_ended += client.Pump() ? 0 : 1;
+    for (RawHttp2Client& client : idle) num_ended += client.Pump() ? 0 : 1;
     return num_ended >= 10;
   }));
   // Another client finds room, and who has a call keeps it.
@@ -525,13 +553,13 @@ TEST_F(GateTest, StrangersGiveWayWhateverTheyCall) {
   options_.budget = &budget;
   options_.awaits_proof = true;
   Start();
-  RawClient proven(gate_->port(), kNobody);
+  RawHttp2Client proven(gate_->port(), kNobody);
   proven.Greet().Send(CallHeaders(1, kProve));
   EXPECT_TRUE(Eventually([&] { return proven.Pump() && num_held() == 1; }));
-  std::list<RawClient> strangers;
+  std::list<RawHttp2Client> strangers;
   const int64_t room = budget.limit_bytes() - budget.held_bytes();
   for (int64_t i = 0; i < room / kGateConnectionBytes + 20; ++i) {
-    RawClient& stranger = strangers.emplace_back(gate_->port(), kNobody);
+    RawHttp2Client& stranger = strangers.emplace_back(gate_->port(), kNobody);
     stranger.Greet().Send(CallHeaders(1, kHold));
     EXPECT_TRUE(Eventually([&] { return !stranger.Pump() || num_seen() == strangers.size() + 1; }));
   }
@@ -545,7 +573,7 @@ TEST_F(GateTest, StrangersGiveWayWhateverTheyCall) {
 TEST_F(GateTest, WhoAsksAndDoesNotReadIsNotHeard) {
   constexpr size_t kMuch = 64 << 20;  // More than kernels keep.
   Start();
-  RawClient client(gate_->port(), kNobody);
+  RawHttp2Client client(gate_->port(), kNobody);
   client.Greet();
   std::string pings;
   while (pings.size() < (1 << 20)) pings += Http2Frame(kPingFrame, 0, std::string(8, 'p'));
@@ -563,13 +591,13 @@ TEST_F(GateTest, TheBudgetIsUsedUpByTheTimeTooManyConnectionsAreOpen) {
   constexpr int kMost = 8;
   options_.max_connections = kMost;
   Start();
-  std::list<RawClient> idle;
+  std::list<RawHttp2Client> idle;
   for (int i = 0; i < kMost + 4; ++i) idle.emplace_back(gate_->port(), kNobody).Greet();
   EXPECT_TRUE(Eventually(
       [&] { return budget_.held_bytes() > budget_.limit_bytes() / kMost * (kMost - 1); }));
   EXPECT_TRUE(Eventually([&] {
     int num_ended = 0;
-    for (RawClient& client : idle) num_ended += client.Pump() ? 0 : 1;
+    for (RawHttp2Client& client : idle) num_ended += client.Pump() ? 0 : 1;
     return num_ended >= 4;
   }));
   EXPECT_TRUE(Say(target()).ok());
