@@ -385,9 +385,9 @@ TEST_F(GateTest, AServerThatEndsSaysSo) {
 TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
   options_.goodbye_timeout = std::chrono::hours(1);
   Start();
-  RawHttp2Client client(gate_->port());
-  client.Greet();
-  EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
+  RawHttp2Client client(gate_->port()), other(gate_->port());
+  EXPECT_TRUE(client.Greet().Hears(kSettingsFrame, 0));
+  EXPECT_TRUE(other.Greet().Hears(kSettingsFrame, 0));
   auto goodbye = std::async(std::launch::async, [&] { SayGoodbye(); });
   EXPECT_TRUE(client.Hears(kGoawayFrame, 0) && client.Hears(kPingFrame, 0));
   client.Send(CallHeaders(1, kSay) + EmptyMessage(1));
@@ -400,6 +400,11 @@ TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
     MutexLock lock(&mu_);
     return client.Pump() && num_blocked_ == 1;
   }));
+  for (uint32_t stream = 1; stream < 200; stream += 2) {  // So that it looks some times.
+    other.Send(CallHeaders(stream, kSay) + EmptyMessage(stream));
+    EXPECT_TRUE(other.Hears(kDataFrame, stream));
+    other.Acknowledge();
+  }
   EXPECT_FALSE(IsReady(goodbye));
   {
     MutexLock lock(&mu_);
@@ -408,7 +413,8 @@ TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
   unblock_.SignalAll();
   EXPECT_TRUE(Eventually([&] {
     client.Acknowledge();
-    return client.Pump() && IsReady(goodbye);
+    other.Acknowledge();
+    return client.Pump() && other.Pump() && IsReady(goodbye);
   }));
 }
 
