@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <set>
 
@@ -23,8 +24,11 @@ namespace {
 constexpr std::string_view kPrefix = "TANDEM_";
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
-// --config and --print-config say what is read, so no file may say them; nor does ToYaml.
-bool OfCommandLineOnly(std::string_view flag) { return flag == "config" || flag == "print-config"; }
+// Asks for one answer instead of a program that runs.
+bool AsksOnly(std::string_view flag) { return flag == "print-config" || flag == "version"; }
+
+// Nor does ToYaml say these.
+bool MayBeInFile(std::string_view flag) { return flag != "config" && !AsksOnly(flag); }
 
 // No flag, lest it be seen on a command line.
 bool IsSecret(std::string_view variable) {
@@ -70,6 +74,7 @@ ProgramConfig::ProgramConfig(FlagSet* flags) : flags_(flags) {
               "environment goes before --this-flag in the file, and the command line before both");
   flags_->Add("print-config", &print_,
               "print each flag's value and where it comes from, as a file for --config, and exit");
+  flags_->Add("version", &version_, "print the version and exit");
   flags_->AddChoice("log-level", &log_level_, {"debug", "info", "warning", "error"},
                     "lines below it are left out; debug: one for each request and attempt");
   flags_->Add("log-level-file", &log_level_file_, "FILE",
@@ -87,7 +92,9 @@ absl::StatusOr<std::vector<std::string>> ProgramConfig::Read(
 
 absl::Status ProgramConfig::ReadEnvironment(const std::vector<std::string>& environment) {
   std::set<std::string> flags;
-  for (const FlagSet::Value& flag : flags_->Values()) flags.insert(VariableOf(flag.name));
+  for (const FlagSet::Value& flag : flags_->Values()) {
+    if (!AsksOnly(flag.name)) flags.insert(VariableOf(flag.name));
+  }
   for (const std::string& variable : environment) {
     const auto [name, value] = SplitVariable(variable);
     if (!name.starts_with(kPrefix) || IsSecret(name)) continue;
@@ -124,7 +131,7 @@ absl::Status ProgramConfig::ReadFile() {
       const YAML::Node& key = entry.first;
       if (!key.IsScalar()) return wrong(key.Mark(), "want the name of a flag");
       const std::string& name = key.Scalar();
-      if (OfCommandLineOnly(name)) return wrong(key.Mark(), name, ": has no place in a file");
+      if (!MayBeInFile(name)) return wrong(key.Mark(), name, ": has no place in a file");
       if (!seen.insert(name).second) return wrong(key.Mark(), name, ": is there twice");
       const absl::StatusOr<std::string> scalar = TextOf(entry.second);
       const absl::Status status =
@@ -137,11 +144,20 @@ absl::Status ProgramConfig::ReadFile() {
   return absl::OkStatus();
 }
 
+bool ProgramConfig::AnswersAtOnce(std::string_view program) const {
+  if (flags_->help_requested()) {
+    std::fputs(flags_->Help().c_str(), stdout);
+  } else if (version_) {
+    std::printf("%s %s\n", std::string(program).c_str(), TANDEM_VERSION);
+  }
+  return flags_->help_requested() || version_;
+}
+
 std::string ProgramConfig::ToYaml() const {
   YAML::Emitter yaml;
   yaml << YAML::BeginMap;
   for (const FlagSet::Value& flag : flags_->Values()) {
-    if (OfCommandLineOnly(flag.name)) continue;
+    if (!MayBeInFile(flag.name)) continue;
     const std::string source = flag.source == FlagSource::kCommandLine   ? "command line"
                                : flag.source == FlagSource::kEnvironment ? VariableOf(flag.name)
                                : flag.source == FlagSource::kFile        ? file_

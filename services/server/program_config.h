@@ -24,7 +24,7 @@ namespace tandem {
 
 class ProgramConfig {
  public:
-  // Adds --config, --print-config and those of the log to the flags, which outlive this.
+  // Adds --config, --print-config, --version and those of the log to the flags, which outlive this.
   explicit ProgramConfig(FlagSet* flags);
 
   // Instead of FlagSet::Parse. `environment`: "NAME=value" each, as in environ. InvalidArgument
@@ -32,6 +32,9 @@ class ProgramConfig {
   absl::StatusOr<std::vector<std::string>> Read(const std::vector<std::string>& arguments,
                                                 const std::vector<std::string>& environment);
 
+  // Prints what --help or --version asks for, whatever else Read has found wrong; false: neither
+  // was given. The caller then stops.
+  bool AnswersAtOnce(std::string_view program) const;
   // The caller prints ToYaml() and stops.
   bool print_requested() const { return print_; }
   // A file for --config, with the source of each value beside it.
@@ -55,7 +58,7 @@ class ProgramConfig {
 
   FlagSet* const flags_;
   std::string file_, log_level_ = "info", log_level_file_;
-  bool print_ = false;
+  bool print_ = false, version_ = false;
   std::unique_ptr<FollowedFiles> log_level_follower_;
   std::vector<std::string> unknown_variables_;
 };

@@ -214,10 +214,7 @@ int Main(const std::vector<std::string>& arguments) {
   FlagSet flags = WorkerFlags(&options);
   ProgramConfig config(&flags);
   const auto rest = config.Read(arguments, Environment());
-  if (flags.help_requested()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
+  if (config.AnswersAtOnce("tandem-worker")) return 0;
   absl::Status status = rest.status();
   if (status.ok() && !rest->empty()) {
     status = absl::InvalidArgumentError("\"" + rest->front() + "\" is no flag");

@@ -49,6 +49,13 @@ def bad_credentials(server):
             f"Bearer {server.key}0", f"Bearer {server.line.split()[1]}", "Bearer ours", f"Bearer {new_key('x')[0]}"]
 
 
+@pytest.mark.parametrize("arguments, status", [(["--help"], 0), ([], 2), (["-x"], 2), (["two words"], 2), ([""], 2)])
+def test_no_key_is_drawn_for_what_is_no_name(arguments, status):
+    said = subprocess.run([BIN / "tandem", "key", *arguments], capture_output=True, text=True)
+    assert said.returncode == status
+    assert "line:" not in said.stdout and "key NAME" in said.stdout + said.stderr or "is no name" in said.stderr
+
+
 def test_every_route_and_method_needs_a_key(keyed):
     for credentials in bad_credentials(keyed):
         headers = {} if credentials is None else {"Authorization": credentials}

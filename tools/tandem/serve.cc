@@ -301,10 +301,7 @@ int ServeMain(const std::vector<std::string>& arguments) {
   Declare(&options, &flags);
   ProgramConfig config(&flags);
   const auto rest = config.Read(arguments, Environment());
-  if (flags.help_requested()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
+  if (config.AnswersAtOnce("tandem")) return 0;
   const absl::Status usage = [&]() -> absl::Status {
     TANDEM_RETURN_IF_ERROR(rest.status());
     if (rest->size() != 1) {

@@ -24,7 +24,6 @@
 #include "runtime/base/utf8.h"
 #include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
-#include "services/router/version.h"
 #include "services/server/grpc_log.h"
 #include "services/server/limits.h"
 #include "services/server/machine_limits.h"
@@ -48,7 +47,6 @@ struct RouterFlags {
   FleetTlsFlags fleet_tls;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
-  bool version = false;
 };
 
 void Declare(RouterFlags* f, FlagSet* flags) {
@@ -69,7 +67,6 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("max-queued-requests", &f->max_queued_requests, "N",
              "requests that may wait for a worker; more get 429", 1, 1'000'000);
   flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");
-  flags->Add("version", &f->version, "print the version and exit");
 }
 
 absl::Status CheckReachable(const char* flag, const std::string& address) {
@@ -179,14 +176,7 @@ int Main(int argc, char** argv) {
   Declare(&values, &flags);
   ProgramConfig config(&flags);
   const auto rest = config.Read(std::vector<std::string>(argv + 1, argv + argc), Environment());
-  if (flags.help_requested()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
-  if (rest.ok() && values.version) {
-    std::printf("tandem-router %s\n", kVersion);
-    return 0;
-  }
+  if (config.AnswersAtOnce("tandem-router")) return 0;
   const absl::StatusOr<RouterOptions> options = [&]() -> absl::StatusOr<RouterOptions> {
     TANDEM_RETURN_IF_ERROR(rest.status());
     if (!rest->empty()) {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "services/router/version.h"
-
 namespace tandem {
 namespace {
 
@@ -49,7 +47,7 @@ void ControlService::DescribeServer(v1::ServerInfo* response) const {
     sequences += static_cast<uint64_t>(worker.registration.max_sequences);
     block_tokens = std::max(block_tokens, worker.registration.block_tokens);
   }
-  response->set_engine_version(kVersion);
+  response->set_engine_version(TANDEM_VERSION);
   response->set_api_version(kApiVersion);
   response->set_instance_id(instance_id_);
   response->set_max_model_len(static_cast<uint32_t>(generator_->max_model_tokens()));

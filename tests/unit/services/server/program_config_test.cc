@@ -53,6 +53,21 @@ TEST_F(ProgramConfigTest, TheCommandLineGoesBeforeTheEnvironmentAndThatBeforeThe
   EXPECT_FALSE(flags_.WasSet("allowed-host"));
 }
 
+TEST_F(ProgramConfigTest, WhatAsksOnlyIsOnTheCommandLine) {
+  ASSERT_TRUE(Read({}, {"TANDEM_VERSION=1.2.3", "TANDEM_PRINT_CONFIG=true"}).ok());
+  EXPECT_FALSE(config_->AnswersAtOnce("program"));
+  EXPECT_FALSE(config_->print_requested());
+  EXPECT_THAT(config_->unknown_variables(), ElementsAre("TANDEM_VERSION", "TANDEM_PRINT_CONFIG"));
+  EXPECT_THAT(ReadFile("version: true").message(), HasSubstr("version: has no place in a file"));
+}
+
+TEST_F(ProgramConfigTest, AVersionIsPrintedWhateverElseIsWrong) {
+  EXPECT_FALSE(Read({"--version"}, {"TANDEM_THREADS=none"}).ok());
+  testing::internal::CaptureStdout();
+  EXPECT_TRUE(config_->AnswersAtOnce("program"));
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "program " TANDEM_VERSION "\n");
+}
+
 TEST_F(ProgramConfigTest, TheEnvironmentMayNameTheFile) {
   ASSERT_TRUE(Read({}, {"TANDEM_CONFIG=" + Write("threads: 3")}).ok());
   EXPECT_EQ(threads_, 3);
