@@ -61,7 +61,7 @@ PYTEST = """\
 =========================== short test summary info ============================
 PASSED test_grpc.py::test_bad_requests[change0-a b]
 PASSED test_grpc.py::test_reflection
-SKIPPED test_hosts.py::test_cut - no right to make hosts: unshare: Operation not permitted
+SKIPPED test_hosts.py::test_cut - Skipped: no right to make hosts: unshare: Operation not permitted
 FAILED test_load.py::test_load - assert 1 == 2
 ERROR test_load.py::test_other - fixture 'x' not found
 2 passed, 1 skipped, 1 failed, 1 error in 3.21s
@@ -102,6 +102,10 @@ class CountTests(unittest.TestCase):
         self.assertEqual(counts, [2, 2, 1])
         self.assertEqual(skips, ["skipped test_hosts.py::test_cut: "
                                  "no right to make hosts: unshare: Operation not permitted"])
+
+    def test_checks_of_ours_name_their_reasons_themselves(self):
+        self.assertEqual(count("SKIPPED chart - no Go module proxy answers: timed out", 0),
+                         ([0, 0, 1], ["skipped chart: no Go module proxy answers: timed out"]))
 
     def test_unknown_and_missing_reasons_are_failures(self):
         for line in ("SKIPPED test_a.py::test_b - the moon is full", "SKIPPED test_a.py::test_b",
