@@ -98,7 +98,7 @@ class Endings:
     """How containers of the release ended: by pod, the exit code."""
 
     def __init__(self):
-        self.codes = {}
+        self._codes, self._lock = {}, threading.Lock()
         self._watch = subprocess.Popen(
             [cluster.BIN / "kubectl", "--kubeconfig", cluster.KUBECONFIG, "get", "pods", "--watch", "-o", "json"],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -113,12 +113,22 @@ class Endings:
                 for container in pod["status"].get("containerStatuses", []):
                     for state in (container["state"], container["lastState"]):
                         if "terminated" in state:
-                            self.codes[pod["metadata"]["name"]] = state["terminated"]["exitCode"]
+                            with self._lock:
+                                self._codes[pod["metadata"]["name"]] = state["terminated"]["exitCode"]
+
+    def codes(self):
+        with self._lock:
+            return dict(self._codes)
 
 
 def install(name, values, command="install", *flags):
     path = cluster.write(STATE / f"{name}.yaml", json.dumps(values))
     return helm(command, name, CHART, "-f", path, "--wait", "--timeout", "3m", *flags)
+
+
+def check_helm_test(release):
+    tested = helm("test", release, "--logs")
+    tell(f"helm test of {release}", "Phase:          Succeeded" in tested and "0 rejected, 0 failed" in tested, tested)
 
 
 def pods(*selector):
@@ -223,8 +233,7 @@ def check_release(seed):
     tell("helm installs, under the pod security standard \"restricted\"", True)
     nodes = {pod["spec"]["nodeName"] for pod in pods()}
     tell("pods are spread over the nodes", len(nodes) == 3, nodes)
-    tested = helm("test", "tandem", "--logs")
-    tell("helm test", "Phase:          Succeeded" in tested and "0 failed" in tested, tested)
+    check_helm_test("tandem")
     client = credentials.target().client()
     said = {prompt: load.ask(client, list(prompt), streamed=False) for prompt in expected}
     tell("the service says what tandem serve says", said == expected)
@@ -242,7 +251,9 @@ def check_release(seed):
     left = kubectl("get", "all,configmap,networkpolicy,poddisruptionbudget,secret", "-o", "name",
                    "-l", "app.kubernetes.io/instance=tandem").split()
     tell("helm uninstall leaves nothing but the test's pod", left in ([], ["pod/tandem-test"]), left)
-    ended = {name: code for name, code in endings.codes.items() if name not in killed}
+    with contextlib.suppress(TimeoutError):  # The watch tells it a little later.
+        wait_until(lambda: set(last) <= set(endings.codes()), 30, "the last pods' endings are known")
+    ended = {name: code for name, code in endings.codes().items() if name not in killed}
     tell(f"{len(ended)} containers were asked to end, and did by themselves",
          set(last) <= set(ended) and not any(ended.values()), {name: code for name, code in ended.items() if code})
 
@@ -250,8 +261,7 @@ def check_release(seed):
 def check_plain_release():
     install("plain", PLAIN_VALUES)
     tell("helm installs a release that copies its model, blocks over UCX", True)
-    tested = helm("test", "plain", "--logs")
-    tell("helm test of it", "Phase:          Succeeded" in tested and "0 failed" in tested, tested)
+    check_helm_test("plain")
     helm("uninstall", "plain", "--wait")
 
 

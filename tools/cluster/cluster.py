@@ -8,6 +8,7 @@ build/cluster.
 
 It does not enforce NetworkPolicy: bridges of Debian's CNI plugins connect everybody.
 """
+import fcntl
 import json
 import pathlib
 import shutil
@@ -82,6 +83,11 @@ class Cluster:
     """Up when made. `images`: an archive of what every node has."""
 
     def __init__(self, nodes, images):
+        self._lock = open(WORK / "lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"a cluster of {WORK} is up already")
         shutil.rmtree(STATE, ignore_errors=True)
         LOGS.mkdir(parents=True)
         self.nodes = range(1, nodes + 1)

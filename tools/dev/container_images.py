@@ -44,7 +44,7 @@ def prepare():
     """Installs what is missing by name, and makes the folder."""
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
     if missing:
-        run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+        run(ROOT / "tools/dev/apt_install", *missing)
     (WORK / "tmp").mkdir(parents=True, exist_ok=True)
     (WORK / "containers.conf").write_text(CONTAINERS_CONF)
     os.environ |= {"CONTAINERS_CONF": str(WORK / "containers.conf"), "TMPDIR": str(WORK / "tmp")}
