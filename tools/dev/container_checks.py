@@ -40,17 +40,17 @@ def wait_until(condition, seconds, what):
     return value
 
 
-def post(address, body, on_line=None):
-    """The answer's text, read as it streams."""
-    request = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body | {"stream": True}).encode(),
+def post(address, body, stream=True):
+    """The answer's text."""
+    request = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body | {"stream": stream}).encode(),
                                      {"Content-Type": "application/json"})
     text = ""
     with urllib.request.urlopen(request, timeout=120) as answer:
+        if not stream:
+            return json.load(answer)["choices"][0]["text"]
         for line in answer:
             if line.startswith(b"data: {"):
                 text += json.loads(line[6:])["choices"][0]["text"]
-                if on_line:
-                    on_line()
         assert line.strip() == b"" and text
     return text
 

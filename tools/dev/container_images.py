@@ -36,8 +36,9 @@ def podman(*arguments, **more):
 
 
 def can_be_made():
-    """Whether this is root on a Debian."""
-    return os.geteuid() == 0 and shutil.which("apt-get")
+    """Whether this is root on a Debian, and may make namespaces."""
+    return os.geteuid() == 0 and shutil.which("apt-get") and \
+        subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def prepare():
