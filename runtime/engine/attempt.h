@@ -52,8 +52,7 @@ struct Attempt {
   AttemptKey key;
   uint64_t order = 0;  // Its arrival; its sequences have OrderOf it.
   RequestTurns turns;
-  SamplingParams sampling;
-  int32_t prompt_tokens = 0;
+  RequestSpec spec;  // As it came; its token ids are the sequences', which add to them.
   int64_t deadline_us = 0;
 
   // One with the prompt until the first tokens are drawn, then one per choice that goes on.
@@ -73,8 +72,7 @@ struct PrefillJob {
   JobKey key;
   AttemptId attempt;    // As its router calls it.
   uint64_t serial = 0;  // Never used again, unlike the key, which is a peer's word.
-  SamplingParams sampling;
-  int32_t prompt_tokens = 0;
+  RequestSpec spec;     // As of an Attempt.
   RequestTurns turns;
   std::unique_ptr<EngineSequence> sequence;
   PrefillTransfer transfer;

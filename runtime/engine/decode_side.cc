@@ -40,8 +40,8 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
 
   const int32_t num_blocks = CeilDiv(num_tokens, options_.block_tokens);
   // No choice goes on after its first token: nothing needs to travel, nothing is promised.
-  const bool only_first_token = RequestedFinish(attempt->sampling, attempt->prompt_tokens,
-                                                num_tokens, kNoToken) != FinishReason::kNone;
+  const bool only_first_token =
+      RequestedFinish(attempt->spec, num_tokens, kNoToken) != FinishReason::kNone;
   if (!only_first_token) memory_.AttachPrefix(prompt);
   const int32_t first_block =
       only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
@@ -58,15 +58,9 @@ bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   leases_->AddLease(submit.prefill.worker, job);
   outbox_->ToPrefill(submit.prefill, PrefillSubmit{.job = job,
                                                    .attempt = submit.attempt,
-                                                   .token_ids = submit.token_ids,
-                                                   .prompt_tokens = submit.prompt_tokens,
-                                                   .choices = submit.choices,
-                                                   .sampling = submit.sampling,
-                                                   .time_left_us = submit.time_left_us,
-                                                   .hash_root = submit.hash_root,
+                                                   .spec = submit.spec,
                                                    .first_block = first_block,
-                                                   .num_blocks = num_blocks,
-                                                   .alone = submit.alone});
+                                                   .num_blocks = num_blocks});
   return true;
 }
 
@@ -119,7 +113,7 @@ bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
     return false;
   }
   const size_t num_logprobs =
-      prompt.num_prompt_logprobs < 0 ? 0 : static_cast<size_t>(attempt->prompt_tokens) - 1;
+      prompt.num_prompt_logprobs < 0 ? 0 : static_cast<size_t>(attempt->spec.prompt_tokens) - 1;
   if (first.prompt_logprobs.size() != num_logprobs) {
     EndAttempt(attempt,
                absl::InternalError(absl::StrFormat("%d prompt logprobs came, %d were asked for",

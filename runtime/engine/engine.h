@@ -32,11 +32,12 @@ struct EngineOptions {
   std::string model;          // As registered; a Submit for another is refused.
   int32_t block_tokens = 16;  // A multiple of kHashTokens.
   int32_t num_blocks = 0;
-  int64_t block_bytes = 0;           // Length of every KV frame's payload.
-  int32_t max_sequences = 0;         // In one batch.
-  int32_t max_batched_tokens = 0;    // Token budget of one step.
-  int32_t max_model_tokens = 0;      // Prompt + output.
-  int32_t max_waiting_attempts = 0;  // More are refused ResourceExhausted.
+  int64_t block_bytes = 0;                       // Length of every KV frame's payload.
+  int32_t max_sequences = 0;                     // In one batch.
+  int32_t max_batched_tokens = 0;                // Token budget of one step.
+  int32_t max_model_tokens = 0;                  // Prompt + output.
+  int32_t max_waiting_attempts = 0;              // More are refused ResourceExhausted.
+  int64_t vocab_size = SpecLimits().vocab_size;  // Token ids from it on are refused.
   bool prefix_caching = true;
   double max_quarantined_share = 0.5;  // Of the pool; see quarantine_is_stuck.
   // Of all prompts for one decode worker, with the transport at a time: more only once these have

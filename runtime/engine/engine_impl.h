@@ -70,18 +70,15 @@ class Engine::Impl {
 
   // ---- submit.cc ----
   absl::Status CheckSubmit(SessionId router, const Submit& submit) const;
-  absl::Status CheckGeneration(const SamplingParams& sampling, std::span<const int32_t> choices,
-                               int32_t prompt_tokens, int64_t num_tokens) const;
   absl::Status CheckQueue() const;
   void Refuse(SessionId router, const Submit& submit, absl::Status status);
   int64_t RetryAfterUs(const absl::Status& refused) const;
   void CountAdmitted(size_t num_admitted);
   Attempt* AddAttempt(SessionId router, const Submit& submit);
   // Tokens of each of its choices that are ever computed; the last one is only drawn.
-  static int64_t FinalTokens(int32_t prompt_tokens, const SamplingParams& sampling);
-  void SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
-                   int32_t prompt_tokens, const SamplingParams* sampling,
-                   EngineSequence* sequence) const;
+  static int64_t FinalTokens(const RequestSpec& spec);
+  // The sequence takes the spec's token ids, and borrows the rest.
+  static void SetUpPrompt(RequestSpec* spec, EngineSequence* sequence);
 
   // ---- step.cc ----
   void Execute(const StepPlan& plan, StepResult* result);
@@ -99,8 +96,7 @@ class Engine::Impl {
   bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
                     SampledToken* token);
   // Wherever it runs: what does not fit a worker whole is refused there.
-  static FinishReason RequestedFinish(const SamplingParams& sampling, int32_t prompt_tokens,
-                                      int32_t position, int32_t token);
+  static FinishReason RequestedFinish(const RequestSpec& spec, int32_t position, int32_t token);
   void ForkChoices(Attempt* attempt);
 
   // ---- endings.cc ----

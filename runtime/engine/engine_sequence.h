@@ -9,6 +9,7 @@
 
 #include "runtime/engine/executor.h"
 #include "runtime/kv_cache/prefix_cache.h"
+#include "runtime/protocol/request_spec.h"
 #include "runtime/scheduler/sequence.h"
 
 namespace tandem {
@@ -18,8 +19,9 @@ struct PrefillJob;
 
 // Exactly one of `attempt` and `job` owns it.
 struct EngineSequence final : Sequence {
-  Attempt* attempt = nullptr;  // Tokens go to a router.
-  PrefillJob* job = nullptr;   // Blocks and the first token go to a decode worker.
+  Attempt* attempt = nullptr;         // Tokens go to a router.
+  PrefillJob* job = nullptr;          // Blocks and the first token go to a decode worker.
+  const RequestSpec* spec = nullptr;  // The owner's.
 
   // What to draw after the last token: every choice while they share the prompt, then its own.
   std::vector<Draw> draws;
@@ -29,7 +31,6 @@ struct EngineSequence final : Sequence {
   int64_t arrived_us = 0;
   int64_t begun_us = -1;  // The first step that computed some of it began; -1: none did.
 
-  BlockHash hash_root;
   PrefixCursor cursor;  // After num_named_blocks.
   int32_t num_named_blocks = 0;
 

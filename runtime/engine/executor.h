@@ -13,7 +13,8 @@
 
 #include "absl/status/status.h"
 #include "runtime/kv_cache/block_pool.h"
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
 
@@ -24,7 +25,8 @@ struct Draw {
   int32_t prompt_tokens = 0;  // min_tokens counts from here.
 };
 
-// All spans live until Execute returns.
+// All spans live until Execute returns. Token ids are trusted to be of the vocabulary: the engine
+// checks what it is given (Validate), and a sampler draws no others.
 struct SequenceRun {
   std::span<const int32_t> token_ids;  // To compute in this step, at least one.
   int32_t first_position = 0;  // Of token_ids[0]; KV of 0..first_position-1 is in the table.

@@ -20,11 +20,11 @@ KvMemory::KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching
 void KvMemory::AttachPrefix(Sequence* base) {
   auto* const sequence = static_cast<EngineSequence*>(base);
   TANDEM_CHECK(sequence->block_table.empty());
-  PrefixCache::Hit hit{.blocks = {}, .cursor = {.name = sequence->hash_root}};
+  PrefixCache::Hit hit{.blocks = {}, .cursor = {.name = sequence->spec->hash_root}};
   if (sequence->num_prompt_logprobs < 0) {
     // The last token is always computed: its logits are what the hit cannot give.
     const std::span<const int32_t> tokens(sequence->token_ids);
-    hit = cache_.Match(sequence->hash_root, tokens.first(tokens.size() - 1));
+    hit = cache_.Match(sequence->spec->hash_root, tokens.first(tokens.size() - 1));
   }
   sequence->block_table = std::move(hit.blocks);
   sequence->cursor = hit.cursor;
@@ -63,12 +63,12 @@ void KvMemory::Release(Sequence* base) {
   sequence->block_table.clear();
   sequence->num_computed = 0;
   sequence->num_named_blocks = 0;
-  sequence->cursor = {.name = sequence->hash_root};
+  sequence->cursor = {.name = sequence->spec->hash_root};
 }
 
 int32_t KvMemory::CountCachedBlocks(const EngineSequence& sequence) const {
   if (sequence.num_prompt_logprobs >= 0) return 0;
-  return cache_.CountMatch(sequence.hash_root, sequence.token_ids);
+  return cache_.CountMatch(sequence.spec->hash_root, sequence.token_ids);
 }
 
 bool KvMemory::AppendBlocks(EngineSequence* sequence, int32_t num_blocks) {

@@ -48,7 +48,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   const JobKey key{.decode = decode, .job = submit.job};
   if (jobs_.contains(key) || Ended(key)) return;
   if (absl::Status status = CheckPrefillSubmit(decode, submit); !status.ok()) {
-    RememberEnded(key, After(now_us_, submit.time_left_us));
+    RememberEnded(key, After(now_us_, submit.spec.time_left_us));
     const int64_t retry_after_us = RetryAfterUs(status);
     outbox_->ToDecode(decode, PrefillRefused{.job = submit.job,
                                              .status = std::move(status),
@@ -59,8 +59,7 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
       .key = key,
       .attempt = submit.attempt,
       .serial = ++num_arrivals_,
-      .sampling = submit.sampling,
-      .prompt_tokens = submit.prompt_tokens,
+      .spec = submit.spec,
       .sequence = std::make_unique<EngineSequence>(),
       .transfer = PrefillTransfer({.job = submit.job,
                                    .first_block = submit.first_block,
@@ -75,14 +74,11 @@ void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit
   sequence->job = job.get();
   sequence->arrived_us = now_us_;
   sequence->order = job->serial;
-  sequence->token_ids = submit.token_ids;
-  sequence->alone = submit.alone;
+  SetUpPrompt(&job->spec, sequence);
   sequence->whole = true;
   sequence->turns = &job->turns;
-  sequence->final_tokens = FinalTokens(submit.prompt_tokens, submit.sampling);
-  SetUpPrompt(submit.hash_root, submit.choices, job->prompt_tokens, &job->sampling, sequence);
   job_leases_.Set(key, job->transfer.lease_until_us());
-  job_deadlines_.Set(key, After(now_us_, submit.time_left_us));
+  job_deadlines_.Set(key, After(now_us_, submit.spec.time_left_us));
   jobs_.emplace(key, std::move(job));
   scheduler_.Enqueue(sequence);
 }
@@ -91,14 +87,13 @@ absl::Status Engine::Impl::CheckPrefillSubmit(SessionId decode, const PrefillSub
   if (!job_tombstones_.Admits({.decode = decode, .job = submit.job})) {
     return absl::CancelledError("cancelled before it arrived");
   }
-  if (submit.time_left_us <= 0) {
+  if (submit.spec.time_left_us <= 0) {
     return absl::DeadlineExceededError(
-        absl::StrFormat("submitted with %d us left", submit.time_left_us));
+        absl::StrFormat("submitted with %d us left", submit.spec.time_left_us));
   }
   if (draining_) return absl::UnavailableError("this prefill worker is draining");
-  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
-  TANDEM_RETURN_IF_ERROR(
-      CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
+  TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
+  const auto num_tokens = static_cast<int64_t>(submit.spec.token_ids.size());
   const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.block_tokens);
   if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
       submit.first_block > submit.num_blocks) {
@@ -190,8 +185,7 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
   const bool goes_on =
       std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
-        return RequestedFinish(job->sampling, job->prompt_tokens, position, token.token) ==
-               FinishReason::kNone;
+        return RequestedFinish(job->spec, position, token.token) == FinishReason::kNone;
       });
   scheduler_.Remove(sequence);  // Its blocks stay with it.
   outbox_->ToDecode(job->key.decode,

@@ -73,8 +73,7 @@ void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) 
 bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
                                 SampledToken* token) {
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
-  const FinishReason finish =
-      RequestedFinish(attempt->sampling, attempt->prompt_tokens, position, token->token);
+  const FinishReason finish = RequestedFinish(attempt->spec, position, token->token);
   const int32_t token_id = token->token;
   outbox_->ToRouter(attempt->key.router, TokenEvent{.attempt = attempt->key.attempt,
                                                     .choice = choice,
@@ -96,7 +95,7 @@ void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken
   outbox_->ToRouter(
       attempt->key.router,
       PromptEvent{.attempt = attempt->key.attempt,
-                  .cached_tokens = std::min(attempt->cached_tokens, attempt->prompt_tokens),
+                  .cached_tokens = std::min(attempt->cached_tokens, attempt->spec.prompt_tokens),
                   .by_prefill = attempt->remote != nullptr,
                   .prompt_logprobs = std::move(attempt->prompt_logprobs)});
   for (size_t i = 0; i < tokens->size(); ++i) {
@@ -108,12 +107,12 @@ void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken
   }
 }
 
-FinishReason Engine::Impl::RequestedFinish(const SamplingParams& sampling, int32_t prompt_tokens,
-                                           int32_t position, int32_t token) {
-  const std::vector<int32_t>& stops = sampling.stop_token_ids;
+FinishReason Engine::Impl::RequestedFinish(const RequestSpec& spec, int32_t position,
+                                           int32_t token) {
+  const std::vector<int32_t>& stops = spec.sampling.stop_token_ids;
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) return FinishReason::kStop;
-  const int32_t generated = position + 1 - prompt_tokens;
-  return generated >= sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
+  const int32_t generated = position + 1 - spec.prompt_tokens;
+  return generated >= spec.sampling.max_tokens ? FinishReason::kLength : FinishReason::kNone;
 }
 
 // One sequence per choice that goes on. They share the prompt's blocks; the tail is copied when
@@ -134,10 +133,10 @@ void Engine::Impl::ForkChoices(Attempt* attempt) {
     EngineSequence* const sequence = attempt->sequences[i].get();
     sequence->forked = true;
     sequence->order = OrderOf(attempt->order, i);
-    sequence->final_tokens = FinalTokens(attempt->prompt_tokens, attempt->sampling);
+    sequence->final_tokens = FinalTokens(attempt->spec);
     sequence->draws = {{.choice = choices[i].choice,
-                        .sampling = &attempt->sampling,
-                        .prompt_tokens = attempt->prompt_tokens}};
+                        .sampling = &attempt->spec.sampling,
+                        .prompt_tokens = attempt->spec.prompt_tokens}};
     sequence->token_ids.push_back(choices[i].token_id);
     if (sequence->block_table.empty()) {
       scheduler_.Enqueue(sequence);

@@ -20,10 +20,11 @@ void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_
   Note(now_us);
   const AttemptKey key{.router = router, .attempt = submit.attempt};
   if (attempts_.contains(key) || Ended(key)) return;
-  if (submit.time_left_us <= 0) {
-    outbox_->ToRouter(router, EndedEvent{.attempt = submit.attempt,
-                                         .status = absl::DeadlineExceededError(absl::StrFormat(
-                                             "submitted with %d us left", submit.time_left_us))});
+  if (submit.spec.time_left_us <= 0) {
+    outbox_->ToRouter(router,
+                      EndedEvent{.attempt = submit.attempt,
+                                 .status = absl::DeadlineExceededError(absl::StrFormat(
+                                     "submitted with %d us left", submit.spec.time_left_us))});
     return;
   }
   if (absl::Status status = CheckSubmit(router, submit); !status.ok()) {
@@ -45,12 +46,10 @@ absl::Status Engine::Impl::CheckSubmit(SessionId router, const Submit& submit) c
     return absl::UnavailableError(
         absl::StrFormat("asked for %s, this worker serves %s", submit.model, options_.model));
   }
-  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
-  TANDEM_RETURN_IF_ERROR(
-      CheckGeneration(submit.sampling, submit.choices, submit.prompt_tokens, num_tokens));
+  TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
   // All that was promised, or nothing: what ends at the end of a context of ours would have gone on
   // at a larger worker.
-  const int64_t longest = submit.prompt_tokens + int64_t{submit.sampling.max_tokens};
+  const int64_t longest = submit.spec.prompt_tokens + int64_t{submit.spec.sampling.max_tokens};
   if (longest > options_.max_model_tokens ||
       CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -59,7 +58,7 @@ absl::Status Engine::Impl::CheckSubmit(SessionId router, const Submit& submit) c
         options_.max_model_tokens, options_.num_blocks));
   }
   // Of two that may be what kills workers, a death would be laid to both.
-  if (submit.alone && scheduler_.num_alone() > 0) {
+  if (submit.spec.alone && scheduler_.num_alone() > 0) {
     return absl::AbortedError("another attempt that must run alone has no token yet");
   }
   return CheckQueue();
@@ -72,35 +71,10 @@ absl::Status Engine::Impl::CheckQueue() const {
       absl::StrFormat("%d attempts wait, at most %d may", waiting, options_.max_waiting_attempts));
 }
 
-absl::Status Engine::Impl::CheckGeneration(const SamplingParams& sampling,
-                                           std::span<const int32_t> choices, int32_t prompt_tokens,
-                                           int64_t num_tokens) const {
-  if (prompt_tokens < 1 || prompt_tokens > num_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a prompt of %d tokens in %d", prompt_tokens, num_tokens));
-  }
-  const int64_t generated = num_tokens - prompt_tokens;
-  if (sampling.max_tokens <= generated) {
-    return absl::InvalidArgumentError(absl::StrFormat("%d of at most %d tokens generated already",
-                                                      generated, sampling.max_tokens));
-  }
-  if (choices.empty() || choices.size() > kMaxChoices || choices.front() < 0 ||
-      (generated > 0 && choices.size() > 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%d choices after %d generated tokens", choices.size(), generated));
-  }
-  for (size_t i = 1; i < choices.size(); ++i) {
-    if (choices[i] <= choices[i - 1]) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("choice %d follows choice %d", choices[i], choices[i - 1]));
-    }
-  }
-  return absl::OkStatus();
-}
-
 void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
   // A copy of this submit that arrives later must not be admitted.
-  RememberEnded({.router = router, .attempt = submit.attempt}, After(now_us_, submit.time_left_us));
+  RememberEnded({.router = router, .attempt = submit.attempt},
+                After(now_us_, submit.spec.time_left_us));
   const int64_t retry_after_us = RetryAfterUs(status);
   outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt,
                                          .status = std::move(status),
@@ -136,22 +110,19 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   Attempt* const attempt = owned.get();
   attempt->key = {.router = router, .attempt = submit.attempt};
   attempt->order = ++num_arrivals_;
-  attempt->sampling = submit.sampling;
-  attempt->prompt_tokens = submit.prompt_tokens;
-  attempt->deadline_us = After(now_us_, submit.time_left_us);
-  attempt->num_unfinished = static_cast<int32_t>(submit.choices.size());
+  attempt->spec = submit.spec;
+  attempt->deadline_us = After(now_us_, submit.spec.time_left_us);
+  attempt->num_unfinished = static_cast<int32_t>(submit.spec.choices.size());
 
   auto sequence = std::make_unique<EngineSequence>();
   sequence->attempt = attempt;
   sequence->arrived_us = now_us_;
   sequence->order = attempt->order;
-  sequence->token_ids = submit.token_ids;
-  sequence->token_ids.reserve(submit.token_ids.size() +
-                              static_cast<size_t>(std::min(submit.sampling.max_tokens, 1024)));
-  sequence->alone = submit.alone;
+  SetUpPrompt(&attempt->spec, sequence.get());
+  const auto num_tokens = static_cast<int64_t>(sequence->token_ids.size());
+  sequence->token_ids.reserve(sequence->token_ids.size() +
+                              static_cast<size_t>(std::min(submit.spec.sampling.max_tokens, 1024)));
   sequence->turns = &attempt->turns;
-  sequence->final_tokens = FinalTokens(attempt->prompt_tokens, attempt->sampling);
-  const auto num_tokens = static_cast<int64_t>(submit.token_ids.size());
   if (sequence->final_tokens > num_tokens) {
     // A fork shares the full blocks of the prompt and has its own for what follows.
     const int64_t block_tokens = options_.block_tokens;
@@ -159,30 +130,29 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
     sequence->final_tokens +=
         (attempt->num_unfinished - 1) * CeilDiv<int64_t>(own, block_tokens) * block_tokens;
   }
-  SetUpPrompt(submit.hash_root, submit.choices, attempt->prompt_tokens, &attempt->sampling,
-              sequence.get());
   attempt->sequences.push_back(std::move(sequence));
   attempt_deadlines_.Set(attempt->key, attempt->deadline_us);
   attempts_.emplace(attempt->key, std::move(owned));
   return attempt;
 }
 
-int64_t Engine::Impl::FinalTokens(int32_t prompt_tokens, const SamplingParams& sampling) {
-  return prompt_tokens + int64_t{sampling.max_tokens} - 1;
+int64_t Engine::Impl::FinalTokens(const RequestSpec& spec) {
+  return spec.prompt_tokens + int64_t{spec.sampling.max_tokens} - 1;
 }
 
-void Engine::Impl::SetUpPrompt(const BlockHash& hash_root, std::span<const int32_t> choices,
-                               int32_t prompt_tokens, const SamplingParams* sampling,
-                               EngineSequence* sequence) const {
-  sequence->hash_root = hash_root;
-  sequence->cursor = {.name = hash_root};
+void Engine::Impl::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
+  sequence->spec = spec;
+  sequence->token_ids = std::move(spec->token_ids);
+  sequence->alone = spec->alone;
+  sequence->final_tokens = FinalTokens(*spec);
+  sequence->cursor = {.name = spec->hash_root};
   // A resumed stream has had its prompt logprobs: they come no later than the first token.
-  if (static_cast<int32_t>(sequence->token_ids.size()) == prompt_tokens) {
-    sequence->num_prompt_logprobs = sampling->num_prompt_logprobs;
+  if (static_cast<int32_t>(sequence->token_ids.size()) == spec->prompt_tokens) {
+    sequence->num_prompt_logprobs = spec->sampling.num_prompt_logprobs;
   }
-  for (int32_t choice : choices) {
+  for (int32_t choice : spec->choices) {
     sequence->draws.push_back(
-        {.choice = choice, .sampling = sampling, .prompt_tokens = prompt_tokens});
+        {.choice = choice, .sampling = &spec->sampling, .prompt_tokens = spec->prompt_tokens});
   }
 }
 

@@ -82,7 +82,6 @@ absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) 
     run.status = absl::OkStatus();
   }
   if (input.runs.empty()) return absl::OkStatus();
-  CheckTokens(input.runs, output);
   ArrangeRows(input.runs);
   TANDEM_RETURN_IF_ERROR(Forward());
   ListLogitRows(input.runs);
@@ -123,23 +122,11 @@ absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
   return copy_sources_.empty() ? absl::OkStatus() : flush();
 }
 
-// Token ids come from clients and kernels trust them: a run with an id that is none fails alone.
-void ModelExecutor::CheckTokens(std::span<const SequenceRun> runs, StepOutput* output) const {
-  for (size_t r = 0; r < runs.size(); ++r) {
-    for (const int32_t id : runs[r].token_ids) {
-      if (IsToken(id)) continue;
-      output->runs[r].status = absl::InvalidArgumentError(
-          absl::StrFormat("token id %d, want 0 to %d", id, model_.config().vocab_size - 1));
-      break;
-    }
-  }
-}
-
 void ModelExecutor::AddRows(const SequenceRun& run) {
   const int32_t block_tokens = options_.block_tokens;
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
     const int32_t position = run.first_position + static_cast<int32_t>(i);
-    token_ids_.push_back(IsToken(run.token_ids[i]) ? run.token_ids[i] : 0);
+    token_ids_.push_back(run.token_ids[i]);
     positions_.push_back(position);
     const int64_t block = run.block_table[static_cast<size_t>(position / block_tokens)];
     slots_.push_back(block * block_tokens + position % block_tokens);

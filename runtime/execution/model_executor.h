@@ -72,10 +72,7 @@ class ModelExecutor final : public Executor {
                 KvLayout layout)
       : options_(options), model_(*model), backend_(backend), layout_(std::move(layout)) {}
 
-  bool IsToken(int32_t id) const { return id >= 0 && id < model_.config().vocab_size; }
-
   absl::Status CopyBlocks(std::span<const BlockCopy> copies);
-  void CheckTokens(std::span<const SequenceRun> runs, StepOutput* output) const;
   void ArrangeRows(std::span<const SequenceRun> runs);
   void AddRows(const SequenceRun& run);
   absl::Status Forward();

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "runtime/kv_cache/block_hash.h"
-#include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
 
@@ -29,15 +29,9 @@ namespace tandem {
 struct PrefillSubmit {
   JobId job = 0;
   AttemptId attempt;  // Of the router, which is told what is begun of it.
-  std::vector<int32_t> token_ids;
-  int32_t prompt_tokens = 0;
-  std::vector<int32_t> choices;
-  SamplingParams sampling;
-  int64_t time_left_us = 0;
-  BlockHash hash_root;
+  RequestSpec spec;
   int32_t first_block = 0;  // Ordinal of the first block the decode side lacks.
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
-  bool alone = false;
 };
 
 // Names one set of granted blocks at the decode worker. A slot that is reused gets the next
@@ -104,7 +98,7 @@ struct Progress {
 // blocks have travelled.
 struct FirstToken {
   JobId job = 0;
-  std::vector<SampledToken> tokens;  // Parallel to PrefillSubmit::choices.
+  std::vector<SampledToken> tokens;  // Parallel to the choices of the spec.
   std::vector<SampledToken> prompt_logprobs;
 };
 

@@ -13,7 +13,7 @@
 namespace tandem {
 
 // What this build speaks with routers and workers.
-inline constexpr int32_t kProtocolMin = 1, kProtocolMax = 1;
+inline constexpr int32_t kProtocolMin = 2, kProtocolMax = 2;
 
 struct PeerTerms {
   int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;

@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "runtime/kv_cache/block_hash.h"
 #include "runtime/kv_cache/kv_events.h"
 #include "runtime/protocol/ended_lives.h"
-#include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/peer_terms.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
 
@@ -27,19 +28,11 @@ struct PrefillPeer {
   bool operator==(const PrefillPeer&) const = default;
 };
 
-// Router to worker: generate from token_ids[prompt_tokens + generated so far] on, for each of
-// `choices`. They share token_ids; a first attempt carries all n choices of the request, a resume
-// carries one.
+// Router to worker: generate this, as one attempt.
 struct Submit {
   AttemptId attempt;
-  std::vector<int32_t> token_ids;  // Prompt, then what earlier attempts delivered.
-  int32_t prompt_tokens = 0;       // Length of the prompt in token_ids.
-  std::vector<int32_t> choices;    // Indices in 0..n-1, ascending, at least one.
-  SamplingParams sampling;
-  int64_t time_left_us = 0;  // Until the request's deadline.
-  BlockHash hash_root;       // Model, adapter, tenant salt: root of the block hashes.
+  RequestSpec spec;
   std::string model;
-  bool alone = false;  // Run with no other sequence in the batch.
 
   // Prompts that lack at least this many tokens (and a block) here are prefilled at
   // `prefill.address`; empty address: always here.
@@ -143,7 +136,7 @@ struct WorkerRegistration {
   std::string model;
   std::string kv_class;     // Equal: may exchange blocks.
   std::string numerics_id;  // Equal: may continue each other's streams.
-  int32_t protocol_min = 1, protocol_max = 1;
+  int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
   int32_t block_tokens = 0;
   int32_t max_model_tokens = 0;  // Longest prompt + output.
   int32_t max_sequences = 0;

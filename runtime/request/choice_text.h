@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/sampled_token.h"
 #include "runtime/request/detokenizer.h"
 #include "runtime/request/stop_matcher.h"
 

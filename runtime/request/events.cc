@@ -86,7 +86,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
                                                         int64_t) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
-  const int32_t num_top = request->facts.sampling.num_prompt_logprobs;
+  const int32_t num_top = request->facts.spec.sampling.num_prompt_logprobs;
   const auto most = static_cast<size_t>(num_top < 0 ? 0 : request->prompt_tokens() - 1);
   if (event.prompt_logprobs.size() > most ||
       !std::all_of(
@@ -110,17 +110,18 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   const auto owed = std::find(stream->at_worker.begin(), stream->at_worker.end(), event.choice);
   if (owed == stream->at_worker.end()) {  // Repeated after its finish, or never asked for.
     ++counters_.stale_events;
-    return event.choice >= 0 && event.choice < request->facts.num_choices ? Verdict::kGoOn
-                                                                          : Verdict::kProtocolError;
+    return event.choice >= 0 && event.choice < std::ssize(request->choices)
+               ? Verdict::kGoOn
+               : Verdict::kProtocolError;
   }
   const ChoiceState& choice = request->choices[static_cast<size_t>(event.choice)];
   if (!choice.finished) {
     const int64_t next = request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
     // Whoever does not end where it was told to would fill this router.
-    if (event.position - request->prompt_tokens() >= request->facts.sampling.max_tokens) {
+    if (event.position - request->prompt_tokens() >= request->facts.spec.sampling.max_tokens) {
       return Verdict::kProtocolError;
     }
-    if (!HasNoMoreThan(event.token, request->facts.sampling.num_logprobs)) {
+    if (!HasNoMoreThan(event.token, request->facts.spec.sampling.num_logprobs)) {
       return Verdict::kProtocolError;
     }
     if (!TANDEM_GUARD("event_position", event.position == next)) {
@@ -170,7 +171,7 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   if (request->facts.make_detokenizer != nullptr) {
     if (!choice.text.has_value()) {
       choice.text.emplace(request->facts.make_detokenizer(), request->stops,
-                          request->facts.sampling.min_tokens);
+                          request->facts.spec.sampling.min_tokens);
     }
     text = choice.text->Append(event.token.token, &finish);
     stop_string = choice.text->stop_string();

@@ -134,7 +134,7 @@ int32_t RequestOwner::Impl::NumTokens(const RequestState& request, const StreamS
 
 int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
   const int64_t prompt_tokens = request.prompt_tokens();
-  const int64_t wanted = prompt_tokens + request.facts.sampling.max_tokens;
+  const int64_t wanted = prompt_tokens + request.facts.spec.sampling.max_tokens;
   if (!request.facts.open_ended) return wanted;
   const FleetWorker* largest = fleet_.Largest(request.facts.model, /*any_role=*/false);
   if (largest == nullptr || largest->offered_tokens() <= prompt_tokens) {
@@ -207,7 +207,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.alone = IsSuspect(stream);
   stream.chunk.reset();
   if (stream.alone) fleet_.Reserve(stream.worker, true);
-  SamplingParams& sampling = request->facts.sampling;
+  SamplingParams& sampling = request->facts.spec.sampling;
   sampling.max_tokens = static_cast<int32_t>(TotalTokens(*request) - request->prompt_tokens());
   sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
   request->facts.open_ended = false;
@@ -216,19 +216,17 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
       .attempt = {.request = {.router_incarnation = options_.router_incarnation,
                               .counter = request->counter},
                   .attempt = stream.attempt},
-      .token_ids = request->facts.token_ids,
-      .prompt_tokens = request->prompt_tokens(),
-      .choices = stream.choices,
-      .sampling = request->facts.sampling,
-      .time_left_us = std::max<int64_t>(0, request->deadline_us - now_us),
-      .hash_root = request->facts.hash_root,
+      .spec = request->facts.spec,
       .model = request->facts.model,
-      .alone = stream.alone,
       .prefill = {},
       .disaggregate_from_tokens = 0,
   };
-  submit.token_ids.insert(submit.token_ids.end(), choice.generated.begin(), choice.generated.end());
-  if (request->prompt_reported) submit.sampling.num_prompt_logprobs = -1;
+  RequestSpec& spec = submit.spec;
+  spec.token_ids.insert(spec.token_ids.end(), choice.generated.begin(), choice.generated.end());
+  spec.choices = stream.choices;
+  spec.time_left_us = std::max<int64_t>(0, request->deadline_us - now_us);
+  spec.alone = stream.alone;
+  if (request->prompt_reported) spec.sampling.num_prompt_logprobs = -1;
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
   stream.live_prompt_tokens = std::max(stream.num_tokens - route.known_prefix_tokens, 1);
   fleet_.AddLive(stream.worker, {.attempts = 1, .sequences = stream.live_sequences});

@@ -16,12 +16,12 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
     ++counters_.outcomes[static_cast<size_t>(OutcomeOf(why))];
     return why;
   };
-  const bool valid = !facts.token_ids.empty() && facts.num_choices >= 1 &&
-                     facts.sampling.max_tokens >= 1 && facts.time_left_us >= 0;
-  if (!valid) {
-    return refused(absl::InvalidArgumentError(absl::StrFormat(
-        "%d prompt tokens, %d choices, max_tokens %d, %d us until the deadline",
-        facts.token_ids.size(), facts.num_choices, facts.sampling.max_tokens, facts.time_left_us)));
+  if (facts.spec.time_left_us == 0) facts.spec.time_left_us = kDefaultDeadlineUs;
+  if (absl::Status status = Validate(facts.spec, {}); !status.ok()) return refused(status);
+  if (const auto num_tokens = std::ssize(facts.spec.token_ids);
+      num_tokens > facts.spec.prompt_tokens) {
+    return refused(absl::InvalidArgumentError(
+        absl::StrFormat("a prompt of %d tokens in %d", facts.spec.prompt_tokens, num_tokens)));
   }
   const bool empty_stop = std::any_of(facts.stop_strings.begin(), facts.stop_strings.end(),
                                       [](const std::string& stop) { return stop.empty(); });
@@ -40,17 +40,15 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   RequestState& request = requests_[counter];
   request.counter = counter;
   request.facts = std::move(facts);
-  request.chain = HashChain(request.facts.hash_root, request.facts.token_ids);
-  const int64_t time_left_us =
-      request.facts.time_left_us == 0 ? kDefaultDeadlineUs : request.facts.time_left_us;
-  request.deadline_us = CheckedAdd(now_us, time_left_us).value_or(INT64_MAX);
+  request.chain = HashChain(request.facts.spec.hash_root, request.facts.spec.token_ids);
+  request.deadline_us = CheckedAdd(now_us, request.facts.spec.time_left_us).value_or(INT64_MAX);
   request.report.arrived_us = now_us;
-  request.report.prompt_tokens = static_cast<int32_t>(request.facts.token_ids.size());
+  request.report.prompt_tokens = request.facts.spec.prompt_tokens;
   request.stops =
       std::make_shared<const std::vector<std::string>>(std::move(request.facts.stop_strings));
-  request.choices.resize(static_cast<size_t>(request.facts.num_choices));
+  request.choices.resize(request.facts.spec.choices.size());
   StreamState stream;
-  for (int32_t i = 0; i < request.facts.num_choices; ++i) stream.choices.push_back(i);
+  stream.choices = request.facts.spec.choices;
   request.streams.push_back(std::move(stream));
   deadlines_.insert({request.deadline_us, counter});
   Wait({counter, 0});

@@ -86,20 +86,15 @@ class RequestSink {
   virtual void OnError(const absl::Status& status, const RequestReport& report) = 0;
 };
 
-// Ranges are checked by the front ends; only contradictions are refused here.
 struct RequestFacts {
   std::string client;  // Whose it is: clients share the places of those that wait, and take turns.
-  std::vector<int32_t> token_ids;  // The prompt, at least one.
-  SamplingParams sampling;
-  // The client set no max_tokens: what `sampling` says is the most that it may get. Its first
+  RequestSpec spec;    // Of its prompt; time_left_us 0: kDefaultDeadlineUs.
+  // The client set no max_tokens: what `spec` says is the most that it may get. Its first
   // placement fixes that to what the largest worker has room for, and then it is a promise.
   bool open_ended = false;
-  int32_t num_choices = 1;
   std::vector<std::string> stop_strings;
   DetokenizerFactory make_detokenizer;  // Null: no text; then no stop strings either.
-  BlockHash hash_root;
   std::string model;
-  int64_t time_left_us = 0;     // 0: kDefaultDeadlineUs.
   RequestSink* sink = nullptr;  // Lives until OnDone or OnError.
 };
 
@@ -128,8 +123,9 @@ class RequestOwner {
 
   // ---- From clients ----
 
-  // Accepts, and places if it can. ResourceExhausted if too many wait, InvalidArgument for facts
-  // that contradict each other; the sink is then never called. Too many: the youngest one that
+  // Accepts, and places if it can. ResourceExhausted if too many wait, InvalidArgument for a
+  // spec that is not valid, or of which something is generated already, and for stop strings that
+  // cannot be matched; the sink is then never called. Too many: the youngest one that
   // waits of the client with most of them gives way, if that is another client and has two more.
   absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
   // The client is gone, or an operator aborts: OnError(Cancelled). False if it has ended already.

@@ -87,7 +87,7 @@ struct RequestState {
   bool unplaced = false;  // Has no token, and no worker that would make one.
   RequestReport report;
 
-  int32_t prompt_tokens() const { return report.prompt_tokens; }
+  int32_t prompt_tokens() const { return facts.spec.prompt_tokens; }
   bool started() const { return !numerics_id.empty(); }
 };
 

@@ -15,14 +15,13 @@ constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-void NewcomerJudge::OnArrival(SessionId from, const AttemptId& attempt,
-                              const SamplingParams& sampling, int64_t num_tokens,
-                              int32_t prompt_tokens, bool alone) {
+void NewcomerJudge::OnArrival(SessionId from, const AttemptId& attempt, const RequestSpec& spec) {
+  const int64_t num_tokens = std::ssize(spec.token_ids);
   lengths_[attempt] = num_tokens;
-  const bool last_token = sampling.max_tokens <= num_tokens + 1 - prompt_tokens;
+  const bool last_token = spec.sampling.max_tokens <= num_tokens + 1 - spec.prompt_tokens;
   // Beside as many decodes as a batch holds.
   const bool one_step = num_tokens <= shape_.max_batched_tokens - shape_.max_sequences;
-  if (!last_token || !one_step || alone) return;
+  if (!last_token || !one_step || spec.alone) return;
   waiting_.try_emplace(attempt, Newcomer{.from = from, .num_tokens = num_tokens});
 }
 

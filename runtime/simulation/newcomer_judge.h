@@ -23,8 +23,7 @@ class NewcomerJudge {
   explicit NewcomerJudge(const WorkerShape& shape) : shape_(shape) {}
 
   // An attempt of a router, or of a decode worker, is given to the engine.
-  void OnArrival(SessionId from, const AttemptId& attempt, const SamplingParams& sampling,
-                 int64_t num_tokens, int32_t prompt_tokens, bool alone);
+  void OnArrival(SessionId from, const AttemptId& attempt, const RequestSpec& spec);
   void OnOver(const AttemptId& attempt) { waiting_.erase(attempt); }  // Or not taken.
   void OnSessionLost(SessionId from);
   int64_t OnChunks(std::span<const ChunkNotice> chunks);  // How many newcomers begin.

@@ -15,9 +15,10 @@
 #include "absl/status/status.h"
 #include "runtime/base/random.h"
 #include "runtime/kv_cache/block_hash.h"
-#include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/router_messages.h"
+#include "runtime/protocol/sampled_token.h"
 #include "runtime/request/detokenizer.h"
 #include "runtime/simulation/simulation_options.h"
 

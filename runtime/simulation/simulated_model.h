@@ -10,7 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
 

@@ -246,15 +246,14 @@ void SimulatedRouter::Ask(AskedRequest asked, std::optional<int64_t> leaves_afte
   turns_.OnAsked(++last_asked_, client->asked()->client, KindOf(*client->asked()));
   RequestFacts facts;
   facts.client = client->asked()->client;
-  facts.token_ids = client->asked()->prompt;
-  facts.sampling = client->asked()->sampling;
+  facts.spec = SpecOfPrompt(client->asked()->prompt, client->asked()->num_choices);
+  facts.spec.sampling = client->asked()->sampling;
+  facts.spec.time_left_us = client->asked()->time_left_us;
+  facts.spec.hash_root = RequestBook::Root(*client->asked());
   facts.open_ended = client->asked()->open_ended;
-  facts.num_choices = client->asked()->num_choices;
   facts.stop_strings = client->asked()->stop_strings;
   facts.make_detokenizer = RequestBook::MakeDetokenizer();
-  facts.hash_root = RequestBook::Root(*client->asked());
   facts.model = "simulated";
-  facts.time_left_us = client->asked()->time_left_us;
   facts.sink = client;
   const auto id = owner_->Start(std::move(facts), Now());
   if (!id.ok()) {
@@ -512,12 +511,12 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   CheckFits(*connection, submit);
   const std::string unfair = turns_.OnAttempt(submit.attempt.request.counter);
   if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
-  const SentAttempt sent{.choices = submit.choices,
-                         .tokens_known = static_cast<int32_t>(submit.token_ids.size()),
-                         .alone = submit.alone,
+  const SentAttempt sent{.choices = submit.spec.choices,
+                         .tokens_known = static_cast<int32_t>(submit.spec.token_ids.size()),
+                         .alone = submit.spec.alone,
                          .worker = connection->peer_incarnation,
                          .prefill = submit.prefill.worker.incarnation};
-  for (int32_t choice : submit.choices) {
+  for (int32_t choice : submit.spec.choices) {
     const auto [entry, fresh] = live_.try_emplace({submit.attempt.request, choice});
     if (!fresh) {
       world_->Violate(absl::StrFormat("request %d, choice %d: attempt %d begins while %d runs",
@@ -563,20 +562,20 @@ void SimulatedRouter::CheckFits(const Connection& connection, const Submit& subm
     world_->Violate(
         absl::StrFormat("%s, request %d: %s", process_.name, submit.attempt.request.counter, what));
   };
-  const int64_t total = submit.prompt_tokens + int64_t{submit.sampling.max_tokens};
+  const int64_t total = submit.spec.prompt_tokens + int64_t{submit.spec.sampling.max_tokens};
   if (asked->open_ended) {
     asked->open_ended = false;
     const bool known = world_->offers()->contains(static_cast<int32_t>(total));
-    if (submit.sampling.max_tokens > asked->sampling.max_tokens ||
-        (submit.sampling.max_tokens < asked->sampling.max_tokens && !known)) {
+    const int32_t fixed = submit.spec.sampling.max_tokens;
+    if (fixed > asked->sampling.max_tokens || (fixed < asked->sampling.max_tokens && !known)) {
       complain(absl::StrFormat("its length is fixed to %d tokens", total));
     }
-    asked->sampling.max_tokens = submit.sampling.max_tokens;
-    asked->sampling.min_tokens = submit.sampling.min_tokens;
+    asked->sampling.max_tokens = fixed;
+    asked->sampling.min_tokens = submit.spec.sampling.min_tokens;
   }
-  if (submit.sampling.max_tokens != asked->sampling.max_tokens) {
+  if (submit.spec.sampling.max_tokens != asked->sampling.max_tokens) {
     complain(absl::StrFormat("%d tokens were promised, %d are asked for",
-                             asked->sampling.max_tokens, submit.sampling.max_tokens));
+                             asked->sampling.max_tokens, submit.spec.sampling.max_tokens));
   }
   const SimulatedWorker& worker = *connection.peer;
   if (worker.id().incarnation == connection.peer_incarnation &&

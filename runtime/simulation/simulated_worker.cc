@@ -65,6 +65,7 @@ void SimulatedWorker::Start() {
                                 .max_batched_tokens = shape_.max_batched_tokens,
                                 .max_model_tokens = shape_.max_model_tokens,
                                 .max_waiting_attempts = shape_.max_waiting_attempts,
+                                .vocab_size = SimulatedModel::kVocabulary + 1,  // With the deadly.
                                 .prefix_caching = o.prefix_caching,
                                 .max_frames_ahead = shape_.max_frames_ahead,
                                 .times = {}},
@@ -336,9 +337,9 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
     Watched& watched = life_->attempts[submit.attempt];
     if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
     if (watched.next_position.empty()) {
-      watched.forgotten_at_us = now_us + submit.time_left_us;
-      for (int32_t choice : submit.choices) {
-        watched.next_position[choice] = static_cast<int64_t>(submit.token_ids.size());
+      watched.forgotten_at_us = now_us + submit.spec.time_left_us;
+      for (int32_t choice : submit.spec.choices) {
+        watched.next_position[choice] = static_cast<int64_t>(submit.spec.token_ids.size());
       }
     }
     if (meant_for != id_.incarnation) {
@@ -349,9 +350,7 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
     }
     world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
     const int32_t waiting = engine->Load().waiting_sequences;
-    life_->newcomers->OnArrival(router, submit.attempt, submit.sampling,
-                                static_cast<int64_t>(submit.token_ids.size()), submit.prompt_tokens,
-                                submit.alone);
+    life_->newcomers->OnArrival(router, submit.attempt, submit.spec);
     engine->OnSubmit(router, submit, now_us);
     if (engine->Load().waiting_sequences == waiting) life_->newcomers->OnOver(submit.attempt);
   });
@@ -504,9 +503,7 @@ void SimulatedWorker::OnDecodeMessage(SessionId decode, const DecodeToPrefill& m
   const auto* const submit = std::get_if<PrefillSubmit>(&message);
   if (submit != nullptr) {
     life_->jobs[{decode, submit->job}] = submit->attempt;
-    life_->newcomers->OnArrival(decode, submit->attempt, submit->sampling,
-                                static_cast<int64_t>(submit->token_ids.size()),
-                                submit->prompt_tokens, submit->alone);
+    life_->newcomers->OnArrival(decode, submit->attempt, submit->spec);
   } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
     life_->newcomers->OnOver(life_->jobs[{decode, cancel->job}]);
   }

@@ -1,7 +1,5 @@
 #include "runtime/simulation/wire_ranges.h"
 
-#include <span>
-
 #include "absl/strings/str_format.h"
 
 namespace tandem {
@@ -11,27 +9,7 @@ std::string Negative(const char* field, int64_t value) {
   return value < 0 ? absl::StrFormat("%s = %d", field, value) : std::string();
 }
 
-std::string OfChoices(std::span<const int32_t> choices) {
-  int32_t previous = -1;
-  for (const int32_t choice : choices) {
-    if (choice <= previous) return absl::StrFormat("choice %d after %d", choice, previous);
-    previous = choice;
-  }
-  return choices.empty() || previous >= kMaxChoices ? "choices out of range" : "";
-}
-
-// What Submit and PrefillSubmit have in common.
-template <typename Message>
-std::string OfPrompt(const Message& m) {
-  const auto num_tokens = static_cast<int64_t>(m.token_ids.size());
-  const int64_t generated = num_tokens - m.prompt_tokens;
-  if (m.prompt_tokens < 1 || generated < 0 || generated >= m.sampling.max_tokens) {
-    return absl::StrFormat("a prompt of %d in %d tokens, at most %d generated", m.prompt_tokens,
-                           num_tokens, m.sampling.max_tokens);
-  }
-  if (std::string what = Negative("time_left_us", m.time_left_us); !what.empty()) return what;
-  return OfChoices(m.choices);
-}
+std::string Of(const RequestSpec& spec) { return std::string(Validate(spec, {}).message()); }
 
 std::string OfEnd(const absl::Status& status) { return status.ok() ? "OK as an end" : ""; }
 
@@ -51,7 +29,7 @@ std::string Of(const PrefillSubmit& m) {
   if (m.num_blocks < 1 || m.first_block < 0 || m.first_block > m.num_blocks) {
     return absl::StrFormat("blocks [%d, %d)", m.first_block, m.num_blocks);
   }
-  return OfPrompt(m);
+  return Of(m.spec);
 }
 std::string Of(const Grant& m) { return m.reservation.generation == 0 ? "generation = 0" : ""; }
 std::string Of(const Resend& m) { return Negative("ordinal", m.ordinal); }
@@ -77,7 +55,7 @@ std::string OfAny(const Variant& message) {
 
 std::string OutOfRange(const Submit& submit) {
   std::string what = Negative("disaggregate_from_tokens", submit.disaggregate_from_tokens);
-  return what.empty() ? OfPrompt(submit) : what;
+  return what.empty() ? Of(submit.spec) : what;
 }
 std::string OutOfRange(const Cancel& cancel) {
   return Negative("time_left_us", cancel.time_left_us);

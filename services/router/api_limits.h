@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/request_spec.h"
 #include "services/http/http_limits.h"
 
 namespace tandem {

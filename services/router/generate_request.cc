@@ -41,16 +41,14 @@ absl::Status CheckSampling(const GenerateRequest& r) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTokenIds(const std::vector<int64_t>& ids, std::string_view field,
-                           const ModelInfo& model) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= model.vocab_size) {
-      return InvalidField(field,
-                          absl::StrFormat("%s has token id %d at %d, must be from 0 to %d",
-                                          std::string(field), ids[i], i, model.vocab_size - 1));
-    }
-  }
-  return absl::OkStatus();
+// What the runtime checks by its own names, under the client's.
+absl::Status OfField(std::string_view field, const absl::Status& checked) {
+  return checked.ok() ? checked : InvalidField(field, std::string(checked.message()));
+}
+
+absl::Status CheckIds(std::string_view field, const std::vector<int64_t>& ids,
+                      const ModelInfo& model) {
+  return OfField(field, CheckTokenIds<int64_t>(field, ids, model.vocab_size));
 }
 
 absl::Status CheckStops(const GenerateRequest& r, const ModelInfo& model) {
@@ -73,7 +71,7 @@ absl::Status CheckStops(const GenerateRequest& r, const ModelInfo& model) {
         absl::StrFormat("%s has %d ids, at most %d are allowed",
                         std::string(r.names.stop_token_ids), r.stop_token_ids.size(), kMaxStopIds));
   }
-  return CheckTokenIds(r.stop_token_ids, r.names.stop_token_ids, model);
+  return CheckIds(r.names.stop_token_ids, r.stop_token_ids, model);
 }
 
 absl::Status CheckLengths(const GenerateRequest& r) {
@@ -120,7 +118,7 @@ absl::Status CheckPrompts(const GenerateRequest& r, const ModelInfo& model) {
   }
   for (const Prompt& prompt : r.prompts) {
     if (const auto* ids = std::get_if<std::vector<int64_t>>(&prompt)) {
-      TANDEM_RETURN_IF_ERROR(CheckTokenIds(*ids, r.names.prompt, model));
+      TANDEM_RETURN_IF_ERROR(CheckIds(r.names.prompt, *ids, model));
     }
   }
   return absl::OkStatus();

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/request_spec.h"
 #include "services/router/model_info.h"
 
 namespace tandem {

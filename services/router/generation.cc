@@ -36,8 +36,8 @@ int64_t BytesOf(const GenerationNews& news) {
 }
 
 int64_t QueuedBytes(const RequestFacts& facts) {
-  int64_t bytes =
-      std::ssize(facts.token_ids) * kQueuedTokenBytes + facts.num_choices * kQueuedChoiceBytes;
+  int64_t bytes = std::ssize(facts.spec.token_ids) * kQueuedTokenBytes +
+                  std::ssize(facts.spec.choices) * kQueuedChoiceBytes;
   for (const std::string& stop : facts.stop_strings) {
     bytes += static_cast<int64_t>(sizeof(stop) + stop.size());
   }
@@ -51,15 +51,15 @@ class Generation::PromptSink final : public RequestSink {
  public:
   PromptSink(Generation* call, int prompt, RequestFacts facts, std::vector<int32_t> eos_token_ids)
       : handle(call->core_->NewHandle()),
-        token_ids(facts.token_ids),
+        token_ids(facts.spec.token_ids),
         metrics_(call->metrics_),
         clock_(call->clock_),
         arrived_us_(call->arrived_us_),
         prompt_(prompt),
-        first_choice_(prompt * facts.num_choices),
-        stop_token_ids_(facts.sampling.stop_token_ids),
+        first_choice_(prompt * static_cast<int>(facts.spec.choices.size())),
+        stop_token_ids_(facts.spec.sampling.stop_token_ids),
         eos_token_ids_(std::move(eos_token_ids)),
-        last_token_us_(facts.num_choices, 0),
+        last_token_us_(facts.spec.choices.size(), 0),
         queued_bytes_(QueuedBytes(facts)) {
     facts_ = std::move(facts);
     facts_.sink = this;

@@ -187,20 +187,20 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
     RequestFacts facts;
     facts.client = call.client;
-    TANDEM_ASSIGN_OR_RETURN(facts.sampling,
+    TANDEM_ASSIGN_OR_RETURN(const SamplingParams sampling,
                             MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
                                                max_model_tokens(), drawn));
     prompt_tokens += static_cast<int64_t>(ids.size());
-    max_tokens += facts.sampling.max_tokens;
+    max_tokens += sampling.max_tokens;
     facts.open_ended = !request.max_tokens.has_value();
-    facts.num_choices = static_cast<int32_t>(request.n);
     facts.stop_strings = request.stop;
     facts.make_detokenizer =
         MakeDetokenizerFactory(text_->tokenizer.get(), ids, request.skip_special_tokens);
-    facts.token_ids = std::move(ids);
-    facts.hash_root = hash_root;
+    facts.spec = SpecOfPrompt(std::move(ids), static_cast<int32_t>(request.n));
+    facts.spec.sampling = sampling;
+    facts.spec.hash_root = hash_root;
     facts.model = model_->served_name;
-    facts.time_left_us =
+    facts.spec.time_left_us =
         call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
     TANDEM_RETURN_IF_ERROR(generation->AddPrompt(
         std::move(facts),

@@ -167,14 +167,13 @@ void RouterCore::Run() {
 void RouterCore::Do(StartCommand command) {
   for (NewRequest& request : command.requests) {
     const int64_t now_us = clock_->NowUs();
-    if (request.facts.time_left_us > 0) {
-      request.facts.time_left_us =
-          std::max<int64_t>(1, request.facts.time_left_us - (now_us - command.posted_us));
+    if (int64_t& left_us = request.facts.spec.time_left_us; left_us > 0) {
+      left_us = std::max<int64_t>(1, left_us - (now_us - command.posted_us));
     }
     auto sink = std::make_unique<EndingSink>(this, request.handle, command.label, request.sink);
     request.facts.sink = sink.get();
-    const size_t prompt_tokens = request.facts.token_ids.size();
-    const int32_t num_choices = request.facts.num_choices;
+    const size_t prompt_tokens = request.facts.spec.token_ids.size();
+    const size_t num_choices = request.facts.spec.choices.size();
     const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
     if (id.ok()) {
       if (LogsDebug()) {
@@ -310,8 +309,8 @@ void RouterCore::SendSubmit(SessionId session, const Submit& submit) {
     const FleetWorker* const worker = owner_->fleet().FindSession(session);
     LogDebug("attempt sent", {{"attempt", NameOf(submit.attempt)},
                               {"worker", worker != nullptr ? worker->id().name : ""},
-                              {"tokens", submit.token_ids.size()},
-                              {"choices", submit.choices.size()},
+                              {"tokens", submit.spec.token_ids.size()},
+                              {"choices", submit.spec.choices.size()},
                               {"prefill_worker", submit.prefill.worker.name}});
   }
   const auto it = sessions_.find(session);

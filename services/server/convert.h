@@ -13,10 +13,12 @@
 #include <variant>
 
 #include "absl/status/statusor.h"
-#include "runtime/protocol/generation.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/peer_terms.h"
+#include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/router_messages.h"
+#include "runtime/protocol/sampled_token.h"
 #include "tandem/v1/common.pb.h"
 #include "tandem/v1/prefill.pb.h"
 #include "tandem/v1/worker.pb.h"
@@ -28,11 +30,11 @@ namespace proto = v1;
 // ---- Common ----
 void ToProto(const AttemptId& in, proto::AttemptId* out);
 void ToProto(const WorkerId& in, proto::WorkerId* out);
-void ToProto(const SamplingParams& in, proto::SamplingParams* out);
+void ToProto(const RequestSpec& in, proto::RequestSpec* out);
 void ToProto(const SampledToken& in, proto::SampledToken* out);
 absl::StatusOr<AttemptId> FromProto(const proto::AttemptId& in);
 absl::StatusOr<WorkerId> FromProto(const proto::WorkerId& in);
-absl::StatusOr<SamplingParams> FromProto(const proto::SamplingParams& in);
+absl::StatusOr<RequestSpec> FromProto(const proto::RequestSpec& in);
 absl::StatusOr<SampledToken> FromProto(const proto::SampledToken& in);
 
 // ---- Router and worker ----
@@ -59,8 +61,8 @@ absl::StatusOr<WatchUpdate> FromProto(const proto::WatchEvent& in);
 
 // Opens a session, one from each side.
 struct PrefillHello {
-  int32_t protocol_min = 1;
-  int32_t protocol_max = 1;
+  int32_t protocol_min = kProtocolMin;
+  int32_t protocol_max = kProtocolMax;
   std::string kv_class;
   std::string numerics_id;
   WorkerId worker;    // The sender.

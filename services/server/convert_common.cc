@@ -3,6 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
 #include "services/server/field_checks.h"
+#include "services/server/status_proto.h"
 
 namespace tandem {
 
@@ -37,26 +38,15 @@ absl::Status ReadHash(const char* field, const std::string& bytes, BlockHash* ou
   return absl::OkStatus();
 }
 
-absl::Status ReadTokenIds(const char* field, const google::protobuf::RepeatedField<int32_t>& in,
-                          int64_t limit, std::vector<int32_t>* out) {
-  TANDEM_RETURN_IF_ERROR(CheckSize(field, in.size(), limit, "tokens"));
-  for (const int32_t token : in) {
-    TANDEM_RETURN_IF_ERROR(CheckRange(field, token, 0, INT32_MAX));
-  }
-  out->assign(in.begin(), in.end());
-  return absl::OkStatus();
+absl::Status ReadDuration(const char* field, int64_t in, int64_t* out) {
+  *out = in;
+  return CheckRange(field, in, 0, kMaxDurationUs);
 }
 
-absl::Status ReadChoices(const google::protobuf::RepeatedField<int32_t>& in,
-                         std::vector<int32_t>* out) {
-  TANDEM_RETURN_IF_ERROR(CheckRange("choices: number", in.size(), 1, kMaxChoices));
-  int32_t previous = -1;
-  for (const int32_t choice : in) {
-    TANDEM_RETURN_IF_ERROR(CheckRange("choices", choice, previous + 1, kMaxChoices - 1));
-    previous = choice;
-  }
-  out->assign(in.begin(), in.end());
-  return absl::OkStatus();
+absl::Status ReadEnd(const v1::Status& in, absl::Status* out) {
+  TANDEM_RETURN_IF_ERROR(StatusFromProto(in, out));
+  if (!out->ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError("status.code: OK where an error ends");
 }
 
 absl::Status ReadSampledTokens(const char* field,
@@ -69,13 +59,6 @@ absl::Status ReadSampledTokens(const char* field,
     out->push_back(std::move(read));
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckPromptTokens(int64_t prompt_tokens, int64_t num_tokens,
-                               const SamplingParams& sampling) {
-  TANDEM_RETURN_IF_ERROR(CheckRange("prompt_tokens", prompt_tokens, 1, num_tokens));
-  return CheckRange("token_ids: generated", num_tokens - prompt_tokens, 0,
-                    int64_t{sampling.max_tokens} - 1);
 }
 
 void ToProto(const AttemptId& in, proto::AttemptId* out) {
@@ -103,7 +86,17 @@ absl::StatusOr<WorkerId> FromProto(const proto::WorkerId& in) {
   return WorkerId{.name = in.name(), .incarnation = in.incarnation()};
 }
 
-void ToProto(const SamplingParams& in, proto::SamplingParams* out) {
+namespace {
+
+// Bounds what is copied; Validate has the rest.
+absl::Status ReadIds(const char* field, const google::protobuf::RepeatedField<int32_t>& in,
+                     int64_t limit, std::vector<int32_t>* out) {
+  TANDEM_RETURN_IF_ERROR(CheckSize(field, in.size(), limit, "values"));
+  out->assign(in.begin(), in.end());
+  return absl::OkStatus();
+}
+
+void Fill(const SamplingParams& in, proto::SamplingParams* out) {
   out->set_temperature(in.temperature);
   out->set_top_p(in.top_p);
   out->set_top_k(in.top_k);
@@ -115,33 +108,41 @@ void ToProto(const SamplingParams& in, proto::SamplingParams* out) {
   out->mutable_stop_token_ids()->Add(in.stop_token_ids.begin(), in.stop_token_ids.end());
 }
 
-absl::StatusOr<SamplingParams> FromProto(const proto::SamplingParams& in) {
-  TANDEM_RETURN_IF_ERROR(CheckFinite("sampling.temperature", in.temperature()));
-  if (in.temperature() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("sampling.temperature: %g, want 0 or more", in.temperature()));
-  }
-  if (!(in.top_p() > 0 && in.top_p() <= 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("sampling.top_p: %g, want more than 0, at most 1", in.top_p()));
-  }
-  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.top_k", in.top_k(), 0, INT32_MAX));
-  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.max_tokens", in.max_tokens(), 1, kMaxRequestTokens));
-  TANDEM_RETURN_IF_ERROR(CheckRange("sampling.min_tokens", in.min_tokens(), 0, in.max_tokens()));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("sampling.num_logprobs", in.num_logprobs(), -1, kMaxTopLogprobs));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("sampling.num_prompt_logprobs", in.num_prompt_logprobs(), -1, kMaxTopLogprobs));
-  SamplingParams out{.temperature = in.temperature(),
-                     .top_p = in.top_p(),
-                     .top_k = in.top_k(),
-                     .seed = in.seed(),
-                     .min_tokens = in.min_tokens(),
-                     .max_tokens = in.max_tokens(),
-                     .num_logprobs = in.num_logprobs(),
-                     .num_prompt_logprobs = in.num_prompt_logprobs()};
-  TANDEM_RETURN_IF_ERROR(ReadTokenIds("sampling.stop_token_ids", in.stop_token_ids(),
-                                      kMaxStopTokenIds, &out.stop_token_ids));
+absl::Status Read(const proto::SamplingParams& in, SamplingParams* out) {
+  out->temperature = in.temperature();
+  out->top_p = in.top_p();
+  out->top_k = in.top_k();
+  out->seed = in.seed();
+  out->min_tokens = in.min_tokens();
+  out->max_tokens = in.max_tokens();
+  out->num_logprobs = in.num_logprobs();
+  out->num_prompt_logprobs = in.num_prompt_logprobs();
+  return ReadIds("sampling.stop_token_ids", in.stop_token_ids(), kMaxStopTokenIds,
+                 &out->stop_token_ids);
+}
+
+}  // namespace
+
+void ToProto(const RequestSpec& in, proto::RequestSpec* out) {
+  out->mutable_token_ids()->Add(in.token_ids.begin(), in.token_ids.end());
+  out->set_prompt_tokens(in.prompt_tokens);
+  out->mutable_choices()->Add(in.choices.begin(), in.choices.end());
+  Fill(in.sampling, out->mutable_sampling());
+  out->set_time_left_us(in.time_left_us);
+  out->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
+  out->set_alone(in.alone);
+}
+
+absl::StatusOr<RequestSpec> FromProto(const proto::RequestSpec& in) {
+  RequestSpec out;
+  TANDEM_RETURN_IF_ERROR(ReadIds("token_ids", in.token_ids(), kMaxRequestTokens, &out.token_ids));
+  out.prompt_tokens = in.prompt_tokens();
+  TANDEM_RETURN_IF_ERROR(ReadIds("choices", in.choices(), kMaxChoices, &out.choices));
+  TANDEM_RETURN_IF_ERROR(Read(in.sampling(), &out.sampling));
+  TANDEM_RETURN_IF_ERROR(ReadDuration("time_left_us", in.time_left_us(), &out.time_left_us));
+  TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out.hash_root));
+  out.alone = in.alone();
+  TANDEM_RETURN_IF_ERROR(Validate(out, {}));  // The engine knows the vocabulary.
   return out;
 }
 

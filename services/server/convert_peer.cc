@@ -3,11 +3,16 @@
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
 #include "services/server/field_checks.h"
-#include "services/server/submit_fields.h"
+#include "services/server/status_proto.h"
 
 namespace tandem {
 
 namespace {
+
+absl::Status ReadJob(uint64_t in, JobId* out) {
+  *out = in;
+  return CheckPresent("job", in != 0);
+}
 
 void Fill(const Reservation& in, proto::Reservation* out) {
   out->set_slot(in.slot);
@@ -33,28 +38,33 @@ struct FillToPrefill {
 
   void operator()(const PrefillSubmit& in) const {
     proto::PrefillSubmit* submit = out->mutable_submit();
-    FillSubmit(in, submit);
-    FillSubject(in, submit);
+    submit->set_job(in.job);
+    ToProto(in.attempt, submit->mutable_attempt());
+    ToProto(in.spec, submit->mutable_spec());
     submit->set_first_block(in.first_block);
     submit->set_num_blocks(in.num_blocks);
   }
   void operator()(const Grant& in) const {
-    FillSubject(in, out->mutable_grant());
+    out->mutable_grant()->set_job(in.job);
     Fill(in.reservation, out->mutable_grant()->mutable_reservation());
   }
   void operator()(const Resend& in) const {
-    FillSubject(in, out->mutable_resend());
+    out->mutable_resend()->set_job(in.job);
     out->mutable_resend()->set_ordinal(in.ordinal);
   }
-  void operator()(const Committed& in) const { FillSubject(in, out->mutable_committed()); }
-  void operator()(const PrefillCancel& in) const { FillCancel(in, out->mutable_cancel()); }
+  void operator()(const Committed& in) const { out->mutable_committed()->set_job(in.job); }
+  void operator()(const PrefillCancel& in) const {
+    out->mutable_cancel()->set_job(in.job);
+    out->mutable_cancel()->set_time_left_us(in.time_left_us);
+  }
   void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
 };
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
   PrefillSubmit out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
-  TANDEM_RETURN_IF_ERROR(ReadSubmit(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_ASSIGN_OR_RETURN(out.spec, FromProto(in.spec()));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, kMaxRequestTokens));
   TANDEM_RETURN_IF_ERROR(CheckRange("first_block", in.first_block(), 0, in.num_blocks()));
   out.first_block = in.first_block();
@@ -64,14 +74,14 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Grant& in) {
   Grant out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_ASSIGN_OR_RETURN(out.reservation, Read(in.reservation()));
   return DecodeToPrefill(out);
 }
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
   Resend out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_RETURN_IF_ERROR(CheckRange("ordinal", in.ordinal(), 0, kMaxRequestTokens));
   out.ordinal = in.ordinal();
   return DecodeToPrefill(out);
@@ -79,7 +89,14 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::Resend& in) {
 
 absl::StatusOr<DecodeToPrefill> Read(const proto::Committed& in) {
   Committed out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
+  return DecodeToPrefill(out);
+}
+
+absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillCancel& in) {
+  PrefillCancel out;
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
+  TANDEM_RETURN_IF_ERROR(ReadDuration("time_left_us", in.time_left_us(), &out.time_left_us));
   return DecodeToPrefill(out);
 }
 
@@ -87,21 +104,25 @@ struct FillToDecode {
   proto::ToDecode* out;
 
   void operator()(const Start& in) const {
-    FillSubject(in, out->mutable_start());
+    out->mutable_start()->set_job(in.job);
     out->mutable_start()->set_cached_tokens(in.cached_tokens);
   }
-  void operator()(const PrefillRefused& in) const { FillRefusal(in, out->mutable_refused()); }
-  void operator()(const Progress& in) const { FillSubject(in, out->mutable_progress()); }
+  void operator()(const PrefillRefused& in) const {
+    out->mutable_refused()->set_job(in.job);
+    StatusToProto(in.status, out->mutable_refused()->mutable_status());
+    out->mutable_refused()->set_retry_after_us(in.retry_after_us);
+  }
+  void operator()(const Progress& in) const { out->mutable_progress()->set_job(in.job); }
   void operator()(const FirstToken& in) const {
     proto::FirstToken* first = out->mutable_first_token();
-    FillSubject(in, first);
+    first->set_job(in.job);
     for (const SampledToken& token : in.tokens) ToProto(token, first->add_tokens());
     for (const SampledToken& token : in.prompt_logprobs) {
       ToProto(token, first->add_prompt_logprobs());
     }
   }
   void operator()(const Done& in) const {
-    FillSubject(in, out->mutable_done());
+    out->mutable_done()->set_job(in.job);
     out->mutable_done()->set_num_frames(in.num_frames);
   }
   void operator()(const Renew& in) const { Fill(in, out->mutable_renew()); }
@@ -109,21 +130,29 @@ struct FillToDecode {
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Start& in) {
   Start out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_RETURN_IF_ERROR(CheckRange("cached_tokens", in.cached_tokens(), 0, kMaxRequestTokens));
   out.cached_tokens = in.cached_tokens();
   return PrefillToDecode(out);
 }
 
+absl::StatusOr<PrefillToDecode> Read(const proto::PrefillRefused& in) {
+  PrefillRefused out;
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
+  TANDEM_RETURN_IF_ERROR(ReadEnd(in.status(), &out.status));
+  TANDEM_RETURN_IF_ERROR(ReadDuration("retry_after_us", in.retry_after_us(), &out.retry_after_us));
+  return PrefillToDecode(std::move(out));
+}
+
 absl::StatusOr<PrefillToDecode> Read(const proto::Progress& in) {
   Progress out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   return PrefillToDecode(out);
 }
 
 absl::StatusOr<PrefillToDecode> Read(const proto::FirstToken& in) {
   FirstToken out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_RETURN_IF_ERROR(CheckRange("tokens: number", in.tokens_size(), 1, kMaxChoices));
   TANDEM_RETURN_IF_ERROR(ReadSampledTokens("tokens", in.tokens(), kMaxChoices, &out.tokens));
   TANDEM_RETURN_IF_ERROR(ReadSampledTokens("prompt_logprobs", in.prompt_logprobs(),
@@ -133,7 +162,7 @@ absl::StatusOr<PrefillToDecode> Read(const proto::FirstToken& in) {
 
 absl::StatusOr<PrefillToDecode> Read(const proto::Done& in) {
   Done out;
-  TANDEM_RETURN_IF_ERROR(ReadSubject(in, &out));
+  TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_frames", in.num_frames(), 0, kMaxRequestTokens));
   out.num_frames = in.num_frames();
   return PrefillToDecode(out);
@@ -192,7 +221,7 @@ absl::StatusOr<DecodeToPrefill> FromProto(const proto::ToPrefill& in) {
     case proto::ToPrefill::kCommitted:
       return Read(in.committed());
     case proto::ToPrefill::kCancel:
-      return ReadCancel<PrefillCancel>(in.cancel());
+      return Read(in.cancel());
     case proto::ToPrefill::kRenew:
       return Read(in.renew());
     case proto::ToPrefill::kHello:
@@ -210,7 +239,7 @@ absl::StatusOr<PrefillToDecode> FromProto(const proto::ToDecode& in) {
     case proto::ToDecode::kStart:
       return Read(in.start());
     case proto::ToDecode::kRefused:
-      return ReadRefusal<PrefillRefused>(in.refused());
+      return Read(in.refused());
     case proto::ToDecode::kProgress:
       return Read(in.progress());
     case proto::ToDecode::kFirstToken:

@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
 #include "services/server/field_checks.h"
-#include "services/server/submit_fields.h"
+#include "services/server/status_proto.h"
 
 namespace tandem {
 
@@ -12,7 +12,8 @@ namespace {
 // ---- Down ----
 
 void Fill(const Submit& in, proto::Submit* out) {
-  FillSubmit(in, out);
+  ToProto(in.attempt, out->mutable_attempt());
+  ToProto(in.spec, out->mutable_spec());
   out->set_model(in.model);
   if (!in.prefill.address.empty()) {
     ToProto(in.prefill.worker, out->mutable_prefill()->mutable_worker());
@@ -33,7 +34,8 @@ absl::StatusOr<PrefillPeer> Read(const proto::PrefillPeer& in) {
 
 absl::StatusOr<Submit> Read(const proto::Submit& in) {
   Submit out;
-  TANDEM_RETURN_IF_ERROR(ReadSubmit(in, &out));
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_ASSIGN_OR_RETURN(out.spec, FromProto(in.spec()));
   TANDEM_RETURN_IF_ERROR(
       CheckSize("model", static_cast<int64_t>(in.model().size()), kMaxTextBytes, "bytes"));
   out.model = in.model();
@@ -43,6 +45,13 @@ absl::StatusOr<Submit> Read(const proto::Submit& in) {
   TANDEM_RETURN_IF_ERROR(
       CheckRange("disaggregate_from_tokens", in.disaggregate_from_tokens(), 0, INT32_MAX));
   out.disaggregate_from_tokens = in.disaggregate_from_tokens();
+  return out;
+}
+
+absl::StatusOr<Cancel> Read(const proto::Cancel& in) {
+  Cancel out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadDuration("time_left_us", in.time_left_us(), &out.time_left_us));
   return out;
 }
 
@@ -81,6 +90,23 @@ absl::StatusOr<RouterEvent> Read(const proto::TokenEvent& in) {
       return absl::InvalidArgumentError(
           absl::StrFormat("finish: %d is no finish reason", static_cast<int>(in.finish())));
   }
+  return RouterEvent(std::move(out));
+}
+
+absl::StatusOr<RouterEvent> Read(const proto::RefusedEvent& in) {
+  RefusedEvent out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadEnd(in.status(), &out.status));
+  out.by_prefill = in.by_prefill();
+  TANDEM_RETURN_IF_ERROR(ReadDuration("retry_after_us", in.retry_after_us(), &out.retry_after_us));
+  return RouterEvent(std::move(out));
+}
+
+absl::StatusOr<RouterEvent> Read(const proto::EndedEvent& in) {
+  EndedEvent out;
+  TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
+  TANDEM_RETURN_IF_ERROR(ReadEnd(in.status(), &out.status));
+  out.by_prefill = in.by_prefill();
   return RouterEvent(std::move(out));
 }
 
@@ -138,12 +164,17 @@ struct FillEvent {
                                                          : proto::FINISH_REASON_LENGTH);
   }
   void operator()(const RefusedEvent& in) const {
-    FillRefusal(in, out->mutable_refused());
-    out->mutable_refused()->set_by_prefill(in.by_prefill);
+    proto::RefusedEvent* event = out->mutable_refused();
+    ToProto(in.attempt, event->mutable_attempt());
+    StatusToProto(in.status, event->mutable_status());
+    event->set_by_prefill(in.by_prefill);
+    event->set_retry_after_us(in.retry_after_us);
   }
   void operator()(const EndedEvent& in) const {
-    FillEnd(in, out->mutable_ended());
-    out->mutable_ended()->set_by_prefill(in.by_prefill);
+    proto::EndedEvent* event = out->mutable_ended();
+    ToProto(in.attempt, event->mutable_attempt());
+    StatusToProto(in.status, event->mutable_status());
+    event->set_by_prefill(in.by_prefill);
   }
   void operator()(const AbortReply& in) const {
     ToProto(in.attempt, out->mutable_abort_reply()->mutable_attempt());
@@ -161,7 +192,9 @@ void ToProto(const RouterCommand& in, proto::ToWorker* out) {
     Fill(*submit, out->mutable_submit());
     return;
   }
-  FillCancel(std::get<Cancel>(in), out->mutable_cancel());
+  const Cancel& cancel = std::get<Cancel>(in);
+  ToProto(cancel.attempt, out->mutable_cancel()->mutable_attempt());
+  out->mutable_cancel()->set_time_left_us(cancel.time_left_us);
 }
 
 absl::StatusOr<RouterCommand> FromProto(const proto::ToWorker& in) {
@@ -169,7 +202,7 @@ absl::StatusOr<RouterCommand> FromProto(const proto::ToWorker& in) {
     case proto::ToWorker::kSubmit:
       return Read(in.submit());
     case proto::ToWorker::kCancel:
-      return ReadCancel<Cancel>(in.cancel());
+      return Read(in.cancel());
     case proto::ToWorker::MESSAGE_NOT_SET:
       break;
   }
@@ -184,16 +217,10 @@ absl::StatusOr<RouterEvent> FromProto(const proto::RouterEvent& in) {
       return Read(in.prompt());
     case proto::RouterEvent::kToken:
       return Read(in.token());
-    case proto::RouterEvent::kRefused: {
-      TANDEM_ASSIGN_OR_RETURN(RefusedEvent out, ReadRefusal<RefusedEvent>(in.refused()));
-      out.by_prefill = in.refused().by_prefill();
-      return out;
-    }
-    case proto::RouterEvent::kEnded: {
-      TANDEM_ASSIGN_OR_RETURN(EndedEvent out, ReadEnd<EndedEvent>(in.ended()));
-      out.by_prefill = in.ended().by_prefill();
-      return out;
-    }
+    case proto::RouterEvent::kRefused:
+      return Read(in.refused());
+    case proto::RouterEvent::kEnded:
+      return Read(in.ended());
     case proto::RouterEvent::kAbortReply:
       return Read(in.abort_reply());
     case proto::RouterEvent::EVENT_NOT_SET:

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/block_hash.h"
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/sampled_token.h"
 #include "services/server/convert.h"
 #include "services/server/limits.h"
 
@@ -27,18 +27,13 @@ absl::Status CheckFinite(const char* field, double value);
 absl::Status CheckPresent(const char* field, bool present);
 
 absl::Status ReadHash(const char* field, const std::string& bytes, BlockHash* out);
-// Ids from 0 on, at most `limit` of them.
-absl::Status ReadTokenIds(const char* field, const google::protobuf::RepeatedField<int32_t>& in,
-                          int64_t limit, std::vector<int32_t>* out);
-// At least one, ascending, in 0..kMaxChoices-1.
-absl::Status ReadChoices(const google::protobuf::RepeatedField<int32_t>& in,
-                         std::vector<int32_t>* out);
+// 0 to kMaxDurationUs.
+absl::Status ReadDuration(const char* field, int64_t in, int64_t* out);
+// Not OK: what ends something is an error.
+absl::Status ReadEnd(const v1::Status& in, absl::Status* out);
 absl::Status ReadSampledTokens(const char* field,
                                const google::protobuf::RepeatedPtrField<v1::SampledToken>& in,
                                int64_t limit, std::vector<SampledToken>* out);
-// prompt_tokens within token_ids, and the generated part within max_tokens.
-absl::Status CheckPromptTokens(int64_t prompt_tokens, int64_t num_tokens,
-                               const SamplingParams& sampling);
 
 }  // namespace tandem
 

@@ -1,20 +1,19 @@
 // What a message between our processes may hold at most, checked before anything is allocated from
-// it. Clients' limits are the router's.
+// it. Clients' limits are the router's; those of a RequestSpec are in runtime/protocol.
 
 #ifndef TANDEM_SERVICES_SERVER_LIMITS_H_
 #define TANDEM_SERVICES_SERVER_LIMITS_H_
 
 #include <cstdint>
 
+#include "runtime/protocol/request_spec.h"
+
 namespace tandem {
 
-inline constexpr int kMaxMessageBytes = 64 << 20;      // Of a control message; gRPC refuses more.
-inline constexpr int kMaxPeerStreams = 64;             // Of one connection to a worker.
-inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
-inline constexpr int32_t kMaxStopTokenIds = 1024;
-inline constexpr int32_t kMaxTopLogprobs = 64;
-inline constexpr int32_t kMaxNameBytes = 256;   // Worker, model, label.
-inline constexpr int32_t kMaxTextBytes = 4096;  // Status message, trace context, class.
+inline constexpr int kMaxMessageBytes = 64 << 20;  // Of a control message; gRPC refuses more.
+inline constexpr int kMaxPeerStreams = 64;         // Of one connection to a worker.
+inline constexpr int32_t kMaxNameBytes = 256;      // Worker, model, label.
+inline constexpr int32_t kMaxTextBytes = 4096;     // Status message, trace context, class.
 inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
 inline constexpr int32_t kMaxRenewedJobs = 1 << 16;
 inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;

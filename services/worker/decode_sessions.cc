@@ -6,7 +6,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
-#include "services/worker/token_check.h"
 
 namespace tandem {
 
@@ -88,9 +87,8 @@ class DecodeSessions::Session final
     const auto* submit = std::get_if<PrefillSubmit>(&message);
     if (submit == nullptr) return Post(in, FromDecode{id_, std::move(message), {}});
     const JobId job = submit->job;
-    const size_t num_tokens = submit->token_ids.size();
-    absl::Status status = CheckVocabulary(submit->token_ids, sessions_->vocab_size_);
-    if (status.ok()) status = PostPrompt(FromDecode{id_, std::move(message), {}}, num_tokens);
+    const size_t num_tokens = submit->spec.token_ids.size();
+    const absl::Status status = PostPrompt(FromDecode{id_, std::move(message), {}}, num_tokens);
     if (!status.ok()) {
       Send(PrefillRefused{.job = job, .status = status, .retry_after_us = RetryAfterUs(status)});
     }

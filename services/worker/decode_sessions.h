@@ -21,10 +21,9 @@ absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours);
 class DecodeSessions {
  public:
   // `self` without a transport address. The pointers outlive this.
-  DecodeSessions(PrefillHello self, int64_t vocab_size, OpenCalls* calls, MemoryBudget* prompts,
-                 KvTransport* transport, CommandQueue* commands)
+  DecodeSessions(PrefillHello self, OpenCalls* calls, MemoryBudget* prompts, KvTransport* transport,
+                 CommandQueue* commands)
       : self_(std::move(self)),
-        vocab_size_(vocab_size),
         calls_(calls),
         prompts_(prompts),
         transport_(transport),
@@ -46,7 +45,6 @@ class DecodeSessions {
   class Session;
 
   const PrefillHello self_;
-  const int64_t vocab_size_;
   OpenCalls* const calls_;
   MemoryBudget* const prompts_;
   KvTransport* const transport_;

@@ -106,10 +106,10 @@ void EngineLoop::Apply(const EngineCommand& command) {
   Engine& engine = *engine_;
   if (const auto* router = std::get_if<FromRouter>(&command)) {
     if (const auto* submit = std::get_if<Submit>(&router->message)) {
-      parts_.metrics->OnSubmit(submit->prompt_tokens);
+      parts_.metrics->OnSubmit(submit->spec.prompt_tokens);
       if (LogsDebug()) {
         LogDebug("attempt comes", {{"attempt", NameOf(submit->attempt)},
-                                   {"tokens", submit->token_ids.size()},
+                                   {"tokens", submit->spec.token_ids.size()},
                                    {"prefill_worker", submit->prefill.worker.name}});
       }
       engine.OnSubmit(router->session, *submit, now_us, router->charge);

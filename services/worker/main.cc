@@ -141,13 +141,13 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
                    .max_sequences = sizes.max_sequences,
                    .max_batched_tokens = sizes.max_batched_tokens,
                    .max_model_tokens = sizes.max_model_tokens,
-                   .max_waiting_attempts = kMaxWaitingAttempts};
+                   .max_waiting_attempts = kMaxWaitingAttempts,
+                   .vocab_size = plan.config.vocab_size};
   worker.registration.role = RoleOf(options.role);
   worker.registration.kv_class = KvClass(*process.model, layout);
   worker.registration.numerics_id = numerics_id;
   worker.registration.supervised = options.incarnation != 0;
   worker.registration.ended_lives = ended_lives;
-  worker.vocab_size = plan.config.vocab_size;
   worker.listen = options.listen;
   TANDEM_ASSIGN_OR_RETURN(worker.admin, AdminAddress(options));
   worker.transport = options.transport;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/protocol/request_spec.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
 #include "services/server/wire_message.h"
@@ -17,7 +18,6 @@
 #include "services/worker/decode_sessions.h"
 #include "services/worker/read_window.h"
 #include "services/worker/stream_reactor.h"
-#include "services/worker/token_check.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 
 namespace tandem {
@@ -150,7 +150,8 @@ class PrefillPeers::Session final
     TANDEM_ASSIGN_OR_RETURN(PrefillToDecode message, FromProto(in));
     if (const auto* first = std::get_if<FirstToken>(&message)) {
       for (const SampledToken& token : first->tokens) {  // The next step computes with them.
-        TANDEM_RETURN_IF_ERROR(CheckVocabulary(std::span(&token.token, 1), peers_->vocab_size_));
+        TANDEM_RETURN_IF_ERROR(
+            CheckTokenIds<int32_t>("first token", std::span(&token.token, 1), peers_->vocab_size_));
       }
     }
     TANDEM_ASSIGN_OR_RETURN(CommandCharge charge, window_->Admit(in));

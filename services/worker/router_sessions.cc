@@ -7,7 +7,6 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
-#include "services/worker/token_check.h"
 
 namespace tandem {
 
@@ -56,9 +55,8 @@ class RouterSessions::Session final
     if (command.ok() && std::holds_alternative<Submit>(*command)) {
       const Submit& submit = std::get<Submit>(*command);
       const AttemptId attempt = submit.attempt;
-      const size_t num_tokens = submit.token_ids.size();
-      absl::Status status = CheckVocabulary(submit.token_ids, sessions_->vocab_size_);
-      if (status.ok()) status = PostPrompt(FromRouter{id_, *std::move(command), {}}, num_tokens);
+      const size_t num_tokens = submit.spec.token_ids.size();
+      const absl::Status status = PostPrompt(FromRouter{id_, *std::move(command), {}}, num_tokens);
       if (!status.ok()) Refuse(attempt, status);
     } else if (command.ok()) {
       return Post(message, FromRouter{id_, *std::move(command), {}});

@@ -23,14 +23,10 @@ inline constexpr size_t kMaxUnsentBatches = 1024;
 
 class RouterSessions {
  public:
-  // The pointers outlive this. Token ids are in [0, vocab_size). `prompts`: stream_reactor.h.
-  RouterSessions(uint64_t incarnation, int64_t vocab_size, OpenCalls* calls, MemoryBudget* prompts,
+  // The pointers outlive this. `prompts`: stream_reactor.h.
+  RouterSessions(uint64_t incarnation, OpenCalls* calls, MemoryBudget* prompts,
                  CommandQueue* commands)
-      : incarnation_(incarnation),
-        vocab_size_(vocab_size),
-        calls_(calls),
-        prompts_(prompts),
-        commands_(commands) {}
+      : incarnation_(incarnation), calls_(calls), prompts_(prompts), commands_(commands) {}
 
   // The reactor of a new RPC.
   ServerReactor<proto::StepBatch>* Open(grpc::CallbackServerContext* context);
@@ -59,7 +55,6 @@ class RouterSessions {
   void OnWritten() EXCLUDES(written_mu_);
 
   const uint64_t incarnation_;
-  const int64_t vocab_size_;
   OpenCalls* const calls_;
   MemoryBudget* const prompts_;
   CommandQueue* const commands_;

@@ -213,11 +213,11 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
                            .numerics_id = registration.numerics_id,
                            .worker = registration.worker,
                            .transport = config.transport};
-  routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, config.vocab_size,
-                                              calls_.get(), prompts_.get(), commands_.get());
-  decodes_ = std::make_unique<DecodeSessions>(hello, config.vocab_size, calls_.get(),
-                                              prompts_.get(), transport_.get(), commands_.get());
-  prefills_ = std::make_unique<PrefillPeers>(hello, &secret_, tls_.get(), config.vocab_size,
+  routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, calls_.get(),
+                                              prompts_.get(), commands_.get());
+  decodes_ = std::make_unique<DecodeSessions>(hello, calls_.get(), prompts_.get(), transport_.get(),
+                                              commands_.get());
+  prefills_ = std::make_unique<PrefillPeers>(hello, &secret_, tls_.get(), engine.vocab_size,
                                              config.liveness_scale, memory_->budget(),
                                              transport_.get(), commands_.get());
   watches_ = std::make_unique<WatchHub>(registration, calls_.get(), commands_.get());

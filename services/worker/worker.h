@@ -25,7 +25,6 @@ namespace tandem {
 struct WorkerConfig {
   EngineOptions engine;             // Complete but for the times.
   WorkerRegistration registration;  // What `engine` and `transport` say is filled in.
-  int64_t vocab_size = 0;           // Token ids above are refused.
   std::string listen = "127.0.0.1:0";
   std::optional<ListenAddress> admin;
   std::string transport = "ucx";  // Or "grpc".

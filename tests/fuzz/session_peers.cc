@@ -110,8 +110,8 @@ void Drain(Stream* stream) {
 proto::WatchRequest WatchRequest() {
   proto::WatchRequest request;
   request.set_router("fuzz");
-  request.set_protocol_min(1);
-  request.set_protocol_max(1);
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
   return request;
 }
 
@@ -136,13 +136,11 @@ std::vector<int32_t> FuzzTokens(Random* random, int32_t most) {
 
 template <typename Wanted>
 void FillRequest(Wanted* submit, int32_t longest, Random* random) {
-  submit->token_ids = FuzzTokens(random, longest);
-  submit->prompt_tokens = static_cast<int32_t>(submit->token_ids.size());
-  submit->choices = {0};
-  if (random->Chance(0.2)) submit->choices = {0, 1, 2};
-  submit->sampling = FuzzSampling(random);
-  submit->time_left_us = FuzzTimeLeft(random);
-  submit->alone = random->Chance(0.05);
+  std::vector<int32_t> tokens = FuzzTokens(random, longest);
+  submit->spec = SpecOfPrompt(std::move(tokens), random->Chance(0.2) ? 3 : 1);
+  submit->spec.sampling = FuzzSampling(random);
+  submit->spec.time_left_us = FuzzTimeLeft(random);
+  submit->spec.alone = random->Chance(0.05);
 }
 
 proto::ToWorker RouterSays(const WorkerRegistration& of, const PrefillPeer& hostile,
@@ -176,7 +174,7 @@ proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Rando
     case 1: {
       PrefillSubmit submit{.job = job, .attempt = FuzzAttempt(router, random)};
       FillRequest(&submit, std::min(100, of.max_model_tokens / 2), random);
-      const auto num_tokens = static_cast<int32_t>(submit.token_ids.size());
+      const auto num_tokens = static_cast<int32_t>(submit.spec.token_ids.size());
       submit.num_blocks = (num_tokens + of.block_tokens - 1) / of.block_tokens;
       submit.first_block = static_cast<int32_t>(random->Between(0, submit.num_blocks));
       said = std::move(submit);
@@ -420,13 +418,11 @@ std::string CheckWorkerAtRest(const std::string& address, const WorkerRegistrati
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const auto stream = stub->Session(&context);
   Submit submit{.attempt = {.request = {.router_incarnation = 1, .counter = 1}, .attempt = 1},
-                .token_ids = {4, 5, 6, 7, 8},
-                .prompt_tokens = 5,
-                .choices = {0},
-                .time_left_us = 60'000'000,
+                .spec = SpecOfPrompt({4, 5, 6, 7, 8}, 1),
                 .model = of.model};
-  submit.sampling.temperature = 0;
-  submit.sampling.max_tokens = 4;
+  submit.spec.time_left_us = 60'000'000;
+  submit.spec.sampling.temperature = 0;
+  submit.spec.sampling.max_tokens = 4;
   proto::ToWorker message;
   ToProto(RouterCommand(submit), &message);
   stream->Write(message);

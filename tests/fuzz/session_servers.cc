@@ -316,7 +316,7 @@ class HostileWorker::Impl final : public proto::Worker::Service {
   }
 
   Submit Known(Random* random) const {
-    Submit unknown{.attempt = FuzzAttempt(seed_, random), .token_ids = {4}, .prompt_tokens = 1};
+    Submit unknown{.attempt = FuzzAttempt(seed_, random), .spec = SpecOfPrompt({4}, 1)};
     return submits_.Any(random, std::move(unknown));
   }
 
@@ -342,7 +342,7 @@ class HostileWorker::Impl final : public proto::Worker::Service {
         TokenEvent event{
             .attempt = attempt,
             .choice = static_cast<int32_t>(random->Below(3)),
-            .position = static_cast<int32_t>(submit.token_ids.size() + random->Below(6)),
+            .position = static_cast<int32_t>(submit.spec.token_ids.size() + random->Below(6)),
             .token = FuzzToken(random)};
         if (random->Chance(0.05)) event.finish = FinishReason::kLength;
         return event;

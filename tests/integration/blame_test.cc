@@ -96,7 +96,7 @@ int WorkerMain(const std::vector<std::string>& arguments) {
       {.name = name, .incarnation = static_cast<uint64_t>(incarnation)}, "demo_model", kBlocks);
   config.registration.supervised = true;
   config.registration.ended_lives = *ParseEndedLives(ended);
-  config.vocab_size = kVocabulary;
+  config.engine.vocab_size = kVocabulary;
   config.transport = "grpc";
   config.listen = absl::StrCat("127.0.0.1:", port);
   const auto worker =

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
 

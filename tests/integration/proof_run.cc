@@ -101,22 +101,24 @@ std::string ProofRun::Do(const std::vector<Work>& works,
 void ProofRun::Submit(const Work& work, int worker, int prefill) {
   struct Submit submit;
   submit.attempt = AttemptOf(next_attempt_++);
-  submit.token_ids = work.request->prompt;
-  submit.token_ids.insert(submit.token_ids.end(), work.resumed.begin(), work.resumed.end());
-  submit.prompt_tokens = Size(work.request->prompt);
-  submit.choices = work.choices;
-  submit.sampling = work.request->sampling;
-  submit.time_left_us = 600'000'000;
-  submit.hash_root = HashRoot("proof", "", "");
-  const int32_t num_tokens = Size(submit.token_ids);
-  const bool scored = submit.sampling.num_prompt_logprobs >= 0 && work.resumed.empty();
-  const int32_t cached = scored ? 0 : CachedBlocks(worker, submit.token_ids);
+  submit.spec = {.token_ids = work.request->prompt,
+                 .prompt_tokens = Size(work.request->prompt),
+                 .choices = work.choices,
+                 .sampling = work.request->sampling,
+                 .time_left_us = 600'000'000,
+                 .hash_root = HashRoot("proof", "", "")};
+  std::vector<int32_t>& tokens = submit.spec.token_ids;
+  tokens.insert(tokens.end(), work.resumed.begin(), work.resumed.end());
+  const int32_t num_tokens = Size(tokens);
+  const bool scored = submit.spec.sampling.num_prompt_logprobs >= 0 && work.resumed.empty();
+  const int32_t cached = scored ? 0 : CachedBlocks(worker, submit.spec.token_ids);
   if (prefill >= 0) {
     submit.prefill = fleet_.peer(prefill);
     submit.disaggregate_from_tokens = 1;
     frames_wanted_ += FramesOf(submit, cached);
   }
-  const int32_t cached_there = prefill < 0 || scored ? 0 : CachedBlocks(prefill, submit.token_ids);
+  const int32_t cached_there =
+      prefill < 0 || scored ? 0 : CachedBlocks(prefill, submit.spec.token_ids);
   // The last token is always computed.
   const int32_t attached =
       std::min(std::max(cached, cached_there), (num_tokens - 1) / variant_.block_tokens);
@@ -126,7 +128,7 @@ void ProofRun::Submit(const Work& work, int worker, int prefill) {
        .submit = submit,
        .worker = worker,
        .prefill = prefill,
-       .cached_tokens = std::min(attached * variant_.block_tokens, submit.prompt_tokens)});
+       .cached_tokens = std::min(attached * variant_.block_tokens, submit.spec.prompt_tokens)});
 }
 
 std::string ProofRun::Settle() {
@@ -177,8 +179,8 @@ std::string ProofRun::CheckShape() const {
 
 // protocol.md, "What travels": blocks [first missing on the decode side, n).
 int64_t ProofRun::FramesOf(const struct Submit& submit, int32_t cached) const {
-  const int32_t num_tokens = Size(submit.token_ids);
-  if (num_tokens - submit.prompt_tokens + 1 >= submit.sampling.max_tokens) return 0;
+  const int32_t num_tokens = Size(submit.spec.token_ids);
+  if (num_tokens - submit.spec.prompt_tokens + 1 >= submit.spec.sampling.max_tokens) return 0;
   if (num_tokens <= cached * variant_.block_tokens) return 0;  // Lacks nothing: stays here.
   return CeilDiv(num_tokens, variant_.block_tokens) - cached;
 }
@@ -197,9 +199,9 @@ int32_t ProofRun::CachedBlocks(int worker, const std::vector<int32_t>& tokens) c
 
 void ProofRun::Remember(const Pending& pending) {
   if (!prefix_caching_) return;
-  RememberBlocks(pending.prefill, pending.submit.token_ids);
+  RememberBlocks(pending.prefill, pending.submit.spec.token_ids);
   for (const auto& [choice, sampled] : fleet_.record(pending.submit.attempt).tokens) {
-    std::vector<int32_t> tokens = pending.submit.token_ids;
+    std::vector<int32_t> tokens = pending.submit.spec.token_ids;
     for (const SampledToken& token : sampled) tokens.push_back(token.token);
     tokens.pop_back();  // Was never computed.
     RememberBlocks(pending.worker, tokens);

@@ -165,7 +165,7 @@ TEST_F(RouterGrpcTest, ACallsDeadlineIsItsRequests) {
   v1::GenerateResponse response;
   EXPECT_EQ(inference_->Generate(&context, Request(50), &response).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_LE(workers_[0]->last_submit().time_left_us, 3'000'000);  // gRPC rounds it up.
+  EXPECT_LE(workers_[0]->last_submit().spec.time_left_us, 3'000'000);  // gRPC rounds it up.
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
   // The session to the worker stands: what was cancelled late was cancelled in a valid way.
   workers_[0]->ReleaseHeld();

@@ -138,7 +138,8 @@ class Router {
 };
 
 inline std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
-  return SimulatedModel(kTestVocabulary).Generate(submit.token_ids, choice, submit.sampling, 512);
+  return SimulatedModel(kTestVocabulary)
+      .Generate(submit.spec.token_ids, choice, submit.spec.sampling, 512);
 }
 
 inline void ExpectAnswer(Router* router, const Submit& submit) {
@@ -155,8 +156,8 @@ class Watcher {
     context_.set_deadline(std::chrono::system_clock::now() + kRouterPatience);
     proto::WatchRequest request;
     request.set_router("test");
-    request.set_protocol_min(1);
-    request.set_protocol_max(1);
+    request.set_protocol_min(kProtocolMin);
+    request.set_protocol_max(kProtocolMax);
     reader_ = stub_->Watch(&context_, request);
   }
   ~Watcher() {

@@ -137,7 +137,7 @@ TEST_P(WorkerTest, DeadlineDuringPrefillEndsThatAttemptAlone) {
   prefill->gate.Close();
   Submit late = MakeSubmit(1, RandomTokens(100, 7), 20);
   late.prefill = prefill->peer();
-  late.time_left_us = 200'000;
+  late.spec.time_left_us = 200'000;
   Submit other = MakeSubmit(2, RandomTokens(100, 8), 20);
   other.prefill = prefill->peer();
   router.Send(late);
@@ -293,7 +293,7 @@ TEST(WorkerServicesTest, ADecodeWorkerThatHalfClosesWithoutReadingGivesItsBlocks
   DecodePeer peer(*worker, DialWithSmallWindow(worker->address));
   // Its first token brings more log-probabilities than flow control lets pass unread.
   PrefillSubmit submit = PrefillSubmitOf(MakeSubmit(1, RandomTokens(400, 3), 50));
-  submit.sampling.num_prompt_logprobs = 20;
+  submit.spec.sampling.num_prompt_logprobs = 20;
   peer.Send(submit);
   Router other(*worker);
   const auto held = [&](const std::string& metrics) {
@@ -400,7 +400,7 @@ TEST(WorkerServicesTest, HostileSubmitsAreRefusedAndTheSessionGoesOn) {
   router.Send(submit);
   EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
   submit = MakeSubmit(2, {1, 2}, 5);
-  submit.choices = {3, 1};
+  submit.spec.choices = {3, 1};
   router.Send(submit);
   EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
   submit = MakeSubmit(3, {1, 2}, 5);

@@ -22,13 +22,8 @@ inline PrefillSubmit PrefillSubmitOf(const Submit& asked) {
   PrefillSubmit submit;
   submit.job = 1;
   submit.attempt = asked.attempt;
-  submit.token_ids = asked.token_ids;
-  submit.prompt_tokens = asked.prompt_tokens;
-  submit.num_blocks = (asked.prompt_tokens + 15) / 16;
-  submit.choices = asked.choices;
-  submit.sampling = asked.sampling;
-  submit.hash_root = asked.hash_root;
-  submit.time_left_us = asked.time_left_us;
+  submit.spec = asked.spec;
+  submit.num_blocks = (asked.spec.prompt_tokens + 15) / 16;
   return submit;
 }
 

@@ -33,13 +33,11 @@ inline Submit MakeSubmit(uint64_t counter, std::vector<int32_t> prompt, int32_t 
                          int32_t num_choices = 1) {
   Submit submit;
   submit.attempt = {.request = {.router_incarnation = 9, .counter = counter}, .attempt = 1};
-  submit.prompt_tokens = static_cast<int32_t>(prompt.size());
-  submit.token_ids = std::move(prompt);
-  for (int32_t i = 0; i < num_choices; ++i) submit.choices.push_back(i);
-  submit.sampling.max_tokens = max_tokens;
-  submit.sampling.seed = counter * 7919;
-  submit.time_left_us = 60'000'000;
-  submit.hash_root = HashRoot("simulated", "", "");
+  submit.spec = SpecOfPrompt(std::move(prompt), num_choices);
+  submit.spec.sampling.max_tokens = max_tokens;
+  submit.spec.sampling.seed = counter * 7919;
+  submit.spec.time_left_us = 60'000'000;
+  submit.spec.hash_root = HashRoot("simulated", "", "");
   return submit;
 }
 

@@ -349,19 +349,19 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit, SessionId ro
     return absl::StrFormat("%d prompt events", record.prompts.size());
   }
   const SimulatedModel model;
-  const std::span<const int32_t> tokens(submit.token_ids);
-  const size_t known = tokens.size() - static_cast<size_t>(submit.prompt_tokens);
+  const std::span<const int32_t> tokens(submit.spec.token_ids);
+  const size_t known = tokens.size() - static_cast<size_t>(submit.spec.prompt_tokens);
   // A resumed stream has had its prompt logprobs.
   const std::vector<SampledToken> logprobs =
-      submit.sampling.num_prompt_logprobs < 0 || known > 0
+      submit.spec.sampling.num_prompt_logprobs < 0 || known > 0
           ? std::vector<SampledToken>()
-          : model.PromptLogprobs(tokens, submit.sampling.num_prompt_logprobs);
+          : model.PromptLogprobs(tokens, submit.spec.sampling.num_prompt_logprobs);
   if (record.prompts.front().prompt_logprobs != logprobs) return "prompt logprobs differ";
-  for (int32_t choice : submit.choices) {
+  for (int32_t choice : submit.spec.choices) {
     if (!record.finish.contains(choice)) return absl::StrFormat("choice %d goes on", choice);
     const std::vector<SampledToken> expected =
-        model.Generate(tokens.first(static_cast<size_t>(submit.prompt_tokens)), choice,
-                       submit.sampling, max_model_tokens_);
+        model.Generate(tokens.first(static_cast<size_t>(submit.spec.prompt_tokens)), choice,
+                       submit.spec.sampling, max_model_tokens_);
     const std::vector<SampledToken> rest(
         expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
         expected.end());

@@ -144,10 +144,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
         ++num_submits_;
         last_submit_ = *submit;
         Sequences sequences{.submit = *submit};
-        for (const int32_t choice : submit->choices) {
-          sequences.next[choice] = static_cast<int32_t>(submit->token_ids.size());
+        for (const int32_t choice : submit->spec.choices) {
+          sequences.next[choice] = static_cast<int32_t>(submit->spec.token_ids.size());
         }
-        num_running_ += static_cast<int>(submit->choices.size());
+        num_running_ += static_cast<int>(submit->spec.choices.size());
         mine.emplace(submit->attempt, std::move(sequences));
       } else {
         ++num_cancels_;
@@ -269,25 +269,26 @@ class FakeWorker::Impl final : public v1::Worker::Service {
 
   void StepOne(const AttemptId& attempt, Sequences* sequences, StepBatch* batch) REQUIRES(mu_) {
     const Submit& submit = sequences->submit;
-    const std::vector<int32_t> prompt(submit.token_ids.begin(),
-                                      submit.token_ids.begin() + submit.prompt_tokens);
+    const std::vector<int32_t> prompt(submit.spec.token_ids.begin(),
+                                      submit.spec.token_ids.begin() + submit.spec.prompt_tokens);
     for (auto it = sequences->next.begin(); it != sequences->next.end();) {
       auto& [choice, position] = *it;
-      const int32_t generated = position - submit.prompt_tokens;
+      const int32_t generated = position - submit.spec.prompt_tokens;
       if (options_.hold_after_tokens >= 0 && generated >= options_.hold_after_tokens &&
           !released_) {
         ++it;
         continue;
       }
       if (!std::exchange(sequences->prompt_said, true)) SayPrompt(attempt, submit, batch);
-      const int32_t token = FakeToken(options_, prompt, submit.sampling.seed, choice, position);
+      const int32_t token =
+          FakeToken(options_, prompt, submit.spec.sampling.seed, choice, position);
       TokenEvent event{.attempt = attempt,
                        .choice = choice,
                        .position = position,
-                       .token = WithLogprobs(token, submit.sampling)};
-      const auto& stops = submit.sampling.stop_token_ids;
+                       .token = WithLogprobs(token, submit.spec.sampling)};
+      const auto& stops = submit.spec.sampling.stop_token_ids;
       const bool stops_here = std::find(stops.begin(), stops.end(), token) != stops.end();
-      if (generated + 1 >= submit.sampling.max_tokens) event.finish = FinishReason::kLength;
+      if (generated + 1 >= submit.spec.sampling.max_tokens) event.finish = FinishReason::kLength;
       if (stops_here) event.finish = FinishReason::kStop;
       ++position;
       const bool finished = event.finish != FinishReason::kNone;
@@ -298,11 +299,11 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   }
 
   void SayPrompt(const AttemptId& attempt, const Submit& submit, StepBatch* batch) {
-    PromptEvent event{.attempt = attempt, .cached_tokens = submit.prompt_tokens / 16 * 16};
-    if (submit.sampling.num_prompt_logprobs >= 0) {
-      for (int32_t i = 1; i < submit.prompt_tokens; ++i) {
-        SampledToken token{.token = submit.token_ids[i], .logprob = -0.5f * i, .rank = 2};
-        for (int t = 0; t < submit.sampling.num_prompt_logprobs; ++t) {
+    PromptEvent event{.attempt = attempt, .cached_tokens = submit.spec.prompt_tokens / 16 * 16};
+    if (submit.spec.sampling.num_prompt_logprobs >= 0) {
+      for (int32_t i = 1; i < submit.spec.prompt_tokens; ++i) {
+        SampledToken token{.token = submit.spec.token_ids[i], .logprob = -0.5f * i, .rank = 2};
+        for (int t = 0; t < submit.spec.sampling.num_prompt_logprobs; ++t) {
           token.top.push_back({.token = 4 + t, .logprob = -0.1f * t});
         }
         event.prompt_logprobs.push_back(std::move(token));

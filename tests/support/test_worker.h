@@ -31,7 +31,7 @@ inline WorkerConfig SmallWorker(const WorkerId& id, const std::string& model = "
   config.engine.block_bytes = kTestBlockBytes;
   config.registration.kv_class = "class";
   config.registration.numerics_id = "numerics";
-  config.vocab_size = kTestVocabulary;
+  config.engine.vocab_size = kTestVocabulary;
   return config;
 }
 

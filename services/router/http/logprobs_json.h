@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/protocol/generation.h"
+#include "runtime/protocol/sampled_token.h"
 #include "runtime/text/tokenizer.h"
 
 namespace tandem {

@@ -107,7 +107,7 @@ TEST_F(EngineChunksTest, OfACachedPromptTheRestIsSaid) {
 
 TEST_F(EngineChunksTest, AResumedAttemptSaysWhatItComputesAgain) {
   Submit submit = MakeSubmit(1, RandomTokens(kPromptTokens, 1), 20);
-  submit.prompt_tokens -= 10;
+  submit.spec.prompt_tokens -= 10;
   fleet_.Submit(0, submit);
   ASSERT_TRUE(fleet_.RunUntilQuiet());
   EXPECT_THAT(Begun(0, submit.attempt, EngineFleet::kRouter),
@@ -118,7 +118,7 @@ TEST_F(EngineChunksTest, OfAResumedAttemptNoMoreIsCachedThanThePrompt) {
   fleet_.Submit(0, MakeSubmit(1, RandomTokens(kPromptTokens, 1), 20));
   ASSERT_TRUE(fleet_.RunUntilQuiet());
   Submit resumed = MakeSubmit(2, RandomTokens(kPromptTokens, 1), 120);
-  resumed.prompt_tokens = 50;
+  resumed.spec.prompt_tokens = 50;
   fleet_.Submit(0, resumed);
   ASSERT_TRUE(fleet_.RunUntilQuiet());
   EXPECT_EQ(fleet_.record(resumed.attempt).prompts.at(0).cached_tokens, 50);

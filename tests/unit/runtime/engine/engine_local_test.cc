@@ -74,8 +74,8 @@ TEST_F(EngineLocalTest, ChunkSizeDoesNotShow) {
     options.max_batched_tokens = budget;
     fleet.AddWorker({.engine = options});
     Submit submit = MakeSubmit(1, RandomTokens(333, 5), 20, 2);
-    submit.sampling.num_logprobs = 3;
-    submit.sampling.num_prompt_logprobs = 2;
+    submit.spec.sampling.num_logprobs = 3;
+    submit.spec.sampling.num_prompt_logprobs = 2;
     fleet.Submit(0, submit);
     ASSERT_TRUE(fleet.RunUntilQuiet());
     EXPECT_EQ(fleet.CheckFinished(submit), "");
@@ -97,7 +97,7 @@ TEST_F(EngineLocalTest, PreemptedSequencesRecomputeToTheSameTokens) {
 
 TEST_F(EngineLocalTest, PreemptionInTheMiddleOfPromptLogprobsLosesNone) {
   Submit scored = MakeSubmit(2, RandomTokens(100, 2), 3);
-  scored.sampling.num_prompt_logprobs = 1;
+  scored.spec.sampling.num_prompt_logprobs = 1;
   RunPreempted(scored);
   EXPECT_THAT(fleet_.record(scored.attempt).ended, IsEmpty());
 }
@@ -135,7 +135,7 @@ TEST_F(EngineLocalTest, GeneratedTokensAreCachedForTheNextTurn) {
   const Submit first = MakeSubmit(1, RandomTokens(30, 3), 40);
   fleet_.Submit(0, first);
   Run();
-  std::vector<int32_t> conversation = first.token_ids;
+  std::vector<int32_t> conversation = first.spec.token_ids;
   for (const SampledToken& t : fleet_.record(first.attempt).tokens.at(0)) {
     conversation.push_back(t.token);
   }
@@ -153,7 +153,7 @@ TEST_F(EngineLocalTest, PromptLogprobsTakeNoHits) {
   fleet_.Submit(0, MakeSubmit(1, prompt, 4));
   Run();
   Submit again = MakeSubmit(2, prompt, 4);
-  again.sampling.num_prompt_logprobs = 5;
+  again.spec.sampling.num_prompt_logprobs = 5;
   fleet_.Submit(0, again);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(again), "");
@@ -262,12 +262,12 @@ TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
   const std::vector<SampledToken> free_run =
-      SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
-  submit.sampling.stop_token_ids = {free_run[2].token, 1'000'000};
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  submit.spec.sampling.stop_token_ids = {free_run[2].token, 1'000'000};
   fleet_.Submit(0, submit);
   Submit longer = submit;
   longer.attempt.request.counter = 2;
-  longer.sampling.min_tokens = 10;
+  longer.spec.sampling.min_tokens = 10;
   fleet_.Submit(0, longer);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -294,17 +294,17 @@ TEST_F(EngineLocalTest, WhatDoesNotFitTheContextWholeIsRefused) {
 TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(40, 3), 30);
-  submit.sampling.min_tokens = 20;
-  submit.sampling.num_logprobs = 2;
-  submit.sampling.num_prompt_logprobs = 1;
+  submit.spec.sampling.min_tokens = 20;
+  submit.spec.sampling.num_logprobs = 2;
+  submit.spec.sampling.num_prompt_logprobs = 1;
   for (int32_t delivered : {1, 7, 29}) {
     SCOPED_TRACE(delivered);
     Submit resumed = submit;
     resumed.attempt.attempt = static_cast<uint32_t>(delivered);
-    const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
-    for (int32_t i = 0; i < delivered; ++i) {
-      resumed.token_ids.push_back(tokens[static_cast<size_t>(i)].token);
-    }
+    const RequestSpec& spec = submit.spec;
+    const auto tokens = SimulatedModel().Generate(spec.token_ids, 0, spec.sampling, 512);
+    for (size_t i = 0; i < static_cast<size_t>(delivered); ++i)
+      resumed.spec.token_ids.push_back(tokens[i].token);
     fleet_.Submit(0, resumed);
     Run();
     EXPECT_EQ(fleet_.CheckFinished(resumed), "");
@@ -316,13 +316,14 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
 TEST_F(EngineLocalTest, TokensOfEarlierAttemptsCountTowardsMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
-  const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
-  submit.sampling.min_tokens = 8;
-  submit.sampling.stop_token_ids = {tokens[12].token};
+  const auto tokens =
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  submit.spec.sampling.min_tokens = 8;
+  submit.spec.sampling.stop_token_ids = {tokens[12].token};
   for (const size_t delivered : {10, 12}) {  // It stops later, and with its first token.
     Submit resumed = submit;
     resumed.attempt.attempt = static_cast<uint32_t>(delivered);
-    for (size_t i = 0; i < delivered; ++i) resumed.token_ids.push_back(tokens[i].token);
+    for (size_t i = 0; i < delivered; ++i) resumed.spec.token_ids.push_back(tokens[i].token);
     fleet_.Submit(0, resumed);
     Run();
     EXPECT_EQ(fleet_.CheckFinished(resumed), "");
@@ -341,7 +342,7 @@ TEST_F(EngineLocalTest, APreemptedPromptFindsItsOwnBlocksAndDoesNotCallThatAHit)
 TEST_F(EngineLocalTest, WhatAFailedRunWasToComputeIsNotCached) {
   Create(SmallEngine(), /*failing_token=*/5'000);
   Submit submit = MakeSubmit(1, RandomTokens(100, 3), 10);
-  submit.token_ids[70] = 5'000;  // In the second of two chunks.
+  submit.spec.token_ids[70] = 5'000;  // In the second of two chunks.
   fleet_.Submit(0, submit);
   Run();
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
@@ -390,7 +391,7 @@ TEST_F(EngineLocalTest, ForksThatRunKeepNobodyOutWhoFitsBesideThem) {
 TEST_F(EngineLocalTest, ARequestAloneSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit alone = MakeSubmit(1, RandomTokens(40, 3), 10);
-  alone.alone = true;
+  alone.spec.alone = true;
   const Submit other = MakeSubmit(2, RandomTokens(40, 4), 10);
   fleet_.Submit(0, alone);
   fleet_.Submit(0, other);
@@ -406,7 +407,7 @@ TEST_F(EngineLocalTest, OnePromptAloneAtATime) {
   Create();
   Submit first = MakeSubmit(1, RandomTokens(40, 3), 10);
   Submit second = MakeSubmit(2, RandomTokens(40, 4), 10);
-  first.alone = second.alone = true;
+  first.spec.alone = second.spec.alone = true;
   fleet_.Submit(0, first);
   fleet_.Submit(0, second);
   RunUntilFirstToken(first);
@@ -414,7 +415,7 @@ TEST_F(EngineLocalTest, OnePromptAloneAtATime) {
   EXPECT_EQ(fleet_.record(second.attempt).refused[0].code(), absl::StatusCode::kAborted)
       << "the worker is not full";
   Submit third = MakeSubmit(3, RandomTokens(40, 5), 10);
-  third.alone = true;
+  third.spec.alone = true;
   fleet_.Submit(0, third);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(first), "");
@@ -450,11 +451,11 @@ TEST_F(EngineLocalTest, RefusesWhatItCannotServeAndSaysWhy) {
   Submit wrong_choices = MakeSubmit(5, RandomTokens(10, 1), 5);
   for (const auto& choices : std::vector<std::vector<int32_t>>{{}, {1, 1}, {1, 0}}) {
     ++wrong_choices.attempt.attempt;
-    wrong_choices.choices = choices;
+    wrong_choices.spec.choices = choices;
     EXPECT_EQ(refusal(wrong_choices), absl::StatusCode::kInvalidArgument);
   }
   Submit prompt_too_long = MakeSubmit(7, RandomTokens(10, 1), 5);
-  prompt_too_long.prompt_tokens = 11;
+  prompt_too_long.spec.prompt_tokens = 11;
   EXPECT_EQ(refusal(prompt_too_long), absl::StatusCode::kInvalidArgument);
 
   for (uint64_t i = 10; i < 12; ++i)
@@ -532,7 +533,7 @@ TEST_F(EngineLocalTest, CancelThatOvertakesItsSubmitLeavesATombstone) {
 TEST_F(EngineLocalTest, DeadlineEndsAnAttemptAndIsTheNextWakeup) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(40, 3), 400);
-  submit.time_left_us = 5'000;
+  submit.spec.time_left_us = 5'000;
   const int64_t submitted_us = fleet_.now_us();
   fleet_.Submit(0, submit);
   RunUntilFirstToken(submit);
@@ -545,7 +546,7 @@ TEST_F(EngineLocalTest, DeadlineEndsAnAttemptAndIsTheNextWakeup) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(record.ended[0]));
 
   Submit late = MakeSubmit(2, RandomTokens(40, 3), 4);
-  late.time_left_us = 0;
+  late.spec.time_left_us = 0;
   fleet_.Submit(0, late);
   ASSERT_THAT(fleet_.record(late.attempt).ended, SizeIs(1));
   EXPECT_TRUE(absl::IsDeadlineExceeded(fleet_.record(late.attempt).ended[0]));
@@ -566,7 +567,7 @@ TEST_F(EngineLocalTest, LostRouterTakesItsAttemptsAlong) {
 TEST_F(EngineLocalTest, FailingRunEndsItsOwnAttemptOnly) {
   Create(SmallEngine(), /*failing_token=*/5'000);
   Submit bad = MakeSubmit(1, RandomTokens(40, 3), 10, 2);
-  bad.token_ids[20] = 5'000;
+  bad.spec.token_ids[20] = 5'000;
   const Submit good = MakeSubmit(2, RandomTokens(40, 4), 10);
   fleet_.Submit(0, bad);
   fleet_.Submit(0, good);
@@ -663,9 +664,9 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
       Submit submit = MakeSubmit(i, RandomTokens(length, random.Below(3)),
                                  static_cast<int32_t>(random.Between(1, 60)),
                                  static_cast<int32_t>(random.Between(1, 4)));
-      if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
-      if (random.Chance(0.3)) submit.sampling.temperature = 0;
-      submit.alone = i == alone;
+      if (random.Chance(0.2)) submit.spec.sampling.num_prompt_logprobs = 1;
+      if (random.Chance(0.3)) submit.spec.sampling.temperature = 0;
+      submit.spec.alone = i == alone;
       fleet.Submit(0, submit);
       submits.push_back(submit);
       for (uint64_t steps = random.Below(8); steps > 0; --steps) fleet.RunOne();

@@ -69,9 +69,9 @@ TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilALeaseEnds) {
 TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilADeadline) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
-  submit.time_left_us = kTimes.lease_us / 3;
+  submit.spec.time_left_us = kTimes.lease_us / 3;
   SubmitWithoutStart(submit);
-  ExpectSleep(kPrefill, submit.time_left_us);
+  ExpectSleep(kPrefill, submit.spec.time_left_us);
   CancelAndRun(submit);
 }
 
@@ -161,7 +161,7 @@ TEST_F(EngineTimeTest, ATombstoneLiesUntilItsDeadline) {
 TEST_F(EngineTimeTest, SoDoesOneOfAPromptThatWasCancelledBeforeItCame) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
-  submit.time_left_us = 1'000;
+  submit.spec.time_left_us = 1'000;
   fleet_.DropMessages([](const std::string& kind) { return kind == "Submit"; });
   fleet_.Submit(kDecode, submit);
   CancelAndRun(submit);
@@ -177,7 +177,7 @@ TEST_F(EngineTimeTest, SoDoesOneOfAPromptThatWasCancelledBeforeItCame) {
 TEST_F(EngineTimeTest, WhatHasEndedIsRememberedUntilItsDeadline) {
   Create();
   Submit refused = MakeSubmit(1, RandomTokens(40, 3), 0);
-  refused.time_left_us = 1'000;
+  refused.spec.time_left_us = 1'000;
   fleet_.Submit(kDecode, refused);
   fleet_.Submit(kDecode, refused);
   Run();
@@ -194,7 +194,7 @@ TEST_F(EngineTimeTest, SoIsAPromptThatWasRefused) {
   Create();
   PrefillSubmit refused = PrefillSubmitOf(Disaggregated(1, RandomTokens(40, 1), 5));
   refused.num_blocks = 1;
-  refused.time_left_us = 1'000;
+  refused.spec.time_left_us = 1'000;
   const auto comes = [&] {
     fleet_.engine(kPrefill).OnDecodeMessage(100, refused, fleet_.now_us());
     return fleet_.messages("Refused");
@@ -210,7 +210,7 @@ TEST_F(EngineTimeTest, SoIsAPromptThatWasRefused) {
 TEST_F(EngineTimeTest, SoIsAPromptThatWasComputedForAPeer) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
-  submit.time_left_us = 1'000'000;
+  submit.spec.time_left_us = 1'000'000;
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -221,7 +221,7 @@ TEST_F(EngineTimeTest, SoIsAPromptThatWasComputedForAPeer) {
     return fleet_.messages("Start");
   };
   EXPECT_EQ(comes_again(), 1);
-  fleet_.Advance(submit.time_left_us);
+  fleet_.Advance(submit.spec.time_left_us);
   fleet_.engine(kPrefill).Step(fleet_.now_us());
   EXPECT_EQ(comes_again(), 2) << "its frames have left, too";
   fleet_.engine(kPrefill).OnDecodeMessage(
@@ -292,7 +292,7 @@ TEST_F(EngineTimeTest, WhoLetsNobodyInIsAskedAgainEverLater) {
 TEST_F(EngineTimeTest, ADeadlineMayBeAsFarAwayAsItLikes) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);
-  submit.time_left_us = INT64_MAX;
+  submit.spec.time_left_us = INT64_MAX;
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");

@@ -49,14 +49,10 @@ class EngineTransferTest : public testing::Test {
   static JobId JobOf(const Submit& submit) { return submit.attempt.request.counter; }
   // What the decode worker asks of the prefill worker if none of it is cached.
   static PrefillSubmit PrefillSubmitOf(const Submit& submit) {
-    const auto num_tokens = static_cast<int32_t>(submit.token_ids.size());
+    const auto num_tokens = static_cast<int32_t>(submit.spec.token_ids.size());
     return {.job = JobOf(submit),
             .attempt = submit.attempt,
-            .token_ids = submit.token_ids,
-            .prompt_tokens = submit.prompt_tokens,
-            .choices = submit.choices,
-            .sampling = submit.sampling,
-            .time_left_us = submit.time_left_us,
+            .spec = submit.spec,
             .num_blocks = CeilDiv(num_tokens, SmallEngine().block_tokens)};
   }
   void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }

@@ -177,7 +177,7 @@ TEST_F(EngineTransferTest, AWorkerComputesItselfWhatItIsToldToSendToItself) {
 TEST_F(EngineTransferTest, ChoicesAreDrawnThereAndForkedHere) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(90, 3), 12, /*num_choices=*/4);
-  submit.sampling.num_logprobs = 2;
+  submit.spec.sampling.num_logprobs = 2;
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -192,7 +192,7 @@ TEST_F(EngineTransferTest, PromptLogprobsComeWithTheFirstToken) {
   fleet_.Submit(kDecode, Disaggregated(1, prompt, 3));
   Run();
   Submit submit = Disaggregated(2, prompt, 12);
-  submit.sampling.num_prompt_logprobs = 1;
+  submit.spec.sampling.num_prompt_logprobs = 1;
   submit.disaggregate_from_tokens = 90;  // All is to be computed, whatever is cached.
   fleet_.Submit(kDecode, submit);
   Run();
@@ -214,8 +214,8 @@ TEST_F(EngineTransferTest, NothingTravelsWhereOneTokenIsAll) {
 TEST_F(EngineTransferTest, FirstTokenThatStopsEndsTheTransferOnBothSides) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(300, 3), 10);
-  submit.sampling.stop_token_ids = {
-      SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512)[0].token};
+  submit.spec.sampling.stop_token_ids = {
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512)[0].token};
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -226,8 +226,8 @@ TEST_F(EngineTransferTest, FirstTokenThatStopsEndsTheTransferOnBothSides) {
 TEST_F(EngineTransferTest, OneChoiceThatStopsAtOnceLeavesTheOthersRunning) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(60, 3), 10, 3);
-  submit.sampling.stop_token_ids = {
-      SimulatedModel().Generate(submit.token_ids, 1, submit.sampling, 512)[0].token};
+  submit.spec.sampling.stop_token_ids = {
+      SimulatedModel().Generate(submit.spec.token_ids, 1, submit.spec.sampling, 512)[0].token};
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -237,9 +237,10 @@ TEST_F(EngineTransferTest, OneChoiceThatStopsAtOnceLeavesTheOthersRunning) {
 TEST_F(EngineTransferTest, ResumedStreamIsPrefilledElsewhere) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(90, 3), 30);
-  submit.sampling.num_prompt_logprobs = 1;
-  const auto tokens = SimulatedModel().Generate(submit.token_ids, 0, submit.sampling, 512);
-  for (size_t i = 0; i < 17; ++i) submit.token_ids.push_back(tokens[i].token);
+  submit.spec.sampling.num_prompt_logprobs = 1;
+  const auto tokens =
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  for (size_t i = 0; i < 17; ++i) submit.spec.token_ids.push_back(tokens[i].token);
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -306,7 +307,7 @@ TEST_F(EngineTransferTest, APromptThatIsComputedHereIsScoredOnce) {
   for (const bool scored : {false, true}) {
     const uint64_t counter = scored ? 2 : 1;
     Submit submit = Disaggregated(counter, RandomTokens(40, counter), 12, /*num_choices=*/3);
-    if (scored) submit.sampling.num_prompt_logprobs = 1;
+    if (scored) submit.spec.sampling.num_prompt_logprobs = 1;
     fleet_.CorruptFrames(1'000'000);
     fleet_.Submit(kDecode, submit);
     Run();
@@ -443,7 +444,7 @@ TEST_F(EngineTransferTest, RenewedReservationOutlivesALongStepOfThePrefillWorker
 TEST_F(EngineTransferTest, ACancelAfterTheDeadlineLeavesNoTimeBehind) {
   Create(64, 64);
   Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  submit.time_left_us = 1'000'000;
+  submit.spec.time_left_us = 1'000'000;
   fleet_.Pause(kPrefill, true);
   fleet_.Submit(kDecode, submit);
   fleet_.Advance(2'000'000);
@@ -469,7 +470,7 @@ TEST_F(EngineTransferTest, ALongerContextAtTheDecodeWorkerIsFilled) {
 TEST_F(EngineTransferTest, FailedRunEndsTheAttemptInternal) {
   Create(64, 64, /*failing_token=*/5'000);
   Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
-  submit.token_ids[100] = 5'000;
+  submit.spec.token_ids[100] = 5'000;
   fleet_.Submit(kDecode, submit);
   Run();
   ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
@@ -561,7 +562,7 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
 TEST_F(EngineTransferTest, WhatHasEndedIsNotStartedAgainWhileItsFramesAreUnderWay) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
-  submit.time_left_us = 1'000'000;
+  submit.spec.time_left_us = 1'000'000;
   fleet_.HoldFrames();
   fleet_.Submit(kDecode, submit);
   fleet_.RunUntil([&] { return fleet_.messages("Frame") == 10; });
@@ -598,11 +599,11 @@ TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   Create();
   const PrefillSubmit good = PrefillSubmitOf(Disaggregated(1, RandomTokens(20, 3), 10));
   std::vector<PrefillSubmit> bad(5, good);
-  bad[0].prompt_tokens = 0;
-  bad[1].prompt_tokens = 21;
-  bad[2].token_ids.clear();
+  bad[0].spec.prompt_tokens = 0;
+  bad[1].spec.prompt_tokens = 21;
+  bad[2].spec.token_ids.clear();
   bad[2].num_blocks = 0;
-  bad[3].time_left_us = INT64_MIN;
+  bad[3].spec.time_left_us = INT64_MIN;
   bad[4].first_block = 3;
   for (size_t i = 0; i < bad.size(); ++i) {
     bad[i].job = 50 + i;
@@ -660,8 +661,8 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSes
         submit.prefill = fleet.peer(kPrefill);
         submit.disaggregate_from_tokens = random.Chance(0.5) ? 1 : 40;
       }
-      if (random.Chance(0.2)) submit.sampling.num_prompt_logprobs = 1;
-      submit.alone = random.Chance(0.05);
+      if (random.Chance(0.2)) submit.spec.sampling.num_prompt_logprobs = 1;
+      submit.spec.alone = random.Chance(0.05);
       fleet.Submit(kDecode, submit);
       submits.push_back(submit);
       cancelled.push_back(false);

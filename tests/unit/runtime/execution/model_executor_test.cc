@@ -176,29 +176,6 @@ TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   EXPECT_TRUE(output.runs[1].drawn.empty());
 }
 
-TEST(ModelExecutorTest, ASequenceWithAnIdOutsideTheVocabularyFailsAlone) {
-  const auto harness = MakeHarness();
-  harness->ReserveSequences(2);
-  TestSequence good = harness->NewSequence(Prompt(20), Greedy());
-  TestSequence bad = harness->NewSequence(Prompt(20), Greedy());
-  const Draw draw{.sampling = &good.sampling, .prompt_tokens = 20};
-  const SequenceRun good_run{
-      .token_ids = good.tokens, .block_table = good.blocks, .draws = {&draw, 1}};
-  StepOutput alone;
-  ASSERT_TRUE(harness->executor().Execute({.runs = {&good_run, 1}}, &alone).ok());
-  for (const int32_t id : {-1, 96, 1 << 30}) {
-    bad.tokens[7] = id;
-    const SequenceRun bad_run{
-        .token_ids = bad.tokens, .block_table = bad.blocks, .draws = {&draw, 1}};
-    const std::vector<SequenceRun> runs = {bad_run, good_run};
-    StepOutput output;
-    ASSERT_TRUE(harness->executor().Execute({.runs = runs}, &output).ok());
-    EXPECT_EQ(output.runs[0].status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_TRUE(output.runs[0].drawn.empty());
-    EXPECT_EQ(output.runs[1].drawn, alone.runs[0].drawn);
-  }
-}
-
 TEST(ModelExecutorTest, ShowsWorkInEveryLayer) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);

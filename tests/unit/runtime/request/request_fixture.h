@@ -16,6 +16,8 @@
 
 namespace tandem {
 
+using Tokens = std::vector<int32_t>;
+
 struct RecordingOutbox final : RouterOutbox {
   void SendSubmit(SessionId session, const Submit& submit) override {
     submits.emplace_back(session, submit);
@@ -119,13 +121,16 @@ class RequestFixture : public testing::Test {
 
   RequestFacts Facts(RecordingSink* sink, int32_t choices = 1) {
     RequestFacts facts;
-    facts.token_ids = {1, 2, 3};
-    facts.sampling.max_tokens = 8;
-    facts.num_choices = choices;
+    facts.spec = SpecOfPrompt({1, 2, 3}, choices);
+    facts.spec.sampling.max_tokens = 8;
     facts.make_detokenizer = [] { return std::make_unique<LetterDetokenizer>(); };
     facts.model = "m";
     facts.sink = sink;
     return facts;
+  }
+  static void SetPrompt(RequestFacts* facts, Tokens prompt) {
+    facts->spec.prompt_tokens = static_cast<int32_t>(prompt.size());
+    facts->spec.token_ids = std::move(prompt);
   }
   RequestId Start(RecordingSink* sink, int32_t choices = 1) {
     return *owner_->Start(Facts(sink, choices), now_us_);

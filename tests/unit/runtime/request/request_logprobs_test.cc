@@ -31,7 +31,7 @@ TEST_F(RequestLogprobsTest, LogprobsOfThePromptThatNobodyAskedForAreAProtocolErr
     Recreate({});
     const SessionId a = AddWorker("a");
     RequestFacts facts = Facts(&sink);
-    facts.sampling.num_prompt_logprobs = c.asked;
+    facts.spec.sampling.num_prompt_logprobs = c.asked;
     ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
     Say(a, {PromptEvent{.attempt = last_submit().attempt, .prompt_logprobs = c.said}});
     EXPECT_EQ(owner_->counters().protocol_errors, c.good ? 0u : 1u)
@@ -45,7 +45,7 @@ TEST_F(RequestLogprobsTest, LogprobsOfATokenThatNobodyAskedForAreAProtocolError)
     Recreate({});
     const SessionId a = AddWorker("a");
     RequestFacts facts = Facts(&sink);
-    facts.sampling.num_logprobs = asked;
+    facts.spec.sampling.num_logprobs = asked;
     ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
     TokenEvent event = Token(last_submit().attempt, 3, 'x');
     event.token.top = {{'x', -1}, {'y', -2}};

@@ -5,7 +5,6 @@
 namespace tandem {
 namespace {
 
-using Tokens = std::vector<int32_t>;
 class RequestOwnerTest : public RequestFixture {};
 
 TEST_F(RequestOwnerTest, DeliversTokensTextAndOneTerminalEvent) {
@@ -14,9 +13,9 @@ TEST_F(RequestOwnerTest, DeliversTokensTextAndOneTerminalEvent) {
   ASSERT_EQ(outbox_.submits.size(), 1u);
   EXPECT_EQ(last_target(), a);
   EXPECT_EQ(last_submit().attempt, (AttemptId{.request = id, .attempt = 1}));
-  EXPECT_EQ(last_submit().token_ids, (Tokens{1, 2, 3}));
-  EXPECT_EQ(last_submit().prompt_tokens, 3);
-  EXPECT_EQ(last_submit().time_left_us, kDefaultDeadlineUs);
+  EXPECT_EQ(last_submit().spec.token_ids, (Tokens{1, 2, 3}));
+  EXPECT_EQ(last_submit().spec.prompt_tokens, 3);
+  EXPECT_EQ(last_submit().spec.time_left_us, kDefaultDeadlineUs);
   const AttemptId attempt = last_submit().attempt;
   Say(a, {PromptEvent{
               .attempt = attempt, .cached_tokens = 2, .by_prefill = false, .prompt_logprobs = {}},
@@ -59,7 +58,7 @@ TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
   RequestFacts facts = Facts(&sink_, 2);
   facts.stop_strings = {"s"};
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
-  EXPECT_EQ(last_submit().choices, (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(last_submit().spec.choices, (std::vector<int32_t>{0, 1}));
   const AttemptId attempt = last_submit().attempt;
   Say(a, {Token(attempt, 3, 's', 0), Token(attempt, 3, 'x', 1)});
   EXPECT_TRUE(outbox_.cancels.empty());
@@ -75,7 +74,7 @@ TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
 TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
   const SessionId a = AddWorker("a");
   RequestFacts facts = Facts(&sink_);
-  facts.time_left_us = 60'000'000;
+  facts.spec.time_left_us = 60'000'000;
   const RequestId id = *owner_->Start(std::move(facts), now_us_);
   const AttemptId attempt = last_submit().attempt;
   Advance(20'000'000);
@@ -95,13 +94,13 @@ TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
 TEST_F(RequestOwnerTest, TheDeadlineEndsRunningAndWaitingRequests) {
   RecordingSink waiting;
   RequestFacts facts = Facts(&waiting);
-  facts.time_left_us = 1'000'000;
+  facts.spec.time_left_us = 1'000'000;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   Advance(1'000'000);
   EXPECT_TRUE(absl::IsDeadlineExceeded(waiting.error));
   AddWorker("a");
   facts = Facts(&sink_);
-  facts.time_left_us = 1'000'000;
+  facts.spec.time_left_us = 1'000'000;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   Advance(999'999);
   EXPECT_FALSE(sink_.ended());
@@ -223,13 +222,13 @@ TEST_F(RequestOwnerTest, AnAttemptOfAnotherRouterThatRunsAloneDoesNotMakeAWorker
     muted_.insert("w" + std::to_string(death - 1));
     session = AddWorker("w" + std::to_string(death));
   }
-  ASSERT_TRUE(last_submit().alone);
+  ASSERT_TRUE(last_submit().spec.alone);
   Say(session, {RefusedEvent{.attempt = last_submit().attempt,
                              .status = absl::AbortedError("another runs alone")}});
   EXPECT_EQ(owner_->num_waiting(), 1) << "not before a heartbeat";
   Advance(200'000);
   ASSERT_EQ(owner_->num_waiting(), 0);
-  EXPECT_TRUE(last_submit().alone);
+  EXPECT_TRUE(last_submit().spec.alone);
   Say(session, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
   RecordingSink others[4];
   for (RecordingSink& other : others) Start(&other);
@@ -326,7 +325,7 @@ TEST_F(RequestOwnerTest, TooManyThatRunAreRefusedAtOnce) {
 TEST_F(RequestOwnerTest, TheNextTickComesWithTheNextDeadline) {
   EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 200'000);
   RequestFacts facts = Facts(&sink_);
-  facts.time_left_us = 50'000;
+  facts.spec.time_left_us = 50'000;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 50'000);
 }
@@ -427,11 +426,11 @@ TEST_F(RequestOwnerTest, WhatAForgottenWorkerHeldIsForgottenToo) {
 TEST_F(RequestOwnerTest, APromptThatIsAllCachedIsComputedAllTheSame) {
   const SessionId a = AddWorker("a");
   RequestFacts facts = Facts(&sink_);
-  facts.token_ids = std::vector<int32_t>(16, 7);
+  SetPrompt(&facts, Tokens(16, 7));
   owner_->OnKvEvents({.name = "a", .incarnation = 1},
                      {.first_sequence = 0,
                       .snapshot = true,
-                      .stored = HashChain(facts.hash_root, facts.token_ids),
+                      .stored = HashChain(facts.spec.hash_root, facts.spec.token_ids),
                       .removed = {}});
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const FleetWorker& worker = owner_->fleet().workers().at("a");
@@ -510,7 +509,7 @@ TEST_F(RequestOwnerTest, NobodyAliveIsUnavailableAfterTheGrace) {
 TEST_F(RequestOwnerTest, WhatFitsNoWorkerIsAnInvalidArgument) {
   AddWorker("a");
   RequestFacts facts = Facts(&sink_);
-  facts.token_ids.assign(2048, 1);
+  SetPrompt(&facts, Tokens(2048, 1));
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   EXPECT_FALSE(sink_.ended()) << "never inside Start";
   Advance(1);
@@ -526,13 +525,13 @@ TEST_F(RequestOwnerTest, AWorkerThatWasNeverSeenMayBeTheLargeOne) {
   max_model_tokens_ = 300;
   AddWorker("small");
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.max_tokens = 298;
+  facts.spec.sampling.max_tokens = 298;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   RecordingSink late;
   Advance(9'000'000);
   EXPECT_FALSE(sink_.ended());
   facts = Facts(&late);
-  facts.sampling.max_tokens = 298;
+  facts.spec.sampling.max_tokens = 298;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   Advance(1'100'000);
   EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
@@ -549,7 +548,7 @@ TEST_F(RequestOwnerTest, ALargeWorkerThatIsLostIsWaitedForAsLongAsNobodyAlive) {
   owner_->OnSessionLost(1, now_us_);
   muted_.insert("large");
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.max_tokens = 298;
+  facts.spec.sampling.max_tokens = 298;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   Advance(9'900'000);
   EXPECT_FALSE(sink_.ended());
@@ -562,7 +561,7 @@ TEST_F(RequestOwnerTest, WhoeverComesMeanwhileDoesNotMakeItWaitLonger) {
   AddWorker("large");
   owner_->OnSessionLost(1, now_us_);
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.max_tokens = 298;
+  facts.spec.sampling.max_tokens = 298;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   for (const int32_t size : {100, 200}) {
     Advance(3'000'000);
@@ -582,7 +581,7 @@ TEST_F(RequestOwnerTest, WhatWaitsForALargeWorkerDoesNotHoldUpOthers) {
   owner_->OnSessionLost(1, now_us_);
   RecordingSink waits;
   RequestFacts facts = Facts(&waits);
-  facts.sampling.max_tokens = 298;
+  facts.spec.sampling.max_tokens = 298;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   Start(&sink_);
   ASSERT_EQ(outbox_.submits.size(), 1u);
@@ -596,20 +595,20 @@ TEST_F(RequestOwnerTest, AnOpenEndIsFixedOnceToWhatTheLargestWorkerHolds) {
   max_model_tokens_ = 600;
   const SessionId large = AddWorker("large");
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.max_tokens = 2000;
-  facts.sampling.min_tokens = 1000;
+  facts.spec.sampling.max_tokens = 2000;
+  facts.spec.sampling.min_tokens = 1000;
   facts.open_ended = true;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   EXPECT_EQ(last_target(), large);
-  EXPECT_EQ(last_submit().sampling.max_tokens, 597);
-  EXPECT_EQ(last_submit().sampling.min_tokens, 597);
+  EXPECT_EQ(last_submit().spec.sampling.max_tokens, 597);
+  EXPECT_EQ(last_submit().spec.sampling.min_tokens, 597);
   Say(large, {Token(last_submit().attempt, 3, 'x')});
   // A larger one changes nothing, a smaller one takes nothing of it.
   max_model_tokens_ = 2048;
   const SessionId larger = AddWorker("larger");
   owner_->OnSessionLost(large, now_us_);
   ASSERT_EQ(last_target(), larger);
-  EXPECT_EQ(last_submit().sampling.max_tokens, 597);
+  EXPECT_EQ(last_submit().spec.sampling.max_tokens, 597);
   owner_->OnSessionLost(larger, now_us_);
   EXPECT_EQ(outbox_.submits.size(), 2u) << "it waits for a worker that holds 600";
   EXPECT_EQ(owner_->num_waiting(), 1);
@@ -627,24 +626,27 @@ TEST_F(RequestOwnerTest, AnOpenEndCountsOnWorkersThatDecode) {
   max_model_tokens_ = 300;
   const SessionId d = AddWorker("d", WorkerRole::kDecode);
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.max_tokens = 2000;
+  facts.spec.sampling.max_tokens = 2000;
   facts.open_ended = true;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   EXPECT_EQ(last_target(), d);
-  EXPECT_EQ(last_submit().sampling.max_tokens, 297);
+  EXPECT_EQ(last_submit().spec.sampling.max_tokens, 297);
 }
 
 TEST_F(RequestOwnerTest, ContradictoryFactsAreRefused) {
   RequestFacts no_prompt = Facts(&sink_);
-  no_prompt.token_ids.clear();
+  no_prompt.spec.token_ids.clear();
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_prompt), now_us_).status()));
   RequestFacts no_text = Facts(&sink_);
   no_text.make_detokenizer = nullptr;
   no_text.stop_strings = {"x"};
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_text), now_us_).status()));
   RequestFacts no_tokens = Facts(&sink_);
-  no_tokens.sampling.max_tokens = 0;
+  no_tokens.spec.sampling.max_tokens = 0;
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_tokens), now_us_).status()));
+  RequestFacts begun = Facts(&sink_);
+  begun.spec.prompt_tokens = 2;
+  EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(begun), now_us_).status()));
   EXPECT_EQ(owner_->num_requests(), 0);
 }
 

@@ -3,13 +3,12 @@
 namespace tandem {
 namespace {
 
-using Tokens = std::vector<int32_t>;
 class RequestResumeTest : public RequestFixture {};
 
 TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) {
   const SessionId a = AddWorker("a");
   RequestFacts facts = Facts(&sink_);
-  facts.sampling.num_prompt_logprobs = 0;
+  facts.spec.sampling.num_prompt_logprobs = 0;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   Say(a,
@@ -20,10 +19,10 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
   owner_->OnSessionLost(a, now_us_);
   ASSERT_EQ(outbox_.submits.size(), 2u);
   EXPECT_EQ(last_target(), b);
-  EXPECT_EQ(last_submit().token_ids, (Tokens{1, 2, 3, 'x', 'y'}));
-  EXPECT_EQ(last_submit().prompt_tokens, 3);
+  EXPECT_EQ(last_submit().spec.token_ids, (Tokens{1, 2, 3, 'x', 'y'}));
+  EXPECT_EQ(last_submit().spec.prompt_tokens, 3);
   EXPECT_EQ(last_submit().attempt.attempt, 2u);
-  EXPECT_EQ(last_submit().sampling.num_prompt_logprobs, -1) << "the client has them";
+  EXPECT_EQ(last_submit().spec.sampling.num_prompt_logprobs, -1) << "the client has them";
   EXPECT_EQ(resumes(ResumeReason::kSessionLost), 1u);
   // What is late from the first attempt changes nothing.
   Say(a, {Token(first, 5, 'q')});
@@ -40,7 +39,7 @@ TEST_F(RequestResumeTest, TheFewestTokensBeforeAStopStringAreCountedOverAttempts
   const SessionId a = AddWorker("a");
   RequestFacts facts = Facts(&sink_);
   facts.stop_strings = {"s"};
-  facts.sampling.min_tokens = 3;
+  facts.spec.sampling.min_tokens = 3;
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   Say(a, {Token(first, 3, 's'), Token(first, 4, 'x')});
@@ -59,7 +58,7 @@ TEST_F(RequestResumeTest, DivergedChoicesResumeOneByOneAndUntouchedOnesTogether)
   Start(&sink_, 3);
   owner_->OnSessionLost(a, now_us_);
   const SessionId b = AddWorker("b");
-  EXPECT_EQ(last_submit().choices, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(last_submit().spec.choices, (std::vector<int32_t>{0, 1, 2}));
   const AttemptId second = last_submit().attempt;
   Say(b, {Token(second, 3, 'a', 0), Token(second, 3, 'b', 1, FinishReason::kStop),
           Token(second, 3, 'c', 2)});
@@ -68,10 +67,10 @@ TEST_F(RequestResumeTest, DivergedChoicesResumeOneByOneAndUntouchedOnesTogether)
   ASSERT_EQ(outbox_.submits.size(), 4u);
   const Submit& zero = outbox_.submits[2].second;
   const Submit& two = outbox_.submits[3].second;
-  EXPECT_EQ(zero.choices, (std::vector<int32_t>{0}));
-  EXPECT_EQ(zero.token_ids, (Tokens{1, 2, 3, 'a'}));
-  EXPECT_EQ(two.choices, (std::vector<int32_t>{2}));
-  EXPECT_EQ(two.token_ids, (Tokens{1, 2, 3, 'c'}));
+  EXPECT_EQ(zero.spec.choices, (std::vector<int32_t>{0}));
+  EXPECT_EQ(zero.spec.token_ids, (Tokens{1, 2, 3, 'a'}));
+  EXPECT_EQ(two.spec.choices, (std::vector<int32_t>{2}));
+  EXPECT_EQ(two.spec.token_ids, (Tokens{1, 2, 3, 'c'}));
   EXPECT_NE(zero.attempt, two.attempt);
   Say(c, {Token(zero.attempt, 4, 'A', 0, FinishReason::kStop),
           Token(two.attempt, 4, 'C', 2, FinishReason::kLength)});
@@ -230,7 +229,7 @@ TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
   SessionId session = AddWorker("a");
   Start(&sink_);
   for (int death = 1; death <= 4; ++death) {
-    EXPECT_EQ(last_submit().alone, death > 2) << death;
+    EXPECT_EQ(last_submit().spec.alone, death > 2) << death;
     owner_->OnSessionLost(session, now_us_);
     if (death < 4) session = AddWorker("w" + std::to_string(death));
   }
@@ -250,7 +249,7 @@ TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
     owner_->OnSessionLost(session, now_us_);
     Advance(200'000);  // Its heartbeats go on.
     session = OpenSession({.name = "a", .incarnation = 1});
-    EXPECT_FALSE(last_submit().alone) << i;
+    EXPECT_FALSE(last_submit().spec.alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
 }
@@ -262,7 +261,7 @@ TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsReplaced) {
     owner_->OnSessionLost(session, now_us_);
     Advance(200'000);  // Its heartbeats go on.
     session = AddWorker("a", WorkerRole::kHybrid, next_life);
-    EXPECT_FALSE(last_submit().alone) << next_life;
+    EXPECT_FALSE(last_submit().spec.alone) << next_life;
   }
 }
 
@@ -275,7 +274,7 @@ TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsSilent) {
     muted_.insert("w" + std::to_string(i - 1));
     Advance(5'000'000);
     session = AddWorker("w" + std::to_string(i));
-    EXPECT_FALSE(last_submit().alone) << i;
+    EXPECT_FALSE(last_submit().spec.alone) << i;
   }
 }
 
@@ -293,7 +292,7 @@ TEST_F(RequestResumeTest, APoisonousRequestTakesNobodyWithIt) {
     EXPECT_EQ(outbox_.submits.size(), before + (death == 1 ? 2 : 1)) << "then one by one";
     if (death == 2 || death == 3) {
       EXPECT_EQ(last_submit().attempt.request, poison);
-      EXPECT_TRUE(last_submit().alone);
+      EXPECT_TRUE(last_submit().spec.alone);
     }
   }
   EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
@@ -312,14 +311,14 @@ TEST_F(RequestResumeTest, OthersWaitForTheTokenOfARequestOnTrial) {
     owner_->OnSessionLost(session, now_us_);
     session = AddWorker("w", WorkerRole::kHybrid, death + 1);
   }
-  ASSERT_TRUE(last_submit().alone);
+  ASSERT_TRUE(last_submit().spec.alone);
   const AttemptId on_trial = last_submit().attempt;
   RecordingSink other;
   Start(&other);
   EXPECT_EQ(last_submit().attempt, on_trial);
   Say(session, {Token(on_trial, 3, 'x')});
   EXPECT_NE(last_submit().attempt, on_trial);
-  EXPECT_FALSE(last_submit().alone);
+  EXPECT_FALSE(last_submit().spec.alone);
 }
 
 TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
@@ -332,7 +331,7 @@ TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
     muted_ = {};
     Advance(200'000);
     OpenSession({.name = "a", .incarnation = 1});
-    EXPECT_FALSE(last_submit().alone) << i;
+    EXPECT_FALSE(last_submit().spec.alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
 }
@@ -403,7 +402,7 @@ TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
   SessionId session = AddWorker("a");
   Start(&sink_);
   for (int death = 1; death <= 5; ++death) {
-    EXPECT_EQ(last_submit().alone, death == 3 || death == 5) << death;
+    EXPECT_EQ(last_submit().spec.alone, death == 3 || death == 5) << death;
     if (death == 3) Say(session, {Token(last_submit().attempt, 3, 'x')});
     owner_->OnSessionLost(session, now_us_);
     session = AddWorker("w" + std::to_string(death));
@@ -437,7 +436,7 @@ TEST_F(RequestResumeTest, ALostTransferOfAComputedPromptIsNobodysDeath) {
   owner_->OnSessionLost(d, now_us_);
   AddWorker("e", WorkerRole::kDecode);
   EXPECT_EQ(outbox_.submits.size(), 3u);
-  EXPECT_FALSE(last_submit().alone);
+  EXPECT_FALSE(last_submit().spec.alone);
 }
 
 TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
@@ -445,7 +444,7 @@ TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
     const SessionId session = AddWorker("w" + std::to_string(i));
     if (i == 0) Start(&sink_);
     ASSERT_EQ(last_target(), session);
-    EXPECT_FALSE(last_submit().alone);
+    EXPECT_FALSE(last_submit().spec.alone);
     Say(session, {EndedEvent{.attempt = last_submit().attempt,
                              .status = absl::UnavailableError("draining")}});
   }
@@ -459,7 +458,7 @@ TEST_F(RequestResumeTest, ASessionThatEndsBecauseItsWorkerDrainsIsNoDeath) {
     const SessionId session = AddWorker(worker.name);
     if (i == 0) Start(&sink_);
     ASSERT_EQ(last_target(), session);
-    EXPECT_FALSE(last_submit().alone) << i;
+    EXPECT_FALSE(last_submit().spec.alone) << i;
     owner_->OnHeartbeat(worker, {}, /*draining=*/true, now_us_);
     owner_->OnSessionLost(session, now_us_);
   }

@@ -37,7 +37,7 @@ class RequestTurnsTest : public RequestFixture {
     for (const char client : clients) {
       RequestFacts facts = Facts(&sinks_.emplace_back(), choices);
       facts.client = client;
-      facts.sampling.max_tokens = max_tokens;
+      facts.spec.sampling.max_tokens = max_tokens;
       // A capital: it needs a large worker.
       const bool large = max_tokens == kLargeTokens;
       Name(last_request_ = *owner_->Start(std::move(facts), now_us_),

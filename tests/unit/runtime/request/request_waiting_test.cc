@@ -98,7 +98,7 @@ TEST_F(RequestWaitingTest, ShortPromptsDoNotWaitBehindLongOnesThatTravel) {
     const RequestId runs = Start(&running);
     Say(d, {Token(last_submit().attempt, 3, 'x')});
     RequestFacts facts = Facts(&long_one);
-    facts.token_ids.resize(kAutoDisaggregateTokens, 1);
+    SetPrompt(&facts, Tokens(kAutoDisaggregateTokens, 1));
     ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
     if (!early) {
       Say(d, {RefusedEvent{.attempt = last_submit().attempt,

@@ -40,9 +40,9 @@ class GenerationTest : public testing::Test {
                                           .kv_class = "kv",
                                           .numerics_id = "n",
                                           .block_tokens = 16,
-                                          .max_model_tokens = 2048,
+                                          .max_model_tokens = 32'768,
                                           .max_sequences = 8,
-                                          .num_blocks = 128};
+                                          .num_blocks = 2'048};
     struct Watch final : WatchReader {
       void ReadNext() override {}
       void Refuse() override {}
@@ -61,9 +61,9 @@ class GenerationTest : public testing::Test {
                                              "client", "label", clock_.NowUs(), std::move(on_news));
     for (int i = 0; i < num_prompts; ++i) {
       RequestFacts facts;
-      facts.token_ids = {1, 2, 3};
-      facts.sampling.max_tokens = max_tokens;
-      facts.sampling.num_logprobs = kMostTop;
+      facts.spec = SpecOfPrompt({1, 2, 3}, 1);
+      facts.spec.sampling.max_tokens = max_tokens;
+      facts.spec.sampling.num_logprobs = kMostTop;
       facts.model = "m";
       EXPECT_TRUE(call->AddPrompt(std::move(facts), {}).ok());
     }
@@ -119,7 +119,7 @@ class GenerationTest : public testing::Test {
   }
 
   static constexpr SessionId kSession = 1;
-  static constexpr int32_t kMostTop = 1024;  // Logprobs that every call asks for with a token.
+  static constexpr int32_t kMostTop = kMaxTopLogprobs;  // That every call asks for with a token.
   const WorkerId worker_{.name = "w", .incarnation = 1};
   static constexpr int64_t kBudgetBytes = int64_t{1} << 20;
 
@@ -179,7 +179,7 @@ TEST_F(GenerationTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
   ASSERT_TRUE(other.Set(kBudgetBytes - 1000).ok());
   const std::shared_ptr<Generation> call = Make(1);
   RequestFacts facts;
-  facts.token_ids = {1, 2, 3};
+  facts.spec = SpecOfPrompt({1, 2, 3}, 1);
   facts.stop_strings = {std::string(500, 's')};
   const absl::Status status = call->AddPrompt(std::move(facts), {});
   EXPECT_TRUE(absl::IsResourceExhausted(status));
@@ -219,20 +219,21 @@ TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
 TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   AddWorker();
   const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
+      Make(1, /*on_news=*/nullptr, /*max_tokens=*/20'000, &ample_);
   call->Start();
   Flush();
   const std::vector<TokenLogprob> top(kMostTop);
-  const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
+  const auto event_bytes =
+      static_cast<int64_t>(sizeof(GenerationNews) + top.size() * sizeof(TokenLogprob));
   const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
-  ASSERT_LT(most, 1900);
+  ASSERT_LT(most, 19'900);
   for (int32_t i = 0; i < most - 50; ++i) {
     TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
     event.token.top = top;
     Say({event});
   }
   EXPECT_FALSE(call->overflowed());
-  EXPECT_GE(ample_.held_bytes(), (most - 60) * event_bytes);
+  EXPECT_GE(ample_.held_bytes(), (most - 50) * event_bytes - (int64_t{64} << 10));
   for (int32_t i = most - 50; i < most + 50; ++i) {
     TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
     event.token.top = top;
@@ -245,11 +246,12 @@ TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
 TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
   AddWorker();
   const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000, &ample_);
+      Make(1, /*on_news=*/nullptr, /*max_tokens=*/20'000, &ample_);
   call->Start();
   Flush();
   const std::vector<TokenLogprob> top(kMostTop);
-  const auto event_bytes = static_cast<int64_t>(top.size() * sizeof(TokenLogprob));
+  const auto event_bytes =
+      static_cast<int64_t>(sizeof(GenerationNews) + top.size() * sizeof(TokenLogprob));
   const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
   for (int32_t i = 0; i < most + 50; ++i) {
     TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));

@@ -147,8 +147,8 @@ TEST_F(WorkerChannelTest, CommandsThatAWorkerDoesNotReadAreChargedAndEndItsSessi
   }));
   const auto submit = [&] {
     RequestFacts facts;
-    facts.token_ids.assign(kPromptTokens, INT32_MAX);
-    facts.sampling.max_tokens = 1;
+    facts.spec = SpecOfPrompt(std::vector<int32_t>(kPromptTokens, INT32_MAX), 1);
+    facts.spec.sampling.max_tokens = 1;
     facts.model = FakeWorkerOptions().model;
     std::vector<RouterCore::NewRequest> requests(1);
     requests[0] = {core_->NewHandle(), std::move(facts), std::make_shared<NoSink>()};

@@ -98,17 +98,17 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   ASSERT_TRUE(read.ok()) << read.status();
   const Submit& submit = std::get<Submit>(*read);
   EXPECT_EQ(submit.attempt, WireAttempt());
-  EXPECT_THAT(submit.token_ids, testing::ElementsAre(1, 2, 3, 4, 5));
-  EXPECT_EQ(submit.prompt_tokens, 4);
-  EXPECT_THAT(submit.choices, testing::ElementsAre(0, 2));
-  EXPECT_EQ(submit.sampling.seed, 0x8000000000000001u);
-  EXPECT_EQ(submit.sampling.num_logprobs, 5);
-  EXPECT_EQ(submit.sampling.num_prompt_logprobs, 0);
-  EXPECT_EQ(submit.hash_root, WireHash(1));
+  EXPECT_THAT(submit.spec.token_ids, testing::ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_EQ(submit.spec.prompt_tokens, 4);
+  EXPECT_THAT(submit.spec.choices, testing::ElementsAre(2));
+  EXPECT_EQ(submit.spec.sampling.seed, 0x8000000000000001u);
+  EXPECT_EQ(submit.spec.sampling.num_logprobs, 5);
+  EXPECT_EQ(submit.spec.sampling.num_prompt_logprobs, 0);
+  EXPECT_EQ(submit.spec.hash_root, WireHash(1));
   EXPECT_EQ(submit.prefill.address, "127.0.0.1:5000");
   EXPECT_EQ(submit.prefill.worker.incarnation, 5u);
   EXPECT_EQ(submit.disaggregate_from_tokens, 256);
-  EXPECT_TRUE(submit.alone);
+  EXPECT_TRUE(submit.spec.alone);
 }
 
 TEST(ConvertTest, SubmitWithoutAPrefillPeerHasAnEmptyAddress) {
@@ -143,57 +143,67 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair(
             "attempt", +[](proto::Submit* s) { s->clear_attempt(); }),
         std::pair(
-            "token_ids", +[](proto::Submit* s) { s->set_token_ids(0, -1); }),
+            "token_ids", +[](proto::Submit* s) { s->mutable_spec()->set_token_ids(0, -1); }),
         std::pair(
-            "prompt_tokens", +[](proto::Submit* s) { s->set_prompt_tokens(0); }),
+            "prompt_tokens", +[](proto::Submit* s) { s->mutable_spec()->set_prompt_tokens(0); }),
         std::pair(
-            "prompt_tokens", +[](proto::Submit* s) { s->set_prompt_tokens(6); }),
+            "prompt_tokens", +[](proto::Submit* s) { s->mutable_spec()->set_prompt_tokens(6); }),
         std::pair(
-            "prompt_tokens", +[](proto::Submit* s) { s->clear_token_ids(); }),
+            "token_ids", +[](proto::Submit* s) { s->mutable_spec()->clear_token_ids(); }),
         std::pair(
             "generated",
             +[](proto::Submit* s) {
-              s->mutable_sampling()->set_max_tokens(2);
-              s->mutable_sampling()->set_min_tokens(0);
-              s->set_prompt_tokens(1);
+              s->mutable_spec()->mutable_sampling()->set_max_tokens(2);
+              s->mutable_spec()->mutable_sampling()->set_min_tokens(0);
+              s->mutable_spec()->set_prompt_tokens(1);
             }),
         std::pair(
-            "choices", +[](proto::Submit* s) { s->clear_choices(); }),
+            "choices", +[](proto::Submit* s) { s->mutable_spec()->clear_choices(); }),
         std::pair(
-            "choices", +[](proto::Submit* s) { s->set_choices(1, 0); }),
+            "choices", +[](proto::Submit* s) { s->mutable_spec()->set_choices(0, -1); }),
         std::pair(
-            "choices", +[](proto::Submit* s) { s->set_choices(1, kMaxChoices); }),
+            "choices", +[](proto::Submit* s) { s->mutable_spec()->set_choices(0, kMaxChoices); }),
         std::pair(
-            "temperature", +[](proto::Submit* s) { s->mutable_sampling()->set_temperature(kNan); }),
+            "temperature",
+            +[](proto::Submit* s) {
+              s->mutable_spec()->mutable_sampling()->set_temperature(kNan);
+            }),
         std::pair(
-            "temperature", +[](proto::Submit* s) { s->mutable_sampling()->set_temperature(-1); }),
+            "temperature",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_temperature(-1); }),
         std::pair(
-            "top_p", +[](proto::Submit* s) { s->mutable_sampling()->set_top_p(0); }),
+            "top_p",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_top_p(0); }),
         std::pair(
-            "top_p", +[](proto::Submit* s) { s->mutable_sampling()->set_top_p(kNan); }),
+            "top_p",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_top_p(kNan); }),
         std::pair(
-            "top_k", +[](proto::Submit* s) { s->mutable_sampling()->set_top_k(-1); }),
+            "top_k",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_top_k(-1); }),
         std::pair(
-            "max_tokens", +[](proto::Submit* s) { s->mutable_sampling()->set_max_tokens(0); }),
+            "max_tokens",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_max_tokens(0); }),
         std::pair(
-            "min_tokens", +[](proto::Submit* s) { s->mutable_sampling()->set_min_tokens(101); }),
+            "min_tokens",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_min_tokens(101); }),
         std::pair(
-            "num_logprobs", +[](proto::Submit* s) { s->mutable_sampling()->set_num_logprobs(-2); }),
+            "num_logprobs",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_sampling()->set_num_logprobs(-2); }),
         std::pair(
             "num_prompt_logprobs",
             +[](proto::Submit* s) {
-              s->mutable_sampling()->set_num_prompt_logprobs(kMaxTopLogprobs + 1);
+              s->mutable_spec()->mutable_sampling()->set_num_prompt_logprobs(kMaxTopLogprobs + 1);
             }),
         std::pair(
             "stop_token_ids",
             +[](proto::Submit* s) {
               for (int i = 0; i < kMaxStopTokenIds; ++i)
-                s->mutable_sampling()->add_stop_token_ids(1);
+                s->mutable_spec()->mutable_sampling()->add_stop_token_ids(1);
             }),
         std::pair(
-            "time_left_us", +[](proto::Submit* s) { s->set_time_left_us(-1); }),
+            "time_left_us", +[](proto::Submit* s) { s->mutable_spec()->set_time_left_us(-1); }),
         std::pair(
-            "hash_root", +[](proto::Submit* s) { s->set_hash_root("short"); }),
+            "hash_root", +[](proto::Submit* s) { s->mutable_spec()->set_hash_root("short"); }),
         std::pair(
             "model", +[](proto::Submit* s) { s->set_model(std::string(5000, 'a')); }),
         std::pair(

@@ -30,7 +30,8 @@ absl::StatusOr<int64_t> Measured(const std::string& bytes) {
 
 TEST(WireMessageTest, WhatItTakesIsKnownBefore) {
   v1::ToWorker message;
-  for (int i = 0; i < 100'000; ++i) message.mutable_submit()->add_token_ids(i % 32'000);
+  for (int i = 0; i < 100'000; ++i)
+    message.mutable_submit()->mutable_spec()->add_token_ids(i % 32'000);
   message.mutable_submit()->set_model(std::string(1000, 'm'));
   const std::string bytes = message.SerializeAsString();
   const absl::StatusOr<int64_t> measured = Measured<v1::ToWorker>(bytes);
