@@ -9,6 +9,7 @@ REFUSED = [
     ("a misspelt key of a pool", {"pools/decode/replica": 2}, "replica"),
     ("no pools", {"pools": {}}, "pools"),
     ("a pool without a role", {"pools/decode/role": None}, "role"),
+    ("a role for all pools", {"workers/role": "decode"}, "workers.role"),
     ("an unknown role", {"pools/decode/role": "encode"}, "pools.decode.role"),
     ("a pool called like the router", {"pools/router": {"role": "decode"}}, "router"),
     ("a pool's name in capitals", {"pools/Decode": {"role": "decode"}}, "Decode"),
