@@ -14,9 +14,18 @@
 {{- if and (include "tandem.fleetTls" $) (not $v.tls.fleet.allowPlainUcx) }}{{ fail (printf "pools.%s: transport ucx sends KV blocks in plain text beside tls.fleet; choose grpc, or set tls.fleet.allowPlainUcx" $name) }}{{ end -}}
 {{- if and $pool.sharedMemory (gt (include "tandem.bytes" $pool.sharedMemory | int64) (include "tandem.bytes" $limit | int64)) }}{{ fail (printf "pools.%s: sharedMemory of %s is more than the memory's limit of %s" $name $pool.sharedMemory $limit) }}{{ end -}}
 {{- end -}}
+{{- $kv := div (mul (include "tandem.bytes" $limit | int64) $pool.kvMemoryPercent) 100 -}}
+{{- $shm := $pool.sharedMemory | default $limit -}}
+{{- if and (eq $pool.transport "ucx") (gt (add $kv (include "tandem.bytes" "64Mi")) (include "tandem.bytes" $shm | int64)) }}{{ fail (printf "pools.%s: transport ucx has %d%% of %s for KV in %s of shared memory, of which 64Mi stay reserved" $name (int $pool.kvMemoryPercent) $limit $shm) }}{{ end -}}
+{{- $sequences := get $pool.config "max-num-seqs" | int | default 64 -}}
+{{- $tokens := get $pool.config "max-batched-tokens" | int -}}
+{{- if and $tokens (le $tokens $sequences) }}{{ fail (printf "pools.%s.config: max-batched-tokens of %d must be more than max-num-seqs of %d" $name $tokens $sequences) }}{{ end -}}
+{{- with $pool.rollout }}{{ if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) }}{{ fail (printf "pools.%s.rollout: maxSurge and maxUnavailable are both 0, so nothing could be replaced" $name) }}{{ end }}{{ end -}}
+{{- include "tandem.checkMemory" (dict "name" (printf "pools.%s" $name) "spec" $pool) -}}
 {{- include "tandem.checkScaling" (dict "name" (printf "pools.%s" $name) "autoscaling" $pool.autoscaling) -}}
 {{- end -}}
 {{- if not $decodes }}{{ fail "pools: none has the role decode or hybrid" }}{{ end -}}
+{{- include "tandem.checkMemory" (dict "name" "router" "spec" $v.router) -}}
 {{- include "tandem.checkScaling" (dict "name" "router" "autoscaling" $v.router.autoscaling) -}}
 {{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling: keda needs prometheusAddress" }}{{ end -}}
 {{- if and $v.tls.clients.clientCaSecret (not (include "tandem.clientsTls" .)) }}{{ fail "tls.clients: clientCaSecret needs secret or issuer" }}{{ end -}}
@@ -24,7 +33,17 @@
 {{- if not (include "tandem.routerIsSecure" .) }}{{ fail "routers would listen without TLS, or know no client: give tls.clients, and apiKeys or tls.clients.clientCaSecret; or set insecure" }}{{ end -}}
 {{- if not (include "tandem.workersAreSecure" .) }}{{ fail "workers would listen to whoever reaches them: give fleetSecret or tls.fleet; or set insecure" }}{{ end -}}
 {{- end -}}
+{{- $ports := splitList "-" $v.networkPolicy.ucxPorts -}}
+{{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) }}{{ fail (printf "networkPolicy.ucxPorts: %s, want a first port and one that is no less, to 65535" $v.networkPolicy.ucxPorts) }}{{ end -}}
 {{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{- define "tandem.checkMemory" -}}
+{{- with get .spec.config "memory-limit" -}}
+{{- $bytes := include "tandem.bytes" (trimSuffix "B" .) | int64 -}}
+{{- $limit := $.spec.resources.limits.memory -}}
+{{- if or (lt $bytes (include "tandem.bytes" "32Mi" | int64)) (ge $bytes (include "tandem.bytes" $limit | int64)) }}{{ fail (printf "%s.config: memory-limit of %s, want 32MiB or more, and less than the memory's limit of %s" $.name . $limit) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "tandem.checkScaling" -}}
