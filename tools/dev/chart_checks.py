@@ -171,6 +171,8 @@ def flags_are_known(release):
         program = workload.program
         image = "/".join([*filter(None, [release.value("image.repository")]),
                           f"{'tandem-router' if program == 'tandem' else program}:{release.value('image.tag', APP_VERSION)}"])
+        own = release.pool(workload).get("image") if program == "tandem-worker" else release.value("router.image")
+        image = own or image
         if workload.container["image"] != image:
             yield f"{workload}: {workload.container['image']}, want {image}"
         known = flags_of("tandem bench" if program == "tandem" else program)

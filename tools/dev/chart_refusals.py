@@ -7,6 +7,7 @@ REFUSED = [
     # By values.schema.json.
     ("a misspelt key", {"networkPolcy": {}}, "networkPolcy"),
     ("a misspelt key of a pool", {"pools/decode/replica": 2}, "replica"),
+    ("a digest for two images", {"image/tag": "1.2.3@sha256:" + 64 * "0"}, "image.tag"),
     ("no pools", {"pools": {}}, "pools"),
     ("a pool without a role", {"pools/decode/role": None}, "role"),
     ("a role for all pools", {"workers/role": "decode"}, "workers.role"),

@@ -17,8 +17,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Of {root, program, own}. */}}
 {{- define "tandem.image" -}}
-{{ with .root.Values.image.repository }}{{ . }}/{{ end }}{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- with .own }}{{ . }}{{ else }}{{ with .root.Values.image.repository }}{{ . }}/{{ end }}{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{/* Every pool, with what it does not say taken from workers. */}}
