@@ -67,6 +67,7 @@ class Release:
 
     def __init__(self, text, values):
         self.values = values
+        self.listen_address = self.value("listenAddress", "0.0.0.0")
         self.objects = [body for body in yaml.safe_load_all(text) if body]
         self.workloads = [Workload("Deployment", body) for body in self.of("Deployment")]
         self.tests = [Workload("Pod", body) for body in self.of("Pod")]
@@ -86,6 +87,15 @@ class Release:
 
     def pool(self, worker):
         return {**self.value("workers", {}), **self.values["pools"][worker.labels["tandem/pool"]]}
+
+
+def names_are_legal(release):
+    """Of services, and with what is appended for a pod, so that queries find them by their beginnings."""
+    for body in release.objects:
+        name = body["metadata"]["name"]
+        appended = {"Deployment": "-6d4cf56db6-x7k2p"}.get(body["kind"], "")
+        if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name + appended) > 63:
+            yield f"{body['kind']} {name}"
 
 
 def pods_are_confined(release):
@@ -118,7 +128,7 @@ def containers_have_limits(release):
 def probes_ask_the_admin_port(release):
     for workload in release.workloads:
         tls = workload.flag("tls-cert" if workload.is_router else "fleet-tls-cert") is not None
-        if workload.flag("admin") != f"0.0.0.0:{workload.ports.get('admin')}":
+        if workload.flag("admin") != f"{release.listen_address}:{workload.ports.get('admin')}":
             yield f"{workload}: --admin is {workload.flag('admin')}, the port admin is {workload.ports.get('admin')}"
         for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
             if workload.container.get(probe, {}).get("httpGet") != {"path": path, "port": "admin",
@@ -351,7 +361,7 @@ def services_reach_their_pods(release):
         for port in spec["ports"]:
             listen = {"http": "http", "grpc": "grpc", "worker": "listen"}[port["name"]]
             for each in chosen:
-                if each.flag(listen) != f"0.0.0.0:{each.ports.get(port['targetPort'])}":
+                if each.flag(listen) != f"{release.listen_address}:{each.ports.get(port['targetPort'])}":
                     yield f"{each}: --{listen}={each.flag(listen)}, {port}"
         if headless and not spec.get("publishNotReadyAddresses"):
             yield "workers that are not ready are hidden from their routers"
@@ -545,7 +555,7 @@ def the_test_is_a_hook(release):
             yield f"{test}: asks for {test.flag('model')}"
 
 
-CHECKS = [pods_are_confined, containers_have_limits, probes_ask_the_admin_port, grace_fits_the_drain,
+CHECKS = [names_are_legal, pods_are_confined, containers_have_limits, probes_ask_the_admin_port, grace_fits_the_drain,
           rollouts_suit_the_role, flags_are_known, fleets_agree_on_flags, only_who_must_is_insecure,
           files_are_mounted, secrets_are_those_named, sizes_come_from_the_limit, selectors_choose_their_own,
           services_reach_their_pods, routers_know_their_names, config_is_as_given, model_is_read_only,

@@ -32,6 +32,7 @@ REFUSED = [
     ("no memory", {"workers/resources": {"limits": {"memory": "0Gi"}}}, "workers.resources.limits.memory"),
     ("routers without a limit of memory", {"router/resources": {"limits": {"memory": None}}}, "memory"),
     ("a limit that is no quantity", {"workers/resources": {"limits": {"memory": "lots"}}}, "workers.resources.limits.memory"),
+    ("an address of nobody", {"listenAddress": "127.0.0.1"}, "listenAddress"),
     ("an unknown log level", {"logLevel": "trace"}, "logLevel"),
     ("a wildcard for a route", {"routes/httpHostnames": ["*.example"]}, "routes.httpHostnames"),
     ("an unknown kind of autoscaler", {"autoscaling/kind": "vpa"}, "autoscaling.kind"),

@@ -1,7 +1,10 @@
-{{/* Short enough that the names of pods, which queries look for, are not cut. */}}
+{{/* Short enough that the names of pods, which queries look for, are not cut. A release may be called 7b or
+qwen2.5: a service has no dots in its name and begins with a letter. */}}
 {{- define "tandem.fullname" -}}
-{{- $name := ternary .Release.Name (printf "%s-tandem" .Release.Name) (contains "tandem" .Release.Name) -}}
-{{- .Values.fullnameOverride | default $name | trunc 30 | trimSuffix "-" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- $name := ternary $release (printf "%s-tandem" $release) (contains "tandem" $release) -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "tandem-%s" $release }}{{ end -}}
+{{- regexReplaceAll "-+$" (.Values.fullnameOverride | default $name | trunc 30) "" -}}
 {{- end -}}
 
 {{/* What selects the objects of a release; those of a component have app.kubernetes.io/component, too. */}}
@@ -242,7 +245,7 @@ initContainers:
 {{- define "tandem.commonArgs" -}}
 - --model=/model
 - --served-model-name={{ .Values.model.servedName }}
-- --admin=0.0.0.0:9090
+- --admin={{ .Values.listenAddress }}:9090
 - --log-level-file=/etc/tandem/config/log-level.yaml
 {{- with .Values.fleetSecret }}{{ if .secret }}
 - --fleet-secret-file=/etc/tandem/fleet-secret/{{ .key }}
