@@ -41,7 +41,7 @@ PLAIN_VALUES = {
     "router": {"replicas": 1, "resources": SMALL, "config": {"disaggregate": "always"}},
     "workers": {"resources": SMALL, "transport": "ucx", "ucxDevices": "eth0", "config": {"threads": 1}},
     "pools": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
-    "insecure": True,
+    "insecure": {"router": True, "workers": True},
 }
 CLAIM = [
     {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "model"},

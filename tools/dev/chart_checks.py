@@ -228,15 +228,6 @@ def fleets_agree_on_flags(release):
             yield f"{wanted} is given, --{flag} is not"
 
 
-def only_who_must_is_insecure(release):
-    for workload in release.workloads:
-        safe = workload.flag("fleet-tls-cert")
-        if workload.is_router:
-            safe = workload.flag("tls-cert") and (workload.flag("api-key-file") or workload.flag("tls-client-ca"))
-        if bool(safe) == ("insecure-public-listen" in workload.flags):
-            yield f"{workload}: --insecure-public-listen is {'' if safe else 'not '}there"
-
-
 def files_are_mounted(release):
     known = {body["metadata"]["name"]: body["data"] for body in release.of("ConfigMap")}
     for workload in release.workloads:
@@ -556,7 +547,7 @@ def the_test_is_a_hook(release):
 
 
 CHECKS = [names_are_legal, pods_are_confined, containers_have_limits, probes_ask_the_admin_port, grace_fits_the_drain,
-          rollouts_suit_the_role, flags_are_known, fleets_agree_on_flags, only_who_must_is_insecure,
+          rollouts_suit_the_role, flags_are_known, fleets_agree_on_flags,
           files_are_mounted, secrets_are_those_named, sizes_come_from_the_limit, selectors_choose_their_own,
           services_reach_their_pods, routers_know_their_names, config_is_as_given, model_is_read_only,
           scalers_own_their_replicas, monitors_find_every_pod, watching_is_what_deploy_has, the_test_is_a_hook]

@@ -5,6 +5,7 @@ Each check is a generator of problems.
 import pathlib
 import re
 import subprocess
+import tempfile
 
 from chart_checks import ROOT, flags_of
 
@@ -39,3 +40,27 @@ def bounds_are_those_of(program, schema, definitions):
             said = [allowed["type"], allowed.get("minimum"), allowed.get("maximum")]
         if said != wanted:
             yield f"--{name} of {program} is {wanted}, the schema has {said}"
+
+
+def command_lines_are_taken(release):
+    """By the programs; with --insecure-public-listen only if they must have it, and somebody allowed what it leaves
+    open."""
+    files = {key: text for body in release.of("ConfigMap") for key, text in body["data"].items()}
+    for workload in release.workloads:
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [flag.replace("/etc/tandem", folder) for flag in workload.container["args"]]
+            for path in (pathlib.Path(value) for each in flags if (value := each.partition("=")[2]).startswith(folder)):
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(files.get(path.name, 64 * "0"))
+                path.chmod(0o440)
+            public = "--insecure-public-listen"
+            if said := refusal(workload.program, *flags):
+                yield f"{workload}: {said}"
+            must = refusal(workload.program, *[flag for flag in flags if flag != public])
+        if (public in flags) != ("loopback" in must):
+            yield f"{workload}: {public} is {'' if public in flags else 'not '}there, without it: {must or 'nothing is amiss'}"
+        is_open = public in flags
+        if not workload.is_router:
+            is_open = not workload.flag("fleet-secret-file") and not workload.flag("fleet-tls-cert")
+        if is_open and not release.value(f"insecure.{'router' if workload.is_router else 'workers'}"):
+            yield f"{workload}: is open to everybody, which nobody allowed"
