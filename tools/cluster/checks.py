@@ -84,7 +84,8 @@ class Credentials:
         return words["key:"]
 
     def new_certificates(self):
-        for name, hosts in {"clients": ["tandem-router", SERVICE], "fleet": [f"tandem-workers.{NAMESPACE}.svc"]}.items():
+        clients = ["tandem-router", f"tandem-router.{NAMESPACE}.svc", SERVICE]
+        for name, hosts in {"clients": clients, "fleet": [f"tandem-workers.{NAMESPACE}.svc"]}.items():
             path = self.authority.issue(name, *hosts)
             secret(f"{name}-tls", {"tls.crt": path.with_suffix(".pem").read_text(),
                                    "tls.key": path.with_suffix(".key").read_text(),

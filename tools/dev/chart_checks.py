@@ -74,6 +74,11 @@ class Release:
         self.routers = [workload for workload in self.workloads if workload.is_router]
         self.workers = [workload for workload in self.workloads if not workload.is_router]
 
+    @property
+    def clients_name(self):
+        """What the certificate that clients see is for."""
+        return self.value("tls.clients.name", f"{self.routers[0]}.{NAMESPACE}.svc")
+
     def of(self, kind):
         return [body for body in self.objects if body["kind"] == kind]
 
@@ -84,6 +89,13 @@ class Release:
                 return default
             here = here[key]
         return here
+
+    def secret_of(self, workload, flag):
+        """The Secret in which the file of a flag is."""
+        folder = workload.flag(flag).rsplit("/", 1)[0]
+        name, = [mount["name"] for mount in workload.container["volumeMounts"] if mount["mountPath"] == folder]
+        volume, = [each for each in workload.pod["volumes"] if each["name"] == name]
+        return volume["secret"]["secretName"]
 
     def pool(self, worker):
         return {**self.value("workers", {}), **self.values["pools"][worker.labels["tandem/pool"]]}
@@ -223,7 +235,8 @@ def fleets_agree_on_flags(release):
             yield f"{wanted} is given, --{flag} is not"
     router, = release.routers
     for wanted, flag in (("apiKeys.secret", "api-key-file"), ("tls.clients.secret", "tls-cert"),
-                         ("tls.clients.issuer", "tls-key"), ("tls.clients.clientCaSecret", "tls-client-ca")):
+                         ("tls.clients.issuer", "tls-key"), ("tls.clients.clientCaSecret", "tls-client-ca"),
+                         ("tls.fleet.caSecret", "fleet-tls-ca")):
         if release.value(wanted) and router.flag(flag) is None:
             yield f"{wanted} is given, --{flag} is not"
 
@@ -268,7 +281,7 @@ def secrets_are_those_named(release):
               "tls-key": (release.value("tls.clients.secret"), "tls.key"),
               "fleet-tls-cert": (release.value("tls.fleet.secret"), "tls.crt"),
               "fleet-tls-key": (release.value("tls.fleet.secret"), "tls.key"),
-              "fleet-tls-ca": (release.value("tls.fleet.secret"), "ca.crt")}
+              "fleet-tls-ca": (release.value("tls.fleet.caSecret", release.value("tls.fleet.secret")), "ca.crt")}
     for workload in release.workloads:
         mounts = {mount["mountPath"]: mount["name"] for mount in workload.container["volumeMounts"]}
         for flag, (secret, key) in wanted.items():
@@ -367,7 +380,7 @@ def routers_know_their_names(release):
     name, = [body["metadata"]["name"] for body in release.of("Service") if body["spec"].get("clusterIP") != "None"]
     hosts = release.routers[0].flag("allowed-host").split(",")
     wanted = {name, f"{name}.{NAMESPACE}", f"{name}.{NAMESPACE}.svc", f"{name}.{NAMESPACE}.svc.cluster.local",
-              *release.value("router.allowedHosts", []), *release.value("routes.httpHostnames", []),
+              *filter(None, [release.value("tls.clients.name")]), *release.value("router.allowedHosts", []), *release.value("routes.httpHostnames", []),
               *release.value("routes.grpcHostnames", [])}
     if set(hosts) != wanted:
         yield f"--allowed-host: {sorted(set(hosts) ^ wanted)}"
@@ -392,6 +405,25 @@ def routers_know_their_names(release):
             if {"name": volume, "secret": {"secretName": certificate["spec"]["secretName"], "defaultMode": 0o440}} \
                     not in workload.pod["volumes"]:
                 yield f"{workload}: does not have {certificate['spec']['secretName']}"
+
+
+def gateways_speak_as_routers_do(release):
+    """TLS where routers do, to the name that their certificate carries."""
+    routes, policies = release.of("HTTPRoute") + release.of("GRPCRoute"), release.of("BackendTLSPolicy")
+    router, = release.routers
+    if router.flag("tls-client-ca") and routes:
+        yield "a gateway has no certificate"
+    if bool(policies) != bool(routes and router.flag("tls-cert")):
+        yield f"{len(policies)} BackendTLSPolicies"
+    for policy in policies:
+        authority = {"wellKnownCACertificates": "System"}
+        if release.value("tls.clients.privateCa"):
+            authority = {"caCertificateRefs": [{"group": "", "kind": "Secret", "name": release.secret_of(router, "tls-cert")}]}
+        if release.value("routes.caConfigMap"):
+            authority = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": release.value("routes.caConfigMap")}]}
+        if policy["spec"] != {"targetRefs": [{"group": "", "kind": "Service", "name": router.name}],
+                              "validation": {"hostname": release.clients_name, **authority}}:
+            yield f"{policy['spec']}, want {release.clients_name} by {authority}"
 
 
 def config_is_as_given(release):
@@ -499,10 +531,13 @@ def monitors_find_every_pod(release):
         if endpoint["port"] != "admin" or endpoint["path"] != "/metrics" or (endpoint.get("scheme") == "https") != tls:
             yield f"{workload}: {endpoint}"
         named = workload.flag("fleet-tls-name")
+        secret = workload.flag("fleet-tls-ca") and release.value("tls.fleet.caSecret", release.secret_of(workload, "fleet-tls-cert"))
         if workload.is_router:
-            named = workload.flag("allowed-host").split(",")[0]
-        if tls and endpoint["tlsConfig"]["serverName"] != named:
-            yield f"{workload}: {endpoint['tlsConfig']}, want {named}"
+            named = release.clients_name
+            secret = release.value("tls.clients.privateCa") and release.secret_of(workload, "tls-cert")
+        wanted = {"serverName": named, **({"ca": {"secret": {"name": secret, "key": "ca.crt"}}} if secret else {})}
+        if tls and endpoint["tlsConfig"] != wanted:
+            yield f"{workload}: {endpoint['tlsConfig']}, want {wanted}"
         if not release.value("monitoring.podMonitor.labels", {}).items() <= found[0]["metadata"]["labels"].items():
             yield f"{workload}: labels of its PodMonitor"
     if any(matches(body["spec"]["selector"], test.labels) for body in monitors for test in release.tests):
@@ -549,5 +584,5 @@ def the_test_is_a_hook(release):
 CHECKS = [names_are_legal, pods_are_confined, containers_have_limits, probes_ask_the_admin_port, grace_fits_the_drain,
           rollouts_suit_the_role, flags_are_known, fleets_agree_on_flags,
           files_are_mounted, secrets_are_those_named, sizes_come_from_the_limit, selectors_choose_their_own,
-          services_reach_their_pods, routers_know_their_names, config_is_as_given, model_is_read_only,
+          services_reach_their_pods, routers_know_their_names, gateways_speak_as_routers_do, config_is_as_given, model_is_read_only,
           scalers_own_their_replicas, monitors_find_every_pod, watching_is_what_deploy_has, the_test_is_a_hook]

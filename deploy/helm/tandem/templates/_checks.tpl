@@ -29,10 +29,18 @@
 {{- include "tandem.checkScaling" (dict "name" "router" "autoscaling" $v.router.autoscaling) -}}
 {{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling: keda needs prometheusAddress" }}{{ end -}}
 {{- if and $v.tls.clients.clientCaSecret (not (include "tandem.clientsTls" .)) }}{{ fail "tls.clients: clientCaSecret needs secret or issuer" }}{{ end -}}
+{{- if and $v.tls.fleet.caSecret (not (include "tandem.fleetTls" .)) }}{{ fail "tls.fleet: caSecret needs secret or issuer" }}{{ end -}}
+{{- range $name, $tls := $v.tls }}{{ if and $tls.secret $tls.issuer }}{{ fail (printf "tls.%s: issuer would write into the Secret %s; name one of the two" $name $tls.secret) }}{{ end }}{{ end -}}
 {{- if not (or $v.insecure.router (include "tandem.routerIsSecure" .)) }}{{ fail "routers would listen without TLS, or know no client: give tls.clients, and apiKeys or tls.clients.clientCaSecret; or set insecure.router" }}{{ end -}}
 {{- if not (or $v.insecure.workers (include "tandem.workersAreSecure" .)) }}{{ fail "workers would listen to whoever reaches them: give fleetSecret or tls.fleet; or set insecure.workers" }}{{ end -}}
 {{- $ports := splitList "-" $v.networkPolicy.ucxPorts -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) }}{{ fail (printf "networkPolicy.ucxPorts: %s, want a first port and one that is no less, to 65535" $v.networkPolicy.ucxPorts) }}{{ end -}}
+{{- if and (ne $v.router.serviceType "ClusterIP") $v.networkPolicy.enabled -}}
+{{- $outside := false -}}
+{{- range $v.networkPolicy.clients }}{{ if hasKey . "ipBlock" }}{{ $outside = true }}{{ end }}{{ end -}}
+{{- if not $outside }}{{ fail (printf "router.serviceType %s is for clients from outside, whom networkPolicy.clients does not let in: name an ipBlock" $v.router.serviceType) }}{{ end -}}
+{{- end -}}
+{{- if and $v.routes.parentRefs $v.tls.clients.clientCaSecret }}{{ fail "routes: a gateway has no certificate of tls.clients.clientCaSecret to show" }}{{ end -}}
 {{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
 {{- end -}}
 

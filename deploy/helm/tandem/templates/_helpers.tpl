@@ -49,6 +49,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "tandem.clientsTls" -}}
 {{- with .Values.tls.clients }}{{ if or .secret .issuer }}{{ .secret | default (printf "%s-clients-tls" (include "tandem.fullname" $)) }}{{ end }}{{ end -}}
 {{- end -}}
+{{- define "tandem.clientsTlsName" -}}
+{{- .Values.tls.clients.name | default (printf "%s-router.%s.svc" (include "tandem.fullname" .) .Release.Namespace) -}}
+{{- end -}}
 {{- define "tandem.fleetTls" -}}
 {{- with .Values.tls.fleet }}{{ if or .secret .issuer }}{{ .secret | default (printf "%s-fleet-tls" (include "tandem.fullname" $)) }}{{ end }}{{ end -}}
 {{- end -}}
@@ -76,7 +79,7 @@ knows no name of a service. */}}
 {{- define "tandem.routerNames" -}}
 {{- $service := printf "%s-router" (include "tandem.fullname" .) -}}
 {{- $local := list $service (printf "%s.%s" $service .Release.Namespace) (printf "%s.%s.svc" $service .Release.Namespace) (printf "%s.%s.svc.cluster.local" $service .Release.Namespace) -}}
-{{- concat $local .Values.routes.httpHostnames .Values.routes.grpcHostnames .Values.router.allowedHosts | uniq | toJson -}}
+{{- concat $local (compact (list .Values.tls.clients.name)) .Values.routes.httpHostnames .Values.routes.grpcHostnames .Values.router.allowedHosts | uniq | toJson -}}
 {{- end -}}
 
 {{/* Of every pod. */}}
@@ -218,6 +221,7 @@ initContainers:
 {{- $fullname := include "tandem.fullname" .root -}}
 {{- with .root.Values.fleetSecret.secret }}{{ $_ := set $files "fleet-secret" . }}{{ end -}}
 {{- with include "tandem.fleetTls" .root }}{{ $_ := set $files "fleet-tls" . }}{{ end -}}
+{{- with .root.Values.tls.fleet.caSecret }}{{ $_ := set $files "fleet-ca" . }}{{ end -}}
 {{- if .router -}}
 {{- with .root.Values.apiKeys.secret }}{{ $_ := set $files "api-keys" . }}{{ end -}}
 {{- with include "tandem.clientsTls" .root }}{{ $_ := set $files "clients-tls" . }}{{ end -}}
@@ -253,7 +257,7 @@ initContainers:
 {{- if include "tandem.fleetTls" . }}
 - --fleet-tls-cert=/etc/tandem/fleet-tls/tls.crt
 - --fleet-tls-key=/etc/tandem/fleet-tls/tls.key
-- --fleet-tls-ca=/etc/tandem/fleet-tls/ca.crt
+- --fleet-tls-ca=/etc/tandem/fleet-{{ ternary "ca" "tls" (ne .Values.tls.fleet.caSecret "") }}/ca.crt
 - --fleet-tls-name={{ include "tandem.fleetTlsName" . }}
 {{- end }}
 {{- end -}}
