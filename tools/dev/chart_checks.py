@@ -98,7 +98,8 @@ class Release:
         return volume["secret"]["secretName"]
 
     def pool(self, worker):
-        return {**self.value("workers", {}), **self.values["pools"][worker.labels["tandem/pool"]]}
+        common, own = self.value("workers", {}), self.values["pools"][worker.labels["tandem/pool"]]
+        return {**common, **own, "config": {**common.get("config", {}), **own.get("config", {})}}
 
 
 def names_are_legal(release):

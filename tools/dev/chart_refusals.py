@@ -46,6 +46,11 @@ REFUSED = [
     ("no model", {"model": {}}, "want exactly one of existingClaim, hostPath and copy.image, there are 0"),
     ("two models", {"model/hostPath": "/models"}, "there are 2"),
     ("a folder of no claim", {"model/existingClaim": None, "model/hostPath": "/models"}, "model.subPath is of existingClaim"),
+    *[(f"prompts of another {term}", {f"pools/prefill/{path}": value},
+       f"pools.prefill: nobody who decodes could take its blocks: decode has another {term}; decode-long has another {term}")
+      for term, path, value in (
+          ("transport", "transport", "grpc"), ("dtype", "config", {"dtype": "f32"}), ("isa", "config", {"isa": "generic"}),
+          ("block-size", "config", {"block-size": 16}), ("load-format", "config", {"load-format": "dummy"}))],
     ("nobody decodes", {"pools": {"prefill": {"role": "prefill"}}}, "none has the role decode or hybrid"),
     ("a pool without a limit of memory", {"pools/decode/resources": {"requests": {"cpu": 1}}},
      "pools.decode: resources.limits.memory is missing"),
@@ -81,4 +86,12 @@ REFUSED = [
      "routes: a gateway has no certificate"),
     ("one name for two routes", {"routes/httpHostnames": ["a.example"], "routes/grpcHostnames": ["a.example"]},
      "is in httpHostnames and in grpcHostnames"),
+]
+
+# Changes that look alike and must be taken.
+TAKEN = [
+    ("prompts of another isa of the same class", {"pools/prefill/config": {"isa": "avx2"}}),
+    ("prompts of whatever a machine and a checkpoint have", {"pools/prefill/config": {"isa": "auto", "dtype": "auto"}}),
+    ("prompts for one pool of two", {"pools/decode/config": {"block-size": 16}}),
+    ("as little memory for clients as a process takes", {"router/config": {"memory-limit": "32MiB"}}),
 ]

@@ -24,6 +24,7 @@
 {{- include "tandem.checkMemory" (dict "name" (printf "pools.%s" $name) "spec" $pool) -}}
 {{- include "tandem.checkScaling" (dict "name" (printf "pools.%s" $name) "autoscaling" $pool.autoscaling) -}}
 {{- end -}}
+{{- include "tandem.checkPairs" (include "tandem.pools" . | fromYaml) -}}
 {{- if not $decodes }}{{ fail "pools: none has the role decode or hybrid" }}{{ end -}}
 {{- include "tandem.checkMemory" (dict "name" "router" "spec" $v.router) -}}
 {{- include "tandem.checkScaling" (dict "name" "router" "autoscaling" $v.router.autoscaling) -}}
@@ -42,6 +43,35 @@
 {{- end -}}
 {{- if and $v.routes.parentRefs $v.tls.clients.clientCaSecret }}{{ fail "routes: a gateway has no certificate of tls.clients.clientCaSecret to show" }}{{ end -}}
 {{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* Of all pools: each that computes prompts for others needs one that can take its blocks over. */}}
+{{- define "tandem.checkPairs" -}}
+{{- range $name, $prefill := . -}}
+{{- $complaints := list -}}
+{{- $paired := ne $prefill.role "prefill" -}}
+{{- range $other, $decode := $ -}}
+{{- if and (not $paired) (ne $decode.role "prefill") -}}
+{{- $differ := list -}}
+{{- range $term, $ours := include "tandem.terms" $prefill | fromYaml -}}
+{{- $theirs := get (include "tandem.terms" $decode | fromYaml) $term -}}
+{{- if not (or (eq $ours $theirs) (has "any" (list $ours $theirs))) }}{{ $differ = append $differ $term }}{{ end -}}
+{{- end -}}
+{{- if $differ }}{{ $complaints = append $complaints (printf "%s has another %s" $other (join ", " $differ)) }}{{ else }}{{ $paired = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if and $complaints (not $paired) }}{{ fail (printf "pools.%s: nobody who decodes could take its blocks: %s" $name (join "; " $complaints)) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What two pools must have in common to exchange blocks (docs/numerics.md has the classes of isa); any: each machine
+or checkpoint has its own. */}}
+{{- define "tandem.terms" -}}
+transport: {{ .transport }}
+block-size: {{ get .config "block-size" | default 16 | toString | quote }}
+load-format: {{ get .config "load-format" | default "auto" }}
+dtype: {{ get .config "dtype" | default "auto" | replace "auto" "any" }}
+isa: {{ get (dict "auto" "any" "generic" "generic") (get .config "isa" | default "auto") | default "fma" }}
 {{- end -}}
 
 {{- define "tandem.checkMemory" -}}

@@ -25,14 +25,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .own }}{{ . }}{{ else }}{{ with .root.Values.image.repository }}{{ . }}/{{ end }}{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
-{{/* Every pool, with what it does not say taken from workers. */}}
+{{/* Every pool, with what it does not say taken from workers, of config flag by flag. */}}
 {{- define "tandem.pools" -}}
 {{- $pools := dict -}}
 {{- range $name, $own := .Values.pools -}}
 {{- $pool := deepCopy $.Values.workers -}}
-{{- range $key, $value := $own -}}
-{{- $_ := set $pool $key $value -}}
-{{- end -}}
+{{- range $key, $value := omit $own "config" }}{{ $_ := set $pool $key $value }}{{ end -}}
+{{- range $flag, $value := $own.config }}{{ $_ := set $pool.config $flag $value }}{{ end -}}
 {{- $_ := set $pools $name $pool -}}
 {{- end -}}
 {{- toYaml $pools -}}
