@@ -90,9 +90,9 @@ class Release:
             here = here[key]
         return here
 
-    def secret_of(self, workload, flag):
-        """The Secret in which the file of a flag is."""
-        folder = workload.flag(flag).rsplit("/", 1)[0]
+    def secret_of(self, workload, path):
+        """The Secret in which a file is."""
+        folder = path.rsplit("/", 1)[0]
         name, = [mount["name"] for mount in workload.container["volumeMounts"] if mount["mountPath"] == folder]
         volume, = [each for each in workload.pod["volumes"] if each["name"] == name]
         return volume["secret"]["secretName"]
@@ -157,7 +157,7 @@ def probes_ask_the_admin_port(release):
                                   if workload.is_router])
         if workload.body["spec"].get("progressDeadlineSeconds", 600) <= slowest:
             yield f"{workload}: a rollout fails before a pod may have started"
-        # A worker is hung after ten times 2 s without progress: then soon, but not for one answer that is late.
+        # A worker is hung after thirty times 2 s without progress: then soon, but not for one answer that is late.
         if not 20 <= liveness["periodSeconds"] * liveness["failureThreshold"] <= 60:
             yield f"{workload}: livenessProbe {liveness}"
 
@@ -419,7 +419,7 @@ def gateways_speak_as_routers_do(release):
     for policy in policies:
         authority = {"wellKnownCACertificates": "System"}
         if release.value("tls.clients.privateCa"):
-            authority = {"caCertificateRefs": [{"group": "", "kind": "Secret", "name": release.secret_of(router, "tls-cert")}]}
+            authority = {"caCertificateRefs": [{"group": "", "kind": "Secret", "name": release.secret_of(router, router.flag("tls-cert"))}]}
         if release.value("routes.caConfigMap"):
             authority = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": release.value("routes.caConfigMap")}]}
         if policy["spec"] != {"targetRefs": [{"group": "", "kind": "Service", "name": router.name}],
@@ -532,10 +532,10 @@ def monitors_find_every_pod(release):
         if endpoint["port"] != "admin" or endpoint["path"] != "/metrics" or (endpoint.get("scheme") == "https") != tls:
             yield f"{workload}: {endpoint}"
         named = workload.flag("fleet-tls-name")
-        secret = workload.flag("fleet-tls-ca") and release.value("tls.fleet.caSecret", release.secret_of(workload, "fleet-tls-cert"))
+        secret = workload.flag("fleet-tls-ca") and release.value("tls.fleet.caSecret", release.secret_of(workload, workload.flag("fleet-tls-cert")))
         if workload.is_router:
             named = release.clients_name
-            secret = release.value("tls.clients.privateCa") and release.secret_of(workload, "tls-cert")
+            secret = release.value("tls.clients.privateCa") and release.secret_of(workload, workload.flag("tls-cert"))
         wanted = {"serverName": named, **({"ca": {"secret": {"name": secret, "key": "ca.crt"}}} if secret else {})}
         if tls and endpoint["tlsConfig"] != wanted:
             yield f"{workload}: {endpoint['tlsConfig']}, want {wanted}"
@@ -560,6 +560,9 @@ def watching_is_what_deploy_has(release):
         yield f"{len(rules)} PrometheusRules"
     for body in rules:
         wanted = [rule for path in RULES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+        if base := release.value("monitoring.rules.runbookBaseUrl"):
+            for rule in (rule for rule in wanted if "alert" in rule):
+                rule["annotations"]["runbook_url"] = f"{base}/{rule['annotations']['runbook_url']}"
         found = [rule for group in body["spec"]["groups"] for rule in group["rules"]]
         if [yaml.safe_dump(rule) for rule in found] != [yaml.safe_dump(rule) for rule in wanted]:
             yield "the rules are not those of deploy/prometheus"
@@ -569,15 +572,32 @@ def watching_is_what_deploy_has(release):
 
 
 def the_test_is_a_hook(release):
-    cannot = release.routers[0].flag("tls-cert") or release.value("router.config.isolate-cache")
+    router, = release.routers
+    cannot = [why for why, true in {
+        "it has no key": router.flag("api-key-file") and not release.value("test.apiKeySecret"),
+        "it has no certificate": router.flag("tls-client-ca"),
+        "it has no cache_salt": release.value("router.config.isolate-cache"),
+        "it knows no public authority's name": router.flag("tls-cert") and (
+            not release.value("tls.clients.privateCa") or release.value("tls.clients.name"))}.items() if true]
     if len(release.tests) != (0 if cannot else 1):
-        yield f"{len(release.tests)} tests"
+        yield f"{len(release.tests)} tests, {cannot}"
     service, = [body for body in release.of("Service") if body["spec"].get("clusterIP") != "None"]
     for test in release.tests:
-        if test.body["metadata"]["annotations"].get("helm.sh/hook") != "test" or test.pod["restartPolicy"] != "Never":
+        if test.body["metadata"]["annotations"].get("helm.sh/hook") != "test" or test.pod["restartPolicy"] == "Always":
             yield f"{test}: is no test"
-        if test.flag("target") != f"http://{service['metadata']['name']}:8000":
+        # It may be asked for before a router is ready; helm waits for five minutes.
+        if test.pod["restartPolicy"] != "OnFailure" or not 180 <= test.pod.get("activeDeadlineSeconds", 0) < 300:
+            yield f"{test}: asks once, or for too long"
+        target = f"https://{release.clients_name}" if router.flag("tls-cert") else f"http://{service['metadata']['name']}"
+        if test.flag("target") != f"{target}:8000":
             yield f"{test}: asks {test.flag('target')}"
+        env = {entry["name"]: entry for entry in test.container.get("env", [])}
+        if bool(router.flag("api-key-file")) and env["TANDEM_API_KEY"]["valueFrom"]["secretKeyRef"] != {
+                "name": release.value("test.apiKeySecret"), "key": release.value("test.apiKeyKey", "key")}:
+            yield f"{test}: its key is {env['TANDEM_API_KEY']}"
+        if router.flag("tls-cert") and release.secret_of(test, env["SSL_CERT_FILE"]["value"]) != release.secret_of(
+                router, router.flag("tls-cert")):
+            yield f"{test}: believes {env['SSL_CERT_FILE']}"
         if test.flag("model") != release.routers[0].flag("served-model-name"):
             yield f"{test}: asks for {test.flag('model')}"
 

@@ -40,6 +40,7 @@ REFUSED = [
     ("a scaler without an upper bound", {"router/autoscaling": {"minReplicas": 1}}, "router.autoscaling"),
     ("a budget that lets nobody go", {"workers/maxUnavailable": 0}, "workers.maxUnavailable"),
     ("ports without an end", {"networkPolicy/ucxPorts": "20000"}, "networkPolicy.ucxPorts"),
+    ("a base for links that is none", {"monitoring/rules/runbookBaseUrl": "docs"}, "monitoring.rules.runbookBaseUrl"),
     ("a relative host path", {"model/hostPath": "models"}, "model.hostPath"),
     ("another name for a pod", {"workers/env": [{"name": "TANDEM_NAME", "value": "me"}]}, "workers.env"),
     # By templates/_checks.tpl.

@@ -66,12 +66,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (include "tandem.fleetTls" .) .Values.fleetSecret.secret }}true{{ end -}}
 {{- end -}}
 
-{{/* Whether `tandem bench` can ask: it has no certificate of its own and no cache_salt, and a public authority
-knows no name of a service. */}}
+{{/* Whether `tandem bench` can ask: it has a key if it is given one, no certificate of its own and no cache_salt, and
+finds the service by no name but its own. */}}
 {{- define "tandem.canBeTested" -}}
 {{- $tls := .Values.tls.clients -}}
-{{- $believed := or (not (include "tandem.clientsTls" .)) (and $tls.privateCa (not $tls.clientCaSecret)) -}}
-{{- if and $believed (not (get .Values.router.config "isolate-cache")) }}true{{ end -}}
+{{- $believed := or (not (include "tandem.clientsTls" .)) (and $tls.privateCa (not $tls.name) (not $tls.clientCaSecret)) -}}
+{{- $known := or (not .Values.apiKeys.secret) .Values.test.apiKeySecret -}}
+{{- if and $believed $known (not (get .Values.router.config "isolate-cache")) }}true{{ end -}}
 {{- end -}}
 
 {{/* A list of all names that clients call routers by. */}}
