@@ -90,8 +90,9 @@ class Server:
         self.http = f"127.0.0.1:{free_port()}"
         self.grpc = f"127.0.0.1:{free_port()}"
         self.url = f"https://{self.http}" if tls else f"http://{self.http}"
+        self.tls = tls or False  # As httpx' `verify`.
         # httpx.get() and its like would each read the certificates of all authorities first: 40 ms of a CPU.
-        self.client = httpx.Client(base_url=self.url, verify=tls or False, timeout=120,
+        self.client = httpx.Client(base_url=self.url, verify=self.tls, timeout=120,
                                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=0))
         self.log_path = pathlib.Path(folder) / "serve.log"
         self.command = [str(BIN / "tandem"), "serve", str(model), f"--http={self.http}",

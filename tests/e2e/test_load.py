@@ -28,7 +28,7 @@ async def run(server, requests, connections, seed):
     errors = []
     gate = asyncio.Semaphore(connections)
 
-    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=connections)) as client:
+    async with httpx.AsyncClient(verify=server.tls, timeout=300, limits=httpx.Limits(max_connections=connections)) as client:
         async def one(body):
             async with gate:
                 response = await client.post(f"{server.url}/v1/completions", json=body)
@@ -52,7 +52,7 @@ async def disconnect(server, times, seed):
     rng = random.Random(seed)
     gate = asyncio.Semaphore(16)
 
-    async with httpx.AsyncClient(timeout=300) as client:
+    async with httpx.AsyncClient(verify=server.tls, timeout=300) as client:
         async def one():
             body = {"model": "default", "max_tokens": 2000, "stream": True, "ignore_eos": True,
                     "n": rng.choice([1, 1, 3]),
