@@ -19,9 +19,11 @@ class Authority:
     def pem(self):
         return self.ca.cert_pem.bytes()
 
-    def issue(self, name, *hosts, expired=False, path=None):
-        """The path without an ending. Of `hosts`, or of NAME alone."""
+    def issue(self, name, *hosts, expired=False, days=None, path=None):
+        """The path without an ending. Of `hosts`, or of NAME alone. For centuries, unless `expired` or for `days`."""
         times = {"not_before": LONG_AGO, "not_after": LONG_AGO + datetime.timedelta(days=1)} if expired else {}
+        if days:
+            times = {"not_after": datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)}
         made = self.ca.issue_cert(*(hosts or [name]), **times)
         path = path or self.folder / name
         path.with_suffix(".key").write_bytes(made.private_key_pem.bytes())

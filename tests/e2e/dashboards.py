@@ -16,18 +16,22 @@ RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 
 
-def expression(target, rate_interval):
-    """A panel's query with what Grafana puts in the variables' places where all of everything is chosen."""
+def expression(dashboard, target, rate_interval):
+    """A panel's query with what Grafana puts in the variables' places where All is chosen."""
     query = target["expr"].replace("$__rate_interval", rate_interval)
-    return re.sub(r"\$(namespace|worker)\b", ".*", query)
+    for variable in dashboard["templating"]["list"]:
+        query = query.replace(f"${variable['name']}", variable.get("allValue", ""))
+    assert "$" not in query, query
+    return query
 
 
 def queries(rate_interval="15s"):
     """(dashboard, panel, query) of them all."""
     for path in DASHBOARDS:
-        for panel in json.loads(path.read_text())["panels"]:
+        dashboard = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
             for target in panel["targets"]:
-                yield path.name, panel["title"], expression(target, rate_interval)
+                yield path.name, panel["title"], expression(dashboard, target, rate_interval)
 
 
 class Prometheus:
@@ -73,7 +77,7 @@ class Prometheus:
 def watched_fleet(folder, *flags, seconds=1):
     """One prefill and two decode workers behind TLS, every prompt prefilled elsewhere; and its Prometheus."""
     authority = Authority(folder)
-    files = authority.issue("front", "127.0.0.1")
+    files = authority.issue("front", "127.0.0.1", days=90)
     with Server(folder, DEMO_MODEL, "--prefill=1", "--decode=2", "--disaggregate=always", *flags,
                 *client_flags(files, asks=False), tls=context(authority)) as server:
         with Prometheus(folder, server, f"{files}.ca", seconds) as prometheus:
