@@ -466,8 +466,11 @@ def model_is_read_only(release):
         for container in copy:
             if ("*.safetensors" in container["command"][2]) != workload.is_router:
                 yield f"{workload}: {'copies' if workload.is_router else 'leaves out'} the weights"
-            if container["command"][:2] != ["sh", "-ec"] or container["command"][3:] != [model["copy"]["path"], workload.flag("model")]:
+            to, = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "model"]
+            if container["command"][:2] != ["sh", "-ec"] or container["command"][3:] != [model["copy"]["path"], to]:
                 yield f"{workload}: copies from and to {container['command'][3:]}"
+            if to in ("/model", "/models", "/source"):
+                yield f"{workload}: {to} of the image is hidden behind the copy"
 
 
 def scalers_own_their_replicas(release):

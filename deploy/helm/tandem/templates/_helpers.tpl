@@ -202,12 +202,12 @@ initContainers:
           case $file in {{ if not $.weights }}*.safetensors|{{ end }}*.bin|*.pth|*.gguf) ;; *) cp -RL "$file" "$1/" ;; esac
         done
       - {{ .path }}
-      - /model
+      - /copy-of-model  # Where no image has its own.
     resources:
       requests: {cpu: 100m, memory: 64Mi}
       limits: {memory: 256Mi}
     volumeMounts:
-      - {name: model, mountPath: /model}
+      - {name: model, mountPath: /copy-of-model}
       {{- if .volume }}
       - {name: model-source, mountPath: {{ .path }}, readOnly: true}
       {{- end }}
