@@ -117,7 +117,7 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
   choice.started = true;
   choice.text.clear();
   choice.token_ids.clear();
-  choice.logprobs.Take(options_.chat);
+  choice.logprobs.Clear();
   return Event(out);
 }
 

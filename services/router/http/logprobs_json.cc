@@ -128,12 +128,10 @@ std::string LogprobsJson::Json(bool chat) const {
          "],\"top_logprobs\":[" + top_logprobs_ + "],\"text_offset\":[" + text_offset_ + "]}";
 }
 
-std::string LogprobsJson::Take(bool chat) {
-  std::string json = Json(chat);
+void LogprobsJson::Clear() {
   for (std::string* list : {&content_, &tokens_, &token_logprobs_, &top_logprobs_, &text_offset_}) {
     list->clear();
   }
-  return json;
 }
 
 std::string PromptLogprobsJson(std::span<const SampledToken> logprobs, const TokenNames& names) {

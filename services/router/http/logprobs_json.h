@@ -36,9 +36,8 @@ class TokenNames {
 class LogprobsJson {
  public:
   void Add(const SampledToken& token, int num_top, bool chat, const TokenNames& names);
-  // The object; the next ones go on from here (their text offsets do).
-  std::string Take(bool chat);
-  std::string Json(bool chat) const;
+  std::string Json(bool chat) const;  // The object.
+  void Clear();                       // The next ones go on from here (their text offsets do).
   int64_t num_bytes() const;
 
  private:

@@ -203,13 +203,14 @@ TEST(LogprobsJsonTest, TextOffsetsGoOnFromChunkToChunk) {
   LogprobsJson logprobs;
   logprobs.Add(Sampled(5, -1, {5, 6}), 2, /*chat=*/false, names);
   logprobs.Add(Sampled(17, -2, {4}), 1, /*chat=*/false, names);
-  const json::value first = json::parse(logprobs.Take(/*chat=*/false));
+  const json::value first = json::parse(logprobs.Json(/*chat=*/false));
+  logprobs.Clear();
   EXPECT_EQ(first.at("tokens"), json::parse(R"(["token_id:5","token_id:17"])"));
   EXPECT_EQ(first.at("text_offset"), json::parse("[0,10]"));
   EXPECT_EQ(first.at("top_logprobs").at(0).as_object().size(), 2u) << "the sampled one is there";
   EXPECT_EQ(first.at("top_logprobs").at(1).as_object().size(), 2u) << "the sampled one is added";
   logprobs.Add(Sampled(7, -3), 0, /*chat=*/false, names);
-  const json::value second = json::parse(logprobs.Take(/*chat=*/false));
+  const json::value second = json::parse(logprobs.Json(/*chat=*/false));
   EXPECT_EQ(second.at("text_offset"), json::parse("[21]"));
   EXPECT_TRUE(second.at("top_logprobs").at(0).is_null());
 }
