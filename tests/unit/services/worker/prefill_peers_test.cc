@@ -1,11 +1,14 @@
 #include "services/worker/prefill_peers.h"
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 
 #include "services/server/listen_socket.h"
 #include "services/worker/read_window.h"
+#include "tandem/v1/prefill.grpc.pb.h"
 #include "tests/support/eventually.h"
 #include "tests/unit/services/worker/kv_side.h"
 
@@ -40,6 +43,67 @@ TEST(PrefillPeersTest, OfTooManyTheOneThatWasUsedLeastLatelyIsLost) {
   const auto* const lost = std::get_if<PrefillLost>(&said[0]);
   ASSERT_NE(lost, nullptr);
   EXPECT_EQ(lost->worker.name, "1") << lost->why;
+}
+
+// A prefill worker that greets, and says one first token.
+class OneToken final : public proto::Prefill::Service {
+ public:
+  explicit OneToken(int32_t token) : token_(token) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~OneToken() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Session(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<proto::ToDecode, proto::ToPrefill>* stream) override {
+    proto::ToPrefill said;
+    if (!stream->Read(&said)) return grpc::Status::OK;
+    proto::ToDecode hello, first;
+    *hello.mutable_hello() = said.hello();
+    *hello.mutable_hello()->mutable_worker() = said.hello().expected();
+    hello.mutable_hello()->clear_expected();
+    ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = token_}}}, &first);
+    stream->Write(hello);
+    stream->Write(first);
+    while (stream->Read(&said)) continue;
+    return grpc::Status::OK;
+  }
+
+  int port() const { return port_; }
+
+ private:
+  const int32_t token_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// The engine, and with it the kernels, trust them: the next step computes with them.
+TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
+  for (const int32_t token : {99, 100}) {
+    OneToken prefill(token);
+    const auto side = MakeSide("grpc", 1);
+    const FleetSecret no_secret;
+    MemoryBudget budget(int64_t{256} << 20);
+    CommandQueue commands(1);
+    PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
+                       /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side->transport.get(),
+                       &commands);
+    peers.Send({.worker = {.name = "prefill", .incarnation = 2},
+                .address = "127.0.0.1:" + std::to_string(prefill.port())},
+               Grant{.job = 1, .reservation = {.slot = 1, .generation = 1}});
+    ASSERT_TRUE(Eventually([&] { return commands.size() > 0; }));
+    const std::vector<EngineCommand> said = commands.Drain();
+    if (token < 100) {
+      ASSERT_TRUE(std::holds_alternative<FromPrefill>(said[0])) << token;
+      continue;
+    }
+    const auto* const lost = std::get_if<PrefillLost>(&said[0]);
+    ASSERT_NE(lost, nullptr);
+    EXPECT_EQ(lost->why.message(), "first token has token id 100 at 0, must be from 0 to 99");
+  }
 }
 
 }  // namespace
