@@ -258,7 +258,8 @@ void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
                     .seed = sampling.seed,
                     .choice = static_cast<uint32_t>(draw.choice),
                     .position = static_cast<uint64_t>(position),
-                    .num_top_logprobs = sampling.num_logprobs};
+                    .num_top_logprobs = sampling.num_logprobs,
+                    .logit_bias = sampling.logit_bias};
     if (position - draw.prompt_tokens < sampling.min_tokens) {
       args.masked_tokens = sampling.stop_token_ids;
     }

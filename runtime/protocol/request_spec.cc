@@ -17,7 +17,7 @@ absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t h
       absl::StrFormat("%s: %d, want %d to %d", field, value, low, high));
 }
 
-absl::Status Validate(const SamplingParams& sampling) {
+absl::Status Validate(const SamplingParams& sampling, const SpecLimits& limits) {
   const float temperature = sampling.temperature, top_p = sampling.top_p;
   if (!(temperature >= 0 && std::isfinite(temperature))) {
     return absl::InvalidArgumentError(
@@ -39,8 +39,9 @@ absl::Status Validate(const SamplingParams& sampling) {
   TANDEM_RETURN_IF_ERROR(CheckRange("sampling.stop_token_ids: number",
                                     std::ssize(sampling.stop_token_ids), 0, kMaxStopTokenIds));
   // A checkpoint may name an end token that it has no logit for: it is compared, never computed.
-  return CheckTokenIds<int32_t>("sampling.stop_token_ids", sampling.stop_token_ids,
-                                SpecLimits().vocab_size);
+  TANDEM_RETURN_IF_ERROR(CheckTokenIds<int32_t>("sampling.stop_token_ids", sampling.stop_token_ids,
+                                                SpecLimits().vocab_size));
+  return CheckLogitBias("sampling.logit_bias", sampling.logit_bias, limits.vocab_size);
 }
 
 absl::Status CheckChoices(const std::vector<int32_t>& choices, int64_t generated) {
@@ -68,7 +69,7 @@ RequestSpec SpecOfPrompt(std::vector<int32_t> prompt, int32_t num_choices) {
 
 absl::Status Validate(const RequestSpec& spec, const SpecLimits& limits) {
   TANDEM_RETURN_IF_ERROR(CheckRange("time_left_us", spec.time_left_us, 0, INT64_MAX));
-  TANDEM_RETURN_IF_ERROR(Validate(spec.sampling));
+  TANDEM_RETURN_IF_ERROR(Validate(spec.sampling, limits));
   const int64_t num_tokens = std::ssize(spec.token_ids);
   TANDEM_RETURN_IF_ERROR(CheckRange("token_ids: number", num_tokens, 1, kMaxRequestTokens));
   TANDEM_RETURN_IF_ERROR(CheckRange("prompt_tokens", spec.prompt_tokens, 1, num_tokens));
@@ -86,6 +87,34 @@ absl::Status CheckTokenIds(std::string_view field, std::span<const Id> ids, int6
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has token id %d at %d, must be from 0 to %d", std::string(field),
                         ids[i], i, vocab_size - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLogitBias(std::string_view field, std::span<const TokenBias> logit_bias,
+                            int64_t vocab_size) {
+  const std::string name(field);
+  if (logit_bias.size() > kMaxLogitBias) {
+    return absl::InvalidArgumentError(absl::StrFormat("%s has %d tokens, at most %d are allowed",
+                                                      name, logit_bias.size(), kMaxLogitBias));
+  }
+  int32_t previous = -1;
+  for (const auto& [token, bias] : logit_bias) {
+    if (token < 0 || token >= vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s has token id %d, must be from 0 to %d", name, token, vocab_size - 1));
+    }
+    if (token <= previous) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s has token id %d after %d, ids must rise", name, token, previous));
+    }
+    if (!(bias >= -kMaxAbsLogitBias && bias <= kMaxAbsLogitBias)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s is %g for token id %d, must be from %g "
+                          "to %g",
+                          name, bias, token, -kMaxAbsLogitBias, kMaxAbsLogitBias));
+    }
+    previous = token;
   }
   return absl::OkStatus();
 }

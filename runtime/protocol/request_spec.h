@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,6 +22,10 @@ inline constexpr int32_t kMaxChoices = 128;            // n; of one attempt at m
 inline constexpr int32_t kMaxRequestTokens = 4 << 20;  // Prompt + generated.
 inline constexpr int32_t kMaxStopTokenIds = 1024;
 inline constexpr int32_t kMaxTopLogprobs = 64;
+inline constexpr size_t kMaxLogitBias = 300;       // Tokens, as OpenAI has it.
+inline constexpr float kMaxAbsLogitBias = 100.0f;  // The same.
+
+using TokenBias = std::pair<int32_t, float>;  // A token id, and what is added to its logit.
 
 // Stop strings are matched by the router, on text.
 struct SamplingParams {
@@ -33,6 +38,7 @@ struct SamplingParams {
   int32_t num_logprobs = -1;         // -1: none; else the sampled token's and this many top ones.
   int32_t num_prompt_logprobs = -1;  // -1: none; likewise for every prompt token but the first.
   std::vector<int32_t> stop_token_ids;  // Sampling one ends the sequence; it counts as generated.
+  std::vector<TokenBias> logit_bias;    // Rising ids. Before the mask; logprobs do not see it.
 };
 
 // Generate from token_ids[prompt_tokens + generated so far] on, for each of `choices`. They share
@@ -60,10 +66,12 @@ struct SpecLimits {
 // vocabulary; beyond the engine ids are trusted. InvalidArgument names field and numbers.
 absl::Status Validate(const RequestSpec& spec, const SpecLimits& limits);
 
-// The part of it that front ends and peers need alone, for ids under another name: "prompt has
-// token id 70 at 3, must be from 0 to 63".
+// The parts of it that front ends and peers need alone, under the name that they have there:
+// "prompt has token id 70 at 3, must be from 0 to 63".
 template <typename Id>
 absl::Status CheckTokenIds(std::string_view field, std::span<const Id> ids, int64_t vocab_size);
+absl::Status CheckLogitBias(std::string_view field, std::span<const TokenBias> logit_bias,
+                            int64_t vocab_size);
 
 }  // namespace tandem
 

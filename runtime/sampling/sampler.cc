@@ -14,8 +14,8 @@ namespace tandem {
 namespace {
 
 struct Scratch {
-  RowMaxima masked_maxima;
-  std::vector<float> masked_row;
+  RowMaxima maxima;
+  std::vector<float> row;  // With bias and mask.
   DrawScratch draw;
 };
 
@@ -100,21 +100,24 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args
   const std::span<const float> logits = row.logits();
   Scratch* scratch = ThreadScratch();
   int32_t token = 0;
-  if (args.masked_tokens.empty()) {
+  if (args.logit_bias.empty() && args.masked_tokens.empty()) {
     token = DrawToken(logits, row.maxima(), args, &scratch->draw);
   } else {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
-    scratch->masked_row.assign(logits.begin(), logits.end());
-    for (const int32_t id : args.masked_tokens) {
-      // A negative one is a large one.
-      if (static_cast<size_t>(id) < logits.size()) scratch->masked_row[id] = kMasked;
+    scratch->row.assign(logits.begin(), logits.end());
+    // A negative id is a large one.
+    for (const auto& [id, bias] : args.logit_bias) {
+      if (static_cast<size_t>(id) < logits.size()) scratch->row[id] += bias;
     }
-    FindMaxima(scratch->masked_row, &scratch->masked_maxima);
-    if (scratch->masked_maxima.max == kMasked) {
+    for (const int32_t id : args.masked_tokens) {
+      if (static_cast<size_t>(id) < logits.size()) scratch->row[id] = kMasked;
+    }
+    FindMaxima(scratch->row, &scratch->maxima);
+    if (scratch->maxima.max == kMasked) {
       return absl::InvalidArgumentError(
           absl::StrFormat("all %d tokens of the vocabulary are masked", logits.size()));
     }
-    token = DrawToken(scratch->masked_row, scratch->masked_maxima, args, &scratch->draw);
+    token = DrawToken(scratch->row, scratch->maxima, args, &scratch->draw);
   }
   if (args.num_top_logprobs < 0) return SampleResult{.token = token};
   return ScoreToken(row, token, args.num_top_logprobs);

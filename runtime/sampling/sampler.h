@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,8 +35,9 @@ struct SampleArgs {
   uint32_t choice = 0;            // Which of a request's n choices.
   uint64_t position = 0;          // Of the drawn token within prompt + generated tokens.
   int32_t num_top_logprobs = -1;  // How many best tokens to report; -1: no logprobs at all.
-  std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens. Ids
-                                           // outside the row are passed over.
+  // Ids outside the row are passed over.
+  std::span<const std::pair<int32_t, float>> logit_bias;  // Added to logits, in this order; finite.
+  std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens.
 };
 
 struct SampleResult {
@@ -45,7 +47,8 @@ struct SampleResult {
   std::vector<RankedToken> top;  // Best first; the lower id among equals.
 };
 
-// Logprobs and ranks are of the raw logits: before mask, temperature, top-k and top-p. They are 0
+// Order: bias, mask, temperature, top-k, top-p, draw; greedy draws after the mask.
+// Logprobs and ranks are of the raw logits, before all of it. They are 0
 // and `top` is empty unless logprobs are asked for.
 
 // A row of logits with what every draw and score of it needs, found once. One thread at a time.

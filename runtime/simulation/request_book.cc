@@ -66,6 +66,13 @@ AskedRequest RequestBook::Draw(Random* random) const {
   if (random->Chance(0.3)) {
     asked.num_choices = static_cast<int32_t>(random->Between(2, random->Chance(0.2) ? 16 : 4));
   }
+  if (s.seed % 3 == 0) {  // From the seed, too: a field more changes nothing else that is drawn.
+    for (int32_t i = 0; i < 3; ++i) {
+      const uint64_t mixed = Mix64(s.seed + static_cast<uint64_t>(i));
+      s.logit_bias.emplace_back(300 * i + static_cast<int32_t>(mixed % 300),
+                                static_cast<float>(mixed >> 40 & 127) - 64.0f);
+    }
+  }
   if (random->Chance(0.3)) s.num_logprobs = static_cast<int32_t>(random->Below(3));
   if (random->Chance(0.2)) s.num_prompt_logprobs = static_cast<int32_t>(random->Below(3));
   if (random->Chance(0.4)) {

@@ -1,6 +1,7 @@
 #include "runtime/simulation/simulated_model.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "runtime/base/random.h"
 
@@ -27,6 +28,9 @@ uint64_t SimulatedModel::Fold(uint64_t state, uint64_t payload) { return Combine
 SampledToken SimulatedModel::Draw(uint64_t state, int32_t position, int32_t choice,
                                   int32_t prompt_tokens, const SamplingParams& sampling) const {
   uint64_t hash = state;
+  for (const auto& [token, bias] : sampling.logit_bias) {  // Not its effect: that it is there.
+    hash = Combine(Combine(hash, static_cast<uint64_t>(token)), std::bit_cast<uint32_t>(bias));
+  }
   if (sampling.temperature > 0) {
     hash = Combine(Combine(Combine(hash, sampling.seed), static_cast<uint64_t>(choice)),
                    static_cast<uint64_t>(position));

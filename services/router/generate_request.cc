@@ -74,6 +74,11 @@ absl::Status CheckStops(const GenerateRequest& r, const ModelInfo& model) {
   return CheckIds(r.names.stop_token_ids, r.stop_token_ids, model);
 }
 
+absl::Status CheckBias(const GenerateRequest& r, const ModelInfo& model) {
+  return OfField(r.names.logit_bias,
+                 CheckLogitBias(r.names.logit_bias, r.logit_bias, model.vocab_size));
+}
+
 absl::Status CheckLengths(const GenerateRequest& r) {
   if (r.max_tokens.has_value()) {
     TANDEM_RETURN_IF_ERROR(CheckRange(r.names.max_tokens, *r.max_tokens, 1, INT32_MAX));
@@ -131,6 +136,7 @@ absl::Status CheckRequest(const GenerateRequest& request, const ModelInfo& model
   if (!model.Names(request.model)) return NotServed(model, request.model, request.names.model);
   TANDEM_RETURN_IF_ERROR(CheckSampling(request));
   TANDEM_RETURN_IF_ERROR(CheckStops(request, model));
+  TANDEM_RETURN_IF_ERROR(CheckBias(request, model));
   TANDEM_RETURN_IF_ERROR(CheckLengths(request));
   TANDEM_RETURN_IF_ERROR(CheckCacheSalt(request, isolate_cache));
   return CheckPrompts(request, model);
@@ -174,6 +180,7 @@ absl::StatusOr<SamplingParams> MakeSamplingParams(const GenerateRequest& request
       static_cast<int32_t>(std::min<int64_t>(request.min_tokens, params.max_tokens));
   params.num_logprobs = static_cast<int32_t>(request.num_logprobs.value_or(-1));
   params.num_prompt_logprobs = static_cast<int32_t>(request.num_prompt_logprobs.value_or(-1));
+  params.logit_bias = request.logit_bias;
   if (!request.ignore_eos) params.stop_token_ids = model.generation.eos_token_ids;
   for (int64_t id : request.stop_token_ids) {
     params.stop_token_ids.push_back(static_cast<int32_t>(id));

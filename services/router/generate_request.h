@@ -31,6 +31,7 @@ struct FieldNames {
   std::string_view min_tokens = "min_tokens";
   std::string_view stop = "stop";
   std::string_view stop_token_ids = "stop_token_ids";
+  std::string_view logit_bias = "logit_bias";
   std::string_view logprobs = "logprobs";
   std::string_view prompt_logprobs = "prompt_logprobs";
   std::string_view cache_salt = "cache_salt";
@@ -62,6 +63,7 @@ struct GenerateRequest {
   std::optional<int64_t> num_prompt_logprobs;
   std::vector<std::string> stop;
   std::vector<int64_t> stop_token_ids;
+  std::vector<TokenBias> logit_bias;  // Rising ids, however they came.
   bool ignore_eos = false;
   bool skip_special_tokens = true;
 

@@ -37,7 +37,8 @@ int64_t BytesOf(const GenerationNews& news) {
 
 int64_t QueuedBytes(const RequestFacts& facts) {
   int64_t bytes = std::ssize(facts.spec.token_ids) * kQueuedTokenBytes +
-                  std::ssize(facts.spec.choices) * kQueuedChoiceBytes;
+                  std::ssize(facts.spec.choices) * kQueuedChoiceBytes +
+                  std::ssize(facts.spec.sampling.logit_bias) * kQueuedBiasBytes;
   for (const std::string& stop : facts.stop_strings) {
     bytes += static_cast<int64_t>(sizeof(stop) + stop.size());
   }

@@ -30,10 +30,11 @@ namespace tandem {
 
 class RouterCore;
 
-// What a prompt is charged for until its first token: each token, kept twice and hashed, and each
-// choice; stop strings beside.
+// What a prompt is charged for until its first token: each token, kept twice and hashed, each
+// choice and each token with a bias; stop strings beside.
 inline constexpr int64_t kQueuedTokenBytes = 12;
 inline constexpr int64_t kQueuedChoiceBytes = 512;
+inline constexpr int64_t kQueuedBiasBytes = sizeof(TokenBias);
 
 // Once per prompt, before its first token.
 struct PromptNews {

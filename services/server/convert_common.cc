@@ -1,4 +1,4 @@
-#include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "services/server/convert.h"
@@ -17,11 +17,6 @@ absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const cha
   if (size <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrFormat("%s: %d %s, at most %d", field, size, unit, limit));
-}
-
-absl::Status CheckFinite(const char* field, double value) {
-  if (std::isfinite(value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("%s: not a finite number", field));
 }
 
 absl::Status CheckPresent(const char* field, bool present) {
@@ -106,6 +101,11 @@ void Fill(const SamplingParams& in, proto::SamplingParams* out) {
   out->set_num_logprobs(in.num_logprobs);
   out->set_num_prompt_logprobs(in.num_prompt_logprobs);
   out->mutable_stop_token_ids()->Add(in.stop_token_ids.begin(), in.stop_token_ids.end());
+  for (const auto& [token, bias] : in.logit_bias) {
+    proto::TokenBias* const entry = out->add_logit_bias();
+    entry->set_token(token);
+    entry->set_bias(bias);
+  }
 }
 
 absl::Status Read(const proto::SamplingParams& in, SamplingParams* out) {
@@ -117,6 +117,11 @@ absl::Status Read(const proto::SamplingParams& in, SamplingParams* out) {
   out->max_tokens = in.max_tokens();
   out->num_logprobs = in.num_logprobs();
   out->num_prompt_logprobs = in.num_prompt_logprobs();
+  TANDEM_RETURN_IF_ERROR(
+      CheckSize("sampling.logit_bias", in.logit_bias_size(), kMaxLogitBias, "tokens"));
+  for (const proto::TokenBias& entry : in.logit_bias()) {
+    out->logit_bias.emplace_back(entry.token(), entry.bias());
+  }
   return ReadIds("sampling.stop_token_ids", in.stop_token_ids(), kMaxStopTokenIds,
                  &out->stop_token_ids);
 }

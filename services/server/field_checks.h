@@ -22,7 +22,6 @@ namespace tandem {
 absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high);
 // "field: 300 bytes, at most 256".
 absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const char* unit);
-absl::Status CheckFinite(const char* field, double value);
 // Present in every message that belongs to a request.
 absl::Status CheckPresent(const char* field, bool present);
 

@@ -40,7 +40,9 @@ def others_are_undisturbed(disaggregated):
     ({"prompt": []}, "prompt"), ({"prompt": [1, "two"]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [10**9]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"), ({"prompt": None}, "prompt"),
     ({"top_k": -2}, "top_k"), ({"min_tokens": -1}, "min_tokens"), ({"suffix": "end"}, "suffix"),
-    ({"logit_bias": {"5": 100}}, "logit_bias"), ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"presence_penalty": 0.5}, "presence_penalty"), ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 100.5}}, "logit_bias"), ({"logit_bias": {"4096": 1}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"), ({"logit_bias": [5]}, "logit_bias"),
     ({"model": 5}, "model"),
 ])
 def test_bad_completion_fields_are_named(disaggregated, change, field):
@@ -67,6 +69,7 @@ def test_bad_chat_fields_are_named(disaggregated, change, field):
 @pytest.mark.parametrize("payload", [
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "default", "prompt": "x"} trailing',
     b"[" * 100000, b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    b'{"model": "default", "prompt": "x", "logit_bias": {"5": NaN}}',
     b'{"model": "default", "prompt": "\\ud800"}', b'{"model": "default", "prompt": "x", "max_tokens": 1e400}',
 ])
 def test_broken_json_is_a_bad_request(disaggregated, payload):

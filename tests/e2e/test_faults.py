@@ -19,7 +19,9 @@ PROMPT_TOKENS, OUTPUT_TOKENS, AT_ONCE = 600, 250, 6
 def mixed_requests(seed, count):
     rng = random.Random(seed)
     kinds = [{"temperature": 0}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "seed": 2, "n": 4},
-             {"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "stop": ["zebra", " the Lord"]}]
+             {"temperature": 0, "logprobs": 2}, {"temperature": 0.9, "seed": 4, "stop": ["zebra", " the Lord"]},
+             {"temperature": 0, "logit_bias": {str(token): -100 for token in range(20, 320)}},
+             {"temperature": 1.0, "seed": 5, "n": 2, "logit_bias": {"50": 4, "900": -100, "2000": 3.5}}]
     return [dict(prompt=[rng.randrange(16, 4000) for _ in range(PROMPT_TOKENS)],
                  max_tokens=OUTPUT_TOKENS, ignore_eos=True, **kinds[i % len(kinds)])
             for i in range(count)]
@@ -36,7 +38,7 @@ def ask(server, request):
 
 @pytest.fixture(scope="module")
 def fault_free(hybrid):
-    requests = mixed_requests(seed=9, count=10)
+    requests = mixed_requests(seed=9, count=14)
     return requests, [ask(hybrid, request) for request in requests]
 
 

@@ -37,11 +37,23 @@ def test_generate_equals_the_http_answer(disaggregated):
     assert ids == want, stream.stderr
 
 
+def test_a_bias_gives_the_tokens_that_it_gives_over_http(disaggregated):
+    prompt, bias = [11, 300, 42, 900, 77], {"50": 12.5, "51": 12.5, "300": -100}
+    want = disaggregated.complete(prompt, max_tokens=12, temperature=1.0, seed=8, logit_bias=bias)[0]
+    request = {"model": "default", "token_ids": {"ids": prompt}, "temperature": 1.0, "sampling": {"seed": 8},
+               "stopping": {"max_new_tokens": 12}, "response": {"output_token_ids": True}, "logit_bias": bias}
+    whole = grpcurl(disaggregated.grpc, "tandem.v1.Inference/Generate", request)
+    assert token_ids(json.loads(whole.stdout)) == want, whole.stderr
+    free = grpcurl(disaggregated.grpc, "tandem.v1.Inference/Generate", request | {"logit_bias": {}})
+    assert token_ids(json.loads(free.stdout)) != want
+
+
 @pytest.mark.parametrize("change, code", [
     ({"temperature": 9}, "InvalidArgument"), ({"model": "nobody"}, "NotFound"),
     ({"token_ids": {"ids": [99999]}}, "InvalidArgument"), ({"token_ids": {"ids": []}}, "InvalidArgument"),
     ({"sampling": {"num_sequences": 129}}, "InvalidArgument"), ({"sampling": {"top_p": 2}}, "InvalidArgument"),
     ({"stopping": {"max_new_tokens": 9000}}, "InvalidArgument"),
+    ({"logit_bias": {"4096": 1}}, "InvalidArgument"), ({"logit_bias": {"5": "NaN"}}, "InvalidArgument"),
 ])
 def test_bad_requests_have_real_status_codes(disaggregated, change, code):
     request = {"model": "default", "token_ids": {"ids": [20, 21]}, "stopping": {"max_new_tokens": 2}} | change

@@ -64,6 +64,33 @@ def test_n_choices_are_distinct_seeded_streams(client):
     assert len(set(first)) > 1 and first == texts()
 
 
+def test_a_bias_bans_and_forces_tokens_in_both_apis(client, disaggregated):
+    prompt = [11, 300, 42, 900, 77]
+    greedy = dict(model="default", prompt=prompt, temperature=0, max_tokens=12,
+                  extra_body={"return_token_ids": True, "ignore_eos": True})
+    free = client.completions.create(**greedy, logprobs=1).choices[0]
+    banned = free.token_ids[0]
+    without = client.completions.create(**greedy, logprobs=1, logit_bias={str(banned): -100}).choices[0]
+    assert banned not in without.token_ids
+    # Log-probabilities are those of the model: what was banned is still the likeliest.
+    assert without.logprobs.top_logprobs[0] == free.logprobs.top_logprobs[0] | {
+        without.logprobs.tokens[0]: without.logprobs.token_logprobs[0]}
+    forced = client.completions.create(**greedy, logit_bias={"50": 100}).choices[0]
+    assert forced.token_ids == [50] * 12
+    chat = dict(model="default", messages=USER, max_tokens=12, seed=4, temperature=1.0, n=3,
+                logit_bias={"50": 60, "51": 60}, extra_body={"return_token_ids": True, "ignore_eos": True})
+    whole = client.chat.completions.create(**chat)
+    assert {token for choice in whole.choices for token in choice.token_ids} == {50, 51}
+    assert len({tuple(choice.token_ids) for choice in whole.choices}) == 3, "each choice draws for itself"
+    streamed = {0: [], 1: [], 2: []}
+    for chunk in client.chat.completions.create(**chat, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.token_ids
+    assert streamed == {choice.index: choice.token_ids for choice in whole.choices}
+    with pytest.raises(openai.BadRequestError, match="logit_bias has token id 4096, must be from 0 to 4095"):
+        client.completions.create(**greedy, logit_bias={"4096": 1})
+
+
 def test_stop_string_ends_the_text_before_it(client):
     parameters = dict(model="default", prompt="And it came to pass", temperature=0, max_tokens=60)
     free = client.completions.create(**parameters).choices[0].text

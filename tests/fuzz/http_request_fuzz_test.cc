@@ -15,6 +15,7 @@ TEST(HttpRequestFuzzTest, DamagedBodiesAreAnsweredNotBelieved) {
        R"({"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":5,"logprobs":true})",
        R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"stop":"x"})",
        R"({"prompt":"a","tools":null,"logit_bias":{},"response_format":{"type":"text"}})",
+       R"({"prompt":"a","logit_bias":{"17":-100,"4095":2.5,"0":1e2,"3":-0}})",
        R"({"prompt":"\u00e9\ud83d\ude00","stop_token_ids":[1,4095],"min_tokens":3})",
        R"({"prompt":"a","x":[[[[[[{"a":{"b":[1e308,-0,123456789012345678901234567890]}}]]]]]]})"},
       /*count=*/30000, kSeed);

@@ -123,6 +123,10 @@ SamplingParams FuzzSampling(Random* random) {
   sampling.num_logprobs = random->Chance(0.2) ? 2 : -1;
   sampling.num_prompt_logprobs = random->Chance(0.1) ? 1 : -1;
   if (random->Chance(0.2)) sampling.stop_token_ids = {5, 1 << 30};
+  if (random->Chance(0.2)) {
+    sampling.logit_bias = {{static_cast<int32_t>(random->Below(1'000)), -100.0f}, {5'000, 7.5f}};
+    if (random->Chance(0.5)) sampling.logit_bias.pop_back();  // Else of no model's vocabulary.
+  }
   return sampling;
 }
 

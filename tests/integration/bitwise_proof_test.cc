@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 
 #include "runtime/base/random.h"
@@ -53,6 +54,18 @@ ProofRequest Seeded(ProofRequest request, int32_t max_tokens, float top_p, int32
   return request;
 }
 
+// The bias keeps away what the prompt has, and draws what follows it by one.
+ProofRequest Biased(ProofRequest request, int32_t vocabulary) {
+  std::map<int32_t, float> bias;
+  for (const int32_t token : request.prompt) {
+    bias[token] = -100.0f;
+    bias[(token + 1) % vocabulary] = 1.5f;
+    if (bias.size() > 40) break;
+  }
+  request.sampling.logit_bias.assign(bias.begin(), bias.end());
+  return request;
+}
+
 ProofRequest Scored(ProofRequest request) {
   request.sampling.num_prompt_logprobs = 3;
   return request;
@@ -72,7 +85,7 @@ ProofSet ShortSet(int32_t vocabulary) {
   ProofSet set;
   set.requests = {
       Greedy(MakeRequest(0, 17, vocabulary), 8),
-      Scored(Seeded(MakeRequest(1, 33, vocabulary), 8, 0.9f, 0, 4)),
+      Biased(Scored(Seeded(MakeRequest(1, 33, vocabulary), 8, 0.9f, 0, 4)), vocabulary),
       Seeded(MakeRequest(2, 100, vocabulary), 8, 1.0f, 20),
   };
   set.max_model_tokens = 128;
@@ -90,7 +103,7 @@ ProofSet LongSet() {
       Seeded(MakeRequest(2, 16, kVocabulary), 8, 1.0f, 20, 4),
       Scored(Greedy(MakeRequest(3, 17, kVocabulary), 8)),
       Scored(Seeded(MakeRequest(4, 100, kVocabulary), 8, 0.95f, 40, 4)),
-      Greedy(MakeRequest(5, 300, kVocabulary), 8),
+      Biased(Greedy(MakeRequest(5, 300, kVocabulary), 8), kVocabulary),
       Seeded(MakeRequest(6, 1'020, kVocabulary), 8, 0.8f, 0),
       Scored(Seeded(MakeRequest(7, 1'100, kVocabulary), 8, 0.9f, 100)),
   };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -179,6 +180,31 @@ TEST_F(RouterGrpcTest, ADeadlineFarAwayCannotHurtASession) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(24 * 100));
   v1::GenerateResponse response;
   EXPECT_TRUE(inference_->Generate(&context, Request(3), &response).ok());
+}
+
+TEST_F(RouterGrpcTest, ABiasReachesTheWorkerInRisingIds) {
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request = Request(2);
+  for (const int32_t token : {4000, 3, 500, 77}) {
+    (*request.mutable_logit_bias())[token] = static_cast<float>(token % 100);
+  }
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::OK);
+  EXPECT_EQ(workers_[0]->last_submit().spec.sampling.logit_bias,
+            (std::vector<TokenBias>{{3, 3.0f}, {77, 77.0f}, {500, 0.0f}, {4000, 0.0f}}));
+  const auto message = [&](int32_t token, float bias) {
+    v1::GenerateRequest bad = Request(2);
+    (*bad.mutable_logit_bias())[token] = bias;
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    const grpc::Status status = inference_->Generate(&context, bad, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    return status.error_message();
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(message(4096, 1), HasSubstr("logit_bias has token id 4096, must be from 0 to 4095"));
+  EXPECT_THAT(message(-1, 1), HasSubstr("logit_bias has token id -1"));
+  EXPECT_THAT(message(5, NAN), HasSubstr("logit_bias is nan for token id 5"));
+  EXPECT_THAT(message(5, -101), HasSubstr("logit_bias is -101 for token id 5"));
 }
 
 TEST_F(RouterGrpcTest, WrongRequestsHaveRealStatusCodes) {

@@ -127,6 +127,22 @@ TEST_F(RouterHttpTest, AStreamSaysTheSameAsTheWholeAnswer) {
   EXPECT_EQ(json::parse(events.back()).at("choices").at(0).at("finish_reason"), "length");
 }
 
+TEST_F(RouterHttpTest, ABiasReachesTheWorkerWithEveryPromptOfACall) {
+  Start();
+  RawHttp client(http());
+  const RawAnswer answer = client.Exchange(
+      "/v1/completions",
+      R"({"prompt":[[4,5],[6]],"n":2,"max_tokens":2,"logit_bias":{"30":1,"8":-100}})");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(workers_[0]->last_submit().spec.sampling.logit_bias,
+            (std::vector<TokenBias>{{8, -100.0f}, {30, 1.0f}}));
+  const RawAnswer refused =
+      client.Exchange("/v1/completions", R"({"prompt":[4],"logit_bias":{"4096":1}})");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("\"param\":\"logit_bias\""));
+  EXPECT_THAT(refused.body, HasSubstr("4096, must be from 0 to 4095"));
+}
+
 TEST_F(RouterHttpTest, InAChatTheRoleTravelsWithTheFirstToken) {
   Start();
   const std::string fields =

@@ -22,7 +22,8 @@ inline SamplingParams WireSampling() {
           .max_tokens = 100,
           .num_logprobs = 5,
           .num_prompt_logprobs = 0,
-          .stop_token_ids = {2, 7}};
+          .stop_token_ids = {2, 7},
+          .logit_bias = {{3, -100.0f}, {9, 2.5f}}};
 }
 
 inline SampledToken WireToken() {

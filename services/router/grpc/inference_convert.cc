@@ -87,6 +87,8 @@ absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in
     r.num_prompt_logprobs = response.prompt_candidates().top_n();
   }
   if (in.has_cache_salt()) r.cache_salt = in.cache_salt();
+  for (const auto& [token, bias] : in.logit_bias()) r.logit_bias.emplace_back(token, bias);
+  std::sort(r.logit_bias.begin(), r.logit_bias.end());
   return r;
 }
 

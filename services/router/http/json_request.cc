@@ -1,8 +1,12 @@
 #include "services/router/http/json_request.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
+#include <charconv>
+#include <limits>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
@@ -41,7 +45,6 @@ constexpr UnsupportedField kUnsupported[] = {
     {"repetition_penalty", Neutral::kOne},
     {"length_penalty", Neutral::kOne},
     {"min_p", Neutral::kZero},
-    {"logit_bias", Neutral::kEmpty},
     {"bad_words", Neutral::kEmpty},
     {"allowed_token_ids", Neutral::kEmpty},
     {"use_beam_search", Neutral::kFalse},
@@ -155,6 +158,33 @@ absl::Status ReadStreamOptions(const FieldReader& fields, GenerateRequest* r) {
   return absl::OkStatus();
 }
 
+// {"17": -100, "4": 2.5}
+absl::Status ReadLogitBias(const FieldReader& fields, std::vector<TokenBias>* out) {
+  constexpr std::string_view kField = "logit_bias";
+  constexpr size_t kMostShown = 32;  // Of a key that is none.
+  const json::value* const value = fields.Find(kField);
+  if (value == nullptr) return absl::OkStatus();
+  if (!value->is_object()) return WrongType(kField, "an object", *value);
+  for (const json::key_value_pair& entry : value->get_object()) {
+    const std::string_view key(entry.key().data(), entry.key().size());
+    int32_t token = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (error != std::errc() || end != key.data() + key.size()) {
+      const std::string shown(key.substr(0, kMostShown));
+      return InvalidField(kField, absl::StrCat("logit_bias has the key \"", absl::CHexEscape(shown),
+                                               "\", must be a token id"));
+    }
+    if (!entry.value().is_number()) {
+      return WrongItem(kField, absl::StrCat("logit_bias[", token, "]"), "a number", entry.value());
+    }
+    constexpr double kMost = std::numeric_limits<float>::max();
+    const double bias = std::clamp(entry.value().to_number<double>(), -kMost, kMost);
+    out->emplace_back(token, static_cast<float>(bias));
+  }
+  std::sort(out->begin(), out->end());
+  return absl::OkStatus();
+}
+
 absl::Status ReadCommon(const FieldReader& fields, GenerateRequest* r) {
   TANDEM_RETURN_IF_ERROR(RefuseUnsupported(fields));
   TANDEM_RETURN_IF_ERROR(fields.Read("model", &r->model));
@@ -172,6 +202,7 @@ absl::Status ReadCommon(const FieldReader& fields, GenerateRequest* r) {
   TANDEM_RETURN_IF_ERROR(fields.Read("min_tokens", &r->min_tokens));
   TANDEM_RETURN_IF_ERROR(fields.ReadStrings("stop", &r->stop));
   TANDEM_RETURN_IF_ERROR(fields.Read("stop_token_ids", &r->stop_token_ids));
+  TANDEM_RETURN_IF_ERROR(ReadLogitBias(fields, &r->logit_bias));
   TANDEM_RETURN_IF_ERROR(fields.Read("ignore_eos", &r->ignore_eos));
   TANDEM_RETURN_IF_ERROR(fields.Read("skip_special_tokens", &r->skip_special_tokens));
   TANDEM_RETURN_IF_ERROR(fields.Read("prompt_logprobs", &r->num_prompt_logprobs));

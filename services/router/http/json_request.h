@@ -2,7 +2,7 @@
 //
 // Fields follow OpenAI's API and vLLM's additions. null is the same as absent. Fields that are
 // known but not supported are accepted where their value asks for nothing (repetition_penalty 1,
-// logit_bias {}), and are otherwise InvalidArgument naming the field; unknown fields are ignored.
+// tools []), and are otherwise InvalidArgument naming the field; unknown fields are ignored.
 // Ranges are CheckRequest's business. Any thread.
 
 #ifndef TANDEM_SERVICES_ROUTER_HTTP_JSON_REQUEST_H_

@@ -136,6 +136,29 @@ TEST(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
   EXPECT_NE(masked.generated[1].token, free_run.generated[0].token);
 }
 
+TEST(ModelExecutorTest, ABiasChangesWhatIsDrawnAndNotItsLogprobs) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(3);
+  SamplingParams sampling = Greedy();
+  sampling.num_logprobs = 2;
+  TestSequence free_run = harness->NewSequence(Prompt(20), sampling);
+  TestSequence* const first[] = {&free_run};
+  harness->Generate(first, 64, 1);
+  const SampledToken& best = free_run.generated[0];
+  sampling.logit_bias = {{best.token, -100.0f}};
+  TestSequence banned = harness->NewSequence(Prompt(20), sampling);
+  sampling.logit_bias = {{77, 100.0f}};
+  TestSequence forced = harness->NewSequence(Prompt(20), sampling);
+  TestSequence* const both[] = {&banned, &forced};
+  harness->Generate(both, 64, 1);
+  EXPECT_EQ(banned.generated[0].token, best.top[1].token);
+  EXPECT_EQ(banned.generated[0].logprob, best.top[1].logprob);
+  EXPECT_EQ(banned.generated[0].rank, 2);
+  EXPECT_EQ(forced.generated[0].token, 77);
+  EXPECT_EQ(banned.generated[0].top, best.top);
+  EXPECT_EQ(forced.generated[0].top, best.top);
+}
+
 TEST(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);

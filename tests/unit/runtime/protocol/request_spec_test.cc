@@ -27,7 +27,8 @@ RequestSpec Good() {
                        .max_tokens = 10,
                        .num_logprobs = kMaxTopLogprobs,
                        .num_prompt_logprobs = 0,
-                       .stop_token_ids = {1, 1'000'000}},
+                       .stop_token_ids = {1, 1'000'000},
+                       .logit_bias = {{0, -100}, {99, 100}}},
           .time_left_us = 1};
 }
 
@@ -49,8 +50,13 @@ TEST(RequestSpecTest, WhatIsAtItsLimitsIsValid) {
   spec.sampling.max_tokens = 2;
   spec.sampling.min_tokens = 0;
   spec.sampling.stop_token_ids.assign(kMaxStopTokenIds, 0);
+  spec.sampling.logit_bias.clear();
+  for (int32_t id = 0; id < static_cast<int32_t>(kMaxLogitBias); ++id) {
+    spec.sampling.logit_bias.emplace_back(id, 0.5f);
+  }
   spec.choices = {kMaxChoices - 1};
-  EXPECT_EQ(Validate(spec, kLimits), absl::OkStatus()) << "one more token may be generated";
+  EXPECT_EQ(Validate(spec, {.vocab_size = 300}), absl::OkStatus())
+      << "one more token may be generated";
 }
 
 struct BadSpec {
@@ -128,7 +134,27 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"stop_token_ids: number: 1025",
                 [](RequestSpec* s) { s->sampling.stop_token_ids.resize(kMaxStopTokenIds + 1); }},
         BadSpec{"stop_token_ids has token id -5 at 1",
-                [](RequestSpec* s) { s->sampling.stop_token_ids[1] = -5; }}));
+                [](RequestSpec* s) { s->sampling.stop_token_ids[1] = -5; }},
+        BadSpec{"logit_bias has 301 tokens, at most 300 are allowed",
+                [](RequestSpec* s) { s->sampling.logit_bias.resize(kMaxLogitBias + 1); }},
+        BadSpec{"logit_bias has token id 100, must be from 0 to 99",
+                [](RequestSpec* s) { s->sampling.logit_bias[1].first = 100; }},
+        BadSpec{"logit_bias has token id -1",
+                [](RequestSpec* s) { s->sampling.logit_bias[0].first = -1; }},
+        BadSpec{"logit_bias has token id 0 after 0",
+                [](RequestSpec* s) { s->sampling.logit_bias[1].first = 0; }},
+        BadSpec{"logit_bias has token id 7 after 99",
+                [](RequestSpec* s) {
+                  s->sampling.logit_bias = {{99, 1}, {7, 1}};
+                }},
+        BadSpec{"logit_bias is -100.5 for token id 0, must be from -100 to 100",
+                [](RequestSpec* s) { s->sampling.logit_bias[0].second = -100.5f; }},
+        BadSpec{"logit_bias is 100.5 for token id 99",
+                [](RequestSpec* s) { s->sampling.logit_bias[1].second = 100.5f; }},
+        BadSpec{"logit_bias is nan",
+                [](RequestSpec* s) { s->sampling.logit_bias[0].second = kNan; }},
+        BadSpec{"logit_bias is inf",
+                [](RequestSpec* s) { s->sampling.logit_bias[0].second = kInfinity; }}));
 
 TEST(RequestSpecTest, IdsOfAnyWidthAreCheckedUnderTheNameTheyHave) {
   const std::vector<int64_t> wide = {0, 63, int64_t{1} << 32};

@@ -9,6 +9,7 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
   const SessionId a = AddWorker("a");
   RequestFacts facts = Facts(&sink_);
   facts.spec.sampling.num_prompt_logprobs = 0;
+  facts.spec.sampling.logit_bias = {{7, -1.5f}};
   ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   Say(a,
@@ -23,6 +24,7 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
   EXPECT_EQ(last_submit().spec.prompt_tokens, 3);
   EXPECT_EQ(last_submit().attempt.attempt, 2u);
   EXPECT_EQ(last_submit().spec.sampling.num_prompt_logprobs, -1) << "the client has them";
+  EXPECT_EQ(last_submit().spec.sampling.logit_bias, (std::vector<TokenBias>{{7, -1.5f}}));
   EXPECT_EQ(resumes(ResumeReason::kSessionLost), 1u);
   // What is late from the first attempt changes nothing.
   Say(a, {Token(first, 5, 'q')});

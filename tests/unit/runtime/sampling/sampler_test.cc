@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,8 +37,12 @@ absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
   return Score(row, token, num_top);
 }
 
-// The contract in plain words: sort everything, cut, walk through the ids in order.
-int32_t SlowSample(const std::vector<float>& logits, const SampleArgs& args) {
+// The contract in plain words: add the bias, leave out what is masked, sort everything, cut, walk
+// through the ids in order.
+int32_t SlowSample(std::vector<float> logits, const SampleArgs& args) {
+  for (const auto& [id, bias] : args.logit_bias) {
+    if (id >= 0 && id < static_cast<int32_t>(logits.size())) logits[id] = logits[id] + bias;
+  }
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) {
     const bool masked = std::count(args.masked_tokens.begin(), args.masked_tokens.end(), id) > 0;
@@ -98,6 +103,11 @@ TEST(SamplerTest, AgreesWithSortingEverything) {
       masked = {static_cast<int32_t>(random() % size),
                 static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin())};
     }
+    std::vector<std::pair<int32_t, float>> bias;
+    for (int32_t id = static_cast<int32_t>(random() % 3); id < size && round % 2 == 0;) {
+      bias.emplace_back(id, static_cast<float>(random() % 2001) * 0.1f - 100.0f);
+      id += 1 + static_cast<int32_t>(random() % (1 + static_cast<size_t>(size) / 20));
+    }
     const SampleArgs args = {
         .temperature = std::vector<float>{0.0f, 0.01f, 0.5f, 1.0f, 2.0f}[random() % 5],
         .top_k = std::vector<int>{0, 0, 1, 2, 50, 5000, 100000}[random() % 7],
@@ -105,12 +115,14 @@ TEST(SamplerTest, AgreesWithSortingEverything) {
         .seed = random(),
         .choice = static_cast<uint32_t>(random() % 4),
         .position = random() % 10000,
+        .logit_bias = bias,
         .masked_tokens = masked};
     const auto result = Sample(row, args);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->token, SlowSample(row, args))
         << "round " << round << ": " << size << " ids, temperature " << args.temperature
-        << ", top_k " << args.top_k << ", top_p " << args.top_p;
+        << ", top_k " << args.top_k << ", top_p " << args.top_p << ", " << bias.size()
+        << " with a bias, " << masked.size() << " masked";
   }
 }
 
@@ -213,11 +225,71 @@ TEST(SamplerTest, MaskedTokensAreNeverDrawn) {
   }
 }
 
+using Bias = std::vector<std::pair<int32_t, float>>;
+
+TEST(SamplerTest, ABiasIsAddedToTheLogitOfItsTokenAlone) {
+  const std::vector<float> row = {1.0f, 3.0f, 2.0f, 2.5f};
+  const auto greedy = [&](const Bias& bias) {
+    return Sample(row, {.temperature = 0, .logit_bias = bias})->token;
+  };
+  EXPECT_EQ(greedy({}), 1);
+  EXPECT_EQ(greedy({{1, -0.25f}}), 1);
+  EXPECT_EQ(greedy({{1, -0.75f}}), 3);
+  EXPECT_EQ(greedy({{1, -0.5f}}), 1) << "of equals the lower id";
+  EXPECT_EQ(greedy({{1, -100}, {3, -100}}), 2);
+  EXPECT_EQ(greedy({{0, 100}}), 0);
+  EXPECT_EQ(greedy({{0, 100}, {2, 100}}), 2) << "what had more keeps more";
+  EXPECT_EQ(greedy({{-1, 100}, {4, 100}, {1 << 30, 100}}), 1) << "nobody's";
+}
+
+// Sampled tokens are those of a row that had these logits from the beginning.
+TEST(SamplerTest, ABiasComesBeforeTemperatureAndCuts) {
+  std::mt19937_64 random(kSeed);
+  const std::vector<float> row = RandomRow(random, 5000, 2.0f);
+  const Bias bias = {{3, 7.5f}, {17, -100.0f}, {4500, 9.25f}};
+  std::vector<float> changed = row;
+  for (const auto& [id, added] : bias) changed[id] += added;
+  bool drew_one = false;
+  for (uint64_t position = 0; position < 200; ++position) {
+    SampleArgs args = {.temperature = 1.5f,
+                       .top_k = position % 2 == 0 ? 40 : 0,
+                       .top_p = position % 3 == 0 ? 0.9f : 1.0f,
+                       .seed = kSeed,
+                       .position = position};
+    const int32_t want = Sample(changed, args)->token;
+    args.logit_bias = bias;
+    EXPECT_EQ(Sample(row, args)->token, want) << position;
+    drew_one |= want == 3 || want == 4500;
+  }
+  EXPECT_TRUE(drew_one);
+}
+
+TEST(SamplerTest, AMaskedTokenStaysMaskedWhateverItsBias) {
+  const std::vector<float> row = {1.0f, 2.0f, 3.0f};
+  const Bias bias = {{1, 100.0f}, {2, 50.0f}};
+  const std::vector<int32_t> masked = {1};
+  for (const float temperature : {0.0f, 1.0f}) {
+    EXPECT_EQ(Sample(row, {.temperature = temperature, .logit_bias = bias, .masked_tokens = masked})
+                  ->token,
+              2);
+  }
+}
+
+TEST(SamplerTest, ABiasIsForgottenAfterItsDraw) {
+  const std::vector<float> row = {1.0f, 2.0f, 3.0f};
+  const Bias bias = {{0, 100.0f}};
+  const std::vector<int32_t> masked = {2};
+  EXPECT_EQ(Sample(row, {.temperature = 0, .logit_bias = bias})->token, 0);
+  EXPECT_EQ(Sample(row, {.temperature = 0, .masked_tokens = masked})->token, 1);
+  EXPECT_EQ(Sample(row, {.temperature = 0})->token, 2);
+}
+
 TEST(SamplerTest, LogprobsAreOfTheRawLogits) {
   std::mt19937_64 random(kSeed);
   const std::vector<float> row = RandomRow(random, 5000, 2.0f);
   const std::vector<int32_t> masked = {
       static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin())};
+  const Bias bias = {{1, 3.0f}, {masked[0] == 2 ? 4 : 2, -5.0f}};
   double sum = 0;
   for (const float logit : row) sum += std::exp(static_cast<double>(logit));
   for (uint64_t position = 0; position < 50; ++position) {
@@ -227,6 +299,7 @@ TEST(SamplerTest, LogprobsAreOfTheRawLogits) {
                                      .seed = kSeed,
                                      .position = position,
                                      .num_top_logprobs = 5,
+                                     .logit_bias = bias,
                                      .masked_tokens = masked});
     ASSERT_TRUE(result.ok());
     EXPECT_NE(result->token, masked[0]);

@@ -71,6 +71,7 @@ TEST(MakeSamplingParamsTest, TheRequestOverrides) {
   request.num_prompt_logprobs = 4;
   request.ignore_eos = true;
   request.stop_token_ids = {9, 3, 9};
+  request.logit_bias = {{3, -1.0f}, {7, 2.0f}};
   const absl::StatusOr<SamplingParams> params =
       MakeSamplingParams(request, DemoModel(), 10, 64, 77);
   ASSERT_TRUE(params.ok());
@@ -83,6 +84,7 @@ TEST(MakeSamplingParamsTest, TheRequestOverrides) {
   EXPECT_EQ(params->num_logprobs, 0);
   EXPECT_EQ(params->num_prompt_logprobs, 4);
   EXPECT_THAT(params->stop_token_ids, ElementsAre(3, 9));
+  EXPECT_EQ(params->logit_bias, request.logit_bias);
 }
 
 TEST(MakeSamplingParamsTest, ADefaultLengthShrinksToTheRoomButAnAskedOneDoesNot) {

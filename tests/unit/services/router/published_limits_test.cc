@@ -141,6 +141,8 @@ TEST_F(PublishedLimitsTest, OfRequests) {
   EXPECT_EQ(row("stop strings, bytes of each"),
             Count(kMaxStopStrings) + ", " + Count(kMaxStopStringBytes));
   EXPECT_EQ(row("stop ids"), Count(kMaxStopIds));
+  EXPECT_EQ(row("`logit_bias`"), absl::StrCat(Count(kMaxLogitBias), " tokens, each from ",
+                                              -kMaxAbsLogitBias, " to ", kMaxAbsLogitBias));
   EXPECT_EQ(row("`cache_salt`"), Count(kMaxCacheSaltBytes) + " bytes");
   EXPECT_EQ(row("log-probabilities of a token"), Count(kMaxLogprobs));
   EXPECT_EQ(row("messages of a chat"), Count(kMaxMessages));

@@ -104,6 +104,7 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(submit.spec.sampling.seed, 0x8000000000000001u);
   EXPECT_EQ(submit.spec.sampling.num_logprobs, 5);
   EXPECT_EQ(submit.spec.sampling.num_prompt_logprobs, 0);
+  EXPECT_EQ(submit.spec.sampling.logit_bias, WireSampling().logit_bias);
   EXPECT_EQ(submit.spec.hash_root, WireHash(1));
   EXPECT_EQ(submit.prefill.address, "127.0.0.1:5000");
   EXPECT_EQ(submit.prefill.worker.incarnation, 5u);
@@ -136,6 +137,12 @@ TEST_P(BadSubmitTest, IsRefusedByName) {
 }
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void AddBias(proto::Submit* submit, int32_t token, float bias) {
+  proto::TokenBias* const entry = submit->mutable_spec()->mutable_sampling()->add_logit_bias();
+  entry->set_token(token);
+  entry->set_bias(bias);
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, BadSubmitTest,
@@ -200,6 +207,20 @@ INSTANTIATE_TEST_SUITE_P(
               for (int i = 0; i < kMaxStopTokenIds; ++i)
                 s->mutable_spec()->mutable_sampling()->add_stop_token_ids(1);
             }),
+        std::pair(
+            "logit_bias: 301 tokens, at most 300",
+            +[](proto::Submit* s) {
+              for (size_t i = 2; i <= kMaxLogitBias; ++i)
+                AddBias(s, static_cast<int32_t>(9 + i), 1);
+            }),
+        std::pair(
+            "logit_bias has token id 9 after 9", +[](proto::Submit* s) { AddBias(s, 9, 1); }),
+        std::pair(
+            "logit_bias has token id -1", +[](proto::Submit* s) { AddBias(s, -1, 1); }),
+        std::pair(
+            "logit_bias is nan", +[](proto::Submit* s) { AddBias(s, 10, kNan); }),
+        std::pair(
+            "logit_bias is 101", +[](proto::Submit* s) { AddBias(s, 10, 101); }),
         std::pair(
             "time_left_us", +[](proto::Submit* s) { s->mutable_spec()->set_time_left_us(-1); }),
         std::pair(

@@ -58,6 +58,13 @@ TEST_P(BadCompletionTest, IsRefusedNamingTheField) {
   EXPECT_EQ(HttpStatusOf(status), 400);
 }
 
+// {"0":1,"1":1,...}
+std::string Biases(int count) {
+  std::string out;
+  for (int i = 0; i < count; ++i) out += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":1";
+  return "{" + out + "}";
+}
+
 std::string Repeat(const std::string& item, int count) {
   std::string out;
   for (int i = 0; i < count; ++i) out += (i > 0 ? "," : "") + item;
@@ -101,7 +108,21 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"return_token_ids\":\"yes\"", "return_token_ids"},
         BadField{"\"cache_salt\":\"\"", "cache_salt"}, BadField{"\"cache_salt\":7", "cache_salt"},
         BadField{"\"cache_salt\":\"" + std::string(257, 's') + "\"", "cache_salt"},
-        BadField{"\"model\":7", "model"}));
+        BadField{"\"logit_bias\":[5]", "logit_bias"}, BadField{"\"logit_bias\":7", "logit_bias"},
+        BadField{"\"logit_bias\":{\"a\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1.0\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\" 1\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"-1\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"4096\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"99999999999\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":100.5}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":-1e300}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":1e999}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":\"5\"}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":null}", "logit_bias"},
+        BadField{"\"logit_bias\":{\"1\":5,\"01\":5}", "logit_bias"},
+        BadField{"\"logit_bias\":" + Biases(301), "logit_bias"}, BadField{"\"model\":7", "model"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Unsupported, BadCompletionTest,
@@ -112,7 +133,6 @@ INSTANTIATE_TEST_SUITE_P(
                     BadField{"\"presence_penalty\":0.5", "presence_penalty"},
                     BadField{"\"frequency_penalty\":-0.5", "frequency_penalty"},
                     BadField{"\"repetition_penalty\":1.1", "repetition_penalty"},
-                    BadField{"\"logit_bias\":{\"1\":5}", "logit_bias"},
                     BadField{"\"min_p\":0.1", "min_p"},
                     BadField{"\"use_beam_search\":true", "use_beam_search"},
                     BadField{"\"tools\":[{}]", "tools"},
@@ -121,6 +141,33 @@ INSTANTIATE_TEST_SUITE_P(
                     BadField{"\"response_format\":\"text\"", "response_format"},
                     BadField{"\"modalities\":[\"audio\"]", "modalities"},
                     BadField{"\"truncate_prompt_tokens\":5", "truncate_prompt_tokens"}));
+
+TEST(JsonRequestTest, ABiasComesInRisingIdsOfBothApis) {
+  const std::string fields = R"("logit_bias":{"17":-100,"3":2.5,"4095":1e2})";
+  const auto completion = ParseCompletionRequest(R"({"prompt":"a",)" + fields + "}");
+  const auto chat =
+      ParseChatRequest(R"({"messages":[{"role":"user","content":"a"}],)" + fields + "}");
+  ASSERT_TRUE(completion.ok() && chat.ok()) << completion.status() << chat.status();
+  EXPECT_THAT(completion->logit_bias,
+              ElementsAre(TokenBias(3, 2.5f), TokenBias(17, -100.0f), TokenBias(4095, 100.0f)));
+  EXPECT_EQ(chat->logit_bias, completion->logit_bias);
+  EXPECT_TRUE(CompletionStatus(R"({"prompt":"a","logit_bias":)" + Biases(300) + "}").ok());
+}
+
+TEST(JsonRequestTest, ABadBiasIsToldWithItsNumbers) {
+  const auto message = [](const std::string& bias) {
+    const absl::Status status = CompletionStatus(R"({"prompt":"a","logit_bias":)" + bias + "}");
+    return std::string(status.message());
+  };
+  EXPECT_EQ(message(R"({"7x":1})"), "logit_bias has the key \"7x\", must be a token id");
+  EXPECT_THAT(message("{\"" + std::string(1000, '\x7f') + "\":1}"), HasSubstr("key \"\\x7f"));
+  EXPECT_LT(message("{\"" + std::string(1000, 'k') + "\":1}").size(), 100u);
+  EXPECT_EQ(message(R"({"4096":1})"), "logit_bias has token id 4096, must be from 0 to 4095");
+  EXPECT_EQ(message(R"({"5":-100.25})"),
+            "logit_bias is -100.25 for token id 5, must be from -100 to 100");
+  EXPECT_EQ(message(Biases(301)), "logit_bias has 301 tokens, at most 300 are allowed");
+  EXPECT_EQ(message(R"({"5":true})"), "logit_bias[5] must be a number, not a boolean");
+}
 
 INSTANTIATE_TEST_SUITE_P(Repeated, BadCompletionTest,
                          testing::Values(BadField{"\"prompt\":\"b\"", "prompt"},
