@@ -34,7 +34,10 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
   if (worker.watched && worker.address != address &&
       now_us - worker.heard_us < times_.no_new_work_after_us) {
     const bool same = worker.id() == registration.worker;
-    if (same) awaited_.erase(address);  // What it has is known by its other address.
+    if (same) {  // What it has is known by its other address.
+      awaited_.erase(address);
+      missing_.erase(address);
+    }
     return absl::FailedPreconditionError(
         absl::StrFormat("%s named %s: at %s, heard %d ms ago, and at %s",
                         same ? "one worker is" : "two workers are", registration.worker.name,
@@ -57,6 +60,7 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
     // A batch, and as many that wait for their turn in it.
     worker.window = worker.prompt_window = WorkWindow(int64_t{2} * registration.max_sequences);
   }
+  missing_.erase(address);
   worker.registration = registration;
   if (const auto live = live_.find(worker.id()); live != live_.end()) {
     worker.live = live->second;
@@ -142,6 +146,9 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
     const FleetWorker& worker = it->second;
     if (!worker.watched && worker.session == 0 && now_us - worker.heard_us > kForgetAfterUs) {
       gone.push_back(worker.id());
+      if (expected_.contains(worker.address)) {
+        missing_[worker.address] = worker.registration.role;
+      }
       it = workers_.erase(it);
     } else {
       ++it;
@@ -261,6 +268,12 @@ bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64
 
 void Fleet::Expect(const std::vector<std::string>& addresses) {
   awaited_.insert(addresses.begin(), addresses.end());
+  expected_ = awaited_;
+}
+
+void Fleet::SetExpected(std::set<std::string> addresses) {
+  expected_ = std::move(addresses);
+  std::erase_if(missing_, [this](const auto& entry) { return !expected_.contains(entry.first); });
 }
 
 const FleetWorker* Fleet::Largest(const std::string& model, bool any_role) const {

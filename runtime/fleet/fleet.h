@@ -103,7 +103,7 @@ class Fleet {
   // The worker that had it, if any has.
   std::optional<WorkerId> OnSessionLost(SessionId session);
   // Forgets workers that have neither Watch nor Session and were not heard for kForgetAfterUs.
-  // Returns them.
+  // Returns them. Of one whose address is expected it stays known that somebody is missing there.
   std::vector<WorkerId> ForgetGone(int64_t now_us);
 
   // ---- What the router does there ----
@@ -153,10 +153,15 @@ class Fleet {
 
   // The static list of worker addresses; call once, before the first registration.
   void Expect(const std::vector<std::string>& addresses);
-  // Every expected address has registered and sent its snapshot at least once.
+  // Or those that a DNS name has now: nobody waits for them.
+  void SetExpected(std::set<std::string> addresses);
+  // Every address of the static list has registered and sent its snapshot at least once.
   bool KnownCompletely() const { return awaited_.empty(); }
   // Addresses not known yet.
   const std::set<std::string>& awaited() const { return awaited_; }
+  // Expected addresses whose worker was forgotten, with its role: no work waits for it, no prefix
+  // is known of it, but it is missed until another registers there or nobody is expected any more.
+  const std::map<std::string, WorkerRole>& missing() const { return missing_; }
 
   // Of the registered workers of this model, lost ones that are not forgotten included, the one
   // that offers most tokens: of those that decode, or of `any_role`. Null: there is none.
@@ -181,7 +186,8 @@ class Fleet {
   // What workers_ says of those that it knows. An incarnation that has been replaced, and registers
   // again, still has what runs there. No more than there are attempts.
   std::map<WorkerId, LiveWork> live_;
-  std::set<std::string> awaited_;
+  std::set<std::string> expected_, awaited_;
+  std::map<std::string, WorkerRole> missing_;  // Only expected ones.
   // Decode, prefill. Of workers that are known when one is added.
   std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;
 };

@@ -115,6 +115,7 @@ struct StepBatch {
 // ---- Watch: worker to router ----
 
 enum class WorkerRole : uint8_t { kPrefill, kDecode, kHybrid };
+inline constexpr size_t kNumWorkerRoles = 3;
 inline std::string_view WorkerRoleName(WorkerRole role) {
   constexpr std::string_view kNames[] = {"prefill", "decode", "hybrid"};
   return kNames[static_cast<size_t>(role)];

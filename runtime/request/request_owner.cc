@@ -279,6 +279,10 @@ int64_t RequestOwner::Tick(int64_t now_us) { return impl_->Tick(now_us); }
 void RequestOwner::ExpectWorkers(const std::vector<std::string>& addresses) {
   impl_->fleet_.Expect(addresses);
 }
+
+void RequestOwner::SetExpectedWorkers(std::set<std::string> addresses) {
+  impl_->fleet_.SetExpected(std::move(addresses));
+}
 const Fleet& RequestOwner::fleet() const { return impl_->fleet_; }
 const PrefixIndex& RequestOwner::prefix_index() const { return impl_->index_; }
 const RequestCounters& RequestOwner::counters() const { return impl_->counters_; }

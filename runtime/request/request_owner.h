@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -159,6 +160,8 @@ class RequestOwner {
 
   // Static list of worker addresses; before the first registration.
   void ExpectWorkers(const std::vector<std::string>& addresses);
+  // Or what a DNS name has now, as often as it is asked.
+  void SetExpectedWorkers(std::set<std::string> addresses);
   const Fleet& fleet() const;
   const PrefixIndex& prefix_index() const;
   const RequestCounters& counters() const;

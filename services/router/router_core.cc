@@ -98,6 +98,10 @@ void RouterCore::PublishThen(std::function<void()> done) {
   if (!commands_.PushAlways(PublishCommand{done})) done();
 }
 
+void RouterCore::OnExpected(std::set<std::string> addresses) {
+  commands_.PushAlways(ExpectedCommand{std::move(addresses)});
+}
+
 void RouterCore::OnWatchUpdate(const std::string& address, const WorkerId& worker,
                                WatchUpdate update, std::shared_ptr<WatchReader> watch,
                                Holding holding) {
@@ -199,6 +203,10 @@ void RouterCore::Do(const CancelCommand& command) {
 void RouterCore::Do(PublishCommand command) {
   PublishView();
   command.done();
+}
+
+void RouterCore::Do(ExpectedCommand command) {
+  owner_->SetExpectedWorkers(std::move(command.addresses));
 }
 
 void RouterCore::Do(const WatchCommand& command) {
@@ -338,8 +346,7 @@ void RouterCore::PublishView() {
   const int64_t now_us = clock_->NowUs();
   const Fleet& fleet = owner_->fleet();
   FleetView view;
-  std::map<std::pair<std::string, std::string>, int> states;
-  for (const auto& key : published_states_) states[key] = 0;
+  WorkerCounts counts{};
   for (const auto& [name, worker] : fleet.workers()) {
     const WorkerRegistration& registration = worker.registration;
     const bool healthy = fleet.Healthy(worker, now_us);
@@ -349,11 +356,11 @@ void RouterCore::PublishView() {
                             .draining = worker.draining,
                             .connected = worker.session != 0});
     const bool there = worker.watched && fleet.FaultOf(worker, now_us) == WorkerFault::kNone;
-    const char* state = worker.draining                         ? "draining"
-                        : healthy                               ? "healthy"
-                        : there && worker.failing.Holds(now_us) ? "failing"
-                                                                : "lost";
-    ++states[{std::string(WorkerRoleName(registration.role)), state}];
+    const WorkerState state = worker.draining                         ? WorkerState::kDraining
+                              : healthy                               ? WorkerState::kHealthy
+                              : there && worker.failing.Holds(now_us) ? WorkerState::kFailing
+                                                                      : WorkerState::kLost;
+    ++counts.of(registration.role, state);
     if (registration.model != model_) continue;
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
       view.numerics_id = registration.numerics_id;
@@ -369,10 +376,8 @@ void RouterCore::PublishView() {
   }
   view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
   view.requests_in_flight = owner_->num_requests();
-  for (const auto& [key, count] : states) {
-    metrics_->Workers(key.first, key.second).Set(count);
-    published_states_.insert(key);
-  }
+  for (const auto& [address, role] : fleet.missing()) ++counts.of(role, WorkerState::kLost);
+  metrics_->Publish(counts);
   metrics_->Publish(owner_->counters());
   metrics_->requests_in_flight.Set(static_cast<double>(owner_->num_requests()));
   metrics_->requests_waiting.Set(static_cast<double>(owner_->num_waiting()));

@@ -112,6 +112,8 @@ class RouterCore final : public RouterOutbox {
 
   // ---- From worker channels. Any thread. ----
 
+  // Where a worker is expected from now on, as a DNS name says; of a static list the options tell.
+  void OnExpected(std::set<std::string> addresses);
   // Each Watch and Session has one message here at a time. `holding` is what it is charged to, if
   // that is more than a little.
   using Holding = std::shared_ptr<MemoryBudget::Holding>;
@@ -143,6 +145,9 @@ class RouterCore final : public RouterOutbox {
   struct PublishCommand {
     std::function<void()> done;
   };
+  struct ExpectedCommand {
+    std::set<std::string> addresses;
+  };
   struct WatchCommand {
     std::string address;
     WorkerId worker;
@@ -167,8 +172,9 @@ class RouterCore final : public RouterOutbox {
   struct SessionLostCommand {
     SessionId session;
   };
-  using Command = std::variant<StartCommand, CancelCommand, PublishCommand, WatchCommand,
-                               WatchLostCommand, SessionUpCommand, StepCommand, SessionLostCommand>;
+  using Command =
+      std::variant<StartCommand, CancelCommand, PublishCommand, ExpectedCommand, WatchCommand,
+                   WatchLostCommand, SessionUpCommand, StepCommand, SessionLostCommand>;
 
   // Forwards to the front end's sink and notes the end.
   class EndingSink;
@@ -183,6 +189,7 @@ class RouterCore final : public RouterOutbox {
   void Do(StartCommand command);
   void Do(const CancelCommand& command);
   void Do(PublishCommand command);
+  void Do(ExpectedCommand command);
   void Do(const WatchCommand& command);
   void Do(WatchLostCommand command);
   void Do(SessionUpCommand command);
@@ -218,8 +225,6 @@ class RouterCore final : public RouterOutbox {
   int failure_lines_ = 0;               // ...so many were wanted.
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
   std::set<std::string> refused_;  // Addresses: each is logged once.
-  std::set<std::pair<std::string, std::string>>
-      published_states_;  // (role, state) of tandem_workers.
 
   mutable Mutex view_mu_;
   FleetView view_ GUARDED_BY(view_mu_);

@@ -40,6 +40,9 @@ const std::vector<double>& TokenBuckets() {
   return *kBuckets;
 }
 
+// By WorkerState.
+constexpr const char* kWorkerStates[kNumWorkerStates] = {"healthy", "draining", "failing", "lost"};
+
 void RaiseTo(prometheus::Counter* counter, uint64_t value) {
   const double more = static_cast<double>(value) - counter->Value();
   if (more > 0) counter->Increment(more);
@@ -92,6 +95,18 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
                            "RESOURCE_EXHAUSTED", "UNAVAILABLE"}) {
     RefusedCalls(code);
   }
+  for (size_t role = 0; role < kNumWorkerRoles; ++role) {
+    for (size_t state = 0; state < kNumWorkerStates; ++state) {
+      workers_[role][state] = &registry->Gauge(
+          "tandem_workers",
+          "Workers of this router, by role and state: healthy, draining, failing (a step failed, "
+          "it "
+          "rests), lost (silent, without progress or without a Watch, for as long as --workers or "
+          "the DNS name has its address, and else for a minute).",
+          {{"role", std::string(WorkerRoleName(static_cast<WorkerRole>(role)))},
+           {"state", kWorkerStates[state]}});
+    }
+  }
   for (size_t i = 0; i < kNumRouteReasons; ++i) {
     for (const bool prefill : {false, true}) {
       attempts_[i][prefill ? 1 : 0] = &registry->Counter(
@@ -124,12 +139,12 @@ void RouterMetrics::Publish(const RequestCounters& counters) {
   RaiseTo(determinism_violations_, counters.determinism_violations);
 }
 
-prometheus::Gauge& RouterMetrics::Workers(const std::string& role, const std::string& state) {
-  return registry_->Gauge(
-      "tandem_workers",
-      "Workers known to this router, by role and state: healthy, draining, failing "
-      "(a step failed, it rests), lost (silent, without progress or without a Watch).",
-      {{"role", role}, {"state", state}});
+void RouterMetrics::Publish(const WorkerCounts& counts) {
+  for (size_t role = 0; role < kNumWorkerRoles; ++role) {
+    for (size_t state = 0; state < kNumWorkerStates; ++state) {
+      workers_[role][state]->Set(counts.counts[role][state]);
+    }
+  }
 }
 
 prometheus::Counter& RouterMetrics::RefusedCalls(const std::string& code) {

@@ -4,13 +4,27 @@
 #define TANDEM_SERVICES_ROUTER_ROUTER_METRICS_H_
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "runtime/protocol/router_messages.h"
 #include "runtime/request/request_counters.h"
 #include "services/server/metrics_registry.h"
 
 namespace tandem {
+
+// What tandem_workers says of a worker.
+enum class WorkerState : uint8_t { kHealthy, kDraining, kFailing, kLost };
+inline constexpr size_t kNumWorkerStates = 4;
+
+struct WorkerCounts {
+  std::array<std::array<int, kNumWorkerStates>, kNumWorkerRoles> counts{};
+
+  int& of(WorkerRole role, WorkerState state) {
+    return counts[static_cast<size_t>(role)][static_cast<size_t>(state)];
+  }
+};
 
 class RouterMetrics {
  public:
@@ -35,8 +49,7 @@ class RouterMetrics {
   // Copies the owner's counters into tandem_requests_total, tandem_stream_resumes_total and their
   // like. Router thread.
   void Publish(const RequestCounters& counters);
-  // `count` workers are in that role and state.
-  prometheus::Gauge& Workers(const std::string& role, const std::string& state);
+  void Publish(const WorkerCounts& counts);
   prometheus::Counter& RefusedCalls(const std::string& code);
 
  private:
@@ -44,6 +57,7 @@ class RouterMetrics {
   std::array<prometheus::Counter*, kNumResumeReasons> resumes_{};
   std::array<prometheus::Counter*, kNumRequestOutcomes> outcomes_{};
   std::array<std::array<prometheus::Counter*, 2>, kNumRouteReasons> attempts_{};
+  std::array<std::array<prometheus::Gauge*, kNumWorkerStates>, kNumWorkerRoles> workers_{};
   prometheus::Counter* refusals_;
   prometheus::Counter* stale_events_;
   prometheus::Counter* protocol_errors_;

@@ -131,6 +131,7 @@ void WorkerPool::AddChannel(const std::string& address) {
 void WorkerPool::Follow(const std::vector<std::string>& addresses) {
   resolved_ = true;
   const std::set<std::string> wanted(addresses.begin(), addresses.end());
+  core_->OnExpected(wanted);
   // A name may drop an address before its worker has gone: wait for that.
   std::vector<std::shared_ptr<WorkerChannel>> gone;
   for (const auto& channel : channels()) {

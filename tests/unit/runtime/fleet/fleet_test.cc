@@ -392,6 +392,46 @@ TEST_F(FleetTest, ForgetsWhoHasBeenGoneForLong) {
   EXPECT_TRUE(fleet_.workers().empty());
 }
 
+TEST_F(FleetTest, WhoIsForgottenIsMissedForAsLongAsItIsExpected) {
+  using Missing = std::map<std::string, WorkerRole>;
+  fleet_.Expect({"addr:1"});
+  const auto lose = [&](int64_t now_us) {
+    EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), now_us).ok());
+    fleet_.OnSnapshot(id_);
+    fleet_.OnWatchLost(id_);
+    EXPECT_TRUE(fleet_.missing().empty());
+    EXPECT_EQ(fleet_.ForgetGone(now_us + Fleet::kForgetAfterUs + 1).size(), 1u);
+    EXPECT_TRUE(fleet_.workers().empty());
+  };
+  const Missing missing = {{"addr:1", Registration("a", 1).role}};
+  lose(0);
+  EXPECT_EQ(fleet_.missing(), missing);
+  EXPECT_TRUE(fleet_.KnownCompletely()) << "it had been there";
+  EXPECT_TRUE(fleet_.ForgetGone(100 * Fleet::kForgetAfterUs).empty());
+  EXPECT_EQ(fleet_.missing(), missing);
+
+  lose(100 * Fleet::kForgetAfterUs);
+  EXPECT_EQ(fleet_.missing(), missing);
+  fleet_.SetExpected({"addr:1", "addr:2"});
+  EXPECT_EQ(fleet_.missing(), missing);
+  fleet_.SetExpected({"addr:2"});
+  EXPECT_TRUE(fleet_.missing().empty());
+  lose(200 * Fleet::kForgetAfterUs);
+  EXPECT_TRUE(fleet_.missing().empty()) << "nobody expects it any more";
+}
+
+TEST_F(FleetTest, WhoComesAtAnotherAddressIsNotMissedAtItsOld) {
+  fleet_.Expect({"addr:1", "addr:2"});
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  fleet_.OnWatchLost(id_);
+  const int64_t later_us = Fleet::kForgetAfterUs + 1;
+  EXPECT_EQ(fleet_.ForgetGone(later_us).size(), 1u);
+  EXPECT_TRUE(fleet_.OnRegistration("addr:2", Registration("a", 1), later_us).ok());
+  EXPECT_EQ(fleet_.missing().size(), 1u) << "perhaps another one belongs there";
+  EXPECT_FALSE(fleet_.OnRegistration("addr:1", Registration("a", 1), later_us).ok());
+  EXPECT_TRUE(fleet_.missing().empty()) << "it is the same one";
+}
+
 // Else whoever registers under ever new names would fill the router.
 TEST_F(FleetTest, AnAddressHasOneWorkerWhateverNamesItGivesItself) {
   RegisterWithSession();
