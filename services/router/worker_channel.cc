@@ -24,6 +24,7 @@ constexpr int64_t kSettledUs = 1'000'000;
 // Without a registration, before the log says so; times the liveness scale.
 constexpr double kUnheardUs = 10e6;
 constexpr int64_t kNothingToDoUs = 3'600'000'000;
+constexpr int64_t kLookAtCertificatesUs = 1'000'000;  // While nobody answers.
 // To the next look at whether a worker that the router has no use for is of use.
 constexpr int64_t kRefusedPauseUs = 2'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
@@ -69,13 +70,14 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
   }
 
  protected:
-  Call(std::shared_ptr<WorkerChannel> channel, const char* method, bool wait_for_ready)
+  Call(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire,
+       const char* method, bool wait_for_ready)
       : channel_(std::move(channel)),
         wait_for_ready_(wait_for_ready),
-        proof_(channel_->Prove(method, &context_)) {
+        proof_(&channel_->options_.secret, wire, channel_->address_, method, &context_) {
     context_.set_wait_for_ready(wait_for_ready);
     // Not in Start: whoever finds the call may cancel it before.
-    BytesStub<Request>(channel_->channel_).PrepareBidiStreamingCall(&context_, method, {}, this);
+    BytesStub<Request>(wire).PrepareBidiStreamingCall(&context_, method, {}, this);
     this->AddHold();
   }
 
@@ -122,8 +124,8 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
                                    public WatchReader,
                                    public std::enable_shared_from_this<Watch> {
  public:
-  explicit Watch(std::shared_ptr<WorkerChannel> channel)
-      : Call(std::move(channel), kWatchMethod, /*wait_for_ready=*/true) {
+  Watch(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire)
+      : Call(std::move(channel), wire, kWatchMethod, /*wait_for_ready=*/true) {
     request_.set_router(channel_->options_.router_name);
     request_.set_protocol_min(kProtocolMin);
     request_.set_protocol_max(kProtocolMax);
@@ -157,8 +159,9 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
                                      public SessionWriter,
                                      public std::enable_shared_from_this<Session> {
  public:
-  Session(std::shared_ptr<WorkerChannel> channel, SessionId session_id, const WorkerId& worker_id)
-      : Call(std::move(channel), kWorkerSessionMethod, /*wait_for_ready=*/false),
+  Session(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire,
+          SessionId session_id, const WorkerId& worker_id)
+      : Call(std::move(channel), wire, kWorkerSessionMethod, /*wait_for_ready=*/false),
         id(session_id),
         worker(worker_id),
         writes_(this, kMaxUnsentCommands, channel_->options_.budget,
@@ -222,12 +225,27 @@ WorkerChannel::WorkerChannel(std::string address, const WorkerChannelOptions& op
       core_(core),
       next_session_(next_session),
       wake_(std::move(wake)),
-      channel_(DialControl(address_, options.liveness_scale,
-                           MaxMessageBytes(options.budget->limit_bytes()), options.tls)),
       watch_dialling_(options),
-      session_dialling_(options) {}
+      session_dialling_(options) {
+  const MutexLock lock(&mu_);
+  FollowCertificates();
+}
 
 WorkerChannel::~WorkerChannel() = default;
+
+std::shared_ptr<grpc::Channel> WorkerChannel::wire() const {
+  MutexLock lock(&mu_);
+  return wire_;
+}
+
+bool WorkerChannel::FollowCertificates() {
+  const uint64_t generation = options_.tls == nullptr ? 0 : options_.tls->generation();
+  if (wire_ != nullptr && generation == tls_generation_) return false;
+  tls_generation_ = generation;
+  wire_ = DialControl(address_, options_.liveness_scale,
+                      MaxMessageBytes(options_.budget->limit_bytes()), options_.tls);
+  return true;
+}
 
 WorkerId WorkerChannel::worker() const {
   MutexLock lock(&mu_);
@@ -240,28 +258,33 @@ bool WorkerChannel::connected() const {
 }
 
 int64_t WorkerChannel::Tend(int64_t now_us) {
-  std::shared_ptr<Watch> new_watch;
+  std::shared_ptr<Watch> new_watch, stale;
   std::shared_ptr<Session> new_session;
   int64_t next_us = now_us + kNothingToDoUs;
   {
     MutexLock lock(&mu_);
     if (closing_) return next_us;
     next_us = TellUnheard(now_us);
+    if (FollowCertificates() && !registered_) stale = watch_;
+    if (options_.tls != nullptr && !registered_) {
+      next_us = std::min(next_us, now_us + kLookAtCertificatesUs);
+    }
     if (watch_ == nullptr) {
       if (watch_dialling_.Due(now_us)) {
-        new_watch = watch_ = std::make_shared<Watch>(shared_from_this());
+        new_watch = watch_ = std::make_shared<Watch>(shared_from_this(), wire_);
       } else {
         next_us = std::min(next_us, watch_dialling_.pause.until_us);
       }
     } else if (accepted_ && session_ == nullptr) {
       if (session_dialling_.Due(now_us)) {
         const SessionId id = next_session_->fetch_add(1);
-        new_session = session_ = std::make_shared<Session>(shared_from_this(), id, worker_);
+        new_session = session_ = std::make_shared<Session>(shared_from_this(), wire_, id, worker_);
       } else {
         next_us = std::min(next_us, session_dialling_.pause.until_us);
       }
     }
   }
+  if (stale != nullptr) stale->Cancel();
   if (new_watch != nullptr) new_watch->Start();
   if (new_session != nullptr) new_session->Start();
   return next_us;
@@ -315,8 +338,8 @@ absl::Status WorkerChannel::Receive(grpc::ByteBuffer* wire, Message* message,
 void WorkerChannel::Control(grpc::ClientContext* context, const v1::ControlRequest* request,
                             grpc::ByteBuffer* answer,
                             std::function<void(grpc::Status)> done) const {
-  BytesStub<v1::ControlRequest>(channel_).UnaryCall(context, kControlMethod, {}, request, answer,
-                                                    std::move(done));
+  BytesStub<v1::ControlRequest>(wire()).UnaryCall(context, kControlMethod, {}, request, answer,
+                                                  std::move(done));
 }
 
 void WorkerChannel::RestartWatch() {

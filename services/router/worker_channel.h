@@ -66,10 +66,11 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   bool connected() const EXCLUDES(mu_);
   // Everything lives until `done`; the answer is to be measured (wire_message.h).
   void Control(grpc::ClientContext* context, const v1::ControlRequest* request,
-               grpc::ByteBuffer* answer, std::function<void(grpc::Status)> done) const;
+               grpc::ByteBuffer* answer, std::function<void(grpc::Status)> done) const
+      EXCLUDES(mu_);
   // The proof that a call of `method` carries. While this lives.
-  FleetCall Prove(std::string_view method, grpc::ClientContext* context) const {
-    return {&options_.secret, channel_, address_, method, context};
+  FleetCall Prove(std::string_view method, grpc::ClientContext* context) const EXCLUDES(mu_) {
+    return {&options_.secret, wire(), address_, method, context};
   }
 
  private:
@@ -91,6 +92,10 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
     bool refused = false;   // By the core, which has no use for it.
   };
 
+  std::shared_ptr<grpc::Channel> wire() const EXCLUDES(mu_);
+  // What is dialled from now on has the certificates that the fleet has now. True: they have
+  // changed, and what still waits for a connection with the ones before waits in vain.
+  bool FollowCertificates() REQUIRES(mu_);
   // Says once that nobody registers here. When to ask again.
   int64_t TellUnheard(int64_t now_us) REQUIRES(mu_);
 
@@ -116,9 +121,10 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   RouterCore* const core_;
   std::atomic<SessionId>* const next_session_;
   const std::function<void()> wake_;
-  const std::shared_ptr<grpc::Channel> channel_;
 
   mutable Mutex mu_;
+  uint64_t tls_generation_ GUARDED_BY(mu_) = 0;
+  std::shared_ptr<grpc::Channel> wire_ GUARDED_BY(mu_);
   CondVar idle_;
   bool closing_ GUARDED_BY(mu_) = false;
   std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.

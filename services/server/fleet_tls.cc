@@ -3,10 +3,10 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 
-#include <chrono>
+#include <utility>
+#include <vector>
 
 #include "runtime/base/status_macros.h"
-#include "services/server/followed_files.h"
 
 namespace tandem {
 
@@ -19,7 +19,8 @@ void FleetTlsFlags::Declare(FlagSet* flags) {
              "PEM certificates of those who sign the fleet's certificates");
   flags->Add(
       "fleet-tls-name", &name, "NAME",
-      "what the certificates of all workers are for; empty: of each the host in its address");
+      "what the certificates of all routers and workers are for; empty: of each worker the host in "
+      "its address, and whoever connects may be for anything");
 }
 
 absl::Status FleetTlsFlags::Check() const {
@@ -39,16 +40,22 @@ absl::StatusOr<std::unique_ptr<FleetTls>> FleetTls::Open(const FleetTlsFlags& fl
   TANDEM_ASSIGN_OR_RETURN(tls->identity_,
                           TlsIdentity::Open({.certificate = flags.certificate,
                                              .key = flags.key,
-                                             .client_authorities = flags.authorities}));
+                                             .client_authorities = flags.authorities,
+                                             .client_name = flags.name}));
+  return tls;
+}
+
+std::shared_ptr<grpc::ChannelCredentials> FleetTls::credentials() const {
+  using grpc::experimental::StaticDataCertificateProvider;
+  const std::shared_ptr<const TlsIdentity::Pems> pems = identity_->pems();
   grpc::experimental::TlsChannelCredentialsOptions options;
-  options.set_certificate_provider(
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-          flags.key, flags.certificate, flags.authorities,
-          std::chrono::duration_cast<std::chrono::seconds>(kFollowPeriod).count()));
+  options.set_certificate_provider(std::make_shared<StaticDataCertificateProvider>(
+      pems->client_authorities,
+      std::vector<grpc::experimental::IdentityKeyCertPair>{
+          {.private_key = pems->key, .certificate_chain = pems->certificate}}));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
-  tls->credentials_ = grpc::experimental::TlsCredentials(options);
-  return tls;
+  return grpc::experimental::TlsCredentials(options);
 }
 
 void FleetTls::Configure(grpc::ChannelArguments* arguments) const {

@@ -1,5 +1,5 @@
 // TLS between the processes of a fleet: each shows its certificate to the other, and believes
-// whoever shows one that the fleet's authorities signed.
+// whoever shows one that the fleet's authorities signed, for the fleet's name.
 
 #ifndef TANDEM_SERVICES_SERVER_FLEET_TLS_H_
 #define TANDEM_SERVICES_SERVER_FLEET_TLS_H_
@@ -37,15 +37,17 @@ class FleetTls {
   // Of listeners, which ask everybody for a certificate.
   TlsIdentity* identity() const { return identity_.get(); }
 
-  // Of channels to the other processes.
-  std::shared_ptr<grpc::ChannelCredentials> credentials() const { return credentials_; }
+  // Of channels to the other processes that are made now. They hold what TlsIdentity has accepted,
+  // whatever is in the files meanwhile: once generation() is another one, what is dialled again
+  // needs a new channel.
+  std::shared_ptr<grpc::ChannelCredentials> credentials() const;
+  uint64_t generation() const { return identity_->generation(); }
   void Configure(grpc::ChannelArguments* arguments) const;
 
  private:
   FleetTls() = default;
 
   std::unique_ptr<TlsIdentity> identity_;
-  std::shared_ptr<grpc::ChannelCredentials> credentials_;
   std::string name_;
 };
 

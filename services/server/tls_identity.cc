@@ -71,10 +71,20 @@ absl::StatusOr<Owned<EVP_PKEY>> ReadKey(const std::string& path, const std::stri
   return key;
 }
 
-int64_t ExpiryOf(const X509* certificate) {
-  std::tm time{};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &time) != 1) return 0;
-  return timegm(&time);
+int64_t UnixSeconds(const ASN1_TIME* time) {
+  std::tm parts{};
+  return ASN1_TIME_to_tm(time, &parts) == 1 ? timegm(&parts) : 0;
+}
+
+// Of the one that ends first.
+TlsLifetime LifetimeOf(const Certificates& certificates) {
+  TlsLifetime first;
+  for (const Owned<X509>& one : certificates) {
+    const int64_t ends_s = UnixSeconds(X509_get0_notAfter(one.get()));
+    if (&one != &certificates.front() && ends_s >= first.ends_s) continue;
+    first = {.starts_s = UnixSeconds(X509_get0_notBefore(one.get())), .ends_s = ends_s};
+  }
+  return first;
 }
 
 // By protocol, as the stream of the connection names it (socket_stream.cc).
@@ -119,15 +129,24 @@ absl::Status TrustClientsOf(const Certificates& authorities, SSL_CTX* context) {
   return absl::OkStatus();
 }
 
+absl::Status TrustOnly(const std::string& name, SSL_CTX* context) {
+  X509_VERIFY_PARAM* const asked = SSL_CTX_get0_param(context);
+  const bool taken = X509_VERIFY_PARAM_set1_ip_asc(asked, name.c_str()) == 1 ||
+                     X509_VERIFY_PARAM_set1_host(asked, name.data(), name.size()) == 1;
+  ERR_clear_error();
+  if (taken) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no name of a certificate"));
+}
+
 struct Loaded {
   std::shared_ptr<SSL_CTX> context;
-  int64_t expires_s = 0;
+  TlsLifetime lifetime, authorities_lifetime;
 };
 
 absl::StatusOr<Loaded> Load(const TlsFiles& files, const FollowedFiles::Texts& texts) {
   TANDEM_ASSIGN_OR_RETURN(const Certificates chain, ReadCertificates(files.certificate, texts[0]));
   TANDEM_ASSIGN_OR_RETURN(const Owned<EVP_PKEY> key, ReadKey(files.key, texts[1]));
-  Loaded loaded{.context = NewContext(), .expires_s = ExpiryOf(chain.front().get())};
+  Loaded loaded{.context = NewContext(), .lifetime = LifetimeOf(chain)};
   SSL_CTX* const context = loaded.context.get();
   if (SSL_CTX_use_certificate(context, chain.front().get()) != 1) {
     return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastReason()));
@@ -136,7 +155,6 @@ absl::StatusOr<Loaded> Load(const TlsFiles& files, const FollowedFiles::Texts& t
     if (SSL_CTX_add1_chain_cert(context, chain[i].get()) != 1) {
       return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastReason()));
     }
-    loaded.expires_s = std::min(loaded.expires_s, ExpiryOf(chain[i].get()));
   }
   if (SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -145,7 +163,11 @@ absl::StatusOr<Loaded> Load(const TlsFiles& files, const FollowedFiles::Texts& t
   if (!files.client_authorities.empty()) {
     TANDEM_ASSIGN_OR_RETURN(const Certificates authorities,
                             ReadCertificates(files.client_authorities, texts[2]));
+    loaded.authorities_lifetime = LifetimeOf(authorities);
     TANDEM_RETURN_IF_ERROR(TrustClientsOf(authorities, context));
+  }
+  if (!files.client_name.empty()) {
+    TANDEM_RETURN_IF_ERROR(TrustOnly(files.client_name, context));
   }
   return loaded;
 }
@@ -172,8 +194,13 @@ absl::StatusOr<std::unique_ptr<TlsIdentity>> TlsIdentity::Open(const TlsFiles& f
 void TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
   absl::StatusOr<Loaded> loaded =
       texts.ok() ? Load(files_, *texts) : absl::StatusOr<Loaded>(texts.status());
+  const int64_t now_s = std::time(nullptr);
   const MutexLock lock(&mu_);
   const bool first = context_ == nullptr;
+  if (loaded.ok() && loaded->lifetime.ends_s <= now_s && now_s < lifetime_.ends_s) {
+    loaded = absl::InvalidArgumentError(
+        absl::StrCat(files_.certificate, ": ended ", now_s - loaded->lifetime.ends_s, " s ago"));
+  }
   if (!loaded.ok()) {
     const std::string why(loaded.status().message());
     if (first) {
@@ -184,8 +211,14 @@ void TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
     return;
   }
   context_ = std::move(loaded->context);
-  expires_s_ = loaded->expires_s;
-  const int64_t left_s = expires_s_ - std::time(nullptr);
+  pems_ = std::make_shared<const Pems>(
+      Pems{.certificate = (*texts)[0],
+           .key = (*texts)[1],
+           .client_authorities = has_authorities() ? (*texts)[2] : ""});
+  lifetime_ = loaded->lifetime;
+  authorities_lifetime_ = loaded->authorities_lifetime;
+  generation_.fetch_add(1, std::memory_order_release);
+  const int64_t left_s = lifetime_.ends_s - now_s;
   if (left_s <= 0) {
     LogWarning("the certificate has expired", {{"file", files_.certificate}, {"since_s", -left_s}});
   } else if (!first) {
@@ -198,9 +231,19 @@ std::shared_ptr<SSL_CTX> TlsIdentity::Context() const {
   return context_;
 }
 
-int64_t TlsIdentity::expires_s() const {
+std::shared_ptr<const TlsIdentity::Pems> TlsIdentity::pems() const {
   const MutexLock lock(&mu_);
-  return expires_s_;
+  return pems_;
+}
+
+TlsLifetime TlsIdentity::lifetime() const {
+  const MutexLock lock(&mu_);
+  return lifetime_;
+}
+
+TlsLifetime TlsIdentity::authorities_lifetime() const {
+  const MutexLock lock(&mu_);
+  return authorities_lifetime_;
 }
 
 }  // namespace tandem

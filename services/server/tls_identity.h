@@ -2,8 +2,9 @@
 //
 // Three PEM files, followed while the process runs: a certificate with the chain behind it, its
 // key, and the authorities that sign clients' certificates. Connections made from then on see what
-// changed; those that stand stay as they are. Files that do not fit together change nothing, which
-// the log says: whoever replaces a certificate and its key one after the other breaks nothing.
+// changed; those that stand stay as they are. Files that do not fit together change nothing, nor
+// does a certificate that has ended where the present one has not, which the log says: whoever
+// replaces a certificate and its key one after the other breaks nothing.
 //
 // TLS 1.2 and 1.3. Every connection begins with a whole handshake, so that none lives on the
 // certificate that an earlier one showed.
@@ -13,6 +14,7 @@
 
 #include <openssl/ssl.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,11 +31,22 @@ struct TlsFiles {
   std::string key;
   // Whoever connects must show a certificate that one of these signed; empty: nobody need.
   std::string client_authorities;
+  // And one that is for this name, or IP address; empty: for any.
+  std::string client_name;
+};
+
+// When something begins and ends to be valid, in seconds of Unix time.
+struct TlsLifetime {
+  int64_t starts_s = 0, ends_s = 0;
 };
 
 class TlsIdentity {
  public:
   using OnHandshake = std::function<void(bool ok)>;
+  // What the files have, and somebody else may use.
+  struct Pems {
+    std::string certificate, key, client_authorities;
+  };
 
   // Follows the files from now on. InvalidArgument names the file and what is wrong with it, also
   // where the key is not the certificate's.
@@ -41,8 +54,14 @@ class TlsIdentity {
 
   // For connections from now on. Any thread.
   std::shared_ptr<SSL_CTX> Context() const EXCLUDES(mu_);
-  // When the first certificate of the chain ends, in seconds of Unix time. Any thread.
-  int64_t expires_s() const EXCLUDES(mu_);
+  // What Context is made of, and how often it has changed. Any thread.
+  std::shared_ptr<const Pems> pems() const EXCLUDES(mu_);
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+  // Of the first certificate of the chain that ends; of the first of the authorities, if there are
+  // any. Any thread.
+  TlsLifetime lifetime() const EXCLUDES(mu_);
+  TlsLifetime authorities_lifetime() const EXCLUDES(mu_);
+  bool has_authorities() const { return !files_.client_authorities.empty(); }
 
   // Told of the end of every handshake, on the thread of its connection. Before the first.
   void SetOnHandshake(OnHandshake on_handshake) { on_handshake_ = std::move(on_handshake); }
@@ -61,7 +80,9 @@ class TlsIdentity {
   OnHandshake on_handshake_;
   mutable Mutex mu_;
   std::shared_ptr<SSL_CTX> context_ GUARDED_BY(mu_);
-  int64_t expires_s_ GUARDED_BY(mu_) = 0;
+  std::shared_ptr<const Pems> pems_ GUARDED_BY(mu_);
+  TlsLifetime lifetime_ GUARDED_BY(mu_), authorities_lifetime_ GUARDED_BY(mu_);
+  std::atomic<uint64_t> generation_{0};
   absl::Status first_;  // Of Open.
   FollowedFiles followed_;
 };

@@ -17,10 +17,11 @@ struct TestCertificate {
   std::string pem, key;
 };
 
-// Signs certificates that are valid from yesterday on, for `days` days.
+// Signs certificates that are valid from yesterday on, for `days` days, as its own is.
 class TestAuthority {
  public:
-  TestAuthority() : key_(EVP_EC_gen("P-256"), EVP_PKEY_free), own_(Make("authority", 2, true)) {}
+  explicit TestAuthority(int days = 2)
+      : key_(EVP_EC_gen("P-256"), EVP_PKEY_free), own_(Make("authority", days, true)) {}
 
   const std::string& pem() const { return own_.pem; }
   TestCertificate Issue(const std::string& name, int days = 2) const {

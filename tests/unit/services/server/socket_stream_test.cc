@@ -8,10 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <ctime>
+#include <map>
 #include <random>
 #include <vector>
 
+#include "services/server/tls_metrics.h"
 #include "tests/support/certificates.h"
 #include "tests/support/temp_folder.h"
 
@@ -219,6 +223,23 @@ TEST_F(SocketStreamTest, WhoIsNobodysClientIsLost) {
   }
 }
 
+// The authorities of a cluster sign others' certificates, too.
+TEST_F(SocketStreamTest, WhoseCertificateIsForAnotherNameIsLost) {
+  files_.client_name = "fleet";
+  Open();
+  for (const auto& [name, taken] : {std::pair("fleet", true), std::pair("another", false)}) {
+    SCOPED_TRACE(name);
+    TearDown();
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair_), 0);
+    num_ok_ = num_failed_ = 0;
+    SocketStream server(pair_[0], {.identity = identity_.get()}, kAlpnHttp2);
+    const TestCertificate shown = authority_.Issue(name);
+    Client client(pair_[1], authority_.pem(), &shown, kAlpnHttp2);
+    EXPECT_EQ(Shake(&server, &client), taken);
+    EXPECT_EQ(num_failed_, taken ? 0 : 1);
+  }
+}
+
 TEST_F(SocketStreamTest, WhatIsNoTlsIsLost) {
   Open();
   SocketStream server(pair_[0], {.identity = identity_.get()}, kAlpnHttp1);
@@ -260,7 +281,8 @@ TEST_F(SocketStreamTest, NothingIsSaidOnceTheDescriptorIsSomebodyElses) {
 TEST_F(SocketStreamTest, CertificatesChangeOnceTheyFit) {
   Open();
   const int64_t now_s = std::time(nullptr);
-  EXPECT_NEAR(static_cast<double>(identity_->expires_s()), static_cast<double>(now_s + 86'400), 60);
+  EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
+              static_cast<double>(now_s + 86'400), 60);
   const auto before = identity_->Context();
   const TestCertificate next = authority_.Issue("next", /*days=*/9);
   folder_.Write("cert", next.pem);
@@ -269,13 +291,13 @@ TEST_F(SocketStreamTest, CertificatesChangeOnceTheyFit) {
   folder_.Write("key", next.key);
   identity_->Look();
   EXPECT_NE(identity_->Context(), before);
-  EXPECT_NEAR(static_cast<double>(identity_->expires_s()), static_cast<double>(now_s + 8 * 86'400),
-              60);
+  EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
+              static_cast<double>(now_s + 8 * 86'400), 60);
   // Of a chain the first that ends.
   folder_.Write("cert", next.pem + authority_.Issue("between", /*days=*/3).pem);
   identity_->Look();
-  EXPECT_NEAR(static_cast<double>(identity_->expires_s()), static_cast<double>(now_s + 2 * 86'400),
-              60);
+  EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
+              static_cast<double>(now_s + 2 * 86'400), 60);
   const auto whole = identity_->Context();
   for (const std::string& torn :
        {std::string(), next.pem.substr(0, 300), next.pem + "-----BEGIN"}) {
@@ -283,6 +305,62 @@ TEST_F(SocketStreamTest, CertificatesChangeOnceTheyFit) {
     identity_->Look();
     EXPECT_EQ(identity_->Context() == whole, torn.size() <= next.pem.size()) << torn;
   }
+}
+
+TEST_F(SocketStreamTest, ACertificateThatHasEndedReplacesNoneThatHasNot) {
+  WriteFiles(authority_.Issue("old", /*days=*/0));
+  Open();
+  const int64_t now_s = std::time(nullptr);
+  EXPECT_LT(identity_->lifetime().ends_s, now_s) << "better than nothing";
+  WriteFiles(authority_.Issue("good"));
+  identity_->Look();
+  EXPECT_GT(identity_->lifetime().ends_s, now_s);
+  const auto good = identity_->Context();
+  const uint64_t generation = identity_->generation();
+  const std::string pem = identity_->pems()->certificate;
+  WriteFiles(authority_.Issue("older", /*days=*/0));
+  identity_->Look();
+  EXPECT_EQ(identity_->Context(), good);
+  EXPECT_EQ(identity_->generation(), generation);
+  EXPECT_EQ(identity_->pems()->certificate, pem);
+}
+
+TEST_F(SocketStreamTest, LifetimesAreOfWhatEndsFirst) {
+  const auto near = [now_s = std::time(nullptr)](int64_t time_s, int days) {
+    return std::abs(time_s - now_s - days * 86'400) < 60;
+  };
+  folder_.Write("authorities", authority_.pem() + TestAuthority(/*days=*/5).pem());
+  WriteFiles(authority_.Issue("server", /*days=*/9));
+  Open();
+  EXPECT_TRUE(near(identity_->lifetime().starts_s, -1));
+  EXPECT_TRUE(near(identity_->lifetime().ends_s, 8));
+  EXPECT_TRUE(near(identity_->authorities_lifetime().starts_s, -1));
+  EXPECT_TRUE(near(identity_->authorities_lifetime().ends_s, 1));
+  folder_.Write("authorities", TestAuthority(/*days=*/5).pem());
+  identity_->Look();
+  EXPECT_TRUE(near(identity_->authorities_lifetime().ends_s, 4));
+}
+
+TEST_F(SocketStreamTest, MetricsTellOfCertificatesAndOfAuthorities) {
+  MetricsRegistry registry;
+  WriteFiles(authority_.Issue("server", /*days=*/9));
+  Open();
+  ShowInMetrics("fleet", identity_.get(), &registry);
+  std::map<std::string, double> days;
+  const auto now_s = static_cast<double>(std::time(nullptr));
+  for (const prometheus::MetricFamily& family : registry.Collect()) {
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      if (!family.name.ends_with("_timestamp_seconds")) continue;
+      days[family.name + " " + metric.label.at(0).value] =
+          std::round((metric.gauge.value - now_s) / 86'400);
+    }
+  }
+  const std::map<std::string, double> expected = {
+      {"tandem_certificate_expiry_timestamp_seconds fleet", 8},
+      {"tandem_certificate_expiry_timestamp_seconds fleet_authorities", 1},
+      {"tandem_certificate_start_timestamp_seconds fleet", -1},
+      {"tandem_certificate_start_timestamp_seconds fleet_authorities", -1}};
+  EXPECT_EQ(days, expected);
 }
 
 TEST_F(SocketStreamTest, WhatCannotBeUsedIsNamed) {
