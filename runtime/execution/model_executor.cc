@@ -73,6 +73,14 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
   return executor;
 }
 
+int64_t ModelExecutor::TokenScratchBytes(const ModelConfig& config, DType compute_dtype) {
+  return Decoder::ScratchBytes(config, compute_dtype, /*max_tokens=*/1, /*max_logit_rows=*/0);
+}
+
+int64_t ModelExecutor::LogitScratchBytes(const ModelConfig& config, DType compute_dtype) {
+  return Decoder::ScratchBytes(config, compute_dtype, /*max_tokens=*/0, kMaxLogitRows);
+}
+
 absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) {
   TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
   output->runs.resize(input.runs.size());

@@ -48,6 +48,11 @@ class ModelExecutor final : public Executor {
                                                                const Model* model, Backend* backend,
                                                                const PoolMemory& memory);
 
+  // What Create allocates beside the pool of that model, or a little more, in two parts: for each
+  // of max_batched_tokens, and for logits.
+  static int64_t TokenScratchBytes(const ModelConfig& config, DType compute_dtype);
+  static int64_t LogitScratchBytes(const ModelConfig& config, DType compute_dtype);
+
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
   uint64_t work_done() const override { return backend_->work_done(); }

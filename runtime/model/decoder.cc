@@ -18,39 +18,57 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const Model* model, Bac
   return decoder;
 }
 
+std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DType compute_dtype,
+                                                   int64_t ffn_in, int64_t max_tokens,
+                                                   int64_t max_logit_rows) {
+  const size_t compute = SizeOf(compute_dtype);
+  const int64_t rows = max_tokens;
+  const int64_t hidden = config.hidden_size;
+  const int64_t half = config.head_dim / 2;
+  const int64_t qkv = config.query_size() + 2 * config.kv_size();
+  return {
+      {&Decoder::cos_, rows, half, sizeof(float)},
+      {&Decoder::sin_, rows, half, sizeof(float)},
+      {&Decoder::residual_, rows, hidden, sizeof(float)},
+      {&Decoder::normed_, rows, hidden, compute},
+      {&Decoder::qkv_, rows, qkv, sizeof(float)},
+      {&Decoder::query_, rows, config.query_size(), compute},
+      {&Decoder::attended_, rows, config.query_size(), compute},
+      {&Decoder::projected_, rows, hidden, sizeof(float)},
+      {&Decoder::ffn_in_, rows, ffn_in, sizeof(float)},
+      {&Decoder::ffn_act_, rows, config.ffn_size, compute},
+      {&Decoder::logit_hidden_, max_logit_rows, hidden, sizeof(float)},
+      {&Decoder::logit_normed_, max_logit_rows, hidden, compute},
+      {&Decoder::logits_, max_logit_rows, config.vocab_size, sizeof(float)},
+  };
+}
+
+int64_t Decoder::ScratchBytes(const ModelConfig& config, DType compute_dtype, int64_t max_tokens,
+                              int64_t max_logit_rows) {
+  int64_t bytes = 0;
+  // Gate and up: what a family without a gate takes is less.
+  for (const Scratch& one :
+       ListScratch(config, compute_dtype, 2 * config.ffn_size, max_tokens, max_logit_rows)) {
+    bytes += one.bytes();
+  }
+  return bytes;
+}
+
 absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
   kv_ = layout.Views(pool);
-  const size_t compute = SizeOf(model_.compute_dtype());
-  const auto allocate = [this](DeviceBuffer* buffer, int64_t rows, int64_t columns,
-                               size_t element_bytes) -> absl::Status {
-    TANDEM_ASSIGN_OR_RETURN(
-        *buffer, backend_->Allocate(static_cast<size_t>(rows) * static_cast<size_t>(columns) *
-                                    element_bytes));
-    return absl::OkStatus();
-  };
-  const int64_t rows = max_tokens_;
-  const int64_t hidden = config_.hidden_size;
-  const int64_t ffn_in = model_.spec().layers[0].ffn_in.out_features();
   if (model_.spec().positions == PositionKind::kRotary) {
     const std::vector<float> frequencies = RopeFrequencies(config_);
-    const int64_t half = static_cast<int64_t>(frequencies.size());
-    TANDEM_RETURN_IF_ERROR(allocate(&inv_freq_, 1, half, sizeof(float)));
-    std::memcpy(inv_freq_.data(), frequencies.data(), frequencies.size() * sizeof(float));
-    TANDEM_RETURN_IF_ERROR(allocate(&cos_, rows, half, sizeof(float)));
-    TANDEM_RETURN_IF_ERROR(allocate(&sin_, rows, half, sizeof(float)));
+    const size_t bytes = frequencies.size() * sizeof(float);
+    TANDEM_ASSIGN_OR_RETURN(inv_freq_, backend_->Allocate(bytes));
+    std::memcpy(inv_freq_.data(), frequencies.data(), bytes);
   }
-  const int64_t qkv = config_.query_size() + 2 * config_.kv_size();
-  TANDEM_RETURN_IF_ERROR(allocate(&residual_, rows, hidden, sizeof(float)));
-  TANDEM_RETURN_IF_ERROR(allocate(&normed_, rows, hidden, compute));
-  TANDEM_RETURN_IF_ERROR(allocate(&qkv_, rows, qkv, sizeof(float)));
-  TANDEM_RETURN_IF_ERROR(allocate(&query_, rows, config_.query_size(), compute));
-  TANDEM_RETURN_IF_ERROR(allocate(&attended_, rows, config_.query_size(), compute));
-  TANDEM_RETURN_IF_ERROR(allocate(&projected_, rows, hidden, sizeof(float)));
-  TANDEM_RETURN_IF_ERROR(allocate(&ffn_in_, rows, ffn_in, sizeof(float)));
-  TANDEM_RETURN_IF_ERROR(allocate(&ffn_act_, rows, config_.ffn_size, compute));
-  TANDEM_RETURN_IF_ERROR(allocate(&logit_hidden_, max_logit_rows_, hidden, sizeof(float)));
-  TANDEM_RETURN_IF_ERROR(allocate(&logit_normed_, max_logit_rows_, hidden, compute));
-  return allocate(&logits_, max_logit_rows_, config_.vocab_size, sizeof(float));
+  for (const Scratch& one :
+       ListScratch(config_, model_.compute_dtype(), model_.spec().layers[0].ffn_in.out_features(),
+                   max_tokens_, max_logit_rows_)) {
+    TANDEM_ASSIGN_OR_RETURN(this->*one.buffer,
+                            backend_->Allocate(static_cast<size_t>(one.bytes())));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Decoder::Forward(const ForwardInput& input) {

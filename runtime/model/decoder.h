@@ -49,6 +49,10 @@ class Decoder {
                                                          int64_t max_tokens,
                                                          int64_t max_logit_rows);
 
+  // What Create allocates of that model, or a little more.
+  static int64_t ScratchBytes(const ModelConfig& config, DType compute_dtype, int64_t max_tokens,
+                              int64_t max_logit_rows);
+
   // Array contents are trusted.
   absl::Status Forward(const ForwardInput& input);
 
@@ -65,6 +69,16 @@ class Decoder {
         max_tokens_(max_tokens),
         max_logit_rows_(max_logit_rows) {}
 
+  struct Scratch {
+    DeviceBuffer Decoder::*buffer;
+    int64_t rows, columns;
+    size_t element_bytes;
+
+    int64_t bytes() const { return rows * columns * static_cast<int64_t>(element_bytes); }
+  };
+  static std::vector<Scratch> ListScratch(const ModelConfig& config, DType compute_dtype,
+                                          int64_t ffn_in, int64_t max_tokens,
+                                          int64_t max_logit_rows);
   absl::Status Allocate(const KvLayout& layout, std::byte* pool);
   absl::Status Embed(const ForwardInput& input);
   absl::Status RunLayer(size_t layer, const ForwardInput& input);

@@ -108,12 +108,16 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
       KvLayout::Make(plan.config, *process.backend, plan.compute_dtype, options.block_size));
   TANDEM_ASSIGN_OR_RETURN(
       const WorkerSizes sizes,
-      SizeWorker(options,
-                 {.max_positions = plan.config.max_positions,
-                  .weights_bytes = static_cast<int64_t>(plan.weights_bytes),
-                  .block_bytes = static_cast<int64_t>(layout.block_bytes)},
-                 machine,
-                 options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
+      SizeWorker(
+          options,
+          {.max_positions = plan.config.max_positions,
+           .weights_bytes = static_cast<int64_t>(plan.weights_bytes),
+           .block_bytes = static_cast<int64_t>(layout.block_bytes),
+           .token_scratch_bytes = ModelExecutor::TokenScratchBytes(plan.config, plan.compute_dtype),
+           .logit_scratch_bytes =
+               ModelExecutor::LogitScratchBytes(plan.config, plan.compute_dtype)},
+          machine,
+          options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
 
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
                           ServedName(options.model, options.served_model_name));
@@ -157,8 +161,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
   worker.secret = secret;
   worker.tls = options.fleet_tls;
-  worker.memory_limit_bytes =
-      options.memory_limit.bytes > 0 ? options.memory_limit.bytes : DefaultMemoryLimit(machine);
+  worker.memory_limit_bytes = MemoryLimit(options, machine);
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
                                               .max_sequences = sizes.max_sequences,

@@ -19,13 +19,17 @@ namespace {
 
 constexpr int32_t kDefaultMaxSequences = 64;
 constexpr int32_t kDefaultBatchedTokens = 512;
-// Of what the weights leave: the rest is for activations, buffers and the system.
+// Of what the weights and the process's own memory leave: the rest is for the system and others.
 constexpr double kKvShareOfFreeMemory = 0.5;
 // A default pool holds this many sequences at their longest, and no more: every page of it is
 // touched at start.
 constexpr int64_t kDefaultFullSequences = 16;
 // What UCX and its peers need of /dev/shm beside pools.
 constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
+
+// The program itself, threads' stacks, what libraries keep: an idle worker of the demo model has
+// 26 MiB of it.
+constexpr int64_t kProcessReserve = int64_t{64} << 20;
 
 constexpr char kPublicNeeds[] = "it needs --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca";
 
@@ -108,6 +112,10 @@ absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& o
   return ParseAdminAddress(options.admin, MayBePublic(options) ? "" : kPublicNeeds);
 }
 
+int64_t MemoryLimit(const WorkerOptions& options, const MachineLimits& machine) {
+  return options.memory_limit.bytes > 0 ? options.memory_limit.bytes : DefaultMemoryLimit(machine);
+}
+
 int32_t NumThreads(const WorkerOptions& options, const MachineLimits& machine) {
   return options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
 }
@@ -137,11 +145,19 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
                         sizes.max_batched_tokens, sizes.max_sequences));
   }
 
-  const int64_t free_bytes = machine.memory_bytes - model.weights_bytes;
+  const int64_t limit_bytes = MemoryLimit(options, machine);
+  const int64_t scratch_bytes =
+      model.logit_scratch_bytes + sizes.max_batched_tokens * model.token_scratch_bytes;
+  const int64_t own_bytes = limit_bytes + scratch_bytes + kProcessReserve;
+  const int64_t free_bytes = machine.memory_bytes - model.weights_bytes - own_bytes;
+  const std::string parts = absl::StrFormat(
+      "weights of %s, --memory-limit of %s, %s to compute %d tokens in a step and a reserve of %s",
+      FormatByteSize(model.weights_bytes), FormatByteSize(limit_bytes),
+      FormatByteSize(scratch_bytes), sizes.max_batched_tokens, FormatByteSize(kProcessReserve));
   if (free_bytes <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("--model: its weights take %s, the machine or its cgroup allows %s",
-                        FormatByteSize(model.weights_bytes), FormatByteSize(machine.memory_bytes)));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--model: %s take %s, the machine or its cgroup allows %s", parts,
+        FormatByteSize(model.weights_bytes + own_bytes), FormatByteSize(machine.memory_bytes)));
   }
   int64_t pool_bytes = options.kv_memory.bytes;
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
@@ -168,9 +184,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const WorkerOptions& options, const Model
     }
   } else if (pool_bytes > free_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--kv-memory: %s, but weights of %s leave %s of the %s that the machine or its cgroup "
-        "allows",
-        FormatByteSize(pool_bytes), FormatByteSize(model.weights_bytes), FormatByteSize(free_bytes),
+        "--kv-memory: %s, but %s leave %s of the %s that the machine or its cgroup allows",
+        FormatByteSize(pool_bytes), parts, FormatByteSize(free_bytes),
         FormatByteSize(machine.memory_bytes)));
   }
   if (shared_memory.has_value() && pool_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {

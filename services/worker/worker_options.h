@@ -49,8 +49,13 @@ absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& o
 struct ModelFacts {
   int64_t max_positions = 0;
   int64_t weights_bytes = 0;
-  int64_t block_bytes = 0;  // Of one pool block.
+  int64_t block_bytes = 0;          // Of one pool block.
+  int64_t token_scratch_bytes = 0;  // What is computed with, for each token of a step,
+  int64_t logit_scratch_bytes = 0;  // and whatever is in it.
 };
+
+// Of the process, beside weights, KV and what it computes with.
+int64_t MemoryLimit(const WorkerOptions& options, const MachineLimits& machine);
 
 struct WorkerSizes {
   int32_t max_model_tokens = 0;

@@ -37,6 +37,22 @@ std::vector<int32_t> Prompt(int32_t length, int32_t step = 7) {
   return ids;
 }
 
+// Workers leave that much beside their pool.
+TEST(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
+  ModelConfig config;
+  config.hidden_size = 8;
+  config.ffn_size = 16;
+  config.num_heads = 2;
+  config.num_kv_heads = 1;
+  config.head_dim = 4;
+  config.vocab_size = 32;
+  // Rotations of half a head; residual, norm and projection; query, key and value; query and what
+  // it attends to; gate and up, and their product.
+  EXPECT_EQ(ModelExecutor::TokenScratchBytes(config, DType::kF32),
+            4 * (2 + 2 + 3 * 8 + (8 + 4 + 4) + 2 * 8 + 2 * 16 + 16));
+  EXPECT_EQ(ModelExecutor::LogitScratchBytes(config, DType::kF32), 64 * 4 * (8 + 8 + 32));
+}
+
 TEST(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameText) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);

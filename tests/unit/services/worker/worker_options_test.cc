@@ -19,7 +19,8 @@ TEST(WorkerOptionsTest, DefaultsComeFromMachineAndModel) {
   const auto sizes = SizeWorker({}, kModel, kMachine, std::nullopt);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->max_model_tokens, 8192);
-  EXPECT_EQ(sizes->num_blocks, 4096);  // Half of 8 GiB.
+  // Half of 8 GiB, less 256 MiB of --memory-limit and the reserve.
+  EXPECT_EQ(sizes->num_blocks, 4096 - 128 - 32);
   EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
 }
 
@@ -53,6 +54,35 @@ TEST(WorkerOptionsTest, PoolBeyondMemoryIsRefused) {
   const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
   EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
+}
+
+// A pool that just fits beside the weights would end in the kernel's hands, not in an error.
+TEST(WorkerOptionsTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
+  ModelFacts model = kModel;
+  model.token_scratch_bytes = 1 << 20;
+  model.logit_scratch_bytes = 100 << 20;
+  WorkerOptions options;
+  options.memory_limit = {300 << 20};
+  options.max_batched_tokens = 200;
+  const int64_t own_bytes = int64_t{300 + 100 + 200 + 64} << 20;
+  options.kv_memory = {8 * kGiB - own_bytes};
+  const auto fits = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_EQ(fits->num_blocks * model.block_bytes, options.kv_memory.bytes);
+  options.kv_memory.bytes += 1;
+  const std::string refused = Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+  for (const char* part : {"--kv-memory", "weights of 1.00 GiB", "--memory-limit of 300.00 MiB",
+                           "300.00 MiB to compute 200 tokens", "reserve of 64.00 MiB",
+                           "leave 7.35 GiB of the 9.00 GiB"}) {
+    EXPECT_THAT(refused, HasSubstr(part));
+  }
+  options.kv_memory = {0};
+  const auto half = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->num_blocks, (8192 - 664) / 2);
+  options.memory_limit = {9 * kGiB};
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("--memory-limit of 9.00 GiB"));
 }
 
 TEST(WorkerOptionsTest, WeightsBeyondMemoryAreRefused) {
