@@ -195,6 +195,18 @@ def test_bench_reports_percentiles_and_goodput(disaggregated):
     assert report["goodput_requests_per_second"] == pytest.approx(report["requests_per_second"])
 
 
+def test_bench_fails_unless_everything_was_completed(tmp_path):
+    """As a check of a deployment it must not take a refusal for an answer."""
+    worker = Worker(tmp_path, "none")  # Nobody starts it.
+    router = Router(tmp_path, [worker])
+    router.wait_ready = lambda: wait_until(lambda: router.client.get("/health").status_code == 200, 30, "it listens")
+    bench = [BIN / "tandem", "bench", "--requests=1", "--connections=1", "--prompt-tokens=4", "--output-tokens=1"]
+    with router:
+        for more, status in ([], 1), (["--may-be-refused"], 0):
+            ended = subprocess.run([*bench, f"--target={router.url}", *more], capture_output=True, text=True, timeout=60)
+            assert ended.returncode == status and "0 completed, 1 rejected, 0 failed" in ended.stdout, ended
+
+
 def test_chat_streams_an_answer(disaggregated):
     ended = subprocess.run(
         [BIN / "tandem", "chat", "--target", disaggregated.url, "--message", "And God said", "--seed=1"],
