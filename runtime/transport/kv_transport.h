@@ -84,6 +84,8 @@ class KvTransport {
     virtual void OnFrameSent(uint64_t send_id, bool ok) = 0;
     virtual void OnFrameReceived(const ReceivedFrame& frame, int64_t payload_bytes) = 0;
     virtual void OnLinkProbed(const LinkReport& report) = 0;
+    // Once for each of these, when its link is no more.
+    virtual void OnLinkClosed(const std::string& peer, const std::string& path) = 0;
   };
 
   // At most once a link, on a transport thread, never after the link's destructor has returned.

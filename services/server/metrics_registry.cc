@@ -97,6 +97,11 @@ prometheus::Gauge& MetricsRegistry::Gauge(const std::string& name, const std::st
   return prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels);
 }
 
+void MetricsRegistry::Remove(const std::string& name, const std::string& help,
+                             prometheus::Gauge* gauge) {
+  prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Remove(gauge);
+}
+
 prometheus::Histogram& MetricsRegistry::Histogram(const std::string& name, const std::string& help,
                                                   const std::vector<double>& upper_bounds,
                                                   const MetricLabels& labels) {

@@ -1,8 +1,8 @@
 // The metrics of one process, and their way to another process.
 //
 // A thin shell around prometheus-cpp: a metric is created once, by name, with its help, and updated
-// through the returned reference, which lives as long as the registry. Names carry the prefix
-// tandem_ and end in their unit (_seconds, _bytes, _total).
+// through the returned reference, which lives as long as the registry, but for a gauge that is
+// removed. Names carry the prefix tandem_ and end in their unit (_seconds, _bytes, _total).
 //
 // A router collects its workers' families over Control, labels them and merges them with its own:
 //
@@ -48,6 +48,8 @@ class MetricsRegistry {
                                const MetricLabels& labels = {});
   prometheus::Gauge& Gauge(const std::string& name, const std::string& help,
                            const MetricLabels& labels = {});
+  // Takes a gauge of that name away; nobody uses the reference any more.
+  void Remove(const std::string& name, const std::string& help, prometheus::Gauge* gauge);
   prometheus::Histogram& Histogram(const std::string& name, const std::string& help,
                                    const std::vector<double>& upper_bounds,
                                    const MetricLabels& labels = {});

@@ -278,6 +278,8 @@ GrpcKvTransport::Service::Service(GrpcKvTransport* transport)
 
 // ---- Receiving ----
 
+constexpr char kGrpcPath[] = "grpc";
+
 class GrpcKvTransport::ReceiveStream final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -311,6 +313,7 @@ class GrpcKvTransport::ReceiveStream final
     {
       MutexLock lock(&mu_);
       cancelled_ = true;
+      if (std::exchange(probed_, false)) transport_->listener_->OnLinkClosed(peer_, kGrpcPath);
     }
     proof_.Cancel();
   }
@@ -386,9 +389,10 @@ class GrpcKvTransport::ReceiveStream final
       first_probe_seconds_ = SecondsNow();
     } else if (header.ordinal + 1 == header.reservation.slot) {
       const double seconds = std::max(SecondsNow() - first_probe_seconds_, 1e-9);
+      if (std::exchange(probed_, true)) return;
       transport_->listener_->OnLinkProbed(
           {.peer = peer_,
-           .path = "grpc",
+           .path = kGrpcPath,
            .bytes_per_second = static_cast<double>(header.ordinal) *
                                static_cast<double>(header.length_bytes) / seconds});
     }
@@ -407,6 +411,7 @@ class GrpcKvTransport::ReceiveStream final
   double first_probe_seconds_ = 0;
   Mutex mu_;
   bool cancelled_ GUARDED_BY(mu_) = false;
+  bool probed_ GUARDED_BY(mu_) = false;
   std::shared_ptr<ReceiveStream> self_;  // While the RPC runs.
 };
 

@@ -29,6 +29,9 @@ class TransportEvents final : public KvTransport::Listener {
                              {"path", report.path},
                              {"gigabytes_per_second", report.bytes_per_second * 1e-9}});
   }
+  void OnLinkClosed(const std::string& peer, const std::string& path) override {
+    metrics_->OnLinkClosed(peer, path);
+  }
 
  private:
   CommandQueue* const commands_;

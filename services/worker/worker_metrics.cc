@@ -15,6 +15,9 @@ constexpr char kHitsHelp[] =
     "Prompt tokens served from a prefix cache: the worker's own, or that of the prefill worker "
     "which "
     "computed the rest.";
+constexpr char kLinks[] = "tandem_kv_link_bytes_per_second";
+constexpr char kLinksHelp[] =
+    "Speed of the link to a peer when it opened, for as long as it is open.";
 constexpr char kFrames[] = "tandem_kv_frames_total";
 constexpr char kFramesHelp[] = "KV frames that arrived and got a place, by what became of them.";
 
@@ -162,10 +165,21 @@ void WorkerMetrics::OnPeerPaused(PauseReason reason) {
 }
 
 void WorkerMetrics::OnLinkProbed(const LinkReport& report) {
-  registry_
-      ->Gauge("tandem_kv_link_bytes_per_second", "Speed of the link to a peer when it opened.",
-              {{"peer", report.peer}, {"transport", transport_}, {"path", report.path}})
-      .Set(report.bytes_per_second);
+  const MutexLock lock(&mu_);
+  LinkGauge& link = links_[{report.peer, report.path}];
+  ++link.num_links;
+  link.gauge =
+      &registry_->Gauge(kLinks, kLinksHelp,
+                        {{"peer", report.peer}, {"transport", transport_}, {"path", report.path}});
+  link.gauge->Set(report.bytes_per_second);
+}
+
+void WorkerMetrics::OnLinkClosed(const std::string& peer, const std::string& path) {
+  const MutexLock lock(&mu_);
+  const auto link = links_.find({peer, path});
+  if (link == links_.end() || --link->second.num_links > 0) return;
+  registry_->Remove(kLinks, kLinksHelp, link->second.gauge);
+  links_.erase(link);
 }
 
 }  // namespace tandem

@@ -4,9 +4,12 @@
 #define TANDEM_SERVICES_WORKER_WORKER_METRICS_H_
 
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "runtime/base/mutex.h"
 #include "runtime/engine/engine.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/peer_pauses.h"
@@ -33,7 +36,9 @@ class WorkerMetrics {
   void OnTransferSeconds(double seconds) { transfer_seconds_.Observe(seconds); }
   // The receiver counts, once per verified frame, so that sums over workers are the bytes moved.
   void OnFrame(FrameOutcome outcome, int64_t payload_bytes);
-  void OnLinkProbed(const LinkReport& report);
+  // tandem_kv_link_bytes_per_second of a link is there while the link is.
+  void OnLinkProbed(const LinkReport& report) EXCLUDES(mu_);
+  void OnLinkClosed(const std::string& peer, const std::string& path) EXCLUDES(mu_);
   void OnPeerPaused(PauseReason reason);
 
  private:
@@ -68,6 +73,14 @@ class WorkerMetrics {
   prometheus::Gauge& requests_running_;
   prometheus::Gauge& requests_waiting_;
   prometheus::Gauge& kv_usage_;
+
+  // A new link to a peer may open before its last one has closed.
+  struct LinkGauge {
+    prometheus::Gauge* gauge = nullptr;
+    int num_links = 0;
+  };
+  Mutex mu_;
+  std::map<std::pair<std::string, std::string>, LinkGauge> links_ GUARDED_BY(mu_);  // Peer, path.
 };
 
 }  // namespace tandem

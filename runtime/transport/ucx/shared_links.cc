@@ -26,6 +26,7 @@ namespace {
 
 // Of connections at once. A full backlog would refuse peers, so that is as long as the kernel
 // allows.
+constexpr char kMemoryPath[] = "shared memory";
 constexpr int kAcceptsAtOnce = 128;
 // Connections without an attached link: what hangs up is gone two rounds after it was accepted.
 constexpr size_t kMaxStrangers = 2 * kAcceptsAtOnce;
@@ -86,6 +87,7 @@ struct SharedLinks::Inbound {
   std::shared_ptr<LostCallbackOnce> on_lost;
   int fd = -1;
   bool broken = false;
+  bool probed = false;
   ucp_rkey_h key = nullptr;
   const std::byte* pool = nullptr;  // The sender's, mapped.
 };
@@ -340,8 +342,9 @@ void SharedLinks::Probe(Inbound* link) {
     }
     seconds = std::max(SecondsNow() - begin, 1e-9);
   }
+  link->probed = true;
   listener_->OnLinkProbed({.peer = link->peer,
-                           .path = "shared memory",
+                           .path = kMemoryPath,
                            .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
 }
 
@@ -392,6 +395,7 @@ void SharedLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
+  if (found->second->probed) listener_->OnLinkClosed(found->second->peer, kMemoryPath);
   inbound_.erase(found);
 }
 

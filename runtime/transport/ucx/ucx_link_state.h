@@ -34,6 +34,7 @@ struct UcxLinks::Inbound {
   std::string peer;
   std::shared_ptr<LostCallbackOnce> on_lost;
   bool broken = false;
+  bool probed = false;
   double first_probe_seconds = 0;
 };
 

@@ -9,6 +9,11 @@
 #include "runtime/transport/ucx/ucx_links.h"
 
 namespace tandem {
+namespace {
+
+constexpr char kMessagePath[] = "ucx message";
+
+}  // namespace
 
 void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
                            std::shared_ptr<LostCallbackOnce> on_lost) {
@@ -104,8 +109,9 @@ void UcxLinks::CountProbe(Inbound* link, const FrameHeader& header, const std::b
     link->first_probe_seconds = SecondsNow();
   } else if (header.ordinal + 1 == header.reservation.slot) {
     const double seconds = std::max(SecondsNow() - link->first_probe_seconds, 1e-9);
+    if (std::exchange(link->probed, true)) return;
     listener_->OnLinkProbed({.peer = link->peer,
-                             .path = "ucx message",
+                             .path = kMessagePath,
                              .bytes_per_second = static_cast<double>(header.ordinal) *
                                                  static_cast<double>(header.length_bytes) /
                                                  seconds});
@@ -122,6 +128,7 @@ void UcxLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
+  if (found->second->probed) listener_->OnLinkClosed(found->second->peer, kMessagePath);
   inbound_.erase(found);
 }
 

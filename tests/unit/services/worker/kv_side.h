@@ -47,6 +47,11 @@ class Recorder final : public KvTransport::Listener {
     reports_.push_back(report);
     changed_.SignalAll();
   }
+  void OnLinkClosed(const std::string& peer, const std::string& path) override {
+    MutexLock lock(&mu_);
+    closed_.emplace_back(peer, path);
+    changed_.SignalAll();
+  }
   void OnLost(const absl::Status& why) {
     MutexLock lock(&mu_);
     std::fprintf(stderr, "lost: %s\n", why.ToString().c_str());
@@ -73,6 +78,11 @@ class Recorder final : public KvTransport::Listener {
   }
   bool WaitForProbe() {
     return WaitUntil([&] { return !reports_.empty(); });
+  }
+  bool WaitForClosed(const std::string& peer, const std::string& path) {
+    return WaitUntil([&] {
+      return closed_.size() == 1 && closed_[0].first == peer && closed_[0].second == path;
+    });
   }
   bool WaitForLoss() {
     return WaitUntil([&] { return !lost_.empty(); });
@@ -102,6 +112,7 @@ class Recorder final : public KvTransport::Listener {
   std::vector<ReceivedFrame> received_;
   std::vector<LinkReport> reports_;
   std::vector<absl::Status> lost_;
+  std::vector<std::pair<std::string, std::string>> closed_;
 };
 
 // A transport with everything that it borrows.

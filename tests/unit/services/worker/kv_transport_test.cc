@@ -73,6 +73,8 @@ TEST_P(KvTransportTest, LinkIsProbedAndReported) {
   EXPECT_EQ(report.path, GetParam() == "ucx"           ? "shared memory"
                          : GetParam() == "ucx-network" ? "ucx message"
                                                        : "grpc");
+  link.inbound.reset();
+  EXPECT_TRUE(to->recorder.WaitForClosed(report.peer, report.path));
 }
 
 TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {

@@ -31,5 +31,33 @@ TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
   EXPECT_EQ(shown["vllm:kv_cache_usage_perc"], .5);
 }
 
+TEST(WorkerMetricsTest, ASpeedIsShownForAsLongAsItsLinkIsOpen) {
+  MetricsRegistry registry;
+  WorkerMetrics metrics({}, &registry);
+  const auto speeds = [&] {
+    std::map<std::string, double> by_peer;
+    for (const prometheus::MetricFamily& family : registry.Collect()) {
+      if (family.name != "tandem_kv_link_bytes_per_second") continue;
+      for (const prometheus::ClientMetric& metric : family.metric) {
+        for (const auto& label : metric.label) {
+          if (label.name == "peer") by_peer[label.value] = metric.gauge.value;
+        }
+      }
+    }
+    return by_peer;
+  };
+  using Speeds = std::map<std::string, double>;
+  metrics.OnLinkProbed({.peer = "a", .path = "grpc", .bytes_per_second = 1});
+  metrics.OnLinkProbed({.peer = "b", .path = "grpc", .bytes_per_second = 2});
+  metrics.OnLinkClosed("b", "grpc");
+  EXPECT_EQ(speeds(), (Speeds{{"a", 1}}));
+  metrics.OnLinkProbed({.peer = "a", .path = "grpc", .bytes_per_second = 3});
+  metrics.OnLinkClosed("a", "grpc");
+  EXPECT_EQ(speeds(), (Speeds{{"a", 3}})) << "the next one had opened before";
+  metrics.OnLinkClosed("a", "grpc");
+  metrics.OnLinkClosed("a", "grpc");
+  EXPECT_EQ(speeds(), Speeds());
+}
+
 }  // namespace
 }  // namespace tandem
