@@ -39,15 +39,16 @@ class Fleet:
     def __init__(self, folder, authority, *flags, worker_files=None, decode_name="fleet.test"):
         self.authority = authority
         # For names and for the loopback address, which is what tests call.
-        self.files = authority.issue("fleet", "fleet.test")
+        self.files = authority.issue("fleet", *{"fleet.test", decode_name})
+        worker_files = worker_files or self.files
         self.front = authority.issue("front", "127.0.0.1", "localhost")
-        self.client = authority.issue("client")
+        self.client = authority.issue("client", "fleet.test")
         self.context = context(authority, self.client)
         self.admin = {name: f"127.0.0.1:{free_port()}" for name in ("prefill", "decode")}
 
         def worker(role, name="fleet.test"):
             return Worker(folder, f"{role}-0", f"--role={role}", "--transport=grpc", f"--admin={self.admin[role]}",
-                          *fleet_flags(worker_files or self.files, name))
+                          *fleet_flags(worker_files, name))
         self.prefill, self.decode = worker("prefill"), worker("decode", decode_name)
         self.router = WatchedRouter(folder, [self.prefill, self.decode], authority, "--disaggregate=always",
                                     *fleet_flags(self.files), *client_flags(self.front), *flags, tls=self.context)
@@ -146,6 +147,10 @@ def test_who_shows_no_good_certificate_is_told_nothing(fleet):
         for name, tls in bad_clients(fleet, protocol).items():
             said = said_to(address, tls, request)
             assert isinstance(said, Exception) or said == b"", (address, name, said)
+    stranger = lenient(fleet.authority, fleet.authority.issue("stranger", "another.test"), "h2")
+    for worker in (fleet.prefill, fleet.decode):  # The authority signs others' certificates, too.
+        said = said_to(worker.target, stranger, HTTP2_PREFACE)
+        assert isinstance(said, Exception) or said == b"", said
     for name, address in fleet.admin.items():
         anybody = context(fleet.authority)
         anybody.check_hostname = False
@@ -154,7 +159,7 @@ def test_who_shows_no_good_certificate_is_told_nothing(fleet):
         assert isinstance(said, Exception) or said == b"", (name, said)
     counted = admin_metrics(fleet, "prefill")
     # The last of them at the address for probes.
-    assert 'tandem_tls_handshakes_total{result="failed",use="fleet",worker="prefill-0"} 6' in counted, counted
+    assert 'tandem_tls_handshakes_total{result="failed",use="fleet",worker="prefill-0"} 7' in counted, counted
     assert fleet.router.client.post("/v1/completions", json=BODY).status_code == 200
 
 
@@ -207,7 +212,9 @@ def test_a_router_believes_no_worker_with_a_bad_certificate(tmp_path, authority,
 
 
 def test_a_worker_believes_no_worker_with_a_bad_certificate(tmp_path, authority):
-    with Fleet(tmp_path, authority, decode_name="another.test") as fleet:
+    # It asks for another name than its router does, who has both.
+    with Fleet(tmp_path, authority, worker_files=authority.issue("worker", "fleet.test"),
+               decode_name="another.test") as fleet:
         answer = fleet.router.client.post("/v1/completions", json=BODY)
         assert answer.status_code == 200, "it computes the prompt itself"
         assert fleet.router.total("tandem_kv_transfer_bytes_total", worker="decode-0") == 0
@@ -253,7 +260,7 @@ def test_certificates_and_authorities_change_under_load(tmp_path):
         # Everybody believes both; then everybody is signed by the second; then the first is forgotten.
         for path in (fleet.files, fleet.front):
             path.with_suffix(".ca").write_bytes(both)
-        newcomer = second.issue("newcomer")
+        newcomer = second.issue("newcomer", "fleet.test")
 
         def accepted():
             try:
@@ -290,6 +297,18 @@ def test_certificates_and_authorities_change_under_load(tmp_path):
             thread.join()
         assert not failures and len(done) > 10, (failures, len(done))
         assert "the certificate changes" in fleet.router.log()
+
+
+def test_a_pair_that_does_not_fit_breaks_no_new_connection(tmp_path, authority):
+    with Fleet(tmp_path, authority, worker_files=authority.issue("worker", "fleet.test")) as fleet:
+        other = authority.issue("other", "fleet.test")
+        fleet.files.with_suffix(".pem").write_bytes(other.with_suffix(".pem").read_bytes())
+        wait_until(lambda: "the certificate stays as it is" in fleet.router.log(), 30, "it says so")
+        for _ in range(2):  # The second one when any follower has looked.
+            fleet.decode.kill()
+            fleet.decode.start()
+            fleet.router.wait_alive("decode", 1)
+            assert fleet.router.client.post("/v1/completions", json=BODY).status_code == 200
 
 
 def lenient(authority, client, protocol):

@@ -4,13 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <string>
 #include <vector>
 
 #include "runtime/base/clock.h"
 #include "services/router/worker_pool.h"
+#include "services/server/channel.h"
+#include "services/server/gated_server.h"
 #include "services/server/limits.h"
+#include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -261,6 +267,49 @@ TEST_F(WorkerChannelTest, AWatchHasOneRegistrationAndItComesFirst) {
            view.workers[1].registration.worker.name == "first";
   }));
   EXPECT_EQ(workers_[0]->num_watches(), 1);
+}
+
+// A Watch waits for its connection for as long as it takes.
+TEST_F(WorkerChannelTest, WhoWaitsForAWorkerLearnsOfNewAuthorities) {
+  const TestAuthority before, now;
+  TempFolder folder;
+  const auto open = [&](const std::string& who, const TestAuthority& authority) {
+    const TestCertificate shown = now.Issue("fleet");
+    return *FleetTls::Open({.certificate = folder.Write(who + ".pem", shown.pem),
+                            .key = folder.Write(who + ".key", shown.key),
+                            .authorities = folder.Write(who + ".ca", authority.pem()),
+                            .name = "fleet"});
+  };
+  const auto theirs = open("worker", now), ours = open("router", before);
+  std::atomic<int> num_ok{0}, num_failed{0};
+  theirs->identity()->SetOnHandshake([&](bool ok) { ++(ok ? num_ok : num_failed); });
+  OpenCalls calls(&budget_, {});
+  GatedServer server({.gate = {.address = "127.0.0.1:0",
+                               .tls = {.identity = theirs->identity()},
+                               .budget = &budget_,
+                               .max_streams = 8,
+                               .max_connections = 8},
+                      .services = {},
+                      .health = {}},
+                     &calls);
+  grpc::ServerBuilder builder;
+  ConfigureServer(1, &builder);
+  ASSERT_TRUE(server.Open(&builder).ok());
+  server.Serve();
+
+  RouterCoreOptions options;
+  options.owner.router_incarnation = 1;
+  core_ = *RouterCore::Create(options, &clock_, &metrics_);
+  WorkerPoolOptions pool{.addresses = {"127.0.0.1:" + std::to_string(server.port())}};
+  pool.channel.budget = &budget_;
+  pool.channel.tls = ours.get();
+  pool_ = std::make_unique<WorkerPool>(pool, core_.get(), &clock_);
+  ASSERT_TRUE(Eventually([&] { return num_failed > 1; }));
+  EXPECT_EQ(num_ok, 0);
+  folder.Write("router.ca", now.pem());
+  ours->identity()->Look();
+  EXPECT_TRUE(Eventually([&] { return num_ok > 0; }));
+  pool_.reset();
 }
 
 }  // namespace
