@@ -31,10 +31,9 @@ absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, std::str
   return ListenAddress{.ip = host, .port = parts->port};
 }
 
-absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text,
-                                                               std::string_view missing) {
+absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text) {
   if (text.empty()) return std::nullopt;
-  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text, missing);
+  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text, /*missing=*/"");
   if (address.ok()) return *address;
   return absl::InvalidArgumentError(absl::StrCat("--admin: ", address.status().message()));
 }

@@ -31,12 +31,6 @@ constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
 // 26 MiB of it.
 constexpr int64_t kProcessReserve = int64_t{64} << 20;
 
-constexpr char kPublicNeeds[] = "it needs --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca";
-
-bool MayBePublic(const WorkerOptions& options) {
-  return options.fleet_tls.configured() || options.insecure_public_listen;
-}
-
 }  // namespace
 
 FlagSet WorkerFlags(WorkerOptions* options) {
@@ -60,7 +54,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
       "HTTP address with /health, /ready and this worker's /metrics; port 0: any; empty: none");
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
-            "allow --listen and --admin beyond loopback without TLS");
+            "allow --listen beyond loopback without TLS: prompts and KV blocks go in the clear");
   flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
   options->fleet_tls.Declare(&flags);
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
@@ -100,16 +94,18 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--listen: \"%s\", want ADDR:PORT with a port of 0 to 65535", options.listen));
   }
-  if (!ListensOnLoopback(options) && !MayBePublic(options)) {
+  if (!ListensOnLoopback(options) && !options.fleet_tls.configured() &&
+      !options.insecure_public_listen) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("--listen: %s is not loopback: %s, or --insecure-public-listen",
-                        options.listen, kPublicNeeds));
+        absl::StrFormat("--listen: %s is not loopback: it needs --fleet-tls-cert, --fleet-tls-key "
+                        "and --fleet-tls-ca, or --insecure-public-listen",
+                        options.listen));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& options) {
-  return ParseAdminAddress(options.admin, MayBePublic(options) ? "" : kPublicNeeds);
+  return ParseAdminAddress(options.admin);
 }
 
 int64_t MemoryLimit(const WorkerOptions& options, const MachineLimits& machine) {

@@ -12,7 +12,6 @@ namespace {
 
 constexpr char kPublicApi[] =
     "it needs --tls-cert and --tls-key, and --api-key-file or --tls-client-ca";
-constexpr char kPublicAdmin[] = "it needs --tls-cert and --tls-key";
 
 }  // namespace
 
@@ -44,7 +43,7 @@ void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("isolate-cache", &isolate_cache,
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
-             "allow addresses beyond loopback without TLS, and without keys");
+             "allow --http and --grpc beyond loopback without TLS, and without keys");
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
@@ -54,7 +53,6 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
         "--tls-cert and --tls-key: name both or none, and --tls-client-ca only with them");
   }
   const bool known_clients = !api_key_file.empty() || !tls_client_ca.empty();
-  const bool public_admin = insecure_public_listen || !tls_cert.empty();
   const bool public_api = insecure_public_listen || (!tls_cert.empty() && known_clients);
   Addresses addresses;
   for (const auto& [flag, text, address] : {std::tuple("--http", &http, &addresses.http),
@@ -65,8 +63,7 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
     }
     *address = *parsed;
   }
-  TANDEM_ASSIGN_OR_RETURN(addresses.admin,
-                          ParseAdminAddress(admin, public_admin ? "" : kPublicAdmin));
+  TANDEM_ASSIGN_OR_RETURN(addresses.admin, ParseAdminAddress(admin));
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(memory_limit));
   return addresses;
 }

@@ -185,14 +185,21 @@ TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(refused), HasSubstr("--listen"));
   EXPECT_THAT(Message(refused), HasSubstr("--fleet-tls-cert"));
-  options.listen = "127.0.0.1:0";
-  options.admin = "[::]:7001";
-  EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("--admin"));
   WorkerOptions secure = options;
   secure.fleet_tls.certificate = secure.fleet_tls.key = secure.fleet_tls.authorities = "file";
   EXPECT_TRUE(CheckWorkerOptions(secure).ok());
   options.insecure_public_listen = true;
   EXPECT_TRUE(CheckWorkerOptions(options).ok());
+}
+
+TEST(WorkerOptionsTest, ProbesAndMetricsMayBeAtAnyAddress) {
+  WorkerOptions options;
+  options.model = "folder";
+  options.admin = "[::]:7001";
+  EXPECT_TRUE(CheckWorkerOptions(options).ok());
+  EXPECT_EQ((*AdminAddress(options))->ToString(), "[::]:7001");
+  options.admin = "nowhere";
+  EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("--admin"));
 }
 
 TEST(WorkerOptionsTest, FleetTlsNeedsItsThreeFiles) {
