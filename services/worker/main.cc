@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <optional>
 #include <thread>
 
@@ -26,9 +24,7 @@
 #include "runtime/model/model.h"
 #include "runtime/model/packed_image.h"
 #include "runtime/transport/ucx/shm_folder.h"
-#include "services/server/grpc_log.h"
-#include "services/server/program_config.h"
-#include "services/server/stop_signal.h"
+#include "services/server/run_program.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
 
@@ -69,25 +65,19 @@ void StopOnCorruption(const absl::Status& why) {
   std::_Exit(kExitToBeReplaced);
 }
 
-absl::StatusOr<FleetSecret> ReadSecret(const WorkerOptions& options) {
-  TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, FleetSecret::Read(options.fleet_secret_file));
-  TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
-  const bool tls = options.fleet_tls.configured();
+void WarnOfTheNetwork(const WorkerOptions& options, const FleetSecret& secret) {
+  options.fleet.WarnOfStrangers(secret, "whoever reaches --listen may use and drain this worker");
+  const bool tls = options.fleet.tls.configured();
   if (tls && options.transport == "ucx" && !options.ucx_devices.empty()) {
     LogWarning("UCX does not encrypt KV blocks", {{"ucx_devices", options.ucx_devices}});
   }
-  if (tls) return secret;
-  if (!secret.configured()) {
-    LogWarning("no fleet secret: whoever reaches --listen may use and drain this worker",
-               {{"listen", options.listen}});
-  } else if (!ListensOnLoopback(options)) {
+  if (!tls && secret.configured() && !ListensOnLoopback(options)) {
     LogWarning("connections are authenticated but not encrypted", {{"listen", options.listen}});
   }
-  return secret;
 }
 
-absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
-  TANDEM_ASSIGN_OR_RETURN(const FleetSecret secret, ReadSecret(options));
+absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const FleetSecret& secret) {
+  WarnOfTheNetwork(options, secret);
   TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
   const MachineLimits machine = ReadMachineLimits();
   Process process;
@@ -160,7 +150,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options) {
   // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
   worker.on_drain = [] { kill(getpid(), SIGTERM); };
   worker.secret = secret;
-  worker.tls = options.fleet_tls;
+  worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
@@ -208,47 +198,30 @@ void WaitForSignalAndDrain(StopSignal* stop, Worker* worker) {
   LogInfo("drained");
 }
 
-int Main(const std::vector<std::string>& arguments) {
-  StopSignal stop;
-
-  TakeOverGrpcLog();
+absl::Status Serve(const WorkerOptions& options, const FleetSecret& secret, StopSignal* stop) {
   grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
+  absl::StatusOr<Process> process = StartWorker(options, secret);
+  stop->Serving();
+  TANDEM_RETURN_IF_ERROR(process.status());
+  TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
+  WaitForSignalAndDrain(stop, process->worker.get());
+  return absl::OkStatus();
+}
+
+int Main(const std::vector<std::string>& arguments) {
   WorkerOptions options;
   FlagSet flags = WorkerFlags(&options);
-  ProgramConfig config(&flags);
-  const auto rest = config.Read(arguments, Environment());
-  if (config.AnswersAtOnce("tandem-worker")) return 0;
-  absl::Status status = rest.status();
-  if (status.ok() && !rest->empty()) {
-    status = absl::InvalidArgumentError("\"" + rest->front() + "\" is no flag");
-  }
-  if (status.ok() && config.print_requested()) {
-    const absl::StatusOr<FleetSecret> secret = FleetSecret::Read(options.fleet_secret_file);
-    status = secret.ok() ? CheckWorkerOptions(options) : secret.status();
-    if (status.ok()) {
-      std::fputs(config.ToYaml().c_str(), stdout);
-      return 0;
-    }
-  }
-  if (!status.ok()) {
-    std::cerr << "tandem-worker: " << status.message() << "\n";
-    return 2;
-  }
-  config.BeginLog(options.name);
-  absl::StatusOr<Process> process = StartWorker(options);
-  stop.Serving();
-  status =
-      process.ok() ? WritePortFile(options.port_file, process->worker->port()) : process.status();
-  if (!status.ok()) {
-    LogError("cannot start", {{"why", std::string(status.message())}});  // Waits for no reader.
-    // 2: the same flags on this machine will fail again.
-    return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
-                   absl::IsFailedPrecondition(status)
-               ? 2
-               : 1;
-  }
-  WaitForSignalAndDrain(&stop, process->worker.get());
-  return 0;
+  FleetSecret secret;
+  return RunProgram(arguments,
+                    {.name = "tandem-worker",
+                     .flags = &flags,
+                     .check = [&]() -> absl::Status {
+                       TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+                       TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
+                       return absl::OkStatus();
+                     },
+                     .log_name = [&] { return options.name; },
+                     .run = [&](StopSignal* stop) { return Serve(options, secret, stop); }});
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "runtime/base/fleet_secret.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/base/math.h"
 #include "runtime/base/memory_budget.h"
@@ -55,8 +54,7 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("port-file", &options->port_file, "FILE", "the bound port is written here");
   flags.Add("insecure-public-listen", &options->insecure_public_listen,
             "allow --listen beyond loopback without TLS: prompts and KV blocks go in the clear");
-  flags.Add("fleet-secret-file", &options->fleet_secret_file, "FILE", kFleetSecretFileHelp);
-  options->fleet_tls.Declare(&flags);
+  options->fleet.Declare(&flags);
   flags.Add("ucx-devices", &options->ucx_devices, "LIST",
             "interfaces on which UCX may listen, for peers on other hosts; empty: shared memory of "
             "this host only");
@@ -87,14 +85,14 @@ absl::Status CheckWorkerOptions(const WorkerOptions& options) {
   }
   TANDEM_RETURN_IF_ERROR(options.Check());
   TANDEM_RETURN_IF_ERROR(CheckMemoryLimit(options.memory_limit));
-  TANDEM_RETURN_IF_ERROR(options.fleet_tls.Check());
+  TANDEM_RETURN_IF_ERROR(options.fleet.tls.Check());
   TANDEM_RETURN_IF_ERROR(AdminAddress(options).status());
   const bool is_file = options.listen.starts_with(kUnixAddress);
   if (!is_file && !ParseHostPort(options.listen).has_value()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--listen: \"%s\", want ADDR:PORT with a port of 0 to 65535", options.listen));
   }
-  if (!ListensOnLoopback(options) && !options.fleet_tls.configured() &&
+  if (!ListensOnLoopback(options) && !options.fleet.tls.configured() &&
       !options.insecure_public_listen) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--listen: %s is not loopback: it needs --fleet-tls-cert, --fleet-tls-key "

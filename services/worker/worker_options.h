@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
-#include "services/server/fleet_tls.h"
+#include "services/server/fleet_flags.h"
 #include "services/server/listen_address.h"
 #include "services/server/machine_limits.h"
 #include "services/worker/engine_flags.h"
@@ -30,8 +30,7 @@ struct WorkerOptions : EngineFlags {
   bool insecure_public_listen = false;
   std::string ucx_devices;
   int32_t machine_share = 1;
-  std::string fleet_secret_file;
-  FleetTlsFlags fleet_tls;
+  FleetFlags fleet;
   ByteSize memory_limit{0};
 };
 

@@ -199,7 +199,7 @@ def test_bench_fails_unless_everything_was_completed(tmp_path):
     """As a check of a deployment it must not take a refusal for an answer."""
     worker = Worker(tmp_path, "none")  # Nobody starts it.
     router = Router(tmp_path, [worker])
-    router.wait_ready = lambda: wait_until(lambda: router.client.get("/health").status_code == 200, 30, "it listens")
+    router.wait_ready = lambda: wait_until(lambda: '"listening"' in router.log(), 30, "it listens")
     bench = [BIN / "tandem", "bench", "--requests=1", "--connections=1", "--prompt-tokens=4", "--output-tokens=1"]
     with router:
         for more, status in ([], 1), (["--may-be-refused"], 0):

@@ -227,6 +227,20 @@ def test_too_few_descriptors_are_an_error_with_the_numbers(command, tmp_path):
     assert "64 files and sockets" in said and "at least 512" in said
 
 
+@pytest.mark.parametrize("program, listen", [("tandem-worker", "--listen"), ("tandem-router", "--http")])
+def test_both_programs_say_alike_what_is_wrong(program, listen, tmp_path):
+    command = [BIN / program, f"--model={DEMO_MODEL}"]
+    if program == "tandem-router":
+        command.append("--workers=127.0.0.1:1")
+    for flags, why in [([f"{listen}=nowhere"], f"{listen}: "), (["--no-such"], "--no-such"), (["stray"], "stray"),
+                       ([f"--fleet-secret-file={tmp_path}/none"], "/none"), (["--fleet-tls-name=x"], "--fleet-tls-ca")]:
+        for more in ([], ["--print-config"]):
+            ended = subprocess.run([*command, *flags, *more], capture_output=True, text=True, timeout=WAIT_S)
+            first, second = ended.stderr.splitlines()
+            assert ended.returncode == 2 and not ended.stdout, ended
+            assert first.startswith(f"{program}: ") and why in first and second == "Try --help.", ended
+
+
 def test_flags_come_from_the_command_line_the_environment_and_a_file(tmp_path):
     file = tmp_path / "tandem.yaml"
     file.write_text("threads: 1\nkv-memory: 64MiB\nmax-num-seqs: 7\n")

@@ -1,11 +1,9 @@
 // tandem-router: the OpenAI HTTP API and the gRPC API in front of tandem-workers.
 
 #include <malloc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,7 +14,6 @@
 #include "absl/strings/str_split.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/flags.h"
-#include "runtime/base/fleet_secret.h"
 #include "runtime/base/ip_address.h"
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
@@ -24,16 +21,14 @@
 #include "runtime/base/utf8.h"
 #include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
-#include "services/server/grpc_log.h"
+#include "services/server/fleet_flags.h"
 #include "services/server/limits.h"
 #include "services/server/machine_limits.h"
-#include "services/server/program_config.h"
-#include "services/server/stop_signal.h"
+#include "services/server/run_program.h"
 
 namespace tandem {
 namespace {
 
-constexpr int kExitBadUsage = 2;
 constexpr int kLargeBytes = 512 << 10;
 // Then what still runs is told that it is Unavailable. Below the 30 s that Kubernetes and
 // `tandem serve` wait before they kill.
@@ -41,10 +36,10 @@ constexpr int64_t kDrainUs = 25'000'000;
 constexpr std::chrono::milliseconds kDrainPoll{20};
 
 struct RouterFlags {
-  std::string model, served_model_name, workers, workers_dns, port_file, fleet_secret_file;
+  std::string model, served_model_name, workers, workers_dns, port_file;
   std::string name = "router";
   ClientFlags clients;
-  FleetTlsFlags fleet_tls;
+  FleetFlags fleet;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
 };
@@ -58,8 +53,7 @@ void Declare(RouterFlags* f, FlagSet* flags) {
   flags->Add("workers-dns", &f->workers_dns, "NAME:PORT",
              "or a DNS name that has all their addresses, asked every second");
   f->clients.Declare(flags);
-  flags->Add("fleet-secret-file", &f->fleet_secret_file, "FILE", kFleetSecretFileHelp);
-  f->fleet_tls.Declare(flags);
+  f->fleet.Declare(flags);
   flags->Add("port-file", &f->port_file, "FILE",
              "the ports that were bound are written there as JSON once they listen");
   flags->Add("liveness-scale", &f->liveness_scale, "X", kLivenessScaleHelp, kMinLivenessScale,
@@ -104,8 +98,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.tls = {.certificate = f.clients.tls_cert,
                  .key = f.clients.tls_key,
                  .client_authorities = f.clients.tls_client_ca};
-  TANDEM_RETURN_IF_ERROR(f.fleet_tls.Check());
-  options.fleet_tls = f.fleet_tls;
+  options.fleet_tls = f.fleet.tls;
   for (const auto& [text, list] : {std::pair(&f.clients.allowed_hosts, &options.allowed_hosts),
                                    std::pair(&f.clients.cors_origins, &options.cors_origins)}) {
     *list = absl::StrSplit(*text, ',', absl::SkipEmpty());
@@ -114,7 +107,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
     return absl::InvalidArgumentError(absl::StrFormat("--name: %d bytes, want at most %d of UTF-8",
                                                       f.name.size(), kMaxNameBytes));
   }
-  TANDEM_ASSIGN_OR_RETURN(options.secret, FleetSecret::Read(f.fleet_secret_file));
+  TANDEM_ASSIGN_OR_RETURN(options.secret, f.fleet.Open());
   options.name = f.name;
   options.model = f.model;
   options.served_model_name = f.served_model_name;
@@ -129,75 +122,57 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   return options;
 }
 
-int Serve(const RouterOptions& options, const std::string& port_file) {
-  StopSignal stop;
-  TakeOverGrpcLog();
+absl::Status Serve(const RouterOptions& options, const RouterFlags& flags, StopSignal* stop) {
   // Large bodies and texts go back to the kernel as they are freed.
   mallopt(M_MMAP_THRESHOLD, kLargeBytes);
 
-  if (!options.secret.configured() && !options.fleet_tls.configured()) {
-    LogWarning("no fleet secret: whoever takes a worker's address is believed, and sees prompts");
-  }
+  flags.fleet.WarnOfStrangers(options.secret,
+                              "whoever takes a worker's address is believed, and sees prompts");
   const auto app = [&]() -> absl::StatusOr<std::unique_ptr<RouterApp>> {
     TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
     return RouterApp::Create(options);
   }();
-  stop.Serving();
-  if (!app.ok()) {
-    LogError("cannot start", {{"why", std::string(app.status().message())}});
-    return kExitBadUsage;
-  }
+  stop->Serving();
+  TANDEM_RETURN_IF_ERROR(app.status());
   const int http_port = (*app)->http_port(), grpc_port = (*app)->grpc_port();
   const int admin_port = (*app)->admin_port();
   LogInfo("listening", {{"http", http_port}, {"grpc", grpc_port}, {"admin", admin_port}});
-  if (!port_file.empty()) {
+  if (!flags.port_file.empty()) {
     const std::string ports = absl::StrFormat("{\"http\":%d,\"grpc\":%d,\"admin\":%d}\n", http_port,
                                               grpc_port, admin_port);
-    if (const absl::Status status = WriteSmallFile(port_file, ports); !status.ok()) {
-      LogError("cannot start", {{"why", std::string(status.message())}});
-      return kExitBadUsage;
-    }
+    TANDEM_RETURN_IF_ERROR(WriteSmallFile(flags.port_file, ports));
   }
-  stop.Wait();
+  stop->Wait();
   LogInfo("draining");
   (*app)->BeginDrain();
   const int64_t end_us = SteadyClock().NowUs() + kDrainUs;
   // A second signal ends it at once.
-  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us && stop.Wait(kDrainPoll) == 0) {
+  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us && stop->Wait(kDrainPoll) == 0) {
   }
   LogInfo("ended", {{"drained", (*app)->Drained()}});
-  return 0;
+  return absl::OkStatus();
 }
 
-int Main(int argc, char** argv) {
+int Main(const std::vector<std::string>& arguments) {
   RouterFlags values;
   FlagSet flags("tandem-router --model DIR --workers HOST:PORT,... [flags]",
                 "Serves a model's OpenAI HTTP API and gRPC API with the workers given.");
   Declare(&values, &flags);
-  ProgramConfig config(&flags);
-  const auto rest = config.Read(std::vector<std::string>(argv + 1, argv + argc), Environment());
-  if (config.AnswersAtOnce("tandem-router")) return 0;
-  const absl::StatusOr<RouterOptions> options = [&]() -> absl::StatusOr<RouterOptions> {
-    TANDEM_RETURN_IF_ERROR(rest.status());
-    if (!rest->empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("unknown argument \"", rest->front(), "\""));
-    }
-    return ToOptions(values);
-  }();
-  if (!options.ok()) {
-    std::fprintf(stderr, "tandem-router: %s\nTry --help.\n",
-                 std::string(options.status().message()).c_str());
-    return kExitBadUsage;
-  }
-  if (config.print_requested()) {
-    std::fputs(config.ToYaml().c_str(), stdout);
-    return 0;
-  }
-  config.BeginLog(values.name);
-  return Serve(*options, values.port_file);
+  RouterOptions options;
+  return RunProgram(arguments,
+                    {.name = "tandem-router",
+                     .flags = &flags,
+                     .check = [&]() -> absl::Status {
+                       TANDEM_ASSIGN_OR_RETURN(options, ToOptions(values));
+                       return absl::OkStatus();
+                     },
+                     .log_name = [&] { return values.name; },
+                     .run = [&](StopSignal* stop) { return Serve(options, values, stop); }});
 }
 
 }  // namespace
 }  // namespace tandem
 
-int main(int argc, char** argv) { return tandem::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return tandem::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -186,7 +186,7 @@ TEST(WorkerOptionsTest, PublicAddressNeedsTheOperatorsWord) {
   EXPECT_THAT(Message(refused), HasSubstr("--listen"));
   EXPECT_THAT(Message(refused), HasSubstr("--fleet-tls-cert"));
   WorkerOptions secure = options;
-  secure.fleet_tls.certificate = secure.fleet_tls.key = secure.fleet_tls.authorities = "file";
+  secure.fleet.tls.certificate = secure.fleet.tls.key = secure.fleet.tls.authorities = "file";
   EXPECT_TRUE(CheckWorkerOptions(secure).ok());
   options.insecure_public_listen = true;
   EXPECT_TRUE(CheckWorkerOptions(options).ok());
@@ -208,8 +208,8 @@ TEST(WorkerOptionsTest, FleetTlsNeedsItsThreeFiles) {
   for (std::string FleetTlsFlags::*const flag :
        {&FleetTlsFlags::certificate, &FleetTlsFlags::key, &FleetTlsFlags::authorities,
         &FleetTlsFlags::name}) {
-    options.fleet_tls = {};
-    options.fleet_tls.*flag = "file";
+    options.fleet.tls = {};
+    options.fleet.tls.*flag = "file";
     EXPECT_THAT(Message(CheckWorkerOptions(options)), HasSubstr("--fleet-tls-ca"));
   }
 }

@@ -1,0 +1,61 @@
+#include "services/server/run_program.h"
+
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
+#include "services/server/grpc_log.h"
+#include "services/server/program_config.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kExitWrongUse = 2;
+
+int ExitStatus(const absl::Status& why) {
+  switch (why.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnavailable:  // A port that is another's.
+      return kExitWrongUse;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+int RunProgram(const std::vector<std::string>& arguments, const Program& program) {
+  StopSignal stop;  // Before there is another thread.
+  TakeOverGrpcLog();
+  ProgramConfig config(program.flags);
+  const auto rest = config.Read(arguments, Environment());
+  if (config.AnswersAtOnce(program.name)) return 0;
+  const absl::Status usage = [&]() -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(rest.status());
+    if (!rest->empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown argument \"", rest->front(), "\""));
+    }
+    return program.check();
+  }();
+  if (!usage.ok()) {
+    const std::string line = absl::StrCat(std::string(program.name), ": ",
+                                          std::string(usage.message()), "\nTry --help.\n");
+    std::fputs(line.c_str(), stderr);
+    return kExitWrongUse;
+  }
+  if (config.print_requested()) {
+    std::fputs(config.ToYaml().c_str(), stdout);
+    return 0;
+  }
+  config.BeginLog(program.log_name());
+  const absl::Status status = program.run(&stop);
+  if (status.ok()) return 0;
+  LogError("cannot start", {{"why", std::string(status.message())}});  // Waits for no reader.
+  return ExitStatus(status);
+}
+
+}  // namespace tandem

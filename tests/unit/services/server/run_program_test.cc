@@ -1,0 +1,83 @@
+#include "services/server/run_program.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+class RunProgramTest : public testing::Test {
+ protected:
+  // The exit status; what was printed is in out_ and error_.
+  int Run(const std::vector<std::string>& arguments) {
+    FlagSet flags("tandem-test [flags]", "");
+    std::string size = "1";
+    flags.Add("size", &size, "N", "a size");
+    ran_ = false;
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    const int status = RunProgram(
+        arguments, {.name = "tandem-test",
+                    .flags = &flags,
+                    .check =
+                        [&] {
+                          return size == "0" ? absl::InvalidArgumentError("--size: 0, want 1")
+                                             : absl::OkStatus();
+                        },
+                    .log_name = [] { return "test"; },
+                    .run =
+                        [this](StopSignal* stop) {
+                          ran_ = true;
+                          stop->Serving();
+                          return outcome_;
+                        }});
+    out_ = testing::internal::GetCapturedStdout();
+    error_ = testing::internal::GetCapturedStderr();
+    return status;
+  }
+
+  absl::Status outcome_;
+  bool ran_ = false;
+  std::string out_, error_;
+};
+
+TEST_F(RunProgramTest, WrongUseIsToldInTwoLinesWhateverElseIsAsked) {
+  for (const bool prints : {false, true}) {
+    for (const auto& [wrong, why] : {std::pair("--size=0", "--size: 0, want 1"),
+                                     std::pair("more", "unknown argument \"more\"")}) {
+      std::vector<std::string> arguments = {wrong};
+      if (prints) arguments.emplace_back("--print-config");
+      EXPECT_EQ(Run(arguments), 2);
+      EXPECT_EQ(error_, std::string("tandem-test: ") + why + "\nTry --help.\n");
+      EXPECT_EQ(out_, "");
+      EXPECT_FALSE(ran_);
+    }
+  }
+}
+
+TEST_F(RunProgramTest, WhatIsAskedForIsPrintedAndNothingElseHappens) {
+  EXPECT_EQ(Run({"--print-config", "--size=3"}), 0);
+  EXPECT_NE(out_.find("size: 3"), std::string::npos) << out_;
+  EXPECT_EQ(Run({"--help", "--size=0"}), 0);
+  EXPECT_NE(out_.find("--size N"), std::string::npos) << out_;
+  EXPECT_FALSE(ran_);
+}
+
+TEST_F(RunProgramTest, TheExitStatusSaysWhetherItMayHelpToTryAgain) {
+  EXPECT_EQ(Run({}), 0);
+  EXPECT_TRUE(ran_);
+  for (const auto& [outcome, status] :
+       {std::pair(absl::InvalidArgumentError("no"), 2), std::pair(absl::NotFoundError("no"), 2),
+        std::pair(absl::FailedPreconditionError("no"), 2),
+        std::pair(absl::UnavailableError("that port is another's"), 2),
+        std::pair(absl::ResourceExhaustedError("no memory"), 1),
+        std::pair(absl::InternalError("no"), 1)}) {
+    outcome_ = outcome;
+    EXPECT_EQ(Run({}), status) << outcome;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
