@@ -26,8 +26,8 @@ void ClientFlags::Declare(FlagSet* flags) {
                    "which prompts go to a prefill worker: auto from 256 missing tokens on, always "
                    "from one missing block on");
   flags->Add("allowed-host", &allowed_hosts, "NAME,...",
-             "names in a Host header beside localhost and the address of --http; beyond loopback "
-             "every name is allowed if none is given here");
+             "names that a Host header may have beside localhost and the address of --http; beyond "
+             "loopback every IP address may be there, too, and every name if none is given here");
   flags->Add("cors-origin", &cors_origins, "URL,...",
              "origins of pages that may use the HTTP API from a browser: https://chat.example");
   flags->Add(
