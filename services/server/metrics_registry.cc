@@ -4,6 +4,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -85,6 +86,8 @@ absl::StatusOr<prometheus::ClientMetric> ReadSample(const v1::MetricSample& in,
 MetricsRegistry::MetricsRegistry() {
   Gauge("tandem_build_info", "1; the version of this program.", {{"version", TANDEM_VERSION}})
       .Set(1);
+  Gauge("tandem_start_time_seconds", "When this process began: Unix time.")
+      .Set(static_cast<double>(std::time(nullptr)));
 }
 
 prometheus::Counter& MetricsRegistry::Counter(const std::string& name, const std::string& help,

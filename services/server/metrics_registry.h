@@ -40,7 +40,7 @@ using MetricLabels = std::map<std::string, std::string>;
 class MetricsRegistry {
  public:
   // Registers tandem_guard_rejections_total{guard} for every TANDEM_GUARD of the process,
-  // tandem_log_lines_dropped_total and tandem_build_info.
+  // tandem_log_lines_dropped_total, tandem_build_info and tandem_start_time_seconds.
   MetricsRegistry();
 
   // The metric of that name and these labels, made at the first call.
