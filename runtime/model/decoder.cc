@@ -24,11 +24,8 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
   const size_t compute = SizeOf(compute_dtype);
   const int64_t rows = max_tokens;
   const int64_t hidden = config.hidden_size;
-  const int64_t half = config.head_dim / 2;
   const int64_t qkv = config.query_size() + 2 * config.kv_size();
   return {
-      {&Decoder::cos_, rows, half, sizeof(float)},
-      {&Decoder::sin_, rows, half, sizeof(float)},
       {&Decoder::residual_, rows, hidden, sizeof(float)},
       {&Decoder::normed_, rows, hidden, compute},
       {&Decoder::qkv_, rows, qkv, sizeof(float)},
@@ -45,8 +42,8 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
 
 int64_t Decoder::ScratchBytes(const ModelConfig& config, DType compute_dtype, int64_t max_tokens,
                               int64_t max_logit_rows) {
-  int64_t bytes = 0;
-  // Gate and up: what a family without a gate takes is less.
+  // Rotary angles, gate and up: what a family without them takes is less.
+  int64_t bytes = max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
   for (const Scratch& one :
        ListScratch(config, compute_dtype, 2 * config.ffn_size, max_tokens, max_logit_rows)) {
     bytes += one.bytes();
@@ -61,6 +58,9 @@ absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
     const size_t bytes = frequencies.size() * sizeof(float);
     TANDEM_ASSIGN_OR_RETURN(inv_freq_, backend_->Allocate(bytes));
     std::memcpy(inv_freq_.data(), frequencies.data(), bytes);
+    const size_t angles_bytes = static_cast<size_t>(max_tokens_) * bytes;
+    TANDEM_ASSIGN_OR_RETURN(cos_, backend_->Allocate(angles_bytes));
+    TANDEM_ASSIGN_OR_RETURN(sin_, backend_->Allocate(angles_bytes));
   }
   for (const Scratch& one :
        ListScratch(config_, model_.compute_dtype(), model_.spec().layers[0].ffn_in.out_features(),
