@@ -238,7 +238,7 @@ def check_release(seed):
     client = credentials.target().client()
     said = {prompt: load.ask(client, list(prompt), streamed=False) for prompt in expected}
     tell("the service says what tandem serve says", said == expected)
-    running = load.Load(credentials.target(), expected, ROOT / "build/e2e-tools/ghz", ROOT / "proto", seed)
+    running = load.Load(credentials.target(), expected, cluster.BIN / "ghz", ROOT / "proto", seed)
     try:
         check_disturbances(running, credentials)
     finally:
