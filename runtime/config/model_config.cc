@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "runtime/base/math.h"
 #include "runtime/base/small_file.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/base/utf8.h"
@@ -205,28 +204,7 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-absl::Status CheckTotal(const JsonFields& fields, const ModelConfig& config) {
-  const std::optional<int64_t> bytes =
-      CheckedMultiply<int64_t>(config.NumParameters(), SizeBytes(config.checkpoint_type));
-  if (!bytes || *bytes > kMaxWeightsBytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: describes %d parameters of %d bytes, at most %d bytes are loaded", fields.what(),
-        config.NumParameters(), SizeBytes(config.checkpoint_type), kMaxWeightsBytes));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
-
-int64_t ModelConfig::NumParameters() const {
-  const int64_t attention =
-      hidden_size * (query_size() + 2 * kv_size()) + query_size() * hidden_size;
-  const int64_t ffn_matrices = family == ModelFamily::kLlama ? 3 : 2;
-  const int64_t layer = attention + ffn_matrices * hidden_size * ffn_size + 2 * hidden_size;
-  const int64_t positions = family == ModelFamily::kGpt2 ? max_positions * hidden_size : 0;
-  const int64_t embeddings = vocab_size * hidden_size * (tied_embeddings ? 1 : 2);
-  return num_layers * layer + embeddings + positions + hidden_size;
-}
 
 absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
   TANDEM_ASSIGN_OR_RETURN(const json::object object,
@@ -246,7 +224,6 @@ absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
                         config.architecture.substr(0, 60)));
   }
   TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));
-  TANDEM_RETURN_IF_ERROR(CheckTotal(fields, config));
   return config;
 }
 

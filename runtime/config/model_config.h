@@ -27,7 +27,6 @@ inline constexpr int64_t kMaxHeads = 1'024;
 inline constexpr int64_t kMaxHeadDim = 512;
 inline constexpr int64_t kMaxVocabSize = 1 << 19;  // What can be sampled.
 inline constexpr int64_t kMaxPositions = 1 << 24;
-inline constexpr int64_t kMaxWeightsBytes = int64_t{4} << 40;
 
 enum class ModelFamily : uint8_t { kLlama, kGpt2 };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
@@ -71,7 +70,6 @@ struct ModelConfig {
 
   int64_t query_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
-  int64_t NumParameters() const;
 };
 
 // What the API calls the model of a folder that is there: `given`, or, if that is empty, the

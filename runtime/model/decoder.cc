@@ -82,11 +82,11 @@ absl::Status Decoder::Forward(const ForwardInput& input) {
 }
 
 absl::Status Decoder::Embed(const ForwardInput& input) {
-  const ModelWeights& weights = model_.weights();
+  const WeightParts& weights = model_.weights().parts();
   TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = input.token_ids.data(),
-                                              .table = weights.embedding(),
+                                              .table = weights.embedding,
                                               .positions = input.positions.data(),
-                                              .position_table = weights.position_embedding(),
+                                              .position_table = weights.position_embedding,
                                               .output = residual_.as<float>(),
                                               .num_rows = num_rows_,
                                               .features = config_.hidden_size,
@@ -101,7 +101,7 @@ absl::Status Decoder::Embed(const ForwardInput& input) {
 }
 
 absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
-  const LayerWeights& weights = model_.weights().layers()[layer];
+  const LayerWeights& weights = model_.weights().parts().layers[layer];
   const int64_t rows = num_rows_;
   TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), rows));
   TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), rows));
@@ -225,10 +225,10 @@ absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> 
                                                .num_input_rows = num_rows_,
                                                .features = config_.hidden_size,
                                                .dtype = DType::kF32}));
+  TANDEM_RETURN_IF_ERROR(Norm(model_.weights().parts().final_norm, logit_hidden_.as<float>(),
+                              logit_normed_.data(), count));
   TANDEM_RETURN_IF_ERROR(
-      Norm(model_.weights().final_norm(), logit_hidden_.as<float>(), logit_normed_.data(), count));
-  TANDEM_RETURN_IF_ERROR(
-      Linear(model_.weights().logits(), logit_normed_.data(), logits_.as<float>(), count));
+      Linear(model_.weights().parts().logits, logit_normed_.data(), logits_.as<float>(), count));
   TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
   return std::span<const float>(logits_.as<float>(),
                                 static_cast<size_t>(count * config_.vocab_size));

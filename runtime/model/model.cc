@@ -27,13 +27,23 @@ struct OpenedModel {
 // The narrowest type that holds every matrix. Vectors are computed in f32 in any case.
 TensorType StoredType(const ModelSpec& spec, const WeightSource& source) {
   std::optional<TensorType> common;
-  for (const std::string& name : spec.Matrices()) {
-    const std::optional<TensorType> type = source.TypeOf(name);
+  for (const TensorDecl& tensor : spec.Tensors()) {
+    if (tensor.shape.size() != 2) continue;
+    const std::optional<TensorType> type = source.TypeOf(tensor.name);
     if (!type) continue;  // Loading will say what is wrong with it.
     if (common && *common != *type) return TensorType::kF32;
     common = type;
   }
   return common.value_or(TensorType::kF32);
+}
+
+absl::Status CheckTotal(const ModelConfig& config, const ModelSpec& spec) {
+  const int64_t parameters = spec.NumParameters();
+  const int64_t bytes_each = SizeBytes(config.checkpoint_type);
+  if (parameters <= kMaxWeightsBytes / bytes_each) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "config.json: describes %d parameters of %d bytes, at most %d bytes are loaded", parameters,
+      bytes_each, kMaxWeightsBytes));
 }
 
 absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_type) {
@@ -53,6 +63,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
     TANDEM_ASSIGN_OR_RETURN(opened.source, OpenCheckpoint(options.folder));
   }
   opened.spec = MakeModelSpec(opened.config, *opened.source);
+  TANDEM_RETURN_IF_ERROR(CheckTotal(opened.config, opened.spec));
   opened.stored_type = StoredType(opened.spec, *opened.source);
   TANDEM_ASSIGN_OR_RETURN(opened.compute_dtype, ComputeDType(options.dtype, opened.stored_type));
   return opened;
@@ -84,11 +95,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
       KvLayout::Make(opened.config, *backend, opened.compute_dtype, kKvSubTileTokens).status());
   TANDEM_RETURN_IF_ERROR(CheckTensors(options, opened));
   std::unique_ptr<Model> model(new Model());
-  TANDEM_ASSIGN_OR_RETURN(
-      model->weights_, ModelWeights::Load(opened.config, opened.spec, opened.source.get(), backend,
-                                          {.compute_dtype = opened.compute_dtype,
-                                           .cache_dir = options.cache_dir,
-                                           .on_corrupt = options.on_corrupt}));
+  TANDEM_ASSIGN_OR_RETURN(model->weights_,
+                          ModelWeights::Load(opened.spec, opened.source.get(), backend,
+                                             {.compute_dtype = opened.compute_dtype,
+                                              .cache_dir = options.cache_dir,
+                                              .on_corrupt = options.on_corrupt}));
   model->config_ = std::move(opened.config);
   model->spec_ = std::move(opened.spec);
   model->compute_dtype_ = opened.compute_dtype;
@@ -97,9 +108,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
 
 absl::StatusOr<ModelPlan> Model::Plan(const ModelOptions& options, const Backend& backend) {
   TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
-  TANDEM_ASSIGN_OR_RETURN(
-      const size_t bytes,
-      ModelWeights::PackedBytes(opened.config, opened.spec, backend, opened.compute_dtype));
+  TANDEM_ASSIGN_OR_RETURN(const size_t bytes,
+                          ModelWeights::PackedBytes(opened.spec, backend, opened.compute_dtype));
   return ModelPlan{.config = std::move(opened.config),
                    .compute_dtype = opened.compute_dtype,
                    .weights_bytes = bytes};

@@ -16,6 +16,9 @@
 
 namespace tandem {
 
+// Limits what a config may describe, in the type that it names.
+inline constexpr int64_t kMaxWeightsBytes = int64_t{4} << 40;
+
 enum class LoadFormat : uint8_t { kSafetensors, kDummy };
 
 struct ModelOptions {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 
@@ -10,39 +11,42 @@ namespace {
 
 constexpr char kOutputProjection[] = "lm_head.weight";
 
+// [out, in], and [out] if it is biased.
+LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_features, bool biased) {
+  LinearPart part{.weight = {name + ".weight", {out_features, in_features}}, .bias = {}};
+  if (biased) part.bias = {name + ".bias", {out_features}};
+  return part;
+}
+
 ModelSpec LlamaSpec(const ModelConfig& config) {
   ModelSpec spec;
   spec.norm = NormKind::kRms;
   spec.ffn = FfnKind::kSwiGlu;
   spec.positions = PositionKind::kRotary;
   spec.layers_prefix = "model.layers.";
-  spec.embedding = "model.embed_tokens.weight";
-  spec.final_norm = {.weight = "model.norm.weight"};
+  const int64_t hidden = config.hidden_size;
+  const auto norm = [](const std::string& name, int64_t features) {
+    return NormDecl{.weight = {name + ".weight", {features}}, .bias = {}};
+  };
+  spec.embedding = {{"model.embed_tokens.weight", {config.vocab_size, hidden}}};
+  spec.final_norm = norm("model.norm", hidden);
+  const bool attention_bias = config.attention_bias;
+  const bool mlp_bias = config.mlp_bias;
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    const std::string layer = absl::StrCat(spec.layers_prefix, i, ".");
-    const auto part = [&](const char* name, int64_t out_features, bool biased) {
-      return LinearPart{.weight = absl::StrCat(layer, name, ".weight"),
-                        .bias = biased ? absl::StrCat(layer, name, ".bias") : "",
-                        .out_features = out_features};
-    };
-    const bool attention_bias = config.attention_bias;
-    const bool mlp_bias = config.mlp_bias;
-    spec.layers.push_back(LayerDecl{
-        .attention_norm = {.weight = layer + "input_layernorm.weight"},
-        .qkv = {.parts = {part("self_attn.q_proj", config.query_size(), attention_bias),
-                          part("self_attn.k_proj", config.kv_size(), attention_bias),
-                          part("self_attn.v_proj", config.kv_size(), attention_bias)},
-                .in_features = config.hidden_size},
-        .attention_output = {.parts = {part("self_attn.o_proj", config.hidden_size,
-                                            attention_bias)},
-                             .in_features = config.query_size(),
+    const std::string name = absl::StrCat(spec.layers_prefix, i, ".");
+    spec.layers.push_back({
+        .attention_norm = norm(name + "input_layernorm", hidden),
+        .qkv = {.parts =
+                    {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), attention_bias),
+                     OutIn(name + "self_attn.k_proj", hidden, config.kv_size(), attention_bias),
+                     OutIn(name + "self_attn.v_proj", hidden, config.kv_size(), attention_bias)}},
+        .attention_output = {.parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
+                                             attention_bias)},
                              .segmented = true},
-        .ffn_norm = {.weight = layer + "post_attention_layernorm.weight"},
-        .ffn_in = {.parts = {part("mlp.gate_proj", config.ffn_size, mlp_bias),
-                             part("mlp.up_proj", config.ffn_size, mlp_bias)},
-                   .in_features = config.hidden_size},
-        .ffn_out = {.parts = {part("mlp.down_proj", config.hidden_size, mlp_bias)},
-                    .in_features = config.ffn_size,
+        .ffn_norm = norm(name + "post_attention_layernorm", hidden),
+        .ffn_in = {.parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
+                             OutIn(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)}},
+        .ffn_out = {.parts = {OutIn(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
                     .segmented = true},
     });
   }
@@ -56,28 +60,29 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
   spec.ffn = FfnKind::kGelu;
   spec.positions = PositionKind::kLearned;
   spec.layers_prefix = root + "h.";
-  spec.embedding = root + "wte.weight";
-  spec.position_embedding = root + "wpe.weight";
-  spec.final_norm = {.weight = root + "ln_f.weight", .bias = root + "ln_f.bias"};
+  const int64_t hidden = config.hidden_size;
+  const auto norm = [hidden](const std::string& name) {
+    return NormDecl{.weight = {name + ".weight", {hidden}}, .bias = {name + ".bias", {hidden}}};
+  };
+  const auto linear = [](const std::string& name, int64_t in_features, int64_t out_features,
+                         bool segmented) {
+    return LinearDecl{.parts = {{.weight = {name + ".weight", {in_features, out_features}},
+                                 .bias = {name + ".bias", {out_features}}}},
+                      .layout = WeightLayout::kInOut,
+                      .segmented = segmented};
+  };
+  spec.embedding = {{root + "wte.weight", {config.vocab_size, hidden}}};
+  spec.position_embedding = {{root + "wpe.weight", {config.max_positions, hidden}}};
+  spec.final_norm = norm(root + "ln_f");
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    const std::string layer = absl::StrCat(spec.layers_prefix, i, ".");
-    const auto linear = [&](const char* name, int64_t in_features, int64_t out_features,
-                            bool segmented) {
-      return LinearDecl{.parts = {{.weight = absl::StrCat(layer, name, ".weight"),
-                                   .bias = absl::StrCat(layer, name, ".bias"),
-                                   .out_features = out_features}},
-                        .in_features = in_features,
-                        .layout = WeightLayout::kInOut,
-                        .segmented = segmented};
-    };
-    const int64_t hidden = config.hidden_size;
-    spec.layers.push_back(LayerDecl{
-        .attention_norm = {layer + "ln_1.weight", layer + "ln_1.bias"},
-        .qkv = linear("attn.c_attn", hidden, 3 * hidden, false),
-        .attention_output = linear("attn.c_proj", hidden, hidden, true),
-        .ffn_norm = {layer + "ln_2.weight", layer + "ln_2.bias"},
-        .ffn_in = linear("mlp.c_fc", hidden, config.ffn_size, false),
-        .ffn_out = linear("mlp.c_proj", config.ffn_size, hidden, true),
+    const std::string name = absl::StrCat(spec.layers_prefix, i, ".");
+    spec.layers.push_back({
+        .attention_norm = norm(name + "ln_1"),
+        .qkv = linear(name + "attn.c_attn", hidden, 3 * hidden, false),
+        .attention_output = linear(name + "attn.c_proj", hidden, hidden, true),
+        .ffn_norm = norm(name + "ln_2"),
+        .ffn_in = linear(name + "mlp.c_fc", hidden, config.ffn_size, false),
+        .ffn_out = linear(name + "mlp.c_proj", config.ffn_size, hidden, true),
     });
   }
   return spec;
@@ -95,48 +100,55 @@ double ScaledLlama3(double frequency, const RopeConfig& rope) {
   return (1 - blend) * frequency / rope.factor + blend * frequency;
 }
 
+// Appends what a part of a declaration consists of.
+struct TensorLister {
+  std::vector<TensorDecl>* tensors;
+
+  absl::Status operator()(const TableDecl& decl) const { return Add(decl.table); }
+  absl::Status operator()(const NormDecl& decl) const {
+    TANDEM_RETURN_IF_ERROR(Add(decl.weight));
+    return Add(decl.bias);
+  }
+  absl::Status operator()(const LinearDecl& decl) const {
+    for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.weight));
+    for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.bias));
+    return absl::OkStatus();
+  }
+  absl::Status Add(const TensorDecl& tensor) const {
+    if (tensor.present()) tensors->push_back(tensor);
+    return absl::OkStatus();
+  }
+};
+
 }  // namespace
 
-std::vector<std::string> ModelSpec::Matrices() const {
-  std::vector<std::string> names = {embedding};
-  if (!position_embedding.empty()) names.push_back(position_embedding);
-  const auto add = [&names](const LinearDecl& linear) {
-    for (const LinearPart& part : linear.parts) names.push_back(part.weight);
-  };
-  for (const LayerDecl& layer : layers) {
-    for (const auto* linear :
-         {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
-      add(*linear);
-    }
-  }
-  add(logits);
-  return names;
-}
-
-std::vector<std::string> ModelSpec::Vectors() const {
-  std::vector<std::string> names;
-  const auto add = [&names](const std::string& name) {
-    if (!name.empty()) names.push_back(name);
-  };
-  const auto add_norm = [&add](const NormDecl& decl) {
-    add(decl.weight);
-    add(decl.bias);
-  };
-  for (const LayerDecl& layer : layers) {
-    add_norm(layer.attention_norm);
-    add_norm(layer.ffn_norm);
-    for (const auto* linear :
-         {&layer.qkv, &layer.attention_output, &layer.ffn_in, &layer.ffn_out}) {
-      for (const LinearPart& part : linear->parts) add(part.bias);
-    }
-  }
-  add_norm(final_norm);
-  return names;
+int64_t LinearDecl::in_features() const {
+  return parts[0].weight.shape[layout == WeightLayout::kOutIn ? 1 : 0];
 }
 
 int64_t LinearDecl::out_features() const {
   int64_t sum = 0;
-  for (const LinearPart& part : parts) sum += part.out_features;
+  for (const LinearPart& part : parts) {
+    sum += part.weight.shape[layout == WeightLayout::kOutIn ? 0 : 1];
+  }
+  return sum;
+}
+
+std::vector<TensorDecl> ModelSpec::Tensors() const {
+  std::vector<TensorDecl> tensors;
+  VisitParts(TensorLister{&tensors}, *this).IgnoreError();
+  return tensors;
+}
+
+int64_t ModelSpec::NumParameters() const {
+  std::set<std::string> counted;
+  int64_t sum = 0;
+  for (const TensorDecl& tensor : Tensors()) {
+    if (!counted.insert(tensor.name).second) continue;
+    int64_t count = 1;
+    for (const int64_t dimension : tensor.shape) count *= dimension;
+    sum += count;
+  }
   return sum;
 }
 
@@ -144,9 +156,9 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
       config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
   const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
-  spec.logits = {.parts = {{.weight = tied ? spec.embedding : kOutputProjection,
-                            .out_features = config.vocab_size}},
-                 .in_features = config.hidden_size};
+  spec.logits = {.parts = {{.weight = {tied ? spec.embedding.table.name : kOutputProjection,
+                                       {config.vocab_size, config.hidden_size}},
+                            .bias = {}}}};
   return spec;
 }
 

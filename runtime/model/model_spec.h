@@ -9,61 +9,107 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "kernels/api/linear.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/config/model_config.h"
 #include "runtime/model/weight_source.h"
 
 namespace tandem {
 
-// One tensor of a linear layer; several stack along the outputs (Q, K, V; gate, up).
+struct TensorDecl {
+  std::string name;  // Empty: the model has none.
+  std::vector<int64_t> shape;
+
+  bool present() const { return !name.empty(); }
+};
+
+// Rows that are looked up: [rows, features].
+struct TableDecl {
+  TensorDecl table;
+
+  bool present() const { return table.present(); }
+};
+
+struct NormDecl {
+  TensorDecl weight;  // [features]
+  TensorDecl bias;    // [features], NormKind::kLayer only.
+
+  bool present() const { return weight.present(); }
+};
+
+// What one matrix adds to a linear layer; several stack along the outputs (Q, K, V; gate, up).
 struct LinearPart {
-  std::string weight;  // Tensor name, shape [out, in] or [in, out] as the layer's layout says.
-  std::string bias;    // Tensor name, shape [out]; empty: none.
-  int64_t out_features = 0;
+  TensorDecl weight;  // [out, in] or [in, out], as the layer's layout says.
+  TensorDecl bias;    // [out]
 };
 
 struct LinearDecl {
   std::vector<LinearPart> parts;  // All with a bias, or none.
-  int64_t in_features = 0;
   WeightLayout layout = WeightLayout::kOutIn;
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
 
+  bool biased() const { return !parts.empty() && parts[0].bias.present(); }
+  int64_t in_features() const;
   int64_t out_features() const;
 };
+
+// The parts of a model, by whatever stands for them: a declaration (ModelSpec) or what runs
+// (WeightParts). Whoever names, counts, plans, packs or binds tensors visits them (VisitParts), so
+// that a new tensor is a member here, a line there, its name in the families that have it, and its
+// use in decoder.cc.
+template <typename Table, typename Norm, typename Linear>
+struct ModelParts {
+  struct Layer {
+    Norm attention_norm;
+    Linear qkv;
+    Linear attention_output;
+    Norm ffn_norm;
+    Linear ffn_in;  // gate and up, or GPT-2's c_fc.
+    Linear ffn_out;
+  };
+
+  Table embedding;           // [vocab, hidden]
+  Table position_embedding;  // [positions, hidden]; PositionKind::kLearned only.
+  std::vector<Layer> layers;
+  Norm final_norm;
+  Linear logits;
+};
+
+// Calls visit(part of `first`, the same part of each of `rest`) in the order of the packed image
+// and of the digest, until one returns an error. All have as many layers as `first`.
+template <typename Visit, typename First, typename... Rest>
+absl::Status VisitParts(const Visit& visit, First& first, Rest&... rest) {
+  TANDEM_RETURN_IF_ERROR(visit(first.embedding, rest.embedding...));
+  TANDEM_RETURN_IF_ERROR(visit(first.position_embedding, rest.position_embedding...));
+  const auto visit_layer = [&visit](auto& layer, auto&... others) -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(visit(layer.attention_norm, others.attention_norm...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.qkv, others.qkv...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.attention_output, others.attention_output...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.ffn_norm, others.ffn_norm...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.ffn_in, others.ffn_in...));
+    return visit(layer.ffn_out, others.ffn_out...);
+  };
+  for (size_t i = 0; i < first.layers.size(); ++i) {
+    TANDEM_RETURN_IF_ERROR(visit_layer(first.layers[i], rest.layers[i]...));
+  }
+  TANDEM_RETURN_IF_ERROR(visit(first.final_norm, rest.final_norm...));
+  return visit(first.logits, rest.logits...);
+}
 
 enum class NormKind : uint8_t { kRms, kLayer };
 enum class FfnKind : uint8_t { kSwiGlu, kGelu };
 enum class PositionKind : uint8_t { kRotary, kLearned };
 
-struct NormDecl {
-  std::string weight;
-  std::string bias;  // kLayer only.
-};
-
-struct LayerDecl {
-  NormDecl attention_norm;
-  LinearDecl qkv;
-  LinearDecl attention_output;
-  NormDecl ffn_norm;
-  LinearDecl ffn_in;  // gate and up, or GPT-2's c_fc.
-  LinearDecl ffn_out;
-};
-
-struct ModelSpec {
+struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
   NormKind norm = NormKind::kRms;
   FfnKind ffn = FfnKind::kSwiGlu;
   PositionKind positions = PositionKind::kRotary;
-  std::string layers_prefix;       // Every tensor of a layer has it: "model.layers.".
-  std::string embedding;           // [vocab, hidden]
-  std::string position_embedding;  // [positions, hidden]; kLearned only.
-  std::vector<LayerDecl> layers;
-  NormDecl final_norm;
-  LinearDecl logits;
+  std::string layers_prefix;  // Every tensor of a layer has it: "model.layers.".
 
-  // The tensors that are read, by their number of dimensions.
-  std::vector<std::string> Matrices() const;
-  std::vector<std::string> Vectors() const;
+  // Every tensor that is read; the embedding twice where it is the output projection, too.
+  std::vector<TensorDecl> Tensors() const;
+  int64_t NumParameters() const;  // One that is read twice counts once.
 };
 
 // The declaration of `config`'s family. `source` tells what only the checkpoint knows: GPT-2's

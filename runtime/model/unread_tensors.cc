@@ -34,8 +34,7 @@ std::string ShortList(const std::vector<std::string>& names) {
 absl::StatusOr<std::vector<std::string>> UnreadTensors(const ModelSpec& spec,
                                                        const WeightSource& source) {
   std::set<std::string> read;
-  for (std::string& name : spec.Matrices()) read.insert(std::move(name));
-  for (std::string& name : spec.Vectors()) read.insert(std::move(name));
+  for (TensorDecl& tensor : spec.Tensors()) read.insert(std::move(tensor.name));
   std::set<std::string_view> modules;
   for (const std::string& name : read) modules.insert(ModuleOf(name));
 

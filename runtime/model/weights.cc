@@ -2,11 +2,11 @@
 
 #include <cstring>
 #include <list>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/model/number_convert.h"
@@ -19,114 +19,84 @@ constexpr size_t kSectionAlignment = 64;
 // A run of tensors that becomes one section of the image.
 struct Section {
   enum class Kind : uint8_t { kLinear, kVector, kTable };
-  struct Source {
-    std::string name;
-    std::vector<int64_t> shape;
-  };
   Kind kind = Kind::kVector;
-  std::vector<Source> sources;
+  std::vector<TensorDecl> sources;
   LinearSpec linear{};  // kLinear only.
   size_t offset = 0;
   size_t bytes = 0;
 };
 
-// Which section holds what. The order of sections is the order of the digest.
+// The sections of a model, in the order of VisitParts.
 struct Plan {
-  struct WeightAndBias {
-    size_t weight = 0;
-    std::optional<size_t> bias;
-  };
-  struct Layer {
-    WeightAndBias attention_norm, ffn_norm;
-    WeightAndBias qkv, attention_output, ffn_in, ffn_out;
-  };
   std::vector<Section> sections;
   size_t total_bytes = 0;
-  size_t embedding = 0;
-  std::optional<size_t> position_embedding;
-  std::vector<Layer> layers;
-  WeightAndBias final_norm;
-  WeightAndBias logits;
 };
 
+// Visits a declaration. Every part is a section, its biases another.
 class Planner {
  public:
-  Planner(const Backend& backend, DType compute_dtype)
-      : backend_(backend), compute_dtype_(compute_dtype) {}
+  static absl::StatusOr<Plan> Make(const ModelSpec& spec, const Backend& backend,
+                                   DType compute_dtype) {
+    Plan plan;
+    TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, compute_dtype, &plan), spec));
+    return plan;
+  }
 
-  absl::StatusOr<Plan> Make(const ModelConfig& config, const ModelSpec& spec) {
-    plan_.embedding = AddTable(spec.embedding, config.vocab_size, config.hidden_size);
-    if (spec.positions == PositionKind::kLearned) {
-      plan_.position_embedding =
-          AddTable(spec.position_embedding, config.max_positions, config.hidden_size);
+  absl::Status operator()(const TableDecl& decl) const {
+    if (!decl.present()) return absl::OkStatus();
+    const int64_t count = decl.table.shape[0] * decl.table.shape[1];
+    Add({.kind = Section::Kind::kTable,
+         .sources = {decl.table},
+         .bytes = static_cast<size_t>(count) * SizeOf(compute_dtype_)});
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const NormDecl& decl) const {
+    if (decl.weight.present()) AddVector({decl.weight});
+    if (decl.bias.present()) AddVector({decl.bias});
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const LinearDecl& decl) const {
+    Section section{.kind = Section::Kind::kLinear,
+                    .linear = {.in_features = decl.in_features(),
+                               .out_features = decl.out_features(),
+                               .compute_dtype = compute_dtype_,
+                               .output_dtype = DType::kF32,
+                               .layout = decl.layout,
+                               .segmented = decl.segmented}};
+    std::vector<TensorDecl> biases;
+    for (const LinearPart& part : decl.parts) {
+      section.sources.push_back(part.weight);
+      if (decl.biased()) biases.push_back(part.bias);
     }
-    for (const LayerDecl& layer : spec.layers) {
-      Plan::Layer added;
-      added.attention_norm = AddNorm(layer.attention_norm, config.hidden_size);
-      TANDEM_ASSIGN_OR_RETURN(added.qkv, AddLinear(layer.qkv));
-      TANDEM_ASSIGN_OR_RETURN(added.attention_output, AddLinear(layer.attention_output));
-      added.ffn_norm = AddNorm(layer.ffn_norm, config.hidden_size);
-      TANDEM_ASSIGN_OR_RETURN(added.ffn_in, AddLinear(layer.ffn_in));
-      TANDEM_ASSIGN_OR_RETURN(added.ffn_out, AddLinear(layer.ffn_out));
-      plan_.layers.push_back(added);
-    }
-    plan_.final_norm = AddNorm(spec.final_norm, config.hidden_size);
-    TANDEM_ASSIGN_OR_RETURN(plan_.logits, AddLinear(spec.logits));
-    return std::move(plan_);
+    TANDEM_ASSIGN_OR_RETURN(section.bytes, backend_.PackedLinearBytes(section.linear));
+    Add(std::move(section));
+    if (decl.biased()) AddVector(std::move(biases));
+    return absl::OkStatus();
   }
 
  private:
-  size_t Add(Section section) {
+  Planner(const Backend& backend, DType compute_dtype, Plan* plan)
+      : backend_(backend), compute_dtype_(compute_dtype), plan_(*plan) {}
+
+  void Add(Section section) const {
     section.offset = plan_.total_bytes;
     plan_.total_bytes += RoundUp(section.bytes, kSectionAlignment);
     plan_.sections.push_back(std::move(section));
-    return plan_.sections.size() - 1;
   }
 
-  size_t AddVector(std::vector<Section::Source> sources) {
+  void AddVector(std::vector<TensorDecl> sources) const {
     size_t count = 0;
-    for (const Section::Source& source : sources) count += static_cast<size_t>(source.shape[0]);
-    return Add({.kind = Section::Kind::kVector,
-                .sources = std::move(sources),
-                .bytes = count * sizeof(float)});
-  }
-
-  size_t AddTable(const std::string& name, int64_t rows, int64_t columns) {
-    return Add({.kind = Section::Kind::kTable,
-                .sources = {{name, {rows, columns}}},
-                .bytes = static_cast<size_t>(rows * columns) * SizeOf(compute_dtype_)});
-  }
-
-  Plan::WeightAndBias AddNorm(const NormDecl& norm, int64_t features) {
-    Plan::WeightAndBias added{.weight = AddVector({{norm.weight, {features}}})};
-    if (!norm.bias.empty()) added.bias = AddVector({{norm.bias, {features}}});
-    return added;
-  }
-
-  absl::StatusOr<Plan::WeightAndBias> AddLinear(const LinearDecl& linear) {
-    Section section{.kind = Section::Kind::kLinear,
-                    .linear = {.in_features = linear.in_features,
-                               .out_features = linear.out_features(),
-                               .compute_dtype = compute_dtype_,
-                               .output_dtype = DType::kF32,
-                               .layout = linear.layout,
-                               .segmented = linear.segmented}};
-    std::vector<Section::Source> biases;
-    for (const LinearPart& part : linear.parts) {
-      std::vector<int64_t> shape{part.out_features, linear.in_features};
-      if (linear.layout == WeightLayout::kInOut) std::swap(shape[0], shape[1]);
-      section.sources.push_back({part.weight, std::move(shape)});
-      if (!part.bias.empty()) biases.push_back({part.bias, {part.out_features}});
-    }
-    TANDEM_ASSIGN_OR_RETURN(section.bytes, backend_.PackedLinearBytes(section.linear));
-    Plan::WeightAndBias added{.weight = Add(std::move(section))};
-    if (!biases.empty()) added.bias = AddVector(std::move(biases));
-    return added;
+    for (const TensorDecl& source : sources) count += static_cast<size_t>(source.shape[0]);
+    Add({.kind = Section::Kind::kVector,
+         .sources = std::move(sources),
+         .bytes = count * sizeof(float)});
   }
 
   const Backend& backend_;
   const DType compute_dtype_;
-  Plan plan_;
+  Plan& plan_;
 };
 
 Sha256Digest KeyOf(const Plan& plan, const Backend& backend, DType compute_dtype,
@@ -135,7 +105,7 @@ Sha256Digest KeyOf(const Plan& plan, const Backend& backend, DType compute_dtype
   key.Update(absl::StrFormat("%s\n%s %s\n", identity, backend.pack_format(compute_dtype),
                              NameOf(compute_dtype)));
   for (const Section& section : plan.sections) {
-    for (const Section::Source& source : section.sources) {
+    for (const TensorDecl& source : section.sources) {
       key.Update(source.name);
       for (int64_t dimension : source.shape) key.Update(absl::StrCat(" ", dimension));
       key.Update("\n");
@@ -160,7 +130,7 @@ class Packer {
   }
 
  private:
-  absl::StatusOr<TensorView> Read(const Section::Source& source) {
+  absl::StatusOr<TensorView> Read(const TensorDecl& source) {
     TANDEM_ASSIGN_OR_RETURN(TensorView view, source_->Tensor(source.name, source.shape));
     digest_.Update(absl::StrCat(source.name, " ", std::string(Name(view.type))));
     for (int64_t dimension : view.shape) digest_.Update(absl::StrCat(" ", dimension));
@@ -172,7 +142,7 @@ class Packer {
   absl::Status Pack(const Section& section, std::span<std::byte> out) {
     if (section.kind == Section::Kind::kLinear) return PackLinear(section, out);
     size_t done = 0;  // Bytes of `out`.
-    for (const Section::Source& source : section.sources) {
+    for (const TensorDecl& source : section.sources) {
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(source));
       const size_t count = view.bytes.size() / static_cast<size_t>(SizeBytes(view.type));
       if (section.kind == Section::Kind::kTable && compute_dtype_ == DType::kBF16) {
@@ -191,7 +161,7 @@ class Packer {
     std::list<std::vector<float>> converted;
     std::list<std::vector<uint16_t>> aligned;
     std::vector<WeightPart> parts;
-    for (const Section::Source& source : section.sources) {
+    for (const TensorDecl& source : section.sources) {
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(source));
       const bool in_out = section.linear.layout == WeightLayout::kInOut;
       WeightPart part{.data = view.bytes.data(),
@@ -218,53 +188,67 @@ class Packer {
   Sha256 digest_;
 };
 
-// Turns sections of the mapped image into operations and pointers.
+// Visits a declaration with what runs: turns the sections of the mapped image, in the order in
+// which Planner made them, into operations and pointers.
 class Binder {
  public:
-  Binder(const Plan& plan, std::span<const std::byte> payload, Backend* backend)
-      : plan_(plan), payload_(payload), backend_(backend) {}
-
-  const void* At(size_t section) const { return Bytes(section).data(); }
-
-  NormWeights Norm(const Plan::WeightAndBias& norm) const {
-    return {.weight = Floats(norm.weight), .bias = norm.bias ? Floats(*norm.bias) : nullptr};
+  static absl::Status Bind(const ModelSpec& spec, const Plan& plan,
+                           std::span<const std::byte> payload, Backend* backend,
+                           WeightParts* parts) {
+    parts->layers.resize(spec.layers.size());
+    size_t next = 0;
+    TANDEM_RETURN_IF_ERROR(VisitParts(Binder(plan, payload, backend, &next), spec, *parts));
+    TANDEM_CHECK(next == plan.sections.size()) << next << " of " << plan.sections.size();
+    return absl::OkStatus();
   }
 
-  absl::Status Linear(const Plan::WeightAndBias& linear, LinearWeights* out) const {
-    TANDEM_ASSIGN_OR_RETURN(out->op, backend_->PrepareLinear(plan_.sections[linear.weight].linear,
-                                                             Bytes(linear.weight)));
-    out->bias = linear.bias ? Floats(*linear.bias) : nullptr;
+  absl::Status operator()(const TableDecl& decl, const void*& table) const {
+    if (decl.present()) table = NextBytes().data();
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const NormDecl& decl, NormWeights& norm) const {
+    if (decl.weight.present()) norm.weight = NextFloats();
+    if (decl.bias.present()) norm.bias = NextFloats();
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const LinearDecl& decl, LinearWeights& linear) const {
+    const LinearSpec& spec = plan_.sections[next_].linear;
+    TANDEM_ASSIGN_OR_RETURN(linear.op, backend_->PrepareLinear(spec, NextBytes()));
+    if (decl.biased()) linear.bias = NextFloats();
     return absl::OkStatus();
   }
 
  private:
-  std::span<const std::byte> Bytes(size_t section) const {
-    return payload_.subspan(plan_.sections[section].offset, plan_.sections[section].bytes);
+  Binder(const Plan& plan, std::span<const std::byte> payload, Backend* backend, size_t* next)
+      : plan_(plan), payload_(payload), backend_(backend), next_(*next) {}
+
+  std::span<const std::byte> NextBytes() const {
+    const Section& section = plan_.sections[next_++];
+    return payload_.subspan(section.offset, section.bytes);
   }
-  const float* Floats(size_t section) const {
-    return reinterpret_cast<const float*>(Bytes(section).data());
-  }
+  const float* NextFloats() const { return reinterpret_cast<const float*>(NextBytes().data()); }
 
   const Plan& plan_;
   const std::span<const std::byte> payload_;
   Backend* const backend_;
+  size_t& next_;
 };
 
 }  // namespace
 
-absl::StatusOr<size_t> ModelWeights::PackedBytes(const ModelConfig& config, const ModelSpec& spec,
-                                                 const Backend& backend, DType compute_dtype) {
-  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner(backend, compute_dtype).Make(config, spec));
+absl::StatusOr<size_t> ModelWeights::PackedBytes(const ModelSpec& spec, const Backend& backend,
+                                                 DType compute_dtype) {
+  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, backend, compute_dtype));
   return plan.total_bytes;
 }
 
-absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConfig& config,
-                                                                 const ModelSpec& spec,
+absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec& spec,
                                                                  WeightSource* source,
                                                                  Backend* backend,
                                                                  const WeightsOptions& options) {
-  TANDEM_ASSIGN_OR_RETURN(const Plan plan,
-                          Planner(*backend, options.compute_dtype).Make(config, spec));
+  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, *backend, options.compute_dtype));
   const PackedImageOptions image_options{
       .cache_dir = options.cache_dir,
       .key = KeyOf(plan, *backend, options.compute_dtype, source->Identity()),
@@ -276,25 +260,8 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelConf
       weights->image_, PackedImage::Open(image_options, [&](std::span<std::byte> payload) {
         return Packer(plan, source, *backend, options.compute_dtype).Run(payload);
       }));
-
-  const Binder binder(plan, weights->image_->payload(), backend);
-  weights->embedding_ = binder.At(plan.embedding);
-  if (plan.position_embedding) {
-    weights->position_embedding_ = binder.At(*plan.position_embedding);
-  }
-  weights->layers_.resize(plan.layers.size());
-  for (size_t i = 0; i < plan.layers.size(); ++i) {
-    const Plan::Layer& from = plan.layers[i];
-    LayerWeights& to = weights->layers_[i];
-    to.attention_norm = binder.Norm(from.attention_norm);
-    TANDEM_RETURN_IF_ERROR(binder.Linear(from.qkv, &to.qkv));
-    TANDEM_RETURN_IF_ERROR(binder.Linear(from.attention_output, &to.attention_output));
-    to.ffn_norm = binder.Norm(from.ffn_norm);
-    TANDEM_RETURN_IF_ERROR(binder.Linear(from.ffn_in, &to.ffn_in));
-    TANDEM_RETURN_IF_ERROR(binder.Linear(from.ffn_out, &to.ffn_out));
-  }
-  weights->final_norm_ = binder.Norm(plan.final_norm);
-  TANDEM_RETURN_IF_ERROR(binder.Linear(plan.logits, &weights->logits_));
+  TANDEM_RETURN_IF_ERROR(
+      Binder::Bind(spec, plan, weights->image_->payload(), backend, &weights->parts_));
   return weights;
 }
 

@@ -35,33 +35,23 @@ struct LinearWeights {
   const float* bias = nullptr;  // Null: none.
 };
 
-struct LayerWeights {
-  NormWeights attention_norm;
-  LinearWeights qkv;
-  LinearWeights attention_output;
-  NormWeights ffn_norm;
-  LinearWeights ffn_in;
-  LinearWeights ffn_out;
-};
+// As a ModelSpec declares them: null, or without an operation, where that has none.
+using WeightParts = ModelParts<const void*, NormWeights, LinearWeights>;
+using LayerWeights = WeightParts::Layer;
 
 // Immutable.
 class ModelWeights {
  public:
   // Bytes that packed weights take, without reading any.
-  static absl::StatusOr<size_t> PackedBytes(const ModelConfig& config, const ModelSpec& spec,
-                                            const Backend& backend, DType compute_dtype);
+  static absl::StatusOr<size_t> PackedBytes(const ModelSpec& spec, const Backend& backend,
+                                            DType compute_dtype);
 
   // Maps the packing from the cache, or packs `source`. `backend` outlives the result.
-  static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelConfig& config,
-                                                            const ModelSpec& spec,
+  static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelSpec& spec,
                                                             WeightSource* source, Backend* backend,
                                                             const WeightsOptions& options);
 
-  const void* embedding() const { return embedding_; }                    // compute_dtype
-  const void* position_embedding() const { return position_embedding_; }  // or null
-  const std::vector<LayerWeights>& layers() const { return layers_; }
-  const NormWeights& final_norm() const { return final_norm_; }
-  const LinearWeights& logits() const { return logits_; }
+  const WeightParts& parts() const { return parts_; }
 
   // Of the checkpoint's tensors, not of their packing: equal on every machine.
   const Sha256Digest& digest() const { return image_->digest(); }
@@ -70,11 +60,7 @@ class ModelWeights {
   ModelWeights() = default;
 
   std::unique_ptr<PackedImage> image_;  // Outlives the operations below.
-  const void* embedding_ = nullptr;
-  const void* position_embedding_ = nullptr;
-  std::vector<LayerWeights> layers_;
-  NormWeights final_norm_;
-  LinearWeights logits_;
+  WeightParts parts_;
 };
 
 }  // namespace tandem

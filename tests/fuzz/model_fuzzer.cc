@@ -14,6 +14,8 @@
 #include "runtime/base/check.h"
 #include "runtime/config/generation_config.h"
 #include "runtime/config/model_config.h"
+#include "runtime/model/dummy_weights.h"
+#include "runtime/model/model_spec.h"
 #include "runtime/model/safetensors_file.h"
 #include "runtime/model/weight_source.h"
 
@@ -33,8 +35,7 @@ void CheckConfig(const ModelConfig& config) {
   TANDEM_CHECK(config.vocab_size >= 1 && config.vocab_size <= kMaxVocabSize);
   TANDEM_CHECK(config.norm_epsilon >= 0 && config.norm_epsilon <= 1);
   TANDEM_CHECK(config.rope.theta >= 1 && config.rope.factor >= 1);
-  TANDEM_CHECK(config.NumParameters() > 0 &&
-               config.NumParameters() <= kMaxWeightsBytes / SizeBytes(config.checkpoint_type));
+  TANDEM_CHECK(MakeModelSpec(config, *MakeDummyWeights(config)).NumParameters() > 0);
 }
 
 bool CheckSafetensors(std::span<const uint8_t> input) {

@@ -170,13 +170,13 @@ TEST(ModelTest, AnOutputProjectionOfItsOwnIsReadDespiteTiedEmbeddings) {
   const auto with = Model::Load({.folder = own.path()}, backend.get());
   const auto without = Model::Load({.folder = ZeroCheckpoint({}).path()}, backend.get());
   ASSERT_TRUE(with.ok() && without.ok()) << with.status() << without.status();
-  EXPECT_EQ((*with)->spec().logits.parts[0].weight, "lm_head.weight");
-  EXPECT_EQ((*without)->spec().logits.parts[0].weight, "model.embed_tokens.weight");
+  EXPECT_EQ((*with)->spec().logits.parts[0].weight.name, "lm_head.weight");
+  EXPECT_EQ((*without)->spec().logits.parts[0].weight.name, "model.embed_tokens.weight");
   // Dummy weights have every tensor, but no second one where the config ties them.
   const auto dummy =
       Model::Load({.folder = own.path(), .load_format = LoadFormat::kDummy}, backend.get());
   ASSERT_TRUE(dummy.ok());
-  EXPECT_EQ((*dummy)->spec().logits.parts[0].weight, "model.embed_tokens.weight");
+  EXPECT_EQ((*dummy)->spec().logits.parts[0].weight.name, "model.embed_tokens.weight");
 }
 
 TEST(ModelTest, TensorsThatWouldChangeTheNumbersAreNotLeftOut) {
@@ -285,12 +285,23 @@ TEST(ModelTest, RefusesHeadSizesThatNoKernelHasBeforePacking) {
   EXPECT_TRUE(std::filesystem::is_empty(cache.path()));
 }
 
+TEST(ModelTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
+  const TempFolder folder;
+  folder.Write("config.json",
+               R"({"architectures":["LlamaForCausalLM"],"hidden_size":65536,
+                   "intermediate_size":1048576,"num_hidden_layers":1024,
+                   "num_attention_heads":1024,"num_key_value_heads":1024,"head_dim":512,
+                   "vocab_size":524288})");
+  EXPECT_THAT(Refusal({.folder = folder.path(), .load_format = LoadFormat::kDummy}),
+              HasSubstr("at most 4398046511104 bytes are loaded"));
+}
+
 TEST(ModelTest, DummyWeightsAreTheSameEveryTimeAndDifferByTensor) {
   const auto config = ModelConfig::Load(std::string(TANDEM_TEST_DATA) + "/tinyllama_1b_shape");
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->num_layers, 22);
-  EXPECT_EQ(config->NumParameters(), 1'100'048'384);
   const auto source = MakeDummyWeights(*config);
+  EXPECT_EQ(MakeModelSpec(*config, *source).NumParameters(), 1'100'048'384);
   const auto again = MakeDummyWeights(*config);
   const std::vector<int64_t> shape = {64, 32};
   const auto a = source->Tensor("model.layers.0.mlp.up_proj.weight", shape);
