@@ -5,7 +5,9 @@
 //
 // The order of every sum is fixed by docs/numerics.md: tiles of 64 positions aligned to position
 // 0, in order within segments of 1,024 positions, segments merged left to right. Decode and prefill
-// attention give a row the same bits, whatever the batch, the chunk and the block size.
+// attention give a row the same bits, whatever the batch, the chunk and the block size. Positions
+// that a window hides are masked as later ones are; tiles and segments without a visible position
+// are left out, which changes no bit.
 
 #ifndef TANDEM_KERNELS_API_ATTENTION_H_
 #define TANDEM_KERNELS_API_ATTENTION_H_
@@ -20,6 +22,11 @@ namespace tandem {
 inline constexpr int kAttentionTileTokens = 64;
 inline constexpr int kAttentionSegmentTokens = 1024;
 inline constexpr int kMaxAttentionHeadDim = 256;
+
+// Of a token that sees the last `window` of `num_tokens`, or all of them if that is 0.
+constexpr int64_t FirstVisible(int64_t num_tokens, int64_t window) {
+  return window == 0 || num_tokens <= window ? 0 : num_tokens - window;
+}
 
 // Letters of this file. T tokens of a step, S sequences, H query heads, G KV heads, D head size,
 // B tokens per block, N blocks in the pool, M block table width.
@@ -37,9 +44,9 @@ struct RotaryTableArgs {
   int head_dim;              // D, even
 };
 
-// Takes the f32 outputs of the QKV projection; rotates Q and K (the rotate-half convention of
-// Transformers: d pairs with d + D/2); writes Q in the compute type, K and V to their blocks, each
-// rounded exactly once.
+// Takes the f32 outputs of the QKV projection; norms each head of Q and K if there are norms (as
+// RmsNorm does a row); rotates Q and K (the rotate-half convention of Transformers: d pairs with
+// d + D/2); writes Q in the compute type, K and V to their blocks, each rounded exactly once.
 struct RotaryKvWriteArgs {
   const float* query;          // [T, H, D], rows input_stride apart
   const float* key;            // [T, G, D], rows input_stride apart
@@ -47,14 +54,18 @@ struct RotaryKvWriteArgs {
   int64_t input_stride;        // floats; (H + 2G) · D when the three are one fused projection
   const float* cos = nullptr;  // [T, D / 2] of RotaryTable; both null: no rotation (GPT-2)
   const float* sin = nullptr;  // [T, D / 2]
-  const int64_t* slots;        // [T] block · B + offset in the block, all different
-  const KvPoolView* kv;        // written
-  void* query_out;             // [T, H, D] kv->shape.dtype, overlaps no input
-  int64_t num_tokens;          // T, may be 0
-  int num_heads;               // H
+  const float* query_norm = nullptr;  // [D] weight of the norm of a query's head; both null: none
+  const float* key_norm = nullptr;    // [D]
+  float norm_epsilon = 0.0f;          // of both norms
+  const int64_t* slots;               // [T] block · B + offset in the block, all different
+  const KvPoolView* kv;               // written
+  void* query_out;                    // [T, H, D] kv->shape.dtype, overlaps no input
+  int64_t num_tokens;                 // T, may be 0
+  int num_heads;                      // H
 };
 
-// One query token per sequence, its own K and V already written.
+// One query token per sequence, its own K and V already written. With a window W it sees the last W
+// of its cached tokens; entries of the block table for blocks without any of them are not read.
 struct DecodeAttentionArgs {
   const void* query;           // [S, H, D]
   const KvPoolView* kv;        // read
@@ -65,10 +76,12 @@ struct DecodeAttentionArgs {
   int64_t max_blocks;          // M
   int num_heads;               // H
   float softmax_scale;         // usually 1 / sqrt(D)
+  int64_t window = 0;          // W; 0: all are seen
 };
 
-// Runs of query tokens, causal: token i of sequence s sees num_cached[s] + i + 1 tokens. K and V
-// of the run itself are already written.
+// Runs of query tokens, causal: token i of sequence s sees num_cached[s] + i + 1 tokens, with a
+// window W the last W of them. K and V of the run itself are already written. Entries of the block
+// table for blocks that no token of the run sees are not read.
 struct PrefillAttentionArgs {
   const void* query;           // [T, H, D], sequence s has rows query_start[s] to query_start[s+1]
   const KvPoolView* kv;        // read
@@ -80,6 +93,7 @@ struct PrefillAttentionArgs {
   int64_t max_blocks;          // M
   int num_heads;               // H
   float softmax_scale;
+  int64_t window = 0;  // W; 0: all are seen
 };
 
 // Copies whole blocks, all layers (copy-on-write). Destinations differ from each other and from

@@ -40,9 +40,17 @@ class Probe {
             }
           }
         }
-        TANDEM_RETURN_IF_ERROR(Attention());
+        TANDEM_RETURN_IF_ERROR(Attention(0, false));
       }
       TANDEM_RETURN_IF_ERROR(LogSoftmax());
+    }
+    if (shape_.window == 0 && !shape_.head_norms) return std::move(operations_);
+    for (const Inputs inputs : {Inputs::kOrdinary, Inputs::kHostile}) {
+      inputs_ = inputs;
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        dtype_ = dtype;
+        TANDEM_RETURN_IF_ERROR(Attention(shape_.window, shape_.head_norms));
+      }
     }
     return std::move(operations_);
   }
@@ -272,8 +280,12 @@ class Probe {
   }
 
   // Writes all positions; prefill attention for the last rows, decode for the very last.
-  absl::Status Attention() {
+  absl::Status Attention(int64_t window, bool head_norms) {
     const ProbeShape& s = shape_;
+    DeviceBuffer norms;
+    if (head_norms) {
+      TANDEM_ASSIGN_OR_RETURN(norms, Numbers(DType::kF32, 2, s.head_dim, 1.0f));
+    }
     const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
     const int64_t row_floats = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
     const int32_t num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
@@ -319,6 +331,9 @@ class Probe {
                                 .input_stride = row_floats,
                                 .cos = cos.as<float>(),
                                 .sin = sin.as<float>(),
+                                .query_norm = norms.as<float>(),
+                                .key_norm = head_norms ? norms.as<float>() + s.head_dim : nullptr,
+                                .norm_epsilon = 1e-5f,
                                 .slots = slots.as<int64_t>(),
                                 .kv = &kv,
                                 .query_out = query.data(),
@@ -347,7 +362,8 @@ class Probe {
                                                       .num_sequences = 1,
                                                       .max_blocks = num_blocks,
                                                       .num_heads = s.heads,
-                                                      .softmax_scale = 0.15f}));
+                                                      .softmax_scale = 0.15f,
+                                                      .window = window}));
     TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", dtype_, output));
 
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{s.positions}));
@@ -361,7 +377,8 @@ class Probe {
          .num_sequences = 1,
          .max_blocks = num_blocks,
          .num_heads = s.heads,
-         .softmax_scale = 0.15f}));
+         .softmax_scale = 0.15f,
+         .window = window}));
     return Hash("decode_attention", dtype_, row);
   }
 
@@ -396,9 +413,11 @@ absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
   return Probe(backend, shape, seed).Run();
 }
 
-absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend) {
+absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions& options) {
+  // A window that begins in the segment before the last one's, in the middle of a sub-tile.
+  const ProbeShape shape{.window = options.window ? 299 : 0, .head_norms = options.head_norms};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
-                          ProbeOperations(backend, {}, kProbeSeed));
+                          ProbeOperations(backend, shape, kProbeSeed));
   Sha256 hash;
   hash.Update(&kNumericsVersion, sizeof(kNumericsVersion));
   for (const ProbedOperation& operation : operations) {

@@ -24,8 +24,15 @@ namespace tandem {
 // Of the orders in docs/numerics.md: a change to one of them is a new version.
 inline constexpr int kNumericsVersion = 2;
 
+// Options that only some models' layers have. What a model has none of is not probed for it, so
+// that an option's arrival, or a change to it, is none for the others.
+struct ProbedOptions {
+  bool window = false;
+  bool head_norms = false;
+};
+
 // A few milliseconds on a CPU. Engine thread only.
-absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend);
+absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions& options = {});
 
 // Sizes of what is probed. The defaults: no multiple of a vector where a tail matters; inputs of a
 // linear layer above one segment; positions above a segment of attention.
@@ -40,6 +47,9 @@ struct ProbeShape {
   int block_tokens = 16;
   int32_t positions = 1100;
   int64_t prefill_rows = 21;  // The last so many positions.
+  // Attention once more with these, after all else; 0 and false: not.
+  int64_t window = 0;
+  bool head_norms = false;
 };
 
 // One operation and the digest of what it gave.

@@ -80,6 +80,7 @@ absl::Status ValidateAttention(const char* operation, const Args& args, size_t t
   TANDEM_RETURN_IF_ERROR(ValidatePool(operation, args.kv, tile_bytes));
   TANDEM_RETURN_IF_ERROR(ValidateHeads(operation, args.num_heads, *args.kv));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "num_sequences", args.num_sequences, 0, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "window", args.window, 0, kMaxRows));
   if (args.num_sequences == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(InRange(operation, "max_blocks", args.max_blocks, 1, kMaxRows));
   TANDEM_RETURN_IF_ERROR(NotNull(operation, "query", args.query));
@@ -239,6 +240,10 @@ absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes) {
   TANDEM_RETURN_IF_ERROR(NotNull(kName, "slots", args.slots));
   if ((args.cos == nullptr) != (args.sin == nullptr)) {
     return absl::InvalidArgumentError("kv write: cos and sin must both be null or both be given");
+  }
+  if ((args.query_norm == nullptr) != (args.key_norm == nullptr)) {
+    return absl::InvalidArgumentError(
+        "kv write: query_norm and key_norm must both be null or both be given");
   }
   return NotNull(kName, "query_out", args.query_out);
 }

@@ -49,6 +49,25 @@ struct Attention {
     }
   }
 
+  // RmsNormRows's row, of one head.
+  static void NormHead(const float* x, const float* weight, float epsilon, int head_dim, float* y) {
+    const auto lanes_at = [head_dim](int d) {
+      return head_dim - d < kLanes ? head_dim - d : kLanes;
+    };
+    F32x16 sums = {};
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const F32x16 v = LoadLanes(DType::kF32, x, d, lanes_at(d));
+      sums = sums + v * v;
+    }
+    const float mean = SumOf(sums) / static_cast<float>(head_dim);
+    const float scale = 1.0f / __builtin_sqrtf(mean + epsilon);
+    for (int d = 0; d < head_dim; d += kLanes) {
+      const F32x16 w = LoadLanes(DType::kF32, weight, d, lanes_at(d));
+      const F32x16 v = (LoadLanes(DType::kF32, x, d, lanes_at(d)) * scale) * w;
+      StoreLanes(DType::kF32, y, d, v, lanes_at(d));
+    }
+  }
+
   static void Rotate(const float* x, const float* cos, const float* sin, int head_dim, float* y) {
     if (cos == nullptr) {
       std::memcpy(y, x, sizeof(float) * head_dim);
@@ -65,13 +84,19 @@ struct Attention {
     const KvPoolView& kv = *args.kv;
     const int head_dim = kv.shape.head_dim;
     const int padded = AttentionAccumulatorStride(head_dim);
+    float normed[kMaxAttentionHeadDim];
     float rotated[kMaxAttentionHeadDim];
+    const auto norm = [&](const float* head, const float* weight) {
+      if (weight == nullptr) return head;
+      NormHead(head, weight, args.norm_epsilon, head_dim, normed);
+      return static_cast<const float*>(normed);
+    };
     for (int64_t t = begin; t < end; ++t) {
       const float* cos = args.cos == nullptr ? nullptr : args.cos + t * (head_dim / 2);
       const float* sin = args.sin == nullptr ? nullptr : args.sin + t * (head_dim / 2);
       for (int h = 0; h < args.num_heads; ++h) {
-        Rotate(args.query + t * args.input_stride + int64_t{h} * head_dim, cos, sin, head_dim,
-               rotated);
+        const float* head = args.query + t * args.input_stride + int64_t{h} * head_dim;
+        Rotate(norm(head, args.query_norm), cos, sin, head_dim, rotated);
         Element* out = static_cast<Element*>(args.query_out) + (t * args.num_heads + h) * head_dim;
         for (int d = 0; d < head_dim; ++d) out[d] = Narrow(rotated[d]);
       }
@@ -80,7 +105,7 @@ struct Attention {
       const int token = static_cast<int>(offset % kSub);
       for (int g = 0; g < kv.num_kv_heads; ++g) {
         const int64_t from = t * args.input_stride + int64_t{g} * head_dim;
-        Rotate(args.key + from, cos, sin, head_dim, rotated);
+        Rotate(norm(args.key + from, args.key_norm), cos, sin, head_dim, rotated);
         Element* k = reinterpret_cast<Element*>(SubTile(kv, block, offset, g));
         for (int d = 0; d < head_dim; ++d) {
           k[(d / kP * kSub + token) * kP + d % kP] = Narrow(rotated[d]);
@@ -101,17 +126,16 @@ struct Attention {
     const std::byte* v[kSubTiles];
   };
 
-  // Sub-tiles without a visible position point at the first one: their scores are masked, their V
-  // is not read.
-  static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t num_visible) {
+  // Sub-tiles without a position in [first_visible, num_visible) point at the nearest one with
+  // some: their scores are masked, their V is not read.
+  static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t first_visible,
+                         int64_t num_visible) {
+    const int64_t first = first_visible > tile_begin ? first_visible / kSub * kSub : tile_begin;
+    const int64_t last = (num_visible - 1) / kSub * kSub;
     Tiles tiles;
     for (int i = 0; i < kSubTiles; ++i) {
-      const int64_t position = tile_begin + i * kSub;
-      if (position >= num_visible) {
-        tiles.k[i] = tiles.k[0];
-        tiles.v[i] = tiles.v[0];
-        continue;
-      }
+      int64_t position = tile_begin + i * kSub;
+      position = position < first ? first : position > last ? last : position;
       const int64_t block = task.blocks[position / task.kv->shape.block_tokens];
       const int64_t offset = position % task.kv->shape.block_tokens;
       tiles.k[i] = SubTile(*task.kv, block, offset, task.kv_head);
@@ -170,9 +194,9 @@ struct Attention {
     return x;
   }
 
-  // From scores to weights exp(score − max), the new maximum and sum; `visible` positions of the
-  // tile are seen.
-  static void Softmax(float* scores, float softmax_scale, int64_t visible,
+  // From scores to weights exp(score − max), the new maximum and sum; positions [hidden, visible)
+  // of the tile are seen.
+  static void Softmax(float* scores, float softmax_scale, int64_t hidden, int64_t visible,
                       AttentionPartial* partial, float* rescale, std::byte* weights) {
     constexpr int kWeightVector = kLanes / kP * Policy::kRowUnitBytes;
     const F32x16 minus_infinity = Splat(-__builtin_inff());
@@ -184,6 +208,11 @@ struct Attention {
       if (visible < (i + 1) * kLanes) {
         const int seen = visible > i * kLanes ? static_cast<int>(visible) - i * kLanes : 0;
         s[i] = Select(lane < seen, s[i], minus_infinity);
+      }
+      if (hidden > i * kLanes) {
+        const int before =
+            hidden < (i + 1) * kLanes ? static_cast<int>(hidden) - i * kLanes : kLanes;
+        s[i] = Select(lane < before, minus_infinity, s[i]);
       }
       maxima = MaxOf(s[i], maxima);
     }
@@ -204,7 +233,7 @@ struct Attention {
 
   // accumulators[.., kCount vectors from `first`] = rescaled + weights · V.
   template <int kRows, int kCount>
-  static void AddValues(const Tiles& tiles, const Tiles& next, int tokens,
+  static void AddValues(const Tiles& tiles, const Tiles& next, int first_sub_tile, int tokens,
                         const std::byte* last_pair, int first, int padded, RowState<kRows>* state) {
     F32x16 acc[kRows][kCount];
 #pragma GCC unroll 16
@@ -229,7 +258,7 @@ struct Attention {
                                              Policy::kRowUnitBytes, kWeightRowBytes, w, unit_stride,
                                              prefetch, unit_stride, units, acc);
     };
-    for (int i = 0; i * kSub < tokens; ++i) {
+    for (int i = first_sub_tile; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
       add(tiles.v[i], next.v[i], i * (kSub / kP), here / kP);
     }
@@ -244,14 +273,16 @@ struct Attention {
   }
 
   template <int kRows, int kCount>
-  static void AddAllValues(const Tiles& tiles, const Tiles& next, int tokens,
+  static void AddAllValues(const Tiles& tiles, const Tiles& next, int first_sub_tile, int tokens,
                            const std::byte* last_pair, int first, int padded,
                            RowState<kRows>* state) {
     for (; first + kCount <= padded / kLanes; first += kCount) {
-      AddValues<kRows, kCount>(tiles, next, tokens, last_pair, first, padded, state);
+      AddValues<kRows, kCount>(tiles, next, first_sub_tile, tokens, last_pair, first, padded,
+                               state);
     }
     if constexpr (kCount > 1) {
-      AddAllValues<kRows, kCount / 2>(tiles, next, tokens, last_pair, first, padded, state);
+      AddAllValues<kRows, kCount / 2>(tiles, next, first_sub_tile, tokens, last_pair, first, padded,
+                                      state);
     }
   }
 
@@ -268,21 +299,28 @@ struct Attention {
         state.queries);
     for (int r = 0; r < kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
     std::memset(accumulators, 0, sizeof(float) * kRows * padded);
-    const int64_t num_visible = task.num_visible[kRows - 1];  // the most
+    const int64_t first_visible = FirstVisible(task.num_visible[0], task.window);  // the least
+    const int64_t num_visible = task.num_visible[kRows - 1];                       // the most
     const int64_t segment_end = segment_begin + kAttentionSegmentTokens < num_visible
                                     ? segment_begin + kAttentionSegmentTokens
                                     : num_visible;
-    Tiles next = FindTiles(task, segment_begin, num_visible);
-    for (int64_t tile = segment_begin; tile < segment_end; tile += kAttentionTileTokens) {
+    const int64_t first_tile = first_visible > segment_begin
+                                   ? first_visible / kAttentionTileTokens * kAttentionTileTokens
+                                   : segment_begin;
+    Tiles next = FindTiles(task, first_tile, first_visible, num_visible);
+    for (int64_t tile = first_tile; tile < segment_end; tile += kAttentionTileTokens) {
       const Tiles tiles = next;
       if (tile + kAttentionTileTokens < segment_end) {
-        next = FindTiles(task, tile + kAttentionTileTokens, num_visible);
+        next = FindTiles(task, tile + kAttentionTileTokens, first_visible, num_visible);
       }
       Scores<kRows>(tiles, next, head_dim, &state);
       for (int r = 0; r < kRows; ++r) {
-        Softmax(state.scores[r], task.softmax_scale, task.num_visible[r] - tile, &partials[r],
-                &state.rescale[r], state.weights + r * kWeightRowBytes);
+        Softmax(state.scores[r], task.softmax_scale,
+                FirstVisible(task.num_visible[r], task.window) - tile, task.num_visible[r] - tile,
+                &partials[r], &state.rescale[r], state.weights + r * kWeightRowBytes);
       }
+      const int first_sub_tile =
+          first_visible > tile ? static_cast<int>(first_visible - tile) / kSub : 0;
       const int tokens = num_visible - tile < kAttentionTileTokens
                              ? static_cast<int>(num_visible - tile)
                              : kAttentionTileTokens;
@@ -297,7 +335,8 @@ struct Attention {
         for (int d = 0; d < padded; ++d) pairs[2 * d + 1] = 0;
         last_pair = reinterpret_cast<const std::byte*>(pairs);
       }
-      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, tokens, last_pair, 0, padded, &state);
+      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, first_sub_tile, tokens, last_pair, 0,
+                                             padded, &state);
     }
   }
 

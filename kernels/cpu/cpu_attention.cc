@@ -19,7 +19,8 @@ struct Job {
   int kv_head;
   int num_rows;
   int64_t first_row;
-  int64_t num_segments;   // of the row that sees most
+  int64_t first_segment;  // of the first row, which sees furthest back
+  int64_t num_segments;   // from there to the end of the last row's, which sees most
   int64_t first_partial;  // where its parts begin, in (segment, row) units
 };
 
@@ -32,6 +33,7 @@ struct Problem {
   int64_t max_blocks;
   int num_heads;
   float softmax_scale;
+  int64_t window;
 };
 
 template <typename Args>
@@ -42,7 +44,8 @@ Problem ProblemOf(const Args& args) {
                  .block_table = args.block_table,
                  .max_blocks = args.max_blocks,
                  .num_heads = args.num_heads,
-                 .softmax_scale = args.softmax_scale};
+                 .softmax_scale = args.softmax_scale,
+                 .window = args.window};
 }
 
 struct Rows {
@@ -78,10 +81,11 @@ AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
                        .num_rows = job.num_rows,
                        .queries = rows.queries.data(),
                        .num_visible = rows.num_visible.data(),
+                       .window = problem.window,
                        .softmax_scale = problem.softmax_scale};
 }
 
-// Segments [0, num_segments) of a job, merged left to right; parts of segment s at
+// Segments of a job, merged left to right; parts of segment first_segment + s at
 // partials[s · num_rows] and accumulators[s · num_rows · stride].
 void FinishRows(const AttentionKernels& kernels, const Problem& problem, const Job& job,
                 const Rows& rows, const AttentionPartial* partials, const float* accumulators) {
@@ -109,10 +113,11 @@ void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& 
   alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> accumulators;
   alignas(64) std::array<float, kMaxRows * kMaxAttentionHeadDim> next_accumulators;
   const AttentionTask task = TaskOf(problem, job, rows);
-  kernels.segment(task, 0, partials.data(), accumulators.data());
+  int64_t begin = job.first_segment * kAttentionSegmentTokens;
+  kernels.segment(task, begin, partials.data(), accumulators.data());
   for (int64_t s = 1; s < job.num_segments; ++s) {
-    kernels.segment(task, s * kAttentionSegmentTokens, next_partials.data(),
-                    next_accumulators.data());
+    begin += kAttentionSegmentTokens;
+    kernels.segment(task, begin, next_partials.data(), next_accumulators.data());
     for (int r = 0; r < job.num_rows; ++r) {
       kernels.merge(head_dim, next_partials[r], next_accumulators.data() + r * stride, &partials[r],
                     accumulators.data() + r * stride);
@@ -165,8 +170,9 @@ absl::Status RunJobs(const AttentionKernels& kernels, const Problem& problem,
     const Job& job = jobs[item.job];
     const Rows rows = RowsOf(problem, job, query_start, num_cached);
     const int64_t part = job.first_partial + item.segment * job.num_rows;
-    kernels.segment(TaskOf(problem, job, rows), item.segment * kAttentionSegmentTokens,
-                    partials + part, accumulators + part * stride);
+    kernels.segment(TaskOf(problem, job, rows),
+                    (job.first_segment + item.segment) * kAttentionSegmentTokens, partials + part,
+                    accumulators + part * stride);
   });
   pool->ParallelFor(num_jobs, [&](int64_t index, int) {
     const Job& job = jobs[index];
@@ -188,8 +194,10 @@ void AddJobs(const AttentionKernels& kernels, const Problem& problem, int64_t se
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       Job job{.sequence = sequence, .kv_head = g, .first_row = tiles.begin(tile)};
       job.num_rows = tiles.rows(tile);
-      const int64_t visible = num_cached + (job.first_row + job.num_rows - 1) / group + 1;
-      job.num_segments = CeilDiv<int64_t>(visible, kAttentionSegmentTokens);
+      const int64_t least = num_cached + job.first_row / group + 1;
+      const int64_t most = num_cached + (job.first_row + job.num_rows - 1) / group + 1;
+      job.first_segment = FirstVisible(least, problem.window) / kAttentionSegmentTokens;
+      job.num_segments = CeilDiv<int64_t>(most, kAttentionSegmentTokens) - job.first_segment;
       job.first_partial = 0;
       if (!jobs->empty()) {
         const Job& last = jobs->back();

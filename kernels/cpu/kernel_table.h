@@ -66,7 +66,8 @@ struct AttentionTask {
   int kv_head;
   int num_rows;                // at most AttentionKernels::max_rows
   const void* const* queries;  // [num_rows] pointers to [D]
-  const int64_t* num_visible;  // [num_rows] positions seen, ascending
+  const int64_t* num_visible;  // [num_rows] ascending; positions before these are seen,
+  int64_t window;              // but only the last so many of them; 0: all
   float softmax_scale;
 };
 

@@ -1,6 +1,7 @@
 #include "kernels/reference/reference_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -40,7 +41,10 @@ struct Row {
   int64_t query_begin;
   int kv_head;
   float softmax_scale;
-  int64_t num_visible;  // positions [0, num_visible) are seen
+  int64_t first_visible;  // positions [first_visible, num_visible) are seen
+  int64_t num_visible;
+
+  bool sees(int64_t position) const { return position >= first_visible && position < num_visible; }
 };
 
 float Score(const Row& row, int64_t position) {
@@ -60,7 +64,7 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   float max = partial->max;
   for (int i = 0; i < kAttentionTileTokens; ++i) {
     const int64_t position = tile_begin + i;
-    weights[i] = position < row.num_visible ? Score(row, position) : kMinusInfinity;
+    weights[i] = row.sees(position) ? Score(row, position) : kMinusInfinity;
     max = weights[i] > max ? weights[i] : max;
   }
   if (max == kMinusInfinity) return;
@@ -75,8 +79,9 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   partial->sum = partial->sum * rescale + SumLanes(lanes);
   for (int d = 0; d < shape.head_dim; ++d) {
     float accumulator = partial->accumulator[d] * rescale;
-    for (int i = 0; i < kAttentionTileTokens && tile_begin + i < row.num_visible; ++i) {
+    for (int i = 0; i < kAttentionTileTokens; ++i) {
       const int64_t position = tile_begin + i;
+      if (!row.sees(position)) continue;
       accumulator =
           accumulator + weights[i] * ReadKv(*row.kv, row.blocks[position / shape.block_tokens],
                                             true, row.kv_head, position % shape.block_tokens, d);
@@ -90,7 +95,7 @@ Partial SegmentPartial(const Row& row, int64_t segment_begin) {
   partial.accumulator.assign(row.kv->shape.head_dim, 0.0f);
   const int64_t segment_end = std::min(segment_begin + kAttentionSegmentTokens, row.num_visible);
   for (int64_t tile = segment_begin; tile < segment_end; tile += kAttentionTileTokens) {
-    AddTile(row, tile, &partial);
+    if (tile + kAttentionTileTokens > row.first_visible) AddTile(row, tile, &partial);
   }
   return partial;
 }
@@ -108,8 +113,9 @@ void Merge(const Partial& right, Partial* left) {
 }
 
 void Attend(const Row& row, void* output, int64_t output_begin) {
-  Partial total = SegmentPartial(row, 0);
-  for (int64_t begin = kAttentionSegmentTokens; begin < row.num_visible;
+  const int64_t first = row.first_visible / kAttentionSegmentTokens * kAttentionSegmentTokens;
+  Partial total = SegmentPartial(row, first);
+  for (int64_t begin = first + kAttentionSegmentTokens; begin < row.num_visible;
        begin += kAttentionSegmentTokens) {
     Merge(SegmentPartial(row, begin), &total);
   }
@@ -131,6 +137,7 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
                   .query_begin = begin,
                   .kv_head = h / group,
                   .softmax_scale = args.softmax_scale,
+                  .first_visible = FirstVisible(num_visible, args.window),
                   .num_visible = num_visible};
     Attend(row, args.output, begin);
   }
@@ -159,8 +166,19 @@ void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
   const KvPoolView& kv = *args.kv;
   const int head_dim = kv.shape.head_dim;
   const int half = head_dim / 2;
+  // `head`, or its norm.
+  const auto normed = [&](const float* head, const float* weight) {
+    std::vector<float> values(head, head + head_dim);
+    if (weight == nullptr) return values;
+    float lanes[kLanes] = {};
+    for (int d = 0; d < head_dim; ++d) lanes[d % kLanes] = lanes[d % kLanes] + head[d] * head[d];
+    const float mean = SumLanes(lanes) / static_cast<float>(head_dim);
+    const float scale = 1.0f / std::sqrt(mean + args.norm_epsilon);
+    for (int d = 0; d < head_dim; ++d) values[d] = (head[d] * scale) * weight[d];
+    return values;
+  };
   for (int64_t t = 0; t < args.num_tokens; ++t) {
-    const auto rotated = [&](const float* head, int d) {
+    const auto rotated = [&](const std::vector<float>& head, int d) {
       if (args.cos == nullptr) return head[d];
       const int i = d % half;
       const float c = args.cos[t * half + i];
@@ -168,7 +186,8 @@ void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
       return d < half ? head[d] * c - head[d + half] * s : head[d] * c + head[d - half] * s;
     };
     for (int h = 0; h < args.num_heads; ++h) {
-      const float* head = args.query + t * args.input_stride + int64_t{h} * head_dim;
+      const std::vector<float> head =
+          normed(args.query + t * args.input_stride + int64_t{h} * head_dim, args.query_norm);
       for (int d = 0; d < head_dim; ++d) {
         Store(kv.shape.dtype, args.query_out, (t * args.num_heads + h) * head_dim + d,
               rotated(head, d));
@@ -177,7 +196,8 @@ void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
     const int64_t block = args.slots[t] / kv.shape.block_tokens;
     const int64_t offset = args.slots[t] % kv.shape.block_tokens;
     for (int g = 0; g < kv.num_kv_heads; ++g) {
-      const float* key = args.key + t * args.input_stride + int64_t{g} * head_dim;
+      const std::vector<float> key =
+          normed(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm);
       const float* value = args.value + t * args.input_stride + int64_t{g} * head_dim;
       for (int d = 0; d < head_dim; ++d) {
         Store(kv.shape.dtype, Tile(kv, block, false, g), offset * head_dim + d, rotated(key, d));

@@ -20,7 +20,9 @@ class AttentionTest : public DeviceTest {
                       .num_kv_heads = kv_heads,
                       .head_dim = kHeadDims[i % std::size(kHeadDims)],
                       .dtype = AnyDType(),
-                      .rotary = random_->Chance(0.7)};
+                      .rotary = random_->Chance(0.7),
+                      .window = random_->Chance(0.4) ? Between(1, 150) : 0,
+                      .head_norms = random_->Chance(0.4)};
   }
 
   PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens) {
@@ -92,6 +94,122 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
                                  << threads << " threads, " << NameOf(dtype);
       }
     }
+  }
+}
+
+// Lengths and windows on both sides of every border: sub-tiles of 16, tiles of 64, segments of
+// 1,024.
+TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t window : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128}) {
+      const PagedShape shape{
+          .num_heads = 3, .num_kv_heads = 1, .head_dim = 8, .dtype = dtype, .window = window};
+      const PagedSequence sequence = Sequence(shape, 200);
+      PagedCase expected(reference_.get(), shape, 16, 20, 1);
+      PagedCase actual(device_.get(), shape, 32, 20, 2);
+      ASSERT_TRUE(Close(shape, actual.Prefill(&sequence, 200), expected.Prefill(&sequence, 200)))
+          << "window " << window << ", " << NameOf(dtype);
+    }
+    for (const int64_t window : {900, 1023, 1024, 1025, 1100, 2050}) {
+      const PagedShape shape{
+          .num_heads = 2, .num_kv_heads = 1, .head_dim = 4, .dtype = dtype, .window = window};
+      const PagedSequence sequence = Sequence(shape, 2120);
+      PagedCase expected(reference_.get(), shape, 16, 134, 1);
+      PagedCase actual(device_.get(), shape, 16, 134, 2);
+      const std::vector<int> expected_id = {expected.Add(&sequence)};
+      const std::vector<int> actual_id = {actual.Add(&sequence)};
+      for (const int64_t count : {900, 128, 940, 140, 12}) {
+        const auto output = actual.Step(actual_id, {count}, /*decode=*/false);
+        ASSERT_TRUE(Close(shape, output, expected.Step(expected_id, {count}, /*decode=*/false)))
+            << "window " << window << ", " << NameOf(dtype);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    PagedShape shape{.num_heads = 2, .num_kv_heads = 1, .head_dim = 16, .dtype = dtype};
+    const PagedSequence sequence = Sequence(shape, 1100);
+    PagedCase plain(device_.get(), shape, 16, 70, 1);
+    const auto all = plain.Prefill(&sequence, 1100);
+    for (const int64_t window : {int64_t{1100}, int64_t{1} << 31}) {
+      shape.window = window;
+      PagedCase paged(device_.get(), shape, 16, 70, 2);
+      EXPECT_EQ(paged.Prefill(&sequence, 100), all) << window;
+    }
+    shape.window = 1099;
+    PagedCase paged(device_.get(), shape, 16, 70, 3);
+    EXPECT_NE(paged.Prefill(&sequence, 100), all);
+  }
+}
+
+// Rows of one call begin in different tiles and segments than each of them alone; what the window
+// has left is neither read nor found in the block table.
+TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t window : {30, 200, 1030}) {
+      const PagedShape shape{.num_heads = 4,
+                             .num_kv_heads = 2,
+                             .head_dim = 16,
+                             .dtype = dtype,
+                             .window = window,
+                             .head_norms = true};
+      const PagedSequence sequence = Sequence(shape, 2200);
+      PagedCase at_once(device_.get(), shape, 16, 140, 1);
+      const auto whole = at_once.Prefill(&sequence, 2200);
+      const size_t row_bytes = at_once.row_elements() * SizeOf(dtype);
+      for (const int threads : {1, 3}) {
+        const auto backend = MakeDevice(GetParam(), threads);
+        for (const int64_t chunk : {16, 64, 100, 1500}) {
+          PagedCase paged(backend.get(), shape, chunk == 64 ? 32 : 16, 140, chunk + threads);
+          const int id = paged.Add(&sequence);
+          int64_t done = 0;
+          const auto step = [&](int64_t count, bool decode) {
+            const auto rows = paged.Step({id}, {count}, decode);
+            EXPECT_EQ(0, std::memcmp(rows.data(), whole.data() + done * row_bytes, rows.size()))
+                << "position " << done << ", chunk " << chunk << ", window " << window << ", "
+                << threads << " threads, " << NameOf(dtype);
+            done += count;
+            paged.ForgetWhatTheWindowLeft(id);
+            return !HasFailure();
+          };
+          while (done < 2100) ASSERT_TRUE(step(std::min(chunk, 2100 - done), false));
+          while (done < 2200) ASSERT_TRUE(step(1, true));
+        }
+      }
+    }
+  }
+}
+
+// The norm is RmsNorm's of each head, then rotated: nothing is left for the value.
+TEST_P(AttentionTest, NormsOfHeadsAreThoseOfRowsToTheBit) {
+  for (const int head_dim : {2, 16, 18, 80, 128, 256}) {
+    const PagedShape shape{.num_heads = 3,
+                           .num_kv_heads = 1,
+                           .head_dim = head_dim,
+                           .dtype = DType::kF32,
+                           .rotary = false,
+                           .head_norms = true};
+    const PagedSequence sequence = Sequence(shape, 5);
+    PagedCase paged(device_.get(), shape, 16, 1, 1);
+    paged.Prefill(&sequence, 5);
+    std::vector<float> weight, expected(15 * head_dim), queries;
+    for (int d = 0; d < head_dim; ++d) weight.push_back(0.5f + 0.01f * static_cast<float>(d % 90));
+    for (int t = 0; t < 5; ++t) {
+      const auto row = sequence.qkv.begin() + t * 5 * head_dim;
+      queries.insert(queries.end(), row, row + 3 * head_dim);
+    }
+    ASSERT_OK(device_->RmsNorm({.input = queries.data(),
+                                .weight = weight.data(),
+                                .output = expected.data(),
+                                .num_rows = 15,
+                                .features = head_dim,
+                                .epsilon = 1e-5f,
+                                .output_dtype = DType::kF32}));
+    ASSERT_EQ(paged.last_query().size(), expected.size() * sizeof(float));
+    EXPECT_EQ(0, std::memcmp(paged.last_query().data(), expected.data(), paged.last_query().size()))
+        << head_dim;
   }
 }
 

@@ -11,8 +11,8 @@
 namespace tandem {
 namespace {
 
-std::string Probe(Backend& backend) {
-  const auto digest = ProbeNumerics(backend);
+std::string Probe(Backend& backend, const ProbedOptions& options = {}) {
+  const auto digest = ProbeNumerics(backend, options);
   EXPECT_TRUE(digest.ok()) << digest.status();
   return HexOf(digest->data(), digest->size());
 }
@@ -41,6 +41,22 @@ std::vector<std::pair<std::string, std::unique_ptr<Backend>>> FmaClass() {
   return present;
 }
 
+TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
+  const auto backend = MakeDevice("cpu-generic");
+  std::set<std::string> probes;
+  for (const bool window : {false, true}) {
+    for (const bool head_norms : {false, true}) {
+      probes.insert(Probe(*backend, {.window = window, .head_norms = head_norms}));
+    }
+  }
+  EXPECT_EQ(probes.size(), 4u);
+  const auto plain = ProbeOperations(*backend, {}, 1);
+  const auto more = ProbeOperations(*backend, {.window = 50, .head_norms = true}, 1);
+  ASSERT_TRUE(plain.ok() && more.ok());
+  ASSERT_GT(more->size(), plain->size());
+  for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
+}
+
 TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersAreNot) {
   const std::string generic = Probe(*MakeDevice("cpu-generic"));
   EXPECT_EQ(generic.size(), 64u);
@@ -49,7 +65,9 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
   if (paths.empty()) GTEST_SKIP() << "avx2 is not on this machine";
   EXPECT_NE(Probe(*paths.front().second), generic);
   for (const auto& [name, backend] : paths) {
+    const ProbedOptions options{.window = true, .head_norms = true};
     EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
+    EXPECT_EQ(Probe(*backend, options), Probe(*paths.front().second, options)) << name;
   }
 }
 
@@ -74,6 +92,8 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
                      .positions = static_cast<int32_t>(random.Between(1, i % 4 == 0 ? 1300 : 200))};
     shape.heads = shape.kv_heads * kGroups[random.Below(std::size(kGroups))];
     shape.prefill_rows = random.Between(1, std::min(shape.positions, 60));
+    shape.window = random.Chance(0.6) ? random.Between(1, shape.positions) : 0;
+    shape.head_norms = random.Chance(0.5);
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();

@@ -18,6 +18,8 @@ struct PagedShape {
   int head_dim;
   DType dtype;
   bool rotary = true;
+  int64_t window = 0;
+  bool head_norms = false;
 };
 
 // One sequence's projections: row t is [H + 2G, D].
@@ -55,6 +57,11 @@ class PagedCase {
     }
     for (int i = 0; i < shape.head_dim / 2; ++i) {
       inv_freq_.push_back(std::pow(10000.0f, -2.0f * i / shape.head_dim));
+    }
+    // Of every case alike.
+    for (int d = 0; d < shape.head_dim; ++d) {
+      query_norm_.push_back(0.5f + 0.01f * static_cast<float>(d % 90));
+      key_norm_.push_back(1.5f - 0.01f * static_cast<float>(d % 70));
     }
   }
 
@@ -119,6 +126,9 @@ class PagedCase {
          .input_stride = stride,
          .cos = shape_.rotary ? cos.data() : nullptr,
          .sin = shape_.rotary ? sin.data() : nullptr,
+         .query_norm = shape_.head_norms ? query_norm_.data() : nullptr,
+         .key_norm = shape_.head_norms ? key_norm_.data() : nullptr,
+         .norm_epsilon = 1e-5f,
          .slots = slots.data(),
          .kv = &view_,
          .query_out = query.data(),
@@ -135,7 +145,8 @@ class PagedCase {
                                     .num_sequences = static_cast<int64_t>(ids.size()),
                                     .max_blocks = max_blocks,
                                     .num_heads = shape_.num_heads,
-                                    .softmax_scale = scale}));
+                                    .softmax_scale = scale,
+                                    .window = shape_.window}));
     } else {
       Ok(backend_->PrefillAttention({.query = query.data(),
                                      .kv = &view_,
@@ -146,7 +157,8 @@ class PagedCase {
                                      .num_sequences = static_cast<int64_t>(ids.size()),
                                      .max_blocks = max_blocks,
                                      .num_heads = shape_.num_heads,
-                                     .softmax_scale = scale}));
+                                     .softmax_scale = scale,
+                                     .window = shape_.window}));
     }
     Ok(backend_->Synchronize());
     output.pop_back();
@@ -163,6 +175,19 @@ class PagedCase {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
+  }
+
+  // Makes every slot of the blocks that no further token of a sequence sees what memory may hold:
+  // NaNs, and takes the blocks out of its table.
+  void ForgetWhatTheWindowLeft(int id) {
+    State& s = sequences_[id];
+    const int64_t first = FirstVisible(s.done + 1, shape_.window);
+    for (int64_t i = 0; i < first / block_tokens_; ++i) {
+      if (s.blocks[i] < 0) continue;
+      std::memset(view_.base + s.blocks[i] * view_.block_stride_bytes, 0xFF,
+                  view_.block_stride_bytes);
+      s.blocks[i] = -1;
+    }
   }
 
   // Rotated queries of the last step, in the compute type.
@@ -184,7 +209,7 @@ class PagedCase {
   KvPoolView view_;
   DeviceBuffer pool_;
   std::vector<int32_t> free_blocks_;
-  std::vector<float> inv_freq_;
+  std::vector<float> inv_freq_, query_norm_, key_norm_;
   std::vector<State> sequences_;
   std::vector<std::byte> last_query_;
 };

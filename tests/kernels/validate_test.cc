@@ -175,6 +175,11 @@ TEST_P(ValidateTest, Attention) {
   wrong.max_blocks = 0;
   ExpectRefused(backend_->DecodeAttention(wrong), "max_blocks is 0");
   wrong = decode_;
+  wrong.window = -1;
+  ExpectRefused(backend_->DecodeAttention(wrong), "window is -1");
+  wrong.window = (int64_t{1} << 31) + 1;
+  ExpectRefused(backend_->DecodeAttention(wrong), "window is 2147483649");
+  wrong = decode_;
   wrong.kv = nullptr;
   ExpectRefused(backend_->DecodeAttention(wrong), "kv is null");
   wrong = decode_;
@@ -191,17 +196,19 @@ TEST_P(ValidateTest, Attention) {
   kv = kv_;
   kv.shape.block_tokens = 17;
   ExpectRefused(backend_->DecodeAttention(wrong), "block_tokens is 17");
-  const PrefillAttentionArgs prefill{.query = data_,
-                                     .kv = &kv_,
-                                     .block_table = ints_,
-                                     .query_start = nullptr,
-                                     .num_cached = ints_,
-                                     .output = data_,
-                                     .num_sequences = 1,
-                                     .max_blocks = 1,
-                                     .num_heads = 4,
-                                     .softmax_scale = 1.0f};
+  PrefillAttentionArgs prefill{.query = data_,
+                               .kv = &kv_,
+                               .block_table = ints_,
+                               .query_start = nullptr,
+                               .num_cached = ints_,
+                               .output = data_,
+                               .num_sequences = 1,
+                               .max_blocks = 1,
+                               .num_heads = 4,
+                               .softmax_scale = 1.0f};
   ExpectRefused(backend_->PrefillAttention(prefill), "query_start is null");
+  prefill.window = -5;
+  ExpectRefused(backend_->PrefillAttention(prefill), "window is -5");
   const int64_t slot = 0;
   RotaryKvWriteArgs write{.query = data_,
                           .key = data_,
@@ -216,6 +223,9 @@ TEST_P(ValidateTest, Attention) {
   write.input_stride = 64;
   write.cos = data_;
   ExpectRefused(backend_->RotaryKvWrite(write), "cos and sin");
+  write.cos = nullptr;
+  write.key_norm = data_;
+  ExpectRefused(backend_->RotaryKvWrite(write), "query_norm and key_norm");
   ExpectRefused(backend_->CopyBlocks({.base = nullptr,
                                       .block_stride_bytes = 64,
                                       .sources = ints_,
