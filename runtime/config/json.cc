@@ -139,6 +139,11 @@ const json::value* JsonFields::Find(std::string_view name) const {
   return value == nullptr || value->is_null() ? nullptr : value;
 }
 
+bool JsonFields::IsNull(std::string_view name) const {
+  const json::value* value = object_.if_contains(json::string_view(name.data(), name.size()));
+  return value != nullptr && value->is_null();
+}
+
 absl::Status JsonFields::Wrong(std::string_view name, std::string_view complaint) const {
   return absl::InvalidArgumentError(
       absl::StrCat(what_, ": ", std::string(name), " ", std::string(complaint)));

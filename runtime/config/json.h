@@ -39,6 +39,7 @@ class JsonFields {
 
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
   const boost::json::value* Find(std::string_view name) const;  // Null if absent or null.
+  bool IsNull(std::string_view name) const;                     // There, and null.
   const std::string& what() const { return what_; }
 
   // InvalidArgument if the field is missing, of another type, or outside [low, high].

@@ -1,6 +1,7 @@
 #include "runtime/config/model_config.h"
 
 #include <filesystem>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,6 +21,13 @@ absl::Status Unsupported(const JsonFields& fields, std::string_view name,
       absl::StrCat(fields.what(), ": ", std::string(name), " ", std::string(complaint)));
 }
 
+struct Family {
+  const char* architecture;
+  const char* model_type;
+  absl::Status (*read)(const JsonFields& fields, ModelConfig* config);
+};
+std::span<const Family> Families();
+
 absl::StatusOr<std::string> ReadArchitecture(const JsonFields& fields) {
   const json::value* list = fields.Find("architectures");
   if (list != nullptr) {
@@ -31,11 +39,13 @@ absl::StatusOr<std::string> ReadArchitecture(const JsonFields& fields) {
     return std::string(name.data(), name.size());
   }
   TANDEM_ASSIGN_OR_RETURN(const std::string type, fields.String("model_type"));
-  if (type == "llama") return "LlamaForCausalLM";
-  if (type == "gpt2") return "GPT2LMHeadModel";
-  return Unsupported(
-      fields, "model_type",
-      absl::StrFormat("is \"%s\"; supported are llama and gpt2", type.substr(0, 60)));
+  std::string known;
+  for (const Family& family : Families()) {
+    if (type == family.model_type) return family.architecture;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", family.model_type);
+  }
+  return Unsupported(fields, "model_type",
+                     absl::StrFormat("is \"%s\"; supported are %s", type.substr(0, 60), known));
 }
 
 absl::StatusOr<TensorType> ReadCheckpointType(const JsonFields& fields) {
@@ -108,7 +118,7 @@ absl::Status ReadRope(const JsonFields& fields, int64_t max_positions, RopeConfi
   return absl::OkStatus();
 }
 
-// Head counts and sizes that both families share, once their fields are read.
+// Head counts and sizes that all families share, once their fields are read.
 absl::Status CheckHeads(const JsonFields& fields, const ModelConfig& config) {
   if (config.num_heads % config.num_kv_heads != 0) {
     return fields.Wrong("num_key_value_heads",
@@ -136,37 +146,131 @@ absl::StatusOr<int64_t> DividedHeadDim(const JsonFields& fields, const char* hid
   return head_dim;
 }
 
-absl::Status ReadLlama(const JsonFields& fields, ModelConfig* config) {
+// Where fields are not there.
+struct LlamaDefaults {
+  int64_t num_kv_heads = 0;  // 0: as many as heads.
+  int64_t head_dim = 0;      // 0: hidden_size / num_attention_heads.
+  int64_t max_positions = 2'048;
+};
+
+// What Llama and its relatives have in common.
+absl::Status ReadLlamaSizes(const JsonFields& fields, const LlamaDefaults& defaults,
+                            ModelConfig* config) {
   config->family = ModelFamily::kLlama;
   TANDEM_ASSIGN_OR_RETURN(config->hidden_size, fields.Integer("hidden_size", 1, kMaxHiddenSize));
   TANDEM_ASSIGN_OR_RETURN(config->ffn_size, fields.Integer("intermediate_size", 1, kMaxFfnSize));
   TANDEM_ASSIGN_OR_RETURN(config->num_layers, fields.Integer("num_hidden_layers", 1, kMaxLayers));
   TANDEM_ASSIGN_OR_RETURN(config->num_heads, fields.Integer("num_attention_heads", 1, kMaxHeads));
+  constexpr const char* kKvHeads = "num_key_value_heads";
+  const bool as_heads = defaults.num_kv_heads == 0 || fields.IsNull(kKvHeads);
   TANDEM_ASSIGN_OR_RETURN(config->num_kv_heads,
-                          fields.IntegerOr("num_key_value_heads", 1, kMaxHeads, config->num_heads));
-  if (fields.Has("head_dim")) {
-    TANDEM_ASSIGN_OR_RETURN(config->head_dim, fields.Integer("head_dim", 2, kMaxHeadDim));
+                          fields.IntegerOr(kKvHeads, 1, kMaxHeads,
+                                           as_heads ? config->num_heads : defaults.num_kv_heads));
+  if (fields.Has("head_dim") || defaults.head_dim != 0) {
+    TANDEM_ASSIGN_OR_RETURN(config->head_dim,
+                            fields.IntegerOr("head_dim", 2, kMaxHeadDim, defaults.head_dim));
   } else {
     TANDEM_ASSIGN_OR_RETURN(config->head_dim,
                             DividedHeadDim(fields, "hidden_size", "num_attention_heads", *config));
   }
   TANDEM_RETURN_IF_ERROR(CheckHeads(fields, *config));
   TANDEM_ASSIGN_OR_RETURN(config->vocab_size, fields.Integer("vocab_size", 1, kMaxVocabSize));
-  TANDEM_ASSIGN_OR_RETURN(config->max_positions,
-                          fields.IntegerOr("max_position_embeddings", 1, kMaxPositions, 2'048));
+  TANDEM_ASSIGN_OR_RETURN(
+      config->max_positions,
+      fields.IntegerOr("max_position_embeddings", 1, kMaxPositions, defaults.max_positions));
   TANDEM_ASSIGN_OR_RETURN(const double epsilon, fields.NumberOr("rms_norm_eps", 0, 1, 1e-6));
   config->norm_epsilon = static_cast<float>(epsilon);
   TANDEM_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
   if (activation != "silu" && activation != "swish") {
     return Unsupported(
         fields, "hidden_act",
-        absl::StrFormat("is \"%s\"; Llama is computed with silu only", activation.substr(0, 60)));
+        absl::StrFormat("is \"%s\"; computed is silu only", activation.substr(0, 60)));
   }
   config->activation = Activation::kSilu;
-  TANDEM_ASSIGN_OR_RETURN(config->attention_bias, fields.BoolOr("attention_bias", false));
-  TANDEM_ASSIGN_OR_RETURN(config->mlp_bias, fields.BoolOr("mlp_bias", false));
   TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", false));
   return ReadRope(fields, config->max_positions, &config->rope);
+}
+
+absl::Status ReadAttentionBias(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_ASSIGN_OR_RETURN(config->qkv_bias, fields.BoolOr("attention_bias", false));
+  config->attention_output_bias = config->qkv_bias;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLlama(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_RETURN_IF_ERROR(ReadLlamaSizes(fields, {}, config));
+  TANDEM_RETURN_IF_ERROR(ReadAttentionBias(fields, config));
+  TANDEM_ASSIGN_OR_RETURN(config->mlp_bias, fields.BoolOr("mlp_bias", false));
+  return absl::OkStatus();
+}
+
+// 0 if the field is null, which differs from not being there.
+absl::StatusOr<int64_t> ReadWindow(const JsonFields& fields) {
+  constexpr const char* kName = "sliding_window";
+  if (fields.IsNull(kName)) return 0;
+  return fields.IntegerOr(kName, 1, kMaxPositions, 4'096);
+}
+
+absl::Status ReadMistral(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_RETURN_IF_ERROR(
+      ReadLlamaSizes(fields, {.num_kv_heads = 8, .max_positions = 131'072}, config));
+  if (fields.Has("layer_types")) {
+    return Unsupported(fields, "layer_types", "is set; Mistral's layers have one window");
+  }
+  TANDEM_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields));
+  config->windows.assign(static_cast<size_t>(config->num_layers), window);
+  return absl::OkStatus();
+}
+
+// Which layers have a window: those that `layer_types` names, else from `max_window_layers` on.
+absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
+  const size_t num_layers = static_cast<size_t>(config->num_layers);
+  TANDEM_ASSIGN_OR_RETURN(const bool used, fields.BoolOr("use_sliding_window", false));
+  int64_t window = 0;
+  if (used) {
+    TANDEM_ASSIGN_OR_RETURN(window, ReadWindow(fields));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const int64_t first,
+                          fields.IntegerOr("max_window_layers", 0, kMaxPositions, 28));
+  config->windows.assign(num_layers, 0);
+  const json::value* const types = fields.Find("layer_types");
+  if (types != nullptr && (!types->is_array() || types->get_array().size() != num_layers)) {
+    return fields.Wrong("layer_types", absl::StrFormat("is %s, want a list of %d strings",
+                                                       ShortJson(*types), num_layers));
+  }
+  for (size_t i = 0; i < num_layers; ++i) {
+    bool windowed = static_cast<int64_t>(i) >= first;
+    if (types != nullptr) {
+      const json::value& type = types->get_array()[i];
+      windowed = type == "sliding_attention";
+      if (!windowed && type != "full_attention") {
+        return Unsupported(fields, "layer_types",
+                           absl::StrFormat("names %s; supported are full_attention and "
+                                           "sliding_attention",
+                                           ShortJson(type)));
+      }
+      if (windowed && window == 0) {
+        return fields.Wrong("layer_types", "names sliding_attention, but no window is used");
+      }
+    }
+    if (windowed) config->windows[i] = window;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadQwen2(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_RETURN_IF_ERROR(
+      ReadLlamaSizes(fields, {.num_kv_heads = 32, .max_positions = 32'768}, config));
+  config->qkv_bias = true;
+  return ReadQwenWindows(fields, config);
+}
+
+absl::Status ReadQwen3(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_RETURN_IF_ERROR(ReadLlamaSizes(
+      fields, {.num_kv_heads = 32, .head_dim = 128, .max_positions = 32'768}, config));
+  TANDEM_RETURN_IF_ERROR(ReadAttentionBias(fields, config));
+  config->head_norms = true;
+  return ReadQwenWindows(fields, config);
 }
 
 absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
@@ -192,7 +296,8 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
                                        activation.substr(0, 60)));
   }
   config->activation = Activation::kGeluTanh;
-  config->attention_bias = true;
+  config->qkv_bias = true;
+  config->attention_output_bias = true;
   config->mlp_bias = true;
   TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", true));
   TANDEM_ASSIGN_OR_RETURN(const bool scaled, fields.BoolOr("scale_attn_weights", true));
@@ -204,6 +309,26 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
+std::span<const Family> Families() {
+  static constexpr Family kFamilies[] = {
+      {"LlamaForCausalLM", "llama", ReadLlama}, {"MistralForCausalLM", "mistral", ReadMistral},
+      {"Qwen2ForCausalLM", "qwen2", ReadQwen2}, {"Qwen3ForCausalLM", "qwen3", ReadQwen3},
+      {"GPT2LMHeadModel", "gpt2", ReadGpt2},
+  };
+  return kFamilies;
+}
+
+absl::Status ReadFamily(const JsonFields& fields, ModelConfig* config) {
+  std::string known;
+  for (const Family& family : Families()) {
+    if (config->architecture == family.architecture) return family.read(fields, config);
+    absl::StrAppend(&known, known.empty() ? "" : ", ", family.architecture);
+  }
+  return Unsupported(
+      fields, "architectures",
+      absl::StrFormat("names \"%s\"; supported are %s", config->architecture.substr(0, 60), known));
+}
+
 }  // namespace
 
 absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
@@ -213,16 +338,8 @@ absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
   ModelConfig config;
   TANDEM_ASSIGN_OR_RETURN(config.architecture, ReadArchitecture(fields));
   TANDEM_RETURN_IF_ERROR(RefuseQuantized(fields));
-  if (config.architecture == "LlamaForCausalLM") {
-    TANDEM_RETURN_IF_ERROR(ReadLlama(fields, &config));
-  } else if (config.architecture == "GPT2LMHeadModel") {
-    TANDEM_RETURN_IF_ERROR(ReadGpt2(fields, &config));
-  } else {
-    return Unsupported(
-        fields, "architectures",
-        absl::StrFormat("names \"%s\"; supported are LlamaForCausalLM and GPT2LMHeadModel",
-                        config.architecture.substr(0, 60)));
-  }
+  TANDEM_RETURN_IF_ERROR(ReadFamily(fields, &config));
+  config.windows.resize(static_cast<size_t>(config.num_layers), 0);
   TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));
   return config;
 }

@@ -1,9 +1,10 @@
 // What a model folder's config.json says, checked before anything is allocated: which architecture,
-// which sizes, which rope.
+// which sizes, which options, which rope.
 //
-// Llama (2, 3, 3.1 and later with `llama3` rope scaling) and GPT-2. Everything else is refused by
-// name, and so is what would change the numbers without being understood (another rope type, a
-// quantised checkpoint, scaled attention).
+// Llama (2, 3, 3.1 and later with `llama3` rope scaling), Mistral, Qwen2 (and 2.5), Qwen3 and
+// GPT-2. Everything else is refused by name, and so is what would change the numbers without being
+// understood (another rope type, a quantised checkpoint, scaled attention). A field that is not
+// there is what Transformers takes it for, which differs between families.
 
 #ifndef TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
 #define TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +30,7 @@ inline constexpr int64_t kMaxHeadDim = 512;
 inline constexpr int64_t kMaxVocabSize = 1 << 19;  // What can be sampled.
 inline constexpr int64_t kMaxPositions = 1 << 24;
 
+// How tensors are named and layers made: Mistral's and Qwen's are Llama's with other options.
 enum class ModelFamily : uint8_t { kLlama, kGpt2 };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
@@ -54,8 +57,11 @@ struct ModelConfig {
   int64_t max_positions = 0;
   float norm_epsilon = 0;
   Activation activation = Activation::kSilu;
-  bool attention_bias = false;  // On query, key, value and output projections.
+  bool qkv_bias = false;
+  bool attention_output_bias = false;
   bool mlp_bias = false;
+  bool head_norms = false;       // An RMS norm of each head's query and key, before rotary.
+  std::vector<int64_t> windows;  // [num_layers] positions that a token sees, itself too; 0: all.
   bool tied_embeddings = false;
   RopeConfig rope;  // Llama only.
   // As the file names it; what the tensors are, only they say.

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "kernels/api/numerics_probe.h"
 #include "runtime/base/random.h"
 #include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
@@ -48,8 +47,13 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
       layout.tile_shape.head_dim, layout.block_bytes));
 }
 
+ProbedOptions ProbedOptionsOf(const Model& model) {
+  return {.window = model.spec().has_windows(), .head_norms = model.spec().has_head_norms()};
+}
+
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
-  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe, ProbeNumerics(*backend));
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe,
+                          ProbeNumerics(*backend, ProbedOptionsOf(model)));
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling());
   return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion,
                                    model.Digest(), NameOf(model.compute_dtype()),

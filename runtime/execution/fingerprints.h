@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
+#include "kernels/api/numerics_probe.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 
@@ -16,8 +17,11 @@ namespace tandem {
 // size and layers.
 std::string KvClass(const Model& model, const KvLayout& layout);
 
+// What of the layers' options the numerics_id of `model` is measured with.
+ProbedOptions ProbedOptionsOf(const Model& model);
+
 // Hex. Workers of one numerics_id may continue each other's streams: the same tokens, bit for bit.
-// Runs every kernel and the sampler on fixed inputs. Engine thread only.
+// Runs every kernel that it needs and the sampler on fixed inputs. Engine thread only.
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend);
 
 }  // namespace tandem

@@ -105,7 +105,7 @@ absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
   const int64_t rows = num_rows_;
   TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), rows));
   TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), rows));
-  TANDEM_RETURN_IF_ERROR(Attention(kv_[layer], input));
+  TANDEM_RETURN_IF_ERROR(Attention(layer, input));
   TANDEM_RETURN_IF_ERROR(
       Linear(weights.attention_output, attended_.data(), projected_.as<float>(), rows));
   TANDEM_RETURN_IF_ERROR(AddToResidual(rows));
@@ -117,7 +117,10 @@ absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
   return AddToResidual(rows);
 }
 
-absl::Status Decoder::Attention(const KvPoolView& kv, const ForwardInput& input) {
+absl::Status Decoder::Attention(size_t layer, const ForwardInput& input) {
+  const KvPoolView& kv = kv_[layer];
+  const LayerWeights& weights = model_.weights().parts().layers[layer];
+  const int64_t window = model_.spec().windows[layer];
   const int num_heads = static_cast<int>(config_.num_heads);
   const float* const qkv = qkv_.as<float>();
   TANDEM_RETURN_IF_ERROR(
@@ -127,6 +130,9 @@ absl::Status Decoder::Attention(const KvPoolView& kv, const ForwardInput& input)
                                .input_stride = config_.query_size() + 2 * config_.kv_size(),
                                .cos = cos_.as<float>(),
                                .sin = sin_.as<float>(),
+                               .query_norm = weights.query_norm.weight,
+                               .key_norm = weights.key_norm.weight,
+                               .norm_epsilon = config_.norm_epsilon,
                                .slots = input.slots.data(),
                                .kv = &kv,
                                .query_out = query_.data(),
@@ -142,7 +148,8 @@ absl::Status Decoder::Attention(const KvPoolView& kv, const ForwardInput& input)
                                                       .num_sequences = input.num_decodes,
                                                       .max_blocks = input.max_blocks,
                                                       .num_heads = num_heads,
-                                                      .softmax_scale = scale}));
+                                                      .softmax_scale = scale,
+                                                      .window = window}));
   }
   if (input.num_prefills == 0) return absl::OkStatus();
   const size_t decode_bytes = static_cast<size_t>(input.num_decodes * config_.query_size()) *
@@ -156,7 +163,8 @@ absl::Status Decoder::Attention(const KvPoolView& kv, const ForwardInput& input)
                                      .num_sequences = input.num_prefills,
                                      .max_blocks = input.max_blocks,
                                      .num_heads = num_heads,
-                                     .softmax_scale = scale});
+                                     .softmax_scale = scale,
+                                     .window = window});
 }
 
 absl::Status Decoder::Norm(const NormWeights& weights, const float* input, void* output,

@@ -82,7 +82,7 @@ class Decoder {
   absl::Status Allocate(const KvLayout& layout, std::byte* pool);
   absl::Status Embed(const ForwardInput& input);
   absl::Status RunLayer(size_t layer, const ForwardInput& input);
-  absl::Status Attention(const KvPoolView& kv, const ForwardInput& input);
+  absl::Status Attention(size_t layer, const ForwardInput& input);
   absl::Status Norm(const NormWeights& weights, const float* input, void* output, int64_t rows);
   absl::Status Linear(const LinearWeights& weights, const void* input, float* output, int64_t rows);
   absl::Status Activate(int64_t rows);

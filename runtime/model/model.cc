@@ -124,6 +124,9 @@ std::string Model::Digest() const {
       c.max_positions, c.norm_epsilon, static_cast<int>(c.activation), c.tied_embeddings));
   const std::vector<float> frequencies = RopeFrequencies(c);
   digest.Update(frequencies.data(), frequencies.size() * sizeof(float));
+  for (size_t i = 0; i < c.windows.size(); ++i) {
+    if (c.windows[i] != 0) digest.Update(absl::StrFormat("window %d %d\n", i, c.windows[i]));
+  }
   digest.Update(weights_->digest().data(), weights_->digest().size());
   const Sha256Digest result = digest.Finish();
   return HexOf(result.data(), result.size());

@@ -53,8 +53,8 @@ class Model {
   const ModelWeights& weights() const { return *weights_; }
   DType compute_dtype() const { return compute_dtype_; }
 
-  // Of what decides a token's KV and logits before any rounding: architecture, sizes, rope and
-  // every weight, as stored in the checkpoint. Hex.
+  // Of what decides a token's KV and logits before any rounding: architecture, sizes, rope, windows
+  // and every weight, as stored in the checkpoint. Hex.
   std::string Digest() const;
 
  private:

@@ -1,5 +1,6 @@
 #include "runtime/model/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <set>
@@ -28,20 +29,24 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
   const auto norm = [](const std::string& name, int64_t features) {
     return NormDecl{.weight = {name + ".weight", {features}}, .bias = {}};
   };
+  const auto head_norm = [&](const std::string& name) {
+    return config.head_norms ? norm(name, config.head_dim) : NormDecl{};
+  };
   spec.embedding = {{"model.embed_tokens.weight", {config.vocab_size, hidden}}};
   spec.final_norm = norm("model.norm", hidden);
-  const bool attention_bias = config.attention_bias;
+  const bool qkv_bias = config.qkv_bias;
   const bool mlp_bias = config.mlp_bias;
   for (int64_t i = 0; i < config.num_layers; ++i) {
     const std::string name = absl::StrCat(spec.layers_prefix, i, ".");
     spec.layers.push_back({
         .attention_norm = norm(name + "input_layernorm", hidden),
-        .qkv = {.parts =
-                    {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), attention_bias),
-                     OutIn(name + "self_attn.k_proj", hidden, config.kv_size(), attention_bias),
-                     OutIn(name + "self_attn.v_proj", hidden, config.kv_size(), attention_bias)}},
+        .qkv = {.parts = {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
+                          OutIn(name + "self_attn.k_proj", hidden, config.kv_size(), qkv_bias),
+                          OutIn(name + "self_attn.v_proj", hidden, config.kv_size(), qkv_bias)}},
+        .query_norm = head_norm(name + "self_attn.q_norm"),
+        .key_norm = head_norm(name + "self_attn.k_norm"),
         .attention_output = {.parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
-                                             attention_bias)},
+                                             config.attention_output_bias)},
                              .segmented = true},
         .ffn_norm = norm(name + "post_attention_layernorm", hidden),
         .ffn_in = {.parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
@@ -79,6 +84,8 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
     spec.layers.push_back({
         .attention_norm = norm(name + "ln_1"),
         .qkv = linear(name + "attn.c_attn", hidden, 3 * hidden, false),
+        .query_norm = {},
+        .key_norm = {},
         .attention_output = linear(name + "attn.c_proj", hidden, hidden, true),
         .ffn_norm = norm(name + "ln_2"),
         .ffn_in = linear(name + "mlp.c_fc", hidden, config.ffn_size, false),
@@ -134,6 +141,15 @@ int64_t LinearDecl::out_features() const {
   return sum;
 }
 
+bool ModelSpec::has_windows() const {
+  return std::any_of(windows.begin(), windows.end(), [](int64_t window) { return window != 0; });
+}
+
+bool ModelSpec::has_head_norms() const {
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const Layer& layer) { return layer.query_norm.present(); });
+}
+
 std::vector<TensorDecl> ModelSpec::Tensors() const {
   std::vector<TensorDecl> tensors;
   VisitParts(TensorLister{&tensors}, *this).IgnoreError();
@@ -155,6 +171,7 @@ int64_t ModelSpec::NumParameters() const {
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
       config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
+  spec.windows = config.windows;
   const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
   spec.logits = {.parts = {{.weight = {tied ? spec.embedding.table.name : kOutputProjection,
                                        {config.vocab_size, config.hidden_size}},

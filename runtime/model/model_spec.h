@@ -63,6 +63,8 @@ struct ModelParts {
   struct Layer {
     Norm attention_norm;
     Linear qkv;
+    Norm query_norm;  // Of each head, before rotary.
+    Norm key_norm;
     Linear attention_output;
     Norm ffn_norm;
     Linear ffn_in;  // gate and up, or GPT-2's c_fc.
@@ -85,6 +87,8 @@ absl::Status VisitParts(const Visit& visit, First& first, Rest&... rest) {
   const auto visit_layer = [&visit](auto& layer, auto&... others) -> absl::Status {
     TANDEM_RETURN_IF_ERROR(visit(layer.attention_norm, others.attention_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.qkv, others.qkv...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.query_norm, others.query_norm...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.key_norm, others.key_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.attention_output, others.attention_output...));
     TANDEM_RETURN_IF_ERROR(visit(layer.ffn_norm, others.ffn_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.ffn_in, others.ffn_in...));
@@ -105,7 +109,11 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
   NormKind norm = NormKind::kRms;
   FfnKind ffn = FfnKind::kSwiGlu;
   PositionKind positions = PositionKind::kRotary;
-  std::string layers_prefix;  // Every tensor of a layer has it: "model.layers.".
+  std::string layers_prefix;     // Every tensor of a layer has it: "model.layers.".
+  std::vector<int64_t> windows;  // [layers] positions that a token sees, itself too; 0: all.
+
+  bool has_windows() const;     // In some layer.
+  bool has_head_norms() const;  // In some layer.
 
   // Every tensor that is read; the embedding twice where it is the output projection, too.
   std::vector<TensorDecl> Tensors() const;

@@ -4,9 +4,10 @@
 usage: make_model_goldens.py tiny OUT_DIR
        make_model_goldens.py demo MODEL_DIR CORPUS_DIR OUT_DIR
 
-tiny: small random Llama and GPT-2 checkpoints, each with golden.json (prompts, greedy tokens,
+tiny: small random checkpoints of every family, each with golden.json (prompts, greedy tokens,
 margins) and golden.safetensors (logits of every prompt position), computed in F32. Prompts are
-drawn until the two best tokens differ by at least MIN_MARGIN at every step.
+drawn until the two best tokens differ by at least MIN_MARGIN at every step. Folders that are there
+are kept.
 
 demo: greedy_f32.json (100 prompts of the corpus, 200 greedy tokens each, and how many of them are
 certain: up to the first step with a margin below MIN_MARGIN) and held_out.json (windows of text
@@ -23,7 +24,18 @@ import random
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 MIN_MARGIN = 1e-4
 PROMPT_TOKENS = (1, 7, 24)
@@ -37,7 +49,7 @@ WINDOWS = {"alice_in_wonderland": 1, "king_james_bible": 5, "tiny_shakespeare": 
 CLEAR_MARGIN_NATS = 0.1
 
 
-def llama(**options):
+def llama_like(model, config, **options):
     base = dict(
         vocab_size=96,
         hidden_size=32,
@@ -49,7 +61,23 @@ def llama(**options):
         bos_token_id=1,
         eos_token_id=2,
     )
-    return LlamaForCausalLM, LlamaConfig(**{**base, **options})
+    return model, config(**{**base, **options})
+
+
+def llama(**options):
+    return llama_like(LlamaForCausalLM, LlamaConfig, **options)
+
+
+def mistral(**options):
+    return llama_like(MistralForCausalLM, MistralConfig, **options)
+
+
+def qwen2(**options):
+    return llama_like(Qwen2ForCausalLM, Qwen2Config, **options)
+
+
+def qwen3(**options):
+    return llama_like(Qwen3ForCausalLM, Qwen3Config, **options)
 
 
 def gpt2(**options):
@@ -82,6 +110,13 @@ def rope_in_old_keys(config):
     kind = rope.pop("rope_type")
     config["rope_scaling"] = {**rope, "type": kind} if kind != "default" else None
     config["torch_dtype"] = config.pop("dtype")
+
+
+def saying_no_more_than_needed(config):
+    """As folders written by hand or by older versions: what is not there has a default."""
+    rope_in_old_keys(config)
+    for name in ("rope_scaling", "head_dim", "layer_types", "attention_bias"):
+        config.pop(name, None)
 
 
 def without_prefix(tensors):
@@ -198,6 +233,84 @@ TINY = {
         None,
         with_gpt2_buffers,
     ),
+    # Windows: shorter than prompts of 24 tokens, in all layers or some; one that is null.
+    "mistral_gqa16_window5": (
+        mistral(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            sliding_window=5,
+            max_position_embeddings=2048,
+        ),
+        torch.float32,
+        1,
+        None,
+        None,
+    ),
+    "mistral_head20_no_window_bf16": (
+        mistral(
+            hidden_size=80,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            sliding_window=None,
+            tie_word_embeddings=True,
+        ),
+        torch.bfloat16,
+        1,
+        rope_in_old_keys,
+        None,
+    ),
+    "qwen2_gqa16_window_of_last": (
+        qwen2(
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_hidden_layers=3,
+            use_sliding_window=True,
+            sliding_window=9,
+            max_window_layers=2,
+            tie_word_embeddings=True,
+        ),
+        torch.float32,
+        1,
+        saying_no_more_than_needed,
+        None,
+    ),
+    "qwen2_gqa8_bf16_sharded": (
+        qwen2(num_attention_heads=4, num_key_value_heads=2, rope_theta=1000000.0),
+        torch.bfloat16,
+        2,
+        None,
+        None,
+    ),
+    "qwen3_gqa24_window_of_first": (
+        qwen3(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=24,
+            use_sliding_window=True,
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention"],
+            max_position_embeddings=2048,
+        ),
+        torch.float32,
+        1,
+        None,
+        None,
+    ),
+    "qwen3_mqa16_biased_tied_bf16": (
+        qwen3(
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            hidden_size=24,
+            head_dim=16,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        torch.bfloat16,
+        1,
+        None,
+        None,
+    ),
 }
 
 
@@ -264,13 +377,15 @@ def tiny_golden(model, vocab_size, rng):
 
 def make_tiny(out):
     for index, (name, recipe) in enumerate(TINY.items()):
+        folder = out / name
+        if folder.exists():
+            continue
         (kind, config), dtype, shards, change_config, change_names = recipe
         torch.manual_seed(index)
         config.dtype = dtype
         model = kind(config).eval()
         randomize(model, torch.Generator().manual_seed(100 + index))
-        folder = out / name
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
         write_checkpoint(folder, model.to(dtype), shards, change_config, change_names)
         # The stored values computed in F32. Loaded afresh: to() had rounded the rotary frequencies.
         model = kind.from_pretrained(folder, dtype=torch.float32).eval()

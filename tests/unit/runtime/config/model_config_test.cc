@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "tests/support/temp_folder.h"
@@ -27,8 +29,22 @@ constexpr char kGpt2[] = R"({
   "layer_norm_epsilon": 1e-05, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
   "vocab_size": 50257, "bos_token_id": 50256, "eos_token_id": 50256})";
 
-// kLlama or kGpt2 with one field replaced (or added); the refusal, or "accepted".
-std::string With(const char* base, const std::string& name, const std::string& value) {
+// The least that a file may say: all else is a default of the family's.
+constexpr char kMistral[] = R"({
+  "architectures": ["MistralForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+  "num_attention_heads": 32, "num_hidden_layers": 4, "vocab_size": 32000})";
+
+constexpr char kQwen2[] = R"({
+  "architectures": ["Qwen2ForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+  "num_attention_heads": 32, "num_hidden_layers": 4, "vocab_size": 32000})";
+
+constexpr char kQwen3[] = R"({
+  "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072,
+  "num_attention_heads": 16, "num_hidden_layers": 4, "num_key_value_heads": 8, "vocab_size": 32000})";
+
+// `base` with one field replaced (or added); the refusal, or "accepted".
+absl::StatusOr<ModelConfig> Changed(const char* base, const std::string& name,
+                                    const std::string& value) {
   const std::string text(base);
   const size_t at = text.find("\"" + name + "\":");
   std::string changed;
@@ -37,8 +53,19 @@ std::string With(const char* base, const std::string& name, const std::string& v
   } else {
     changed = text.substr(0, at) + "\"" + name + "\":" + value + ",\"was_" + text.substr(at + 1);
   }
-  const auto config = ModelConfig::Parse(changed);
+  return ModelConfig::Parse(changed);
+}
+
+std::string With(const char* base, const std::string& name, const std::string& value) {
+  const auto config = Changed(base, name, value);
   return config.ok() ? "accepted" : std::string(config.status().message());
+}
+
+std::vector<int64_t> WindowsWith(const char* base, const std::string& name,
+                                 const std::string& value) {
+  const auto config = Changed(base, name, value);
+  EXPECT_TRUE(config.ok()) << config.status().message();
+  return config.ok() ? config->windows : std::vector<int64_t>();
 }
 
 TEST(ModelConfigTest, ReadsLlama) {
@@ -61,8 +88,93 @@ TEST(ModelConfigTest, ReadsGpt2) {
   EXPECT_EQ(config->num_kv_heads, 12);
   EXPECT_EQ(config->head_dim, 64);
   EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_TRUE(config->attention_bias);
+  EXPECT_TRUE(config->qkv_bias && config->attention_output_bias && config->mlp_bias);
   EXPECT_EQ(config->checkpoint_type, TensorType::kF32);
+}
+
+using Windows = std::vector<int64_t>;
+
+TEST(ModelConfigTest, ReadsMistral) {
+  const auto config = ModelConfig::Parse(kMistral);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->num_kv_heads, 8);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->max_positions, 131'072);
+  EXPECT_EQ(config->norm_epsilon, 1e-6f);
+  EXPECT_FALSE(config->qkv_bias || config->attention_output_bias || config->head_norms);
+  EXPECT_EQ(config->windows, Windows(4, 4'096));
+  EXPECT_EQ(WindowsWith(kMistral, "sliding_window", "7"), Windows(4, 7));
+  EXPECT_EQ(WindowsWith(kMistral, "sliding_window", "null"), Windows(4, 0));
+  EXPECT_EQ(Changed(kMistral, "num_key_value_heads", "null")->num_kv_heads, 32);
+  EXPECT_EQ(Changed(kMistral, "head_dim", "64")->head_dim, 64);
+  // What Transformers does not read there.
+  EXPECT_FALSE(Changed(kMistral, "attention_bias", "true")->qkv_bias);
+}
+
+TEST(ModelConfigTest, ReadsQwen2) {
+  const auto config = ModelConfig::Parse(kQwen2);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->num_kv_heads, 32);
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->max_positions, 32'768);
+  EXPECT_TRUE(config->qkv_bias);
+  EXPECT_FALSE(config->attention_output_bias || config->mlp_bias || config->head_norms);
+  EXPECT_EQ(config->windows, Windows(4, 0));
+}
+
+TEST(ModelConfigTest, ReadsQwen3) {
+  const auto config = ModelConfig::Parse(kQwen3);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->head_dim, 128);
+  EXPECT_EQ(config->query_size(), 2'048);
+  EXPECT_TRUE(config->head_norms);
+  EXPECT_FALSE(config->qkv_bias || config->attention_output_bias || config->mlp_bias);
+  EXPECT_EQ(Changed(kQwen3, "head_dim", "64")->head_dim, 64);
+  const auto biased = Changed(kQwen3, "attention_bias", "true");
+  EXPECT_TRUE(biased->qkv_bias && biased->attention_output_bias);
+}
+
+TEST(ModelConfigTest, ReadsWhichLayersHaveAWindow) {
+  for (const char* base : {kQwen2, kQwen3}) {
+    const std::string used = std::string(base).insert(1, R"("use_sliding_window": true,)");
+    EXPECT_EQ(WindowsWith(base, "sliding_window", "9"), Windows(4, 0)) << "not used";
+    EXPECT_EQ(WindowsWith(used.c_str(), "max_window_layers", "3"), (Windows{0, 0, 0, 4'096}));
+    EXPECT_EQ(WindowsWith(used.c_str(), "sliding_window", "9"), Windows(4, 0)) << "28 without";
+    const std::string nine = std::string(used).insert(1, R"("sliding_window": 9,)");
+    EXPECT_EQ(WindowsWith(nine.c_str(), "max_window_layers", "0"), Windows(4, 9));
+    const std::string types = R"(["sliding_attention", "full_attention", "sliding_attention",
+                                  "full_attention"])";
+    EXPECT_EQ(WindowsWith(nine.c_str(), "layer_types", types), (Windows{9, 0, 9, 0}));
+    EXPECT_THAT(With(base, "layer_types", types), HasSubstr("no window is used"));
+    const std::string none = std::string(used).insert(1, R"("sliding_window": null,)");
+    EXPECT_EQ(WindowsWith(none.c_str(), "max_window_layers", "0"), Windows(4, 0));
+    EXPECT_THAT(With(none.c_str(), "layer_types", types), HasSubstr("no window is used"));
+  }
+}
+
+TEST(ModelConfigTest, RefusesWindowsItDoesNotCompute) {
+  EXPECT_THAT(With(kMistral, "sliding_window", "0"), HasSubstr("sliding_window is 0"));
+  EXPECT_THAT(With(kMistral, "sliding_window", "-1"), HasSubstr("sliding_window is -1"));
+  EXPECT_THAT(With(kMistral, "layer_types", R"(["full_attention"])"), HasSubstr("layer_types"));
+  EXPECT_THAT(With(kQwen3, "layer_types", R"(["full_attention"])"), HasSubstr("list of 4 strings"));
+  EXPECT_THAT(With(kQwen3, "layer_types", "4"), HasSubstr("list of 4 strings"));
+  EXPECT_THAT(With(kQwen3, "layer_types", R"(["full_attention", "linear_attention", 1, 2])"),
+              HasSubstr("names \"linear_attention\"; supported are full_attention and"));
+  EXPECT_THAT(With(kQwen2, "hidden_act", R"("relu")"), HasSubstr("hidden_act"));
+}
+
+TEST(ModelConfigTest, KnowsFamiliesByTheirTypeToo) {
+  for (const auto& [type, architecture] : {std::pair{"llama", "LlamaForCausalLM"},
+                                           {"mistral", "MistralForCausalLM"},
+                                           {"qwen2", "Qwen2ForCausalLM"},
+                                           {"qwen3", "Qwen3ForCausalLM"}}) {
+    const std::string text =
+        absl::StrReplaceAll(kQwen3, {{R"("architectures": ["Qwen3ForCausalLM"])",
+                                      std::string(R"("model_type": ")") + type + R"(")"}});
+    const auto config = ModelConfig::Parse(text);
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->architecture, architecture);
+  }
 }
 
 TEST(ModelConfigTest, ReadsRopeInOldAndNewKeys) {

@@ -52,6 +52,21 @@ TEST(FingerprintsTest, NumericsIdDiffersByModelTypeAndArithmetic) {
   EXPECT_NE(id, NumericsIdOf(kLlama, "f32", "cpu", 1));
 }
 
+// The window and the norms of the tiny checkpoints are in the digest of the model in any case;
+// here, that their kernels are probed, too.
+TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
+  for (const char* name : {"mistral_gqa16_window5", "qwen3_mqa16_biased_tied_bf16"}) {
+    const auto harness = Make(name, "f32", "cpu", 1, 16);
+    const Model& model = harness->model();
+    EXPECT_NE(*ProbeNumerics(harness->backend(), ProbedOptionsOf(model)),
+              *ProbeNumerics(harness->backend()))
+        << name;
+  }
+  const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
+  EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),
+            *ProbeNumerics(plain->backend()));
+}
+
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
   const std::string kv_class = KvClassOf(kLlama, "f32", "cpu", 16);
   EXPECT_EQ(kv_class.size(), 64u);

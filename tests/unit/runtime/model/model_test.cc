@@ -9,11 +9,13 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/log.h"
 #include "runtime/base/small_file.h"
@@ -80,6 +82,27 @@ TEST(ModelTest, DigestChangesWithOneWeightAndWithRope) {
   ASSERT_NE(at, std::string::npos);
   folder.Write("config.json", text.replace(at, 7, "20000.0"));
   EXPECT_NE(digest(folder.path()), changed);
+}
+
+TEST(ModelTest, DigestChangesWithTheWindowOfOneLayer) {
+  const auto backend = Reference();
+  const TempFolder folder;
+  folder.CopyFrom(Tiny("qwen3_gqa24_window_of_first"));
+  const std::string config = ReadSmallFile(folder.path() + "/config.json", 1 << 20).value();
+  using Changes = std::vector<std::pair<std::string, std::string>>;
+  const std::string first = R"("sliding_attention",
+  "full_attention")";
+  std::set<std::string> digests;
+  for (const Changes& changes :
+       {Changes{}, Changes{{R"("sliding_window": 7)", R"("sliding_window": 8)"}},
+        Changes{{first, R"("full_attention", "sliding_attention")"}},
+        Changes{{first, R"("full_attention", "full_attention")"}}}) {
+    folder.Write("config.json", absl::StrReplaceAll(config, changes));
+    const auto model = Model::Load({.folder = folder.path()}, backend.get());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    digests.insert((*model)->Digest());
+  }
+  EXPECT_EQ(digests.size(), 4u);
 }
 
 // A folder with Tiny("llama_mha32_tied")'s config.json, changed by `replace`, and a checkpoint of
