@@ -17,7 +17,10 @@
 #include <map>
 #include <random>
 
+#include "absl/strings/str_replace.h"
 #include "runtime/base/random.h"
+#include "runtime/base/small_file.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -94,22 +97,21 @@ ProofSet ShortSet(int32_t vocabulary) {
   return set;
 }
 
-ProofSet LongSet() {
-  constexpr int32_t kVocabulary = kDemoVocabulary;
+ProofSet LongSet(int32_t vocabulary) {
   ProofSet set;
   set.requests = {
-      Greedy(MakeRequest(0, 1, kVocabulary), 8),
-      Seeded(MakeRequest(1, 15, kVocabulary), 8, 0.9f, 0),
-      Seeded(MakeRequest(2, 16, kVocabulary), 8, 1.0f, 20, 4),
-      Scored(Greedy(MakeRequest(3, 17, kVocabulary), 8)),
-      Scored(Seeded(MakeRequest(4, 100, kVocabulary), 8, 0.95f, 40, 4)),
-      Biased(Greedy(MakeRequest(5, 300, kVocabulary), 8), kVocabulary),
-      Seeded(MakeRequest(6, 1'020, kVocabulary), 8, 0.8f, 0),
-      Scored(Seeded(MakeRequest(7, 1'100, kVocabulary), 8, 0.9f, 100)),
+      Greedy(MakeRequest(0, 1, vocabulary), 8),
+      Seeded(MakeRequest(1, 15, vocabulary), 8, 0.9f, 0),
+      Seeded(MakeRequest(2, 16, vocabulary), 8, 1.0f, 20, 4),
+      Scored(Greedy(MakeRequest(3, 17, vocabulary), 8)),
+      Scored(Seeded(MakeRequest(4, 100, vocabulary), 8, 0.95f, 40, 4)),
+      Biased(Greedy(MakeRequest(5, 300, vocabulary), 8), vocabulary),
+      Seeded(MakeRequest(6, 1'020, vocabulary), 8, 0.8f, 0),
+      Scored(Seeded(MakeRequest(7, 1'100, vocabulary), 8, 0.9f, 100)),
   };
   set.max_model_tokens = 1'200;
   set.intruder_after_tokens = 450;
-  AddFillers(28, 60, kVocabulary, &set);
+  AddFillers(28, 60, vocabulary, &set);
   return set;
 }
 
@@ -175,7 +177,7 @@ TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsInTheWholeProduct) {
 }
 
 TEST_P(BitwiseProofTest, DemoModelGivesTheSameBitsForLongPrompts) {
-  BitwiseProof proof(Demo(), GetParam(), LongSet());
+  BitwiseProof proof(Demo(), GetParam(), LongSet(kDemoVocabulary));
   CheckAll(&proof, Full() ? All() : Sample());
 }
 
@@ -189,8 +191,31 @@ TEST_P(BitwiseProofTest, TinyGpt2GivesTheSameBits) {
   CheckAll(&proof, All());
 }
 
+// Windows of 5 tokens in all layers; of 7 in one of two, with norms of heads.
+TEST_P(BitwiseProofTest, TinyMistralGivesTheSameBits) {
+  BitwiseProof proof(Tiny("mistral_gqa16_window5"), GetParam(), ShortSet(kTinyVocabulary));
+  CheckAll(&proof, All());
+}
+
+TEST_P(BitwiseProofTest, TinyQwen3GivesTheSameBits) {
+  BitwiseProof proof(Tiny("qwen3_gqa24_window_of_first"), GetParam(), ShortSet(kTinyVocabulary));
+  CheckAll(&proof, All());
+}
+
+TEST_P(BitwiseProofTest, WindowsGiveTheSameBitsForLongPrompts) {
+  const TempFolder folder;  // With a window over several tiles, and a border of segments.
+  folder.CopyFrom(Tiny("qwen3_gqa24_window_of_first"));
+  const std::string path = folder.path() + "/config.json";
+  const std::string config = ReadSmallFile(path, 1 << 20).value();
+  folder.Write(
+      "config.json",
+      absl::StrReplaceAll(config, {{R"("sliding_window": 7)", R"("sliding_window": 200)"}}));
+  BitwiseProof proof(folder.path(), GetParam(), LongSet(kTinyVocabulary));
+  CheckAll(&proof, Full() ? All() : Sample());
+}
+
 TEST_P(BitwiseProofTest, GeneratedTokensScoreAsTheSameTextInAPrompt) {
-  BitwiseProof proof(Demo(), GetParam(), LongSet());
+  BitwiseProof proof(Demo(), GetParam(), LongSet(kDemoVocabulary));
   for (const ProofVariant& variant :
        {ProofVariant{.first_path = 1},
         ProofVariant{.chunk = 64, .num_threads = 2, .disaggregated = true},

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares random tiny Llama and GPT-2 checkpoints with Transformers.
+"""Compares random tiny checkpoints of every family with Transformers.
 
-usage: fuzz_model.py CHECK_GOLDENS OUT_DIR [--count N] [--seed N] [--isa NAME]
+usage: fuzz_model.py CHECK_GOLDENS OUT_DIR [--count N] [--seed N] [--isa NAME] [--family NAME]
 
 CHECK_GOLDENS is the program of that name in build/release/tests. Each checkpoint has a random shape,
-rope (in old or new keys), biases, number formats, shards and habits of old files; some ask for what is
-not supported. Every one must give Transformers' F32 logits within 1e-3 of a row's largest and its
+rope (in old or new keys), biases, windows, number formats, shards and habits of old files; some ask for
+what is not supported. Every one must give Transformers' F32 logits within 1e-3 of a row's largest and its
 greedy tokens, or be refused with a message that names a field. Those that do not are kept in OUT_DIR
 and listed; the exit status is their number. Needs torch, transformers and safetensors.
 """
@@ -22,7 +22,9 @@ import sys
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
 
 from make_model_goldens import greedy, randomize, rope_in_old_keys
 
@@ -55,14 +57,14 @@ def random_rope(rng):
     return {"rope_type": "default", "rope_theta": rng.choice([10.0, 10000.0, 1e6])}
 
 
-def random_llama(rng):
+def llama_like(rng):
     kv_heads = rng.choice([1, 1, 2, 3])
     heads = kv_heads * rng.choice([1, 2, 3, 4, 5, 7, 8])
     head_dim = rng.choice([8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 256])
     hidden = heads * rng.choice([2, 4, 6, 8])
     if rng.random() < 0.3:
         head_dim = hidden // heads
-    return LlamaForCausalLM, LlamaConfig(
+    return dict(
         vocab_size=rng.choice([17, 64, 96, 131]),
         hidden_size=hidden,
         intermediate_size=rng.choice([8, 24, 33, 64, 100]),
@@ -74,13 +76,51 @@ def random_llama(rng):
         max_position_embeddings=rng.choice([64, 100, 256]),
         rms_norm_eps=rng.choice([1e-6, 1e-5, 1e-3]),
         rope_parameters=random_rope(rng),
-        attention_bias=rng.random() < 0.3,
-        mlp_bias=rng.random() < 0.3,
         tie_word_embeddings=rng.random() < 0.4,
         initializer_range=0.25,
         bos_token_id=1,
         eos_token_id=rng.choice([2, [2, 3], 100000]),
     )
+
+
+def random_llama(rng):
+    return LlamaForCausalLM, LlamaConfig(
+        **llama_like(rng), attention_bias=rng.random() < 0.3, mlp_bias=rng.random() < 0.3)
+
+
+# Prompts and their continuations have up to 61 tokens. With a window of 1 the cache of Transformers
+# keeps every key, and its tokens are not those that it gives without a cache.
+WINDOWS = [2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 40, 55, 64, 4096]
+
+
+def random_mistral(rng):
+    return MistralForCausalLM, MistralConfig(
+        **llama_like(rng), sliding_window=rng.choice([None, None] + WINDOWS))
+
+
+def qwen_windows(rng, options):
+    layers = options["num_hidden_layers"]
+    windows = dict(use_sliding_window=rng.random() < 0.7, sliding_window=rng.choice(WINDOWS + [None]),
+                   max_window_layers=rng.choice([0, 0, 1, 2, 28]))
+    if rng.random() < 0.4 and windows["use_sliding_window"] and windows["sliding_window"]:
+        windows["layer_types"] = rng.choices(["full_attention", "sliding_attention"], k=layers)
+    return windows
+
+
+def random_qwen2(rng):
+    options = llama_like(rng)
+    options.pop("head_dim")
+    while options["hidden_size"] // options["num_attention_heads"] % 2:
+        options["hidden_size"] += options["num_attention_heads"]
+    if rng.random() < 0.5:
+        options["head_dim"] = rng.choice([8, 20, 32, 64])
+    return Qwen2ForCausalLM, Qwen2Config(**options, **qwen_windows(rng, options))
+
+
+def random_qwen3(rng):
+    options = llama_like(rng)
+    return Qwen3ForCausalLM, Qwen3Config(
+        **options, **qwen_windows(rng, options), attention_bias=rng.random() < 0.3)
 
 
 def random_gpt2(rng):
@@ -135,13 +175,23 @@ def change_config(rng, path, is_llama):
     if rng.random() < 0.2:
         config["dtype"] = rng.choice(["float32", "float16", "bfloat16"])
         changes.append("dtype " + config["dtype"])
-    if is_llama and config["head_dim"] * config["num_attention_heads"] == config["hidden_size"]:
+    kind = config["model_type"]
+    if kind != "qwen3" and config.get("head_dim", 0) * config.get("num_attention_heads", 0) == \
+            config.get("hidden_size"):
         if rng.random() < 0.5:
             config.pop("head_dim")
             changes.append("no head_dim")
-    if is_llama and config["num_key_value_heads"] == config["num_attention_heads"]:
+    if kind == "llama" and config["num_key_value_heads"] == config["num_attention_heads"]:
         config.pop("num_key_value_heads")
         changes.append("no num_key_value_heads")
+    if "layer_types" in config and rng.random() < 0.5:
+        config.pop("layer_types")
+        changes.append("no layer_types")
+    for name, default in [("sliding_window", 4096), ("use_sliding_window", False),
+                          ("max_window_layers", 28), ("head_dim", 128 if kind == "qwen3" else 0)]:
+        if name in config and config[name] == default and rng.random() < 0.5:
+            config.pop(name)
+            changes.append("no " + name)
     for name, default in [("rms_norm_eps", 1e-6), ("layer_norm_epsilon", 1e-5), ("n_inner", None),
                           ("activation_function", "gelu_new"), ("hidden_act", "silu"),
                           ("attention_bias", False), ("mlp_bias", False),
@@ -197,11 +247,16 @@ def write_golden(folder, model, rng):
     save_file(logits, folder / "golden.safetensors")
 
 
-def make_case(folder, seed):
+FAMILIES = {"llama": random_llama, "mistral": random_mistral, "qwen2": random_qwen2,
+            "qwen3": random_qwen3, "gpt2": random_gpt2}
+
+
+def make_case(folder, seed, family):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    is_llama = rng.random() < 0.6
-    kind, config = random_llama(rng) if is_llama else random_gpt2(rng)
+    family = family or rng.choices(list(FAMILIES), [4, 3, 3, 4, 3])[0]
+    is_llama = family != "gpt2"  # Or has its tensors.
+    kind, config = FAMILIES[family](rng)
     model = kind(config).eval()
     randomize(model, torch.Generator().manual_seed(seed))
     size = sum(p.numel() * 4 for p in model.parameters())
@@ -211,7 +266,7 @@ def make_case(folder, seed):
     changes += change_tensors(rng, folder, is_llama)
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     write_golden(folder, model, rng)
-    return changes
+    return [family] + changes
 
 
 def judge(verdict, detail):
@@ -231,6 +286,7 @@ def main():
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--isa", default="auto")
+    parser.add_argument("--family", choices=FAMILIES)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -240,7 +296,7 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            changes = make_case(folder, seed)
+            changes = make_case(folder, seed, args.family)
         except Exception as error:  # Transformers refuses it, too: nothing to compare with.
             counts["not made"] += 1
             print(f"{seed}: not made: {type(error).__name__}: {str(error)[:150]}", flush=True)

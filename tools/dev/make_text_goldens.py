@@ -297,6 +297,134 @@ PARTED = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{%
 KWARGS = "{% if enable_thinking is defined and enable_thinking is false %}off{% else %}on{% endif %}{{ extra['deep'][0] }}"
 
 
+# In the manner of Mistral: tools before the last question, calls with ids of nine characters, roles
+# that alternate once tools have had their say.
+MISTRAL = """{%- set first = messages[0] -%}
+{%- set system = first.content if first.role == 'system' else none -%}
+{%- set turns = messages[1:] if first.role == 'system' else messages -%}
+{%- set asked = turns | selectattr('role', 'equalto', 'user') | list -%}
+{%- set ns = namespace(turn=0) -%}
+{%- for m in turns if m.role in ['user', 'assistant'] and not m.tool_calls -%}
+  {%- if (m.role == 'user') != (ns.turn % 2 == 0) -%}
+    {{- raise_exception('user and assistant must take turns') -}}
+  {%- endif -%}
+  {%- set ns.turn = ns.turn + 1 -%}
+{%- endfor -%}
+{{- bos_token -}}
+{%- for m in turns -%}
+  {%- if m.role == 'user' -%}
+    {%- if tools and m == asked[-1] -%}
+      {{- '[AVAILABLE_TOOLS] [' -}}
+      {%- for tool in tools -%}
+        {{- '{"type": "function", "function": {' -}}
+        {%- for key, value in tool.function.items() if key != 'return' -%}
+          {{- '"' + key + '": ' + (value | tojson) + ('' if loop.last else ', ') -}}
+        {%- endfor -%}
+        {{- '}}' + ('' if loop.last else ', ') -}}
+      {%- endfor -%}
+      {{- '][/AVAILABLE_TOOLS]' -}}
+    {%- endif -%}
+    {{- '[INST] ' + (system + '\\n\\n' if loop.last and system else '') + m.content + '[/INST]' -}}
+  {%- elif m.tool_calls is defined and m.tool_calls -%}
+    {{- '[TOOL_CALLS] [' -}}
+    {%- for call in m.tool_calls -%}
+      {%- if call.id | length != 9 -%}{{- raise_exception('ids have nine characters') -}}{%- endif -%}
+      {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + ('' if loop.last else ', ') -}}
+    {%- endfor -%}
+    {{- ']' + eos_token -}}
+  {%- elif m.role == 'tool' -%}
+    {{- '[TOOL_RESULTS] {"content": ' + (m.content | string) + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' -}}
+  {%- else -%}
+    {{- ' ' + m.content | trim + eos_token -}}
+  {%- endif -%}
+{%- endfor -%}"""
+
+# In the manner of Qwen2: a system of its own where none is given, tools in it, results of tools as a user's.
+QWEN2 = """{%- set given = messages[0].role == 'system' -%}
+{{- '<|im_start|>system\\n' + (messages[0].content if given else 'A helper of few words.') -}}
+{%- if tools -%}
+  {{- '\\n\\n# Tools\\n<tools>' -}}
+  {%- for tool in tools %}{{- '\\n' -}}{{- tool | tojson -}}{%- endfor -%}
+  {{- '\\n</tools>' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- for m in messages -%}
+  {%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) -%}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
+  {%- elif m.role == 'assistant' -%}
+    {{- '<|im_start|>' + m.role -}}
+    {%- if m.content -%}{{- '\\n' + m.content -}}{%- endif -%}
+    {%- for call in m.tool_calls -%}
+      {%- if call.function is defined -%}{%- set call = call.function -%}{%- endif -%}
+      {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\\n' -}}
+  {%- elif m.role == 'tool' -%}
+    {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+    {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' -}}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+# In the manner of Qwen3: thoughts only of the answers since the last question, an empty one where none is wanted.
+QWEN3 = """{%- set ns = namespace(searching=true, question=messages | length - 1) -%}
+{%- for m in messages[::-1] -%}
+  {%- set index = messages | length - 1 - loop.index0 -%}
+  {%- if ns.searching and m.role == 'user' and m.content is string and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) -%}
+    {%- set ns.searching = false -%}{%- set ns.question = index -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+  {%- set content = m.content if m.content is string else '' -%}
+  {%- set thought = '' -%}
+  {%- if m.role == 'assistant' -%}
+    {%- if m.reasoning_content is string -%}
+      {%- set thought = m.reasoning_content -%}
+    {%- elif '</think>' in content -%}
+      {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}
+      {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+    {%- endif -%}
+    {%- if loop.index0 > ns.question and (loop.last or thought) -%}
+      {%- set content = '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') -%}
+    {%- endif -%}
+  {%- endif -%}
+  {{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- '<|im_start|>assistant\\n' -}}
+  {%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}
+{%- endif -%}"""
+
+THOUGHTS = [
+    USER,
+    {"role": "assistant", "content": "<think>\nold\n</think>\n\nanswer"},
+    {"role": "user", "content": "again"},
+    {"role": "assistant", "content": "<think>\n\nnew </think>\n\nlooking", "reasoning_content": None},
+    {"role": "user", "content": "<tool_response>\nsun\n</tool_response>"},
+    {"role": "assistant", "content": "dry", "reasoning_content": "so it is\n"},
+]
+
+
+def family_cases(case):
+    short = [call | {"id": "short"} for call in CALLS[2]["tool_calls"]]
+    return [
+        case("Mistral's manner", MISTRAL, TALK),
+        case("Mistral's manner without a system", MISTRAL, TALK[1:]),
+        case("Mistral's manner, tools", MISTRAL, CALLS, tools=TOOLS),
+        case("Mistral's manner, turns out of order", MISTRAL, [USER, USER]),
+        case("Mistral's manner, ids too short", MISTRAL, CALLS[:2] + [CALLS[2] | {"tool_calls": short}]),
+        case("Qwen2's manner", QWEN2, TALK),
+        case("Qwen2's manner without a system", QWEN2, TALK[1:], generate=False),
+        case("Qwen2's manner, tools", QWEN2, CALLS, tools=TOOLS),
+        case("Qwen2's manner, two results", QWEN2, CALLS[:4] + [CALLS[3] | {"content": "wind"}] + CALLS[4:]),
+        case("Qwen3's manner", QWEN3, THOUGHTS, generate=False),
+        case("Qwen3's manner, to be continued", QWEN3, THOUGHTS[:3]),
+        case("Qwen3's manner without thoughts", QWEN3, THOUGHTS[:3], variables={"enable_thinking": False}),
+        case("Qwen3's manner with thoughts", QWEN3, TALK, variables={"enable_thinking": True}),
+    ]
+
+
 def chat_cases():
     demo = (DEMO / "chat_template.jinja").read_text()
     def case(name, template, messages, tokens=TOKENS, generate=True, tools=None, variables=None):
@@ -334,7 +462,7 @@ def chat_cases():
               case("no tools to count", "{% if tools is iterable and tools | length > 0 %}a{% endif %}",
                    [USER])]
     cases += [case(name, template, TALK) for name, template in STATEMENTS.items()]
-    return cases
+    return cases + family_cases(case)
 
 
 NOW_S = 1_709_210_096  # 2024-02-29 12:34:56 UTC
