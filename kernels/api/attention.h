@@ -23,8 +23,9 @@ inline constexpr int kAttentionTileTokens = 64;
 inline constexpr int kAttentionSegmentTokens = 1024;
 inline constexpr int kMaxAttentionHeadDim = 256;
 
-// Of a token that sees the last `window` of `num_tokens`, or all of them if that is 0.
-constexpr int64_t FirstVisible(int64_t num_tokens, int64_t window) {
+// The first position that a token sees, of the last `window` of `num_tokens`; all of them if that
+// is 0. Inlined, as files for one instruction set must leave no shared symbol behind.
+[[gnu::always_inline]] constexpr int64_t FirstVisible(int64_t num_tokens, int64_t window) {
   return window == 0 || num_tokens <= window ? 0 : num_tokens - window;
 }
 

@@ -184,7 +184,7 @@ absl::Status ReadLlamaSizes(const JsonFields& fields, const LlamaDefaults& defau
   if (activation != "silu" && activation != "swish") {
     return Unsupported(
         fields, "hidden_act",
-        absl::StrFormat("is \"%s\"; computed is silu only", activation.substr(0, 60)));
+        absl::StrFormat("is \"%s\"; only silu is computed", activation.substr(0, 60)));
   }
   config->activation = Activation::kSilu;
   TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", false));

@@ -67,7 +67,14 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4,)"
                 R"("original_max_position_embeddings":64},"torch_dtype":"float16"})",
                 R"({"model_type":"gpt2","n_embd":64,"n_head":4,"n_layer":2,"n_positions":128,)"
-                R"("vocab_size":128,"bos_token_id":1,"layer_norm_epsilon":1e-5})"}},
+                R"("vocab_size":128,"bos_token_id":1,"layer_norm_epsilon":1e-5})",
+                R"({"model_type":"mistral","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":8,"vocab_size":128,)"
+                R"("sliding_window":null})",
+                R"({"model_type":"qwen3","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,)"
+                R"("vocab_size":128,"head_dim":32,"use_sliding_window":true,"sliding_window":9,)"
+                R"("max_window_layers":1,"layer_types":["full_attention","sliding_attention"]})"}},
         Corpus{"generation_config",
                ModelFile::kGenerationConfig,
                {R"({"bos_token_id":1,"eos_token_id":[2,5],"temperature":0.6})",

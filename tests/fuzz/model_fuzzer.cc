@@ -33,6 +33,8 @@ void CheckConfig(const ModelConfig& config) {
   TANDEM_CHECK(config.head_dim >= 2 && config.head_dim <= kMaxHeadDim && config.head_dim % 2 == 0);
   TANDEM_CHECK(config.max_positions >= 1 && config.max_positions <= kMaxPositions);
   TANDEM_CHECK(config.vocab_size >= 1 && config.vocab_size <= kMaxVocabSize);
+  TANDEM_CHECK(static_cast<int64_t>(config.windows.size()) == config.num_layers);
+  for (const int64_t window : config.windows) TANDEM_CHECK(window >= 0 && window <= kMaxPositions);
   TANDEM_CHECK(config.norm_epsilon >= 0 && config.norm_epsilon <= 1);
   TANDEM_CHECK(config.rope.theta >= 1 && config.rope.factor >= 1);
   TANDEM_CHECK(MakeModelSpec(config, *MakeDummyWeights(config)).NumParameters() > 0);
