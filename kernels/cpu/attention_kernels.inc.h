@@ -127,7 +127,7 @@ struct Attention {
   };
 
   // Sub-tiles without a position in [first_visible, num_visible) point at the nearest one with
-  // some: their scores are masked, their V is not read.
+  // some: their scores are masked, and V is added times zero before it, not at all behind it.
   static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t first_visible,
                          int64_t num_visible) {
     const int64_t first = first_visible > tile_begin ? first_visible / kSub * kSub : tile_begin;
@@ -233,7 +233,7 @@ struct Attention {
 
   // accumulators[.., kCount vectors from `first`] = rescaled + weights · V.
   template <int kRows, int kCount>
-  static void AddValues(const Tiles& tiles, const Tiles& next, int first_sub_tile, int tokens,
+  static void AddValues(const Tiles& tiles, const Tiles& next, int tokens,
                         const std::byte* last_pair, int first, int padded, RowState<kRows>* state) {
     F32x16 acc[kRows][kCount];
 #pragma GCC unroll 16
@@ -258,7 +258,7 @@ struct Attention {
                                              Policy::kRowUnitBytes, kWeightRowBytes, w, unit_stride,
                                              prefetch, unit_stride, units, acc);
     };
-    for (int i = first_sub_tile; i * kSub < tokens; ++i) {
+    for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
       add(tiles.v[i], next.v[i], i * (kSub / kP), here / kP);
     }
@@ -273,16 +273,14 @@ struct Attention {
   }
 
   template <int kRows, int kCount>
-  static void AddAllValues(const Tiles& tiles, const Tiles& next, int first_sub_tile, int tokens,
+  static void AddAllValues(const Tiles& tiles, const Tiles& next, int tokens,
                            const std::byte* last_pair, int first, int padded,
                            RowState<kRows>* state) {
     for (; first + kCount <= padded / kLanes; first += kCount) {
-      AddValues<kRows, kCount>(tiles, next, first_sub_tile, tokens, last_pair, first, padded,
-                               state);
+      AddValues<kRows, kCount>(tiles, next, tokens, last_pair, first, padded, state);
     }
     if constexpr (kCount > 1) {
-      AddAllValues<kRows, kCount / 2>(tiles, next, first_sub_tile, tokens, last_pair, first, padded,
-                                      state);
+      AddAllValues<kRows, kCount / 2>(tiles, next, tokens, last_pair, first, padded, state);
     }
   }
 
@@ -319,8 +317,6 @@ struct Attention {
                 FirstVisible(task.num_visible[r], task.window) - tile, task.num_visible[r] - tile,
                 &partials[r], &state.rescale[r], state.weights + r * kWeightRowBytes);
       }
-      const int first_sub_tile =
-          first_visible > tile ? static_cast<int>(first_visible - tile) / kSub : 0;
       const int tokens = num_visible - tile < kAttentionTileTokens
                              ? static_cast<int>(num_visible - tile)
                              : kAttentionTileTokens;
@@ -335,8 +331,7 @@ struct Attention {
         for (int d = 0; d < padded; ++d) pairs[2 * d + 1] = 0;
         last_pair = reinterpret_cast<const std::byte*>(pairs);
       }
-      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, first_sub_tile, tokens, last_pair, 0,
-                                             padded, &state);
+      AddAllValues<kRows, kVectorsOf<kRows>>(tiles, next, tokens, last_pair, 0, padded, &state);
     }
   }
 

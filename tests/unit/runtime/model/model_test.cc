@@ -308,6 +308,16 @@ TEST(ModelTest, RefusesHeadSizesThatNoKernelHasBeforePacking) {
   EXPECT_TRUE(std::filesystem::is_empty(cache.path()));
 }
 
+TEST(ModelTest, ParametersAreCountedWithBiasesAndTiedOnesOnce) {
+  const auto parameters = [](const char* name) {
+    const auto config = ModelConfig::Load(Tiny(name));
+    TANDEM_CHECK(config.ok()) << config.status().message();
+    return MakeModelSpec(*config, *MakeDummyWeights(*config)).NumParameters();
+  };
+  EXPECT_EQ(parameters("llama_mha32_tied"), 63'808);
+  EXPECT_EQ(parameters("qwen2_gqa16_window_of_last"), 31'136);
+}
+
 TEST(ModelTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
   const TempFolder folder;
   folder.Write("config.json",
