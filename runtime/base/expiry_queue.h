@@ -11,9 +11,16 @@
 #include <set>
 #include <utility>
 
+#include "runtime/base/math.h"
+
 namespace tandem {
 
-inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+inline constexpr int64_t kNeverUs = std::numeric_limits<int64_t>::max();
+
+// Points in time saturate: a peer may ask for any duration.
+inline int64_t After(int64_t now_us, int64_t duration_us) {
+  return CheckedAdd(now_us, duration_us).value_or(kNeverUs - 1);
+}
 
 template <typename Key>
 class ExpiryQueue {
@@ -54,7 +61,7 @@ class ExpiryQueue {
   bool contains(const Key& key) const { return times_.contains(key); }
   // Time and key, earliest first.
   const std::set<std::pair<int64_t, Key>>& in_order() const { return queue_; }
-  int64_t next_us() const { return queue_.empty() ? kNever : queue_.begin()->first; }
+  int64_t next_us() const { return queue_.empty() ? kNeverUs : queue_.begin()->first; }
 
  private:
   std::set<std::pair<int64_t, Key>> queue_;

@@ -5,49 +5,23 @@
 #define TANDEM_RUNTIME_ENGINE_ATTEMPT_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "runtime/engine/engine_sequence.h"
-#include "runtime/protocol/decode_transfer.h"
+#include "runtime/engine/work_keys.h"
 #include "runtime/protocol/identity.h"
-#include "runtime/protocol/peer_messages.h"
-#include "runtime/protocol/prefill_transfer.h"
-#include "runtime/protocol/router_messages.h"
+#include "runtime/protocol/request_spec.h"
+#include "runtime/protocol/sampled_token.h"
 
 namespace tandem {
-
-// What a peer calls something means that on its own session: another peer's same word is another
-// thing, and neither can touch the other's.
-struct AttemptKey {
-  SessionId router = 0;
-  AttemptId attempt;
-  auto operator<=>(const AttemptKey&) const = default;
-};
-struct JobKey {
-  SessionId decode = 0;
-  JobId job = 0;
-  auto operator<=>(const JobKey&) const = default;
-};
-
-// The prompt of an attempt while a prefill worker computes it.
-struct RemotePrefill {
-  JobId job = 0;  // The attempt's order.
-  PrefillPeer peer;
-  DecodeTransfer transfer;
-  int32_t cached_tokens = 0;  // That the prefill worker found in its prefix cache.
-  bool at_any_price = false;  // Its router did not ask for what is faster.
-  int64_t started_us = 0;
-  int64_t granted_us = 0;
-  int64_t first_token_us = 0;
-};
 
 struct StartedChoice {
   int32_t choice = 0;
   int32_t token_id = 0;
 };
 
+// While a prefill worker has its prompt, DecodeSide knows it by its order.
 struct Attempt {
   AttemptKey key;
   uint64_t order = 0;  // Its arrival; its sequences have OrderOf it.
@@ -63,28 +37,19 @@ struct Attempt {
   std::vector<SampledToken> prompt_logprobs;
   int32_t cached_tokens = 0;
 
-  std::unique_ptr<RemotePrefill> remote;
   std::vector<StartedChoice> started_choices;  // First token delivered, sequence not forked yet.
   std::shared_ptr<const void> charge;          // Until it is admitted.
 };
 
+// What is sent of it, PrefillSide knows.
 struct PrefillJob {
   JobKey key;
-  AttemptId attempt;    // As its router calls it.
-  uint64_t serial = 0;  // Never used again, unlike the key, which is a peer's word.
-  RequestSpec spec;     // As of an Attempt.
+  AttemptId attempt;  // As its router calls it.
+  RequestSpec spec;   // As of an Attempt.
   RequestTurns turns;
   std::unique_ptr<EngineSequence> sequence;
-  PrefillTransfer transfer;
-  int32_t num_ready_blocks = 0;  // Content final; those promised were told to `transfer`.
   std::vector<SampledToken> prompt_logprobs;
   std::shared_ptr<const void> charge;
-};
-
-// Frames for one decode worker.
-struct DecodeLink {
-  int32_t num_sending = 0;               // Handed to the transport, and not gone yet.
-  std::map<uint64_t, PrefillJob*> held;  // By serial: whose next frames wait for these.
 };
 
 }  // namespace tandem

@@ -1,11 +1,12 @@
-// Prompts of ours that a prefill worker computes: promise, grant, arrival, commit.
+#include "runtime/engine/decode_side.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "runtime/base/math.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/check.h"
+#include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
 namespace {
@@ -28,136 +29,102 @@ JobId JobOf(const PrefillToDecode& message) {
 
 }  // namespace
 
-// True: a prefill worker has the prompt now. What is cached here is held from now on and will not
-// travel.
-bool Engine::Impl::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
-  if (submit.prefill.address.empty() || submit.prefill.worker == options_.self) return false;
-  if (pauses_.Paused(submit.prefill.worker, now_us_)) return false;
-  EngineSequence* const prompt = attempt->sequences.front().get();
-  const auto num_tokens = static_cast<int32_t>(prompt->token_ids.size());
-  const int32_t missing = num_tokens - memory_.CountCachedBlocks(*prompt) * options_.block_tokens;
-  if (missing < std::max(submit.disaggregate_from_tokens, 1)) return false;
-
-  const int32_t num_blocks = CeilDiv(num_tokens, options_.block_tokens);
-  // No choice goes on after its first token: nothing needs to travel, nothing is promised.
-  const bool only_first_token =
-      RequestedFinish(attempt->spec, num_tokens, kNoToken) != FinishReason::kNone;
-  if (!only_first_token) memory_.AttachPrefix(prompt);
-  const int32_t first_block =
-      only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
-  const JobId job = attempt->order;
-  attempt->remote = std::make_unique<RemotePrefill>(
-      RemotePrefill{.job = job,
-                    .peer = submit.prefill,
-                    .transfer = DecodeTransfer({.job = job,
-                                                .first_block = first_block,
-                                                .num_blocks = num_blocks,
-                                                .timeout_us = options_.times.lease_us}),
-                    .at_any_price = submit.disaggregate_from_tokens <= 1});
-  remote_.emplace(job, attempt);
-  leases_->AddLease(submit.prefill.worker, job);
-  outbox_->ToPrefill(submit.prefill, PrefillSubmit{.job = job,
-                                                   .attempt = submit.attempt,
-                                                   .spec = submit.spec,
-                                                   .first_block = first_block,
-                                                   .num_blocks = num_blocks});
-  return true;
+void DecodeSide::Submit(const Prompt& prompt, PrefillSubmit submit) {
+  const JobId job = submit.job;
+  prompts_.emplace(job, Remote{.prompt = prompt,
+                               .transfer = DecodeTransfer({.job = job,
+                                                           .first_block = submit.first_block,
+                                                           .num_blocks = submit.num_blocks,
+                                                           .timeout_us = options_.times.lease_us}),
+                               .num_tokens = static_cast<int32_t>(submit.spec.token_ids.size()),
+                               .num_choices = submit.spec.choices.size(),
+                               .blocks = {}});
+  parts_.leases->AddLease(prompt.peer.worker, job);
+  parts_.outbox->ToPrefill(prompt.peer, std::move(submit));
 }
 
-void Engine::Impl::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
-                                    int64_t now_us) {
-  Note(now_us);
+void DecodeSide::OnMessage(const WorkerId& prefill, const PrefillToDecode& message) {
   if (const auto* renew = std::get_if<Renew>(&message)) {
     for (const JobId job : renew->jobs) {
-      Attempt* const attempt = FindRemote(job, prefill);
-      if (attempt == nullptr) continue;
+      Remote* const remote = Find(job, prefill);
+      if (remote == nullptr) continue;
       const auto block = last_block_us_.find(prefill);
-      attempt->remote->transfer.OnRenew(block == last_block_us_.end() ? 0 : block->second,
-                                        options_.times.link_stalled_us, now_us_);
-      AfterTransferInput(attempt);
+      remote->transfer.OnRenew(block == last_block_us_.end() ? 0 : block->second,
+                               options_.times.link_stalled_us, now_us());
+      AfterInput(job);
     }
     return;
   }
   const JobId job = JobOf(message);
-  Attempt* const attempt = FindRemote(job, prefill);
-  if (attempt == nullptr) return;
-  DecodeTransfer& transfer = attempt->remote->transfer;
+  Remote* const remote = Find(job, prefill);
+  if (remote == nullptr) return;
+  DecodeTransfer& transfer = remote->transfer;
   if (const auto* start = std::get_if<Start>(&message)) {
-    attempt->remote->cached_tokens = start->cached_tokens;
+    remote->cached_tokens = start->cached_tokens;
     if (transfer.OnStart()) {
-      attempt->remote->started_us = now_us_;
+      remote->started_us = now_us();
       grants_.Want(job, transfer.num_blocks() - transfer.first_block());
-      holds_.Set(job, After(now_us_, options_.times.lease_us));
+      holds_.Set(job, After(now_us(), options_.times.lease_us));
       GrantHeld();
     }
   } else if (std::holds_alternative<Progress>(message)) {
-    transfer.OnAlive(now_us_);
+    transfer.OnAlive(now_us());
   } else if (const auto* first = std::get_if<FirstToken>(&message)) {
-    if (!OnFirstToken(attempt, *first)) return;
+    OnFirstToken(remote, *first);
   } else if (const auto* done = std::get_if<Done>(&message)) {
-    transfer.OnDone(*done, now_us_);
+    transfer.OnDone(*done, now_us());
   } else if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
-    OnPrefillRefused(attempt, *refused);
-    return;
+    OnRefused(remote, *refused);
   }
-  AfterTransferInput(attempt);
+  AfterInput(job);
 }
 
-// False: the attempt is over.
-bool Engine::Impl::OnFirstToken(Attempt* attempt, const FirstToken& first) {
-  const EngineSequence& prompt = *attempt->sequences.front();
-  if (first.tokens.size() != prompt.draws.size()) {
-    EndAttempt(attempt,
-               absl::InternalError(absl::StrFormat("%d first tokens for %d choices",
-                                                   first.tokens.size(), prompt.draws.size())));
-    return false;
+void DecodeSide::OnFirstToken(Remote* remote, const FirstToken& first) {
+  if (first.tokens.size() != remote->num_choices) {
+    return EndAttempt(
+        *remote, absl::InternalError(absl::StrFormat("%d first tokens for %d choices",
+                                                     first.tokens.size(), remote->num_choices)));
   }
-  const size_t num_logprobs =
-      prompt.num_prompt_logprobs < 0 ? 0 : static_cast<size_t>(attempt->spec.prompt_tokens) - 1;
+  const auto num_logprobs = static_cast<size_t>(remote->prompt.num_prompt_logprobs);
   if (first.prompt_logprobs.size() != num_logprobs) {
-    EndAttempt(attempt,
-               absl::InternalError(absl::StrFormat("%d prompt logprobs came, %d were asked for",
-                                                   first.prompt_logprobs.size(), num_logprobs)));
-    return false;
+    return EndAttempt(
+        *remote, absl::InternalError(absl::StrFormat("%d prompt logprobs came, %d were asked for",
+                                                     first.prompt_logprobs.size(), num_logprobs)));
   }
-  if (!attempt->remote->transfer.OnFirstToken(now_us_)) return true;
-  attempt->remote->first_token_us = now_us_;
-  std::vector<SampledToken> tokens = first.tokens;
-  attempt->prompt_logprobs = first.prompt_logprobs;
-  attempt->cached_tokens = std::max(attempt->remote->cached_tokens, prompt.num_computed);
-  DeliverFirstTokens(attempt, &tokens);
-  if (!attempt->started_choices.empty()) return true;
-  FinishAttempt(attempt);
-  return false;
+  if (!remote->transfer.OnFirstToken(now_us())) return;
+  remote->first_token_us = now_us();
+  parts_.host->OnFirstToken(remote->prompt.attempt, first, remote->cached_tokens);
 }
 
-void Engine::Impl::OnPrefillRefused(Attempt* attempt, const PrefillRefused& refused) {
+void DecodeSide::OnRefused(Remote* remote, const PrefillRefused& refused) {
   const absl::Status& why = refused.status;
-  const bool nothing_delivered = !attempt->remote->transfer.first_token_known();
-  attempt->remote->transfer.OnRefused(why);
+  const bool nothing_delivered = !remote->transfer.first_token_known();
+  remote->transfer.OnRefused(why);
+  const AttemptKey attempt = remote->prompt.attempt;
   if (absl::IsFailedPrecondition(why)) {
-    ComputeHere(attempt);  // It never could.
+    GiveUp(refused.job);  // It never could.
   } else if (absl::IsInternal(why) || absl::IsDeadlineExceeded(why)) {
-    EndAttempt(attempt, why);
+    EndAttempt(*remote, why);
   } else if (absl::IsAborted(why)) {
-    outbox_->ToRouter(
-        attempt->key.router,
-        EndedEvent{.attempt = attempt->key.attempt, .status = why, .by_prefill = true});
-    ForgetAttempt(attempt);
+    parts_.host->EndAttempt(
+        attempt, EndedEvent{.attempt = attempt.attempt, .status = why, .by_prefill = true});
   } else if (nothing_delivered) {
-    outbox_->ToRouter(attempt->key.router, RefusedEvent{.attempt = attempt->key.attempt,
-                                                        .status = why,
-                                                        .by_prefill = true,
-                                                        .retry_after_us = refused.retry_after_us});
-    ForgetAttempt(attempt);
+    parts_.host->EndAttempt(attempt, RefusedEvent{.attempt = attempt.attempt,
+                                                  .status = why,
+                                                  .by_prefill = true,
+                                                  .retry_after_us = refused.retry_after_us});
   } else {
-    EndAttempt(attempt, absl::UnavailableError(
+    EndAttempt(*remote, absl::UnavailableError(
                             absl::StrFormat("the prefill worker gave up: %s", why.ToString())));
   }
 }
 
-void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
-  Note(now_us);
+void DecodeSide::EndAttempt(const Remote& remote, const absl::Status& why) {
+  const AttemptKey attempt = remote.prompt.attempt;
+  parts_.host->EndAttempt(attempt, EndedEvent{.attempt = attempt.attempt, .status = why});
+}
+
+void DecodeSide::OnPrefillLost(const WorkerId& prefill, const absl::Status& why) {
   // A pair that cannot exchange blocks is not worth another try; everything else is.
   const absl::StatusCode code = absl::IsFailedPrecondition(why)
                                     ? absl::StatusCode::kFailedPrecondition
@@ -165,215 +132,211 @@ void Engine::Impl::OnPrefillLost(const WorkerId& prefill, const absl::Status& wh
   const absl::Status status(
       code, absl::StrFormat("prefill worker %s is lost: %s", prefill.name, why.ToString()));
   last_block_us_.erase(prefill);
-  if (code == absl::StatusCode::kUnavailable) PausePeer(prefill, PauseReason::kLost);
-  for (auto next = remote_.begin(); next != remote_.end();) {
-    Attempt* const attempt = (next++)->second;  // EndAttempt erases its entry.
-    if (attempt->remote->peer.worker != prefill) continue;
-    attempt->remote->transfer.OnPeerLost(status);
-    EndAttempt(attempt, status);
+  if (code == absl::StatusCode::kUnavailable) Pause(prefill, PauseReason::kLost);
+  for (auto next = prompts_.begin(); next != prompts_.end();) {
+    Remote& remote = (next++)->second;  // EndAttempt erases its entry.
+    if (remote.prompt.peer.worker != prefill) continue;
+    remote.transfer.OnPeerLost(status);
+    EndAttempt(remote, status);
   }
 }
 
-void Engine::Impl::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
-  Note(now_us);
+void DecodeSide::OnFrameReceived(const ReceivedFrame& frame) {
   if (frame.outcome == FrameOutcome::kOrphaned) {
     // It has been in quarantine since its reservation closed.
     const auto orphan = orphans_.find(frame.block);
     TANDEM_CHECK(orphan != orphans_.end()) << "block " << frame.block << " is no orphan";
     orphans_.erase(orphan);
-    memory_.Unpin(frame.block);
+    parts_.blocks->Unpin(frame.block);
     return;
   }
-  const auto found = remote_.find(frame.job);
+  const auto found = prompts_.find(frame.job);
   // Closed between the frame's landing and this call: Close has let go of the block.
-  if (found == remote_.end()) return;
-  Attempt* const attempt = found->second;
-  if (attempt->remote->transfer.reservation() != frame.reservation) return;
-  DecodeTransfer& transfer = attempt->remote->transfer;
-  last_block_us_[attempt->remote->peer.worker] = now_us_;
+  if (found == prompts_.end()) return;
+  Remote& remote = found->second;
+  DecodeTransfer& transfer = remote.transfer;
+  if (transfer.reservation() != frame.reservation) return;
+  last_block_us_[remote.prompt.peer.worker] = now_us();
   const bool had_it = transfer.verified(frame.ordinal);
-  if (const std::optional<Resend> resend = transfer.OnFrame(frame, now_us_)) {
-    outbox_->ToPrefill(attempt->remote->peer, *resend);
+  if (const std::optional<Resend> resend = transfer.OnFrame(frame, now_us())) {
+    parts_.outbox->ToPrefill(remote.prompt.peer, *resend);
   }
-  if (!had_it && transfer.verified(frame.ordinal)) memory_.Unpin(frame.block);
-  AfterTransferInput(attempt);
+  if (!had_it && transfer.verified(frame.ordinal)) parts_.blocks->Unpin(frame.block);
+  AfterInput(frame.job);
 }
 
-// Grants what is held, oldest first, but never ahead of an older sequence that lacks blocks here.
-void Engine::Impl::GrantHeld() {
+void DecodeSide::GrantHeld() {
   while (grants_.num_waiting() > 0 && grants_.oldest() < blocked_order_) {
-    if (grants_.OldestMayHave()) {
-      preempted_ += scheduler_.MakeRoom(grants_.oldest(), grants_.wanted_blocks());
-    }
-    const std::optional<JobId> job = grants_.Next(GrantableBlocks());
+    if (grants_.OldestMayHave()) parts_.host->MakeRoom(grants_.oldest(), grants_.wanted_blocks());
+    const std::optional<JobId> job = grants_.Next(parts_.host->GrantableBlocks());
     if (!job.has_value()) break;
     holds_.Remove(*job);
-    GrantBlocks(remote_.at(*job));
+    GrantBlocks(*job);
   }
 }
 
-void Engine::Impl::GrantBlocks(Attempt* attempt) {
-  EngineSequence* const prompt = attempt->sequences.front().get();
-  DecodeTransfer& transfer = attempt->remote->transfer;
-  const auto first = static_cast<size_t>(transfer.first_block());
-  TANDEM_CHECK(memory_.AppendBlocks(prompt, transfer.num_blocks() - transfer.first_block()))
-      << memory_.num_available() << " blocks available after all";
-  const auto granted = std::span<const BlockId>(prompt->block_table).subspan(first);
-  for (BlockId block : granted) memory_.Pin(block);
-  const JobId job = attempt->remote->job;
-  const Reservation reservation = receiver_->Open(job, transfer.first_block(), granted);
-  outbox_->ToPrefill(attempt->remote->peer, transfer.OnGranted(reservation, now_us_));
-  attempt->remote->granted_us = now_us_;
-  reservation_expiries_.Set(job, transfer.expires_at_us());
+void DecodeSide::GrantBlocks(JobId job) {
+  Remote& remote = prompts_.at(job);
+  DecodeTransfer& transfer = remote.transfer;
+  remote.blocks = parts_.host->AppendBlocks(remote.prompt.attempt,
+                                            transfer.num_blocks() - transfer.first_block());
+  for (const BlockId block : remote.blocks) parts_.blocks->Pin(block);
+  const Reservation reservation = parts_.receiver->Open(job, transfer.first_block(), remote.blocks);
+  parts_.outbox->ToPrefill(remote.prompt.peer, transfer.OnGranted(reservation, now_us()));
+  remote.granted_us = now_us();
+  expiries_.Set(job, transfer.expires_at_us());
 }
 
-// A block for everyone who runs stays, as for admissions.
-int32_t Engine::Impl::GrantableBlocks() const {
-  return std::max(0, memory_.num_available() - scheduler_.num_running());
-}
-
-// Younger sequences must not take what the oldest held grant waits for.
-uint64_t Engine::Impl::OldestHeldGrant() const {
-  if (grants_.wanted_blocks() <= GrantableBlocks()) return kNoOrder;
+uint64_t DecodeSide::OldestHeldGrant() const {
+  if (grants_.wanted_blocks() <= parts_.host->GrantableBlocks()) return kNoOrder;
   return grants_.oldest();
 }
 
-void Engine::Impl::AfterTransferInput(Attempt* attempt) {
-  const DecodeTransfer& transfer = attempt->remote->transfer;
+// Whatever the input has made of it. It may be gone.
+void DecodeSide::AfterInput(JobId job) {
+  const auto found = prompts_.find(job);
+  if (found == prompts_.end()) return;
+  const DecodeTransfer& transfer = found->second.transfer;
   if (transfer.state() == DecodeTransfer::State::kComplete) {
-    Commit(attempt);
+    Commit(job);
   } else if (transfer.state() == DecodeTransfer::State::kFailed) {
     if (absl::IsDataLoss(transfer.failure())) {
-      ComputeHere(attempt);
+      GiveUp(job);
     } else {
-      EndAttempt(attempt, transfer.failure());
+      EndAttempt(found->second, transfer.failure());
     }
   } else if (transfer.state() == DecodeTransfer::State::kGranted) {
-    reservation_expiries_.Set(attempt->remote->job, transfer.expires_at_us());
+    expiries_.Set(job, transfer.expires_at_us());
   }
 }
 
 // All blocks are here and verified: the sequence joins the batch, its prefix the cache.
-void Engine::Impl::Commit(Attempt* attempt) {
-  JudgeLink(*attempt);
-  outbox_->OnTransferred(now_us_ - attempt->remote->granted_us);
-  EndTransfer(attempt);
-  attempt->charge.reset();
-  EngineSequence* const prompt = attempt->sequences.front().get();
-  prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());
-  memory_.CacheComputed(prompt);
-  ForkChoices(attempt);
+void DecodeSide::Commit(JobId job) {
+  const Remote& remote = prompts_.at(job);
+  const AttemptKey attempt = remote.prompt.attempt;
+  JudgeLink(remote);
+  parts_.outbox->OnTransferred(now_us() - remote.granted_us);
+  End(job);
+  parts_.host->OnTransferred(attempt);
 }
 
-// Gives the transfer up but not the attempt: its prompt is computed here. First tokens that were
-// delivered stay delivered.
-void Engine::Impl::ComputeHere(Attempt* attempt) {
-  EndTransfer(attempt);
-  EngineSequence* const prompt = attempt->sequences.front().get();
-  memory_.Release(prompt);
-  if (attempt->started_choices.empty()) {
-    scheduler_.Enqueue(prompt);
-  } else {
-    ForkChoices(attempt);
-  }
+void DecodeSide::GiveUp(JobId job) {
+  const AttemptKey attempt = prompts_.at(job).prompt.attempt;
+  End(job);
+  parts_.host->ComputeHere(attempt);
 }
 
 // The one place where a transfer's resources here go, whatever it came to. Blocks stay with the
 // sequence; those that a frame may still write to stay pinned.
-void Engine::Impl::EndTransfer(Attempt* attempt) {
-  if (attempt->remote == nullptr) return;
-  const std::unique_ptr<RemotePrefill> remote = std::move(attempt->remote);
-  const DecodeTransfer& transfer = remote->transfer;
-  remote_.erase(remote->job);
-  leases_->RemoveLease(remote->peer.worker, remote->job);
-  grants_.Remove(remote->job);
-  holds_.Remove(remote->job);
-  reservation_expiries_.Remove(remote->job);
+void DecodeSide::End(JobId job) {
+  const auto entry = prompts_.extract(job);
+  if (entry.empty()) return;
+  const Remote& remote = entry.mapped();
+  const DecodeTransfer& transfer = remote.transfer;
+  parts_.leases->RemoveLease(remote.prompt.peer.worker, job);
+  grants_.Remove(job);
+  holds_.Remove(job);
+  expiries_.Remove(job);
   if (transfer.reservation().generation != 0) {
-    const std::vector<int32_t> in_flight = receiver_->Close(transfer.reservation());
-    const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
-    for (int32_t i = transfer.first_block(); i < transfer.num_blocks(); ++i) {
-      const BlockId block = table[static_cast<size_t>(i)];
-      if (transfer.verified(i)) continue;
+    const std::vector<int32_t> in_flight = parts_.receiver->Close(transfer.reservation());
+    for (size_t i = 0; i < remote.blocks.size(); ++i) {
+      const BlockId block = remote.blocks[i];
+      if (transfer.verified(transfer.first_block() + static_cast<int32_t>(i))) continue;
       if (std::find(in_flight.begin(), in_flight.end(), block) == in_flight.end()) {
-        memory_.Unpin(block);
+        parts_.blocks->Unpin(block);
       } else {
         orphans_.insert(block);
       }
     }
   }
   if (transfer.state() == DecodeTransfer::State::kComplete) {
-    outbox_->ToPrefill(remote->peer, Committed{.job = remote->job});
+    parts_.outbox->ToPrefill(remote.prompt.peer, Committed{.job = job});
   } else {
     // Nothing to remember once the deadline has passed.
-    const int64_t time_left_us = std::max<int64_t>(0, attempt->deadline_us - now_us_);
-    outbox_->ToPrefill(remote->peer,
-                       PrefillCancel{.job = remote->job, .time_left_us = time_left_us});
+    const int64_t time_left_us = std::max<int64_t>(0, remote.prompt.deadline_us - now_us());
+    parts_.outbox->ToPrefill(remote.prompt.peer,
+                             PrefillCancel{.job = job, .time_left_us = time_left_us});
   }
 }
 
-void Engine::Impl::ExpireReservations() {
-  while (const auto job = reservation_expiries_.PopDue(now_us_)) {
-    Attempt* const attempt = remote_.at(*job);
-    attempt->remote->transfer.Expire(now_us_);
-    if (attempt->remote->transfer.state() == DecodeTransfer::State::kFailed) {
-      PausePeer(attempt->remote->peer.worker, PauseReason::kTimeout);
-      AfterTransferInput(attempt);
-    }
-  }
+void DecodeSide::Expire() {
+  while (const auto job = expiries_.PopDue(now_us())) ExpireReservation(*job);
 }
 
-// Nothing runs, and nothing that is under way is about to give blocks back. Then either prompts
-// that wait for a grant hold cached prefixes, which together can fill the pool; or what is computed
-// here for a peer holds the blocks, while that peer holds its own grant back for want of what it
-// computes for us, and neither lets go first. The youngest prompt that waits gives its prefix up,
-// or its place at the peer, and is computed here in its turn. True if there was one.
-bool Engine::Impl::RelieveMemory() {
-  if (scheduler_.idle() && grants_.num_waiting() == 0) return false;
-  if (grants_.granted_blocks() > 0 || memory_.Counts().quarantined > 0) return false;
-  const bool peers_hold_blocks = std::any_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
-    return entry.second->transfer.state() != PrefillTransfer::State::kQueued;
-  });
-  Attempt* youngest = nullptr;
-  for (const auto& [job, attempt] : remote_) {  // In order of arrival.
-    const bool waits_too_long = holds_.TimeOf(job).value_or(kNever) <= now_us_;
-    const bool has_prefix = !peers_hold_blocks && !attempt->sequences.front()->block_table.empty();
+void DecodeSide::ExpireReservation(JobId job) {
+  Remote& remote = prompts_.at(job);
+  remote.transfer.Expire(now_us());
+  if (remote.transfer.state() != DecodeTransfer::State::kFailed) return;
+  Pause(remote.prompt.peer.worker, PauseReason::kTimeout);
+  AfterInput(job);
+}
+
+int64_t DecodeSide::next_us() const {
+  // What has been held for too long already waits for something else.
+  const int64_t held_us = holds_.next_us() > now_us() ? holds_.next_us() : kNeverUs;
+  return std::min(expiries_.next_us(), held_us);
+}
+
+bool DecodeSide::YieldYoungest(bool peers_hold_blocks) {
+  if (grants_.granted_blocks() > 0) return false;
+  std::optional<JobId> youngest;
+  for (const auto& [job, remote] : prompts_) {
+    const bool waits_too_long = holds_.TimeOf(job).value_or(kNeverUs) <= now_us();
+    const bool has_prefix = !peers_hold_blocks && remote.prompt.cached_tokens > 0;
     if (!waits_too_long && !has_prefix) continue;
-    youngest = attempt;
+    youngest = job;
   }
-  if (youngest == nullptr) return false;
-  ComputeHere(youngest);
+  if (!youngest.has_value()) return false;
+  GiveUp(*youngest);
   return true;
 }
 
-void Engine::Impl::PausePeer(const WorkerId& peer, PauseReason reason) {
-  if (pauses_.OnFailed(peer, now_us_)) outbox_->OnPeerPaused(peer, reason);
+void DecodeSide::Pause(const WorkerId& peer, PauseReason reason) {
+  if (pauses_.OnFailed(peer, now_us())) parts_.outbox->OnPeerPaused(peer, reason);
 }
 
 // All blocks have come. That the last came later after the first token than all of the prompt would
 // have taken to compute here, at the speed of the prefill worker, is a loss.
-void Engine::Impl::JudgeLink(const Attempt& attempt) {
-  const RemotePrefill& remote = *attempt.remote;
-  const EngineSequence& prompt = *attempt.sequences.front();
-  const auto num_tokens = static_cast<int64_t>(prompt.token_ids.size());
-  const int64_t computed_there = std::max<int64_t>(1, num_tokens - remote.cached_tokens);
-  const int64_t missing = num_tokens - prompt.num_computed;
+void DecodeSide::JudgeLink(const Remote& remote) {
+  const WorkerId& peer = remote.prompt.peer.worker;
+  const int64_t computed_there = std::max<int64_t>(1, remote.num_tokens - remote.cached_tokens);
+  const int64_t missing = remote.num_tokens - remote.prompt.cached_tokens;
   const double here_us = static_cast<double>(remote.first_token_us - remote.started_us) *
                          static_cast<double>(missing) / static_cast<double>(computed_there);
   const auto late_us =
-      static_cast<double>(now_us_ - std::max(remote.first_token_us, remote.granted_us));
-  if (!remote.at_any_price && late_us > std::max(here_us, kLeastLossUs)) {
-    PausePeer(remote.peer.worker, PauseReason::kSlow);
+      static_cast<double>(now_us() - std::max(remote.first_token_us, remote.granted_us));
+  if (!remote.prompt.at_any_price && late_us > std::max(here_us, kLeastLossUs)) {
+    Pause(peer, PauseReason::kSlow);
   } else {
-    pauses_.OnWorked(remote.peer.worker);
+    pauses_.OnWorked(peer);
   }
 }
 
-// Null: `prefill` does not compute it, or does not any more.
-Attempt* Engine::Impl::FindRemote(JobId job, const WorkerId& prefill) const {
-  const auto found = remote_.find(job);
-  if (found == remote_.end() || found->second->remote->peer.worker != prefill) return nullptr;
-  return found->second;
+DecodeSide::Remote* DecodeSide::Find(JobId job, const WorkerId& prefill) {
+  const auto found = prompts_.find(job);
+  if (found == prompts_.end() || found->second.prompt.peer.worker != prefill) return nullptr;
+  return &found->second;
+}
+
+void DecodeSide::CountPins(std::map<BlockId, int32_t>* pins) const {
+  for (const auto& [job, remote] : prompts_) {
+    for (size_t i = 0; i < remote.blocks.size(); ++i) {
+      const auto ordinal = remote.transfer.first_block() + static_cast<int32_t>(i);
+      if (!remote.transfer.verified(ordinal)) ++(*pins)[remote.blocks[i]];
+    }
+  }
+  for (const BlockId block : orphans_) ++(*pins)[block];
+}
+
+void DecodeSide::AppendState(std::string* bytes) const {
+  for (const auto& [job, remote] : prompts_) {
+    AppendBytes(job, bytes);
+    remote.transfer.AppendState(bytes);
+    for (const BlockId block : remote.blocks) AppendBytes(block, bytes);
+    bytes->push_back('|');
+  }
+  grants_.AppendState(bytes);
+  for (const BlockId block : orphans_) AppendBytes(block, bytes);
 }
 
 }  // namespace tandem

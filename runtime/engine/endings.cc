@@ -4,71 +4,54 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/guard.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/check.h"
+#include "runtime/engine/engine.h"
 
 namespace tandem {
-namespace {
-
-// Ended attempts that are remembered; deadlines are the routers' word, memory is ours.
-constexpr size_t kMaxEnded = 1 << 18;
-
-template <typename Key>
-bool Remembers(const ExpiryQueue<Key>& ended, const Key& key) {
-  return !TANDEM_GUARD("ended_attempt", !ended.TimeOf(key).has_value());
-}
-
-template <typename Key>
-void Remember(const Key& key, int64_t until_us, int64_t now_us, ExpiryQueue<Key>* ended) {
-  if (until_us > now_us) ended->Set(key, until_us);
-  if (ended->size() > kMaxEnded) ended->PopDue(kNever);
-}
-
-}  // namespace
-
-void Engine::Impl::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
+void Engine::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
   Note(now_us);
   AbortOutcome outcome = AbortOutcome::kNotFound;
   const AttemptKey key{.router = router, .attempt = cancel.attempt};
   if (const auto found = attempts_.find(key); found != attempts_.end()) {
     EndAttempt(found->second.get(), absl::CancelledError("aborted by its router"));
     outcome = AbortOutcome::kAccepted;
-  } else if (!Ended(key) && tombstones_.Add(key, After(now_us_, cancel.time_left_us), now_us_)) {
+  } else if (!ended_attempts_.Ended(key) &&
+             ended_attempts_.AddAborted(key, After(now_us_, cancel.time_left_us), now_us_)) {
     outcome = AbortOutcome::kTombstoned;
   }
   outbox_->ToRouter(router, AbortReply{.attempt = cancel.attempt, .outcome = outcome});
 }
 
-void Engine::Impl::OnRouterLost(SessionId router, int64_t now_us) {
+void Engine::OnRouterLost(SessionId router, int64_t now_us) {
   Note(now_us);
   EndAttemptsIf([router](const Attempt& attempt) { return attempt.key.router == router; },
                 absl::UnavailableError("its router's session is lost"), /*notify=*/false);
 }
 
-void Engine::Impl::Drain(int64_t now_us) {
+void Engine::Drain(int64_t now_us) {
   Note(now_us);
   if (draining_) return;
   draining_ = true;
   const absl::Status status = absl::UnavailableError("this worker is draining");
   EndAttemptsIf([](const Attempt&) { return true; }, status, /*notify=*/true);
-  RefuseWaitingJobs(status);
+  prefill_.RefuseQueued(status);
 }
 
 template <typename Predicate>
-void Engine::Impl::EndAttemptsIf(Predicate ends, const absl::Status& status, bool notify) {
+void Engine::EndAttemptsIf(Predicate ends, const absl::Status& status, bool notify) {
   for (auto next = attempts_.begin(); next != attempts_.end();) {
     Attempt* const attempt = (next++)->second.get();  // EndAttempt erases its entry.
     if (ends(*attempt)) EndAttempt(attempt, status, notify);
   }
 }
 
-void Engine::Impl::ExpireAttempts() {
+void Engine::ExpireAttempts() {
   while (const auto key = attempt_deadlines_.PopDue(now_us_)) {
     EndAttempt(attempts_.at(*key).get(), absl::DeadlineExceededError("the deadline has passed"));
   }
 }
 
-void Engine::Impl::EndAttempt(Attempt* attempt, const absl::Status& status, bool notify) {
+void Engine::EndAttempt(Attempt* attempt, const absl::Status& status, bool notify) {
   if (notify) {
     outbox_->ToRouter(attempt->key.router,
                       EndedEvent{.attempt = attempt->key.attempt, .status = status});
@@ -76,12 +59,12 @@ void Engine::Impl::EndAttempt(Attempt* attempt, const absl::Status& status, bool
   ForgetAttempt(attempt);
 }
 
-void Engine::Impl::FinishAttempt(Attempt* attempt) {
+void Engine::FinishAttempt(Attempt* attempt) {
   TANDEM_CHECK(attempt->num_unfinished == 0) << attempt->num_unfinished << " choices unfinished";
   ForgetAttempt(attempt);
 }
 
-void Engine::Impl::EndSequence(EngineSequence* sequence) {
+void Engine::EndSequence(EngineSequence* sequence) {
   Attempt* const attempt = sequence->attempt;
   ReleaseSequence(sequence);
   PassOrderOn(*sequence);
@@ -90,7 +73,7 @@ void Engine::Impl::EndSequence(EngineSequence* sequence) {
 
 // Each younger sibling moves up by a rank, so that a request with many choices always has one that
 // nobody who came later goes before.
-void Engine::Impl::PassOrderOn(const EngineSequence& ended) {
+void Engine::PassOrderOn(const EngineSequence& ended) {
   uint64_t free = ended.order;
   for (const auto& sibling : ended.attempt->sequences) {
     if (sibling->ended || sibling->order < free) continue;
@@ -99,41 +82,23 @@ void Engine::Impl::PassOrderOn(const EngineSequence& ended) {
   }
 }
 
-void Engine::Impl::ForgetAttempt(Attempt* attempt) {
-  EndTransfer(attempt);
+void Engine::ForgetAttempt(Attempt* attempt) {
+  decode_.End(attempt->order);
   for (const auto& sequence : attempt->sequences) {
     if (sequence != nullptr && !sequence->ended) ReleaseSequence(sequence.get());
   }
   // The step in progress may still have runs of these sequences.
   std::move(attempt->sequences.begin(), attempt->sequences.end(), std::back_inserter(graveyard_));
   const AttemptKey key = attempt->key;
-  RememberEnded(key, attempt->deadline_us);
+  ended_attempts_.AddEnded(key, attempt->deadline_us, now_us_);
   attempt_deadlines_.Remove(key);
   attempts_.erase(key);
 }
 
-void Engine::Impl::ReleaseSequence(EngineSequence* sequence) {
+void Engine::ReleaseSequence(EngineSequence* sequence) {
   scheduler_.Remove(sequence);
   memory_.Release(sequence);
   sequence->ended = true;
-}
-
-bool Engine::Impl::Ended(const AttemptKey& attempt) const {
-  return Remembers(ended_attempts_, attempt);
-}
-
-// Until its deadline, and for as long as frames of it are under way.
-bool Engine::Impl::Ended(const JobKey& job) const {
-  if (!jobs_.contains(job) && sends_of_.contains(job)) return true;
-  return Remembers(ended_jobs_, job);
-}
-
-void Engine::Impl::RememberEnded(const AttemptKey& attempt, int64_t until_us) {
-  Remember(attempt, until_us, now_us_, &ended_attempts_);
-}
-
-void Engine::Impl::RememberEnded(const JobKey& job, int64_t until_us) {
-  Remember(job, until_us, now_us_, &ended_jobs_);
 }
 
 }  // namespace tandem

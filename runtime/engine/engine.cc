@@ -4,14 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "runtime/base/math.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
-
-// Aborts that overtook their submit; more are possible only while a router misbehaves.
-constexpr int32_t kMaxTombstones = 1 << 16;
 
 absl::Status Check(const EngineOptions& o) {
   if (o.block_tokens <= 0 || o.block_tokens % kHashTokens != 0) {
@@ -45,56 +41,93 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                        Executor* executor, Outbox* outbox,
                                                        KvReceiver* receiver, LeaseKeeper* leases) {
   TANDEM_RETURN_IF_ERROR(Check(options));
-  return std::unique_ptr<Engine>(
-      new Engine(std::make_unique<Impl>(options, executor, outbox, receiver, leases)));
+  return std::unique_ptr<Engine>(new Engine(options, executor, outbox, receiver, leases));
 }
 
-Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Engine::~Engine() = default;
-
-Engine::Impl::Impl(const EngineOptions& options, Executor* executor, Outbox* outbox,
-                   KvReceiver* receiver, LeaseKeeper* leases)
+Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
+               KvReceiver* receiver, LeaseKeeper* leases)
     : options_(options),
       executor_(executor),
       outbox_(outbox),
-      receiver_(receiver),
-      leases_(leases),
       memory_(options.num_blocks, options.block_tokens, options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
                   .max_batched_tokens = options.max_batched_tokens,
                   .block_tokens = options.block_tokens},
                  &memory_),
-      tombstones_(kMaxTombstones),
-      grants_(options.num_blocks),
-      pauses_(options.times),
-      job_tombstones_(kMaxTombstones) {}
+      decode_({.num_blocks = options.num_blocks, .times = options.times}, {.blocks = &memory_,
+                                                                           .receiver = receiver,
+                                                                           .leases = leases,
+                                                                           .outbox = outbox,
+                                                                           .host = this,
+                                                                           .now_us = &now_us_}),
+      prefill_({.block_bytes = options.block_bytes,
+                .lease_us = options.times.lease_us,
+                .max_frames_ahead = options.max_frames_ahead},
+               {.blocks = &memory_,
+                .leases = leases,
+                .outbox = outbox,
+                .host = this,
+                .now_us = &now_us_}) {}
 
-void Engine::Impl::Note(int64_t now_us) {
+Engine::~Engine() = default;
+
+void Engine::Note(int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
   stalled_ = false;
   graveyard_.clear();
 }
 
-// Points in time saturate: a peer may ask for any duration.
-int64_t Engine::Impl::After(int64_t now_us, int64_t duration_us) {
-  return CheckedAdd(now_us, duration_us).value_or(kNever - 1);
+void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
+                             PromptCharge charge) {
+  Note(now_us);
+  if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+    OnPrefillSubmit(decode, *submit, std::move(charge));
+  } else {
+    prefill_.OnMessage(decode, message);
+  }
 }
 
-bool Engine::Impl::drained() const {
-  return draining_ && attempts_.empty() && jobs_.empty() && memory_.Counts().quarantined == 0;
+void Engine::OnDecodeLost(SessionId decode, int64_t now_us) {
+  Note(now_us);
+  prefill_.OnDecodeLost(decode);
 }
 
-WorkerLoad Engine::Impl::Load() const {
+void Engine::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
+  Note(now_us);
+  prefill_.OnFrameSent(send_id, ok);
+}
+
+void Engine::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
+                              int64_t now_us) {
+  Note(now_us);
+  decode_.OnMessage(prefill, message);
+}
+
+void Engine::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
+  Note(now_us);
+  decode_.OnPrefillLost(prefill, why);
+}
+
+void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
+  Note(now_us);
+  decode_.OnFrameReceived(frame);
+}
+
+bool Engine::drained() const {
+  return draining_ && attempts_.empty() && prefill_.empty() && memory_.Counts().quarantined == 0;
+}
+
+WorkerLoad Engine::Load() const {
   return {.blocks = memory_.Counts(),
           .running_sequences = scheduler_.num_running(),
-          .waiting_sequences = scheduler_.num_waiting() + static_cast<int32_t>(remote_.size()),
+          .waiting_sequences = scheduler_.num_waiting() + decode_.num_prompts(),
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
           .has_work = !scheduler_.idle() && !stalled_};
 }
 
-absl::Status Engine::Impl::Audit() const {
+absl::Status Engine::Audit() const {
   BlockOwners owners;
-  size_t num_remote = 0;
+  int32_t num_remote = 0;
   int32_t num_alone = 0;
   const auto hold = [&](const EngineSequence* sequence) {
     if (sequence == nullptr || sequence->ended) return;
@@ -103,21 +136,14 @@ absl::Status Engine::Impl::Audit() const {
   };
   for (const auto& [key, attempt] : attempts_) {
     for (const auto& sequence : attempt->sequences) hold(sequence.get());
-    if (attempt->remote == nullptr) continue;
-    num_remote += remote_.contains(attempt->remote->job);
-    const DecodeTransfer& transfer = attempt->remote->transfer;
-    if (transfer.reservation().generation == 0) continue;
-    const std::vector<BlockId>& table = attempt->sequences.front()->block_table;
-    for (int32_t i = transfer.first_block(); i < transfer.num_blocks(); ++i) {
-      if (!transfer.verified(i)) ++owners.pins[table[static_cast<size_t>(i)]];
-    }
+    num_remote += decode_.Has(attempt->order);
   }
   for (const auto& [key, job] : jobs_) hold(job->sequence.get());
-  for (const auto& [id, send] : sends_) ++owners.pins[send.block];
-  for (const BlockId block : orphans_) ++owners.pins[block];
-  if (num_remote != remote_.size()) {
-    return absl::InternalError(
-        absl::StrFormat("%d prompts are elsewhere, %d are known", num_remote, remote_.size()));
+  decode_.CountPins(&owners.pins);
+  prefill_.CountPins(&owners.pins);
+  if (num_remote != decode_.num_prompts()) {
+    return absl::InternalError(absl::StrFormat("%d prompts are elsewhere, %d are known", num_remote,
+                                               decode_.num_prompts()));
   }
   if (num_alone != scheduler_.num_alone()) {
     return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",
@@ -125,41 +151,5 @@ absl::Status Engine::Impl::Audit() const {
   }
   return memory_.Audit(owners);
 }
-
-void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge) {
-  impl_->OnSubmit(router, submit, now_us, std::move(charge));
-}
-void Engine::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
-  impl_->OnCancel(router, cancel, now_us);
-}
-void Engine::OnRouterLost(SessionId router, int64_t now_us) { impl_->OnRouterLost(router, now_us); }
-void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
-                             PromptCharge charge) {
-  impl_->OnDecodeMessage(decode, message, now_us, std::move(charge));
-}
-void Engine::OnDecodeLost(SessionId decode, int64_t now_us) { impl_->OnDecodeLost(decode, now_us); }
-void Engine::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
-  impl_->OnFrameSent(send_id, ok, now_us);
-}
-void Engine::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
-                              int64_t now_us) {
-  impl_->OnPrefillMessage(prefill, message, now_us);
-}
-void Engine::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
-  impl_->OnPrefillLost(prefill, why, now_us);
-}
-void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
-  impl_->OnFrameReceived(frame, now_us);
-}
-void Engine::Drain(int64_t now_us) { impl_->Drain(now_us); }
-bool Engine::drained() const { return impl_->drained(); }
-Engine::StepResult Engine::Step(int64_t now_us) { return impl_->Step(now_us); }
-bool Engine::steps_keep_failing() const { return impl_->steps_keep_failing(); }
-bool Engine::quarantine_is_stuck() const { return impl_->quarantine_is_stuck(); }
-WorkerLoad Engine::Load() const { return impl_->Load(); }
-KvEvents Engine::TakeKvEvents() { return impl_->TakeKvEvents(); }
-KvEvents Engine::SnapshotKvEvents() const { return impl_->SnapshotKvEvents(); }
-absl::Status Engine::Audit() const { return impl_->Audit(); }
-std::vector<NamedBlock> Engine::CachedBlocks() const { return impl_->CachedBlocks(); }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 // One worker's brain: sequences, block pool, prefix cache, scheduler and both sides of the KV
 // transfer, as one state machine without threads, clocks or sockets. What serves traffic is also
-// what the simulator runs.
+// what the simulator runs. The work is split by topic: submit.cc, step.cc, publish.cc, endings.cc
+// and transfers.cc do what they are named after.
 //
 // Continuous batching after Orca (Yu et al., OSDI 2022); chunked prefill that shares a batch with
 // decodes after Sarathi-Serve (Agrawal et al., OSDI 2024); paged KV after PagedAttention (Kwon et
@@ -12,18 +13,30 @@
 #ifndef TANDEM_RUNTIME_ENGINE_ENGINE_H_
 #define TANDEM_RUNTIME_ENGINE_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/expiry_queue.h"
+#include "runtime/engine/attempt.h"
+#include "runtime/engine/decode_side.h"
+#include "runtime/engine/ended_keys.h"
 #include "runtime/engine/executor.h"
+#include "runtime/engine/kv_memory.h"
 #include "runtime/engine/outbox.h"
+#include "runtime/engine/prefill_side.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/times.h"
+#include "runtime/scheduler/scheduler.h"
 
 namespace tandem {
 
@@ -53,14 +66,14 @@ inline constexpr int32_t kMaxFailedSteps = 8;
 // more.
 using PromptCharge = std::shared_ptr<const void>;
 
-class Engine {
+class Engine final : private DecodeHost, private PrefillHost {
  public:
   // Borrows everything; all outlive the engine. InvalidArgument if the options contradict each
   // other (the message names the numbers).
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         Executor* executor, Outbox* outbox,
                                                         KvReceiver* receiver, LeaseKeeper* leases);
-  ~Engine();
+  ~Engine() override;
 
   // ---- From routers ----
   void OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
@@ -102,23 +115,123 @@ class Engine {
   bool quarantine_is_stuck() const;
   // The last kMaxFailedSteps steps have failed: more than one poisonous request has attempts, so it
   // is this process that cannot compute, and it is to be replaced.
-  bool steps_keep_failing() const;
+  bool steps_keep_failing() const { return failed_steps_ >= kMaxFailedSteps; }
 
   // ---- What a router wants to know ----
-  WorkerLoad Load() const;            // since_progress_us is the caller's to fill.
-  KvEvents TakeKvEvents();            // Since the last call.
-  KvEvents SnapshotKvEvents() const;  // All that is cached; for a new Watch.
+  WorkerLoad Load() const;  // since_progress_us is the caller's to fill.
+  // Since the last call.
+  KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
+  // All that is cached; for a new Watch.
+  KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
 
   // ---- For simulation and tests: O(blocks) ----
   // Internal, naming the block, if an invariant is broken: every reference has its sequence, every
   // pin its frame, and pool and prefix cache agree. Between two calls, not within one.
   absl::Status Audit() const;
-  std::vector<NamedBlock> CachedBlocks() const;
+  std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
 
  private:
-  class Impl;
-  explicit Engine(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  static constexpr int32_t kNoToken = -1;
+
+  Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, KvReceiver* receiver,
+         LeaseKeeper* leases);
+  // Every input begins with this.
+  void Note(int64_t now_us);
+
+  // ---- submit.cc ----
+  absl::Status CheckSubmit(SessionId router, const Submit& submit) const;
+  absl::Status CheckQueue() const;
+  void Refuse(SessionId router, const Submit& submit, absl::Status status);
+  int64_t RetryAfterUs(const absl::Status& refused) const;
+  void CountAdmitted(size_t num_admitted);
+  Attempt* AddAttempt(SessionId router, const Submit& submit);
+  // Tokens of each of its choices that are ever computed; the last one is only drawn.
+  static int64_t FinalTokens(const RequestSpec& spec);
+  // The sequence takes the spec's token ids, and borrows the rest.
+  static void SetUpPrompt(RequestSpec* spec, EngineSequence* sequence);
+  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge);
+  absl::Status CheckPrefillSubmit(const PrefillSubmit& submit) const;
+  void AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge charge);
+
+  // ---- step.cc ----
+  void StartAdmitted(const StepPlan& plan);
+  void Execute(const StepPlan& plan, StepResult* result);
+  void BeginChunks(const StepPlan& plan);
+  static SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens);
+  bool RelieveMemory();
+  void WatchQuarantine(bool moves);
+  int64_t NextWakeup() const;
+
+  // ---- publish.cc ----
+  void Publish(const StepPlan& plan);
+  void FailRun(EngineSequence* sequence, const absl::Status& status);
+  void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
+  void PublishToRouter(EngineSequence* sequence, RunOutput* output);
+  void PublishToDecode(EngineSequence* sequence, RunOutput* output);
+  // Those that will not change any more.
+  std::span<const BlockId> FinalBlocks(const EngineSequence& sequence) const;
+  void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
+  bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
+                    SampledToken* token);
+  // Wherever it runs: what does not fit a worker whole is refused there.
+  static FinishReason RequestedFinish(const RequestSpec& spec, int32_t position, int32_t token);
+  void ForkChoices(Attempt* attempt);
+
+  // ---- endings.cc ----
+  void ExpireAttempts();
+  template <typename Predicate>
+  void EndAttemptsIf(Predicate ends, const absl::Status& status, bool notify);
+  void EndAttempt(Attempt* attempt, const absl::Status& status, bool notify = true);
+  void FinishAttempt(Attempt* attempt);
+  void EndSequence(EngineSequence* sequence);
+  void PassOrderOn(const EngineSequence& ended);
+  void ForgetAttempt(Attempt* attempt);
+  void ReleaseSequence(EngineSequence* sequence);
+
+  // ---- transfers.cc ----
+  bool TrySubmitToPrefill(Attempt* attempt, const Submit& submit);
+  // DecodeHost.
+  int32_t GrantableBlocks() const override;
+  void MakeRoom(uint64_t order, int32_t num_blocks) override;
+  std::vector<BlockId> AppendBlocks(const AttemptKey& attempt, int32_t num_blocks) override;
+  void OnFirstToken(const AttemptKey& attempt, const FirstToken& first,
+                    int32_t cached_tokens) override;
+  void OnTransferred(const AttemptKey& attempt) override;
+  void ComputeHere(const AttemptKey& attempt) override;
+  void EndAttempt(const AttemptKey& attempt, RouterEvent last) override;
+  // PrefillHost.
+  void EndPrompt(const JobKey& key) override;
+
+  const EngineOptions options_;
+  Executor* const executor_;
+  Outbox* const outbox_;
+
+  int64_t now_us_ = 0;
+  KvMemory memory_;
+  Scheduler scheduler_;
+  DecodeSide decode_;
+  PrefillSide prefill_;
+
+  uint64_t num_arrivals_ = 0;  // Attempts and jobs.
+  bool draining_ = false;
+  int32_t preempted_ = 0;                     // Since the last step.
+  bool stalled_ = false;                      // The last step had work but could run none of it.
+  int64_t quarantine_since_us_ = kNeverUs;    // That it is too large, or in the way.
+  int32_t failed_steps_ = 0;                  // Since one succeeded.
+  std::optional<int64_t> last_admission_us_;  // Of those who wait; before it, since when they do.
+  int64_t admission_interval_us_ = 0;         // Moving average.
+
+  // Ordered maps: the order of events must not depend on addresses or hashes.
+  std::map<AttemptKey, std::unique_ptr<Attempt>> attempts_;
+  ExpiryQueue<AttemptKey> attempt_deadlines_;
+  EndedKeys<AttemptKey> ended_attempts_;
+  std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;  // Those that prefill_ has.
+
+  // Of the step in progress, kept for their capacity.
+  std::vector<SequenceRun> runs_;
+  std::vector<ChunkNotice> chunks_;
+  StepOutput output_;
+  std::vector<std::unique_ptr<EngineSequence>> graveyard_;  // Ended; the plan may name them.
 };
 
 }  // namespace tandem

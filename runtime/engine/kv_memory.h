@@ -14,6 +14,7 @@
 
 #include "runtime/engine/engine_sequence.h"
 #include "runtime/engine/executor.h"
+#include "runtime/engine/transfer_blocks.h"
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/kv_cache/kv_events.h"
 #include "runtime/kv_cache/prefix_cache.h"
@@ -28,7 +29,7 @@ struct BlockOwners {
 };
 
 // Engine thread only.
-class KvMemory final : public BlockSource {
+class KvMemory final : public BlockSource, public TransferBlocks {
  public:
   KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching, Executor* executor);
 
@@ -48,12 +49,10 @@ class KvMemory final : public BlockSource {
   // Names the full blocks below num_computed; their content is right and final.
   void CacheComputed(EngineSequence* sequence);
 
-  // A transport may read or write the block until Unpin, whoever lets go of it in between.
-  void Pin(BlockId block) { pool_.Pin(block); }
-  void Unpin(BlockId block) { pool_.Unpin(block); }
-
-  // Of a block whose content is final; computed once in the block's life.
-  uint32_t Checksum(BlockId block);
+  // ---- TransferBlocks ----
+  void Pin(BlockId block) override { pool_.Pin(block); }
+  void Unpin(BlockId block) override { pool_.Unpin(block); }
+  uint32_t Checksum(BlockId block) override;
 
   // Copies that must precede the next step's runs. ClearCopies once they are done.
   std::span<const BlockCopy> copies() const { return copies_; }

@@ -1,200 +1,141 @@
-// Prompts computed for decode workers: their blocks are sent as they finish, and kept until the
-// receiver has committed, cancelled, gone or let its lease run out.
+#include "runtime/engine/prefill_side.h"
 
 #include <algorithm>
+#include <optional>
+#include <tuple>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "runtime/base/guard.h"
-#include "runtime/base/math.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
 
-void Engine::Impl::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
-                                   PromptCharge charge) {
-  Note(now_us);
-  if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
-    OnPrefillSubmit(decode, *submit, std::move(charge));
-  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
-    OnPrefillCancel(decode, *cancel);
+bool PrefillSide::OnSubmit(const Prompt& prompt, absl::Status fits, int64_t retry_after_us) {
+  const JobKey& key = prompt.key;
+  if (Knows(key)) return false;
+  if (!ended_.Admits(key)) fits = absl::CancelledError("cancelled before it arrived");
+  const int64_t deadline_us = After(now_us(), prompt.time_left_us);
+  if (!fits.ok()) {
+    ended_.AddEnded(key, deadline_us, now_us());
+    parts_.outbox->ToDecode(key.decode, PrefillRefused{.job = key.job,
+                                                       .status = std::move(fits),
+                                                       .retry_after_us = retry_after_us});
+    return false;
+  }
+  const PrefillTransfer transfer({.job = key.job,
+                                  .first_block = prompt.first_block,
+                                  .num_blocks = prompt.num_blocks,
+                                  .block_bytes = options_.block_bytes,
+                                  .lease_us = options_.lease_us},
+                                 now_us());
+  leases_.Set(key, transfer.lease_until_us());
+  deadlines_.Set(key, deadline_us);
+  jobs_.emplace(key, Job{.key = key, .serial = prompt.serial, .transfer = transfer, .blocks = {}});
+  return true;
+}
+
+// It is here, or has ended, which is remembered until its deadline and for as long as frames of it
+// are under way.
+bool PrefillSide::Knows(const JobKey& key) const {
+  return jobs_.contains(key) || sends_of_.contains(key) || ended_.Ended(key);
+}
+
+void PrefillSide::OnMessage(SessionId decode, const DecodeToPrefill& message) {
+  if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
+    OnCancel(decode, *cancel);
   } else if (const auto* renew = std::get_if<Renew>(&message)) {
     for (const JobId id : renew->jobs) {
-      PrefillJob* const job = FindJob(decode, id);
+      Job* const job = Find(decode, id);
       if (job == nullptr) continue;
-      job->transfer.OnRenew(now_us_);
-      job_leases_.Set(job->key, job->transfer.lease_until_us());
+      job->transfer.OnRenew(now_us());
+      leases_.Set(job->key, job->transfer.lease_until_us());
     }
   } else if (const auto* grant = std::get_if<Grant>(&message)) {
-    if (PrefillJob* const job = FindJob(decode, grant->job)) {
+    if (Job* const job = Find(decode, grant->job)) {
       job->transfer.OnGrant(*grant);
       Pump(job);
     }
   } else if (const auto* resend = std::get_if<Resend>(&message)) {
-    if (PrefillJob* const job = FindJob(decode, resend->job)) {
+    if (Job* const job = Find(decode, resend->job)) {
       job->transfer.OnResend(*resend);
       Pump(job);
     }
   } else if (const auto* committed = std::get_if<Committed>(&message)) {
-    if (PrefillJob* const job = FindJob(decode, committed->job)) {
+    if (Job* const job = Find(decode, committed->job)) {
       job->transfer.End(absl::OkStatus());
       Pump(job);
     }
   }
 }
 
-void Engine::Impl::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit,
-                                   PromptCharge charge) {
-  const JobKey key{.decode = decode, .job = submit.job};
-  if (jobs_.contains(key) || Ended(key)) return;
-  if (absl::Status status = CheckPrefillSubmit(decode, submit); !status.ok()) {
-    RememberEnded(key, After(now_us_, submit.spec.time_left_us));
-    const int64_t retry_after_us = RetryAfterUs(status);
-    outbox_->ToDecode(decode, PrefillRefused{.job = submit.job,
-                                             .status = std::move(status),
-                                             .retry_after_us = retry_after_us});
-    return;
-  }
-  auto job = std::make_unique<PrefillJob>(PrefillJob{
-      .key = key,
-      .attempt = submit.attempt,
-      .serial = ++num_arrivals_,
-      .spec = submit.spec,
-      .sequence = std::make_unique<EngineSequence>(),
-      .transfer = PrefillTransfer({.job = submit.job,
-                                   .first_block = submit.first_block,
-                                   .num_blocks = submit.num_blocks,
-                                   .block_bytes = options_.block_bytes,
-                                   .lease_us = options_.times.lease_us},
-                                  now_us_),
-      .num_ready_blocks = submit.first_block,
-      .charge = std::move(charge),
-  });
-  EngineSequence* const sequence = job->sequence.get();
-  sequence->job = job.get();
-  sequence->arrived_us = now_us_;
-  sequence->order = job->serial;
-  SetUpPrompt(&job->spec, sequence);
-  sequence->whole = true;
-  sequence->turns = &job->turns;
-  job_leases_.Set(key, job->transfer.lease_until_us());
-  job_deadlines_.Set(key, After(now_us_, submit.spec.time_left_us));
-  jobs_.emplace(key, std::move(job));
-  scheduler_.Enqueue(sequence);
-}
-
-absl::Status Engine::Impl::CheckPrefillSubmit(SessionId decode, const PrefillSubmit& submit) const {
-  if (!job_tombstones_.Admits({.decode = decode, .job = submit.job})) {
-    return absl::CancelledError("cancelled before it arrived");
-  }
-  if (submit.spec.time_left_us <= 0) {
-    return absl::DeadlineExceededError(
-        absl::StrFormat("submitted with %d us left", submit.spec.time_left_us));
-  }
-  if (draining_) return absl::UnavailableError("this prefill worker is draining");
-  TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
-  const auto num_tokens = static_cast<int64_t>(submit.spec.token_ids.size());
-  const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.block_tokens);
-  if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
-      submit.first_block > submit.num_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("blocks [%d, %d) promised for %d tokens in blocks of %d",
-                        submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
-  }
-  if (num_tokens >= options_.max_model_tokens || num_blocks > options_.num_blocks) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "a prompt of %d tokens in %d blocks, this prefill worker has a context of %d and %d blocks",
-        num_tokens, num_blocks, options_.max_model_tokens, options_.num_blocks));
-  }
-  return CheckQueue();
-}
-
-void Engine::Impl::OnPrefillCancel(SessionId decode, const PrefillCancel& cancel) {
-  if (PrefillJob* const job = FindJob(decode, cancel.job)) {
+void PrefillSide::OnCancel(SessionId decode, const PrefillCancel& cancel) {
+  if (Job* const job = Find(decode, cancel.job)) {
     job->transfer.End(absl::CancelledError("cancelled by the decode worker"));
     Pump(job);
-  } else if (const JobKey key{.decode = decode, .job = cancel.job}; !Ended(key)) {
-    job_tombstones_.Add(key, After(now_us_, cancel.time_left_us), now_us_);
+  } else if (const JobKey key{.decode = decode, .job = cancel.job}; !Knows(key)) {
+    ended_.AddAborted(key, After(now_us(), cancel.time_left_us), now_us());
   }
 }
 
-void Engine::Impl::OnDecodeLost(SessionId decode, int64_t now_us) {
-  Note(now_us);
+void PrefillSide::OnDecodeLost(SessionId decode) {
   for (auto next = jobs_.lower_bound({.decode = decode}); next != jobs_.end();) {
-    PrefillJob* const job = (next++)->second.get();  // ForgetJob erases its entry.
+    Job* const job = &(next++)->second;  // Forget erases its entry.
     if (job->key.decode != decode) break;
-    ForgetJob(job);
+    Forget(job);
   }
 }
 
-void Engine::Impl::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
-  Note(now_us);
+void PrefillSide::OnFrameSent(uint64_t send_id, bool ok) {
   const auto found = sends_.find(send_id);
   if (found == sends_.end()) return;
   const FrameSend send = found->second;
   sends_.erase(found);
-  memory_.Unpin(send.block);
+  parts_.blocks->Unpin(send.block);
   const auto of = sends_of_.find(send.job);
   of->second.erase(send_id);
   if (of->second.empty()) sends_of_.erase(of);
   --links_.at(send.job.decode).num_sending;
   const auto job = jobs_.find(send.job);
-  if (job != jobs_.end() && job->second->serial == send.serial) {
-    job->second->transfer.OnFrameSent(send.ordinal, ok);
-    Pump(job->second.get());
+  if (job != jobs_.end() && job->second.serial == send.serial) {
+    job->second.transfer.OnFrameSent(send.ordinal, ok);
+    Pump(&job->second);
   }
   PumpHeld(send.job.decode);
 }
 
 // Some frame of the link has gone.
-void Engine::Impl::PumpHeld(SessionId decode) {
+void PrefillSide::PumpHeld(SessionId decode) {
   const auto link = links_.find(decode);
-  const DecodeLink& of = link->second;
+  const Link& of = link->second;
   while (!of.held.empty() && of.num_sending < options_.max_frames_ahead) {
-    Pump(of.held.begin()->second);
+    Pump(&jobs_.at(of.held.begin()->second));
   }
   if (of.held.empty() && of.num_sending == 0) links_.erase(link);
 }
 
-void Engine::Impl::StartAdmitted(const StepPlan& plan) {
-  for (Sequence* base : plan.admitted) {
-    auto* const sequence = static_cast<EngineSequence*>(base);
-    if (sequence->attached_tokens < 0) sequence->attached_tokens = sequence->num_computed;
-    PrefillJob* const job = sequence->job;
-    if (job == nullptr) {
-      sequence->attempt->charge.reset();
-      continue;
-    }
-    job->transfer.Start();
-    leases_->AddReservation(job->key.decode, job->key.job);
-    outbox_->ToDecode(job->key.decode,
-                      Start{.job = job->key.job, .cached_tokens = sequence->attached_tokens});
-    OfferBlocks(job);
-  }
+void PrefillSide::OnStarted(const JobKey& key, int32_t cached_tokens,
+                            std::span<const BlockId> final_blocks) {
+  Job* const job = &jobs_.at(key);
+  job->transfer.Start();
+  parts_.leases->AddReservation(key.decode, key.job);
+  parts_.outbox->ToDecode(key.decode, Start{.job = key.job, .cached_tokens = cached_tokens});
+  OfferBlocks(job, final_blocks);
 }
 
-void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
-  PrefillJob* const job = sequence->job;
-  if (output->drawn.empty()) {
-    outbox_->ToDecode(job->key.decode, Progress{.job = job->key.job});
-    OfferBlocks(job);
-    Pump(job);
-    return;
-  }
-  outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
-  const auto position = static_cast<int32_t>(sequence->token_ids.size());
-  const bool goes_on =
-      std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
-        return RequestedFinish(job->spec, position, token.token) == FinishReason::kNone;
-      });
-  scheduler_.Remove(sequence);  // Its blocks stay with it.
-  outbox_->ToDecode(job->key.decode,
-                    FirstToken{.job = job->key.job,
-                               .tokens = std::move(output->drawn),
-                               .prompt_logprobs = std::move(job->prompt_logprobs)});
+void PrefillSide::OnChunk(const JobKey& key, std::span<const BlockId> final_blocks) {
+  Job* const job = &jobs_.at(key);
+  parts_.outbox->ToDecode(key.decode, Progress{.job = key.job});
+  OfferBlocks(job, final_blocks);
+  Pump(job);
+}
+
+void PrefillSide::OnFirstToken(const JobKey& key, FirstToken first, bool goes_on,
+                               std::span<const BlockId> final_blocks) {
+  Job* const job = &jobs_.at(key);
+  parts_.outbox->ToDecode(key.decode, std::move(first));
   job->transfer.OnFirstTokenSent();
   if (goes_on) {
-    OfferBlocks(job);
+    OfferBlocks(job, final_blocks);
   } else {
     job->transfer.End(absl::OkStatus());  // The decode worker needs nothing more.
   }
@@ -202,103 +143,143 @@ void Engine::Impl::PublishToDecode(EngineSequence* sequence, RunOutput* output) 
 }
 
 // Tells the transfer which blocks will not change any more.
-void Engine::Impl::OfferBlocks(PrefillJob* job) {
-  const EngineSequence& sequence = *job->sequence;
-  const int32_t num_ready = sequence.remaining() == 0
-                                ? job->transfer.num_blocks()
-                                : sequence.num_computed / options_.block_tokens;
-  for (; job->num_ready_blocks < num_ready; ++job->num_ready_blocks) {
-    const BlockId block = sequence.block_table[static_cast<size_t>(job->num_ready_blocks)];
-    job->transfer.OnBlockReady(job->num_ready_blocks, memory_.Checksum(block));
+void PrefillSide::OfferBlocks(Job* job, std::span<const BlockId> final_blocks) {
+  const auto num_known = static_cast<size_t>(job->transfer.first_block()) + job->blocks.size();
+  for (size_t i = num_known; i < final_blocks.size(); ++i) {
+    job->blocks.push_back(final_blocks[i]);
+    job->transfer.OnBlockReady(static_cast<int32_t>(i), parts_.blocks->Checksum(final_blocks[i]));
   }
 }
 
 // Does what the transfer's last input has made possible, or its end necessary.
-void Engine::Impl::Pump(PrefillJob* job) {
+void PrefillSide::Pump(Job* job) {
   while (job->transfer.has_frame()) {
-    DecodeLink& link = links_[job->key.decode];
+    Link& link = links_[job->key.decode];
     if (link.num_sending >= options_.max_frames_ahead) {
-      link.held.emplace(job->serial, job);
+      link.held.emplace(job->serial, job->key);
       break;
     }
     link.held.erase(job->serial);
     ++link.num_sending;
     const FrameHeader header = *job->transfer.TakeFrame();
-    const BlockId block = job->sequence->block_table[header.ordinal];
+    const auto ordinal = static_cast<int32_t>(header.ordinal);
+    const BlockId block = job->blocks[static_cast<size_t>(ordinal - job->transfer.first_block())];
     const uint64_t send_id = next_send_id_++;
-    memory_.Pin(block);
+    parts_.blocks->Pin(block);
     sends_of_[job->key].insert(send_id);
-    sends_.emplace(send_id, FrameSend{.job = job->key,
-                                      .serial = job->serial,
-                                      .ordinal = static_cast<int32_t>(header.ordinal),
-                                      .block = block});
-    outbox_->SendFrame(job->key.decode, header, block, send_id);
+    sends_.emplace(
+        send_id,
+        FrameSend{.job = job->key, .serial = job->serial, .ordinal = ordinal, .block = block});
+    parts_.outbox->SendFrame(job->key.decode, header, block, send_id);
   }
   const std::optional<Done> done = job->transfer.TakeDone();
-  if (done.has_value()) outbox_->ToDecode(job->key.decode, *done);
+  if (done.has_value()) parts_.outbox->ToDecode(job->key.decode, *done);
   // What is queued in a transport may have far to go. Later than this only what is lost is missing.
   const bool handed_over = job->transfer.done_taken();
   if (handed_over && TANDEM_GUARD("renew_until_sent", job->transfer.all_sent())) {
-    leases_->RemoveReservation(job->key.decode, job->key.job);
+    parts_.leases->RemoveReservation(job->key.decode, job->key.job);
   } else if (handed_over) {
-    leases_->AddReservation(job->key.decode, job->key.job);
+    parts_.leases->AddReservation(job->key.decode, job->key.job);
   }
   if (!job->transfer.ended()) return;
   if (absl::IsUnavailable(job->transfer.outcome())) {
-    RefuseJob(job, job->transfer.outcome());
+    Refuse(job, job->transfer.outcome());
   } else {
-    ForgetJob(job);
+    Forget(job);
   }
 }
 
-void Engine::Impl::ExpireJobs() {
-  while (const auto key = job_leases_.PopDue(now_us_)) {
-    PrefillJob* const job = jobs_.at(*key).get();
-    job->transfer.Expire(now_us_);
-    Pump(job);
+void PrefillSide::Expire() {
+  while (const auto key = leases_.PopDue(now_us())) ExpireLease(*key);
+  while (const auto key = deadlines_.PopDue(now_us())) {
+    Refuse(*key, absl::DeadlineExceededError("the deadline has passed"));
   }
-  while (const auto key = job_deadlines_.PopDue(now_us_)) {
-    RefuseJob(jobs_.at(*key).get(), absl::DeadlineExceededError("the deadline has passed"));
-  }
+  ended_.Expire(now_us());
 }
 
-void Engine::Impl::RefuseWaitingJobs(const absl::Status& status) {
+void PrefillSide::ExpireLease(const JobKey& key) {
+  Job* const job = &jobs_.at(key);
+  job->transfer.Expire(now_us());
+  Pump(job);
+}
+
+int64_t PrefillSide::next_us() const { return std::min(leases_.next_us(), deadlines_.next_us()); }
+
+void PrefillSide::RefuseQueued(const absl::Status& status) {
   for (auto next = jobs_.begin(); next != jobs_.end();) {
-    PrefillJob* const job = (next++)->second.get();
-    if (job->transfer.state() == PrefillTransfer::State::kQueued) RefuseJob(job, status);
+    Job* const job = &(next++)->second;
+    if (job->transfer.state() == PrefillTransfer::State::kQueued) Refuse(job, status);
   }
 }
 
-void Engine::Impl::RefuseJob(PrefillJob* job, const absl::Status& status) {
-  outbox_->ToDecode(job->key.decode, PrefillRefused{.job = job->key.job, .status = status});
-  ForgetJob(job);
+void PrefillSide::Refuse(const JobKey& key, const absl::Status& status) {
+  Refuse(&jobs_.at(key), status);
 }
 
-void Engine::Impl::ForgetJob(PrefillJob* job) {
+void PrefillSide::Refuse(Job* job, const absl::Status& status) {
+  parts_.outbox->ToDecode(job->key.decode, PrefillRefused{.job = job->key.job, .status = status});
+  Forget(job);
+}
+
+// The one place where a transfer's resources here go.
+void PrefillSide::Forget(Job* job) {
   const JobKey key = job->key;
-  ReleaseSequence(job->sequence.get());
-  graveyard_.push_back(std::move(job->sequence));
-  RememberEnded(key, job_deadlines_.TimeOf(key).value_or(now_us_));
-  leases_->RemoveReservation(key.decode, key.job);
+  parts_.host->EndPrompt(key);
+  ended_.AddEnded(key, deadlines_.TimeOf(key).value_or(now_us()), now_us());
+  parts_.leases->RemoveReservation(key.decode, key.job);
   WithdrawFrames(*job);
   if (const auto link = links_.find(key.decode); link != links_.end()) {
     link->second.held.erase(job->serial);
   }
-  job_leases_.Remove(key);
-  job_deadlines_.Remove(key);
+  leases_.Remove(key);
+  deadlines_.Remove(key);
   jobs_.erase(key);
 }
 
 // The link is for what somebody waits for.
-void Engine::Impl::WithdrawFrames(const PrefillJob& job) {
+void PrefillSide::WithdrawFrames(const Job& job) {
   const auto sends = sends_of_.find(job.key);
   if (sends == sends_of_.end()) return;
-  for (const uint64_t send_id : sends->second) outbox_->WithdrawFrame(job.key.decode, send_id);
+  for (const uint64_t id : sends->second) parts_.outbox->WithdrawFrame(job.key.decode, id);
 }
 
-PrefillJob* Engine::Impl::FindJob(SessionId decode, JobId job) {
+PrefillSide::Job* PrefillSide::Find(SessionId decode, JobId job) {
   const auto found = jobs_.find({.decode = decode, .job = job});
-  return found == jobs_.end() ? nullptr : found->second.get();
+  return found == jobs_.end() ? nullptr : &found->second;
+}
+
+bool PrefillSide::holds_blocks() const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
+    return entry.second.transfer.state() != PrefillTransfer::State::kQueued;
+  });
+}
+
+void PrefillSide::CountPins(std::map<BlockId, int32_t>* pins) const {
+  for (const auto& [id, send] : sends_) ++(*pins)[send.block];
+}
+
+void PrefillSide::AppendState(std::string* bytes) const {
+  for (const auto& [key, job] : jobs_) {
+    AppendBytes(key, bytes);
+    AppendBytes(job.serial, bytes);
+    job.transfer.AppendState(bytes);
+    for (const BlockId block : job.blocks) AppendBytes(block, bytes);
+    bytes->push_back('|');
+  }
+  ended_.AppendState(bytes);
+  // The numbers of sends are names only.
+  std::vector<std::tuple<JobKey, uint64_t, int32_t, BlockId>> sends;
+  for (const auto& [id, s] : sends_) sends.emplace_back(s.job, s.serial, s.ordinal, s.block);
+  std::sort(sends.begin(), sends.end());
+  for (const auto& [key, serial, ordinal, block] : sends) {
+    AppendBytes(key, bytes);
+    AppendBytes(serial, bytes);
+    AppendBytes(ordinal, bytes);
+    AppendBytes(block, bytes);
+  }
+  for (const auto& [decode, link] : links_) {
+    for (const auto& [serial, key] : link.held) AppendBytes(serial, bytes);
+  }
 }
 
 }  // namespace tandem

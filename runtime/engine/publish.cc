@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/math.h"
+#include "runtime/engine/engine.h"
 
 namespace tandem {
 
-void Engine::Impl::Publish(const StepPlan& plan) {
+void Engine::Publish(const StepPlan& plan) {
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     auto* const sequence = static_cast<EngineSequence*>(plan.runs[i].sequence);
     if (sequence->ended) continue;  // Its attempt ended with a sibling of this batch.
@@ -30,16 +31,15 @@ void Engine::Impl::Publish(const StepPlan& plan) {
   }
 }
 
-void Engine::Impl::FailRun(EngineSequence* sequence, const absl::Status& status) {
+void Engine::FailRun(EngineSequence* sequence, const absl::Status& status) {
   if (sequence->job != nullptr) {
-    RefuseJob(sequence->job, status);
+    prefill_.Refuse(sequence->job->key, status);
   } else {
     EndAttempt(sequence->attempt, status);
   }
 }
 
-void Engine::Impl::CollectPromptLogprobs(EngineSequence* sequence, int32_t first,
-                                         RunOutput* output) {
+void Engine::CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output) {
   if (sequence->num_prompt_logprobs < 0) return;
   std::vector<SampledToken>& collected = sequence->job != nullptr
                                              ? sequence->job->prompt_logprobs
@@ -51,7 +51,7 @@ void Engine::Impl::CollectPromptLogprobs(EngineSequence* sequence, int32_t first
             output->prompt_logprobs.end(), std::back_inserter(collected));
 }
 
-void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
+void Engine::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
   Attempt* const attempt = sequence->attempt;
   if (sequence->forked) {
     if (DeliverToken(attempt, sequence->draws.front().choice, sequence, &output->drawn.front())) {
@@ -69,9 +69,33 @@ void Engine::Impl::PublishToRouter(EngineSequence* sequence, RunOutput* output) 
   }
 }
 
+void Engine::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
+  PrefillJob* const job = sequence->job;
+  if (output->drawn.empty()) return prefill_.OnChunk(job->key, FinalBlocks(*sequence));
+  outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
+  const auto position = static_cast<int32_t>(sequence->token_ids.size());
+  const bool goes_on =
+      std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
+        return RequestedFinish(job->spec, position, token.token) == FinishReason::kNone;
+      });
+  scheduler_.Remove(sequence);  // Its blocks stay with it.
+  prefill_.OnFirstToken(job->key,
+                        {.job = job->key.job,
+                         .tokens = std::move(output->drawn),
+                         .prompt_logprobs = std::move(job->prompt_logprobs)},
+                        goes_on, FinalBlocks(*sequence));
+}
+
+std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence) const {
+  const int32_t num_final = sequence.remaining() == 0
+                                ? CeilDiv(sequence.num_computed, options_.block_tokens)
+                                : sequence.num_computed / options_.block_tokens;
+  return std::span(sequence.block_table).first(static_cast<size_t>(num_final));
+}
+
 // True: that was the choice's last token. Otherwise it has joined `sequence`, if there is one.
-bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
-                                SampledToken* token) {
+bool Engine::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
+                          SampledToken* token) {
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
   const FinishReason finish = RequestedFinish(attempt->spec, position, token->token);
   const int32_t token_id = token->token;
@@ -90,13 +114,13 @@ bool Engine::Impl::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence
 
 // The first token of every choice, from a run here or from a prefill worker. Those that go on are
 // in started_choices afterwards.
-void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens) {
+void Engine::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   outbox_->ToRouter(
       attempt->key.router,
       PromptEvent{.attempt = attempt->key.attempt,
                   .cached_tokens = std::min(attempt->cached_tokens, attempt->spec.prompt_tokens),
-                  .by_prefill = attempt->remote != nullptr,
+                  .by_prefill = decode_.Has(attempt->order),
                   .prompt_logprobs = std::move(attempt->prompt_logprobs)});
   for (size_t i = 0; i < tokens->size(); ++i) {
     const int32_t choice = prompt->draws[i].choice;
@@ -107,8 +131,7 @@ void Engine::Impl::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken
   }
 }
 
-FinishReason Engine::Impl::RequestedFinish(const RequestSpec& spec, int32_t position,
-                                           int32_t token) {
+FinishReason Engine::RequestedFinish(const RequestSpec& spec, int32_t position, int32_t token) {
   const std::vector<int32_t>& stops = spec.sampling.stop_token_ids;
   if (std::find(stops.begin(), stops.end(), token) != stops.end()) return FinishReason::kStop;
   const int32_t generated = position + 1 - spec.prompt_tokens;
@@ -117,7 +140,7 @@ FinishReason Engine::Impl::RequestedFinish(const RequestSpec& spec, int32_t posi
 
 // One sequence per choice that goes on. They share the prompt's blocks; the tail is copied when
 // the second of them writes to it. Without blocks (the transfer was given up) they recompute.
-void Engine::Impl::ForkChoices(Attempt* attempt) {
+void Engine::ForkChoices(Attempt* attempt) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   scheduler_.Remove(prompt);
   prompt->num_prompt_logprobs = -1;  // They are told.

@@ -4,25 +4,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/check.h"
+#include "runtime/engine/engine.h"
 
 namespace tandem {
 
-Engine::StepResult Engine::Impl::Step(int64_t now_us) {
+Engine::StepResult Engine::Step(int64_t now_us) {
   Note(now_us);
   ExpireAttempts();
-  ExpireJobs();
-  ExpireReservations();
-  tombstones_.Expire(now_us_);
-  job_tombstones_.Expire(now_us_);
-  while (ended_attempts_.PopDue(now_us_).has_value()) {
-  }
-  while (ended_jobs_.PopDue(now_us_).has_value()) {
-  }
-  GrantHeld();
+  prefill_.Expire();
+  decode_.Expire();
+  ended_attempts_.Expire(now_us_);
+  decode_.GrantHeld();
 
-  const StepPlan& plan = scheduler_.Schedule(OldestHeldGrant());
-  blocked_order_ = plan.blocked_order;
+  const StepPlan& plan = scheduler_.Schedule(decode_.OldestHeldGrant());
+  decode_.set_blocked_order(plan.blocked_order);
   CountAdmitted(plan.admitted.size());
   StartAdmitted(plan);
   preempted_ += static_cast<int32_t>(plan.preempted.size());
@@ -30,7 +26,7 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   if (!plan.runs.empty()) {
     Execute(plan, &result);
   } else {
-    GrantHeld();  // What held grants back at the step before may be gone.
+    decode_.GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
     result.again = RelieveMemory() || preempted_ > 0;
   }
@@ -41,21 +37,41 @@ Engine::StepResult Engine::Impl::Step(int64_t now_us) {
   return result;
 }
 
-void Engine::Impl::WatchQuarantine(bool moves) {
+void Engine::StartAdmitted(const StepPlan& plan) {
+  for (Sequence* base : plan.admitted) {
+    auto* const sequence = static_cast<EngineSequence*>(base);
+    if (sequence->attached_tokens < 0) sequence->attached_tokens = sequence->num_computed;
+    if (sequence->job == nullptr) {
+      sequence->attempt->charge.reset();
+    } else {
+      prefill_.OnStarted(sequence->job->key, sequence->attached_tokens, FinalBlocks(*sequence));
+    }
+  }
+}
+
+// True if somebody has given blocks up.
+bool Engine::RelieveMemory() {
+  if (scheduler_.idle() && !decode_.grants_wait()) return false;
+  if (memory_.Counts().quarantined > 0) return false;
+  return decode_.YieldYoungest(/*peers_hold_blocks=*/prefill_.holds_blocks());
+}
+
+void Engine::WatchQuarantine(bool moves) {
   const int64_t quarantined = memory_.Counts().quarantined;
   const bool too_large = static_cast<double>(quarantined) >
                          options_.max_quarantined_share * static_cast<double>(options_.num_blocks);
-  const bool waiting = !scheduler_.idle() || grants_.num_waiting() > 0;
+  const bool waiting = !scheduler_.idle() || decode_.grants_wait();
   const bool in_the_way = quarantined > 0 && waiting && !moves;
-  quarantine_since_us_ = too_large || in_the_way ? std::min(quarantine_since_us_, now_us_) : kNever;
+  quarantine_since_us_ =
+      too_large || in_the_way ? std::min(quarantine_since_us_, now_us_) : kNeverUs;
 }
 
-bool Engine::Impl::quarantine_is_stuck() const {
-  return quarantine_since_us_ != kNever &&
+bool Engine::quarantine_is_stuck() const {
+  return quarantine_since_us_ != kNeverUs &&
          now_us_ - quarantine_since_us_ >= options_.times.quarantine_us;
 }
 
-void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
+void Engine::Execute(const StepPlan& plan, StepResult* result) {
   runs_.clear();
   for (const ScheduledRun& run : plan.runs) {
     auto* const sequence = static_cast<EngineSequence*>(run.sequence);
@@ -86,7 +102,7 @@ void Engine::Impl::Execute(const StepPlan& plan, StepResult* result) {
 }
 
 // Where a choice of its own decodes, its last token says.
-void Engine::Impl::BeginChunks(const StepPlan& plan) {
+void Engine::BeginChunks(const StepPlan& plan) {
   chunks_.clear();
   for (const ScheduledRun& run : plan.runs) {
     const auto& sequence = *static_cast<const EngineSequence*>(run.sequence);
@@ -101,7 +117,7 @@ void Engine::Impl::BeginChunks(const StepPlan& plan) {
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
 }
 
-SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_tokens) {
+SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) {
   const auto first = static_cast<size_t>(sequence.num_computed);
   const size_t end = first + static_cast<size_t>(num_tokens);
   const bool complete = end == sequence.token_ids.size();
@@ -115,14 +131,11 @@ SequenceRun Engine::Impl::RunOf(const EngineSequence& sequence, int32_t num_toke
   return run;
 }
 
-int64_t Engine::Impl::NextWakeup() const {
-  // What has been held for too long already waits for something else.
-  const int64_t held_us = holds_.next_us() > now_us_ ? holds_.next_us() : kNever;
-  const bool watched = quarantine_since_us_ != kNever && !quarantine_is_stuck();
+int64_t Engine::NextWakeup() const {
+  const bool watched = quarantine_since_us_ != kNeverUs && !quarantine_is_stuck();
   const int64_t stuck_us =
-      watched ? After(quarantine_since_us_, options_.times.quarantine_us) : kNever;
-  return std::min({attempt_deadlines_.next_us(), job_leases_.next_us(), job_deadlines_.next_us(),
-                   reservation_expiries_.next_us(), held_us, stuck_us});
+      watched ? After(quarantine_since_us_, options_.times.quarantine_us) : kNeverUs;
+  return std::min({attempt_deadlines_.next_us(), prefill_.next_us(), decode_.next_us(), stuck_us});
 }
 
 }  // namespace tandem

@@ -1,11 +1,12 @@
-// Submit: what is refused, and where an admitted prompt is computed.
+// Submits of routers and of decode workers: what is refused, and what the rest starts with.
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
-#include "runtime/engine/engine_impl.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/engine/engine.h"
 
 namespace tandem {
 namespace {
@@ -15,11 +16,10 @@ constexpr int64_t kMaxRetryUs = 1'000'000;
 
 }  // namespace
 
-void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
-                            PromptCharge charge) {
+void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge) {
   Note(now_us);
   const AttemptKey key{.router = router, .attempt = submit.attempt};
-  if (attempts_.contains(key) || Ended(key)) return;
+  if (attempts_.contains(key) || ended_attempts_.Ended(key)) return;
   if (submit.spec.time_left_us <= 0) {
     outbox_->ToRouter(router,
                       EndedEvent{.attempt = submit.attempt,
@@ -36,8 +36,8 @@ void Engine::Impl::OnSubmit(SessionId router, const Submit& submit, int64_t now_
   if (!TrySubmitToPrefill(attempt, submit)) scheduler_.Enqueue(attempt->sequences.front().get());
 }
 
-absl::Status Engine::Impl::CheckSubmit(SessionId router, const Submit& submit) const {
-  if (!tombstones_.Admits({.router = router, .attempt = submit.attempt})) {
+absl::Status Engine::CheckSubmit(SessionId router, const Submit& submit) const {
+  if (!ended_attempts_.Admits({.router = router, .attempt = submit.attempt})) {
     return absl::CancelledError("aborted before its submit arrived");
   }
   if (draining_) return absl::UnavailableError("this worker is draining");
@@ -64,24 +64,24 @@ absl::Status Engine::Impl::CheckSubmit(SessionId router, const Submit& submit) c
   return CheckQueue();
 }
 
-absl::Status Engine::Impl::CheckQueue() const {
-  const int64_t waiting = scheduler_.num_waiting() + static_cast<int64_t>(remote_.size());
+absl::Status Engine::CheckQueue() const {
+  const int64_t waiting = int64_t{scheduler_.num_waiting()} + decode_.num_prompts();
   if (waiting < options_.max_waiting_attempts) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrFormat("%d attempts wait, at most %d may", waiting, options_.max_waiting_attempts));
 }
 
-void Engine::Impl::Refuse(SessionId router, const Submit& submit, absl::Status status) {
+void Engine::Refuse(SessionId router, const Submit& submit, absl::Status status) {
   // A copy of this submit that arrives later must not be admitted.
-  RememberEnded({.router = router, .attempt = submit.attempt},
-                After(now_us_, submit.spec.time_left_us));
+  ended_attempts_.AddEnded({.router = router, .attempt = submit.attempt},
+                           After(now_us_, submit.spec.time_left_us), now_us_);
   const int64_t retry_after_us = RetryAfterUs(status);
   outbox_->ToRouter(router, RefusedEvent{.attempt = submit.attempt,
                                          .status = std::move(status),
                                          .retry_after_us = retry_after_us});
 }
 
-int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
+int64_t Engine::RetryAfterUs(const absl::Status& refused) const {
   if (!absl::IsResourceExhausted(refused)) return 0;
   // Who has let nobody in for longer than usual has become slower.
   const int64_t since_us = last_admission_us_.has_value() ? now_us_ - *last_admission_us_ : 0;
@@ -89,7 +89,7 @@ int64_t Engine::Impl::RetryAfterUs(const absl::Status& refused) const {
 }
 
 // A place in the queue frees when somebody leaves it: so often, on average, while anybody waits.
-void Engine::Impl::CountAdmitted(size_t num_admitted) {
+void Engine::CountAdmitted(size_t num_admitted) {
   if (num_admitted > 0) {
     if (last_admission_us_.has_value()) {
       const int64_t since_us = now_us_ - *last_admission_us_;
@@ -105,7 +105,7 @@ void Engine::Impl::CountAdmitted(size_t num_admitted) {
   }
 }
 
-Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
+Attempt* Engine::AddAttempt(SessionId router, const Submit& submit) {
   auto owned = std::make_unique<Attempt>();
   Attempt* const attempt = owned.get();
   attempt->key = {.router = router, .attempt = submit.attempt};
@@ -136,11 +136,11 @@ Attempt* Engine::Impl::AddAttempt(SessionId router, const Submit& submit) {
   return attempt;
 }
 
-int64_t Engine::Impl::FinalTokens(const RequestSpec& spec) {
+int64_t Engine::FinalTokens(const RequestSpec& spec) {
   return spec.prompt_tokens + int64_t{spec.sampling.max_tokens} - 1;
 }
 
-void Engine::Impl::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
+void Engine::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
   sequence->spec = spec;
   sequence->token_ids = std::move(spec->token_ids);
   sequence->alone = spec->alone;
@@ -154,6 +154,62 @@ void Engine::Impl::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
     sequence->draws.push_back(
         {.choice = choice, .sampling = &spec->sampling, .prompt_tokens = spec->prompt_tokens});
   }
+}
+
+void Engine::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge) {
+  const JobKey key{.decode = decode, .job = submit.job};
+  const uint64_t order = num_arrivals_ + 1;
+  absl::Status fits = CheckPrefillSubmit(submit);
+  const int64_t retry_after_us = RetryAfterUs(fits);
+  const bool taken = prefill_.OnSubmit({.key = key,
+                                        .serial = order,
+                                        .first_block = submit.first_block,
+                                        .num_blocks = submit.num_blocks,
+                                        .time_left_us = submit.spec.time_left_us},
+                                       std::move(fits), retry_after_us);
+  if (!taken) return;
+  num_arrivals_ = order;
+  AddJob(key, submit, std::move(charge));
+}
+
+absl::Status Engine::CheckPrefillSubmit(const PrefillSubmit& submit) const {
+  if (submit.spec.time_left_us <= 0) {
+    return absl::DeadlineExceededError(
+        absl::StrFormat("submitted with %d us left", submit.spec.time_left_us));
+  }
+  if (draining_) return absl::UnavailableError("this prefill worker is draining");
+  TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
+  const auto num_tokens = static_cast<int64_t>(submit.spec.token_ids.size());
+  const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.block_tokens);
+  if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
+      submit.first_block > submit.num_blocks) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("blocks [%d, %d) promised for %d tokens in blocks of %d",
+                        submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
+  }
+  if (num_tokens >= options_.max_model_tokens || num_blocks > options_.num_blocks) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "a prompt of %d tokens in %d blocks, this prefill worker has a context of %d and %d blocks",
+        num_tokens, num_blocks, options_.max_model_tokens, options_.num_blocks));
+  }
+  return CheckQueue();
+}
+
+void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge charge) {
+  auto job = std::make_unique<PrefillJob>(PrefillJob{.key = key,
+                                                     .attempt = submit.attempt,
+                                                     .spec = submit.spec,
+                                                     .sequence = std::make_unique<EngineSequence>(),
+                                                     .charge = std::move(charge)});
+  EngineSequence* const sequence = job->sequence.get();
+  sequence->job = job.get();
+  sequence->arrived_us = now_us_;
+  sequence->order = num_arrivals_;
+  SetUpPrompt(&job->spec, sequence);
+  sequence->whole = true;
+  sequence->turns = &job->turns;
+  jobs_.emplace(key, std::move(job));
+  scheduler_.Enqueue(sequence);
 }
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
-// How the machines write their state down for comparison: fixed-width fields, one after the other.
+// How the machines write their state down for comparison: fixed-width fields without padding,
+// one after the other.
 
 #ifndef TANDEM_RUNTIME_PROTOCOL_APPEND_BYTES_H_
 #define TANDEM_RUNTIME_PROTOCOL_APPEND_BYTES_H_
@@ -10,7 +11,7 @@ namespace tandem {
 
 template <typename T>
 void AppendBytes(T value, std::string* bytes) {
-  static_assert(std::is_integral_v<T> || std::is_enum_v<T>);
+  static_assert(std::has_unique_object_representations_v<T>);
   bytes->append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 

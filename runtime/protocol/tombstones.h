@@ -24,7 +24,7 @@ class Tombstones {
   bool Add(const Key& key, int64_t deadline_us, int64_t now_us) {
     if (deadline_us <= now_us) return false;
     deadlines_.Set(key, deadline_us);
-    if (size() > max_entries_) deadlines_.PopDue(kNever);
+    if (size() > max_entries_) deadlines_.PopDue(kNeverUs);
     return true;
   }
 

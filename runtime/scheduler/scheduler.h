@@ -50,8 +50,6 @@ struct SchedulerLimits {
 // that.
 inline constexpr int32_t kMaxAloneChunkTokens = 64;
 
-inline constexpr uint64_t kNoOrder = std::numeric_limits<uint64_t>::max();
-
 struct ScheduledRun {
   Sequence* sequence = nullptr;
   int32_t num_tokens = 0;  // From num_computed on; at least one; the table covers them.

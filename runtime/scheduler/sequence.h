@@ -28,6 +28,7 @@ struct RequestTurns {
 // before any that others want, and the others only where nobody wants them.
 inline constexpr uint64_t OrderOf(uint64_t arrival, uint64_t rank) { return rank << 48 | arrival; }
 inline constexpr uint64_t RankOf(uint64_t order) { return order >> 48; }
+inline constexpr uint64_t kNoOrder = std::numeric_limits<uint64_t>::max();  // After everybody.
 
 // The engine derives its own sequences from this. Belongs to it; the scheduler borrows.
 struct Sequence {

@@ -8,7 +8,7 @@ namespace {
 
 TEST(ExpiryQueue, GivesKeysInOrderOfTheirTimeOnceItHasCome) {
   ExpiryQueue<int> queue;
-  EXPECT_EQ(queue.next_us(), kNever);
+  EXPECT_EQ(queue.next_us(), kNeverUs);
   queue.Set(1, 30);
   queue.Set(2, 10);
   queue.Set(3, 20);
@@ -35,7 +35,7 @@ TEST(ExpiryQueue, SetMovesAndRemoveForgets) {
   EXPECT_FALSE(queue.contains(2));
   EXPECT_EQ(queue.PopDue(49), std::nullopt);
   EXPECT_EQ(queue.PopDue(50), 1);
-  EXPECT_EQ(queue.next_us(), kNever);
+  EXPECT_EQ(queue.next_us(), kNeverUs);
 }
 
 }  // namespace
