@@ -27,4 +27,9 @@ int64_t KvReceiver::num_in_flight() const {
   return table_.num_in_flight();
 }
 
+ReservationTable KvReceiver::Table() const {
+  MutexLock lock(&mu_);
+  return table_;
+}
+
 }  // namespace tandem

@@ -26,6 +26,9 @@ namespace tandem {
 class KvReceiver {
  public:
   explicit KvReceiver(int64_t block_bytes) : table_(block_bytes) {}
+  // As it is now: for who explores what may happen.
+  KvReceiver(const KvReceiver& other) : table_(other.Table()) {}
+  KvReceiver& operator=(const KvReceiver&) = delete;
 
   // ---- Engine thread ----
 
@@ -46,6 +49,7 @@ class KvReceiver {
   ReceivedFrame Finish(const Place& place, bool ok, uint32_t payload_crc32c) EXCLUDES(mu_);
 
   int64_t num_in_flight() const EXCLUDES(mu_);
+  ReservationTable Table() const EXCLUDES(mu_);  // A copy.
 
  private:
   mutable Mutex mu_;

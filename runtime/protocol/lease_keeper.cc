@@ -26,6 +26,13 @@ std::vector<std::pair<Peer, Renew>> Renewals(const Jobs<Peer>& of) {
 
 }  // namespace
 
+LeaseKeeper::LeaseKeeper(const LeaseKeeper& other) {
+  MutexLock theirs(&other.mu_);
+  MutexLock lock(&mu_);
+  leases_ = other.leases_;
+  reservations_ = other.reservations_;
+}
+
 void LeaseKeeper::AddLease(const WorkerId& prefill, JobId job) {
   MutexLock lock(&mu_);
   leases_[prefill].insert(job);

@@ -21,6 +21,11 @@ namespace tandem {
 
 class LeaseKeeper {
  public:
+  LeaseKeeper() = default;
+  // As it is now: for who explores what may happen.
+  LeaseKeeper(const LeaseKeeper& other) EXCLUDES(other.mu_);
+  LeaseKeeper& operator=(const LeaseKeeper&) = delete;
+
   // From Submit to the end of the transfer.
   void AddLease(const WorkerId& prefill, JobId job) EXCLUDES(mu_);
   void RemoveLease(const WorkerId& prefill, JobId job) EXCLUDES(mu_);

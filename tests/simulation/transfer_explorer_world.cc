@@ -12,7 +12,10 @@ namespace {
 
 constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kLeaseUs = 1000;
+constexpr int64_t kDeadlineUs = 1'000'000;
 constexpr int kGarbage = 99;
+constexpr SessionId kSession = 1;
+const PrefillPeer kPrefill{.worker = {.name = "p"}, .address = "p"};
 
 uint32_t ChecksumOf(int content) { return static_cast<uint32_t>(content) * 0x9E3779B1u; }
 
@@ -28,14 +31,56 @@ T TakeOut(std::vector<T>* from, int index) {
 TransferWorld::TransferWorld(const TransferWorldOptions& options)
     : options_(options),
       sources_(static_cast<size_t>(options.attempts)),
-      source_pool_(options.source_blocks),
-      source_content_(static_cast<size_t>(options.source_blocks)),
+      source_blocks_(options.source_blocks),
       sinks_(static_cast<size_t>(options.attempts)),
-      sink_pool_(options.sink_blocks),
-      sink_content_(static_cast<size_t>(options.sink_blocks)),
-      reservations_(kBlockBytes),
-      grants_(options.sink_blocks) {
+      sink_blocks_(options.sink_blocks) {
+  source_leases_.emplace();
+  source_.emplace(NewPrefillSide());
+  receiver_.emplace(kBlockBytes);
+  sink_leases_.emplace();
+  sink_.emplace(NewDecodeSide());
   for (int i = 0; i < options.attempts; ++i) Post({.kind = Kind::kSubmit, .attempt = i});
+}
+
+PrefillSide TransferWorld::NewPrefillSide() const {
+  return PrefillSide(
+      {.block_bytes = kBlockBytes, .lease_us = kLeaseUs, .max_frames_ahead = options_.frames_ahead},
+      {});
+}
+
+DecodeSide TransferWorld::NewDecodeSide() const {
+  LivenessTimes times;
+  times.lease_us = kLeaseUs;
+  return DecodeSide({.num_blocks = options_.sink_blocks, .times = times}, {});
+}
+
+void TransferWorld::Attach() {
+  source_->set_parts({.blocks = &source_blocks_,
+                      .leases = &*source_leases_,
+                      .outbox = this,
+                      .host = this,
+                      .now_us = &now_us_});
+  sink_->set_parts({.blocks = &sink_blocks_,
+                    .receiver = &*receiver_,
+                    .leases = &*sink_leases_,
+                    .outbox = this,
+                    .host = this,
+                    .now_us = &now_us_});
+}
+
+AttemptKey TransferWorld::KeyOf(int attempt) {
+  return {.attempt = {.request = {.counter = JobOf(attempt)}}};
+}
+
+int TransferWorld::AttemptOf(const AttemptKey& key) {
+  return static_cast<int>(key.attempt.request.counter);
+}
+
+uint32_t TransferWorld::Blocks::Checksum(BlockId block) { return ChecksumOf(at(block)); }
+
+void TransferWorld::Blocks::AppendState(std::string* bytes) const {
+  pool.AppendState(bytes);
+  for (const int of_block : content) bytes->push_back(static_cast<char>(of_block));
 }
 
 void TransferWorld::Post(Message message) {
@@ -59,10 +104,7 @@ std::vector<Choice> TransferWorld::Choices() const {
     if (!frames_[i].place) {
       add(Choice::kArrive, i);
       if (options_.duplicates > 0 && frames_[i].replayed == 0) add(Choice::kDuplicateFrame, i);
-      const Source& source = sources_[static_cast<size_t>(frames_[i].attempt)];
-      if (source_alive_ && frames_[i].replayed == 0 && source.transfer->ended()) {
-        add(Choice::kWithdraw, i);
-      }
+      if (frames_[i].withdrawn) add(Choice::kWithdraw, i);
       continue;
     }
     if (source_alive_) add(Choice::kLand, i);
@@ -72,26 +114,20 @@ std::vector<Choice> TransferWorld::Choices() const {
   for (size_t i = 0; i < completions_.size(); ++i) add(Choice::kFrameSent, i);
   if (!received_.empty()) add(Choice::kFrameHandled);  // The engine's queue keeps its order.
   for (size_t i = 0; i < sources_.size(); ++i) {
-    const std::optional<PrefillTransfer>& transfer = sources_[i].transfer;
-    if (!transfer || transfer->ended()) continue;
-    if (transfer->state() == PrefillTransfer::State::kQueued) {
-      if (source_pool_.num_available() >= options_.blocks) add(Choice::kStart, i);
-    } else if (sources_[i].computed < options_.blocks) {
+    const Source& source = sources_[i];
+    if (source.state == Source::kUnknown || source.state == Source::kOver) continue;
+    if (source.state == Source::kWaiting) {
+      if (source_blocks_.pool.num_available() >= options_.blocks) add(Choice::kStart, i);
+    } else if (source.computed < options_.blocks) {
       add(Choice::kCompute, i);
     }
-    PrefillTransfer late = *transfer;
-    late.Expire(kLeaseUs);
-    if (late.ended() && (options_.timeouts > 0 || !sink_alive_)) add(Choice::kExpireLease, i);
+    if (options_.timeouts > 0 || !sink_alive_) add(Choice::kExpireLease, i);
   }
   for (size_t i = 0; i < sinks_.size(); ++i) {
     if (sinks_[i].running) add(Choice::kFinish, i);
-    const std::optional<DecodeTransfer>& transfer = sinks_[i].transfer;
-    if (!transfer || transfer->over()) continue;
-    DecodeTransfer late = *transfer;
-    late.Expire(kLeaseUs);
-    if (late.over() && (options_.timeouts > 0 || !source_alive_))
-      add(Choice::kExpireReservation, i);
-    const bool granted = transfer->state() == DecodeTransfer::State::kGranted;
+    if (!sink_alive_ || !sink_->Has(i)) continue;
+    const bool granted = !sinks_[i].blocks.empty();
+    if (granted && (options_.timeouts > 0 || !source_alive_)) add(Choice::kExpireReservation, i);
     if (!source_alive_ && !granted) add(Choice::kDeadline, i);
   }
   if (options_.cancels > 0 && sink_alive_) {
@@ -107,16 +143,19 @@ std::vector<Choice> TransferWorld::Choices() const {
 }
 
 void TransferWorld::Apply(const Choice& choice) {
+  Attach();
   Happen(choice);
+  if (sink_alive_) sink_->GrantHeld();
   std::erase_if(messages_, [this](const Message& message) { return ChangesNothing(message); });
 }
 
 bool TransferWorld::ChangesNothing(const Message& message) const {
-  const Source& source = sources_[static_cast<size_t>(message.attempt)];
   const Sink& sink = sinks_[static_cast<size_t>(message.attempt)];
-  if (IsForSource(message.kind)) return source.transfer && source.transfer->ended();
+  if (IsForSource(message.kind)) {
+    return sources_[static_cast<size_t>(message.attempt)].state == Source::kOver;
+  }
   if (sink.running) return message.kind != Kind::kCancel;
-  return sink.transfer && sink.transfer->over();
+  return sink.known && sink.ended;
 }
 
 void TransferWorld::Happen(const Choice& choice) {
@@ -136,28 +175,26 @@ void TransferWorld::Happen(const Choice& choice) {
     case Choice::kLandFailed:
       return Land(index, /*ok=*/false, /*corrupt=*/false);
     case Choice::kWithdraw:
-      return Drop(index);
-    case Choice::kFrameSent: {
-      const Completion sent = TakeOut(&completions_, index);
-      source_pool_.Unpin(sent.block);
-      sources_[static_cast<size_t>(sent.attempt)].transfer->OnFrameSent(sent.ordinal, true);
-      return DriveSource(sent.attempt);
-    }
+      return Sent(TakeOut(&frames_, index));
+    case Choice::kFrameSent:
+      return source_->OnFrameSent(TakeOut(&completions_, index).send_id, /*ok=*/true);
     case Choice::kFrameHandled:
-      return HandleFrame(index);
+      return sink_->OnFrameReceived(TakeOut(&received_, index));
     case Choice::kFinish:
-      return EndSink(index);
+    case Choice::kDeadline:
+      return EndAttempt(index);
     case Choice::kExpireLease:
       if (sink_alive_) --options_.timeouts;
-      sources_[at].transfer->Expire(kLeaseUs);
-      return EndSource(index, sources_[at].transfer->outcome());
+      now_us_ = kLeaseUs;
+      source_->ExpireLease({.decode = kSession, .job = JobOf(index)});
+      now_us_ = 0;
+      return;
     case Choice::kExpireReservation:
       if (source_alive_) --options_.timeouts;
-      sinks_[at].transfer->Expire(kLeaseUs);
-      return AfterSinkEvent(index);
-    case Choice::kDeadline:
-      sinks_[at].transfer->OnPeerLost(absl::DeadlineExceededError("deadline"));
-      return AfterSinkEvent(index);
+      now_us_ = kLeaseUs;
+      sink_->ExpireReservation(JobOf(index));
+      now_us_ = 0;
+      return;
     case Choice::kCancel:
       --options_.cancels;
       return Post({.kind = Kind::kCancel, .attempt = index});
@@ -167,7 +204,8 @@ void TransferWorld::Happen(const Choice& choice) {
     case Choice::kDuplicateFrame: {
       --options_.duplicates;
       Frame copy = frames_[at];
-      copy.replayed = source_content_[static_cast<size_t>(copy.source_block)];
+      copy.replayed = source_blocks_.at(copy.source_block);
+      copy.withdrawn = false;
       frames_.push_back(copy);
       return;
     }
@@ -192,123 +230,111 @@ void TransferWorld::Deliver(const Message& message) {
 }
 
 void TransferWorld::DeliverToSource(const Message& message) {
-  Source& source = sources_[static_cast<size_t>(message.attempt)];
   const JobId job = JobOf(message.attempt);
-  if (message.kind == Kind::kPrefillSubmit) {
-    if (source.transfer || !source_tombstones_.Admits(job)) return;
-    source.transfer.emplace(PrefillTransfer::Options{.job = job,
-                                                     .first_block = options_.first_block,
-                                                     .num_blocks = options_.blocks,
-                                                     .block_bytes = kBlockBytes,
-                                                     .lease_us = kLeaseUs},
-                            /*now_us=*/0);
-    return;
-  }
-  if (!source.transfer) {
-    if (message.kind == Kind::kPrefillCancel) source_tombstones_.Add(job, 1, 0);
-    return;
-  }
   switch (message.kind) {
+    case Kind::kPrefillSubmit:
+      if (source_->OnSubmit({.key = {.decode = kSession, .job = job},
+                             .serial = job,
+                             .first_block = options_.first_block,
+                             .num_blocks = options_.blocks,
+                             .time_left_us = kDeadlineUs},
+                            absl::OkStatus(), /*retry_after_us=*/0)) {
+        SourceOf(job).state = Source::kWaiting;
+      }
+      return;
     case Kind::kGrant:
-      source.transfer->OnGrant({.job = job, .reservation = message.reservation});
-      return DriveSource(message.attempt);
+      return source_->OnMessage(kSession, Grant{.job = job, .reservation = message.reservation});
     case Kind::kResend:
-      source.transfer->OnResend({.job = job, .ordinal = message.ordinal});
-      return DriveSource(message.attempt);
+      return source_->OnMessage(kSession, Resend{.job = job, .ordinal = message.ordinal});
     case Kind::kCommitted:
-      return EndSource(message.attempt, absl::OkStatus());
+      return source_->OnMessage(kSession, Committed{.job = job});
     default:
-      return EndSource(message.attempt, absl::CancelledError());
+      return source_->OnMessage(kSession, PrefillCancel{.job = job, .time_left_us = kDeadlineUs});
   }
 }
 
 void TransferWorld::StartPrompt(int attempt) {
   Source& source = sources_[static_cast<size_t>(attempt)];
-  source.blocks = *source_pool_.Allocate(options_.blocks);
-  source.transfer->Start();
-  Post({.kind = Kind::kStart, .attempt = attempt});
+  source.state = Source::kComputing;
+  source.blocks = *source_blocks_.pool.Allocate(options_.blocks);
+  source_->OnStarted({.decode = kSession, .job = JobOf(attempt)}, /*cached_tokens=*/0, {});
 }
 
 void TransferWorld::ComputeBlock(int attempt) {
   Source& source = sources_[static_cast<size_t>(attempt)];
+  const JobKey key{.decode = kSession, .job = JobOf(attempt)};
   const int ordinal = source.computed++;
-  const int content = Content(attempt, ordinal);
-  source_content_[static_cast<size_t>(source.blocks[static_cast<size_t>(ordinal)])] = content;
-  source.transfer->OnBlockReady(ordinal, ChecksumOf(content));
-  if (source.computed == options_.blocks) {
-    source.transfer->OnFirstTokenSent();
-    Post({.kind = Kind::kFirstToken, .attempt = attempt});
-  }
-  DriveSource(attempt);
+  source_blocks_.at(source.blocks[static_cast<size_t>(ordinal)]) = Content(attempt, ordinal);
+  const auto final_blocks = std::span(source.blocks).first(static_cast<size_t>(source.computed));
+  if (source.computed < options_.blocks) return source_->OnChunk(key, final_blocks);
+  source_->OnFirstToken(key, {.job = key.job, .tokens = {{.token = 1}}}, /*goes_on=*/true,
+                        final_blocks);
 }
 
-void TransferWorld::DriveSource(int attempt) {
-  Source& source = sources_[static_cast<size_t>(attempt)];
-  while (const std::optional<FrameHeader> header = source.transfer->TakeFrame()) {
-    const BlockId block = source.blocks[header->ordinal];
-    source_pool_.Pin(block);
-    frames_.push_back({.attempt = attempt, .header = *header, .source_block = block});
-  }
-  if (const std::optional<Done> done = source.transfer->TakeDone()) {
-    Post({.kind = Kind::kDone, .attempt = attempt, .ordinal = done->num_frames});
+void TransferWorld::EndPrompt(const JobKey& key) {
+  Source& source = SourceOf(key.job);
+  source_blocks_.pool.Release(std::exchange(source.blocks, {}));
+  source = {.state = Source::kOver};
+}
+
+void TransferWorld::ToDecode(SessionId, PrefillToDecode message) {
+  const auto post = [this](Kind kind, JobId job, int ordinal = 0) {
+    Post({.kind = kind, .attempt = static_cast<int>(job), .ordinal = ordinal});
+  };
+  if (const auto* start = std::get_if<Start>(&message)) {
+    post(Kind::kStart, start->job);
+  } else if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
+    post(Kind::kRefused, refused->job);
+  } else if (const auto* first = std::get_if<FirstToken>(&message)) {
+    post(Kind::kFirstToken, first->job);
+  } else if (const auto* done = std::get_if<Done>(&message)) {
+    post(Kind::kDone, done->job, done->num_frames);
   }
 }
 
-void TransferWorld::EndSource(int attempt, absl::Status why) {
-  Source& source = sources_[static_cast<size_t>(attempt)];
-  source.transfer->End(why);
-  if (absl::IsUnavailable(why)) Post({.kind = Kind::kRefused, .attempt = attempt});
-  source_pool_.Release(std::exchange(source.blocks, {}));
+void TransferWorld::SendFrame(SessionId, const FrameHeader& header, BlockId block,
+                              uint64_t send_id) {
+  const auto of = std::find_if(sources_.begin(), sources_.end(), [block](const Source& source) {
+    return std::count(source.blocks.begin(), source.blocks.end(), block) > 0;
+  });
+  frames_.push_back({.attempt = static_cast<int>(of - sources_.begin()),
+                     .header = header,
+                     .source_block = block,
+                     .send_id = send_id});
+}
+
+void TransferWorld::WithdrawFrame(SessionId, uint64_t send_id) {
+  for (Frame& frame : frames_) {
+    if (frame.send_id == send_id && frame.replayed == 0) frame.withdrawn = true;
+  }
 }
 
 // ---- Transport ----
 
 void TransferWorld::Arrive(int index) {
   Frame& frame = frames_[static_cast<size_t>(index)];
-  frame.place = reservations_.Begin(frame.header);
+  frame.place = receiver_->Begin(frame.header);
   if (frame.place) {
-    sink_content_[static_cast<size_t>(frame.place->block)] = kGarbage;  // Half written.
+    sink_blocks_.at(frame.place->block) = kGarbage;  // Half written.
     return;
   }
-  Drop(index);
+  Sent(TakeOut(&frames_, index));
 }
 
-void TransferWorld::Drop(int index) {
-  const Frame dropped = TakeOut(&frames_, index);
-  if (dropped.replayed != 0 || !source_alive_) return;
+void TransferWorld::Sent(const Frame& frame) {
+  if (frame.replayed != 0 || !source_alive_) return;
   completions_.push_back(
-      {dropped.attempt, static_cast<int>(dropped.header.ordinal), dropped.source_block});
+      {frame.attempt, static_cast<int>(frame.header.ordinal), frame.source_block, frame.send_id});
   std::sort(completions_.begin(), completions_.end());
 }
 
 void TransferWorld::Land(int index, bool ok, bool corrupt) {
   const Frame frame = TakeOut(&frames_, index);
-  const int read = frame.replayed != 0 ? frame.replayed
-                                       : source_content_[static_cast<size_t>(frame.source_block)];
+  const int read = frame.replayed != 0 ? frame.replayed : source_blocks_.at(frame.source_block);
   const int content = corrupt || !ok ? kGarbage : read;
-  sink_content_[static_cast<size_t>(frame.place->block)] = content;
-  received_.push_back(reservations_.Finish(*frame.place, ok, ChecksumOf(content)));
-  if (frame.replayed != 0 || !source_alive_) return;
-  completions_.push_back(
-      {frame.attempt, static_cast<int>(frame.header.ordinal), frame.source_block});
-  std::sort(completions_.begin(), completions_.end());
-}
-
-void TransferWorld::HandleFrame(int index) {
-  const ReceivedFrame frame = TakeOut(&received_, index);
-  if (frame.outcome == FrameOutcome::kOrphaned) {
-    sink_pool_.Unpin(frame.block);
-    return Grant();
-  }
-  const int attempt = static_cast<int>(frame.job);
-  DecodeTransfer& transfer = *sinks_[static_cast<size_t>(attempt)].transfer;
-  if (transfer.over()) return;
-  const bool was_verified = transfer.verified(frame.ordinal);
-  if (const std::optional<Resend> resend = transfer.OnFrame(frame, /*now_us=*/0)) {
-    Post({.kind = Kind::kResend, .attempt = attempt, .ordinal = resend->ordinal});
-  }
-  if (!was_verified && transfer.verified(frame.ordinal)) sink_pool_.Unpin(frame.block);
-  AfterSinkEvent(attempt);
+  sink_blocks_.at(frame.place->block) = content;
+  received_.push_back(receiver_->Finish(*frame.place, ok, ChecksumOf(content)));
+  Sent(frame);
 }
 
 // ---- Decode worker ----
@@ -317,89 +343,80 @@ void TransferWorld::DeliverToSink(const Message& message) {
   const int attempt = message.attempt;
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
   const JobId job = JobOf(attempt);
-  if (message.kind == Kind::kSubmit) {
-    if (sink.transfer || !sink_tombstones_.Admits(job)) return;
-    sink.transfer.emplace(DecodeTransfer::Options{.job = job,
-                                                  .first_block = options_.first_block,
-                                                  .num_blocks = options_.blocks,
-                                                  .timeout_us = kLeaseUs});
-    return Post({.kind = Kind::kPrefillSubmit, .attempt = attempt});
-  }
-  if (message.kind == Kind::kCancel) {
-    if (!sink.transfer) {
-      // A repeated abort gets the same answer, which ends nothing twice.
-      const bool first = sink_tombstones_.size() == 0 || sink.ends == 0;
-      if (sink_tombstones_.Add(job, 1, 0) && first) ++sink.ends;
-      return;
-    }
-    if (sink.running) return EndSink(attempt);
-    sink.transfer->OnPeerLost(absl::CancelledError());
-    return AfterSinkEvent(attempt);
-  }
-  if (!sink.transfer) return;
+  const auto say = [this](PrefillToDecode said) { sink_->OnMessage(kPrefill.worker, said); };
   switch (message.kind) {
-    case Kind::kStart:
-      if (sink.transfer->OnStart()) {
-        grants_.Want(job, options_.blocks - options_.first_block);
+    case Kind::kSubmit:
+      if (sink.known || !sink_tombstones_.Admits(job)) return;
+      sink.known = true;
+      return sink_->Submit(
+          {.attempt = KeyOf(attempt), .peer = kPrefill, .deadline_us = kDeadlineUs},
+          {.job = job,
+           .spec = {.choices = {0}},
+           .first_block = options_.first_block,
+           .num_blocks = options_.blocks});
+    case Kind::kCancel:
+      if (!sink.known) {
+        // A repeated abort gets the same answer, which ends nothing twice.
+        const bool first = sink_tombstones_.size() == 0 || sink.ends == 0;
+        if (sink_tombstones_.Add(job, 1, 0) && first) ++sink.ends;
+        return;
       }
-      break;
+      return EndAttempt(attempt);
+    case Kind::kStart:
+      return say(Start{.job = job});
     case Kind::kRefused:
-      sink.transfer->OnRefused(absl::UnavailableError("refused"));
-      break;
+      return say(PrefillRefused{.job = job, .status = absl::UnavailableError("refused")});
     case Kind::kFirstToken:
-      if (sink.transfer->OnFirstToken(/*now_us=*/0)) ++sink.first_tokens;
-      break;
+      return say(FirstToken{.job = job, .tokens = {{.token = 1}}});
     default:
-      sink.transfer->OnDone({.job = job, .num_frames = message.ordinal}, /*now_us=*/0);
+      return say(Done{.job = job, .num_frames = message.ordinal});
   }
-  AfterSinkEvent(attempt);
 }
 
-void TransferWorld::AfterSinkEvent(int attempt) {
+void TransferWorld::ToPrefill(const PrefillPeer&, DecodeToPrefill message) {
+  const auto post = [this](Kind kind, JobId job, Reservation reservation = {}, int ordinal = 0) {
+    Post({.kind = kind,
+          .attempt = static_cast<int>(job),
+          .reservation = reservation,
+          .ordinal = ordinal});
+  };
+  if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
+    post(Kind::kPrefillSubmit, submit->job);
+  } else if (const auto* grant = std::get_if<struct Grant>(&message)) {
+    post(Kind::kGrant, grant->job, grant->reservation);
+  } else if (const auto* resend = std::get_if<Resend>(&message)) {
+    post(Kind::kResend, resend->job, {}, resend->ordinal);
+  } else if (const auto* committed = std::get_if<Committed>(&message)) {
+    post(Kind::kCommitted, committed->job);
+  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
+    post(Kind::kPrefillCancel, cancel->job);
+  }
+}
+
+std::vector<BlockId> TransferWorld::AppendBlocks(const AttemptKey& key, int32_t num_blocks) {
+  return SinkOf(key).blocks = *sink_blocks_.pool.Allocate(num_blocks);
+}
+
+void TransferWorld::OnFirstToken(const AttemptKey& key, const FirstToken&, int32_t) {
+  ++SinkOf(key).first_tokens;
+}
+
+void TransferWorld::OnTransferred(const AttemptKey& key) {
+  SinkOf(key).running = SinkOf(key).completed = true;
+}
+
+// At once, and to its end.
+void TransferWorld::ComputeHere(const AttemptKey& key) { EndAttempt(AttemptOf(key)); }
+
+void TransferWorld::EndAttempt(const AttemptKey& key, RouterEvent) { EndAttempt(AttemptOf(key)); }
+
+void TransferWorld::EndAttempt(int attempt) {
   Sink& sink = sinks_[static_cast<size_t>(attempt)];
-  if (sink.transfer->over() && !sink.running && !sink.ended) {
-    CloseReservation(attempt);
-    grants_.Remove(JobOf(attempt));
-    if (sink.transfer->state() == DecodeTransfer::State::kComplete) {
-      sink.running = true;
-      Post({.kind = Kind::kCommitted, .attempt = attempt});
-    } else {
-      Post({.kind = Kind::kPrefillCancel, .attempt = attempt});
-      EndSink(attempt);
-    }
-  }
-  Grant();
-}
-
-void TransferWorld::CloseReservation(int attempt) {
-  const Sink& sink = sinks_[static_cast<size_t>(attempt)];
-  const std::vector<int32_t> in_flight = reservations_.Close(sink.transfer->reservation());
-  for (size_t i = 0; i < sink.blocks.size(); ++i) {
-    if (sink.transfer->verified(options_.first_block + static_cast<int32_t>(i))) continue;
-    const bool lands = std::count(in_flight.begin(), in_flight.end(), sink.blocks[i]) > 0;
-    if (!lands) sink_pool_.Unpin(sink.blocks[i]);
-  }
-}
-
-void TransferWorld::EndSink(int attempt) {
-  Sink& sink = sinks_[static_cast<size_t>(attempt)];
+  sink_->End(JobOf(attempt));
   sink.running = false;
   sink.ended = true;
   ++sink.ends;
-  sink_pool_.Release(std::exchange(sink.blocks, {}));
-  Grant();
-}
-
-void TransferWorld::Grant() {
-  while (const std::optional<JobId> next = grants_.Next(sink_pool_.num_available())) {
-    const int attempt = static_cast<int>(*next);
-    Sink& sink = sinks_[static_cast<size_t>(attempt)];
-    sink.blocks = *sink_pool_.Allocate(options_.blocks - options_.first_block);
-    for (const BlockId block : sink.blocks) sink_pool_.Pin(block);
-    const Reservation reservation = reservations_.Open(*next, options_.first_block, sink.blocks);
-    sink.transfer->OnGranted(reservation, /*now_us=*/0);
-    Post({.kind = Kind::kGrant, .attempt = attempt, .reservation = reservation});
-  }
+  sink_blocks_.pool.Release(std::exchange(sink.blocks, {}));
 }
 
 // ---- Crashes ----
@@ -412,13 +429,9 @@ void TransferWorld::CrashPrefill(bool noticed) {
   // What was on its way is cut off; what had begun to land will be reported as failed.
   std::erase_if(frames_, [](const Frame& f) { return !f.place; });
   sources_.assign(sources_.size(), {});
-  if (!noticed) return;
-  for (int i = 0; i < options_.attempts; ++i) {
-    std::optional<DecodeTransfer>& transfer = sinks_[static_cast<size_t>(i)].transfer;
-    if (!transfer || transfer->over()) continue;
-    transfer->OnPeerLost(absl::UnavailableError("prefill worker lost"));
-    AfterSinkEvent(i);
-  }
+  source_leases_.emplace();
+  source_.emplace(NewPrefillSide());
+  if (noticed) sink_->OnPrefillLost(kPrefill.worker, absl::UnavailableError("it crashed"));
 }
 
 void TransferWorld::CrashDecode(bool noticed) {
@@ -426,20 +439,13 @@ void TransferWorld::CrashDecode(bool noticed) {
   sink_alive_ = false;
   messages_.clear();
   received_.clear();
-  for (const Frame& frame : frames_) {
-    if (frame.replayed != 0) continue;
-    completions_.push_back(
-        {frame.attempt, static_cast<int>(frame.header.ordinal), frame.source_block});
-  }
-  std::sort(completions_.begin(), completions_.end());
+  for (const Frame& frame : frames_) Sent(frame);
   frames_.clear();
   sinks_.assign(sinks_.size(), {});
-  reservations_ = ReservationTable(kBlockBytes);
-  if (!noticed) return;
-  for (int i = 0; i < options_.attempts; ++i) {
-    std::optional<PrefillTransfer>& transfer = sources_[static_cast<size_t>(i)].transfer;
-    if (transfer && !transfer->ended()) EndSource(i, absl::UnavailableError("decode worker lost"));
-  }
+  receiver_.emplace(kBlockBytes);
+  sink_leases_.emplace();
+  sink_.emplace(NewDecodeSide());
+  if (noticed) source_->OnDecodeLost(kSession);
 }
 
 // ---- Invariants ----
@@ -447,7 +453,7 @@ void TransferWorld::CrashDecode(bool noticed) {
 bool TransferWorld::Quiescent() const {
   const bool source_done =
       !source_alive_ || std::all_of(sources_.begin(), sources_.end(), [](const Source& s) {
-        return !s.transfer || s.transfer->ended();
+        return s.state == Source::kUnknown || s.state == Source::kOver;
       });
   const bool sink_done = !sink_alive_ || std::all_of(sinks_.begin(), sinks_.end(),
                                                      [](const Sink& s) { return s.ends > 0; });
@@ -456,18 +462,17 @@ bool TransferWorld::Quiescent() const {
 }
 
 int TransferWorld::num_completed() const {
-  return static_cast<int>(std::count_if(sinks_.begin(), sinks_.end(), [](const Sink& s) {
-    return s.transfer && s.transfer->state() == DecodeTransfer::State::kComplete;
-  }));
+  return static_cast<int>(
+      std::count_if(sinks_.begin(), sinks_.end(), [](const Sink& s) { return s.completed; }));
 }
 
 std::string TransferWorld::Violation() const {
   if (source_alive_) {
-    if (const absl::Status audit = source_pool_.Audit(); !audit.ok()) {
+    if (const absl::Status audit = source_blocks_.pool.Audit(); !audit.ok()) {
       return "source pool: " + std::string(audit.message());
     }
     for (const Frame& frame : frames_) {
-      const int content = source_content_[static_cast<size_t>(frame.source_block)];
+      const int content = source_blocks_.content[static_cast<size_t>(frame.source_block)];
       if (frame.replayed == 0 &&
           content != Content(frame.attempt, static_cast<int>(frame.header.ordinal))) {
         return absl::StrFormat("source block %d changed under a send", frame.source_block);
@@ -475,7 +480,7 @@ std::string TransferWorld::Violation() const {
     }
   }
   if (sink_alive_) {
-    if (const absl::Status audit = sink_pool_.Audit(); !audit.ok()) {
+    if (const absl::Status audit = sink_blocks_.pool.Audit(); !audit.ok()) {
       return "sink pool: " + std::string(audit.message());
     }
     for (int i = 0; i < options_.attempts; ++i) {
@@ -487,7 +492,7 @@ std::string TransferWorld::Violation() const {
         if (at >= sink.blocks.size()) {
           return absl::StrFormat("attempt %d runs without block %d", i, o);
         }
-        const int content = sink_content_[static_cast<size_t>(sink.blocks[at])];
+        const int content = sink_blocks_.content[static_cast<size_t>(sink.blocks[at])];
         if (content != Content(i, o)) {
           return absl::StrFormat("attempt %d runs on content %d in block %d", i, content, o);
         }
@@ -495,20 +500,26 @@ std::string TransferWorld::Violation() const {
     }
     for (const Frame& frame : frames_) {
       if (!frame.place) continue;
-      const BlockState state = sink_pool_.state(frame.place->block);
+      const BlockState state = sink_blocks_.pool.state(frame.place->block);
       if (state != BlockState::kInFlight && state != BlockState::kQuarantined) {
         return absl::StrFormat("sink block %d is written but not pinned", frame.place->block);
       }
     }
   }
-  if (!Quiescent()) return "";
-  if (source_alive_ && source_pool_.Counts().free != options_.source_blocks) {
-    return absl::StrFormat("source leaks %d blocks",
-                           options_.source_blocks - source_pool_.Counts().free);
+  return Quiescent() ? ViolationAtRest() : "";
+}
+
+std::string TransferWorld::ViolationAtRest() const {
+  const int source_free = static_cast<int>(source_blocks_.pool.Counts().free);
+  if (source_alive_ && source_free != options_.source_blocks) {
+    return absl::StrFormat("source leaks %d blocks", options_.source_blocks - source_free);
   }
-  if (sink_alive_ && sink_pool_.Counts().free != options_.sink_blocks) {
-    return absl::StrFormat("sink leaks %d blocks", options_.sink_blocks - sink_pool_.Counts().free);
+  if (source_alive_ && !source_leases_->ReservationRenewals().empty()) return "a reservation stays";
+  const int sink_free = static_cast<int>(sink_blocks_.pool.Counts().free);
+  if (sink_alive_ && sink_free != options_.sink_blocks) {
+    return absl::StrFormat("sink leaks %d blocks", options_.sink_blocks - sink_free);
   }
+  if (sink_alive_ && !sink_leases_->LeaseRenewals().empty()) return "a lease stays";
   return "";
 }
 
@@ -530,10 +541,11 @@ std::string TransferWorld::State() const {
   std::vector<std::string> frames;
   for (const Frame& f : frames_) {
     std::string& frame = frames.emplace_back();
-    for (const int field : {f.attempt, static_cast<int>(f.header.ordinal),
-                            static_cast<int>(f.header.reservation.slot),
-                            static_cast<int>(f.header.reservation.generation), f.source_block,
-                            f.replayed, f.place ? f.place->block : -1}) {
+    for (const int field :
+         {f.attempt, static_cast<int>(f.header.ordinal),
+          static_cast<int>(f.header.reservation.slot),
+          static_cast<int>(f.header.reservation.generation), f.source_block, f.replayed,
+          static_cast<int>(f.withdrawn), f.place ? f.place->block : -1}) {
       frame.push_back(static_cast<char>(field));
     }
   }
@@ -554,28 +566,26 @@ std::string TransferWorld::State() const {
   }
   bytes.push_back('S');
   for (const Source& source : sources_) {
-    bytes.push_back(static_cast<char>(source.transfer ? source.computed : -1));
-    if (source.transfer) source.transfer->AppendState(&bytes);
+    bytes.push_back(static_cast<char>(source.state + 4 * source.computed));
     for (const BlockId block : source.blocks) bytes.push_back(static_cast<char>(block));
     bytes.push_back('|');
   }
   for (const Sink& sink : sinks_) {
-    bytes.push_back(
-        static_cast<char>(sink.running + 2 * sink.ended + 4 * sink.first_tokens + 16 * sink.ends));
-    if (sink.transfer) sink.transfer->AppendState(&bytes);
+    for (const int field : {sink.known + 2 * sink.running + 4 * sink.completed + 8 * sink.ended,
+                            sink.first_tokens, sink.ends}) {
+      bytes.push_back(static_cast<char>(field));
+    }
     for (const BlockId block : sink.blocks) bytes.push_back(static_cast<char>(block));
     bytes.push_back('|');
   }
-  source_pool_.AppendState(&bytes);
-  for (const int content : source_content_) bytes.push_back(static_cast<char>(content));
-  source_tombstones_.AppendState(&bytes);
+  source_blocks_.AppendState(&bytes);
+  source_->AppendState(&bytes);
   bytes.push_back('|');
-  sink_pool_.AppendState(&bytes);
-  for (const int content : sink_content_) bytes.push_back(static_cast<char>(content));
+  sink_blocks_.AppendState(&bytes);
   sink_tombstones_.AppendState(&bytes);
   bytes.push_back('|');
-  reservations_.AppendState(&bytes);
-  grants_.AppendState(&bytes);
+  receiver_->Table().AppendState(&bytes);
+  sink_->AppendState(&bytes);
   return bytes;
 }
 

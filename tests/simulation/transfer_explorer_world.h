@@ -1,5 +1,5 @@
 // The smallest world in which a KV transfer can go wrong: one prefill and one decode worker, each a
-// tiny pool around the real machines, and a network that may deliver in any order.
+// tiny pool around its engine's side of the transfer, and a network that may deliver in any order.
 //
 // A world is a value. Choices() lists everything that can happen next; Apply() makes one of it
 // happen; Violation() says what must not have. Frames are read from the source block when they
@@ -11,14 +11,17 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/engine/decode_side.h"
+#include "runtime/engine/outbox.h"
+#include "runtime/engine/prefill_side.h"
+#include "runtime/engine/transfer_blocks.h"
 #include "runtime/kv_cache/block_pool.h"
-#include "runtime/protocol/decode_transfer.h"
-#include "runtime/protocol/grant_policy.h"
-#include "runtime/protocol/prefill_transfer.h"
-#include "runtime/protocol/reservation_table.h"
+#include "runtime/protocol/kv_receiver.h"
+#include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/tombstones.h"
 
 namespace tandem {
@@ -34,6 +37,7 @@ struct TransferWorldOptions {
   int duplicates = 0;   // Of a message or a frame.
   int corruptions = 0;  // Of a frame's payload.
   int crashes = 0;
+  int frames_ahead = 8;
   int timeouts = 0;  // Of a lease or a reservation at any time; any number once a peer is dead.
 };
 
@@ -68,7 +72,7 @@ struct Choice {
   bool is_fault() const { return kind >= kCancel; }
 };
 
-class TransferWorld {
+class TransferWorld final : private Outbox, private DecodeHost, private PrefillHost {
  public:
   explicit TransferWorld(const TransferWorldOptions& options);
 
@@ -110,6 +114,8 @@ class TransferWorld {
     int attempt = 0;
     FrameHeader header;
     BlockId source_block = 0;
+    uint64_t send_id = 0;
+    bool withdrawn = false;
     int replayed = 0;  // A duplicate carries its content; 0: it is read from source_block.
     std::optional<FramePlace> place;
   };
@@ -117,23 +123,41 @@ class TransferWorld {
     int attempt = 0;
     int ordinal = 0;
     BlockId block = 0;
+    uint64_t send_id = 0;
     auto operator<=>(const Completion&) const = default;
   };
-  struct Source {  // What the prefill worker knows of an attempt.
-    std::optional<PrefillTransfer> transfer;
+  // A worker's blocks: who holds them, and what is in them.
+  struct Blocks final : TransferBlocks {
+    explicit Blocks(int num_blocks) : pool(num_blocks), content(static_cast<size_t>(num_blocks)) {}
+    void Pin(BlockId block) override { pool.Pin(block); }
+    void Unpin(BlockId block) override { pool.Unpin(block); }
+    uint32_t Checksum(BlockId block) override;
+    int& at(BlockId block) { return content[static_cast<size_t>(block)]; }
+    void AppendState(std::string* bytes) const;
+
+    BlockPool pool;
+    std::vector<int> content;  // By block.
+  };
+  struct Source {  // An attempt at the prefill worker, as far as it is computed.
+    enum State : uint8_t { kUnknown, kWaiting, kComputing, kOver } state = kUnknown;
     std::vector<BlockId> blocks;
     int computed = 0;
   };
-  struct Sink {  // What the decode worker knows of an attempt.
-    std::optional<DecodeTransfer> transfer;
-    std::vector<BlockId> blocks;  // From first_block on.
+  struct Sink {  // An attempt at the decode worker, as its router knows it.
+    bool known = false;
+    std::vector<BlockId> blocks;  // Granted: from first_block on.
     bool running = false;         // Committed, decoding.
+    bool completed = false;
     bool ended = false;
     int first_tokens = 0;  // Given to the router.
     int ends = 0;          // Terminal events given to the router.
   };
 
   static JobId JobOf(int attempt) { return static_cast<JobId>(attempt); }
+  static AttemptKey KeyOf(int attempt);
+  static int AttemptOf(const AttemptKey& key);
+  Source& SourceOf(JobId job) { return sources_[static_cast<size_t>(job)]; }
+  Sink& SinkOf(const AttemptKey& key) { return sinks_[static_cast<size_t>(AttemptOf(key))]; }
   int Content(int attempt, int ordinal) const { return 1 + attempt * options_.blocks + ordinal; }
   static bool IsForSource(Kind kind) {
     return kind >= Kind::kPrefillSubmit && kind <= Kind::kPrefillCancel;
@@ -141,24 +165,44 @@ class TransferWorld {
   void Happen(const Choice& choice);
   // Whenever it is delivered: such messages are dropped at once, which loses no behaviour.
   bool ChangesNothing(const Message& message) const;
+  void Attach();  // The sides to this world: they may be copied from another.
   void Post(Message message);
   void Deliver(const Message& message);
   void DeliverToSource(const Message& message);
   void DeliverToSink(const Message& message);
   void StartPrompt(int attempt);
   void ComputeBlock(int attempt);
-  void DriveSource(int attempt);  // Frames and Done as soon as they may go.
-  void EndSource(int attempt, absl::Status why);
-  void Grant();
-  void AfterSinkEvent(int attempt);
-  void CloseReservation(int attempt);
-  void EndSink(int attempt);
+  void EndAttempt(int attempt);
   void Arrive(int index);
-  void Drop(int index);  // The source learns, later, that the frame has gone.
+  void Sent(const Frame& frame);  // The source learns, later, that the frame has gone.
   void Land(int index, bool ok, bool corrupt);
-  void HandleFrame(int index);
   void CrashPrefill(bool noticed);
   void CrashDecode(bool noticed);
+  PrefillSide NewPrefillSide() const;
+  DecodeSide NewDecodeSide() const;
+  std::string ViolationAtRest() const;
+
+  // Outbox.
+  void ToRouter(SessionId, RouterEvent) override {}
+  void BeginChunks(std::span<const ChunkNotice>) override {}
+  void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
+  void ToDecode(SessionId decode, PrefillToDecode message) override;
+  void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
+                 uint64_t send_id) override;
+  void WithdrawFrame(SessionId decode, uint64_t send_id) override;
+  void OnPromptComputed(int64_t, int64_t) override {}
+  void OnTransferred(int64_t) override {}
+  void OnPeerPaused(const WorkerId&, PauseReason) override {}
+  // DecodeHost.
+  int32_t GrantableBlocks() const override { return sink_blocks_.pool.num_available(); }
+  void MakeRoom(uint64_t, int32_t) override {}
+  std::vector<BlockId> AppendBlocks(const AttemptKey& key, int32_t num_blocks) override;
+  void OnFirstToken(const AttemptKey& key, const FirstToken& first, int32_t) override;
+  void OnTransferred(const AttemptKey& key) override;
+  void ComputeHere(const AttemptKey& key) override;
+  void EndAttempt(const AttemptKey& key, RouterEvent last) override;
+  // PrefillHost.
+  void EndPrompt(const JobKey& key) override;
 
   TransferWorldOptions options_;
   std::vector<Message> messages_;  // Sorted: a multiset.
@@ -166,18 +210,19 @@ class TransferWorld {
   std::vector<Completion> completions_;
   std::vector<ReceivedFrame> received_;
 
+  int64_t now_us_ = 0;  // Later only while something expires.
   bool source_alive_ = true;
   std::vector<Source> sources_;
-  BlockPool source_pool_;
-  std::vector<int> source_content_;  // By block.
-  Tombstones<JobId> source_tombstones_{8};
+  Blocks source_blocks_;
+  std::optional<LeaseKeeper> source_leases_;
+  std::optional<PrefillSide> source_;
 
   bool sink_alive_ = true;
   std::vector<Sink> sinks_;
-  BlockPool sink_pool_;
-  std::vector<int> sink_content_;
-  ReservationTable reservations_;
-  GrantPolicy grants_;
+  Blocks sink_blocks_;
+  std::optional<KvReceiver> receiver_;
+  std::optional<LeaseKeeper> sink_leases_;
+  std::optional<DecodeSide> sink_;
   Tombstones<JobId> sink_tombstones_{8};
 };
 
