@@ -69,7 +69,7 @@ class DecodeSide {
     TransferBlocks* blocks = nullptr;
     KvReceiver* receiver = nullptr;
     LeaseKeeper* leases = nullptr;
-    Outbox* outbox = nullptr;
+    PeerOutbox* outbox = nullptr;
     DecodeHost* host = nullptr;
     const int64_t* now_us = nullptr;
   };

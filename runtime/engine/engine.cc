@@ -39,12 +39,13 @@ absl::Status Check(const EngineOptions& o) {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        Executor* executor, Outbox* outbox,
-                                                       KvReceiver* receiver, LeaseKeeper* leases) {
+                                                       PeerOutbox* peers, KvReceiver* receiver,
+                                                       LeaseKeeper* leases) {
   TANDEM_RETURN_IF_ERROR(Check(options));
-  return std::unique_ptr<Engine>(new Engine(options, executor, outbox, receiver, leases));
+  return std::unique_ptr<Engine>(new Engine(options, executor, outbox, peers, receiver, leases));
 }
 
-Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
+Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
                KvReceiver* receiver, LeaseKeeper* leases)
     : options_(options),
       executor_(executor),
@@ -57,7 +58,7 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       decode_({.num_blocks = options.num_blocks, .times = options.times}, {.blocks = &memory_,
                                                                            .receiver = receiver,
                                                                            .leases = leases,
-                                                                           .outbox = outbox,
+                                                                           .outbox = peers,
                                                                            .host = this,
                                                                            .now_us = &now_us_}),
       prefill_({.block_bytes = options.block_bytes,
@@ -65,7 +66,7 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
                 .max_frames_ahead = options.max_frames_ahead},
                {.blocks = &memory_,
                 .leases = leases,
-                .outbox = outbox,
+                .outbox = peers,
                 .host = this,
                 .now_us = &now_us_}) {}
 

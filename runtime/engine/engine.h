@@ -72,7 +72,8 @@ class Engine final : private DecodeHost, private PrefillHost {
   // other (the message names the numbers).
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         Executor* executor, Outbox* outbox,
-                                                        KvReceiver* receiver, LeaseKeeper* leases);
+                                                        PeerOutbox* peers, KvReceiver* receiver,
+                                                        LeaseKeeper* leases);
   ~Engine() override;
 
   // ---- From routers ----
@@ -133,8 +134,8 @@ class Engine final : private DecodeHost, private PrefillHost {
  private:
   static constexpr int32_t kNoToken = -1;
 
-  Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, KvReceiver* receiver,
-         LeaseKeeper* leases);
+  Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
+         KvReceiver* receiver, LeaseKeeper* leases);
   // Every input begins with this.
   void Note(int64_t now_us);
 

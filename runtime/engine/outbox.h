@@ -1,6 +1,7 @@
-// Everything an engine can cause outside itself. The worker implements it with gRPC sessions and a
-// KvTransport, the simulator with a virtual network. Calls only enqueue: none fails, and none but
-// BeginChunks blocks; what cannot be delivered shows as a lost session.
+// Everything an engine can cause outside itself: what it says to routers, and to other workers. A
+// worker implements it with gRPC sessions and a KvTransport, the simulator with a virtual network.
+// Calls only enqueue: none fails, and none but BeginChunks blocks; what cannot be delivered shows
+// as a lost session.
 
 #ifndef TANDEM_RUNTIME_ENGINE_OUTBOX_H_
 #define TANDEM_RUNTIME_ENGINE_OUTBOX_H_
@@ -38,6 +39,16 @@ class Outbox {
   // router that does not read: the step may be the process's last.
   virtual void BeginChunks(std::span<const ChunkNotice> chunks) = 0;
 
+  // A prompt, or what a resumed stream has to be given again, was computed here: it arrived at
+  // `arrived_us`, its first step began at `begun_us`, and its last one ends now.
+  virtual void OnPromptComputed(int64_t arrived_us, int64_t begun_us) = 0;
+};
+
+// Engine thread only.
+class PeerOutbox {
+ public:
+  virtual ~PeerOutbox() = default;
+
   // To a prefill worker; dials it at the first message. A peer that cannot be reached, or whose
   // terms differ (peer_terms.h), comes back as Engine::OnPrefillLost.
   virtual void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) = 0;
@@ -53,10 +64,6 @@ class Outbox {
   // Nobody waits for that frame any more: if its first byte has not left, it need not travel, and
   // OnFrameSent comes soon.
   virtual void WithdrawFrame(SessionId decode, uint64_t send_id) = 0;
-
-  // A prompt, or what a resumed stream has to be given again, was computed here: it arrived at
-  // `arrived_us`, its first step began at `begun_us`, and its last one ends now.
-  virtual void OnPromptComputed(int64_t arrived_us, int64_t begun_us) = 0;
 
   // So long after they were granted, all of a prompt's blocks are here and verified.
   virtual void OnTransferred(int64_t took_us) = 0;

@@ -50,7 +50,7 @@ class PrefillSide {
   struct Parts {
     TransferBlocks* blocks = nullptr;
     LeaseKeeper* leases = nullptr;
-    Outbox* outbox = nullptr;
+    PeerOutbox* outbox = nullptr;
     PrefillHost* host = nullptr;
     const int64_t* now_us = nullptr;
   };

@@ -52,6 +52,8 @@ enum class AbortOutcome : uint8_t {
   kTombstoned,  // Never seen; a late Submit will be refused.
 };
 
+using RouterCommand = std::variant<Submit, Cancel>;
+
 // ---- Worker to router, inside a StepBatch ----
 
 // Once per attempt, before or with its first token.

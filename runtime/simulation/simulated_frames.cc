@@ -49,9 +49,7 @@ void SimulatedWorker::WithdrawFrame(SessionId decode, uint64_t send_id) {
         link->second.waiting,
         [send_id](const DecodeLink::WaitingFrame& frame) { return frame.send_id == send_id; });
     if (taken == 0) return;
-    Post([send_id](Engine* engine, int64_t now_us) {
-      engine->OnFrameSent(send_id, /*ok=*/false, now_us);
-    });
+    Post(FrameSent{send_id, /*ok=*/false});
   });
 }
 
@@ -79,9 +77,7 @@ void SimulatedWorker::ReadAndSend(SessionId decode, const FrameHeader& header, B
     Frame frame{.header = header, .payload = {}, .torn = random->Chance(faults.torn_frame)};
     const auto bytes = life_->executor->BlockBytes(block);
     frame.payload.assign(bytes.begin(), bytes.end());
-    Post([send_id, fails](Engine* engine, int64_t now_us) {
-      engine->OnFrameSent(send_id, !fails, now_us);
-    });
+    Post(FrameSent{send_id, !fails});
     if (fails || random->Chance(faults.lost_frame)) return;
     const int copies = random->Chance(faults.repeated_frame) ? 2 : 1;
     for (int i = 0; i < copies; ++i) {
@@ -131,7 +127,7 @@ void SimulatedWorker::Arrive(const Frame& sent) {
       world_->Violate(absl::StrFormat("%s: a frame for job %d was written into blocks of job %d",
                                       process_.name, owner->second, received.job));
     }
-    Post([received](Engine* engine, int64_t now_us) { engine->OnFrameReceived(received, now_us); });
+    Post(FrameArrived{received});
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -56,22 +57,23 @@ void SimulatedWorker::Start() {
                                .deadly_payloads = world_->book()->deadly_payloads(),
                                .deadly_payloads_fail = o.poison_fails});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
-  auto engine = Engine::Create({.self = id_,
-                                .model = "simulated",
-                                .block_tokens = shape_.block_tokens,
-                                .num_blocks = shape_.num_blocks,
-                                .block_bytes = life_->executor->block_bytes(),
-                                .max_sequences = shape_.max_sequences,
-                                .max_batched_tokens = shape_.max_batched_tokens,
-                                .max_model_tokens = shape_.max_model_tokens,
-                                .max_waiting_attempts = shape_.max_waiting_attempts,
-                                .vocab_size = SimulatedModel::kVocabulary + 1,  // With the deadly.
-                                .prefix_caching = o.prefix_caching,
-                                .max_frames_ahead = shape_.max_frames_ahead,
-                                .times = {}},
-                               life_->executor.get(), this, life_->receiver.get(), &life_->leases);
-  TANDEM_CHECK(engine.ok()) << engine.status().ToString();
-  life_->engine = *std::move(engine);
+  auto core =
+      WorkerCore::Create({.self = id_,
+                          .model = "simulated",
+                          .block_tokens = shape_.block_tokens,
+                          .num_blocks = shape_.num_blocks,
+                          .block_bytes = life_->executor->block_bytes(),
+                          .max_sequences = shape_.max_sequences,
+                          .max_batched_tokens = shape_.max_batched_tokens,
+                          .max_model_tokens = shape_.max_model_tokens,
+                          .max_waiting_attempts = shape_.max_waiting_attempts,
+                          .vocab_size = SimulatedModel::kVocabulary + 1,  // With the deadly.
+                          .prefix_caching = o.prefix_caching,
+                          .max_frames_ahead = shape_.max_frames_ahead,
+                          .times = {}},
+                         life_->executor.get(), this, this, life_->receiver.get(), &life_->leases);
+  TANDEM_CHECK(core.ok()) << core.status().ToString();
+  life_->core = *std::move(core);
   life_->newcomers = std::make_unique<NewcomerJudge>(shape_);
   life_->step_at_us = kNoStep;
   life_->last_step_us = world_->now_us();
@@ -107,9 +109,7 @@ void SimulatedWorker::Drain() {
   if (!process_.up || life_->draining) return;
   world_->Log(process_.name, "drain");
   life_->draining = true;
-  world_->network()->InProcess(&process_, 0, [this] {
-    Post([](Engine* engine, int64_t now_us) { engine->Drain(now_us); });
-  });
+  world_->network()->InProcess(&process_, 0, [this] { Post(DrainEngine{}); });
   world_->network()->InProcess(&process_, kDrainUs, [this] { Replace(); });
 }
 
@@ -127,7 +127,7 @@ void SimulatedWorker::AfterEvent() {
     ScheduleStep(std::max({world_->now_us(), life_->next_step_us, stalled_until_us_}));
   }
   if (++life_->events % kAuditEvery != 0) return;
-  const absl::Status status = life_->engine->Audit();
+  const absl::Status status = life_->core->engine().Audit();
   if (!status.ok()) world_->Violate(absl::StrFormat("%s: %s", process_.name, status.message()));
 }
 
@@ -149,25 +149,24 @@ void SimulatedWorker::ScheduleStep(int64_t at_us) {
 void SimulatedWorker::Step() {
   Random* const random = world_->random();
   const SimulatedFaults& faults = world_->network()->faults();
-  for (const auto& command : std::exchange(life_->commands, {})) {
-    command(life_->engine.get(), Now());
-  }
+  for (const Command& command : std::exchange(life_->commands, {})) Apply(command);
   if (random->Chance(faults.failed_step) || sick_until_us_ > world_->now_us()) {
     life_->executor->FailNextStep();
   }
   life_->steps_executed = life_->executor->work_done();
   life_->in_step = true;
-  const WorkerLoad before = life_->engine->Load();
-  const Engine::StepResult result = life_->engine->Step(Now());
-  const std::string unfair = life_->newcomers->OnStep(result, before, life_->engine->Load());
+  const Engine& engine = life_->core->engine();
+  const WorkerLoad before = engine.Load();
+  const Engine::StepResult result = life_->core->Step(Now());
+  const std::string unfair = life_->newcomers->OnStep(result, before, engine.Load());
   life_->in_step = false;
   if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
-  if (life_->engine->quarantine_is_stuck()) {
+  if (engine.quarantine_is_stuck()) {
     world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
     world_->CountReplacement();
     return Replace();
   }
-  if (life_->engine->steps_keep_failing()) {
+  if (engine.steps_keep_failing()) {
     world_->Log(process_.name, "every step fails");
     return Replace();
   }
@@ -186,11 +185,11 @@ void SimulatedWorker::Step() {
   life_->last_step_us = life_->next_step_us;  // Progress is stamped to its end.
   world_->CountPreemptions(result.preempted);
   if (life_->executor->work_done() == life_->steps_executed) {
-    SendBatches();
+    life_->core->Publish();
   } else {
     world_->network()->InProcess(&process_, life_->next_step_us - now_us, [this] {
       for (const auto& say : std::exchange(life_->held, {})) say();
-      SendBatches();
+      life_->core->Publish();
     });
   }
   if (result.again) {
@@ -222,33 +221,106 @@ void SimulatedWorker::Say(std::function<void()> say) {
   }
 }
 
-void SimulatedWorker::SendBatches() {
-  for (auto& [session, batch] : std::exchange(life_->batches, {})) {
-    const auto link = life_->routers.find(session);
-    if (link == life_->routers.end()) continue;
-    batch.worker_incarnation = id_.incarnation;
-    batch.draining = life_->draining;
-    for (const RouterEvent& event : batch.events) {
-      if (const auto* token = std::get_if<TokenEvent>(&event)) life_->said.insert(token->attempt);
+// ---- Commands ----
+
+void SimulatedWorker::Apply(const Command& command) {
+  const int64_t now_us = Now();
+  const EngineCommand& what = command.what;
+  NewcomerJudge* const newcomers = life_->newcomers.get();
+  life_->misdirected |= command.misdirected;
+  const Submit* submit = nullptr;
+  std::optional<AttemptId> attempt;  // That may wait from now on.
+  if (const auto* router = std::get_if<FromRouter>(&what)) {
+    submit = std::get_if<Submit>(&router->message);
+    if (submit != nullptr) {
+      OnSubmitTaken(router->session, command.meant_for, *submit, now_us);
+      attempt = submit->attempt;
+    } else {
+      const auto& cancel = std::get<Cancel>(router->message);
+      world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
+      Watched& watched = life_->attempts[cancel.attempt];
+      if (watched.forgotten_at_us == 0) watched.forgotten_at_us = now_us + cancel.time_left_us;
     }
-    link->second->Send(1, [sink = life_->router_sinks.at(session), sent = batch] { sink(sent); });
+  } else if (const auto* decode = std::get_if<FromDecode>(&what)) {
+    OnPeerMessage(*decode);
+    if (const auto* prompt = std::get_if<PrefillSubmit>(&decode->message))
+      attempt = prompt->attempt;
+  } else if (const auto* prefill = std::get_if<FromPrefill>(&what)) {
+    LogPeer("from prefill", prefill->message);
+  } else if (const auto* lost_router = std::get_if<RouterLost>(&what)) {
+    newcomers->OnSessionLost(lost_router->session);
+  } else if (const auto* lost_decode = std::get_if<DecodeLost>(&what)) {
+    newcomers->OnSessionLost(lost_decode->session);
+  }
+  const Engine& engine = life_->core->engine();
+  const int32_t waiting = engine.Load().waiting_sequences;
+  life_->core->Apply(what, now_us);
+  if (attempt.has_value() && engine.Load().waiting_sequences == waiting) {
+    newcomers->OnOver(*attempt);
   }
 }
 
-// Before the step computes: whatever happens then, it is on its way.
-void SimulatedWorker::BeginChunks(std::span<const ChunkNotice> chunks) {
-  world_->CountNewcomers(life_->newcomers->OnChunks(chunks));
-  for (const ChunkNotice& notice : chunks) {
-    CheckWire(OutOfRange(notice.chunk));
-    for (const auto& [session, link] : life_->routers) {
-      if (notice.router.value_or(session) != session) continue;
-      life_->batches[session].chunks.push_back(notice.chunk);
+void SimulatedWorker::OnSubmitTaken(SessionId router, uint64_t meant_for, const Submit& submit,
+                                    int64_t now_us) {
+  Watched& watched = life_->attempts[submit.attempt];
+  if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
+  if (watched.next_position.empty()) {
+    watched.forgotten_at_us = now_us + submit.spec.time_left_us;
+    for (int32_t choice : submit.spec.choices) {
+      watched.next_position[choice] = static_cast<int64_t>(submit.spec.token_ids.size());
     }
   }
-  SendBatches();
+  if (meant_for != id_.incarnation) {
+    life_->misdirected = true;
+    if (AskedRequest* const asked = world_->book()->Find(submit.attempt.request)) {
+      asked->misdirected = true;
+    }
+  }
+  world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
+  life_->newcomers->OnArrival(router, submit.attempt, submit.spec);
+}
+
+void SimulatedWorker::OnPeerMessage(const FromDecode& from) {
+  LogPeer("from decode", from.message);
+  if (const auto* submit = std::get_if<PrefillSubmit>(&from.message)) {
+    life_->jobs[{from.session, submit->job}] = submit->attempt;
+    life_->newcomers->OnArrival(from.session, submit->attempt, submit->spec);
+  } else if (const auto* cancel = std::get_if<PrefillCancel>(&from.message)) {
+    life_->newcomers->OnOver(life_->jobs[{from.session, cancel->job}]);
+  }
 }
 
 // ---- Routers ----
+
+std::vector<SessionId> SimulatedWorker::Routers() const {
+  std::vector<SessionId> routers;
+  for (const auto& [session, link] : life_->routers) routers.push_back(session);
+  return routers;
+}
+
+void SimulatedWorker::SendBatch(SessionId router, const StepBatch& batch) {
+  const auto link = life_->routers.find(router);
+  if (link == life_->routers.end()) return;
+  for (const RouterEvent& event : batch.events) {
+    if (const auto* token = std::get_if<TokenEvent>(&event)) life_->said.insert(token->attempt);
+  }
+  StepBatch sent = batch;
+  sent.draining |= life_->draining;
+  link->second->Send(1, [sink = life_->router_sinks.at(router), sent] { sink(sent); });
+}
+
+void SimulatedWorker::OnEvent(SessionId, const RouterEvent& event) {
+  if (dead()) return;
+  CheckWire(OutOfRange(event));
+  Judge(event);
+  life_->newcomers->OnOver(std::visit([](const auto& e) { return e.attempt; }, event));
+}
+
+// Before the step computes: whatever happens then, it is on its way.
+void SimulatedWorker::OnChunks(std::span<const ChunkNotice> chunks) {
+  world_->CountNewcomers(life_->newcomers->OnChunks(chunks));
+  for (const ChunkNotice& notice : chunks) CheckWire(OutOfRange(notice.chunk));
+}
 
 PeerTerms SimulatedWorker::terms() const {
   return {.kv_class = absl::StrFormat("%d in %d", kv_format_, shape_.block_tokens),
@@ -278,12 +350,12 @@ void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink s
   PublishKvEvents();  // So that the snapshot and what follows it fit.
   CheckWire(OutOfRange(Registration()));
   link->Send(1, [on = sink.on_registration, r = Registration()] { on(r); });
-  link->Send(1, [on = sink.on_events, e = life_->engine->SnapshotKvEvents()] { on(e); });
+  link->Send(1, [on = sink.on_events, e = life_->core->engine().SnapshotKvEvents()] { on(e); });
   life_->watchers.push_back({std::move(link), std::move(sink)});
 }
 
 void SimulatedWorker::PublishKvEvents() {
-  const KvEvents events = life_->engine->TakeKvEvents();
+  const KvEvents events = life_->core->engine().TakeKvEvents();
   if (events.stored.empty() && events.removed.empty()) return;
   for (const Watcher& watcher : life_->watchers) {
     watcher.link->Send(1, [on = watcher.sink.on_events, events] { on(events); });
@@ -293,7 +365,7 @@ void SimulatedWorker::PublishKvEvents() {
 void SimulatedWorker::Heartbeat() {
   std::erase_if(life_->watchers, [](const Watcher& w) { return w.link->broken(); });
   PublishKvEvents();
-  WorkerLoad load = life_->engine->Load();
+  WorkerLoad load = life_->core->engine().Load();
   load.has_work |= !life_->commands.empty();
   load.since_progress_us = SinceProgressUs();
   for (const Watcher& watcher : life_->watchers) {
@@ -333,54 +405,18 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
     link->second->Send(1, [sink = life_->router_sinks.at(router), batch] { sink(batch); });
   }
   if (push != Push::kTaken) return;
-  Post([this, router, meant_for, submit](Engine* engine, int64_t now_us) {
-    Watched& watched = life_->attempts[submit.attempt];
-    if (watched.forgotten_at_us != 0 && now_us >= watched.forgotten_at_us) watched = {};
-    if (watched.next_position.empty()) {
-      watched.forgotten_at_us = now_us + submit.spec.time_left_us;
-      for (int32_t choice : submit.spec.choices) {
-        watched.next_position[choice] = static_cast<int64_t>(submit.spec.token_ids.size());
-      }
-    }
-    if (meant_for != id_.incarnation) {
-      life_->misdirected = true;
-      if (AskedRequest* const asked = world_->book()->Find(submit.attempt.request)) {
-        asked->misdirected = true;
-      }
-    }
-    world_->Log(process_.name, "submit", submit.attempt.request.counter, submit.attempt.attempt);
-    const int32_t waiting = engine->Load().waiting_sequences;
-    life_->newcomers->OnArrival(router, submit.attempt, submit.spec);
-    engine->OnSubmit(router, submit, now_us);
-    if (engine->Load().waiting_sequences == waiting) life_->newcomers->OnOver(submit.attempt);
-  });
+  Post(FromRouter{router, submit, {}}, meant_for);
 }
 
 void SimulatedWorker::OnCancel(SessionId router, const Cancel& cancel) {
-  Post([this, router, cancel](Engine* engine, int64_t now_us) {
-    world_->Log(process_.name, "cancel", cancel.attempt.request.counter, cancel.attempt.attempt);
-    Watched& watched = life_->attempts[cancel.attempt];
-    if (watched.forgotten_at_us == 0) watched.forgotten_at_us = now_us + cancel.time_left_us;
-    engine->OnCancel(router, cancel, now_us);
-  });
+  Post(FromRouter{router, cancel, {}});
 }
 
 void SimulatedWorker::OnRouterLost(SessionId router) {
   world_->Log(process_.name, "router lost", router);
   life_->routers.erase(router);
   life_->router_sinks.erase(router);
-  Post([this, router](Engine* engine, int64_t now_us) {
-    life_->newcomers->OnSessionLost(router);
-    engine->OnRouterLost(router, now_us);
-  });
-}
-
-void SimulatedWorker::ToRouter(SessionId router, RouterEvent event) {
-  if (dead()) return;
-  CheckWire(OutOfRange(event));
-  Judge(event);
-  life_->newcomers->OnOver(std::visit([](const auto& e) { return e.attempt; }, event));
-  life_->batches[router].events.push_back(std::move(event));
+  Post(RouterLost{router, {}});
 }
 
 // ---- Peers ----
@@ -411,15 +447,10 @@ SessionId SimulatedWorker::AcceptDecode(std::shared_ptr<VirtualLink> link,
 void SimulatedWorker::OnDecodeLost(SessionId decode) {
   if (const auto link = life_->decodes.extract(decode)) {
     for (const DecodeLink::WaitingFrame& frame : link.mapped().waiting) {
-      Post([send_id = frame.send_id](Engine* engine, int64_t now_us) {
-        engine->OnFrameSent(send_id, /*ok=*/false, now_us);
-      });
+      Post(FrameSent{frame.send_id, /*ok=*/false});
     }
   }
-  Post([this, decode](Engine* engine, int64_t now_us) {
-    life_->newcomers->OnSessionLost(decode);
-    engine->OnDecodeLost(decode, now_us);
-  });
+  Post(DecodeLost{decode, {}});
 }
 
 void SimulatedWorker::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {
@@ -488,50 +519,26 @@ void SimulatedWorker::SendToPrefill(PeerLink* peer, const DecodeToPrefill& messa
           }
           if (push != Push::kTaken) return;
         }
-        target->Post([target, session, message, misdirected](Engine* engine, int64_t now_us) {
-          target->life_->misdirected |= misdirected;
-          target->OnDecodeMessage(session, message, engine, now_us);
-        });
+        target->Post(FromDecode{session, message, {}}, /*meant_for=*/0, misdirected);
       },
       overtake);
-}
-
-void SimulatedWorker::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message,
-                                      Engine* engine, int64_t now_us) {
-  LogPeer("from decode", message);
-  const int32_t waiting = engine->Load().waiting_sequences;
-  const auto* const submit = std::get_if<PrefillSubmit>(&message);
-  if (submit != nullptr) {
-    life_->jobs[{decode, submit->job}] = submit->attempt;
-    life_->newcomers->OnArrival(decode, submit->attempt, submit->spec);
-  } else if (const auto* cancel = std::get_if<PrefillCancel>(&message)) {
-    life_->newcomers->OnOver(life_->jobs[{decode, cancel->job}]);
-  }
-  engine->OnDecodeMessage(decode, message, now_us);
-  if (submit != nullptr && engine->Load().waiting_sequences == waiting) {
-    life_->newcomers->OnOver(submit->attempt);
-  }
 }
 
 void SimulatedWorker::PrefillLost(const WorkerId& prefill, const absl::Status& why) {
   world_->Log(process_.name, "prefill lost");
   life_->prefills.erase(prefill);
-  Post([prefill, why](Engine* engine, int64_t now_us) {
-    engine->OnPrefillLost(prefill, why, now_us);
-  });
+  Post(tandem::PrefillLost{prefill, why});
 }
 
 void SimulatedWorker::RenewLeases() {
-  for (const auto& [worker, renew] : life_->leases.LeaseRenewals()) {
+  const Renewals due = life_->core->RenewalsDue(SinceProgressUs());
+  for (const auto& [worker, renew] : due.leases) {
     const auto peer = life_->prefills.find(worker);
     if (peer != life_->prefills.end() && peer->second.link != nullptr) {
       SendToPrefill(&peer->second, renew);
     }
   }
-  // An engine that hangs holds nobody up for longer than the reservation lasts.
-  if (SinceProgressUs() < LivenessTimes{}.engine_stalled_us) {
-    for (const auto& [decode, renew] : life_->leases.ReservationRenewals()) ToDecode(decode, renew);
-  }
+  for (const auto& [decode, renew] : due.reservations) ToDecode(decode, renew);
   world_->network()->InProcess(&process_, LivenessTimes{}.renew_us, [this] { RenewLeases(); });
 }
 
@@ -546,10 +553,7 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
     if (found == life_->decodes.end()) return;
     SimulatedWorker* const target = found->second.decode;
     found->second.link->Send(1, [target, self = id_, message] {
-      target->Post([target, self, message](Engine* engine, int64_t now_us) {
-        target->LogPeer("from prefill", message);
-        engine->OnPrefillMessage(self, message, now_us);
-      });
+      target->Post(FromPrefill{self, message, {}});
     });
   });
 }
@@ -562,9 +566,9 @@ void SimulatedWorker::CheckWire(const std::string& what) {
 
 absl::Status SimulatedWorker::Audit() const {
   if (!process_.up) return absl::OkStatus();
-  if (absl::Status status = life_->engine->Audit(); !status.ok()) return status;
+  if (absl::Status status = life_->core->engine().Audit(); !status.ok()) return status;
   world_->book()->ExpectAll(numerics_);
-  for (const NamedBlock& cached : life_->engine->CachedBlocks()) {
+  for (const NamedBlock& cached : life_->core->engine().CachedBlocks()) {
     const uint32_t expected =
         world_->book()->ExpectedBlock(numerics_, kv_format_, shape_.block_tokens, cached.name);
     if (expected == 0 && life_->misdirected) continue;
@@ -578,7 +582,7 @@ absl::Status SimulatedWorker::Audit() const {
 
 absl::Status SimulatedWorker::AuditQuiet() const {
   if (!process_.up) return absl::InternalError(process_.name + " is not up at the end");
-  const WorkerLoad load = life_->engine->Load();
+  const WorkerLoad load = life_->core->engine().Load();
   const BlockCounts& c = load.blocks;
   const bool only_stuck = c.quarantined == static_cast<int64_t>(life_->stuck.size());
   if (c.held + c.in_flight == 0 && only_stuck && !load.has_work && life_->commands.empty() &&

@@ -17,17 +17,17 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/engine.h"
 #include "runtime/protocol/peer_terms.h"
 #include "runtime/simulation/newcomer_judge.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/simulation/virtual_network.h"
+#include "runtime/worker/worker_core.h"
 
 namespace tandem {
 
 class World;
 
-class SimulatedWorker final : private Outbox {
+class SimulatedWorker final : private RouterLinks, private PeerOutbox {
  public:
   SimulatedWorker(World* world, std::string address, std::string name, WorkerRole role,
                   const WorkerShape& shape, uint64_t numerics, uint64_t kv_format, bool supervised);
@@ -110,16 +110,21 @@ class SimulatedWorker final : private Outbox {
     bool aborted = false;         // Its abort was answered: it runs no more.
     int64_t forgotten_at_us = 0;  // Its deadline: nobody has to remember it longer.
   };
+  // For the engine's thread.
+  struct Command {
+    EngineCommand what;
+    uint64_t meant_for = 0;    // A Submit: the incarnation that its router believes to talk to.
+    bool misdirected = false;  // From a peer that is so.
+  };
   // One life.
   struct Life {
     std::unique_ptr<SimulatedExecutor> executor;
     std::unique_ptr<KvReceiver> receiver;
     LeaseKeeper leases;
-    std::unique_ptr<Engine> engine;
+    std::unique_ptr<WorkerCore> core;
     std::unique_ptr<NewcomerJudge> newcomers;
     std::map<SessionId, std::shared_ptr<VirtualLink>> routers;
     std::map<SessionId, std::function<void(const StepBatch&)>> router_sinks;
-    std::map<SessionId, StepBatch> batches;
     // What a step says of its results: when it ends.
     std::vector<std::function<void()>> held;
     uint64_t steps_executed = 0;  // Before this step.
@@ -133,7 +138,7 @@ class SimulatedWorker final : private Outbox {
     std::map<Reservation, JobId> granted;  // Whose frames may land under this name.
     std::map<std::pair<SessionId, JobId>, AttemptId> jobs;  // What a router calls those of peers.
     // What the engine has not heard yet: its thread takes all of it before each step.
-    std::vector<std::function<void(Engine* engine, int64_t now_us)>> commands;
+    std::vector<Command> commands;
     std::set<BlockId> stuck;  // A transport never comes back for these.
     int64_t stuck_landings = 0;
     int64_t events = 0;
@@ -146,15 +151,20 @@ class SimulatedWorker final : private Outbox {
     bool misdirected = false;
   };
 
-  // Outbox.
-  void ToRouter(SessionId router, RouterEvent event) override;
-  void BeginChunks(std::span<const ChunkNotice> chunks) override;
+  // RouterLinks.
+  std::vector<SessionId> Routers() const override;
+  void SendBatch(SessionId router, const StepBatch& batch) override;
+  void WaitUntilSent(std::span<const SessionId>) override {}
+  void OnEvent(SessionId router, const RouterEvent& event) override;
+  void OnChunks(std::span<const ChunkNotice> chunks) override;
+  void OnPromptComputed(int64_t, int64_t) override {}
+
+  // PeerOutbox.
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
-  void OnPromptComputed(int64_t, int64_t) override {}
   void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
@@ -165,10 +175,13 @@ class SimulatedWorker final : private Outbox {
   // A step has killed the process: what its engine says afterwards was never said.
   bool dead() const { return life_->executor->killed_by().has_value(); }
   WorkerRegistration Registration() const;
-  // For the engine's thread.
-  void Post(std::function<void(Engine* engine, int64_t now_us)> command) {
-    life_->commands.push_back(std::move(command));
+  void Post(EngineCommand what, uint64_t meant_for = 0, bool misdirected = false) {
+    life_->commands.push_back({std::move(what), meant_for, misdirected});
   }
+  void Apply(const Command& command);
+  // What it is judged by.
+  void OnSubmitTaken(SessionId router, uint64_t meant_for, const Submit& submit, int64_t now_us);
+  void OnPeerMessage(const FromDecode& from);
   int64_t SinceProgressUs() const;
   // What the thread of a session does with a Submit: it has room in the engine's queue, or says
   // itself that there is none. Copies fare like the first.
@@ -176,7 +189,6 @@ class SimulatedWorker final : private Outbox {
   Push TryPush(const AttemptId& attempt);
   // Now, or when the step that computed it is over.
   void Say(std::function<void()> say);
-  void SendBatches();
   void End(bool with_host, EndCause cause);
   void ScheduleStep(int64_t at_us);
   void Step();
@@ -192,8 +204,6 @@ class SimulatedWorker final : private Outbox {
     bool torn = false;
   };
   void Arrive(const Frame& frame);
-  void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, Engine* engine,
-                       int64_t now_us);
   void CheckWire(const std::string& what);  // Empty: every value may cross a process border.
   void Judge(const RouterEvent& event);
   template <typename Message>

@@ -39,8 +39,6 @@ absl::StatusOr<SampledToken> FromProto(const proto::SampledToken& in);
 
 // ---- Router and worker ----
 
-using RouterCommand = std::variant<Submit, Cancel>;
-
 struct Heartbeat {
   WorkerLoad load;
   bool draining = false;  // Refuses new attempts and will leave.

@@ -5,9 +5,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include "runtime/base/memory_budget.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/stream_reactor.h"
 
 namespace tandem {

@@ -47,9 +47,10 @@ void LogEvent(const RouterEvent& event) {
 
 absl::StatusOr<std::unique_ptr<EngineLoop>> EngineLoop::Create(const EngineOptions& options,
                                                                const EngineLoopParts& parts) {
-  std::unique_ptr<EngineLoop> loop(new EngineLoop(parts, options.self.incarnation));
-  TANDEM_ASSIGN_OR_RETURN(loop->engine_, Engine::Create(options, parts.executor, loop.get(),
-                                                        parts.receiver, parts.leases));
+  std::unique_ptr<EngineLoop> loop(new EngineLoop(parts));
+  TANDEM_ASSIGN_OR_RETURN(loop->core_,
+                          WorkerCore::Create(options, parts.executor, loop.get(), loop.get(),
+                                             parts.receiver, parts.leases));
   loop->StampProgress();
   loop->Publish();
   return loop;
@@ -75,15 +76,15 @@ void EngineLoop::Run() {
     busy_ = true;
     for (const EngineCommand& command : parts_.commands->Drain()) Apply(command);
     const int64_t begin_us = clock_.NowUs();
-    const Engine::StepResult result = engine_->Step(begin_us);
+    const Engine::StepResult result = core_->Step(begin_us);
     const int64_t end_us = clock_.NowUs();
     parts_.metrics->OnStep(static_cast<double>(end_us - begin_us) * 1e-6, result);
     Publish();
     if (result.failed) LogError("a step failed", {{"sequences", result.sequences}});
-    if (engine_->quarantine_is_stuck()) {
+    if (core_->engine().quarantine_is_stuck()) {
       Replace("a transport does not give its blocks back; this worker exits to be replaced");
     }
-    if (engine_->steps_keep_failing()) {
+    if (core_->engine().steps_keep_failing()) {
       Replace("every step fails; this worker exits to be replaced");
     }
     busy_ = false;
@@ -96,14 +97,18 @@ void EngineLoop::Run() {
 // Blocks that a transport may still touch cannot be freed: only the end of the process does it. At
 // once, as nothing that waits for that transport would come to an end.
 void EngineLoop::Replace(std::string_view why) {
-  const BlockCounts blocks = engine_->Load().blocks;
+  const BlockCounts blocks = core_->engine().Load().blocks;
   LogError(why, {{"quarantined", blocks.quarantined}, {"blocks", blocks.total}});
   std::_Exit(kExitToBeReplaced);
 }
 
 void EngineLoop::Apply(const EngineCommand& command) {
-  const int64_t now_us = clock_.NowUs();
-  Engine& engine = *engine_;
+  if (const auto* watch = std::get_if<WatchOpened>(&command)) {
+    // What changed since the last step belongs to those who watch already.
+    parts_.watches->PublishEvents(core_->engine().TakeKvEvents());
+    parts_.watches->PublishSnapshot(watch->watch, core_->engine().SnapshotKvEvents());
+    return;
+  }
   if (const auto* router = std::get_if<FromRouter>(&command)) {
     if (const auto* submit = std::get_if<Submit>(&router->message)) {
       parts_.metrics->OnSubmit(submit->spec.prompt_tokens);
@@ -112,52 +117,25 @@ void EngineLoop::Apply(const EngineCommand& command) {
                                    {"tokens", submit->spec.token_ids.size()},
                                    {"prefill_worker", submit->prefill.worker.name}});
       }
-      engine.OnSubmit(router->session, *submit, now_us, router->charge);
-    } else {
-      engine.OnCancel(router->session, std::get<Cancel>(router->message), now_us);
     }
-  } else if (const auto* sent = std::get_if<FrameSent>(&command)) {
-    engine.OnFrameSent(sent->send_id, sent->ok, now_us);
-  } else if (const auto* arrived = std::get_if<FrameArrived>(&command)) {
-    engine.OnFrameReceived(arrived->frame, now_us);
-  } else if (const auto* decode = std::get_if<FromDecode>(&command)) {
-    engine.OnDecodeMessage(decode->session, decode->message, now_us, decode->charge);
-  } else if (const auto* prefill = std::get_if<FromPrefill>(&command)) {
-    engine.OnPrefillMessage(prefill->worker, prefill->message, now_us);
-  } else if (const auto* lost_router = std::get_if<RouterLost>(&command)) {
-    engine.OnRouterLost(lost_router->session, now_us);
-  } else if (const auto* lost_decode = std::get_if<DecodeLost>(&command)) {
-    engine.OnDecodeLost(lost_decode->session, now_us);
-  } else if (const auto* lost_prefill = std::get_if<PrefillLost>(&command)) {
-    // Until it is forgotten, what is said to it goes nowhere: a cancel would dial it again.
-    engine.OnPrefillLost(lost_prefill->worker, lost_prefill->why, now_us);
-    parts_.prefills->Forget(lost_prefill->worker);
-  } else if (const auto* watch = std::get_if<WatchOpened>(&command)) {
-    // What changed since the last step belongs to those who watch already.
-    parts_.watches->PublishEvents(engine.TakeKvEvents());
-    parts_.watches->PublishSnapshot(watch->watch, engine.SnapshotKvEvents());
-  } else {
+  } else if (std::holds_alternative<DrainEngine>(command)) {
     LogInfo("draining: new attempts are refused, running ones move to other workers");
     draining_ = true;
-    engine.Drain(now_us);
   }
-}
-
-void EngineLoop::PublishToRouters() {
-  for (auto& [session, batch] : batches_) {
-    batch.worker_incarnation = incarnation_;
-    batch.draining = draining_;
-    parts_.routers->Publish(session, batch);
+  core_->Apply(command, clock_.NowUs());
+  if (const auto* lost = std::get_if<PrefillLost>(&command)) {
+    // Until now what was said to it went nowhere: a cancel would have dialled it again.
+    parts_.prefills->Forget(lost->worker);
   }
-  batches_.clear();
 }
 
 void EngineLoop::Publish() {
-  PublishToRouters();
-  const KvEvents events = engine_->TakeKvEvents();
+  core_->Publish();
+  Engine& engine = core_->engine();
+  const KvEvents events = engine.TakeKvEvents();
   if (!events.stored.empty() || !events.removed.empty()) parts_.watches->PublishEvents(events);
-  drained_ = draining_ && engine_->drained();
-  const WorkerLoad load = engine_->Load();
+  drained_ = draining_ && engine.drained();
+  const WorkerLoad load = engine.Load();
   parts_.metrics->OnLoad(load);
   MutexLock lock(&mu_);
   load_ = load;
@@ -178,29 +156,21 @@ WorkerLoad EngineLoop::Load() const {
   return load;
 }
 
-void EngineLoop::ToRouter(SessionId router, RouterEvent event) {
+void EngineLoop::SendBatch(SessionId router, const StepBatch& batch) {
+  parts_.routers->Publish(router, batch);
+}
+
+void EngineLoop::WaitUntilSent(std::span<const SessionId> routers) {
+  parts_.routers->WaitUntilWritten(routers, kMaxNoticeWait);
+}
+
+void EngineLoop::OnEvent(SessionId, const RouterEvent& event) {
   if (LogsDebug()) LogEvent(event);
   if (std::holds_alternative<TokenEvent>(event)) {
     parts_.metrics->OnToken();
   } else if (const auto* prompt = std::get_if<PromptEvent>(&event)) {
     parts_.metrics->OnPrompt(*prompt);
   }
-  batches_[router].events.push_back(std::move(event));
-}
-
-void EngineLoop::BeginChunks(std::span<const ChunkNotice> chunks) {
-  const std::vector<SessionId> all = parts_.routers->ids();
-  for (const ChunkNotice& notice : chunks) {
-    if (notice.router.has_value()) {
-      batches_[*notice.router].chunks.push_back(notice.chunk);
-    } else {
-      for (const SessionId router : all) batches_[router].chunks.push_back(notice.chunk);
-    }
-  }
-  std::vector<SessionId> told;
-  for (const auto& [session, batch] : batches_) told.push_back(session);
-  PublishToRouters();
-  parts_.routers->WaitUntilWritten(told, kMaxNoticeWait);
 }
 
 void EngineLoop::ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) {

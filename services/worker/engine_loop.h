@@ -4,18 +4,18 @@
 #define TANDEM_SERVICES_WORKER_ENGINE_LOOP_H_
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/mutex.h"
-#include "runtime/engine/engine.h"
+#include "runtime/worker/worker_core.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/decode_sessions.h"
-#include "services/worker/engine_command.h"
 #include "services/worker/prefill_peers.h"
 #include "services/worker/router_sessions.h"
 #include "services/worker/watch_hub.h"
@@ -36,7 +36,7 @@ struct EngineLoopParts {
   WorkerMetrics* metrics = nullptr;
 };
 
-class EngineLoop final : public Outbox {
+class EngineLoop final : private RouterLinks, private PeerOutbox {
  public:
   // Errors of Engine::Create. The thread starts with Start().
   static absl::StatusOr<std::unique_ptr<EngineLoop>> Create(const EngineOptions& options,
@@ -53,36 +53,37 @@ class EngineLoop final : public Outbox {
   WorkerLoad Load() const EXCLUDES(mu_);
   bool draining() const { return draining_.load(); }
   bool drained() const { return drained_.load(); }
+  // By which peers wait for this worker.
+  Renewals RenewalsDue() const { return core_->RenewalsDue(Load().since_progress_us); }
 
-  // ---- Outbox: engine thread ----
-  void ToRouter(SessionId router, RouterEvent event) override;
-  void BeginChunks(std::span<const ChunkNotice> chunks) override;
+ private:
+  explicit EngineLoop(const EngineLoopParts& parts) : parts_(parts) {}
+  void Run();
+  [[noreturn]] void Replace(std::string_view why);
+  void Apply(const EngineCommand& command);
+  void Publish();
+  void StampProgress() const { progress_us_ = clock_.NowUs(); }
+
+  // RouterLinks: engine thread.
+  std::vector<SessionId> Routers() const override { return parts_.routers->ids(); }
+  void SendBatch(SessionId router, const StepBatch& batch) override;
+  void WaitUntilSent(std::span<const SessionId> routers) override;
+  void OnEvent(SessionId router, const RouterEvent& event) override;
+  void OnChunks(std::span<const ChunkNotice>) override {}
+  void OnPromptComputed(int64_t arrived_us, int64_t begun_us) override;
+
+  // PeerOutbox: engine thread.
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
-  void OnPromptComputed(int64_t arrived_us, int64_t begun_us) override;
   void OnTransferred(int64_t took_us) override;
   void OnPeerPaused(const WorkerId& prefill, PauseReason reason) override;
 
- private:
-  explicit EngineLoop(const EngineLoopParts& parts, uint64_t incarnation)
-      : parts_(parts), incarnation_(incarnation) {}
-  void Run();
-  [[noreturn]] void Replace(std::string_view why);
-  void Apply(const EngineCommand& command);
-  void Publish();
-  void PublishToRouters();
-  void StampProgress() const { progress_us_ = clock_.NowUs(); }
-
   const EngineLoopParts parts_;
-  const uint64_t incarnation_;
   const SteadyClock clock_;
-  std::unique_ptr<Engine> engine_;
-
-  // Engine thread.
-  std::map<SessionId, StepBatch> batches_;  // Of the step that runs.
+  std::unique_ptr<WorkerCore> core_;
 
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};

@@ -10,11 +10,10 @@
 namespace tandem {
 
 LivenessTimer::LivenessTimer(const LivenessTimes& times, const EngineLoop* engine,
-                             const LeaseKeeper* leases, PrefillPeers* prefills,
-                             DecodeSessions* decodes, WatchHub* watches, std::atomic<bool>* ready)
+                             PrefillPeers* prefills, DecodeSessions* decodes, WatchHub* watches,
+                             std::atomic<bool>* ready)
     : times_(times),
       engine_(engine),
-      leases_(leases),
       prefills_(prefills),
       decodes_(decodes),
       watches_(watches),
@@ -66,12 +65,9 @@ void LivenessTimer::Beat() {
 }
 
 void LivenessTimer::RenewLeases() {
-  for (const auto& [worker, renew] : leases_->LeaseRenewals()) prefills_->Renew(worker, renew);
-  // An engine that hangs holds nobody up for longer than the reservation lasts.
-  if (engine_->Load().since_progress_us >= times_.engine_stalled_us) return;
-  for (const auto& [session, renew] : leases_->ReservationRenewals()) {
-    decodes_->Send(session, renew);
-  }
+  const Renewals due = engine_->RenewalsDue();
+  for (const auto& [worker, renew] : due.leases) prefills_->Renew(worker, renew);
+  for (const auto& [session, renew] : due.reservations) decodes_->Send(session, renew);
 }
 
 }  // namespace tandem

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "runtime/base/mutex.h"
-#include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/times.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
@@ -21,9 +20,8 @@ class LivenessTimer {
  public:
   // Everything outlives the timer. The thread starts here. `ready` is kept up to date: the engine
   // makes progress and accepts attempts.
-  LivenessTimer(const LivenessTimes& times, const EngineLoop* engine, const LeaseKeeper* leases,
-                PrefillPeers* prefills, DecodeSessions* decodes, WatchHub* watches,
-                std::atomic<bool>* ready);
+  LivenessTimer(const LivenessTimes& times, const EngineLoop* engine, PrefillPeers* prefills,
+                DecodeSessions* decodes, WatchHub* watches, std::atomic<bool>* ready);
   ~LivenessTimer();
 
  private:
@@ -33,7 +31,6 @@ class LivenessTimer {
 
   const LivenessTimes times_;
   const EngineLoop* const engine_;
-  const LeaseKeeper* const leases_;
   PrefillPeers* const prefills_;
   DecodeSessions* const decodes_;
   WatchHub* const watches_;

@@ -11,11 +11,12 @@
 #include <memory>
 
 #include "runtime/base/fleet_secret.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/convert.h"
 #include "services/server/fleet_tls.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 
 namespace tandem {
 

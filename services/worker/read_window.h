@@ -19,7 +19,7 @@
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/status_macros.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 
 namespace tandem {
 

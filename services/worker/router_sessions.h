@@ -10,9 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "services/server/convert.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/stream_reactor.h"
 
 namespace tandem {

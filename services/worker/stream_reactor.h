@@ -24,7 +24,7 @@
 #include "services/server/status_proto.h"
 #include "services/server/wire_message.h"
 #include "services/server/write_queue.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/read_window.h"
 
 namespace tandem {

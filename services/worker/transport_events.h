@@ -5,7 +5,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/transport/kv_transport.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/worker_metrics.h"
 
 namespace tandem {

@@ -13,7 +13,7 @@
 
 #include "services/server/convert.h"
 #include "services/server/early_reactor.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 #include "services/worker/stream_reactor.h"
 
 namespace tandem {

@@ -233,7 +233,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
 
   services_ = std::make_unique<Services>(this);
   TANDEM_RETURN_IF_ERROR(OpenServer(config));
-  timer_ = std::make_unique<LivenessTimer>(engine.times, loop_.get(), &leases_, prefills_.get(),
+  timer_ = std::make_unique<LivenessTimer>(engine.times, loop_.get(), prefills_.get(),
                                            decodes_.get(), watches_.get(), &ready_);
   return config.admin.has_value() ? OpenAdmin(config, engine.times) : absl::OkStatus();
 }

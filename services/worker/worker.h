@@ -13,12 +13,13 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/fleet_secret.h"
+#include "runtime/base/memory_budget.h"
 #include "runtime/engine/engine.h"
 #include "runtime/transport/kv_transport.h"
 #include "services/server/fleet_tls.h"
 #include "services/server/listen_address.h"
 #include "services/server/metrics_registry.h"
-#include "services/worker/engine_command.h"
+#include "services/worker/command_queue.h"
 
 namespace tandem {
 

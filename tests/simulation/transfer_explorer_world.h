@@ -72,7 +72,7 @@ struct Choice {
   bool is_fault() const { return kind >= kCancel; }
 };
 
-class TransferWorld final : private Outbox, private DecodeHost, private PrefillHost {
+class TransferWorld final : private PeerOutbox, private DecodeHost, private PrefillHost {
  public:
   explicit TransferWorld(const TransferWorldOptions& options);
 
@@ -182,15 +182,12 @@ class TransferWorld final : private Outbox, private DecodeHost, private PrefillH
   DecodeSide NewDecodeSide() const;
   std::string ViolationAtRest() const;
 
-  // Outbox.
-  void ToRouter(SessionId, RouterEvent) override {}
-  void BeginChunks(std::span<const ChunkNotice>) override {}
+  // PeerOutbox.
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override;
   void ToDecode(SessionId decode, PrefillToDecode message) override;
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override;
   void WithdrawFrame(SessionId decode, uint64_t send_id) override;
-  void OnPromptComputed(int64_t, int64_t) override {}
   void OnTransferred(int64_t) override {}
   void OnPeerPaused(const WorkerId&, PauseReason) override {}
   // DecodeHost.

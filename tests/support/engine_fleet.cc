@@ -41,21 +41,30 @@ class SimulatedFleetExecutor final : public FleetExecutor {
 
 }  // namespace
 
-struct EngineFleet::Worker final : public Outbox {
+struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   EngineFleet* fleet = nullptr;
   int index = 0;
   WorkerId id;
   std::unique_ptr<FleetExecutor> executor;
   std::unique_ptr<KvReceiver> receiver;
   LeaseKeeper leases;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<WorkerCore> core;
   bool dirty = true;  // Has had an input since its last step.
   bool paused = false;
   int64_t wakeup_us = 0;
 
-  void ToRouter(SessionId router, RouterEvent event) override { fleet->Record(router, event); }
+  void Tell(const EngineCommand& command) {
+    dirty = true;
+    core->Apply(command, fleet->now_us_);
+  }
 
-  void BeginChunks(std::span<const ChunkNotice> chunks) override {
+  std::vector<SessionId> Routers() const override { return {}; }
+  void SendBatch(SessionId, const StepBatch&) override {}
+  void WaitUntilSent(std::span<const SessionId>) override {}
+  void OnEvent(SessionId router, const RouterEvent& event) override {
+    fleet->Record(router, event);
+  }
+  void OnChunks(std::span<const ChunkNotice> chunks) override {
     for (const ChunkNotice& notice : chunks) fleet->notices_.emplace_back(index, notice);
   }
 
@@ -66,9 +75,7 @@ struct EngineFleet::Worker final : public Outbox {
     const int to = IndexOf(prefill.address);
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
     fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
-                                    peer->dirty = true;
-                                    peer->engine->OnDecodeMessage(fleet->SessionOf(index), message,
-                                                                  fleet->now_us_);
+                                    peer->Tell(FromDecode{fleet->SessionOf(index), message, {}});
                                   }});
   }
 
@@ -76,18 +83,14 @@ struct EngineFleet::Worker final : public Outbox {
     const int to = static_cast<int>(decode - fleet->SessionOf(0));
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
     fleet->Send(KindOf(message), {.from = index, .to = to, .deliver = [this, peer, message] {
-                                    peer->dirty = true;
-                                    peer->engine->OnPrefillMessage(id, message, fleet->now_us_);
+                                    peer->Tell(FromPrefill{id, message, {}});
                                   }});
   }
 
   void SendFrame(SessionId decode, const FrameHeader& header, BlockId block,
                  uint64_t send_id) override {
     const int to = static_cast<int>(decode - fleet->SessionOf(0));
-    const auto sent = [this, send_id](bool ok) {
-      dirty = true;
-      engine->OnFrameSent(send_id, ok, fleet->now_us_);
-    };
+    const auto sent = [this, send_id](bool ok) { Tell(FrameSent{send_id, ok}); };
     fleet->Send("Frame", {.from = index,
                           .to = to,
                           .deliver =
@@ -129,9 +132,7 @@ struct EngineFleet::Worker final : public Outbox {
     }
     const auto finish = [this, place, header](bool ok) {
       const auto bytes = executor->BlockBytes(place->block);
-      const ReceivedFrame frame = receiver->Finish(*place, ok, Crc32c(bytes.data(), bytes.size()));
-      dirty = true;
-      engine->OnFrameReceived(frame, fleet->now_us_);
+      Tell(FrameArrived{receiver->Finish(*place, ok, Crc32c(bytes.data(), bytes.size()))});
     };
     fleet->network_.push_back({.from = source->index,
                                .to = index,
@@ -179,15 +180,17 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   options.engine.self = worker->id;
   max_model_tokens_ = std::max(max_model_tokens_, options.engine.max_model_tokens);
   options.engine.block_bytes = worker->executor->block_bytes();
-  auto engine = Engine::Create(options.engine, &worker->executor->executor(), worker.get(),
-                               worker->receiver.get(), &worker->leases);
-  TANDEM_CHECK(engine.ok()) << engine.status().ToString();
-  worker->engine = *std::move(engine);
+  auto core = WorkerCore::Create(options.engine, &worker->executor->executor(), worker.get(),
+                                 worker.get(), worker->receiver.get(), &worker->leases);
+  TANDEM_CHECK(core.ok()) << core.status().ToString();
+  worker->core = *std::move(core);
   workers_.push_back(std::move(worker));
   return static_cast<int>(workers_.size()) - 1;
 }
 
-Engine& EngineFleet::engine(int worker) { return *workers_[static_cast<size_t>(worker)]->engine; }
+Engine& EngineFleet::engine(int worker) {
+  return workers_[static_cast<size_t>(worker)]->core->engine();
+}
 
 SimulatedExecutor& EngineFleet::executor(int worker) {
   auto* const simulated = dynamic_cast<SimulatedExecutor*>(
@@ -203,15 +206,12 @@ PrefillPeer EngineFleet::peer(int worker) const {
 
 void EngineFleet::Submit(int worker, const struct Submit& submit, SessionId router,
                          PromptCharge charge) {
-  Worker& w = *workers_[static_cast<size_t>(worker)];
-  w.dirty = true;
-  w.engine->OnSubmit(router, submit, now_us_, std::move(charge));
+  workers_[static_cast<size_t>(worker)]->Tell(FromRouter{router, submit, std::move(charge)});
 }
 
 void EngineFleet::Cancel(int worker, AttemptId attempt, int64_t time_left_us, SessionId router) {
-  Worker& w = *workers_[static_cast<size_t>(worker)];
-  w.dirty = true;
-  w.engine->OnCancel(router, {.attempt = attempt, .time_left_us = time_left_us}, now_us_);
+  const struct Cancel cancel { .attempt = attempt, .time_left_us = time_left_us };
+  workers_[static_cast<size_t>(worker)]->Tell(FromRouter{router, cancel, {}});
 }
 
 void EngineFleet::Send(const std::string& kind, Event event) {
@@ -252,7 +252,8 @@ bool EngineFleet::RunOne() {
     }
     Worker& worker = *workers_[turn];
     if (worker.paused || (!worker.dirty && worker.wakeup_us > now_us_)) continue;
-    const Engine::StepResult result = worker.engine->Step(now_us_);
+    const Engine::StepResult result = worker.core->Step(now_us_);
+    worker.core->Publish();
     preemptions_ += result.preempted;
     worker.dirty = result.again;
     worker.wakeup_us = result.next_wakeup_us;
@@ -284,12 +285,11 @@ void EngineFleet::Pause(int worker, bool paused) {
 
 void EngineFleet::Renew() {
   for (const auto& worker : workers_) {
-    for (const auto& [prefill, renew] : worker->leases.LeaseRenewals()) {
+    const Renewals due = worker->core->RenewalsDue(/*since_progress_us=*/0);
+    for (const auto& [prefill, renew] : due.leases) {
       worker->ToPrefill({.worker = prefill, .address = prefill.name}, renew);
     }
-    for (const auto& [decode, renew] : worker->leases.ReservationRenewals()) {
-      worker->ToDecode(decode, renew);
-    }
+    for (const auto& [decode, renew] : due.reservations) worker->ToDecode(decode, renew);
   }
 }
 
@@ -307,9 +307,8 @@ void EngineFleet::BreakSession(int decode, int prefill) {
   }
   Worker& d = *workers_[static_cast<size_t>(decode)];
   Worker& p = *workers_[static_cast<size_t>(prefill)];
-  d.dirty = p.dirty = true;
-  p.engine->OnDecodeLost(SessionOf(decode), now_us_);
-  d.engine->OnPrefillLost(p.id, absl::UnavailableError("the session broke"), now_us_);
+  p.Tell(DecodeLost{SessionOf(decode), {}});
+  d.Tell(PrefillLost{p.id, absl::UnavailableError("the session broke")});
 }
 
 void EngineFleet::Record(SessionId router, const RouterEvent& event) {
@@ -380,7 +379,7 @@ int64_t EngineFleet::messages(const std::string& kind) const {
 
 std::string EngineFleet::Audit() const {
   for (const auto& worker : workers_) {
-    const absl::Status status = worker->engine->Audit();
+    const absl::Status status = worker->core->engine().Audit();
     if (!status.ok()) return absl::StrFormat("%s: %s", worker->id.name, status.message());
   }
   return "";
@@ -389,7 +388,7 @@ std::string EngineFleet::Audit() const {
 std::string EngineFleet::AuditQuiet() const {
   if (std::string broken = Audit(); !broken.empty()) return broken;
   for (const auto& worker : workers_) {
-    const WorkerLoad load = worker->engine->Load();
+    const WorkerLoad load = worker->core->engine().Load();
     const BlockCounts& c = load.blocks;
     if (c.held == 0 && c.in_flight == 0 && c.quarantined == 0 && load.running_sequences == 0 &&
         load.waiting_sequences == 0 && !load.has_work && worker->leases.LeaseRenewals().empty() &&

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/engine.h"
 #include "runtime/simulation/simulated_executor.h"
+#include "runtime/worker/worker_core.h"
 
 namespace tandem {
 

@@ -26,7 +26,7 @@ class InstantExecutor final : public Executor {
   int32_t next_ = 0;
 };
 
-class CountingOutbox final : public Outbox {
+class CountingOutbox final : public Outbox, public PeerOutbox {
  public:
   void ToRouter(SessionId, RouterEvent event) override {
     tokens_ += std::holds_alternative<TokenEvent>(event);
@@ -57,7 +57,8 @@ void BM_DecodeStep(benchmark::State& state) {
   options.max_batched_tokens = batch + 512;
   options.max_model_tokens = 1 << 30;
   options.max_waiting_attempts = 4096;
-  std::unique_ptr<Engine> engine = *Engine::Create(options, &executor, &outbox, &receiver, &leases);
+  std::unique_ptr<Engine> engine =
+      *Engine::Create(options, &executor, &outbox, &outbox, &receiver, &leases);
   uint64_t counter = 0;
   int32_t left = 0;
   int64_t steps = 0;

@@ -691,8 +691,8 @@ TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
     EngineOptions options = SmallEngine();
     options.block_bytes = 128;
     spoil(&options);
-    EXPECT_EQ(Engine::Create(options, &executor, nullptr, &receiver, &leases).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    const auto engine = Engine::Create(options, &executor, nullptr, nullptr, &receiver, &leases);
+    EXPECT_EQ(engine.status().code(), absl::StatusCode::kInvalidArgument);
   }
 }
 

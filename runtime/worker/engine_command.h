@@ -1,17 +1,17 @@
-// What the threads around the engine ask of it. One queue, drained by the engine thread.
+// What the threads around the engine ask of it.
 
-#ifndef TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_
-#define TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_
+#ifndef TANDEM_RUNTIME_WORKER_ENGINE_COMMAND_H_
+#define TANDEM_RUNTIME_WORKER_ENGINE_COMMAND_H_
 
 #include <cstdint>
 #include <memory>
 #include <variant>
 
 #include "absl/status/status.h"
-#include "runtime/base/bounded_queue.h"
-#include "runtime/base/memory_budget.h"
-#include "runtime/protocol/kv_receiver.h"
-#include "services/server/convert.h"
+#include "runtime/protocol/identity.h"
+#include "runtime/protocol/peer_messages.h"
+#include "runtime/protocol/reservation_table.h"
+#include "runtime/protocol/router_messages.h"
 
 namespace tandem {
 
@@ -66,10 +66,6 @@ struct DrainEngine {};  // Once.
 using EngineCommand = std::variant<FromRouter, RouterLost, FromDecode, DecodeLost, FromPrefill,
                                    PrefillLost, FrameSent, FrameArrived, WatchOpened, DrainEngine>;
 
-// New attempts use TryPush and are refused when it is full; everything else is PushAlways. Of what
-// peers say a stream waits for its own (read_window.h).
-using CommandQueue = BoundedQueue<EngineCommand>;
-
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_WORKER_ENGINE_COMMAND_H_
+#endif  // TANDEM_RUNTIME_WORKER_ENGINE_COMMAND_H_
