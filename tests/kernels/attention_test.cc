@@ -8,6 +8,14 @@
 namespace tandem {
 namespace {
 
+// Sanitized builds are many times slower and look for other mistakes: they run a sample.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kSampleOnly = true;
+#else
+constexpr bool kSampleOnly = false;
+#endif
+using Windows = std::vector<int64_t>;
+
 class AttentionTest : public DeviceTest {
  protected:
   // Over 28 cases every head size comes twice, every group size at least three times.
@@ -101,7 +109,8 @@ TEST_P(AttentionTest, ChunksBlocksAndThreadsDoNotChangeABit) {
 // 1,024.
 TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int64_t window : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128}) {
+    for (const int64_t window :
+         kSampleOnly ? Windows{17, 64} : Windows{1, 2, 15, 16, 17, 63, 64, 65, 127, 128}) {
       const PagedShape shape{
           .num_heads = 3, .num_kv_heads = 1, .head_dim = 8, .dtype = dtype, .window = window};
       const PagedSequence sequence = Sequence(shape, 200);
@@ -110,7 +119,8 @@ TEST_P(AttentionTest, WindowsMatchReferenceAroundEveryBorder) {
       ASSERT_TRUE(Close(shape, actual.Prefill(&sequence, 200), expected.Prefill(&sequence, 200)))
           << "window " << window << ", " << NameOf(dtype);
     }
-    for (const int64_t window : {900, 1023, 1024, 1025, 1100, 2050}) {
+    for (const int64_t window :
+         kSampleOnly ? Windows{1025} : Windows{900, 1023, 1024, 1025, 1100, 2050}) {
       const PagedShape shape{
           .num_heads = 2, .num_kv_heads = 1, .head_dim = 4, .dtype = dtype, .window = window};
       const PagedSequence sequence = Sequence(shape, 2120);
@@ -148,7 +158,7 @@ TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
 // has left is neither read nor found in the block table.
 TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int64_t window : {30, 200, 1030}) {
+    for (const int64_t window : kSampleOnly ? Windows{200} : Windows{30, 200, 1030}) {
       const PagedShape shape{.num_heads = 4,
                              .num_kv_heads = 2,
                              .head_dim = 16,
