@@ -71,6 +71,9 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   void ToPrefill(const PrefillPeer& prefill, DecodeToPrefill message) override {
     const auto* cancel = std::get_if<PrefillCancel>(&message);
     TANDEM_CHECK(cancel == nullptr || cancel->time_left_us >= 0) << "no wire takes this";
+    // The clock began long before any deadline's length.
+    TANDEM_CHECK(cancel == nullptr || cancel->time_left_us < fleet->now_us_ / 2)
+        << cancel->time_left_us << " us is no duration";
     if (cancel != nullptr) fleet->prefill_cancels_.push_back(cancel->job);
     const int to = IndexOf(prefill.address);
     Worker* const peer = fleet->workers_[static_cast<size_t>(to)].get();
