@@ -462,8 +462,8 @@ TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {
   prefill.registration.kv_class = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration.kv_class = "kv";
-  prefill.registration.protocol_min = 2;
-  prefill.registration.protocol_max = 2;
+  prefill.registration.protocol_min = kProtocolMax + 1;
+  prefill.registration.protocol_max = kProtocolMax + 1;
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
   prefill.registration.kv_transport = "other";
