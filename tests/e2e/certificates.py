@@ -46,6 +46,8 @@ def context(authority, path=None, protocol="http/1.1"):
     """Of a client that believes `authority` and shows the certificate at `path`, or none."""
     made = ssl.create_default_context(cadata=authority.pem().decode())
     made.set_alpn_protocols([protocol])
+    # httpx says it again for each connection; SSL_new of another thread would copy what that frees.
+    made.set_alpn_protocols = lambda protocols: None
     if path:
         made.load_cert_chain(f"{path}.pem", f"{path}.key")
     return made
