@@ -101,7 +101,7 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       .Set(1);
   registry->Gauge("tandem_kv_block_bytes", "Size of a KV block.")
       .Set(static_cast<double>(self.block_bytes));
-  registry->Gauge("tandem_max_sequences", "Sequences that may have blocks at a time.")
+  registry->Gauge("tandem_max_sequences", "Sequences in one batch at most; more may take turns.")
       .Set(self.max_sequences);
   for (size_t i = 0; i < kNumPauseReasons; ++i) {
     const std::string reason(PauseReasonName(static_cast<PauseReason>(i)));
