@@ -141,12 +141,15 @@ absl::Status TrustOnly(const std::string& name, SSL_CTX* context) {
 struct Loaded {
   std::shared_ptr<SSL_CTX> context;
   TlsLifetime lifetime, authorities_lifetime;
+  int64_t own_end_s = 0;  // Of the certificate itself: what is behind it may not be needed.
 };
 
 absl::StatusOr<Loaded> Load(const TlsFiles& files, const FollowedFiles::Texts& texts) {
   TANDEM_ASSIGN_OR_RETURN(const Certificates chain, ReadCertificates(files.certificate, texts[0]));
   TANDEM_ASSIGN_OR_RETURN(const Owned<EVP_PKEY> key, ReadKey(files.key, texts[1]));
-  Loaded loaded{.context = NewContext(), .lifetime = LifetimeOf(chain)};
+  Loaded loaded{.context = NewContext(),
+                .lifetime = LifetimeOf(chain),
+                .own_end_s = UnixSeconds(X509_get0_notAfter(chain.front().get()))};
   SSL_CTX* const context = loaded.context.get();
   if (SSL_CTX_use_certificate(context, chain.front().get()) != 1) {
     return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastReason()));
@@ -197,9 +200,9 @@ void TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
   const int64_t now_s = std::time(nullptr);
   const MutexLock lock(&mu_);
   const bool first = context_ == nullptr;
-  if (loaded.ok() && loaded->lifetime.ends_s <= now_s && now_s < lifetime_.ends_s) {
+  if (loaded.ok() && loaded->own_end_s <= now_s && now_s < lifetime_.ends_s) {
     loaded = absl::InvalidArgumentError(
-        absl::StrCat(files_.certificate, ": ended ", now_s - loaded->lifetime.ends_s, " s ago"));
+        absl::StrCat(files_.certificate, ": ended ", now_s - loaded->own_end_s, " s ago"));
   }
   if (!loaded.ok()) {
     const std::string why(loaded.status().message());
