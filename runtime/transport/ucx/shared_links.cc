@@ -18,6 +18,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/transport/link_probe.h"
 #include "runtime/transport/ucx/socket_greeting.h"
 
 namespace tandem {
@@ -56,7 +57,8 @@ bool SameUser(int fd) {
 
 }  // namespace
 
-// One packet from sender to receiver, after the greeting.
+// One packet from sender to receiver, after the greeting: a frame's header, and where its payload
+// can be read.
 struct SharedLinks::Offer {
   uint64_t record = 0;  // Comes back as the acknowledgement.
   uint32_t block = 0;
@@ -81,13 +83,11 @@ struct SharedLinks::Outbound {
 };
 
 struct SharedLinks::Inbound {
-  uint64_t link = 0;
-  std::string peer;
   UcxAddress remote;
   std::shared_ptr<LostCallbackOnce> on_lost;
+  LinkProbe probe;
   int fd = -1;
   bool broken = false;
-  bool probed = false;
   ucp_rkey_h key = nullptr;
   const std::byte* pool = nullptr;  // The sender's, mapped.
 };
@@ -105,8 +105,8 @@ SharedLinks::SharedLinks(UcxContext* context, const FleetSecret& secret, KvRecei
                          KvTransport::Listener* listener)
     : context_(context),
       secret_(secret),
-      receiver_(receiver),
       listener_(listener),
+      sink_(context->pool(), receiver, listener),
       scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
 
 SharedLinks::~SharedLinks() {
@@ -296,12 +296,11 @@ void SharedLinks::Identify(int fd) {
 
 void SharedLinks::AttachInbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
                                 std::shared_ptr<LostCallbackOnce> on_lost) {
-  auto attached = std::make_unique<Inbound>();
+  auto attached =
+      std::make_unique<Inbound>(Inbound{.remote = remote,
+                                        .on_lost = std::move(on_lost),
+                                        .probe = LinkProbe(listener_, peer, kMemoryPath)});
   Inbound* const inbound = attached.get();
-  inbound->link = link;
-  inbound->peer = peer;
-  inbound->remote = remote;
-  inbound->on_lost = std::move(on_lost);
   if (!inbound_.emplace(link, std::move(attached)).second) return;
   if (const auto early = early_.extract(link)) inbound->fd = early.mapped();
   if (const absl::Status mapped = Map(inbound); !mapped.ok()) {
@@ -342,10 +341,7 @@ void SharedLinks::Probe(Inbound* link) {
     }
     seconds = std::max(SecondsNow() - begin, 1e-9);
   }
-  link->probed = true;
-  listener_->OnLinkProbed({.peer = link->peer,
-                           .path = kMemoryPath,
-                           .bytes_per_second = static_cast<double>(count * block_bytes) / seconds});
+  link->probe.Report(static_cast<double>(count * block_bytes) / seconds);
 }
 
 void SharedLinks::ReadOffers(Inbound* link) {
@@ -367,11 +363,10 @@ absl::Status SharedLinks::Take(Inbound* link, const Offer& offer) {
         "KV offer: %d bytes of block %d, the pool has %d of %d bytes", header.length_bytes,
         offer.block, link->remote.num_blocks, pool.block_bytes));
   }
-  if (const std::optional<KvReceiver::Place> place = receiver_->Begin(header)) {
-    const uint32_t crc =
-        Crc32cCopy(pool.block(place->block), link->pool + int64_t{offer.block} * pool.block_bytes,
-                   header.length_bytes);
-    listener_->OnFrameReceived(receiver_->Finish(*place, true, crc), header.length_bytes);
+  if (std::optional<FrameSink::Landing> landing = sink_.Begin(header)) {
+    landing->Complete(Crc32cCopy(landing->data(),
+                                 link->pool + int64_t{offer.block} * pool.block_bytes,
+                                 header.length_bytes));
   }
   // Never more than kWindow of them wait, which fits any socket's buffer.
   if (send(link->fd, &offer.record, sizeof(offer.record), MSG_DONTWAIT | MSG_NOSIGNAL) !=
@@ -395,7 +390,7 @@ void SharedLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
-  if (found->second->probed) listener_->OnLinkClosed(found->second->peer, kMemoryPath);
+  found->second->probe.Close();
   inbound_.erase(found);
 }
 

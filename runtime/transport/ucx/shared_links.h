@@ -24,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/fleet_secret.h"
+#include "runtime/transport/frame_sink.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/lost_callback.h"
@@ -87,8 +88,8 @@ class SharedLinks {
 
   UcxContext* const context_;
   const FleetSecret secret_;
-  KvReceiver* const receiver_;
   KvTransport::Listener* const listener_;
+  const FrameSink sink_;
   std::string socket_name_;
   int listen_fd_ = -1;
   int spare_fd_ = -1;  // For Decline.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/transport/link_probe.h"
 #include "runtime/transport/ucx/ucx_links.h"
 
 namespace tandem {
@@ -31,11 +32,9 @@ struct UcxLinks::Outbound {
 };
 
 struct UcxLinks::Inbound {
-  std::string peer;
   std::shared_ptr<LostCallbackOnce> on_lost;
+  LinkProbe probe;
   bool broken = false;
-  bool probed = false;
-  double first_probe_seconds = 0;
 };
 
 // A message: the frame's header, then the block. UCX reads both until the send completes.

@@ -9,8 +9,8 @@ namespace tandem {
 
 UcxLinks::UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Listener* listener)
     : context_(context),
-      receiver_(receiver),
       listener_(listener),
+      sink_(context->pool(), receiver, listener),
       scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
 
 UcxLinks::~UcxLinks() {

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/transport/frame_sink.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/kv_transport.h"
 #include "runtime/transport/lost_callback.h"
@@ -76,12 +77,10 @@ class UcxLinks {
   void Break(Inbound* link, const absl::Status& why);
   std::unique_ptr<ReceiveRecord> NewReceive(uint64_t link, bool whole);
   void Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status);
-  void Land(const FrameHeader& header, const std::byte* source);
-  void CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source);
 
   UcxContext* const context_;
-  KvReceiver* const receiver_;
   KvTransport::Listener* const listener_;
+  const FrameSink sink_;
   std::map<uint64_t, std::unique_ptr<Outbound>> outbound_;
   std::map<uint64_t, std::unique_ptr<Inbound>> inbound_;
   std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // In UCX, by number.

@@ -1,9 +1,7 @@
 // The receiving half of UcxLinks: frames into places.
 
-#include <algorithm>
 #include <utility>
 
-#include "runtime/base/clock.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/transport/ucx/ucx_link_state.h"
 #include "runtime/transport/ucx/ucx_links.h"
@@ -17,10 +15,9 @@ constexpr char kMessagePath[] = "ucx message";
 
 void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
                            std::shared_ptr<LostCallbackOnce> on_lost) {
-  auto opened = std::make_unique<Inbound>();
-  opened->peer = peer;
-  opened->on_lost = std::move(on_lost);
-  inbound_.emplace(link, std::move(opened));
+  inbound_.emplace(
+      link, std::make_unique<Inbound>(Inbound{.on_lost = std::move(on_lost),
+                                              .probe = LinkProbe(listener_, peer, kMessagePath)}));
 }
 
 bool UcxLinks::Receive() {
@@ -87,35 +84,17 @@ void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status
     } else if (!record->whole || frame.length_bytes != record->payload.size()) {
       Break(found->second.get(), absl::InvalidArgumentError("a frame that is not one block long"));
     } else if (IsProbe(frame)) {
-      CountProbe(found->second.get(), frame, record->payload.data());
+      Crc32cCopy(scratch_.data(), record->payload.data(), scratch_.size());
+      found->second->probe.Count(frame);
     } else {
-      Land(frame, record->payload.data());
+      auto landing = sink_.Begin(frame);
+      if (landing.has_value()) {
+        landing->Complete(
+            Crc32cCopy(landing->data(), record->payload.data(), record->payload.size()));
+      }
     }
   }
   if (spare_.size() < kWindow) spare_.push_back(std::move(record));
-}
-
-void UcxLinks::Land(const FrameHeader& header, const std::byte* source) {
-  const std::optional<KvReceiver::Place> place = receiver_->Begin(header);
-  if (!place.has_value()) return;
-  const uint32_t crc =
-      Crc32cCopy(context_->pool().block(place->block), source, header.length_bytes);
-  listener_->OnFrameReceived(receiver_->Finish(*place, true, crc), header.length_bytes);
-}
-
-void UcxLinks::CountProbe(Inbound* link, const FrameHeader& header, const std::byte* source) {
-  Crc32cCopy(scratch_.data(), source, scratch_.size());
-  if (header.ordinal == 0) {
-    link->first_probe_seconds = SecondsNow();
-  } else if (header.ordinal + 1 == header.reservation.slot) {
-    const double seconds = std::max(SecondsNow() - link->first_probe_seconds, 1e-9);
-    if (std::exchange(link->probed, true)) return;
-    listener_->OnLinkProbed({.peer = link->peer,
-                             .path = kMessagePath,
-                             .bytes_per_second = static_cast<double>(header.ordinal) *
-                                                 static_cast<double>(header.length_bytes) /
-                                                 seconds});
-  }
 }
 
 void UcxLinks::Break(Inbound* link, const absl::Status& why) {
@@ -128,7 +107,7 @@ void UcxLinks::CloseInbound(uint64_t link) {
   const auto found = inbound_.find(link);
   if (found == inbound_.end()) return;
   Break(found->second.get(), absl::CancelledError("closed"));
-  if (found->second->probed) listener_->OnLinkClosed(found->second->peer, kMessagePath);
+  found->second->probe.Close();
   inbound_.erase(found);
 }
 
