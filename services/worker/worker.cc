@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/protocol/peer_terms.h"
+#include "runtime/transport/stream/stream_transport.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/http/admin_pages.h"
 #include "services/http/http_limits.h"
@@ -21,7 +22,7 @@
 #include "services/server/tls_metrics.h"
 #include "services/worker/decode_sessions.h"
 #include "services/worker/engine_loop.h"
-#include "services/worker/grpc_kv_transport.h"
+#include "services/worker/grpc_frame_carrier.h"
 #include "services/worker/liveness_timer.h"
 #include "services/worker/prefill_peers.h"
 #include "services/worker/router_sessions.h"
@@ -138,16 +139,17 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
     return absl::OkStatus();
   }
   if (config.transport == "grpc") {
-    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<GrpcKvTransport> transport,
-                            GrpcKvTransport::Create({.block_bytes = config.engine.block_bytes,
-                                                     .num_blocks = config.engine.num_blocks,
-                                                     .liveness_scale = config.liveness_scale,
-                                                     .door = door_.get(),
-                                                     .secret = secret_,
-                                                     .tls = tls_.get()},
-                                                    receiver_.get(), transport_events_.get()));
-    kv_service_ = transport->service();
-    transport_ = std::move(transport);
+    auto carrier = std::make_unique<GrpcFrameCarrier>(
+        GrpcFrameOptions{.block_bytes = config.engine.block_bytes,
+                         .liveness_scale = config.liveness_scale,
+                         .door = door_.get(),
+                         .secret = secret_,
+                         .tls = tls_.get()});
+    kv_service_ = carrier->service();
+    TANDEM_ASSIGN_OR_RETURN(
+        transport_,
+        StreamTransport::Create(config.engine.block_bytes, config.engine.num_blocks,
+                                std::move(carrier), receiver_.get(), transport_events_.get()));
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(

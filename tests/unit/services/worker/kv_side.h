@@ -17,10 +17,11 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/random.h"
+#include "runtime/transport/stream/stream_transport.h"
 #include "runtime/transport/ucx/ucx_transport.h"
 #include "services/server/channel.h"
 #include "services/server/fleet_auth.h"
-#include "services/worker/grpc_kv_transport.h"
+#include "services/worker/grpc_frame_carrier.h"
 #include "tests/support/test_door.h"
 
 namespace tandem {
@@ -142,17 +143,17 @@ inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_block
   auto side = std::make_unique<Side>();
   side->door = std::make_unique<TestDoor>(secret);
   if (kind == "grpc") {
-    auto transport = GrpcKvTransport::Create({.block_bytes = kBlockBytes,
-                                              .num_blocks = num_blocks,
-                                              .door = side->door.get(),
-                                              .secret = secret},
+    auto carrier = std::make_unique<GrpcFrameCarrier>(
+        GrpcFrameOptions{.block_bytes = kBlockBytes, .door = side->door.get(), .secret = secret});
+    grpc::Service* const service = carrier->service();
+    auto transport = StreamTransport::Create(kBlockBytes, num_blocks, std::move(carrier),
                                              &side->receiver, &side->recorder);
     if (!transport.ok()) ADD_FAILURE() << transport.status();
     grpc::ServerBuilder builder;
     ConfigureServer(1, &builder);
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService((*transport)->service());
+    builder.RegisterService(service);
     builder.RegisterService(side->door->service());
     side->server = builder.BuildAndStart();
     side->target = "127.0.0.1:" + std::to_string(port);

@@ -1,0 +1,109 @@
+// What StreamTransport needs of an RPC system: streams of frames, each from a sender to the
+// receiver that dialled it. services/worker has them of gRPC (grpc_frame_carrier.h), tests of this
+// process.
+//
+//   receiver's process                                     sender's process
+//   FrameCarrier::Dial(target, token, to)      ────▶       FrameServer::Accept(stream)
+//   to->OnFrame(header, payload) …             ◀ frames ─  stream->Write(header, payload) …
+//   to->OnEnded(why)                                       ~FrameSource
+//
+// A carrier proves both ends to each other before anything else is said, and bounds what is on its
+// way. Frames of one stream arrive in order, whole, or the stream ends.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_
+#define TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "runtime/protocol/peer_messages.h"
+
+namespace tandem {
+
+// ---- The sender's end ----
+
+// A block that a stream reads where it lies, until it destroys this: on any thread, perhaps within
+// Write.
+class FramePayload {
+ public:
+  explicit FramePayload(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  virtual ~FramePayload() = default;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  const std::span<const std::byte> bytes_;
+};
+
+// Of the carrier. Lives until its FrameSource is destroyed. Calls only begin something: what comes
+// of it is said on another stack.
+class FrameStream {
+ public:
+  virtual ~FrameStream() = default;
+  // FrameSource::OnWritten follows; before it there is no other Write.
+  virtual void Write(const FrameHeader& header, std::unique_ptr<FramePayload> payload) = 0;
+  // At once, though the receiver may not read what is being written. Any number of times.
+  virtual void End(const absl::Status& why) = 0;
+};
+
+// Of the transport: what the stream serves. Destroyed when there will be no call of it any more;
+// its stream is not touched after that.
+class FrameSource {
+ public:
+  virtual ~FrameSource() = default;
+  // Once, the receiver has named its link. Not OK: the stream is to end with it.
+  virtual absl::Status Begin(const std::string& token) = 0;
+  // Not `ok`: the stream is broken.
+  virtual void OnWritten(bool ok) = 0;
+  // The receiver has left. Perhaps during Begin, or before it.
+  virtual void OnPeerGone() = 0;
+};
+
+class FrameServer {
+ public:
+  virtual ~FrameServer() = default;
+  // For each stream that is dialled here, before anything else of it. Any thread.
+  virtual std::unique_ptr<FrameSource> Accept(FrameStream* stream) = 0;
+};
+
+// ---- The receiver's end ----
+
+// Of the transport. One call at a time.
+class FrameTarget {
+ public:
+  virtual ~FrameTarget() = default;
+  // `payload` is the whole of it, in pieces, good for this call. Not OK: the stream is to end.
+  virtual absl::Status OnFrame(const FrameHeader& header,
+                               std::span<const std::string_view> payload) = 0;
+  // Last, with what to tell the engine.
+  virtual void OnEnded(const absl::Status& why) = 0;
+};
+
+// Of the carrier.
+class DialledStream {
+ public:
+  virtual ~DialledStream() = default;
+  // Ends it, soon: OnEnded follows still. Any thread.
+  virtual void Cancel() = 0;
+};
+
+// ---- Both ----
+
+class FrameCarrier {
+ public:
+  // No stream is left, of either kind.
+  virtual ~FrameCarrier() = default;
+  virtual std::string_view name() const = 0;  // Of the transport and of its path: "grpc".
+  // Once, before anybody can dial this process. `server` outlives all streams.
+  virtual void Serve(FrameServer* server) = 0;
+  // Waits for nobody. The stream keeps `to` until OnEnded has returned.
+  virtual std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
+                                              std::shared_ptr<FrameTarget> to) = 0;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_STREAM_FRAME_STREAM_H_

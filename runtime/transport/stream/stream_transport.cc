@@ -1,0 +1,436 @@
+#include "runtime/transport/stream/stream_transport.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/crc32c.h"
+#include "runtime/base/entropy.h"
+#include "runtime/base/log.h"
+#include "runtime/transport/frame_wire.h"
+#include "runtime/transport/link_probe.h"
+#include "runtime/transport/lost_callback.h"
+
+namespace tandem {
+
+namespace {
+
+constexpr size_t kTokenBytes = 16;
+constexpr auto kReleaseGrace = std::chrono::seconds(2);
+
+}  // namespace
+
+// Holds up the transport's destructor.
+class StreamTransport::Retained {
+ public:
+  explicit Retained(StreamTransport* transport) : transport_(transport) {
+    MutexLock lock(&transport_->mu_);
+    ++transport_->retained_;
+  }
+  Retained(const Retained&) = delete;
+  Retained& operator=(const Retained&) = delete;
+  ~Retained() {
+    MutexLock lock(&transport_->mu_);
+    --transport_->retained_;
+    transport_->released_.SignalAll();
+  }
+  StreamTransport* operator->() const { return transport_; }
+
+ private:
+  StreamTransport* const transport_;
+};
+
+// ---- Sending ----
+
+class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> {
+ public:
+  SendLink(StreamTransport* transport, std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport), on_lost_(std::move(on_lost)) {
+    const int64_t block_bytes = transport->pool_.block_bytes;
+    const int32_t count = NumProbes(block_bytes);
+    for (int32_t i = 0; i < count; ++i) {
+      waiting_.push_back({.header = ProbeHeader(i, count, block_bytes), .block = -1});
+    }
+  }
+
+  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_);
+  void Withdraw(uint64_t send_id) EXCLUDES(mu_);
+  // False if the link is closed or has a stream already.
+  bool Join(FrameStream* stream) EXCLUDES(mu_);
+  void OnWritten(bool ok) EXCLUDES(mu_);
+  void OnStreamGone() EXCLUDES(mu_);
+  void Close(const absl::Status& why) EXCLUDES(mu_);
+  // Without the lock: payloads may be destroyed inside a write.
+  bool broken() const { return broken_.load(); }
+
+ private:
+  struct Waiting {
+    FrameHeader header;
+    int32_t block = 0;  // -1: a probe.
+    uint64_t send_id = 0;
+  };
+  void WriteNext() REQUIRES(mu_);
+
+  StreamTransport* const transport_;
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+  mutable Mutex mu_;
+  std::deque<Waiting> waiting_ GUARDED_BY(mu_);
+  FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
+  bool joined_ GUARDED_BY(mu_) = false;
+  bool writing_ GUARDED_BY(mu_) = false;
+  bool closed_ GUARDED_BY(mu_) = false;
+  std::atomic<bool> broken_{false};  // Follows closed_.
+};
+
+// Its destruction reports the frame.
+class StreamTransport::Payload final : public FramePayload {
+ public:
+  Payload(std::span<const std::byte> bytes, StreamTransport* transport,
+          std::shared_ptr<SendLink> link, uint64_t send_id, bool probe)
+      : FramePayload(bytes),
+        transport_(transport),
+        link_(std::move(link)),
+        send_id_(send_id),
+        probe_(probe) {}
+  ~Payload() override {
+    if (!probe_) transport_->listener_->OnFrameSent(send_id_, !link_->broken());
+  }
+
+ private:
+  const Retained transport_;  // Goes last.
+  const std::shared_ptr<SendLink> link_;
+  const uint64_t send_id_;
+  const bool probe_;
+};
+
+void StreamTransport::SendLink::Send(const FrameHeader& header, int32_t block, uint64_t send_id) {
+  bool closed = false;
+  {
+    MutexLock lock(&mu_);
+    closed = closed_;
+    if (!closed) {
+      waiting_.push_back({.header = header, .block = block, .send_id = send_id});
+      WriteNext();
+    }
+  }
+  if (closed) transport_->listener_->OnFrameSent(send_id, false);
+}
+
+void StreamTransport::SendLink::Withdraw(uint64_t send_id) {
+  {
+    MutexLock lock(&mu_);
+    const auto frame = std::find_if(waiting_.begin(), waiting_.end(), [send_id](const Waiting& w) {
+      return w.block >= 0 && w.send_id == send_id;
+    });
+    if (frame == waiting_.end()) return;
+    waiting_.erase(frame);
+  }
+  transport_->listener_->OnFrameSent(send_id, false);
+}
+
+bool StreamTransport::SendLink::Join(FrameStream* stream) {
+  MutexLock lock(&mu_);
+  if (closed_ || joined_) return false;
+  joined_ = true;
+  stream_ = stream;
+  WriteNext();
+  return true;
+}
+
+void StreamTransport::SendLink::WriteNext() {
+  if (stream_ == nullptr || writing_ || closed_ || waiting_.empty()) return;
+  const Waiting next = waiting_.front();
+  waiting_.pop_front();
+  writing_ = true;
+  const KvPool& pool = transport_->pool_;
+  const bool probe = next.block < 0;
+  const std::byte* bytes = probe ? transport_->probe_.data() : pool.block(next.block);
+  stream_->Write(next.header,
+                 std::make_unique<Payload>(std::span(bytes, static_cast<size_t>(pool.block_bytes)),
+                                           transport_, shared_from_this(), next.send_id, probe));
+}
+
+void StreamTransport::SendLink::OnWritten(bool ok) {
+  if (!ok) {
+    Close(absl::UnavailableError("the KV stream broke"));
+    return;
+  }
+  MutexLock lock(&mu_);
+  writing_ = false;
+  WriteNext();
+}
+
+void StreamTransport::SendLink::OnStreamGone() {
+  Close(absl::UnavailableError("the KV stream ended"));
+  MutexLock lock(&mu_);
+  stream_ = nullptr;
+}
+
+void StreamTransport::SendLink::Close(const absl::Status& why) {
+  std::deque<Waiting> dropped;
+  {
+    MutexLock lock(&mu_);
+    if (closed_) return;
+    closed_ = true;
+    broken_ = true;
+    dropped.swap(waiting_);
+    if (stream_ != nullptr) stream_->End(why);
+  }
+  for (const Waiting& frame : dropped) {
+    if (frame.block >= 0) transport_->listener_->OnFrameSent(frame.send_id, false);
+  }
+  on_lost_->Call(why);
+}
+
+class StreamTransport::Source final : public FrameSource {
+ public:
+  Source(StreamTransport* transport, FrameStream* stream)
+      : transport_(transport), stream_(stream) {}
+  ~Source() override {
+    if (const auto link = Link(); link != nullptr) link->OnStreamGone();
+  }
+
+  absl::Status Begin(const std::string& token) override EXCLUDES(mu_) {
+    const std::shared_ptr<SendLink> link = transport_->Forget(token);
+    if (link == nullptr) return absl::NotFoundError("no KV link of that token");
+    bool peer_gone = false;
+    {
+      MutexLock lock(&mu_);
+      link_ = link;
+      peer_gone = peer_gone_;
+    }
+    if (peer_gone) link->Close(PeerGone());
+    return link->Join(stream_) ? absl::OkStatus() : absl::UnavailableError("closed");
+  }
+  void OnWritten(bool ok) override { Link()->OnWritten(ok); }
+  void OnPeerGone() override EXCLUDES(mu_) {
+    {
+      MutexLock lock(&mu_);
+      peer_gone_ = true;
+    }
+    if (const auto link = Link(); link != nullptr) link->Close(PeerGone());
+  }
+
+ private:
+  static absl::Status PeerGone() { return absl::UnavailableError("the peer ended the stream"); }
+  std::shared_ptr<SendLink> Link() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    return link_;
+  }
+
+  const Retained transport_;  // Goes last.
+  FrameStream* const stream_;
+  Mutex mu_;
+  std::shared_ptr<SendLink> link_ GUARDED_BY(mu_);  // From Begin.
+  bool peer_gone_ GUARDED_BY(mu_) = false;
+};
+
+class StreamTransport::Outbound final : public KvOutbound {
+ public:
+  Outbound(StreamTransport* transport, std::string token, std::shared_ptr<SendLink> link,
+           std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport),
+        token_(std::move(token)),
+        link_(std::move(link)),
+        on_lost_(std::move(on_lost)) {}
+  ~Outbound() override {
+    on_lost_->Clear();
+    transport_->Forget(token_);
+    link_->Close(absl::CancelledError("the session ended"));
+  }
+  const std::string& address() const override { return token_; }
+  void Send(const FrameHeader& header, int32_t block, uint64_t send_id) override {
+    link_->Send(header, block, send_id);
+  }
+  void Withdraw(uint64_t send_id) override { link_->Withdraw(send_id); }
+
+ private:
+  StreamTransport* const transport_;
+  const std::string token_;
+  const std::shared_ptr<SendLink> link_;
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+};
+
+// ---- Receiving ----
+
+class StreamTransport::ReceiveLink final : public FrameTarget {
+ public:
+  ReceiveLink(StreamTransport* transport, const std::string& peer,
+              std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport),
+        on_lost_(std::move(on_lost)),
+        scratch_(static_cast<size_t>(transport->pool_.block_bytes)),
+        probe_(transport->listener_, peer, std::string(transport->name())) {}
+
+  // No frame gets a place after this.
+  void Close() EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    closed_ = true;
+    probe_.Close();
+  }
+
+  absl::Status OnFrame(const FrameHeader& header,
+                       std::span<const std::string_view> payload) override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    if (closed_) return absl::CancelledError("closed");
+    if (header.length_bytes != transport_->pool_.block_bytes) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "frame: %d bytes, blocks have %d", header.length_bytes, transport_->pool_.block_bytes));
+    }
+    if (IsProbe(header)) {
+      CopyAndSum(payload, scratch_.data());
+      probe_.Count(header);
+    } else if (std::optional<FrameSink::Landing> landing = transport_->sink_.Begin(header)) {
+      landing->Complete(CopyAndSum(payload, landing->data()));
+    }
+    return absl::OkStatus();
+  }
+  void OnEnded(const absl::Status& why) override { on_lost_->Call(why); }
+
+ private:
+  static uint32_t CopyAndSum(std::span<const std::string_view> payload, std::byte* out) {
+    uint32_t crc = 0;
+    for (const std::string_view part : payload) {
+      crc = Crc32cCopy(out, part.data(), part.size(), crc);
+      out += part.size();
+    }
+    return crc;
+  }
+
+  const Retained transport_;  // Goes last.
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+  std::vector<std::byte> scratch_;  // Where probes land.
+  Mutex mu_;
+  LinkProbe probe_ GUARDED_BY(mu_);
+  bool closed_ GUARDED_BY(mu_) = false;
+};
+
+class StreamTransport::Inbound final : public KvInbound {
+ public:
+  Inbound(StreamTransport* transport, std::string peer, std::string target,
+          std::shared_ptr<LostCallbackOnce> on_lost)
+      : transport_(transport),
+        peer_(std::move(peer)),
+        target_(std::move(target)),
+        token_(RandomBytes(kTokenBytes)),
+        on_lost_(std::move(on_lost)) {}
+  ~Inbound() override {
+    on_lost_->Clear();
+    if (link_ == nullptr) return;
+    link_->Close();
+    stream_->Cancel();
+  }
+  const std::string& address() const override { return token_; }
+  void Attach(const std::string& sender_address) override {
+    if (sender_address != token_) {
+      on_lost_->Call(absl::InvalidArgumentError("the peer answered for another KV link"));
+      return;
+    }
+    link_ = std::make_shared<ReceiveLink>(transport_, peer_, on_lost_);
+    stream_ = transport_->carrier_->Dial(target_, token_, link_);
+  }
+
+ private:
+  StreamTransport* const transport_;
+  const std::string peer_;
+  const std::string target_;
+  const std::string token_;
+  const std::shared_ptr<LostCallbackOnce> on_lost_;
+  std::shared_ptr<ReceiveLink> link_;  // From Attach, both.
+  std::shared_ptr<DialledStream> stream_;
+};
+
+// ---- The transport ----
+
+absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
+    int64_t block_bytes, int32_t num_blocks, std::unique_ptr<FrameCarrier> carrier,
+    KvReceiver* receiver, Listener* listener) {
+  if (block_bytes < 1 || num_blocks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a KV pool of %d blocks of %d bytes", num_blocks, block_bytes));
+  }
+  const auto bytes = static_cast<size_t>(block_bytes * num_blocks);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("no memory for a KV pool of %d bytes: %s", bytes, std::strerror(errno)));
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // Advice: may be refused.
+  std::memset(memory, 0, bytes);
+  const KvPool pool = {.base = static_cast<std::byte*>(memory),
+                       .block_bytes = block_bytes,
+                       .num_blocks = num_blocks};
+  return std::unique_ptr<StreamTransport>(
+      new StreamTransport(pool, std::move(carrier), receiver, listener));
+}
+
+StreamTransport::StreamTransport(const KvPool& pool, std::unique_ptr<FrameCarrier> carrier,
+                                 KvReceiver* receiver, Listener* listener)
+    : pool_(pool),
+      listener_(listener),
+      sink_(pool, receiver, listener),
+      probe_(static_cast<size_t>(pool.block_bytes)),
+      carrier_(std::move(carrier)) {
+  carrier_->Serve(this);
+}
+
+StreamTransport::~StreamTransport() {
+  {
+    MutexLock lock(&mu_);
+    const auto end = std::chrono::steady_clock::now() + kReleaseGrace;
+    while (retained_ > 0 && std::chrono::steady_clock::now() < end) {
+      released_.WaitFor(&mu_, std::chrono::milliseconds(100));
+    }
+    if (retained_ > 0) {
+      LogWarning("streams did not let go of the KV pool",
+                 {{"transport", name()}, {"held", retained_}});
+      return;  // The process ends; the mapping ends with it.
+    }
+  }
+  munmap(pool_.base, static_cast<size_t>(pool_.block_bytes * pool_.num_blocks));
+}
+
+std::unique_ptr<FrameSource> StreamTransport::Accept(FrameStream* stream) {
+  return std::make_unique<Source>(this, stream);
+}
+
+std::shared_ptr<StreamTransport::SendLink> StreamTransport::Forget(const std::string& token) {
+  MutexLock lock(&mu_);
+  const auto found = awaited_.find(token);
+  if (found == awaited_.end()) return nullptr;
+  std::shared_ptr<SendLink> link = std::move(found->second);
+  awaited_.erase(found);
+  return link;
+}
+
+absl::StatusOr<std::unique_ptr<KvInbound>> StreamTransport::OpenInbound(
+    const std::string& peer, const std::string& peer_target, LostCallback on_lost) {
+  return std::make_unique<Inbound>(this, peer, peer_target,
+                                   std::make_shared<LostCallbackOnce>(std::move(on_lost)));
+}
+
+absl::StatusOr<std::unique_ptr<KvOutbound>> StreamTransport::OpenOutbound(
+    const std::string& peer, const std::string& receiver_address, LostCallback on_lost) {
+  if (receiver_address.size() != kTokenBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("KV link token: %d bytes, want %d", receiver_address.size(), kTokenBytes));
+  }
+  auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
+  auto link = std::make_shared<SendLink>(this, once);
+  {
+    MutexLock lock(&mu_);
+    if (!awaited_.emplace(receiver_address, link).second) {
+      return absl::FailedPreconditionError("KV link token: in use already");
+    }
+  }
+  return std::make_unique<Outbound>(this, receiver_address, std::move(link), std::move(once));
+}
+
+}  // namespace tandem

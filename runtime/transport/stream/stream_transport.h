@@ -1,0 +1,73 @@
+// KvTransport over streams of frames that a FrameCarrier has, such as gRPC's.
+//
+// The receiver dials (a connection of its own, so that blocks never share one with control) and
+// names the link by a token that it drew; frames come down the stream. A stream reads a block where
+// it lies in the pool; that it destroys the payload is the proof that it has been read. One frame
+// of a link is inside the carrier at a time.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
+#define TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/mutex.h"
+#include "runtime/transport/frame_sink.h"
+#include "runtime/transport/kv_transport.h"
+#include "runtime/transport/stream/frame_stream.h"
+
+namespace tandem {
+
+class StreamTransport final : public KvTransport, private FrameServer {
+ public:
+  // `receiver` and `listener` outlive the transport. ResourceExhausted if the pool cannot be
+  // mapped.
+  static absl::StatusOr<std::unique_ptr<StreamTransport>> Create(
+      int64_t block_bytes, int32_t num_blocks, std::unique_ptr<FrameCarrier> carrier,
+      KvReceiver* receiver, Listener* listener);
+  // Nobody dials the carrier any more. Waits for it to let go of the pool.
+  ~StreamTransport() override;
+
+  std::string_view name() const override { return carrier_->name(); }
+  const KvPool& pool() const override { return pool_; }
+  absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
+                                                         const std::string& peer_target,
+                                                         LostCallback on_lost) override;
+  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& peer,
+                                                           const std::string& receiver_address,
+                                                           LostCallback on_lost) override;
+
+ private:
+  class Retained;
+  class SendLink;  // Outlives its handle until its last payload is gone.
+  class Payload;
+  class Source;
+  class Outbound;
+  class ReceiveLink;
+  class Inbound;
+
+  StreamTransport(const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
+                  Listener* listener);
+
+  std::unique_ptr<FrameSource> Accept(FrameStream* stream) override;
+  // The link that waits for a stream, which it waits for no more. Null if there is none.
+  std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
+
+  const KvPool pool_;
+  Listener* const listener_;
+  const FrameSink sink_;
+  const std::vector<std::byte> probe_;  // A block of zeros.
+
+  Mutex mu_;
+  CondVar released_;
+  int64_t retained_ GUARDED_BY(mu_) = 0;  // What the carrier holds of ours.
+  std::map<std::string, std::shared_ptr<SendLink>> awaited_ GUARDED_BY(mu_);  // By token.
+  const std::unique_ptr<FrameCarrier> carrier_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_STREAM_STREAM_TRANSPORT_H_
