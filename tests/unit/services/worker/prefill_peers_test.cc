@@ -10,7 +10,7 @@
 #include "services/worker/read_window.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tests/support/eventually.h"
-#include "tests/unit/services/worker/kv_side.h"
+#include "tests/unit/services/worker/grpc_side.h"
 
 namespace tandem {
 namespace {
@@ -20,12 +20,12 @@ TEST(PrefillPeersTest, OfTooManyTheOneThatWasUsedLeastLatelyIsLost) {
   // It takes connections and says nothing.
   const auto silent = ListenSocket::Open("127.0.0.1:0");
   ASSERT_TRUE(silent.ok()) << silent.status();
-  const auto side = MakeSide("grpc", 1);
+  GrpcSide side(1);
   const FleetSecret no_secret;
   MemoryBudget budget(int64_t{256} << 20);
   CommandQueue commands(1);
   PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
-                     /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side->transport.get(),
+                     /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side.transport.get(),
                      &commands);
   const auto send = [&](size_t number) {
     peers.Send({.worker = {.name = std::to_string(number), .incarnation = 1},
@@ -84,12 +84,12 @@ class OneToken final : public proto::Prefill::Service {
 TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
   for (const int32_t token : {99, 100}) {
     OneToken prefill(token);
-    const auto side = MakeSide("grpc", 1);
+    GrpcSide side(1);
     const FleetSecret no_secret;
     MemoryBudget budget(int64_t{256} << 20);
     CommandQueue commands(1);
     PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
-                       /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side->transport.get(),
+                       /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side.transport.get(),
                        &commands);
     peers.Send({.worker = {.name = "prefill", .incarnation = 2},
                 .address = "127.0.0.1:" + std::to_string(prefill.port())},

@@ -1,7 +1,6 @@
 // Who may use the links of the UCX transport, and who is hung up on.
 
 #include <gmock/gmock.h>
-#include <grpc/grpc.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -15,7 +14,7 @@
 
 #include "runtime/transport/ucx/socket_greeting.h"
 #include "runtime/transport/ucx/ucx_address.h"
-#include "tests/unit/services/worker/kv_side.h"
+#include "tests/unit/runtime/transport/ucx_side.h"
 
 namespace tandem {
 namespace {
@@ -238,9 +237,3 @@ TEST(UcxTrustTest, StrangersThatHangUpLeaveRoomForLinks) {
 
 }  // namespace
 }  // namespace tandem
-
-int main(int argc, char** argv) {
-  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
-  testing::InitGoogleMock(&argc, argv);
-  return RUN_ALL_TESTS();
-}

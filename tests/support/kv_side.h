@@ -1,9 +1,8 @@
 // A KV transport with all that it borrows, and what it reports: for tests of transports.
 
-#ifndef TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
-#define TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
+#ifndef TANDEM_TESTS_SUPPORT_KV_SIDE_H_
+#define TANDEM_TESTS_SUPPORT_KV_SIDE_H_
 
-#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -17,12 +16,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/mutex.h"
 #include "runtime/base/random.h"
-#include "runtime/transport/stream/stream_transport.h"
-#include "runtime/transport/ucx/ucx_transport.h"
-#include "services/server/channel.h"
-#include "services/server/fleet_auth.h"
-#include "services/worker/grpc_frame_carrier.h"
-#include "tests/support/test_door.h"
+#include "runtime/transport/kv_transport.h"
 
 namespace tandem {
 
@@ -116,64 +110,19 @@ class Recorder final : public KvTransport::Listener {
   std::vector<std::pair<std::string, std::string>> closed_;
 };
 
-// A transport with everything that it borrows.
+// A transport with everything that it borrows. One that needs more derives from it, and destroys
+// the transport before that goes.
 struct Side {
-  Recorder recorder;
-  KvReceiver receiver{kBlockBytes};
-  std::unique_ptr<TestDoor> door;
-  std::unique_ptr<KvTransport> transport;
-  std::unique_ptr<grpc::Server> server;
-  std::string target;
-
-  ~Side() {
-    if (server != nullptr) {
-      server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-      server->Wait();
-    }
-    transport.reset();
-  }
+  virtual ~Side() = default;
   KvTransport::LostCallback OnLost() {
     return [this](const absl::Status& why) { recorder.OnLost(why); };
   }
-};
 
-// "ucx": shared memory; "ucx-network": messages over loopback; "grpc".
-inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
-                                      const FleetSecret& secret = {}) {
-  auto side = std::make_unique<Side>();
-  side->door = std::make_unique<TestDoor>(secret);
-  if (kind == "grpc") {
-    auto carrier = std::make_unique<GrpcFrameCarrier>(
-        GrpcFrameOptions{.block_bytes = kBlockBytes, .door = side->door.get(), .secret = secret});
-    grpc::Service* const service = carrier->service();
-    auto transport = StreamTransport::Create(kBlockBytes, num_blocks, std::move(carrier),
-                                             &side->receiver, &side->recorder);
-    if (!transport.ok()) ADD_FAILURE() << transport.status();
-    grpc::ServerBuilder builder;
-    ConfigureServer(1, &builder);
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(service);
-    builder.RegisterService(side->door->service());
-    side->server = builder.BuildAndStart();
-    side->target = "127.0.0.1:" + std::to_string(port);
-    side->door->ListensOn(side->target);
-    side->transport = *std::move(transport);
-    return side;
-  }
-  UcxOptions options;
-  options.block_bytes = kBlockBytes;
-  options.num_blocks = num_blocks;
-  options.secret = secret;
-  if (kind == "ucx-network") {
-    options.devices = "lo";
-    options.shared_memory = false;
-  }
-  auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
-  if (!transport.ok()) ADD_FAILURE() << transport.status();
-  side->transport = *std::move(transport);
-  return side;
-}
+  Recorder recorder;
+  KvReceiver receiver{kBlockBytes};
+  std::unique_ptr<KvTransport> transport;
+  std::string target;
+};
 
 struct Link {
   std::unique_ptr<KvOutbound> outbound;
@@ -216,4 +165,4 @@ inline std::vector<int32_t> Range(int32_t begin, int32_t end) {
 
 }  // namespace tandem
 
-#endif  // TANDEM_TESTS_UNIT_SERVICES_WORKER_KV_SIDE_H_
+#endif  // TANDEM_TESTS_SUPPORT_KV_SIDE_H_

@@ -1,10 +1,8 @@
-// Both transports, held to one contract: two of them in this process, and one in a process that is
-// stopped or killed.
+// Two transports in this process, and one in a process that is stopped or killed.
 
-#include "runtime/transport/kv_transport.h"
+#include "tests/support/kv_conformance.h"
 
 #include <gmock/gmock.h>
-#include <grpc/grpc.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -17,19 +15,19 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/services/worker/kv_side.h"
+#include "runtime/transport/kv_transport.h"
 
 namespace tandem {
 namespace {
 
-class KvTransportTest : public testing::TestWithParam<std::string> {};
+class KvTransportTest : public testing::TestWithParam<KvKind> {};
 
 TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
   constexpr int32_t kBlocks = 1000;
   constexpr uint64_t kSeed = 20'261'121;
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
-  auto from = MakeSide(GetParam(), kBlocks);
-  auto to = MakeSide(GetParam(), kBlocks);
+  auto from = GetParam().make(kBlocks);
+  auto to = GetParam().make(kBlocks);
   FillPool(from->transport->pool(), kSeed);
   std::vector<int32_t> places = Range(0, kBlocks);
   std::vector<int32_t> order = Range(0, kBlocks);
@@ -63,23 +61,21 @@ TEST_P(KvTransportTest, ThousandBlocksArriveWholeInAnyOrder) {
 }
 
 TEST_P(KvTransportTest, LinkIsProbedAndReported) {
-  auto from = MakeSide(GetParam(), 64);
-  auto to = MakeSide(GetParam(), 64);
+  auto from = GetParam().make(64);
+  auto to = GetParam().make(64);
   Link link = Connect(from.get(), to.get());
   ASSERT_TRUE(to->recorder.WaitForProbe());
   const LinkReport report = to->recorder.reports().front();
   EXPECT_EQ(report.peer, "sender");
   EXPECT_GT(report.bytes_per_second, 0);
-  EXPECT_EQ(report.path, GetParam() == "ucx"           ? "shared memory"
-                         : GetParam() == "ucx-network" ? "ucx message"
-                                                       : "grpc");
+  EXPECT_EQ(report.path, GetParam().path);
   link.inbound.reset();
   EXPECT_TRUE(to->recorder.WaitForClosed(report.peer, report.path));
 }
 
 TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {
-  auto from = MakeSide(GetParam(), 8);
-  auto to = MakeSide(GetParam(), 8);
+  auto from = GetParam().make(8);
+  auto to = GetParam().make(8);
   FillPool(from->transport->pool(), 5);
   const Reservation stale = to->receiver.Open(kJob, 0, Range(0, 4));
   EXPECT_TRUE(to->receiver.Close(stale).empty());
@@ -96,8 +92,8 @@ TEST_P(KvTransportTest, FrameOfAStaleGenerationIsDroppedAndCompletes) {
 }
 
 TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
-  auto from = MakeSide(GetParam(), 8);
-  auto to = MakeSide(GetParam(), 8);
+  auto from = GetParam().make(8);
+  auto to = GetParam().make(8);
   FillPool(from->transport->pool(), 6);
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 2));
   Link link = Connect(from.get(), to.get());
@@ -113,8 +109,8 @@ TEST_P(KvTransportTest, FlippedBitIsFoundByTheReceiver) {
 }
 
 TEST_P(KvTransportTest, AFrameOfAnotherLengthEndsTheLinkAndHasNoPlace) {
-  auto from = MakeSide(GetParam(), 8);
-  auto to = MakeSide(GetParam(), 8);
+  auto from = GetParam().make(8);
+  auto to = GetParam().make(8);
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 4));
   Link link = Connect(from.get(), to.get());
   FrameHeader header = HeaderFor(from->transport->pool(), 1, reservation, 1);
@@ -128,8 +124,8 @@ TEST_P(KvTransportTest, AFrameOfAnotherLengthEndsTheLinkAndHasNoPlace) {
 
 TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
   constexpr size_t kSends = 500;
-  auto from = MakeSide(GetParam(), 16);
-  auto to = MakeSide(GetParam(), 16);
+  auto from = GetParam().make(16);
+  auto to = GetParam().make(16);
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
@@ -140,8 +136,8 @@ TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
 
 TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
   constexpr uint64_t kSends = 60;  // More than a link has under way at once.
-  auto from = MakeSide(GetParam(), 64);
-  auto to = MakeSide(GetParam(), 64);
+  auto from = GetParam().make(64);
+  auto to = GetParam().make(64);
   FillPool(from->transport->pool(), 7);
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 64));
   auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
@@ -153,9 +149,8 @@ TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
     (*outbound)->Send(HeaderFor(from->transport->pool(), block, reservation, block), block, i);
   }
   (*outbound)->Withdraw(kSends - 1);
-  (*outbound)->Withdraw(kSends + 1);  // Never sent.
-  // The network's window empties without a receiver: there it may have left already.
-  const bool waits = GetParam() != "ucx-network";
+  (*outbound)->Withdraw(kSends + 1);                 // Never sent.
+  const bool waits = GetParam().waits_for_receiver;  // Else it may have left already.
   if (waits) {
     ASSERT_TRUE(from->recorder.WaitForSent(1));
     EXPECT_EQ(from->recorder.sent(), (std::map<uint64_t, bool>{{kSends - 1, false}}));
@@ -169,8 +164,8 @@ TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
 }
 
 TEST_P(KvTransportTest, FramesOfAClosedReceiverGetNoPlace) {
-  auto from = MakeSide(GetParam(), 16);
-  auto to = MakeSide(GetParam(), 16);
+  auto from = GetParam().make(16);
+  auto to = GetParam().make(16);
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
   Link link = Connect(from.get(), to.get());
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, reservation, 0);
@@ -189,8 +184,8 @@ TEST_P(KvTransportTest, FramesOfAClosedReceiverGetNoPlace) {
 }
 
 TEST_P(KvTransportTest, ManyLinksOpenAndCloseOverOnePair) {
-  auto from = MakeSide(GetParam(), 16);
-  auto to = MakeSide(GetParam(), 16);
+  auto from = GetParam().make(16);
+  auto to = GetParam().make(16);
   FillPool(from->transport->pool(), 9);
   for (uint64_t round = 0; round < 20; ++round) {
     const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 16));
@@ -206,7 +201,7 @@ TEST_P(KvTransportTest, ManyLinksOpenAndCloseOverOnePair) {
 }
 
 TEST_P(KvTransportTest, AddressesThatAreNoneAreRefused) {
-  auto from = MakeSide(GetParam(), 4);
+  auto from = GetParam().make(4);
   for (const std::string& bytes : {std::string(), std::string("x"), std::string(5000, '\xff')}) {
     EXPECT_EQ(from->transport->OpenOutbound("receiver", bytes, nullptr).status().code(),
               absl::StatusCode::kInvalidArgument);
@@ -252,7 +247,7 @@ class PeerProcess {
       for (const int fd : {down[0], down[1], up[0], up[1]}) {
         if (fd != kPeerInput && fd != kPeerOutput) close(fd);
       }
-      execl("/proc/self/exe", "kv_transport_test", "--peer", kind.c_str(), nullptr);
+      execl("/proc/self/exe", "kv_conformance", "--peer", kind.c_str(), nullptr);
       _exit(127);
     }
     close(down[0]);
@@ -278,8 +273,12 @@ class PeerProcess {
 
 constexpr int32_t kPeerBlocks = 64;
 
-int PeerMain(const std::string& kind) {
-  auto side = MakeSide(kind, kPeerBlocks);
+int PeerMain(const std::string& name) {
+  const std::vector<KvKind> kinds = KvKinds();
+  const auto kind = std::find_if(kinds.begin(), kinds.end(),
+                                 [&](const KvKind& each) { return each.name == name; });
+  if (kind == kinds.end()) return 1;
+  auto side = kind->make(kPeerBlocks);
   const std::string target = PipeRead(kPeerInput);
   auto inbound = side->transport->OpenInbound("sender", target, side->OnLost());
   if (!inbound.ok()) return 1;
@@ -312,10 +311,12 @@ PeerLink ConnectToPeer(Side* from, PeerProcess* peer) {
   return link;
 }
 
-TEST_P(KvTransportTest, BlocksReachAnotherProcess) {
-  auto from = MakeSide(GetParam(), kPeerBlocks);
+class KvPeerProcessTest : public testing::TestWithParam<KvKind> {};
+
+TEST_P(KvPeerProcessTest, BlocksReachAnotherProcess) {
+  auto from = GetParam().make(kPeerBlocks);
   FillPool(from->transport->pool(), 4);
-  PeerProcess peer(GetParam());
+  PeerProcess peer(GetParam().name);
   PeerLink link = ConnectToPeer(from.get(), &peer);
   for (int32_t i = 0; i < kPeerBlocks; ++i) {
     link.outbound->Send(HeaderFor(from->transport->pool(), i, link.reservation, i), i,
@@ -326,11 +327,11 @@ TEST_P(KvTransportTest, BlocksReachAnotherProcess) {
 }
 
 // The Session notices the death and destroys its link; every send must have completed then.
-TEST_P(KvTransportTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
+TEST_P(KvPeerProcessTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
   constexpr size_t kSends = 5000;
   for (int round = 0; round < 5; ++round) {
-    auto from = MakeSide(GetParam(), kPeerBlocks);
-    PeerProcess peer(GetParam());
+    auto from = GetParam().make(kPeerBlocks);
+    PeerProcess peer(GetParam().name);
     PeerLink link = ConnectToPeer(from.get(), &peer);
     const FrameHeader header = HeaderFor(from->transport->pool(), 0, link.reservation, 0);
     for (size_t i = 0; i < kSends; ++i) {
@@ -343,7 +344,7 @@ TEST_P(KvTransportTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
     link.outbound.reset();
     EXPECT_TRUE(from->recorder.WaitForSent(kSends)) << "round " << round;
     // The transport works on with others.
-    auto other = MakeSide(GetParam(), kPeerBlocks);
+    auto other = GetParam().make(kPeerBlocks);
     FillPool(from->transport->pool(), 11);
     const Reservation reservation = other->receiver.Open(kJob, 0, Range(0, kPeerBlocks));
     Link second = Connect(from.get(), other.get());
@@ -352,16 +353,16 @@ TEST_P(KvTransportTest, EverySendCompletesWhenThePeerIsKilledMidTransfer) {
   }
 }
 
-TEST_P(KvTransportTest, StoppedPeerHoldsUpNoOtherLink) {
+TEST_P(KvPeerProcessTest, StoppedPeerHoldsUpNoOtherLink) {
   constexpr size_t kSends = 5000;
-  auto from = MakeSide(GetParam(), kPeerBlocks);
+  auto from = GetParam().make(kPeerBlocks);
   FillPool(from->transport->pool(), 12);
-  PeerProcess peer(GetParam());
+  PeerProcess peer(GetParam().name);
   PeerLink link = ConnectToPeer(from.get(), &peer);
   peer.Signal(SIGSTOP);
   const FrameHeader header = HeaderFor(from->transport->pool(), 0, link.reservation, 0);
   for (size_t i = 0; i < kSends; ++i) link.outbound->Send(header, 0, i);
-  auto other = MakeSide(GetParam(), kPeerBlocks);
+  auto other = GetParam().make(kPeerBlocks);
   const Reservation reservation = other->receiver.Open(kJob, 0, Range(0, kPeerBlocks));
   Link second = Connect(from.get(), other.get());
   for (int32_t i = 0; i < kPeerBlocks; ++i) {
@@ -373,43 +374,22 @@ TEST_P(KvTransportTest, StoppedPeerHoldsUpNoOtherLink) {
   EXPECT_TRUE(from->recorder.WaitForSent(kSends + kPeerBlocks));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::Values("ucx", "ucx-network", "grpc"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
-
-// Who has taken the port of a dead worker.
-TEST(GrpcKvTransportTest, FramesOfASenderThatProvesNothingAreNotRead) {
-  auto from = MakeSide("grpc", 4);
-  auto to = MakeSide("grpc", 4, *FleetSecret::Parse(std::string(32, 's')));
-  FillPool(from->transport->pool(), 1);
-  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 4));
-  Link link = Connect(from.get(), to.get());
-  link.outbound->Send(HeaderFor(from->transport->pool(), 1, reservation, 1), 1, 1);
-  ASSERT_TRUE(to->recorder.WaitForLoss());
-  EXPECT_TRUE(absl::IsUnauthenticated(to->recorder.lost()[0])) << to->recorder.lost()[0];
-  EXPECT_TRUE(to->recorder.received().empty());
+std::vector<KvKind> KindsAcrossProcesses() {
+  std::vector<KvKind> kinds = KvKinds();
+  std::erase_if(kinds, [](const KvKind& kind) { return !kind.crosses_processes; });
+  return kinds;
 }
+std::string NameOf(const testing::TestParamInfo<KvKind>& kind) { return kind.param.name; }
 
-TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
-  KvReceiver receiver(kBlockBytes);
-  Recorder recorder;
-  UcxOptions options;
-  options.block_bytes = int64_t{1} << 40;
-  options.num_blocks = 1000;
-  const auto transport = UcxTransport::Create(options, &receiver, &recorder);
-  EXPECT_EQ(transport.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(transport.status().message()), testing::HasSubstr("/dev/shm"));
-}
+INSTANTIATE_TEST_SUITE_P(All, KvTransportTest, testing::ValuesIn(KvKinds()), NameOf);
+INSTANTIATE_TEST_SUITE_P(All, KvPeerProcessTest, testing::ValuesIn(KindsAcrossProcesses()), NameOf);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvPeerProcessTest);
 
 }  // namespace
 }  // namespace tandem
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::string(argv[1]) == "--peer") return tandem::PeerMain(argv[2]);
-  grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -1,0 +1,180 @@
+#include "runtime/transport/stream/stream_transport.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/transport/frame_wire.h"
+#include "tests/support/kv_conformance.h"
+#include "tests/support/local_carrier.h"
+
+namespace tandem {
+namespace {
+
+class LocalSide final : public Side {
+ public:
+  explicit LocalSide(int32_t num_blocks) {
+    static std::atomic<int> next{0};
+    target = "local:" + std::to_string(next++);
+    auto carrier = std::make_unique<LocalCarrier>(target);
+    carrier_ = carrier.get();
+    auto made =
+        StreamTransport::Create(kBlockBytes, num_blocks, std::move(carrier), &receiver, &recorder);
+    if (!made.ok()) ADD_FAILURE() << made.status();
+    transport = *std::move(made);
+  }
+  ~LocalSide() override {
+    carrier_->Shutdown();
+    transport.reset();
+  }
+
+ private:
+  LocalCarrier* carrier_;  // The transport's.
+};
+
+}  // namespace
+
+std::vector<KvKind> KvKinds() {
+  return {{.name = "local",
+           .path = "local",
+           .crosses_processes = false,
+           .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<LocalSide>(num_blocks);
+           }}};
+}
+
+namespace {
+
+using testing::ElementsAre;
+
+// Does nothing of itself.
+class HandCarrier final : public FrameCarrier {
+ public:
+  std::string_view name() const override { return "hand"; }
+  void Serve(FrameServer* to) override { server = to; }
+  std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
+                                      std::shared_ptr<FrameTarget> to) override {
+    return nullptr;
+  }
+
+  FrameServer* server = nullptr;
+};
+
+struct HandStream final : public FrameStream {
+  void Write(const FrameHeader& header, std::unique_ptr<FramePayload> payload) override {
+    headers.push_back(header);
+    payloads.push_back(std::move(payload));
+  }
+  void End(const absl::Status& why) override { ends.push_back(why); }
+
+  std::vector<FrameHeader> headers;
+  std::deque<std::unique_ptr<FramePayload>> payloads;
+  std::vector<absl::Status> ends;
+};
+
+class StreamTransportTest : public testing::Test {
+ protected:
+  StreamTransportTest() {
+    auto carrier = std::make_unique<HandCarrier>();
+    HandCarrier* const hand = carrier.get();
+    side_.transport = *StreamTransport::Create(kBlockBytes, 8, std::move(carrier), &side_.receiver,
+                                               &side_.recorder);
+    server_ = hand->server;
+    outbound_ = *side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
+  }
+  void Send(int32_t block, uint64_t send_id) {
+    outbound_->Send(HeaderFor(side_.transport->pool(), block, {.slot = 1, .generation = 1}, block),
+                    block, send_id);
+  }
+  // Writes, and reads, all probes.
+  void PassProbes(FrameSource* source) {
+    while (!stream_.headers.empty() && IsProbe(stream_.headers.back())) {
+      stream_.payloads.clear();
+      const size_t written = stream_.headers.size();
+      source->OnWritten(true);
+      if (stream_.headers.size() == written) return;
+    }
+  }
+
+  const std::string token_ = std::string(16, 't');
+  Side side_;
+  FrameServer* server_ = nullptr;
+  std::unique_ptr<KvOutbound> outbound_;
+  HandStream stream_;
+};
+
+TEST_F(StreamTransportTest, ATokenIsGoodForOneStream) {
+  HandStream second_stream, stranger_stream;
+  const auto source = server_->Accept(&stream_);
+  const auto second = server_->Accept(&second_stream);
+  const auto stranger = server_->Accept(&stranger_stream);
+  EXPECT_TRUE(absl::IsNotFound(stranger->Begin(std::string(16, 'x'))));
+  EXPECT_TRUE(source->Begin(token_).ok());
+  EXPECT_TRUE(absl::IsNotFound(second->Begin(token_)));
+  EXPECT_TRUE(stranger_stream.headers.empty() && second_stream.headers.empty());
+  EXPECT_FALSE(stream_.headers.empty());
+  outbound_.reset();
+}
+
+TEST_F(StreamTransportTest, OneFrameOfALinkIsWrittenAtATime) {
+  const auto source = server_->Accept(&stream_);
+  ASSERT_TRUE(source->Begin(token_).ok());
+  EXPECT_EQ(stream_.headers.size(), 1u);
+  PassProbes(source.get());
+  const size_t probes = stream_.headers.size();
+  Send(3, 30);
+  Send(5, 50);
+  EXPECT_EQ(stream_.headers.size(), probes + 1);
+  EXPECT_EQ(stream_.payloads.back()->bytes().data(), side_.transport->pool().block(3));
+  source->OnWritten(true);
+  EXPECT_EQ(stream_.headers.size(), probes + 2);
+  EXPECT_EQ(stream_.payloads.back()->bytes().data(), side_.transport->pool().block(5));
+  stream_.payloads.clear();
+  outbound_.reset();
+}
+
+// Whatever becomes of stream, link and peer: the block may still be read.
+TEST_F(StreamTransportTest, AFrameIsSentOnceItsPayloadIsDestroyedAndNoSooner) {
+  auto source = server_->Accept(&stream_);
+  ASSERT_TRUE(source->Begin(token_).ok());
+  PassProbes(source.get());
+  Send(3, 30);
+  Send(5, 50);
+  source->OnWritten(true);
+  ASSERT_EQ(stream_.payloads.size(), 2u);
+  EXPECT_TRUE(side_.recorder.sent().empty());
+  stream_.payloads.pop_front();
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, true)));
+  outbound_.reset();
+  EXPECT_THAT(stream_.ends, ElementsAre(absl::CancelledError("the session ended")));
+  source.reset();
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, true)));
+  stream_.payloads.clear();
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, true), std::pair(50, false)));
+}
+
+TEST_F(StreamTransportTest, AReceiverThatLeavesBeforeItNamesItsLinkEndsIt) {
+  const auto source = server_->Accept(&stream_);
+  Send(3, 30);
+  source->OnPeerGone();
+  EXPECT_TRUE(side_.recorder.sent().empty());
+  EXPECT_TRUE(absl::IsUnavailable(source->Begin(token_)));
+  EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, false)));
+  EXPECT_EQ(side_.recorder.lost().size(), 1u);
+  EXPECT_TRUE(stream_.headers.empty());
+}
+
+TEST_F(StreamTransportTest, AnAnswerForAnotherLinkLosesIt) {
+  const auto inbound = *side_.transport->OpenInbound("sender", "nowhere", side_.OnLost());
+  inbound->Attach(std::string(16, 'x'));
+  ASSERT_EQ(side_.recorder.lost().size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(side_.recorder.lost()[0]));
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,35 @@
+// One end of UCX links, for tests.
+
+#ifndef TANDEM_TESTS_UNIT_RUNTIME_TRANSPORT_UCX_SIDE_H_
+#define TANDEM_TESTS_UNIT_RUNTIME_TRANSPORT_UCX_SIDE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "runtime/transport/ucx/ucx_transport.h"
+#include "tests/support/kv_side.h"
+
+namespace tandem {
+
+// "ucx": shared memory; "ucx-network": messages over loopback.
+inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
+                                      const FleetSecret& secret = {}) {
+  auto side = std::make_unique<Side>();
+  UcxOptions options;
+  options.block_bytes = kBlockBytes;
+  options.num_blocks = num_blocks;
+  options.secret = secret;
+  if (kind == "ucx-network") {
+    options.devices = "lo";
+    options.shared_memory = false;
+  }
+  auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
+  if (!transport.ok()) ADD_FAILURE() << transport.status();
+  side->transport = *std::move(transport);
+  return side;
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_UNIT_RUNTIME_TRANSPORT_UCX_SIDE_H_

@@ -1,0 +1,35 @@
+#include "services/worker/grpc_frame_carrier.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/kv_conformance.h"
+#include "tests/unit/services/worker/grpc_side.h"
+
+namespace tandem {
+
+std::vector<KvKind> KvKinds() {
+  return {{.name = "grpc", .path = "grpc", .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<GrpcSide>(num_blocks);
+           }}};
+}
+
+namespace {
+
+// Who has taken the port of a dead worker.
+TEST(GrpcFrameCarrierTest, FramesOfASenderThatProvesNothingAreNotRead) {
+  GrpcSide from(4);
+  GrpcSide to(4, *FleetSecret::Parse(std::string(32, 's')));
+  FillPool(from.transport->pool(), 1);
+  const Reservation reservation = to.receiver.Open(kJob, 0, Range(0, 4));
+  Link link = Connect(&from, &to);
+  link.outbound->Send(HeaderFor(from.transport->pool(), 1, reservation, 1), 1, 1);
+  ASSERT_TRUE(to.recorder.WaitForLoss());
+  EXPECT_TRUE(absl::IsUnauthenticated(to.recorder.lost()[0])) << to.recorder.lost()[0];
+  EXPECT_TRUE(to.recorder.received().empty());
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,59 @@
+// One end of KV links over gRPC, for tests.
+
+#ifndef TANDEM_TESTS_UNIT_SERVICES_WORKER_GRPC_SIDE_H_
+#define TANDEM_TESTS_UNIT_SERVICES_WORKER_GRPC_SIDE_H_
+
+#include <grpc/grpc.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "runtime/transport/stream/stream_transport.h"
+#include "services/server/channel.h"
+#include "services/worker/grpc_frame_carrier.h"
+#include "tests/support/kv_side.h"
+#include "tests/support/test_door.h"
+
+namespace tandem {
+
+// A transport with its server.
+class GrpcSide final : public Side {
+ public:
+  explicit GrpcSide(int32_t num_blocks, const FleetSecret& secret = {}) : door_(secret) {
+    [[maybe_unused]] static const bool held = [] {
+      grpc_init();  // gRPC's global shutdown between tests takes up to 10 s.
+      return true;
+    }();
+    auto carrier = std::make_unique<GrpcFrameCarrier>(
+        GrpcFrameOptions{.block_bytes = kBlockBytes, .door = &door_, .secret = secret});
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(carrier->service());
+    builder.RegisterService(door_.service());
+    auto made =
+        StreamTransport::Create(kBlockBytes, num_blocks, std::move(carrier), &receiver, &recorder);
+    if (!made.ok()) ADD_FAILURE() << made.status();
+    transport = *std::move(made);
+    server_ = builder.BuildAndStart();
+    target = "127.0.0.1:" + std::to_string(port);
+    door_.ListensOn(target);
+  }
+  ~GrpcSide() override {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    server_->Wait();
+    transport.reset();
+  }
+
+ private:
+  TestDoor door_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_TESTS_UNIT_SERVICES_WORKER_GRPC_SIDE_H_
