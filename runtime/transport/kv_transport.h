@@ -8,16 +8,16 @@
 //   prefill: outbound = OpenOutbound(hello.address); the answer carries outbound->address()
 //   decode:  inbound->Attach(answer.address)
 //
-// A frame that arrives asks KvReceiver::Begin for its place, lands, is checksummed as it lies
-// there, and goes back through KvReceiver::Finish; Listener hears the result. Links are probed when
-// they open: Listener hears the path that was chosen and its speed.
+// A frame's header, which may arrive before its payload, is given a place by KvReceiver; the
+// payload lands there and is checksummed as it lies; Listener hears the result (frame_sink.h).
+// Links are probed when they open: Listener hears the path that was chosen and its speed
+// (link_probe.h).
 //
 // Any thread, unless said otherwise. Nothing here waits for a peer.
 
 #ifndef TANDEM_RUNTIME_TRANSPORT_KV_TRANSPORT_H_
 #define TANDEM_RUNTIME_TRANSPORT_KV_TRANSPORT_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,16 +28,9 @@
 #include "absl/status/statusor.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/peer_messages.h"
+#include "runtime/transport/kv_pool.h"
 
 namespace tandem {
-
-struct KvPool {
-  std::byte* base = nullptr;  // Page-aligned, touched.
-  int64_t block_bytes = 0;
-  int32_t num_blocks = 0;
-
-  std::byte* block(int32_t index) const { return base + int64_t{index} * block_bytes; }
-};
 
 // What a probe found. Bytes per second of whole blocks, checksum included.
 struct LinkReport {
@@ -95,7 +88,7 @@ class KvTransport {
   virtual ~KvTransport() = default;
 
   virtual std::string_view name() const = 0;  // "ucx" or "grpc".
-  virtual const KvPool& pool() const = 0;
+  virtual const KvPool& pool() const = 0;     // For as long as this lives.
 
   // `peer_target` is the sender's gRPC address; `peer` its name for reports.
   virtual absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,

@@ -128,12 +128,10 @@ TlsListener Worker::Tls(bool any_client) const {
 }
 
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
+  const KvPool pool = {.block_bytes = config.engine.block_bytes,
+                       .num_blocks = config.engine.num_blocks};
   if (config.transport == "ucx") {
-    UcxOptions options;
-    options.block_bytes = config.engine.block_bytes;
-    options.num_blocks = config.engine.num_blocks;
-    options.devices = config.ucx_devices;
-    options.secret = secret_;
+    const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
     TANDEM_ASSIGN_OR_RETURN(
         transport_, UcxTransport::Create(options, receiver_.get(), transport_events_.get()));
     return absl::OkStatus();
@@ -146,10 +144,9 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
                          .secret = secret_,
                          .tls = tls_.get()});
     kv_service_ = carrier->service();
-    TANDEM_ASSIGN_OR_RETURN(
-        transport_,
-        StreamTransport::Create(config.engine.block_bytes, config.engine.num_blocks,
-                                std::move(carrier), receiver_.get(), transport_events_.get()));
+    TANDEM_ASSIGN_OR_RETURN(transport_,
+                            StreamTransport::Create(pool, std::move(carrier), receiver_.get(),
+                                                    transport_events_.get()));
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(

@@ -7,6 +7,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -118,6 +120,15 @@ struct Side {
     return [this](const absl::Status& why) { recorder.OnLost(why); };
   }
 
+  // For a transport that registers a pool.
+  std::byte* AllocatePool(int32_t num_blocks) {
+    const size_t bytes = static_cast<size_t>(num_blocks) * kBlockBytes;
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
+    std::memset(memory.get(), 0, bytes);
+    return memory.get();
+  }
+
+  std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, &std::free};
   Recorder recorder;
   KvReceiver receiver{kBlockBytes};
   std::unique_ptr<KvTransport> transport;

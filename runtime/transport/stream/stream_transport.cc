@@ -14,6 +14,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/link_probe.h"
 #include "runtime/transport/lost_callback.h"
@@ -24,6 +25,17 @@ namespace {
 
 constexpr size_t kTokenBytes = 16;
 constexpr auto kReleaseGrace = std::chrono::seconds(2);
+
+absl::StatusOr<std::byte*> AllocatePool(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("no memory for a KV pool of %d bytes: %s", bytes, std::strerror(errno)));
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // Advice: may be refused.
+  std::memset(memory, 0, bytes);
+  return static_cast<std::byte*>(memory);
+}
 
 }  // namespace
 
@@ -350,30 +362,23 @@ class StreamTransport::Inbound final : public KvInbound {
 // ---- The transport ----
 
 absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
-    int64_t block_bytes, int32_t num_blocks, std::unique_ptr<FrameCarrier> carrier,
-    KvReceiver* receiver, Listener* listener) {
-  if (block_bytes < 1 || num_blocks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a KV pool of %d blocks of %d bytes", num_blocks, block_bytes));
+    const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
+    Listener* listener) {
+  TANDEM_RETURN_IF_ERROR(CheckHostPool(carrier->name(), pool));
+  const bool owned = pool.base == nullptr;
+  KvPool registered = pool;
+  if (owned) {
+    TANDEM_ASSIGN_OR_RETURN(registered.base, AllocatePool(static_cast<size_t>(pool.bytes())));
   }
-  const auto bytes = static_cast<size_t>(block_bytes * num_blocks);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("no memory for a KV pool of %d bytes: %s", bytes, std::strerror(errno)));
-  }
-  madvise(memory, bytes, MADV_HUGEPAGE);  // Advice: may be refused.
-  std::memset(memory, 0, bytes);
-  const KvPool pool = {.base = static_cast<std::byte*>(memory),
-                       .block_bytes = block_bytes,
-                       .num_blocks = num_blocks};
   return std::unique_ptr<StreamTransport>(
-      new StreamTransport(pool, std::move(carrier), receiver, listener));
+      new StreamTransport(registered, owned, std::move(carrier), receiver, listener));
 }
 
-StreamTransport::StreamTransport(const KvPool& pool, std::unique_ptr<FrameCarrier> carrier,
-                                 KvReceiver* receiver, Listener* listener)
+StreamTransport::StreamTransport(const KvPool& pool, bool owned,
+                                 std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
+                                 Listener* listener)
     : pool_(pool),
+      owns_pool_(owned),
       listener_(listener),
       sink_(pool, receiver, listener),
       probe_(static_cast<size_t>(pool.block_bytes)),
@@ -394,7 +399,7 @@ StreamTransport::~StreamTransport() {
       return;  // The process ends; the mapping ends with it.
     }
   }
-  munmap(pool_.base, static_cast<size_t>(pool_.block_bytes * pool_.num_blocks));
+  if (owns_pool_) munmap(pool_.base, static_cast<size_t>(pool_.bytes()));
 }
 
 std::unique_ptr<FrameSource> StreamTransport::Accept(FrameStream* stream) {

@@ -23,11 +23,11 @@ namespace tandem {
 
 class StreamTransport final : public KvTransport, private FrameServer {
  public:
-  // `receiver` and `listener` outlive the transport. ResourceExhausted if the pool cannot be
-  // mapped.
+  // `receiver` and `listener` outlive the transport. Errors of CheckHostPool; ResourceExhausted if
+  // there is no memory for the pool.
   static absl::StatusOr<std::unique_ptr<StreamTransport>> Create(
-      int64_t block_bytes, int32_t num_blocks, std::unique_ptr<FrameCarrier> carrier,
-      KvReceiver* receiver, Listener* listener);
+      const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
+      Listener* listener);
   // Nobody dials the carrier any more. Waits for it to let go of the pool.
   ~StreamTransport() override;
 
@@ -49,14 +49,16 @@ class StreamTransport final : public KvTransport, private FrameServer {
   class ReceiveLink;
   class Inbound;
 
-  StreamTransport(const KvPool& pool, std::unique_ptr<FrameCarrier> carrier, KvReceiver* receiver,
-                  Listener* listener);
+  // `owned`: the pool goes with this.
+  StreamTransport(const KvPool& pool, bool owned, std::unique_ptr<FrameCarrier> carrier,
+                  KvReceiver* receiver, Listener* listener);
 
   std::unique_ptr<FrameSource> Accept(FrameStream* stream) override;
   // The link that waits for a stream, which it waits for no more. Null if there is none.
   std::shared_ptr<SendLink> Forget(const std::string& token) EXCLUDES(mu_);
 
   const KvPool pool_;
+  const bool owns_pool_;
   Listener* const listener_;
   const FrameSink sink_;
   const std::vector<std::byte> probe_;  // A block of zeros.

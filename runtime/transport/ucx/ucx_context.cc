@@ -43,16 +43,18 @@ absl::Status UcxError(const std::string& what, ucs_status_t status) {
 }
 
 absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions& options) {
-  if (options.block_bytes < 1 || options.num_blocks < 1) {
-    return absl::InvalidArgumentError(absl::StrFormat("a KV pool of %d blocks of %d bytes",
-                                                      options.num_blocks, options.block_bytes));
+  TANDEM_RETURN_IF_ERROR(CheckHostPool("ucx", options.pool));
+  const bool allocates = options.pool.base == nullptr;
+  if (options.shared_memory && !allocates) {
+    return absl::FailedPreconditionError(
+        "peers of one host map the KV pool that UCX allocates: it cannot lie elsewhere");
   }
   if (!options.shared_memory && options.devices.empty()) {
     return absl::InvalidArgumentError("UCX without shared memory needs devices");
   }
   // First of all: it makes room.
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<ShmFolder> folder, ShmFolder::Create());
-  TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.block_bytes * options.num_blocks));
+  if (allocates) TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.pool.bytes()));
 
   std::unique_ptr<UcxContext> context(new UcxContext(std::move(folder)));
   // Memory domains take their settings from the environment alone, when the context is made.
@@ -88,7 +90,7 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
                                                       "\": ", ucs_status_string(status)));
   }
   TANDEM_RETURN_IF_ERROR(context->OpenWorker());
-  TANDEM_RETURN_IF_ERROR(context->MapPool(options));
+  TANDEM_RETURN_IF_ERROR(context->MapPool(options.pool));
   return context;
 }
 
@@ -109,26 +111,33 @@ absl::Status UcxContext::OpenWorker() {
   return absl::OkStatus();
 }
 
-absl::Status UcxContext::MapPool(const UcxOptions& options) {
-  const size_t pool_bytes = static_cast<size_t>(options.block_bytes * options.num_blocks);
+absl::Status UcxContext::MapPool(const KvPool& pool) {
+  const auto pool_bytes = static_cast<size_t>(pool.bytes());
   ucp_mem_map_params_t params = {};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.length = pool_bytes;
-  params.flags = UCP_MEM_MAP_ALLOCATE;  // UCX picks memory that a peer can map.
+  if (pool.base == nullptr) {
+    params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_FLAGS;
+    params.flags = UCP_MEM_MAP_ALLOCATE;  // UCX picks memory that a peer can map.
+  } else {
+    params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
+    params.address = pool.base;
+  }
   ucs_status_t status = ucp_mem_map(context_, &params, &memory_);
   if (status != UCS_OK) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "UCX cannot allocate a KV pool of %d bytes: %s", pool_bytes, ucs_status_string(status)));
+    return absl::ResourceExhaustedError(absl::StrFormat("UCX cannot map a KV pool of %d bytes: %s",
+                                                        pool_bytes, ucs_status_string(status)));
   }
-  ucp_mem_attr_t attributes = {};
-  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
-  status = ucp_mem_query(memory_, &attributes);
-  if (status != UCS_OK) return UcxError("asking where the pool lies", status);
-  pool_ = {.base = static_cast<std::byte*>(attributes.address),
-           .block_bytes = options.block_bytes,
-           .num_blocks = options.num_blocks};
-  // Faults the pages in now: the first pass over a mapping costs two to three times a later one.
-  std::memset(pool_.base, 0, pool_bytes);
+  pool_ = pool;
+  if (pool.base == nullptr) {
+    ucp_mem_attr_t attributes = {};
+    attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
+    status = ucp_mem_query(memory_, &attributes);
+    if (status != UCS_OK) return UcxError("asking where the pool lies", status);
+    pool_.base = static_cast<std::byte*>(attributes.address);
+    // Faults the pages in now: the first pass over a mapping costs two to three times a later one.
+    std::memset(pool_.base, 0, pool_bytes);
+  }
 
   void* key = nullptr;
   size_t key_bytes = 0;

@@ -18,8 +18,7 @@
 namespace tandem {
 
 struct UcxOptions {
-  int64_t block_bytes = 0;
-  int32_t num_blocks = 0;
+  KvPool pool;  // As asked for; shared memory is UCX's own to allocate.
   // Interfaces on which UCX may listen ("eth0,mlx5_0:1"). Empty: shared memory of this host only;
   // UCX's TCP transport honours a write to any address that a packet names.
   std::string devices;
@@ -34,8 +33,8 @@ absl::Status UcxError(const std::string& what, ucs_status_t status);
 // Single-threaded but for Create and the accessors of constants.
 class UcxContext {
  public:
-  // ResourceExhausted if /dev/shm has not room for the pool; FailedPrecondition if UCX cannot be
-  // used as configured.
+  // Errors of CheckHostPool; ResourceExhausted if /dev/shm has not room for the pool;
+  // FailedPrecondition if UCX cannot be used as configured.
   static absl::StatusOr<std::unique_ptr<UcxContext>> Create(const UcxOptions& options);
   ~UcxContext();  // Endpoints are closed before.
 
@@ -51,7 +50,7 @@ class UcxContext {
  private:
   explicit UcxContext(std::unique_ptr<ShmFolder> folder) : folder_(std::move(folder)) {}
   absl::Status OpenWorker();
-  absl::Status MapPool(const UcxOptions& options);
+  absl::Status MapPool(const KvPool& pool);
 
   const std::unique_ptr<ShmFolder> folder_;
   ucp_context_h context_ = nullptr;

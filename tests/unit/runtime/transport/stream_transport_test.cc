@@ -18,13 +18,14 @@ namespace {
 
 class LocalSide final : public Side {
  public:
-  explicit LocalSide(int32_t num_blocks) {
+  LocalSide(int32_t num_blocks, bool registered) {
     static std::atomic<int> next{0};
     target = "local:" + std::to_string(next++);
     auto carrier = std::make_unique<LocalCarrier>(target);
     carrier_ = carrier.get();
-    auto made =
-        StreamTransport::Create(kBlockBytes, num_blocks, std::move(carrier), &receiver, &recorder);
+    KvPool pool = {.block_bytes = kBlockBytes, .num_blocks = num_blocks};
+    if (registered) pool.base = AllocatePool(num_blocks);
+    auto made = StreamTransport::Create(pool, std::move(carrier), &receiver, &recorder);
     if (!made.ok()) ADD_FAILURE() << made.status();
     transport = *std::move(made);
   }
@@ -44,7 +45,13 @@ std::vector<KvKind> KvKinds() {
            .path = "local",
            .crosses_processes = false,
            .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
-             return std::make_unique<LocalSide>(num_blocks);
+             return std::make_unique<LocalSide>(num_blocks, false);
+           }},
+          {.name = "local_registered",
+           .path = "local",
+           .crosses_processes = false,
+           .make = [](int32_t num_blocks) -> std::unique_ptr<Side> {
+             return std::make_unique<LocalSide>(num_blocks, true);
            }}};
 }
 
@@ -82,8 +89,9 @@ class StreamTransportTest : public testing::Test {
   StreamTransportTest() {
     auto carrier = std::make_unique<HandCarrier>();
     HandCarrier* const hand = carrier.get();
-    side_.transport = *StreamTransport::Create(kBlockBytes, 8, std::move(carrier), &side_.receiver,
-                                               &side_.recorder);
+    side_.transport =
+        *StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = 8}, std::move(carrier),
+                                 &side_.receiver, &side_.recorder);
     server_ = hand->server;
     outbound_ = *side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
   }
@@ -167,6 +175,13 @@ TEST_F(StreamTransportTest, AReceiverThatLeavesBeforeItNamesItsLinkEndsIt) {
   EXPECT_THAT(side_.recorder.sent(), ElementsAre(std::pair(30, false)));
   EXPECT_EQ(side_.recorder.lost().size(), 1u);
   EXPECT_TRUE(stream_.headers.empty());
+}
+
+TEST_F(StreamTransportTest, PoolOfADeviceIsRefused) {
+  const auto made = StreamTransport::Create(
+      {.block_bytes = kBlockBytes, .num_blocks = 8, .memory = MemoryKind::kDevice},
+      std::make_unique<HandCarrier>(), &side_.receiver, &side_.recorder);
+  EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(StreamTransportTest, AnAnswerForAnotherLinkLosesIt) {

@@ -12,18 +12,19 @@
 
 namespace tandem {
 
-// "ucx": shared memory; "ucx-network": messages over loopback.
+// "ucx": shared memory; "ucx-network": messages over loopback; "ucx-registered": that, with a pool
+// of ours.
 inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_blocks,
                                       const FleetSecret& secret = {}) {
   auto side = std::make_unique<Side>();
   UcxOptions options;
-  options.block_bytes = kBlockBytes;
-  options.num_blocks = num_blocks;
+  options.pool = {.block_bytes = kBlockBytes, .num_blocks = num_blocks};
   options.secret = secret;
-  if (kind == "ucx-network") {
+  if (kind != "ucx") {
     options.devices = "lo";
     options.shared_memory = false;
   }
+  if (kind == "ucx-registered") options.pool.base = side->AllocatePool(num_blocks);
   auto transport = UcxTransport::Create(options, &side->receiver, &side->recorder);
   if (!transport.ok()) ADD_FAILURE() << transport.status();
   side->transport = *std::move(transport);

@@ -19,7 +19,12 @@ std::vector<KvKind> KvKinds() {
           {.name = "ucx_network",
            .path = "ucx message",
            .waits_for_receiver = false,
-           .make = [](int32_t num_blocks) { return MakeSide("ucx-network", num_blocks); }}};
+           .make = [](int32_t num_blocks) { return MakeSide("ucx-network", num_blocks); }},
+          {.name = "ucx_registered",
+           .path = "ucx message",
+           .waits_for_receiver = false,
+           .crosses_processes = false,
+           .make = [](int32_t num_blocks) { return MakeSide("ucx-registered", num_blocks); }}};
 }
 
 namespace {
@@ -27,12 +32,24 @@ namespace {
 TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
   KvReceiver receiver(kBlockBytes);
   Recorder recorder;
-  UcxOptions options;
-  options.block_bytes = int64_t{1} << 40;
-  options.num_blocks = 1000;
-  const auto transport = UcxTransport::Create(options, &receiver, &recorder);
+  const auto transport = UcxTransport::Create(
+      {.pool = {.block_bytes = int64_t{1} << 40, .num_blocks = 1000}}, &receiver, &recorder);
   EXPECT_EQ(transport.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(transport.status().message()), testing::HasSubstr("/dev/shm"));
+}
+
+TEST(UcxTransportTest, PoolThatItCannotMoveIsRefused) {
+  KvReceiver receiver(kBlockBytes);
+  Recorder recorder;
+  alignas(4096) static std::byte memory[kBlockBytes];
+  KvPool pool = {.base = memory, .block_bytes = kBlockBytes, .num_blocks = 1};
+  const auto elsewhere = UcxTransport::Create({.pool = pool}, &receiver, &recorder);
+  EXPECT_EQ(elsewhere.status().code(), absl::StatusCode::kFailedPrecondition);
+  pool.memory = MemoryKind::kDevice;
+  const auto device = UcxTransport::Create({.pool = pool, .devices = "lo", .shared_memory = false},
+                                           &receiver, &recorder);
+  EXPECT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(device.status().message()), testing::HasSubstr("65536 bytes"));
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+// The memory that a transport moves blocks of.
+
+#ifndef TANDEM_RUNTIME_TRANSPORT_KV_POOL_H_
+#define TANDEM_RUNTIME_TRANSPORT_KV_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+
+namespace tandem {
+
+// Who can read and write an address.
+enum class MemoryKind : uint8_t {
+  kHost,    // The host, like any of its memory.
+  kDevice,  // A device, and no host.
+};
+
+// As asked for, and as a transport has it. Asked for without a base, the transport allocates it;
+// with one, it registers what is there, which outlives it.
+struct KvPool {
+  std::byte* base = nullptr;  // Page-aligned, touched.
+  int64_t block_bytes = 0;
+  int32_t num_blocks = 0;
+  MemoryKind memory = MemoryKind::kHost;
+
+  int64_t bytes() const { return block_bytes * num_blocks; }
+  std::byte* block(int32_t index) const { return base + int64_t{index} * block_bytes; }
+};
+
+// For a transport whose blocks go through the host: InvalidArgument if there are none,
+// FailedPrecondition if the host cannot reach them.
+inline absl::Status CheckHostPool(std::string_view transport, const KvPool& pool) {
+  if (pool.block_bytes < 1 || pool.num_blocks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a KV pool of %d blocks of %d bytes", pool.num_blocks, pool.block_bytes));
+  }
+  if (pool.memory != MemoryKind::kHost) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the %s transport moves host memory, and the KV pool of %d bytes is a device's", transport,
+        pool.bytes()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_TRANSPORT_KV_POOL_H_
