@@ -255,15 +255,8 @@ void Fleet::OnPairWorked(const WorkerId& decode, const WorkerId& prefill) {
 bool Fleet::MayPair(const FleetWorker& decode, const FleetWorker& prefill, int64_t now_us) const {
   const auto pause = pair_pauses_.find({decode.id(), prefill.id()});
   if (pause != pair_pauses_.end() && pause->second.Holds(now_us)) return false;
-  const auto terms = [](const WorkerRegistration& r) {
-    return PeerTerms{.protocol_min = r.protocol_min,
-                     .protocol_max = r.protocol_max,
-                     .kv_class = r.kv_class,
-                     .numerics_id = r.numerics_id,
-                     .transport = r.kv_transport};
-  };
   return decode.registration.model == prefill.registration.model &&
-         CheckPeerTerms(terms(decode.registration), terms(prefill.registration)).ok();
+         CheckPeerTerms(decode.registration.terms, prefill.registration.terms).ok();
 }
 
 void Fleet::Expect(const std::vector<std::string>& addresses) {

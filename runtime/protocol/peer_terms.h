@@ -19,7 +19,9 @@ struct PeerTerms {
   int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
   std::string kv_class;     // The same bytes mean the same.
   std::string numerics_id;  // The same prefix has the same bytes: else a stream has no one origin.
-  std::string transport;
+  std::string transport;    // "ucx" or "grpc".
+
+  bool operator==(const PeerTerms&) const = default;
 };
 
 // FailedPrecondition, with both values of what differs.

@@ -137,15 +137,12 @@ struct WorkerRegistration {
   WorkerId worker;
   WorkerRole role = WorkerRole::kHybrid;
   std::string model;
-  std::string kv_class;     // Equal: may exchange blocks.
-  std::string numerics_id;  // Equal: may continue each other's streams.
-  int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
+  PeerTerms terms;  // With equal numerics_id they also continue each other's streams.
   int32_t block_tokens = 0;
   int32_t max_model_tokens = 0;  // Longest prompt + output.
   int32_t max_sequences = 0;
   int64_t num_blocks = 0;
   int64_t block_bytes = 0;
-  std::string kv_transport;            // "ucx" or "grpc".
   bool supervised = false;             // The next life of this name will tell how this one ended.
   std::vector<EndedLife> ended_lives;  // Of this name, newest last; at most kMaxEndedLives.
 };

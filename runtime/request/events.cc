@@ -73,7 +73,7 @@ void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& 
                                       const PromptEvent& event) {
   if (request->prompt_reported) return;  // A later attempt prefills again; that is not news.
   request->prompt_reported = true;
-  request->numerics_id = fleet_.Find(stream.worker)->registration.numerics_id;
+  request->numerics_id = fleet_.Find(stream.worker)->registration.terms.numerics_id;
   request->report.cached_tokens = std::min(event.cached_tokens, request->prompt_tokens());
   request->facts.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
                                  .prompt_logprobs = event.prompt_logprobs,

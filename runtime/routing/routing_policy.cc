@@ -82,7 +82,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       if (worker.session == 0 || !fleet.Healthy(worker, now_us)) continue;
       if (!request.numerics_id.empty() &&
           !TANDEM_GUARD("resume_numerics",
-                        worker.registration.numerics_id == request.numerics_id)) {
+                        worker.registration.terms.numerics_id == request.numerics_id)) {
         continue;
       }
       const size_t prefills = worker.registration.role == WorkerRole::kPrefill ? 1 : 0;

@@ -333,14 +333,12 @@ WorkerRegistration SimulatedWorker::Registration() const {
   r.worker = id_;
   r.role = role_;
   r.model = "simulated";
-  r.kv_class = terms().kv_class;
-  r.numerics_id = terms().numerics_id;
+  r.terms = terms();
   r.block_tokens = shape_.block_tokens;
   r.max_model_tokens = shape_.max_model_tokens;
   r.max_sequences = shape_.max_sequences;
   r.num_blocks = shape_.num_blocks;
   r.block_bytes = life_->executor->block_bytes();
-  r.kv_transport = terms().transport;
   r.supervised = supervised_;
   r.ended_lives = ended_lives_;
   return r;

@@ -229,7 +229,7 @@ void RouterCore::Do(const WatchCommand& command) {
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
                                   {"role", WorkerRoleName(registration->role)},
-                                  {"numerics_id", registration->numerics_id}});
+                                  {"numerics_id", registration->terms.numerics_id}});
     if (registration->model != model_) {
       LogWarning("a worker serves another model and gets no request",
                  {{"worker", registration->worker.name},
@@ -363,7 +363,7 @@ void RouterCore::PublishView() {
     ++counts.of(registration.role, state);
     if (registration.model != model_) continue;
     if (view.numerics_id.empty() && registration.role != WorkerRole::kPrefill) {
-      view.numerics_id = registration.numerics_id;
+      view.numerics_id = registration.terms.numerics_id;
     }
     if (healthy && worker.session != 0 && registration.role != WorkerRole::kPrefill) {
       view.can_decode = true;

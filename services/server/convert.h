@@ -59,13 +59,9 @@ absl::StatusOr<WatchUpdate> FromProto(const proto::WatchEvent& in);
 
 // Opens a session, one from each side.
 struct PrefillHello {
-  int32_t protocol_min = kProtocolMin;
-  int32_t protocol_max = kProtocolMax;
-  std::string kv_class;
-  std::string numerics_id;
+  PeerTerms terms;
   WorkerId worker;    // The sender.
   WorkerId expected;  // Whom the caller means; empty in the answer.
-  std::string transport;
   std::string transport_address;
   bool operator==(const PrefillHello&) const = default;
 };

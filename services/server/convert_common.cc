@@ -19,6 +19,10 @@ absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const cha
       absl::StrFormat("%s: %d %s, at most %d", field, size, unit, limit));
 }
 
+absl::Status CheckText(const char* field, const std::string& text) {
+  return CheckSize(field, static_cast<int64_t>(text.size()), kMaxTextBytes, "bytes");
+}
+
 absl::Status CheckPresent(const char* field, bool present) {
   if (present) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("%s: missing", field));

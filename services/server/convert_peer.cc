@@ -171,37 +171,23 @@ absl::StatusOr<PrefillToDecode> Read(const proto::Done& in) {
 }  // namespace
 
 void ToProto(const PrefillHello& in, proto::PrefillHello* out) {
-  out->set_protocol_min(in.protocol_min);
-  out->set_protocol_max(in.protocol_max);
-  out->set_kv_class(in.kv_class);
-  out->set_numerics_id(in.numerics_id);
+  FillTerms(in.terms, out);
   ToProto(in.worker, out->mutable_worker());
   if (!in.expected.name.empty()) ToProto(in.expected, out->mutable_expected());
-  out->set_transport(in.transport);
+  out->set_transport(in.terms.transport);
   out->set_transport_address(in.transport_address);
 }
 
 absl::StatusOr<PrefillHello> FromProto(const proto::PrefillHello& in) {
   PrefillHello out;
-  TANDEM_RETURN_IF_ERROR(CheckRange("protocol_min", in.protocol_min(), 1, INT32_MAX));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("protocol_max", in.protocol_max(), in.protocol_min(), INT32_MAX));
-  for (const std::string* text : {&in.kv_class(), &in.numerics_id(), &in.transport()}) {
-    TANDEM_RETURN_IF_ERROR(
-        CheckSize("hello: a name", static_cast<int64_t>(text->size()), kMaxTextBytes, "bytes"));
-  }
+  TANDEM_ASSIGN_OR_RETURN(out.terms, ReadTerms(in, in.transport()));
   TANDEM_RETURN_IF_ERROR(CheckSize("transport_address",
                                    static_cast<int64_t>(in.transport_address().size()),
                                    kMaxTransportAddressBytes, "bytes"));
-  out.protocol_min = in.protocol_min();
-  out.protocol_max = in.protocol_max();
-  out.kv_class = in.kv_class();
-  out.numerics_id = in.numerics_id();
   TANDEM_ASSIGN_OR_RETURN(out.worker, FromProto(in.worker()));
   if (in.has_expected()) {
     TANDEM_ASSIGN_OR_RETURN(out.expected, FromProto(in.expected()));
   }
-  out.transport = in.transport();
   out.transport_address = in.transport_address();
   return out;
 }

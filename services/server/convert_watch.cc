@@ -30,26 +30,19 @@ void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
                 : in.role == WorkerRole::kDecode ? proto::WORKER_ROLE_DECODE
                                                  : proto::WORKER_ROLE_HYBRID);
   out->set_model(in.model);
-  out->set_kv_class(in.kv_class);
-  out->set_numerics_id(in.numerics_id);
-  out->set_protocol_min(in.protocol_min);
-  out->set_protocol_max(in.protocol_max);
+  FillTerms(in.terms, out);
   out->set_block_tokens(in.block_tokens);
   out->set_max_model_tokens(in.max_model_tokens);
   out->set_max_sequences(in.max_sequences);
   out->set_num_blocks(in.num_blocks);
   out->set_block_bytes(in.block_bytes);
-  out->set_kv_transport(in.kv_transport);
+  out->set_kv_transport(in.terms.transport);
   out->set_supervised(in.supervised);
   for (const EndedLife& in_life : in.ended_lives) {
     proto::EndedLife* const life = out->add_ended_lives();
     life->set_incarnation(in_life.incarnation);
     life->set_cause(ToProto(in_life.cause));
   }
-}
-
-absl::Status CheckText(const char* field, const std::string& text) {
-  return CheckSize(field, static_cast<int64_t>(text.size()), kMaxTextBytes, "bytes");
 }
 
 absl::StatusOr<EndedLife> Read(const proto::EndedLife& in) {
@@ -89,12 +82,7 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
           absl::StrFormat("role: %d is no role", static_cast<int>(in.role())));
   }
   TANDEM_RETURN_IF_ERROR(CheckText("model", in.model()));
-  TANDEM_RETURN_IF_ERROR(CheckText("kv_class", in.kv_class()));
-  TANDEM_RETURN_IF_ERROR(CheckText("numerics_id", in.numerics_id()));
-  TANDEM_RETURN_IF_ERROR(CheckText("kv_transport", in.kv_transport()));
-  TANDEM_RETURN_IF_ERROR(CheckRange("protocol_min", in.protocol_min(), 1, INT32_MAX));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("protocol_max", in.protocol_max(), in.protocol_min(), INT32_MAX));
+  TANDEM_ASSIGN_OR_RETURN(out.terms, ReadTerms(in, in.kv_transport()));
   TANDEM_RETURN_IF_ERROR(CheckRange("block_tokens", in.block_tokens(), kHashTokens, 1 << 16));
   TANDEM_RETURN_IF_ERROR(
       CheckRange("block_tokens: odd tokens", in.block_tokens() % kHashTokens, 0, 0));
@@ -104,16 +92,11 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, INT32_MAX));
   TANDEM_RETURN_IF_ERROR(CheckRange("block_bytes", in.block_bytes(), 1, kMaxCount));
   out.model = in.model();
-  out.kv_class = in.kv_class();
-  out.numerics_id = in.numerics_id();
-  out.protocol_min = in.protocol_min();
-  out.protocol_max = in.protocol_max();
   out.block_tokens = in.block_tokens();
   out.max_model_tokens = in.max_model_tokens();
   out.max_sequences = in.max_sequences();
   out.num_blocks = in.num_blocks();
   out.block_bytes = in.block_bytes();
-  out.kv_transport = in.kv_transport();
   out.supervised = in.supervised();
   TANDEM_RETURN_IF_ERROR(CheckSize("ended_lives", in.ended_lives_size(), kMaxEndedLives, "lives"));
   for (const proto::EndedLife& life : in.ended_lives()) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/protocol/sampled_token.h"
@@ -22,6 +23,8 @@ namespace tandem {
 absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high);
 // "field: 300 bytes, at most 256".
 absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const char* unit);
+// At most kMaxTextBytes.
+absl::Status CheckText(const char* field, const std::string& text);
 // Present in every message that belongs to a request.
 absl::Status CheckPresent(const char* field, bool present);
 
@@ -33,6 +36,29 @@ absl::Status ReadEnd(const v1::Status& in, absl::Status* out);
 absl::Status ReadSampledTokens(const char* field,
                                const google::protobuf::RepeatedPtrField<v1::SampledToken>& in,
                                int64_t limit, std::vector<SampledToken>* out);
+
+// A registration or a hello, which have the transport in fields of different names.
+template <typename Message>
+void FillTerms(const PeerTerms& in, Message* out) {
+  out->set_protocol_min(in.protocol_min);
+  out->set_protocol_max(in.protocol_max);
+  out->set_kv_class(in.kv_class);
+  out->set_numerics_id(in.numerics_id);
+}
+template <typename Message>
+absl::StatusOr<PeerTerms> ReadTerms(const Message& in, const std::string& transport) {
+  TANDEM_RETURN_IF_ERROR(CheckRange("protocol_min", in.protocol_min(), 1, INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(
+      CheckRange("protocol_max", in.protocol_max(), in.protocol_min(), INT32_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckText("kv_class", in.kv_class()));
+  TANDEM_RETURN_IF_ERROR(CheckText("numerics_id", in.numerics_id()));
+  TANDEM_RETURN_IF_ERROR(CheckText("transport", transport));
+  return PeerTerms{.protocol_min = in.protocol_min(),
+                   .protocol_max = in.protocol_max(),
+                   .kv_class = in.kv_class(),
+                   .numerics_id = in.numerics_id(),
+                   .transport = transport};
+}
 
 }  // namespace tandem
 

@@ -9,20 +9,8 @@
 
 namespace tandem {
 
-namespace {
-
-PeerTerms TermsOf(const PrefillHello& hello) {
-  return {.protocol_min = hello.protocol_min,
-          .protocol_max = hello.protocol_max,
-          .kv_class = hello.kv_class,
-          .numerics_id = hello.numerics_id,
-          .transport = hello.transport};
-}
-
-}  // namespace
-
 absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours) {
-  TANDEM_RETURN_IF_ERROR(CheckPeerTerms(TermsOf(ours), TermsOf(theirs)));
+  TANDEM_RETURN_IF_ERROR(CheckPeerTerms(ours.terms, theirs.terms));
   if (!theirs.expected.name.empty() && theirs.expected != ours.worker) {
     return absl::UnavailableError(
         absl::StrFormat("worker: the peer wants %s/%016x, this is %s/%016x", theirs.expected.name,

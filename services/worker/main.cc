@@ -138,8 +138,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const FleetSec
                    .max_waiting_attempts = kMaxWaitingAttempts,
                    .vocab_size = plan.config.vocab_size};
   worker.registration.role = RoleOf(options.role);
-  worker.registration.kv_class = KvClass(*process.model, layout);
-  worker.registration.numerics_id = numerics_id;
+  worker.registration.terms.kv_class = KvClass(*process.model, layout);
+  worker.registration.terms.numerics_id = numerics_id;
   worker.registration.supervised = options.incarnation != 0;
   worker.registration.ended_lives = ended_lives;
   worker.listen = options.listen;

@@ -78,13 +78,13 @@ absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
     return absl::InvalidArgumentError(absl::StrFormat("router: %d bytes of name, want at most %d",
                                                       request.router().size(), kMaxNameBytes));
   }
-  if (request.protocol_max() >= registration_.protocol_min &&
-      request.protocol_min() <= registration_.protocol_max) {
+  if (request.protocol_max() >= registration_.terms.protocol_min &&
+      request.protocol_min() <= registration_.terms.protocol_max) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrFormat(
       "protocol: the router speaks %d to %d, this worker %d to %d", request.protocol_min(),
-      request.protocol_max(), registration_.protocol_min, registration_.protocol_max));
+      request.protocol_max(), registration_.terms.protocol_min, registration_.terms.protocol_max));
 }
 
 ServerReactor<proto::WatchEvent>* WatchHub::Open(grpc::CallbackServerContext* context) {

@@ -52,14 +52,12 @@ WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   WorkerRegistration registration = config.registration;
   registration.worker = engine.self;
   registration.model = engine.model;
-  registration.protocol_min = kProtocolMin;
-  registration.protocol_max = kProtocolMax;
   registration.block_tokens = engine.block_tokens;
   registration.max_model_tokens = engine.max_model_tokens;
   registration.max_sequences = engine.max_sequences;
   registration.num_blocks = engine.num_blocks;
   registration.block_bytes = engine.block_bytes;
-  registration.kv_transport = config.transport;
+  registration.terms.transport = config.transport;
   return registration;
 }
 
@@ -206,12 +204,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
 
   EngineOptions engine = config.engine;
   engine.times = LivenessTimes::Scaled(config.liveness_scale);
-  const PrefillHello hello{.protocol_min = registration.protocol_min,
-                           .protocol_max = registration.protocol_max,
-                           .kv_class = registration.kv_class,
-                           .numerics_id = registration.numerics_id,
-                           .worker = registration.worker,
-                           .transport = config.transport};
+  const PrefillHello hello{.terms = registration.terms, .worker = registration.worker};
   routers_ = std::make_unique<RouterSessions>(registration.worker.incarnation, calls_.get(),
                                               prompts_.get(), commands_.get());
   decodes_ = std::make_unique<DecodeSessions>(hello, calls_.get(), prompts_.get(), transport_.get(),

@@ -29,7 +29,7 @@ const std::vector<double>& SequenceBuckets() {
 }  // namespace
 
 WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* registry)
-    : transport_(self.kv_transport),
+    : transport_(self.terms.transport),
       registry_(registry),
       prompt_wait_seconds_(registry->Histogram(
           "tandem_prompt_wait_seconds",
@@ -90,9 +90,9 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       ->Gauge("tandem_worker_info", "1; what this worker is.",
               {{"role", std::string(WorkerRoleName(self.role))},
                {"model", self.model},
-               {"numerics_id", self.numerics_id},
-               {"kv_class", self.kv_class},
-               {"transport", self.kv_transport}})
+               {"numerics_id", self.terms.numerics_id},
+               {"kv_class", self.terms.kv_class},
+               {"transport", self.terms.transport}})
       .Set(1);
   registry
       ->Gauge("vllm:cache_config_info", "1; the KV pool's sizes, for endpoint pickers.",

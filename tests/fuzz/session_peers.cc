@@ -317,12 +317,8 @@ bool ActAsDecodeWorker(const std::string& address, const WorkerRegistration& of,
     const auto stream = stub->Session(&context);
     std::string token(16, 'f');
     for (char& c : token) c = static_cast<char>(random.Below(256));
-    const PrefillHello hello{.protocol_min = of.protocol_min,
-                             .protocol_max = of.protocol_max,
-                             .kv_class = of.kv_class,
-                             .numerics_id = of.numerics_id,
+    const PrefillHello hello{.terms = of.terms,
                              .worker = {.name = "fuzz", .incarnation = seed | 1},
-                             .transport = of.kv_transport,
                              .transport_address = token};
     proto::ToPrefill first;
     ToProto(hello, first.mutable_hello());

@@ -61,13 +61,9 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
     proto::ToPrefill message;
     if (!stream->Read(&message)) return grpc::Status::OK;
     proto::ToDecode answer;
-    PrefillHello hello{.protocol_min = of_.protocol_min,
-                       .protocol_max = of_.protocol_max,
-                       .kv_class = of_.kv_class,
-                       .numerics_id = of_.numerics_id,
+    PrefillHello hello{.terms = of_.terms,
                        .worker = {.name = message.hello().expected().name(),
                                   .incarnation = message.hello().expected().incarnation()},
-                       .transport = of_.kv_transport,
                        .transport_address = message.hello().transport_address()};
     ToProto(hello, answer.mutable_hello());
     if (random.Chance(0.05)) Perturb(&answer, &random);

@@ -38,7 +38,7 @@ inline std::unique_ptr<TestWorker> StartWorker(const std::string& name,
   static uint64_t incarnation = 1000;
   WorkerConfig config = SmallWorker({.name = name, .incarnation = ++incarnation});
   config.registration.role = options.role;
-  config.registration.kv_class = options.kv_class;
+  config.registration.terms.kv_class = options.kv_class;
   config.transport = options.transport;
   config.liveness_scale = options.liveness_scale;
   config.memory_limit_bytes = options.memory_limit_bytes;

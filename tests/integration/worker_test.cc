@@ -369,7 +369,7 @@ TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   const WatchUpdate first = watch.Next();
   ASSERT_TRUE(std::holds_alternative<WorkerRegistration>(first));
   EXPECT_EQ(std::get<WorkerRegistration>(first).worker, worker->id);
-  EXPECT_EQ(std::get<WorkerRegistration>(first).kv_transport, "ucx");
+  EXPECT_EQ(std::get<WorkerRegistration>(first).terms.transport, "ucx");
   const auto next_events = [&] {
     while (!testing::Test::HasFailure()) {
       const WatchUpdate update = watch.Next();

@@ -34,12 +34,11 @@ class DecodePeer {
       : stub_(proto::Prefill::NewStub(channel)) {
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     stream_ = stub_->Session(&context_);
-    PrefillHello hello{.kv_class = "class",
-                       .numerics_id = "numerics",
-                       .worker = {.name = "peer", .incarnation = 5},
-                       .expected = worker.id,
-                       .transport = "grpc",
-                       .transport_address = std::string(16, 't')};
+    PrefillHello hello{
+        .terms = {.kv_class = "class", .numerics_id = "numerics", .transport = "grpc"},
+        .worker = {.name = "peer", .incarnation = 5},
+        .expected = worker.id,
+        .transport_address = std::string(16, 't')};
     proto::ToPrefill message;
     ToProto(hello, message.mutable_hello());
     EXPECT_TRUE(stream_->Write(message));

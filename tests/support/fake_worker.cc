@@ -85,14 +85,14 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     WorkerRegistration registration{.worker = {name, incarnation_},
                                     .role = options_.role,
                                     .model = options_.model,
-                                    .kv_class = "fake-class",
-                                    .numerics_id = options_.numerics_id,
+                                    .terms = {.kv_class = "fake-class",
+                                              .numerics_id = options_.numerics_id,
+                                              .transport = "grpc"},
                                     .block_tokens = 16,
                                     .max_model_tokens = options_.max_model_tokens,
                                     .max_sequences = 64,
                                     .num_blocks = 1024,
-                                    .block_bytes = 4096,
-                                    .kv_transport = "grpc"};
+                                    .block_bytes = 4096};
     if (options_.registers_last) Say(writer, Heartbeat{});
     Say(writer, registration);
     if (options_.ends_watches) return grpc::Status::OK;

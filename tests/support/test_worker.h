@@ -29,8 +29,8 @@ inline WorkerConfig SmallWorker(const WorkerId& id, const std::string& model = "
   config.engine.self = id;
   config.engine.model = model;
   config.engine.block_bytes = kTestBlockBytes;
-  config.registration.kv_class = "class";
-  config.registration.numerics_id = "numerics";
+  config.registration.terms.kv_class = "class";
+  config.registration.terms.numerics_id = "numerics";
   config.engine.vocab_size = kTestVocabulary;
   return config;
 }

@@ -81,20 +81,24 @@ inline ChunkBegun WireChunk() {
   return {.attempt = WireAttempt(), .first_position = 512, .end_position = 1024};
 }
 
+inline PeerTerms WireTerms() {
+  return {.protocol_min = 1,
+          .protocol_max = 2,
+          .kv_class = "abc",
+          .numerics_id = "def",
+          .transport = "ucx"};
+}
+
 inline std::vector<WatchUpdate> WireUpdates() {
   WorkerRegistration registration{.worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
                                   .role = WorkerRole::kDecode,
                                   .model = "demo",
-                                  .kv_class = "abc",
-                                  .numerics_id = "def",
-                                  .protocol_min = 1,
-                                  .protocol_max = 2,
+                                  .terms = WireTerms(),
                                   .block_tokens = 32,
                                   .max_model_tokens = 8192,
                                   .max_sequences = 64,
                                   .num_blocks = 1000,
                                   .block_bytes = 65536,
-                                  .kv_transport = "ucx",
                                   .supervised = true,
                                   .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
                                                   {.incarnation = 2, .cause = EndCause::kCrash},
@@ -152,13 +156,9 @@ inline std::vector<PrefillToDecode> WireToDecode() {
 }
 
 inline PrefillHello WireHello() {
-  return {.protocol_min = 1,
-          .protocol_max = 2,
-          .kv_class = "abc",
-          .numerics_id = "def",
+  return {.terms = WireTerms(),
           .worker = {.name = "decode-0", .incarnation = 3},
           .expected = {.name = "prefill-0", .incarnation = 4},
-          .transport = "ucx",
           .transport_address = std::string("\0\1\2", 3)};
 }
 

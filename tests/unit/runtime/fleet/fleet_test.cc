@@ -16,8 +16,8 @@ WorkerRegistration Registration(const std::string& name, uint64_t incarnation,
   r.worker = {.name = name, .incarnation = incarnation};
   r.role = role;
   r.model = "m";
-  r.kv_class = "kv";
-  r.numerics_id = "n";
+  r.terms.kv_class = "kv";
+  r.terms.numerics_id = "n";
   r.block_tokens = 16;
   r.max_model_tokens = 1024;
   r.num_blocks = 64;
@@ -456,19 +456,19 @@ TEST_F(FleetTest, PairsOnlyWorkersWhoseBlocksMeanTheSame) {
   decode.registration = Registration("a", 1);
   prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
   EXPECT_TRUE(fleet_.MayPair(decode, prefill, 0));
-  prefill.registration.numerics_id = "other";
+  prefill.registration.terms.numerics_id = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
-  prefill.registration.numerics_id = "n";
-  prefill.registration.kv_class = "other";
+  prefill.registration.terms.numerics_id = "n";
+  prefill.registration.terms.kv_class = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
-  prefill.registration.kv_class = "kv";
-  prefill.registration.protocol_min = kProtocolMax + 1;
-  prefill.registration.protocol_max = kProtocolMax + 1;
+  prefill.registration.terms.kv_class = "kv";
+  prefill.registration.terms.protocol_min = kProtocolMax + 1;
+  prefill.registration.terms.protocol_max = kProtocolMax + 1;
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
   prefill.registration = Registration("b", 1, WorkerRole::kPrefill);
-  prefill.registration.kv_transport = "other";
+  prefill.registration.terms.transport = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
-  prefill.registration.kv_transport = decode.registration.kv_transport;
+  prefill.registration.terms.transport = decode.registration.terms.transport;
   prefill.registration.model = "other";
   EXPECT_FALSE(fleet_.MayPair(decode, prefill, 0));
 }

@@ -90,8 +90,8 @@ class RequestFixture : public testing::Test {
     r.worker = {.name = name, .incarnation = incarnation};
     r.role = role;
     r.model = model_;
-    r.kv_class = "kv";
-    r.numerics_id = numerics;
+    r.terms.kv_class = "kv";
+    r.terms.numerics_id = numerics;
     r.block_tokens = 16;
     r.max_model_tokens = max_model_tokens_;
     r.num_blocks = 128;

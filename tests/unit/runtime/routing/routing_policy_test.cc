@@ -15,8 +15,8 @@ class RoutingPolicyTest : public testing::Test {
     r.worker = {.name = name, .incarnation = 1};
     r.role = role;
     r.model = "m";
-    r.kv_class = "kv";
-    r.numerics_id = numerics;
+    r.terms.kv_class = "kv";
+    r.terms.numerics_id = numerics;
     r.block_tokens = 16;
     r.max_model_tokens = max_model_tokens;
     r.num_blocks = num_blocks;
