@@ -50,7 +50,7 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   StreamState stream;
   stream.choices = request.facts.spec.choices;
   request.streams.push_back(std::move(stream));
-  deadlines_.insert({request.deadline_us, counter});
+  deadlines_.Set(counter, request.deadline_us);
   Wait({counter, 0});
   SetUnplaced(&request, true);
   PlaceWaiting(now_us, /*may_fail=*/false);
@@ -105,7 +105,7 @@ void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
 void RequestOwner::Impl::Erase(RequestState* request) {
   const uint64_t counter = request->counter;
   for (size_t i = 0; i < request->streams.size(); ++i) StopWaiting({counter, i});
-  deadlines_.erase({request->deadline_us, counter});
+  deadlines_.Remove(counter);
   SetUnplaced(request, false);
   requests_.erase(counter);
 }
@@ -210,8 +210,8 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
   for (const WorkerId& gone : fleet_.ForgetGone(now_us)) index_.RemoveWorker(gone);
   RegroupWaiting();
 
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now_us) {
-    RequestState& request = requests_.at(deadlines_.begin()->second);
+  while (const std::optional<uint64_t> due = deadlines_.PopDue(now_us)) {
+    RequestState& request = requests_.at(*due);
     const bool waits = waiting_.lower_bound({request.counter, 0}) !=
                        waiting_.lower_bound({request.counter + 1, 0});
     Fail(&request,
@@ -223,8 +223,7 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
   }
   if (!waiting_.empty()) may_place_ = true;  // Who was healthy may no longer be.
   PlaceWaiting(now_us, /*may_fail=*/true);
-  const int64_t next_us = now_us + heartbeat_us;
-  return deadlines_.empty() ? next_us : std::min(next_us, deadlines_.begin()->first);
+  return std::min(now_us + heartbeat_us, deadlines_.next_us());
 }
 
 absl::StatusOr<std::unique_ptr<RequestOwner>> RequestOwner::Create(

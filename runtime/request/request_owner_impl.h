@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/expiry_queue.h"
 #include "runtime/request/request_state.h"
 #include "runtime/request/waiting_streams.h"
 
@@ -183,7 +184,7 @@ class RequestOwner::Impl {
                    int64_t now_us);
 
   std::map<SessionId, std::set<StreamKey>> running_;
-  std::set<std::pair<int64_t, uint64_t>> deadlines_;  // And counters.
+  ExpiryQueue<uint64_t> deadlines_;  // Of requests, by counter.
   uint64_t last_counter_ = 0;
   int32_t num_unplaced_ = 0;                               // Requests that are `unplaced`.
   std::map<std::string, std::set<uint64_t>> unplaced_of_;  // Their counters, by client.
