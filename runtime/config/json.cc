@@ -5,10 +5,11 @@
 #include <boost/json/serialize.hpp>
 #include <cmath>
 #include <cstdio>
-#include <set>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -17,16 +18,16 @@ namespace {
 
 namespace json = boost::json;
 
-// Looks only at keys: true in `duplicate` once an object names one twice.
+// Looks only at keys, and stops at the first that an object has twice.
 struct KeyHandler {
   static constexpr size_t max_object_size = size_t(-1);
   static constexpr size_t max_array_size = size_t(-1);
   static constexpr size_t max_key_size = size_t{1} << 16;
   static constexpr size_t max_string_size = size_t(-1);
 
-  std::vector<std::set<std::string>> open;
+  std::vector<absl::flat_hash_set<std::string>> open;
   std::string key;
-  std::string duplicate;
+  std::optional<std::string> repeated;
 
   bool on_document_begin(json::error_code&) { return true; }
   bool on_document_end(json::error_code&) { return true; }
@@ -47,8 +48,8 @@ struct KeyHandler {
   bool on_key(json::string_view part, size_t, json::error_code& error) {
     key.append(part.data(), part.size());
     if (!open.back().insert(key).second) {
-      duplicate = key;
-      error = json::error::exception;  // Any error stops the parser; `duplicate` says why.
+      repeated = key;
+      error = json::error::exception;  // Any error stops the parser.
       return false;
     }
     key.clear();
@@ -66,22 +67,18 @@ struct KeyHandler {
   bool on_comment(json::string_view, json::error_code&) { return true; }
 };
 
-absl::Status RefuseDuplicateKeys(std::string_view text, const std::string& what,
-                                 const json::parse_options& options) {
-  json::basic_parser<KeyHandler> parser(options);
-  json::error_code error;
-  parser.write_some(false, text.data(), text.size(), error);
-  const std::string& duplicate = parser.handler().duplicate;
-  if (!duplicate.empty() || (error && error == json::error::exception)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: the name \"%s\" appears twice", what, duplicate.substr(0, 100)));
-  }
-  return absl::OkStatus();  // Other errors were found by the first pass.
-}
-
 std::string NumberText(double value) { return absl::StrFormat("%g", value); }
 
 }  // namespace
+
+std::optional<std::string> RepeatedJsonKey(std::string_view text, size_t max_depth) {
+  json::parse_options options;
+  options.max_depth = max_depth;
+  json::basic_parser<KeyHandler> parser(options);
+  json::error_code error;
+  parser.write_some(false, text.data(), text.size(), error);
+  return std::move(parser.handler().repeated);
+}
 
 absl::StatusOr<json::object> ParseJsonObject(std::string_view text, const std::string& what,
                                              const JsonLimits& limits) {
@@ -103,8 +100,9 @@ absl::StatusOr<json::object> ParseJsonObject(std::string_view text, const std::s
         absl::StrFormat("%s: not JSON at byte %d: %s", what, consumed, error.message()));
   }
   if (limits.refuse_duplicate_keys) {
-    if (absl::Status status = RefuseDuplicateKeys(text, what, options); !status.ok()) {
-      return status;
+    if (const auto repeated = RepeatedJsonKey(text, limits.max_depth)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: the name \"%s\" appears twice", what, repeated->substr(0, 100)));
     }
   }
   json::value value = parser.release();

@@ -30,6 +30,9 @@ inline constexpr JsonLimits kConfigLimits{.max_bytes = size_t{1} << 20, .max_dep
 absl::StatusOr<boost::json::object> ParseJsonObject(std::string_view text, const std::string& what,
                                                     const JsonLimits& limits);
 
+// The first key that some object of `text` has twice, as far as that is JSON of at most that depth.
+std::optional<std::string> RepeatedJsonKey(std::string_view text, size_t max_depth);
+
 // Reads typed fields of one object. A field that is absent or null counts as not there.
 class JsonFields {
  public:
