@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/simulation/simulated_worker.h"
 #include "runtime/simulation/virtual_network.h"
 #include "runtime/simulation/wire_ranges.h"
 #include "runtime/simulation/world.h"
@@ -342,11 +343,11 @@ void SimulatedRouter::DialAll() {
   for (const auto& worker : world_->workers()) {
     Connection& connection = connections_[worker->address()];
     if (connection.watch == nullptr && !connection.dialling_watch) {
-      DialWatch(&connection, worker.get());
+      DialWatch(&connection, worker);
     }
     if (connection.worker.has_value() && connection.session == nullptr &&
         !connection.dialling_session) {
-      DialSession(&connection, worker.get());
+      DialSession(&connection, worker);
     }
   }
   world_->network()->InProcess(&process_, kDialEveryUs, [this] { DialAll(); });

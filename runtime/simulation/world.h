@@ -1,15 +1,12 @@
-// N workers and M routers under one virtual clock and network, with faults from a seed. What serves
-// traffic is what runs here: engines, transfer machines and request owners are the real ones.
-//
-// After every event the invariants of the protocol are checked; the first that is broken ends the
-// run with a message. Runs replay exactly: the same options give the same digest.
+// What simulated workers and routers have around them: clock, network, chance, each other, and
+// somebody who hears what is wrong. Knows nothing of what they are.
 
 #ifndef TANDEM_RUNTIME_SIMULATION_WORLD_H_
 #define TANDEM_RUNTIME_SIMULATION_WORLD_H_
 
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -18,8 +15,6 @@
 #include "absl/status/status.h"
 #include "runtime/simulation/event_queue.h"
 #include "runtime/simulation/request_book.h"
-#include "runtime/simulation/simulated_router.h"
-#include "runtime/simulation/simulated_worker.h"
 #include "runtime/simulation/virtual_network.h"
 
 namespace tandem {
@@ -42,17 +37,17 @@ struct SimulationReport {
   int64_t virtual_us = 0;
 };
 
+class SimulatedWorker;
+
 class World {
  public:
   // Every line of the event log; empty: only its digest is kept.
   using Trace = std::function<void(const std::string& line)>;
 
-  explicit World(const SimulationOptions& options, Trace trace = nullptr);
-  ~World();
+  World(const SimulationOptions& options, Trace trace);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
 
-  SimulationReport Run();
-
-  // ---- For workers and routers ----
   const SimulationOptions& options() const { return options_; }
   VirtualNetwork* network() { return &network_; }
   RequestBook* book() { return &book_; }
@@ -60,7 +55,7 @@ class World {
   int64_t now_us() const { return events_.now_us(); }
   // Null: nobody has this address.
   SimulatedWorker* FindWorker(const std::string& address);
-  const std::vector<std::unique_ptr<SimulatedWorker>>& workers() const { return workers_; }
+  const std::vector<SimulatedWorker*>& workers() const { return all_workers_; }
   bool calm() const { return calm_; }
   // Of every worker that ends, its next life says how.
   bool ends_are_told() const;
@@ -80,17 +75,9 @@ class World {
   // Tokens that some worker holds, or once did.
   std::set<int32_t>* offers() { return &offers_; }
 
- private:
-  void ScheduleArrivals();
-  void ScheduleFaults();
-  // Runs `fault` at the times of a Poisson process until the load is over.
-  void Recur(int64_t mean_us, std::function<void()> fault);
-  SimulatedWorker* AnyWorker();
-  VirtualProcess* AnyProcess();
-  void CalmDown();
-  void AuditAll();
-  // Runs events until `done`, or the time, or a violation.
-  void RunUntil(int64_t until_us, const std::function<bool()>& done);
+ protected:
+  // Outlives this.
+  void AddWorker(const std::string& address, SimulatedWorker* worker);
 
   const SimulationOptions options_;
   SimulatedFaults faults_;  // As they are now.
@@ -99,12 +86,13 @@ class World {
   Random random_;
   VirtualNetwork network_;
   RequestBook book_;
-  std::vector<std::unique_ptr<SimulatedWorker>> workers_;
-  std::vector<std::unique_ptr<SimulatedRouter>> routers_;
-  std::set<int32_t> offers_;
   bool calm_ = false;
-  int32_t to_arrive_ = 0;
   SimulationReport report_;
+
+ private:
+  std::vector<SimulatedWorker*> all_workers_;
+  std::map<std::string, SimulatedWorker*> worker_at_;  // By address.
+  std::set<int32_t> offers_;
 };
 
 }  // namespace tandem

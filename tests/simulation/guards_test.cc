@@ -14,7 +14,7 @@
 #include <string>
 
 #include "runtime/base/guard.h"
-#include "runtime/simulation/world.h"
+#include "runtime/simulation/simulation.h"
 
 namespace tandem {
 namespace {
@@ -33,7 +33,7 @@ struct Shared {
   guard->set_enabled(false);
   for (uint64_t seed = 0; seed < kMaxSeeds; ++seed) {
     shared->seed = seed;
-    const SimulationReport report = World(SimulationOptions::FromSeed(seed)).Run();
+    const SimulationReport report = Simulation(SimulationOptions::FromSeed(seed)).Run();
     if (report.status.ok()) continue;
     std::snprintf(shared->what, sizeof(shared->what), "%s",
                   std::string(report.status.message()).c_str());

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "runtime/base/guard.h"
-#include "runtime/simulation/world.h"
+#include "runtime/simulation/simulation.h"
 
 int main(int argc, char** argv) {
   uint64_t first = 0, end = 100;
@@ -46,10 +46,10 @@ int main(int argc, char** argv) {
     if (std::getenv("TANDEM_SIMULATION_PROGRESS") != nullptr) {
       std::fprintf(stderr, "seed %" PRIu64 "\n", seed);
     }
-    tandem::World world(
-        tandem::SimulationOptions::FromSeed(seed),
-        trace ? [](const std::string& line) { std::puts(line.c_str()); } : tandem::World::Trace());
-    const tandem::SimulationReport report = world.Run();
+    tandem::Simulation simulation(tandem::SimulationOptions::FromSeed(seed),
+                                  trace ? [](const std::string& line) { std::puts(line.c_str()); }
+                                        : tandem::Simulation::Trace());
+    const tandem::SimulationReport report = simulation.Run();
     if (!report.status.ok()) {
       ++broken;
       std::printf("seed %" PRIu64 ": %s\n", seed, report.status.ToString().c_str());

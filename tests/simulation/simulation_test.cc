@@ -1,12 +1,13 @@
 // The fleet under faults: 2,000 seeds, each of which must keep every invariant of the protocol.
 
+#include "runtime/simulation/simulation.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "runtime/simulation/world.h"
 
 namespace tandem {
 namespace {
@@ -21,7 +22,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   int64_t auto_frames = 0, kills = 0, newcomers = 0, overtaken = 0;
   for (uint64_t seed = GetParam(); seed < kSeeds; seed += kParts) {
     const SimulationOptions options = SimulationOptions::FromSeed(seed);
-    const SimulationReport report = World(options).Run();
+    const SimulationReport report = Simulation(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     if (options.disaggregate == DisaggregatePolicy::kAuto) auto_frames += report.frames;
     replacements += report.replacements;
@@ -51,18 +52,18 @@ INSTANTIATE_TEST_SUITE_P(Seeds, SimulationTest, testing::Range<uint64_t>(0, kPar
 TEST(SimulationReplay, TheSameSeedGivesTheSameEvents) {
   for (uint64_t seed : {3u, 14u, 15u, 92u, 65u}) {
     std::vector<std::string> first, second;
-    const auto a = World(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
+    const auto a = Simulation(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
                      first.push_back(line);
                    }).Run();
-    const auto b = World(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
+    const auto b = Simulation(SimulationOptions::FromSeed(seed), [&](const std::string& line) {
                      second.push_back(line);
                    }).Run();
     EXPECT_FALSE(first.empty());
     EXPECT_EQ(first, second) << "seed " << seed;
     EXPECT_EQ(a.digest, b.digest) << "seed " << seed;
   }
-  EXPECT_NE(World(SimulationOptions::FromSeed(1)).Run().digest,
-            World(SimulationOptions::FromSeed(2)).Run().digest);
+  EXPECT_NE(Simulation(SimulationOptions::FromSeed(1)).Run().digest,
+            Simulation(SimulationOptions::FromSeed(2)).Run().digest);
 }
 
 TEST(SimulationWithoutFaults, EveryRequestIsServed) {
@@ -71,7 +72,7 @@ TEST(SimulationWithoutFaults, EveryRequestIsServed) {
     options.faults = {};
     options.client_cancel = options.short_deadline = 0;
     options.poison = false;
-    const SimulationReport report = World(options).Run();
+    const SimulationReport report = Simulation(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     EXPECT_EQ(report.requests_done + report.requests_too_long, options.num_requests)
         << "seed " << seed;
@@ -98,7 +99,7 @@ TEST_P(SimulatedKills, OfKnownCauseEndNoRequest) {
   int64_t kills = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const SimulationOptions options = Options(seed, /*supervised=*/1);
-    const SimulationReport report = World(options).Run();
+    const SimulationReport report = Simulation(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     EXPECT_EQ(report.requests_done + report.requests_too_long, options.num_requests)
         << "seed " << seed;
@@ -115,7 +116,7 @@ TEST_P(SimulatedKills, LeaveAPoisonousRequestItsFourDeaths) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SimulationOptions options = Options(seed, /*supervised=*/1);
     options.poison = true;
-    const SimulationReport report = World(options).Run();
+    const SimulationReport report = Simulation(options).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     const int64_t others =
         std::max<int64_t>(0, report.requests_failed - report.requests_too_long - /*poisonous*/ 1);
@@ -129,7 +130,7 @@ TEST_P(SimulatedKills, LeaveAPoisonousRequestItsFourDeaths) {
 TEST_P(SimulatedKills, OfUnknownCauseEndOnlyWhoWasLostFourTimesAtOnePlace) {
   int64_t failed = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    const SimulationReport report = World(Options(seed, /*supervised=*/0)).Run();
+    const SimulationReport report = Simulation(Options(seed, /*supervised=*/0)).Run();
     EXPECT_TRUE(report.status.ok()) << "seed " << seed << ": " << report.status;
     failed += report.requests_failed - report.requests_too_long;
   }
