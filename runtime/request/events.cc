@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/guard.h"
-#include "runtime/request/request_owner_impl.h"
+#include "runtime/request/request_owner.h"
 
 namespace tandem {
 namespace {
@@ -16,7 +16,7 @@ bool HasNoMoreThan(const SampledToken& token, int32_t asked) {
 
 }  // namespace
 
-void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
+void RequestOwner::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
   const FleetWorker* worker = fleet_.FindSession(session);
   if (worker == nullptr) {  // The session is over, and so are its attempts.
     counters_.stale_events += batch.events.size();
@@ -51,8 +51,8 @@ void RequestOwner::Impl::OnStepBatch(SessionId session, const StepBatch& batch, 
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
-RequestOwner::Impl::FoundStream RequestOwner::Impl::FindStream(
-    SessionId session, const AttemptId& attempt, const std::optional<WorkerId>& prefill) {
+RequestOwner::FoundStream RequestOwner::FindStream(SessionId session, const AttemptId& attempt,
+                                                   const std::optional<WorkerId>& prefill) {
   RequestState* const request = Find(attempt.request);
   if (request == nullptr) return {};
   StreamState* found = nullptr;
@@ -69,8 +69,8 @@ RequestOwner::Impl::FoundStream RequestOwner::Impl::FindStream(
   return {};
 }
 
-void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& stream,
-                                      const PromptEvent& event) {
+void RequestOwner::ReportPrompt(RequestState* request, const StreamState& stream,
+                                const PromptEvent& event) {
   if (request->prompt_reported) return;  // A later attempt prefills again; that is not news.
   request->prompt_reported = true;
   request->numerics_id = fleet_.Find(stream.worker)->registration.terms.numerics_id;
@@ -82,8 +82,7 @@ void RequestOwner::Impl::ReportPrompt(RequestState* request, const StreamState& 
                                  .first_submit_us = request->report.first_submit_us});
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const PromptEvent& event,
-                                                        int64_t) {
+RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const PromptEvent& event, int64_t) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   const int32_t num_top = request->facts.spec.sampling.num_prompt_logprobs;
@@ -103,8 +102,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   return Verdict::kGoOn;
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const TokenEvent& event,
-                                                        int64_t now_us) {
+RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const TokenEvent& event,
+                                            int64_t now_us) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   const auto owed = std::find(stream->at_worker.begin(), stream->at_worker.end(), event.choice);
@@ -156,8 +155,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   return Verdict::kGoOn;
 }
 
-void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
-                                     const TokenEvent& event, int64_t now_us) {
+void RequestOwner::AcceptToken(RequestState* request, StreamState* stream, const TokenEvent& event,
+                               int64_t now_us) {
   StopPromptCount(stream);
   ReportPrompt(request, *stream, PromptEvent{});
   stream->deaths.clear();
@@ -198,8 +197,8 @@ void RequestOwner::Impl::AcceptToken(RequestState* request, StreamState* stream,
   if (all_finished) Finish(request);
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
-                                                        const RefusedEvent& event, int64_t now_us) {
+RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const RefusedEvent& event,
+                                            int64_t now_us) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   const WorkerId worker = stream->worker;
@@ -234,8 +233,8 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session,
   return Verdict::kGoOn;
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const EndedEvent& event,
-                                                        int64_t now_us) {
+RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const EndedEvent& event,
+                                            int64_t now_us) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
   switch (event.status.code()) {
@@ -274,8 +273,7 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId session, const
   return Verdict::kGoOn;
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
-                                                        const ChunkBegun& chunk) {
+RequestOwner::Verdict RequestOwner::OnChunk(SessionId session, const ChunkBegun& chunk) {
   const WorkerId worker = fleet_.FindSession(session)->id();
   StreamState* const stream = FindStream(session, chunk.attempt, worker).stream;
   if (stream == nullptr || stream->live_prompt_tokens == 0) return Verdict::kGoOn;
@@ -283,11 +281,11 @@ RequestOwner::Impl::Verdict RequestOwner::Impl::OnChunk(SessionId session,
     // A prefill worker knows only by its decode workers' word whose prompt it computes.
     return stream->session == session ? Verdict::kProtocolError : Verdict::kGoOn;
   }
-  BeginChunk(stream, worker, chunk);
+  Suspicion::BeginChunk(worker, chunk, stream);
   return Verdict::kGoOn;
 }
 
-RequestOwner::Impl::Verdict RequestOwner::Impl::OnEvent(SessionId, const AbortReply&, int64_t) {
+RequestOwner::Verdict RequestOwner::OnEvent(SessionId, const AbortReply&, int64_t) {
   return Verdict::kGoOn;  // What was aborted is off the books already.
 }
 

@@ -6,112 +6,74 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
-#include "runtime/request/request_owner_impl.h"
+#include "runtime/request/request_owner.h"
 
 namespace tandem {
 
-void RequestOwner::Impl::Wait(const StreamKey& key) {
-  const RequestState& request = requests_.at(key.request);
-  const Group none = {.streams = WaitingStreams(&last_turn_)};
-  const auto group = groups_.try_emplace(NeedOf(key), none).first;
-  if (request.started()) {
-    group->second.streams.AddStarted(key);
-  } else {
-    group->second.streams.Add(key, request.facts.client, request.turn);
-  }
-  waiting_.emplace(key, group);
+void RequestOwner::Wait(const StreamKey& key) {
+  waiting_.Add(key, WaiterOf(key));
   may_place_ = true;
 }
 
-void RequestOwner::Impl::StopWaiting(const StreamKey& key) {
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end()) return;
-  found->second->second.streams.Remove(key, requests_.at(key.request).facts.client);
-  waiting_.erase(found);
-}
-
-RequestOwner::Impl::Need RequestOwner::Impl::NeedOf(const StreamKey& key) const {
+WaitingGroups::Waiter RequestOwner::WaiterOf(const StreamKey& key) const {
   const RequestState& request = requests_.at(key.request);
   const StreamState& stream = request.streams[key.stream];
-  const auto offer = offers_.lower_bound({request.facts.model, TotalTokens(request)});
-  const bool fits = offer != offers_.end() && offer->first == request.facts.model;
   const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeAlone;
   const bool avoids =
       std::any_of(stream.deaths.begin(), stream.deaths.end(),
                   [](const WorkerDeath& death) { return death.kind == LossKind::kStepFailed; });
   const int32_t from = DisaggregateFromTokens(options_.disaggregate);
   const int64_t num_tokens = NumTokens(request, stream);
-  const auto prompt_offer = prompt_offers_.lower_bound(num_tokens);
-  const bool travels = from > 0 && num_tokens >= from && prompt_offer != prompt_offers_.end();
-  return {.model = request.facts.model,
-          .numerics_id = request.numerics_id,
-          .offer = fits ? offer->second : std::numeric_limits<int64_t>::max(),
-          .prompt_offer = travels ? *prompt_offer : 0,
-          .apart = may_be_suspect || avoids ? std::optional(key) : std::nullopt};
+  const bool travels = from > 0 && num_tokens >= from;
+  return {.need = {.model = request.facts.model,
+                   .numerics_id = request.numerics_id,
+                   .offer = offers_.Least(request.facts.model, TotalTokens(request))
+                                .value_or(std::numeric_limits<int64_t>::max()),
+                   .prompt_offer = travels ? offers_.LeastForPrompt(num_tokens).value_or(0) : 0,
+                   .apart = may_be_suspect || avoids ? std::optional(key) : std::nullopt},
+          .started = request.started(),
+          .client = request.facts.client,
+          .turn = request.turn};
 }
 
-void RequestOwner::Impl::RegroupWaiting() {
-  std::set<std::pair<std::string, int64_t>> offers;
-  std::set<int64_t> prompt_offers;
-  for (const auto& [name, worker] : fleet_.workers()) {
-    offers.emplace(worker.registration.model, worker.offered_tokens());
-    if (worker.registration.role == WorkerRole::kPrefill) {
-      prompt_offers.insert(worker.offered_prompt_tokens());
-    }
-  }
-  if (offers == offers_ && prompt_offers == prompt_offers_) return;
-  offers_ = std::move(offers);
-  prompt_offers_ = std::move(prompt_offers);
-  const Groups groups = std::exchange(groups_, {});
-  waiting_.clear();
-  std::map<WaitingStreams::Place, const Group*> line;  // Clients stay in it as they are.
-  for (const auto& [need, group] : groups) {
-    for (const WaitingStreams::Place& place : group.streams.all()) line.emplace(place, &group);
-  }
-  for (const auto& [place, group] : line) {
+void RequestOwner::RegroupWaiting() {
+  if (!offers_.Update(fleet_)) return;
+  may_place_ = true;
+  waiting_.Regroup([this](const WaitingStreams::Place& place) {
     requests_.at(place.key.request).turn = place.turn;
-    Wait(place.key);
-    // The latest of those that it is made of: nobody's patience ends before its time.
-    int64_t& since_us = waiting_.at(place.key)->second.nobody_since_us;
-    since_us = std::max(since_us, group->nobody_since_us);
-  }
+    return WaiterOf(place.key);
+  });
 }
 
-void RequestOwner::Impl::PlaceWaiting(int64_t now_us, bool may_fail) {
+void RequestOwner::PlaceWaiting(int64_t now_us, bool may_fail) {
   if (!std::exchange(may_place_, false)) return;
-  std::erase_if(groups_, [](const auto& entry) { return entry.second.streams.empty(); });
-  std::map<WaitingStreams::Place, Group*> firsts;  // Of each group.
-  for (auto& [need, group] : groups_) firsts.emplace(group.streams.first(), &group);
   std::set<std::string> spoken_for;
-  while (!firsts.empty()) {
-    Group* const group = firsts.extract(firsts.begin()).mapped();
-    // What a request that has failed left behind is not there any more.
-    if (group->streams.empty() || !PlaceFirst(group, now_us, may_fail, &spoken_for)) continue;
-    if (!group->streams.empty()) firsts.emplace(group->streams.first(), group);
-  }
+  waiting_.Walk([&](WaitingGroups::Group* group) {
+    return PlaceFirst(group, now_us, may_fail, &spoken_for);
+  });
 }
 
-bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
-                                    std::set<std::string>* spoken_for) {
+bool RequestOwner::PlaceFirst(WaitingGroups::Group* group, int64_t now_us, bool may_fail,
+                              std::set<std::string>* spoken_for) {
   const auto [turn, key] = group->streams.first();
   RequestState& request = requests_.at(key.request);
+  const StreamState& stream = request.streams[key.stream];
   std::vector<WorkerDeath> evidence;
-  const Guilt guilt = Judge(request.streams[key.stream], now_us, &evidence);
-  if (guilt == Guilt::kUndecided || (guilt == Guilt::kProven && !may_fail)) {
+  const Suspicion::Guilt guilt = suspicion_.Judge(stream, now_us, &evidence);
+  if (guilt == Suspicion::Guilt::kUndecided || (guilt == Suspicion::Guilt::kProven && !may_fail)) {
     may_place_ = true;  // Tick comes back to it.
     return false;
   }
-  if (guilt == Guilt::kProven) {
-    Fail(&request, PoisonError(evidence), RequestOutcome::kPoison, now_us);
+  if (guilt == Suspicion::Guilt::kProven) {
+    Fail(&request, Suspicion::PoisonError(evidence), RequestOutcome::kPoison, now_us);
     return true;
   }
-  if (SiblingOnTrial(request, key.stream)) return false;
-  const RoutingDecision decision = Route(request, request.streams[key.stream], *spoken_for, now_us);
+  if (suspicion_.SiblingOnTrial(request, stream)) return false;
+  const RoutingDecision decision = ChooseRoute(request, stream, *spoken_for, now_us);
   if (decision.route.has_value()) {
     group->nobody_since_us = -1;
     request.turn = turn;
-    group->streams.TakeFirst();
-    waiting_.erase(key);
+    waiting_.TakeFirst(group);
     SendAttempt(&request, key.stream, *decision.route, now_us);
     return true;
   }
@@ -127,12 +89,12 @@ bool RequestOwner::Impl::PlaceFirst(Group* group, int64_t now_us, bool may_fail,
   return true;
 }
 
-int32_t RequestOwner::Impl::NumTokens(const RequestState& request, const StreamState& stream) {
+int32_t RequestOwner::NumTokens(const RequestState& request, const StreamState& stream) {
   const ChoiceState& choice = request.choices[static_cast<size_t>(stream.choices.front())];
   return request.prompt_tokens() + static_cast<int32_t>(choice.generated.size());
 }
 
-int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
+int64_t RequestOwner::TotalTokens(const RequestState& request) const {
   const int64_t prompt_tokens = request.prompt_tokens();
   const int64_t wanted = prompt_tokens + request.facts.spec.sampling.max_tokens;
   if (!request.facts.open_ended) return wanted;
@@ -144,13 +106,13 @@ int64_t RequestOwner::Impl::TotalTokens(const RequestState& request) const {
   return std::clamp(largest->offered_tokens(), prompt_tokens + 1, wanted);
 }
 
-RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const StreamState& stream,
+RoutingDecision RequestOwner::ChooseRoute(const RequestState& request, const StreamState& stream,
                                           const std::set<std::string>& spoken_for, int64_t now_us) {
   RoutingRequest wanted{
       .chain = request.chain,
       .num_tokens = NumTokens(request, stream),
       .max_total_tokens = TotalTokens(request),
-      .alone = IsSuspect(stream),
+      .alone = suspicion_.IsSuspect(stream),
       .model = request.facts.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
@@ -163,8 +125,8 @@ RoutingDecision RequestOwner::Impl::Route(const RequestState& request, const Str
   return policy_->Choose(wanted, fleet_, index_, now_us);
 }
 
-absl::Status RequestOwner::Impl::GiveUpReason(const RequestState& request, Group* group,
-                                              NoRoute why_not, int64_t now_us) {
+absl::Status RequestOwner::GiveUpReason(const RequestState& request, WaitingGroups::Group* group,
+                                        NoRoute why_not, int64_t now_us) {
   if (why_not == NoRoute::kAllFull) {
     group->nobody_since_us = -1;
     return absl::OkStatus();
@@ -189,14 +151,14 @@ absl::Status RequestOwner::Impl::GiveUpReason(const RequestState& request, Group
       largest.registration.block_tokens));
 }
 
-void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
-                                     const tandem::Route& route, int64_t now_us) {
+void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route& route,
+                               int64_t now_us) {
   StreamState& stream = request->streams[index];
   const FleetWorker* worker = fleet_.Find(route.decode);
   TANDEM_CHECK(worker != nullptr && worker->session != 0) << route.decode.name;
   const ChoiceState& choice = request->choices[static_cast<size_t>(stream.choices.front())];
 
-  SetUnplaced(request, false);
+  unplaced_.Remove(request->facts.client, request->counter);
   stream.running = true;
   stream.attempt = ++request->last_attempt;
   stream.session = worker->session;
@@ -204,7 +166,7 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   stream.prefill = route.prefill;
   stream.num_tokens = NumTokens(*request, stream);
   stream.at_worker = stream.choices;
-  stream.alone = IsSuspect(stream);
+  stream.alone = suspicion_.IsSuspect(stream);
   stream.chunk.reset();
   if (stream.alone) fleet_.Reserve(stream.worker, true);
   SamplingParams& sampling = request->facts.spec.sampling;
@@ -245,12 +207,12 @@ void RequestOwner::Impl::SendAttempt(RequestState* request, size_t index,
   outbox_->SendSubmit(stream.session, submit);
 }
 
-LiveWork RequestOwner::Impl::LivePrompt(const StreamState& stream) {
+LiveWork RequestOwner::LivePrompt(const StreamState& stream) {
   return {.prompts = stream.prefill.has_value() ? 1 : 0,
           .prompt_tokens = stream.live_prompt_tokens};
 }
 
-void RequestOwner::Impl::StopPromptCount(StreamState* stream) {
+void RequestOwner::StopPromptCount(StreamState* stream) {
   if (stream->live_prompt_tokens == 0) return;
   fleet_.AddLive(stream->prefill.value_or(stream->worker), -LivePrompt(*stream));
   stream->live_prompt_tokens = 0;
@@ -258,7 +220,7 @@ void RequestOwner::Impl::StopPromptCount(StreamState* stream) {
   may_place_ = true;  // For a prompt, or for what must run alone.
 }
 
-void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
+void RequestOwner::DetachAttempt(RequestState* request, size_t index) {
   StreamState& stream = request->streams[index];
   TANDEM_CHECK(stream.running) << "attempt " << stream.attempt;
   StopPromptCount(&stream);
@@ -269,11 +231,13 @@ void RequestOwner::Impl::DetachAttempt(RequestState* request, size_t index) {
   const auto running = running_.find(stream.session);
   running->second.erase({request->counter, index});
   if (running->second.empty()) running_.erase(running);
-  if (request->report.completion_tokens == 0) SetUnplaced(request, true);
+  if (request->report.completion_tokens == 0) {
+    unplaced_.Add(request->facts.client, request->counter);
+  }
   may_place_ = true;  // There is room now.
 }
 
-void RequestOwner::Impl::SendCancelOf(const RequestState& request, size_t index, int64_t now_us) {
+void RequestOwner::SendCancelOf(const RequestState& request, size_t index, int64_t now_us) {
   const StreamState& stream = request.streams[index];
   outbox_->SendCancel(
       stream.session,
@@ -283,21 +247,23 @@ void RequestOwner::Impl::SendCancelOf(const RequestState& request, size_t index,
                      .time_left_us = std::max<int64_t>(0, request.deadline_us - now_us)});
 }
 
-void RequestOwner::Impl::CancelAttempt(RequestState* request, size_t index, int64_t now_us) {
+void RequestOwner::CancelAttempt(RequestState* request, size_t index, int64_t now_us) {
   SendCancelOf(*request, index, now_us);
   DetachAttempt(request, index);
 }
 
-void RequestOwner::Impl::Resume(RequestState* request, size_t index, ResumeReason reason,
-                                const std::optional<WorkerId>& lost, int64_t now_us) {
-  if (lost.has_value()) AddDeath(request, index, *lost, reason, now_us);
+void RequestOwner::Resume(RequestState* request, size_t index, ResumeReason reason,
+                          const std::optional<WorkerId>& lost, int64_t now_us) {
+  if (lost.has_value()) {
+    suspicion_.AddDeath(*request, *lost, reason, now_us, &request->streams[index]);
+  }
   DetachAttempt(request, index);
   ++counters_.resumes[static_cast<size_t>(reason)];
   ++request->report.resumes;
   Requeue(request, index);
 }
 
-void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
+void RequestOwner::Requeue(RequestState* request, size_t index) {
   const std::vector<int32_t> choices = request->streams[index].choices;
   const bool diverged = std::any_of(choices.begin(), choices.end(), [&](int32_t choice) {
     return !request->choices[static_cast<size_t>(choice)].generated.empty();
@@ -316,8 +282,8 @@ void RequestOwner::Impl::Requeue(RequestState* request, size_t index) {
   }
 }
 
-void RequestOwner::Impl::ResumeAll(const WorkerId& worker, SessionId session, ResumeReason reason,
-                                   int64_t now_us) {
+void RequestOwner::ResumeAll(const WorkerId& worker, SessionId session, ResumeReason reason,
+                             int64_t now_us) {
   const auto running = running_.find(session);
   const std::set<StreamKey> keys =
       running == running_.end() ? std::set<StreamKey>() : running->second;
@@ -329,8 +295,7 @@ void RequestOwner::Impl::ResumeAll(const WorkerId& worker, SessionId session, Re
   }
 }
 
-void RequestOwner::Impl::ResumePrefills(const FleetWorker& prefill, ResumeReason reason,
-                                        int64_t now_us) {
+void RequestOwner::ResumePrefills(const FleetWorker& prefill, ResumeReason reason, int64_t now_us) {
   if (prefill.live.prompt_tokens == 0) return;
   std::vector<StreamKey> stuck;
   for (const auto& [session, keys] : running_) {
@@ -346,8 +311,8 @@ void RequestOwner::Impl::ResumePrefills(const FleetWorker& prefill, ResumeReason
   }
 }
 
-void RequestOwner::Impl::BreakSession(SessionId session, std::string_view why, ResumeReason reason,
-                                      int64_t now_us) {
+void RequestOwner::BreakSession(SessionId session, std::string_view why, ResumeReason reason,
+                                int64_t now_us) {
   const std::optional<WorkerId> worker = fleet_.OnSessionLost(session);
   outbox_->CloseSession(session, why);
   if (worker.has_value()) ResumeAll(*worker, session, reason, now_us);

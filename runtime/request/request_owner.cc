@@ -6,11 +6,10 @@
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/request/request_owner_impl.h"
 
 namespace tandem {
 
-absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t now_us) {
+absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us) {
   TANDEM_CHECK(facts.sink != nullptr);
   const auto refused = [this](absl::Status why) {
     ++counters_.outcomes[static_cast<size_t>(OutcomeOf(why))];
@@ -30,10 +29,10 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
         absl::InvalidArgumentError("a stop string is empty, or there is no text to match"));
   }
   if (static_cast<int64_t>(requests_.size()) >= options_.max_requests ||
-      (num_unplaced_ >= options_.max_waiting_requests && !GiveWay(facts.client, now_us))) {
+      (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(facts.client, now_us))) {
     return refused(absl::ResourceExhaustedError(absl::StrFormat(
         "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
-        requests_.size(), options_.max_requests, num_unplaced_, options_.max_waiting_requests)));
+        requests_.size(), options_.max_requests, unplaced_.size(), options_.max_waiting_requests)));
   }
 
   const uint64_t counter = ++last_counter_;
@@ -52,18 +51,18 @@ absl::StatusOr<RequestId> RequestOwner::Impl::Start(RequestFacts facts, int64_t 
   request.streams.push_back(std::move(stream));
   deadlines_.Set(counter, request.deadline_us);
   Wait({counter, 0});
-  SetUnplaced(&request, true);
+  unplaced_.Add(request.facts.client, counter);
   PlaceWaiting(now_us, /*may_fail=*/false);
   return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
 }
 
-RequestState* RequestOwner::Impl::Find(const RequestId& id) {
+RequestState* RequestOwner::Find(const RequestId& id) {
   if (id.router_incarnation != options_.router_incarnation) return nullptr;
   const auto found = requests_.find(id.counter);
   return found == requests_.end() ? nullptr : &found->second;
 }
 
-bool RequestOwner::Impl::Cancel(const RequestId& id, int64_t now_us) {
+bool RequestOwner::Cancel(const RequestId& id, int64_t now_us) {
   RequestState* request = Find(id);
   if (request == nullptr) return false;
   Fail(request, absl::CancelledError("cancelled by its client"), now_us);
@@ -71,13 +70,13 @@ bool RequestOwner::Impl::Cancel(const RequestId& id, int64_t now_us) {
   return true;
 }
 
-void RequestOwner::Impl::FailAll(const absl::Status& why, int64_t now_us) {
+void RequestOwner::FailAll(const absl::Status& why, int64_t now_us) {
   while (!requests_.empty()) {
     Fail(&requests_.begin()->second, why, now_us);
   }
 }
 
-void RequestOwner::Impl::Finish(RequestState* request) {
+void RequestOwner::Finish(RequestState* request) {
   ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kDone)];
   RequestSink* const sink = request->facts.sink;
   const RequestReport report = request->report;
@@ -85,12 +84,12 @@ void RequestOwner::Impl::Finish(RequestState* request) {
   sink->OnDone(report);
 }
 
-void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status, int64_t now_us) {
+void RequestOwner::Fail(RequestState* request, const absl::Status& status, int64_t now_us) {
   Fail(request, status, OutcomeOf(status), now_us);
 }
 
-void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
-                              RequestOutcome outcome, int64_t now_us) {
+void RequestOwner::Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
+                        int64_t now_us) {
   ++counters_.outcomes[static_cast<size_t>(outcome)];
   for (size_t i = 0; i < request->streams.size(); ++i) {
     // Of an attempt that has ended this is a Cancel too many, which workers ignore.
@@ -102,48 +101,38 @@ void RequestOwner::Impl::Fail(RequestState* request, const absl::Status& status,
   sink->OnError(status, report);
 }
 
-void RequestOwner::Impl::Erase(RequestState* request) {
+void RequestOwner::Erase(RequestState* request) {
   const uint64_t counter = request->counter;
-  for (size_t i = 0; i < request->streams.size(); ++i) StopWaiting({counter, i});
+  const std::string& client = request->facts.client;
+  for (size_t i = 0; i < request->streams.size(); ++i) waiting_.Remove({counter, i}, client);
   deadlines_.Remove(counter);
-  SetUnplaced(request, false);
+  unplaced_.Remove(client, counter);
   requests_.erase(counter);
 }
 
-void RequestOwner::Impl::SetUnplaced(RequestState* request, bool unplaced) {
-  if (request->unplaced == unplaced) return;
-  request->unplaced = unplaced;
-  num_unplaced_ += unplaced ? 1 : -1;
-  std::set<uint64_t>& counters = unplaced_of_[request->facts.client];
-  if (unplaced) {
-    counters.insert(request->counter);
-  } else {
-    counters.erase(request->counter);
-    if (counters.empty()) unplaced_of_.erase(request->facts.client);
-  }
-}
-
-bool RequestOwner::Impl::GiveWay(const std::string& client, int64_t now_us) {
-  const auto most = std::max_element(
-      unplaced_of_.begin(), unplaced_of_.end(),
-      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  const auto own = unplaced_of_.find(client);
-  const size_t num_own = own == unplaced_of_.end() ? 0 : own->second.size();
-  if (most == unplaced_of_.end() || most->second.size() < num_own + 2) return false;
-  const std::string why = absl::StrFormat(
-      "%d requests wait, %d of them this client's: the youngest gives way to others'",
-      num_unplaced_, most->second.size());
-  Fail(&requests_.at(*most->second.rbegin()), absl::ResourceExhaustedError(why), now_us);
+bool RequestOwner::GiveWay(const std::string& client, int64_t now_us) {
+  const std::optional<UnplacedRequests::Youngest> youngest = unplaced_.WhoGivesWayTo(client);
+  if (!youngest.has_value()) return false;
+  Fail(&requests_.at(youngest->request),
+       absl::ResourceExhaustedError(absl::StrFormat(
+           "%d requests wait, %d of them this client's: the youngest gives way to others'",
+           unplaced_.size(), youngest->of_its_client)),
+       now_us);
   return true;
 }
 
-absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
-                                                const WorkerRegistration& registration,
-                                                int64_t now_us) {
-  ForgetOutlived();
+absl::Status RequestOwner::OnRegistration(const std::string& address,
+                                          const WorkerRegistration& registration, int64_t now_us) {
+  for (auto& [counter, request] : requests_) {
+    for (StreamState& stream : request.streams) suspicion_.ForgetOutlived(&stream);
+  }
   TANDEM_ASSIGN_OR_RETURN(const auto replaced,
                           fleet_.OnRegistration(address, registration, now_us));
-  LearnEnds(registration.worker.name);
+  for (auto& [counter, request] : requests_) {
+    for (StreamState& stream : request.streams) {
+      suspicion_.LearnEnds(registration.worker.name, &stream);
+    }
+  }
   RegroupWaiting();
   index_.AddWorker(registration.worker, registration.block_tokens);
   for (const Fleet::Replaced& ended : replaced) {
@@ -157,8 +146,8 @@ absl::Status RequestOwner::Impl::OnRegistration(const std::string& address,
   return absl::OkStatus();
 }
 
-void RequestOwner::Impl::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
-                                     int64_t now_us) {
+void RequestOwner::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
+                               int64_t now_us) {
   if (!fleet_.OnHeartbeat(worker, load, draining, now_us)) {
     outbox_->RestartWatch(worker);  // Its registration was refused.
     return;
@@ -167,14 +156,14 @@ void RequestOwner::Impl::OnHeartbeat(const WorkerId& worker, const WorkerLoad& l
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
-void RequestOwner::Impl::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
+void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
   if (!index_.Apply(worker, events)) outbox_->RestartWatch(worker);
   if (events.snapshot) fleet_.OnSnapshot(worker);
 }
 
-void RequestOwner::Impl::OnWatchLost(const WorkerId& worker) { fleet_.OnWatchLost(worker); }
+void RequestOwner::OnWatchLost(const WorkerId& worker) { fleet_.OnWatchLost(worker); }
 
-bool RequestOwner::Impl::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
+bool RequestOwner::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
   const FleetWorker* known = fleet_.Find(worker);
   if (known == nullptr || fleet_.FaultOf(*known, now_us) != WorkerFault::kNone) return false;
   if (!fleet_.OnSessionUp(worker, session)) return false;
@@ -183,14 +172,14 @@ bool RequestOwner::Impl::OnSessionUp(const WorkerId& worker, SessionId session, 
   return true;
 }
 
-void RequestOwner::Impl::OnSessionLost(SessionId session, int64_t now_us) {
+void RequestOwner::OnSessionLost(SessionId session, int64_t now_us) {
   const std::optional<WorkerId> worker = fleet_.OnSessionLost(session);
   if (!worker.has_value()) return;
   ResumeAll(*worker, session, ResumeReason::kSessionLost, now_us);
   PlaceWaiting(now_us, /*may_fail=*/true);
 }
 
-int64_t RequestOwner::Impl::Tick(int64_t now_us) {
+int64_t RequestOwner::Tick(int64_t now_us) {
   const int64_t heartbeat_us = options_.times.heartbeat_us;
   if (last_tick_us_ >= 0 && now_us - last_tick_us_ > options_.times.no_new_work_after_us) {
     fleet_.OnOwnPause(now_us - last_tick_us_ - heartbeat_us, now_us);
@@ -212,8 +201,7 @@ int64_t RequestOwner::Impl::Tick(int64_t now_us) {
 
   while (const std::optional<uint64_t> due = deadlines_.PopDue(now_us)) {
     RequestState& request = requests_.at(*due);
-    const bool waits = waiting_.lower_bound({request.counter, 0}) !=
-                       waiting_.lower_bound({request.counter + 1, 0});
+    const bool waits = waiting_.WaitsFor(request.counter);
     Fail(&request,
          absl::DeadlineExceededError(
              absl::StrFormat("%d tokens generated in %d ms%s", request.report.completion_tokens,
@@ -239,53 +227,7 @@ absl::StatusOr<std::unique_ptr<RequestOwner>> RequestOwner::Create(
         options.router_incarnation, options.max_requests, options.max_waiting_requests,
         options.max_index_entries, options.nobody_alive_grace_us));
   }
-  return std::unique_ptr<RequestOwner>(
-      new RequestOwner(std::make_unique<Impl>(options, std::move(policy), outbox)));
+  return std::unique_ptr<RequestOwner>(new RequestOwner(options, std::move(policy), outbox));
 }
-
-RequestOwner::RequestOwner(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-RequestOwner::~RequestOwner() = default;
-
-absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us) {
-  return impl_->Start(std::move(facts), now_us);
-}
-bool RequestOwner::Cancel(const RequestId& request, int64_t now_us) {
-  return impl_->Cancel(request, now_us);
-}
-void RequestOwner::FailAll(const absl::Status& why, int64_t now_us) { impl_->FailAll(why, now_us); }
-absl::Status RequestOwner::OnRegistration(const std::string& address,
-                                          const WorkerRegistration& registration, int64_t now_us) {
-  return impl_->OnRegistration(address, registration, now_us);
-}
-void RequestOwner::OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining,
-                               int64_t now_us) {
-  impl_->OnHeartbeat(worker, load, draining, now_us);
-}
-void RequestOwner::OnKvEvents(const WorkerId& worker, const KvEvents& events) {
-  impl_->OnKvEvents(worker, events);
-}
-void RequestOwner::OnWatchLost(const WorkerId& worker) { impl_->OnWatchLost(worker); }
-bool RequestOwner::OnSessionUp(const WorkerId& worker, SessionId session, int64_t now_us) {
-  return impl_->OnSessionUp(worker, session, now_us);
-}
-void RequestOwner::OnSessionLost(SessionId session, int64_t now_us) {
-  impl_->OnSessionLost(session, now_us);
-}
-void RequestOwner::OnStepBatch(SessionId session, const StepBatch& batch, int64_t now_us) {
-  impl_->OnStepBatch(session, batch, now_us);
-}
-int64_t RequestOwner::Tick(int64_t now_us) { return impl_->Tick(now_us); }
-void RequestOwner::ExpectWorkers(const std::vector<std::string>& addresses) {
-  impl_->fleet_.Expect(addresses);
-}
-
-void RequestOwner::SetExpectedWorkers(std::set<std::string> addresses) {
-  impl_->fleet_.SetExpected(std::move(addresses));
-}
-const Fleet& RequestOwner::fleet() const { return impl_->fleet_; }
-const PrefixIndex& RequestOwner::prefix_index() const { return impl_->index_; }
-const RequestCounters& RequestOwner::counters() const { return impl_->counters_; }
-int64_t RequestOwner::num_requests() const { return static_cast<int64_t>(impl_->requests_.size()); }
-int64_t RequestOwner::num_waiting() const { return static_cast<int64_t>(impl_->waiting_.size()); }
 
 }  // namespace tandem

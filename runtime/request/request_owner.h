@@ -14,18 +14,26 @@
 #define TANDEM_RUNTIME_REQUEST_REQUEST_OWNER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "runtime/base/expiry_queue.h"
 #include "runtime/fleet/fleet.h"
 #include "runtime/protocol/router_messages.h"
-#include "runtime/request/detokenizer.h"
 #include "runtime/request/request_counters.h"
+#include "runtime/request/request_sink.h"
+#include "runtime/request/request_state.h"
+#include "runtime/request/suspicion.h"
+#include "runtime/request/unplaced_requests.h"
+#include "runtime/request/waiting_groups.h"
+#include "runtime/request/worker_offers.h"
 #include "runtime/routing/prefix_index.h"
 #include "runtime/routing/routing_policy.h"
 
@@ -45,60 +53,6 @@ class RouterOutbox {
   virtual void RestartWatch(const WorkerId& worker) = 0;
 };
 
-// What happened to one choice. Spans and views live during the call.
-struct Delta {
-  int32_t choice = 0;
-  int32_t position = 0;  // Of `token`, in prompt + generated.
-  const SampledToken* token = nullptr;
-  // Text that is certain: may be empty, may belong to earlier tokens. Text that could begin a stop
-  // string comes later or never; a stop string and a stop token have none.
-  std::string_view text;
-  FinishReason finish = FinishReason::kNone;  // Not kNone: last delta of this choice.
-  std::string_view stop_string;               // The one that finished it, where one did.
-};
-
-struct PromptReport {
-  int32_t cached_tokens = 0;
-  std::span<const SampledToken> prompt_logprobs;
-  std::string_view numerics_id;  // The same for the whole request.
-  int64_t arrived_us = 0;        // As in RequestReport.
-  int64_t first_submit_us = 0;
-};
-
-struct RequestReport {
-  int32_t prompt_tokens = 0;
-  int32_t completion_tokens = 0;  // Of all choices, stop tokens included.
-  int32_t cached_tokens = 0;
-  int32_t attempts = 0;
-  int32_t resumes = 0;
-  int64_t arrived_us = 0;
-  int64_t first_submit_us = 0;  // 0: never sent to a worker.
-};
-
-// Where a request's results go. OnPrompt comes once and before the first OnDelta; exactly one of
-// OnDone and OnError comes, last. Never called inside Start.
-class RequestSink {
- public:
-  virtual ~RequestSink() = default;
-  virtual void OnPrompt(const PromptReport& prompt) = 0;
-  virtual void OnDelta(const Delta& delta) = 0;  // One per token.
-  virtual void OnDone(const RequestReport& report) = 0;
-  // Cancelled, DeadlineExceeded, Unavailable, ResourceExhausted, InvalidArgument, Internal.
-  virtual void OnError(const absl::Status& status, const RequestReport& report) = 0;
-};
-
-struct RequestFacts {
-  std::string client;  // Whose it is: clients share the places of those that wait, and take turns.
-  RequestSpec spec;    // Of its prompt; time_left_us 0: kDefaultDeadlineUs.
-  // The client set no max_tokens: what `spec` says is the most that it may get. Its first
-  // placement fixes that to what the largest worker has room for, and then it is a promise.
-  bool open_ended = false;
-  std::vector<std::string> stop_strings;
-  DetokenizerFactory make_detokenizer;  // Null: no text; then no stop strings either.
-  std::string model;
-  RequestSink* sink = nullptr;  // Lives until OnDone or OnError.
-};
-
 struct RequestOwnerOptions {
   uint64_t router_incarnation = 0;  // Random, not 0.
   LivenessTimes times;
@@ -110,17 +64,14 @@ struct RequestOwnerOptions {
 };
 
 inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
-// At one place of a stream, in a row: it did not get past it in between.
-inline constexpr int32_t kDeathsBeforeAlone = 2;
-inline constexpr int32_t kDeathsBeforePoison = 4;
-
+// request_owner.cc takes the inputs and the time, placement.cc gives streams to workers and takes
+// them back, events.cc reads what workers say.
 class RequestOwner {
  public:
   // Borrows `outbox`, which outlives it. InvalidArgument if the options contradict each other.
   static absl::StatusOr<std::unique_ptr<RequestOwner>> Create(const RequestOwnerOptions& options,
                                                               std::unique_ptr<RoutingPolicy> policy,
                                                               RouterOutbox* outbox);
-  ~RequestOwner();
 
   // ---- From clients ----
 
@@ -159,19 +110,122 @@ class RequestOwner {
   int64_t Tick(int64_t now_us);
 
   // Static list of worker addresses; before the first registration.
-  void ExpectWorkers(const std::vector<std::string>& addresses);
+  void ExpectWorkers(const std::vector<std::string>& addresses) { fleet_.Expect(addresses); }
   // Or what a DNS name has now, as often as it is asked.
-  void SetExpectedWorkers(std::set<std::string> addresses);
-  const Fleet& fleet() const;
-  const PrefixIndex& prefix_index() const;
-  const RequestCounters& counters() const;
-  int64_t num_requests() const;  // Accepted and not finished.
-  int64_t num_waiting() const;   // Streams without an attempt.
+  void SetExpectedWorkers(std::set<std::string> addresses) {
+    fleet_.SetExpected(std::move(addresses));
+  }
+  const Fleet& fleet() const { return fleet_; }
+  const PrefixIndex& prefix_index() const { return index_; }
+  const RequestCounters& counters() const { return counters_; }
+  int64_t num_requests() const { return std::ssize(requests_); }  // Accepted and not finished.
+  int64_t num_waiting() const { return waiting_.size(); }         // Streams without an attempt.
 
  private:
-  class Impl;
-  explicit RequestOwner(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  RequestOwner(const RequestOwnerOptions& options, std::unique_ptr<RoutingPolicy> policy,
+               RouterOutbox* outbox)
+      : options_(options),
+        outbox_(outbox),
+        fleet_(options.times),
+        index_(options.max_index_entries),
+        policy_(std::move(policy)),
+        suspicion_(&fleet_, options.times) {}
+
+  // ---- request_owner.cc ----
+
+  // The one terminal event. The request is gone when they return.
+  void Finish(RequestState* request);
+  void Fail(RequestState* request, const absl::Status& status, int64_t now_us);
+  void Fail(RequestState* request, const absl::Status& status, RequestOutcome outcome,
+            int64_t now_us);
+  void Erase(RequestState* request);
+  // Ends one that waits so that one of `client` may. False: nobody has two more than it.
+  bool GiveWay(const std::string& client, int64_t now_us);
+  RequestState* Find(const RequestId& id);
+
+  // ---- placement.cc ----
+
+  // Gives waiting streams to workers, by turns. `may_fail`: requests that cannot go on get
+  // their error; otherwise that waits for the next Tick. Costs as much as there are groups, and
+  // streams that find a place.
+  void PlaceWaiting(int64_t now_us, bool may_fail);
+  // False: neither it nor what waits behind it in its group goes anywhere now. `spoken_for`: the
+  // workers that somebody waits for who was before it.
+  bool PlaceFirst(WaitingGroups::Group* group, int64_t now_us, bool may_fail,
+                  std::set<std::string>* spoken_for);
+  RoutingDecision ChooseRoute(const RequestState& request, const StreamState& stream,
+                              const std::set<std::string>& spoken_for, int64_t now_us);
+  // Prompt, and what was generated: what its next attempt begins with.
+  static int32_t NumTokens(const RequestState& request, const StreamState& stream);
+  // Prompt and all that may be generated: as promised, or as it would be now.
+  int64_t TotalTokens(const RequestState& request) const;
+  // Nothing, or why a request that found nobody must end.
+  absl::Status GiveUpReason(const RequestState& request, WaitingGroups::Group* group,
+                            NoRoute why_not, int64_t now_us);
+  void Wait(const StreamKey& key);
+  WaitingGroups::Waiter WaiterOf(const StreamKey& key) const;
+  // Workers came or went: what fits where may have changed.
+  void RegroupWaiting();
+  void SendAttempt(RequestState* request, size_t stream, const Route& route, int64_t now_us);
+  // Takes the stream from its worker's books; it is then neither running nor waiting.
+  void DetachAttempt(RequestState* request, size_t stream);
+  void SendCancelOf(const RequestState& request, size_t stream, int64_t now_us);
+  void CancelAttempt(RequestState* request, size_t stream, int64_t now_us);
+  // The attempt is over without a finish; the stream waits for its next one. `lost`: a worker that
+  // is gone, and may be so because it computed this stream.
+  void Resume(RequestState* request, size_t stream, ResumeReason reason,
+              const std::optional<WorkerId>& lost, int64_t now_us);
+  // Puts the stream back into the queue, one stream a choice if they have diverged.
+  void Requeue(RequestState* request, size_t stream);
+  // A session that the fleet no longer has: all its attempts, and perhaps the worker, are over.
+  void ResumeAll(const WorkerId& worker, SessionId session, ResumeReason reason, int64_t now_us);
+  // Prompts that a worker in `fault` computes for decode workers.
+  void ResumePrefills(const FleetWorker& prefill, ResumeReason reason, int64_t now_us);
+  void BreakSession(SessionId session, std::string_view why, ResumeReason reason, int64_t now_us);
+  // What its prompt counts for, where it is computed.
+  static LiveWork LivePrompt(const StreamState& stream);
+  void StopPromptCount(StreamState* stream);
+
+  // ---- events.cc ----
+
+  enum class Verdict : uint8_t { kGoOn, kProtocolError };
+  struct FoundStream {
+    RequestState* request = nullptr;
+    StreamState* stream = nullptr;
+    size_t index = 0;  // Of the stream, in its request.
+  };
+  // The running stream that an event of `attempt`, arriving on `session`, belongs to; null if it is
+  // over, or of another router. `prefill`: or the stream whose prompt this worker computes for
+  // another.
+  FoundStream FindStream(SessionId session, const AttemptId& attempt,
+                         const std::optional<WorkerId>& prefill = std::nullopt);
+  Verdict OnEvent(SessionId session, const PromptEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const TokenEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const RefusedEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const EndedEvent& event, int64_t now_us);
+  Verdict OnEvent(SessionId session, const AbortReply& event, int64_t now_us);
+  Verdict OnChunk(SessionId session, const ChunkBegun& chunk);
+  void ReportPrompt(RequestState* request, const StreamState& stream, const PromptEvent& event);
+  void AcceptToken(RequestState* request, StreamState* stream, const TokenEvent& event,
+                   int64_t now_us);
+
+  const RequestOwnerOptions options_;
+  RouterOutbox* const outbox_;
+  Fleet fleet_;
+  PrefixIndex index_;
+  const std::unique_ptr<RoutingPolicy> policy_;
+  const Suspicion suspicion_;
+  RequestCounters counters_;
+
+  std::map<uint64_t, RequestState> requests_;         // By counter.
+  std::map<SessionId, std::set<StreamKey>> running_;  // Every stream is here,
+  WaitingGroups waiting_;                             // or here, or over.
+  WorkerOffers offers_;
+  UnplacedRequests unplaced_;
+  ExpiryQueue<uint64_t> deadlines_;  // Of requests, by counter.
+  uint64_t last_counter_ = 0;
+  bool may_place_ = false;  // Something changed since those that wait were last walked.
+  int64_t last_tick_us_ = -1;
 };
 
 }  // namespace tandem

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "runtime/request/choice_text.h"
-#include "runtime/request/request_owner.h"
+#include "runtime/request/request_sink.h"
 
 namespace tandem {
 
@@ -84,7 +84,6 @@ struct RequestState {
   std::vector<StreamState> streams;  // Only grows; at most one a choice.
   std::string numerics_id;           // Of the first result; from then on the only one.
   bool prompt_reported = false;
-  bool unplaced = false;  // Has no token, and no worker that would make one.
   RequestReport report;
 
   int32_t prompt_tokens() const { return facts.spec.prompt_tokens; }

@@ -1,16 +1,11 @@
-// Which requests kill the workers that compute them.
-//
-// A death counts for every stream that the lost worker could have been computing, at the positions
-// that it had begun. That is too many of them, so it decides nothing yet: a stream with
-// kDeathsBeforeAlone deaths at one place gets a worker where no other prompt of ours is, and small
-// chunks, until it has a token. From then on who is blamed is who was there. Who gets past a place
-// is not what made it deadly; a kill from outside is nobody's deed.
+#include "runtime/request/suspicion.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "runtime/request/request_owner_impl.h"
 
 namespace tandem {
 
@@ -22,25 +17,21 @@ constexpr size_t kMaxDeaths = 8;
 
 }  // namespace
 
-bool RequestOwner::Impl::Outlived(const WorkerDeath& death) const {
+bool Suspicion::Outlived(const WorkerDeath& death) const {
   if (death.kind == LossKind::kStepFailed) return false;
   const FleetWorker* const worker = fleet_.Find(death.worker);
   // What comes earlier may have been on its way.
-  const int64_t from_us = death.at_us + options_.times.heartbeat_us / 2;
+  const int64_t from_us = death.at_us + times_.heartbeat_us / 2;
   // That it has become silent since is another death.
   return worker != nullptr && worker->heard_us > from_us &&
          fleet_.FaultOf(*worker, worker->heard_us) == WorkerFault::kNone;
 }
 
-void RequestOwner::Impl::ForgetOutlived() {
-  for (auto& [counter, request] : requests_) {
-    for (StreamState& stream : request.streams) {
-      std::erase_if(stream.deaths, [&](const WorkerDeath& death) { return Outlived(death); });
-    }
-  }
+void Suspicion::ForgetOutlived(StreamState* stream) const {
+  std::erase_if(stream->deaths, [&](const WorkerDeath& death) { return Outlived(death); });
 }
 
-bool RequestOwner::Impl::IsCertain(const WorkerDeath& death, int64_t now_us) const {
+bool Suspicion::IsCertain(const WorkerDeath& death, int64_t now_us) const {
   const FleetWorker* const worker = fleet_.Find(death.worker);
   if (death.kind == LossKind::kStepFailed) return true;
   if (worker == nullptr) return true;  // Its next life has told what it will, or none has come.
@@ -48,10 +39,9 @@ bool RequestOwner::Impl::IsCertain(const WorkerDeath& death, int64_t now_us) con
   return fleet_.FaultOf(*worker, now_us) != WorkerFault::kNone;
 }
 
-std::pair<int32_t, int32_t> RequestOwner::Impl::PlaceOf(const RequestState& request,
-                                                        const StreamState& stream,
-                                                        const WorkerId& worker,
-                                                        ResumeReason reason) const {
+std::pair<int32_t, int32_t> Suspicion::PlaceOf(const RequestState& request,
+                                               const StreamState& stream, const WorkerId& worker,
+                                               ResumeReason reason) {
   if (stream.live_prompt_tokens == 0) {
     // The attempt has computed everything before the last token that was delivered.
     size_t fewest = std::numeric_limits<size_t>::max(), most = 0;
@@ -78,10 +68,9 @@ std::pair<int32_t, int32_t> RequestOwner::Impl::PlaceOf(const RequestState& requ
   return {stream.chunk->begin, static_cast<int32_t>(std::min<int64_t>(end, kNoEnd))};
 }
 
-void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const WorkerId& worker,
-                                  ResumeReason reason, int64_t now_us) const {
-  StreamState& stream = request->streams[index];
-  std::vector<WorkerDeath>& deaths = stream.deaths;
+void Suspicion::AddDeath(const RequestState& request, const WorkerId& worker, ResumeReason reason,
+                         int64_t now_us, StreamState* stream) const {
+  std::vector<WorkerDeath>& deaths = stream->deaths;
   // Each incarnation dies once, however often it is lost; its steps may fail one after the other.
   std::erase_if(deaths, [&](const WorkerDeath& death) {
     return (death.worker == worker && death.kind != LossKind::kStepFailed) || Outlived(death);
@@ -97,31 +86,26 @@ void RequestOwner::Impl::AddDeath(RequestState* request, size_t index, const Wor
         std::min_element(deaths.begin(), deaths.end(),
                          [](const WorkerDeath& a, const WorkerDeath& b) { return a.end < b.end; }));
   }
-  const auto [begin, end] = PlaceOf(*request, stream, worker, reason);
+  const auto [begin, end] = PlaceOf(request, *stream, worker, reason);
   deaths.push_back({.worker = worker,
                     .at_us = now_us,
                     .begin = begin,
                     .end = end,
-                    .alone = stream.alone,
+                    .alone = stream->alone,
                     .kind = kind,
                     .cause = cause});
 }
 
-void RequestOwner::Impl::LearnEnds(const std::string& name) {
-  for (auto& [counter, request] : requests_) {
-    for (StreamState& stream : request.streams) {
-      for (WorkerDeath& death : stream.deaths) {
-        if (death.worker.name != name || death.kind != LossKind::kEnded) continue;
-        if (const auto cause = fleet_.CauseOf(death.worker)) death.cause = cause;
-      }
-      std::erase_if(stream.deaths,
-                    [](const WorkerDeath& death) { return death.cause == EndCause::kOutside; });
-    }
+void Suspicion::LearnEnds(const std::string& name, StreamState* stream) const {
+  for (WorkerDeath& death : stream->deaths) {
+    if (death.worker.name != name || death.kind != LossKind::kEnded) continue;
+    if (const auto cause = fleet_.CauseOf(death.worker)) death.cause = cause;
   }
+  std::erase_if(stream->deaths,
+                [](const WorkerDeath& death) { return death.cause == EndCause::kOutside; });
 }
 
-void RequestOwner::Impl::BeginChunk(StreamState* stream, const WorkerId& worker,
-                                    const ChunkBegun& chunk) const {
+void Suspicion::BeginChunk(const WorkerId& worker, const ChunkBegun& chunk, StreamState* stream) {
   stream->chunk = {.worker = worker, .begin = chunk.first_position, .end = chunk.end_position};
   stream->num_computed = std::max(stream->num_computed, chunk.first_position);
   for (WorkerDeath& death : stream->deaths) {
@@ -130,8 +114,7 @@ void RequestOwner::Impl::BeginChunk(StreamState* stream, const WorkerId& worker,
   std::erase_if(stream->deaths, [](const WorkerDeath& death) { return death.begin >= death.end; });
 }
 
-std::vector<WorkerDeath> RequestOwner::Impl::DeathsAt(const StreamState& stream,
-                                                      int32_t position) const {
+std::vector<WorkerDeath> Suspicion::DeathsAt(const StreamState& stream, int32_t position) const {
   std::vector<WorkerDeath> deaths;
   for (const WorkerDeath& death : stream.deaths) {
     const bool there = death.begin <= position && position < death.end;
@@ -141,21 +124,21 @@ std::vector<WorkerDeath> RequestOwner::Impl::DeathsAt(const StreamState& stream,
 }
 
 // The place that most of them share begins where one of them begins.
-bool RequestOwner::Impl::IsSuspect(const StreamState& stream) const {
+bool Suspicion::IsSuspect(const StreamState& stream) const {
   return std::any_of(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
     return DeathsAt(stream, death.begin).size() >= kDeathsBeforeAlone;
   });
 }
 
-bool RequestOwner::Impl::SiblingOnTrial(const RequestState& request, size_t stream) const {
-  if (!IsSuspect(request.streams[stream])) return false;
+bool Suspicion::SiblingOnTrial(const RequestState& request, const StreamState& stream) const {
+  if (!IsSuspect(stream)) return false;
   return std::any_of(request.streams.begin(), request.streams.end(), [](const StreamState& other) {
     return other.running && other.alone && other.live_prompt_tokens > 0;
   });
 }
 
-RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream, int64_t now_us,
-                                                    std::vector<WorkerDeath>* evidence) const {
+Suspicion::Guilt Suspicion::Judge(const StreamState& stream, int64_t now_us,
+                                  std::vector<WorkerDeath>* evidence) const {
   constexpr int32_t kDeathsAlone = kDeathsBeforePoison - kDeathsBeforeAlone;
   Guilt guilt = Guilt::kNotProven;
   for (const WorkerDeath& death : stream.deaths) {
@@ -174,7 +157,7 @@ RequestOwner::Impl::Guilt RequestOwner::Impl::Judge(const StreamState& stream, i
   return guilt;
 }
 
-absl::Status RequestOwner::Impl::PoisonError(const std::vector<WorkerDeath>& evidence) {
+absl::Status Suspicion::PoisonError(const std::vector<WorkerDeath>& evidence) {
   int32_t begin = 0, end = kNoEnd;
   std::vector<std::string> causes;
   for (const WorkerDeath& death : evidence) {

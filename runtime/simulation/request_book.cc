@@ -176,7 +176,7 @@ absl::Status RequestBook::AuditKills() const {
 }
 
 bool AskedRequest::MayBeBlamed() const {
-  constexpr int32_t kNoEnd = std::numeric_limits<int32_t>::max();
+  constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
   struct Place {
     int32_t begin, end;
     bool alone;
@@ -191,7 +191,7 @@ bool AskedRequest::MayBeBlamed() const {
       const bool of_choice = std::find(attempt.choices.begin(), attempt.choices.end(), choice) !=
                              attempt.choices.end();
       if (!of_choice || death.blameless) continue;
-      Place place{.begin = 0, .end = kNoEnd, .alone = attempt.alone};
+      Place place{.begin = 0, .end = kUnbounded, .alone = attempt.alone};
       const auto chunk = begun.find({death.attempt, death.incarnation});
       if (death.said_token) {
         place.begin = attempt.tokens_known - 1;
