@@ -10,7 +10,7 @@
 
 #include "runtime/base/mutex.h"
 #include "runtime/base/status_macros.h"
-#include "services/router/generation_slot.h"
+#include "services/router/client_call.h"
 #include "services/router/grpc/inference_convert.h"
 #include "services/server/gated_calls.h"
 #include "services/server/status_proto.h"
@@ -30,113 +30,50 @@ int64_t TimeLeftUs(const grpc::CallbackServerContext& context) {
   return std::max<int64_t>(left.count(), 1);
 }
 
-// What both kinds of call share: the way to a running generation. The reactor owns it together with
-// the jobs and callbacks that are still on their way.
-class Call : public std::enable_shared_from_this<Call> {
+class CallReactor;
+
+Generator::Call CallOf(const grpc::CallbackServerContext& context,
+                       const v1::GenerateRequest& request, const Clock& clock) {
+  return {.client = ClientOfCall(context.peer()),
+          .label = request.request_id(),
+          .arrived_us = clock.NowUs(),
+          .time_left_us = TimeLeftUs(context),
+          .on_news = nullptr};
+}
+
+class InferenceCall final : public ClientCall {
  public:
-  Call(Generator* generator, const grpc::CallbackServerContext& context,
-       std::shared_ptr<const v1::GenerateRequest> request, bool stream)
-      : answer_(*request), generator_(generator), request_(std::move(request)), stream_(stream) {
-    facts_.client = ClientOfCall(context.peer());
-    facts_.label = request_->request_id();
-    facts_.arrived_us = generator->clock().NowUs();
-    facts_.time_left_us = TimeLeftUs(context);
-  }
-
-  // `on_news` is called on any thread.
-  void Post(TextPool* pool, std::function<void()> on_news) EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      on_news_ = std::move(on_news);
-    }
-    const absl::Status posted = pool->Post(facts_.client, request_->ByteSizeLong(),
-                                           [self = shared_from_this()] { self->Begin(); });
-    if (!posted.ok()) Refuse(posted);
-  }
-
-  // The oldest news, at most so many; an EndNews if the call failed before it began.
-  std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      if (failure_.has_value()) {
-        std::vector<GenerationNews> news;
-        news.push_back(EndNews{.status = *std::exchange(failure_, std::nullopt)});
-        return news;
-      }
-    }
-    const std::shared_ptr<Generation> generation = slot_.Get();
-    return generation == nullptr ? std::vector<GenerationNews>() : generation->Take(most);
-  }
-
-  // The client is gone, or has its answer.
-  void Detach() EXCLUDES(mu_) {
-    {
-      MutexLock lock(&mu_);
-      on_news_ = nullptr;
-    }
-    slot_.Leave();
-  }
-
-  // Cancelled because the client does not read.
-  bool overflowed() {
-    const std::shared_ptr<Generation> generation = slot_.Get();
-    return generation != nullptr && generation->overflowed();
-  }
-
-  void KeepAnswer(int64_t bytes) {
-    if (const auto generation = slot_.Get()) generation->KeepAnswer(bytes);
-  }
+  InferenceCall(Generator* generator, const grpc::CallbackServerContext& context,
+                std::shared_ptr<const v1::GenerateRequest> request, bool stream,
+                std::weak_ptr<CallReactor> reactor)
+      : ClientCall(generator, CallOf(context, *request, generator->clock())),
+        answer_(*request),
+        request_(std::move(request)),
+        stream_(stream),
+        reactor_(std::move(reactor)) {}
 
   // For news of Take.
   bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) {
-    return answer_.Add(news, slot_.Get()->prompt_token_ids(0), response);
+    return answer_.Add(news, generation_->prompt_token_ids(0), response);
   }
 
  private:
-  void Begin() {
-    if (slot_.left()) return;
+  absl::StatusOr<GenerateRequest> Parse() override {
     absl::StatusOr<GenerateRequest> parsed = FromInferenceProto(*request_);
     request_.reset();
-    if (!parsed.ok()) return Refuse(parsed.status());
-    parsed->stream = stream_;
-    facts_.on_news = [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->OnNews();
-    };
-    absl::StatusOr<std::shared_ptr<Generation>> generation =
-        generator_->Begin(*parsed, std::move(facts_));
-    if (!generation.ok()) return Refuse(generation.status());
-    slot_.Set(*std::move(generation));
-    OnNews();  // What came before that.
+    if (parsed.ok()) parsed->stream = stream_;
+    return parsed;
   }
-
-  // The call never became a request.
-  void Refuse(const absl::Status& status) EXCLUDES(mu_) {
-    generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();
-    {
-      MutexLock lock(&mu_);
-      failure_ = status;
-    }
-    OnNews();
+  void OnBegun(const GenerateRequest&, const Generation& generation) override {
+    generation_ = &generation;
   }
+  void OnNews() override;
 
-  void OnNews() EXCLUDES(mu_) {
-    std::function<void()> on_news;
-    {
-      MutexLock lock(&mu_);
-      on_news = on_news_;
-    }
-    if (on_news) on_news();
-  }
-
-  InferenceAnswer answer_;  // Of the reactor, under its lock.
-  Generator* const generator_;
-  std::shared_ptr<const v1::GenerateRequest> request_;  // Until Begin.
+  InferenceAnswer answer_;                              // The reactor's, under its lock.
+  std::shared_ptr<const v1::GenerateRequest> request_;  // Until it is parsed.
   const bool stream_;
-  Generator::Call facts_;  // Until Begin.
-  GenerationSlot slot_;
-  Mutex mu_;
-  std::function<void()> on_news_ GUARDED_BY(mu_);
-  std::optional<absl::Status> failure_ GUARDED_BY(mu_);
+  const std::weak_ptr<CallReactor> reactor_;
+  const Generation* generation_ = nullptr;  // The base's, which holds it.
 };
 
 // What both reactors share.
@@ -175,27 +112,27 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
     self_.reset();
   }
 
- protected:
   virtual void Pump() EXCLUDES(mu_) = 0;  // There are news.
 
+ protected:
   void OnRequest(std::shared_ptr<const v1::GenerateRequest> request) override EXCLUDES(mu_) {
     const auto self = shared_from_this();  // End may lead to OnDone before this returns.
-    auto call = std::make_shared<Call>(parts_.generator, *context(), std::move(request), stream_);
+    const size_t bytes = request->ByteSizeLong();
+    auto call = std::make_shared<InferenceCall>(parts_.generator, *context(), std::move(request),
+                                                stream_, weak_from_this());
     {
       MutexLock lock(&mu_);
       if (ended_) return;
       call_ = call;
       parts_.num_calls->fetch_add(1);
     }
-    call->Post(parts_.pool, [weak = weak_from_this()] {
-      if (const auto reactor = weak.lock()) reactor->Pump();
-    });
+    call->Post(parts_.pool, bytes);
   }
 
   // The client hears nothing after `status`; false if the call had ended before.
   bool Detach() REQUIRES(mu_) {
     if (std::exchange(ended_, true)) return false;
-    if (call_ != nullptr) call_->Detach();
+    if (call_ != nullptr) call_->Leave();
     return true;
   }
   void End(const absl::Status& status) REQUIRES(mu_) {
@@ -203,7 +140,7 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
   }
 
   Mutex mu_;
-  std::shared_ptr<Call> call_ GUARDED_BY(mu_);  // From OnRequest.
+  std::shared_ptr<InferenceCall> call_ GUARDED_BY(mu_);  // From OnRequest.
   bool ended_ GUARDED_BY(mu_) = false;
 
  private:
@@ -212,6 +149,10 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
   std::shared_ptr<CallReactor> self_;  // Until OnDone.
 };
 
+void InferenceCall::OnNews() {
+  if (const auto reactor = reactor_.lock()) reactor->Pump();
+}
+
 class UnaryCall final : public CallReactor {
  public:
   UnaryCall(const Parts& parts, grpc::CallbackServerContext* context)
@@ -219,7 +160,7 @@ class UnaryCall final : public CallReactor {
 
  private:
   void Pump() override EXCLUDES(mu_) {
-    std::shared_ptr<Call> call;
+    std::shared_ptr<InferenceCall> call;
     int64_t response_bytes = 0;
     {
       MutexLock lock(&mu_);

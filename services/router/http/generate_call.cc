@@ -22,72 +22,60 @@ int64_t JsonBytes(std::string_view body, bool chat) {
 }  // namespace
 
 GenerateCall::GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange,
-                           std::string request_id, bool chat)
-    : generator_(generator),
+                           HttpRequest request, bool chat)
+    : ClientCall(generator, {.client = request.client,
+                             .label = request.id,
+                             .arrived_us = generator->clock().NowUs(),
+                             .on_news = nullptr}),
       exchange_(std::move(exchange)),
-      request_id_(std::move(request_id)),
+      request_id_(request.id),
       chat_(chat),
-      arrived_us_(generator->clock().NowUs()) {}
+      request_(std::move(request)) {}
 
 // The connection holds the call while it lasts.
 void GenerateCall::WatchClient() {
-  exchange_->OnLeft([self = shared_from_this()] { self->slot_.Leave(); });
+  exchange_->OnLeft([self = shared_from_this()] { self->Leave(); });
 }
 
-void GenerateCall::Begin(const HttpRequest& request) {
-  if (slot_.left()) return;
-  if (const absl::Status status = TryBegin(request); !status.ok()) Refuse(status);
-}
-
-absl::Status GenerateCall::TryBegin(const HttpRequest& request) {
+absl::StatusOr<GenerateRequest> GenerateCall::Parse() {
+  const HttpRequest request = *std::exchange(request_, std::nullopt);
   GenerateRequest parsed;
-  TANDEM_RETURN_IF_ERROR(generator_->RunCharged(
+  TANDEM_RETURN_IF_ERROR(generator()->RunCharged(
       request.client, "parsing the body", JsonBytes(request.body, chat_), [&]() -> absl::Status {
         TANDEM_ASSIGN_OR_RETURN(
             parsed, chat_ ? ParseChatRequest(request.body) : ParseCompletionRequest(request.body));
         return absl::OkStatus();
       }));
-  stream_ = parsed.stream;
-  Generator::Call call;
-  call.client = request.client;
-  call.label = request_id_;
-  call.arrived_us = arrived_us_;
-  call.on_news = [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->OnNews();
-  };
-  TANDEM_ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
-                          generator_->Begin(parsed, std::move(call)));
+  return parsed;
+}
 
+void GenerateCall::OnBegun(const GenerateRequest& request, const Generation& generation) {
+  stream_ = request.stream;
   AnswerOptions options;
   options.chat = chat_;
   options.id = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", request_id_);
-  options.model = generator_->model().served_name;
+  options.model = generator()->model().served_name;
   options.created_s = WallClockSeconds();
-  options.num_prompts = generation->num_prompts();
-  options.num_choices = static_cast<int>(parsed.n);
-  options.include_usage = parsed.include_usage;
-  options.return_token_ids = parsed.return_token_ids;
-  options.num_logprobs = static_cast<int>(parsed.num_logprobs.value_or(-1));
-  options.num_prompt_logprobs = static_cast<int>(parsed.num_prompt_logprobs.value_or(-1));
-  options.names = TokenNames(generator_->tokenizer(), parsed.tokens_as_ids);
-  options.prompt_token_ids = [raw = generation.get()](int prompt) -> const std::vector<int32_t>& {
-    return raw->prompt_token_ids(prompt);
+  options.num_prompts = generation.num_prompts();
+  options.num_choices = static_cast<int>(request.n);
+  options.include_usage = request.include_usage;
+  options.return_token_ids = request.return_token_ids;
+  options.num_logprobs = static_cast<int>(request.num_logprobs.value_or(-1));
+  options.num_prompt_logprobs = static_cast<int>(request.num_prompt_logprobs.value_or(-1));
+  options.names = TokenNames(generator()->tokenizer(), request.tokens_as_ids);
+  options.prompt_token_ids = [&generation](int prompt) -> const std::vector<int32_t>& {
+    return generation.prompt_token_ids(prompt);
   };
   answer_ = std::make_unique<JsonAnswer>(std::move(options));
-  slot_.Set(generation);
-  OnNews();  // What came before that.
-  return absl::OkStatus();
 }
 
 void GenerateCall::OnNews() {
-  exchange_->Post([self = shared_from_this()] {
-    const std::shared_ptr<Generation> generation = self->slot_.Get();
-    if (generation == nullptr) return;
-    const std::vector<GenerationNews> news = generation->Take();
+  exchange_->Post([self = std::static_pointer_cast<GenerateCall>(shared_from_this())] {
+    const std::vector<GenerationNews> news = self->Take();
     if (self->stream_) {
       self->ServeStream(news);
     } else {
-      self->ServeWhole(news, generation.get());
+      self->ServeWhole(news);
     }
   });
 }
@@ -112,7 +100,7 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
   if (ended) exchange_->EndStream();
 }
 
-void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all, Generation* generation) {
+void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
   if (all.empty()) return;  // All of it may have been taken before, and the answer sent.
   for (const GenerationNews& news : all) {
     const auto* end = std::get_if<EndNews>(&news);
@@ -121,15 +109,10 @@ void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all, Generation
     if (end == nullptr) continue;
     std::string whole = answer_->Whole();
     answer_.reset();
-    generation->KeepAnswer(0);  // The connection charges what it writes.
+    KeepAnswer(0);  // The connection charges what it writes.
     return exchange_->Send(200, "application/json", std::move(whole));
   }
-  generation->KeepAnswer(kAnswerCopies * answer_->num_bytes());
-}
-
-void GenerateCall::Refuse(const absl::Status& status) {
-  generator_->metrics().RefusedCalls(absl::StatusCodeToString(status.code())).Increment();
-  SendError(status);
+  KeepAnswer(kAnswerCopies * answer_->num_bytes());
 }
 
 void GenerateCall::SendError(const absl::Status& status) {

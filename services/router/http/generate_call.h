@@ -4,44 +4,39 @@
 #define TANDEM_SERVICES_ROUTER_HTTP_GENERATE_CALL_H_
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "services/http/http_server.h"
-#include "services/router/generation_slot.h"
-#include "services/router/generator.h"
+#include "services/router/client_call.h"
 #include "services/router/http/json_answer.h"
 
 namespace tandem {
 
-class GenerateCall : public std::enable_shared_from_this<GenerateCall> {
+class GenerateCall final : public ClientCall {
  public:
-  GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange, std::string request_id,
+  GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange, HttpRequest request,
                bool chat);
 
   // On the connection's strand, first: from now on a client that leaves ends it.
   void WatchClient();
-  // On a text thread: parses, tokenizes, starts; nothing if the client has left.
-  void Begin(const HttpRequest& request);
-  // Answers with an error instead: the call never became a request. Any thread.
-  void Refuse(const absl::Status& status);
 
  private:
-  absl::Status TryBegin(const HttpRequest& request);
-  void OnNews();  // Any thread.
+  absl::StatusOr<GenerateRequest> Parse() override;
+  void OnBegun(const GenerateRequest& request, const Generation& generation) override;
+  void OnNews() override;
   // Strand.
   void ServeStream(const std::vector<GenerationNews>& all);
-  void ServeWhole(const std::vector<GenerationNews>& all, Generation* generation);
-  void SendError(const absl::Status& status);  // Any thread.
+  void ServeWhole(const std::vector<GenerationNews>& all);
+  void SendError(const absl::Status& status);
 
-  Generator* const generator_;
   const std::shared_ptr<HttpExchange> exchange_;
   const std::string request_id_;
   const bool chat_;
-  const int64_t arrived_us_;
+  std::optional<HttpRequest> request_;  // Until it is parsed.
 
-  GenerationSlot slot_;
-
-  // ---- Set by Begin before the generation starts; then strand only ----
+  // ---- Set before there are news; then strand only ----
   bool stream_ = false;
   bool stream_started_ = false;
   std::unique_ptr<JsonAnswer> answer_;

@@ -152,14 +152,11 @@ void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange) {
 }
 
 void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat) {
-  auto call =
-      std::make_shared<GenerateCall>(parts_.generator, std::move(exchange), request.id, chat);
+  const size_t bytes = request.body.size();
+  const auto call = std::make_shared<GenerateCall>(parts_.generator, std::move(exchange),
+                                                   std::move(request), chat);
   call->WatchClient();
-  auto shared_request = std::make_shared<HttpRequest>(std::move(request));
-  const absl::Status posted =
-      parts_.pool->Post(shared_request->client, shared_request->body.size(),
-                        [call, shared_request] { call->Begin(*shared_request); });
-  if (!posted.ok()) call->Refuse(posted);
+  call->Post(parts_.pool, bytes);
 }
 
 }  // namespace tandem

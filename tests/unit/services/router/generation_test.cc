@@ -6,7 +6,6 @@
 #include <future>
 #include <thread>
 
-#include "services/router/generation_slot.h"
 #include "services/router/router_core.h"
 
 namespace tandem {
@@ -325,28 +324,6 @@ TEST_F(GenerationTest, UsageIsOfAllPrompts) {
   EXPECT_EQ(end.usage.prompt_tokens, 6);
   EXPECT_EQ(end.usage.completion_tokens, 2);
   EXPECT_EQ(end.usage.cached_tokens, 3);
-}
-
-TEST_F(GenerationTest, WhatBeginsOnceItsClientHasLeftEnds) {
-  AddWorker();
-  GenerationSlot slot;
-  EXPECT_FALSE(slot.left());
-  slot.Leave();
-  EXPECT_TRUE(slot.left());
-  const std::shared_ptr<Generation> call = Make(1);
-  call->Start();
-  slot.Set(call);
-  Flush();
-  EXPECT_EQ(core_->View().requests_in_flight, 0);
-}
-
-TEST_F(GenerationTest, WhatRunsEndsWhenItsClientLeaves) {
-  GenerationSlot slot;
-  slot.Set(Running());
-  EXPECT_EQ(core_->View().requests_in_flight, 1);
-  slot.Leave();
-  Flush();
-  EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
 TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) {

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "services/router/http/json_request.h"
 
 namespace tandem {
 namespace {
@@ -33,11 +37,26 @@ class RecordingExchange final : public HttpExchange {
 
 class GenerateCallTest : public testing::Test {
  protected:
-  std::shared_ptr<GenerateCall> Watched() {
-    auto call = std::make_shared<GenerateCall>(&generator_, exchange_, "1", /*chat=*/false);
+  std::shared_ptr<GenerateCall> Watched(std::string body) {
+    auto call =
+        std::make_shared<GenerateCall>(&generator_, exchange_, HttpRequest{.body = std::move(body)},
+                                       /*chat=*/false);
     call->WatchClient();
     return call;
   }
+  // What it begins has begun when this returns.
+  void Begin(const std::shared_ptr<GenerateCall>& call) {
+    TextPool pool(2, 16, int64_t{1} << 20);
+    call->Post(&pool, 1);
+    pool.Stop();
+  }
+  int64_t InFlight() {
+    std::promise<void> done;
+    core_->PublishThen([&done] { done.set_value(); });
+    done.get_future().wait();
+    return core_->View().requests_in_flight;
+  }
+  double Refused() { return metrics_.RefusedCalls("INVALID_ARGUMENT").Value(); }
 
   const SteadyClock clock_;
   MemoryBudget budget_{int64_t{1} << 20};
@@ -51,19 +70,61 @@ class GenerateCallTest : public testing::Test {
   const std::shared_ptr<RecordingExchange> exchange_ = std::make_shared<RecordingExchange>();
 };
 
+constexpr char kRuns[] = R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5})";
+
 TEST_F(GenerateCallTest, NobodyParsesForAClientThatLeftWhileItsBodyWaited) {
-  const HttpRequest request{.body = "this is no JSON"};
-  const auto refused = [&] { return metrics_.RefusedCalls("INVALID_ARGUMENT").Value(); };
-  Watched()->Begin(request);
+  Begin(Watched("this is no JSON"));
   EXPECT_THAT(exchange_->statuses, ElementsAre(400));
-  EXPECT_EQ(refused(), 1);
+  EXPECT_EQ(Refused(), 1);
 
   exchange_->statuses.clear();
-  const std::shared_ptr<GenerateCall> call = Watched();
+  const std::shared_ptr<GenerateCall> call = Watched("this is no JSON");
   exchange_->leave();
-  call->Begin(request);
+  Begin(call);
   EXPECT_THAT(exchange_->statuses, IsEmpty());
-  EXPECT_EQ(refused(), 1);
+  EXPECT_EQ(Refused(), 1);
+}
+
+TEST_F(GenerateCallTest, WhatRunsEndsWhenItsClientLeaves) {
+  const std::shared_ptr<GenerateCall> call = Watched(kRuns);
+  Begin(call);
+  EXPECT_EQ(InFlight(), 1);
+  exchange_->leave();
+  EXPECT_EQ(InFlight(), 0);
+  EXPECT_THAT(exchange_->statuses, IsEmpty());
+}
+
+// Begins once its client has left, which it cannot know.
+class LateCall final : public ClientCall {
+ public:
+  explicit LateCall(Generator* generator) : ClientCall(generator, {}) {}
+  int news = 0;
+
+ private:
+  absl::StatusOr<GenerateRequest> Parse() override {
+    Leave();
+    return ParseCompletionRequest(kRuns);
+  }
+  void OnBegun(const GenerateRequest&, const Generation&) override {}
+  void OnNews() override { ++news; }
+};
+
+TEST_F(GenerateCallTest, WhatBeginsOnceItsClientHasLeftEnds) {
+  const auto call = std::make_shared<LateCall>(&generator_);
+  TextPool pool(2, 16, int64_t{1} << 20);
+  call->Post(&pool, 1);
+  pool.Stop();
+  EXPECT_EQ(InFlight(), 0);
+}
+
+TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {
+  const std::shared_ptr<GenerateCall> call = Watched(kRuns);
+  TextPool pool(2, 16, int64_t{1} << 20);
+  pool.Stop();
+  call->Post(&pool, 1);
+  EXPECT_THAT(exchange_->statuses, ElementsAre(503));
+  EXPECT_THAT(call->Take(), IsEmpty());
+  EXPECT_EQ(metrics_.RefusedCalls("UNAVAILABLE").Value(), 1);
 }
 
 }  // namespace
