@@ -9,6 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "dev"))
 import container_images as images
+import usage
 
 TAGS = ["0.1.0", "next"]
 
@@ -32,4 +33,4 @@ def main(archive):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*usage.read(__doc__, least=1, most=1))

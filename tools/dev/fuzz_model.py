@@ -19,6 +19,11 @@ import shutil
 import subprocess
 import sys
 
+import usage
+
+if __name__ == "__main__":
+    usage.read(__doc__, ["--count", "--family", "--isa", "--seed"], most=7)  # Without torch, too.
+
 import torch
 import transformers
 from safetensors.torch import load_file, save_file

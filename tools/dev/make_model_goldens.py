@@ -21,6 +21,11 @@ import json
 import pathlib
 import random
 
+import usage
+
+if __name__ == "__main__":
+    usage.read(__doc__, [], most=3)  # Without torch, too.
+
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer

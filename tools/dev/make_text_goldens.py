@@ -2,7 +2,10 @@
 """Writes tests/data/text: small tokenizers, and what Python's tokenizers and transformers make of
 them and of the demo model's. Run from the repository's root; needs `pip install transformers
 jinja2` (tokenizers comes with it). Training breaks ties at random, so a tokenizer that is there is
-kept; then a second run changes nothing."""
+kept; then a second run changes nothing.
+
+usage: make_text_goldens.py
+"""
 
 import datetime
 import json
@@ -10,6 +13,11 @@ import pathlib
 import random
 import shutil
 import tempfile
+
+import usage
+
+if __name__ == "__main__":
+    usage.read(__doc__)  # Without transformers, too.
 
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

@@ -20,6 +20,11 @@ import pathlib
 import random
 import time
 
+import usage
+
+if __name__ == "__main__":
+    usage.read(__doc__, ["--minutes", "--seed", "--threads"], most=6)  # Without torch, too.
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
