@@ -1,5 +1,6 @@
 #include "runtime/base/flags.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -11,6 +12,8 @@
 
 namespace tandem {
 namespace {
+
+constexpr std::string_view kFile = "FILE";
 
 template <typename T>
 bool ParseNumber(std::string_view text, T* value) {
@@ -44,11 +47,12 @@ absl::StatusOr<ByteSize> ParseByteSize(std::string_view text) {
     double value;
     if (!ParseNumber(text.substr(0, text.size() - unit.suffix.size()), &value)) break;
     const double bytes = value * unit.bytes;
-    if (!(bytes >= 0 && bytes < 0x1p62)) break;
+    if (std::signbit(bytes) || !(bytes < 0x1p62)) break;
     return ByteSize{static_cast<int64_t>(bytes)};
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("want bytes such as 512MiB, 4GiB or 1000000, got \"", std::string(text), "\""));
+      absl::StrCat("want bytes such as 512MiB, 4GiB or 1000000, less than 4194304TiB, got \"",
+                   std::string(text), "\""));
 }
 
 std::string FormatByteSize(int64_t bytes) {
@@ -62,23 +66,36 @@ std::string FormatByteSize(int64_t bytes) {
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.2f %s", value, kUnits[unit]);
 }
 
+std::string ToString(ByteSize size) {
+  std::string text = FormatByteSize(size.bytes);
+  std::string flag = text;
+  flag.erase(std::remove(flag.begin(), flag.end(), ' '), flag.end());
+  const auto parsed = ParseByteSize(flag);
+  return parsed.ok() && parsed->bytes == size.bytes ? text : absl::StrCat(size.bytes, " B");
+}
+
 void FlagSet::Register(std::string_view name, std::string_view value, std::string_view help,
-                       std::string default_text,
+                       const std::string& default_text,
                        std::function<absl::Status(std::string_view)> set) {
   TANDEM_CHECK(Find(name) == nullptr) << "flag declared twice: " << name;
   flags_.push_back(Flag{.name = std::string(name),
                         .value = std::string(value),
                         .help = std::string(help),
-                        .default_text = std::move(default_text),
-                        .set = std::move(set)});
+                        .default_text = default_text,
+                        .set = std::move(set),
+                        .text = default_text});
 }
 
 void FlagSet::Add(std::string_view name, std::string* target, std::string_view value,
                   std::string_view help) {
-  Register(name, value, help, *target, [target](std::string_view text) {
-    *target = std::string(text);
-    return absl::OkStatus();
-  });
+  Register(name, value, help, *target,
+           [target, is_file = value == kFile](std::string_view text) -> absl::Status {
+             if (is_file && text.empty()) {
+               return absl::InvalidArgumentError("want a file, got \"\"; leave it out for none");
+             }
+             *target = std::string(text);
+             return absl::OkStatus();
+           });
 }
 
 void FlagSet::Add(std::string_view name, bool* target, std::string_view help) {
@@ -197,8 +214,7 @@ FlagSource FlagSet::SourceOf(std::string_view name) const {
 std::vector<FlagSet::Value> FlagSet::Values() const {
   std::vector<Value> values;
   for (const Flag& flag : flags_) {
-    const bool is_default = flag.source == FlagSource::kDefault;
-    values.push_back({flag.name, is_default ? flag.default_text : flag.text, flag.source});
+    values.push_back({flag.name, flag.text, flag.source, flag.value == kFile && flag.text.empty()});
   }
   return values;
 }

@@ -22,12 +22,13 @@
 
 namespace tandem {
 
-// A number of bytes: "4GiB", "512MiB", "1.5GiB", "1000000".
+// A number of bytes: "4GiB", "512MiB", "1.5GiB", "1000000"; less than 4194304TiB.
 struct ByteSize {
   int64_t bytes = 0;
 };
 absl::StatusOr<ByteSize> ParseByteSize(std::string_view text);
-std::string FormatByteSize(int64_t bytes);  // "1.50 GiB"
+std::string FormatByteSize(int64_t bytes);  // "1.50 GiB", rounded.
+std::string ToString(ByteSize size);        // The same, or "33554431 B" where that would round.
 
 // Where a value comes from; of several the later one here counts.
 enum class FlagSource { kDefault, kFile, kEnvironment, kCommandLine };
@@ -37,7 +38,8 @@ class FlagSet {
   FlagSet(std::string_view usage, std::string_view summary) : usage_(usage), summary_(summary) {}
 
   // `target` outlives the set; what it holds now is the default shown in the help. `value` names
-  // the argument there. Numbers outside [low, high] are refused.
+  // the argument there. Numbers outside [low, high] are refused, and so is an empty FILE: a
+  // variable that was not filled in must not mean that there is none.
   void Add(std::string_view name, std::string* target, std::string_view value,
            std::string_view help);
   void Add(std::string_view name, bool* target, std::string_view help);
@@ -57,7 +59,8 @@ class FlagSet {
   absl::StatusOr<std::vector<std::string>> Parse(const std::vector<std::string>& arguments);
 
   // As from the command line, but for the order: nothing happens if a later source has set the
-  // flag. InvalidArgument without the flag's name; NotFound if there is none of that name.
+  // flag; kDefault completes what nobody has set. InvalidArgument without the flag's name; NotFound
+  // if there is none of that name.
   absl::Status Set(std::string_view name, std::string_view value, FlagSource source);
 
   // True once Parse has met --help; the caller prints Help() and stops.
@@ -66,10 +69,11 @@ class FlagSet {
   FlagSource SourceOf(std::string_view name) const;
   std::string Help() const;
 
-  // In the order of their declaration; `text` as Set takes it.
+  // In the order of their declaration; `text` as Set takes it, unless there is none.
   struct Value {
     std::string name, text;
     FlagSource source;
+    bool none;  // A FILE that nobody names.
   };
   std::vector<Value> Values() const;
 
@@ -79,10 +83,10 @@ class FlagSet {
     bool is_bool = false;
     std::function<absl::Status(std::string_view)> set;
     FlagSource source = FlagSource::kDefault;
-    std::string text;  // Unless it is the default.
+    std::string text;
   };
   void Register(std::string_view name, std::string_view value, std::string_view help,
-                std::string default_text, std::function<absl::Status(std::string_view)> set);
+                const std::string& default_text, std::function<absl::Status(std::string_view)> set);
   const Flag* Find(std::string_view name) const;
 
   const std::string usage_, summary_;

@@ -30,17 +30,29 @@ bool IsHash(const std::string& text) {
          });
 }
 
+bool IsKey(const std::string& text) {
+  return text.starts_with(kKeyPrefix) && text.size() == sizeof(kKeyPrefix) - 1 + 2 * kKeyBytes;
+}
+
 absl::StatusOr<std::vector<std::string>> Parse(const std::string& text) {
   std::vector<std::string> hashes;
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
-    const std::vector<std::string> words =
+    std::vector<std::string> words =
         absl::StrSplit(line.substr(0, line.find('#')), absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
+    if (words[0] == "line:" && words.size() == 3) words.erase(words.begin());  // As it was printed.
+    if (std::any_of(words.begin(), words.end(), IsKey)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "line %d: a key itself, whose place is with its client alone; here want its name and "
+          "hash: what `tandem key NAME` prints after line:",
+          number));
+    }
     if (words.size() != 2 || !IsHash(words[1])) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "line %d: want a name and %d digits of hex: tandem key NAME", number, kHashHexBytes));
+          "line %d: want a name and %d digits of hex: what `tandem key NAME` prints after line:",
+          number, kHashHexBytes));
     }
     hashes.push_back(words[1]);
   }

@@ -1,8 +1,9 @@
 // The keys of clients, of which a process knows hashes alone.
 //
 // A file has a line "NAME HASH" for each: whose key it is, and the key's SHA-256 in hex (`tandem
-// key NAME` draws a key and prints its line). Lines may be added and removed while the process
-// runs. A file that cannot be understood changes nothing, which the log says.
+// key NAME` draws a key and prints its line, which may be in the file with the "line:" before it).
+// Lines may be added and removed while the process runs. A file that cannot be understood changes
+// nothing, which the log says.
 
 #ifndef TANDEM_SERVICES_SERVER_API_KEYS_H_
 #define TANDEM_SERVICES_SERVER_API_KEYS_H_

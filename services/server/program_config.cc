@@ -155,6 +155,7 @@ bool ProgramConfig::AnswersAtOnce(std::string_view program) const {
 
 std::string ProgramConfig::ToYaml() const {
   YAML::Emitter yaml;
+  std::string none;
   yaml << YAML::BeginMap;
   for (const FlagSet::Value& flag : flags_->Values()) {
     if (!MayBeInFile(flag.name)) continue;
@@ -162,10 +163,14 @@ std::string ProgramConfig::ToYaml() const {
                                : flag.source == FlagSource::kEnvironment ? VariableOf(flag.name)
                                : flag.source == FlagSource::kFile        ? file_
                                                                          : "default";
+    if (flag.none) {
+      absl::StrAppend(&none, "# ", flag.name, ": none\n");
+      continue;
+    }
     yaml << YAML::Key << flag.name << YAML::Value << flag.text << YAML::Comment(source);
   }
   yaml << YAML::EndMap;
-  return absl::StrCat(yaml.c_str(), "\n");
+  return absl::StrCat(yaml.c_str(), "\n", none);
 }
 
 void ProgramConfig::BeginLog(std::string_view process_name) {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "services/server/api_keys.h"
 #include "tools/tandem/bench.h"
 #include "tools/tandem/chat.h"
+#include "tools/tandem/key.h"
 #include "tools/tandem/serve.h"
 
 namespace {
@@ -30,24 +30,12 @@ int main(int argc, char** argv) {
   if (command == "serve") return tandem::ServeMain(arguments);
   if (command == "chat") return tandem::ChatMain(arguments);
   if (command == "bench") return tandem::BenchMain(arguments);
-  const bool asks_help = !arguments.empty() && arguments[0] == "--help";
-  if (command == "key" && arguments.size() == 1 && !asks_help) {
-    const std::string& name = arguments[0];
-    if (name.empty() || name[0] == '-' || name.find_first_of(" \t\r\n#") != std::string::npos) {
-      std::fprintf(stderr,
-                   "tandem key: \"%s\" is no name: want one word that does not begin with '-'\n",
-                   name.c_str());
-      return 2;
-    }
-    const std::string key = tandem::MakeApiKey();
-    std::printf("key:  %s\nline: %s\n", key.c_str(), tandem::ApiKeyLine(name, key).c_str());
-    return 0;
-  }
+  if (command == "key") return tandem::KeyMain(arguments);
   if (command == "version" || command == "--version") {
     std::printf("tandem %s\n", TANDEM_VERSION);
     return 0;
   }
-  const bool help = command == "help" || command == "--help" || (command == "key" && asks_help);
+  const bool help = command == "help" || command == "--help";
   std::fputs(kUsage, help ? stdout : stderr);
   return help ? 0 : 2;
 }

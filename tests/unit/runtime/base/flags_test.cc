@@ -86,6 +86,8 @@ TEST(FlagsTest, RefusesWhatIsNotAllowedNamingFlagAndValue) {
       {{"--verbose=maybe"}, "want true or false"},
       {{"--memory", "many"}, "want bytes such as"},
       {{"--memory", "-1GiB"}, "want bytes such as"},
+      {{"--memory", "-0"}, "want bytes such as"},
+      {{"--memory", "4194304TiB"}, "less than 4194304TiB, got"},
       {{"--transport", "carrier-pigeon"}, "want one of ucx|grpc"},
   };
   for (const auto& [arguments, message] : cases) {
@@ -102,6 +104,45 @@ TEST(FlagsTest, WritesByteSizesAsPeopleReadThem) {
   EXPECT_EQ(FormatByteSize(999), "999 B");
   EXPECT_EQ(FormatByteSize(1536), "1.50 KiB");
   EXPECT_EQ(FormatByteSize(int64_t{4} << 30), "4.00 GiB");
+}
+
+TEST(FlagsTest, WhatWasAskedForIsWrittenExactly) {
+  EXPECT_EQ(ToString(ByteSize{32 << 20}), "32.00 MiB");
+  EXPECT_EQ(ToString(ByteSize{(32 << 20) - 1}), "33554431 B");
+  EXPECT_EQ(ToString(ByteSize{3ll << 29}), "1.50 GiB");
+  EXPECT_EQ(ToString(ByteSize{7}), "7 B");
+}
+
+TEST(FlagsTest, AnEmptyFileIsNotNoFile) {
+  std::string file, name = "n";
+  FlagSet flags("program", "");
+  flags.Add("keys", &file, "FILE", "whose keys");
+  flags.Add("name", &name, "NAME", "who");
+  EXPECT_TRUE(flags.Values()[0].none);
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--keys="}, {"--keys", ""}}) {
+    EXPECT_THAT(std::string(flags.Parse(arguments).status().message()),
+                HasSubstr("--keys: want a file, got \"\""));
+  }
+  EXPECT_FALSE(flags.Set("keys", "", FlagSource::kEnvironment).ok());
+  EXPECT_TRUE(flags.Parse({"--keys=k", "--name="}).ok());
+  EXPECT_EQ(file, "k");
+  EXPECT_EQ(name, "");
+  EXPECT_FALSE(flags.Values()[0].none);
+  EXPECT_FALSE(flags.Values()[1].none);
+}
+
+TEST(FlagsTest, WhatNobodyHasSetMayBeCompleted) {
+  Options options;
+  FlagSet flags = Declare(&options);
+  ASSERT_TRUE(flags.Parse({"--scale=2"}).ok());
+  ASSERT_TRUE(flags.Set("prefill", "0", FlagSource::kDefault).ok());
+  ASSERT_TRUE(flags.Set("scale", "3", FlagSource::kDefault).ok());
+  EXPECT_EQ(options.prefill, 0);
+  EXPECT_EQ(options.scale, 2) << "somebody has";
+  EXPECT_FALSE(flags.WasSet("prefill"));
+  EXPECT_EQ(flags.Values()[1].name, "prefill");
+  EXPECT_EQ(flags.Values()[1].text, "0");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace tandem {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 class ApiKeysTest : public testing::Test {
  protected:
@@ -37,6 +38,13 @@ TEST_F(ApiKeysTest, WhoHasAKeyIsAdmitted) {
         "Bearer " + MakeApiKey(), std::string(100'000, 'x')}) {
     EXPECT_FALSE(Admits(wrong)) << wrong.substr(0, 100);
   }
+}
+
+TEST_F(ApiKeysTest, ALineMayBeThereAsItWasPrinted) {
+  keys_ = *ApiKeys::Open(
+      Write("line: " + ApiKeyLine("ann", ann_) + "\n" + ApiKeyLine("tandem-bob", bob_) + "\n"));
+  EXPECT_TRUE(Admits("Bearer " + ann_));
+  EXPECT_TRUE(Admits("Bearer " + bob_)) << "a name that begins as keys do";
 }
 
 TEST_F(ApiKeysTest, ChangesOfTheFileHold) {
@@ -68,7 +76,11 @@ TEST_F(ApiKeysTest, WhatIsNoListOfKeysIsRefusedWithItsLine) {
   EXPECT_THAT(why(""), HasSubstr("no key is in it"));
   EXPECT_THAT(why("# nobody\n"), HasSubstr("no key is in it"));
   EXPECT_THAT(why(ApiKeyLine("ann", ann_) + "\n" + bob_), HasSubstr("line 2"));
-  EXPECT_THAT(why("ann " + ann_), HasSubstr("line 1")) << "the key itself";
+  EXPECT_THAT(why("ann " + ann_), HasSubstr("line 1: a key itself"));
+  EXPECT_THAT(why("key:  " + ann_ + "\nline: " + ApiKeyLine("ann", ann_)),
+              HasSubstr("line 1: a key itself"));
+  EXPECT_THAT(why("ann " + ann_), Not(HasSubstr(ann_.substr(0, 12)))) << "in no log";
+  EXPECT_THAT(why("name: " + ApiKeyLine("ann", ann_)), HasSubstr("line 1"));
   EXPECT_THAT(why(ApiKeyLine("ann", ann_) + " more"), HasSubstr("line 1"));
   EXPECT_THAT(std::string(ApiKeys::Open("/nonexistent/keys").status().message()),
               HasSubstr("/nonexistent/keys"));

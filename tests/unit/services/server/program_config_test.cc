@@ -136,6 +136,15 @@ TEST_F(ProgramConfigTest, WhatIsPrintedIsAFileThatSaysTheSame) {
   EXPECT_EQ(threads_, 7);
   EXPECT_EQ(memory_.bytes, 3ll << 29);
   EXPECT_EQ(hosts_, "a: b # c");
+  EXPECT_THAT(printed, HasSubstr("# log-level-file: none\n")) << "an empty one would be refused";
+}
+
+TEST_F(ProgramConfigTest, AFileThatWasNotFilledInIsNotNoFile) {
+  EXPECT_THAT(std::string(Read({}, {"TANDEM_LOG_LEVEL_FILE="}).message()),
+              HasSubstr("TANDEM_LOG_LEVEL_FILE: want a file, got \"\""));
+  EXPECT_THAT(std::string(Read({}, {"TANDEM_CONFIG="}).message()), HasSubstr("TANDEM_CONFIG: "));
+  EXPECT_THAT(std::string(ReadFile("log-level-file: \"\"").message()),
+              HasSubstr("tandem.yaml:1: log-level-file: want a file"));
 }
 
 TEST_F(ProgramConfigTest, TheLogsLevelIsFollowedInAFileUnlessSaidBefore) {
