@@ -33,7 +33,8 @@ namespace tandem {
 
 inline constexpr char kMemoryLimitHelp[] =  // Of --memory-limit.
     "what a process holds for clients and peers beyond weights, KV and running requests, at least "
-    "32MiB; 0: a tenth of what the machine or cgroup allows, from 64MiB to 256MiB";
+    "32MiB; 0: a tenth of what the machine or cgroup allows, of a worker that shares it of its "
+    "share, from 64MiB to 256MiB";
 
 class MemoryBudget {
  public:

@@ -130,8 +130,18 @@ int64_t DefaultMemoryLimit(const MachineLimits& machine) {
 absl::Status CheckMemoryLimit(const ByteSize& limit) {
   constexpr int64_t kLeast = int64_t{32} << 20;
   if (limit.bytes == 0 || limit.bytes >= kLeast) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("--memory-limit: %s, want at least %s",
+                                                    ToString(limit), ToString(ByteSize{kLeast})));
+}
+
+absl::Status CheckMemoryLimitOn(const MachineLimits& machine, const ByteSize& limit) {
+  if (limit.bytes == 0 || limit.bytes <= machine.memory_bytes - kProcessReserve)
+    return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
-      "--memory-limit: %s, want at least %s", FormatByteSize(limit.bytes), FormatByteSize(kLeast)));
+      "--memory-limit: %s, but the machine or its cgroup allows %s, of which %s are for the "
+      "process "
+      "itself",
+      ToString(limit), FormatByteSize(machine.memory_bytes), FormatByteSize(kProcessReserve)));
 }
 
 MachineLimits ReadMachineLimits(const KernelFiles& files, int32_t affinity_cpus) {

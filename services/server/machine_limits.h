@@ -33,6 +33,12 @@ int64_t MaxConnections(int descriptors_each);
 int64_t DefaultMemoryLimit(const MachineLimits& machine);
 // InvalidArgument for a --memory-limit that is given and too small for a few messages.
 absl::Status CheckMemoryLimit(const ByteSize& limit);
+// InvalidArgument, with the numbers, for one that the machine does not have beside kProcessReserve.
+absl::Status CheckMemoryLimitOn(const MachineLimits& machine, const ByteSize& limit);
+
+// The program itself, threads' stacks, what libraries keep: an idle worker of the demo model has
+// 26 MiB of it.
+inline constexpr int64_t kProcessReserve = int64_t{64} << 20;
 
 }  // namespace tandem
 

@@ -2,7 +2,6 @@
 
 #include <grpc/grpc.h>
 #include <signal.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -20,13 +19,11 @@
 #include "runtime/config/model_config.h"
 #include "runtime/execution/fingerprints.h"
 #include "runtime/execution/model_executor.h"
-#include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
-#include "runtime/model/packed_image.h"
-#include "runtime/transport/ucx/shm_folder.h"
 #include "services/server/run_program.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
+#include "services/worker/worker_plan.h"
 
 namespace tandem {
 namespace {
@@ -43,15 +40,6 @@ struct Process {
   std::unique_ptr<Model> model;
   std::unique_ptr<Worker> worker;
 };
-
-SharedMemory MeasureSharedMemory() {
-  ShmFolder::RemoveAbandoned();
-  struct statvfs shm = {};
-  if (statvfs("/dev/shm", &shm) != 0) return {};
-  const auto unit = static_cast<int64_t>(shm.f_frsize);
-  return {.total_bytes = static_cast<int64_t>(shm.f_blocks) * unit,
-          .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
-}
 
 WorkerRole RoleOf(const std::string& role) {
   if (role == "prefill") return WorkerRole::kPrefill;
@@ -85,39 +73,18 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const FleetSec
   TANDEM_ASSIGN_OR_RETURN(process.backend,
                           CreateBackend({.isa = options.isa, .num_threads = threads}));
 
-  // Sizes before anything is allocated.
-  ModelOptions model_options{
-      .folder = options.model,
-      .load_format = options.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kSafetensors,
-      .dtype = options.dtype,
-      .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir,
-      .on_corrupt = StopOnCorruption};
-  TANDEM_ASSIGN_OR_RETURN(const ModelPlan plan, Model::Plan(model_options, *process.backend));
-  TANDEM_ASSIGN_OR_RETURN(
-      const KvLayout layout,
-      KvLayout::Make(plan.config, *process.backend, plan.compute_dtype, options.block_size));
-  TANDEM_ASSIGN_OR_RETURN(
-      const WorkerSizes sizes,
-      SizeWorker(
-          options,
-          {.max_positions = plan.config.max_positions,
-           .weights_bytes = static_cast<int64_t>(plan.weights_bytes),
-           .block_bytes = static_cast<int64_t>(layout.block_bytes),
-           .token_scratch_bytes = ModelExecutor::TokenScratchBytes(plan.config, plan.compute_dtype),
-           .logit_scratch_bytes =
-               ModelExecutor::LogitScratchBytes(plan.config, plan.compute_dtype)},
-          machine,
-          options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
-
+  TANDEM_ASSIGN_OR_RETURN(WorkerPlan plan, PlanWorker(options, machine, *process.backend));
+  plan.model_options.on_corrupt = StopOnCorruption;
+  const WorkerSizes& sizes = plan.sizes;
   TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
                           ServedName(options.model, options.served_model_name));
   const SteadyClock clock;
   const int64_t begin_us = clock.NowUs();
-  TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(model_options, process.backend.get()));
+  TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(plan.model_options, process.backend.get()));
   TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
                           NumericsId(*process.model, process.backend.get()));
   LogInfo("model loaded", {{"folder", options.model},
-                           {"weights_bytes", plan.weights_bytes},
+                           {"weights_bytes", plan.model.weights_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
                            {"isa", process.backend->isa()},
                            {"threads", threads},
@@ -131,14 +98,14 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const FleetSec
                    .model = served_name,
                    .block_tokens = options.block_size,
                    .num_blocks = sizes.num_blocks,
-                   .block_bytes = static_cast<int64_t>(layout.block_bytes),
+                   .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
                    .max_sequences = sizes.max_sequences,
                    .max_batched_tokens = sizes.max_batched_tokens,
                    .max_model_tokens = sizes.max_model_tokens,
                    .max_waiting_attempts = kMaxWaitingAttempts,
-                   .vocab_size = plan.config.vocab_size};
+                   .vocab_size = plan.model.config.vocab_size};
   worker.registration.role = RoleOf(options.role);
-  worker.registration.terms.kv_class = KvClass(*process.model, layout);
+  worker.registration.terms.kv_class = KvClass(*process.model, plan.layout);
   worker.registration.terms.numerics_id = numerics_id;
   worker.registration.supervised = options.incarnation != 0;
   worker.registration.ended_lives = ended_lives;
@@ -171,7 +138,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const FleetSec
                       {"model", served_name},
                       {"transport", options.transport},
                       {"kv_blocks", sizes.num_blocks},
-                      {"block_bytes", layout.block_bytes},
+                      {"block_bytes", plan.layout.block_bytes},
                       {"max_model_tokens", sizes.max_model_tokens},
                       {"max_sequences", sizes.max_sequences},
                       {"incarnation", incarnation}});

@@ -227,6 +227,27 @@ def test_too_few_descriptors_are_an_error_with_the_numbers(command, tmp_path):
     assert "64 files and sockets" in said and "at least 512" in said
 
 
+def machine_bytes():
+    with open("/proc/meminfo") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemTotal:"))
+
+
+# Each worker would fit alone.
+@pytest.mark.parametrize("flag", ["kv-memory", "memory-limit"])
+def test_workers_that_do_not_fit_together_are_refused_before_any_starts(flag, tmp_path):
+    said = last_words([BIN / "tandem", "serve", DEMO_MODEL, "--hybrid=2", "--transport=grpc", "--http=127.0.0.1:0",
+                       "--grpc=127.0.0.1:0", f"--cache-dir={tmp_path}", f"--{flag}={machine_bytes() * 6 // 10}"])
+    line, = map(json.loads, said.splitlines())
+    assert line["process"] == "serve" and line["why"].startswith(f"--{flag}: "), line
+    assert "2 workers" in line["why"] and "run fewer workers here" in line["why"]
+
+
+@pytest.mark.parametrize("limit, why", [("1KiB", "1.00 KiB, want at least 32.00 MiB"), ("100TiB", "100.00 TiB, but the machine")])
+def test_a_router_holds_no_more_than_there_is(limit, why):
+    said = last_words([BIN / "tandem-router", f"--model={DEMO_MODEL}", "--workers=127.0.0.1:1", f"--memory-limit={limit}"])
+    assert f"--memory-limit: {why}" in said
+
+
 @pytest.mark.parametrize("program, listen", [("tandem-worker", "--listen"), ("tandem-router", "--http")])
 def test_both_programs_say_alike_what_is_wrong(program, listen, tmp_path):
     command = [BIN / program, f"--model={DEMO_MODEL}"]
@@ -250,6 +271,7 @@ def test_flags_come_from_the_command_line_the_environment_and_a_file(tmp_path):
     printed = subprocess.run([*command, "--print-config"], env=environment, capture_output=True, text=True, check=True,
                              timeout=WAIT_S).stdout
     assert "hybrid: 1  # command line\n" in printed and "max-num-seqs: 9  # TANDEM_MAX_NUM_SEQS\n" in printed
+    assert "prefill: 0  # default\n" in printed and "decode: 0  # default\n" in printed, "what will run"
     assert f"threads: 1  # {file}\n" in printed and "block-size: 16  # default\n" in printed
     serving = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     try:

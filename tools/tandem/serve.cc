@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/create_backend.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/flags.h"
@@ -26,8 +27,10 @@
 #include "runtime/config/model_config.h"
 #include "services/router/app/client_flags.h"
 #include "services/server/listen_socket.h"
+#include "services/server/machine_limits.h"
 #include "services/server/program_config.h"
 #include "services/worker/engine_flags.h"
+#include "services/worker/worker_plan.h"
 #include "tools/tandem/child_process.h"
 #include "tools/tandem/worker_lives.h"
 
@@ -45,6 +48,8 @@ struct ServeOptions {
   ClientFlags clients;
   EngineFlags engine = {.transport = "ucx"};
   std::vector<std::string> log_arguments;  // Of every child.
+
+  int32_t num_workers() const { return prefill + decode + hybrid; }
 };
 
 void Declare(ServeOptions* o, FlagSet* flags) {
@@ -145,7 +150,7 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
       "--name=" + name,
       "--role=" + role,
       absl::StrCat("--listen=127.0.0.1:", port),
-      absl::StrCat("--machine-share=", options.prefill + options.decode + options.hybrid),
+      absl::StrCat("--machine-share=", options.num_workers()),
   };
   const std::vector<std::string> engine = options.engine.Arguments();
   command.insert(command.end(), engine.begin(), engine.end());
@@ -269,12 +274,32 @@ int Supervisor::Run() {
   return give_up_ ? 1 : 0;
 }
 
+// All workers as they will be, and the router. InvalidArgument, with the numbers, if this machine
+// has not enough for them.
+absl::Status CheckMachine(const ServeOptions& options) {
+  const MachineLimits machine = ReadMachineLimits();
+  const ByteSize& limit = options.clients.memory_limit;
+  TANDEM_RETURN_IF_ERROR(CheckMemoryLimitOn(machine, limit));
+  SizeOptions sizes;
+  static_cast<EngineFlags&>(sizes) = options.engine;
+  sizes.model = options.model;
+  sizes.machine_share = options.num_workers();
+  sizes.memory_limit = limit;
+  sizes.router_bytes =
+      (limit.bytes > 0 ? limit.bytes : DefaultMemoryLimit(machine)) + kProcessReserve;
+  TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend({.isa = options.engine.isa}));
+  return PlanWorker(sizes, machine, *backend).status();
+}
+
 // Fills in what the flags left open. InvalidArgument if there is nothing to serve with.
-absl::Status Complete(const FlagSet& flags, ServeOptions* options) {
-  if (flags.WasSet("prefill") || flags.WasSet("decode") || flags.WasSet("hybrid")) {
-    if (!flags.WasSet("prefill")) options->prefill = 0;
-    if (!flags.WasSet("decode")) options->decode = 0;
-    if (!flags.WasSet("hybrid")) options->hybrid = 0;
+absl::Status Complete(FlagSet* flags, ServeOptions* options) {
+  constexpr const char* kRoles[] = {"prefill", "decode", "hybrid"};
+  if (std::any_of(std::begin(kRoles), std::end(kRoles),
+                  [flags](const char* role) { return flags->WasSet(role); })) {
+    for (const char* const role : kRoles) {
+      if (flags->WasSet(role)) continue;
+      TANDEM_RETURN_IF_ERROR(flags->Set(role, "0", FlagSource::kDefault));
+    }
   }
   if (options->decode + options->hybrid == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -309,7 +334,7 @@ int ServeMain(const std::vector<std::string>& arguments) {
           absl::StrCat("want one model folder, got ", rest->size(), " arguments"));
     }
     options.model = rest->front();
-    return Complete(flags, &options);
+    return Complete(&flags, &options);
   }();
   if (!usage.ok()) {
     std::cerr << "tandem serve: " << usage.message() << "\n";
@@ -322,6 +347,10 @@ int ServeMain(const std::vector<std::string>& arguments) {
   config.BeginLog("serve");
   options.log_arguments = config.LogArguments();
   ClearConfigVariables();
+  if (const absl::Status fits = CheckMachine(options); !fits.ok()) {
+    LogError("cannot start", {{"why", std::string(fits.message())}});
+    return 2;
+  }
   // The children's environment, which only this user can read. One that is there is kept: somebody
   // may want to call these workers.
   setenv(kFleetSecretVariable, FleetSecret::Make().c_str(), /*overwrite=*/0);

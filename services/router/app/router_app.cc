@@ -35,6 +35,8 @@ absl::StatusOr<Server> Of(const char* flag, absl::StatusOr<Server> server) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RouterApp>> RouterApp::Create(const RouterOptions& options) {
+  TANDEM_RETURN_IF_ERROR(
+      CheckMemoryLimitOn(ReadMachineLimits(), ByteSize{options.memory_limit_bytes}));
   auto app = std::unique_ptr<RouterApp>(new RouterApp(options));
   TANDEM_RETURN_IF_ERROR(app->Start());
   return app;

@@ -84,7 +84,19 @@ TEST_F(MachineLimitsTest, ATenthOfTheMemoryIsForOthersWithinBounds) {
   EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = 64 * kGiB}), kGiB / 4);
   EXPECT_TRUE(CheckMemoryLimit({.bytes = 0}).ok());
   EXPECT_TRUE(CheckMemoryLimit({.bytes = kGiB / 32}).ok());
-  EXPECT_FALSE(CheckMemoryLimit({.bytes = kGiB / 32 - 1}).ok());
+  EXPECT_EQ(std::string(CheckMemoryLimit({.bytes = kGiB / 32 - 1}).message()),
+            "--memory-limit: 33554431 B, want at least 32.00 MiB");
+}
+
+TEST_F(MachineLimitsTest, NoProcessMayHoldMoreThanTheMachineHas) {
+  const MachineLimits machine = {.memory_bytes = kGiB};
+  const int64_t most = kGiB - kProcessReserve;
+  EXPECT_TRUE(CheckMemoryLimitOn(machine, {.bytes = most}).ok());
+  EXPECT_TRUE(CheckMemoryLimitOn({}, {.bytes = 0}).ok()) << "nothing is asked for";
+  EXPECT_EQ(std::string(CheckMemoryLimitOn(machine, {.bytes = 2 * kGiB}).message()),
+            "--memory-limit: 2.00 GiB, but the machine or its cgroup allows 1.00 GiB, of which "
+            "64.00 MiB are for the process itself");
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckMemoryLimitOn(machine, {.bytes = most + 1})));
 }
 
 }  // namespace

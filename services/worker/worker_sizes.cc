@@ -1,0 +1,201 @@
+#include "services/worker/worker_sizes.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/base/math.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kDefaultMaxSequences = 64;
+constexpr int32_t kDefaultBatchedTokens = 512;
+// Of what is left of a worker's share: the rest is for the system and others.
+constexpr double kKvShareOfFreeMemory = 0.5;
+// A default pool holds this many sequences at their longest, and no more: every page of it is
+// touched at start.
+constexpr int64_t kDefaultFullSequences = 16;
+// What UCX and its peers need of /dev/shm beside pools.
+constexpr int64_t kSharedMemoryReserve = int64_t{64} << 20;
+
+// Rounded down, so that a flag may be set to it.
+std::string FormatLeft(int64_t bytes) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  return bytes < kMiB ? absl::StrCat(std::max<int64_t>(bytes, 0), " B")
+                      : absl::StrCat(bytes / kMiB, " MiB");
+}
+
+// Who takes what of the machine's memory.
+struct MemoryBill {
+  int64_t machine_bytes;
+  int32_t num_workers;
+  int64_t weights_bytes;
+  bool weights_are_shared;
+  int64_t router_bytes;
+  int64_t limit_bytes, scratch_bytes;  // Of each worker.
+  int32_t step_tokens;
+
+  int64_t share_bytes() const {
+    const int64_t once_bytes = router_bytes + (weights_are_shared ? weights_bytes : 0);
+    return (machine_bytes - once_bytes) / num_workers - (weights_are_shared ? 0 : weights_bytes);
+  }
+  // For KV, of each worker.
+  int64_t free_bytes() const {
+    return share_bytes() - limit_bytes - scratch_bytes - kProcessReserve;
+  }
+  // The flag that takes most.
+  const char* dearest_flag() const {
+    if (weights_bytes >= std::max(limit_bytes, scratch_bytes)) return "--model";
+    return limit_bytes >= scratch_bytes ? "--memory-limit" : "--max-batched-tokens";
+  }
+  std::string ToString() const {
+    const bool shared = num_workers > 1;
+    std::string text =
+        absl::StrFormat("of the %s that the machine or its cgroup allows, weights take %s",
+                        FormatByteSize(machine_bytes), FormatByteSize(weights_bytes));
+    if (shared) {
+      text += weights_are_shared ? " once" : absl::StrFormat(" in each of %d workers", num_workers);
+    }
+    if (router_bytes > 0) {
+      absl::StrAppendFormat(&text, ", the router %s", FormatByteSize(router_bytes));
+    }
+    if (shared) {
+      absl::StrAppendFormat(&text, "; each of %d workers may have %s more, of which", num_workers,
+                            FormatLeft(share_bytes()));
+    } else {
+      text += ",";
+    }
+    absl::StrAppendFormat(&text,
+                          " --memory-limit takes %s, computing %d tokens in a step %s and the "
+                          "process itself %s",
+                          FormatByteSize(limit_bytes), step_tokens, FormatByteSize(scratch_bytes),
+                          FormatByteSize(kProcessReserve));
+    return text;
+  }
+  // What an operator may do about it.
+  std::string advice() const { return num_workers > 1 ? ", or run fewer workers here" : ""; }
+};
+
+// The pool in /dev/shm, beside those of the other workers.
+absl::Status CheckSharedMemory(int64_t pool_bytes, int32_t num_workers,
+                               const SharedMemory& memory) {
+  const int64_t all_bytes = pool_bytes * num_workers;
+  if (pool_bytes + kSharedMemoryReserve <= memory.free_bytes &&
+      all_bytes + kSharedMemoryReserve <= memory.total_bytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--kv-memory: %s in each of %d workers, but the ucx transport keeps its pools in /dev/shm, "
+      "which has %s of %s free (%s stay reserved); lower it, make /dev/shm larger, or choose "
+      "--transport grpc",
+      ToString(ByteSize{std::max<int64_t>(pool_bytes, 0)}), num_workers,
+      FormatByteSize(memory.free_bytes), FormatByteSize(memory.total_bytes),
+      FormatByteSize(kSharedMemoryReserve)));
+}
+
+// What the flags say of a step and of its sequences.
+absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelFacts& model) {
+  WorkerSizes sizes;
+  if (options.max_model_len > model.max_positions) {
+    return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
+                                                      options.max_model_len, model.max_positions));
+  }
+  sizes.max_model_tokens =
+      options.max_model_len > 0 ? options.max_model_len : static_cast<int32_t>(model.max_positions);
+  if (sizes.max_model_tokens < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--max-model-len: %d, want at least 2: a prompt and what follows it",
+                        sizes.max_model_tokens));
+  }
+  sizes.max_sequences = options.max_num_seqs > 0 ? options.max_num_seqs : kDefaultMaxSequences;
+  sizes.max_batched_tokens = options.max_batched_tokens > 0
+                                 ? options.max_batched_tokens
+                                 : std::max(kDefaultBatchedTokens, 2 * sizes.max_sequences);
+  if (sizes.max_batched_tokens <= sizes.max_sequences) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--max-batched-tokens: %d, want more than the %d of --max-num-seqs",
+                        sizes.max_batched_tokens, sizes.max_sequences));
+  }
+  return sizes;
+}
+
+}  // namespace
+
+int64_t MemoryLimit(const SizeOptions& options, const MachineLimits& machine) {
+  if (options.memory_limit.bytes > 0) return options.memory_limit.bytes;
+  return DefaultMemoryLimit({.memory_bytes = machine.memory_bytes / options.machine_share});
+}
+
+int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine) {
+  return options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
+}
+
+absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFacts& model,
+                                       const MachineLimits& machine,
+                                       const std::optional<SharedMemory>& shared_memory) {
+  TANDEM_ASSIGN_OR_RETURN(WorkerSizes sizes, SizeSteps(options, model));
+  const MemoryBill bill = {.machine_bytes = machine.memory_bytes,
+                           .num_workers = options.machine_share,
+                           .weights_bytes = model.weights_bytes,
+                           .weights_are_shared = model.weights_are_shared,
+                           .router_bytes = options.router_bytes,
+                           .limit_bytes = MemoryLimit(options, machine),
+                           .scratch_bytes = model.logit_scratch_bytes +
+                                            sizes.max_batched_tokens * model.token_scratch_bytes,
+                           .step_tokens = sizes.max_batched_tokens};
+  const int64_t free_bytes = bill.free_bytes();
+  if (free_bytes <= 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: no memory is left for KV: %s: %s too much; take less of it%s", bill.dearest_flag(),
+        bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
+  }
+  const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
+  const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
+  if (shared_memory.has_value() &&
+      sequence_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the ucx transport keeps its KV pool in /dev/shm, which has %s of %s free; one sequence of "
+        "%d tokens needs %s, and %s stay reserved; make /dev/shm larger (of a container: "
+        "--shm-size), lower --max-model-len, or choose --transport grpc",
+        FormatByteSize(shared_memory->free_bytes), FormatByteSize(shared_memory->total_bytes),
+        sizes.max_model_tokens, FormatByteSize(sequence_bytes),
+        FormatByteSize(kSharedMemoryReserve)));
+  }
+  int64_t pool_bytes = options.kv_memory.bytes;
+  const bool asked = pool_bytes > 0;
+  if (asked && pool_bytes > free_bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--kv-memory: %s, but %s are left: %s; lower --kv-memory to what is left%s",
+        ToString(options.kv_memory), FormatLeft(free_bytes), bill.ToString(), bill.advice()));
+  }
+  if (!asked) {
+    pool_bytes =
+        std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
+                 std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
+    // A share of the whole, so that a worker that starts again gets as much as before.
+    if (shared_memory.has_value()) {
+      pool_bytes = std::min(pool_bytes, (shared_memory->total_bytes - kSharedMemoryReserve) /
+                                            (options.machine_share + 1));
+    }
+  }
+  if (shared_memory.has_value()) {
+    TANDEM_RETURN_IF_ERROR(CheckSharedMemory(pool_bytes, options.machine_share, *shared_memory));
+  }
+  const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
+  if (num_blocks < sequence_blocks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--kv-memory: %s gives %d blocks of %d tokens (%s each); one sequence of %d tokens needs "
+        "%d blocks, %s; raise --kv-memory or lower --max-model-len (%s are left for KV: %s)",
+        asked ? ToString(options.kv_memory)
+              : absl::StrCat("its default of ", FormatLeft(pool_bytes)),
+        std::max<int64_t>(num_blocks, 0), options.block_size, ToString(ByteSize{model.block_bytes}),
+        sizes.max_model_tokens, sequence_blocks, ToString(ByteSize{sequence_bytes}),
+        FormatLeft(free_bytes), bill.ToString()));
+  }
+  sizes.num_blocks = static_cast<int32_t>(num_blocks);
+  return sizes;
+}
+
+}  // namespace tandem

@@ -1,0 +1,66 @@
+// What a worker takes of its machine: threads, and of the memory its KV pool.
+//
+// Workers that share a machine (--machine-share) share what it allows: each has as much of it, and
+// refuses what is beyond, though the others may not have started yet.
+
+#ifndef TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
+#define TANDEM_SERVICES_WORKER_WORKER_SIZES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "runtime/base/flags.h"
+#include "services/server/machine_limits.h"
+#include "services/worker/engine_flags.h"
+
+namespace tandem {
+
+struct SizeOptions : EngineFlags {
+  std::string model;
+  int32_t machine_share = 1;  // Workers that share the machine.
+  ByteSize memory_limit{0};
+  // Of the machine's memory, for a router that runs there too. No flag: only who starts it knows.
+  int64_t router_bytes = 0;
+};
+
+// What the model and the machine say about the rest.
+struct ModelFacts {
+  int64_t max_positions = 0;
+  int64_t weights_bytes = 0;
+  bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
+  int64_t block_bytes = 0;          // Of one pool block.
+  int64_t token_scratch_bytes = 0;  // What is computed with, for each token of a step,
+  int64_t logit_scratch_bytes = 0;  // and whatever is in it.
+};
+
+// Of the process, beside weights, KV and what it computes with.
+int64_t MemoryLimit(const SizeOptions& options, const MachineLimits& machine);
+
+struct WorkerSizes {
+  int32_t max_model_tokens = 0;
+  int32_t max_sequences = 0;
+  int32_t max_batched_tokens = 0;
+  int32_t num_blocks = 0;
+};
+
+// Threads that compute: at least one.
+int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine);
+
+// Of /dev/shm.
+struct SharedMemory {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
+// Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
+// model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing
+// where the pool does not live there.
+absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFacts& model,
+                                       const MachineLimits& machine,
+                                       const std::optional<SharedMemory>& shared_memory);
+
+}  // namespace tandem
+
+#endif  // TANDEM_SERVICES_WORKER_WORKER_SIZES_H_

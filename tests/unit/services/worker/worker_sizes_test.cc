@@ -1,0 +1,226 @@
+#include "services/worker/worker_sizes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr ModelFacts kModel = {
+    .max_positions = 8192, .weights_bytes = kGiB, .block_bytes = 1 << 20};
+constexpr MachineLimits kMachine = {.cpus = 6, .memory_bytes = 9 * kGiB};
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(WorkerSizesTest, DefaultsComeFromMachineAndModel) {
+  const auto sizes = SizeWorker({}, kModel, kMachine, std::nullopt);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->max_model_tokens, 8192);
+  // Half of 8 GiB, less 256 MiB of --memory-limit and the reserve.
+  EXPECT_EQ(sizes->num_blocks, 4096 - 128 - 32);
+  EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
+}
+
+TEST(WorkerSizesTest, FlagsWin) {
+  SizeOptions options;
+  options.max_model_len = 512;
+  options.max_num_seqs = 3;
+  options.max_batched_tokens = 100;
+  options.kv_memory = {100 << 20};
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->max_model_tokens, 512);
+  EXPECT_EQ(sizes->max_sequences, 3);
+  EXPECT_EQ(sizes->max_batched_tokens, 100);
+  EXPECT_EQ(sizes->num_blocks, 100);
+}
+
+TEST(WorkerSizesTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
+  SizeOptions options;
+  options.kv_memory = {100 << 20};
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("100 blocks"));
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("512 blocks"));
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("8192 tokens"));
+}
+
+TEST(WorkerSizesTest, PoolBeyondMemoryIsRefused) {
+  SizeOptions options;
+  options.kv_memory = {9 * kGiB};
+  const auto sizes = SizeWorker(options, kModel, kMachine, std::nullopt);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
+}
+
+// A pool that just fits beside the weights would end in the kernel's hands, not in an error.
+TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
+  ModelFacts model = kModel;
+  model.token_scratch_bytes = 1 << 20;
+  model.logit_scratch_bytes = 100 << 20;
+  SizeOptions options;
+  options.memory_limit = {300 << 20};
+  options.max_batched_tokens = 200;
+  const int64_t own_bytes = int64_t{300 + 100 + 200 + 64} << 20;
+  options.kv_memory = {8 * kGiB - own_bytes};
+  const auto fits = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_EQ(fits->num_blocks * model.block_bytes, options.kv_memory.bytes);
+  options.kv_memory.bytes += 1;
+  const std::string refused = Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+  for (const char* part :
+       {"--kv-memory: 7893680129 B, but 7528 MiB are left", "of the 9.00 GiB",
+        "weights take 1.00 GiB", "--memory-limit takes 300.00 MiB",
+        "computing 200 tokens in a step 300.00 MiB", "the process itself 64.00 MiB"}) {
+    EXPECT_THAT(refused, HasSubstr(part));
+  }
+  options.kv_memory = {0};
+  const auto half = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->num_blocks, (8192 - 664) / 2);
+}
+
+TEST(WorkerSizesTest, WhatTakesMostOfTheMemoryIsNamedFirst) {
+  ModelFacts model = kModel;
+  model.token_scratch_bytes = 1 << 20;
+  const auto why = [&model](const SizeOptions& options) {
+    return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+  };
+  SizeOptions options;
+  options.memory_limit = {9 * kGiB};
+  EXPECT_THAT(why(options), StartsWith("--memory-limit: no memory is left for KV"));
+  EXPECT_THAT(why(options), HasSubstr("--memory-limit takes 9.00 GiB"));
+  options = {};
+  options.max_batched_tokens = 9 << 10;
+  EXPECT_THAT(why(options), StartsWith("--max-batched-tokens: no memory is left for KV"));
+  options = {};
+  model.weights_bytes = 10 * kGiB;
+  EXPECT_THAT(why(options), StartsWith("--model: no memory is left for KV"));
+}
+
+// Each would fit alone.
+TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
+  SizeOptions options;
+  options.memory_limit = {448 << 20};  // With the process itself half a GiB.
+  options.kv_memory = {7 * kGiB};
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
+  options.machine_share = 2;
+  const auto why = [&options](const ModelFacts& model) {
+    return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
+  };
+  EXPECT_THAT(why(kModel), HasSubstr("--kv-memory: 7.00 GiB, but 3072 MiB are left"));
+  EXPECT_THAT(why(kModel), HasSubstr("weights take 1.00 GiB in each of 2 workers"));
+  EXPECT_THAT(why(kModel), HasSubstr("each of 2 workers may have 3584 MiB more"));
+  EXPECT_THAT(why(kModel), HasSubstr("or run fewer workers here"));
+  ModelFacts mapped = kModel;
+  mapped.weights_are_shared = true;
+  EXPECT_THAT(why(mapped), HasSubstr("weights take 1.00 GiB once"));
+  EXPECT_THAT(why(mapped), HasSubstr("but 3584 MiB are left"));
+  options.router_bytes = kGiB;
+  EXPECT_THAT(why(mapped), HasSubstr("the router 1.00 GiB"));
+  EXPECT_THAT(why(mapped), HasSubstr("but 3072 MiB are left"));
+  options.kv_memory = {3 * kGiB};
+  EXPECT_TRUE(SizeWorker(options, mapped, kMachine, std::nullopt).ok());
+  options.kv_memory = {0};
+  const auto half = SizeWorker(options, mapped, kMachine, std::nullopt);
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_EQ(half->num_blocks, 3072 / 2);
+}
+
+TEST(WorkerSizesTest, ManyWorkersHaveSmallLimitsByDefault) {
+  SizeOptions options;
+  EXPECT_EQ(MemoryLimit(options, kMachine), 256 << 20);
+  options.machine_share = 9;
+  EXPECT_EQ(MemoryLimit(options, kMachine), kGiB / 10);
+  options.memory_limit = {300 << 20};
+  EXPECT_EQ(MemoryLimit(options, kMachine), 300 << 20);
+}
+
+// It would fill /dev/shm, each worker having found it free.
+TEST(WorkerSizesTest, PoolsOfAllWorkersFitIntoSharedMemory) {
+  SizeOptions options;
+  options.kv_memory = {kGiB};
+  const SharedMemory shm{.total_bytes = 3 * kGiB, .free_bytes = 3 * kGiB};
+  options.machine_share = 2;
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, shm).ok());
+  options.machine_share = 3;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
+              HasSubstr("--kv-memory: 1.00 GiB in each of 3 workers"));
+}
+
+TEST(WorkerSizesTest, PoolBeyondSharedMemoryIsRefused) {
+  SizeOptions options;
+  options.kv_memory = {kGiB};
+  const SharedMemory shm{.total_bytes = 3 * kGiB, .free_bytes = kGiB};
+  const auto sizes = SizeWorker(options, kModel, kMachine, shm);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(sizes.status()), HasSubstr("/dev/shm"));
+}
+
+TEST(WorkerSizesTest, DefaultPoolStaysWithinSharedMemory) {
+  const SharedMemory shm{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
+  const auto sizes = SizeWorker({}, kModel, kMachine, shm);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_LE(sizes->num_blocks * kModel.block_bytes, kGiB);
+}
+
+TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
+  SizeOptions options;
+  options.machine_share = 3;
+  const SharedMemory empty{.total_bytes = 8 * kGiB, .free_bytes = 8 * kGiB};
+  const SharedMemory shared{.total_bytes = 8 * kGiB, .free_bytes = 3 * kGiB};
+  const auto first = SizeWorker(options, kModel, kMachine, empty);
+  const auto again = SizeWorker(options, kModel, kMachine, shared);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(first->num_blocks, again->num_blocks);
+}
+
+TEST(WorkerSizesTest, SharedMemoryTooSmallForOneSequenceIsNamed) {
+  const SharedMemory docker{.total_bytes = 64 << 20, .free_bytes = 64 << 20};
+  const auto sizes = SizeWorker({}, kModel, kMachine, docker);
+  EXPECT_EQ(sizes.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const char* part : {"/dev/shm", "64.00 MiB", "--shm-size", "--transport grpc"}) {
+    EXPECT_THAT(Message(sizes.status()), HasSubstr(part));
+  }
+}
+
+TEST(WorkerSizesTest, ThreadsAreDividedUnlessNamed) {
+  SizeOptions options;
+  EXPECT_EQ(NumThreads(options, kMachine), 6);
+  options.machine_share = 3;
+  EXPECT_EQ(NumThreads(options, kMachine), 2);
+  options.machine_share = 7;
+  EXPECT_EQ(NumThreads(options, kMachine), 1);
+  options.threads = 5;
+  EXPECT_EQ(NumThreads(options, kMachine), 5);
+}
+
+TEST(WorkerSizesTest, ContextBeyondTheModelIsRefused) {
+  SizeOptions options;
+  options.max_model_len = 8193;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("8192"));
+}
+
+TEST(WorkerSizesTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
+  SizeOptions options;
+  options.max_model_len = 1;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("--max-model-len: 1, want at least 2"));
+}
+
+TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
+  SizeOptions options;
+  options.max_num_seqs = 64;
+  options.max_batched_tokens = 63;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("--max-batched-tokens"));
+}
+
+}  // namespace
+}  // namespace tandem
