@@ -37,6 +37,7 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
     if (same) {  // What it has is known by its other address.
       awaited_.erase(address);
       missing_.erase(address);
+      See(address);
     }
     return absl::FailedPreconditionError(
         absl::StrFormat("%s named %s: at %s, heard %d ms ago, and at %s",
@@ -61,6 +62,7 @@ absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(
     worker.window = worker.prompt_window = WorkWindow(int64_t{2} * registration.max_sequences);
   }
   missing_.erase(address);
+  See(address);
   worker.registration = registration;
   if (const auto live = live_.find(worker.id()); live != live_.end()) {
     worker.live = live->second;
@@ -267,6 +269,12 @@ void Fleet::Expect(const std::vector<std::string>& addresses) {
 void Fleet::SetExpected(std::set<std::string> addresses) {
   expected_ = std::move(addresses);
   std::erase_if(missing_, [this](const auto& entry) { return !expected_.contains(entry.first); });
+  std::erase_if(seen_, [this](const auto& address) { return !expected_.contains(address); });
+  for (const auto& [name, worker] : workers_) See(worker.address);
+}
+
+void Fleet::See(const std::string& address) {
+  if (expected_.contains(address)) seen_.insert(address);
 }
 
 const FleetWorker* Fleet::Largest(const std::string& model, bool any_role) const {

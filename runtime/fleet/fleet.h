@@ -162,6 +162,8 @@ class Fleet {
   // Expected addresses whose worker was forgotten, with its role: no work waits for it, no prefix
   // is known of it, but it is missed until another registers there or nobody is expected any more.
   const std::map<std::string, WorkerRole>& missing() const { return missing_; }
+  // Expected addresses at which no worker has ever registered.
+  int64_t NumUnseen() const { return std::ssize(expected_) - std::ssize(seen_); }
 
   // Of the registered workers of this model, lost ones that are not forgotten included, the one
   // that offers most tokens: of those that decode, or of `any_role`. Null: there is none.
@@ -178,6 +180,7 @@ class Fleet {
   static constexpr int64_t kForgetAfterUs = 60'000'000;
 
  private:
+  void See(const std::string& address);
   FleetWorker* FindMutable(const WorkerId& worker);
 
   const LivenessTimes times_;
@@ -187,6 +190,7 @@ class Fleet {
   // again, still has what runs there. No more than there are attempts.
   std::map<WorkerId, LiveWork> live_;
   std::set<std::string> expected_, awaited_;
+  std::set<std::string> seen_;  // Of the expected ones, where somebody has registered.
   std::map<std::string, WorkerRole> missing_;  // Only expected ones.
   // Decode, prefill. Of workers that are known when one is added.
   std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;

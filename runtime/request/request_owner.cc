@@ -28,11 +28,14 @@ absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us
     return refused(
         absl::InvalidArgumentError("a stop string is empty, or there is no text to match"));
   }
-  if (static_cast<int64_t>(requests_.size()) >= options_.max_requests ||
-      (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(facts.client, now_us))) {
+  if (static_cast<int64_t>(requests_.size()) >= options_.max_requests) {
     return refused(absl::ResourceExhaustedError(absl::StrFormat(
-        "%d requests run, at most %d may; %d of them wait for a worker, at most %d may",
-        requests_.size(), options_.max_requests, unplaced_.size(), options_.max_waiting_requests)));
+        "%d requests run, at most %d may", requests_.size(), options_.max_requests)));
+  }
+  if (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(facts.client, now_us)) {
+    return refused(absl::ResourceExhaustedError(
+        absl::StrFormat("%d requests wait for a worker, at most %d may", unplaced_.size(),
+                        options_.max_waiting_requests)));
   }
 
   const uint64_t counter = ++last_counter_;
@@ -115,8 +118,9 @@ bool RequestOwner::GiveWay(const std::string& client, int64_t now_us) {
   if (!youngest.has_value()) return false;
   Fail(&requests_.at(youngest->request),
        absl::ResourceExhaustedError(absl::StrFormat(
-           "%d requests wait, %d of them this client's: the youngest gives way to others'",
-           unplaced_.size(), youngest->of_its_client)),
+           "%d requests wait for a worker, at most %d may; of the %d of this client the youngest "
+           "gives way to others'",
+           unplaced_.size(), options_.max_waiting_requests, youngest->of_its_client)),
        now_us);
   return true;
 }

@@ -65,6 +65,7 @@ absl::StatusOr<std::unique_ptr<RouterCore>> RouterCore::Create(const RouterCoreO
 RouterCore::RouterCore(const RouterCoreOptions& options, const Clock* clock, RouterMetrics* metrics)
     : model_(options.model),
       model_context_(options.max_model_tokens),
+      limits_(options.owner),
       clock_(clock),
       metrics_(metrics),
       commands_(options.max_queued_commands) {}
@@ -168,6 +169,10 @@ void RouterCore::Run() {
   }
 }
 
+int64_t RouterCore::NumWithoutRoom() const {
+  return owner_->counters().outcomes[static_cast<size_t>(RequestOutcome::kResourceExhausted)];
+}
+
 void RouterCore::Do(StartCommand command) {
   for (NewRequest& request : command.requests) {
     const int64_t now_us = clock_->NowUs();
@@ -178,7 +183,10 @@ void RouterCore::Do(StartCommand command) {
     request.facts.sink = sink.get();
     const size_t prompt_tokens = request.facts.spec.token_ids.size();
     const size_t num_choices = request.facts.spec.choices.size();
+    const int64_t num_waiting = owner_->num_waiting(), num_refused = NumWithoutRoom();
     const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
+    // It, or one that gave way to it.
+    if (NumWithoutRoom() > num_refused) TellOfNoRoom(num_waiting);
     if (id.ok()) {
       if (LogsDebug()) {
         LogDebug("request begins", {{"request_id", command.label},
@@ -291,8 +299,8 @@ void RouterCore::LogEnd(Handle handle, const std::string& label, const absl::Sta
   }
   const bool told = failed && ++failure_lines_ <= kMaxFailureLines;
   if (!told && !LogsDebug()) return;
-  const auto ms = [](int64_t from_us, int64_t to_us) {
-    return from_us > 0 ? (to_us - from_us) / 1000 : 0;
+  const auto ms_until = [&report](int64_t end_us) {
+    return report.arrived_us > 0 ? (end_us - report.arrived_us) / 1000 : 0;
   };
   (told ? LogWarning : LogDebug)(
       failed ? "request failed" : "request ends",
@@ -305,9 +313,21 @@ void RouterCore::LogEnd(Handle handle, const std::string& label, const absl::Sta
        {"completion_tokens", report.completion_tokens},
        {"attempts", report.attempts},
        {"resumes", report.resumes},
-       {"waited_ms",
-        ms(report.first_submit_us > 0 ? report.arrived_us : 0, report.first_submit_us)},
-       {"took_ms", ms(report.arrived_us, now_us)}});
+       {"waited_ms", ms_until(report.first_submit_us > 0 ? report.first_submit_us : now_us)},
+       {"took_ms", ms_until(now_us)}});
+}
+
+void RouterCore::TellOfNoRoom(int64_t num_waiting) {
+  const int64_t now_us = clock_->NowUs();
+  if (now_us < next_no_room_line_us_) return;
+  next_no_room_line_us_ = now_us + 1'000'000;
+  const bool all_run = owner_->num_requests() >= limits_.max_requests;
+  LogWarning(all_run ? "requests are refused with 429: no more may be open at once"
+                     : "requests are refused with 429: more than --max-queued-requests would wait",
+             {{"waiting", num_waiting},
+              {"max_queued_requests", limits_.max_waiting_requests},
+              {"open", owner_->num_requests()},
+              {"max_open", limits_.max_requests}});
 }
 
 // ---- What the owner causes ----
@@ -378,6 +398,7 @@ void RouterCore::PublishView() {
   view.requests_in_flight = owner_->num_requests();
   for (const auto& [address, role] : fleet.missing()) ++counts.of(role, WorkerState::kLost);
   metrics_->Publish(counts);
+  metrics_->workers_unseen.Set(static_cast<double>(fleet.NumUnseen()));
   metrics_->Publish(owner_->counters());
   metrics_->requests_in_flight.Set(static_cast<double>(owner_->num_requests()));
   metrics_->requests_waiting.Set(static_cast<double>(owner_->num_waiting()));

@@ -202,6 +202,11 @@ class RouterCore final : public RouterOutbox {
   void LogEnd(Handle handle, const std::string& label, const absl::Status& status,
               const RequestReport& report);
 
+  // Refused, of all requests so far.
+  int64_t NumWithoutRoom() const;
+  // At most once a second; `num_waiting`: before the request that was too much.
+  void TellOfNoRoom(int64_t num_waiting);
+
   void SendSubmit(SessionId session, const Submit& submit) override;
   void SendCancel(SessionId session, const Cancel& cancel) override;
   void CloseSession(SessionId session, std::string_view why) override;
@@ -209,6 +214,7 @@ class RouterCore final : public RouterOutbox {
 
   const std::string model_;
   const int32_t model_context_;
+  const RequestOwnerOptions limits_;
   const Clock* const clock_;
   RouterMetrics* const metrics_;
   std::function<void(const WorkerId&)> restart_watch_;
@@ -223,6 +229,7 @@ class RouterCore final : public RouterOutbox {
   std::vector<Handle> ended_;
   int64_t failure_lines_until_us_ = 0;  // Of the present second...
   int failure_lines_ = 0;               // ...so many were wanted.
+  int64_t next_no_room_line_us_ = 0;
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
   std::set<std::string> refused_;  // Addresses: each is logged once.
 

@@ -79,6 +79,10 @@ RouterMetrics::RouterMetrics(MetricsRegistry* registry)
       slow_readers(registry->Counter("tandem_slow_readers_total",
                                      "Requests cancelled because their client did not read.")),
       http_connections(registry->Gauge("tandem_http_connections", "Open HTTP connections.")),
+      workers_unseen(registry->Gauge(
+          "tandem_workers_unseen",
+          "Addresses of --workers, or of the DNS name, at which no worker has registered yet: "
+          "nobody knows its role, so it is in no state of tandem_workers.")),
       registry_(registry) {
   for (size_t i = 0; i < kNumResumeReasons; ++i) {
     resumes_[i] = &registry->Counter(

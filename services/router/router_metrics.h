@@ -45,6 +45,7 @@ class RouterMetrics {
   prometheus::Gauge& requests_waiting;    // Of those, without a worker.
   prometheus::Counter& slow_readers;
   prometheus::Gauge& http_connections;
+  prometheus::Gauge& workers_unseen;
 
   // Copies the owner's counters into tandem_requests_total, tandem_stream_resumes_total and their
   // like. Router thread.

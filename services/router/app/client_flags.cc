@@ -44,6 +44,8 @@ void ClientFlags::Declare(FlagSet* flags) {
              "every request must have a cache_salt: cached prefixes are shared within one only");
   flags->Add("insecure-public-listen", &insecure_public_listen,
              "allow --http and --grpc beyond loopback without TLS, and without keys");
+  flags->Add("max-queued-requests", &max_queued_requests, "N",
+             "requests that may wait for a worker; more get 429", 1, 1'000'000);
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
 }
 
@@ -69,8 +71,9 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
 }
 
 std::vector<std::string> ClientFlags::Arguments() const {
-  std::vector<std::string> arguments = {"--http=" + http, "--grpc=" + grpc,
-                                        "--disaggregate=" + disaggregate};
+  std::vector<std::string> arguments = {
+      "--http=" + http, "--grpc=" + grpc, "--disaggregate=" + disaggregate,
+      absl::StrCat("--max-queued-requests=", max_queued_requests)};
   if (!admin.empty()) arguments.push_back("--admin=" + admin);
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);

@@ -4,6 +4,7 @@
 #ifndef TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
 #define TANDEM_SERVICES_ROUTER_APP_CLIENT_FLAGS_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct ClientFlags {
   std::string allowed_hosts, cors_origins;  // Separated by commas.
   bool isolate_cache = false;
   bool insecure_public_listen = false;
+  int32_t max_queued_requests = 4096;
   ByteSize memory_limit;  // Of each process.
 
   struct Addresses {

@@ -41,7 +41,6 @@ struct RouterFlags {
   ClientFlags clients;
   FleetFlags fleet;
   double liveness_scale = 1;
-  int32_t max_queued_requests = 4096;
 };
 
 void Declare(RouterFlags* f, FlagSet* flags) {
@@ -58,8 +57,6 @@ void Declare(RouterFlags* f, FlagSet* flags) {
              "the ports that were bound are written there as JSON once they listen");
   flags->Add("liveness-scale", &f->liveness_scale, "X", kLivenessScaleHelp, kMinLivenessScale,
              kMaxLivenessScale);
-  flags->Add("max-queued-requests", &f->max_queued_requests, "N",
-             "requests that may wait for a worker; more get 429", 1, 1'000'000);
   flags->Add("name", &f->name, "NAME", "this router's name in workers' logs and server info");
 }
 
@@ -113,7 +110,7 @@ absl::StatusOr<RouterOptions> ToOptions(const RouterFlags& f) {
   options.served_model_name = f.served_model_name;
   options.workers_dns = f.workers_dns;
   options.liveness_scale = f.liveness_scale;
-  options.max_queued_requests = f.max_queued_requests;
+  options.max_queued_requests = f.clients.max_queued_requests;
   options.isolate_cache = f.clients.isolate_cache;
   options.memory_limit_bytes = f.clients.memory_limit.bytes;
   options.disaggregate = f.clients.disaggregate == "always"  ? DisaggregatePolicy::kAlways

@@ -420,6 +420,29 @@ TEST_F(FleetTest, WhoIsForgottenIsMissedForAsLongAsItIsExpected) {
   EXPECT_TRUE(fleet_.missing().empty()) << "nobody expects it any more";
 }
 
+TEST_F(FleetTest, AddressesWhereNobodyHasEverBeenAreCounted) {
+  EXPECT_EQ(fleet_.NumUnseen(), 0);
+  fleet_.Expect({"addr:1", "addr:2", "addr:3"});
+  EXPECT_EQ(fleet_.NumUnseen(), 3);
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  EXPECT_TRUE(fleet_.OnRegistration("else:1", Registration("b", 1), 0).ok());
+  EXPECT_EQ(fleet_.NumUnseen(), 2);
+  EXPECT_FALSE(fleet_.OnRegistration("addr:2", Registration("a", 1), 0).ok());
+  EXPECT_EQ(fleet_.NumUnseen(), 1) << "the same one by another address";
+  EXPECT_FALSE(fleet_.OnRegistration("addr:3", Registration("a", 2), 0).ok());
+  EXPECT_EQ(fleet_.NumUnseen(), 1) << "another one of the same name is not served";
+  fleet_.OnWatchLost(id_);
+  fleet_.ForgetGone(Fleet::kForgetAfterUs + 1);
+  EXPECT_EQ(fleet_.NumUnseen(), 1) << "who was there is missing, not unseen";
+  fleet_.SetExpected({"addr:1", "addr:4", "addr:5"});
+  EXPECT_EQ(fleet_.NumUnseen(), 2);
+  fleet_.SetExpected({});
+  fleet_.SetExpected({"addr:1"});
+  EXPECT_EQ(fleet_.NumUnseen(), 1) << "another one has its address now";
+  fleet_.SetExpected({"else:1"});
+  EXPECT_EQ(fleet_.NumUnseen(), 0) << "it was there before the name said so";
+}
+
 TEST_F(FleetTest, WhoComesAtAnotherAddressIsNotMissedAtItsOld) {
   fleet_.Expect({"addr:1", "addr:2"});
   EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());

@@ -1,19 +1,25 @@
 #include "services/router/router_core.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "runtime/base/log.h"
 #include "runtime/fleet/fleet.h"
 #include "services/router/worker_pool.h"
 #include "tests/support/eventually.h"
 
 namespace tandem {
 namespace {
+
+using testing::HasSubstr;
 
 class SetClock final : public Clock {
  public:
@@ -30,10 +36,26 @@ class NoWatch final : public WatchReader {
   void Refuse() override {}
 };
 
+// Read while the router's thread rests.
+class ErrorSink final : public RequestSink {
+ public:
+  explicit ErrorSink(std::vector<std::string>* errors) : errors_(errors) {}
+  void OnPrompt(const PromptReport&) override {}
+  void OnDelta(const Delta&) override {}
+  void OnDone(const RequestReport&) override {}
+  void OnError(const absl::Status& status, const RequestReport&) override {
+    errors_->emplace_back(status.message());
+  }
+
+ private:
+  std::vector<std::string>* const errors_;
+};
+
 class RouterCoreTest : public testing::Test {
  protected:
-  void Start(const std::vector<std::string>& expected) {
+  void Start(const std::vector<std::string>& expected, int32_t max_waiting = 4096) {
     RouterCoreOptions options;
+    options.owner.max_waiting_requests = max_waiting;
     options.owner.router_incarnation = 1;
     options.expected_workers = expected;
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
@@ -82,6 +104,24 @@ class RouterCoreTest : public testing::Test {
     return states;
   }
   double Lost() { return States()["lost"]; }
+  double Unseen() {
+    Publish();
+    return metrics_.workers_unseen.Value();
+  }
+
+  // Of tokens that nobody computes.
+  RouterCore::Handle Ask(const std::string& client) {
+    RouterCore::NewRequest request;
+    request.handle = core_->NewHandle();
+    request.facts.client = client;
+    request.facts.spec = SpecOfPrompt({1, 2, 3}, 1);
+    request.facts.spec.sampling.max_tokens = 4;
+    request.sink = std::make_shared<ErrorSink>(&errors_);
+    const RouterCore::Handle handle = request.handle;
+    core_->StartRequests("of " + client, {std::move(request)});
+    Publish();
+    return handle;
+  }
 
   static constexpr int64_t kLongUs = Fleet::kForgetAfterUs + 2'000'000;
 
@@ -90,6 +130,7 @@ class RouterCoreTest : public testing::Test {
   MetricsRegistry registry_;
   RouterMetrics metrics_{&registry_};
   int num_series_ = 0;
+  std::vector<std::string> errors_;
   std::unique_ptr<RouterCore> core_;
 };
 
@@ -113,6 +154,47 @@ TEST_F(RouterCoreTest, AWorkerOfTheListIsLostUntilItComesBack) {
   Register("a:1");
   EXPECT_EQ(Lost(), 0);
   EXPECT_EQ(States()["healthy"], 1);
+}
+
+TEST_F(RouterCoreTest, WorkersThatNeverCameAreCounted) {
+  Start({"a:1", "a:2"});
+  EXPECT_EQ(Unseen(), 2);
+  Register("a:1");
+  EXPECT_EQ(Unseen(), 1);
+  core_->OnWatchLost("a:1", worker_);
+  EXPECT_EQ(Unseen(), 1) << "it is lost";
+  core_->OnExpected({"a:1"});
+  EXPECT_EQ(Unseen(), 0);
+}
+
+TEST_F(RouterCoreTest, WhoIsRefusedForWantOfRoomIsToldTheLimitAndTheLogItsFlag) {
+  Start({}, /*max_waiting=*/2);
+  testing::internal::CaptureStderr();
+  Ask("a");
+  Ask("b");
+  Ask("b");
+  EXPECT_EQ(errors_, std::vector<std::string>{"2 requests wait for a worker, at most 2 may"});
+  Ask("b");
+  clock_.Add(1'000'000);
+  Ask("a");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(errors_.size(), 3u);
+  EXPECT_THAT(log, HasSubstr("--max-queued-requests"));
+  EXPECT_THAT(log, HasSubstr("\"waiting\":2,\"max_queued_requests\":2"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 2) << "one a second: " << log;
+}
+
+TEST_F(RouterCoreTest, ARequestThatWasNeverSentHasWaitedSinceItArrived) {
+  Start({});
+  SetLogLevel(LogLevel::kDebug);
+  testing::internal::CaptureStderr();
+  const RouterCore::Handle handle = Ask("a");
+  Advance(3'000'000);
+  core_->CancelRequests({handle});
+  Publish();
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("\"waited_ms\":3000,\"took_ms\":3000"));
 }
 
 TEST_F(RouterCoreTest, AWorkerThatNobodyExpectsIsForgotten) {
