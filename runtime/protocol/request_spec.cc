@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/number_text.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -21,11 +22,11 @@ absl::Status Validate(const SamplingParams& sampling, const SpecLimits& limits) 
   const float temperature = sampling.temperature, top_p = sampling.top_p;
   if (!(temperature >= 0 && std::isfinite(temperature))) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("sampling.temperature: %g, want 0 or more", temperature));
+        absl::StrFormat("sampling.temperature: %s, want 0 or more", NumberText(temperature)));
   }
   if (!(top_p > 0 && top_p <= 1)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("sampling.top_p: %g, want more than 0, at most 1", top_p));
+        absl::StrFormat("sampling.top_p: %s, want more than 0, at most 1", NumberText(top_p)));
   }
   TANDEM_RETURN_IF_ERROR(CheckRange("sampling.top_k", sampling.top_k, 0, INT32_MAX));
   TANDEM_RETURN_IF_ERROR(
@@ -104,15 +105,17 @@ absl::Status CheckLogitBias(std::string_view field, std::span<const TokenBias> l
       return absl::InvalidArgumentError(
           absl::StrFormat("%s has token id %d, must be from 0 to %d", name, token, vocab_size - 1));
     }
-    if (token <= previous) {
+    if (token == previous) {
+      return absl::InvalidArgumentError(absl::StrFormat("%s has token id %d twice", name, token));
+    }
+    if (token < previous) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%s has token id %d after %d, ids must rise", name, token, previous));
     }
     if (!(bias >= -kMaxAbsLogitBias && bias <= kMaxAbsLogitBias)) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s is %g for token id %d, must be from %g "
-                          "to %g",
-                          name, bias, token, -kMaxAbsLogitBias, kMaxAbsLogitBias));
+          absl::StrFormat("%s is %s for token id %d, must be from %g to %g", name, NumberText(bias),
+                          token, -kMaxAbsLogitBias, kMaxAbsLogitBias));
     }
     previous = token;
   }

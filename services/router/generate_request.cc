@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/number_text.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
@@ -19,13 +20,15 @@ absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int6
 
 absl::Status CheckSampling(const GenerateRequest& r) {
   if (r.temperature.has_value() && !(*r.temperature >= 0.0 && *r.temperature <= kMaxTemperature)) {
-    return InvalidField(r.names.temperature, absl::StrFormat("%s is %g, must be from 0 to %g",
-                                                             std::string(r.names.temperature),
-                                                             *r.temperature, kMaxTemperature));
+    return InvalidField(
+        r.names.temperature,
+        absl::StrFormat("%s is %s, must be from 0 to %g", std::string(r.names.temperature),
+                        NumberText(*r.temperature), kMaxTemperature));
   }
   if (r.top_p.has_value() && !(*r.top_p > 0.0 && *r.top_p <= 1.0)) {
-    return InvalidField(r.names.top_p, absl::StrFormat("%s is %g, must be above 0 and at most 1",
-                                                       std::string(r.names.top_p), *r.top_p));
+    return InvalidField(r.names.top_p,
+                        absl::StrFormat("%s is %s, must be above 0 and at most 1",
+                                        std::string(r.names.top_p), NumberText(*r.top_p)));
   }
   if (r.top_k.has_value()) {
     TANDEM_RETURN_IF_ERROR(CheckRange(r.names.top_k, *r.top_k, -1, INT32_MAX));

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/number_text.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
 
@@ -52,8 +53,8 @@ absl::StatusOr<int64_t> JsonInteger(const json::value& value, std::string_view f
     if (number >= kLow && number < kHigh && std::trunc(number) == number) {
       return static_cast<int64_t>(number);
     }
-    return InvalidField(field, absl::StrFormat("%s is %g, must be an integer of 64 bits",
-                                               std::string(field), number));
+    return InvalidField(field, absl::StrFormat("%s is %s, must be an integer of 64 bits",
+                                               std::string(field), NumberText(number)));
   }
   if (value.is_uint64()) {
     return InvalidField(field, absl::StrFormat("%s is %d, must be an integer of 64 bits",

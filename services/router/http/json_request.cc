@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <charconv>
-#include <limits>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/number_text.h"
 #include "runtime/base/status_macros.h"
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
@@ -169,7 +170,8 @@ absl::Status ReadLogitBias(const FieldReader& fields, std::vector<TokenBias>* ou
     const std::string_view key(entry.key().data(), entry.key().size());
     int32_t token = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
-    if (error != std::errc() || end != key.data() + key.size()) {
+    // As JSON writes it: "09" and "9" would be one token with two biases.
+    if (error != std::errc() || end != key.data() + key.size() || absl::StrCat(token) != key) {
       const std::string shown(key.substr(0, kMostShown));
       return InvalidField(kField, absl::StrCat("logit_bias has the key \"", absl::CHexEscape(shown),
                                                "\", must be a token id"));
@@ -177,8 +179,12 @@ absl::Status ReadLogitBias(const FieldReader& fields, std::vector<TokenBias>* ou
     if (!entry.value().is_number()) {
       return WrongItem(kField, absl::StrCat("logit_bias[", token, "]"), "a number", entry.value());
     }
-    constexpr double kMost = std::numeric_limits<float>::max();
-    const double bias = std::clamp(entry.value().to_number<double>(), -kMost, kMost);
+    const auto bias = entry.value().to_number<double>();
+    if (std::abs(bias) > kMaxAbsLogitBias) {  // Before it is rounded.
+      return InvalidField(
+          kField, absl::StrFormat("logit_bias is %s for token id %d, must be from %g to %g",
+                                  NumberText(bias), token, -kMaxAbsLogitBias, kMaxAbsLogitBias));
+    }
     out->emplace_back(token, static_cast<float>(bias));
   }
   std::sort(out->begin(), out->end());

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -118,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"temperature: inf", [](RequestSpec* s) { s->sampling.temperature = kInfinity; }},
         BadSpec{"top_p: 0", [](RequestSpec* s) { s->sampling.top_p = 0; }},
         BadSpec{"top_p: 1.5", [](RequestSpec* s) { s->sampling.top_p = 1.5f; }},
+        BadSpec{"top_p: 1.0000001",
+                [](RequestSpec* s) { s->sampling.top_p = std::nextafter(1.0f, 2.0f); }},
         BadSpec{"top_p: nan", [](RequestSpec* s) { s->sampling.top_p = kNan; }},
         BadSpec{"top_k: -1", [](RequestSpec* s) { s->sampling.top_k = -1; }},
         BadSpec{"max_tokens: 0", [](RequestSpec* s) { s->sampling.max_tokens = 0; }},
@@ -141,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
                 [](RequestSpec* s) { s->sampling.logit_bias[1].first = 100; }},
         BadSpec{"logit_bias has token id -1",
                 [](RequestSpec* s) { s->sampling.logit_bias[0].first = -1; }},
-        BadSpec{"logit_bias has token id 0 after 0",
+        BadSpec{"logit_bias has token id 0 twice",
                 [](RequestSpec* s) { s->sampling.logit_bias[1].first = 0; }},
         BadSpec{"logit_bias has token id 7 after 99",
                 [](RequestSpec* s) {
@@ -151,6 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
                 [](RequestSpec* s) { s->sampling.logit_bias[0].second = -100.5f; }},
         BadSpec{"logit_bias is 100.5 for token id 99",
                 [](RequestSpec* s) { s->sampling.logit_bias[1].second = 100.5f; }},
+        BadSpec{"logit_bias is 100.0001 for token id 99, must be from -100 to 100",
+                [](RequestSpec* s) { s->sampling.logit_bias[1].second = 100.0001f; }},
         BadSpec{"logit_bias is nan",
                 [](RequestSpec* s) { s->sampling.logit_bias[0].second = kNan; }},
         BadSpec{"logit_bias is inf",

@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
                 AddBias(s, static_cast<int32_t>(9 + i), 1);
             }),
         std::pair(
-            "logit_bias has token id 9 after 9", +[](proto::Submit* s) { AddBias(s, 9, 1); }),
+            "logit_bias has token id 9 twice", +[](proto::Submit* s) { AddBias(s, 9, 1); }),
         std::pair(
             "logit_bias has token id -1", +[](proto::Submit* s) { AddBias(s, -1, 1); }),
         std::pair(
