@@ -5,8 +5,12 @@
 {{- if ne (len $sources) 1 }}{{ fail (printf "model: want exactly one of existingClaim, hostPath and copy.image, there are %d" (len $sources)) }}{{ end -}}
 {{- if and $v.model.subPath (not $v.model.existingClaim) }}{{ fail "model.subPath is of existingClaim" }}{{ end -}}
 {{- $decodes := false -}}
+{{- $some := false -}}
 {{- range $name, $pool := include "tandem.pools" . | fromYaml -}}
-{{- if ne $pool.role "prefill" }}{{ $decodes = true }}{{ end -}}
+{{- if ne $pool.role "prefill" -}}
+{{- $decodes = true -}}
+{{- if or $pool.autoscaling (gt (int $pool.replicas) 0) }}{{ $some = true }}{{ end -}}
+{{- end -}}
 {{- $limit := dig "limits" "memory" "" $pool.resources -}}
 {{- if not $limit }}{{ fail (printf "pools.%s: resources.limits.memory is missing, from which the KV pool's size comes" $name) }}{{ end -}}
 {{- if eq $pool.transport "ucx" -}}
@@ -22,11 +26,15 @@
 {{- if and $tokens (le $tokens $sequences) }}{{ fail (printf "pools.%s.config: max-batched-tokens of %d must be more than max-num-seqs of %d" $name $tokens $sequences) }}{{ end -}}
 {{- with $pool.rollout }}{{ if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) }}{{ fail (printf "pools.%s.rollout: maxSurge and maxUnavailable are both 0, so nothing could be replaced" $name) }}{{ end }}{{ end -}}
 {{- include "tandem.checkMemory" (dict "name" (printf "pools.%s" $name) "spec" $pool) -}}
+{{- include "tandem.checkResources" (dict "name" (printf "pools.%s" $name) "resources" $pool.resources) -}}
 {{- include "tandem.checkScaling" (dict "name" (printf "pools.%s" $name) "autoscaling" $pool.autoscaling) -}}
 {{- end -}}
 {{- include "tandem.checkPairs" (include "tandem.pools" . | fromYaml) -}}
 {{- if not $decodes }}{{ fail "pools: none has the role decode or hybrid" }}{{ end -}}
+{{- if not $some }}{{ fail "pools: all that decode have replicas of 0, so that no request could be served; helm uninstall, or kubectl scale, stops a fleet" }}{{ end -}}
+{{- if not (or $v.router.autoscaling (gt (int $v.router.replicas) 0)) }}{{ fail "router: replicas of 0, so that no request could be served; helm uninstall, or kubectl scale, stops a fleet" }}{{ end -}}
 {{- include "tandem.checkMemory" (dict "name" "router" "spec" $v.router) -}}
+{{- include "tandem.checkResources" (dict "name" "router" "resources" $v.router.resources) -}}
 {{- include "tandem.checkScaling" (dict "name" "router" "autoscaling" $v.router.autoscaling) -}}
 {{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling: keda needs prometheusAddress" }}{{ end -}}
 {{- if and $v.tls.clients.clientCaSecret (not (include "tandem.clientsTls" .)) }}{{ fail "tls.clients: clientCaSecret needs secret or issuer" }}{{ end -}}
@@ -42,6 +50,7 @@
 {{- if not $outside }}{{ fail (printf "router.serviceType %s is for clients from outside, whom networkPolicy.clients does not let in: name an ipBlock" $v.router.serviceType) }}{{ end -}}
 {{- end -}}
 {{- if and $v.routes.parentRefs $v.tls.clients.clientCaSecret }}{{ fail "routes: a gateway has no certificate of tls.clients.clientCaSecret to show" }}{{ end -}}
+{{- if not $v.routes.parentRefs }}{{ range $key := list "httpHostnames" "grpcHostnames" }}{{ if get $v.routes $key }}{{ fail (printf "routes: %s without parentRefs, which name the gateways, make no route; names of an Ingress belong into router.allowedHosts" $key) }}{{ end }}{{ end }}{{ end -}}
 {{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
 {{- end -}}
 
@@ -79,6 +88,15 @@ isa: {{ get (dict "auto" "any" "generic" "generic") (get .config "isa" | default
 {{- $bytes := include "tandem.bytes" (trimSuffix "B" .) | int64 -}}
 {{- $limit := $.spec.resources.limits.memory -}}
 {{- if or (lt $bytes (include "tandem.bytes" "32Mi" | int64)) (ge $bytes (include "tandem.bytes" $limit | int64)) }}{{ fail (printf "%s.config: memory-limit of %s, want 32MiB or more, and less than the memory's limit of %s" $.name . $limit) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Kubernetes would refuse every pod of it, long after the release has been installed. */}}
+{{- define "tandem.checkResources" -}}
+{{- range $resource, $asked := .resources.requests -}}
+{{- $limit := get ($.resources.limits | default dict) $resource -}}
+{{- $has := include "tandem.milli" $limit -}}
+{{- if and $has (gt (include "tandem.milli" $asked | int64) (int64 $has)) }}{{ fail (printf "%s.resources: requests.%s of %v is more than limits.%s of %v" $.name $resource $asked $resource $limit) }}{{ end -}}
 {{- end -}}
 {{- end -}}
 

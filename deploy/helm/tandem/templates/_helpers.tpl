@@ -44,6 +44,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mulf (float64 $number) (get $factors (trimPrefix $number .)) | int64 -}}
 {{- end -}}
 
+{{/* Of any quantity, in thousandths; empty: it is none. */}}
+{{- define "tandem.milli" -}}
+{{- $quantity := toString . -}}
+{{- if regexMatch "^[0-9.]+m$" $quantity -}}
+{{- trimSuffix "m" $quantity | float64 | int64 -}}
+{{- else if regexMatch "^[0-9.]+([kMGT]i?)?$" $quantity -}}
+{{- $number := regexFind "^[0-9.]+" $quantity -}}
+{{- $whole := include "tandem.bytes" (trimPrefix $number $quantity | printf "1%s") | float64 -}}
+{{- mulf (float64 $number) $whole 1000 | int64 -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Names of Secrets with certificates; empty: no TLS. */}}
 {{- define "tandem.clientsTls" -}}
 {{- with .Values.tls.clients }}{{ if or .secret .issuer }}{{ .secret | default (printf "%s-clients-tls" (include "tandem.fullname" $)) }}{{ end }}{{ end -}}
