@@ -58,6 +58,22 @@ TEST_P(BadCompletionTest, IsRefusedNamingTheField) {
   EXPECT_EQ(HttpStatusOf(status), 400);
 }
 
+TEST(CompletionTest, WhatIsRefusedIsToldAsItWasSent) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("temperature":2.0000000001)", "temperature is 2.0000000001, must be from 0 to 2"},
+      {R"("top_p":1.0000001)", "top_p is 1.0000001, must be"},
+      {R"("n":1.23456789)", "n is 1.23456789, must be an integer"},
+      {R"("seed":1e308)", "seed is 1e+308, must be an integer"},
+      {R"("logit_bias":{"7":100.0000001})", "logit_bias is 100.0000001 for token id 7"},
+      {R"("logit_bias":{"7":-1e308})", "logit_bias is -1e+308 for token id 7"},
+      {R"("logit_bias":{"09":1})", "logit_bias has the key \"09\", must be a token id"},
+  };
+  for (const auto& [fields, message] : cases) {
+    const absl::Status status = CompletionStatus("{\"prompt\":\"a\"," + std::string(fields) + "}");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message)) << fields;
+  }
+}
+
 // {"0":1,"1":1,...}
 std::string Biases(int count) {
   std::string out;

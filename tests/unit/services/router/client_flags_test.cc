@@ -1,0 +1,35 @@
+#include "services/router/app/client_flags.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+TEST(ClientFlagsTest, ReachARouterAsTheyWereGiven) {
+  const std::vector<std::string> given = {"--http=127.0.0.1:1",
+                                          "--grpc=127.0.0.1:2",
+                                          "--disaggregate=never",
+                                          "--max-queued-requests=7",
+                                          "--admin=127.0.0.1:3",
+                                          "--allowed-host=a,b",
+                                          "--cors-origin=https://c",
+                                          "--api-key-file=k",
+                                          "--tls-cert=c",
+                                          "--tls-key=d",
+                                          "--tls-client-ca=e",
+                                          "--isolate-cache",
+                                          "--insecure-public-listen",
+                                          "--memory-limit=33554432"};
+  ClientFlags clients;
+  FlagSet flags("program", "");
+  clients.Declare(&flags);
+  ASSERT_TRUE(flags.Parse(given).ok());
+  EXPECT_EQ(clients.Arguments(), given);
+  EXPECT_EQ(given.size(), flags.Values().size()) << "one of them is not handed on";
+}
+
+}  // namespace
+}  // namespace tandem
