@@ -176,6 +176,7 @@ absl::StatusOr<Targets> ParseTargets(const std::string& text) {
 
 int BenchMain(const std::vector<std::string>& arguments) {
   LoadOptions load;
+  HttpTlsFlags tls;
   std::string target = "http://127.0.0.1:8000", prompt_tokens = "512", output_tokens = "64",
               targets;
   int64_t seed = 1;
@@ -184,6 +185,7 @@ int BenchMain(const std::vector<std::string>& arguments) {
                 "Streams completions of random token ids from a server and reports percentiles.\n"
                 "Closed loop by default; --rate makes it an open loop.");
   flags.Add("target", &target, "URL", "the server");
+  tls.Declare(&flags);
   flags.Add("model", &load.model, "NAME", "the served model");
   flags.Add("requests", &load.requests, "N", "requests in all", 1, 10'000'000);
   flags.Add("connections", &load.connections, "N", "most requests at a time", 1, 4096);
@@ -214,7 +216,7 @@ int BenchMain(const std::vector<std::string>& arguments) {
     if (!rest->empty()) {
       return absl::InvalidArgumentError("unexpected argument " + rest->front());
     }
-    TANDEM_ASSIGN_OR_RETURN(load.target, ParseHttpTarget(target));
+    TANDEM_ASSIGN_OR_RETURN(load.target, ParseHttpTarget(target, tls));
     TANDEM_ASSIGN_OR_RETURN(load.prompt_tokens, ParseRange("prompt-tokens", prompt_tokens));
     TANDEM_ASSIGN_OR_RETURN(load.output_tokens, ParseRange("output-tokens", output_tokens));
     TANDEM_ASSIGN_OR_RETURN(limits, ParseTargets(targets));

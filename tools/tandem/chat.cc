@@ -16,6 +16,7 @@ namespace json = boost::json;
 
 struct ChatOptions {
   std::string target = "http://127.0.0.1:8000";
+  HttpTlsFlags tls;
   std::string model = "default";
   std::string system;
   std::string message;
@@ -106,6 +107,7 @@ int ChatMain(const std::vector<std::string>& arguments) {
   FlagSet flags("tandem chat [flags]",
                 "Reads messages line by line and streams the answers. Ctrl-D ends it.");
   flags.Add("target", &options.target, "URL", "the server");
+  options.tls.Declare(&flags);
   flags.Add("model", &options.model, "NAME", "the served model");
   flags.Add("system", &options.system, "TEXT", "a system message, where the template takes one");
   flags.Add("message", &options.message, "TEXT", "ask this one thing and exit");
@@ -117,7 +119,7 @@ int ChatMain(const std::vector<std::string>& arguments) {
     std::fputs(flags.Help().c_str(), stdout);
     return 0;
   }
-  const auto target = ParseHttpTarget(options.target);
+  const auto target = ParseHttpTarget(options.target, options.tls);
   absl::Status usage = rest.ok() ? target.status() : rest.status();
   if (usage.ok() && !rest->empty()) {
     usage = absl::InvalidArgumentError("unexpected argument " + rest->front());

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "runtime/base/ip_address.h"
+#include "runtime/base/status_macros.h"
 #include "services/server/api_keys.h"
 
 namespace tandem {
@@ -52,10 +53,29 @@ struct HttpConnection::State {
     });
   }
 
-  Error Handshake() {
+  // Names the file that cannot be used.
+  absl::Status ReadFiles() {
+    tls.emplace(asio::ssl::context::tls_client);
     Error error;
-    tls.emplace(asio::ssl::context::tls_client).set_default_verify_paths(error);
-    if (error) return error;
+    const auto done = [&error](const std::string& file) {
+      if (!error) return absl::OkStatus();
+      return absl::UnavailableError(absl::StrCat(file, ": ", error.message()));
+    };
+    const HttpTlsFlags& files = target.tls_files;
+    if (files.authorities.empty()) {
+      tls->set_default_verify_paths(error);
+    } else {
+      tls->load_verify_file(files.authorities, error);
+    }
+    TANDEM_RETURN_IF_ERROR(done(files.authorities.empty() ? "authorities" : files.authorities));
+    if (files.certificate.empty()) return absl::OkStatus();
+    tls->use_certificate_chain_file(files.certificate, error);
+    TANDEM_RETURN_IF_ERROR(done(files.certificate));
+    tls->use_private_key_file(files.key, asio::ssl::context::pem, error);
+    return done(files.key);
+  }
+
+  Error Handshake() {
     secure.emplace(stream, *tls);
     secure->set_verify_mode(asio::ssl::verify_peer);
     const std::string host = WithoutBrackets(target.host);
@@ -76,10 +96,19 @@ absl::Status Lost(const HttpTarget& target, const Error& error) {
 
 }  // namespace
 
-absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
+void HttpTlsFlags::Declare(FlagSet* flags) {
+  flags->Add("tls-ca", &authorities, "FILE",
+             "PEM certificates of those who sign the server's; empty: those of the system, or of "
+             "the file that SSL_CERT_FILE names");
+  flags->Add("tls-cert", &certificate, "FILE",
+             "PEM certificate, and chain, that this client shows to a server with --tls-client-ca");
+  flags->Add("tls-key", &key, "FILE", "its PEM key");
+}
+
+absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url, const HttpTlsFlags& tls) {
   const absl::Status bad = absl::InvalidArgumentError(
       absl::StrCat("want http://HOST:PORT or https, got \"", std::string(url), "\""));
-  HttpTarget target{.tls = url.starts_with("https://")};
+  HttpTarget target{.tls = url.starts_with("https://"), .tls_files = tls};
   if (!target.tls && !url.starts_with("http://")) return bad;
   url.remove_prefix(url.find("//") + 2);
   const size_t slash = url.find('/');
@@ -93,6 +122,12 @@ absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url) {
   target.port =
       colon == url.npos ? (target.tls ? "443" : "80") : std::string(url.substr(colon + 1));
   if (target.host.empty() || target.port.empty()) return bad;
+  if (tls.certificate.empty() != tls.key.empty()) {
+    return absl::InvalidArgumentError("--tls-cert and --tls-key: name both or none");
+  }
+  if (!target.tls && !(tls.authorities.empty() && tls.certificate.empty())) {
+    return absl::InvalidArgumentError("--tls-ca, --tls-cert and --tls-key need an https target");
+  }
   return target;
 }
 
@@ -111,7 +146,10 @@ absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(
     error = state->Await([&](auto done) { state->stream.async_connect(addresses, done); });
   }
   if (!error) state->stream.socket().set_option(asio::ip::tcp::no_delay(true), error);
-  if (!error && target.tls) error = state->Handshake();
+  if (!error && target.tls) {
+    TANDEM_RETURN_IF_ERROR(state->ReadFiles());
+    error = state->Handshake();
+  }
   if (error) return Lost(target, error);
   state->open = true;
   return std::unique_ptr<HttpConnection>(new HttpConnection(std::move(state)));

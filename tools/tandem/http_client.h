@@ -12,25 +12,37 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/flags.h"
 
 namespace tandem {
+
+// PEM files of a client, each of which may be empty.
+struct HttpTlsFlags {
+  std::string authorities;  // Otherwise those of the system, or of SSL_CERT_FILE.
+  std::string certificate, key;
+
+  // Into this object, which outlives `flags`.
+  void Declare(FlagSet* flags);
+};
 
 struct HttpTarget {
   bool tls = false;
   std::string host;
   std::string port;
   std::string base_path;  // Without a trailing slash: "" or "/prefix".
+  HttpTlsFlags tls_files;
 };
 // "http://127.0.0.1:8000[/prefix]", or https. InvalidArgument for anything else.
-absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url);
+// Also where files are named and `url` has no use for them, or a certificate without its key.
+absl::StatusOr<HttpTarget> ParseHttpTarget(std::string_view url, const HttpTlsFlags& tls = {});
 
 class HttpConnection {
  public:
   // A server that says nothing for so long is lost.
   static constexpr std::chrono::milliseconds kSilence{120'000};
 
-  // Of https the server's certificate must be for its host, and of an authority that the system, or
-  // the file that SSL_CERT_FILE names, knows. Unavailable with the reason.
+  // Of https the server's certificate must be for its host, and of an authority that is known.
+  // Unavailable with the reason, and the file where it is one.
   static absl::StatusOr<std::unique_ptr<HttpConnection>> Connect(
       const HttpTarget& target, std::chrono::milliseconds silence = kSilence);
   ~HttpConnection();

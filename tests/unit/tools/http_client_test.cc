@@ -34,6 +34,19 @@ TEST(HttpTargetTest, RefusesWhatItCannotReach) {
   }
 }
 
+TEST(HttpTargetTest, RefusesFilesThatItHasNoUseFor) {
+  const HttpTlsFlags pair{.certificate = "c", .key = "k"}, torn{.certificate = "c"},
+      believing{.authorities = "a"};
+  EXPECT_TRUE(ParseHttpTarget("https://localhost", pair).ok());
+  EXPECT_TRUE(ParseHttpTarget("https://localhost", believing).ok());
+  EXPECT_THAT(std::string(ParseHttpTarget("https://localhost", torn).status().message()),
+              ::testing::HasSubstr("--tls-key"));
+  for (const HttpTlsFlags& files : {pair, believing}) {
+    EXPECT_THAT(std::string(ParseHttpTarget("http://localhost", files).status().message()),
+                ::testing::HasSubstr("https"));
+  }
+}
+
 std::vector<std::string> Events(const std::vector<std::string>& pieces) {
   EventStreamParser parser;
   std::vector<std::string> events;
