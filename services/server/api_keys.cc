@@ -65,7 +65,10 @@ absl::StatusOr<std::vector<std::string>> Parse(const std::string& text) {
 }  // namespace
 
 ApiKeys::ApiKeys(const std::string& path)
-    : path_(path), file_({path}, [this](const auto& texts) { Take(texts); }) {}
+    : path_(path), file_({path}, [this](const auto& texts) {
+        Take(texts);
+        return true;
+      }) {}
 
 absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path));

@@ -48,7 +48,8 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& target, grpc::ChannelArgu
                                     const FleetTls* tls) {
   if (tls != nullptr) tls->Configure(&arguments);
   return grpc::CreateCustomChannel(
-      target, tls == nullptr ? grpc::InsecureChannelCredentials() : tls->credentials(), arguments);
+      target, tls == nullptr ? grpc::InsecureChannelCredentials() : tls->CredentialsFor(target),
+      arguments);
 }
 
 // gRPC 1.51 joins the threads of its callback queue when the last channel or server that used it

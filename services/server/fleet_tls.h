@@ -1,5 +1,5 @@
 // TLS between the processes of a fleet: each shows its certificate to the other, and believes
-// whoever shows one that the fleet's authorities signed, for the fleet's name.
+// whoever shows one that the fleet's authorities signed, for the fleet's name (peer_trust.h).
 
 #ifndef TANDEM_SERVICES_SERVER_FLEET_TLS_H_
 #define TANDEM_SERVICES_SERVER_FLEET_TLS_H_
@@ -23,7 +23,7 @@ struct FleetTlsFlags {
 
   // Into this object, which outlives `flags`.
   void Declare(FlagSet* flags);
-  // InvalidArgument unless all three files are named, or none.
+  // InvalidArgument unless all three files are named, or none, and the name is one.
   absl::Status Check() const;
   bool configured() const { return !certificate.empty(); }
 };
@@ -37,10 +37,10 @@ class FleetTls {
   // Of listeners, which ask everybody for a certificate.
   TlsIdentity* identity() const { return identity_.get(); }
 
-  // Of channels to the other processes that are made now. They hold what TlsIdentity has accepted,
-  // whatever is in the files meanwhile: once generation() is another one, what is dialled again
-  // needs a new channel.
-  std::shared_ptr<grpc::ChannelCredentials> credentials() const;
+  // Of a channel to the process at `target` that is made now. It holds what TlsIdentity has
+  // accepted, whatever is in the files meanwhile: once generation() is another one, what is dialled
+  // again needs a new channel. Where the other end's certificate is refused the log says so.
+  std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target) const;
   uint64_t generation() const { return identity_->generation(); }
   void Configure(grpc::ChannelArguments* arguments) const;
 
@@ -50,6 +50,10 @@ class FleetTls {
   std::unique_ptr<TlsIdentity> identity_;
   std::string name_;
 };
+
+// Why what was dialled, through `tls` unless that is null, could not be reached: gRPC's words, and
+// what they mean where the other end has refused this one's certificate.
+std::string WhyNotReached(const absl::Status& why, const FleetTls* tls);
 
 }  // namespace tandem
 

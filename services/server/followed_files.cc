@@ -47,9 +47,9 @@ void FollowedFiles::Look() {
     }
     texts->push_back(*std::move(text));
   }
-  if (seen_.has_value() && *seen_ == texts) return;
-  seen_ = std::move(texts);
-  on_change_(*seen_);
+  if (settled_.has_value() && *settled_ == texts) return;
+  settled_.reset();
+  if (on_change_(texts)) settled_ = std::move(texts);
 }
 
 }  // namespace tandem

@@ -24,14 +24,15 @@ inline constexpr size_t kMaxFollowedBytes = size_t{1} << 20;
 class FollowedFiles {
  public:
   using Texts = std::vector<std::string>;  // As many as paths, in their order.
-  using OnChange = std::function<void(const absl::StatusOr<Texts>& texts)>;
+  // True: it is told of the next change. False: at the next look again.
+  using OnChange = std::function<bool(const absl::StatusOr<Texts>& texts)>;
 
   FollowedFiles(std::vector<std::string> paths, OnChange on_change)
       : paths_(std::move(paths)), on_change_(std::move(on_change)) {}
   ~FollowedFiles();
 
-  // Reads them, and tells what is in there, or why one cannot be read, unless that is what the last
-  // look saw.
+  // Reads them, and tells what is in there, or why one cannot be read, unless that is what an
+  // earlier look has told for good.
   void Look();
   // Looks in every `period` from now on, on a thread of its own. Once.
   void Follow(std::chrono::milliseconds period = kFollowPeriod);
@@ -41,7 +42,7 @@ class FollowedFiles {
 
   const std::vector<std::string> paths_;
   const OnChange on_change_;
-  std::optional<absl::StatusOr<Texts>> seen_;
+  std::optional<absl::StatusOr<Texts>> settled_;
   Mutex mu_;
   CondVar stop_;
   bool stopping_ GUARDED_BY(mu_) = false;

@@ -38,13 +38,14 @@ std::unique_ptr<FollowedFiles> LogLevelFile(std::string path, LogLevel otherwise
         if (!level.ok()) {
           LogWarning("the log's level stays as it is",
                      {{"file", path}, {"why", std::string(level.status().message())}});
-          return;
+          return true;
         }
-        if (*level == CurrentLogLevel()) return;
+        if (*level == CurrentLogLevel()) return true;
         // So that the line is seen where either level shows it.
         SetLogLevel(std::min(*level, CurrentLogLevel()));
         LogInfo("the log's level changes", {{"now", LogLevelName(*level)}, {"file", path}});
         SetLogLevel(*level);
+        return true;
       });
 }
 

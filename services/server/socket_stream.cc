@@ -1,13 +1,19 @@
 #include "services/server/socket_stream.h"
 
+#include <netdb.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/sslerr.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
+#include "runtime/base/memory_budget.h"
+#include "services/server/told_times.h"
 
 namespace tandem {
 namespace {
@@ -56,6 +62,35 @@ BIO_METHOD* SocketMethod() {
   return method;
 }
 
+std::string PeerOf(int descriptor) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      (address.ss_family != AF_INET && address.ss_family != AF_INET6) ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof(host), port,
+                  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "";
+  }
+  return absl::StrCat(address.ss_family == AF_INET6 ? "[" : "", host,
+                      address.ss_family == AF_INET6 ? "]:" : ":", port);
+}
+
+// An alert by which the other end says what it thinks of our certificate.
+bool IsOfCertificates(unsigned long error) {
+  switch (ERR_GET_REASON(error)) {
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 SocketStream::SocketStream(int descriptor, const TlsListener& listener, const char* protocol)
@@ -66,7 +101,9 @@ SocketStream::SocketStream(int descriptor, const TlsListener& listener, const ch
   BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)));
   BIO_set_init(bio, 1);
   SSL_set_bio(tls_.get(), bio, bio);
-  SSL_set_app_data(tls_.get(), const_cast<char*>(protocol));
+  handshake_ = std::make_unique<TlsHandshake>(
+      TlsHandshake{.protocol = protocol, .peer = PeerOf(descriptor)});
+  SSL_set_app_data(tls_.get(), handshake_.get());
   if (listener.any_client) SSL_set_verify(tls_.get(), SSL_VERIFY_NONE, nullptr);
   SSL_set_accept_state(tls_.get());
   in_handshake_ = true;
@@ -120,13 +157,35 @@ ssize_t SocketStream::Outcome(int result, size_t size, Awaits* awaits) {
   }
   broken_ = true;
   if (std::exchange(in_handshake_, false)) {
-    const unsigned long error = ERR_peek_last_error();
-    const char* const reason = error == 0 ? "the client has left" : ERR_reason_error_string(error);
-    LogDebug("a TLS handshake failed", {{"why", reason == nullptr ? "unknown" : reason}});
+    TellOfFailure();
     identity_->Handshake(false);
   }
   ERR_clear_error();
   return kLost;
+}
+
+// Strangers must not fill the log: of each client, and reason, the 1st time, the 2nd, the 4th...
+void SocketStream::TellOfFailure() const {
+  static auto* const told = new ToldTimes;
+  const unsigned long error = ERR_peek_last_error();
+  const char* const reason = error == 0 ? "the client has left" : ERR_reason_error_string(error);
+  std::string why = reason == nullptr ? "unknown" : reason;
+  const char* message = nullptr;
+  if (!handshake_->why_refused.empty()) {
+    message = "a client's certificate is refused";
+    why = handshake_->why_refused;
+  } else if (ERR_GET_REASON(error) == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE) {
+    message = "a client without a certificate is refused";
+  } else if (IsOfCertificates(error)) {
+    message = "a client refuses the certificate that it is shown";
+  }
+  const std::string& peer = handshake_->peer;
+  if (message == nullptr) return LogDebug("a TLS handshake failed", {{"peer", peer}, {"why", why}});
+  const auto times = told->Happened(absl::StrCat(ClientOfPeer(peer), " ", why));
+  if (!times.has_value()) return;
+  LogWarning(
+      message,
+      {{"peer", peer}, {"presented", handshake_->presented}, {"why", why}, {"times", *times}});
 }
 
 void SocketStream::NoticeHandshake() {

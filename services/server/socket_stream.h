@@ -56,9 +56,11 @@ class SocketStream {
   };
   ssize_t Outcome(int result, size_t size, Awaits* awaits);
   void NoticeHandshake();
+  void TellOfFailure() const;
 
   int descriptor_;
   const TlsIdentity* identity_ = nullptr;
+  std::unique_ptr<TlsHandshake> handshake_;  // Outlives tls_.
   std::unique_ptr<SSL, Free> tls_;
   bool in_handshake_ = false;
   bool broken_ = false;  // Nothing may be sent any more.

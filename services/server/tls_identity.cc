@@ -1,8 +1,7 @@
 #include "services/server/tls_identity.h"
 
-#include <openssl/err.h>
-#include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <ctime>
@@ -12,77 +11,18 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "services/server/peer_trust.h"
 
 namespace tandem {
 namespace {
 
-constexpr size_t kMaxCertificates = 1024;  // Of a file: those of all public authorities are 140.
-
-struct Free {
-  void operator()(BIO* bio) const { BIO_free(bio); }
-  void operator()(X509* certificate) const { X509_free(certificate); }
-  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
-};
-template <typename T>
-using Owned = std::unique_ptr<T, Free>;
-using Certificates = std::vector<Owned<X509>>;
-
-Owned<BIO> Reader(const std::string& text) {
-  return Owned<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
-std::string LastReason() {
-  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
-  ERR_clear_error();
-  return reason == nullptr ? "unknown" : reason;
-}
-
-absl::StatusOr<Certificates> ReadCertificates(const std::string& path, const std::string& pem) {
-  Certificates out;
-  const Owned<BIO> reader = Reader(pem);
-  ERR_clear_error();
-  while (Owned<X509> one{PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr)}) {
-    out.push_back(std::move(one));
-    if (out.size() > kMaxCertificates) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": more than ", kMaxCertificates, " certificates"));
-    }
-  }
-  const bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
-  const std::string why = LastReason();
-  if (!at_end) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": certificate ", out.size() + 1, " cannot be read: ", why));
-  }
-  if (out.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": no PEM certificate"));
-  return out;
-}
-
-absl::StatusOr<Owned<EVP_PKEY>> ReadKey(const std::string& path, const std::string& pem) {
-  const Owned<BIO> reader = Reader(pem);
-  // Nobody is there to type a password.
-  const auto no_password = [](char*, int, int, void*) { return -1; };
-  ERR_clear_error();
-  Owned<EVP_PKEY> key(PEM_read_bio_PrivateKey(reader.get(), nullptr, no_password, nullptr));
-  if (key == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": no PEM private key without a password: ", LastReason()));
-  }
-  return key;
-}
-
-int64_t UnixSeconds(const ASN1_TIME* time) {
-  std::tm parts{};
-  return ASN1_TIME_to_tm(time, &parts) == 1 ? timegm(&parts) : 0;
-}
-
 // Of the one that ends first.
-TlsLifetime LifetimeOf(const Certificates& certificates) {
+TlsLifetime FirstToEnd(const Certificates& certificates) {
   TlsLifetime first;
-  for (const Owned<X509>& one : certificates) {
-    const int64_t ends_s = UnixSeconds(X509_get0_notAfter(one.get()));
-    if (&one != &certificates.front() && ends_s >= first.ends_s) continue;
-    first = {.starts_s = UnixSeconds(X509_get0_notBefore(one.get())), .ends_s = ends_s};
+  for (const auto& one : certificates) {
+    const TlsLifetime lifetime = LifetimeOf(one.get());
+    if (&one != &certificates.front() && lifetime.ends_s >= first.ends_s) continue;
+    first = lifetime;
   }
   return first;
 }
@@ -90,7 +30,7 @@ TlsLifetime LifetimeOf(const Certificates& certificates) {
 // By protocol, as the stream of the connection names it (socket_stream.cc).
 int ChooseProtocol(SSL* tls, const unsigned char** chosen, unsigned char* size,
                    const unsigned char* offered, unsigned int offered_size, void* /*unused*/) {
-  const std::string ours = static_cast<const char*>(SSL_get_app_data(tls));
+  const std::string ours = static_cast<TlsHandshake*>(SSL_get_app_data(tls))->protocol;
   for (unsigned int i = 0; i < offered_size; i += 1 + offered[i]) {
     const std::string theirs(reinterpret_cast<const char*>(offered) + i + 1,
                              std::min<unsigned int>(offered[i], offered_size - i - 1));
@@ -100,6 +40,18 @@ int ChooseProtocol(SSL* tls, const unsigned char** chosen, unsigned char* size,
     return SSL_TLSEXT_ERR_OK;
   }
   return SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
+int VerifyClient(X509_STORE_CTX* verified, void* /*unused*/) {
+  const int result = X509_verify_cert(verified);
+  if (result == 1) return result;
+  const void* const tls =
+      X509_STORE_CTX_get_ex_data(verified, SSL_get_ex_data_X509_STORE_CTX_idx());
+  auto* const handshake =
+      static_cast<TlsHandshake*>(SSL_get_app_data(static_cast<const SSL*>(tls)));
+  handshake->presented = Describe(X509_STORE_CTX_get0_cert(verified));
+  handshake->why_refused = WhyNotVerified(verified);
+  return result;
 }
 
 std::shared_ptr<SSL_CTX> NewContext() {
@@ -114,65 +66,108 @@ std::shared_ptr<SSL_CTX> NewContext() {
                                       SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                                       SSL_MODE_RELEASE_BUFFERS);
   SSL_CTX_set_alpn_select_cb(context.get(), ChooseProtocol, nullptr);
+  SSL_CTX_set_cert_verify_callback(context.get(), VerifyClient, nullptr);
   return context;
 }
 
 absl::Status TrustClientsOf(const Certificates& authorities, SSL_CTX* context) {
   X509_STORE* const store = SSL_CTX_get_cert_store(context);
-  for (const Owned<X509>& one : authorities) {
+  for (const auto& one : authorities) {
     if (X509_STORE_add_cert(store, one.get()) != 1 ||
         SSL_CTX_add_client_CA(context, one.get()) != 1) {
-      return absl::InvalidArgumentError(LastReason());
+      return absl::InvalidArgumentError(LastTlsReason());
     }
   }
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   return absl::OkStatus();
 }
 
-absl::Status TrustOnly(const std::string& name, SSL_CTX* context) {
-  X509_VERIFY_PARAM* const asked = SSL_CTX_get0_param(context);
-  const bool taken = X509_VERIFY_PARAM_set1_ip_asc(asked, name.c_str()) == 1 ||
-                     X509_VERIFY_PARAM_set1_host(asked, name.data(), name.size()) == 1;
-  ERR_clear_error();
-  if (taken) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no name of a certificate"));
-}
-
 struct Loaded {
   std::shared_ptr<SSL_CTX> context;
-  TlsLifetime lifetime, authorities_lifetime;
-  int64_t own_end_s = 0;  // Of the certificate itself: what is behind it may not be needed.
+  Certificates chain, authorities;
 };
 
 absl::StatusOr<Loaded> Load(const TlsFiles& files, const FollowedFiles::Texts& texts) {
-  TANDEM_ASSIGN_OR_RETURN(const Certificates chain, ReadCertificates(files.certificate, texts[0]));
-  TANDEM_ASSIGN_OR_RETURN(const Owned<EVP_PKEY> key, ReadKey(files.key, texts[1]));
-  Loaded loaded{.context = NewContext(),
-                .lifetime = LifetimeOf(chain),
-                .own_end_s = UnixSeconds(X509_get0_notAfter(chain.front().get()))};
+  Loaded loaded{.context = NewContext()};
+  TANDEM_ASSIGN_OR_RETURN(loaded.chain, ReadCertificates(files.certificate, texts[0], kMaxTlsChain,
+                                                         "certificates of a chain"));
+  TANDEM_ASSIGN_OR_RETURN(const PrivateKey key, ReadPrivateKey(files.key, texts[1]));
+  const Certificates& chain = loaded.chain;
   SSL_CTX* const context = loaded.context.get();
   if (SSL_CTX_use_certificate(context, chain.front().get()) != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastReason()));
+    return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastTlsReason()));
   }
   for (size_t i = 1; i < chain.size(); ++i) {
     if (SSL_CTX_add1_chain_cert(context, chain[i].get()) != 1) {
-      return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastReason()));
+      return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": ", LastTlsReason()));
     }
   }
   if (SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        files.key, ": not the key of the certificate in ", files.certificate, ": ", LastReason()));
+    return absl::InvalidArgumentError(absl::StrCat(files.key,
+                                                   ": not the key of the certificate in ",
+                                                   files.certificate, ": ", LastTlsReason()));
   }
   if (!files.client_authorities.empty()) {
-    TANDEM_ASSIGN_OR_RETURN(const Certificates authorities,
-                            ReadCertificates(files.client_authorities, texts[2]));
-    loaded.authorities_lifetime = LifetimeOf(authorities);
-    TANDEM_RETURN_IF_ERROR(TrustClientsOf(authorities, context));
+    TANDEM_ASSIGN_OR_RETURN(
+        loaded.authorities,
+        ReadCertificates(files.client_authorities, texts[2], kMaxTlsAuthorities, "authorities"));
+    TANDEM_RETURN_IF_ERROR(TrustClientsOf(loaded.authorities, context));
   }
-  if (!files.client_name.empty()) {
-    TANDEM_RETURN_IF_ERROR(TrustOnly(files.client_name, context));
-  }
+  AskForName(files.peer_name, context);
   return loaded;
+}
+
+int64_t BytesOf(const Certificates& chain) {
+  int64_t bytes = 0;
+  for (const auto& one : chain) bytes += i2d_X509(one.get(), nullptr);
+  return bytes;
+}
+
+// What holds of a certificate whatever the time is.
+absl::Status JudgeForm(const TlsFiles& files, const Loaded& loaded) {
+  const int64_t bytes = BytesOf(loaded.chain);
+  if (bytes > kMaxTlsChainBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(files.certificate, ": a chain of ", bytes,
+                                                   " bytes, more than ", kMaxTlsChainBytes));
+  }
+  X509* const own = loaded.chain.front().get();
+  if (X509_check_purpose(own, X509_PURPOSE_SSL_SERVER, 0) == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(files.certificate, ": ", Describe(own), ", is not one for servers"));
+}
+
+// Of clients nobody knows whom they believe. But their clocks go as this one does.
+absl::Status JudgeTime(const TlsFiles& files, const Loaded& loaded, int64_t now_s) {
+  const X509* const own = loaded.chain.front().get();
+  const TlsLifetime lifetime = LifetimeOf(own);
+  const char* const why = lifetime.starts_s > now_s  ? "is not yet valid"
+                          : lifetime.ends_s <= now_s ? "has expired"
+                                                     : nullptr;
+  if (why != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.certificate, ": ", Describe(own), ", ", why));
+  }
+  const auto valid = [now_s](const auto& one) { return LifetimeOf(one.get()).ends_s > now_s; };
+  const Certificates& all = loaded.authorities;
+  if (all.empty() || std::any_of(all.begin(), all.end(), valid)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(files.client_authorities, ": all ", all.size(),
+                                                 " authorities have expired, the first is ",
+                                                 Describe(all.front().get())));
+}
+
+// As peers of the fleet will.
+absl::Status JudgeAsPeer(const TlsFiles& files, const Loaded& loaded, int64_t at_s) {
+  for (const ShownAs shown_as : {ShownAs::kServer, ShownAs::kClient}) {
+    const absl::Status judged =
+        JudgeChain(loaded.chain, loaded.context.get(), shown_as, files.peer_name, at_s);
+    if (judged.ok()) continue;
+    const std::string wanted =
+        files.peer_name.empty() ? "" : absl::StrCat(" for ", files.peer_name);
+    return absl::InvalidArgumentError(absl::StrCat(
+        files.certificate, ": nobody", wanted, " who believes ", files.client_authorities,
+        " would believe it: ", std::string(judged.message())));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<std::string> PathsOf(const TlsFiles& files) {
@@ -184,7 +179,7 @@ std::vector<std::string> PathsOf(const TlsFiles& files) {
 }  // namespace
 
 TlsIdentity::TlsIdentity(const TlsFiles& files)
-    : files_(files), followed_(PathsOf(files), [this](const auto& texts) { Take(texts); }) {}
+    : files_(files), followed_(PathsOf(files), [this](const auto& texts) { return Take(texts); }) {}
 
 absl::StatusOr<std::unique_ptr<TlsIdentity>> TlsIdentity::Open(const TlsFiles& files) {
   std::unique_ptr<TlsIdentity> identity(new TlsIdentity(files));
@@ -194,39 +189,62 @@ absl::StatusOr<std::unique_ptr<TlsIdentity>> TlsIdentity::Open(const TlsFiles& f
   return identity;
 }
 
-void TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
+bool TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
+  const int64_t now_s = std::time(nullptr);
+  const bool first = Context() == nullptr;
   absl::StatusOr<Loaded> loaded =
       texts.ok() ? Load(files_, *texts) : absl::StatusOr<Loaded>(texts.status());
-  const int64_t now_s = std::time(nullptr);
-  const MutexLock lock(&mu_);
-  const bool first = context_ == nullptr;
-  if (loaded.ok() && loaded->own_end_s <= now_s && now_s < lifetime_.ends_s) {
-    loaded = absl::InvalidArgumentError(
-        absl::StrCat(files_.certificate, ": ended ", now_s - loaded->own_end_s, " s ago"));
-  }
-  if (!loaded.ok()) {
-    const std::string why(loaded.status().message());
-    if (first) {
-      first_ = absl::InvalidArgumentError(why);
-    } else {
-      LogWarning("the certificate stays as it is", {{"why", why}});
+  absl::Status judged = loaded.status();
+  if (judged.ok()) judged = JudgeForm(files_, *loaded);
+  if (judged.ok() && files_.among_peers) {
+    judged = JudgeAsPeer(files_, *loaded, now_s);
+    // It loads its model first, and whoever issued the certificate may have a faster clock.
+    if (!judged.ok() && first && JudgeAsPeer(files_, *loaded, now_s + kClockSkewS).ok()) {
+      judged = absl::OkStatus();
     }
-    return;
   }
+  if (judged.ok() && !files_.among_peers) {
+    judged = JudgeTime(files_, *loaded, now_s);
+    if (!judged.ok() && first) {  // Some clients, and probes, do not look. Better than nothing.
+      LogWarning("clients will refuse the certificate", {{"why", std::string(judged.message())}});
+      judged = absl::OkStatus();
+    }
+  }
+  if (!judged.ok()) {
+    Refuse(std::string(judged.message()));
+    return false;
+  }
+  const TlsLifetime lifetime = FirstToEnd(loaded->chain);
+  const MutexLock lock(&mu_);
+  why_refused_.clear();
   context_ = std::move(loaded->context);
   pems_ = std::make_shared<const Pems>(
       Pems{.certificate = (*texts)[0],
            .key = (*texts)[1],
            .client_authorities = has_authorities() ? (*texts)[2] : ""});
-  lifetime_ = loaded->lifetime;
-  authorities_lifetime_ = loaded->authorities_lifetime;
+  lifetime_ = lifetime;
+  if (has_authorities()) authorities_lifetime_ = FirstToEnd(loaded->authorities);
   generation_.fetch_add(1, std::memory_order_release);
-  const int64_t left_s = lifetime_.ends_s - now_s;
-  if (left_s <= 0) {
-    LogWarning("the certificate has expired", {{"file", files_.certificate}, {"since_s", -left_s}});
-  } else if (!first) {
-    LogInfo("the certificate changes", {{"file", files_.certificate}, {"expires_in_s", left_s}});
+  if (!first) {
+    LogInfo("the certificate changes",
+            {{"file", files_.certificate}, {"expires_in_s", lifetime.ends_s - now_s}});
   }
+  return true;
+}
+
+void TlsIdentity::Refuse(const std::string& why) {
+  const MutexLock lock(&mu_);
+  if (context_ == nullptr) {
+    first_ = absl::InvalidArgumentError(why);
+  } else if (why != why_refused_) {
+    LogWarning("the certificate stays as it is", {{"why", why}});
+  }
+  why_refused_ = why;
+}
+
+bool TlsIdentity::refused() const {
+  const MutexLock lock(&mu_);
+  return !why_refused_.empty();
 }
 
 std::shared_ptr<SSL_CTX> TlsIdentity::Context() const {

@@ -3,8 +3,9 @@
 // Three PEM files, followed while the process runs: a certificate with the chain behind it, its
 // key, and the authorities that sign clients' certificates. Connections made from then on see what
 // changed; those that stand stay as they are. Files that do not fit together change nothing, nor
-// does a certificate that has ended where the present one has not, which the log says: whoever
-// replaces a certificate and its key one after the other breaks nothing.
+// does a certificate that would be refused, which the log says once; it is judged again at each
+// look, as time may mend it. So whoever replaces a certificate and its key one after the other
+// breaks nothing.
 //
 // TLS 1.2 and 1.3. Every connection begins with a whole handshake, so that none lives on the
 // certificate that an earlier one showed.
@@ -22,6 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/mutex.h"
+#include "services/server/certificates.h"
 #include "services/server/followed_files.h"
 
 namespace tandem {
@@ -31,13 +33,26 @@ struct TlsFiles {
   std::string key;
   // Whoever connects must show a certificate that one of these signed; empty: nobody need.
   std::string client_authorities;
-  // And one that is for this name, or IP address; empty: for any.
-  std::string client_name;
+  // And one that is for this name, or IP address (peer_trust.h); empty: for any.
+  std::string peer_name;
+  // The same files are shown to processes that have the same authorities and ask for the same name:
+  // what those would refuse is refused before. Otherwise only what every client looks at is judged.
+  bool among_peers = false;
 };
 
-// When something begins and ends to be valid, in seconds of Unix time.
-struct TlsLifetime {
-  int64_t starts_s = 0, ends_s = 0;
+// Of the certificate file: those who are shown more may end the handshake.
+inline constexpr size_t kMaxTlsChain = 10;
+inline constexpr int64_t kMaxTlsChainBytes = int64_t{64} << 10;
+// Those of all public authorities are 140, and all their names are sent to who connects.
+inline constexpr size_t kMaxTlsAuthorities = 256;
+// Of a certificate that is there when the process starts.
+inline constexpr int64_t kClockSkewS = 300;
+
+// What one connection's handshake is about: the app data of its SSL.
+struct TlsHandshake {
+  std::string protocol;                // ALPN's.
+  std::string peer;                    // "10.0.0.1:80", "[::1]:80"; empty where it has no address.
+  std::string presented, why_refused;  // Of a certificate that was not believed.
 };
 
 class TlsIdentity {
@@ -49,7 +64,8 @@ class TlsIdentity {
   };
 
   // Follows the files from now on. InvalidArgument names the file and what is wrong with it, also
-  // where the key is not the certificate's.
+  // where the key is not the certificate's. Among peers a certificate may begin in kClockSkewS;
+  // otherwise one that clients will refuse for its time is taken at first, with a warning.
   static absl::StatusOr<std::unique_ptr<TlsIdentity>> Open(const TlsFiles& files);
 
   // For connections from now on. Any thread.
@@ -61,6 +77,8 @@ class TlsIdentity {
   // any. Any thread.
   TlsLifetime lifetime() const EXCLUDES(mu_);
   TlsLifetime authorities_lifetime() const EXCLUDES(mu_);
+  // The files have what is not taken, for now. Any thread.
+  bool refused() const EXCLUDES(mu_);
   bool has_authorities() const { return !files_.client_authorities.empty(); }
 
   // Told of the end of every handshake, on the thread of its connection. Before the first.
@@ -74,7 +92,8 @@ class TlsIdentity {
 
  private:
   explicit TlsIdentity(const TlsFiles& files);
-  void Take(const absl::StatusOr<FollowedFiles::Texts>& texts) EXCLUDES(mu_);
+  bool Take(const absl::StatusOr<FollowedFiles::Texts>& texts) EXCLUDES(mu_);
+  void Refuse(const std::string& why) EXCLUDES(mu_);
 
   const TlsFiles files_;
   OnHandshake on_handshake_;
@@ -82,6 +101,7 @@ class TlsIdentity {
   std::shared_ptr<SSL_CTX> context_ GUARDED_BY(mu_);
   std::shared_ptr<const Pems> pems_ GUARDED_BY(mu_);
   TlsLifetime lifetime_ GUARDED_BY(mu_), authorities_lifetime_ GUARDED_BY(mu_);
+  std::string why_refused_ GUARDED_BY(mu_);
   std::atomic<uint64_t> generation_{0};
   absl::Status first_;  // Of Open.
   FollowedFiles followed_;

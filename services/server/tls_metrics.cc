@@ -35,9 +35,16 @@ void ShowInMetrics(const std::string& use, TlsIdentity* identity, MetricsRegistr
     ShowLifetime(
         use + "_authorities", [identity] { return identity->authorities_lifetime(); }, registry);
   }
+  prometheus::Gauge& refused =
+      registry->Gauge("tandem_certificate_refused",
+                      "1 while the files of a certificate hold what is not taken; the log says why "
+                      "it stays as it is.",
+                      {{"use", use}});
+  registry->AddRefresh([&refused, identity] { refused.Set(identity->refused() ? 1 : 0); });
   const auto count = [&](const char* result) -> prometheus::Counter& {
     return registry->Counter("tandem_tls_handshakes_total",
-                             "Connections that came for TLS. Why one failed is a debug line.",
+                             "Connections that came for TLS. Why a certificate was refused is a "
+                             "warning, why else one failed a debug line.",
                              {{"use", use}, {"result", result}});
   };
   prometheus::Counter& ok = count("ok");

@@ -8,6 +8,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -17,15 +18,27 @@ struct TestCertificate {
   std::string pem, key;
 };
 
+struct TestCertificateOptions {
+  int days = 2;                    // From the beginning on.
+  int starts_in_s = -86'400;       // Yesterday.
+  std::string names;               // As "DNS:a,IP:127.0.0.1"; empty: the DNS name it is made for.
+  std::string extended_key_usage;  // As "serverAuth"; empty: none.
+};
+
 // Signs certificates that are valid from yesterday on, for `days` days, as its own is.
 class TestAuthority {
  public:
   explicit TestAuthority(int days = 2)
-      : key_(EVP_EC_gen("P-256"), EVP_PKEY_free), own_(Make("authority", days, true)) {}
+      : key_(EVP_EC_gen("P-256"), EVP_PKEY_free),
+        name_("authority " + std::to_string(++num_authorities_)),
+        own_(Make(name_, {.days = days}, true)) {}
 
   const std::string& pem() const { return own_.pem; }
   TestCertificate Issue(const std::string& name, int days = 2) const {
-    return Make(name, days, false);
+    return Make(name, {.days = days}, false);
+  }
+  TestCertificate Issue(const std::string& name, const TestCertificateOptions& options) const {
+    return Make(name, options, false);
   }
 
  private:
@@ -40,15 +53,22 @@ class TestAuthority {
     return {bytes, static_cast<size_t>(size)};
   }
 
-  TestCertificate Make(const std::string& name, int days, bool authority) const {
+  static void Extend(X509* made, int nid, const std::string& value) {
+    X509_EXTENSION* const extension = X509V3_EXT_conf_nid(nullptr, nullptr, nid, value.c_str());
+    X509_add_ext(made, extension, -1);
+    X509_EXTENSION_free(extension);
+  }
+
+  TestCertificate Make(const std::string& name, const TestCertificateOptions& options,
+                       bool authority) const {
     const Key fresh(EVP_EC_gen("P-256"), EVP_PKEY_free);
     EVP_PKEY* const key = authority ? key_.get() : fresh.get();
     const std::unique_ptr<X509, decltype(&X509_free)> made(X509_new(), X509_free);
     X509_set_version(made.get(), X509_VERSION_3);
     ASN1_INTEGER_set(X509_get_serialNumber(made.get()), ++serial_);
     constexpr long kDay = 86'400;
-    X509_gmtime_adj(X509_getm_notBefore(made.get()), -kDay);
-    X509_gmtime_adj(X509_getm_notAfter(made.get()), (days - 1) * kDay);
+    X509_gmtime_adj(X509_getm_notBefore(made.get()), options.starts_in_s);
+    X509_gmtime_adj(X509_getm_notAfter(made.get()), options.starts_in_s + options.days * kDay);
     X509_set_pubkey(made.get(), key);
     const auto name_it = [](X509_NAME* to, const std::string& text) {
       X509_NAME_add_entry_by_txt(to, "CN", MBSTRING_ASC,
@@ -57,14 +77,17 @@ class TestAuthority {
     name_it(X509_get_subject_name(made.get()), name);
     const std::unique_ptr<X509_NAME, decltype(&X509_NAME_free)> issuer(X509_NAME_new(),
                                                                        X509_NAME_free);
-    name_it(issuer.get(), "authority");
+    name_it(issuer.get(), name_);
     X509_set_issuer_name(made.get(), issuer.get());
-    X509_EXTENSION* const extension =
-        authority
-            ? X509V3_EXT_conf_nid(nullptr, nullptr, NID_basic_constraints, "CA:TRUE")
-            : X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, ("DNS:" + name).c_str());
-    X509_add_ext(made.get(), extension, -1);
-    X509_EXTENSION_free(extension);
+    if (authority) {
+      Extend(made.get(), NID_basic_constraints, "CA:TRUE");
+    } else {
+      Extend(made.get(), NID_subject_alt_name,
+             options.names.empty() ? "DNS:" + name : options.names);
+    }
+    if (!options.extended_key_usage.empty()) {
+      Extend(made.get(), NID_ext_key_usage, options.extended_key_usage);
+    }
     X509_sign(made.get(), key_.get(), EVP_sha256());
     return {.pem = Text([&](BIO* bio) { PEM_write_bio_X509(bio, made.get()); }),
             .key = Text([&](BIO* bio) {
@@ -72,8 +95,10 @@ class TestAuthority {
             })};
   }
 
+  static inline std::atomic<int> num_authorities_{0};
   mutable long serial_ = 0;
   const Key key_;
+  const std::string name_;
   const TestCertificate own_;
 };
 

@@ -5,6 +5,7 @@
 #include <grpc/support/log.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 
@@ -21,6 +22,20 @@ TEST(GrpcLogTest, ItsLinesAreOurs) {
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_THAT(text, testing::HasSubstr("\"level\":\"warning\""));
   EXPECT_THAT(text, testing::HasSubstr("\"message\":\"a failure\""));
+  grpc_shutdown();
+}
+
+TEST(GrpcLogTest, ARefusedCertificateDoesNotReadLikeDamagedData) {
+  grpc_init();
+  TakeOverGrpcLog();
+  testing::internal::CaptureStderr();
+  gpr_log(GPR_ERROR, "Corruption detected.");
+  gpr_log(GPR_ERROR, "error:0A000418:SSL routines::tlsv1 alert unknown ca");
+  gpr_log(GPR_ERROR, "Decryption error: TSI_DATA_CORRUPTED");
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_THAT(text, testing::HasSubstr("refuses the certificate of this process"));
+  EXPECT_THAT(text, testing::HasSubstr("alert unknown ca"));
   grpc_shutdown();
 }
 

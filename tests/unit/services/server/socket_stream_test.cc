@@ -225,15 +225,20 @@ TEST_F(SocketStreamTest, WhoIsNobodysClientIsLost) {
 
 // The authorities of a cluster sign others' certificates, too.
 TEST_F(SocketStreamTest, WhoseCertificateIsForAnotherNameIsLost) {
-  files_.client_name = "fleet";
+  files_.peer_name = "fleet.prod.test";
   Open();
-  for (const auto& [name, taken] : {std::pair("fleet", true), std::pair("another", false)}) {
-    SCOPED_TRACE(name);
+  for (const auto& [names, taken] :
+       {std::pair("DNS:fleet.prod.test", true), std::pair("DNS:a,DNS:Fleet.PROD.test", true),
+        std::pair("DNS:another", false), std::pair("DNS:*.prod.test", false),
+        std::pair("DNS:f*.prod.test", false), std::pair("DNS:a.fleet.prod.test", false),
+        std::pair("URI:spiffe://a/b", false), std::pair("IP:127.0.0.1", false)}) {
+    SCOPED_TRACE(names);
     TearDown();
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair_), 0);
     num_ok_ = num_failed_ = 0;
     SocketStream server(pair_[0], {.identity = identity_.get()}, kAlpnHttp2);
-    const TestCertificate shown = authority_.Issue(name);
+    // Its common name is nobody's name.
+    const TestCertificate shown = authority_.Issue("fleet.prod.test", {.names = names});
     Client client(pair_[1], authority_.pem(), &shown, kAlpnHttp2);
     EXPECT_EQ(Shake(&server, &client), taken);
     EXPECT_EQ(num_failed_, taken ? 0 : 1);
@@ -325,6 +330,32 @@ TEST_F(SocketStreamTest, ACertificateThatHasEndedReplacesNoneThatHasNot) {
   EXPECT_EQ(identity_->pems()->certificate, pem);
 }
 
+TEST_F(SocketStreamTest, WhatEveryClientWouldRefuseReplacesNothing) {
+  Open();
+  const auto good = identity_->Context();
+  const TestAuthority ended(/*days=*/0);
+  const auto refuse = [&](const TestCertificateOptions& options, const std::string& authorities,
+                          const std::string& why) {
+    WriteFiles(authority_.Issue("server", options));
+    folder_.Write("authorities", authorities);
+    testing::internal::CaptureStderr();
+    identity_->Look();
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(why));
+    EXPECT_EQ(identity_->Context(), good) << why;
+    EXPECT_TRUE(identity_->refused());
+  };
+  const std::string ca = authority_.pem();
+  refuse({.starts_in_s = 3600}, ca, ", is not yet valid");
+  refuse({.extended_key_usage = "clientAuth"}, ca, ", is not one for servers");
+  refuse({}, ended.pem(), "/authorities: all 1 authorities have expired, the first is CN=auth");
+  // Nobody knows whom clients believe, and what for.
+  WriteFiles(TestAuthority().Issue("server", {.extended_key_usage = "serverAuth"}));
+  folder_.Write("authorities", ended.pem() + ca);
+  identity_->Look();
+  EXPECT_NE(identity_->Context(), good);
+  EXPECT_FALSE(identity_->refused());
+}
+
 TEST_F(SocketStreamTest, LifetimesAreOfWhatEndsFirst) {
   const auto near = [now_s = std::time(nullptr)](int64_t time_s, int days) {
     return std::abs(time_s - now_s - days * 86'400) < 60;
@@ -361,6 +392,16 @@ TEST_F(SocketStreamTest, MetricsTellOfCertificatesAndOfAuthorities) {
       {"tandem_certificate_start_timestamp_seconds fleet", -1},
       {"tandem_certificate_start_timestamp_seconds fleet_authorities", -1}};
   EXPECT_EQ(days, expected);
+  const auto refused = [&registry] {
+    for (const prometheus::MetricFamily& family : registry.Collect()) {
+      if (family.name == "tandem_certificate_refused") return family.metric.at(0).gauge.value;
+    }
+    return -1.0;
+  };
+  EXPECT_EQ(refused(), 0);
+  folder_.Write("cert", "");
+  identity_->Look();
+  EXPECT_EQ(refused(), 1);
 }
 
 TEST_F(SocketStreamTest, WhatCannotBeUsedIsNamed) {
