@@ -24,7 +24,6 @@ constexpr int64_t kSettledUs = 1'000'000;
 // Without a registration, before the log says so; times the liveness scale.
 constexpr double kUnheardUs = 10e6;
 constexpr int64_t kNothingToDoUs = 3'600'000'000;
-constexpr int64_t kLookAtCertificatesUs = 1'000'000;  // While nobody answers.
 // To the next look at whether a worker that the router has no use for is of use.
 constexpr int64_t kRefusedPauseUs = 2'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
@@ -47,7 +46,7 @@ template <typename Request>
 class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBuffer> {
  public:
   void Start() {
-    proof_.Start([this] { this->StartCall(); }, wait_for_ready_);
+    proof_.Start([this] { this->StartCall(); });
   }
 
   void Cancel() EXCLUDES(mu_) {
@@ -71,11 +70,9 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
 
  protected:
   Call(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire,
-       const char* method, bool wait_for_ready)
+       const char* method)
       : channel_(std::move(channel)),
-        wait_for_ready_(wait_for_ready),
         proof_(&channel_->options_.secret, wire, channel_->address_, method, &context_) {
-    context_.set_wait_for_ready(wait_for_ready);
     // Not in Start: whoever finds the call may cancel it before.
     BytesStub<Request>(wire).PrepareBidiStreamingCall(&context_, method, {}, this);
     this->AddHold();
@@ -99,7 +96,6 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
   }
 
   const std::shared_ptr<WorkerChannel> channel_;
-  const bool wait_for_ready_;
   grpc::ClientContext context_;
   FleetCall proof_;
   grpc::ByteBuffer wire_;
@@ -125,7 +121,7 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
                                    public std::enable_shared_from_this<Watch> {
  public:
   Watch(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire)
-      : Call(std::move(channel), wire, kWatchMethod, /*wait_for_ready=*/true) {
+      : Call(std::move(channel), wire, kWatchMethod) {
     request_.set_router(channel_->options_.router_name);
     request_.set_protocol_min(kProtocolMin);
     request_.set_protocol_max(kProtocolMax);
@@ -161,7 +157,7 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
  public:
   Session(std::shared_ptr<WorkerChannel> channel, const std::shared_ptr<grpc::Channel>& wire,
           SessionId session_id, const WorkerId& worker_id)
-      : Call(std::move(channel), wire, kWorkerSessionMethod, /*wait_for_ready=*/false),
+      : Call(std::move(channel), wire, kWorkerSessionMethod),
         id(session_id),
         worker(worker_id),
         writes_(this, kMaxUnsentCommands, channel_->options_.budget,
@@ -238,13 +234,12 @@ std::shared_ptr<grpc::Channel> WorkerChannel::wire() const {
   return wire_;
 }
 
-bool WorkerChannel::FollowCertificates() {
+void WorkerChannel::FollowCertificates() {
   const uint64_t generation = options_.tls == nullptr ? 0 : options_.tls->generation();
-  if (wire_ != nullptr && generation == tls_generation_) return false;
+  if (wire_ != nullptr && generation == tls_generation_) return;
   tls_generation_ = generation;
   wire_ = DialControl(address_, options_.liveness_scale,
                       MaxMessageBytes(options_.budget->limit_bytes()), options_.tls);
-  return true;
 }
 
 WorkerId WorkerChannel::worker() const {
@@ -258,17 +253,14 @@ bool WorkerChannel::connected() const {
 }
 
 int64_t WorkerChannel::Tend(int64_t now_us) {
-  std::shared_ptr<Watch> new_watch, stale;
+  std::shared_ptr<Watch> new_watch;
   std::shared_ptr<Session> new_session;
   int64_t next_us = now_us + kNothingToDoUs;
   {
     MutexLock lock(&mu_);
     if (closing_) return next_us;
     next_us = TellUnheard(now_us);
-    if (FollowCertificates() && !registered_) stale = watch_;
-    if (options_.tls != nullptr && !registered_) {
-      next_us = std::min(next_us, now_us + kLookAtCertificatesUs);
-    }
+    FollowCertificates();
     if (watch_ == nullptr) {
       if (watch_dialling_.Due(now_us)) {
         new_watch = watch_ = std::make_shared<Watch>(shared_from_this(), wire_);
@@ -284,7 +276,6 @@ int64_t WorkerChannel::Tend(int64_t now_us) {
       }
     }
   }
-  if (stale != nullptr) stale->Cancel();
   if (new_watch != nullptr) new_watch->Start();
   if (new_session != nullptr) new_session->Start();
   return next_us;
@@ -305,7 +296,8 @@ int64_t WorkerChannel::TellUnheard(int64_t now_us) {
   LogWarning("no worker registers",
              {{"address", address_},
               {"for_s", static_cast<double>(now_us - unheard_since_us_) * 1e-6},
-              {"tls", options_.tls != nullptr}});
+              {"tls", options_.tls != nullptr},
+              {"why", why_unheard_}});
   return now_us + kNothingToDoUs;
 }
 
@@ -416,6 +408,7 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
   last = std::move(watch_);
   watch_ = nullptr;
   watch_dialling_.ended = true;
+  why_unheard_ = WhyNotReached(why, options_.tls);
   if (registered_) {
     core_->OnWatchLost(address_, worker_);
     if (!watch_dialling_.refused) {
@@ -423,7 +416,7 @@ void WorkerChannel::OnWatchDone(Watch* watch, const absl::Status& why) {
     }
     num_refusals_ = 0;
   } else if (!absl::IsUnavailable(why) && !absl::IsCancelled(why) &&
-             ++num_refusals_ == kRefusalsToReport) {
+             !absl::IsDeadlineExceeded(why) && ++num_refusals_ == kRefusalsToReport) {
     LogWarning(absl::IsUnauthenticated(why) ? "a worker and this router do not trust each other"
                                             : "a worker refuses this router",
                {{"address", address_}, {"why", why.ToString()}});

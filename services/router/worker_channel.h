@@ -93,9 +93,8 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   };
 
   std::shared_ptr<grpc::Channel> wire() const EXCLUDES(mu_);
-  // What is dialled from now on has the certificates that the fleet has now. True: they have
-  // changed, and what still waits for a connection with the ones before waits in vain.
-  bool FollowCertificates() REQUIRES(mu_);
+  // What is dialled from now on has the certificates that the fleet has now.
+  void FollowCertificates() REQUIRES(mu_);
   // Says once that nobody registers here. When to ask again.
   int64_t TellUnheard(int64_t now_us) REQUIRES(mu_);
 
@@ -135,6 +134,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   int num_refusals_ GUARDED_BY(mu_) = 0;          // Watches since that were refused.
   int64_t unheard_since_us_ GUARDED_BY(mu_) = 0;  // 0: it is registered, or was never tended.
   bool told_unheard_ GUARDED_BY(mu_) = false;
+  std::string why_unheard_ GUARDED_BY(mu_);  // Why the last Watch ended.
   Dialling watch_dialling_ GUARDED_BY(mu_);
   Dialling session_dialling_ GUARDED_BY(mu_);
 };

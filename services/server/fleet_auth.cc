@@ -119,14 +119,11 @@ FleetCall::FleetCall(const FleetSecret* secret, std::shared_ptr<grpc::Channel> c
       method_(method),
       context_(context) {}
 
-void FleetCall::Start(std::function<void()> start, bool wait_for_ready) {
+void FleetCall::Start(std::function<void()> start) {
   if (open()) return start();
   start_ = std::move(start);
-  asking_.set_wait_for_ready(wait_for_ready);
-  if (!wait_for_ready) {
-    asking_.set_deadline(
-        std::min(context_->deadline(), std::chrono::system_clock::now() + kChallengeTimeout));
-  }
+  asking_.set_deadline(
+      std::min(context_->deadline(), std::chrono::system_clock::now() + kChallengeTimeout));
   v1::Fleet::NewStub(channel_)->async()->Challenge(
       &asking_, &request_, &answer_, [this](const grpc::Status& status) { OnChallenge(status); });
 }

@@ -108,7 +108,7 @@ class FleetCall {
   // Asks for a challenge, puts the proof into the context and calls `start`, which starts the call:
   // once, whatever comes, on a gRPC thread or, without a secret, at once. If there is no challenge
   // the context has been cancelled.
-  void Start(std::function<void()> start, bool wait_for_ready = false);
+  void Start(std::function<void()> start);
   // Instead of the context's TryCancel: also while the challenge is awaited.
   void Cancel();
 

@@ -124,7 +124,7 @@ class PrefillPeers::Session final
     // The pair shares no secret, and will not at the next try.
     if (absl::IsUnauthenticated(why)) why = absl::FailedPreconditionError(why.message());
     LogInfo("session with a prefill worker ended",
-            {{"worker", peer_.worker.name}, {"why", why.ToString()}});
+            {{"worker", peer_.worker.name}, {"why", WhyNotReached(why, peers_->tls_)}});
     peers_->commands_->PushAlways(PrefillLost{peer_.worker, why});
     PrefillPeers* const peers = peers_;
     self_.reset();  // Perhaps the last reference.

@@ -5,6 +5,8 @@ import pathlib
 import ssl
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -19,17 +21,33 @@ class Authority:
     def pem(self):
         return self.ca.cert_pem.bytes()
 
-    def issue(self, name, *hosts, expired=False, days=None, path=None):
-        """The path without an ending. Of `hosts`, or of NAME alone. For centuries, unless `expired` or for `days`."""
+    def issue(self, name, *hosts, expired=False, days=None, path=None, in_days=None, purposes=None):
+        """The path without an ending. Of `hosts`, or of NAME alone. For centuries, unless `expired` or for `days`, or
+        from `in_days` on. For clients and servers, unless `purposes` says otherwise."""
         times = {"not_before": LONG_AGO, "not_after": LONG_AGO + datetime.timedelta(days=1)} if expired else {}
+        now = datetime.datetime.now(datetime.timezone.utc)
         if days:
-            times = {"not_after": datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)}
+            times = {"not_after": now + datetime.timedelta(days=days)}
+        if in_days:
+            times = {"not_before": now + datetime.timedelta(days=in_days)}
         made = self.ca.issue_cert(*(hosts or [name]), **times)
         path = path or self.folder / name
         path.with_suffix(".key").write_bytes(made.private_key_pem.bytes())
-        path.with_suffix(".pem").write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+        chain = b"".join(one.bytes() for one in made.cert_chain_pems)
+        path.with_suffix(".pem").write_bytes(self.restricted(chain, purposes) if purposes else chain)
         path.with_suffix(".ca").write_bytes(self.pem())
         return path
+
+    def restricted(self, pem, purposes):
+        """That certificate for `purposes` alone."""
+        whole = x509.load_pem_x509_certificate(pem)
+        made = x509.CertificateBuilder(whole.issuer, whole.subject, whole.public_key(), whole.serial_number,
+                                       whole.not_valid_before_utc, whole.not_valid_after_utc)
+        for one in whole.extensions:
+            limited = isinstance(one.value, x509.ExtendedKeyUsage)
+            made = made.add_extension(x509.ExtendedKeyUsage(purposes) if limited else one.value, one.critical)
+        key = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
+        return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def client_flags(path, asks=True):

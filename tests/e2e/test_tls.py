@@ -12,6 +12,7 @@ import threading
 
 import httpx
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from certificates import Authority, client_flags, context, fleet_flags
 from fleet import Router, Worker
@@ -36,11 +37,11 @@ class WatchedRouter(Router):
 class Fleet:
     """A prefill and a decode worker and a router, each with an address of its own for probes."""
 
-    def __init__(self, folder, authority, *flags, worker_files=None, decode_name="fleet.test"):
+    def __init__(self, folder, authority, *flags, decode_name="fleet.test", **files):
+        """`files`: of the prefill and the decode worker, if they are not those of the router."""
         self.authority = authority
         # For names and for the loopback address, which is what tests call.
         self.files = authority.issue("fleet", *{"fleet.test", decode_name})
-        worker_files = worker_files or self.files
         self.front = authority.issue("front", "127.0.0.1", "localhost")
         self.client = authority.issue("client", "fleet.test")
         self.context = context(authority, self.client)
@@ -48,7 +49,7 @@ class Fleet:
 
         def worker(role, name="fleet.test"):
             return Worker(folder, f"{role}-0", f"--role={role}", "--transport=grpc", f"--admin={self.admin[role]}",
-                          *fleet_flags(worker_files, name))
+                          *fleet_flags(files.get(role, self.files), name))
         self.prefill, self.decode = worker("prefill"), worker("decode", decode_name)
         self.router = WatchedRouter(folder, [self.prefill, self.decode], authority, "--disaggregate=always",
                                     *fleet_flags(self.files), *client_flags(self.front), *flags, tls=self.context)
@@ -118,6 +119,22 @@ def test_what_a_fleet_says_is_as_without(fleet, tmp_path):
          f"{fleet.client}.key", "-d", json.dumps({"model": "default", "token_ids": {"ids": [1]}}), fleet.router.grpc,
          "tandem.v1.Inference/Generate"], capture_output=True, text=True, timeout=60)
     assert called.returncode == 0 and "outputs" in called.stdout, called
+
+
+def test_our_own_clients_show_their_certificates(fleet):
+    target = [f"--target={fleet.router.url}", f"--tls-ca={fleet.client}.ca"]
+    shown = [f"--tls-cert={fleet.client}.pem", f"--tls-key={fleet.client}.key"]
+    for command in (["bench", "--requests=2", "--connections=1", "--prompt-tokens=8", "--output-tokens=4"],
+                    ["chat", "--message=And God said", "--max-tokens=4"]):
+        def said(*flags):
+            return subprocess.run([BIN / "tandem", *command, *flags], capture_output=True, text=True, timeout=60,
+                                  env=os.environ | {"SSL_CERT_FILE": "/dev/null"})
+        assert said(*target, *shown).returncode == 0, said(*target, *shown)
+        assert said(*target).returncode == 1, "it is not known"
+        missing = said(*target, shown[0].replace(".pem", ".none"), shown[1])
+        assert missing.returncode == 1 and ".none: No such file" in missing.stderr + missing.stdout, missing
+        torn = said(*target, shown[0])
+        assert torn.returncode == 2 and "--tls-key" in torn.stderr, torn
 
 
 def bad_clients(fleet, protocol):
@@ -193,31 +210,93 @@ class Deaf(Router):
         wait_until(lambda: "no worker registers" in self.log(), seconds, "the router says so")
 
 
-@pytest.mark.parametrize("wrong", ["name", "expired", "unsigned", "in the clear"])
-def test_a_router_believes_no_worker_with_a_bad_certificate(tmp_path, authority, wrong):
-    good = authority.issue("good", "fleet.test")
-    bad = {"name": lambda: authority.issue("bad", "another.test"),
-           "expired": lambda: authority.issue("bad", "fleet.test", expired=True),
-           "unsigned": lambda: Authority(authority.folder).issue("bad", "fleet.test")}.get(wrong, lambda: None)()
-    if bad:
-        bad.with_suffix(".ca").write_bytes(authority.pem())  # It believes the router.
-    flags = fleet_flags(bad) if bad else []
-    with Worker(tmp_path, "worker", *flags) as worker, \
-            Deaf(tmp_path, [worker], *fleet_flags(good), "--liveness-scale=0.2") as router:
+def no_worker_is_believed(tmp_path, authority, worker, why):
+    """A router with a good certificate finds none there, and says why."""
+    with Deaf(tmp_path, [worker], *fleet_flags(authority.issue("good", "fleet.test")),
+              "--liveness-scale=0.2") as router:
         ready = router.client.get("/ready")
         assert ready.status_code == 503 and ready.json()["awaited"] == [worker.target], ready
-        assert f'"no worker registers","address":"{worker.target}"' in router.log()
-        if wrong in ("expired", "unsigned"):  # gRPC has no line for a wrong name.
-            assert "certificate verify failed" in router.log(), router.log()
+        unheard = [line for line in router.log().splitlines() if "no worker registers" in line]
+        assert f'"address":"{worker.target}"' in unheard[0] and why in unheard[0], unheard
+        return router.log()
+
+
+@pytest.mark.parametrize("wrong, why", [("name", "hostname mismatch"), ("unsigned", "self-signed certificate in"),
+                                        ("in the clear", "")])
+def test_a_router_believes_no_worker_with_a_bad_certificate(tmp_path, authority, wrong, why):
+    # It finds its certificate good: it is for its name, or of its authority.
+    name = "another.test" if wrong == "name" else "fleet.test"
+    signs = Authority(authority.folder) if wrong == "unsigned" else authority
+    bad = signs.issue("bad", name)
+    bad.with_suffix(".ca").write_bytes(signs.pem() + authority.pem())
+    with Worker(tmp_path, "worker", *([] if wrong == "in the clear" else fleet_flags(bad, name))) as worker:
+        log = no_worker_is_believed(tmp_path, authority, worker, why)
+        told = "the certificate of who was dialled is refused" in log
+        assert told == (wrong != "in the clear"), log
+
+
+class Shown:
+    """Listens, and shows a certificate that no process of ours would show."""
+
+    def __init__(self, path):
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls.set_alpn_protocols(["h2"])
+        self.tls.load_cert_chain(f"{path}.pem", f"{path}.key")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.num_shaken, self.heard = 0, b""
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        while True:
+            try:
+                accepted, _ = self.listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), accepted:
+                with self.tls.wrap_socket(accepted, server_side=True) as secure:
+                    self.num_shaken += 1
+                    self.heard += secure.recv(1000)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *failure):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("wrong, why", [
+    ({"expired": True}, "certificate has expired"), ({"in_days": 2}, "certificate is not yet valid"),
+    ({"purposes": [ExtendedKeyUsageOID.CLIENT_AUTH]}, "unsuitable certificate purpose")])
+def test_a_router_believes_none_that_shows_what_workers_would_not(tmp_path, authority, wrong, why):
+    with Shown(authority.issue("bad", "fleet.test", **wrong)) as worker:
+        no_worker_is_believed(tmp_path, authority, worker, why)
+    assert worker.num_shaken > 0 and worker.heard == b"", "it was told something"
+
+
+def test_who_is_refused_and_who_refuses_both_say_so(tmp_path, authority):
+    files = Authority(authority.folder).issue("good", "fleet.test")
+    files.with_suffix(".ca").write_bytes(files.with_suffix(".ca").read_bytes() + authority.pem())
+    with Worker(tmp_path, "worker", *fleet_flags(authority.issue("worker", "fleet.test"))) as worker, \
+            Deaf(tmp_path, [worker], *fleet_flags(files), "--liveness-scale=0.2") as router:
+        assert "it may refuse this process's certificate" in router.log(), router.log()
+        assert "TSI_DATA_CORRUPTED" not in router.log(), router.log()
+        refused = [line for line in worker.log_path.read_text().splitlines() if "certificate is refused" in line]
+        assert '"peer":"127.0.0.1:' in refused[0] and "DNS:fleet.test" in refused[0], refused
+        assert "self-signed certificate in certificate chain" in refused[0] and len(refused) < 12, refused
 
 
 def test_a_worker_believes_no_worker_with_a_bad_certificate(tmp_path, authority):
     # It asks for another name than its router does, who has both.
-    with Fleet(tmp_path, authority, worker_files=authority.issue("worker", "fleet.test"),
-               decode_name="another.test") as fleet:
+    with Fleet(tmp_path, authority, decode_name="another.test", prefill=authority.issue("prefill", "fleet.test"),
+               decode=authority.issue("decode", "fleet.test", "another.test")) as fleet:
         answer = fleet.router.client.post("/v1/completions", json=BODY)
         assert answer.status_code == 200, "it computes the prompt itself"
         assert fleet.router.total("tandem_kv_transfer_bytes_total", worker="decode-0") == 0
+        assert "hostname mismatch" in fleet.decode.log_path.read_text()
 
 
 def serial(address, authority, client, protocol):
@@ -300,7 +379,7 @@ def test_certificates_and_authorities_change_under_load(tmp_path):
 
 
 def test_a_pair_that_does_not_fit_breaks_no_new_connection(tmp_path, authority):
-    with Fleet(tmp_path, authority, worker_files=authority.issue("worker", "fleet.test")) as fleet:
+    with Fleet(tmp_path, authority, decode=authority.issue("decode", "fleet.test")) as fleet:
         other = authority.issue("other", "fleet.test")
         fleet.files.with_suffix(".pem").write_bytes(other.with_suffix(".pem").read_bytes())
         wait_until(lambda: "the certificate stays as it is" in fleet.router.log(), 30, "it says so")
@@ -309,6 +388,65 @@ def test_a_pair_that_does_not_fit_breaks_no_new_connection(tmp_path, authority):
             fleet.decode.start()
             fleet.router.wait_alive("decode", 1)
             assert fleet.router.client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def renewals(authority):
+    """By what the log says of them: pairs, each with its authorities, that peers would refuse."""
+    def files(signs, name="fleet.test", **how):
+        path = signs.issue("renewed", name, **how)
+        return {ending: path.with_suffix(ending).read_bytes() for ending in (".pem", ".key", ".ca")}
+    good = files(authority)
+    stranger = Authority(authority.folder)
+    yield "certificate is not yet valid", files(authority, in_days=2)
+    yield "certificate has expired", files(authority, expired=True)
+    yield "unsuitable certificate purpose", files(authority, purposes=[ExtendedKeyUsageOID.SERVER_AUTH])
+    yield "is not one for servers", files(authority, purposes=[ExtendedKeyUsageOID.CLIENT_AUTH])
+    yield "hostname mismatch", files(authority, "another.test")
+    yield "unable to get local issuer certificate", files(stranger) | {".ca": authority.pem()}
+    yield "who believes", good | {".ca": stranger.pem()}
+    yield "more than 10 certificates of a chain", good | {".pem": good[".pem"] + 1022 * stranger.pem()}
+
+
+def test_a_renewal_that_peers_would_refuse_breaks_no_connection(tmp_path, authority):
+    with Fleet(tmp_path, authority, decode=authority.issue("decode", "fleet.test")) as fleet:
+        stop, failures, done = threading.Event(), [], []
+
+        def ask():
+            while not stop.is_set():
+                try:
+                    answer = httpx.post(f"{fleet.router.url}/v1/completions", json=BODY, verify=fleet.context, timeout=60)
+                    (done if answer.status_code == 200 else failures).append(answer.status_code)
+                except httpx.HTTPError as why:
+                    failures.append(why)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        before = serial(fleet.prefill.target, authority, fleet.client, "h2")
+        told = 0
+        for why, files in renewals(authority):
+            for ending, text in files.items():
+                replacement = tmp_path / "replacement"
+                replacement.write_bytes(text)
+                replacement.rename(fleet.files.with_suffix(ending))
+            for process in (fleet.router, fleet.prefill):
+                wait_until(lambda: any("the certificate stays as it is" in line and why in line
+                                       for line in process.log_path.read_text().splitlines()), 30, why)
+            # Both dial it, and it dials the prefill worker.
+            fleet.decode.kill()
+            fleet.decode.start()
+            fleet.router.wait_alive("decode", 1)
+            answered = len(done)
+            wait_until(lambda: failures or len(done) > answered + 1, 60, f"the load goes on: {why}")
+            assert serial(fleet.prefill.target, authority, fleet.client, "h2") == before, why
+            told += 1
+        assert 'tandem_certificate_refused{use="fleet",worker="prefill-0"} 1' in admin_metrics(fleet, "prefill")
+        changes = fleet.router.log().count("the certificate changes")
+        authority.issue("fleet", "fleet.test")
+        wait_until(lambda: fleet.router.log().count("the certificate changes") > changes, 30, "the good one is taken")
+        wait_until(lambda: serial(fleet.prefill.target, authority, fleet.client, "h2") != before, 30, "and shown")
+        assert 'tandem_certificate_refused{use="fleet",worker="prefill-0"} 0' in admin_metrics(fleet, "prefill")
+        stop.set()
+        thread.join()
+        assert not failures and len(done) > 10 and told == 8, (failures, len(done), told)
 
 
 def lenient(authority, client, protocol):
@@ -386,6 +524,9 @@ def test_wrong_files_are_errors_at_once(tmp_path, authority):
             ([f"--tls-cert={empty}", f"--tls-key={files}.key"], ["empty", "no PEM certificate"]),
             ([f"--tls-cert={files}.pem", f"--tls-key={locked}"], ["locked", "without a password"]),
             ([f"--tls-cert={files}.pem", f"--tls-key={files}.key", f"--tls-client-ca={empty}"], ["empty"]),
-            ([f"--fleet-tls-cert={files}.pem"], ["--fleet-tls-ca"])]:
+            ([f"--fleet-tls-cert={files}.pem"], ["--fleet-tls-ca"]),
+            (fleet_flags(files), ["mine.pem", "DNS:localhost", "hostname mismatch"]),
+            (fleet_flags(authority.issue("old", "fleet.test", expired=True)), ["old.pem", "has expired"]),
+            (fleet_flags(files, ".test"), ["--fleet-tls-name", ".test"])]:
         said = started("--http=127.0.0.1:0", *flags)
         assert said and all(word in said for word in words), (flags, said)

@@ -2,6 +2,7 @@
 
 #include "services/router/worker_channel.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include "services/server/channel.h"
 #include "services/server/gated_server.h"
 #include "services/server/limits.h"
+#include "services/server/listen_socket.h"
 #include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
@@ -269,18 +271,51 @@ TEST_F(WorkerChannelTest, AWatchHasOneRegistrationAndItComesFirst) {
   EXPECT_EQ(workers_[0]->num_watches(), 1);
 }
 
-// A Watch waits for its connection for as long as it takes.
+TEST_F(WorkerChannelTest, WhoIsNotHeardOfIsToldWithTheReason) {
+  RouterCoreOptions options;
+  options.owner.router_incarnation = 1;
+  core_ = *RouterCore::Create(options, &clock_, &metrics_);
+  std::atomic<SessionId> next_session{1};
+  std::atomic<bool> woken{false};
+  // A port on which nobody listens.
+  const ListenSocket held = *ListenSocket::Hold("127.0.0.1:0");
+  const auto channel = std::make_shared<WorkerChannel>(
+      "127.0.0.1:" + std::to_string(held.port()), WorkerChannelOptions{.budget = &budget_},
+      core_.get(), &next_session, [&] { woken = true; });
+  testing::internal::CaptureStderr();
+  channel->Tend(1);
+  EXPECT_TRUE(Eventually([&] { return woken.load(); }));
+  channel->Tend(11'000'000);
+  channel->Close();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr("Failed to connect to remote host: Connection refused"));
+}
+
+class AskedForChallenges final : public EarlyService {
+ public:
+  explicit AskedForChallenges(OpenCalls* calls) : EarlyService(calls) {
+    AddUnary<v1::ChallengeRequest, v1::ChallengeAnswer>("/tandem.v1.Fleet/Challenge",
+                                                        [this](const auto&, v1::ChallengeAnswer*) {
+                                                          ++num_calls;
+                                                          return absl::OkStatus();
+                                                        });
+  }
+
+  std::atomic<int> num_calls{0};
+};
+
 TEST_F(WorkerChannelTest, WhoWaitsForAWorkerLearnsOfNewAuthorities) {
   const TestAuthority before, now;
   TempFolder folder;
-  const auto open = [&](const std::string& who, const TestAuthority& authority) {
-    const TestCertificate shown = now.Issue("fleet");
+  const auto open = [&](const std::string& who, const TestAuthority& of, const std::string& ca) {
+    const TestCertificate shown = of.Issue("fleet");
     return *FleetTls::Open({.certificate = folder.Write(who + ".pem", shown.pem),
                             .key = folder.Write(who + ".key", shown.key),
-                            .authorities = folder.Write(who + ".ca", authority.pem()),
+                            .authorities = folder.Write(who + ".ca", ca),
                             .name = "fleet"});
   };
-  const auto theirs = open("worker", now), ours = open("router", before);
+  const std::string both = before.pem() + now.pem();
+  const auto theirs = open("worker", now, both), ours = open("router", before, before.pem());
   std::atomic<int> num_ok{0}, num_failed{0};
   theirs->identity()->SetOnHandshake([&](bool ok) { ++(ok ? num_ok : num_failed); });
   OpenCalls calls(&budget_, {});
@@ -292,8 +327,10 @@ TEST_F(WorkerChannelTest, WhoWaitsForAWorkerLearnsOfNewAuthorities) {
                       .services = {},
                       .health = {}},
                      &calls);
+  AskedForChallenges service(&calls);
   grpc::ServerBuilder builder;
   ConfigureServer(1, &builder);
+  builder.RegisterService(&service);
   ASSERT_TRUE(server.Open(&builder).ok());
   server.Serve();
 
@@ -303,12 +340,14 @@ TEST_F(WorkerChannelTest, WhoWaitsForAWorkerLearnsOfNewAuthorities) {
   WorkerPoolOptions pool{.addresses = {"127.0.0.1:" + std::to_string(server.port())}};
   pool.channel.budget = &budget_;
   pool.channel.tls = ours.get();
+  pool.channel.secret = *FleetSecret::Parse(std::string(32, 's'));
   pool_ = std::make_unique<WorkerPool>(pool, core_.get(), &clock_);
-  ASSERT_TRUE(Eventually([&] { return num_failed > 1; }));
-  EXPECT_EQ(num_ok, 0);
-  folder.Write("router.ca", now.pem());
+  // The router looks at what it is shown once the handshake is over.
+  ASSERT_TRUE(Eventually([&] { return num_ok > 1; }));
+  EXPECT_EQ(service.num_calls, 0);
+  folder.Write("router.ca", both);
   ours->identity()->Look();
-  EXPECT_TRUE(Eventually([&] { return num_ok > 0; }));
+  EXPECT_TRUE(Eventually([&] { return service.num_calls > 0; }));
   pool_.reset();
 }
 
