@@ -36,7 +36,10 @@ inline constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
 inline constexpr size_t kMaxTargetBytes = 2048;
 inline constexpr std::chrono::seconds kHeaderTimeout{10};
 inline constexpr std::chrono::seconds kIdleTimeout{
-    120};                                          // Of a kept connection (proxies use 90 s).
+    120};  // Of a kept connection (proxies use 90 s).
+// The same once the server drains: what is on its way to a connection that its client was told to
+// keep still comes, and is answered. As long as gRPC's clients have to hear a goodbye.
+inline constexpr std::chrono::seconds kLastRequestTimeout{1};
 inline constexpr int64_t kMaxConnections = 16384;  // 503, or the client with most loses one.
 inline constexpr int64_t kMaxAdminConnections = 64;
 inline constexpr int64_t kHttpConnectionBytes = int64_t{16} << 10;  // Charged for each.

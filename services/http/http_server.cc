@@ -10,6 +10,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <future>
 #include <list>
 #include <thread>
 #include <utility>
@@ -29,6 +30,8 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
+// More than the kernel lets wait (net.core.somaxconn), unless somebody has raised it.
+constexpr int kMaxQueued = 4096;
 
 }  // namespace
 
@@ -73,22 +76,12 @@ class HttpServer::Impl {
     return absl::OkStatus();
   }
 
-  void StopAccepting() {
-    shared_.draining = true;
-    asio::post(accept_strand_, [this] {
-      error_code ignored;
-      acceptor_.close(ignored);
-      retry_.cancel();
-    });
-    MutexLock lock(&mu_);
-    for (const std::weak_ptr<ServerConnection>& weak : connections_) {
-      if (const auto connection = weak.lock()) connection->Drain();
-    }
-  }
+  void BeginDrain() { Move(HttpShared::Phase::kDraining, &ServerConnection::BeginDrain); }
+  void EndDrain() { Move(HttpShared::Phase::kEnding, &ServerConnection::EndDrain); }
 
   void Stop(Clock::time_point until) {
     if (threads_.empty()) return;
-    StopAccepting();
+    EndDrain();
     {
       MutexLock lock(&open_mu_);
       while (num_open_ > 0 && none_open_.WaitUntil(&open_mu_, until)) {
@@ -107,32 +100,68 @@ class HttpServer::Impl {
 
  private:
   void Accept() {
-    acceptor_.async_accept(
-        asio::make_strand(io_), [this](const error_code& error, tcp::socket socket) {
-          if (!acceptor_.is_open()) return;
-          if (error) {  // Out of descriptors, or a client that left already.
-            retry_.expires_after(kPauseAfterAcceptError);
-            retry_.async_wait([this](const error_code& cancelled) {
-              if (!cancelled && acceptor_.is_open()) Accept();
-            });
-            return;
-          }
-          Count(+1);
-          error_code ignored;
-          socket.set_option(tcp::no_delay(true), ignored);
-          NoticeLostPeers(socket.native_handle(), kKeepaliveTime, kKeepaliveTimeout, kWriteTimeout);
-          const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
-          const bool admitted = connection->Admit().ok();
-          // Some of those that find no room are told so; the others see their connection close.
-          if (admitted || shared_.num_told <= kMaxToldAtOnce) {
-            Remember(connection);
-            connection->Run();
-          }
-          Accept();
-        });
+    acceptor_.async_accept(asio::make_strand(io_),
+                           [this](const error_code& error, tcp::socket socket) {
+                             if (!acceptor_.is_open()) return Welcome(error, std::move(socket));
+                             if (error) {  // Out of descriptors, or a client that left already.
+                               retry_.expires_after(kPauseAfterAcceptError);
+                               retry_.async_wait([this](const error_code& cancelled) {
+                                 if (!cancelled && acceptor_.is_open()) Accept();
+                               });
+                               return;
+                             }
+                             Welcome(error, std::move(socket));
+                             Accept();
+                           });
   }
 
-  // For Drain. Forgets the ended ones whenever they could be half of all.
+  void Welcome(const error_code& error, tcp::socket socket) {
+    if (error) return;
+    Count(+1);
+    error_code ignored;
+    socket.set_option(tcp::no_delay(true), ignored);
+    NoticeLostPeers(socket.native_handle(), kKeepaliveTime, kKeepaliveTimeout, kWriteTimeout);
+    const auto connection = std::make_shared<ServerConnection>(std::move(socket), &shared_);
+    const bool admitted = connection->Admit().ok();
+    // Some of those that find no room are told so; the others see their connection close.
+    if (admitted || shared_.num_told <= kMaxToldAtOnce) {
+      Remember(connection);
+      connection->Run();
+    }
+  }
+
+  // What is in the kernel's queue believes that it is connected, and may have sent its request.
+  void CloseAcceptor() {
+    error_code error;
+    acceptor_.non_blocking(true, error);
+    for (int i = 0; i < kMaxQueued && !error; ++i) {
+      tcp::socket socket(asio::make_strand(io_));
+      acceptor_.accept(socket, error);
+      Welcome(error, std::move(socket));
+    }
+    acceptor_.close(error);
+    retry_.cancel();
+  }
+
+  // To a phase from which there is no way back.
+  void Move(HttpShared::Phase phase, void (ServerConnection::*tell)()) {
+    if (shared_.phase >= phase) return;
+    // Afterwards the threads end as soon as no connection is left.
+    if (shared_.phase.exchange(phase) == HttpShared::Phase::kServing) {
+      std::promise<void> closed;
+      asio::post(accept_strand_, [this, &closed] {
+        CloseAcceptor();
+        closed.set_value();
+      });
+      closed.get_future().wait();
+    }
+    MutexLock lock(&mu_);
+    for (const std::weak_ptr<ServerConnection>& weak : connections_) {
+      if (const auto connection = weak.lock()) (*connection.*tell)();
+    }
+  }
+
+  // For Move. Forgets the ended ones whenever they could be half of all.
   void Remember(const std::shared_ptr<ServerConnection>& connection) {
     MutexLock lock(&mu_);
     connections_.push_back(connection);
@@ -182,7 +211,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Create(const HttpServerO
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 int HttpServer::port() const { return impl_->port(); }
-void HttpServer::StopAccepting() { impl_->StopAccepting(); }
+void HttpServer::BeginDrain() { impl_->BeginDrain(); }
+void HttpServer::EndDrain() { impl_->EndDrain(); }
 void HttpServer::Stop(Clock::time_point until) { impl_->Stop(until); }
 
 }  // namespace tandem

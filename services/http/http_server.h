@@ -78,7 +78,9 @@ struct HttpTimes {
   std::chrono::milliseconds write = kWriteTimeout;
   // To leave after it was refused while it still sent: it reads the answer only after that.
   std::chrono::milliseconds discard{5'000};
-  std::chrono::milliseconds leave{1'000};  // The same once the server stops.
+  std::chrono::milliseconds leave{1'000};  // The same once the server drains.
+  // For one more request, once it drains.
+  std::chrono::milliseconds last = kLastRequestTimeout;
 };
 
 struct HttpServerOptions {
@@ -101,10 +103,15 @@ class HttpServer {
   ~HttpServer();  // Stop at once.
 
   int port() const;  // The one bound, where 0 was asked for.
-  // Accepts no more connections and closes those that ask nothing; a request of which a part is
-  // here hears 503. Running answers go on, and their connections close after them.
-  void StopAccepting();
-  // Waits for the connections that are left, then closes them.
+  // Accepts no connection any more beyond those that the kernel has made. Each answer whose head is
+  // still to be written ends its connection. A request of which a part is here is read to its end
+  // and served; so is one more of each connection that its client was told to keep, and the first
+  // of one that has had none, within HttpTimes::last.
+  void BeginDrain();
+  // A request that is not here as a whole hears 503, and a connection that asks nothing is closed.
+  // Running answers go on.
+  void EndDrain();
+  // EndDrain; waits for the connections that are left, then closes them.
   void Stop(std::chrono::steady_clock::time_point until);
 
  private:

@@ -86,6 +86,7 @@ class ServerConnection::Exchange final : public HttpExchange,
   void Send(int status, std::string_view content_type, std::string body, Headers headers) override {
     OnStrand([status, type = std::string(content_type), body = std::move(body),
               headers = std::move(headers)](ServerConnection& c) {
+      c.DecideToKeep();
       http::response<http::string_body> response;
       Fill(status, type, headers, c, &response);
       response.content_length(body.size());
@@ -102,6 +103,7 @@ class ServerConnection::Exchange final : public HttpExchange,
       http::response<http::empty_body> response;
       c.chunked_ = c.parser_->get().version() >= 11;
       if (!c.chunked_) c.keep_alive_ = false;  // The end of the connection is the end of it.
+      c.DecideToKeep();
       Fill(status, type, headers, c, &response);
       if (c.chunked_) response.chunked(true);
       std::ostringstream head;
@@ -207,13 +209,30 @@ absl::Status ServerConnection::Admit() {
 
 void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->shared_->draining) return self->Close();
+    if (self->shared_->phase == HttpShared::Phase::kEnding) return self->Close();
     self->BeginRequest();
+    self->AwaitFirstByte();
     self->ReadNext();
   });
 }
 
-void ServerConnection::Drain() {
+void ServerConnection::BeginDrain() {
+  asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
+    switch (self->state_) {
+      case State::kIdle:
+        return self->SetDeadline(self->shared_->times.last);
+      case State::kReading:
+        return self->AwaitFirstByte();
+      case State::kDiscarding:
+        return self->SetDeadline(self->shared_->times.leave);
+      case State::kAnswering:
+      case State::kClosed:
+        return;
+    }
+  });
+}
+
+void ServerConnection::EndDrain() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     switch (self->state_) {
       case State::kIdle:
@@ -236,11 +255,17 @@ void ServerConnection::Abandon() { Close(); }
 void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
   static_cast<void>(Charge(0));  // It only becomes less.
-  SetDeadline(shared_->times.idle);
+  SetDeadline(shared_->draining() ? shared_->times.last : shared_->times.idle);
   if (unparsed_.empty()) return;
   asio::post(socket_.get_executor(), [self = shared_from_this()] {
     if (self->state_ == State::kIdle) self->Parse(std::exchange(self->unparsed_, {}));
   });
+}
+
+// Of a new connection: who has sent nothing when the server drains has no more time than who asks
+// again.
+void ServerConnection::AwaitFirstByte() {
+  if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.last);
 }
 
 void ServerConnection::BeginRequest() {
@@ -307,6 +332,7 @@ void ServerConnection::ReadAhead(std::string_view bytes) {
 void ServerConnection::Parse(std::string_view bytes) {
   if (state_ == State::kIdle) BeginRequest();
   if (!admitted_) return Refuse(503, "memory: no room for another connection");
+  if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.header);
   const size_t copies = parser_->chunked() ? 2 : 1;
   if (const absl::Status status = Charge(copies * bytes.size()); !status.ok()) {
     return Refuse(503, std::string(status.message()));
@@ -317,9 +343,9 @@ void ServerConnection::Parse(std::string_view bytes) {
     bytes = whole;
   }
   const std::string_view rest = bytes.substr(ParseSome(bytes));
+  if (state_ != State::kReading) return;  // Refused.
+  if (parser_->is_done()) return Answer(rest);
   if (rest.empty()) return;
-  if (state_ == State::kAnswering) return ReadAhead(rest);
-  if (state_ != State::kReading) return;
   if (rest.size() >= kMaxHeaderBytes) {
     return Refuse(431, absl::StrFormat("a line is longer than %d bytes", kMaxHeaderBytes));
   }
@@ -335,11 +361,7 @@ size_t ServerConnection::ParseSome(std::string_view bytes) {
     const bool more = error == http::error::need_more;
     if (error && !more) {
       RefuseUnread(error);
-    } else if (!CheckHeader()) {
-      break;  // Refused.
-    } else if (parser_->is_done()) {
-      Answer();
-    } else if (more) {
+    } else if (!CheckHeader() || parser_->is_done() || more) {
       break;
     }
   }
@@ -433,13 +455,14 @@ HttpRequest ServerConnection::Header() const {
   return request;
 }
 
-void ServerConnection::Answer() {
+// `rest` came behind the request.
+void ServerConnection::Answer(std::string_view rest) {
   auto& message = parser_->get();
   head_only_ = message.method() == http::verb::head;
   chunked_ = false;
   complete_ = false;
   discard_after_ = false;
-  keep_alive_ = message.keep_alive() && !shared_->draining;
+  keep_alive_ = message.keep_alive();
 
   HttpRequest request = Header();
   request_id_ = request.id;
@@ -457,8 +480,15 @@ void ServerConnection::Answer() {
       return Refuse(503, std::string(status.message()));
     }
   }
+  if (!rest.empty()) ReadAhead(rest);
   exchange_ = std::make_shared<Exchange>(shared_from_this());
   shared_->handler->Handle(std::move(request), exchange_);
+}
+
+// As a head says it: nothing that comes later changes it, but that the client sends too far ahead.
+void ServerConnection::DecideToKeep() {
+  // Requests that were sent ahead are here already.
+  if (shared_->draining() && unparsed_.empty()) keep_alive_ = false;
 }
 
 // ---- What it holds ----
@@ -568,7 +598,8 @@ void ServerConnection::EndAnswer() {
   exchange_.reset();
   left_ = nullptr;
   // What still came after a close would make the kernel drop what the client has yet to read.
-  if (discard_after_ || !keep_alive_ || shared_->draining) return Discard();
+  const bool ending = shared_->phase == HttpShared::Phase::kEnding;
+  if (discard_after_ || !keep_alive_ || ending) return Discard();
   WaitForRequest();
 }
 
@@ -577,7 +608,7 @@ void ServerConnection::Discard() {
   state_ = State::kDiscarding;
   static_cast<void>(Charge(0));  // From now on it may be cut.
   stream_.EndWriting();
-  SetDeadline(shared_->draining ? shared_->times.leave : shared_->times.discard);
+  SetDeadline(shared_->draining() ? shared_->times.leave : shared_->times.discard);
 }
 
 void ServerConnection::Close() {

@@ -36,11 +36,13 @@ struct HttpShared {
   int64_t connection_bytes = 0;  // What each is charged beside its buffers.
   std::function<void()> on_slow_reader;
   std::function<void()> on_closed;
-  std::atomic<bool> draining{false};
+  enum class Phase : uint8_t { kServing, kDraining, kEnding };
+  std::atomic<Phase> phase{Phase::kServing};
+  bool draining() const { return phase != Phase::kServing; }
   std::atomic<int> num_told{0};  // At most kMaxToldAtOnce.
 };
 
-// Strand only, but for the constructor, Run and Drain.
+// Strand only, but for the constructor, Run, BeginDrain and EndDrain.
 class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
  public:
   // The socket's executor is a strand.
@@ -50,9 +52,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   // Charges what every connection costs. ResourceExhausted: it may Run all the same, to be told so.
   absl::Status Admit();
   void Run();
-  // The answer that is under way is the last; without one, it closes. Who has sent a part of a
-  // request is told so first.
-  void Drain();
+  // As the server's, once shared->phase says so.
+  void BeginDrain();
+  void EndDrain();
   void Abandon();  // Closes now. Once no I/O thread runs any more.
 
  private:
@@ -60,6 +62,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   enum class State { kReading, kAnswering, kIdle, kDiscarding, kClosed };
 
   void WaitForRequest();
+  void AwaitFirstByte();
   void BeginRequest();
   void ReadNext();
   void OnReadable(const boost::system::error_code& error);
@@ -74,7 +77,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   // What is not read of the present request is dropped; the answer to it is the connection's last.
   void EndUnread();
   HttpRequest Header() const;
-  void Answer();
+  void Answer(std::string_view rest);
+  void DecideToKeep();
 
   size_t NumBuffered() const;
   absl::Status Charge(size_t more_bytes);
@@ -113,7 +117,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::string request_id_;
   bool head_only_ = false;
   bool chunked_ = false;
-  bool keep_alive_ = false;
+  bool keep_alive_ = false;     // As far as the client asks; once a head is written, what it says.
   bool complete_ = false;       // All of it was appended.
   bool discard_after_ = false;  // Not all that the client sent is read.
   std::string unsent_;          // Not yet given to...

@@ -118,6 +118,11 @@ void GateConnection::Close() {
   gate_->on_closed();
 }
 
+void GateConnection::CloseIfIdle() {
+  const bool silent = down_.judged_bytes == 0 && (grpc_ == nullptr || !grpc_->Polls(POLLIN));
+  if (!closed_ && streams_.empty() && silent) Close();
+}
+
 void GateConnection::Abandon() {
   Close();
   holding_.reset();
@@ -134,6 +139,7 @@ bool GateConnection::Tick(Clock::time_point now) {
     CountCalls();
   }
   if (closed_) return true;
+  if (gate_->closes_idle) CloseIfIdle();
   // A client that waits for the end of its own calls and has sent its last byte waits for nobody.
   const bool left = at_limit_ || unheard_ ? client_.Polls(POLLRDHUP) : queued_ && client_.Polls(0);
   const bool in_the_way =

@@ -39,6 +39,7 @@ struct GateShared {
   grpc::Server* server = nullptr;
   std::shared_ptr<UnservedCalls> calls;
   std::function<void()> on_closed;                     // One was.
+  bool closes_idle = false;                            // Http2Gate::CloseIdle.
   ClientTurns<std::shared_ptr<GateConnection>> turns;  // Who waits to pass one header block.
   char scratch[kScratchBytes] = {};                    // Of whoever reads.
 };
@@ -88,6 +89,7 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
     return closed_ || (goodbye_said_ && num_awaited_ == 0 && up_.judged_bytes == 0);
   }
   void Close();
+  void CloseIfIdle();
   void Abandon();  // Closes, once the gate's thread has ended.
   bool greeted() const { return up_.frames.greeted(); }
 

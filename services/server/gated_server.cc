@@ -39,11 +39,14 @@ void GatedServer::SayGoodbye() {
   gate_->SayGoodbye();
 }
 
-void GatedServer::Stop() {
+void GatedServer::Stop(std::chrono::milliseconds grace) {
   health_.Stop();
-  if (gate_ != nullptr) gate_->StopAccepting();
+  if (gate_ != nullptr) {
+    gate_->StopAccepting();
+    gate_->CloseIdle();
+  }
   if (server_ != nullptr) {
-    server_->Shutdown(std::chrono::system_clock::now() + options_.grace);
+    server_->Shutdown(std::chrono::system_clock::now() + grace);
     server_->Wait();
   }
   gate_.reset();

@@ -41,11 +41,14 @@ class GatedServer {
   absl::Status Open(grpc::ServerBuilder* builder);
   void Serve() { gate_->Serve(server_.get()); }
   // Takes no connection any more, and has clients begin their next calls elsewhere. What has come
-  // is served as ever. At most kGoodbyeTimeout; before Stop.
+  // is served as ever. Before Stop.
   void SayGoodbye();
-  // Takes no call any more and ends those that are open; when it returns no reaction runs, and what
-  // was sent is with the kernel, as far as clients read.
-  void Stop();
+  // They know, or have had kGoodbyeTimeout; and somebody of ours serves what they began before.
+  bool goodbye_over() const { return gate_->goodbye_over(); }
+  // Takes no call any more and ends those that are open, within `grace` and kGateFlushTimeout; when
+  // it returns no reaction runs, and what was sent is with the kernel, as far as clients read.
+  void Stop(std::chrono::milliseconds grace);
+  void Stop() { Stop(options_.grace); }
 
   int port() const { return gate_->port(); }
 

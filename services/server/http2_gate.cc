@@ -118,14 +118,17 @@ class Http2Gate::Impl {
   }
 
   void SayGoodbye() {
-    if (!thread_.joinable()) return;
-    std::promise<void> heard;
-    asio::post(io_, [this, &heard] {
+    asio::post(io_, [this] {
       for (const auto& connection : connections_) connection->SayGoodbye();
-      AwaitGoodbyes(&heard, Clock::now() + shared_.options.goodbye_timeout);
+      AwaitGoodbyes(Clock::now() + shared_.options.goodbye_timeout);
     });
-    heard.get_future().wait();
   }
+
+  void CloseIdle() {
+    asio::post(io_, [this] { shared_.closes_idle = true; });
+  }
+
+  bool goodbye_over() const { return goodbye_over_; }
 
   int port() const { return socket_.port(); }
   int num_unserved() const { return shared_.calls->count(); }
@@ -180,14 +183,17 @@ class Http2Gate::Impl {
     });
   }
 
-  void AwaitGoodbyes(std::promise<void>* heard, Clock::time_point until) {
+  void AwaitGoodbyes(Clock::time_point until) {
     const bool all =
         shared_.calls->count() == 0 &&
         std::all_of(connections_.begin(), connections_.end(),
                     [](const auto& connection) { return connection->goodbye_heard(); });
-    if (all || Clock::now() >= until) return heard->set_value();
+    if (all || Clock::now() >= until) {
+      goodbye_over_ = true;
+      return;
+    }
     goodbye_.expires_after(kGoodbyePoll);
-    goodbye_.async_wait([this, heard, until](const error_code&) { AwaitGoodbyes(heard, until); });
+    goodbye_.async_wait([this, until](const error_code&) { AwaitGoodbyes(until); });
   }
 
   void GiveTurns() {
@@ -201,6 +207,7 @@ class Http2Gate::Impl {
   Mutex mu_;
   CondVar none_open_;
   std::atomic<int> num_open_{0};
+  std::atomic<bool> goodbye_over_{false};
   ListenSocket socket_;
   asio::io_context io_{1};  // After what connections use: it destroys the last of them.
   asio::posix::stream_descriptor listener_;
@@ -222,6 +229,8 @@ int Http2Gate::port() const { return impl_->port(); }
 void Http2Gate::Serve(grpc::Server* server) { impl_->Serve(server); }
 void Http2Gate::StopAccepting() { impl_->StopAccepting(); }
 void Http2Gate::SayGoodbye() { impl_->SayGoodbye(); }
+bool Http2Gate::goodbye_over() const { return impl_->goodbye_over(); }
+void Http2Gate::CloseIdle() { impl_->CloseIdle(); }
 int Http2Gate::num_unserved() const { return impl_->num_unserved(); }
 
 }  // namespace tandem

@@ -89,10 +89,15 @@ class Http2Gate {
   void Serve(grpc::Server* server);
   // Before the server's Shutdown: it gets no new connection when this returns.
   void StopAccepting();
-  // After StopAccepting: tells every client to begin its next calls elsewhere, and returns once all
-  // have heard it and the calls that they began before are served; at most `goodbye_timeout` later.
-  // gRPC's Shutdown alone would end the calls that come before its clients have heard.
+  // After StopAccepting: tells every client to begin its next calls elsewhere. gRPC's Shutdown
+  // alone would end the calls that come before its clients have heard.
   void SayGoodbye();
+  // All have heard it and the calls that they began before are served, or `goodbye_timeout` is
+  // over.
+  bool goodbye_over() const;
+  // Beside the server's Shutdown, which waits for connections: ends each that has no call, once
+  // what gRPC has written is passed on, whether or not its client acknowledges anything.
+  void CloseIdle();
 
   int num_unserved() const;
 

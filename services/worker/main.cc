@@ -20,6 +20,7 @@
 #include "runtime/execution/fingerprints.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/model.h"
+#include "services/server/http2_gate.h"
 #include "services/server/run_program.h"
 #include "services/worker/worker.h"
 #include "services/worker/worker_options.h"
@@ -29,10 +30,9 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kMaxWaitingAttempts = 1024;
-// What runs moves at once; this is for what is still being written or fetched. Below the 10 s after
-// which `tandem serve` kills.
-constexpr auto kDrainLimit = std::chrono::seconds(8);
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
+// Of the time to drain, what the end itself takes.
+constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
 
 // Everything of one worker process, in the order of construction.
 struct Process {
@@ -150,14 +150,15 @@ absl::Status WritePortFile(const std::string& path, int port) {
   return WriteSmallFile(path, absl::StrFormat("%d\n", port));
 }
 
-void WaitForSignalAndDrain(StopSignal* stop, Worker* worker) {
+void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worker* worker) {
   const int signal = stop->Wait();
-  LogInfo("asked to stop", {{"signal", signal}});
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds) - kStopTime;
+  LogInfo("asked to stop", {{"signal", signal}, {"seconds", options.drain_seconds}});
   worker->Drain();
-  const auto end = std::chrono::steady_clock::now() + kDrainLimit;
   while (!worker->Drained()) {
     if (std::chrono::steady_clock::now() >= end) {
-      LogWarning("some attempts did not end in time");
+      LogWarning("some attempts did not end in time", {{"seconds", options.drain_seconds}});
       return;
     }
     std::this_thread::sleep_for(kDrainPoll);
@@ -171,7 +172,7 @@ absl::Status Serve(const WorkerOptions& options, const FleetSecret& secret, Stop
   stop->Serving();
   TANDEM_RETURN_IF_ERROR(process.status());
   TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
-  WaitForSignalAndDrain(stop, process->worker.get());
+  WaitForSignalAndDrain(options, stop, process->worker.get());
   return absl::OkStatus();
 }
 

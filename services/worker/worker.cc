@@ -36,8 +36,6 @@ namespace tandem {
 
 namespace {
 
-// How long a server that shuts down waits for RPCs to notice.
-constexpr auto kShutdownGrace = std::chrono::milliseconds(500);
 // What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
 constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
@@ -168,7 +166,7 @@ absl::Status Worker::OpenServer(const WorkerConfig& config) {
                .unread_timeout = 2 * keepalive},
       .services = {"tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet"},
       .health = {{"", ready}, {"tandem.v1.Worker", ready}, {"liveness", [] { return true; }}},
-      .grace = kShutdownGrace};
+      .grace = Worker::kShutdownGrace};
   server_ = std::make_unique<GatedServer>(options, calls_.get());
   grpc::ServerBuilder builder;
   ConfigureServer(config.liveness_scale, &builder);

@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,6 +51,9 @@ class LivenessTimer;
 
 class Worker {
  public:
+  // How long its server waits for calls to notice that it ends.
+  static constexpr std::chrono::milliseconds kShutdownGrace{500};
+
   // Serves once it returns. InvalidArgument, ResourceExhausted or FailedPrecondition say what of
   // `config` this machine cannot do; Unavailable that the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerConfig& config,

@@ -40,6 +40,11 @@ FlagSet WorkerFlags(WorkerOptions* options) {
   flags.Add("machine-share", &options->machine_share, "N",
             "workers that share this machine: threads and memory are divided by it", 1, 1024);
   flags.Add("memory-limit", &options->memory_limit, "BYTES", kMemoryLimitHelp);
+  flags.Add(
+      "drain-seconds", &options->drain_seconds, "N",
+      "from SIGTERM to the worker's end, at most: what runs here moves to others at once, and "
+      "this is for what is still being written or fetched",
+      kMinDrainSeconds, kMaxDrainSeconds);
   options->Declare(&flags);
   return flags;
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "services/server/drain_time.h"
 #include "services/server/fleet_flags.h"
 #include "services/server/listen_address.h"
 #include "services/worker/worker_sizes.h"
@@ -27,6 +28,7 @@ struct WorkerOptions : SizeOptions {
   bool insecure_public_listen = false;
   std::string ucx_devices;
   FleetFlags fleet;
+  int32_t drain_seconds = kWorkerDrainSeconds;
 };
 
 FlagSet WorkerFlags(WorkerOptions* options);

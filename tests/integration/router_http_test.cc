@@ -563,7 +563,7 @@ TEST_F(RouterHttpTest, BehindADnsNameWorkersAreFound) {
   EXPECT_EQ(workers_[0]->num_submits(), 1);
 }
 
-TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndRefusesNewOnes) {
+TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndEveryAnswerIsTheLast) {
   FakeWorkerOptions options;
   options.hold_after_tokens = 2;
   Start({options});
@@ -572,7 +572,8 @@ TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndRefusesNewOnes) {
   client.SendRequest("/v1/completions", R"({"prompt":"a","max_tokens":8,"stream":true})");
   ASSERT_TRUE(client.ReadUntil("data: "));
   router_->BeginDrain();
-  EXPECT_EQ(idle.Read().status, 0) << "an idle connection is closed";
+  EXPECT_EQ(idle.Exchange("/health").headers["connection"], "close");
+  EXPECT_EQ(idle.Read().status, 0) << "it is closed";
   EXPECT_FALSE(router_->Drained());
   workers_[0]->ReleaseHeld();
   EXPECT_THAT(client.Read().body, HasSubstr("[DONE]"));

@@ -92,6 +92,10 @@ RawAnswer RawHttp::Read() {
     answer.headers[name] = head.substr(colon + 2, end - colon - 2);
     begin = end + 2;
   }
+  if (answer.status == 100) {  // The answer itself is still to come.
+    answer.complete = true;
+    return answer;
+  }
   if (answer.headers.count("content-length") > 0) {
     const size_t size = std::strtoull(answer.headers["content-length"].c_str(), nullptr, 10);
     while (buffer_.size() < size && ReadMore()) {

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMESPACE = "serving"
 APP_VERSION = yaml.safe_load((ROOT / "deploy/helm/tandem/Chart.yaml").read_text())["appVersion"]
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
+DRAIN_MARGIN = 3  # Seconds that a program's end may take beside its --drain-seconds, on a machine that is busy.
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
 
@@ -20,14 +21,6 @@ def flags_of(program):
     """Flags by name, with what docs/flags.md says of their values."""
     section = (ROOT / "docs/flags.md").read_text().split(f"## {program}\n", 1)[1].split("\n## ")[0]
     return {name: kind for name, kind in re.findall(r"^  --([a-z-]+)(?: (\S+))?$", section, re.M)}
-
-
-def drain_seconds(program):
-    """What the program itself allows for draining."""
-    source, pattern, unit = {
-        "tandem-router": ("services/router/app/main.cc", r"kDrainUs = ([\d']+);", 1e6),
-        "tandem-worker": ("services/worker/main.cc", r"kDrainLimit = std::chrono::seconds\((\d+)\);", 1)}[program]
-    return int(re.search(pattern, (ROOT / source).read_text())[1].replace("'", "")) / unit
 
 
 def matches(selector, labels):
@@ -170,10 +163,14 @@ def grace_fits_the_drain(release):
         sleep = hook.get("sleep", {}).get("seconds", 0)
         if workload.is_router and sleep != release.value("router.preStopSleepSeconds", 5):
             yield f"{workload}: preStop sleeps for {sleep} s"
-        need = sleep + drain_seconds(workload.program) + 3  # Who is left is told, the process ends.
+        drain = workload.flag("drain-seconds")
+        if drain is None:
+            yield f"{workload}: nobody says for how long it may drain"
+            continue
+        need = sleep + int(drain) + DRAIN_MARGIN
         grace = workload.pod.get("terminationGracePeriodSeconds", 30)
         if not need <= grace <= need + 10:
-            yield f"{workload}: {grace} s of grace, want {need} or a little more"
+            yield f"{workload}: {grace} s of grace, want {need} or a little more: it sleeps for {sleep} and drains for {drain}"
 
 
 def rollouts_suit_the_role(release):

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -39,8 +40,6 @@ namespace {
 
 // `timeout` and some shells signal this process and its group: one wish, heard twice.
 constexpr int64_t kOneSignalUs = 200'000;
-constexpr int64_t kRouterDrainUs = 30'000'000;  // Running streams may end by themselves.
-constexpr int64_t kWorkerDrainUs = 10'000'000;
 
 struct ServeOptions {
   std::string model;
@@ -81,10 +80,11 @@ class Supervisor {
   // Waits for a signal until `until_us`; the signal's number, or 0.
   int WaitForSignal(int64_t until_us);
   // SIGTERM, then SIGKILL for what still runs when the time or the user's patience ends.
-  void End(std::span<ChildProcess> children, int64_t grace_us);
+  void End(std::span<ChildProcess> children, std::chrono::seconds grace);
   bool AnyRunning(std::span<const ChildProcess> children) const;
 
   const int signals_;
+  std::chrono::seconds router_drain_{0}, worker_drain_{0};
   std::string program_folder_;
   std::vector<ListenSocket> ports_;  // Of children_: held while they do not run.
   std::vector<ChildProcess> children_;
@@ -109,6 +109,9 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOption
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
   if (error) return absl::InternalError("cannot read /proc/self/exe: " + error.message());
 
+  supervisor->router_drain_ = std::chrono::seconds(options.clients.drain_seconds);
+  supervisor->worker_drain_ =
+      std::chrono::seconds(std::min(options.clients.drain_seconds, kWorkerDrainSeconds));
   std::vector<std::string> addresses;
   const std::pair<const char*, int32_t> roles[] = {
       {"prefill", options.prefill}, {"decode", options.decode}, {"hybrid", options.hybrid}};
@@ -151,6 +154,7 @@ std::vector<std::string> Supervisor::WorkerCommand(const ServeOptions& options,
       "--role=" + role,
       absl::StrCat("--listen=127.0.0.1:", port),
       absl::StrCat("--machine-share=", options.num_workers()),
+      absl::StrCat("--drain-seconds=", worker_drain_.count()),
   };
   const std::vector<std::string> engine = options.engine.Arguments();
   command.insert(command.end(), engine.begin(), engine.end());
@@ -236,9 +240,10 @@ bool Supervisor::AnyRunning(std::span<const ChildProcess> children) const {
                      [](const ChildProcess& child) { return child.running(); });
 }
 
-void Supervisor::End(std::span<ChildProcess> children, int64_t grace_us) {
+void Supervisor::End(std::span<ChildProcess> children, std::chrono::seconds grace) {
   for (const ChildProcess& child : children) child.Signal(SIGTERM);
-  const int64_t end_us = SteadyClock().NowUs() + grace_us;
+  const int64_t end_us =
+      SteadyClock().NowUs() + std::chrono::duration_cast<std::chrono::microseconds>(grace).count();
   bool impatient = false;
   const int64_t again_us = SteadyClock().NowUs() + kOneSignalUs;
   while (AnyRunning(children)) {
@@ -267,10 +272,11 @@ int Supervisor::Run() {
     Reap(SteadyClock().NowUs());
   }
   ending_ = true;
-  LogInfo("draining", {{"router_grace_s", kRouterDrainUs / 1'000'000}});
+  constexpr std::chrono::seconds kMargin(kDrainMarginSeconds);
+  LogInfo("draining", {{"seconds", router_drain_.count()}});
   // The router first: it refuses new requests and lets the running ones end on live workers.
-  End(std::span(children_).last(1), give_up_ ? 0 : kRouterDrainUs);
-  End(std::span(children_).first(children_.size() - 1), kWorkerDrainUs);
+  End(std::span(children_).last(1), give_up_ ? std::chrono::seconds(0) : router_drain_ + kMargin);
+  End(std::span(children_).first(children_.size() - 1), worker_drain_ + kMargin);
   return give_up_ ? 1 : 0;
 }
 

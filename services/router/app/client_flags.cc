@@ -47,6 +47,11 @@ void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("max-queued-requests", &max_queued_requests, "N",
              "requests that may wait for a worker; more get 429", 1, 1'000'000);
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
+  flags->Add(
+      "drain-seconds", &drain_seconds, "N",
+      "from SIGTERM to the router's end, at most: a second before, requests that still run are "
+      "told that it leaves; a second SIGTERM ends it at once",
+      kMinDrainSeconds, kMaxDrainSeconds);
 }
 
 absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
@@ -73,7 +78,8 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
 std::vector<std::string> ClientFlags::Arguments() const {
   std::vector<std::string> arguments = {
       "--http=" + http, "--grpc=" + grpc, "--disaggregate=" + disaggregate,
-      absl::StrCat("--max-queued-requests=", max_queued_requests)};
+      absl::StrCat("--max-queued-requests=", max_queued_requests),
+      absl::StrCat("--drain-seconds=", drain_seconds)};
   if (!admin.empty()) arguments.push_back("--admin=" + admin);
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "services/server/drain_time.h"
 #include "services/server/listen_address.h"
 
 namespace tandem {
@@ -27,6 +28,7 @@ struct ClientFlags {
   bool insecure_public_listen = false;
   int32_t max_queued_requests = 4096;
   ByteSize memory_limit;  // Of each process.
+  int32_t drain_seconds = kRouterDrainSeconds;
 
   struct Addresses {
     ListenAddress http, grpc;

@@ -22,6 +22,7 @@
 #include "services/router/app/client_flags.h"
 #include "services/router/app/router_app.h"
 #include "services/server/fleet_flags.h"
+#include "services/server/http2_gate.h"
 #include "services/server/limits.h"
 #include "services/server/machine_limits.h"
 #include "services/server/run_program.h"
@@ -30,10 +31,11 @@ namespace tandem {
 namespace {
 
 constexpr int kLargeBytes = 512 << 10;
-// Then what still runs is told that it is Unavailable. Below the 30 s that Kubernetes and
-// `tandem serve` wait before they kill.
-constexpr int64_t kDrainUs = 25'000'000;
 constexpr std::chrono::milliseconds kDrainPoll{20};
+// Of the time to drain, what it takes to tell those who still wait that it is over.
+constexpr std::chrono::milliseconds kTellTime = kFlushTimeout + kGateFlushTimeout;
+// kFlushTimeout, for whoever has asked twice.
+constexpr std::chrono::milliseconds kHurriedFlushTimeout{200};
 
 struct RouterFlags {
   std::string model, served_model_name, workers, workers_dns, port_file;
@@ -140,13 +142,17 @@ absl::Status Serve(const RouterOptions& options, const RouterFlags& flags, StopS
     TANDEM_RETURN_IF_ERROR(WriteSmallFile(flags.port_file, ports));
   }
   stop->Wait();
-  LogInfo("draining");
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(flags.clients.drain_seconds) - kTellTime;
+  LogInfo("draining", {{"seconds", flags.clients.drain_seconds}});
   (*app)->BeginDrain();
-  const int64_t end_us = SteadyClock().NowUs() + kDrainUs;
-  // A second signal ends it at once.
-  while (!(*app)->Drained() && SteadyClock().NowUs() < end_us && stop->Wait(kDrainPoll) == 0) {
+  bool hurried = false;
+  while (!hurried && !(*app)->Drained() && std::chrono::steady_clock::now() < end) {
+    hurried = stop->Wait(kDrainPoll) != 0;
   }
-  LogInfo("ended", {{"drained", (*app)->Drained()}});
+  const bool drained = (*app)->Drained();
+  (*app)->Stop(hurried ? kHurriedFlushTimeout : kFlushTimeout);
+  LogInfo("ended", {{"drained", drained}});
   return absl::OkStatus();
 }
 

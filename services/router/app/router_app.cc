@@ -169,17 +169,20 @@ ProbeAnswer RouterApp::ReadyAnswer() const {
   return {.ok = ready, .json = json + "]}"};
 }
 
-RouterApp::~RouterApp() {
+RouterApp::~RouterApp() { Stop(kFlushTimeout); }
+
+void RouterApp::Stop(std::chrono::milliseconds flush) {
+  if (std::exchange(stopped_, true)) return;
+  const auto until = std::chrono::steady_clock::now() + flush;  // Of both.
   admin_.reset();
   // The text threads finish what they have and take no more, then the core ends what runs, while
   // the front ends still stand: they tell their clients, until nobody is left or time is up.
-  if (http_ != nullptr) http_->StopAccepting();
+  if (http_ != nullptr) http_->EndDrain();
   if (pool_ != nullptr) pool_->Stop();
   if (collector_ != nullptr) collector_->StopRefreshing();
   if (workers_ != nullptr) workers_->Close();
   if (core_ != nullptr) core_->Stop();
-  const auto until = std::chrono::steady_clock::now() + kFlushTimeout;  // Of both.
-  grpc_.reset();
+  if (grpc_ != nullptr) grpc_->Stop(flush);
   if (http_ != nullptr) http_->Stop(until);
   collector_.reset();
 }
@@ -196,12 +199,12 @@ bool RouterApp::Ready() const {
 
 void RouterApp::BeginDrain() {
   draining_ = true;
-  http_->StopAccepting();
+  http_->BeginDrain();
   grpc_->BeginDrain();
 }
 
 bool RouterApp::Drained() const {
-  return core_->View().requests_in_flight == 0 && num_connections_ == 0 && grpc_->idle();
+  return core_->View().requests_in_flight == 0 && num_connections_ == 0 && grpc_->Drained();
 }
 
 }  // namespace tandem

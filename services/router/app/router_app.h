@@ -4,6 +4,7 @@
 #define TANDEM_SERVICES_ROUTER_APP_ROUTER_APP_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -55,18 +56,20 @@ class RouterApp {
  public:
   // Listening when it returns. Errors name the file, field or address.
   static absl::StatusOr<std::unique_ptr<RouterApp>> Create(const RouterOptions& options);
-  ~RouterApp();
+  ~RouterApp();  // Stop, with kFlushTimeout.
 
   int http_port() const { return http_->port(); }
   int grpc_port() const { return grpc_->port(); }
   int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
   bool Ready() const;
 
-  // Takes no new connection, and has clients go elsewhere; what has come is answered. Takes as long
-  // as gRPC's clients need to hear it, at most kGoodbyeTimeout.
+  // Takes no new connection, and has clients go elsewhere; what has come is answered.
   void BeginDrain();
-  // No request runs and no connection is open.
+  // No request runs, no HTTP connection is open, and gRPC's clients have heard it.
   bool Drained() const;
+  // What still runs is told that it is Unavailable. Clients have `flush` to read their last words,
+  // and kGateFlushTimeout those that do not; then it is over. The destructor does no more.
+  void Stop(std::chrono::milliseconds flush);
 
  private:
   explicit RouterApp(const RouterOptions& options);
@@ -84,6 +87,7 @@ class RouterApp {
   MemoryKeeper memory_;
   RouterMetrics metrics_;
   std::atomic<bool> draining_{false};
+  bool stopped_ = false;
   std::atomic<int> num_connections_{0};
   std::unique_ptr<FleetTls> fleet_tls_;
   std::unique_ptr<TlsIdentity> tls_;

@@ -72,8 +72,9 @@ class GrpcServer::Impl {
   }
 
   int port() const { return server_.port(); }
-  bool idle() const { return inference_.num_calls() == 0; }
   void BeginDrain() { server_.SayGoodbye(); }
+  bool Drained() const { return server_.goodbye_over() && inference_.num_calls() == 0; }
+  void Stop(std::chrono::milliseconds flush) { server_.Stop(flush); }
 
  private:
   OpenCalls calls_;
@@ -93,7 +94,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const GrpcServerO
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 int GrpcServer::port() const { return impl_->port(); }
-bool GrpcServer::idle() const { return impl_->idle(); }
 void GrpcServer::BeginDrain() { impl_->BeginDrain(); }
+bool GrpcServer::Drained() const { return impl_->Drained(); }
+void GrpcServer::Stop(std::chrono::milliseconds flush) { impl_->Stop(flush); }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 #ifndef TANDEM_SERVICES_ROUTER_GRPC_GRPC_SERVER_H_
 #define TANDEM_SERVICES_ROUTER_GRPC_GRPC_SERVER_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,11 +32,14 @@ class GrpcServer {
   // Serves from now on. What is borrowed outlives it. Unavailable if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const GrpcServerOptions& options,
                                                             Generator* generator, TextPool* pool);
-  ~GrpcServer();  // Lets answers that are complete be sent; cancels what runs.
+  ~GrpcServer();  // Stop, within kFlushTimeout.
 
   int port() const;
-  bool idle() const;  // No generation is being answered.
   void BeginDrain();  // GatedServer::SayGoodbye.
+  // After it: clients have heard it, or had their time, and no generation is being answered.
+  bool Drained() const;
+  // Takes no call any more. Answers that are complete have `flush` to be sent; cancels what runs.
+  void Stop(std::chrono::milliseconds flush);
 
  private:
   class Impl;

@@ -199,34 +199,7 @@ TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
   EXPECT_EQ(told, kMaxToldAtOnce);
 }
 
-using std::chrono_literals::operator""h, std::chrono_literals::operator""ms;
-
-// All clients have all the time, but for the one thing that a case is about.
-class HttpTimesTest : public HttpServerTest {
- protected:
-  void TearDown() override { server_.reset(); }  // It counts until then.
-
-  int Serve(void (*shorten)(HttpTimes*)) {
-    HttpTimes times{.header = 1h, .body = 1h, .idle = 1h, .write = 1h, .discard = 1h, .leave = 1h};
-    shorten(&times);
-    server_ = *HttpServer::Create(
-        {.address = {.ip = "127.0.0.1"},
-         .budget = &budget_,
-         .times = times,
-         .on_connections = [this](int open) { num_closed_ += open < num_open_.exchange(open); }},
-        &handler_);
-    return server_->port();
-  }
-  bool AreClosed(int number) {
-    return Eventually([&] { return num_closed_ == number; }, std::chrono::seconds(10));
-  }
-  bool OneIsClosed() { return AreClosed(1); }
-
-  static constexpr char kHalfBody[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf";
-  // Of a socket whose reader takes nothing, far less than an answer.
-  static constexpr int kSmallBuffer = 64 << 10;
-  std::atomic<int> num_open_{0}, num_closed_{0};
-};
+using std::chrono_literals::operator""ms;
 
 TEST_F(HttpTimesTest, AHeadThatDoesNotComeEndsTheConnection) {
   RawHttp client(Serve([](HttpTimes* times) { times->header = 20ms; }));
@@ -283,44 +256,6 @@ TEST_F(HttpTimesTest, BetweenItsPiecesAStreamMayRestLongerThanAWrite) {
   handler_.held->EndStream();
   handler_.held.reset();
   EXPECT_TRUE(client.Read().complete);
-}
-
-TEST_F(HttpTimesTest, AStopClosesWhoHasSaidNothingAtOnce) {
-  RawHttp client(Serve([](HttpTimes*) {}));
-  ASSERT_TRUE(Eventually([&] { return num_open_ == 1; }));
-  server_->StopAccepting();
-  EXPECT_TRUE(OneIsClosed());
-}
-
-TEST_F(HttpTimesTest, AStopClosesWhoAsksNoMore) {
-  RawHttp client(Serve([](HttpTimes* times) { times->leave = 0ms; }));
-  EXPECT_EQ(client.Exchange("/other").status, 200);
-  server_->StopAccepting();
-  EXPECT_TRUE(OneIsClosed());
-}
-
-TEST_F(HttpTimesTest, APartOfARequestIsToldOfTheStop) {
-  RawHttp client(Serve([](HttpTimes* times) { times->leave = 0ms; }));
-  client.Send("POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n");
-  ASSERT_TRUE(client.ReadUntil("100 Continue\r\n\r\n"));  // It has read so far.
-  server_->StopAccepting();
-  EXPECT_TRUE(client.ReadUntil("503"));
-  EXPECT_TRUE(OneIsClosed());
-}
-
-TEST_F(HttpTimesTest, WhoHasItsAnswerHasSoLongToLeaveAtAStop) {
-  const int port = Serve([](HttpTimes* times) { times->leave = 20ms; });
-  RawHttp refused(port), asking(port);
-  refused.Send("nonsense\r\n\r\n");
-  EXPECT_EQ(refused.Read().status, 400);
-  asking.SendRequest("/held");
-  ASSERT_TRUE(asking.ReadUntil("begun"));
-  server_->StopAccepting();
-  EXPECT_TRUE(OneIsClosed());
-  handler_.held->EndStream();
-  handler_.held.reset();
-  EXPECT_TRUE(asking.Read().complete);
-  EXPECT_TRUE(AreClosed(2));
 }
 
 }  // namespace

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "services/http/http_server.h"
+#include "tests/support/eventually.h"
 
 namespace tandem {
 
@@ -31,6 +34,10 @@ class TestHandler final : public HttpHandler {
       exchange->StartStream(200, "text/plain");
       exchange->Write("begun");
       held = std::move(exchange);
+    } else if (request.path == "/block") {
+      blocked = true;
+      while (blocked) std::this_thread::yield();
+      exchange->Send(200, "text/plain", "unblocked");
     } else if (request.path == "/silent") {
       held = std::move(exchange);
       silent = true;
@@ -45,6 +52,7 @@ class TestHandler final : public HttpHandler {
   static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
   std::shared_ptr<HttpExchange> held;  // For tests, once "begun" has come, or `silent`.
   std::atomic<bool> silent{false};
+  std::atomic<bool> blocked{false};  // Its thread, until a test says otherwise.
 };
 
 class HttpServerTest : public testing::Test {
@@ -62,6 +70,41 @@ class HttpServerTest : public testing::Test {
   TestHandler handler_;
   std::atomic<int> num_slow_readers_{0};
   std::unique_ptr<HttpServer> server_;
+};
+
+// All clients have all the time, but for the one thing that a case is about.
+class HttpTimesTest : public HttpServerTest {
+ protected:
+  void TearDown() override { server_.reset(); }  // It counts until then.
+
+  int Serve(void (*shorten)(HttpTimes*), int num_threads = 2) {
+    const std::chrono::hours all(1);
+    HttpTimes times{.header = all,
+                    .body = all,
+                    .idle = all,
+                    .write = all,
+                    .discard = all,
+                    .leave = all,
+                    .last = all};
+    shorten(&times);
+    server_ = *HttpServer::Create(
+        {.address = {.ip = "127.0.0.1"},
+         .budget = &budget_,
+         .times = times,
+         .num_threads = num_threads,
+         .on_connections = [this](int open) { num_closed_ += open < num_open_.exchange(open); }},
+        &handler_);
+    return server_->port();
+  }
+  bool AreClosed(int number) {
+    return Eventually([&] { return num_closed_ == number; }, std::chrono::seconds(10));
+  }
+  bool OneIsClosed() { return AreClosed(1); }
+
+  static constexpr char kHalfBody[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf";
+  // Of a socket whose reader takes nothing, far less than an answer.
+  static constexpr int kSmallBuffer = 64 << 10;
+  std::atomic<int> num_open_{0}, num_closed_{0};
 };
 
 }  // namespace tandem

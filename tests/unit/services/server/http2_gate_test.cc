@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <future>
 #include <list>
 #include <memory>
 #include <set>
@@ -41,10 +40,6 @@ constexpr char kHold[] = "/test.Gate/Hold";    // ...or when the test says so...
 constexpr char kProve[] = "/test.Gate/Prove";  // ...after a proof that its client is of the fleet.
 constexpr char kBlock[] = "/test.Gate/Block";  // ...and is not even looked at before.
 constexpr char kNobody[] = "127.0.0.2";        // Another client's address.
-
-bool IsReady(const std::future<void>& future) {
-  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-}
 
 class GateTest : public testing::Test {
  protected:
@@ -388,11 +383,11 @@ TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
   RawHttp2Client client(gate_->port()), other(gate_->port());
   EXPECT_TRUE(client.Greet().Hears(kSettingsFrame, 0));
   EXPECT_TRUE(other.Greet().Hears(kSettingsFrame, 0));
-  auto goodbye = std::async(std::launch::async, [&] { SayGoodbye(); });
+  SayGoodbye();
   EXPECT_TRUE(client.Hears(kGoawayFrame, 0) && client.Hears(kPingFrame, 0));
   client.Send(CallHeaders(1, kSay) + EmptyMessage(1));
   EXPECT_TRUE(client.Hears(kDataFrame, 1));
-  EXPECT_FALSE(IsReady(goodbye));
+  EXPECT_FALSE(gate_->goodbye_over());
   // It has heard, and what it has begun is not yet with anybody of ours.
   client.Send(CallHeaders(3, kBlock));
   EXPECT_TRUE(Eventually([&] {
@@ -405,7 +400,7 @@ TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
     EXPECT_TRUE(other.Hears(kDataFrame, stream));
     other.Acknowledge();
   }
-  EXPECT_FALSE(IsReady(goodbye));
+  EXPECT_FALSE(gate_->goodbye_over());
   {
     MutexLock lock(&mu_);
     unblocked_ = true;
@@ -414,7 +409,7 @@ TEST_F(GateTest, ACallThatComesBeforeItsClientHasHeardAGoodbyeIsServed) {
   EXPECT_TRUE(Eventually([&] {
     client.Acknowledge();
     other.Acknowledge();
-    return client.Pump() && other.Pump() && IsReady(goodbye);
+    return client.Pump() && other.Pump() && gate_->goodbye_over();
   }));
 }
 
@@ -429,13 +424,13 @@ TEST_F(GateTest, AGoodbyeIsSaidToWhoHasHeardNothingYet) {
     for (RawHttp2Client& client : clients) client.Pump();
     return num_seen() == clients.size();
   }));
-  auto goodbye = std::async(std::launch::async, [&] { SayGoodbye(); });
+  SayGoodbye();
   EXPECT_TRUE(Eventually([&] {
     for (RawHttp2Client& client : clients) {
       EXPECT_TRUE(client.Pump());
       client.Acknowledge();
     }
-    return IsReady(goodbye);
+    return gate_->goodbye_over();
   }));
 }
 
@@ -446,8 +441,28 @@ TEST_F(GateTest, WhoDoesNotHearAGoodbyeIsNotWaitedForLong) {
   client.Greet();
   EXPECT_TRUE(client.Hears(kSettingsFrame, 0));
   SayGoodbye();
+  EXPECT_TRUE(Eventually([&] { return gate_->goodbye_over(); }));
   EXPECT_TRUE(client.Pump());
   EXPECT_TRUE(client.Hears(kGoawayFrame, 0));
+}
+
+// gRPC would wait for it to acknowledge that.
+TEST_F(GateTest, AtAnEndWhoHasNoCallIsClosedWhateverItAcknowledgesAndWhoHasOneAfterIt) {
+  Start();
+  RawHttp2Client idle(gate_->port()), had(gate_->port()), has(gate_->port());
+  idle.Greet();
+  EXPECT_TRUE(idle.Hears(kSettingsFrame, 0));
+  had.Greet().Send(CallHeaders(1, kSay) + EmptyMessage(1));
+  EXPECT_TRUE(had.Hears(kDataFrame, 1));
+  has.Greet().Send(CallHeaders(1, kHold) + EmptyMessage(1));
+  EXPECT_TRUE(Eventually([&] { return has.Pump() && num_held() == 1; }));
+  gate_->CloseIdle();
+  EXPECT_TRUE(idle.Ends());
+  EXPECT_TRUE(had.Ends());
+  EXPECT_TRUE(has.Pump()) << "it is not closed";
+  EndOne();
+  EXPECT_TRUE(has.Hears(kHeadersFrame, 1));
+  EXPECT_TRUE(has.Ends());
 }
 
 TEST_F(GateTest, ALibrarysClientGoesOnElsewhereAndLosesNoCall) {
@@ -473,6 +488,7 @@ TEST_F(GateTest, ALibrarysClientGoesOnElsewhereAndLosesNoCall) {
   }
   EXPECT_TRUE(Eventually([&] { return num_said_ > 50; }));
   SayGoodbye();
+  EXPECT_TRUE(Eventually([&] { return gate_->goodbye_over(); }));
   Stop();
   const int before = num_said_;
   EXPECT_TRUE(Eventually([&] { return num_said_ > before + 50; }));
