@@ -149,7 +149,8 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
     if (!worker.watched && worker.session == 0 && now_us - worker.heard_us > kForgetAfterUs) {
       gone.push_back(worker.id());
       if (expected_.contains(worker.address)) {
-        missing_[worker.address] = worker.registration.role;
+        missing_[worker.address] = {
+            .name = worker.id().name, .role = worker.registration.role, .left = worker.draining};
       }
       it = workers_.erase(it);
     } else {

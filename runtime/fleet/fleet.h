@@ -159,9 +159,16 @@ class Fleet {
   bool KnownCompletely() const { return awaited_.empty(); }
   // Addresses not known yet.
   const std::set<std::string>& awaited() const { return awaited_; }
-  // Expected addresses whose worker was forgotten, with its role: no work waits for it, no prefix
-  // is known of it, but it is missed until another registers there or nobody is expected any more.
-  const std::map<std::string, WorkerRole>& missing() const { return missing_; }
+  // Expected addresses whose worker was forgotten: no work waits for it, no prefix is known of it,
+  // but it is missed until another registers there or nobody is expected any more.
+  struct Missing {
+    std::string name;
+    WorkerRole role = WorkerRole::kHybrid;
+    bool left = false;  // It had said that it would.
+
+    bool operator==(const Missing&) const = default;
+  };
+  const std::map<std::string, Missing>& missing() const { return missing_; }
   // Expected addresses at which no worker has ever registered.
   int64_t NumUnseen() const { return std::ssize(expected_) - std::ssize(seen_); }
 
@@ -190,8 +197,8 @@ class Fleet {
   // again, still has what runs there. No more than there are attempts.
   std::map<WorkerId, LiveWork> live_;
   std::set<std::string> expected_, awaited_;
-  std::set<std::string> seen_;  // Of the expected ones, where somebody has registered.
-  std::map<std::string, WorkerRole> missing_;  // Only expected ones.
+  std::set<std::string> seen_;              // Of the expected ones, where somebody has registered.
+  std::map<std::string, Missing> missing_;  // Only expected ones.
   // Decode, prefill. Of workers that are known when one is added.
   std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;
 };

@@ -234,6 +234,7 @@ void RouterCore::Do(const WatchCommand& command) {
       return command.watch->Refuse();
     }
     refused_.erase(command.address);
+    others_there_ = true;
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
                                   {"role", WorkerRoleName(registration->role)},
@@ -256,6 +257,7 @@ void RouterCore::Do(WatchLostCommand command) {
   const FleetWorker* const worker = owner_->fleet().Find(command.worker);
   if (worker == nullptr || worker->address != command.address) return;
   owner_->OnWatchLost(command.worker);
+  others_there_ = true;
 }
 
 void RouterCore::Do(SessionUpCommand command) {
@@ -362,6 +364,27 @@ void RouterCore::RestartWatch(const WorkerId& worker) {
   if (restart_watch_) restart_watch_(worker);
 }
 
+void RouterCore::TellOfChanges(const std::vector<LostWorker>& lost) {
+  if (leaving_) return;
+  for (const LostWorker& worker : changes_.TakeLost(lost)) {
+    others_there_ = true;
+    LogWarning("a worker is lost", {{"worker", worker.name},
+                                    {"address", worker.address},
+                                    {"role", WorkerRoleName(worker.role)},
+                                    {"why", worker.why}});
+  }
+  if (!std::exchange(others_there_, false)) return;
+  for (const UnpairedWorker& worker : changes_.TakeUnpaired(UnpairedWorkers(owner_->fleet()))) {
+    LogWarning("a prefill worker computes for nobody: no decode worker can take its blocks",
+               {{"worker", worker.name},
+                {"address", worker.address},
+                {"decode_workers", worker.num_decode},
+                {"nearest", worker.decode},
+                {"differs", worker.differs},
+                {"why", worker.why}});
+  }
+}
+
 void RouterCore::PublishView() {
   const int64_t now_us = clock_->NowUs();
   const Fleet& fleet = owner_->fleet();
@@ -396,7 +419,13 @@ void RouterCore::PublishView() {
   }
   view.awaited.assign(fleet.awaited().begin(), fleet.awaited().end());
   view.requests_in_flight = owner_->num_requests();
-  for (const auto& [address, role] : fleet.missing()) ++counts.of(role, WorkerState::kLost);
+  for (const auto& [address, missing] : fleet.missing()) {
+    ++counts.of(missing.role, WorkerState::kLost);
+  }
+  view.lost = LostWorkers(fleet, now_us);
+  TellOfChanges(view.lost);
+  view.num_lost = view.lost.size();
+  if (view.num_lost > kMaxShownLost) view.lost.resize(kMaxShownLost);
   metrics_->Publish(counts);
   metrics_->workers_unseen.Set(static_cast<double>(fleet.NumUnseen()));
   metrics_->Publish(owner_->counters());

@@ -27,6 +27,7 @@
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
 #include "runtime/request/request_owner.h"
+#include "services/router/fleet_changes.h"
 #include "services/router/router_metrics.h"
 #include "services/server/convert.h"
 
@@ -49,6 +50,8 @@ class SessionWriter {
   virtual void Close() = 0;
 };
 
+inline constexpr size_t kMaxShownLost = 16;
+
 // What a front end, a probe or a scrape wants to know. Any thread, a copy.
 struct FleetView {
   struct Worker {
@@ -63,6 +66,8 @@ struct FleetView {
   // Somebody healthy is there to decode the served model: no prefill worker left alone.
   bool can_decode = false;
   std::vector<std::string> awaited;
+  std::vector<LostWorker> lost;  // The first of them, at most kMaxShownLost...
+  size_t num_lost = 0;           // ...of so many.
   // Prompt and output that the largest of the served model's workers holds; 0 while some are not
   // known.
   int64_t max_model_tokens = 0;
@@ -130,6 +135,8 @@ class RouterCore final : public RouterOutbox {
     restart_watch_ = std::move(restart_watch);
   }
 
+  // The router itself ends its workers' connections from now on: none is told as lost.
+  void BeginLeave() { leaving_ = true; }
   // Ends the thread; requests that still run are Unavailable.
   void Stop();
 
@@ -197,6 +204,7 @@ class RouterCore final : public RouterOutbox {
   void Do(SessionLostCommand command);
   void DropEnded();
   void PublishView();
+  void TellOfChanges(const std::vector<LostWorker>& lost);
   // What was neither the client's doing nor an overload is told within kMaxFailureLines, the rest
   // at debug level.
   void LogEnd(Handle handle, const std::string& label, const absl::Status& status,
@@ -221,7 +229,7 @@ class RouterCore final : public RouterOutbox {
   std::unique_ptr<RequestOwner> owner_;  // Router thread.
   BoundedQueue<Command> commands_;
   std::atomic<uint64_t> next_handle_{1};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> leaving_{false}, stopping_{false};
   std::atomic<int64_t> max_model_tokens_{0};
 
   // ---- Router thread ----
@@ -232,6 +240,8 @@ class RouterCore final : public RouterOutbox {
   int64_t next_no_room_line_us_ = 0;
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
   std::set<std::string> refused_;  // Addresses: each is logged once.
+  FleetChanges changes_;
+  bool others_there_ = false;  // Than when it was last looked whom prefill workers compute for.
 
   mutable Mutex view_mu_;
   FleetView view_ GUARDED_BY(view_mu_);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -30,14 +31,26 @@ LivenessTimer::~LivenessTimer() {
   thread_.join();
 }
 
+bool LivenessTimer::HasToldOfDrain() {
+  if (told_of_drain_) return true;
+  MutexLock lock(&mu_);
+  asked_ = true;
+  wake_.SignalAll();
+  return false;
+}
+
 void LivenessTimer::Run() {
   pthread_setname_np(pthread_self(), "liveness");
   const SteadyClock clock;
   int64_t beat_us = clock.NowUs();
   int64_t renew_us = beat_us;
   while (true) {
+    const bool asked = [this] {
+      MutexLock lock(&mu_);
+      return std::exchange(asked_, false);
+    }();
     const int64_t now_us = clock.NowUs();
-    if (now_us >= beat_us) {
+    if (asked || now_us >= beat_us) {
       Beat();
       beat_us = now_us + times_.heartbeat_us;
     }
@@ -48,7 +61,7 @@ void LivenessTimer::Run() {
     MutexLock lock(&mu_);
     if (stopping_) return;
     const int64_t sleep_us = std::min(beat_us, renew_us) - clock.NowUs();
-    if (sleep_us > 0) wake_.WaitFor(&mu_, std::chrono::microseconds(sleep_us));
+    if (sleep_us > 0 && !asked_) wake_.WaitFor(&mu_, std::chrono::microseconds(sleep_us));
     if (stopping_) return;
   }
 }
@@ -56,6 +69,7 @@ void LivenessTimer::Run() {
 void LivenessTimer::Beat() {
   const Heartbeat heartbeat{.load = engine_->Load(), .draining = engine_->draining()};
   watches_->PublishHeartbeat(heartbeat);
+  if (heartbeat.draining) told_of_drain_ = true;
   const bool ready =
       !heartbeat.draining && heartbeat.load.since_progress_us < times_.engine_stalled_us;
   if (ready_->exchange(ready) == ready) return;

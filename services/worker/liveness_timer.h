@@ -24,6 +24,10 @@ class LivenessTimer {
                 DecodeSessions* decodes, WatchHub* watches, std::atomic<bool>* ready);
   ~LivenessTimer();
 
+  // The engine drains, and a heartbeat that says so has been given to every Watch; else it will be
+  // soon. Any thread.
+  bool HasToldOfDrain() EXCLUDES(mu_);
+
  private:
   void Run();
   void Beat();
@@ -38,6 +42,8 @@ class LivenessTimer {
   Mutex mu_;
   CondVar wake_;
   bool stopping_ GUARDED_BY(mu_) = false;
+  bool asked_ GUARDED_BY(mu_) = false;  // For a heartbeat at once.
+  std::atomic<bool> told_of_drain_{false};
   std::thread thread_;
 };
 

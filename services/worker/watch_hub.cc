@@ -105,6 +105,7 @@ void WatchHub::PublishHeartbeat(const Heartbeat& heartbeat) {
   watches_.ForEach([&](Watch* w) { w->PublishHeartbeat(heartbeat); });
 }
 
+bool WatchHub::Flushed() const { return watches_.Flushed(); }
 void WatchHub::CloseAll(const absl::Status& why) { watches_.CloseAll(why); }
 
 }  // namespace tandem

@@ -34,6 +34,7 @@ class WatchHub {
   // Timer thread.
   void PublishHeartbeat(const Heartbeat& heartbeat);
 
+  bool Flushed() const;  // Nothing waits to be written.
   void CloseAll(const absl::Status& why);
 
  private:

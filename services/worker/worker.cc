@@ -284,7 +284,9 @@ void Worker::Drain() {
 }
 
 bool Worker::Drained() const {
-  return loop_->drained() && routers_->Flushed() && decodes_->Flushed() && prefills_->Flushed();
+  // Else routers would take it for lost.
+  if (!loop_->drained() || !timer_->HasToldOfDrain() || !watches_->Flushed()) return false;
+  return routers_->Flushed() && decodes_->Flushed() && prefills_->Flushed();
 }
 
 }  // namespace tandem

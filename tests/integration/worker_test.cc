@@ -218,6 +218,21 @@ TEST_P(WorkerTest, DrainEndsWhatRunsRefusesWhatComesAndReportsItself) {
   EXPECT_TRUE(worker->worker->Drained());
 }
 
+// Else a router would take it for lost.
+TEST_P(WorkerTest, AnIdleWorkerHasNotDrainedBeforeItHasSaidSo) {
+  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  Watcher watch(*worker);
+  watch.HeartbeatUntil([](const Heartbeat&) { return true; });
+  worker->worker->Drain();
+  const auto end = std::chrono::steady_clock::now() + kRouterPatience;
+  while (!worker->worker->Drained() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(worker->worker->Drained());
+  worker.reset();
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.draining; });
+}
+
 TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
   auto worker = Start("hybrid", WorkerRole::kHybrid);
   Watcher watch(*worker);

@@ -166,6 +166,19 @@ ProbeAnswer RouterApp::ReadyAnswer() const {
     if (i > 0) json += ',';
     AppendJsonString(view.awaited[i], &json);
   }
+  absl::StrAppendFormat(&json, "],\"lost\":%d,\"lost_workers\":[", view.num_lost);
+  for (size_t i = 0; i < view.lost.size(); ++i) {
+    const LostWorker& worker = view.lost[i];
+    json += i > 0 ? ",{\"name\":" : "{\"name\":";
+    AppendJsonString(worker.name, &json);
+    json += ",\"address\":";
+    AppendJsonString(worker.address, &json);
+    json += ",\"role\":";
+    AppendJsonString(WorkerRoleName(worker.role), &json);
+    json += ",\"why\":";
+    AppendJsonString(worker.why, &json);
+    json += '}';
+  }
   return {.ok = ready, .json = json + "]}"};
 }
 
@@ -180,6 +193,7 @@ void RouterApp::Stop(std::chrono::milliseconds flush) {
   if (http_ != nullptr) http_->EndDrain();
   if (pool_ != nullptr) pool_->Stop();
   if (collector_ != nullptr) collector_->StopRefreshing();
+  if (core_ != nullptr) core_->BeginLeave();
   if (workers_ != nullptr) workers_->Close();
   if (core_ != nullptr) core_->Stop();
   if (grpc_ != nullptr) grpc_->Stop(flush);

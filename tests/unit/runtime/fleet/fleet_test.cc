@@ -393,7 +393,7 @@ TEST_F(FleetTest, ForgetsWhoHasBeenGoneForLong) {
 }
 
 TEST_F(FleetTest, WhoIsForgottenIsMissedForAsLongAsItIsExpected) {
-  using Missing = std::map<std::string, WorkerRole>;
+  using Missing = std::map<std::string, Fleet::Missing>;
   fleet_.Expect({"addr:1"});
   const auto lose = [&](int64_t now_us) {
     EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), now_us).ok());
@@ -403,7 +403,7 @@ TEST_F(FleetTest, WhoIsForgottenIsMissedForAsLongAsItIsExpected) {
     EXPECT_EQ(fleet_.ForgetGone(now_us + Fleet::kForgetAfterUs + 1).size(), 1u);
     EXPECT_TRUE(fleet_.workers().empty());
   };
-  const Missing missing = {{"addr:1", Registration("a", 1).role}};
+  const Missing missing = {{"addr:1", {.name = "a", .role = Registration("a", 1).role}}};
   lose(0);
   EXPECT_EQ(fleet_.missing(), missing);
   EXPECT_TRUE(fleet_.KnownCompletely()) << "it had been there";
