@@ -53,11 +53,13 @@ class RouterOutbox {
   virtual void RestartWatch(const WorkerId& worker) = 0;
 };
 
+inline constexpr int32_t kMaxOpenRequests = 16'384;
+
 struct RequestOwnerOptions {
   uint64_t router_incarnation = 0;  // Random, not 0.
   LivenessTimes times;
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
-  int32_t max_requests = 16'384;               // Accepted and not finished.
+  int32_t max_requests = kMaxOpenRequests;     // Accepted and not finished.
   int32_t max_waiting_requests = 4'096;        // Of those, without a token or a worker.
   int64_t max_index_entries = 4'000'000;       // Of the prefix index.
   int64_t nobody_alive_grace_us = 10'000'000;  // Then a request without a token is Unavailable.

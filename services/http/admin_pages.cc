@@ -34,7 +34,12 @@ void SendMetrics(const MetricsSource& source, const std::shared_ptr<HttpExchange
   });
 }
 
-AdminPages::AdminPages(AdminPagesParts parts) : parts_(std::move(parts)), guard_(parts_.guard) {}
+AdminPages::AdminPages(AdminPagesParts parts)
+    : parts_(std::move(parts)),
+      guard_({.address = parts_.address,
+              .allowed_hosts = {},
+              .takes_names = false,
+              .cors_origins = {}}) {}
 
 void AdminPages::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   if (const std::optional<GuardRefusal> refusal = guard_.CheckHost(request)) {

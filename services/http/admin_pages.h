@@ -26,7 +26,7 @@ void SendVersion(HttpExchange* exchange);
 void SendMetrics(const MetricsSource& source, const std::shared_ptr<HttpExchange>& exchange);
 
 struct AdminPagesParts {
-  BrowserGuardOptions guard;
+  ListenAddress address;  // Where they are served.
   Probe health, ready;
   MetricsSource metrics;        // Of this process.
   MetricsSource fleet_metrics;  // At /metrics/fleet; may be null.

@@ -67,7 +67,9 @@ class OriginExchange final : public HttpExchange {
 }  // namespace
 
 BrowserGuard::BrowserGuard(const BrowserGuardOptions& options)
-    : loopback_(IsLoopback(options.address.ip)), origins_(options.cors_origins) {
+    : loopback_(IsLoopback(options.address.ip)),
+      takes_names_(options.takes_names),
+      origins_(options.cors_origins) {
   for (const std::string& name : options.allowed_hosts) hosts_.push_back(HostOf(name));
   if (!loopback_ && hosts_.empty()) return;
   hosts_.insert(hosts_.end(),
@@ -86,9 +88,10 @@ std::optional<GuardRefusal> BrowserGuard::CheckHost(const HttpRequest& request) 
       (!loopback_ && IsIpAddress(WithoutBrackets(host)))) {
     return std::nullopt;
   }
-  return GuardRefusal{403, absl::StrCat("the Host \"", Shown(host),
-                                        "\" is not a name of this server; if it should be, start "
-                                        "it with --allowed-host")};
+  return GuardRefusal{
+      403, absl::StrCat("the Host \"", Shown(host), "\" is not a name of this server; ",
+                        takes_names_ ? "if it should be, start it with --allowed-host"
+                                     : "ask it as localhost or by its address")};
 }
 
 std::optional<GuardRefusal> BrowserGuard::CheckPost(const HttpRequest& request) const {

@@ -23,6 +23,7 @@ struct BrowserGuardOptions {
   // Host names beside localhost and loopback addresses. Beyond loopback, where nobody knows by
   // which names a server is called, the Host is looked at only if some are given.
   std::vector<std::string> allowed_hosts;
+  bool takes_names = true;  // There is a flag for them, which whoever is refused is told of.
   // "https://chat.example": pages that may use this server from a browser (CORS).
   std::vector<std::string> cors_origins;
 };
@@ -55,6 +56,7 @@ class BrowserGuard {
   bool IsConfigured(std::string_view origin) const;
 
   const bool loopback_;
+  const bool takes_names_;
   std::vector<std::string> hosts_;  // Lower case, without a port.
   const std::vector<std::string> origins_;
 };

@@ -39,14 +39,16 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
     if (its != other) found.emplace_back(what, absl::StrFormat("%s %s, not %s", what, its, other));
   };
   compare("model", prefill.model, decode.model);
-  if (prefill.protocol_max < decode.protocol_min || prefill.protocol_min > decode.protocol_max) {
-    found.emplace_back("protocol", absl::StrFormat("protocol %d to %d, not %d to %d",
-                                                   prefill.protocol_min, prefill.protocol_max,
-                                                   decode.protocol_min, decode.protocol_max));
+  if (prefill.terms.protocol_max < decode.terms.protocol_min ||
+      prefill.terms.protocol_min > decode.terms.protocol_max) {
+    found.emplace_back(
+        "protocol", absl::StrFormat("protocol %d to %d, not %d to %d", prefill.terms.protocol_min,
+                                    prefill.terms.protocol_max, decode.terms.protocol_min,
+                                    decode.terms.protocol_max));
   }
-  compare("kv_class", prefill.kv_class, decode.kv_class);
-  compare("numerics_id", prefill.numerics_id, decode.numerics_id);
-  compare("transport", prefill.kv_transport, decode.kv_transport);
+  compare("kv_class", prefill.terms.kv_class, decode.terms.kv_class);
+  compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);
+  compare("transport", prefill.terms.transport, decode.terms.transport);
   return found;
 }
 

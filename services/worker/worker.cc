@@ -244,7 +244,7 @@ absl::Status Worker::OpenAdmin(const WorkerConfig& config, const LivenessTimes& 
     done(std::make_shared<const std::string>(MetricsToText(families)));
   };
   admin_pages_ = std::make_unique<AdminPages>(
-      AdminPagesParts{.guard = {.address = *config.admin, .allowed_hosts = {}, .cors_origins = {}},
+      AdminPagesParts{.address = *config.admin,
                       .health = health,
                       .ready = ready,
                       .metrics = metrics,

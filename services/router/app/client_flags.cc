@@ -45,7 +45,7 @@ void ClientFlags::Declare(FlagSet* flags) {
   flags->Add("insecure-public-listen", &insecure_public_listen,
              "allow --http and --grpc beyond loopback without TLS, and without keys");
   flags->Add("max-queued-requests", &max_queued_requests, "N",
-             "requests that may wait for a worker; more get 429", 1, 1'000'000);
+             "requests that may wait for a worker; more get 429", 1, kMaxOpenRequests);
   flags->Add("memory-limit", &memory_limit, "BYTES", kMemoryLimitHelp);
   flags->Add(
       "drain-seconds", &drain_seconds, "N",
@@ -76,10 +76,10 @@ absl::StatusOr<ClientFlags::Addresses> ClientFlags::Check() const {
 }
 
 std::vector<std::string> ClientFlags::Arguments() const {
-  std::vector<std::string> arguments = {
-      "--http=" + http, "--grpc=" + grpc, "--disaggregate=" + disaggregate,
-      absl::StrCat("--max-queued-requests=", max_queued_requests),
-      absl::StrCat("--drain-seconds=", drain_seconds)};
+  std::vector<std::string> arguments = {"--http=" + http, "--grpc=" + grpc,
+                                        "--disaggregate=" + disaggregate,
+                                        absl::StrCat("--max-queued-requests=", max_queued_requests),
+                                        absl::StrCat("--drain-seconds=", drain_seconds)};
   if (!admin.empty()) arguments.push_back("--admin=" + admin);
   if (!allowed_hosts.empty()) arguments.push_back("--allowed-host=" + allowed_hosts);
   if (!cors_origins.empty()) arguments.push_back("--cors-origin=" + cors_origins);

@@ -137,7 +137,7 @@ absl::Status RouterApp::OpenTls() {
 
 absl::Status RouterApp::StartAdmin() {
   admin_pages_ = std::make_unique<AdminPages>(AdminPagesParts{
-      .guard = {.address = *options_.admin, .allowed_hosts = {}, .cors_origins = {}},
+      .address = *options_.admin,
       .health = Alive,
       .ready = [this] { return ReadyAnswer(); },
       .metrics =

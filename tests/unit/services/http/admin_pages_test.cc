@@ -18,7 +18,7 @@ class AdminPagesTest : public testing::Test {
  protected:
   void Start(MetricsSource fleet_metrics) {
     pages_ = std::make_unique<AdminPages>(AdminPagesParts{
-        .guard = {.address = address_, .allowed_hosts = {}, .cors_origins = {}},
+        .address = address_,
         .health = [this] { return ProbeAnswer{.ok = healthy_, .json = "{\"h\":1}"}; },
         .ready = [this] { return ProbeAnswer{.ok = ready_, .json = "{\"r\":1}"}; },
         .metrics = Page("own 1\n"),

@@ -62,6 +62,13 @@ TEST(BrowserGuardTest, OnLoopbackOnlyItsOwnNamesAreHosts) {
               testing::AllOf(HasSubstr("evil?"), HasSubstr("--allowed-host")));
 }
 
+TEST(BrowserGuardTest, NamesAFlagOnlyWhereThereIsOne) {
+  const BrowserGuard guard(
+      {.address = {.ip = "127.0.0.1", .port = 8000}, .takes_names = false, .cors_origins = {}});
+  EXPECT_THAT(guard.CheckHost(With({{"host", "evil.example"}}))->message,
+              testing::AllOf(HasSubstr("localhost"), testing::Not(HasSubstr("--allowed-host"))));
+}
+
 TEST(BrowserGuardTest, EveryAddressOfLoopbackIsOne) {
   for (const char* ip : {"127.255.0.1", "::1", "::ffff:127.0.0.1"}) {
     const BrowserGuard guard({.address = {.ip = ip, .port = 8000}});
