@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/request/request_owner.h"
 #include "services/server/machine_limits.h"
 
 namespace tandem {
