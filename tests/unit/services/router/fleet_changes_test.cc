@@ -16,10 +16,10 @@ class FleetChangesTest : public testing::Test {
     r.worker = {.name = name, .incarnation = 1};
     r.role = role;
     r.model = "m";
-    r.kv_class = "k";
-    r.numerics_id = "n";
-    r.kv_transport = "grpc";
-    r.protocol_min = r.protocol_max = 2;
+    r.terms.kv_class = "k";
+    r.terms.numerics_id = "n";
+    r.terms.transport = "grpc";
+    r.terms.protocol_min = r.terms.protocol_max = 2;
     r.block_tokens = 16;
     return r;
   }
@@ -97,20 +97,22 @@ TEST_F(FleetChangesTest, WhoLeavesIsNotLostEvenOnceForgotten) {
 TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
   const std::vector<std::pair<std::string, std::function<void(WorkerRegistration*)>>> cases = {
       {"model", [](WorkerRegistration* r) { r->model = "other"; }},
-      {"protocol", [](WorkerRegistration* r) { r->protocol_min = r->protocol_max = 3; }},
-      {"protocol", [](WorkerRegistration* r) { r->protocol_min = r->protocol_max = 1; }},
-      {"kv_class", [](WorkerRegistration* r) { r->kv_class = "other"; }},
-      {"numerics_id", [](WorkerRegistration* r) { r->numerics_id = "other"; }},
-      {"transport", [](WorkerRegistration* r) { r->kv_transport = "ucx"; }},
+      {"protocol",
+       [](WorkerRegistration* r) { r->terms.protocol_min = r->terms.protocol_max = 3; }},
+      {"protocol",
+       [](WorkerRegistration* r) { r->terms.protocol_min = r->terms.protocol_max = 1; }},
+      {"kv_class", [](WorkerRegistration* r) { r->terms.kv_class = "other"; }},
+      {"numerics_id", [](WorkerRegistration* r) { r->terms.numerics_id = "other"; }},
+      {"transport", [](WorkerRegistration* r) { r->terms.transport = "ucx"; }},
       {"kv_class, transport",
        [](WorkerRegistration* r) {
-         r->kv_class = "other";
-         r->kv_transport = "ucx";
+         r->terms.kv_class = "other";
+         r->terms.transport = "ucx";
        }},
   };
   Register(Of("d", WorkerRole::kDecode));
   WorkerRegistration far = Of("a", WorkerRole::kHybrid);  // Of less in common.
-  far.model = far.kv_class = far.numerics_id = far.kv_transport = "far";
+  far.model = far.terms.kv_class = far.terms.numerics_id = far.terms.transport = "far";
   Register(far);
   Register(Of("p", WorkerRole::kPrefill));
   EXPECT_EQ(Unpaired(), Strings());
@@ -128,7 +130,7 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
 
 TEST_F(FleetChangesTest, OnlyWhoIsThereIsComparedAndOnlyIfSomebodyDecodes) {
   WorkerRegistration prefill = Of("p", WorkerRole::kPrefill);
-  prefill.kv_transport = "ucx";
+  prefill.terms.transport = "ucx";
   Register(prefill);
   EXPECT_EQ(Unpaired(), Strings()) << "nobody decodes";
   Register(Of("d", WorkerRole::kDecode));
@@ -144,11 +146,11 @@ TEST_F(FleetChangesTest, WhatAPrefillWorkerLacksIsToldOncePerChange) {
   const auto take = [&] { return changes_.TakeUnpaired(UnpairedWorkers(fleet_)).size(); };
   Register(Of("d", WorkerRole::kDecode));
   WorkerRegistration prefill = Of("p", WorkerRole::kPrefill);
-  prefill.kv_transport = "ucx";
+  prefill.terms.transport = "ucx";
   Register(prefill);
   EXPECT_EQ(take(), 1u);
   EXPECT_EQ(take(), 0u);
-  prefill.kv_class = "other";
+  prefill.terms.kv_class = "other";
   Register(prefill);
   EXPECT_EQ(take(), 1u) << "it is something else now";
   Register(Of("p", WorkerRole::kPrefill));
