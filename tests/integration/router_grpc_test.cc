@@ -409,6 +409,7 @@ TEST_F(RouterGrpcTest, ACallThatOnlySentItsHeadersHoldsNoDrainUp) {
   client.Send(HeadersOnly("/tandem.v1.Inference/GenerateStream", 3));
   EXPECT_TRUE(
       Eventually([&] { return Metric("tandem_memory_held_bytes") >= before + 3 * kCallBytes; }));
+  router_->BeginDrain();
   EXPECT_TRUE(Eventually([&] { return router_->Drained(); }));
 }
 
@@ -425,6 +426,7 @@ TEST_F(RouterGrpcTest, AClientThatDoesNotReadIsCutOffWithAllThatWaits) {
   const auto reader = v1::Inference::NewStub(channel)->GenerateStream(&context, request);
   EXPECT_TRUE(Eventually([&] { return Metric("tandem_slow_readers_total") == 1; }));
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
+  router_->BeginDrain();
   EXPECT_TRUE(Eventually([&] { return router_->Drained(); })) << "the call is still there";
   v1::GenerateResponse response;
   while (reader->Read(&response)) {

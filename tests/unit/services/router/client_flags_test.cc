@@ -13,6 +13,7 @@ TEST(ClientFlagsTest, ReachARouterAsTheyWereGiven) {
                                           "--grpc=127.0.0.1:2",
                                           "--disaggregate=never",
                                           "--max-queued-requests=7",
+                                          "--drain-seconds=9",
                                           "--admin=127.0.0.1:3",
                                           "--allowed-host=a,b",
                                           "--cors-origin=https://c",
