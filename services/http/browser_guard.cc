@@ -88,10 +88,10 @@ std::optional<GuardRefusal> BrowserGuard::CheckHost(const HttpRequest& request) 
       (!loopback_ && IsIpAddress(WithoutBrackets(host)))) {
     return std::nullopt;
   }
-  return GuardRefusal{
-      403, absl::StrCat("the Host \"", Shown(host), "\" is not a name of this server; ",
-                        takes_names_ ? "if it should be, start it with --allowed-host"
-                                     : "ask it as localhost or by its address")};
+  return GuardRefusal{403,
+                      absl::StrCat("the Host \"", Shown(host), "\" is not a name of this server; ",
+                                   takes_names_ ? "if it should be, start it with --allowed-host"
+                                                : "ask it as localhost or by its address")};
 }
 
 std::optional<GuardRefusal> BrowserGuard::CheckPost(const HttpRequest& request) const {

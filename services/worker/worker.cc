@@ -243,12 +243,11 @@ absl::Status Worker::OpenAdmin(const WorkerConfig& config, const LivenessTimes& 
     AddLabel("worker", name, &families);
     done(std::make_shared<const std::string>(MetricsToText(families)));
   };
-  admin_pages_ = std::make_unique<AdminPages>(
-      AdminPagesParts{.address = *config.admin,
-                      .health = health,
-                      .ready = ready,
-                      .metrics = metrics,
-                      .fleet_metrics = nullptr});
+  admin_pages_ = std::make_unique<AdminPages>(AdminPagesParts{.address = *config.admin,
+                                                              .health = health,
+                                                              .ready = ready,
+                                                              .metrics = metrics,
+                                                              .fleet_metrics = nullptr});
   TANDEM_ASSIGN_OR_RETURN(admin_, HttpServer::Create({.address = *config.admin,
                                                       .tls = Tls(/*any_client=*/true),
                                                       .budget = memory_->budget(),
