@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/number_text.h"
 
 namespace tandem {
 namespace {
@@ -66,8 +67,6 @@ struct KeyHandler {
   bool on_comment_part(json::string_view, json::error_code&) { return true; }
   bool on_comment(json::string_view, json::error_code&) { return true; }
 };
-
-std::string NumberText(double value) { return absl::StrFormat("%g", value); }
 
 }  // namespace
 

@@ -65,7 +65,6 @@ struct RequestOwnerOptions {
   int64_t nobody_alive_grace_us = 10'000'000;  // Then a request without a token is Unavailable.
 };
 
-inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
 // request_owner.cc takes the inputs and the time, placement.cc gives streams to workers and takes
 // them back, events.cc reads what workers say.
 class RequestOwner {

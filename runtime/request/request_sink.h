@@ -45,6 +45,8 @@ struct RequestReport {
   int64_t first_submit_us = 0;  // 0: never sent to a worker.
 };
 
+inline constexpr int64_t kDefaultDeadlineUs = 600'000'000;
+
 // Where a request's results go. OnPrompt comes once and before the first OnDelta; exactly one of
 // OnDone and OnError comes, last. Never called inside Start.
 class RequestSink {

@@ -211,7 +211,7 @@ void ServerConnection::Run() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     if (self->shared_->phase == HttpShared::Phase::kEnding) return self->Close();
     self->BeginRequest();
-    self->AwaitFirstByte();
+    self->LimitFirstByte();
     self->ReadNext();
   });
 }
@@ -222,7 +222,7 @@ void ServerConnection::BeginDrain() {
       case State::kIdle:
         return self->SetDeadline(self->shared_->times.last);
       case State::kReading:
-        return self->AwaitFirstByte();
+        return self->LimitFirstByte();
       case State::kDiscarding:
         return self->SetDeadline(self->shared_->times.leave);
       case State::kAnswering:
@@ -264,7 +264,7 @@ void ServerConnection::WaitForRequest() {
 
 // Of a new connection: who has sent nothing when the server drains has no more time than who asks
 // again.
-void ServerConnection::AwaitFirstByte() {
+void ServerConnection::LimitFirstByte() {
   if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.last);
 }
 

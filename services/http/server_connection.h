@@ -62,7 +62,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   enum class State { kReading, kAnswering, kIdle, kDiscarding, kClosed };
 
   void WaitForRequest();
-  void AwaitFirstByte();
+  void LimitFirstByte();
   void BeginRequest();
   void ReadNext();
   void OnReadable(const boost::system::error_code& error);

@@ -49,12 +49,13 @@ class ClientCall : public std::enable_shared_from_this<ClientCall> {
   virtual void OnNews() = 0;
 
   Generator* generator() const { return generator_; }
+  // Null until it has begun.
+  std::shared_ptr<Generation> generation() const EXCLUDES(mu_);
 
  private:
   void Begin() EXCLUDES(mu_);
   absl::Status TryBegin() EXCLUDES(mu_);
   void Refuse(const absl::Status& why) EXCLUDES(mu_);
-  std::shared_ptr<Generation> generation() const EXCLUDES(mu_);
 
   Generator* const generator_;
   Generator::Call call_;  // Until it has begun.

@@ -36,15 +36,17 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
                                     const WorkerRegistration& decode) {
   std::vector<Difference> found;
   const auto compare = [&](const char* what, const std::string& its, const std::string& other) {
-    if (its != other) found.emplace_back(what, absl::StrFormat("%s %s, not %s", what, its, other));
+    if (its == other) return;
+    found.emplace_back(what,
+                       absl::StrFormat("%s: it has %s, the decode worker %s", what, its, other));
   };
   compare("model", prefill.model, decode.model);
   if (prefill.terms.protocol_max < decode.terms.protocol_min ||
       prefill.terms.protocol_min > decode.terms.protocol_max) {
-    found.emplace_back(
-        "protocol", absl::StrFormat("protocol %d to %d, not %d to %d", prefill.terms.protocol_min,
-                                    prefill.terms.protocol_max, decode.terms.protocol_min,
-                                    decode.terms.protocol_max));
+    found.emplace_back("protocol",
+                       absl::StrFormat("protocol: it speaks %d to %d, the decode worker %d to %d",
+                                       prefill.terms.protocol_min, prefill.terms.protocol_max,
+                                       decode.terms.protocol_min, decode.terms.protocol_max));
   }
   compare("kv_class", prefill.terms.kv_class, decode.terms.kv_class);
   compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);

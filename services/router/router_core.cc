@@ -183,10 +183,10 @@ void RouterCore::Do(StartCommand command) {
     request.facts.sink = sink.get();
     const size_t prompt_tokens = request.facts.spec.token_ids.size();
     const size_t num_choices = request.facts.spec.choices.size();
-    const int64_t num_waiting = owner_->num_waiting(), num_refused = NumWithoutRoom();
+    const int64_t num_refused = NumWithoutRoom();
     const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
     // It, or one that gave way to it.
-    if (NumWithoutRoom() > num_refused) TellOfNoRoom(num_waiting);
+    if (NumWithoutRoom() > num_refused) TellOfNoRoom();
     if (id.ok()) {
       if (LogsDebug()) {
         LogDebug("request begins", {{"request_id", command.label},
@@ -234,7 +234,7 @@ void RouterCore::Do(const WatchCommand& command) {
       return command.watch->Refuse();
     }
     refused_.erase(command.address);
-    others_there_ = true;
+    fleet_changed_ = true;
     LogInfo("worker registered", {{"worker", registration->worker.name},
                                   {"address", command.address},
                                   {"role", WorkerRoleName(registration->role)},
@@ -257,7 +257,7 @@ void RouterCore::Do(WatchLostCommand command) {
   const FleetWorker* const worker = owner_->fleet().Find(command.worker);
   if (worker == nullptr || worker->address != command.address) return;
   owner_->OnWatchLost(command.worker);
-  others_there_ = true;
+  fleet_changed_ = true;
 }
 
 void RouterCore::Do(SessionUpCommand command) {
@@ -319,15 +319,14 @@ void RouterCore::LogEnd(Handle handle, const std::string& label, const absl::Sta
        {"took_ms", ms_until(now_us)}});
 }
 
-void RouterCore::TellOfNoRoom(int64_t num_waiting) {
+void RouterCore::TellOfNoRoom() {
   const int64_t now_us = clock_->NowUs();
   if (now_us < next_no_room_line_us_) return;
   next_no_room_line_us_ = now_us + 1'000'000;
   const bool all_run = owner_->num_requests() >= limits_.max_requests;
   LogWarning(all_run ? "requests are refused with 429: no more may be open at once"
                      : "requests are refused with 429: more than --max-queued-requests would wait",
-             {{"waiting", num_waiting},
-              {"max_queued_requests", limits_.max_waiting_requests},
+             {{"max_queued_requests", limits_.max_waiting_requests},
               {"open", owner_->num_requests()},
               {"max_open", limits_.max_requests}});
 }
@@ -367,13 +366,12 @@ void RouterCore::RestartWatch(const WorkerId& worker) {
 void RouterCore::TellOfChanges(const std::vector<LostWorker>& lost) {
   if (leaving_) return;
   for (const LostWorker& worker : changes_.TakeLost(lost)) {
-    others_there_ = true;
     LogWarning("a worker is lost", {{"worker", worker.name},
                                     {"address", worker.address},
                                     {"role", WorkerRoleName(worker.role)},
                                     {"why", worker.why}});
   }
-  if (!std::exchange(others_there_, false)) return;
+  if (!std::exchange(fleet_changed_, false)) return;
   for (const UnpairedWorker& worker : changes_.TakeUnpaired(UnpairedWorkers(owner_->fleet()))) {
     LogWarning("a prefill worker computes for nobody: no decode worker can take its blocks",
                {{"worker", worker.name},

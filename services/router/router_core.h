@@ -213,7 +213,7 @@ class RouterCore final : public RouterOutbox {
   // Refused, of all requests so far.
   int64_t NumWithoutRoom() const;
   // At most once a second; `num_waiting`: before the request that was too much.
-  void TellOfNoRoom(int64_t num_waiting);
+  void TellOfNoRoom();
 
   void SendSubmit(SessionId session, const Submit& submit) override;
   void SendCancel(SessionId session, const Cancel& cancel) override;
@@ -241,7 +241,7 @@ class RouterCore final : public RouterOutbox {
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;
   std::set<std::string> refused_;  // Addresses: each is logged once.
   FleetChanges changes_;
-  bool others_there_ = false;  // Than when it was last looked whom prefill workers compute for.
+  bool fleet_changed_ = false;  // Since UnpairedWorkers was last asked.
 
   mutable Mutex view_mu_;
   FleetView view_ GUARDED_BY(view_mu_);

@@ -158,7 +158,8 @@ void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worke
   worker->Drain();
   while (!worker->Drained()) {
     if (std::chrono::steady_clock::now() >= end) {
-      LogWarning("some attempts did not end in time", {{"seconds", options.drain_seconds}});
+      LogWarning("not all was written or said in time: it ends all the same",
+                 {{"seconds", options.drain_seconds}});
       return;
     }
     std::this_thread::sleep_for(kDrainPoll);

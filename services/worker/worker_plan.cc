@@ -1,8 +1,7 @@
 #include "services/worker/worker_plan.h"
 
-#include <sys/statvfs.h>
-
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "runtime/base/status_macros.h"
@@ -13,13 +12,11 @@
 namespace tandem {
 namespace {
 
-SharedMemory MeasureSharedMemory() {
+absl::StatusOr<std::optional<SharedMemory>> MeasureSharedMemory(const std::string& transport) {
+  if (transport != "ucx") return std::nullopt;
   ShmFolder::RemoveAbandoned();
-  struct statvfs shm = {};
-  if (statvfs("/dev/shm", &shm) != 0) return {};
-  const auto unit = static_cast<int64_t>(shm.f_frsize);
-  return {.total_bytes = static_cast<int64_t>(shm.f_blocks) * unit,
-          .free_bytes = static_cast<int64_t>(shm.f_bavail) * unit};
+  TANDEM_ASSIGN_OR_RETURN(const ShmFolder::Space space, ShmFolder::MeasureSpace());
+  return SharedMemory{.total_bytes = space.total_bytes, .free_bytes = space.free_bytes};
 }
 
 }  // namespace
@@ -42,10 +39,10 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .block_bytes = static_cast<int64_t>(layout.block_bytes),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.compute_dtype),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.compute_dtype)};
-  TANDEM_ASSIGN_OR_RETURN(
-      const WorkerSizes sizes,
-      SizeWorker(options, facts, machine,
-                 options.transport == "ucx" ? std::optional(MeasureSharedMemory()) : std::nullopt));
+  TANDEM_ASSIGN_OR_RETURN(const std::optional<SharedMemory> shared_memory,
+                          MeasureSharedMemory(options.transport));
+  TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,
+                          SizeWorker(options, facts, machine, shared_memory));
   return WorkerPlan{model_options, model, layout, sizes};
 }
 

@@ -78,8 +78,8 @@ struct MemoryBill {
   std::string advice() const { return num_workers > 1 ? ", or run fewer workers here" : ""; }
 };
 
-// The pool in /dev/shm, beside those of the other workers.
-absl::Status CheckSharedMemory(int64_t pool_bytes, int32_t num_workers,
+// The pool in /dev/shm, beside those of the other workers. `size` is what to call it.
+absl::Status CheckSharedMemory(const std::string& size, int64_t pool_bytes, int32_t num_workers,
                                const SharedMemory& memory) {
   const int64_t all_bytes = pool_bytes * num_workers;
   if (pool_bytes + kSharedMemoryReserve <= memory.free_bytes &&
@@ -87,10 +87,9 @@ absl::Status CheckSharedMemory(int64_t pool_bytes, int32_t num_workers,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
-      "--kv-memory: %s in each of %d workers, but the ucx transport keeps its pools in /dev/shm, "
-      "which has %s of %s free (%s stay reserved); lower it, make /dev/shm larger, or choose "
-      "--transport grpc",
-      ToString(ByteSize{std::max<int64_t>(pool_bytes, 0)}), num_workers,
+      "--kv-memory: %s%s, but the ucx transport keeps its pools in /dev/shm, which has %s of %s "
+      "free (%s stay reserved); lower it, make /dev/shm larger, or choose --transport grpc",
+      size, num_workers > 1 ? absl::StrFormat(" in each of %d workers", num_workers) : "",
       FormatByteSize(memory.free_bytes), FormatByteSize(memory.total_bytes),
       FormatByteSize(kSharedMemoryReserve)));
 }
@@ -148,8 +147,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
   const int64_t free_bytes = bill.free_bytes();
   if (free_bytes <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: no memory is left for KV: %s: %s too much; take less of it%s", bill.dearest_flag(),
-        bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
+        "%s: no memory is left for KV, and this takes most: %s; %s are missing%s",
+        bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
   }
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
   const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
@@ -180,19 +179,20 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
                                             (options.machine_share + 1));
     }
   }
+  const std::string size =
+      asked ? ToString(options.kv_memory) : absl::StrCat("its default of ", FormatLeft(pool_bytes));
   if (shared_memory.has_value()) {
-    TANDEM_RETURN_IF_ERROR(CheckSharedMemory(pool_bytes, options.machine_share, *shared_memory));
+    TANDEM_RETURN_IF_ERROR(
+        CheckSharedMemory(size, pool_bytes, options.machine_share, *shared_memory));
   }
   const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
   if (num_blocks < sequence_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--kv-memory: %s gives %d blocks of %d tokens (%s each); one sequence of %d tokens needs "
         "%d blocks, %s; raise --kv-memory or lower --max-model-len (%s are left for KV: %s)",
-        asked ? ToString(options.kv_memory)
-              : absl::StrCat("its default of ", FormatLeft(pool_bytes)),
-        std::max<int64_t>(num_blocks, 0), options.block_size, ToString(ByteSize{model.block_bytes}),
-        sizes.max_model_tokens, sequence_blocks, ToString(ByteSize{sequence_bytes}),
-        FormatLeft(free_bytes), bill.ToString()));
+        size, std::max<int64_t>(num_blocks, 0), options.block_size,
+        ToString(ByteSize{model.block_bytes}), sizes.max_model_tokens, sequence_blocks,
+        ToString(ByteSize{sequence_bytes}), FormatLeft(free_bytes), bill.ToString()));
   }
   sizes.num_blocks = static_cast<int32_t>(num_blocks);
   return sizes;

@@ -31,8 +31,8 @@ struct ModelFacts {
   int64_t weights_bytes = 0;
   bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
   int64_t block_bytes = 0;          // Of one pool block.
-  int64_t token_scratch_bytes = 0;  // What is computed with, for each token of a step,
-  int64_t logit_scratch_bytes = 0;  // and whatever is in it.
+  int64_t token_scratch_bytes = 0;  // What a step computes with, for each of its tokens.
+  int64_t logit_scratch_bytes = 0;  // What it computes with beside that.
 };
 
 // Of the process, beside weights, KV and what it computes with.

@@ -30,12 +30,12 @@ def test_who_is_lost_is_named_and_told_once(tmp_path):
         answer = wait_until(lambda: (got := router.client.get("/ready").json())["lost"] and got, WAIT_S, "one is lost")
         lost, = answer["lost_workers"]
         assert (lost["name"], lost["address"], lost["role"]) == ("dies", dies.target, "decode") and lost["why"]
-        told, = lines(router, "a worker is lost")
-        assert (told["level"], told["worker"], told["address"], told["role"]) == ("warning", "dies", dies.target, "decode")
         for worker in (dies, leaves):  # For the end of the test.
             worker.start()
         router.wait_alive("decode", 3)
         assert router.client.get("/ready").json()["lost"] == 0
+        told, = lines(router, "a worker is lost")
+        assert (told["level"], told["worker"], told["address"], told["role"]) == ("warning", "dies", dies.target, "decode")
 
 
 def test_a_router_that_leaves_loses_nobody(tmp_path):

@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMESPACE = "serving"
 APP_VERSION = yaml.safe_load((ROOT / "deploy/helm/tandem/Chart.yaml").read_text())["appVersion"]
 METRIC = re.compile(r"\b(?:tandem|vllm)[_:][a-z0-9_:]+")
-DRAIN_MARGIN = 3  # Seconds that a program's end may take beside its --drain-seconds, on a machine that is busy.
+# Seconds until whoever has started a program that drains may kill it: what `tandem serve` waits, too.
+DRAIN_MARGIN = int(re.search(r"kDrainMarginSeconds = (\d+);", (ROOT / "services/server/drain_time.h").read_text())[1])
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 RULES = sorted((ROOT / "deploy/prometheus").glob("*.yaml"))
 

@@ -80,7 +80,7 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   void OnStreamGone() EXCLUDES(mu_);
   void Close(const absl::Status& why) EXCLUDES(mu_);
   // Without the lock: payloads may be destroyed inside a write.
-  bool broken() const { return broken_.load(); }
+  bool closed() const { return closed_.load(); }
 
  private:
   struct Waiting {
@@ -97,8 +97,7 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
   bool joined_ GUARDED_BY(mu_) = false;
   bool writing_ GUARDED_BY(mu_) = false;
-  bool closed_ GUARDED_BY(mu_) = false;
-  std::atomic<bool> broken_{false};  // Follows closed_.
+  std::atomic<bool> closed_{false};  // Written under the lock.
 };
 
 // Its destruction reports the frame.
@@ -112,7 +111,7 @@ class StreamTransport::Payload final : public FramePayload {
         send_id_(send_id),
         probe_(probe) {}
   ~Payload() override {
-    if (!probe_) transport_->listener_->OnFrameSent(send_id_, !link_->broken());
+    if (!probe_) transport_->listener_->OnFrameSent(send_id_, !link_->closed());
   }
 
  private:
@@ -191,7 +190,6 @@ void StreamTransport::SendLink::Close(const absl::Status& why) {
     MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
-    broken_ = true;
     dropped.swap(waiting_);
     if (stream_ != nullptr) stream_->End(why);
   }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -82,6 +83,19 @@ FileDescriptor OpenParent(const std::string& parent) {
 }
 
 }  // namespace
+
+absl::StatusOr<ShmFolder::Space> ShmFolder::MeasureSpace(const std::string& parent) {
+  struct statvfs space = {};
+  if (statvfs(parent.c_str(), &space) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s cannot be used (%s): the ucx transport keeps its pool there; mount it, "
+                        "or choose --transport grpc",
+                        parent, std::strerror(errno)));
+  }
+  const auto unit = static_cast<int64_t>(space.f_frsize);
+  return Space{.total_bytes = static_cast<int64_t>(space.f_blocks) * unit,
+               .free_bytes = static_cast<int64_t>(space.f_bavail) * unit};
+}
 
 void ShmFolder::RemoveAbandoned(const std::string& parent) {
   const FileDescriptor opened = OpenParent(parent);

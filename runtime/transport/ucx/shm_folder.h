@@ -11,6 +11,7 @@
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_SHM_FOLDER_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_SHM_FOLDER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,7 +25,12 @@ class ShmFolder {
  public:
   // Removes the folders that dead processes of this user left in `parent`.
   static void RemoveAbandoned(const std::string& parent = "/dev/shm");
-  // Does that, then makes a folder. FailedPrecondition if it cannot be made.
+  // Of what holds the folders, as statvfs tells. FailedPrecondition if it cannot be used.
+  struct Space {
+    int64_t total_bytes = 0, free_bytes = 0;
+  };
+  static absl::StatusOr<Space> MeasureSpace(const std::string& parent = "/dev/shm");
+  // Removes what is abandoned, then makes a folder. FailedPrecondition if it cannot be made.
   static absl::StatusOr<std::unique_ptr<ShmFolder>> Create(const std::string& parent = "/dev/shm");
   ~ShmFolder();  // With the files in it.
 

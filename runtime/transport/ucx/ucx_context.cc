@@ -1,7 +1,5 @@
 #include "runtime/transport/ucx/ucx_context.h"
 
-#include <sys/statvfs.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -18,20 +16,12 @@ namespace {
 constexpr int64_t kQueueBytes = int64_t{16} << 20;
 
 absl::Status CheckSharedMemory(int64_t pool_bytes) {
-  struct statvfs shm = {};
-  if (statvfs("/dev/shm", &shm) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("/dev/shm cannot be used (%s): the ucx transport keeps its pool there; "
-                        "mount it, or choose --transport grpc",
-                        std::strerror(errno)));
-  }
-  const int64_t free_bytes =
-      static_cast<int64_t>(shm.f_bavail) * static_cast<int64_t>(shm.f_frsize);
-  if (free_bytes < pool_bytes + kQueueBytes) {
+  TANDEM_ASSIGN_OR_RETURN(const ShmFolder::Space space, ShmFolder::MeasureSpace());
+  if (space.free_bytes < pool_bytes + kQueueBytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "a KV pool of %d bytes (and %d for UCX) does not fit /dev/shm, which has %d free: make it "
         "larger, lower --kv-memory, or choose --transport grpc",
-        pool_bytes, kQueueBytes, free_bytes));
+        pool_bytes, kQueueBytes, space.free_bytes));
   }
   return absl::OkStatus();
 }

@@ -54,7 +54,7 @@ class InferenceCall final : public ClientCall {
 
   // For news of Take.
   bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) {
-    return answer_.Add(news, generation_->prompt_token_ids(0), response);
+    return answer_.Add(news, generation()->prompt_token_ids(0), response);
   }
 
  private:
@@ -64,16 +64,13 @@ class InferenceCall final : public ClientCall {
     if (parsed.ok()) parsed->stream = stream_;
     return parsed;
   }
-  void OnBegun(const GenerateRequest&, const Generation& generation) override {
-    generation_ = &generation;
-  }
+  void OnBegun(const GenerateRequest&, const Generation&) override {}
   void OnNews() override;
 
   InferenceAnswer answer_;                              // The reactor's, under its lock.
   std::shared_ptr<const v1::GenerateRequest> request_;  // Until it is parsed.
   const bool stream_;
   const std::weak_ptr<CallReactor> reactor_;
-  const Generation* generation_ = nullptr;  // The base's, which holds it.
 };
 
 // What both reactors share.

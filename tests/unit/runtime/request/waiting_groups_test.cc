@@ -18,13 +18,11 @@ WaitingGroups::Waiter WaiterOf(const std::string& client, int64_t offer) {
   return {.need = {.model = "m", .offer = offer}, .client = client};
 }
 
-// Who is first, as `place` sees it; those of `full` needs find nobody.
-std::vector<uint64_t> Placed(WaitingGroups* groups, int64_t full_from) {
+// Takes all that wait, in their order.
+std::vector<uint64_t> Placed(WaitingGroups* groups) {
   std::vector<uint64_t> placed;
   groups->Walk([&](Group* group) {
-    const uint64_t request = group->streams.first().key.request;
-    if (static_cast<int64_t>(request) >= full_from) return false;
-    placed.push_back(request);
+    placed.push_back(group->streams.first().key.request);
     groups->TakeFirst(group);
     return true;
   });
@@ -37,7 +35,7 @@ TEST(WaitingGroupsTest, OneLineOfAllGroups) {
   groups.Add({2, 0}, WaiterOf("b", 200));
   groups.Add({3, 0}, WaiterOf("c", 100));
   EXPECT_EQ(groups.size(), 3);
-  EXPECT_THAT(Placed(&groups, 10), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Placed(&groups), ElementsAre(1, 2, 3));
   EXPECT_TRUE(groups.empty());
 }
 
@@ -74,18 +72,22 @@ TEST(WaitingGroupsTest, RegroupingKeepsTurnsAndTheLatestPatience) {
   WaitingGroups groups;
   groups.Add({1, 0}, WaiterOf("a", 100));
   groups.Add({2, 0}, WaiterOf("b", 200));
-  groups.Walk([](Group* group) {
-    group->nobody_since_us = group->streams.first().key.request == 1 ? 70 : 30;
+  groups.Add({3, 0}, WaiterOf("a", 100));
+  groups.Walk([&](Group* group) {  // Of a the first goes: b is before it now.
+    if (group->streams.first().key.request != 1) return false;
+    group->nobody_since_us = 70;
+    groups.TakeFirst(group);
     return false;
   });
-  std::vector<uint64_t> order;
+  groups.Walk([](Group* group) {
+    if (group->nobody_since_us < 0) group->nobody_since_us = 30;
+    return false;
+  });
   groups.Regroup([&](const WaitingStreams::Place& place) {
-    order.push_back(place.key.request);
-    WaitingGroups::Waiter waiter = WaiterOf(place.key.request == 1 ? "a" : "b", 300);
+    WaitingGroups::Waiter waiter = WaiterOf(place.key.request == 2 ? "b" : "a", 300);
     waiter.turn = place.turn;
     return waiter;
   });
-  EXPECT_THAT(order, ElementsAre(1, 2));
   int num_groups = 0;
   groups.Walk([&](Group* group) {
     ++num_groups;
@@ -93,6 +95,7 @@ TEST(WaitingGroupsTest, RegroupingKeepsTurnsAndTheLatestPatience) {
     return false;
   });
   EXPECT_EQ(num_groups, 1);
+  EXPECT_THAT(Placed(&groups), ElementsAre(2, 3));
 }
 
 TEST(WaitingGroupsTest, WaitsForLooksAtEveryStreamOfARequestAndAtNoOther) {

@@ -97,7 +97,7 @@ TEST_F(HttpDrainTest, AHeadIsReadToItsEnd) {
 }
 
 TEST_F(HttpDrainTest, AHeadHasItsOrdinaryTime) {
-  RawHttp client(Serve([](HttpTimes* times) { times->header = 20ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->header = 500ms; }));
   ASSERT_TRUE(Eventually([&] { return num_open_ == 1; }));
   server_->BeginDrain();
   client.Send("GET /other HTTP/1.1\r\n");

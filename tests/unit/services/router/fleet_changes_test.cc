@@ -121,9 +121,13 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
     change(&prefill);
     Register(prefill);
     EXPECT_EQ(Unpaired(), Strings{differs});
+    EXPECT_FALSE(fleet_.MayPair(*fleet_.Find({.name = "d", .incarnation = 1}),
+                                *fleet_.Find({.name = "p", .incarnation = 1}), kNowUs));
   }
   const UnpairedWorker last = UnpairedWorkers(fleet_)[0];
-  EXPECT_EQ(last.why, "kv_class other, not k; transport ucx, not grpc");
+  EXPECT_EQ(
+      last.why,
+      "kv_class: it has other, the decode worker k; transport: it has ucx, the decode worker grpc");
   EXPECT_EQ(last.decode, "d");
   EXPECT_EQ(last.num_decode, 2);
 }
