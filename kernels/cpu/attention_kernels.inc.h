@@ -13,6 +13,9 @@
 namespace tandem {
 namespace {
 
+// A sub-tile of V, of any type.
+alignas(64) constexpr float kZeros[kKvSubTileTokens * kMaxAttentionHeadDim] = {};
+
 // kMaxRows rows share the loads of K and V; kSums sums fit the registers.
 template <typename Policy, typename Element, DType kDType, int kMaxRows, int kSums>
 struct Attention {
@@ -127,19 +130,22 @@ struct Attention {
   };
 
   // Sub-tiles without a position in [first_visible, num_visible) point at the nearest one with
-  // some: their scores are masked, and V is added times zero before it, not at all behind it.
+  // some: their scores are masked, and V is added not at all behind it. Before it V is added times
+  // zero, and is zeros: the nearest one may have slots that were never written.
   static Tiles FindTiles(const AttentionTask& task, int64_t tile_begin, int64_t first_visible,
                          int64_t num_visible) {
     const int64_t first = first_visible > tile_begin ? first_visible / kSub * kSub : tile_begin;
     const int64_t last = (num_visible - 1) / kSub * kSub;
     Tiles tiles;
     for (int i = 0; i < kSubTiles; ++i) {
-      int64_t position = tile_begin + i * kSub;
-      position = position < first ? first : position > last ? last : position;
+      const int64_t begin = tile_begin + i * kSub;
+      const int64_t position = begin < first ? first : begin > last ? last : begin;
       const int64_t block = task.blocks[position / task.kv->shape.block_tokens];
       const int64_t offset = position % task.kv->shape.block_tokens;
       tiles.k[i] = SubTile(*task.kv, block, offset, task.kv_head);
-      tiles.v[i] = SubTile(*task.kv, block, offset, task.kv->num_kv_heads + task.kv_head);
+      tiles.v[i] = begin < first
+                       ? reinterpret_cast<const std::byte*>(kZeros)
+                       : SubTile(*task.kv, block, offset, task.kv->num_kv_heads + task.kv_head);
     }
     return tiles;
   }

@@ -158,7 +158,7 @@ TEST_P(AttentionTest, AWindowOfEverythingIsNoWindow) {
 // has left is neither read nor found in the block table.
 TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int64_t window : kSampleOnly ? Windows{200} : Windows{30, 200, 1030}) {
+    for (const int64_t window : kSampleOnly ? Windows{5, 200} : Windows{5, 30, 200, 1030}) {
       const PagedShape shape{.num_heads = 4,
                              .num_kv_heads = 2,
                              .head_dim = 16,
