@@ -13,7 +13,9 @@
 #define TANDEM_KERNELS_API_ATTENTION_H_
 
 #include <cstdint>
+#include <tuple>
 
+#include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
 #include "kernels/api/kv_pool.h"
 
@@ -35,77 +37,115 @@ inline constexpr int kMaxAttentionHeadDim = 256;
 
 // cos and sin of position × inv_freq (product rounded to float, as Transformers does), times
 // `scale`. Once per step, for all layers.
-struct RotaryTableArgs {
-  const int32_t* positions;  // [T], 0 or more
-  const float* inv_freq;     // [D / 2]
-  float* cos;                // [T, D / 2]
-  float* sin;                // [T, D / 2]
-  float scale = 1.0f;        // attention factor of a scaled rotary embedding
-  int64_t num_tokens;        // T, may be 0
-  int head_dim;              // D, even
+template <template <typename> class P>
+struct RotaryTableArgsOf {
+  P<const int32_t> positions;  // [T], 0 or more
+  P<const float> inv_freq;     // [D / 2]
+  P<float> cos;                // [T, D / 2]
+  P<float> sin;                // [T, D / 2]
+  float scale = 1.0f;          // attention factor of a scaled rotary embedding
+  int64_t num_tokens;          // T, may be 0
+  int head_dim;                // D, even
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.positions, self.inv_freq, self.cos, self.sin);
+  }
 };
+using RotaryTableArgs = RotaryTableArgsOf<DevicePtr>;
 
 // Takes the f32 outputs of the QKV projection; norms each head of Q and K if there are norms (as
 // RmsNorm does a row); rotates Q and K (the rotate-half convention of Transformers: d pairs with
 // d + D/2); writes Q in the compute type, K and V to their blocks, each rounded exactly once.
-struct RotaryKvWriteArgs {
-  const float* query;          // [T, H, D], rows input_stride apart
-  const float* key;            // [T, G, D], rows input_stride apart
-  const float* value;          // [T, G, D], rows input_stride apart
-  int64_t input_stride;        // floats; (H + 2G) · D when the three are one fused projection
-  const float* cos = nullptr;  // [T, D / 2] of RotaryTable; both null: no rotation (GPT-2)
-  const float* sin = nullptr;  // [T, D / 2]
-  const float* query_norm = nullptr;  // [D] weight of the norm of a query's head; both null: none
-  const float* key_norm = nullptr;    // [D]
-  float norm_epsilon = 0.0f;          // of both norms
-  const int64_t* slots;               // [T] block · B + offset in the block, all different
-  const KvPoolView* kv;               // written
-  void* query_out;                    // [T, H, D] kv->shape.dtype, overlaps no input
-  int64_t num_tokens;                 // T, may be 0
-  int num_heads;                      // H
+template <template <typename> class P>
+struct RotaryKvWriteArgsOf {
+  P<const float> query;          // [T, H, D], rows input_stride apart
+  P<const float> key;            // [T, G, D], rows input_stride apart
+  P<const float> value;          // [T, G, D], rows input_stride apart
+  int64_t input_stride;          // floats; (H + 2G) · D when the three are one fused projection
+  P<const float> cos = nullptr;  // [T, D / 2] of RotaryTable; both null: no rotation (GPT-2)
+  P<const float> sin = nullptr;  // [T, D / 2]
+  P<const float> query_norm = nullptr;  // [D] weight of the norm of a query's head; both null: none
+  P<const float> key_norm = nullptr;    // [D]
+  float norm_epsilon = 0.0f;            // of both norms
+  P<const int64_t> slots;               // [T] block · B + offset in the block, all different
+  KvPoolViewOf<P> kv;                   // written
+  P<void> query_out;                    // [T, H, D] kv.shape.dtype, overlaps no input
+  int64_t num_tokens;                   // T, may be 0
+  int num_heads;                        // H
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.query, self.key, self.value, self.cos, self.sin, self.query_norm,
+                    self.key_norm, self.slots, self.kv.base, self.query_out);
+  }
 };
+using RotaryKvWriteArgs = RotaryKvWriteArgsOf<DevicePtr>;
 
 // One query token per sequence, its own K and V already written. With a window W it sees the last W
 // of its cached tokens; entries of the block table for blocks without any of them are not read.
-struct DecodeAttentionArgs {
-  const void* query;           // [S, H, D]
-  const KvPoolView* kv;        // read
-  const int32_t* block_table;  // [S, M] block ids; entries past the end are not read
-  const int32_t* num_tokens;   // [S] cached tokens, own included: 1 to M · B
-  void* output;                // [S, H, D], overlaps no input
-  int64_t num_sequences;       // S, may be 0
-  int64_t max_blocks;          // M
-  int num_heads;               // H
-  float softmax_scale;         // usually 1 / sqrt(D)
-  int64_t window = 0;          // W; 0: all are seen
+template <template <typename> class P>
+struct DecodeAttentionArgsOf {
+  P<const void> query;           // [S, H, D]
+  KvPoolViewOf<P> kv;            // read
+  P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
+  P<const int32_t> num_tokens;   // [S] cached tokens, own included: 1 to M · B
+  P<void> output;                // [S, H, D], overlaps no input
+  int64_t num_sequences;         // S, may be 0
+  int64_t max_blocks;            // M
+  int num_heads;                 // H
+  float softmax_scale;           // usually 1 / sqrt(D)
+  int64_t window = 0;            // W; 0: all are seen
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.query, self.kv.base, self.block_table, self.num_tokens, self.output);
+  }
 };
+using DecodeAttentionArgs = DecodeAttentionArgsOf<DevicePtr>;
 
 // Runs of query tokens, causal: token i of sequence s sees num_cached[s] + i + 1 tokens, with a
 // window W the last W of them. K and V of the run itself are already written. Entries of the block
 // table for blocks that no token of the run sees are not read.
-struct PrefillAttentionArgs {
-  const void* query;           // [T, H, D], sequence s has rows query_start[s] to query_start[s+1]
-  const KvPoolView* kv;        // read
-  const int32_t* block_table;  // [S, M] block ids; entries past the end are not read
-  const int32_t* query_start;  // [S + 1], ascending from 0 to T; empty runs are allowed
-  const int32_t* num_cached;   // [S] tokens cached before the run
-  void* output;                // [T, H, D], overlaps no input
-  int64_t num_sequences;       // S, may be 0
-  int64_t max_blocks;          // M
-  int num_heads;               // H
+template <template <typename> class P>
+struct PrefillAttentionArgsOf {
+  P<const void> query;  // [T, H, D], sequence s has rows query_start[s] to query_start[s+1]
+  KvPoolViewOf<P> kv;   // read
+  P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
+  P<const int32_t> query_start;  // [S + 1], ascending from 0 to T; empty runs are allowed
+  P<const int32_t> num_cached;   // [S] tokens cached before the run
+  P<void> output;                // [T, H, D], overlaps no input
+  int64_t num_sequences;         // S, may be 0
+  int64_t max_blocks;            // M
+  int num_heads;                 // H
   float softmax_scale;
   int64_t window = 0;  // W; 0: all are seen
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.query, self.kv.base, self.block_table, self.query_start, self.num_cached,
+                    self.output);
+  }
 };
+using PrefillAttentionArgs = PrefillAttentionArgsOf<DevicePtr>;
 
 // Copies whole blocks, all layers (copy-on-write). Destinations differ from each other and from
-// all sources.
-struct CopyBlocksArgs {
-  std::byte* base;              // of block 0
+// all sources. The arrays are the host's and are read before the call returns.
+template <template <typename> class P>
+struct CopyBlocksArgsOf {
+  P<std::byte> base;            // of block 0
   size_t block_stride_bytes;    // and bytes copied per block
-  const int32_t* sources;       // [count]
-  const int32_t* destinations;  // [count]
+  const int32_t* sources;       // [count], of the host
+  const int32_t* destinations;  // [count], of the host
   int64_t count;
+  static constexpr auto Pointers(auto& self) { return std::tie(self.base); }
 };
+using CopyBlocksArgs = CopyBlocksArgsOf<DevicePtr>;
+
+// checksums[i] = CRC-32C of all of blocks[i]. The arrays are the host's: `blocks` is read before
+// the call returns, `checksums` is complete after the next Synchronize().
+template <template <typename> class P>
+struct ChecksumBlocksArgsOf {
+  P<const std::byte> base;    // of block 0
+  size_t block_stride_bytes;  // and bytes of each block
+  const int32_t* blocks;      // [count], of the host
+  uint32_t* checksums;        // [count], of the host
+  int64_t count;              // may be 0
+  static constexpr auto Pointers(auto& self) { return std::tie(self.base); }
+};
+using ChecksumBlocksArgs = ChecksumBlocksArgsOf<DevicePtr>;
 
 }  // namespace tandem
 

@@ -2,9 +2,15 @@
 //
 // Every backend has every operation: what it cannot do fails when a layer is prepared, never in a
 // step. All methods belong to the engine thread, except that PackedLinearBytes and PackLinear may
-// run on any thread before the first step. Operations enqueue and return; what their arguments
-// point at lives until Synchronize(). InvalidArgument if a size or stride is out of range or a
-// pointer that is needed is null; array contents (ids, slots, block tables) are trusted.
+// run on any thread before the first step. Operations and copies enqueue and return; they run in
+// the order of the calls, on one stream. What their arguments point at, of the device or of the
+// host, lives and stays as it is until an event recorded after them, or Synchronize(), has been
+// waited for. InvalidArgument if a size or stride is out of range or a pointer that is needed is
+// null; array contents (ids, slots, block tables) are trusted.
+//
+// Memory of a backend is elsewhere: the host has no pointer to it (device_ptr.h), only copies.
+// Where it is the host's own memory after all, mirrors and weights are one memory with what the
+// host has, and copies between the two do nothing.
 
 #ifndef TANDEM_KERNELS_API_BACKEND_H_
 #define TANDEM_KERNELS_API_BACKEND_H_
@@ -19,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/api/attention.h"
+#include "kernels/api/device_ptr.h"
 #include "kernels/api/kv_pool.h"
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
@@ -27,35 +34,77 @@ namespace tandem {
 
 class Backend;
 
-// Memory of a backend, 64-byte aligned, zero-filled; frees itself. The backend outlives it.
+// Memory of a backend, 64-byte aligned, of any content; frees itself, unless it is borrowed. The
+// backend outlives it.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  DeviceBuffer(Backend* backend, std::byte* data, size_t size_bytes)
-      : backend_(backend), data_(data), size_bytes_(size_bytes) {}
+  // `owner` is null where the memory is borrowed.
+  DeviceBuffer(Backend* owner, DevicePtr<std::byte> data, size_t size_bytes)
+      : owner_(owner), data_(data), size_bytes_(size_bytes) {}
   DeviceBuffer(DeviceBuffer&& other) noexcept
-      : backend_(std::exchange(other.backend_, nullptr)),
+      : owner_(std::exchange(other.owner_, nullptr)),
         data_(std::exchange(other.data_, nullptr)),
         size_bytes_(std::exchange(other.size_bytes_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(backend_, other.backend_);
+    std::swap(owner_, other.owner_);
     std::swap(data_, other.data_);
     std::swap(size_bytes_, other.size_bytes_);
     return *this;
   }
   ~DeviceBuffer();
 
-  std::byte* data() const { return data_; }
+  DevicePtr<std::byte> data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
   template <typename T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
+  DevicePtr<T> as() const {
+    return data_.as<T>();
   }
 
  private:
-  Backend* backend_ = nullptr;
+  Backend* owner_ = nullptr;
+  DevicePtr<std::byte> data_;
+  size_t size_bytes_ = 0;
+};
+
+// Memory of the host that copies reach without a detour (pinned, on a device), 64-byte aligned, of
+// any content; frees itself. The backend outlives it.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(Backend* owner, std::byte* data, size_t size_bytes)
+      : owner_(owner), data_(data), size_bytes_(size_bytes) {}
+  PinnedBuffer(PinnedBuffer&& other) noexcept
+      : owner_(std::exchange(other.owner_, nullptr)),
+        data_(std::exchange(other.data_, nullptr)),
+        size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(data_, other.data_);
+    std::swap(size_bytes_, other.size_bytes_);
+    return *this;
+  }
+  ~PinnedBuffer();
+
+  std::byte* data() const { return data_; }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  Backend* owner_ = nullptr;
   std::byte* data_ = nullptr;
   size_t size_bytes_ = 0;
+};
+
+// As many bytes on both sides. Upload(device, host) and Download(host, device) of any part carry it
+// over, or do nothing where both sides are one memory.
+struct MirrorBuffer {
+  PinnedBuffer host;
+  DeviceBuffer device;
+};
+
+// A point of the stream.
+struct DeviceEvent {
+  uint64_t ticket = 0;
 };
 
 class Backend {
@@ -69,6 +118,29 @@ class Backend {
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) = 0;
+  virtual absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) = 0;
+  virtual absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) = 0;
+  // Of `memory`, where that is given, as operations address it. InvalidArgument if it is too small
+  // or not aligned; FailedPrecondition if the device cannot reach it.
+  virtual absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
+                                                    const PoolMemory& memory) = 0;
+  // Of what Allocate and AllocatePool without memory of another give: what a transport must know.
+  virtual MemoryKind memory_kind() const = 0;
+  // `bytes` (64-byte aligned) as operations read them: themselves where that is possible, and then
+  // they outlive the result; else a copy, made through a bounded staging ring and complete when
+  // this returns.
+  virtual absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) = 0;
+
+  // Memory of the host need not be pinned, but may then take a detour. The ranges do not overlap,
+  // unless they are one and the same.
+  virtual absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) = 0;
+  virtual absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) = 0;
+  virtual absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) = 0;
+
+  // After all that is enqueued.
+  virtual DeviceEvent Record() = 0;
+  // Returns when all before `event` has finished. Errors as of Synchronize.
+  virtual absl::Status Wait(DeviceEvent event) = 0;
 
   // InvalidArgument if the shape is out of range (kv_pool.h).
   virtual absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const = 0;
@@ -76,12 +148,15 @@ class Backend {
   // A version of the packed bytes for a dtype: a cache made under another is packed again.
   virtual std::string pack_format(DType compute_dtype) const = 0;
   virtual absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const = 0;
-  // Fills all of `packed`, which has PackedLinearBytes(spec) bytes and is 64-byte aligned.
+  // On the host. Fills all of `packed`, which has PackedLinearBytes(spec) bytes and is 64-byte
+  // aligned.
   virtual absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                                   std::span<std::byte> packed) const = 0;
-  // `packed` (64-byte aligned, at least PackedLinearBytes) outlives the operation.
-  virtual absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(
-      const LinearSpec& spec, std::span<const std::byte> packed) = 0;
+  // `packed` (64-byte aligned, at least PackedLinearBytes; what PackLinear made, on the device)
+  // outlives the operation.
+  virtual absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                                  DevicePtr<const std::byte> packed,
+                                                                  size_t size_bytes) = 0;
 
   virtual absl::Status Embedding(const EmbeddingArgs& args) = 0;
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
@@ -98,6 +173,7 @@ class Backend {
   virtual absl::Status DecodeAttention(const DecodeAttentionArgs& args) = 0;
   virtual absl::Status PrefillAttention(const PrefillAttentionArgs& args) = 0;
   virtual absl::Status CopyBlocks(const CopyBlocksArgs& args) = 0;
+  virtual absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) = 0;
 
   // Any thread. Grows with every small piece of work, also in the middle of an operation.
   virtual uint64_t work_done() const = 0;
@@ -107,11 +183,18 @@ class Backend {
 
  protected:
   friend class DeviceBuffer;
-  virtual void Free(std::byte* data, size_t size_bytes) = 0;
+  friend class PinnedBuffer;
+  // After all that is enqueued.
+  virtual void Free(DevicePtr<std::byte> data, size_t size_bytes) = 0;
+  virtual void FreePinned(std::byte* data, size_t size_bytes) = 0;
 };
 
 inline DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) backend_->Free(data_, size_bytes_);
+  if (owner_ != nullptr) owner_->Free(data_, size_bytes_);
+}
+
+inline PinnedBuffer::~PinnedBuffer() {
+  if (owner_ != nullptr) owner_->FreePinned(data_, size_bytes_);
 }
 
 }  // namespace tandem

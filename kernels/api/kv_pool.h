@@ -11,8 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
+#include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
+#include "runtime/base/memory_kind.h"
 
 namespace tandem {
 
@@ -31,13 +34,23 @@ struct KvTileFormat {
 };
 
 // One layer of the pool. G KV heads.
-struct KvPoolView {
-  std::byte* base;            // of block 0; 64-byte aligned
+template <template <typename> class P>
+struct KvPoolViewOf {
+  P<std::byte> base;          // of block 0; 64-byte aligned
   size_t block_stride_bytes;  // from one block to the next; a multiple of 64
   size_t layer_offset_bytes;  // of this layer within a block; a multiple of 64
   size_t tile_bytes;          // KvTileFormat::tile_bytes
   int num_kv_heads;           // G
   KvTileShape shape;
+  static constexpr auto Pointers(auto& self) { return std::tie(self.base); }
+};
+using KvPoolView = KvPoolViewOf<DevicePtr>;
+
+// Memory for the pool from outside, such as a transport's, for Backend::AllocatePool: 64-byte
+// aligned, of the host, alive as long as the pool. Null base: the backend allocates its own.
+struct PoolMemory {
+  void* base = nullptr;
+  size_t bytes = 0;
 };
 
 // Bytes of one layer in a block: G tiles of K, then G tiles of V, rounded up to 64.

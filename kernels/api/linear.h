@@ -16,7 +16,9 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 
+#include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
 
 namespace tandem {
@@ -62,13 +64,18 @@ class LinearOp {
 };
 
 // R rows.
-struct LinearArgs {
+template <template <typename> class P>
+struct LinearArgsOf {
   const LinearOp* op;
-  const void* input;            // [R, K] compute_dtype
-  const float* bias = nullptr;  // [N], or null
-  void* output;                 // [R, N] output_dtype, overlaps no input
-  int64_t num_rows;             // R, may be 0
+  P<const void> input;            // [R, K] compute_dtype
+  P<const float> bias = nullptr;  // [N], or null
+  P<void> output;                 // [R, N] output_dtype, overlaps no input
+  int64_t num_rows;               // R, may be 0
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.input, self.bias, self.output);
+  }
 };
+using LinearArgs = LinearArgsOf<DevicePtr>;
 
 inline constexpr int kNumLinearSegments = 8;
 inline constexpr int64_t kLinearSegmentMultiple = 128;

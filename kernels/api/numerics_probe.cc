@@ -57,7 +57,7 @@ class Probe {
 
  private:
   absl::StatusOr<DeviceBuffer> Zeros(int64_t bytes) {
-    return backend_.Allocate(static_cast<size_t>(bytes));
+    return Copy(std::vector<std::byte>(static_cast<size_t>(bytes)));
   }
 
   // Uniform in (−scale, scale).
@@ -84,20 +84,30 @@ class Probe {
     return values;
   }
 
-  absl::StatusOr<DeviceBuffer> Numbers(DType dtype, int64_t rows, int64_t columns, float scale) {
+  std::vector<std::byte> HostNumbers(DType dtype, int64_t rows, int64_t columns, float scale) {
     const std::vector<float> values = Matrix(rows, columns, scale);
-    if (dtype == DType::kF32) return Copy(values);
-    std::vector<Bfloat16> narrow;
-    narrow.reserve(values.size());
-    for (const float value : values) narrow.push_back(ToBfloat16(value));
-    return Copy(narrow);
+    std::vector<std::byte> bytes(values.size() * SizeOf(dtype));
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data(), values.data(), bytes.size());
+      return bytes;
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      const Bfloat16 narrow = ToBfloat16(values[i]);
+      std::memcpy(&bytes[i * sizeof(narrow)], &narrow, sizeof(narrow));
+    }
+    return bytes;
+  }
+
+  absl::StatusOr<DeviceBuffer> Numbers(DType dtype, int64_t rows, int64_t columns, float scale) {
+    return Copy(HostNumbers(dtype, rows, columns, scale));
   }
 
   template <typename T>
   absl::StatusOr<DeviceBuffer> Copy(const std::vector<T>& values) {
-    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer buffer,
-                            Zeros(static_cast<int64_t>(values.size() * sizeof(T))));
-    std::memcpy(buffer.data(), values.data(), values.size() * sizeof(T));
+    const size_t bytes = values.size() * sizeof(T);
+    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer buffer, backend_.Allocate(bytes));
+    TANDEM_RETURN_IF_ERROR(backend_.Upload(buffer.data(), values.data(), bytes));
+    TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
     return buffer;
   }
 
@@ -111,8 +121,9 @@ class Probe {
 
   // `output` holds numbers of `dtype`.
   absl::Status Hash(const char* operation, DType dtype, const DeviceBuffer& output) {
+    std::vector<std::byte> bytes(output.size_bytes());
+    TANDEM_RETURN_IF_ERROR(backend_.Download(bytes.data(), output.data(), bytes.size()));
     TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
-    std::vector<std::byte> bytes(output.data(), output.data() + output.size_bytes());
     for (size_t i = 0; i < bytes.size(); i += SizeOf(dtype)) {
       if (dtype == DType::kF32) {
         Rewrite<uint32_t>(&bytes[i]);
@@ -233,15 +244,15 @@ class Probe {
                           .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
                           .segmented = segmented};
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer weights,
-                            Numbers(dtype_, s.outputs, s.features, 0.1f));
+    const std::vector<std::byte> weights = HostNumbers(dtype_, s.outputs, s.features, 0.1f);
     TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, backend_.PackedLinearBytes(spec));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer packed, backend_.Allocate(packed_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(packed_bytes));
     const WeightPart part{weights.data(), s.outputs, dtype_};
-    TANDEM_RETURN_IF_ERROR(
-        backend_.PackLinear(spec, {&part, 1}, {packed.data(), packed.size_bytes()}));
+    const std::span<std::byte> packed_span(packed.data(), packed_bytes);
+    TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed_span));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer placed, backend_.PlaceWeights(packed_span));
     TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
-                            backend_.PrepareLinear(spec, {packed.data(), packed.size_bytes()}));
+                            backend_.PrepareLinear(spec, placed.data(), packed_bytes));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype_, s.rows, s.features, 2.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, 1, s.outputs, 1.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
@@ -292,7 +303,8 @@ class Probe {
     const KvTileShape tile{s.block_tokens, s.head_dim, dtype_};
     TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile));
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool, backend_.Allocate(block_bytes * num_blocks));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool,
+                            Zeros(static_cast<int64_t>(block_bytes) * num_blocks));
     const KvPoolView kv{.base = pool.data(),
                         .block_stride_bytes = block_bytes,
                         .layer_offset_bytes = 0,
@@ -324,25 +336,25 @@ class Probe {
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer qkv, Copy(QueriesKeysValues()));
     const int64_t query_floats = int64_t{s.heads} * s.head_dim;
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer query, Zeros(s.positions * query_floats * size));
-    TANDEM_RETURN_IF_ERROR(
-        backend_.RotaryKvWrite({.query = qkv.as<float>(),
-                                .key = qkv.as<float>() + query_floats,
-                                .value = qkv.as<float>() + query_floats + s.kv_heads * s.head_dim,
-                                .input_stride = row_floats,
-                                .cos = cos.as<float>(),
-                                .sin = sin.as<float>(),
-                                .query_norm = norms.as<float>(),
-                                .key_norm = head_norms ? norms.as<float>() + s.head_dim : nullptr,
-                                .norm_epsilon = 1e-5f,
-                                .slots = slots.as<int64_t>(),
-                                .kv = &kv,
-                                .query_out = query.data(),
-                                .num_tokens = s.positions,
-                                .num_heads = s.heads}));
+    TANDEM_RETURN_IF_ERROR(backend_.RotaryKvWrite(
+        {.query = qkv.as<float>(),
+         .key = qkv.as<float>() + query_floats,
+         .value = qkv.as<float>() + query_floats + s.kv_heads * s.head_dim,
+         .input_stride = row_floats,
+         .cos = cos.as<float>(),
+         .sin = sin.as<float>(),
+         .query_norm = norms.as<float>(),
+         .key_norm = head_norms ? norms.as<float>() + s.head_dim : DevicePtr<float>(),
+         .norm_epsilon = 1e-5f,
+         .slots = slots.as<int64_t>(),
+         .kv = kv,
+         .query_out = query.data(),
+         .num_tokens = s.positions,
+         .num_heads = s.heads}));
     TANDEM_RETURN_IF_ERROR(Hash("query", dtype_, query));
     TANDEM_RETURN_IF_ERROR(Hash("kv blocks", dtype_, pool));
 
-    const std::byte* const last_queries =
+    const DevicePtr<std::byte> last_queries =
         query.data() + (s.positions - s.prefill_rows) * query_floats * size;
     std::vector<int32_t> table_values(num_blocks);
     std::iota(table_values.begin(), table_values.end(), 0);
@@ -354,7 +366,7 @@ class Probe {
         Copy(std::vector<int32_t>{s.positions - static_cast<int32_t>(s.prefill_rows)}));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.prefill_rows * query_floats * size));
     TANDEM_RETURN_IF_ERROR(backend_.PrefillAttention({.query = last_queries,
-                                                      .kv = &kv,
+                                                      .kv = kv,
                                                       .block_table = table.as<int32_t>(),
                                                       .query_start = query_start.as<int32_t>(),
                                                       .num_cached = num_cached.as<int32_t>(),
@@ -370,7 +382,7 @@ class Probe {
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, Zeros(query_floats * size));
     TANDEM_RETURN_IF_ERROR(backend_.DecodeAttention(
         {.query = last_queries + (s.prefill_rows - 1) * query_floats * size,
-         .kv = &kv,
+         .kv = kv,
          .block_table = table.as<int32_t>(),
          .num_tokens = num_tokens.as<int32_t>(),
          .output = row.data(),

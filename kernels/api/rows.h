@@ -9,86 +9,117 @@
 #define TANDEM_KERNELS_API_ROWS_H_
 
 #include <cstdint>
+#include <tuple>
 
+#include "kernels/api/device_ptr.h"
 #include "kernels/api/dtype.h"
 
 namespace tandem {
 
 // output = table[ids] (+ position_table[positions]).
-struct EmbeddingArgs {
-  const int32_t* ids;                    // [T], below the table's rows
-  const void* table;                     // [vocabulary, E] table_dtype
-  const int32_t* positions = nullptr;    // [T], read only with a position_table
-  const void* position_table = nullptr;  // [positions, E] table_dtype, or null
-  float* output;                         // [T, E]
-  int64_t num_rows;                      // T, may be 0
-  int64_t features;                      // E
+template <template <typename> class P>
+struct EmbeddingArgsOf {
+  P<const int32_t> ids;                    // [T], below the table's rows
+  P<const void> table;                     // [vocabulary, E] table_dtype
+  P<const int32_t> positions = nullptr;    // [T], read only with a position_table
+  P<const void> position_table = nullptr;  // [positions, E] table_dtype, or null
+  P<float> output;                         // [T, E]
+  int64_t num_rows;                        // T, may be 0
+  int64_t features;                        // E
   DType table_dtype;
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.ids, self.table, self.positions, self.position_table, self.output);
+  }
 };
+using EmbeddingArgs = EmbeddingArgsOf<DevicePtr>;
 
 // output = input / sqrt(mean(input²) + epsilon) · weight.
-struct RmsNormArgs {
-  const float* input;   // [T, E]
-  const float* weight;  // [E]
-  void* output;         // [T, E] output_dtype; may be the input if that is f32
-  int64_t num_rows;     // T, may be 0
-  int64_t features;     // E
+template <template <typename> class P>
+struct RmsNormArgsOf {
+  P<const float> input;   // [T, E]
+  P<const float> weight;  // [E]
+  P<void> output;         // [T, E] output_dtype; may be the input if that is f32
+  int64_t num_rows;       // T, may be 0
+  int64_t features;       // E
   float epsilon;
   DType output_dtype;
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.input, self.weight, self.output);
+  }
 };
+using RmsNormArgs = RmsNormArgsOf<DevicePtr>;
 
 // output = (input − mean) / sqrt(variance + epsilon) · weight + bias; two passes, biased variance.
-struct LayerNormArgs {
-  const float* input;   // [T, E]
-  const float* weight;  // [E]
-  const float* bias;    // [E]
-  void* output;         // [T, E] output_dtype; may be the input if that is f32
-  int64_t num_rows;     // T, may be 0
-  int64_t features;     // E
+template <template <typename> class P>
+struct LayerNormArgsOf {
+  P<const float> input;   // [T, E]
+  P<const float> weight;  // [E]
+  P<const float> bias;    // [E]
+  P<void> output;         // [T, E] output_dtype; may be the input if that is f32
+  int64_t num_rows;       // T, may be 0
+  int64_t features;       // E
   float epsilon;
   DType output_dtype;
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.input, self.weight, self.bias, self.output);
+  }
 };
+using LayerNormArgs = LayerNormArgsOf<DevicePtr>;
 
 // output = silu(gate) · up, silu(x) = x / (1 + exp(−x)).
-struct SwiGluArgs {
-  const void* gate;      // [T, E] input_dtype, rows input_stride apart
-  const void* up;        // [T, E] input_dtype, rows input_stride apart
+template <template <typename> class P>
+struct SwiGluArgsOf {
+  P<const void> gate;    // [T, E] input_dtype, rows input_stride apart
+  P<const void> up;      // [T, E] input_dtype, rows input_stride apart
   int64_t input_stride;  // elements; 2E when gate and up are one fused projection
-  void* output;          // [T, E] output_dtype, overlaps no input
+  P<void> output;        // [T, E] output_dtype, overlaps no input
   int64_t num_rows;      // T, may be 0
   int64_t features;      // E
   DType input_dtype;
   DType output_dtype;
+  static constexpr auto Pointers(auto& self) { return std::tie(self.gate, self.up, self.output); }
 };
+using SwiGluArgs = SwiGluArgsOf<DevicePtr>;
 
 // GPT-2's gelu_new: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), computed as
 // x / (1 + exp(−2·√(2/π)·(x + 0.044715·x³))), which is the same function without cancellation.
-struct GeluArgs {
-  const void* input;  // [T, E] input_dtype
-  void* output;       // [T, E] output_dtype; may be the input if the types are equal
-  int64_t num_rows;   // T, may be 0
-  int64_t features;   // E
+template <template <typename> class P>
+struct GeluArgsOf {
+  P<const void> input;  // [T, E] input_dtype
+  P<void> output;       // [T, E] output_dtype; may be the input if the types are equal
+  int64_t num_rows;     // T, may be 0
+  int64_t features;     // E
   DType input_dtype;
   DType output_dtype;
+  static constexpr auto Pointers(auto& self) { return std::tie(self.input, self.output); }
 };
+using GeluArgs = GeluArgsOf<DevicePtr>;
 
 // accumulator += addend, element by element: the residual stream.
-struct AddArgs {
-  float* accumulator;   // [count]
-  const float* addend;  // [count]
-  int64_t count;        // may be 0
+template <template <typename> class P>
+struct AddArgsOf {
+  P<float> accumulator;   // [count]
+  P<const float> addend;  // [count]
+  int64_t count;          // may be 0
+  static constexpr auto Pointers(auto& self) { return std::tie(self.accumulator, self.addend); }
 };
+using AddArgs = AddArgsOf<DevicePtr>;
 
 // output[i] = input[rows[i]]: the rows that need logits.
-struct GatherRowsArgs {
-  const void* input;       // [T, E] dtype
-  const int32_t* rows;     // [R], each below T
-  void* output;            // [R, E] dtype, overlaps no input
+template <template <typename> class P>
+struct GatherRowsArgsOf {
+  P<const void> input;     // [T, E] dtype
+  P<const int32_t> rows;   // [R], each below T
+  P<void> output;          // [R, E] dtype, overlaps no input
   int64_t num_rows;        // R, may be 0
   int64_t num_input_rows;  // T
   int64_t features;        // E
   DType dtype;
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.input, self.rows, self.output);
+  }
 };
+using GatherRowsArgs = GatherRowsArgsOf<DevicePtr>;
 
 // Vocabulary sums run over fixed pieces of this many ids, merged in order.
 inline constexpr int64_t kVocabularyPiece = 4096;
@@ -97,14 +128,19 @@ inline constexpr int64_t kVocabularyPiece = 4096;
 // (logit − max) − log_sum, in this order: LogProbability() in vector_math.h. Every piece of 4,096
 // ids is summed in 16 lanes with the fixed tree; pieces are added in order.
 // A logit of −∞ is a masked id. A row of only −∞, or with a NaN, gives NaN.
-struct LogSoftmaxArgs {
-  const float* logits;                 // [R, V]
-  float* max;                          // [R]
-  float* log_sum;                      // [R]
-  float* log_probabilities = nullptr;  // [R, V] or null; may be `logits`
-  int64_t num_rows;                    // R, may be 0
-  int64_t vocabulary;                  // V
+template <template <typename> class P>
+struct LogSoftmaxArgsOf {
+  P<const float> logits;                 // [R, V]
+  P<float> max;                          // [R]
+  P<float> log_sum;                      // [R]
+  P<float> log_probabilities = nullptr;  // [R, V] or null; may be `logits`
+  int64_t num_rows;                      // R, may be 0
+  int64_t vocabulary;                    // V
+  static constexpr auto Pointers(auto& self) {
+    return std::tie(self.logits, self.max, self.log_sum, self.log_probabilities);
+  }
 };
+using LogSoftmaxArgs = LogSoftmaxArgsOf<DevicePtr>;
 
 }  // namespace tandem
 

@@ -21,7 +21,8 @@ absl::Status InRange(const char* operation, const char* what, int64_t value, int
       absl::StrFormat("%s: %s is %d, must be %d to %d", operation, what, value, low, high));
 }
 
-absl::Status NotNull(const char* operation, const char* what, const void* pointer) {
+template <typename Pointer>
+absl::Status NotNull(const char* operation, const char* what, Pointer pointer) {
   if (pointer != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("%s: %s is null", operation, what));
 }
@@ -34,25 +35,24 @@ absl::Status Features(const char* operation, int64_t features) {
   return InRange(operation, "features", features, 1, kMaxFeatures);
 }
 
-bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
+bool Aligned(uintptr_t address) { return address % 64 == 0; }
 
-absl::Status ValidatePool(const char* operation, const KvPoolView* kv, size_t tile_bytes) {
-  TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv", kv));
-  TANDEM_RETURN_IF_ERROR(Validate(kv->shape));
-  TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv->base", kv->base));
-  TANDEM_RETURN_IF_ERROR(InRange(operation, "num_kv_heads", kv->num_kv_heads, 1, kMaxHeads));
-  if (kv->tile_bytes != tile_bytes) {
+absl::Status ValidateView(const char* operation, const KvPoolView& kv, size_t tile_bytes) {
+  TANDEM_RETURN_IF_ERROR(Validate(kv.shape));
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv.base", kv.base));
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "num_kv_heads", kv.num_kv_heads, 1, kMaxHeads));
+  if (kv.tile_bytes != tile_bytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: tile_bytes is %d, this backend's format has %d", operation,
-                        kv->tile_bytes, tile_bytes));
+                        kv.tile_bytes, tile_bytes));
   }
-  const size_t layer_bytes = KvLayerBytes(tile_bytes, kv->num_kv_heads);
-  if (kv->layer_offset_bytes % 64 != 0 || kv->block_stride_bytes % 64 != 0 ||
-      kv->layer_offset_bytes + layer_bytes > kv->block_stride_bytes || !Aligned(kv->base)) {
+  const size_t layer_bytes = KvLayerBytes(tile_bytes, kv.num_kv_heads);
+  if (kv.layer_offset_bytes % 64 != 0 || kv.block_stride_bytes % 64 != 0 ||
+      kv.layer_offset_bytes + layer_bytes > kv.block_stride_bytes || !Aligned(kv.base.address())) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: a layer of %d bytes at offset %d does not fit a block of %d bytes, or one of them or "
         "the base is not a multiple of 64",
-        operation, layer_bytes, kv->layer_offset_bytes, kv->block_stride_bytes));
+        operation, layer_bytes, kv.layer_offset_bytes, kv.block_stride_bytes));
   }
   return absl::OkStatus();
 }
@@ -74,11 +74,18 @@ absl::Status ValidateNorm(const char* operation, const Args& args) {
   return NotNull(operation, "output", args.output);
 }
 
+absl::Status CheckPacked(uintptr_t address, size_t size_bytes, size_t packed_bytes) {
+  if (size_bytes >= packed_bytes && Aligned(address)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("linear: %d packed bytes at 0x%x, need %d, 64-byte aligned", size_bytes,
+                      address, packed_bytes));
+}
+
 // What decode and prefill have in common.
 template <typename Args>
 absl::Status ValidateAttention(const char* operation, const Args& args, size_t tile_bytes) {
-  TANDEM_RETURN_IF_ERROR(ValidatePool(operation, args.kv, tile_bytes));
-  TANDEM_RETURN_IF_ERROR(ValidateHeads(operation, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(ValidateView(operation, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(operation, args.num_heads, args.kv));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "num_sequences", args.num_sequences, 0, kMaxRows));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "window", args.window, 0, kMaxRows));
   if (args.num_sequences == 0) return absl::OkStatus();
@@ -114,13 +121,9 @@ absl::Status Validate(const LinearSpec& spec) {
                                                     NameOf(spec.compute_dtype)));
 }
 
-absl::Status ValidatePacked(std::span<const std::byte> packed, size_t packed_bytes) {
-  if (packed.size() < packed_bytes || !Aligned(packed.data())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("linear: %d packed bytes at %p, need %d, 64-byte aligned", packed.size(),
-                        static_cast<const void*>(packed.data()), packed_bytes));
-  }
-  return absl::OkStatus();
+absl::Status ValidatePacked(DevicePtr<const std::byte> packed, size_t size_bytes,
+                            size_t packed_bytes) {
+  return CheckPacked(packed.address(), size_bytes, packed_bytes);
 }
 
 absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart> parts,
@@ -137,7 +140,7 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
         absl::StrFormat("linear: %d parts have %d out_features together, the layer has %d",
                         parts.size(), out_features, spec.out_features));
   }
-  return ValidatePacked(packed, packed_bytes);
+  return CheckPacked(reinterpret_cast<uintptr_t>(packed.data()), packed.size(), packed_bytes);
 }
 
 absl::Status Validate(const EmbeddingArgs& args) {
@@ -227,12 +230,12 @@ absl::Status Validate(const RotaryTableArgs& args) {
 
 absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes) {
   constexpr const char* kName = "kv write";
-  TANDEM_RETURN_IF_ERROR(ValidatePool(kName, args.kv, tile_bytes));
-  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, *args.kv));
+  TANDEM_RETURN_IF_ERROR(ValidateView(kName, args.kv, tile_bytes));
+  TANDEM_RETURN_IF_ERROR(ValidateHeads(kName, args.num_heads, args.kv));
   TANDEM_RETURN_IF_ERROR(Rows(kName, args.num_tokens));
   if (args.num_tokens == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(InRange(kName, "input_stride", args.input_stride,
-                                 int64_t{args.num_heads} * args.kv->shape.head_dim,
+                                 int64_t{args.num_heads} * args.kv.shape.head_dim,
                                  int64_t{4} * kMaxFeatures));
   TANDEM_RETURN_IF_ERROR(NotNull(kName, "query", args.query));
   TANDEM_RETURN_IF_ERROR(NotNull(kName, "key", args.key));
@@ -269,6 +272,22 @@ absl::Status Validate(const CopyBlocksArgs& args) {
   TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "base", args.base));
   TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "sources", args.sources));
   return NotNull("copy blocks", "destinations", args.destinations);
+}
+
+absl::Status Validate(const ChecksumBlocksArgs& args) {
+  TANDEM_RETURN_IF_ERROR(InRange("checksum blocks", "count", args.count, 0, kMaxRows));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("checksum blocks", "base", args.base));
+  TANDEM_RETURN_IF_ERROR(NotNull("checksum blocks", "blocks", args.blocks));
+  return NotNull("checksum blocks", "checksums", args.checksums);
+}
+
+absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(memory.base);
+  if (memory.bytes >= pool_bytes && Aligned(address)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("KV memory of %d bytes at %p, want %d bytes aligned to 64", memory.bytes,
+                      memory.base, pool_bytes));
 }
 
 }  // namespace tandem

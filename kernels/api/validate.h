@@ -19,7 +19,8 @@ absl::Status Validate(const LinearSpec& spec);
 // `packed_bytes`: what the backend needs for `spec`.
 absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart> parts,
                              std::span<std::byte> packed, size_t packed_bytes);
-absl::Status ValidatePacked(std::span<const std::byte> packed, size_t packed_bytes);
+absl::Status ValidatePacked(DevicePtr<const std::byte> packed, size_t size_bytes,
+                            size_t packed_bytes);
 
 absl::Status Validate(const EmbeddingArgs& args);
 absl::Status Validate(const RmsNormArgs& args);
@@ -36,6 +37,10 @@ absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes);
 absl::Status Validate(const DecodeAttentionArgs& args, size_t tile_bytes);
 absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes);
 absl::Status Validate(const CopyBlocksArgs& args);
+absl::Status Validate(const ChecksumBlocksArgs& args);
+
+// Memory that is given for a pool.
+absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes);
 
 }  // namespace tandem
 

@@ -26,7 +26,7 @@ struct Job {
 
 // What decode and prefill have in common.
 struct Problem {
-  const KvPoolView* kv;
+  const HostKvPoolView* kv;
   const void* query;
   void* output;
   const int32_t* block_table;
@@ -38,7 +38,7 @@ struct Problem {
 
 template <typename Args>
 Problem ProblemOf(const Args& args) {
-  return Problem{.kv = args.kv,
+  return Problem{.kv = &args.kv,
                  .query = args.query,
                  .output = args.output,
                  .block_table = args.block_table,
@@ -210,8 +210,9 @@ void AddJobs(const AttentionKernels& kernels, const Problem& problem, int64_t se
 
 }  // namespace
 
-absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAttentionArgs& args,
-                                ThreadPool* pool, Scratch* scratch) {
+absl::Status CpuDecodeAttention(const AttentionKernels& kernels,
+                                const HostDecodeAttentionArgs& args, ThreadPool* pool,
+                                Scratch* scratch) {
   const Problem problem = ProblemOf(args);
   std::vector<Job> jobs;
   for (int64_t s = 0; s < args.num_sequences; ++s) {
@@ -222,8 +223,9 @@ absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAtt
       [&](int64_t s) { return int64_t{args.num_tokens[s]} - 1; }, pool, scratch);
 }
 
-absl::Status CpuPrefillAttention(const AttentionKernels& kernels, const PrefillAttentionArgs& args,
-                                 ThreadPool* pool, Scratch* scratch) {
+absl::Status CpuPrefillAttention(const AttentionKernels& kernels,
+                                 const HostPrefillAttentionArgs& args, ThreadPool* pool,
+                                 Scratch* scratch) {
   const Problem problem = ProblemOf(args);
   std::vector<Job> jobs;
   for (int64_t s = 0; s < args.num_sequences; ++s) {

@@ -4,7 +4,7 @@
 #define TANDEM_KERNELS_CPU_CPU_ATTENTION_H_
 
 #include "absl/status/status.h"
-#include "kernels/api/attention.h"
+#include "kernels/api/host_args.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
@@ -13,10 +13,12 @@ namespace tandem {
 
 // Both split a context at segment borders only. ResourceExhausted if there is no memory for the
 // parts of split contexts.
-absl::Status CpuDecodeAttention(const AttentionKernels& kernels, const DecodeAttentionArgs& args,
-                                ThreadPool* pool, Scratch* scratch);
-absl::Status CpuPrefillAttention(const AttentionKernels& kernels, const PrefillAttentionArgs& args,
-                                 ThreadPool* pool, Scratch* scratch);
+absl::Status CpuDecodeAttention(const AttentionKernels& kernels,
+                                const HostDecodeAttentionArgs& args, ThreadPool* pool,
+                                Scratch* scratch);
+absl::Status CpuPrefillAttention(const AttentionKernels& kernels,
+                                 const HostPrefillAttentionArgs& args, ThreadPool* pool,
+                                 Scratch* scratch);
 
 }  // namespace tandem
 

@@ -6,13 +6,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/api/float_environment.h"
-#include "kernels/api/host_memory.h"
+#include "kernels/api/host_args.h"
+#include "kernels/api/host_backend.h"
 #include "kernels/api/validate.h"
 #include "kernels/api/vector_math.h"
 #include "kernels/cpu/cpu_attention.h"
 #include "kernels/cpu/cpu_linear.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
+#include "runtime/base/crc32c.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 
@@ -23,17 +25,12 @@ constexpr int kMaxThreads = 1024;
 // Elements of row work that one thread takes at once; less is not worth waking another for.
 constexpr int64_t kItemElements = 16 * 1024;
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   CpuBackend(const KernelTable& table, int num_threads) : table_(table), pool_(num_threads) {}
 
   std::string name() const override { return "cpu"; }
   std::string isa() const override { return table_.isa; }
-
-  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
-    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
-    return DeviceBuffer(this, data, size_bytes);
-  }
 
   absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
     TANDEM_RETURN_IF_ERROR(Validate(shape));
@@ -60,11 +57,12 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(
-      const LinearSpec& spec, std::span<const std::byte> packed) override {
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                          DevicePtr<const std::byte> packed,
+                                                          size_t size_bytes) override {
     TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, packed_bytes));
-    return CpuPrepare(GemmOf(spec.compute_dtype), spec, packed.data());
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, packed_bytes));
+    return CpuPrepare(GemmOf(spec.compute_dtype), spec, OnHost(packed));
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override {
@@ -79,14 +77,16 @@ class CpuBackend final : public Backend {
   absl::Status SwiGlu(const SwiGluArgs& args) override { return ForRows(args, table_.rows.swiglu); }
   absl::Status Gelu(const GeluArgs& args) override { return ForRows(args, table_.rows.gelu); }
 
-  absl::Status Add(const AddArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status Add(const AddArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostAddArgs args = OnHost(device_args);
     Share(args.count, 1, [&](int64_t begin, int64_t end) { table_.rows.add(args, begin, end); });
     return absl::OkStatus();
   }
 
-  absl::Status GatherRows(const GatherRowsArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status GatherRows(const GatherRowsArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostGatherRowsArgs args = OnHost(device_args);
     const size_t row_bytes = static_cast<size_t>(args.features) * SizeOf(args.dtype);
     Share(args.num_rows, args.features, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
@@ -99,21 +99,24 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status LogSoftmax(const LogSoftmaxArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostLogSoftmaxArgs args = OnHost(device_args);
     Share(args.num_rows, args.vocabulary,
           [&](int64_t begin, int64_t end) { table_.rows.log_softmax(args, begin, end); });
     return absl::OkStatus();
   }
 
-  absl::Status Linear(const LinearArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status Linear(const LinearArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostLinearArgs args = OnHost(device_args);
     const KernelFloatScope scope;
     return CpuLinear(args, &pool_, &scratch_);
   }
 
-  absl::Status RotaryTable(const RotaryTableArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status RotaryTable(const RotaryTableArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostRotaryTableArgs args = OnHost(device_args);
     const int64_t half = args.head_dim / 2;
     constexpr int64_t kCostOfSinCos = 16;  // in elements of row work
     Share(args.num_tokens, half * kCostOfSinCos, [&](int64_t begin, int64_t end) {
@@ -129,29 +132,33 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
-    const AttentionKernels& attention = AttentionOf(args.kv->shape.dtype);
-    const int64_t heads = args.num_heads + 2 * args.kv->num_kv_heads;
-    Share(args.num_tokens, heads * args.kv->shape.head_dim,
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    const HostRotaryKvWriteArgs args = OnHost(device_args);
+    const AttentionKernels& attention = AttentionOf(args.kv.shape.dtype);
+    const int64_t heads = args.num_heads + 2 * args.kv.num_kv_heads;
+    Share(args.num_tokens, heads * args.kv.shape.head_dim,
           [&](int64_t begin, int64_t end) { attention.rotary_kv_write(args, begin, end); });
     return absl::OkStatus();
   }
 
-  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
+  absl::Status DecodeAttention(const DecodeAttentionArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    const HostDecodeAttentionArgs args = OnHost(device_args);
     const KernelFloatScope scope;
-    return CpuDecodeAttention(AttentionOf(args.kv->shape.dtype), args, &pool_, &scratch_);
+    return CpuDecodeAttention(AttentionOf(args.kv.shape.dtype), args, &pool_, &scratch_);
   }
 
-  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args, TileBytesOf(args.kv)));
+  absl::Status PrefillAttention(const PrefillAttentionArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    const HostPrefillAttentionArgs args = OnHost(device_args);
     const KernelFloatScope scope;
-    return CpuPrefillAttention(AttentionOf(args.kv->shape.dtype), args, &pool_, &scratch_);
+    return CpuPrefillAttention(AttentionOf(args.kv.shape.dtype), args, &pool_, &scratch_);
   }
 
-  absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+  absl::Status CopyBlocks(const CopyBlocksArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostCopyBlocksArgs args = OnHost(device_args);
     pool_.ParallelFor(args.count, [&](int64_t i, int) {
       std::memcpy(args.base + static_cast<size_t>(args.destinations[i]) * args.block_stride_bytes,
                   args.base + static_cast<size_t>(args.sources[i]) * args.block_stride_bytes,
@@ -160,11 +167,18 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  uint64_t work_done() const override { return pool_.items_done(); }
-  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status ChecksumBlocks(const ChecksumBlocksArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostChecksumBlocksArgs args = OnHost(device_args);
+    pool_.ParallelFor(args.count, [&](int64_t i, int) {
+      args.checksums[i] =
+          Crc32c(args.base + static_cast<size_t>(args.blocks[i]) * args.block_stride_bytes,
+                 args.block_stride_bytes);
+    });
+    return absl::OkStatus();
+  }
 
- protected:
-  void Free(std::byte* data, size_t size_bytes) override { FreeHostMemory(data, size_bytes); }
+  uint64_t work_done() const override { return pool_.items_done(); }
 
  private:
   const GemmKernels& GemmOf(DType dtype) const { return table_.gemm[static_cast<int>(dtype)]; }
@@ -173,9 +187,9 @@ class CpuBackend final : public Backend {
   }
 
   // 0 where the pool cannot be valid; Validate then says why.
-  size_t TileBytesOf(const KvPoolView* kv) const {
-    if (kv == nullptr || !Validate(kv->shape).ok()) return 0;
-    return AttentionOf(kv->shape.dtype).tile_bytes(kv->shape);
+  size_t TileBytesOf(const KvPoolView& kv) const {
+    if (!Validate(kv.shape).ok()) return 0;
+    return AttentionOf(kv.shape.dtype).tile_bytes(kv.shape);
   }
 
   // Calls body(begin, end) for ranges of `count` rows of `cost` elements each.
@@ -188,10 +202,11 @@ class CpuBackend final : public Backend {
     });
   }
 
-  template <typename Args>
-  absl::Status ForRows(const Args& args,
+  template <typename DeviceArgs, typename Args>
+  absl::Status ForRows(const DeviceArgs& device_args,
                        void (*kernel)(const Args& args, int64_t begin, int64_t end)) {
-    TANDEM_RETURN_IF_ERROR(Validate(args));
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const Args args = OnHost(device_args);
     Share(args.num_rows, args.features,
           [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
     return absl::OkStatus();

@@ -140,7 +140,7 @@ std::unique_ptr<LinearOp> CpuPrepare(const GemmKernels& gemm, const LinearSpec& 
   return std::make_unique<CpuLinearOp>(gemm, spec, packed);
 }
 
-absl::Status CpuLinear(const LinearArgs& args, ThreadPool* pool, Scratch* scratch) {
+absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* scratch) {
   const auto* op = dynamic_cast<const CpuLinearOp*>(args.op);
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
   const GemmKernels& gemm = op->gemm();

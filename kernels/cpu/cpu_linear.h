@@ -11,7 +11,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "kernels/api/linear.h"
+#include "kernels/api/host_args.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
@@ -25,7 +25,7 @@ void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const We
 std::unique_ptr<LinearOp> CpuPrepare(const GemmKernels& gemm, const LinearSpec& spec,
                                      const std::byte* packed);
 // ResourceExhausted if there is no memory for packed activations.
-absl::Status CpuLinear(const LinearArgs& args, ThreadPool* pool, Scratch* scratch);
+absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* scratch);
 
 }  // namespace tandem
 

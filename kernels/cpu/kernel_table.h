@@ -8,21 +8,19 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/api/attention.h"
-#include "kernels/api/linear.h"
-#include "kernels/api/rows.h"
+#include "kernels/api/host_args.h"
 
 namespace tandem {
 
 // Each computes rows (or elements) [begin, end).
 struct RowKernels {
-  void (*rms_norm)(const RmsNormArgs& args, int64_t begin, int64_t end);
-  void (*layer_norm)(const LayerNormArgs& args, int64_t begin, int64_t end);
-  void (*swiglu)(const SwiGluArgs& args, int64_t begin, int64_t end);
-  void (*gelu)(const GeluArgs& args, int64_t begin, int64_t end);
-  void (*add)(const AddArgs& args, int64_t begin, int64_t end);
-  void (*embedding)(const EmbeddingArgs& args, int64_t begin, int64_t end);
-  void (*log_softmax)(const LogSoftmaxArgs& args, int64_t begin, int64_t end);
+  void (*rms_norm)(const HostRmsNormArgs& args, int64_t begin, int64_t end);
+  void (*layer_norm)(const HostLayerNormArgs& args, int64_t begin, int64_t end);
+  void (*swiglu)(const HostSwiGluArgs& args, int64_t begin, int64_t end);
+  void (*gelu)(const HostGeluArgs& args, int64_t begin, int64_t end);
+  void (*add)(const HostAddArgs& args, int64_t begin, int64_t end);
+  void (*embedding)(const HostEmbeddingArgs& args, int64_t begin, int64_t end);
+  void (*log_softmax)(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end);
 };
 
 // Some rows times some panels of packed weights. A panel holds panel_outputs outputs for all k:
@@ -61,7 +59,7 @@ struct AttentionPartial {
 
 // Rows (query tokens × heads of one KV head's group) that read the same K and V.
 struct AttentionTask {
-  const KvPoolView* kv;
+  const HostKvPoolView* kv;
   const int32_t* blocks;  // block table row of the sequence
   int kv_head;
   int num_rows;                // at most AttentionKernels::max_rows
@@ -75,7 +73,7 @@ struct AttentionKernels {
   int max_rows;
   const char* tile_format;  // KvTileFormat::id
   size_t (*tile_bytes)(const KvTileShape& shape);
-  void (*rotary_kv_write)(const RotaryKvWriteArgs& args, int64_t begin, int64_t end);
+  void (*rotary_kv_write)(const HostRotaryKvWriteArgs& args, int64_t begin, int64_t end);
   // The segment that begins at `segment_begin`; rows that see none of it are left with max −∞.
   // partials [num_rows], accumulators [num_rows, accumulator_stride(D)].
   void (*segment)(const AttentionTask& task, int64_t segment_begin, AttentionPartial* partials,

@@ -11,7 +11,7 @@ TANDEM_LANES int LanesAt(int64_t index, int64_t count) {
   return count - index < kLanes ? static_cast<int>(count - index) : kLanes;
 }
 
-void RmsNormRows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+void RmsNormRows(const HostRmsNormArgs& args, int64_t begin, int64_t end) {
   const int64_t count = args.features;
   for (int64_t r = begin; r < end; ++r) {
     const float* x = args.input + r * count;
@@ -31,7 +31,7 @@ void RmsNormRows(const RmsNormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void LayerNormRows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+void LayerNormRows(const HostLayerNormArgs& args, int64_t begin, int64_t end) {
   const int64_t count = args.features;
   const float divisor = static_cast<float>(count);
   for (int64_t r = begin; r < end; ++r) {
@@ -67,7 +67,7 @@ void LayerNormRows(const LayerNormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void SwiGluRows(const SwiGluArgs& args, int64_t begin, int64_t end) {
+void SwiGluRows(const HostSwiGluArgs& args, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t i = 0; i < args.features; i += kLanes) {
       const int lanes = LanesAt(i, args.features);
@@ -79,7 +79,7 @@ void SwiGluRows(const SwiGluArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void GeluRows(const GeluArgs& args, int64_t begin, int64_t end) {
+void GeluRows(const HostGeluArgs& args, int64_t begin, int64_t end) {
   const int64_t count = end * args.features;
   for (int64_t i = begin * args.features; i < count; i += kLanes) {
     const int lanes = LanesAt(i, count);
@@ -88,7 +88,7 @@ void GeluRows(const GeluArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void AddElements(const AddArgs& args, int64_t begin, int64_t end) {
+void AddElements(const HostAddArgs& args, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
     const int lanes = LanesAt(i, end);
     const F32x16 sum = LoadLanes(DType::kF32, args.accumulator, i, lanes) +
@@ -97,7 +97,7 @@ void AddElements(const AddArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void EmbeddingRows(const EmbeddingArgs& args, int64_t begin, int64_t end) {
+void EmbeddingRows(const HostEmbeddingArgs& args, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t i = 0; i < args.features; i += kLanes) {
       const int lanes = LanesAt(i, args.features);
@@ -111,7 +111,7 @@ void EmbeddingRows(const EmbeddingArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void LogSoftmaxRows(const LogSoftmaxArgs& args, int64_t begin, int64_t end) {
+void LogSoftmaxRows(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end) {
   const float minus_infinity = -__builtin_inff();
   for (int64_t r = begin; r < end; ++r) {
     const float* logits = args.logits + r * args.vocabulary;

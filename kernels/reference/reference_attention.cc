@@ -9,19 +9,20 @@
 
 #include "kernels/api/vector_math.h"
 #include "kernels/reference/numbers.h"
+#include "runtime/base/crc32c.h"
 
 namespace tandem {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-std::byte* Tile(const KvPoolView& kv, int64_t block, bool is_value, int kv_head) {
+std::byte* Tile(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_head) {
   const int64_t tile = (is_value ? kv.num_kv_heads : 0) + kv_head;
   return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
          static_cast<size_t>(tile) * kv.tile_bytes;
 }
 
-float ReadKv(const KvPoolView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
+float ReadKv(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
              int d) {
   return Load(kv.shape.dtype, Tile(kv, block, is_value, kv_head), offset * kv.shape.head_dim + d);
 }
@@ -35,7 +36,7 @@ struct Partial {
 
 // One query row of one head.
 struct Row {
-  const KvPoolView* kv;
+  const HostKvPoolView* kv;
   const int32_t* blocks;
   const void* query;  // at query_begin: [D]
   int64_t query_begin;
@@ -128,10 +129,10 @@ void Attend(const Row& row, void* output, int64_t output_begin) {
 // Query token `token` of `sequence`, with arguments of decode or prefill attention.
 template <typename Args>
 void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t num_visible) {
-  const int group = args.num_heads / args.kv->num_kv_heads;
+  const int group = args.num_heads / args.kv.num_kv_heads;
   for (int h = 0; h < args.num_heads; ++h) {
-    const int64_t begin = (token * args.num_heads + h) * args.kv->shape.head_dim;
-    const Row row{.kv = args.kv,
+    const int64_t begin = (token * args.num_heads + h) * args.kv.shape.head_dim;
+    const Row row{.kv = &args.kv,
                   .blocks = args.block_table + sequence * args.max_blocks,
                   .query = args.query,
                   .query_begin = begin,
@@ -151,7 +152,7 @@ KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
                                     static_cast<size_t>(shape.head_dim) * SizeOf(shape.dtype)};
 }
 
-void ReferenceRotaryTable(const RotaryTableArgs& args) {
+void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
   const int64_t half = args.head_dim / 2;
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     for (int64_t i = 0; i < half; ++i) {
@@ -162,8 +163,8 @@ void ReferenceRotaryTable(const RotaryTableArgs& args) {
   }
 }
 
-void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
-  const KvPoolView& kv = *args.kv;
+void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
+  const HostKvPoolView& kv = args.kv;
   const int head_dim = kv.shape.head_dim;
   const int half = head_dim / 2;
   // `head`, or its norm.
@@ -207,13 +208,13 @@ void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args) {
   }
 }
 
-void ReferenceDecodeAttention(const DecodeAttentionArgs& args) {
+void ReferenceDecodeAttention(const HostDecodeAttentionArgs& args) {
   for (int64_t s = 0; s < args.num_sequences; ++s) {
     AttendAllHeads(args, s, s, args.num_tokens[s]);
   }
 }
 
-void ReferencePrefillAttention(const PrefillAttentionArgs& args) {
+void ReferencePrefillAttention(const HostPrefillAttentionArgs& args) {
   for (int64_t s = 0; s < args.num_sequences; ++s) {
     const int64_t first = args.query_start[s];
     for (int64_t t = first; t < args.query_start[s + 1]; ++t) {
@@ -222,11 +223,19 @@ void ReferencePrefillAttention(const PrefillAttentionArgs& args) {
   }
 }
 
-void ReferenceCopyBlocks(const CopyBlocksArgs& args) {
+void ReferenceCopyBlocks(const HostCopyBlocksArgs& args) {
   for (int64_t i = 0; i < args.count; ++i) {
     std::memcpy(args.base + static_cast<size_t>(args.destinations[i]) * args.block_stride_bytes,
                 args.base + static_cast<size_t>(args.sources[i]) * args.block_stride_bytes,
                 args.block_stride_bytes);
+  }
+}
+
+void ReferenceChecksumBlocks(const HostChecksumBlocksArgs& args) {
+  for (int64_t i = 0; i < args.count; ++i) {
+    args.checksums[i] =
+        Crc32c(args.base + static_cast<size_t>(args.blocks[i]) * args.block_stride_bytes,
+               args.block_stride_bytes);
   }
 }
 

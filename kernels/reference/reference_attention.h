@@ -4,16 +4,17 @@
 #ifndef TANDEM_KERNELS_REFERENCE_REFERENCE_ATTENTION_H_
 #define TANDEM_KERNELS_REFERENCE_REFERENCE_ATTENTION_H_
 
-#include "kernels/api/attention.h"
+#include "kernels/api/host_args.h"
 
 namespace tandem {
 
 KvTileFormat ReferenceTileFormat(const KvTileShape& shape);
-void ReferenceRotaryTable(const RotaryTableArgs& args);
-void ReferenceRotaryKvWrite(const RotaryKvWriteArgs& args);
-void ReferenceDecodeAttention(const DecodeAttentionArgs& args);
-void ReferencePrefillAttention(const PrefillAttentionArgs& args);
-void ReferenceCopyBlocks(const CopyBlocksArgs& args);
+void ReferenceRotaryTable(const HostRotaryTableArgs& args);
+void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args);
+void ReferenceDecodeAttention(const HostDecodeAttentionArgs& args);
+void ReferencePrefillAttention(const HostPrefillAttentionArgs& args);
+void ReferenceCopyBlocks(const HostCopyBlocksArgs& args);
+void ReferenceChecksumBlocks(const HostChecksumBlocksArgs& args);
 
 }  // namespace tandem
 

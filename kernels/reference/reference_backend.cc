@@ -4,7 +4,8 @@
 #include <cstdint>
 
 #include "kernels/api/float_environment.h"
-#include "kernels/api/host_memory.h"
+#include "kernels/api/host_args.h"
+#include "kernels/api/host_backend.h"
 #include "kernels/api/validate.h"
 #include "kernels/reference/reference_attention.h"
 #include "kernels/reference/reference_linear.h"
@@ -18,21 +19,16 @@ namespace {
 template <typename Args>
 absl::Status Check(const Args& args) {
   if constexpr (requires { args.kv; }) {
-    return Validate(args, args.kv == nullptr ? 0 : ReferenceTileFormat(args.kv->shape).tile_bytes);
+    return Validate(args, ReferenceTileFormat(args.kv.shape).tile_bytes);
   } else {
     return Validate(args);
   }
 }
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   std::string name() const override { return "reference"; }
   std::string isa() const override { return "reference"; }
-
-  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
-    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
-    return DeviceBuffer(this, data, size_bytes);
-  }
 
   absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
     TANDEM_RETURN_IF_ERROR(Validate(shape));
@@ -56,11 +52,12 @@ class ReferenceBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(
-      const LinearSpec& spec, std::span<const std::byte> packed) override {
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                          DevicePtr<const std::byte> packed,
+                                                          size_t size_bytes) override {
     TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, packed_bytes));
-    return ReferencePrepare(spec, packed.data());
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, packed_bytes));
+    return ReferencePrepare(spec, OnHost(packed));
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override {
@@ -95,19 +92,18 @@ class ReferenceBackend final : public Backend {
   absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
     return Run(args, ReferenceCopyBlocks);
   }
+  absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) override {
+    return Run(args, ReferenceChecksumBlocks);
+  }
 
   uint64_t work_done() const override { return num_operations_; }
-  absl::Status Synchronize() override { return absl::OkStatus(); }
-
- protected:
-  void Free(std::byte* data, size_t size_bytes) override { FreeHostMemory(data, size_bytes); }
 
  private:
-  template <typename Args>
-  absl::Status Run(const Args& args, void (*operation)(const Args&)) {
+  template <typename Args, typename HostArgs>
+  absl::Status Run(const Args& args, void (*operation)(const HostArgs&)) {
     TANDEM_RETURN_IF_ERROR(Check(args));
     const KernelFloatScope scope;
-    operation(args);
+    operation(OnHost(args));
     ++num_operations_;
     return absl::OkStatus();
   }

@@ -69,7 +69,7 @@ std::unique_ptr<LinearOp> ReferencePrepare(const LinearSpec& spec, const std::by
   return std::make_unique<ReferenceLinearOp>(spec, packed);
 }
 
-void ReferenceLinear(const LinearArgs& args) {
+void ReferenceLinear(const HostLinearArgs& args) {
   const auto* op = dynamic_cast<const ReferenceLinearOp*>(args.op);
   TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
   const LinearSpec& spec = op->spec();

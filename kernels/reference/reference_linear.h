@@ -7,14 +7,14 @@
 #include <memory>
 #include <span>
 
-#include "kernels/api/linear.h"
+#include "kernels/api/host_args.h"
 
 namespace tandem {
 
 size_t ReferencePackedBytes(const LinearSpec& spec);
 void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed);
 std::unique_ptr<LinearOp> ReferencePrepare(const LinearSpec& spec, const std::byte* packed);
-void ReferenceLinear(const LinearArgs& args);
+void ReferenceLinear(const HostLinearArgs& args);
 
 }  // namespace tandem
 

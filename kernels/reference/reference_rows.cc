@@ -19,7 +19,7 @@ float SumInLanes(int64_t count, Term term) {
 
 }  // namespace
 
-void ReferenceEmbedding(const EmbeddingArgs& args) {
+void ReferenceEmbedding(const HostEmbeddingArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t e = 0; e < args.features; ++e) {
       float value = Load(args.table_dtype, args.table, args.ids[r] * args.features + e);
@@ -32,7 +32,7 @@ void ReferenceEmbedding(const EmbeddingArgs& args) {
   }
 }
 
-void ReferenceRmsNorm(const RmsNormArgs& args) {
+void ReferenceRmsNorm(const HostRmsNormArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* x = args.input + r * args.features;
     const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
@@ -44,7 +44,7 @@ void ReferenceRmsNorm(const RmsNormArgs& args) {
   }
 }
 
-void ReferenceLayerNorm(const LayerNormArgs& args) {
+void ReferenceLayerNorm(const HostLayerNormArgs& args) {
   const float count = static_cast<float>(args.features);
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* x = args.input + r * args.features;
@@ -59,7 +59,7 @@ void ReferenceLayerNorm(const LayerNormArgs& args) {
   }
 }
 
-void ReferenceSwiGlu(const SwiGluArgs& args) {
+void ReferenceSwiGlu(const HostSwiGluArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t e = 0; e < args.features; ++e) {
       const float gate = Load(args.input_dtype, args.gate, r * args.input_stride + e);
@@ -69,19 +69,19 @@ void ReferenceSwiGlu(const SwiGluArgs& args) {
   }
 }
 
-void ReferenceGelu(const GeluArgs& args) {
+void ReferenceGelu(const HostGeluArgs& args) {
   for (int64_t i = 0; i < args.num_rows * args.features; ++i) {
     Store(args.output_dtype, args.output, i, GeluTanh(Load(args.input_dtype, args.input, i)));
   }
 }
 
-void ReferenceAdd(const AddArgs& args) {
+void ReferenceAdd(const HostAddArgs& args) {
   for (int64_t i = 0; i < args.count; ++i) {
     args.accumulator[i] = args.accumulator[i] + args.addend[i];
   }
 }
 
-void ReferenceGatherRows(const GatherRowsArgs& args) {
+void ReferenceGatherRows(const HostGatherRowsArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t e = 0; e < args.features; ++e) {
       Store(args.dtype, args.output, r * args.features + e,
@@ -90,7 +90,7 @@ void ReferenceGatherRows(const GatherRowsArgs& args) {
   }
 }
 
-void ReferenceLogSoftmax(const LogSoftmaxArgs& args) {
+void ReferenceLogSoftmax(const HostLogSoftmaxArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     const float* logits = args.logits + r * args.vocabulary;
     float max = -std::numeric_limits<float>::infinity();

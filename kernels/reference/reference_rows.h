@@ -3,18 +3,18 @@
 #ifndef TANDEM_KERNELS_REFERENCE_REFERENCE_ROWS_H_
 #define TANDEM_KERNELS_REFERENCE_REFERENCE_ROWS_H_
 
-#include "kernels/api/rows.h"
+#include "kernels/api/host_args.h"
 
 namespace tandem {
 
-void ReferenceEmbedding(const EmbeddingArgs& args);
-void ReferenceRmsNorm(const RmsNormArgs& args);
-void ReferenceLayerNorm(const LayerNormArgs& args);
-void ReferenceSwiGlu(const SwiGluArgs& args);
-void ReferenceGelu(const GeluArgs& args);
-void ReferenceAdd(const AddArgs& args);
-void ReferenceGatherRows(const GatherRowsArgs& args);
-void ReferenceLogSoftmax(const LogSoftmaxArgs& args);
+void ReferenceEmbedding(const HostEmbeddingArgs& args);
+void ReferenceRmsNorm(const HostRmsNormArgs& args);
+void ReferenceLayerNorm(const HostLayerNormArgs& args);
+void ReferenceSwiGlu(const HostSwiGluArgs& args);
+void ReferenceGelu(const HostGeluArgs& args);
+void ReferenceAdd(const HostAddArgs& args);
+void ReferenceGatherRows(const HostGatherRowsArgs& args);
+void ReferenceLogSoftmax(const HostLogSoftmaxArgs& args);
 
 }  // namespace tandem
 

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
-#include "runtime/base/crc32c.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/sampling/sampler.h"
@@ -55,19 +54,9 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
   const size_t pool_bytes = layout.block_bytes * static_cast<size_t>(options.num_blocks);
   std::unique_ptr<ModelExecutor> executor(
       new ModelExecutor(options, model, backend, std::move(layout)));
-  if (memory.base != nullptr) {
-    if (memory.bytes < pool_bytes || reinterpret_cast<uintptr_t>(memory.base) % 64 != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("KV memory of %d bytes at %p, want %d bytes aligned to 64", memory.bytes,
-                          memory.base, pool_bytes));
-    }
-    executor->pool_ = static_cast<std::byte*>(memory.base);
-  } else {
-    TANDEM_ASSIGN_OR_RETURN(executor->own_pool_, backend->Allocate(pool_bytes));
-    executor->pool_ = executor->own_pool_.data();
-  }
+  TANDEM_ASSIGN_OR_RETURN(executor->pool_, backend->AllocatePool(pool_bytes, memory));
   TANDEM_ASSIGN_OR_RETURN(executor->decoder_,
-                          Decoder::Create(model, backend, executor->layout_, executor->pool_,
+                          Decoder::Create(model, backend, executor->layout_, executor->pool_.data(),
                                           options.max_batched_tokens,
                                           std::min(options.max_batched_tokens, kMaxLogitRows)));
   return executor;
@@ -89,15 +78,25 @@ absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) 
     run.prompt_logprobs.clear();
     run.status = absl::OkStatus();
   }
-  if (input.runs.empty()) return absl::OkStatus();
+  if (input.runs.empty()) return backend_->Synchronize();
   ArrangeRows(input.runs);
   TANDEM_RETURN_IF_ERROR(Forward());
   ListLogitRows(input.runs);
-  return Publish(input.runs, output);
+  TANDEM_RETURN_IF_ERROR(Publish(input.runs, output));
+  // Without logits nobody has waited yet, and a transport may read the blocks from now on.
+  return backend_->Synchronize();
 }
 
 uint32_t ModelExecutor::BlockChecksum(BlockId block) {
-  return Crc32c(BlockAddress(block), layout_.block_bytes);
+  uint32_t checksum = 0;
+  absl::Status status = backend_->ChecksumBlocks({.base = pool_.data(),
+                                                  .block_stride_bytes = layout_.block_bytes,
+                                                  .blocks = &block,
+                                                  .checksums = &checksum,
+                                                  .count = 1});
+  if (status.ok()) status = backend_->Synchronize();
+  TANDEM_CHECK(status.ok()) << status.message();
+  return checksum;
 }
 
 // In order, because a later copy may read what an earlier one wrote: one call for each stretch in
@@ -105,12 +104,11 @@ uint32_t ModelExecutor::BlockChecksum(BlockId block) {
 absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
   const auto flush = [this]() -> absl::Status {
     TANDEM_RETURN_IF_ERROR(
-        backend_->CopyBlocks({.base = pool_,
+        backend_->CopyBlocks({.base = pool_.data(),
                               .block_stride_bytes = layout_.block_bytes,
                               .sources = copy_sources_.data(),
                               .destinations = copy_destinations_.data(),
                               .count = static_cast<int64_t>(copy_sources_.size())}));
-    TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
     copy_sources_.clear();
     copy_destinations_.clear();
     return absl::OkStatus();

@@ -24,13 +24,6 @@
 
 namespace tandem {
 
-// Memory for the pool from outside, such as a transport's: 64-byte aligned, in the backend's reach,
-// alive as long as the executor. Null base: the executor allocates its own.
-struct PoolMemory {
-  void* base = nullptr;
-  size_t bytes = 0;
-};
-
 struct ModelExecutorOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;
@@ -57,10 +50,10 @@ class ModelExecutor final : public Executor {
   uint32_t BlockChecksum(BlockId block) override;
   uint64_t work_done() const override { return backend_->work_done(); }
 
-  // For transports: where a block's block_bytes() lie. Any thread; what may be written when is the
-  // protocol's matter.
-  std::byte* BlockAddress(BlockId block) const {
-    return pool_ + static_cast<size_t>(block) * layout_.block_bytes;
+  // Where a block's block_bytes() lie.
+  DevicePtr<std::byte> BlockAddress(BlockId block) const {
+    return pool_.data() +
+           static_cast<std::ptrdiff_t>(block) * static_cast<std::ptrdiff_t>(layout_.block_bytes);
   }
   size_t block_bytes() const { return layout_.block_bytes; }
   const KvLayout& layout() const { return layout_; }
@@ -90,8 +83,7 @@ class ModelExecutor final : public Executor {
   const Model& model_;
   Backend* const backend_;
   const KvLayout layout_;
-  DeviceBuffer own_pool_;  // Empty if the pool is borrowed.
-  std::byte* pool_ = nullptr;
+  DeviceBuffer pool_;
   std::unique_ptr<Decoder> decoder_;
 
   // Arrays of a step, kept for the next one.

@@ -1,7 +1,6 @@
 #include "runtime/model/decoder.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "runtime/base/check.h"
 #include "runtime/base/status_macros.h"
@@ -9,7 +8,8 @@
 namespace tandem {
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const Model* model, Backend* backend,
-                                                         const KvLayout& layout, std::byte* pool,
+                                                         const KvLayout& layout,
+                                                         DevicePtr<std::byte> pool,
                                                          int64_t max_tokens,
                                                          int64_t max_logit_rows) {
   TANDEM_CHECK(max_tokens > 0 && max_logit_rows > 0) << max_tokens << ", " << max_logit_rows;
@@ -36,7 +36,6 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
       {&Decoder::ffn_act_, rows, config.ffn_size, compute},
       {&Decoder::logit_hidden_, max_logit_rows, hidden, sizeof(float)},
       {&Decoder::logit_normed_, max_logit_rows, hidden, compute},
-      {&Decoder::logits_, max_logit_rows, config.vocab_size, sizeof(float)},
   };
 }
 
@@ -48,16 +47,21 @@ int64_t Decoder::ScratchBytes(const ModelConfig& config, DType compute_dtype, in
        ListScratch(config, compute_dtype, 2 * config.ffn_size, max_tokens, max_logit_rows)) {
     bytes += one.bytes();
   }
-  return bytes;
+  return bytes + LogitBytes(config, max_logit_rows);
 }
 
-absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
+int64_t Decoder::LogitBytes(const ModelConfig& config, int64_t max_logit_rows) {
+  return max_logit_rows * config.vocab_size * static_cast<int64_t>(sizeof(float));
+}
+
+absl::Status Decoder::Allocate(const KvLayout& layout, DevicePtr<std::byte> pool) {
   kv_ = layout.Views(pool);
   if (model_.spec().positions == PositionKind::kRotary) {
     const std::vector<float> frequencies = RopeFrequencies(config_);
     const size_t bytes = frequencies.size() * sizeof(float);
     TANDEM_ASSIGN_OR_RETURN(inv_freq_, backend_->Allocate(bytes));
-    std::memcpy(inv_freq_.data(), frequencies.data(), bytes);
+    TANDEM_RETURN_IF_ERROR(backend_->Upload(inv_freq_.data(), frequencies.data(), bytes));
+    TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
     const size_t angles_bytes = static_cast<size_t>(max_tokens_) * bytes;
     TANDEM_ASSIGN_OR_RETURN(cos_, backend_->Allocate(angles_bytes));
     TANDEM_ASSIGN_OR_RETURN(sin_, backend_->Allocate(angles_bytes));
@@ -68,31 +72,57 @@ absl::Status Decoder::Allocate(const KvLayout& layout, std::byte* pool) {
     TANDEM_ASSIGN_OR_RETURN(this->*one.buffer,
                             backend_->Allocate(static_cast<size_t>(one.bytes())));
   }
+  TANDEM_ASSIGN_OR_RETURN(
+      logits_, backend_->AllocateMirror(static_cast<size_t>(LogitBytes(config_, max_logit_rows_))));
   return absl::OkStatus();
+}
+
+absl::StatusOr<Decoder::StepArrays> Decoder::UploadArrays(const ForwardInput& input) {
+  const auto decodes = static_cast<size_t>(input.num_decodes);
+  const auto prefills = static_cast<size_t>(input.num_prefills);
+  const auto width = static_cast<size_t>(input.max_blocks);
+  HostArrays& upload = step_uploads_[next_upload_];
+  next_upload_ = 1 - next_upload_;
+  StepArrays arrays;
+  upload.Add(input.token_ids, &arrays.token_ids);
+  upload.Add(input.positions, &arrays.positions);
+  upload.Add(input.slots, &arrays.slots);
+  if (decodes > 0) {
+    upload.Add(std::span(input.decode_blocks, decodes * width), &arrays.decode_blocks);
+    upload.Add(std::span(input.decode_num_tokens, decodes), &arrays.decode_num_tokens);
+  }
+  if (prefills > 0) {
+    upload.Add(std::span(input.prefill_blocks, prefills * width), &arrays.prefill_blocks);
+    upload.Add(std::span(input.prefill_query_start, prefills + 1), &arrays.prefill_query_start);
+    upload.Add(std::span(input.prefill_num_cached, prefills), &arrays.prefill_num_cached);
+  }
+  TANDEM_RETURN_IF_ERROR(upload.Upload());
+  return arrays;
 }
 
 absl::Status Decoder::Forward(const ForwardInput& input) {
   num_rows_ = static_cast<int64_t>(input.token_ids.size());
   TANDEM_CHECK(num_rows_ <= max_tokens_) << num_rows_ << " tokens, at most " << max_tokens_;
-  TANDEM_RETURN_IF_ERROR(Embed(input));
+  TANDEM_ASSIGN_OR_RETURN(const StepArrays arrays, UploadArrays(input));
+  TANDEM_RETURN_IF_ERROR(Embed(arrays));
   for (size_t layer = 0; layer < kv_.size(); ++layer) {
-    TANDEM_RETURN_IF_ERROR(RunLayer(layer, input));
+    TANDEM_RETURN_IF_ERROR(RunLayer(layer, input, arrays));
   }
-  return backend_->Synchronize();
+  return absl::OkStatus();
 }
 
-absl::Status Decoder::Embed(const ForwardInput& input) {
+absl::Status Decoder::Embed(const StepArrays& arrays) {
   const WeightParts& weights = model_.weights().parts();
-  TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = input.token_ids.data(),
+  TANDEM_RETURN_IF_ERROR(backend_->Embedding({.ids = arrays.token_ids,
                                               .table = weights.embedding,
-                                              .positions = input.positions.data(),
+                                              .positions = arrays.positions,
                                               .position_table = weights.position_embedding,
                                               .output = residual_.as<float>(),
                                               .num_rows = num_rows_,
                                               .features = config_.hidden_size,
                                               .table_dtype = model_.compute_dtype()}));
   if (model_.spec().positions != PositionKind::kRotary) return absl::OkStatus();
-  return backend_->RotaryTable({.positions = input.positions.data(),
+  return backend_->RotaryTable({.positions = arrays.positions,
                                 .inv_freq = inv_freq_.as<float>(),
                                 .cos = cos_.as<float>(),
                                 .sin = sin_.as<float>(),
@@ -100,12 +130,12 @@ absl::Status Decoder::Embed(const ForwardInput& input) {
                                 .head_dim = static_cast<int>(config_.head_dim)});
 }
 
-absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
+absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
   const LayerWeights& weights = model_.weights().parts().layers[layer];
   const int64_t rows = num_rows_;
   TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), rows));
   TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), rows));
-  TANDEM_RETURN_IF_ERROR(Attention(layer, input));
+  TANDEM_RETURN_IF_ERROR(Attention(layer, input, arrays));
   TANDEM_RETURN_IF_ERROR(
       Linear(weights.attention_output, attended_.data(), projected_.as<float>(), rows));
   TANDEM_RETURN_IF_ERROR(AddToResidual(rows));
@@ -117,12 +147,12 @@ absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input) {
   return AddToResidual(rows);
 }
 
-absl::Status Decoder::Attention(size_t layer, const ForwardInput& input) {
+absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
   const KvPoolView& kv = kv_[layer];
   const LayerWeights& weights = model_.weights().parts().layers[layer];
   const int64_t window = model_.spec().windows[layer];
   const int num_heads = static_cast<int>(config_.num_heads);
-  const float* const qkv = qkv_.as<float>();
+  const DevicePtr<const float> qkv = qkv_.as<float>();
   TANDEM_RETURN_IF_ERROR(
       backend_->RotaryKvWrite({.query = qkv,
                                .key = qkv + config_.query_size(),
@@ -133,17 +163,17 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input) {
                                .query_norm = weights.query_norm.weight,
                                .key_norm = weights.key_norm.weight,
                                .norm_epsilon = config_.norm_epsilon,
-                               .slots = input.slots.data(),
-                               .kv = &kv,
+                               .slots = arrays.slots,
+                               .kv = kv,
                                .query_out = query_.data(),
                                .num_tokens = num_rows_,
                                .num_heads = num_heads}));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
   if (input.num_decodes > 0) {
     TANDEM_RETURN_IF_ERROR(backend_->DecodeAttention({.query = query_.data(),
-                                                      .kv = &kv,
-                                                      .block_table = input.decode_blocks,
-                                                      .num_tokens = input.decode_num_tokens,
+                                                      .kv = kv,
+                                                      .block_table = arrays.decode_blocks,
+                                                      .num_tokens = arrays.decode_num_tokens,
                                                       .output = attended_.data(),
                                                       .num_sequences = input.num_decodes,
                                                       .max_blocks = input.max_blocks,
@@ -152,13 +182,13 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input) {
                                                       .window = window}));
   }
   if (input.num_prefills == 0) return absl::OkStatus();
-  const size_t decode_bytes = static_cast<size_t>(input.num_decodes * config_.query_size()) *
-                              SizeOf(model_.compute_dtype());
+  const int64_t decode_bytes = input.num_decodes * config_.query_size() *
+                               static_cast<int64_t>(SizeOf(model_.compute_dtype()));
   return backend_->PrefillAttention({.query = query_.data() + decode_bytes,
-                                     .kv = &kv,
-                                     .block_table = input.prefill_blocks,
-                                     .query_start = input.prefill_query_start,
-                                     .num_cached = input.prefill_num_cached,
+                                     .kv = kv,
+                                     .block_table = arrays.prefill_blocks,
+                                     .query_start = arrays.prefill_query_start,
+                                     .num_cached = arrays.prefill_num_cached,
                                      .output = attended_.data() + decode_bytes,
                                      .num_sequences = input.num_prefills,
                                      .max_blocks = input.max_blocks,
@@ -167,8 +197,8 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input) {
                                      .window = window});
 }
 
-absl::Status Decoder::Norm(const NormWeights& weights, const float* input, void* output,
-                           int64_t rows) {
+absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> input,
+                           DevicePtr<void> output, int64_t rows) {
   if (model_.spec().norm == NormKind::kRms) {
     return backend_->RmsNorm({.input = input,
                               .weight = weights.weight,
@@ -188,8 +218,8 @@ absl::Status Decoder::Norm(const NormWeights& weights, const float* input, void*
                               .output_dtype = model_.compute_dtype()});
 }
 
-absl::Status Decoder::Linear(const LinearWeights& weights, const void* input, float* output,
-                             int64_t rows) {
+absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
+                             DevicePtr<float> output, int64_t rows) {
   return backend_->Linear({.op = weights.op.get(),
                            .input = input,
                            .bias = weights.bias,
@@ -198,7 +228,7 @@ absl::Status Decoder::Linear(const LinearWeights& weights, const void* input, fl
 }
 
 absl::Status Decoder::Activate(int64_t rows) {
-  const float* const input = ffn_in_.as<float>();
+  const DevicePtr<const float> input = ffn_in_.as<float>();
   if (model_.spec().ffn == FfnKind::kSwiGlu) {
     return backend_->SwiGlu({.gate = input,
                              .up = input + config_.ffn_size,
@@ -226,8 +256,11 @@ absl::Status Decoder::AddToResidual(int64_t rows) {
 absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> rows) {
   const int64_t count = static_cast<int64_t>(rows.size());
   TANDEM_CHECK(count <= max_logit_rows_) << count << " rows, at most " << max_logit_rows_;
+  DevicePtr<const int32_t> device_rows;
+  row_upload_.Add(rows, &device_rows);
+  TANDEM_RETURN_IF_ERROR(row_upload_.Upload());
   TANDEM_RETURN_IF_ERROR(backend_->GatherRows({.input = residual_.data(),
-                                               .rows = rows.data(),
+                                               .rows = device_rows,
                                                .output = logit_hidden_.data(),
                                                .num_rows = count,
                                                .num_input_rows = num_rows_,
@@ -235,10 +268,12 @@ absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> 
                                                .dtype = DType::kF32}));
   TANDEM_RETURN_IF_ERROR(Norm(model_.weights().parts().final_norm, logit_hidden_.as<float>(),
                               logit_normed_.data(), count));
-  TANDEM_RETURN_IF_ERROR(
-      Linear(model_.weights().parts().logits, logit_normed_.data(), logits_.as<float>(), count));
+  TANDEM_RETURN_IF_ERROR(Linear(model_.weights().parts().logits, logit_normed_.data(),
+                                logits_.device.as<float>(), count));
+  TANDEM_RETURN_IF_ERROR(backend_->Download(logits_.host.data(), logits_.device.data(),
+                                            static_cast<size_t>(LogitBytes(config_, count))));
   TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
-  return std::span<const float>(logits_.as<float>(),
+  return std::span<const float>(reinterpret_cast<const float*>(logits_.host.data()),
                                 static_cast<size_t>(count * config_.vocab_size));
 }
 

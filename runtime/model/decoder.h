@@ -16,13 +16,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
+#include "runtime/model/host_arrays.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 
 namespace tandem {
 
 // T rows: first one for each of `num_decodes` sequences, then those of the prefill runs. All arrays
-// live until Forward returns.
+// are the host's and live until Forward returns.
 struct ForwardInput {
   std::span<const int32_t> token_ids;  // [T]
   std::span<const int32_t> positions;  // [T]
@@ -45,7 +46,8 @@ class Decoder {
   // allocated here: ResourceExhausted if it cannot be had. `max_tokens` is T's limit,
   // `max_logit_rows` that of one Logits call.
   static absl::StatusOr<std::unique_ptr<Decoder>> Create(const Model* model, Backend* backend,
-                                                         const KvLayout& layout, std::byte* pool,
+                                                         const KvLayout& layout,
+                                                         DevicePtr<std::byte> pool,
                                                          int64_t max_tokens,
                                                          int64_t max_logit_rows);
 
@@ -53,10 +55,12 @@ class Decoder {
   static int64_t ScratchBytes(const ModelConfig& config, DType compute_dtype, int64_t max_tokens,
                               int64_t max_logit_rows);
 
-  // Array contents are trusted.
+  // Enqueues: all has been written once the backend was synchronized with. Array contents are
+  // trusted.
   absl::Status Forward(const ForwardInput& input);
 
-  // Logits of rows of the last Forward, [rows, vocabulary]; valid until the next call.
+  // Logits of rows of the last Forward, [rows, vocabulary], computed, waited for and brought to the
+  // host; valid until the next call.
   absl::StatusOr<std::span<const float>> Logits(std::span<const int32_t> rows);
 
   int64_t max_logit_rows() const { return max_logit_rows_; }
@@ -67,7 +71,9 @@ class Decoder {
         config_(model->config()),
         backend_(backend),
         max_tokens_(max_tokens),
-        max_logit_rows_(max_logit_rows) {}
+        max_logit_rows_(max_logit_rows),
+        step_uploads_{HostArrays(backend), HostArrays(backend)},
+        row_upload_(backend) {}
 
   struct Scratch {
     DeviceBuffer Decoder::*buffer;
@@ -79,12 +85,23 @@ class Decoder {
   static std::vector<Scratch> ListScratch(const ModelConfig& config, DType compute_dtype,
                                           int64_t ffn_in, int64_t max_tokens,
                                           int64_t max_logit_rows);
-  absl::Status Allocate(const KvLayout& layout, std::byte* pool);
-  absl::Status Embed(const ForwardInput& input);
-  absl::Status RunLayer(size_t layer, const ForwardInput& input);
-  absl::Status Attention(size_t layer, const ForwardInput& input);
-  absl::Status Norm(const NormWeights& weights, const float* input, void* output, int64_t rows);
-  absl::Status Linear(const LinearWeights& weights, const void* input, float* output, int64_t rows);
+  static int64_t LogitBytes(const ModelConfig& config, int64_t max_logit_rows);
+  absl::Status Allocate(const KvLayout& layout, DevicePtr<std::byte> pool);
+  // ForwardInput's arrays, where operations read them.
+  struct StepArrays {
+    DevicePtr<const int32_t> token_ids, positions;
+    DevicePtr<const int64_t> slots;
+    DevicePtr<const int32_t> decode_blocks, decode_num_tokens;
+    DevicePtr<const int32_t> prefill_blocks, prefill_query_start, prefill_num_cached;
+  };
+  absl::StatusOr<StepArrays> UploadArrays(const ForwardInput& input);
+  absl::Status Embed(const StepArrays& arrays);
+  absl::Status RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays);
+  absl::Status Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays);
+  absl::Status Norm(const NormWeights& weights, DevicePtr<const float> input,
+                    DevicePtr<void> output, int64_t rows);
+  absl::Status Linear(const LinearWeights& weights, DevicePtr<const void> input,
+                      DevicePtr<float> output, int64_t rows);
   absl::Status Activate(int64_t rows);
   absl::Status AddToResidual(int64_t rows);
 
@@ -95,6 +112,11 @@ class Decoder {
   const int64_t max_logit_rows_;
   std::vector<KvPoolView> kv_;  // One a layer.
   int64_t num_rows_ = 0;        // T of the last Forward.
+
+  // Taken in turns, so that a step's arrays can be written while the last one's are still read.
+  HostArrays step_uploads_[2];
+  size_t next_upload_ = 0;
+  HostArrays row_upload_;
 
   DeviceBuffer inv_freq_;      // [D / 2], empty without rotary positions
   DeviceBuffer cos_, sin_;     // [T, D / 2]
@@ -108,7 +130,7 @@ class Decoder {
   DeviceBuffer ffn_act_;       // [T, F] compute type
   DeviceBuffer logit_hidden_;  // [R, E] f32
   DeviceBuffer logit_normed_;  // [R, E] compute type
-  DeviceBuffer logits_;        // [R, V] f32
+  MirrorBuffer logits_;        // [R, V] f32
 };
 
 }  // namespace tandem

@@ -18,7 +18,7 @@ absl::StatusOr<KvLayout> KvLayout::Make(const ModelConfig& config, const Backend
   return layout;
 }
 
-std::vector<KvPoolView> KvLayout::Views(std::byte* base) const {
+std::vector<KvPoolView> KvLayout::Views(DevicePtr<std::byte> base) const {
   std::vector<KvPoolView> views;
   for (int layer = 0; layer < num_layers; ++layer) {
     views.push_back({.base = base,

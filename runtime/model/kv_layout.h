@@ -28,7 +28,7 @@ struct KvLayout {
                                        DType kv_dtype, int block_tokens);
 
   // One view a layer of the pool at `base`.
-  std::vector<KvPoolView> Views(std::byte* base) const;
+  std::vector<KvPoolView> Views(DevicePtr<std::byte> base) const;
 };
 
 // What a block of `block_tokens` takes: for sizing a pool before it exists.

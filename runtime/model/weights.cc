@@ -188,22 +188,21 @@ class Packer {
   Sha256 digest_;
 };
 
-// Visits a declaration with what runs: turns the sections of the mapped image, in the order in
-// which Planner made them, into operations and pointers.
+// Visits a declaration with what runs: turns the sections of the image, as the backend has it, in
+// the order in which Planner made them, into operations and pointers.
 class Binder {
  public:
   static absl::Status Bind(const ModelSpec& spec, const Plan& plan,
-                           std::span<const std::byte> payload, Backend* backend,
-                           WeightParts* parts) {
+                           DevicePtr<const std::byte> image, Backend* backend, WeightParts* parts) {
     parts->layers.resize(spec.layers.size());
     size_t next = 0;
-    TANDEM_RETURN_IF_ERROR(VisitParts(Binder(plan, payload, backend, &next), spec, *parts));
+    TANDEM_RETURN_IF_ERROR(VisitParts(Binder(plan, image, backend, &next), spec, *parts));
     TANDEM_CHECK(next == plan.sections.size()) << next << " of " << plan.sections.size();
     return absl::OkStatus();
   }
 
-  absl::Status operator()(const TableDecl& decl, const void*& table) const {
-    if (decl.present()) table = NextBytes().data();
+  absl::Status operator()(const TableDecl& decl, DevicePtr<const void>& table) const {
+    if (decl.present()) table = Next();
     return absl::OkStatus();
   }
 
@@ -214,24 +213,24 @@ class Binder {
   }
 
   absl::Status operator()(const LinearDecl& decl, LinearWeights& linear) const {
-    const LinearSpec& spec = plan_.sections[next_].linear;
-    TANDEM_ASSIGN_OR_RETURN(linear.op, backend_->PrepareLinear(spec, NextBytes()));
+    const Section& section = plan_.sections[next_];
+    TANDEM_ASSIGN_OR_RETURN(linear.op,
+                            backend_->PrepareLinear(section.linear, Next(), section.bytes));
     if (decl.biased()) linear.bias = NextFloats();
     return absl::OkStatus();
   }
 
  private:
-  Binder(const Plan& plan, std::span<const std::byte> payload, Backend* backend, size_t* next)
-      : plan_(plan), payload_(payload), backend_(backend), next_(*next) {}
+  Binder(const Plan& plan, DevicePtr<const std::byte> image, Backend* backend, size_t* next)
+      : plan_(plan), image_(image), backend_(backend), next_(*next) {}
 
-  std::span<const std::byte> NextBytes() const {
-    const Section& section = plan_.sections[next_++];
-    return payload_.subspan(section.offset, section.bytes);
+  DevicePtr<const std::byte> Next() const {
+    return image_ + static_cast<std::ptrdiff_t>(plan_.sections[next_++].offset);
   }
-  const float* NextFloats() const { return reinterpret_cast<const float*>(NextBytes().data()); }
+  DevicePtr<const float> NextFloats() const { return Next().as<const float>(); }
 
   const Plan& plan_;
-  const std::span<const std::byte> payload_;
+  const DevicePtr<const std::byte> image_;
   Backend* const backend_;
   size_t& next_;
 };
@@ -260,8 +259,9 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec
       weights->image_, PackedImage::Open(image_options, [&](std::span<std::byte> payload) {
         return Packer(plan, source, *backend, options.compute_dtype).Run(payload);
       }));
+  TANDEM_ASSIGN_OR_RETURN(weights->placed_, backend->PlaceWeights(weights->image_->payload()));
   TANDEM_RETURN_IF_ERROR(
-      Binder::Bind(spec, plan, weights->image_->payload(), backend, &weights->parts_));
+      Binder::Bind(spec, plan, weights->placed_.data(), backend, &weights->parts_));
   return weights;
 }
 

@@ -24,19 +24,19 @@ struct WeightsOptions {
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
 };
 
-// Pointers into the packed image.
+// Pointers into the packed image, as the backend has it.
 struct NormWeights {
-  const float* weight = nullptr;
-  const float* bias = nullptr;  // Null for RMS norms.
+  DevicePtr<const float> weight;
+  DevicePtr<const float> bias;  // Null for RMS norms.
 };
 
 struct LinearWeights {
   std::unique_ptr<LinearOp> op;
-  const float* bias = nullptr;  // Null: none.
+  DevicePtr<const float> bias;  // Null: none.
 };
 
 // As a ModelSpec declares them: null, or without an operation, where that has none.
-using WeightParts = ModelParts<const void*, NormWeights, LinearWeights>;
+using WeightParts = ModelParts<DevicePtr<const void>, NormWeights, LinearWeights>;
 using LayerWeights = WeightParts::Layer;
 
 // Immutable.
@@ -59,7 +59,8 @@ class ModelWeights {
  private:
   ModelWeights() = default;
 
-  std::unique_ptr<PackedImage> image_;  // Outlives the operations below.
+  std::unique_ptr<PackedImage> image_;  // Outlives what is below.
+  DeviceBuffer placed_;                 // The image where operations read it; outlives those.
   WeightParts parts_;
 };
 

@@ -9,14 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "runtime/base/memory_kind.h"
 
 namespace tandem {
-
-// Who can read and write an address.
-enum class MemoryKind : uint8_t {
-  kHost,    // The host, like any of its memory.
-  kDevice,  // A device, and no host.
-};
 
 // As asked for, and as a transport has it. Asked for without a base, the transport allocates it;
 // with one, it registers what is there, which outlives it.

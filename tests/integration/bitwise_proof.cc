@@ -45,9 +45,9 @@ const LoadedModel& BitwiseProof::ModelOf(const std::string& path, int num_thread
 }
 
 PoolMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
-  DeviceBuffer& pool = pools_[worker];
+  PinnedBuffer& pool = pools_[worker];
   if (pool.size_bytes() < bytes) {
-    auto larger = ModelOf(paths_.front(), 1).backend()->Allocate(bytes);
+    auto larger = ModelOf(paths_.front(), 1).backend()->AllocatePinned(bytes);
     TANDEM_CHECK(larger.ok()) << larger.status().ToString();
     pool = *std::move(larger);
   }

@@ -60,7 +60,7 @@ class BitwiseProof {
   const std::vector<std::string> paths_;
   std::map<std::pair<std::string, int>, std::unique_ptr<LoadedModel>> models_;  // Threads.
   // Pools keep what earlier runs left in them, so that reading a slot that nobody wrote shows.
-  std::map<int, DeviceBuffer> pools_;
+  std::map<int, PinnedBuffer> pools_;
   std::vector<ProofResult> references_;  // Of all_.
   ProofResult intruder_reference_;
   int64_t frames_ = 0;

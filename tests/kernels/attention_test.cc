@@ -312,7 +312,7 @@ TEST_P(AttentionTest, CopiedBlocksHaveTheSameBytes) {
   const PagedSequence sequence = Sequence(shape, 16);
   PagedCase paged(device_.get(), shape, 16, 4, 7);
   paged.Prefill(&sequence, 16);
-  const KvPoolView& kv = paged.view();
+  const HostKvPoolView& kv = paged.view();
   std::vector<std::byte> before(kv.base, kv.base + 4 * kv.block_stride_bytes);
   for (int32_t source = 0; source < 4; ++source) {
     const int32_t destination = (source + 1) % 4;
@@ -335,13 +335,13 @@ TEST_P(AttentionTest, RotaryTableEqualsReferenceAtFarPositions) {
   for (int i = 0; i < 500; ++i) positions.push_back(static_cast<int32_t>(Between(0, 1 << 20)));
   const int64_t count = 500 * kHeadDim / 2;
   std::vector<float> expected(2 * count), actual(2 * count);
-  RotaryTableArgs args{.positions = positions.data(),
-                       .inv_freq = inv_freq.data(),
-                       .cos = expected.data(),
-                       .sin = expected.data() + count,
-                       .scale = 1.25f,
-                       .num_tokens = 500,
-                       .head_dim = kHeadDim};
+  HostRotaryTableArgs args{.positions = positions.data(),
+                           .inv_freq = inv_freq.data(),
+                           .cos = expected.data(),
+                           .sin = expected.data() + count,
+                           .scale = 1.25f,
+                           .num_tokens = 500,
+                           .head_dim = kHeadDim};
   ASSERT_OK(reference_->RotaryTable(args));
   args.cos = actual.data();
   args.sin = actual.data() + count;

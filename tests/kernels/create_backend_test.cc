@@ -46,7 +46,7 @@ std::vector<std::byte> Packed(Backend& backend, DType dtype, const std::vector<f
                         .out_features = outputs,
                         .compute_dtype = dtype,
                         .output_dtype = DType::kF32};
-  auto packed = *backend.Allocate(*backend.PackedLinearBytes(spec));
+  auto packed = *backend.AllocatePinned(*backend.PackedLinearBytes(spec));
   const WeightPart part{weights.data(), outputs, DType::kF32};
   EXPECT_TRUE(backend.PackLinear(spec, {&part, 1}, {packed.data(), packed.size_bytes()}).ok());
   return {packed.data(), packed.data() + packed.size_bytes()};
@@ -55,11 +55,11 @@ std::vector<std::byte> Packed(Backend& backend, DType dtype, const std::vector<f
 // A fleet of old and new machines shares packed weights and KV blocks. (That the bytes of blocks
 // are equal, too, numerics_probe_test shows.)
 TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
-  const auto generic = MakeDevice("cpu-generic");
+  const auto generic = MakeBackend("cpu-generic");
   std::vector<float> weights;  // An odd number of inputs, and a panel that is not full.
   for (int i = 0; i < 131 * 75; ++i) weights.push_back(0.37f * static_cast<float>(i % 1009 - 500));
   for (const std::string& name : FmaDevices()) {
-    const auto device = MakeDevice(name);
+    const auto device = MakeBackend(name);
     if (device == nullptr) continue;
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       EXPECT_EQ(device->pack_format(dtype), generic->pack_format(dtype)) << name;
@@ -72,15 +72,19 @@ TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
   }
 }
 
-TEST(CreateBackendTest, MemoryIsAlignedZeroAndMovable) {
-  const auto backend = MakeDevice("cpu-generic");
+TEST(CreateBackendTest, MemoryIsAlignedAndMovable) {
+  const auto backend = MakeBackend("cpu-generic");
   for (const size_t size : {0u, 1u, 1000u, 300000u}) {
     auto buffer = backend->Allocate(size);
     ASSERT_TRUE(buffer.ok());
-    DeviceBuffer moved = *std::move(buffer);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(moved.data()) % 64, 0u);
+    const DeviceBuffer moved = *std::move(buffer);
+    EXPECT_EQ(moved.data().address() % 64, 0u);
     EXPECT_EQ(moved.size_bytes(), size);
-    for (size_t i = 0; i < size; ++i) ASSERT_EQ(moved.data()[i], std::byte{0});
+    auto pinned = backend->AllocatePinned(size);
+    ASSERT_TRUE(pinned.ok());
+    const PinnedBuffer moved_pinned = *std::move(pinned);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(moved_pinned.data()) % 64, 0u);
+    EXPECT_EQ(moved_pinned.size_bytes(), size);
   }
   EXPECT_TRUE(absl::IsResourceExhausted(backend->Allocate(size_t{1} << 60).status()));
 }

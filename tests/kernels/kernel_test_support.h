@@ -15,6 +15,7 @@
 
 #include "kernels/api/backend.h"
 #include "kernels/api/dtype.h"
+#include "kernels/api/host_args.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/create_backend.h"
 #include "runtime/base/random.h"
@@ -29,7 +30,7 @@ namespace tandem {
 
 // "cpu-" and an instruction set ("cpu-avx2"); "cpu-avx512bf16-dot" and "cpu-avx512bf16-fma" name
 // the method, too; "reference". Null if the machine lacks it.
-inline std::unique_ptr<Backend> MakeDevice(const std::string& device, int num_threads = 1) {
+inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_threads = 1) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
   if (device == "cpu-avx512bf16-dot" || device == "cpu-avx512bf16-fma") {
     backend = CreateCpuBackend(
@@ -44,6 +45,57 @@ inline std::unique_ptr<Backend> MakeDevice(const std::string& device, int num_th
   if (backend.ok()) return *std::move(backend);
   EXPECT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
   return nullptr;
+}
+
+// A backend whose operations take arrays of the host and are done when they return.
+class TestDevice {
+ public:
+  explicit TestDevice(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+
+  Backend& backend() { return *backend_; }
+
+  absl::Status Embedding(const HostEmbeddingArgs& args) { return Do(args, &Backend::Embedding); }
+  absl::Status RmsNorm(const HostRmsNormArgs& args) { return Do(args, &Backend::RmsNorm); }
+  absl::Status LayerNorm(const HostLayerNormArgs& args) { return Do(args, &Backend::LayerNorm); }
+  absl::Status Linear(const HostLinearArgs& args) { return Do(args, &Backend::Linear); }
+  absl::Status SwiGlu(const HostSwiGluArgs& args) { return Do(args, &Backend::SwiGlu); }
+  absl::Status Gelu(const HostGeluArgs& args) { return Do(args, &Backend::Gelu); }
+  absl::Status Add(const HostAddArgs& args) { return Do(args, &Backend::Add); }
+  absl::Status GatherRows(const HostGatherRowsArgs& args) { return Do(args, &Backend::GatherRows); }
+  absl::Status LogSoftmax(const HostLogSoftmaxArgs& args) { return Do(args, &Backend::LogSoftmax); }
+  absl::Status RotaryTable(const HostRotaryTableArgs& args) {
+    return Do(args, &Backend::RotaryTable);
+  }
+  absl::Status RotaryKvWrite(const HostRotaryKvWriteArgs& args) {
+    return Do(args, &Backend::RotaryKvWrite);
+  }
+  absl::Status DecodeAttention(const HostDecodeAttentionArgs& args) {
+    return Do(args, &Backend::DecodeAttention);
+  }
+  absl::Status PrefillAttention(const HostPrefillAttentionArgs& args) {
+    return Do(args, &Backend::PrefillAttention);
+  }
+  absl::Status CopyBlocks(const HostCopyBlocksArgs& args) { return Do(args, &Backend::CopyBlocks); }
+  absl::Status ChecksumBlocks(const HostChecksumBlocksArgs& args) {
+    return Do(args, &Backend::ChecksumBlocks);
+  }
+
+ private:
+  template <template <template <typename> class> class Args>
+  absl::Status Do(const Args<HostPtr>& host_args,
+                  absl::Status (Backend::*operation)(const Args<DevicePtr>&)) {
+    const absl::Status status = (backend_.get()->*operation)(OfHost(host_args));
+    const absl::Status done = backend_->Synchronize();
+    return status.ok() ? done : status;
+  }
+
+  std::unique_ptr<Backend> backend_;
+};
+
+// As MakeBackend.
+inline std::unique_ptr<TestDevice> MakeDevice(const std::string& device, int num_threads = 1) {
+  std::unique_ptr<Backend> backend = MakeBackend(device, num_threads);
+  return backend == nullptr ? nullptr : std::make_unique<TestDevice>(std::move(backend));
 }
 
 // Those that give the same bits (docs/numerics.md, Classes).
@@ -117,8 +169,8 @@ class DeviceTest : public testing::TestWithParam<std::string> {
   double tiny_share_ = 0;  // Of the numbers that Normal gives.
   uint64_t seed_;
   std::unique_ptr<Random> random_;
-  std::unique_ptr<Backend> reference_;
-  std::unique_ptr<Backend> device_;
+  std::unique_ptr<TestDevice> reference_;
+  std::unique_ptr<TestDevice> device_;
 };
 
 inline float At(DType dtype, const std::vector<std::byte>& array, int64_t index) {

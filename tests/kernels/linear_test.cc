@@ -13,39 +13,42 @@ namespace {
 
 // A packed layer and what owns its bytes.
 struct Layer {
-  DeviceBuffer packed;
+  PinnedBuffer packed;
+  DeviceBuffer placed;
   std::unique_ptr<LinearOp> op;
 };
 
-void MakeLayer(Backend& backend, const LinearSpec& spec, const std::vector<WeightPart>& parts,
+void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<WeightPart>& parts,
                Layer* layer) {
-  const auto bytes = backend.PackedLinearBytes(spec);
+  const auto bytes = device.backend().PackedLinearBytes(spec);
   ASSERT_TRUE(bytes.ok()) << bytes.status();
-  auto packed = backend.Allocate(*bytes);
+  auto packed = device.backend().AllocatePinned(*bytes);
   ASSERT_TRUE(packed.ok()) << packed.status();
   layer->packed = *std::move(packed);
   // What was in the memory must not matter.
   std::memset(layer->packed.data(), 0xFF, *bytes);
-  ASSERT_OK(backend.PackLinear(spec, parts, {layer->packed.data(), *bytes}));
-  auto op = backend.PrepareLinear(spec, {layer->packed.data(), *bytes});
+  ASSERT_OK(device.backend().PackLinear(spec, parts, {layer->packed.data(), *bytes}));
+  auto placed = device.backend().PlaceWeights({layer->packed.data(), *bytes});
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  layer->placed = *std::move(placed);
+  auto op = device.backend().PrepareLinear(spec, layer->placed.data(), *bytes);
   ASSERT_TRUE(op.ok()) << op.status();
   layer->op = *std::move(op);
 }
 
 class LinearTest : public DeviceTest {
  protected:
-  void Run(Backend& backend, const LinearSpec& spec, const std::vector<WeightPart>& parts,
+  void Run(TestDevice& device, const LinearSpec& spec, const std::vector<WeightPart>& parts,
            const std::vector<std::byte>& input, int64_t rows, const float* bias,
            std::vector<std::byte>* output) {
     Layer layer;
-    ASSERT_NO_FATAL_FAILURE(MakeLayer(backend, spec, parts, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(device, spec, parts, &layer));
     output->assign(rows * spec.out_features * SizeOf(spec.output_dtype), std::byte{0xFF});
-    ASSERT_OK(backend.Linear({.op = layer.op.get(),
-                              .input = input.data(),
-                              .bias = bias,
-                              .output = output->data(),
-                              .num_rows = rows}));
-    ASSERT_OK(backend.Synchronize());
+    ASSERT_OK(device.Linear({.op = layer.op.get(),
+                             .input = input.data(),
+                             .bias = bias,
+                             .output = output->data(),
+                             .num_rows = rows}));
   }
 };
 
@@ -123,11 +126,11 @@ TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
   const LinearSpec spec{.in_features = 1024, .out_features = 4096, .compute_dtype = DType::kF32};
   const auto weights = Array(DType::kF32, spec.out_features * spec.in_features, 0.1f);
   const auto input = Array(DType::kF32, spec.in_features);
-  const uint64_t before = device_->work_done();
+  const uint64_t before = device_->backend().work_done();
   std::vector<std::byte> output;
   ASSERT_NO_FATAL_FAILURE(Run(*device_, spec, {{weights.data(), spec.out_features, DType::kF32}},
                               input, /*rows=*/1, nullptr, &output));
-  EXPECT_GE(device_->work_done() - before, 8u);
+  EXPECT_GE(device_->backend().work_done() - before, 8u);
 }
 
 TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
@@ -196,15 +199,15 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto input = any_bf16(50 * spec.in_features);
   std::vector<float> outputs[2];
   for (int i = 0; i < 2; ++i) {
-    Backend& backend = i == 0 ? *dot : *fma;
+    TestDevice& device = i == 0 ? *dot : *fma;
     Layer layer;
     ASSERT_NO_FATAL_FAILURE(
-        MakeLayer(backend, spec, {{weights.data(), spec.out_features, DType::kBF16}}, &layer));
+        MakeLayer(device, spec, {{weights.data(), spec.out_features, DType::kBF16}}, &layer));
     outputs[i].resize(50 * spec.out_features);
-    ASSERT_OK(backend.Linear({.op = layer.op.get(),
-                              .input = input.data(),
-                              .output = outputs[i].data(),
-                              .num_rows = 50}));
+    ASSERT_OK(device.Linear({.op = layer.op.get(),
+                             .input = input.data(),
+                             .output = outputs[i].data(),
+                             .num_rows = 50}));
   }
   int numbers = 0;
   for (size_t i = 0; i < outputs[0].size(); ++i) {

@@ -22,7 +22,7 @@ class NumericsProbeTest : public testing::TestWithParam<std::string> {};
 TEST_P(NumericsProbeTest, IsTheSameOnAnyNumberOfThreadsAndEveryTime) {
   std::set<std::string> probes;
   for (const int threads : {1, 2, 3}) {
-    const auto backend = MakeDevice(GetParam(), threads);
+    const auto backend = MakeBackend(GetParam(), threads);
     if (backend == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
     probes.insert(Probe(*backend));
     probes.insert(Probe(*backend));
@@ -36,13 +36,13 @@ INSTANTIATE_TEST_SUITE_P(All, NumericsProbeTest, testing::ValuesIn(TestedDevices
 std::vector<std::pair<std::string, std::unique_ptr<Backend>>> FmaClass() {
   std::vector<std::pair<std::string, std::unique_ptr<Backend>>> present;
   for (const std::string& name : FmaDevices()) {
-    if (auto backend = MakeDevice(name)) present.emplace_back(name, std::move(backend));
+    if (auto backend = MakeBackend(name)) present.emplace_back(name, std::move(backend));
   }
   return present;
 }
 
 TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
-  const auto backend = MakeDevice("cpu-generic");
+  const auto backend = MakeBackend("cpu-generic");
   std::set<std::string> probes;
   for (const bool window : {false, true}) {
     for (const bool head_norms : {false, true}) {
@@ -58,9 +58,9 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
 }
 
 TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersAreNot) {
-  const std::string generic = Probe(*MakeDevice("cpu-generic"));
+  const std::string generic = Probe(*MakeBackend("cpu-generic"));
   EXPECT_EQ(generic.size(), 64u);
-  EXPECT_NE(generic, Probe(*MakeDevice("reference")));
+  EXPECT_NE(generic, Probe(*MakeBackend("reference")));
   const auto paths = FmaClass();
   if (paths.empty()) GTEST_SKIP() << "avx2 is not on this machine";
   EXPECT_NE(Probe(*paths.front().second), generic);

@@ -1,4 +1,4 @@
-// Sequences in a paged pool, on one backend: writes their K and V, runs attention, gives the bytes.
+// Sequences in a paged pool, on one device: writes their K and V, runs attention, gives the bytes.
 
 #ifndef TANDEM_TESTS_KERNELS_PAGED_CASE_H_
 #define TANDEM_TESTS_KERNELS_PAGED_CASE_H_
@@ -31,11 +31,11 @@ struct PagedSequence {
 class PagedCase {
  public:
   // The pool starts as NaNs: what was never written must not matter.
-  PagedCase(Backend* backend, const PagedShape& shape, int block_tokens, int64_t num_blocks,
+  PagedCase(TestDevice* device, const PagedShape& shape, int block_tokens, int64_t num_blocks,
             uint64_t seed)
-      : backend_(backend), shape_(shape), block_tokens_(block_tokens), random_(seed) {
+      : device_(device), shape_(shape), block_tokens_(block_tokens), random_(seed) {
     const KvTileShape tile{block_tokens, shape.head_dim, shape.dtype};
-    const auto format = backend->GetKvTileFormat(tile);
+    const auto format = device->backend().GetKvTileFormat(tile);
     EXPECT_TRUE(format.ok()) << format.status();
     const size_t layer_bytes = KvLayerBytes(format->tile_bytes, shape.num_kv_heads);
     // The second of three layers.
@@ -45,7 +45,7 @@ class PagedCase {
              .tile_bytes = format->tile_bytes,
              .num_kv_heads = shape.num_kv_heads,
              .shape = tile};
-    auto pool = backend->Allocate(view_.block_stride_bytes * num_blocks);
+    auto pool = device->backend().AllocatePinned(view_.block_stride_bytes * num_blocks);
     EXPECT_TRUE(pool.ok()) << pool.status();
     pool_ = *std::move(pool);
     std::memset(pool_.data(), 0xFF, pool_.size_bytes());
@@ -65,7 +65,7 @@ class PagedCase {
     }
   }
 
-  const KvPoolView& view() const { return view_; }
+  const HostKvPoolView& view() const { return view_; }
   int64_t row_elements() const { return int64_t{shape_.num_heads} * shape_.head_dim; }
 
   // Adds a sequence; its blocks come in random order.
@@ -110,16 +110,16 @@ class PagedCase {
     }
     const int64_t half = shape_.head_dim / 2;
     std::vector<float> cos(total * half), sin(total * half);
-    Ok(backend_->RotaryTable({.positions = positions.data(),
-                              .inv_freq = inv_freq_.data(),
-                              .cos = cos.data(),
-                              .sin = sin.data(),
-                              .num_tokens = total,
-                              .head_dim = shape_.head_dim}));
+    Ok(device_->RotaryTable({.positions = positions.data(),
+                             .inv_freq = inv_freq_.data(),
+                             .cos = cos.data(),
+                             .sin = sin.data(),
+                             .num_tokens = total,
+                             .head_dim = shape_.head_dim}));
     const size_t bytes = total * row_elements() * SizeOf(shape_.dtype);
     // Sequences whose runs are all empty still want pointers.
     std::vector<std::byte> query(bytes + 1), output(bytes + 1);
-    Ok(backend_->RotaryKvWrite(
+    Ok(device_->RotaryKvWrite(
         {.query = qkv.data(),
          .key = qkv.data() + row_elements(),
          .value = qkv.data() + row_elements() + int64_t{shape_.num_kv_heads} * shape_.head_dim,
@@ -130,37 +130,36 @@ class PagedCase {
          .key_norm = shape_.head_norms ? key_norm_.data() : nullptr,
          .norm_epsilon = 1e-5f,
          .slots = slots.data(),
-         .kv = &view_,
+         .kv = view_,
          .query_out = query.data(),
          .num_tokens = total,
          .num_heads = shape_.num_heads}));
     last_query_.assign(query.begin(), query.end() - 1);
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     if (decode) {
-      Ok(backend_->DecodeAttention({.query = query.data(),
-                                    .kv = &view_,
+      Ok(device_->DecodeAttention({.query = query.data(),
+                                   .kv = view_,
+                                   .block_table = table.data(),
+                                   .num_tokens = num_tokens.data(),
+                                   .output = output.data(),
+                                   .num_sequences = static_cast<int64_t>(ids.size()),
+                                   .max_blocks = max_blocks,
+                                   .num_heads = shape_.num_heads,
+                                   .softmax_scale = scale,
+                                   .window = shape_.window}));
+    } else {
+      Ok(device_->PrefillAttention({.query = query.data(),
+                                    .kv = view_,
                                     .block_table = table.data(),
-                                    .num_tokens = num_tokens.data(),
+                                    .query_start = query_start.data(),
+                                    .num_cached = num_cached.data(),
                                     .output = output.data(),
                                     .num_sequences = static_cast<int64_t>(ids.size()),
                                     .max_blocks = max_blocks,
                                     .num_heads = shape_.num_heads,
                                     .softmax_scale = scale,
                                     .window = shape_.window}));
-    } else {
-      Ok(backend_->PrefillAttention({.query = query.data(),
-                                     .kv = &view_,
-                                     .block_table = table.data(),
-                                     .query_start = query_start.data(),
-                                     .num_cached = num_cached.data(),
-                                     .output = output.data(),
-                                     .num_sequences = static_cast<int64_t>(ids.size()),
-                                     .max_blocks = max_blocks,
-                                     .num_heads = shape_.num_heads,
-                                     .softmax_scale = scale,
-                                     .window = shape_.window}));
     }
-    Ok(backend_->Synchronize());
     output.pop_back();
     return output;
   }
@@ -202,12 +201,12 @@ class PagedCase {
 
   static void Ok(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
 
-  Backend* const backend_;
+  TestDevice* const device_;
   const PagedShape shape_;
   const int block_tokens_;
   Random random_;
-  KvPoolView view_;
-  DeviceBuffer pool_;
+  HostKvPoolView view_;
+  PinnedBuffer pool_;
   std::vector<int32_t> free_blocks_;
   std::vector<float> inv_freq_, query_norm_, key_norm_;
   std::vector<State> sequences_;

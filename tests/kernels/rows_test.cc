@@ -28,13 +28,13 @@ TEST_P(RowsTest, RmsNormEqualsReference) {
     const DType dtype = AnyDType();
     const auto input = Floats(rows * features, 3.0f), weight = Floats(features);
     std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
-    RmsNormArgs args{.input = input.data(),
-                     .weight = weight.data(),
-                     .output = expected.data(),
-                     .num_rows = rows,
-                     .features = features,
-                     .epsilon = 1e-5f,
-                     .output_dtype = dtype};
+    HostRmsNormArgs args{.input = input.data(),
+                         .weight = weight.data(),
+                         .output = expected.data(),
+                         .num_rows = rows,
+                         .features = features,
+                         .epsilon = 1e-5f,
+                         .output_dtype = dtype};
     ASSERT_OK(reference_->RmsNorm(args));
     args.output = actual.data();
     ASSERT_OK(device_->RmsNorm(args));
@@ -49,14 +49,14 @@ TEST_P(RowsTest, LayerNormEqualsReference) {
     const auto input = Floats(rows * features, 3.0f), weight = Floats(features),
                bias = Floats(features);
     std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
-    LayerNormArgs args{.input = input.data(),
-                       .weight = weight.data(),
-                       .bias = bias.data(),
-                       .output = expected.data(),
-                       .num_rows = rows,
-                       .features = features,
-                       .epsilon = 1e-5f,
-                       .output_dtype = dtype};
+    HostLayerNormArgs args{.input = input.data(),
+                           .weight = weight.data(),
+                           .bias = bias.data(),
+                           .output = expected.data(),
+                           .num_rows = rows,
+                           .features = features,
+                           .epsilon = 1e-5f,
+                           .output_dtype = dtype};
     ASSERT_OK(reference_->LayerNorm(args));
     args.output = actual.data();
     ASSERT_OK(device_->LayerNorm(args));
@@ -73,14 +73,14 @@ TEST_P(RowsTest, SwiGluEqualsReference) {
     const auto gate = Array(in, std::max<int64_t>(rows, 1) * stride, 20.0f);
     const auto up = Array(in, std::max<int64_t>(rows, 1) * stride, 2.0f);
     std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
-    SwiGluArgs args{.gate = gate.data(),
-                    .up = fused ? gate.data() + features * SizeOf(in) : up.data(),
-                    .input_stride = stride,
-                    .output = expected.data(),
-                    .num_rows = rows,
-                    .features = features,
-                    .input_dtype = in,
-                    .output_dtype = out};
+    HostSwiGluArgs args{.gate = gate.data(),
+                        .up = fused ? gate.data() + features * SizeOf(in) : up.data(),
+                        .input_stride = stride,
+                        .output = expected.data(),
+                        .num_rows = rows,
+                        .features = features,
+                        .input_dtype = in,
+                        .output_dtype = out};
     ASSERT_OK(reference_->SwiGlu(args));
     args.output = actual.data();
     ASSERT_OK(device_->SwiGlu(args));
@@ -94,12 +94,12 @@ TEST_P(RowsTest, GeluEqualsReference) {
     const DType in = AnyDType(), out = AnyDType();
     const auto input = Array(in, rows * features, 5.0f);
     std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
-    GeluArgs args{.input = input.data(),
-                  .output = expected.data(),
-                  .num_rows = rows,
-                  .features = features,
-                  .input_dtype = in,
-                  .output_dtype = out};
+    HostGeluArgs args{.input = input.data(),
+                      .output = expected.data(),
+                      .num_rows = rows,
+                      .features = features,
+                      .input_dtype = in,
+                      .output_dtype = out};
     ASSERT_OK(reference_->Gelu(args));
     args.output = actual.data();
     ASSERT_OK(device_->Gelu(args));
@@ -130,12 +130,12 @@ TEST_P(RowsTest, EmbeddingEqualsReference) {
     for (int32_t& id : ids) id = static_cast<int32_t>(Between(0, vocabulary - 1));
     for (int32_t& position : positions) position = static_cast<int32_t>(Between(0, 19));
     std::vector<float> expected(rows * features), actual(rows * features);
-    EmbeddingArgs args{.ids = ids.data(),
-                       .table = table.data(),
-                       .output = expected.data(),
-                       .num_rows = rows,
-                       .features = features,
-                       .table_dtype = dtype};
+    HostEmbeddingArgs args{.ids = ids.data(),
+                           .table = table.data(),
+                           .output = expected.data(),
+                           .num_rows = rows,
+                           .features = features,
+                           .table_dtype = dtype};
     if (random_->Chance(0.5)) {
       args.positions = positions.data();
       args.position_table = position_table.data();
@@ -155,13 +155,13 @@ TEST_P(RowsTest, GatherRowsEqualsReference) {
     std::vector<int32_t> chosen(rows);
     for (int32_t& row : chosen) row = static_cast<int32_t>(Between(0, inputs - 1));
     std::vector<std::byte> expected(rows * features * SizeOf(dtype)), actual(expected.size());
-    GatherRowsArgs args{.input = input.data(),
-                        .rows = chosen.data(),
-                        .output = expected.data(),
-                        .num_rows = rows,
-                        .num_input_rows = inputs,
-                        .features = features,
-                        .dtype = dtype};
+    HostGatherRowsArgs args{.input = input.data(),
+                            .rows = chosen.data(),
+                            .output = expected.data(),
+                            .num_rows = rows,
+                            .num_input_rows = inputs,
+                            .features = features,
+                            .dtype = dtype};
     ASSERT_OK(reference_->GatherRows(args));
     args.output = actual.data();
     ASSERT_OK(device_->GatherRows(args));
@@ -178,12 +178,12 @@ TEST_P(RowsTest, LogSoftmaxEqualsReferenceAndSumsToOne) {
       logits[Between(1, vocabulary - 1)] = -std::numeric_limits<float>::infinity();
     std::vector<float> expected(rows * vocabulary), actual(rows * vocabulary);
     std::vector<float> expected_stats(2 * rows), actual_stats(2 * rows);
-    LogSoftmaxArgs args{.logits = logits.data(),
-                        .max = expected_stats.data(),
-                        .log_sum = expected_stats.data() + rows,
-                        .log_probabilities = expected.data(),
-                        .num_rows = rows,
-                        .vocabulary = vocabulary};
+    HostLogSoftmaxArgs args{.logits = logits.data(),
+                            .max = expected_stats.data(),
+                            .log_sum = expected_stats.data() + rows,
+                            .log_probabilities = expected.data(),
+                            .num_rows = rows,
+                            .vocabulary = vocabulary};
     ASSERT_OK(reference_->LogSoftmax(args));
     args.max = actual_stats.data();
     args.log_sum = actual_stats.data() + rows;

@@ -10,10 +10,10 @@ namespace {
 class ValidateTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    backend_ = MakeDevice(GetParam());
-    if (backend_ == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
-    format_ = *backend_->GetKvTileFormat({16, 8, DType::kF32});
-    pool_ = *backend_->Allocate(1 << 16);
+    device_ = MakeDevice(GetParam());
+    if (device_ == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
+    format_ = *device_->backend().GetKvTileFormat({16, 8, DType::kF32});
+    pool_ = *device_->backend().AllocatePinned(1 << 16);
     kv_ = {.base = pool_.data(),
            .block_stride_bytes = KvLayerBytes(format_.tile_bytes, 2),
            .layer_offset_bytes = 0,
@@ -21,7 +21,7 @@ class ValidateTest : public testing::TestWithParam<std::string> {
            .num_kv_heads = 2,
            .shape = {16, 8, DType::kF32}};
     decode_ = {.query = data_,
-               .kv = &kv_,
+               .kv = kv_,
                .block_table = ints_,
                .num_tokens = ints_ + 1,
                .output = data_ + 64,
@@ -37,85 +37,85 @@ class ValidateTest : public testing::TestWithParam<std::string> {
     EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
   }
 
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<TestDevice> device_;
   KvTileFormat format_;
-  DeviceBuffer pool_;
-  KvPoolView kv_;
-  DecodeAttentionArgs decode_;
+  PinnedBuffer pool_;
+  HostKvPoolView kv_;
+  HostDecodeAttentionArgs decode_;
   float data_[256] = {};
   int32_t ints_[4] = {};
 };
 
 TEST_P(ValidateTest, RowOperations) {
-  ExpectRefused(backend_->RmsNorm({.input = data_,
-                                   .weight = data_,
-                                   .output = data_,
-                                   .num_rows = -1,
-                                   .features = 4,
-                                   .epsilon = 0,
-                                   .output_dtype = DType::kF32}),
+  ExpectRefused(device_->RmsNorm({.input = data_,
+                                  .weight = data_,
+                                  .output = data_,
+                                  .num_rows = -1,
+                                  .features = 4,
+                                  .epsilon = 0,
+                                  .output_dtype = DType::kF32}),
                 "-1");
-  ExpectRefused(backend_->RmsNorm({.input = data_,
-                                   .weight = data_,
-                                   .output = data_,
-                                   .num_rows = 1,
-                                   .features = 0,
-                                   .epsilon = 0,
-                                   .output_dtype = DType::kF32}),
-                "features is 0");
-  ExpectRefused(backend_->LayerNorm({.input = data_,
-                                     .weight = data_,
-                                     .bias = nullptr,
-                                     .output = data_,
-                                     .num_rows = 1,
-                                     .features = 4,
-                                     .epsilon = 0,
-                                     .output_dtype = DType::kF32}),
-                "bias is null");
-  ExpectRefused(backend_->SwiGlu({.gate = data_,
-                                  .up = data_,
-                                  .input_stride = 3,
+  ExpectRefused(device_->RmsNorm({.input = data_,
+                                  .weight = data_,
                                   .output = data_,
                                   .num_rows = 1,
-                                  .features = 4,
-                                  .input_dtype = DType::kF32,
+                                  .features = 0,
+                                  .epsilon = 0,
                                   .output_dtype = DType::kF32}),
+                "features is 0");
+  ExpectRefused(device_->LayerNorm({.input = data_,
+                                    .weight = data_,
+                                    .bias = nullptr,
+                                    .output = data_,
+                                    .num_rows = 1,
+                                    .features = 4,
+                                    .epsilon = 0,
+                                    .output_dtype = DType::kF32}),
+                "bias is null");
+  ExpectRefused(device_->SwiGlu({.gate = data_,
+                                 .up = data_,
+                                 .input_stride = 3,
+                                 .output = data_,
+                                 .num_rows = 1,
+                                 .features = 4,
+                                 .input_dtype = DType::kF32,
+                                 .output_dtype = DType::kF32}),
                 "input_stride is 3");
-  ExpectRefused(backend_->Embedding({.ids = ints_,
-                                     .table = data_,
-                                     .position_table = data_,
+  ExpectRefused(device_->Embedding({.ids = ints_,
+                                    .table = data_,
+                                    .position_table = data_,
+                                    .output = data_,
+                                    .num_rows = 1,
+                                    .features = 4,
+                                    .table_dtype = DType::kF32}),
+                "positions is null");
+  ExpectRefused(device_->Add({.accumulator = data_, .addend = nullptr, .count = 4}),
+                "addend is null");
+  ExpectRefused(device_->Gelu({.input = nullptr,
+                               .output = data_,
+                               .num_rows = 1,
+                               .features = 4,
+                               .input_dtype = DType::kF32,
+                               .output_dtype = DType::kF32}),
+                "input is null");
+  ExpectRefused(device_->GatherRows({.input = data_,
+                                     .rows = ints_,
                                      .output = data_,
                                      .num_rows = 1,
+                                     .num_input_rows = 0,
                                      .features = 4,
-                                     .table_dtype = DType::kF32}),
-                "positions is null");
-  ExpectRefused(backend_->Add({.accumulator = data_, .addend = nullptr, .count = 4}),
-                "addend is null");
-  ExpectRefused(backend_->Gelu({.input = nullptr,
-                                .output = data_,
-                                .num_rows = 1,
-                                .features = 4,
-                                .input_dtype = DType::kF32,
-                                .output_dtype = DType::kF32}),
-                "input is null");
-  ExpectRefused(backend_->GatherRows({.input = data_,
-                                      .rows = ints_,
-                                      .output = data_,
-                                      .num_rows = 1,
-                                      .num_input_rows = 0,
-                                      .features = 4,
-                                      .dtype = DType::kF32}),
+                                     .dtype = DType::kF32}),
                 "num_input_rows is 0");
   ExpectRefused(
-      backend_->LogSoftmax(
+      device_->LogSoftmax(
           {.logits = data_, .max = data_, .log_sum = nullptr, .num_rows = 1, .vocabulary = 4}),
       "log_sum is null");
-  ExpectRefused(backend_->RotaryTable({.positions = ints_,
-                                       .inv_freq = data_,
-                                       .cos = data_,
-                                       .sin = data_,
-                                       .num_tokens = 1,
-                                       .head_dim = 7}),
+  ExpectRefused(device_->RotaryTable({.positions = ints_,
+                                      .inv_freq = data_,
+                                      .cos = data_,
+                                      .sin = data_,
+                                      .num_tokens = 1,
+                                      .head_dim = 7}),
                 "head_dim");
 }
 
@@ -126,112 +126,133 @@ TEST_P(ValidateTest, LinearLayers) {
                         .output_dtype = DType::kF32};
   LinearSpec wrong = spec;
   wrong.in_features = 0;
-  ExpectRefused(backend_->PackedLinearBytes(wrong).status(), "in_features is 0");
+  ExpectRefused(device_->backend().PackedLinearBytes(wrong).status(), "in_features is 0");
   wrong = spec;
   wrong.output_dtype = DType::kBF16;
-  ExpectRefused(backend_->PackedLinearBytes(wrong).status(), "bf16");
-  const size_t bytes = *backend_->PackedLinearBytes(spec);
-  const DeviceBuffer packed = *backend_->Allocate(bytes + 64);
+  ExpectRefused(device_->backend().PackedLinearBytes(wrong).status(), "bf16");
+  const size_t bytes = *device_->backend().PackedLinearBytes(spec);
+  const PinnedBuffer packed = *device_->backend().AllocatePinned(bytes + 64);
   const WeightPart three{data_, 3, DType::kF32};
-  ExpectRefused(backend_->PackLinear(spec, {&three, 1}, {packed.data(), bytes}), "3 out_features");
+  ExpectRefused(device_->backend().PackLinear(spec, {&three, 1}, {packed.data(), bytes}),
+                "3 out_features");
   const WeightPart all{data_, 4, DType::kF32};
-  ExpectRefused(backend_->PackLinear(spec, {&all, 1}, {packed.data(), bytes - 1}),
+  ExpectRefused(device_->backend().PackLinear(spec, {&all, 1}, {packed.data(), bytes - 1}),
                 std::to_string(bytes));
-  ExpectRefused(backend_->PackLinear(spec, {&all, 1}, {packed.data() + 4, bytes}), "aligned");
-  ExpectRefused(backend_->PrepareLinear(spec, {packed.data(), bytes - 1}).status(),
+  ExpectRefused(device_->backend().PackLinear(spec, {&all, 1}, {packed.data() + 4, bytes}),
+                "aligned");
+  const DeviceBuffer placed = *device_->backend().PlaceWeights({packed.data(), bytes});
+  ExpectRefused(device_->backend().PrepareLinear(spec, placed.data(), bytes - 1).status(),
                 std::to_string(bytes - 1));
-  ExpectRefused(backend_->Linear({.op = nullptr, .input = data_, .output = data_, .num_rows = 1}),
+  ExpectRefused(device_->backend().PrepareLinear(spec, placed.data() + 4, bytes).status(),
+                "aligned");
+  ExpectRefused(device_->Linear({.op = nullptr, .input = data_, .output = data_, .num_rows = 1}),
                 "op is null");
-  const auto op = backend_->PrepareLinear(spec, {packed.data(), bytes});
+  const auto op = device_->backend().PrepareLinear(spec, placed.data(), bytes);
   ASSERT_TRUE(op.ok()) << op.status();
   ExpectRefused(
-      backend_->Linear({.op = op->get(), .input = nullptr, .output = data_, .num_rows = 1}),
+      device_->Linear({.op = op->get(), .input = nullptr, .output = data_, .num_rows = 1}),
       "input is null");
   EXPECT_TRUE(
-      backend_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
+      device_->Linear({.op = op->get(), .input = nullptr, .output = nullptr, .num_rows = 0}).ok());
 }
 
 TEST_P(ValidateTest, KvTiles) {
-  ExpectRefused(backend_->GetKvTileFormat({8, 64, DType::kF32}).status(), "block_tokens is 8");
-  ExpectRefused(backend_->GetKvTileFormat({24, 64, DType::kF32}).status(), "block_tokens is 24");
-  ExpectRefused(backend_->GetKvTileFormat({16, 63, DType::kF32}).status(), "head_dim is 63");
-  ExpectRefused(backend_->GetKvTileFormat({16, 258, DType::kF32}).status(), "head_dim is 258");
-  const auto small = backend_->GetKvTileFormat({16, 64, DType::kBF16});
-  const auto large = backend_->GetKvTileFormat({32, 64, DType::kBF16});
+  ExpectRefused(device_->backend().GetKvTileFormat({8, 64, DType::kF32}).status(),
+                "block_tokens is 8");
+  ExpectRefused(device_->backend().GetKvTileFormat({24, 64, DType::kF32}).status(),
+                "block_tokens is 24");
+  ExpectRefused(device_->backend().GetKvTileFormat({16, 63, DType::kF32}).status(),
+                "head_dim is 63");
+  ExpectRefused(device_->backend().GetKvTileFormat({16, 258, DType::kF32}).status(),
+                "head_dim is 258");
+  const auto small = device_->backend().GetKvTileFormat({16, 64, DType::kBF16});
+  const auto large = device_->backend().GetKvTileFormat({32, 64, DType::kBF16});
   EXPECT_EQ(small->tile_bytes, 16u * 64 * 2);
   EXPECT_EQ(large->tile_bytes, 2 * small->tile_bytes);
   EXPECT_EQ(small->id, large->id);
 }
 
 TEST_P(ValidateTest, Attention) {
-  EXPECT_TRUE(backend_->DecodeAttention(decode_).ok());
-  DecodeAttentionArgs wrong = decode_;
+  EXPECT_TRUE(device_->DecodeAttention(decode_).ok());
+  HostDecodeAttentionArgs wrong = decode_;
   wrong.num_heads = 3;
-  ExpectRefused(backend_->DecodeAttention(wrong), "2 KV heads do not divide 3");
+  ExpectRefused(device_->DecodeAttention(wrong), "2 KV heads do not divide 3");
   wrong = decode_;
   wrong.num_sequences = -2;
-  ExpectRefused(backend_->DecodeAttention(wrong), "num_sequences is -2");
+  ExpectRefused(device_->DecodeAttention(wrong), "num_sequences is -2");
   wrong = decode_;
   wrong.max_blocks = 0;
-  ExpectRefused(backend_->DecodeAttention(wrong), "max_blocks is 0");
+  ExpectRefused(device_->DecodeAttention(wrong), "max_blocks is 0");
   wrong = decode_;
   wrong.window = -1;
-  ExpectRefused(backend_->DecodeAttention(wrong), "window is -1");
+  ExpectRefused(device_->DecodeAttention(wrong), "window is -1");
   wrong.window = (int64_t{1} << 31) + 1;
-  ExpectRefused(backend_->DecodeAttention(wrong), "window is 2147483649");
+  ExpectRefused(device_->DecodeAttention(wrong), "window is 2147483649");
   wrong = decode_;
-  wrong.kv = nullptr;
-  ExpectRefused(backend_->DecodeAttention(wrong), "kv is null");
+  wrong.kv.base = nullptr;
+  ExpectRefused(device_->DecodeAttention(wrong), "kv.base is null");
   wrong = decode_;
   wrong.block_table = nullptr;
-  ExpectRefused(backend_->DecodeAttention(wrong), "block_table is null");
-  KvPoolView kv = kv_;
+  ExpectRefused(device_->DecodeAttention(wrong), "block_table is null");
   wrong = decode_;
-  wrong.kv = &kv;
-  kv.tile_bytes += 64;
-  ExpectRefused(backend_->DecodeAttention(wrong), std::to_string(kv.tile_bytes));
-  kv = kv_;
-  kv.layer_offset_bytes = 64;
-  ExpectRefused(backend_->DecodeAttention(wrong), "does not fit");
-  kv = kv_;
-  kv.shape.block_tokens = 17;
-  ExpectRefused(backend_->DecodeAttention(wrong), "block_tokens is 17");
-  PrefillAttentionArgs prefill{.query = data_,
-                               .kv = &kv_,
-                               .block_table = ints_,
-                               .query_start = nullptr,
-                               .num_cached = ints_,
-                               .output = data_,
-                               .num_sequences = 1,
-                               .max_blocks = 1,
-                               .num_heads = 4,
-                               .softmax_scale = 1.0f};
-  ExpectRefused(backend_->PrefillAttention(prefill), "query_start is null");
+  wrong.kv.tile_bytes += 64;
+  ExpectRefused(device_->DecodeAttention(wrong), std::to_string(wrong.kv.tile_bytes));
+  wrong = decode_;
+  wrong.kv.layer_offset_bytes = 64;
+  ExpectRefused(device_->DecodeAttention(wrong), "does not fit");
+  wrong = decode_;
+  wrong.kv.shape.block_tokens = 17;
+  ExpectRefused(device_->DecodeAttention(wrong), "block_tokens is 17");
+  HostPrefillAttentionArgs prefill{.query = data_,
+                                   .kv = kv_,
+                                   .block_table = ints_,
+                                   .query_start = nullptr,
+                                   .num_cached = ints_,
+                                   .output = data_,
+                                   .num_sequences = 1,
+                                   .max_blocks = 1,
+                                   .num_heads = 4,
+                                   .softmax_scale = 1.0f};
+  ExpectRefused(device_->PrefillAttention(prefill), "query_start is null");
   prefill.window = -5;
-  ExpectRefused(backend_->PrefillAttention(prefill), "window is -5");
+  ExpectRefused(device_->PrefillAttention(prefill), "window is -5");
   const int64_t slot = 0;
-  RotaryKvWriteArgs write{.query = data_,
-                          .key = data_,
-                          .value = data_,
-                          .input_stride = 8,
-                          .slots = &slot,
-                          .kv = &kv_,
-                          .query_out = data_ + 128,
-                          .num_tokens = 1,
-                          .num_heads = 4};
-  ExpectRefused(backend_->RotaryKvWrite(write), "input_stride is 8");
+  HostRotaryKvWriteArgs write{.query = data_,
+                              .key = data_,
+                              .value = data_,
+                              .input_stride = 8,
+                              .slots = &slot,
+                              .kv = kv_,
+                              .query_out = data_ + 128,
+                              .num_tokens = 1,
+                              .num_heads = 4};
+  ExpectRefused(device_->RotaryKvWrite(write), "input_stride is 8");
   write.input_stride = 64;
   write.cos = data_;
-  ExpectRefused(backend_->RotaryKvWrite(write), "cos and sin");
+  ExpectRefused(device_->RotaryKvWrite(write), "cos and sin");
   write.cos = nullptr;
   write.key_norm = data_;
-  ExpectRefused(backend_->RotaryKvWrite(write), "query_norm and key_norm");
-  ExpectRefused(backend_->CopyBlocks({.base = nullptr,
-                                      .block_stride_bytes = 64,
-                                      .sources = ints_,
-                                      .destinations = ints_ + 1,
-                                      .count = 1}),
+  ExpectRefused(device_->RotaryKvWrite(write), "query_norm and key_norm");
+  ExpectRefused(device_->CopyBlocks({.base = nullptr,
+                                     .block_stride_bytes = 64,
+                                     .sources = ints_,
+                                     .destinations = ints_ + 1,
+                                     .count = 1}),
                 "base is null");
+  ExpectRefused(device_->ChecksumBlocks({.base = kv_.base,
+                                         .block_stride_bytes = 64,
+                                         .blocks = ints_,
+                                         .checksums = nullptr,
+                                         .count = 1}),
+                "checksums is null");
+}
+
+TEST_P(ValidateTest, MemoryForAPool) {
+  Backend& backend = device_->backend();
+  ExpectRefused(backend.AllocatePool(1 << 17, {pool_.data(), 1 << 16}).status(), "65536");
+  ExpectRefused(backend.AllocatePool(64, {pool_.data() + 8, 1 << 15}).status(), "aligned");
+  EXPECT_EQ(backend.AllocatePool(1 << 15, {pool_.data(), 1 << 16})->size_bytes(), size_t{1} << 15);
+  EXPECT_EQ(backend.AllocatePool(1 << 15, {})->size_bytes(), size_t{1} << 15);
 }
 
 INSTANTIATE_TEST_SUITE_P(Reference, ValidateTest, testing::Values("reference"), DeviceName);

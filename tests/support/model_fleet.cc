@@ -28,14 +28,15 @@ LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
 }
 
 ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
-                                       const LoadedModel& model, const PoolMemory& pool) {
+                                       const LoadedModel& model, const PoolMemory& pool)
+    : pool_(static_cast<uint8_t*>(pool.base)) {
   auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), pool);
   TANDEM_CHECK(executor.ok()) << executor.status().ToString();
   executor_ = *std::move(executor);
 }
 
 std::span<uint8_t> ModelFleetExecutor::BlockBytes(BlockId block) {
-  return {reinterpret_cast<uint8_t*>(executor_->BlockAddress(block)), executor_->block_bytes()};
+  return {pool_ + static_cast<size_t>(block) * executor_->block_bytes(), executor_->block_bytes()};
 }
 
 absl::Status ModelFleetExecutor::Execute(const StepInput& input, StepOutput* output) {

@@ -53,6 +53,7 @@ class ModelFleetExecutor final : public FleetExecutor, public Executor {
   int32_t largest_run() const { return largest_run_; }      // Tokens of a sequence in a step.
 
  private:
+  uint8_t* const pool_;  // Where a transport would read and write.
   std::unique_ptr<ModelExecutor> executor_;
   int64_t computed_tokens_ = 0;
   int32_t largest_batch_ = 0;

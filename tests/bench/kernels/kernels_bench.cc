@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/api/host_args.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
 #include "runtime/base/check.h"
@@ -54,22 +55,26 @@ struct Row {
   std::vector<double> seconds;
 };
 
-DeviceBuffer RandomNumbers(Backend& backend, DType dtype, int64_t count, float scale) {
-  DeviceBuffer buffer = Must(backend.Allocate(count * SizeOf(dtype)));
+// Memory that the host and the operations share: a mirror of a backend that is the host.
+MirrorBuffer RandomNumbers(Backend& backend, DType dtype, int64_t count, float scale) {
+  MirrorBuffer buffer = Must(backend.AllocateMirror(count * SizeOf(dtype)));
+  std::byte* const data = buffer.host.data();
   Random random(count);
   for (int64_t i = 0; i < count; ++i) {
     const float x = static_cast<float>(random.Unit() * 2 - 1) * scale;
     if (dtype == DType::kF32) {
-      buffer.as<float>()[i] = x;
+      reinterpret_cast<float*>(data)[i] = x;
     } else {
-      buffer.as<Bfloat16>()[i] = ToBfloat16(x);
+      reinterpret_cast<Bfloat16*>(data)[i] = ToBfloat16(x);
     }
   }
   return buffer;
 }
 
-float Get(DType dtype, const DeviceBuffer& buffer, int64_t index) {
-  return dtype == DType::kF32 ? buffer.as<float>()[index] : ToFloat(buffer.as<Bfloat16>()[index]);
+float Get(DType dtype, const MirrorBuffer& buffer, int64_t index) {
+  const std::byte* const data = buffer.host.data();
+  return dtype == DType::kF32 ? reinterpret_cast<const float*>(data)[index]
+                              : ToFloat(reinterpret_cast<const Bfloat16*>(data)[index]);
 }
 
 // A chain of layers too big for the caches, or one that fits, and rows to run through it.
@@ -84,21 +89,22 @@ class GemmCase {
               .segmented = segmented},
         weights_(RandomNumbers(backend, dtype, k * n, 0.05f)),
         input_(RandomNumbers(backend, dtype, 512 * k, 1.0f)),
-        output_(Must(backend.Allocate(512 * n * sizeof(float)))) {
+        output_(Must(backend.AllocateMirror(512 * n * sizeof(float)))) {
     packed_bytes_ = Must(backend.PackedLinearBytes(spec_));
     for (int i = 0; i < num_layers; ++i) {
-      packed_.push_back(Must(backend.Allocate(packed_bytes_)));
-      const WeightPart part{weights_.data(), n, dtype};
+      packed_.push_back(Must(backend.AllocatePinned(packed_bytes_)));
+      const WeightPart part{weights_.host.data(), n, dtype};
       Must(backend.PackLinear(spec_, {&part, 1}, {packed_.back().data(), packed_bytes_}));
-      ops_.push_back(Must(backend.PrepareLinear(spec_, {packed_.back().data(), packed_bytes_})));
+      placed_.push_back(Must(backend.PlaceWeights({packed_.back().data(), packed_bytes_})));
+      ops_.push_back(Must(backend.PrepareLinear(spec_, placed_.back().data(), packed_bytes_)));
     }
   }
 
   void Run(int64_t rows) {
     for (const auto& op : ops_) {
       Must(backend_.Linear({.op = op.get(),
-                            .input = input_.data(),
-                            .output = output_.as<float>(),
+                            .input = input_.device.data(),
+                            .output = output_.device.as<float>(),
                             .num_rows = rows}));
     }
   }
@@ -113,7 +119,7 @@ class GemmCase {
           sum += double{Get(spec_.compute_dtype, input_, r * spec_.in_features + k)} *
                  Get(spec_.compute_dtype, weights_, n * spec_.in_features + k);
         }
-        const float got = output_.as<float>()[r * spec_.out_features + n];
+        const float got = Get(DType::kF32, output_, r * spec_.out_features + n);
         TANDEM_CHECK(std::fabs(got - sum) < 1e-3)
             << "row " << r << " output " << n << ": " << got << ", expected " << sum;
       }
@@ -129,9 +135,10 @@ class GemmCase {
  private:
   Backend& backend_;
   const LinearSpec spec_;
-  DeviceBuffer weights_, input_, output_;
+  MirrorBuffer weights_, input_, output_;
   size_t packed_bytes_;
-  std::vector<DeviceBuffer> packed_;
+  std::vector<PinnedBuffer> packed_;
+  std::vector<DeviceBuffer> placed_;
   std::vector<std::unique_ptr<LinearOp>> ops_;
 };
 
@@ -162,33 +169,33 @@ class AttentionCase {
     }
     lengths_.assign(num_sequences, num_tokens);
     constexpr int64_t kRow = (kHeads + 2 * kKvHeads) * kHeadDim;
-    const DeviceBuffer qkv = RandomNumbers(backend, DType::kF32, num_tokens * kRow, 1.0f);
-    query_ = Must(backend.Allocate(int64_t{num_tokens} * kHeads * kHeadDim * 2));
-    output_ = Must(backend.Allocate(int64_t{num_tokens} * kHeads * kHeadDim * 2));
+    const MirrorBuffer qkv = RandomNumbers(backend, DType::kF32, num_tokens * kRow, 1.0f);
+    query_ = Must(backend.AllocateMirror(int64_t{num_tokens} * kHeads * kHeadDim * 2));
+    output_ = Must(backend.AllocateMirror(int64_t{num_tokens} * kHeads * kHeadDim * 2));
     for (int s = 0; s < num_sequences; ++s) {
       std::vector<int64_t> slots;
       for (int64_t t = 0; t < num_tokens; ++t) {
         slots.push_back(int64_t{table_[s * max_blocks_ + t / kBlockTokens]} * kBlockTokens +
                         t % kBlockTokens);
       }
-      Must(backend.RotaryKvWrite({.query = qkv.as<float>(),
-                                  .key = qkv.as<float>() + kHeads * kHeadDim,
-                                  .value = qkv.as<float>() + (kHeads + kKvHeads) * kHeadDim,
+      Must(backend.RotaryKvWrite({.query = qkv.device.as<float>(),
+                                  .key = qkv.device.as<float>() + kHeads * kHeadDim,
+                                  .value = qkv.device.as<float>() + (kHeads + kKvHeads) * kHeadDim,
                                   .input_stride = kRow,
-                                  .slots = slots.data(),
-                                  .kv = &kv_,
-                                  .query_out = query_.data(),
+                                  .slots = OfHost<const int64_t>(slots.data()),
+                                  .kv = kv_,
+                                  .query_out = query_.device.data(),
                                   .num_tokens = num_tokens,
                                   .num_heads = kHeads}));
     }
   }
 
   void Decode() {
-    Must(backend_.DecodeAttention({.query = query_.data(),
-                                   .kv = &kv_,
-                                   .block_table = table_.data(),
-                                   .num_tokens = lengths_.data(),
-                                   .output = output_.data(),
+    Must(backend_.DecodeAttention({.query = query_.device.data(),
+                                   .kv = kv_,
+                                   .block_table = OfHost<const int32_t>(table_.data()),
+                                   .num_tokens = OfHost<const int32_t>(lengths_.data()),
+                                   .output = output_.device.data(),
                                    .num_sequences = num_sequences_,
                                    .max_blocks = max_blocks_,
                                    .num_heads = kHeads,
@@ -198,12 +205,12 @@ class AttentionCase {
   void Prefill() {
     const int32_t starts[] = {0, num_tokens_};
     const int32_t cached = 0;
-    Must(backend_.PrefillAttention({.query = query_.data(),
-                                    .kv = &kv_,
-                                    .block_table = table_.data(),
-                                    .query_start = starts,
-                                    .num_cached = &cached,
-                                    .output = output_.data(),
+    Must(backend_.PrefillAttention({.query = query_.device.data(),
+                                    .kv = kv_,
+                                    .block_table = OfHost<const int32_t>(table_.data()),
+                                    .query_start = OfHost(starts + 0),
+                                    .num_cached = OfHost(&cached),
+                                    .output = output_.device.data(),
                                     .num_sequences = 1,
                                     .max_blocks = max_blocks_,
                                     .num_heads = kHeads,
@@ -215,11 +222,11 @@ class AttentionCase {
   void Check() {
     Prefill();
     constexpr int64_t kRow = kHeads * kHeadDim;
-    const std::vector<std::byte> last(output_.data() + (num_tokens_ - 1) * kRow * 2,
-                                      output_.data() + num_tokens_ * kRow * 2);
-    std::memcpy(query_.data(), query_.data() + (num_tokens_ - 1) * kRow * 2, kRow * 2);
+    const std::vector<std::byte> last(output_.host.data() + (num_tokens_ - 1) * kRow * 2,
+                                      output_.host.data() + num_tokens_ * kRow * 2);
+    std::memcpy(query_.host.data(), query_.host.data() + (num_tokens_ - 1) * kRow * 2, kRow * 2);
     Decode();
-    TANDEM_CHECK(std::memcmp(output_.data(), last.data(), last.size()) == 0)
+    TANDEM_CHECK(std::memcmp(output_.host.data(), last.data(), last.size()) == 0)
         << "decode and prefill differ";
     for (int64_t i = 0; i < kRow; ++i) {
       TANDEM_CHECK(std::fabs(Get(DType::kBF16, output_, i)) <= 1.0f) << i;
@@ -238,7 +245,8 @@ class AttentionCase {
   Backend& backend_;
   const int64_t num_sequences_;
   const int32_t num_tokens_;
-  DeviceBuffer pool_, query_, output_;
+  DeviceBuffer pool_;
+  MirrorBuffer query_, output_;
   KvPoolView kv_;
   int64_t max_blocks_;
   std::vector<int32_t> table_, lengths_;
@@ -254,7 +262,7 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
   // In pieces, so that a thread that loses its core delays little: the kernels' own are small, too.
   static constexpr int64_t kLimitPieces = 64, kLimitIterations = 30'000;
   constexpr size_t kStreamBytes = size_t{512} << 20;
-  const DeviceBuffer stream = RandomNumbers(*backend, DType::kF32, kStreamBytes / 4, 1.0f);
+  const MirrorBuffer stream = RandomNumbers(*backend, DType::kF32, kStreamBytes / 4, 1.0f);
   std::vector<Row> rows;
   const auto add_limit = [&](const char* name, auto run) {
     rows.push_back({name,
@@ -272,7 +280,7 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
                   [&] {
                     const size_t piece = kStreamBytes / kLimitPieces;
                     pool.ParallelFor(kLimitPieces, [&](int64_t i, int) {
-                      sink = ReadMemory(stream.data() + i * piece, piece);
+                      sink = ReadMemory(stream.host.data() + i * piece, piece);
                     });
                   },
                   true,

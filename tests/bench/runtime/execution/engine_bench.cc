@@ -54,7 +54,7 @@ class Bench {
                                               .max_model_tokens = 4096},
                                              model_.get(), backend_.get(), {}))),
         pool_(threads),
-        stream_(Must(backend_->Allocate(kStreamBytes))) {
+        stream_(Must(backend_->AllocatePinned(kStreamBytes))) {
     std::iota(table_.begin(), table_.end(), 0);
     for (int32_t i = 0; i < 4096; ++i) tokens_.push_back(16 + i * 7 % 1000);
     for (size_t i = 0; i < kStreamBytes; i += 64) stream_.data()[i] = std::byte{1};
@@ -141,7 +141,7 @@ class Bench {
                           .output_dtype = DType::kF32};
     const size_t bytes = Must(backend_->PackedLinearBytes(spec));
     gemm_weights_ = Must(backend_->Allocate(bytes));
-    gemm_ = Must(backend_->PrepareLinear(spec, {gemm_weights_.data(), bytes}));
+    gemm_ = Must(backend_->PrepareLinear(spec, gemm_weights_.data(), bytes));
     gemm_input_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.hidden_size) * 4));
     gemm_output_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.ffn_size) * 4));
     Add(name, "operations",
@@ -183,7 +183,7 @@ class Bench {
   const std::unique_ptr<Model> model_;
   const std::unique_ptr<ModelExecutor> executor_;
   ThreadPool pool_;
-  const DeviceBuffer stream_;
+  const PinnedBuffer stream_;
   volatile uint64_t sink_ = 0;
   std::vector<BlockId> table_ = std::vector<BlockId>(4096 / kBlockTokens);
   std::vector<int32_t> tokens_;

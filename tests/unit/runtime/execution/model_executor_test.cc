@@ -196,9 +196,13 @@ TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   harness->Step(both, 64);
   const SampledToken want = good.generated[0];
   // NaNs in every number of the broken one's first block.
-  std::byte* const block = harness->executor().BlockAddress(broken.blocks[0]);
-  std::fill_n(reinterpret_cast<float*>(block), harness->executor().block_bytes() / sizeof(float),
-              NAN);
+  const std::vector<float> nans(harness->executor().block_bytes() / sizeof(float), NAN);
+  Backend& backend = harness->backend();
+  ASSERT_TRUE(backend
+                  .Upload(harness->executor().BlockAddress(broken.blocks[0]), nans.data(),
+                          harness->executor().block_bytes())
+                  .ok());
+  ASSERT_TRUE(backend.Synchronize().ok());
   const Draw draw{.sampling = &good.sampling, .prompt_tokens = 20};
   std::vector<SequenceRun> runs;
   for (const TestSequence* sequence : {&good, &broken}) {
@@ -241,7 +245,14 @@ TEST(ModelExecutorTest, UsesMemoryThatItIsGiven) {
     const BlockId block = sequence.blocks[0];
     const std::byte* const at = static_cast<std::byte*>(base) +
                                 harness->executor().block_bytes() * static_cast<size_t>(block);
-    EXPECT_EQ(harness->executor().BlockAddress(block), at);
+    std::vector<std::byte> bytes_there(harness->executor().block_bytes());
+    Backend& backend = harness->backend();
+    ASSERT_TRUE(backend
+                    .Download(bytes_there.data(), harness->executor().BlockAddress(block),
+                              bytes_there.size())
+                    .ok());
+    ASSERT_TRUE(backend.Synchronize().ok());
+    EXPECT_EQ(0, std::memcmp(at, bytes_there.data(), bytes_there.size()));
     EXPECT_EQ(harness->executor().BlockChecksum(block),
               Crc32c(at, harness->executor().block_bytes()));
   }
