@@ -24,9 +24,11 @@ inline std::vector<std::string> IsaChoices() {
 }
 
 struct BackendOptions {
-  std::string device = "cpu";  // "cpu", or "reference": plain scalar code, the specification
-  std::string isa = "auto";    // cpu only: of IsaChoices
-  int num_threads = 1;         // cpu only: 1 to 1,024, the calling thread included
+  // "cpu"; for tests "reference", plain scalar code, the specification, and "fenced", the cpu as a
+  // device whose memory is elsewhere.
+  std::string device = "cpu";
+  std::string isa = "auto";  // Not of the reference: of IsaChoices
+  int num_threads = 1;       // Not of the reference: 1 to 1,024, the calling thread included
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

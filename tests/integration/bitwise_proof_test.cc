@@ -235,6 +235,30 @@ TEST_P(BitwiseProofTest, TheGenericPathGivesTheSameBits) {
   CheckAll(&proof, Sample());
 }
 
+// Fleets of a worker on the cpu and one on a device whose memory is elsewhere, which give each
+// other blocks and have the bits of a cpu alone.
+TEST_P(BitwiseProofTest, FencedAndCpuWorkersGiveTheSameBits) {
+  const std::vector<std::string> paths = {PathsOfOneClass().front(), kFencedPath};
+  for (const char* const name :
+       {"llama_gqa16_scaled_biased", "gpt2_heads32_unprefixed", "qwen3_gqa24_window_of_first"}) {
+    BitwiseProof proof(Tiny(name), GetParam(), ShortSet(kTinyVocabulary), paths);
+    CheckAll(&proof, All());
+  }
+  BitwiseProof proof(Demo(), GetParam(), ShortSet(kDemoVocabulary), paths);
+  CheckAll(&proof, Sample());
+}
+
+TEST_P(BitwiseProofTest, AFencedWorkerAloneGivesTheSameBits) {
+  BitwiseProof proof(Tiny("mistral_gqa16_window5"), GetParam(), ShortSet(kTinyVocabulary),
+                     {PathsOfOneClass().front(), kFencedPath});
+  std::vector<ProofVariant> variants = Sample();
+  for (ProofVariant& variant : variants) {
+    variant.first_path = 1;
+    variant.disaggregated = false;
+  }
+  CheckAll(&proof, variants);
+}
+
 // The comparison can fail: the two dtypes compute different numbers.
 TEST(BitwiseProofItselfTest, DifferentNumbersAreSeen) {
   const BitwiseProof exact(Demo(), "f32", ShortSet(kDemoVocabulary));

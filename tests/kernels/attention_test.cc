@@ -356,6 +356,7 @@ TEST_P(AttentionTest, RotaryTableEqualsReferenceAtFarPositions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionTest, testing::ValuesIn(TestedDevices()), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Fenced, AttentionTest, testing::Values("fenced"), DeviceName);
 
 TEST(AttentionMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/api/backend.h"
@@ -18,6 +19,7 @@
 #include "kernels/api/host_args.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/create_backend.h"
+#include "kernels/fenced/fenced_backend.h"
 #include "runtime/base/random.h"
 
 namespace tandem {
@@ -29,7 +31,7 @@ namespace tandem {
   } while (false)
 
 // "cpu-" and an instruction set ("cpu-avx2"); "cpu-avx512bf16-dot" and "cpu-avx512bf16-fma" name
-// the method, too; "reference". Null if the machine lacks it.
+// the method, too; "reference"; "fenced". Null if the machine lacks it.
 inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_threads = 1) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = absl::InternalError("");
   if (device == "cpu-avx512bf16-dot" || device == "cpu-avx512bf16-fma") {
@@ -37,6 +39,8 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
         {.isa = "avx512bf16",
          .num_threads = num_threads,
          .bf16_method = device == "cpu-avx512bf16-dot" ? Bf16Method::kDot : Bf16Method::kFma});
+  } else if (device == "fenced") {
+    backend = CreateBackend({.device = "fenced", .num_threads = num_threads});
   } else if (device.substr(0, 4) == "cpu-") {
     backend = CreateBackend({.device = "cpu", .isa = device.substr(4), .num_threads = num_threads});
   } else {
@@ -50,7 +54,8 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
 // A backend whose operations take arrays of the host and are done when they return.
 class TestDevice {
  public:
-  explicit TestDevice(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  explicit TestDevice(std::unique_ptr<Backend> backend)
+      : backend_(std::move(backend)), fenced_(backend_->name() == "fenced") {}
 
   Backend& backend() { return *backend_; }
 
@@ -84,12 +89,17 @@ class TestDevice {
   template <template <template <typename> class> class Args>
   absl::Status Do(const Args<HostPtr>& host_args,
                   absl::Status (Backend::*operation)(const Args<DevicePtr>&)) {
-    const absl::Status status = (backend_.get()->*operation)(OfHost(host_args));
+    Args<DevicePtr> args = OfHost(host_args);
+    std::apply(
+        [this](auto&... pointer) { ((pointer = fenced_ ? AcrossFence(pointer) : pointer), ...); },
+        Args<DevicePtr>::Pointers(args));
+    const absl::Status status = (backend_.get()->*operation)(args);
     const absl::Status done = backend_->Synchronize();
     return status.ok() ? done : status;
   }
 
   std::unique_ptr<Backend> backend_;
+  const bool fenced_;
 };
 
 // As MakeBackend.

@@ -173,6 +173,7 @@ TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Fenced, LinearTest, testing::Values("fenced"), DeviceName);
 
 TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   const auto dot = MakeDevice("cpu-avx512bf16-dot");

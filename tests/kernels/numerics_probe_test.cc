@@ -31,6 +31,7 @@ TEST_P(NumericsProbeTest, IsTheSameOnAnyNumberOfThreadsAndEveryTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NumericsProbeTest, testing::ValuesIn(TestedDevices()), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Fenced, NumericsProbeTest, testing::Values("fenced"), DeviceName);
 
 // The devices of the class that this machine has.
 std::vector<std::pair<std::string, std::unique_ptr<Backend>>> FmaClass() {
@@ -55,6 +56,13 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
   for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
+}
+
+TEST(NumericsProbeClassesTest, FencedMemoryChangesNoBit) {
+  const auto cpu = CreateBackend({});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  const ProbedOptions options{.window = true, .head_norms = true};
+  EXPECT_EQ(Probe(*MakeBackend("fenced"), options), Probe(**cpu, options));
 }
 
 TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersAreNot) {

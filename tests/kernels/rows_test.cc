@@ -210,6 +210,7 @@ TEST_P(RowsTest, LogSoftmaxOfARowWithNaNIsNaN) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowsTest, testing::ValuesIn(TestedDevices()), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Fenced, RowsTest, testing::Values("fenced"), DeviceName);
 
 }  // namespace
 }  // namespace tandem

@@ -257,6 +257,7 @@ TEST_P(ValidateTest, MemoryForAPool) {
 
 INSTANTIATE_TEST_SUITE_P(Reference, ValidateTest, testing::Values("reference"), DeviceName);
 INSTANTIATE_TEST_SUITE_P(All, ValidateTest, testing::ValuesIn(TestedDevices()), DeviceName);
+INSTANTIATE_TEST_SUITE_P(Fenced, ValidateTest, testing::Values("fenced"), DeviceName);
 
 }  // namespace
 }  // namespace tandem

@@ -19,7 +19,10 @@ std::vector<std::string> PathsOfOneClass() {
 
 LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
                          const std::string& isa, int num_threads) {
-  auto backend = CreateBackend({.isa = isa, .num_threads = num_threads});
+  const bool fenced = isa == kFencedPath;
+  auto backend = CreateBackend({.device = fenced ? "fenced" : "cpu",
+                                .isa = fenced ? "auto" : isa,
+                                .num_threads = num_threads});
   TANDEM_CHECK(backend.ok()) << backend.status().ToString();
   backend_ = *std::move(backend);
   auto model = Model::Load({.folder = folder, .dtype = dtype}, backend_.get());

@@ -18,6 +18,9 @@ namespace tandem {
 // first; "generic" alone where there are none.
 std::vector<std::string> PathsOfOneClass();
 
+// Stands where an instruction set may: the fenced device, which computes with the best of them.
+inline constexpr char kFencedPath[] = "fenced";
+
 // A checkpoint on a cpu backend of so many threads. Dies if it cannot be loaded.
 class LoadedModel {
  public:

@@ -17,13 +17,17 @@ namespace {
 
 constexpr char kModel[] = "llama_gqa16_scaled_biased";
 
-std::unique_ptr<ExecutorHarness> MakeHarness(ExecutorHarness::Options options = {}) {
-  if (options.folder.empty()) options.folder = TinyModel(kModel);
-  options.backend.device = "reference";
-  auto harness = ExecutorHarness::Create(options);
-  TANDEM_CHECK(harness.ok()) << harness.status().message();
-  return *std::move(harness);
-}
+// On a device of that name.
+class ModelExecutorTest : public testing::TestWithParam<std::string> {
+ protected:
+  static std::unique_ptr<ExecutorHarness> MakeHarness(ExecutorHarness::Options options = {}) {
+    if (options.folder.empty()) options.folder = TinyModel(kModel);
+    options.backend.device = GetParam();
+    auto harness = ExecutorHarness::Create(options);
+    TANDEM_CHECK(harness.ok()) << harness.status().message();
+    return *std::move(harness);
+  }
+};
 
 SamplingParams Greedy() {
   SamplingParams sampling;
@@ -38,7 +42,7 @@ std::vector<int32_t> Prompt(int32_t length, int32_t step = 7) {
 }
 
 // Workers leave that much beside their pool.
-TEST(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
+TEST_P(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
   ModelConfig config;
   config.hidden_size = 8;
   config.ffn_size = 16;
@@ -53,7 +57,7 @@ TEST(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
   EXPECT_EQ(ModelExecutor::LogitScratchBytes(config, DType::kF32), 64 * 4 * (8 + 8 + 32));
 }
 
-TEST(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameText) {
+TEST_P(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameText) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
   SamplingParams sampling = Greedy();
@@ -74,7 +78,7 @@ TEST(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameTex
   EXPECT_EQ(tail[0].top.size(), 3u);
 }
 
-TEST(ModelExecutorTest, PromptLogprobsDoNotDependOnChunks) {
+TEST_P(ModelExecutorTest, PromptLogprobsDoNotDependOnChunks) {
   SamplingParams sampling = Greedy();
   sampling.num_prompt_logprobs = 2;
   std::vector<std::vector<SampledToken>> results;
@@ -90,7 +94,7 @@ TEST(ModelExecutorTest, PromptLogprobsDoNotDependOnChunks) {
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 
-TEST(ModelExecutorTest, ACopiedBlockContinuesLikeItsSource) {
+TEST_P(ModelExecutorTest, ACopiedBlockContinuesLikeItsSource) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
   TestSequence source = harness->NewSequence(Prompt(20), Greedy());
@@ -113,7 +117,7 @@ TEST(ModelExecutorTest, ACopiedBlockContinuesLikeItsSource) {
   EXPECT_EQ(copy.tokens.size(), 31u);
 }
 
-TEST(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
+TEST_P(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);
   SamplingParams sampling;
@@ -136,7 +140,7 @@ TEST(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
                   testing::Field(&SampledToken::token, testing::Ne(once.runs[0].drawn[0].token))));
 }
 
-TEST(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
+TEST_P(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
   TestSequence free_run = harness->NewSequence(Prompt(20), Greedy());
@@ -152,7 +156,7 @@ TEST(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
   EXPECT_NE(masked.generated[1].token, free_run.generated[0].token);
 }
 
-TEST(ModelExecutorTest, ABiasChangesWhatIsDrawnAndNotItsLogprobs) {
+TEST_P(ModelExecutorTest, ABiasChangesWhatIsDrawnAndNotItsLogprobs) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(3);
   SamplingParams sampling = Greedy();
@@ -175,7 +179,7 @@ TEST(ModelExecutorTest, ABiasChangesWhatIsDrawnAndNotItsLogprobs) {
   EXPECT_EQ(forced.generated[0].top, best.top);
 }
 
-TEST(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
+TEST_P(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);
   TestSequence sequence = harness->NewSequence(Prompt(40), Greedy());
@@ -187,7 +191,7 @@ TEST(ModelExecutorTest, ARunWithoutDrawsGivesNoTokens) {
   EXPECT_TRUE(output.runs[0].status.ok());
 }
 
-TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
+TEST_P(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
   TestSequence good = harness->NewSequence(Prompt(20), Greedy());
@@ -219,7 +223,7 @@ TEST(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   EXPECT_TRUE(output.runs[1].drawn.empty());
 }
 
-TEST(ModelExecutorTest, ShowsWorkInEveryLayer) {
+TEST_P(ModelExecutorTest, ShowsWorkInEveryLayer) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);
   const uint64_t before = harness->executor().work_done();
@@ -230,7 +234,7 @@ TEST(ModelExecutorTest, ShowsWorkInEveryLayer) {
             static_cast<uint64_t>(harness->model().config().num_layers));
 }
 
-TEST(ModelExecutorTest, UsesMemoryThatItIsGiven) {
+TEST_P(ModelExecutorTest, UsesMemoryThatItIsGiven) {
   const auto own = MakeHarness();
   const size_t bytes = own->executor().block_bytes() * 16 * 32;
   void* const base = std::aligned_alloc(64, bytes);
@@ -259,7 +263,36 @@ TEST(ModelExecutorTest, UsesMemoryThatItIsGiven) {
   std::free(base);
 }
 
-TEST(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
+// Transports read it as soon as a step is done, whether somebody has waited for logits or not.
+TEST_P(ModelExecutorTest, BlocksAreWrittenWhenAStepIsDone) {
+  const auto own = MakeHarness();
+  const size_t block_bytes = own->executor().block_bytes();
+  const size_t bytes = block_bytes * 16 * 32;
+  auto* const base = static_cast<std::byte*>(std::aligned_alloc(64, bytes));
+  std::fill_n(base, bytes, std::byte{0xFF});
+  ExecutorHarness::Options options;
+  options.memory = {base, bytes};
+  const auto written = [&](BlockId block) {
+    const std::byte* const at = base + block_bytes * static_cast<size_t>(block);
+    return std::any_of(at, at + block_bytes, [](std::byte x) { return x != std::byte{0xFF}; });
+  };
+  {
+    const auto harness = MakeHarness(options);
+    harness->ReserveSequences(1);
+    const TestSequence sequence = harness->NewSequence(Prompt(16), Greedy());
+    const SequenceRun run{.token_ids = sequence.tokens, .block_table = sequence.blocks};
+    StepOutput output;
+    ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+    EXPECT_TRUE(written(sequence.blocks[0]));
+    EXPECT_FALSE(written(sequence.blocks[1]));
+    const BlockCopy copy{.source = sequence.blocks[0], .destination = sequence.blocks[1]};
+    ASSERT_TRUE(harness->executor().Execute({.copies = {&copy, 1}}, &output).ok());
+    EXPECT_TRUE(written(sequence.blocks[1]));
+  }
+  std::free(base);
+}
+
+TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   const auto harness = MakeHarness();
   const auto create = [&](ModelExecutorOptions options, PoolMemory memory) {
     return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
@@ -284,6 +317,9 @@ TEST(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   EXPECT_THAT(std::string(create(good, {little, sizeof(little)}).message()),
               testing::HasSubstr("KV memory of 64 bytes"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Reference, ModelExecutorTest, testing::Values("reference"));
+INSTANTIATE_TEST_SUITE_P(Fenced, ModelExecutorTest, testing::Values("fenced"));
 
 }  // namespace
 }  // namespace tandem

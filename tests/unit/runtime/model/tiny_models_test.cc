@@ -15,9 +15,9 @@ class TinyModelTest : public testing::TestWithParam<std::tuple<std::string, std:
 
 TEST_P(TinyModelTest, LogitsAndGreedyTokensAreThoseOfTransformers) {
   const auto& [isa, name] = GetParam();
-  const BackendOptions options{.device = isa == "reference" ? "reference" : "cpu",
-                               .isa = isa == "reference" ? "auto" : isa,
-                               .num_threads = 2};
+  const bool is_device = isa == "reference" || isa == "fenced";
+  const BackendOptions options{
+      .device = is_device ? isa : "cpu", .isa = is_device ? "auto" : isa, .num_threads = 2};
   if (const auto backend = CreateBackend(options); !backend.ok()) {
     ASSERT_TRUE(absl::IsFailedPrecondition(backend.status())) << backend.status();
     GTEST_SKIP() << isa << " is not on this machine";
@@ -32,19 +32,24 @@ TEST_P(TinyModelTest, LogitsAndGreedyTokensAreThoseOfTransformers) {
               static_cast<double>(comparison->worst_logit));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, TinyModelTest,
-    testing::Combine(testing::Values("reference", "avx512bf16", "avx512", "avx2", "generic"),
-                     testing::Values("llama_gqa16_scaled_biased", "llama_mha32_tied",
-                                     "llama_gqa64_bf16_sharded", "llama_gqa16_scaled_f16",
-                                     "llama_gqa3_head80_own_output", "llama_gqa7_head112_mixed",
-                                     "llama_mqa_head256_buffers", "gpt2_heads16",
-                                     "gpt2_heads32_unprefixed", "gpt2_head96_buffers",
-                                     "mistral_gqa16_window5", "mistral_head20_no_window_bf16",
-                                     "qwen2_gqa16_window_of_last", "qwen2_gqa8_bf16_sharded",
-                                     "qwen3_gqa24_window_of_first",
-                                     "qwen3_mqa16_biased_tied_bf16")),
-    [](const auto& test) { return std::get<0>(test.param) + "_" + std::get<1>(test.param); });
+const auto kModels = testing::Values(
+    "llama_gqa16_scaled_biased", "llama_mha32_tied", "llama_gqa64_bf16_sharded",
+    "llama_gqa16_scaled_f16", "llama_gqa3_head80_own_output", "llama_gqa7_head112_mixed",
+    "llama_mqa_head256_buffers", "gpt2_heads16", "gpt2_heads32_unprefixed", "gpt2_head96_buffers",
+    "mistral_gqa16_window5", "mistral_head20_no_window_bf16", "qwen2_gqa16_window_of_last",
+    "qwen2_gqa8_bf16_sharded", "qwen3_gqa24_window_of_first", "qwen3_mqa16_biased_tied_bf16");
+
+std::string NameOfCase(const testing::TestParamInfo<std::tuple<std::string, std::string>>& test) {
+  return std::get<0>(test.param) + "_" + std::get<1>(test.param);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TinyModelTest,
+                         testing::Combine(testing::Values("reference", "avx512bf16", "avx512",
+                                                          "avx2", "generic"),
+                                          kModels),
+                         NameOfCase);
+INSTANTIATE_TEST_SUITE_P(Fenced, TinyModelTest,
+                         testing::Combine(testing::Values("fenced"), kModels), NameOfCase);
 
 }  // namespace
 }  // namespace tandem

@@ -1,0 +1,243 @@
+#include "kernels/fenced/fenced_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/api/host_args.h"
+#include "kernels/api/host_memory.h"
+#include "kernels/api/staging_ring.h"
+#include "kernels/api/validate.h"
+#include "kernels/fenced/fenced_stream.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+// Small, so that the weights of every test take several turns of the ring.
+constexpr size_t kSlotBytes = 64 * 1024;
+constexpr int kNumSlots = 2;
+
+// As f32 or bf16 each of its numbers is a NaN; as an id or a position it is out of range.
+void Poison(void* data, size_t size_bytes) {
+  if (size_bytes > 0) std::memset(data, 0xFF, size_bytes);
+}
+
+class FencedLinearOp final : public LinearOp {
+ public:
+  explicit FencedLinearOp(std::unique_ptr<LinearOp> inner)
+      : LinearOp(inner->spec()), inner_(std::move(inner)) {}
+  const LinearOp* inner() const { return inner_.get(); }
+
+ private:
+  const std::unique_ptr<LinearOp> inner_;
+};
+
+class FencedBackend final : public Backend {
+ public:
+  explicit FencedBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
+
+  std::string name() const override { return "fenced"; }
+  std::string isa() const override { return inner_->isa(); }
+
+  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
+    Poison(data, size_bytes);
+    return DeviceBuffer(this, AcrossFence(OfHost(data)), size_bytes);
+  }
+
+  absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
+    Poison(data, size_bytes);
+    return PinnedBuffer(this, data, size_bytes);
+  }
+
+  absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(size_bytes));
+    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer device, Allocate(size_bytes));
+    return MirrorBuffer{std::move(host), std::move(device)};
+  }
+
+  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const PoolMemory& memory) override {
+    if (memory.base == nullptr) return Allocate(size_bytes);
+    TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
+    auto* const data = static_cast<std::byte*>(memory.base);
+    Poison(data, size_bytes);
+    return DeviceBuffer(/*owner=*/nullptr, AcrossFence(OfHost(data)), size_bytes);
+  }
+
+  MemoryKind memory_kind() const override { return MemoryKind::kDevice; }
+
+  absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));
+    TANDEM_ASSIGN_OR_RETURN(StagingRing ring, StagingRing::Create(this, kSlotBytes, kNumSlots));
+    TANDEM_RETURN_IF_ERROR(ring.Upload(placed.data(), bytes));
+    TANDEM_RETURN_IF_ERROR(Synchronize());
+    return placed;
+  }
+
+  absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override {
+    void* const inside = OnHost(AcrossFence(to));
+    return Later([=] { return CopyBytes(inside, from, size_bytes); });
+  }
+
+  absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override {
+    Poison(to, size_bytes);
+    const void* const inside = OnHost(AcrossFence(from));
+    return Later([=] { return CopyBytes(to, inside, size_bytes); });
+  }
+
+  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
+    void* const inside = OnHost(AcrossFence(to));
+    const void* const source = OnHost(AcrossFence(from));
+    return Later([=] { return CopyBytes(inside, source, size_bytes); });
+  }
+
+  DeviceEvent Record() override { return {.ticket = stream_.Release()}; }
+  absl::Status Wait(DeviceEvent event) override { return stream_.Wait(event.ticket); }
+  absl::Status Synchronize() override { return Wait(Record()); }
+
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
+    return inner_->GetKvTileFormat(shape);
+  }
+  std::string pack_format(DType compute_dtype) const override {
+    return inner_->pack_format(compute_dtype);
+  }
+  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
+    return inner_->PackedLinearBytes(spec);
+  }
+  absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
+                          std::span<std::byte> packed) const override {
+    return inner_->PackLinear(spec, parts, packed);
+  }
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                          DevicePtr<const std::byte> packed,
+                                                          size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<LinearOp> op,
+                            inner_->PrepareLinear(spec, AcrossFence(packed), size_bytes));
+    return std::make_unique<FencedLinearOp>(std::move(op));
+  }
+
+  absl::Status Embedding(const EmbeddingArgs& args) override {
+    return Enqueue(args, &Backend::Embedding);
+  }
+  absl::Status RmsNorm(const RmsNormArgs& args) override {
+    return Enqueue(args, &Backend::RmsNorm);
+  }
+  absl::Status LayerNorm(const LayerNormArgs& args) override {
+    return Enqueue(args, &Backend::LayerNorm);
+  }
+  absl::Status Linear(const LinearArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    LinearArgs inner_args = args;
+    inner_args.op = static_cast<const FencedLinearOp*>(args.op)->inner();
+    return Enqueue(inner_args, &Backend::Linear);
+  }
+  absl::Status SwiGlu(const SwiGluArgs& args) override { return Enqueue(args, &Backend::SwiGlu); }
+  absl::Status Gelu(const GeluArgs& args) override { return Enqueue(args, &Backend::Gelu); }
+  absl::Status Add(const AddArgs& args) override { return Enqueue(args, &Backend::Add); }
+  absl::Status GatherRows(const GatherRowsArgs& args) override {
+    return Enqueue(args, &Backend::GatherRows);
+  }
+  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
+    return Enqueue(args, &Backend::LogSoftmax);
+  }
+  absl::Status RotaryTable(const RotaryTableArgs& args) override {
+    return Enqueue(args, &Backend::RotaryTable);
+  }
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
+    return Enqueue(args, &Backend::RotaryKvWrite);
+  }
+  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
+    return Enqueue(args, &Backend::DecodeAttention);
+  }
+  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
+    return Enqueue(args, &Backend::PrefillAttention);
+  }
+
+  absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    CopyBlocksArgs inner_args = args;
+    inner_args.base = AcrossFence(args.base);
+    return Later(
+        [this, inner_args, sources = std::vector(args.sources, args.sources + args.count),
+         destinations = std::vector(args.destinations, args.destinations + args.count)]() mutable {
+          inner_args.sources = sources.data();
+          inner_args.destinations = destinations.data();
+          return inner_->CopyBlocks(inner_args);
+        });
+  }
+
+  absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    ChecksumBlocksArgs inner_args = args;
+    inner_args.base = AcrossFence(args.base);
+    Poison(args.checksums, static_cast<size_t>(args.count) * sizeof(*args.checksums));
+    return Later(
+        [this, inner_args, blocks = std::vector(args.blocks, args.blocks + args.count)]() mutable {
+          inner_args.blocks = blocks.data();
+          return inner_->ChecksumBlocks(inner_args);
+        });
+  }
+
+  uint64_t work_done() const override { return inner_->work_done(); }
+
+ protected:
+  void Free(DevicePtr<std::byte> data, size_t size_bytes) override {
+    FreeLater(OnHost(AcrossFence(data)), size_bytes);
+  }
+  void FreePinned(std::byte* data, size_t size_bytes) override { FreeLater(data, size_bytes); }
+
+ private:
+  static absl::Status CopyBytes(void* to, const void* from, size_t size_bytes) {
+    if (size_bytes > 0) std::memcpy(to, from, size_bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Later(FencedStream::Work work) {
+    stream_.Push(std::move(work));
+    return absl::OkStatus();
+  }
+
+  void FreeLater(std::byte* data, size_t size_bytes) {
+    stream_.Push([=] {
+      Poison(data, size_bytes);
+      FreeHostMemory(data, size_bytes);
+      return absl::OkStatus();
+    });
+  }
+
+  // What Validate wants besides the arguments.
+  template <typename Args>
+  absl::Status Check(const Args& args) const {
+    if constexpr (requires { args.kv; }) {
+      const absl::StatusOr<KvTileFormat> format = inner_->GetKvTileFormat(args.kv.shape);
+      return Validate(args, format.ok() ? format->tile_bytes : 0);
+    } else {
+      return Validate(args);
+    }
+  }
+
+  // The arguments are checked now, as every backend does, and used later.
+  template <typename Args>
+  absl::Status Enqueue(const Args& args, absl::Status (Backend::*operation)(const Args&)) {
+    TANDEM_RETURN_IF_ERROR(Check(args));
+    Args inner_args = args;
+    std::apply([](auto&... pointer) { ((pointer = AcrossFence(pointer)), ...); },
+               Args::Pointers(inner_args));
+    return Later([this, inner_args, operation] { return (inner_.get()->*operation)(inner_args); });
+  }
+
+  const std::unique_ptr<Backend> inner_;
+  FencedStream stream_;  // Last: its work uses the backend above.
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner) {
+  return std::make_unique<FencedBackend>(std::move(inner));
+}
+
+}  // namespace tandem

@@ -1,0 +1,184 @@
+// That the fenced backend catches what it is for, and what it gives is right.
+
+#include "kernels/fenced/fenced_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/api/host_memory.h"
+#include "kernels/api/staging_ring.h"
+#include "runtime/base/crc32c.h"
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+namespace {
+
+class FencedBackendTest : public testing::Test {
+ protected:
+  FencedBackendTest() : backend_(MakeBackend("fenced", /*num_threads=*/2)) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+
+  DeviceBuffer Allocate(size_t size_bytes) {
+    auto buffer = backend_->Allocate(size_bytes);
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    return *std::move(buffer);
+  }
+
+  DeviceBuffer Upload(const std::vector<float>& values) {
+    DeviceBuffer buffer = Allocate(values.size() * sizeof(float));
+    EXPECT_TRUE(backend_->Upload(buffer.data(), values.data(), buffer.size_bytes()).ok());
+    EXPECT_TRUE(backend_->Synchronize().ok());
+    return buffer;
+  }
+
+  std::vector<float> Download(const DeviceBuffer& buffer) {
+    std::vector<float> values(buffer.size_bytes() / sizeof(float));
+    EXPECT_TRUE(backend_->Download(values.data(), buffer.data(), buffer.size_bytes()).ok());
+    EXPECT_TRUE(backend_->Synchronize().ok());
+    return values;
+  }
+
+  absl::Status Add(const DeviceBuffer& accumulator, const DeviceBuffer& addend) {
+    return backend_->Add({.accumulator = accumulator.as<float>(),
+                          .addend = addend.as<float>(),
+                          .count = static_cast<int64_t>(addend.size_bytes() / sizeof(float))});
+  }
+
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_F(FencedBackendTest, AHostThatFollowsAnAddressOfTheDeviceFaults) {
+  const DeviceBuffer buffer = Upload({1.0f});
+  EXPECT_DEATH(std::printf("%f\n", static_cast<double>(*OnHost(buffer.as<float>()))), "");
+  EXPECT_DEATH(*OnHost(buffer.as<float>()) = 2.0f, "");
+}
+
+TEST_F(FencedBackendTest, AnOperationOnAnAddressOfTheHostFaults) {
+  const DeviceBuffer addend = Upload({1.0f});
+  float accumulator = 0.0f;
+  const auto add = [&] {
+    static_cast<void>(backend_->Add(
+        {.accumulator = OfHost(&accumulator), .addend = addend.as<float>(), .count = 1}));
+    static_cast<void>(backend_->Synchronize());
+  };
+  EXPECT_DEATH(add(), "");
+}
+
+TEST_F(FencedBackendTest, MemoryIsNaNsUntilItIsWritten) {
+  for (const float value : Download(Allocate(1000 * sizeof(float)))) {
+    ASSERT_TRUE(std::isnan(value));
+  }
+  const auto mirror = backend_->AllocateMirror(64);
+  ASSERT_TRUE(mirror.ok()) << mirror.status();
+  for (const float value : Download(mirror->device)) ASSERT_TRUE(std::isnan(value));
+  std::vector<std::byte> memory(4096 + 64);
+  auto* const base = memory.data() + 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  const auto pool = backend_->AllocatePool(4096, {.base = base, .bytes = 4096});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(pool->data(), AcrossFence(OfHost(base)));
+  for (const float value : Download(*pool)) ASSERT_TRUE(std::isnan(value));
+}
+
+TEST_F(FencedBackendTest, AResultIsThereOnceItWasWaitedForAndNoSooner) {
+  const DeviceBuffer sum = Upload({1.0f}), addend = Upload({2.0f});
+  ASSERT_OK(Add(sum, addend));
+  float result = 0.0f;
+  ASSERT_OK(backend_->Download(&result, sum.data(), sizeof(result)));
+  EXPECT_TRUE(std::isnan(result));
+  const DeviceEvent downloaded = backend_->Record();
+  ASSERT_OK(Add(sum, addend));  // After the event: not waited for.
+  ASSERT_OK(backend_->Wait(downloaded));
+  EXPECT_EQ(result, 3.0f);
+  EXPECT_EQ(Download(sum), std::vector<float>{5.0f});
+}
+
+TEST_F(FencedBackendTest, WhatIsChangedTooEarlyIsSeenChanged) {
+  const DeviceBuffer buffer = Upload({1.0f});
+  float value = 2.0f;
+  ASSERT_OK(backend_->Upload(buffer.data(), &value, sizeof(value)));
+  value = 3.0f;
+  ASSERT_OK(backend_->Synchronize());
+  EXPECT_EQ(Download(buffer), std::vector<float>{3.0f});
+}
+
+TEST_F(FencedBackendTest, CopiesAndFreesKeepTheOrderOfTheCalls) {
+  const DeviceBuffer to = Upload({0.0f});
+  float value = 7.0f;
+  {
+    const DeviceBuffer from = Allocate(sizeof(value));
+    ASSERT_OK(backend_->Upload(from.data(), &value, sizeof(value)));
+    ASSERT_OK(backend_->Copy(to.data(), from.data(), sizeof(value)));
+  }
+  EXPECT_EQ(Download(to), std::vector<float>{7.0f});
+}
+
+TEST_F(FencedBackendTest, ErrorsOfArgumentsComeAtOnce) {
+  const DeviceBuffer sum = Upload({1.0f});
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      backend_->Add({.accumulator = sum.as<float>(), .addend = nullptr, .count = 1})));
+  ASSERT_OK(backend_->Synchronize());
+}
+
+TEST_F(FencedBackendTest, ARingCarriesMoreThanItHolds) {
+  auto ring = StagingRing::Create(backend_.get(), /*slot_bytes=*/96, /*num_slots=*/2);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  std::vector<float> values;
+  for (int i = 0; i < 1009; ++i) values.push_back(static_cast<float>(i));
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{24}, size_t{48}, values.size()}) {
+    const DeviceBuffer buffer = Allocate(count * sizeof(float));
+    std::vector<float> source(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count));
+    const std::vector<float> expected = source;
+    ASSERT_OK(ring->Upload(buffer.data(), std::as_bytes(std::span(source))));
+    std::fill(source.begin(), source.end(), -1.0f);  // It has been read.
+    EXPECT_EQ(Download(buffer), expected);
+  }
+}
+
+TEST_F(FencedBackendTest, WeightsAreCopiedAndWhereMemoryIsTheHostsTheyAreNot) {
+  std::byte* const weights = *AllocateHostMemory(300'000);
+  for (int i = 0; i < 300'000; ++i) weights[i] = static_cast<std::byte>(i * 7 >> 3);
+  const std::span<const std::byte> bytes(weights, 300'000);
+  {
+    const auto placed = backend_->PlaceWeights(bytes);
+    ASSERT_TRUE(placed.ok()) << placed.status();
+    std::vector<std::byte> copy(bytes.size());
+    ASSERT_OK(backend_->Download(copy.data(), placed->data(), copy.size()));
+    ASSERT_OK(backend_->Synchronize());
+    EXPECT_TRUE(std::equal(copy.begin(), copy.end(), bytes.begin()));
+    EXPECT_NE(placed->data(), AcrossFence(OfHost(weights)));
+    const auto cpu = MakeBackend("cpu-generic");
+    EXPECT_EQ(cpu->PlaceWeights(bytes)->data(), OfHost(weights));
+    const auto mirror = cpu->AllocateMirror(1000);
+    EXPECT_EQ(mirror->device.data(), OfHost(mirror->host.data()));
+  }
+  FreeHostMemory(weights, bytes.size());
+}
+
+TEST_F(FencedBackendTest, ChecksumsOfManyBlocksAreThoseOfEach) {
+  for (const char* const name : {"fenced", "cpu-generic", "reference"}) {
+    const auto backend = MakeBackend(name);
+    std::vector<std::byte> bytes(5 * 128);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i);
+    const auto pool = backend->AllocatePool(bytes.size(), {});
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    ASSERT_OK(backend->Upload(pool->data(), bytes.data(), bytes.size()));
+    std::vector<int32_t> blocks = {4, 0, 2, 4};
+    std::vector<uint32_t> checksums(blocks.size());
+    ASSERT_OK(backend->ChecksumBlocks({.base = pool->data(),
+                                       .block_stride_bytes = 128,
+                                       .blocks = blocks.data(),
+                                       .checksums = checksums.data(),
+                                       .count = 4}));
+    const std::vector<int32_t> wanted = blocks;
+    std::fill(blocks.begin(), blocks.end(), 1);  // They have been read.
+    ASSERT_OK(backend->Synchronize());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(checksums[i], Crc32c(&bytes[static_cast<size_t>(wanted[i]) * 128], 128)) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,72 @@
+#include "runtime/model/host_arrays.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/create_backend.h"
+
+namespace tandem {
+namespace {
+
+class HostArraysTest : public testing::TestWithParam<std::string> {
+ protected:
+  template <typename T>
+  std::vector<T> Download(DevicePtr<const T> from, size_t count) {
+    std::vector<T> values(count);
+    EXPECT_TRUE(backend_->Download(values.data(), from, count * sizeof(T)).ok());
+    EXPECT_TRUE(backend_->Synchronize().ok());
+    return values;
+  }
+
+  std::unique_ptr<Backend> backend_ = *CreateBackend({.device = GetParam()});
+};
+
+TEST_P(HostArraysTest, EachArrayArrivesAndOtherTypesAndEmptyOnesBesideIt) {
+  HostArrays arrays(backend_.get());
+  for (const int32_t count : {3, 100, 7, 1000}) {  // Grows, and fits again.
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    std::iota(ids.begin(), ids.end(), count);
+    std::vector<int64_t> slots(ids.begin() + 1, ids.end());
+    const std::vector<int32_t> none;
+    DevicePtr<const int32_t> device_ids, device_none;
+    DevicePtr<const int64_t> device_slots;
+    arrays.Add(std::span<const int32_t>(ids), &device_ids);
+    arrays.Add(std::span<const int32_t>(none), &device_none);
+    arrays.Add(std::span<const int64_t>(slots), &device_slots);
+    ASSERT_TRUE(arrays.Upload().ok());
+    const std::vector<int32_t> wanted_ids = ids;
+    const std::vector<int64_t> wanted_slots = slots;
+    ids.assign(ids.size(), -1);  // They have been read.
+    slots.assign(slots.size(), -1);
+    EXPECT_EQ(Download(device_ids, ids.size()), wanted_ids);
+    EXPECT_EQ(Download(device_slots, slots.size()), wanted_slots);
+    EXPECT_EQ(device_slots.address() % 64, 0u);
+  }
+}
+
+TEST_P(HostArraysTest, TheNextUploadWaitsUntilTheLastWasRead) {
+  HostArrays arrays(backend_.get());
+  auto copy = backend_->Allocate(sizeof(int32_t));
+  ASSERT_TRUE(copy.ok());
+  DevicePtr<const int32_t> device;
+  for (const int32_t value : {1, 2}) {
+    arrays.Add(std::span<const int32_t>(&value, 1), &device);
+    ASSERT_TRUE(arrays.Upload().ok());
+    // Reads the first, in the order of the stream.
+    if (value == 1) {
+      ASSERT_TRUE(backend_->Copy(copy->data(), device, sizeof(value)).ok());
+    }
+  }
+  EXPECT_EQ(Download(copy->as<const int32_t>(), 1), std::vector<int32_t>{1});
+  EXPECT_EQ(Download(device, 1), std::vector<int32_t>{2});
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, HostArraysTest, testing::Values("cpu"));
+INSTANTIATE_TEST_SUITE_P(Fenced, HostArraysTest, testing::Values("fenced"));
+
+}  // namespace
+}  // namespace tandem
