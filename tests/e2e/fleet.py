@@ -20,13 +20,14 @@ def environment(secret):
 
 
 class Worker:
-    """`tandem-worker` for the demo model; `prefix` is put before the command."""
+    """`tandem-worker`, or another `program`, for the demo model; `prefix` is put before the command."""
 
-    def __init__(self, folder, name, *flags, address="127.0.0.1", prefix=(), secret=SECRET):
+    def __init__(self, folder, name, *flags, address="127.0.0.1", prefix=(), secret=SECRET,
+                 program=BIN / "tandem-worker"):
         self.target = f"{address}:{free_port()}"
         self.log_path = pathlib.Path(folder) / f"{name}.log"
         self.environment = environment(secret)
-        self.command = [*prefix, str(BIN / "tandem-worker"), f"--model={DEMO_MODEL}", f"--name={name}",
+        self.command = [*prefix, str(program), f"--model={DEMO_MODEL}", f"--name={name}",
                         f"--listen={self.target}", "--kv-memory=64000000", "--threads=1", *flags]
 
     def __enter__(self):

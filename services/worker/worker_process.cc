@@ -1,0 +1,201 @@
+#include "services/worker/worker_process.h"
+
+#include <grpc/grpc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "absl/strings/str_format.h"
+#include "kernels/create_backend.h"
+#include "runtime/base/clock.h"
+#include "runtime/base/entropy.h"
+#include "runtime/base/log.h"
+#include "runtime/base/small_file.h"
+#include "runtime/base/status_macros.h"
+#include "runtime/config/model_config.h"
+#include "runtime/execution/fingerprints.h"
+#include "runtime/execution/model_executor.h"
+#include "runtime/model/model.h"
+#include "services/server/http2_gate.h"
+#include "services/server/run_program.h"
+#include "services/worker/worker.h"
+#include "services/worker/worker_options.h"
+#include "services/worker/worker_plan.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kMaxWaitingAttempts = 1024;
+constexpr auto kDrainPoll = std::chrono::milliseconds(10);
+// Of the time to drain, what the end itself takes.
+constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
+
+// Everything of one worker process, in the order of construction.
+struct Process {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Worker> worker;
+};
+
+WorkerRole RoleOf(const std::string& role) {
+  if (role == "prefill") return WorkerRole::kPrefill;
+  return role == "decode" ? WorkerRole::kDecode : WorkerRole::kHybrid;
+}
+
+// The weights that are mapped from the cache are not what was written there.
+void StopOnCorruption(const absl::Status& why) {
+  LogError("the packed weights are corrupt; the next start packs them again",
+           {{"why", why.ToString()}});
+  std::_Exit(kExitToBeReplaced);
+}
+
+void WarnOfTheNetwork(const WorkerOptions& options, const FleetSecret& secret) {
+  options.fleet.WarnOfStrangers(secret, "whoever reaches --listen may use and drain this worker");
+  const bool tls = options.fleet.tls.configured();
+  if (tls && options.transport == "ucx" && !options.ucx_devices.empty()) {
+    LogWarning("UCX does not encrypt KV blocks", {{"ucx_devices", options.ucx_devices}});
+  }
+  if (!tls && secret.configured() && !ListensOnLoopback(options)) {
+    LogWarning("connections are authenticated but not encrypted", {{"listen", options.listen}});
+  }
+}
+
+absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::string& device,
+                                    const FleetSecret& secret) {
+  WarnOfTheNetwork(options, secret);
+  TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
+  const MachineLimits machine = ReadMachineLimits();
+  Process process;
+  const int32_t threads = NumThreads(options, machine);
+  TANDEM_ASSIGN_OR_RETURN(
+      process.backend,
+      CreateBackend({.device = device, .isa = options.isa, .num_threads = threads}));
+
+  TANDEM_ASSIGN_OR_RETURN(WorkerPlan plan, PlanWorker(options, machine, *process.backend));
+  plan.model_options.on_corrupt = StopOnCorruption;
+  const WorkerSizes& sizes = plan.sizes;
+  TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
+                          ServedName(options.model, options.served_model_name));
+  const SteadyClock clock;
+  const int64_t begin_us = clock.NowUs();
+  TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(plan.model_options, process.backend.get()));
+  TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
+                          NumericsId(*process.model, process.backend.get()));
+  LogInfo("model loaded", {{"folder", options.model},
+                           {"weights_bytes", plan.model.weights_bytes},
+                           {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
+                           {"isa", process.backend->isa()},
+                           {"threads", threads},
+                           {"numerics_id", numerics_id}});
+
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
+  const auto given = static_cast<uint64_t>(options.incarnation);
+  const uint64_t incarnation = given != 0 ? given : RandomIdentity();
+  WorkerConfig worker;
+  worker.engine = {.self = {.name = options.name, .incarnation = incarnation},
+                   .model = served_name,
+                   .block_tokens = options.block_size,
+                   .num_blocks = sizes.num_blocks,
+                   .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
+                   .max_sequences = sizes.max_sequences,
+                   .max_batched_tokens = sizes.max_batched_tokens,
+                   .max_model_tokens = sizes.max_model_tokens,
+                   .max_waiting_attempts = kMaxWaitingAttempts,
+                   .vocab_size = plan.model.config.vocab_size};
+  worker.registration.role = RoleOf(options.role);
+  worker.registration.terms.kv_class = KvClass(*process.model, plan.layout);
+  worker.registration.terms.numerics_id = numerics_id;
+  worker.registration.supervised = options.incarnation != 0;
+  worker.registration.ended_lives = ended_lives;
+  worker.listen = options.listen;
+  TANDEM_ASSIGN_OR_RETURN(worker.admin, AdminAddress(options));
+  worker.transport = options.transport;
+  worker.ucx_devices = options.ucx_devices;
+  worker.liveness_scale = options.liveness_scale;
+  // A worker that has drained serves nobody: it ends, and a supervisor starts the next one.
+  worker.on_drain = [] { kill(getpid(), SIGTERM); };
+  worker.secret = secret;
+  worker.tls = options.fleet.tls;
+  worker.memory_limit_bytes = MemoryLimit(options, machine);
+  const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
+                                              .num_blocks = sizes.num_blocks,
+                                              .max_sequences = sizes.max_sequences,
+                                              .max_batched_tokens = sizes.max_batched_tokens,
+                                              .max_model_tokens = sizes.max_model_tokens};
+  TANDEM_ASSIGN_OR_RETURN(
+      process.worker,
+      Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
+        const PoolMemory memory{.base = pool.base,
+                                .bytes = static_cast<size_t>(pool.block_bytes * pool.num_blocks)};
+        return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
+                                     memory);
+      }));
+  LogInfo("serving", {{"port", process.worker->port()},
+                      {"admin", process.worker->admin_port()},
+                      {"role", options.role},
+                      {"model", served_name},
+                      {"transport", options.transport},
+                      {"kv_blocks", sizes.num_blocks},
+                      {"block_bytes", plan.layout.block_bytes},
+                      {"max_model_tokens", sizes.max_model_tokens},
+                      {"max_sequences", sizes.max_sequences},
+                      {"incarnation", incarnation}});
+  return process;
+}
+
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  return WriteSmallFile(path, absl::StrFormat("%d\n", port));
+}
+
+void WaitForSignalAndDrain(const WorkerOptions& options, StopSignal* stop, Worker* worker) {
+  const int signal = stop->Wait();
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::seconds(options.drain_seconds) - kStopTime;
+  LogInfo("asked to stop", {{"signal", signal}, {"seconds", options.drain_seconds}});
+  worker->Drain();
+  while (!worker->Drained()) {
+    if (std::chrono::steady_clock::now() >= end) {
+      LogWarning("not all was written or said in time: it ends all the same",
+                 {{"seconds", options.drain_seconds}});
+      return;
+    }
+    std::this_thread::sleep_for(kDrainPoll);
+  }
+  LogInfo("drained");
+}
+
+absl::Status Serve(const WorkerOptions& options, const std::string& device,
+                   const FleetSecret& secret, StopSignal* stop) {
+  grpc_init();  // Held to the end: gRPC's own global shutdown waits up to 10 s for nothing.
+  absl::StatusOr<Process> process = StartWorker(options, device, secret);
+  stop->Serving();
+  TANDEM_RETURN_IF_ERROR(process.status());
+  TANDEM_RETURN_IF_ERROR(WritePortFile(options.port_file, process->worker->port()));
+  WaitForSignalAndDrain(options, stop, process->worker.get());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunWorkerProcess(const std::vector<std::string>& arguments, const std::string& device) {
+  WorkerOptions options;
+  FlagSet flags = WorkerFlags(&options);
+  FleetSecret secret;
+  return RunProgram(
+      arguments, {.name = "tandem-worker",
+                  .flags = &flags,
+                  .check = [&]() -> absl::Status {
+                    TANDEM_RETURN_IF_ERROR(CheckWorkerOptions(options));
+                    TANDEM_ASSIGN_OR_RETURN(secret, options.fleet.Open());
+                    return absl::OkStatus();
+                  },
+                  .log_name = [&] { return options.name; },
+                  .run = [&](StopSignal* stop) { return Serve(options, device, secret, stop); }});
+}
+
+}  // namespace tandem

@@ -1,0 +1,7 @@
+// tandem-worker on the fenced device (kernels/fenced), for end-to-end tests.
+
+#include "services/worker/worker_process.h"
+
+int main(int argc, char** argv) {
+  return tandem::RunWorkerProcess(std::vector<std::string>(argv + 1, argv + argc), "fenced");
+}
