@@ -147,6 +147,19 @@ struct ChecksumBlocksArgsOf {
 };
 using ChecksumBlocksArgs = ChecksumBlocksArgsOf<DevicePtr>;
 
+// What is in these blocks is over: nobody reads it again. A backend need not do anything; one for
+// tests overwrites it with NaNs, before the call returns, as the next to write there may be a
+// transport.
+template <template <typename> class P>
+struct DiscardBlocksArgsOf {
+  P<std::byte> base;          // of block 0
+  size_t block_stride_bytes;  // and bytes of each block
+  const int32_t* blocks;      // [count], of the host
+  int64_t count;              // may be 0
+  static constexpr auto Pointers(auto& self) { return std::tie(self.base); }
+};
+using DiscardBlocksArgs = DiscardBlocksArgsOf<DevicePtr>;
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_API_ATTENTION_H_

@@ -174,6 +174,7 @@ class Backend {
   virtual absl::Status PrefillAttention(const PrefillAttentionArgs& args) = 0;
   virtual absl::Status CopyBlocks(const CopyBlocksArgs& args) = 0;
   virtual absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) = 0;
+  virtual absl::Status DiscardBlocks(const DiscardBlocksArgs& args) = 0;
 
   // Any thread. Grows with every small piece of work, also in the middle of an operation.
   virtual uint64_t work_done() const = 0;

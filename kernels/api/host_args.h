@@ -29,6 +29,7 @@ using HostDecodeAttentionArgs = DecodeAttentionArgsOf<HostPtr>;
 using HostPrefillAttentionArgs = PrefillAttentionArgsOf<HostPtr>;
 using HostCopyBlocksArgs = CopyBlocksArgsOf<HostPtr>;
 using HostChecksumBlocksArgs = ChecksumBlocksArgsOf<HostPtr>;
+using HostDiscardBlocksArgs = DiscardBlocksArgsOf<HostPtr>;
 
 template <typename T>
 T* OnHost(DevicePtr<T> pointer) {

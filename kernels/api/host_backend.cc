@@ -61,6 +61,8 @@ absl::Status HostBackend::Copy(DevicePtr<void> to, DevicePtr<const void> from, s
   return absl::OkStatus();
 }
 
+absl::Status HostBackend::DiscardBlocks(const DiscardBlocksArgs& args) { return Validate(args); }
+
 void HostBackend::Free(DevicePtr<std::byte> data, size_t size_bytes) {
   FreeHostMemory(OnHost(data), size_bytes);
 }

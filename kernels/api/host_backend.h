@@ -21,6 +21,8 @@ class HostBackend : public Backend {
   absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override;
   absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override;
 
+  absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override;
+
   DeviceEvent Record() override { return {}; }
   absl::Status Wait(DeviceEvent) override { return absl::OkStatus(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }

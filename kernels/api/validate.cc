@@ -282,6 +282,13 @@ absl::Status Validate(const ChecksumBlocksArgs& args) {
   return NotNull("checksum blocks", "checksums", args.checksums);
 }
 
+absl::Status Validate(const DiscardBlocksArgs& args) {
+  TANDEM_RETURN_IF_ERROR(InRange("discard blocks", "count", args.count, 0, kMaxRows));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("discard blocks", "base", args.base));
+  return NotNull("discard blocks", "blocks", args.blocks);
+}
+
 absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes) {
   const auto address = reinterpret_cast<uintptr_t>(memory.base);
   if (memory.bytes >= pool_bytes && Aligned(address)) return absl::OkStatus();

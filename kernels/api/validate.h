@@ -38,6 +38,7 @@ absl::Status Validate(const DecodeAttentionArgs& args, size_t tile_bytes);
 absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes);
 absl::Status Validate(const CopyBlocksArgs& args);
 absl::Status Validate(const ChecksumBlocksArgs& args);
+absl::Status Validate(const DiscardBlocksArgs& args);
 
 // Memory that is given for a pool.
 absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes);

@@ -182,6 +182,17 @@ class FencedBackend final : public Backend {
         });
   }
 
+  absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    TANDEM_RETURN_IF_ERROR(Synchronize());  // What was enqueued before may still read them.
+    for (int64_t i = 0; i < args.count; ++i) {
+      Poison(OnHost(AcrossFence(args.base)) +
+                 static_cast<size_t>(args.blocks[i]) * args.block_stride_bytes,
+             args.block_stride_bytes);
+    }
+    return absl::OkStatus();
+  }
+
   uint64_t work_done() const override { return inner_->work_done(); }
 
  protected:

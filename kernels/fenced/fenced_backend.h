@@ -3,13 +3,12 @@
 // has, but
 //
 //   - a bit of its addresses is flipped: whoever follows one on the host, or hands the host's own
-//   to
-//     an operation, faults;
+//     to an operation, faults;
 //   - operations and copies run later, on a thread of its own, in the order of the calls, and only
 //     once somebody has recorded an event after them or waits: a result that is read too early is
 //     not there yet, an argument that is changed too early is seen changed;
-//   - all memory is NaNs until something is written to it, and again once it is given back; so is,
-//     until it arrives, what a download will write.
+//   - all memory is NaNs until something is written to it, and again once it is given back, blocks
+//     that are discarded too; so is, until it arrives, what a download will write.
 
 #ifndef TANDEM_KERNELS_FENCED_FENCED_BACKEND_H_
 #define TANDEM_KERNELS_FENCED_FENCED_BACKEND_H_

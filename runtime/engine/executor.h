@@ -71,6 +71,10 @@ class Executor {
   // CRC-32C of the block's bytes as they are now.
   virtual uint32_t BlockChecksum(BlockId block) = 0;
 
+  // Nobody reads what is in the block again, and whoever writes there next may be a transport. What
+  // runs real steps need not do anything; for tests its content is spoilt.
+  virtual void Discard(BlockId block) = 0;
+
   // Any thread. Grows while Execute computes, many times in a layer that takes long: who looks now
   // and then tells a slow step from one that hangs.
   virtual uint64_t work_done() const = 0;

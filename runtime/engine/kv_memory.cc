@@ -15,7 +15,9 @@ KvMemory::KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching
       executor_(executor),
       pool_(num_blocks),
       cache_({.block_tokens = block_tokens, .enabled = prefix_caching}, &pool_),
-      checksums_(static_cast<size_t>(num_blocks)) {}
+      checksums_(static_cast<size_t>(num_blocks)) {
+  pool_.AttachFreedBlocks(this);
+}
 
 void KvMemory::AttachPrefix(Sequence* base) {
   auto* const sequence = static_cast<EngineSequence*>(base);
@@ -91,6 +93,11 @@ void KvMemory::CacheComputed(EngineSequence* sequence) {
                   std::span(sequence->token_ids).subspan(i * block_tokens, block_tokens),
                   sequence->block_table[i]);
   }
+}
+
+void KvMemory::OnFreed(BlockId block) {
+  const auto reads = [block](const BlockCopy& copy) { return copy.source == block; };
+  if (std::none_of(copies_.begin(), copies_.end(), reads)) executor_->Discard(block);
 }
 
 uint32_t KvMemory::Checksum(BlockId block) {

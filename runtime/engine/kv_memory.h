@@ -29,7 +29,7 @@ struct BlockOwners {
 };
 
 // Engine thread only.
-class KvMemory final : public BlockSource, public TransferBlocks {
+class KvMemory final : public BlockSource, public TransferBlocks, private FreedBlocks {
  public:
   KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching, Executor* executor);
 
@@ -65,6 +65,7 @@ class KvMemory final : public BlockSource, public TransferBlocks {
   std::vector<NamedBlock> CachedBlocks() const { return cache_.NamedBlocks(); }
 
  private:
+  void OnFreed(BlockId block) override;
   // Makes the block of the next token the sequence's own. False: no block for the copy.
   bool OwnNextSlot(EngineSequence* sequence);
 

@@ -99,6 +99,14 @@ uint32_t ModelExecutor::BlockChecksum(BlockId block) {
   return checksum;
 }
 
+void ModelExecutor::Discard(BlockId block) {
+  const absl::Status status = backend_->DiscardBlocks({.base = pool_.data(),
+                                                       .block_stride_bytes = layout_.block_bytes,
+                                                       .blocks = &block,
+                                                       .count = 1});
+  TANDEM_CHECK(status.ok()) << status.message();
+}
+
 // In order, because a later copy may read what an earlier one wrote: one call for each stretch in
 // which no block appears twice.
 absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {

@@ -48,6 +48,7 @@ class ModelExecutor final : public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
+  void Discard(BlockId block) override;
   uint64_t work_done() const override { return backend_->work_done(); }
 
   // Where a block's block_bytes() lie.

@@ -20,6 +20,11 @@ void BlockPool::AttachIdleBlocks(IdleBlocks* idle_blocks) {
   idle_blocks_ = idle_blocks;
 }
 
+void BlockPool::AttachFreedBlocks(FreedBlocks* freed_blocks) {
+  TANDEM_CHECK(freed_blocks_ == nullptr);
+  freed_blocks_ = freed_blocks;
+}
+
 const BlockPool::Block& BlockPool::At(BlockId block) const {
   TANDEM_CHECK(block >= 0 && block < num_blocks()) << "block " << block << " of " << num_blocks();
   return blocks_[static_cast<size_t>(block)];
@@ -50,6 +55,7 @@ void BlockPool::Update(BlockId id, Change change) {
     block.in_free_list = true;
     ++block.generation;
     free_.push_back(id);
+    if (freed_blocks_ != nullptr) freed_blocks_->OnFreed(id);
   }
   if (before == after || idle_blocks_ == nullptr) return;
   if (after == BlockState::kCached) idle_blocks_->OnIdle(id);

@@ -44,13 +44,22 @@ class IdleBlocks {
   virtual void EvictOne() = 0;
 };
 
-// A copyable value while no IdleBlocks is attached (the transfer explorer copies it).
+// Is told of every block that becomes free, before anybody can be given it.
+class FreedBlocks {
+ public:
+  virtual ~FreedBlocks() = default;
+  virtual void OnFreed(BlockId block) = 0;
+};
+
+// A copyable value while nobody is attached (the transfer explorer copies it).
 class BlockPool {
  public:
   explicit BlockPool(int32_t num_blocks);
 
   // Once, before the first block is named; outlives the pool's use.
   void AttachIdleBlocks(IdleBlocks* idle_blocks);
+  // Once; outlives the pool's use.
+  void AttachFreedBlocks(FreedBlocks* freed_blocks);
 
   int32_t num_blocks() const { return static_cast<int32_t>(blocks_.size()); }
   // Free or evictable: what Allocate can give.
@@ -111,6 +120,7 @@ class BlockPool {
   std::vector<BlockId> free_;
   int64_t counts_[5] = {};  // By BlockState.
   IdleBlocks* idle_blocks_ = nullptr;
+  FreedBlocks* freed_blocks_ = nullptr;
 };
 
 }  // namespace tandem

@@ -94,6 +94,11 @@ std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {
   return {reinterpret_cast<uint8_t*>(first), static_cast<size_t>(block_bytes())};
 }
 
+void SimulatedExecutor::Discard(BlockId block) {
+  const std::span<uint8_t> bytes = BlockBytes(block);
+  std::fill(bytes.begin(), bytes.end(), 0xFF);
+}
+
 uint32_t SimulatedExecutor::BlockChecksum(BlockId block) {
   ++checksummed_blocks_;
   const std::span<const uint8_t> bytes = BlockBytes(block);

@@ -37,6 +37,7 @@ class SimulatedExecutor final : public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
+  void Discard(BlockId block) override;  // Garbage.
   uint64_t work_done() const override { return num_steps_.load(std::memory_order_relaxed); }
 
   // The block's bytes: what a transport sends and receives into.

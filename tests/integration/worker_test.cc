@@ -350,6 +350,7 @@ class BrokenExecutor final : public Executor {
     return absl::InternalError("the device is gone");
   }
   uint32_t BlockChecksum(BlockId) override { return 0; }
+  void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 };
 

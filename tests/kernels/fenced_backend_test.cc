@@ -114,6 +114,26 @@ TEST_F(FencedBackendTest, CopiesAndFreesKeepTheOrderOfTheCalls) {
   EXPECT_EQ(Download(to), std::vector<float>{7.0f});
 }
 
+TEST_F(FencedBackendTest, DiscardedBlocksAreNaNsAtOnceAndTheOthersStay) {
+  std::vector<float> values(4 * 16);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const DeviceBuffer pool = Upload(values);
+  const DeviceBuffer copy = Allocate(pool.size_bytes());
+  ASSERT_OK(backend_->Copy(copy.data(), pool.data(), pool.size_bytes()));  // Reads them first.
+  const std::vector<int32_t> blocks = {3, 1};
+  ASSERT_OK(backend_->DiscardBlocks({.base = pool.data(),
+                                     .block_stride_bytes = 16 * sizeof(float),
+                                     .blocks = blocks.data(),
+                                     .count = 2}));
+  const float* const now = OnHost(AcrossFence(pool.as<float>()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool discarded = i / 16 == 1 || i / 16 == 3;
+    EXPECT_EQ(std::isnan(now[i]), discarded) << i;
+    EXPECT_TRUE(discarded || now[i] == values[i]) << i;
+  }
+  EXPECT_EQ(Download(copy), values);
+}
+
 TEST_F(FencedBackendTest, ErrorsOfArgumentsComeAtOnce) {
   const DeviceBuffer sum = Upload({1.0f});
   EXPECT_TRUE(absl::IsInvalidArgument(

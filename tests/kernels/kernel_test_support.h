@@ -84,6 +84,9 @@ class TestDevice {
   absl::Status ChecksumBlocks(const HostChecksumBlocksArgs& args) {
     return Do(args, &Backend::ChecksumBlocks);
   }
+  absl::Status DiscardBlocks(const HostDiscardBlocksArgs& args) {
+    return Do(args, &Backend::DiscardBlocks);
+  }
 
  private:
   template <template <template <typename> class> class Args>

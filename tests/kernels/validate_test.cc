@@ -245,6 +245,9 @@ TEST_P(ValidateTest, Attention) {
                                          .checksums = nullptr,
                                          .count = 1}),
                 "checksums is null");
+  ExpectRefused(device_->DiscardBlocks(
+                    {.base = kv_.base, .block_stride_bytes = 64, .blocks = nullptr, .count = 1}),
+                "blocks is null");
 }
 
 TEST_P(ValidateTest, MemoryForAPool) {

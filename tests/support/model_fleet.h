@@ -48,6 +48,7 @@ class ModelFleetExecutor final : public FleetExecutor, public Executor {
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
+  void Discard(BlockId block) override { executor_->Discard(block); }
   uint64_t work_done() const override { return executor_->work_done(); }
 
   // Since construction.

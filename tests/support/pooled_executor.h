@@ -67,6 +67,9 @@ class PooledExecutor final : public Executor {
   uint32_t BlockChecksum(BlockId block) override {
     return Crc32c(pool_.block(block), static_cast<size_t>(pool_.block_bytes));
   }
+  void Discard(BlockId block) override {
+    std::memset(pool_.block(block), 0xFF, static_cast<size_t>(pool_.block_bytes));
+  }
   uint64_t work_done() const override { return executor_.work_done() + gate_->work(); }
 
  private:

@@ -20,6 +20,7 @@ class InstantExecutor final : public Executor {
     return absl::OkStatus();
   }
   uint32_t BlockChecksum(BlockId) override { return 0; }
+  void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 
  private:

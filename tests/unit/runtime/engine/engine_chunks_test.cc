@@ -47,6 +47,7 @@ class WatchingExecutor final : public FleetExecutor, public Executor {
     return executor_.Execute(input, output);
   }
   uint32_t BlockChecksum(BlockId block) override { return executor_.BlockChecksum(block); }
+  void Discard(BlockId block) override { executor_.Discard(block); }
   uint64_t work_done() const override { return executor_.work_done(); }
 
  private:

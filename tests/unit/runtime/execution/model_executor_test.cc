@@ -223,6 +223,32 @@ TEST_P(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   EXPECT_TRUE(output.runs[1].drawn.empty());
 }
 
+// What the fenced device's poison is for: a table with a block that is no longer its sequence's.
+TEST(ModelExecutorFencedTest, AReadOfADiscardedBlockIsCaught) {
+  const auto harness =
+      ExecutorHarness::Create({.folder = TinyModel(kModel), .backend = {.device = "fenced"}});
+  ASSERT_TRUE(harness.ok()) << harness.status();
+  ExecutorHarness& on = **harness;
+  on.ReserveSequences(2);
+  TestSequence kept = on.NewSequence(Prompt(20), Greedy());
+  TestSequence freed = on.NewSequence(Prompt(20), Greedy());
+  TestSequence* const both[] = {&kept, &freed};
+  on.Step(both, 64);
+  on.executor().Discard(freed.blocks[0]);
+  const Draw draw{.sampling = &kept.sampling, .prompt_tokens = 20};
+  std::vector<SequenceRun> runs;
+  for (const TestSequence* sequence : both) {
+    runs.push_back({.token_ids = std::span<const int32_t>(sequence->tokens).subspan(20, 1),
+                    .first_position = 20,
+                    .block_table = sequence->blocks,
+                    .draws = {&draw, 1}});
+  }
+  StepOutput output;
+  ASSERT_TRUE(on.executor().Execute({.runs = runs}, &output).ok());
+  EXPECT_TRUE(output.runs[0].status.ok()) << output.runs[0].status;
+  EXPECT_EQ(output.runs[1].status.code(), absl::StatusCode::kInternal);
+}
+
 TEST_P(ModelExecutorTest, ShowsWorkInEveryLayer) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);

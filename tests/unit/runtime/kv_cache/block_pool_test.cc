@@ -51,6 +51,30 @@ TEST(BlockPoolTest, ABlockInFlightOutlivesItsOwnerInQuarantine) {
   EXPECT_TRUE(pool.Allocate(1).ok());
 }
 
+TEST(BlockPoolTest, TellsOfABlockThatBecomesFreeAndOfNoOther) {
+  struct Freed final : FreedBlocks {
+    void OnFreed(BlockId block) override {
+      EXPECT_EQ(pool.state(block), BlockState::kFree);
+      blocks.push_back(block);
+    }
+    BlockPool pool{2};
+    std::vector<BlockId> blocks;
+  } freed;
+  freed.pool.AttachFreedBlocks(&freed);
+  const std::vector<BlockId> blocks = *freed.pool.Allocate(2);
+  freed.pool.AddReference(blocks[0]);
+  freed.pool.Pin(blocks[1]);
+  freed.pool.Release(blocks);
+  EXPECT_THAT(freed.blocks, testing::IsEmpty());
+  freed.pool.Unpin(blocks[1]);
+  EXPECT_THAT(freed.blocks, testing::ElementsAre(blocks[1]));
+  freed.pool.SetCached(blocks[0], true);
+  freed.pool.Release(blocks[0]);
+  EXPECT_THAT(freed.blocks, testing::ElementsAre(blocks[1]));
+  freed.pool.SetCached(blocks[0], false);
+  EXPECT_THAT(freed.blocks, testing::ElementsAre(blocks[1], blocks[0]));
+}
+
 TEST(BlockPoolTest, IsExclusiveOnlyForASoleHolder) {
   BlockPool pool(2);
   const BlockId block = pool.Allocate(1)->front();
