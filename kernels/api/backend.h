@@ -29,6 +29,7 @@
 #include "kernels/api/kv_pool.h"
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
+#include "kernels/api/sampling.h"
 
 namespace tandem {
 
@@ -167,6 +168,7 @@ class Backend {
   virtual absl::Status Add(const AddArgs& args) = 0;
   virtual absl::Status GatherRows(const GatherRowsArgs& args) = 0;
   virtual absl::Status LogSoftmax(const LogSoftmaxArgs& args) = 0;
+  virtual absl::Status Sample(const SampleArgs& args) = 0;
 
   virtual absl::Status RotaryTable(const RotaryTableArgs& args) = 0;
   virtual absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) = 0;

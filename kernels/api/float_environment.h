@@ -1,7 +1,7 @@
-// The floating-point environment of every kernel on a CPU: round to nearest, denormals read and
-// written as zero, no traps. vdpbf16ps works like this whatever MXCSR says; setting it makes
-// ordinary fused multiply-adds give the very bits of vdpbf16ps (kernels/cpu/micro_kernel.h), and a
-// library that changed MXCSR cannot change ours.
+// The floating-point environment of every kernel but sampling on a CPU: round to nearest, denormals
+// read and written as zero, no traps. vdpbf16ps works like this whatever MXCSR says; setting it
+// makes ordinary fused multiply-adds give the very bits of vdpbf16ps (kernels/cpu/micro_kernel.h),
+// and a library that changed MXCSR cannot change ours.
 
 #ifndef TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
 #define TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
@@ -28,21 +28,27 @@ inline void SetFloatEnvironment(uint32_t value) {
 #endif
 }
 
-inline void SetKernelFloatEnvironment() {
-  SetFloatEnvironment(0x9FC0);  // flush to zero, denormals are zero, all exceptions masked
-}
+// Flush to zero, denormals are zero, all exceptions masked.
+inline constexpr uint32_t kKernelFloats = 0x9FC0;
+// Denormals as they are: a temperature may be one.
+inline constexpr uint32_t kIeeeFloats = 0x1F80;
+
+inline void SetKernelFloatEnvironment() { SetFloatEnvironment(kKernelFloats); }
 
 // On the calling thread, for the length of an operation.
-class KernelFloatScope {
+template <uint32_t kEnvironment>
+class FloatScope {
  public:
-  KernelFloatScope() : saved_(FloatEnvironment()) { SetKernelFloatEnvironment(); }
-  ~KernelFloatScope() { SetFloatEnvironment(saved_); }
-  KernelFloatScope(const KernelFloatScope&) = delete;
-  KernelFloatScope& operator=(const KernelFloatScope&) = delete;
+  FloatScope() : saved_(FloatEnvironment()) { SetFloatEnvironment(kEnvironment); }
+  ~FloatScope() { SetFloatEnvironment(saved_); }
+  FloatScope(const FloatScope&) = delete;
+  FloatScope& operator=(const FloatScope&) = delete;
 
  private:
   const uint32_t saved_;
 };
+using KernelFloatScope = FloatScope<kKernelFloats>;
+using IeeeFloatScope = FloatScope<kIeeeFloats>;
 
 }  // namespace tandem
 

@@ -10,6 +10,7 @@
 #include "kernels/api/kv_pool.h"
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
+#include "kernels/api/sampling.h"
 
 namespace tandem {
 
@@ -23,6 +24,7 @@ using HostGeluArgs = GeluArgsOf<HostPtr>;
 using HostAddArgs = AddArgsOf<HostPtr>;
 using HostGatherRowsArgs = GatherRowsArgsOf<HostPtr>;
 using HostLogSoftmaxArgs = LogSoftmaxArgsOf<HostPtr>;
+using HostSampleArgs = SampleArgsOf<HostPtr>;
 using HostRotaryTableArgs = RotaryTableArgsOf<HostPtr>;
 using HostRotaryKvWriteArgs = RotaryKvWriteArgsOf<HostPtr>;
 using HostDecodeAttentionArgs = DecodeAttentionArgsOf<HostPtr>;

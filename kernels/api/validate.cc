@@ -216,6 +216,16 @@ absl::Status Validate(const LogSoftmaxArgs& args) {
   return NotNull("log softmax", "log_sum", args.log_sum);
 }
 
+absl::Status Validate(const SampleArgs& args) {
+  TANDEM_RETURN_IF_ERROR(InRange("sample", "num_rows", args.num_rows, 0, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(InRange("sample", "vocabulary", args.vocabulary, 1, kMaxVocabulary));
+  TANDEM_RETURN_IF_ERROR(InRange("sample", "count", args.count, 0, kMaxRows));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull("sample", "logits", args.logits));
+  TANDEM_RETURN_IF_ERROR(NotNull("sample", "queries", args.queries));
+  return NotNull("sample", "results", args.results);
+}
+
 absl::Status Validate(const RotaryTableArgs& args) {
   TANDEM_RETURN_IF_ERROR(Rows("rotary table", args.num_tokens));
   TANDEM_RETURN_IF_ERROR(

@@ -11,6 +11,7 @@
 #include "kernels/api/attention.h"
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
+#include "kernels/api/sampling.h"
 
 namespace tandem {
 
@@ -31,6 +32,7 @@ absl::Status Validate(const GeluArgs& args);
 absl::Status Validate(const AddArgs& args);
 absl::Status Validate(const GatherRowsArgs& args);
 absl::Status Validate(const LogSoftmaxArgs& args);
+absl::Status Validate(const SampleArgs& args);
 absl::Status Validate(const RotaryTableArgs& args);
 // `tile_bytes`: of the backend's format for the pool's shape.
 absl::Status Validate(const RotaryKvWriteArgs& args, size_t tile_bytes);

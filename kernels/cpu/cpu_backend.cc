@@ -14,6 +14,7 @@
 #include "kernels/cpu/cpu_linear.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/sampling/sampler.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
@@ -104,6 +105,14 @@ class CpuBackend final : public HostBackend {
     const HostLogSoftmaxArgs args = OnHost(device_args);
     Share(args.num_rows, args.vocabulary,
           [&](int64_t begin, int64_t end) { table_.rows.log_softmax(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  absl::Status Sample(const SampleArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostSampleArgs args = OnHost(device_args);
+    Share(args.count, args.vocabulary,
+          [&](int64_t begin, int64_t end) { SampleRows(args, begin, end); });
     return absl::OkStatus();
   }
 

@@ -144,6 +144,11 @@ class FencedBackend final : public Backend {
   absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
     return Enqueue(args, &Backend::LogSoftmax);
   }
+  absl::Status Sample(const SampleArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    std::fill_n(args.results, args.count, absl::InternalError("a result was not waited for"));
+    return Enqueue(args, &Backend::Sample);
+  }
   absl::Status RotaryTable(const RotaryTableArgs& args) override {
     return Enqueue(args, &Backend::RotaryTable);
   }

@@ -10,6 +10,7 @@
 #include "kernels/reference/reference_attention.h"
 #include "kernels/reference/reference_linear.h"
 #include "kernels/reference/reference_rows.h"
+#include "kernels/sampling/sampler.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -24,6 +25,8 @@ absl::Status Check(const Args& args) {
     return Validate(args);
   }
 }
+
+void SampleAll(const HostSampleArgs& args) { SampleRows(args, 0, args.count); }
 
 class ReferenceBackend final : public HostBackend {
  public:
@@ -77,6 +80,7 @@ class ReferenceBackend final : public HostBackend {
   absl::Status LogSoftmax(const LogSoftmaxArgs& args) override {
     return Run(args, ReferenceLogSoftmax);
   }
+  absl::Status Sample(const SampleArgs& args) override { return Run(args, SampleAll); }
   absl::Status RotaryTable(const RotaryTableArgs& args) override {
     return Run(args, ReferenceRotaryTable);
   }

@@ -1,5 +1,5 @@
 // SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): small, seedable, the same on every machine. For
-// simulation, tests and tie-breaking; sampling draws from Philox (runtime/sampling).
+// simulation, tests and tie-breaking; sampling draws from Philox (kernels/sampling).
 
 #ifndef TANDEM_RUNTIME_BASE_RANDOM_H_
 #define TANDEM_RUNTIME_BASE_RANDOM_H_

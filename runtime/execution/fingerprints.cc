@@ -6,7 +6,6 @@
 #include "runtime/base/random.h"
 #include "runtime/base/sha256.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
@@ -17,22 +16,36 @@ std::string HexSha256(const std::string& text) {
 }
 
 // Draws from a fixed row with every kind of cut, and their log-probabilities.
-absl::StatusOr<Sha256Digest> ProbeSampling() {
+absl::StatusOr<Sha256Digest> ProbeSampling(Backend* backend) {
   constexpr int kVocabulary = 4096 + 523;
+  constexpr uint32_t kDraws = 64;
   Random random(0x7461'6e64'656d);
   std::vector<float> logits(kVocabulary);
   for (float& logit : logits) logit = static_cast<float>(random.Next() >> 40) * 0x1p-20f;
-  TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
+  std::vector<SampleQuery> queries;
+  for (uint32_t choice = 0; choice < kDraws; ++choice) {
+    queries.push_back({.temperature = 0.7f + 0.1f * static_cast<float>(choice),
+                       .top_k = choice % 2 == 0 ? 0 : 300,
+                       .top_p = choice % 4 < 2 ? 1.0f : 0.9f,
+                       .choice = choice,
+                       .num_top_logprobs = 0});
+  }
+  const size_t bytes = logits.size() * sizeof(float);
+  TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer row, backend->Allocate(bytes));
+  TANDEM_RETURN_IF_ERROR(backend->Upload(row.data(), logits.data(), bytes));
+  std::vector<absl::StatusOr<SampleResult>> results(kDraws);
+  TANDEM_RETURN_IF_ERROR(backend->Sample({.logits = row.as<float>(),
+                                          .num_rows = 1,
+                                          .vocabulary = kVocabulary,
+                                          .queries = queries.data(),
+                                          .results = results.data(),
+                                          .count = kDraws}));
+  TANDEM_RETURN_IF_ERROR(backend->Synchronize());
   Sha256 hash;
-  for (uint32_t choice = 0; choice < 64; ++choice) {
-    TANDEM_ASSIGN_OR_RETURN(const SampleResult drawn,
-                            Sample(row, {.temperature = 0.7f + 0.1f * static_cast<float>(choice),
-                                         .top_k = choice % 2 == 0 ? 0 : 300,
-                                         .top_p = choice % 4 < 2 ? 1.0f : 0.9f,
-                                         .choice = choice,
-                                         .num_top_logprobs = 0}));
-    hash.Update(&drawn.token, sizeof(drawn.token));
-    hash.Update(&drawn.logprob, sizeof(drawn.logprob));
+  for (const absl::StatusOr<SampleResult>& drawn : results) {
+    TANDEM_RETURN_IF_ERROR(drawn.status());
+    hash.Update(&drawn->token, sizeof(drawn->token));
+    hash.Update(&drawn->logprob, sizeof(drawn->logprob));
   }
   return hash.Finish();
 }
@@ -54,7 +67,7 @@ ProbedOptions ProbedOptionsOf(const Model& model) {
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe,
                           ProbeNumerics(*backend, ProbedOptionsOf(model)));
-  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling());
+  TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling(backend));
   return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion,
                                    model.Digest(), NameOf(model.compute_dtype()),
                                    HexOf(probe.data(), probe.size()),

@@ -7,7 +7,6 @@
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
@@ -32,6 +31,22 @@ absl::Status CheckOptions(const ModelExecutorOptions& options, const ModelConfig
   TANDEM_RETURN_IF_ERROR(
       InRange("max_batched_tokens", options.max_batched_tokens, options.max_sequences, 1 << 20));
   return InRange("max_model_tokens", options.max_model_tokens, 1, config.max_positions);
+}
+
+SampleQuery QueryOf(const Draw& draw, int32_t position) {
+  const SamplingParams& sampling = *draw.sampling;
+  SampleQuery query{.temperature = sampling.temperature,
+                    .top_k = sampling.top_k,
+                    .top_p = sampling.top_p,
+                    .seed = sampling.seed,
+                    .choice = static_cast<uint32_t>(draw.choice),
+                    .position = static_cast<uint64_t>(position),
+                    .num_top_logprobs = sampling.num_logprobs,
+                    .logit_bias = sampling.logit_bias};
+  if (position - draw.prompt_tokens < sampling.min_tokens) {
+    query.masked_tokens = sampling.stop_token_ids;
+  }
+  return query;
 }
 
 // `result` as the engine speaks of it.
@@ -81,10 +96,12 @@ absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) 
   if (input.runs.empty()) return backend_->Synchronize();
   ArrangeRows(input.runs);
   TANDEM_RETURN_IF_ERROR(Forward());
-  ListLogitRows(input.runs);
-  TANDEM_RETURN_IF_ERROR(Publish(input.runs, output));
-  // Without logits nobody has waited yet, and a transport may read the blocks from now on.
-  return backend_->Synchronize();
+  ListQueries(input.runs);
+  TANDEM_RETURN_IF_ERROR(Sample());
+  // For the results, and because a transport may read the blocks from now on.
+  TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
+  Publish(output);
+  return absl::OkStatus();
 }
 
 uint32_t ModelExecutor::BlockChecksum(BlockId block) {
@@ -209,75 +226,73 @@ absl::Status ModelExecutor::Forward() {
                             .prefill_num_cached = prefill_num_cached_.data()});
 }
 
-void ModelExecutor::ListLogitRows(std::span<const SequenceRun> runs) {
+void ModelExecutor::AddLogitRow(int32_t row) {
+  logit_rows_.push_back(row);
+  first_queries_.push_back(queries_.size());
+}
+
+void ModelExecutor::Ask(size_t run, SampleQuery query) {
+  const auto row = static_cast<int64_t>(logit_rows_.size()) - 1;
+  query.row = static_cast<int32_t>(row % decoder_->max_logit_rows());
+  queries_.push_back(query);
+  query_runs_.push_back(run);
+}
+
+void ModelExecutor::ListQueries(std::span<const SequenceRun> runs) {
   logit_rows_.clear();
-  logit_row_ids_.clear();
+  first_queries_.clear();
+  queries_.clear();
+  query_runs_.clear();
   for (size_t r = 0; r < runs.size(); ++r) {
     const SequenceRun& run = runs[r];
     const size_t last = run.token_ids.size() - 1;
     const bool scored = run.num_prompt_logprobs >= 0;
     for (size_t i = scored ? 0 : last; i <= last; ++i) {
-      LogitRow row{.run = r, .draws = i == last && !run.draws.empty()};
-      if (scored) row.successor = i < last ? run.token_ids[i + 1] : run.next_token_id;
-      if (row.successor < 0 && !row.draws) continue;
-      logit_rows_.push_back(row);
-      logit_row_ids_.push_back(first_row_[r] + static_cast<int32_t>(i));
+      const bool draws = i == last && !run.draws.empty();
+      int32_t successor = -1;
+      if (scored) successor = i < last ? run.token_ids[i + 1] : run.next_token_id;
+      if (successor < 0 && !draws) continue;
+      AddLogitRow(first_row_[r] + static_cast<int32_t>(i));
+      if (successor >= 0) {
+        Ask(r, {.given = successor, .num_top_logprobs = run.num_prompt_logprobs});
+      }
+      if (!draws) continue;
+      const int32_t position = run.first_position + static_cast<int32_t>(run.token_ids.size());
+      for (const Draw& draw : run.draws) Ask(r, QueryOf(draw, position));
     }
   }
+  first_queries_.push_back(queries_.size());
+  results_.resize(queries_.size());
 }
 
-absl::Status ModelExecutor::Publish(std::span<const SequenceRun> runs, StepOutput* output) {
-  const size_t vocab = static_cast<size_t>(model_.config().vocab_size);
+absl::Status ModelExecutor::Sample() {
   const size_t piece = static_cast<size_t>(decoder_->max_logit_rows());
   for (size_t begin = 0; begin < logit_rows_.size(); begin += piece) {
-    const size_t count = std::min(piece, logit_rows_.size() - begin);
+    const size_t rows = std::min(piece, logit_rows_.size() - begin);
+    const size_t first = first_queries_[begin], end = first_queries_[begin + rows];
     TANDEM_ASSIGN_OR_RETURN(
-        const std::span<const float> logits,
-        decoder_->Logits(std::span<const int32_t>(logit_row_ids_).subspan(begin, count)));
-    for (size_t i = 0; i < count; ++i) {
-      const LogitRow& row = logit_rows_[begin + i];
-      PublishRow(row, runs[row.run], logits.subspan(i * vocab, vocab), &output->runs[row.run]);
-    }
+        const DevicePtr<const float> logits,
+        decoder_->Logits(std::span<const int32_t>(logit_rows_).subspan(begin, rows)));
+    TANDEM_RETURN_IF_ERROR(backend_->Sample({.logits = logits,
+                                             .num_rows = static_cast<int64_t>(rows),
+                                             .vocabulary = model_.config().vocab_size,
+                                             .queries = &queries_[first],
+                                             .results = &results_[first],
+                                             .count = static_cast<int64_t>(end - first)}));
   }
   return absl::OkStatus();
 }
 
-void ModelExecutor::PublishRow(const LogitRow& row, const SequenceRun& run,
-                               std::span<const float> logits, RunOutput* output) {
-  if (!output->status.ok()) return;
-  const auto scored = ScoredRow::Make(logits);
-  if (!scored.ok()) {
-    output->status = scored.status();
-    return;
-  }
-  const auto add = [&](const absl::StatusOr<SampleResult>& result, std::vector<SampledToken>* out) {
-    if (result.ok()) {
-      out->push_back(ToSampledToken(*result));
-    } else {
-      output->status = result.status();
+void ModelExecutor::Publish(StepOutput* output) {
+  for (size_t i = 0; i < queries_.size(); ++i) {
+    RunOutput& run = output->runs[query_runs_[i]];
+    if (!run.status.ok()) continue;
+    if (!results_[i].ok()) {
+      run.status = results_[i].status();
+      continue;
     }
-    return output->status.ok();
-  };
-  if (row.successor >= 0 &&
-      !add(Score(*scored, row.successor, run.num_prompt_logprobs), &output->prompt_logprobs)) {
-    return;
-  }
-  if (!row.draws) return;
-  const int32_t position = run.first_position + static_cast<int32_t>(run.token_ids.size());
-  for (const Draw& draw : run.draws) {
-    const SamplingParams& sampling = *draw.sampling;
-    SampleArgs args{.temperature = sampling.temperature,
-                    .top_k = sampling.top_k,
-                    .top_p = sampling.top_p,
-                    .seed = sampling.seed,
-                    .choice = static_cast<uint32_t>(draw.choice),
-                    .position = static_cast<uint64_t>(position),
-                    .num_top_logprobs = sampling.num_logprobs,
-                    .logit_bias = sampling.logit_bias};
-    if (position - draw.prompt_tokens < sampling.min_tokens) {
-      args.masked_tokens = sampling.stop_token_ids;
-    }
-    if (!add(Sample(*scored, args), &output->drawn)) return;
+    (queries_[i].given >= 0 ? run.prompt_logprobs : run.drawn)
+        .push_back(ToSampledToken(*results_[i]));
   }
 }
 

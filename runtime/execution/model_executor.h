@@ -60,13 +60,6 @@ class ModelExecutor final : public Executor {
   const KvLayout& layout() const { return layout_; }
 
  private:
-  // A row whose logits are needed: for the draws of its run, for its successor's logprob, or both.
-  struct LogitRow {
-    size_t run = 0;
-    int32_t successor = -1;  // Token to score, or -1.
-    bool draws = false;
-  };
-
   ModelExecutor(const ModelExecutorOptions& options, const Model* model, Backend* backend,
                 KvLayout layout)
       : options_(options), model_(*model), backend_(backend), layout_(std::move(layout)) {}
@@ -75,10 +68,12 @@ class ModelExecutor final : public Executor {
   void ArrangeRows(std::span<const SequenceRun> runs);
   void AddRows(const SequenceRun& run);
   absl::Status Forward();
-  void ListLogitRows(std::span<const SequenceRun> runs);
-  absl::Status Publish(std::span<const SequenceRun> runs, StepOutput* output);
-  void PublishRow(const LogitRow& row, const SequenceRun& run, std::span<const float> logits,
-                  RunOutput* output);
+  void ListQueries(std::span<const SequenceRun> runs);
+  // Of the logits of row `row` of the forward pass; Ask adds queries to it.
+  void AddLogitRow(int32_t row);
+  void Ask(size_t run, SampleQuery query);
+  absl::Status Sample();
+  void Publish(StepOutput* output);
 
   const ModelExecutorOptions options_;
   const Model& model_;
@@ -95,8 +90,11 @@ class ModelExecutor final : public Executor {
   int64_t max_blocks_ = 0;
   std::vector<int32_t> decode_blocks_, decode_num_tokens_;
   std::vector<int32_t> prefill_blocks_, prefill_query_start_, prefill_num_cached_;
-  std::vector<LogitRow> logit_rows_;
-  std::vector<int32_t> logit_row_ids_;  // Parallel to logit_rows_: rows of the forward pass.
+  std::vector<int32_t> logit_rows_;    // Rows of the forward pass whose logits are needed.
+  std::vector<size_t> first_queries_;  // Of each of these.
+  std::vector<SampleQuery> queries_;
+  std::vector<size_t> query_runs_;  // Parallel to queries_, as are the results.
+  std::vector<absl::StatusOr<SampleResult>> results_;
 };
 
 }  // namespace tandem

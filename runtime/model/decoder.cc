@@ -36,6 +36,7 @@ std::vector<Decoder::Scratch> Decoder::ListScratch(const ModelConfig& config, DT
       {&Decoder::ffn_act_, rows, config.ffn_size, compute},
       {&Decoder::logit_hidden_, max_logit_rows, hidden, sizeof(float)},
       {&Decoder::logit_normed_, max_logit_rows, hidden, compute},
+      {&Decoder::logits_, max_logit_rows, config.vocab_size, sizeof(float)},
   };
 }
 
@@ -47,11 +48,7 @@ int64_t Decoder::ScratchBytes(const ModelConfig& config, DType compute_dtype, in
        ListScratch(config, compute_dtype, 2 * config.ffn_size, max_tokens, max_logit_rows)) {
     bytes += one.bytes();
   }
-  return bytes + LogitBytes(config, max_logit_rows);
-}
-
-int64_t Decoder::LogitBytes(const ModelConfig& config, int64_t max_logit_rows) {
-  return max_logit_rows * config.vocab_size * static_cast<int64_t>(sizeof(float));
+  return bytes;
 }
 
 absl::Status Decoder::Allocate(const KvLayout& layout, DevicePtr<std::byte> pool) {
@@ -72,8 +69,6 @@ absl::Status Decoder::Allocate(const KvLayout& layout, DevicePtr<std::byte> pool
     TANDEM_ASSIGN_OR_RETURN(this->*one.buffer,
                             backend_->Allocate(static_cast<size_t>(one.bytes())));
   }
-  TANDEM_ASSIGN_OR_RETURN(
-      logits_, backend_->AllocateMirror(static_cast<size_t>(LogitBytes(config_, max_logit_rows_))));
   return absl::OkStatus();
 }
 
@@ -253,7 +248,7 @@ absl::Status Decoder::AddToResidual(int64_t rows) {
                         .count = rows * config_.hidden_size});
 }
 
-absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> rows) {
+absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {
   const int64_t count = static_cast<int64_t>(rows.size());
   TANDEM_CHECK(count <= max_logit_rows_) << count << " rows, at most " << max_logit_rows_;
   DevicePtr<const int32_t> device_rows;
@@ -268,13 +263,9 @@ absl::StatusOr<std::span<const float>> Decoder::Logits(std::span<const int32_t> 
                                                .dtype = DType::kF32}));
   TANDEM_RETURN_IF_ERROR(Norm(model_.weights().parts().final_norm, logit_hidden_.as<float>(),
                               logit_normed_.data(), count));
-  TANDEM_RETURN_IF_ERROR(Linear(model_.weights().parts().logits, logit_normed_.data(),
-                                logits_.device.as<float>(), count));
-  TANDEM_RETURN_IF_ERROR(backend_->Download(logits_.host.data(), logits_.device.data(),
-                                            static_cast<size_t>(LogitBytes(config_, count))));
-  TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
-  return std::span<const float>(reinterpret_cast<const float*>(logits_.host.data()),
-                                static_cast<size_t>(count * config_.vocab_size));
+  TANDEM_RETURN_IF_ERROR(
+      Linear(model_.weights().parts().logits, logit_normed_.data(), logits_.as<float>(), count));
+  return logits_.as<const float>();
 }
 
 }  // namespace tandem

@@ -59,9 +59,9 @@ class Decoder {
   // trusted.
   absl::Status Forward(const ForwardInput& input);
 
-  // Logits of rows of the last Forward, [rows, vocabulary], computed, waited for and brought to the
-  // host; valid until the next call.
-  absl::StatusOr<std::span<const float>> Logits(std::span<const int32_t> rows);
+  // Enqueues, too: logits of rows of the last Forward, [rows, vocabulary], for what is enqueued
+  // before the next call.
+  absl::StatusOr<DevicePtr<const float>> Logits(std::span<const int32_t> rows);
 
   int64_t max_logit_rows() const { return max_logit_rows_; }
 
@@ -85,7 +85,6 @@ class Decoder {
   static std::vector<Scratch> ListScratch(const ModelConfig& config, DType compute_dtype,
                                           int64_t ffn_in, int64_t max_tokens,
                                           int64_t max_logit_rows);
-  static int64_t LogitBytes(const ModelConfig& config, int64_t max_logit_rows);
   absl::Status Allocate(const KvLayout& layout, DevicePtr<std::byte> pool);
   // ForwardInput's arrays, where operations read them.
   struct StepArrays {
@@ -130,7 +129,7 @@ class Decoder {
   DeviceBuffer ffn_act_;       // [T, F] compute type
   DeviceBuffer logit_hidden_;  // [R, E] f32
   DeviceBuffer logit_normed_;  // [R, E] compute type
-  MirrorBuffer logits_;        // [R, V] f32
+  DeviceBuffer logits_;        // [R, V] f32
 };
 
 }  // namespace tandem

@@ -2,7 +2,7 @@
 // message and every record of a request embeds, and the one check of it.
 //
 // A new sampling parameter is a field of SamplingParams here, a line in Validate, and its reader in
-// runtime/sampling; docs/design.md lists the files.
+// kernels/sampling; docs/design.md lists the files.
 
 #ifndef TANDEM_RUNTIME_PROTOCOL_REQUEST_SPEC_H_
 #define TANDEM_RUNTIME_PROTOCOL_REQUEST_SPEC_H_

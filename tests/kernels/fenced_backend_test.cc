@@ -103,6 +103,22 @@ TEST_F(FencedBackendTest, WhatIsChangedTooEarlyIsSeenChanged) {
   EXPECT_EQ(Download(buffer), std::vector<float>{3.0f});
 }
 
+TEST_F(FencedBackendTest, ADrawIsThereOnceItWasWaitedForAndNoSooner) {
+  const DeviceBuffer logits = Upload({1.0f, 3.0f, 2.0f});
+  const SampleQuery query{.temperature = 0};
+  absl::StatusOr<SampleResult> result = SampleResult{};
+  ASSERT_OK(backend_->Sample({.logits = logits.as<float>(),
+                              .num_rows = 1,
+                              .vocabulary = 3,
+                              .queries = &query,
+                              .results = &result,
+                              .count = 1}));
+  EXPECT_TRUE(absl::IsInternal(result.status()));
+  ASSERT_OK(backend_->Synchronize());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->token, 1);
+}
+
 TEST_F(FencedBackendTest, CopiesAndFreesKeepTheOrderOfTheCalls) {
   const DeviceBuffer to = Upload({0.0f});
   float value = 7.0f;

@@ -68,6 +68,7 @@ class TestDevice {
   absl::Status Add(const HostAddArgs& args) { return Do(args, &Backend::Add); }
   absl::Status GatherRows(const HostGatherRowsArgs& args) { return Do(args, &Backend::GatherRows); }
   absl::Status LogSoftmax(const HostLogSoftmaxArgs& args) { return Do(args, &Backend::LogSoftmax); }
+  absl::Status Sample(const HostSampleArgs& args) { return Do(args, &Backend::Sample); }
   absl::Status RotaryTable(const HostRotaryTableArgs& args) {
     return Do(args, &Backend::RotaryTable);
   }

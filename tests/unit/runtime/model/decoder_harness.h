@@ -77,9 +77,13 @@ class DecoderHarness {
                            .prefill_query_start = query_start.data(),
                            .prefill_num_cached = &cached});
     TANDEM_CHECK(status.ok()) << status.message();
-    const absl::StatusOr<std::span<const float>> logits = decoder_->Logits(rows);
+    const absl::StatusOr<DevicePtr<const float>> logits = decoder_->Logits(rows);
     TANDEM_CHECK(logits.ok()) << logits.status().message();
-    return {logits->begin(), logits->end()};
+    std::vector<float> on_host(rows.size() * vocab_size());
+    const absl::Status downloaded =
+        backend_->Download(on_host.data(), *logits, on_host.size() * sizeof(float));
+    TANDEM_CHECK(downloaded.ok() && backend_->Synchronize().ok()) << downloaded.message();
+    return on_host;
   }
 
   const Model& model() const { return *model_; }

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "runtime/sampling/row_math.h"
+#include "kernels/sampling/row_math.h"
 
 namespace tandem {
 

@@ -1,4 +1,4 @@
-#include "runtime/sampling/draw.h"
+#include "kernels/sampling/draw.h"
 
 #include <algorithm>
 #include <array>
@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "kernels/api/rows.h"
+#include "kernels/sampling/row_math.h"
 #include "runtime/base/check.h"
-#include "runtime/sampling/row_math.h"
 
 namespace tandem {
 namespace {

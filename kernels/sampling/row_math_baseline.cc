@@ -1,6 +1,6 @@
 // For architectures whose baseline is all that we compile for.
 
-#include "runtime/sampling/row_math.h"
+#include "kernels/sampling/row_math.h"
 
 namespace tandem {
 

@@ -2,7 +2,7 @@
 //
 //   #define TANDEM_ROW_MATH kRowMathAvx2
 //   #define TANDEM_ROW_MATH_NAME "avx2"
-//   #include "runtime/sampling/row_math.inc.h"
+//   #include "kernels/sampling/row_math.inc.h"
 //
 // No templates of the standard library here: the linker keeps one copy of those, and it could be
 // one with instructions that a machine lacks.
@@ -12,7 +12,7 @@
 #include <limits>
 
 #include "kernels/api/vector_math.h"
-#include "runtime/sampling/row_math.h"
+#include "kernels/sampling/row_math.h"
 
 namespace tandem {
 namespace {

@@ -2,8 +2,8 @@
 // Random Numbers: As Easy as 1, 2, 3", SC 2011). No state: any draw can be made anywhere, in any
 // order.
 
-#ifndef TANDEM_RUNTIME_SAMPLING_PHILOX_H_
-#define TANDEM_RUNTIME_SAMPLING_PHILOX_H_
+#ifndef TANDEM_KERNELS_SAMPLING_PHILOX_H_
+#define TANDEM_KERNELS_SAMPLING_PHILOX_H_
 
 #include <array>
 #include <cstdint>
@@ -43,4 +43,4 @@ constexpr uint64_t RandomBits(uint64_t seed, uint32_t choice, uint64_t position,
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_SAMPLING_PHILOX_H_
+#endif  // TANDEM_KERNELS_SAMPLING_PHILOX_H_

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/sampling/sampler.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
 
-absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleQuery& args) {
   TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
   return Sample(row, args);
 }

@@ -1,14 +1,14 @@
 // A random token of a row: temperature, top-k, top-p, then the inverse of the cumulative
 // distribution in id order.
 
-#ifndef TANDEM_RUNTIME_SAMPLING_DRAW_H_
-#define TANDEM_RUNTIME_SAMPLING_DRAW_H_
+#ifndef TANDEM_KERNELS_SAMPLING_DRAW_H_
+#define TANDEM_KERNELS_SAMPLING_DRAW_H_
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "runtime/sampling/row.h"
+#include "kernels/sampling/row.h"
 
 namespace tandem {
 
@@ -40,4 +40,4 @@ int32_t Draw(const DrawArgs& args, DrawScratch* scratch);
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_SAMPLING_DRAW_H_
+#endif  // TANDEM_KERNELS_SAMPLING_DRAW_H_

@@ -1,7 +1,7 @@
 // What a row of logits is asked: its highest ids and the sum that log-probabilities need.
 
-#ifndef TANDEM_RUNTIME_SAMPLING_ROW_H_
-#define TANDEM_RUNTIME_SAMPLING_ROW_H_
+#ifndef TANDEM_KERNELS_SAMPLING_ROW_H_
+#define TANDEM_KERNELS_SAMPLING_ROW_H_
 
 #include <cstdint>
 #include <span>
@@ -46,4 +46,4 @@ float LogSumExp(std::span<const float> row, float max);
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_SAMPLING_ROW_H_
+#endif  // TANDEM_KERNELS_SAMPLING_ROW_H_

@@ -1,4 +1,4 @@
-#include "runtime/sampling/row_math.h"
+#include "kernels/sampling/row_math.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,14 +1,15 @@
-#include "runtime/sampling/sampler.h"
+#include "kernels/sampling/sampler.h"
 
 #include <cmath>
 #include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "kernels/api/float_environment.h"
 #include "kernels/api/vector_math.h"
+#include "kernels/sampling/draw.h"
+#include "kernels/sampling/philox.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/draw.h"
-#include "runtime/sampling/philox.h"
 
 namespace tandem {
 namespace {
@@ -38,22 +39,22 @@ absl::Status CheckRow(std::span<const float> logits) {
   return absl::OkStatus();
 }
 
-absl::Status CheckArgs(const SampleArgs& args) {
-  if (!(args.temperature >= 0) || !std::isfinite(args.temperature)) {
+absl::Status CheckQuery(const SampleQuery& query) {
+  if (!(query.temperature >= 0) || !std::isfinite(query.temperature)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("temperature is %f, must be 0 or more", args.temperature));
+        absl::StrFormat("temperature is %f, must be 0 or more", query.temperature));
   }
-  if (!(args.top_p > 0) || args.top_p > 1) {
+  if (!(query.top_p > 0) || query.top_p > 1) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("top_p is %f, must be above 0 and at most 1", args.top_p));
+        absl::StrFormat("top_p is %f, must be above 0 and at most 1", query.top_p));
   }
-  if (args.top_k < 0) {
+  if (query.top_k < 0) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("top_k is %d, must be 0 or more", args.top_k));
+        absl::StrFormat("top_k is %d, must be 0 or more", query.top_k));
   }
-  if (args.num_top_logprobs < -1) {
+  if (query.num_top_logprobs < -1) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("num_top_logprobs is %d, must be -1 or more", args.num_top_logprobs));
+        absl::StrFormat("num_top_logprobs is %d, must be -1 or more", query.num_top_logprobs));
   }
   return absl::OkStatus();
 }
@@ -69,16 +70,17 @@ SampleResult ScoreToken(const ScoredRow& row, int32_t token, int32_t num_top_log
   return result;
 }
 
-int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const SampleArgs& args,
+int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const SampleQuery& query,
                   DrawScratch* scratch) {
-  if (args.temperature == 0) return HighestId(row, maxima);
-  return Draw({.row = row,
-               .maxima = &maxima,
-               .temperature = args.temperature,
-               .top_k = args.top_k,
-               .top_p = args.top_p,
-               .random = RandomBits(args.seed, args.choice, args.position, RandomPurpose::kToken)},
-              scratch);
+  if (query.temperature == 0) return HighestId(row, maxima);
+  return Draw(
+      {.row = row,
+       .maxima = &maxima,
+       .temperature = query.temperature,
+       .top_k = query.top_k,
+       .top_p = query.top_p,
+       .random = RandomBits(query.seed, query.choice, query.position, RandomPurpose::kToken)},
+      scratch);
 }
 
 }  // namespace
@@ -95,21 +97,21 @@ float ScoredRow::LogProbabilityOf(int32_t id) const {
   return LogProbability(logits_[id], maxima_.max, *log_sum_);
 }
 
-absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args) {
-  TANDEM_RETURN_IF_ERROR(CheckArgs(args));
+absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& query) {
+  TANDEM_RETURN_IF_ERROR(CheckQuery(query));
   const std::span<const float> logits = row.logits();
   Scratch* scratch = ThreadScratch();
   int32_t token = 0;
-  if (args.logit_bias.empty() && args.masked_tokens.empty()) {
-    token = DrawToken(logits, row.maxima(), args, &scratch->draw);
+  if (query.logit_bias.empty() && query.masked_tokens.empty()) {
+    token = DrawToken(logits, row.maxima(), query, &scratch->draw);
   } else {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     scratch->row.assign(logits.begin(), logits.end());
     // A negative id is a large one.
-    for (const auto& [id, bias] : args.logit_bias) {
+    for (const auto& [id, bias] : query.logit_bias) {
       if (static_cast<size_t>(id) < logits.size()) scratch->row[id] += bias;
     }
-    for (const int32_t id : args.masked_tokens) {
+    for (const int32_t id : query.masked_tokens) {
       if (static_cast<size_t>(id) < logits.size()) scratch->row[id] = kMasked;
     }
     FindMaxima(scratch->row, &scratch->maxima);
@@ -117,10 +119,10 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleArgs& args
       return absl::InvalidArgumentError(
           absl::StrFormat("all %d tokens of the vocabulary are masked", logits.size()));
     }
-    token = DrawToken(scratch->row, scratch->maxima, args, &scratch->draw);
+    token = DrawToken(scratch->row, scratch->maxima, query, &scratch->draw);
   }
-  if (args.num_top_logprobs < 0) return SampleResult{.token = token};
-  return ScoreToken(row, token, args.num_top_logprobs);
+  if (query.num_top_logprobs < 0) return SampleResult{.token = token};
+  return ScoreToken(row, token, query.num_top_logprobs);
 }
 
 absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs) {
@@ -133,6 +135,31 @@ absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t 
         absl::StrFormat("num_top_logprobs is %d, must be 0 or more", num_top_logprobs));
   }
   return ScoreToken(row, token, num_top_logprobs);
+}
+
+namespace {
+
+absl::StatusOr<SampleResult> Answer(const ScoredRow& row, const SampleQuery& query) {
+  if (query.given >= 0) return Score(row, query.given, query.num_top_logprobs);
+  return Sample(row, query);
+}
+
+}  // namespace
+
+void SampleRows(const HostSampleArgs& args, int64_t begin, int64_t end) {
+  const IeeeFloatScope scope;
+  const SampleQuery* const queries = args.queries;
+  const auto begins_a_row = [&](int64_t i) {
+    return i == 0 || queries[i].row != queries[i - 1].row;
+  };
+  while (begin < end && !begins_a_row(begin)) ++begin;
+  for (int64_t i = begin; i < end;) {
+    const absl::StatusOr<ScoredRow> row = ScoredRow::Make(std::span(
+        args.logits + queries[i].row * args.vocabulary, static_cast<size_t>(args.vocabulary)));
+    do {
+      args.results[i] = row.ok() ? Answer(*row, queries[i]) : row.status();
+    } while (++i < args.count && !begins_a_row(i));
+  }
 }
 
 }  // namespace tandem

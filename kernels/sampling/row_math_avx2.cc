@@ -1,3 +1,3 @@
 #define TANDEM_ROW_MATH kRowMathAvx2
 #define TANDEM_ROW_MATH_NAME "avx2"
-#include "runtime/sampling/row_math.inc.h"
+#include "kernels/sampling/row_math.inc.h"

@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "kernels/sampling/sampler.h"
 #include "runtime/base/check.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/sampler.h"
 
 namespace tandem {
 namespace {
 
-absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleQuery& args) {
   TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
   return Sample(row, args);
 }
@@ -26,7 +26,7 @@ std::vector<float> MakeRow(int64_t size) {
   return row;
 }
 
-void Run(benchmark::State& state, SampleArgs args) {
+void Run(benchmark::State& state, SampleQuery args) {
   const std::vector<float> row = MakeRow(state.range(0));
   TANDEM_CHECK(Sample(row, args)->token == Sample(row, args)->token);
   for (auto _ : state) {

@@ -1,4 +1,4 @@
-#include "runtime/sampling/row.h"
+#include "kernels/sampling/row.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "runtime/sampling/philox.h"
+#include "kernels/sampling/philox.h"
 
 #include <set>
 

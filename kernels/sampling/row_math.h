@@ -1,8 +1,8 @@
 // The loops over a whole row, once per instruction set. All give the same bits: each element is
 // computed by the same plain operations, and sums have lanes of their own.
 
-#ifndef TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
-#define TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
+#ifndef TANDEM_KERNELS_SAMPLING_ROW_MATH_H_
+#define TANDEM_KERNELS_SAMPLING_ROW_MATH_H_
 
 #include <cstdint>
 #include <span>
@@ -42,4 +42,4 @@ inline const RowMath& GetRowMath() {
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_SAMPLING_ROW_MATH_H_
+#endif  // TANDEM_KERNELS_SAMPLING_ROW_MATH_H_

@@ -1,4 +1,4 @@
-#include "runtime/sampling/sampler.h"
+#include "kernels/sampling/sampler.h"
 
 #include <algorithm>
 #include <bit>
@@ -16,8 +16,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/api/vector_math.h"
+#include "kernels/sampling/philox.h"
 #include "runtime/base/status_macros.h"
-#include "runtime/sampling/philox.h"
 
 namespace tandem {
 namespace {
@@ -27,7 +27,7 @@ using testing::HasSubstr;
 
 constexpr uint64_t kSeed = 4711;
 
-absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleArgs& args) {
+absl::StatusOr<SampleResult> Sample(std::span<const float> logits, const SampleQuery& args) {
   TANDEM_ASSIGN_OR_RETURN(const ScoredRow row, ScoredRow::Make(logits));
   return Sample(row, args);
 }
@@ -39,7 +39,7 @@ absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
 
 // The contract in plain words: add the bias, leave out what is masked, sort everything, cut, walk
 // through the ids in order.
-int32_t SlowSample(std::vector<float> logits, const SampleArgs& args) {
+int32_t SlowSample(std::vector<float> logits, const SampleQuery& args) {
   for (const auto& [id, bias] : args.logit_bias) {
     if (id >= 0 && id < static_cast<int32_t>(logits.size())) logits[id] = logits[id] + bias;
   }
@@ -108,7 +108,7 @@ TEST(SamplerTest, AgreesWithSortingEverything) {
       bias.emplace_back(id, static_cast<float>(random() % 2001) * 0.1f - 100.0f);
       id += 1 + static_cast<int32_t>(random() % (1 + static_cast<size_t>(size) / 20));
     }
-    const SampleArgs args = {
+    const SampleQuery args = {
         .temperature = std::vector<float>{0.0f, 0.01f, 0.5f, 1.0f, 2.0f}[random() % 5],
         .top_k = std::vector<int>{0, 0, 1, 2, 50, 5000, 100000}[random() % 7],
         .top_p = std::vector<float>{1.0f, 1.0f, 1e-9f, 0.25f, 0.5f, 0.9f, 0.999f}[random() % 7],
@@ -195,7 +195,7 @@ TEST(SamplerTest, TopPIsReachedByExactlyAsMuch) {
   }
   const std::vector<float> equal = {0.0f, 0.0f};
   for (uint64_t position = 0; position < 100; ++position) {
-    const SampleArgs args = {.top_p = 0.5f, .seed = kSeed, .position = position};
+    const SampleQuery args = {.top_p = 0.5f, .seed = kSeed, .position = position};
     EXPECT_EQ(Sample(row, args)->token, 0);
     EXPECT_EQ(Sample(equal, args)->token, 0);
   }
@@ -251,11 +251,11 @@ TEST(SamplerTest, ABiasComesBeforeTemperatureAndCuts) {
   for (const auto& [id, added] : bias) changed[id] += added;
   bool drew_one = false;
   for (uint64_t position = 0; position < 200; ++position) {
-    SampleArgs args = {.temperature = 1.5f,
-                       .top_k = position % 2 == 0 ? 40 : 0,
-                       .top_p = position % 3 == 0 ? 0.9f : 1.0f,
-                       .seed = kSeed,
-                       .position = position};
+    SampleQuery args = {.temperature = 1.5f,
+                        .top_k = position % 2 == 0 ? 40 : 0,
+                        .top_p = position % 3 == 0 ? 0.9f : 1.0f,
+                        .seed = kSeed,
+                        .position = position};
     const int32_t want = Sample(changed, args)->token;
     args.logit_bias = bias;
     EXPECT_EQ(Sample(row, args)->token, want) << position;
@@ -357,7 +357,7 @@ TEST(SamplerTest, TheTokensOwnLogprobNeedsNoTopList) {
 TEST(SamplerTest, SameResultWhateverCameBeforeAndOnEveryThread) {
   std::mt19937_64 random(kSeed);
   std::vector<std::vector<float>> rows;
-  std::vector<SampleArgs> args;
+  std::vector<SampleQuery> args;
   for (int i = 0; i < 24; ++i) {
     rows.push_back(RandomRow(random, static_cast<int>(100 + random() % 20000), 2.0f));
     args.push_back({.temperature = i % 5 == 0 ? 0.0f : 0.8f,
@@ -386,10 +386,10 @@ TEST(SamplerTest, SameResultWhateverCameBeforeAndOnEveryThread) {
 
 TEST(SamplerTest, SeedChoiceAndPositionEachChangeTheDraw) {
   const std::vector<float> row(30000, 0.0f);
-  const SampleArgs args = {.seed = kSeed, .choice = 1, .position = 100};
+  const SampleQuery args = {.seed = kSeed, .choice = 1, .position = 100};
   const int32_t token = Sample(row, args)->token;
   EXPECT_EQ(Sample(row, args)->token, token);
-  SampleArgs other = args;
+  SampleQuery other = args;
   other.seed = kSeed + 1;
   EXPECT_NE(Sample(row, other)->token, token);
   other = args;
@@ -426,11 +426,11 @@ TEST(SamplerTest, LogitThatIsNoNumberIsInternalAndNamesItsId) {
 TEST(SamplerTest, ArgumentsOutOfRangeAreRefused) {
   const std::vector<float> row = {0.0f, 1.0f};
   const float nan = std::nanf("");
-  for (const SampleArgs& args :
-       {SampleArgs{.temperature = -1}, SampleArgs{.temperature = nan},
-        SampleArgs{.temperature = std::numeric_limits<float>::infinity()}, SampleArgs{.top_k = -1},
-        SampleArgs{.top_p = 0}, SampleArgs{.top_p = 1.5f}, SampleArgs{.top_p = nan},
-        SampleArgs{.num_top_logprobs = -2}}) {
+  for (const SampleQuery& args :
+       {SampleQuery{.temperature = -1}, SampleQuery{.temperature = nan},
+        SampleQuery{.temperature = std::numeric_limits<float>::infinity()},
+        SampleQuery{.top_k = -1}, SampleQuery{.top_p = 0}, SampleQuery{.top_p = 1.5f},
+        SampleQuery{.top_p = nan}, SampleQuery{.num_top_logprobs = -2}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(Sample(row, args).status()));
   }
   const std::vector<int32_t> all = {0, 1};
@@ -448,7 +448,7 @@ TEST(SamplerTest, LargestVocabularyIsDrawnFromWithoutOverflow) {
   const std::vector<float> row(kMaxVocabulary, 1.0f);
   for (const float top_p : {1.0f, 0.999f}) {
     for (uint64_t position = 0; position < 4; ++position) {
-      const SampleArgs args = {.top_p = top_p, .seed = kSeed, .position = position};
+      const SampleQuery args = {.top_p = top_p, .seed = kSeed, .position = position};
       EXPECT_EQ(Sample(row, args)->token, SlowSample(row, args));
     }
   }
@@ -461,7 +461,7 @@ TEST(SamplerTest, DrawsOfOneRowDoNotChangeEachOther) {
   ASSERT_TRUE(row.ok());
   const std::vector<int32_t> masked = {1, 2, 3};
   for (uint32_t choice = 0; choice < 8; ++choice) {
-    SampleArgs args = {.seed = kSeed, .choice = choice};
+    SampleQuery args = {.seed = kSeed, .choice = choice};
     args.num_top_logprobs = static_cast<int32_t>(choice % 4) - 1;
     if (choice % 3 == 1) args.masked_tokens = masked;
     const auto shared = Sample(*row, args);

@@ -1,10 +1,10 @@
-#include "runtime/sampling/row.h"
+#include "kernels/sampling/row.h"
 
 #include <algorithm>
 
 #include "kernels/api/rows.h"
 #include "kernels/api/vector_math.h"
-#include "runtime/sampling/row_math.h"
+#include "kernels/sampling/row_math.h"
 
 namespace tandem {
 void FindMaxima(std::span<const float> row, RowMaxima* maxima) {

@@ -1,0 +1,52 @@
+// Backend::Sample for backends that compute on the host: one row of logits to one token, with
+// log-probabilities (kernels/api/sampling.h).
+
+#ifndef TANDEM_KERNELS_SAMPLING_SAMPLER_H_
+#define TANDEM_KERNELS_SAMPLING_SAMPLER_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/api/host_args.h"
+#include "kernels/api/sampling.h"
+#include "kernels/sampling/row.h"
+
+namespace tandem {
+
+// A row of logits with what every draw and score of it needs, found once. One thread at a time.
+class ScoredRow {
+ public:
+  // Borrows `logits`. Internal if one is NaN or infinite; InvalidArgument if the vocabulary is
+  // empty or larger than kMaxVocabulary.
+  static absl::StatusOr<ScoredRow> Make(std::span<const float> logits);
+
+  std::span<const float> logits() const { return logits_; }
+  const RowMaxima& maxima() const { return maxima_; }
+  float LogProbabilityOf(int32_t id) const;
+
+ private:
+  explicit ScoredRow(std::span<const float> logits) : logits_(logits) {}
+
+  std::span<const float> logits_;
+  RowMaxima maxima_;
+  mutable std::optional<float> log_sum_;  // Found when the first log-probability is asked for.
+};
+
+// Draws one token. Any thread; memory for it is kept per thread.
+// InvalidArgument if an argument is out of range or every token is masked.
+absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& query);
+
+// The same numbers for a token that is given: prompt logprobs, bit-equal to generated ones.
+// `num_top_logprobs` is at least 0. InvalidArgument if `token` is outside the row.
+absl::StatusOr<SampleResult> Score(const ScoredRow& row, int32_t token, int32_t num_top_logprobs);
+
+// All queries of the rows whose first one is in [begin, end). Any thread, in any environment of
+// floats.
+void SampleRows(const HostSampleArgs& args, int64_t begin, int64_t end);
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_SAMPLING_SAMPLER_H_
