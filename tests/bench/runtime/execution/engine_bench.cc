@@ -26,7 +26,8 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kBlockTokens = 16;
-constexpr int32_t kContext = 128;  // Of the decode row.
+constexpr int32_t kContext = 128;  // Of the decode rows.
+constexpr int32_t kMaxSequences = 16;
 constexpr int32_t kDecodeSteps = 8;
 // A limit is as many pieces, so that a thread that loses its core delays it little: ours are, too.
 constexpr int64_t kLimitPieces = 64;
@@ -49,7 +50,7 @@ class Bench {
             backend_.get()))),
         executor_(Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
                                               .num_blocks = 4096 / kBlockTokens,
-                                              .max_sequences = 16,
+                                              .max_sequences = kMaxSequences,
                                               .max_batched_tokens = 4096,
                                               .max_model_tokens = 4096},
                                              model_.get(), backend_.get(), {}))),
@@ -58,12 +59,15 @@ class Bench {
     std::iota(table_.begin(), table_.end(), 0);
     for (int32_t i = 0; i < 4096; ++i) tokens_.push_back(16 + i * 7 % 1000);
     for (size_t i = 0; i < kStreamBytes; i += 64) stream_.data()[i] = std::byte{1};
-    Execute(0, kContext);
+    Execute(kMaxSequences, 0, kContext);
     const std::string name = NameOf(model_->compute_dtype());
-    Add("prefill_512_" + name, "operations", Operations(512), [this] { Execute(0, 512); });
-    Add("decode_1_" + name, "bytes", kDecodeSteps * DecodeBytes(), [this] {
-      for (int32_t i = 0; i < kDecodeSteps; ++i) Execute(kContext, 1);
-    });
+    Add("prefill_512_" + name, "operations", Operations(512), [this] { Execute(1, 0, 512); });
+    for (const int32_t batch : {1, kMaxSequences}) {
+      Add("decode_" + std::to_string(batch) + "_" + name, "bytes",
+          kDecodeSteps * DecodeBytes(batch), [this, batch] {
+            for (int32_t i = 0; i < kDecodeSteps; ++i) Execute(batch, kContext, 1);
+          });
+    }
     AddGemm("gemm_512_" + name);
     const std::string path = backend_->isa();
     AddLimit("limit_multiply_add", "operations", RunMultiplyAdds(path, 1) * kLimitIterations,
@@ -117,19 +121,26 @@ class Bench {
         [this, run] { pool_.ParallelFor(kLimitPieces, [&](int64_t i, int) { run(i); }); });
   }
 
-  // Tokens [first, first + count), and a greedy draw.
-  void Execute(int32_t first, int32_t count) {
+  // Tokens [first, first + count) of each sequence, and a greedy draw.
+  void Execute(int32_t sequences, int32_t first, int32_t count) {
     const SamplingParams greedy{.temperature = 0};
     const Draw draw{.choice = 0, .sampling = &greedy, .prompt_tokens = 1};
-    const SequenceRun run{.token_ids = std::span(tokens_).subspan(static_cast<size_t>(first),
-                                                                  static_cast<size_t>(count)),
-                          .first_position = first,
-                          .block_table = table_,
-                          .draws = {&draw, 1}};
-    StepOutput output;
-    const absl::Status status = executor_->Execute({.copies = {}, .runs = {&run, 1}}, &output);
-    TANDEM_CHECK(status.ok() && output.runs[0].status.ok() && output.runs[0].drawn.size() == 1)
-        << status.ToString();
+    std::vector<SequenceRun> runs;
+    for (int32_t i = 0; i < sequences; ++i) {
+      // Alone, a sequence has all blocks.
+      const size_t blocks = table_.size() / static_cast<size_t>(sequences);
+      runs.push_back(
+          {.token_ids =
+               std::span(tokens_).subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+           .first_position = first,
+           .block_table = std::span(table_).subspan(static_cast<size_t>(i) * blocks, blocks),
+           .draws = {&draw, 1}});
+    }
+    const absl::Status status = executor_->Execute({.copies = {}, .runs = runs}, &output_);
+    TANDEM_CHECK(status.ok()) << status.ToString();
+    for (const RunOutput& run : output_.runs) {
+      TANDEM_CHECK(run.status.ok() && run.drawn.size() == 1) << run.status.ToString();
+    }
   }
 
   // One feed-forward projection of the model over 512 rows.
@@ -170,10 +181,10 @@ class Bench {
     const double attention = 2 * tokens * (tokens + 1) * c.num_layers * c.num_heads * c.head_dim;
     return 2 * tokens * LayerWeights() + 2 * HeadWeights() + attention;
   }
-  // Weights, and K and V of the context.
-  double DecodeBytes() const {
+  // Weights, and K and V of the context of each.
+  double DecodeBytes(int32_t batch) const {
     const ModelConfig& c = model_->config();
-    const double kv = 2.0 * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
+    const double kv = 2.0 * batch * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
     return (LayerWeights() + HeadWeights() + kv) *
            static_cast<double>(SizeOf(model_->compute_dtype()));
   }
@@ -189,6 +200,7 @@ class Bench {
   std::vector<int32_t> tokens_;
   DeviceBuffer gemm_weights_, gemm_input_, gemm_output_;
   std::unique_ptr<LinearOp> gemm_;
+  StepOutput output_;  // Reused, as an engine does.
   std::map<std::string, Row> rows_;
 };
 
