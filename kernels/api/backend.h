@@ -125,8 +125,9 @@ class Backend {
   // or not aligned; FailedPrecondition if the device cannot reach it.
   virtual absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
                                                     const PoolMemory& memory) = 0;
-  // Of what Allocate and AllocatePool without memory of another give: what a transport must know.
-  virtual MemoryKind memory_kind() const = 0;
+  // Where its pool is to lie: in memory that the host has, too, such as a transport's, or in what
+  // AllocatePool allocates, which a transport is then given.
+  virtual MemoryKind pool_kind() const = 0;
   // `bytes` (64-byte aligned) as operations read them: themselves where that is possible, and then
   // they outlive the result; else a copy, made through a bounded staging ring and complete when
   // this returns.

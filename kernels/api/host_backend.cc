@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "kernels/api/host_args.h"
 #include "kernels/api/host_memory.h"
 #include "kernels/api/validate.h"
@@ -37,6 +38,10 @@ absl::StatusOr<DeviceBuffer> HostBackend::AllocatePool(size_t size_bytes,
                                                        const PoolMemory& memory) {
   if (memory.base == nullptr) return Allocate(size_bytes);
   TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
+  if (memory.kind != MemoryKind::kHost) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("KV memory of %d bytes is a device's, and this is the host", memory.bytes));
+  }
   return DeviceBuffer(/*owner=*/nullptr, OfHost(static_cast<std::byte*>(memory.base)), size_bytes);
 }
 

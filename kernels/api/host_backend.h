@@ -14,7 +14,7 @@ class HostBackend : public Backend {
   absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) override;
   absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override;
   absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const PoolMemory& memory) override;
-  MemoryKind memory_kind() const override { return MemoryKind::kHost; }
+  MemoryKind pool_kind() const override { return MemoryKind::kHost; }
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override;
 
   absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override;

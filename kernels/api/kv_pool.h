@@ -46,11 +46,13 @@ struct KvPoolViewOf {
 };
 using KvPoolView = KvPoolViewOf<DevicePtr>;
 
-// Memory for the pool from outside, such as a transport's, for Backend::AllocatePool: 64-byte
-// aligned, of the host, alive as long as the pool. Null base: the backend allocates its own.
+// Memory for the pool from outside, for Backend::AllocatePool: 64-byte aligned, alive as long as
+// the pool; of the host, such as a transport's, or of the backend's device. Null base: the backend
+// allocates its own.
 struct PoolMemory {
   void* base = nullptr;
   size_t bytes = 0;
+  MemoryKind kind = MemoryKind::kHost;
 };
 
 // Bytes of one layer in a block: G tiles of K, then G tiles of V, rounded up to 64.

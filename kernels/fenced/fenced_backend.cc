@@ -63,12 +63,15 @@ class FencedBackend final : public Backend {
   absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const PoolMemory& memory) override {
     if (memory.base == nullptr) return Allocate(size_bytes);
     TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
-    auto* const data = static_cast<std::byte*>(memory.base);
-    Poison(data, size_bytes);
-    return DeviceBuffer(/*owner=*/nullptr, AcrossFence(OfHost(data)), size_bytes);
+    const DevicePtr<std::byte> given = OfHost(static_cast<std::byte*>(memory.base));
+    const DevicePtr<std::byte> pool =
+        memory.kind == MemoryKind::kDevice ? given : AcrossFence(given);
+    Poison(OnHost(AcrossFence(pool)), size_bytes);
+    return DeviceBuffer(/*owner=*/nullptr, pool, size_bytes);
   }
 
-  MemoryKind memory_kind() const override { return MemoryKind::kDevice; }
+  // So that transports of today carry it.
+  MemoryKind pool_kind() const override { return MemoryKind::kHost; }
 
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
     TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));

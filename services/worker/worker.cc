@@ -124,8 +124,11 @@ TlsListener Worker::Tls(bool any_client) const {
 }
 
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
-  const KvPool pool = {.block_bytes = config.engine.block_bytes,
-                       .num_blocks = config.engine.num_blocks};
+  const bool on_host = config.device_pool == nullptr;
+  const KvPool pool = {.base = config.device_pool,
+                       .block_bytes = config.engine.block_bytes,
+                       .num_blocks = config.engine.num_blocks,
+                       .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice};
   if (config.transport == "ucx") {
     const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
     TANDEM_ASSIGN_OR_RETURN(

@@ -31,6 +31,9 @@ struct WorkerConfig {
   std::optional<ListenAddress> admin;
   std::string transport = "ucx";  // Or "grpc".
   std::string ucx_devices;        // Empty: shared memory of this host only.
+  // A KV pool in a device's memory, which outlives the worker. Null: one of the host's, which the
+  // transport allocates, as its peers may map it.
+  std::byte* device_pool = nullptr;
   double liveness_scale = 1;
   FleetSecret secret;  // Of every internal call, and of KV links.
   FleetTlsFlags tls;   // Of all that is said over gRPC, and of `admin`.

@@ -38,6 +38,7 @@ constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
 struct Process {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;
+  DeviceBuffer pool;  // Empty where the transport has it.
   std::unique_ptr<Worker> worker;
 };
 
@@ -121,6 +122,11 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   worker.secret = secret;
   worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
+  if (process.backend->pool_kind() == MemoryKind::kDevice) {
+    const size_t pool_bytes = plan.layout.block_bytes * static_cast<size_t>(sizes.num_blocks);
+    TANDEM_ASSIGN_OR_RETURN(process.pool, process.backend->AllocatePool(pool_bytes, {}));
+    worker.device_pool = reinterpret_cast<std::byte*>(process.pool.data().address());
+  }
   const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
                                               .num_blocks = sizes.num_blocks,
                                               .max_sequences = sizes.max_sequences,
@@ -129,8 +135,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   TANDEM_ASSIGN_OR_RETURN(
       process.worker,
       Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        const PoolMemory memory{.base = pool.base,
-                                .bytes = static_cast<size_t>(pool.block_bytes * pool.num_blocks)};
+        const PoolMemory memory{
+            .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
         return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
                                      memory);
       }));

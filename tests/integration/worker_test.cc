@@ -376,6 +376,19 @@ TEST(WorkerServicesTest, AWorkerWhoseStepsKeepFailingExitsToBeReplaced) {
   EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced), "every step fails");
 }
 
+TEST(WorkerServicesTest, ATransportThatCannotMoveADevicesMemorySaysSoAtStart) {
+  for (const char* const transport : {"ucx", "grpc"}) {
+    WorkerConfig config = SmallWorker({.name = "device", .incarnation = 8});
+    config.transport = transport;
+    alignas(4096) static std::byte pool[4096];
+    config.device_pool = pool;
+    const auto worker = Worker::Create(
+        config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> { return nullptr; });
+    EXPECT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
+    EXPECT_THAT(std::string(worker.status().message()), testing::HasSubstr("is a device's"));
+  }
+}
+
 TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   auto worker = StartWorker("hybrid", {});
   Router router(*worker);

@@ -81,6 +81,15 @@ TEST_F(FencedBackendTest, MemoryIsNaNsUntilItIsWritten) {
   for (const float value : Download(*pool)) ASSERT_TRUE(std::isnan(value));
 }
 
+TEST_F(FencedBackendTest, APoolMayLieInMemoryOfItsOwn) {
+  const DeviceBuffer own = Upload(std::vector<float>(1024, 1.0f));
+  const auto pool = backend_->AllocatePool(
+      4096, {.base = OnHost(own.data()), .bytes = own.size_bytes(), .kind = MemoryKind::kDevice});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(pool->data(), own.data());
+  for (const float value : Download(own)) ASSERT_TRUE(std::isnan(value));
+}
+
 TEST_F(FencedBackendTest, AResultIsThereOnceItWasWaitedForAndNoSooner) {
   const DeviceBuffer sum = Upload({1.0f}), addend = Upload({2.0f});
   ASSERT_OK(Add(sum, addend));

@@ -256,6 +256,10 @@ TEST_P(ValidateTest, MemoryForAPool) {
   ExpectRefused(backend.AllocatePool(64, {pool_.data() + 8, 1 << 15}).status(), "aligned");
   EXPECT_EQ(backend.AllocatePool(1 << 15, {pool_.data(), 1 << 16})->size_bytes(), size_t{1} << 15);
   EXPECT_EQ(backend.AllocatePool(1 << 15, {})->size_bytes(), size_t{1} << 15);
+  if (GetParam() == "fenced") return;
+  const auto elsewhere =
+      backend.AllocatePool(1 << 15, {pool_.data(), 1 << 16, MemoryKind::kDevice});
+  EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere.status())) << elsewhere.status();
 }
 
 INSTANTIATE_TEST_SUITE_P(Reference, ValidateTest, testing::Values("reference"), DeviceName);
