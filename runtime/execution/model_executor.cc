@@ -286,11 +286,8 @@ absl::Status ModelExecutor::Sample() {
 void ModelExecutor::Publish(StepOutput* output) {
   for (size_t i = 0; i < queries_.size(); ++i) {
     RunOutput& run = output->runs[query_runs_[i]];
+    run.status.Update(results_[i].status());
     if (!run.status.ok()) continue;
-    if (!results_[i].ok()) {
-      run.status = results_[i].status();
-      continue;
-    }
     (queries_[i].given >= 0 ? run.prompt_logprobs : run.drawn)
         .push_back(ToSampledToken(*results_[i]));
   }

@@ -223,6 +223,22 @@ TEST_P(ModelExecutorTest, ASequenceWithBrokenNumbersFailsAlone) {
   EXPECT_TRUE(output.runs[1].drawn.empty());
 }
 
+TEST_P(ModelExecutorTest, ASequenceOfWhichOneDrawFailsFails) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  SamplingParams broken = Greedy();
+  broken.temperature = -1;
+  TestSequence sequence = harness->NewSequence(Prompt(20), Greedy());
+  const std::vector<Draw> draws = {{.choice = 0, .sampling = &broken, .prompt_tokens = 20},
+                                   {.choice = 1, .sampling = &sequence.sampling}};
+  const SequenceRun run{
+      .token_ids = sequence.tokens, .block_table = sequence.blocks, .draws = draws};
+  StepOutput output;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+  EXPECT_EQ(output.runs[0].status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(output.runs[0].drawn.empty());
+}
+
 // What the fenced device's poison is for: a table with a block that is no longer its sequence's.
 TEST(ModelExecutorFencedTest, AReadOfADiscardedBlockIsCaught) {
   const auto harness =
