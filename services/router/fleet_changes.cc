@@ -49,6 +49,17 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
                                        decode.terms.protocol_min, decode.terms.protocol_max));
   }
   compare("kv_class", prefill.terms.kv_class, decode.terms.kv_class);
+  // What most often makes a kv_class another one, in the words of its flag.
+  if (prefill.block_tokens != decode.block_tokens) {
+    found.emplace_back("block size",
+                       absl::StrFormat("--block-size: it has %d, the decode worker %d",
+                                       prefill.block_tokens, decode.block_tokens));
+  } else if (prefill.block_bytes != decode.block_bytes) {
+    found.emplace_back("block bytes",
+                       absl::StrFormat("a block has %d bytes, the decode worker's %d: another "
+                                       "--dtype, or another model",
+                                       prefill.block_bytes, decode.block_bytes));
+  }
   compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);
   compare("transport", prefill.terms.transport, decode.terms.transport);
   return found;
@@ -65,12 +76,13 @@ std::vector<LostWorker> LostWorkers(const Fleet& fleet, int64_t now_us) {
         {.name = name, .address = worker.address, .role = worker.registration.role, .why = why});
   }
   for (const auto& [address, missing] : fleet.missing()) {
-    if (missing.left) continue;
     lost.push_back(
         {.name = missing.name,
          .address = address,
          .role = missing.role,
-         .why = absl::StrFormat("it was not heard for %d s", Fleet::kForgetAfterUs / 1'000'000)});
+         .why = absl::StrFormat(missing.left ? "it left, and nobody came there again for %d s"
+                                             : "it was not heard for %d s",
+                                Fleet::kForgetAfterUs / 1'000'000)});
   }
   return lost;
 }

@@ -30,8 +30,8 @@ struct UnpairedWorker {
   int32_t num_decode = 0;  // How many it was compared with.
 };
 
-// Those that were there, did not say that they would leave, and are not heard or make no progress:
-// now, in order of names, those that the fleet has forgotten last.
+// Those that were there and are not heard or make no progress: now, in order of names, without
+// those that leave as they said; last, those that the fleet has forgotten and still expects.
 std::vector<LostWorker> LostWorkers(const Fleet& fleet, int64_t now_us);
 // Prefill workers that no decode worker which is there can take blocks from, whoever is healthy or
 // paused just now. None while nobody decodes, which is another matter.

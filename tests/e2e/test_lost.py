@@ -52,4 +52,5 @@ def test_a_prefill_worker_that_pairs_with_nobody_is_told_in_what_they_differ(tmp
         told, = wait_until(lambda: lines(router, "a prefill worker computes for nobody: no decode worker can take its blocks"),
                            WAIT_S, "it is told")
         assert (told["worker"], told["nearest"], told["decode_workers"], told["differs"]) == \
-            ("prefill", "decode", 1, "kv_class")
+            ("prefill", "decode", 1, "kv_class, block size")
+        assert "--block-size: it has 32, the decode worker 16" in told["why"]

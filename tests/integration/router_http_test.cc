@@ -494,10 +494,24 @@ TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   }));
   const RawAnswer answer = RawHttp(http()).Exchange("/ready");
   EXPECT_EQ(answer.status, 503);
-  EXPECT_THAT(answer.body, HasSubstr(address));
+  EXPECT_THAT(answer.body, testing::AllOf(HasSubstr(address), HasSubstr("\"why\":\"in its first")));
   EXPECT_EQ(RawHttp(http()).Exchange("/health").status, 200);
   second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b", .port = port});
   EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
+  router_.reset();
+}
+
+TEST_F(RouterHttpTest, OneWorkerThatNeverComesHoldsARouterUpForAWhileOnly) {
+  FakeWorker first(FakeWorkerOptions{.name = "a"});
+  router_ = *RouterApp::Create({.model = Folder(),
+                                .workers = {first.address(), "127.0.0.1:1"},
+                                .http = {.ip = "127.0.0.1"},
+                                .grpc = {.ip = "127.0.0.1"},
+                                .settle_us = 0});
+  EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
+  EXPECT_THAT(RawHttp(http()).Exchange("/ready").body, HasSubstr("127.0.0.1:1"));
+  router_->BeginDrain();
+  EXPECT_FALSE(router_->Ready());
   router_.reset();
 }
 

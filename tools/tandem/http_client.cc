@@ -3,7 +3,6 @@
 #include <array>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ssl/context.hpp>
-#include <boost/asio/ssl/host_name_verification.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
@@ -79,19 +78,35 @@ struct HttpConnection::State {
     secure.emplace(stream, *tls);
     secure->set_verify_mode(asio::ssl::verify_peer);
     const std::string host = WithoutBrackets(target.host);
-    secure->set_verify_callback(asio::ssl::host_name_verification(host));
-    if (!IsIpAddress(host)) SSL_set_tlsext_host_name(secure->native_handle(), host.c_str());
+    SSL* const ssl = secure->native_handle();
+    if (IsIpAddress(host)) {
+      X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str());
+    } else {
+      SSL_set1_host(ssl, host.c_str());
+      SSL_set_tlsext_host_name(ssl, host.c_str());
+    }
     return Await([&](auto done) {
       secure->async_handshake(asio::ssl::stream_base::client,
                               [done](const Error& failed) { done(failed, 0); });
     });
   }
+  // After Handshake has failed: what its error does not say. May be empty.
+  std::string WhyNoHandshake() {
+    const long verified = SSL_get_verify_result(secure->native_handle());
+    if (verified != X509_V_OK) {
+      return absl::StrCat(" (", X509_verify_cert_error_string(verified), ")");
+    }
+    return target.tls_files.certificate.empty()
+               ? " (does it speak TLS, and ask for no certificate?)"
+               : " (does it speak TLS?)";
+  }
 };
 
 namespace {
 
-absl::Status Lost(const HttpTarget& target, const Error& error) {
-  return absl::UnavailableError(absl::StrCat(target.host, ":", target.port, ": ", error.message()));
+absl::Status Lost(const HttpTarget& target, const Error& error, const std::string& why = "") {
+  return absl::UnavailableError(
+      absl::StrCat(target.host, ":", target.port, ": ", error.message(), why));
 }
 
 }  // namespace
@@ -149,6 +164,7 @@ absl::StatusOr<std::unique_ptr<HttpConnection>> HttpConnection::Connect(
   if (!error && target.tls) {
     TANDEM_RETURN_IF_ERROR(state->ReadFiles());
     error = state->Handshake();
+    if (error) return Lost(target, error, state->WhyNoHandshake());
   }
   if (error) return Lost(target, error);
   state->open = true;

@@ -144,13 +144,18 @@ absl::Status Serve(const RouterOptions& options, const RouterFlags& flags, StopS
   stop->Wait();
   const auto end = std::chrono::steady_clock::now() +
                    std::chrono::seconds(flags.clients.drain_seconds) - kTellTime;
-  LogInfo("draining", {{"seconds", flags.clients.drain_seconds}});
+  LogInfo("draining",
+          {{"seconds", flags.clients.drain_seconds}, {"requests", (*app)->num_requests()}});
   (*app)->BeginDrain();
   bool hurried = false;
   while (!hurried && !(*app)->Drained() && std::chrono::steady_clock::now() < end) {
     hurried = stop->Wait(kDrainPoll) != 0;
   }
   const bool drained = (*app)->Drained();
+  if (!drained) {
+    LogWarning("the end of the drain cuts off what still runs",
+               {{"requests", (*app)->num_requests()}, {"asked_twice", hurried}});
+  }
   (*app)->Stop(hurried ? kHurriedFlushTimeout : kFlushTimeout);
   LogInfo("ended", {{"drained", drained}});
   return absl::OkStatus();

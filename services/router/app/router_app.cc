@@ -19,8 +19,6 @@ constexpr int kMinTextThreads = 2, kMaxTextThreads = 8;
 constexpr size_t kMaxWaitingTexts = 1024;
 // What is known of workers' prefix caches takes such a part of the memory limit, beside it.
 constexpr int64_t kIndexShare = 4;
-// Behind a DNS name nobody says how many workers there will be.
-constexpr int64_t kDnsSettleUs = 5'000'000;
 
 // While it answers at all.
 ProbeAnswer Alive() { return {.ok = true, .json = "{\"status\":\"ok\"}"}; }
@@ -158,10 +156,15 @@ absl::Status RouterApp::StartAdmin() {
 }
 
 ProbeAnswer RouterApp::ReadyAnswer() const {
-  const bool ready = Ready();
   const FleetView view = core_->View();
-  std::string json = absl::StrFormat("{\"ready\":%s,\"workers\":%d,\"awaited\":[",
-                                     ready ? "true" : "false", view.workers.size());
+  const std::string why_not = WhyNotReady(view);
+  std::string json = absl::StrFormat("{\"ready\":%s,", why_not.empty() ? "true" : "false");
+  if (!why_not.empty()) {
+    json += "\"why\":";
+    AppendJsonString(why_not, &json);
+    json += ',';
+  }
+  absl::StrAppendFormat(&json, "\"workers\":%d,\"awaited\":[", view.workers.size());
   for (size_t i = 0; i < view.awaited.size(); ++i) {
     if (i > 0) json += ',';
     AppendJsonString(view.awaited[i], &json);
@@ -179,7 +182,7 @@ ProbeAnswer RouterApp::ReadyAnswer() const {
     AppendJsonString(worker.why, &json);
     json += '}';
   }
-  return {.ok = ready, .json = json + "]}"};
+  return {.ok = why_not.empty(), .json = json + "]}"};
 }
 
 RouterApp::~RouterApp() { Stop(kFlushTimeout); }
@@ -201,14 +204,23 @@ void RouterApp::Stop(std::chrono::milliseconds flush) {
   collector_.reset();
 }
 
-bool RouterApp::Ready() const {
-  if (draining_) return false;
-  const FleetView view = core_->View();
-  if (!view.can_decode) return false;
-  if (options_.workers_dns.empty()) return view.known_completely;
-  if (!workers_->resolved()) return false;
-  if (clock_.NowUs() - started_us_ >= kDnsSettleUs) return true;
-  return view.workers.size() >= workers_->channels().size();
+bool RouterApp::Ready() const { return WhyNotReady(core_->View()).empty(); }
+
+std::string RouterApp::WhyNotReady(const FleetView& view) const {
+  if (draining_) return "it drains";
+  const bool by_dns = !options_.workers_dns.empty();
+  if (by_dns && !workers_->resolved()) return "--workers-dns has not been resolved yet";
+  if (!view.can_decode) {
+    return absl::StrFormat(
+        "no worker that decodes this model is healthy: of %d that are known %d are lost",
+        view.workers.size(), view.num_lost);
+  }
+  const bool all_seen =
+      by_dns ? view.workers.size() >= workers_->channels().size() : view.known_completely;
+  const int64_t settle_us = by_dns ? options_.dns_settle_us : options_.settle_us;
+  if (all_seen || clock_.NowUs() - started_us_ >= settle_us) return "";
+  return absl::StrFormat("in its first %d s it waits for workers that it has not seen yet",
+                         settle_us / 1'000'000);
 }
 
 void RouterApp::BeginDrain() {

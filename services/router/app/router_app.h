@@ -44,6 +44,9 @@ struct RouterOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   double liveness_scale = 1;
   int32_t max_queued_requests = 4096;
+  // It is ready once it has seen every worker of the list, or as many as a DNS name has; or, so
+  // that no single worker holds it up for ever, so long after its start.
+  int64_t settle_us = 30'000'000, dns_settle_us = 5'000'000;
   FleetSecret secret;  // That it shares with the workers.
   FleetTlsFlags fleet_tls;
   TlsFiles tls;                    // Of clients and of `admin`; empty: none.
@@ -62,6 +65,7 @@ class RouterApp {
   int grpc_port() const { return grpc_->port(); }
   int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
   bool Ready() const;
+  int64_t num_requests() const { return core_->View().requests_in_flight; }
 
   // Takes no new connection, and has clients go elsewhere; what has come is answered.
   void BeginDrain();
@@ -75,6 +79,7 @@ class RouterApp {
   explicit RouterApp(const RouterOptions& options);
   absl::Status Start();
   ProbeAnswer ReadyAnswer() const;
+  std::string WhyNotReady(const FleetView& view) const;  // Empty: it is.
   absl::Status StartAdmin();
   absl::Status OpenTls();
 
