@@ -28,9 +28,10 @@ absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us
     return refused(
         absl::InvalidArgumentError("a stop string is empty, or there is no text to match"));
   }
-  if (static_cast<int64_t>(requests_.size()) >= options_.max_requests) {
+  if (static_cast<int64_t>(requests_.size()) >= options_.max_requests &&
+      !GiveWay(facts.client, now_us)) {
     return refused(absl::ResourceExhaustedError(absl::StrFormat(
-        "%d requests run, at most %d may", requests_.size(), options_.max_requests)));
+        "%d requests are open, at most %d may be", requests_.size(), options_.max_requests)));
   }
   if (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(facts.client, now_us)) {
     return refused(absl::ResourceExhaustedError(

@@ -212,7 +212,7 @@ class RouterCore final : public RouterOutbox {
 
   // Refused, of all requests so far.
   int64_t NumWithoutRoom() const;
-  // At most once a second; `num_waiting`: before the request that was too much.
+  // At most once a second.
   void TellOfNoRoom();
 
   void SendSubmit(SessionId session, const Submit& submit) override;

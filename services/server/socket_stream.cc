@@ -181,7 +181,9 @@ void SocketStream::TellOfFailure() const {
   }
   const std::string& peer = handshake_->peer;
   if (message == nullptr) return LogDebug("a TLS handshake failed", {{"peer", peer}, {"why", why}});
-  const auto times = told->Happened(absl::StrCat(ClientOfPeer(peer), " ", why));
+  // What a peer chose to show is no part of it: a thousand names would use up all that is counted.
+  const auto times = told->Happened(
+      absl::StrCat(ClientOfPeer(peer), " ", message, " ", handshake_->why_code, " ", error));
   if (!times.has_value()) return;
   LogWarning(
       message,

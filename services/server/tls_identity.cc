@@ -51,6 +51,7 @@ int VerifyClient(X509_STORE_CTX* verified, void* /*unused*/) {
       static_cast<TlsHandshake*>(SSL_get_app_data(static_cast<const SSL*>(tls)));
   handshake->presented = Describe(X509_STORE_CTX_get0_cert(verified));
   handshake->why_refused = WhyNotVerified(verified);
+  handshake->why_code = X509_STORE_CTX_get_error(verified);
   return result;
 }
 
@@ -215,6 +216,12 @@ bool TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
     return false;
   }
   const TlsLifetime lifetime = FirstToEnd(loaded->chain);
+  // May be as it should: whoever knows another issuer of the same name does not need it.
+  if (!files_.among_peers && now_s >= lifetime.ends_s &&
+      LifetimeOf(loaded->chain.front().get()).ends_s > now_s) {
+    LogWarning("a certificate behind the own one has expired: clients may refuse the chain",
+               {{"file", files_.certificate}, {"expired_s_ago", now_s - lifetime.ends_s}});
+  }
   const MutexLock lock(&mu_);
   why_refused_.clear();
   context_ = std::move(loaded->context);

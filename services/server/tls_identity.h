@@ -53,6 +53,7 @@ struct TlsHandshake {
   std::string protocol;                // ALPN's.
   std::string peer;                    // "10.0.0.1:80", "[::1]:80"; empty where it has no address.
   std::string presented, why_refused;  // Of a certificate that was not believed.
+  int why_code = 0;                    // Of OpenSSL's, of the same.
 };
 
 class TlsIdentity {

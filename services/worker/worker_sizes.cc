@@ -147,7 +147,9 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
   const int64_t free_bytes = bill.free_bytes();
   if (free_bytes <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: no memory is left for KV, and this takes most: %s; %s are missing%s",
+        "%s: no memory is left for KV, and this takes most: %s; %s are missing: give the machine "
+        "or "
+        "its cgroup more, or this less%s",
         bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
   }
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
@@ -185,14 +187,20 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
     TANDEM_RETURN_IF_ERROR(
         CheckSharedMemory(size, pool_bytes, options.machine_share, *shared_memory));
   }
+  const int64_t left =
+      shared_memory.has_value()
+          ? std::min(free_bytes,
+                     (shared_memory->total_bytes - kSharedMemoryReserve) / options.machine_share)
+          : free_bytes;
   const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
   if (num_blocks < sequence_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--kv-memory: %s gives %d blocks of %d tokens (%s each); one sequence of %d tokens needs "
-        "%d blocks, %s; raise --kv-memory or lower --max-model-len (%s are left for KV: %s)",
+        "%d blocks, %s; %slower --max-model-len%s (%s are left for KV: %s)",
         size, std::max<int64_t>(num_blocks, 0), options.block_size,
         ToString(ByteSize{model.block_bytes}), sizes.max_model_tokens, sequence_blocks,
-        ToString(ByteSize{sequence_bytes}), FormatLeft(free_bytes), bill.ToString()));
+        ToString(ByteSize{sequence_bytes}), sequence_bytes <= left ? "raise --kv-memory or " : "",
+        bill.advice(), FormatLeft(left), bill.ToString()));
   }
   sizes.num_blocks = static_cast<int32_t>(num_blocks);
   return sizes;

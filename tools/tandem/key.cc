@@ -45,7 +45,9 @@ int KeyMain(const std::vector<std::string>& arguments) {
   }
   const std::string key = MakeApiKey();
   std::printf("key:  %s\nline: %s\n", key.c_str(), ApiKeyLine(names->front(), key).c_str());
-  return 0;
+  if (std::fflush(stdout) == 0) return 0;
+  std::perror("tandem key: the key is lost");
+  return 1;
 }
 
 }  // namespace tandem

@@ -322,6 +322,22 @@ TEST_F(RequestOwnerTest, TooManyThatRunAreRefusedAtOnce) {
   EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[2]), now_us_).status()));
 }
 
+TEST_F(RequestOwnerTest, OneClientDoesNotHaveAllThatMayBeOpen) {
+  RequestOwnerOptions options;
+  options.max_requests = 3;
+  options.max_waiting_requests = 3;
+  Recreate(options);
+  RecordingSink sinks[4];
+  const auto of = [&](int i, const char* client) {
+    RequestFacts facts = Facts(&sinks[i]);
+    facts.client = client;
+    return facts;
+  };
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(owner_->Start(of(i, "flood"), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(of(3, "other"), now_us_).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(sinks[2].error));
+}
+
 TEST_F(RequestOwnerTest, TheNextTickComesWithTheNextDeadline) {
   EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 200'000);
   RequestFacts facts = Facts(&sink_);
