@@ -220,6 +220,8 @@ const Setting kSettings[] = {
       .sink_blocks = 4,
       .cancels = 1,
       .frames_ahead = 1}},
+    {"TwoWithSteps",
+     {.attempts = 2, .blocks = 1, .source_blocks = 2, .sink_blocks = 1, .cancels = 1, .steps = 1}},
     {"TwoSmall",
      {.attempts = 2,
       .blocks = 1,
@@ -313,8 +315,9 @@ TEST_P(GuardTest, IsMissedWhenSwitchedOff) {
 INSTANTIATE_TEST_SUITE_P(All, GuardTest,
                          testing::Values("commit_all_verified", "first_token_once",
                                          "frame_checksum", "free_only_on_completion",
-                                         "ordinal_lands_once", "reservation_generation",
-                                         "reservation_timeout", "source_lease", "tombstone"),
+                                         "freed_under_running_step", "ordinal_lands_once",
+                                         "reservation_generation", "reservation_timeout",
+                                         "source_lease", "tombstone"),
                          [](const auto& guard) { return std::string(guard.param); });
 
 }  // namespace

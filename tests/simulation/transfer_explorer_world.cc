@@ -125,11 +125,13 @@ std::vector<Choice> TransferWorld::Choices() const {
   }
   for (size_t i = 0; i < sinks_.size(); ++i) {
     if (sinks_[i].running) add(Choice::kFinish, i);
+    if (sinks_[i].running && options_.steps > 0 && !step_) add(Choice::kBeginStep, i);
     if (!sink_alive_ || !sink_->Has(i)) continue;
     const bool granted = !sinks_[i].blocks.empty();
     if (granted && (options_.timeouts > 0 || !source_alive_)) add(Choice::kExpireReservation, i);
     if (!source_alive_ && !granted) add(Choice::kDeadline, i);
   }
+  if (step_) add(Choice::kFinishStep);
   if (options_.cancels > 0 && sink_alive_) {
     for (size_t i = 0; i < sinks_.size(); ++i) add(Choice::kCancel, i);
   }
@@ -183,6 +185,10 @@ void TransferWorld::Happen(const Choice& choice) {
     case Choice::kFinish:
     case Choice::kDeadline:
       return EndAttempt(index);
+    case Choice::kBeginStep:
+      return BeginStep(index);
+    case Choice::kFinishStep:
+      return FinishStep();
     case Choice::kExpireLease:
       if (sink_alive_) --options_.timeouts;
       now_us_ = kLeaseUs;
@@ -416,7 +422,21 @@ void TransferWorld::EndAttempt(int attempt) {
   sink.running = false;
   sink.ended = true;
   ++sink.ends;
-  sink_blocks_.pool.Release(std::exchange(sink.blocks, {}));
+  sink_limbo_.Release(std::exchange(sink.blocks, {}), sink.last_step, &sink_blocks_.pool);
+}
+
+void TransferWorld::BeginStep(int attempt) {
+  --options_.steps;
+  Sink& sink = sinks_[static_cast<size_t>(attempt)];
+  sink.last_step = ++steps_begun_;
+  step_ = {.attempt = attempt, .written = sink.blocks.back()};
+}
+
+// It has written one token more into the last block, whoever has that now.
+void TransferWorld::FinishStep() {
+  const Step step = *std::exchange(step_, std::nullopt);
+  if (!sinks_[static_cast<size_t>(step.attempt)].running) sink_blocks_.at(step.written) = kGarbage;
+  sink_limbo_.Finish(steps_begun_, &sink_blocks_.pool);
 }
 
 // ---- Crashes ----
@@ -442,6 +462,7 @@ void TransferWorld::CrashDecode(bool noticed) {
   for (const Frame& frame : frames_) Sent(frame);
   frames_.clear();
   sinks_.assign(sinks_.size(), {});
+  step_.reset();
   receiver_.emplace(kBlockBytes);
   sink_leases_.emplace();
   sink_.emplace(NewDecodeSide());
@@ -458,7 +479,7 @@ bool TransferWorld::Quiescent() const {
   const bool sink_done = !sink_alive_ || std::all_of(sinks_.begin(), sinks_.end(),
                                                      [](const Sink& s) { return s.ends > 0; });
   return source_done && sink_done && messages_.empty() && frames_.empty() && completions_.empty() &&
-         received_.empty();
+         received_.empty() && !step_;
 }
 
 int TransferWorld::num_completed() const {
@@ -526,8 +547,9 @@ std::string TransferWorld::ViolationAtRest() const {
 std::string TransferWorld::State() const {
   std::string bytes;
   bytes.reserve(512);
-  for (const int budget : {options_.cancels, options_.duplicates, options_.corruptions,
-                           options_.crashes, options_.timeouts, source_alive_ + 2 * sink_alive_}) {
+  for (const int budget :
+       {options_.cancels, options_.duplicates, options_.corruptions, options_.crashes,
+        options_.timeouts, options_.steps, source_alive_ + 2 * sink_alive_}) {
     bytes.push_back(static_cast<char>(budget));
   }
   for (const Message& m : messages_) {
@@ -576,8 +598,10 @@ std::string TransferWorld::State() const {
       bytes.push_back(static_cast<char>(field));
     }
     for (const BlockId block : sink.blocks) bytes.push_back(static_cast<char>(block));
-    bytes.push_back('|');
+    bytes.push_back(sink.last_step == steps_begun_ && step_ ? 's' : '|');
   }
+  if (step_) bytes.push_back(static_cast<char>(step_->written));
+  sink_limbo_.AppendState(&bytes);
   source_blocks_.AppendState(&bytes);
   source_->AppendState(&bytes);
   bytes.push_back('|');
@@ -600,6 +624,8 @@ std::string TransferWorld::Describe(const Choice& choice) const {
                                          "frame sent",
                                          "frame handled",
                                          "sequence ends",
+                                         "step begins",
+                                         "step ends",
                                          "lease expires",
                                          "reservation expires",
                                          "deadline",

@@ -20,6 +20,7 @@
 #include "runtime/engine/prefill_side.h"
 #include "runtime/engine/transfer_blocks.h"
 #include "runtime/kv_cache/block_pool.h"
+#include "runtime/kv_cache/step_limbo.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
 #include "runtime/protocol/tombstones.h"
@@ -38,6 +39,7 @@ struct TransferWorldOptions {
   int corruptions = 0;  // Of a frame's payload.
   int crashes = 0;
   int frames_ahead = 8;
+  int steps = 0;     // Of sequences that decode.
   int timeouts = 0;  // Of a lease or a reservation at any time; any number once a peer is dead.
 };
 
@@ -53,6 +55,8 @@ struct Choice {
     kFrameSent,     // The source learns that frame `index` of `completions` has gone.
     kFrameHandled,  // The decode engine handles received frame `index`.
     kFinish,        // A committed sequence ends.
+    kBeginStep,     // A step with the committed sequence `index`,
+    kFinishStep,    // which is over.
     kExpireLease,
     kExpireReservation,
     kDeadline,  // Of an attempt that a silent prefill worker keeps waiting.
@@ -147,6 +151,7 @@ class TransferWorld final : private PeerOutbox, private DecodeHost, private Pref
     bool known = false;
     std::vector<BlockId> blocks;  // Granted: from first_block on.
     bool running = false;         // Committed, decoding.
+    uint64_t last_step = 0;       // With a run of it.
     bool completed = false;
     bool ended = false;
     int first_tokens = 0;  // Given to the router.
@@ -173,6 +178,8 @@ class TransferWorld final : private PeerOutbox, private DecodeHost, private Pref
   void StartPrompt(int attempt);
   void ComputeBlock(int attempt);
   void EndAttempt(int attempt);
+  void BeginStep(int attempt);
+  void FinishStep();
   void Arrive(int index);
   void Sent(const Frame& frame);  // The source learns, later, that the frame has gone.
   void Land(int index, bool ok, bool corrupt);
@@ -216,6 +223,13 @@ class TransferWorld final : private PeerOutbox, private DecodeHost, private Pref
 
   bool sink_alive_ = true;
   std::vector<Sink> sinks_;
+  StepLimbo sink_limbo_;
+  uint64_t steps_begun_ = 0;
+  struct Step {
+    int attempt = 0;
+    BlockId written = 0;
+  };
+  std::optional<Step> step_;  // At most one runs.
   Blocks sink_blocks_;
   std::optional<KvReceiver> receiver_;
   std::optional<LeaseKeeper> sink_leases_;
