@@ -7,6 +7,13 @@
 #include "runtime/base/math.h"
 
 namespace tandem {
+namespace {
+
+// Its draw, or the end of what was begun of it.
+bool Awaits(const Sequence& sequence) { return sequence.held || sequence.remaining() == 0; }
+
+}  // namespace
+
 Scheduler::Scheduler(const SchedulerLimits& limits, BlockSource* blocks)
     : limits_(limits), blocks_(blocks) {
   TANDEM_CHECK(limits.max_sequences > 0 && limits.max_batched_tokens > limits.max_sequences)
@@ -104,7 +111,8 @@ void Scheduler::ScheduleShared(uint64_t admit_before) {
   left_out_.clear();
   chunks_.clear();
   for (Sequence* sequence : running_) {
-    if (!sequence->alone) (sequence->remaining() == 1 ? decodes_ : chunks_).push_back(sequence);
+    if (sequence->alone || Awaits(*sequence)) continue;
+    (sequence->remaining() == 1 ? decodes_ : chunks_).push_back(sequence);
   }
   odd_ = !odd_;
   const auto prompts = static_cast<int32_t>(chunks_.size() + waiting_.size());
@@ -323,6 +331,7 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
   Sequence* const sequence = OldestAlone();
   if (sequence == nullptr) return;
   const bool waits = sequence->state == SequenceState::kWaiting;
+  if (Awaits(*sequence)) return;
   if (!waits && sequence->remaining() == 1) {
     RunDecode(sequence);
     return;
@@ -341,6 +350,7 @@ void Scheduler::RunDecode(Sequence* sequence) {
       Blocked(sequence);
       return;
     }
+    if (PreemptionHeld()) return Blocked(sequence);
     Preempt(victim);
     if (victim == sequence) return;
   }
@@ -359,7 +369,7 @@ void Scheduler::RunChunk(Sequence* sequence) {
   // A prompt waits for decodes to finish; but prompts must not wait for each other.
   while (covered == sequence->num_computed && plan_.runs.empty()) {
     Sequence* const victim = YoungestPreemptible();
-    if (victim == nullptr || victim->order <= sequence->order) break;
+    if (victim == nullptr || victim->order <= sequence->order || PreemptionHeld()) break;
     Preempt(victim);
     covered = blocks_->Grow(sequence, wanted);
   }
@@ -382,8 +392,14 @@ bool Scheduler::AnotherPreemptible(const Sequence* than) const {
 bool Scheduler::PreemptHigherRank(uint64_t order) {
   Sequence* const victim = YoungestPreemptible();
   if (victim == nullptr || RankOf(victim->order) <= RankOf(order)) return false;
+  if (PreemptionHeld()) return false;
   Preempt(victim);
   return true;
+}
+
+bool Scheduler::PreemptionHeld() {
+  preemption_wanted_ |= preemption_held_;
+  return preemption_held_;
 }
 
 void Scheduler::Preempt(Sequence* sequence) {

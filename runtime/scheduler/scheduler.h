@@ -77,6 +77,15 @@ class Scheduler {
   // for each that runs, or none is left. Returns how many.
   int32_t MakeRoom(uint64_t order, int32_t num_blocks);
 
+  // While a step runs, blocks that are taken from its sequences come back only at its end: nobody
+  // is preempted while this is held.
+  void HoldPreemption(bool hold) {
+    preemption_held_ = hold;
+    preemption_wanted_ &= hold;
+  }
+  // Somebody would have been, since it is held.
+  bool preemption_wanted() const { return preemption_wanted_; }
+
   // Sequences younger than `admit_before` stay waiting (an older one elsewhere lacks blocks). The
   // plan is valid until the next Schedule.
   const StepPlan& Schedule(uint64_t admit_before = kNoOrder);
@@ -150,6 +159,7 @@ class Scheduler {
   bool AnotherPreemptible(const Sequence* than) const;
   bool PreemptHigherRank(uint64_t order);
   void Preempt(Sequence* sequence);
+  bool PreemptionHeld();
   void Blocked(const Sequence* sequence);
   Sequence* OldestAlone() const;
 
@@ -167,6 +177,9 @@ class Scheduler {
   Refusal last_refusal_;
   Refusal last_brief_refusal_;
   Refusal last_take_refusal_;
+
+  bool preemption_held_ = false;
+  bool preemption_wanted_ = false;
 
   // Of the plan under construction.
   int32_t budget_ = 0;  // Tokens left.

@@ -38,6 +38,7 @@ struct Sequence {
   std::vector<int32_t> block_table;  // Covers at least num_computed tokens.
   SequenceState state = SequenceState::kIdle;
   bool alone = false;  // Only ever in a batch of its own, in small chunks.
+  bool held = false;   // What was begun of it comes first: nothing more of it is scheduled yet.
   bool whole = false;  // Starts with blocks for all its tokens, and keeps them: never preempted.
   RequestTurns* turns = nullptr;  // Its request's.
   // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
