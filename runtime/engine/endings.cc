@@ -87,12 +87,16 @@ void Engine::ForgetAttempt(Attempt* attempt) {
   for (const auto& sequence : attempt->sequences) {
     if (sequence != nullptr && !sequence->ended) ReleaseSequence(sequence.get());
   }
-  // The step in progress may still have runs of these sequences.
-  std::move(attempt->sequences.begin(), attempt->sequences.end(), std::back_inserter(graveyard_));
+  for (auto& sequence : attempt->sequences) Bury(std::move(sequence));
   const AttemptKey key = attempt->key;
   ended_attempts_.AddEnded(key, attempt->deadline_us, now_us_);
   attempt_deadlines_.Remove(key);
   attempts_.erase(key);
+}
+
+// Steps that are begun may have runs of it.
+void Engine::Bury(std::unique_ptr<EngineSequence> sequence) {
+  graveyard_.push_back({.sequence = std::move(sequence), .step = begun_});
 }
 
 void Engine::ReleaseSequence(EngineSequence* sequence) {

@@ -49,6 +49,7 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
                KvReceiver* receiver, LeaseKeeper* leases)
     : options_(options),
       executor_(executor),
+      overlaps_steps_(executor->overlaps_steps()),
       outbox_(outbox),
       memory_(options.num_blocks, options.block_tokens, options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
@@ -75,7 +76,7 @@ Engine::~Engine() = default;
 void Engine::Note(int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
   stalled_ = false;
-  graveyard_.clear();
+  while (!graveyard_.empty() && graveyard_.front().step <= finished_) graveyard_.pop_front();
 }
 
 void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
@@ -115,7 +116,8 @@ void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 }
 
 bool Engine::drained() const {
-  return draining_ && attempts_.empty() && prefill_.empty() && memory_.Counts().quarantined == 0;
+  return draining_ && attempts_.empty() && prefill_.empty() && steps_begun() == 0 &&
+         memory_.Counts().quarantined == 0;
 }
 
 WorkerLoad Engine::Load() const {
@@ -123,7 +125,7 @@ WorkerLoad Engine::Load() const {
           .running_sequences = scheduler_.num_running(),
           .waiting_sequences = scheduler_.num_waiting() + decode_.num_prompts(),
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
-          .has_work = !scheduler_.idle() && !stalled_};
+          .has_work = (!scheduler_.idle() && !stalled_) || steps_begun() > 0};
 }
 
 absl::Status Engine::Audit() const {

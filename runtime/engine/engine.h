@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -99,7 +100,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   void Drain(int64_t now_us);
   bool drained() const;
 
-  // ---- One step: expire, grant, schedule, execute, publish ----
+  // ---- One step: expire, grant, schedule, begin; then finish, publish ----
   struct StepResult {
     bool again = false;     // Call again at once.
     int32_t tokens = 0;     // Computed in this step.
@@ -109,7 +110,19 @@ class Engine final : private DecodeHost, private PrefillHost {
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
   };
+  // Begins one, if it may, and finishes the oldest, unless yet another may be begun before: an
+  // executor that overlaps steps computes one while the engine does everything else, inputs
+  // included. What the result says of a batch is of the step that was begun.
   StepResult Step(int64_t now_us);
+
+  // Its halves, for a loop that knows when a step is over.
+  bool may_begin_step() const {
+    return steps_begun() == 0 || (overlaps_steps_ && steps_begun() < kMaxStepsBegun &&
+                                  !scheduler_.preemption_wanted() && scheduler_.num_alone() == 0);
+  }
+  StepResult BeginStep(int64_t now_us);   // None, if the result has no sequences.
+  StepResult FinishStep(int64_t now_us);  // The oldest, and there is one.
+  int32_t steps_begun() const { return static_cast<int32_t>(begun_ - finished_); }
 
   // For quarantine_us now more blocks than max_quarantined_share were in quarantine, or some were
   // and nothing could run: a transport does not come back, and the process is to be replaced.
@@ -134,6 +147,15 @@ class Engine final : private DecodeHost, private PrefillHost {
  private:
   static constexpr int32_t kNoToken = -1;
 
+  // Of a step that is begun and not finished. The sequence may have ended.
+  struct BegunRun {
+    EngineSequence* sequence = nullptr;
+    int32_t first_position = 0;
+    int32_t end_position = 0;
+    bool complete = false;  // All its tokens.
+  };
+  using BegunStep = std::vector<BegunRun>;
+
   Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
          KvReceiver* receiver, LeaseKeeper* leases);
   // Every input begins with this.
@@ -156,23 +178,25 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   // ---- step.cc ----
   void StartAdmitted(const StepPlan& plan);
-  void Execute(const StepPlan& plan, StepResult* result);
-  void BeginChunks(const StepPlan& plan);
-  static SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens);
+  void Begin(const StepPlan& plan, StepResult* result);
+  void CountOnDraw(const BegunRun& run, int32_t index);
+  static ChunkNotice NoticeOf(const BegunRun& run);
+  SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens) const;
+  void Settle(StepResult* result);
   bool RelieveMemory();
   void WatchQuarantine(bool moves);
   int64_t NextWakeup() const;
 
   // ---- publish.cc ----
-  void Publish(const StepPlan& plan);
+  void Publish(const BegunStep& step, StepOutput* outputs);
   void FailRun(EngineSequence* sequence, const absl::Status& status);
   void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
-  void PublishToRouter(EngineSequence* sequence, RunOutput* output);
-  void PublishToDecode(EngineSequence* sequence, RunOutput* output);
-  // Those that will not change any more.
-  std::span<const BlockId> FinalBlocks(const EngineSequence& sequence) const;
+  void PublishToRouter(const BegunRun& run, RunOutput* output);
+  void PublishToDecode(const BegunRun& run, RunOutput* output);
+  // Those that will not change once its first `num_tokens` are computed.
+  std::span<const BlockId> FinalBlocks(const EngineSequence& sequence, int32_t num_tokens) const;
   void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
-  bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
+  bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence, int32_t position,
                     SampledToken* token);
   // Wherever it runs: what does not fit a worker whole is refused there.
   static FinishReason RequestedFinish(const RequestSpec& spec, int32_t position, int32_t token);
@@ -205,6 +229,7 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   const EngineOptions options_;
   Executor* const executor_;
+  const bool overlaps_steps_;
   Outbox* const outbox_;
 
   int64_t now_us_ = 0;
@@ -228,11 +253,18 @@ class Engine final : private DecodeHost, private PrefillHost {
   EndedKeys<AttemptKey> ended_attempts_;
   std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;  // Those that prefill_ has.
 
-  // Of the step in progress, kept for their capacity.
+  uint64_t begun_ = 0, finished_ = 0;  // Steps.
+  BegunStep steps_[kMaxStepsBegun];    // By number.
+
+  // Of the step that is begun or finished, kept for their capacity.
   std::vector<SequenceRun> runs_;
   std::vector<ChunkNotice> chunks_;
-  StepOutput output_;
-  std::vector<std::unique_ptr<EngineSequence>> graveyard_;  // Ended; the plan may name them.
+  struct Ended {
+    std::unique_ptr<EngineSequence> sequence;
+    uint64_t step = 0;  // Until this one is over they may be named.
+  };
+  void Bury(std::unique_ptr<EngineSequence> sequence);
+  std::deque<Ended> graveyard_;
 };
 
 }  // namespace tandem

@@ -31,6 +31,9 @@ struct EngineSequence final : Sequence {
   int64_t arrived_us = 0;
   int64_t begun_us = -1;  // The first step that computed some of it began; -1: none did.
 
+  uint64_t last_step = 0;   // That was begun with a run of it; 0: none was.
+  int32_t unseen_run = -1;  // Of that step: it draws the last token, which is kUnseenToken.
+
   PrefixCursor cursor;  // After num_named_blocks.
   int32_t num_named_blocks = 0;
 

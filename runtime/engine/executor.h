@@ -3,6 +3,9 @@
 // The engine hands over a batch of runs. A run computes the KV of consecutive tokens of one
 // sequence, writes it into the blocks of its table, and may ask for sampled tokens after its last
 // one. Prefill chunks and decodes are the same thing: a decode is a run of one token.
+//
+// A step is begun and finished. Between the two the engine goes on, and may begin the next one,
+// whose runs may end in tokens that the host has not seen.
 
 #ifndef TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
 #define TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/sampled_token.h"
@@ -25,10 +29,15 @@ struct Draw {
   int32_t prompt_tokens = 0;  // min_tokens counts from here.
 };
 
-// All spans live until Execute returns. Token ids are trusted to be of the vocabulary: the engine
+inline constexpr int32_t kUnseenToken = -1;
+
+// All spans live until Begin returns. Token ids are trusted to be of the vocabulary: the engine
 // checks what it is given (Validate), and a sampler draws no others.
 struct SequenceRun {
   std::span<const int32_t> token_ids;  // To compute in this step, at least one.
+  // >= 0: the last of token_ids is kUnseenToken and stands for what this run of the step before
+  // draws first.
+  int32_t unseen_run = -1;
   int32_t first_position = 0;  // Of token_ids[0]; KV of 0..first_position-1 is in the table.
   std::span<const BlockId> block_table;  // Covers first_position + token_ids.size() tokens.
   std::span<const Draw> draws;           // Empty: no logits of the last token are needed.
@@ -60,24 +69,49 @@ struct StepOutput {
   std::vector<RunOutput> runs;  // Parallel to StepInput::runs. Reused between steps.
 };
 
+inline constexpr int32_t kMaxStepsBegun = 2;
+
 // Engine thread only.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Not OK: the whole step failed (Internal); nothing of it may be published.
-  virtual absl::Status Execute(const StepInput& input, StepOutput* output) = 0;
+  // The same always. True: up to kMaxStepsBegun may be begun that are not finished, and a step may
+  // name what the one before draws. False: each is finished before the next.
+  virtual bool overlaps_steps() const = 0;
 
-  // CRC-32C of the block's bytes as they are now.
+  // Steps run in the order in which they are begun.
+  virtual void Begin(const StepInput& input) = 0;
+  // Of the oldest that was begun: returns when it is over. The output is there, to move from, until
+  // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.
+  virtual absl::StatusOr<StepOutput*> Finish() = 0;
+
+  // CRC-32C of the block's bytes as they are now; no step that is begun writes to it.
   virtual uint32_t BlockChecksum(BlockId block) = 0;
 
   // Nobody reads what is in the block again, and whoever writes there next may be a transport. What
   // runs real steps need not do anything; for tests its content is spoilt.
   virtual void Discard(BlockId block) = 0;
 
-  // Any thread. Grows while Execute computes, many times in a layer that takes long: who looks now
+  // Any thread. Grows while a step computes, many times in a layer that takes long: who looks now
   // and then tells a slow step from one that hangs.
   virtual uint64_t work_done() const = 0;
+};
+
+// One whose step is over when Begin returns.
+class SynchronousExecutor : public Executor {
+ public:
+  // As Begin and Finish; `output` is that of the last one. Every token is seen.
+  virtual absl::Status Execute(const StepInput& input, StepOutput* output) = 0;
+
+  bool overlaps_steps() const final { return false; }
+  void Begin(const StepInput& input) final;
+  absl::StatusOr<StepOutput*> Finish() final;
+
+ private:
+  bool begun_ = false;
+  absl::Status status_;  // Of what is begun.
+  StepOutput output_;
 };
 
 }  // namespace tandem

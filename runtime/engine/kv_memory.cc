@@ -15,6 +15,7 @@ KvMemory::KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching
       executor_(executor),
       pool_(num_blocks),
       cache_({.block_tokens = block_tokens, .enabled = prefix_caching}, &pool_),
+      late_(executor->overlaps_steps()),
       checksums_(static_cast<size_t>(num_blocks)) {
   pool_.AttachFreedBlocks(this);
 }
@@ -48,20 +49,24 @@ bool KvMemory::OwnNextSlot(EngineSequence* sequence) {
   if (sequence->num_computed % block_tokens_ == 0) return true;
   BlockId& block =
       sequence->block_table[static_cast<size_t>(sequence->num_computed / block_tokens_)];
-  if (pool_.Exclusive(block)) return true;
+  if (pool_.Exclusive(block) || (late_ && Exclusive(block))) return true;
   absl::StatusOr<std::vector<BlockId>> own = pool_.Allocate(1);
   if (!own.ok()) return false;
   copies_.push_back({.source = block, .destination = own->front()});
   // Copies run in order before anything else of the step, so that whoever gets the source next
   // writes to it only afterwards.
-  pool_.Release(block);
+  if (late_) {
+    copy_sources_.push_back(block);
+  } else {
+    pool_.Release(block);
+  }
   block = own->front();
   return true;
 }
 
 void KvMemory::Release(Sequence* base) {
   auto* const sequence = static_cast<EngineSequence*>(base);
-  pool_.Release(sequence->block_table);
+  limbo_.Release(sequence->block_table, sequence->last_step, &pool_);
   sequence->block_table.clear();
   sequence->num_computed = 0;
   sequence->num_named_blocks = 0;
@@ -84,8 +89,21 @@ void KvMemory::Share(std::span<const BlockId> table) {
   for (BlockId block : table) pool_.AddReference(block);
 }
 
-void KvMemory::CacheComputed(EngineSequence* sequence) {
-  const int32_t num_full = sequence->num_computed / block_tokens_;
+void KvMemory::BeginStep(uint64_t step) {
+  copies_.clear();
+  if (copy_sources_.empty()) return;
+  limbo_.Release(copy_sources_, step, &pool_);
+  copy_sources_.clear();
+}
+
+bool KvMemory::Exclusive(BlockId block) const {
+  const int64_t copied =
+      std::count(copy_sources_.begin(), copy_sources_.end(), block) + limbo_.references(block);
+  return pool_.references(block) == 1 + copied && pool_.pins(block) == 0 && !pool_.cached(block);
+}
+
+void KvMemory::CacheComputed(EngineSequence* sequence, int32_t num_tokens) {
+  const int32_t num_full = num_tokens / block_tokens_;
   while (sequence->num_named_blocks < num_full) {
     const auto i = static_cast<size_t>(sequence->num_named_blocks++);
     const auto block_tokens = static_cast<size_t>(block_tokens_);
@@ -108,7 +126,9 @@ uint32_t KvMemory::Checksum(BlockId block) {
   return known.crc32c;
 }
 
-absl::Status KvMemory::Audit(const BlockOwners& owners) const {
+absl::Status KvMemory::Audit(BlockOwners owners) const {
+  limbo_.CountReferences(&owners.references);
+  for (const BlockId block : copy_sources_) ++owners.references[block];
   TANDEM_RETURN_IF_ERROR(pool_.Audit());
   const auto count = [](const std::map<BlockId, int32_t>& of, BlockId block) {
     const auto found = of.find(block);

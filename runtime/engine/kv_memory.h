@@ -18,6 +18,7 @@
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/kv_cache/kv_events.h"
 #include "runtime/kv_cache/prefix_cache.h"
+#include "runtime/kv_cache/step_limbo.h"
 #include "runtime/scheduler/block_source.h"
 
 namespace tandem {
@@ -31,6 +32,7 @@ struct BlockOwners {
 // Engine thread only.
 class KvMemory final : public BlockSource, public TransferBlocks, private FreedBlocks {
  public:
+  // What a begun step names is free only once that is over.
   KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching, Executor* executor);
 
   // ---- BlockSource; every sequence is an EngineSequence ----
@@ -46,28 +48,35 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   bool AppendBlocks(EngineSequence* sequence, int32_t num_blocks);
   // One more reference to each block of `table`.
   void Share(std::span<const BlockId> table);
-  // Names the full blocks below num_computed; their content is right and final.
-  void CacheComputed(EngineSequence* sequence);
+  // Names the full blocks of the first `num_tokens`; their content is right and final.
+  void CacheComputed(EngineSequence* sequence, int32_t num_tokens);
 
   // ---- TransferBlocks ----
   void Pin(BlockId block) override { pool_.Pin(block); }
   void Unpin(BlockId block) override { pool_.Unpin(block); }
   uint32_t Checksum(BlockId block) override;
 
-  // Copies that must precede the next step's runs. ClearCopies once they are done.
+  // Copies that must precede the next step's runs.
   std::span<const BlockCopy> copies() const { return copies_; }
-  void ClearCopies() { copies_.clear(); }
+
+  // The copies, and runs of sequences with this number as their last_step, are begun. Steps are
+  // numbered from 1 and over in that order.
+  void BeginStep(uint64_t step);
+  void FinishStep(uint64_t step) { limbo_.Finish(step, &pool_); }
 
   BlockCounts Counts() const { return pool_.Counts(); }
   KvEvents TakeEvents() { return cache_.TakeEvents(); }
   KvEvents Snapshot() const { return cache_.Snapshot(); }
-  absl::Status Audit(const BlockOwners& owners) const;
+  absl::Status Audit(BlockOwners owners) const;
   std::vector<NamedBlock> CachedBlocks() const { return cache_.NamedBlocks(); }
 
  private:
   void OnFreed(BlockId block) override;
   // Makes the block of the next token the sequence's own. False: no block for the copy.
   bool OwnNextSlot(EngineSequence* sequence);
+
+  // Only the sequence can see the block, apart from copies of it that may not have run.
+  bool Exclusive(BlockId block) const;
 
   struct KnownChecksum {
     uint32_t generation = 0;  // Of the block; 0: not known.
@@ -78,7 +87,10 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   Executor* const executor_;
   BlockPool pool_;
   PrefixCache cache_;
+  const bool late_;  // Copies may run after their step is begun.
   std::vector<BlockCopy> copies_;
+  std::vector<BlockId> copy_sources_;  // Of copies_, if late: nobody else gets them before.
+  StepLimbo limbo_;
   std::vector<KnownChecksum> checksums_;  // By block.
 };
 

@@ -4,29 +4,31 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "runtime/base/check.h"
 #include "runtime/base/math.h"
 #include "runtime/engine/engine.h"
 
 namespace tandem {
 
-void Engine::Publish(const StepPlan& plan) {
-  for (size_t i = 0; i < plan.runs.size(); ++i) {
-    auto* const sequence = static_cast<EngineSequence*>(plan.runs[i].sequence);
-    if (sequence->ended) continue;  // Its attempt ended with a sibling of this batch.
-    RunOutput& output = output_.runs[i];
+void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
+  TANDEM_CHECK(outputs->runs.size() == step.size())
+      << outputs->runs.size() << " outputs of " << step.size() << " runs";
+  for (size_t i = 0; i < step.size(); ++i) {
+    EngineSequence* const sequence = step[i].sequence;
+    if (sequence->ended) continue;  // Its attempt has, since this step was begun or by it.
+    sequence->held = false;
+    RunOutput& output = outputs->runs[i];
     if (!output.status.ok()) {
       FailRun(sequence,
               absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
-    const int32_t first = sequence->num_computed;
-    sequence->num_computed += plan.runs[i].num_tokens;
-    memory_.CacheComputed(sequence);
-    CollectPromptLogprobs(sequence, first, &output);
+    memory_.CacheComputed(sequence, step[i].end_position);
+    CollectPromptLogprobs(sequence, step[i].first_position, &output);
     if (sequence->job != nullptr) {
-      PublishToDecode(sequence, &output);
-    } else if (!output.drawn.empty()) {
-      PublishToRouter(sequence, &output);
+      PublishToDecode(step[i], &output);
+    } else if (step[i].complete) {
+      PublishToRouter(step[i], &output);
     }
   }
 }
@@ -51,10 +53,12 @@ void Engine::CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunO
             output->prompt_logprobs.end(), std::back_inserter(collected));
 }
 
-void Engine::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
+void Engine::PublishToRouter(const BegunRun& run, RunOutput* output) {
+  EngineSequence* const sequence = run.sequence;
   Attempt* const attempt = sequence->attempt;
   if (sequence->forked) {
-    if (DeliverToken(attempt, sequence->draws.front().choice, sequence, &output->drawn.front())) {
+    if (DeliverToken(attempt, sequence->draws.front().choice, sequence, run.end_position,
+                     &output->drawn.front())) {
       EndSequence(sequence);
     }
     return;
@@ -69,9 +73,11 @@ void Engine::PublishToRouter(EngineSequence* sequence, RunOutput* output) {
   }
 }
 
-void Engine::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
+void Engine::PublishToDecode(const BegunRun& run, RunOutput* output) {
+  EngineSequence* const sequence = run.sequence;
   PrefillJob* const job = sequence->job;
-  if (output->drawn.empty()) return prefill_.OnChunk(job->key, FinalBlocks(*sequence));
+  const std::span<const BlockId> final_blocks = FinalBlocks(*sequence, run.end_position);
+  if (!run.complete) return prefill_.OnChunk(job->key, final_blocks);
   outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
   const auto position = static_cast<int32_t>(sequence->token_ids.size());
   const bool goes_on =
@@ -83,20 +89,20 @@ void Engine::PublishToDecode(EngineSequence* sequence, RunOutput* output) {
                         {.job = job->key.job,
                          .tokens = std::move(output->drawn),
                          .prompt_logprobs = std::move(job->prompt_logprobs)},
-                        goes_on, FinalBlocks(*sequence));
+                        goes_on, final_blocks);
 }
 
-std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence) const {
-  const int32_t num_final = sequence.remaining() == 0
-                                ? CeilDiv(sequence.num_computed, options_.block_tokens)
-                                : sequence.num_computed / options_.block_tokens;
+std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence,
+                                             int32_t num_tokens) const {
+  const bool all = num_tokens == static_cast<int32_t>(sequence.token_ids.size());
+  const int32_t num_final =
+      all ? CeilDiv(num_tokens, options_.block_tokens) : num_tokens / options_.block_tokens;
   return std::span(sequence.block_table).first(static_cast<size_t>(num_final));
 }
 
 // True: that was the choice's last token. Otherwise it has joined `sequence`, if there is one.
 bool Engine::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
-                          SampledToken* token) {
-  const auto position = static_cast<int32_t>(sequence->token_ids.size());
+                          int32_t position, SampledToken* token) {
   const FinishReason finish = RequestedFinish(attempt->spec, position, token->token);
   const int32_t token_id = token->token;
   outbox_->ToRouter(attempt->key.router, TokenEvent{.attempt = attempt->key.attempt,
@@ -108,7 +114,12 @@ bool Engine::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequ
     --attempt->num_unfinished;
     return true;
   }
-  if (sequence->forked) sequence->token_ids.push_back(token_id);
+  if (!sequence->forked) return false;
+  if (position == static_cast<int32_t>(sequence->token_ids.size())) {
+    sequence->token_ids.push_back(token_id);
+  } else {
+    sequence->token_ids[static_cast<size_t>(position)] = token_id;  // It was counted on.
+  }
   return false;
 }
 
@@ -125,7 +136,8 @@ void Engine::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tok
   for (size_t i = 0; i < tokens->size(); ++i) {
     const int32_t choice = prompt->draws[i].choice;
     const int32_t token_id = (*tokens)[i].token;
-    if (!DeliverToken(attempt, choice, prompt, &(*tokens)[i])) {
+    const auto position = static_cast<int32_t>(prompt->token_ids.size());
+    if (!DeliverToken(attempt, choice, prompt, position, &(*tokens)[i])) {
       attempt->started_choices.push_back({.choice = choice, .token_id = token_id});
     }
   }

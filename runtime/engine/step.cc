@@ -1,4 +1,4 @@
-// One step: expire, grant, schedule, say what is computed, execute, publish.
+// One step: expire, grant, schedule, say what is computed, begin; then finish, publish.
 
 #include <algorithm>
 #include <utility>
@@ -10,6 +10,19 @@
 namespace tandem {
 
 Engine::StepResult Engine::Step(int64_t now_us) {
+  StepResult result;
+  if (may_begin_step()) result = BeginStep(now_us);
+  const bool another = result.sequences > 0 && may_begin_step();
+  if (another || steps_begun() == 0) return result;
+  const StepResult finished = FinishStep(now_us);
+  result.again = finished.again;
+  result.failed = finished.failed;
+  result.next_wakeup_us = finished.next_wakeup_us;
+  return result;
+}
+
+Engine::StepResult Engine::BeginStep(int64_t now_us) {
+  TANDEM_CHECK(may_begin_step()) << steps_begun() << " steps are begun";
   Note(now_us);
   ExpireAttempts();
   prefill_.Expire();
@@ -24,17 +37,22 @@ Engine::StepResult Engine::Step(int64_t now_us) {
   preempted_ += static_cast<int32_t>(plan.preempted.size());
   StepResult result;
   if (!plan.runs.empty()) {
-    Execute(plan, &result);
+    Begin(plan, &result);
+  } else if (steps_begun() > 0) {
+    result.again = true;
   } else {
     decode_.GrantHeld();  // What held grants back at the step before may be gone.
     stalled_ = !scheduler_.idle();
     result.again = RelieveMemory() || preempted_ > 0;
   }
   result.preempted = std::exchange(preempted_, 0);
-  graveyard_.clear();
-  WatchQuarantine(/*moves=*/result.again);
-  result.next_wakeup_us = NextWakeup();
+  if (steps_begun() == 0) Settle(&result);  // Otherwise when the oldest one is over.
   return result;
+}
+
+void Engine::Settle(StepResult* result) {
+  WatchQuarantine(/*moves=*/result->again);
+  result->next_wakeup_us = NextWakeup();
 }
 
 void Engine::StartAdmitted(const StepPlan& plan) {
@@ -44,7 +62,8 @@ void Engine::StartAdmitted(const StepPlan& plan) {
     if (sequence->job == nullptr) {
       sequence->attempt->charge.reset();
     } else {
-      prefill_.OnStarted(sequence->job->key, sequence->attached_tokens, FinalBlocks(*sequence));
+      prefill_.OnStarted(sequence->job->key, sequence->attached_tokens,
+                         FinalBlocks(*sequence, sequence->num_computed));
     }
   }
 }
@@ -71,53 +90,92 @@ bool Engine::quarantine_is_stuck() const {
          now_us_ - quarantine_since_us_ >= options_.times.quarantine_us;
 }
 
-void Engine::Execute(const StepPlan& plan, StepResult* result) {
+void Engine::Begin(const StepPlan& plan, StepResult* result) {
+  BegunStep& step = steps_[++begun_ % kMaxStepsBegun];
+  step.clear();
   runs_.clear();
+  chunks_.clear();
   for (const ScheduledRun& run : plan.runs) {
     auto* const sequence = static_cast<EngineSequence*>(run.sequence);
     if (sequence->begun_us < 0) sequence->begun_us = now_us_;
     runs_.push_back(RunOf(*sequence, run.num_tokens));
+    step.push_back({.sequence = sequence,
+                    .first_position = sequence->num_computed,
+                    .end_position = sequence->num_computed + run.num_tokens,
+                    .complete = run.num_tokens == sequence->remaining()});
+    if (!sequence->forked) chunks_.push_back(NoticeOf(step.back()));
+    // From now on it counts as computed.
+    sequence->num_computed += run.num_tokens;
+    sequence->last_step = begun_;
     result->tokens += run.num_tokens;
   }
   result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
-  BeginChunks(plan);
-  const absl::Status status =
-      executor_->Execute({.copies = memory_.copies(), .runs = runs_}, &output_);
-  memory_.ClearCopies();
-  failed_steps_ = status.ok() ? 0 : failed_steps_ + 1;
-  result->failed = !status.ok();
-  if (status.ok()) {
-    TANDEM_CHECK(output_.runs.size() == plan.runs.size())
-        << output_.runs.size() << " outputs of " << plan.runs.size() << " runs";
-    Publish(plan);
+  if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
+  executor_->Begin({.copies = memory_.copies(), .runs = runs_});
+  memory_.BeginStep(begun_);
+  scheduler_.HoldPreemption(true);
+  if (!overlaps_steps_) return;
+  for (size_t i = 0; i < step.size(); ++i) CountOnDraw(step[i], static_cast<int32_t>(i));
+}
+
+// What it draws counts as its next token, unless that is its last. Before it has choices of its
+// own, it waits for what was begun.
+void Engine::CountOnDraw(const BegunRun& run, int32_t index) {
+  EngineSequence* const sequence = run.sequence;
+  if (!sequence->forked) {
+    sequence->held = true;
     return;
   }
-  for (const ScheduledRun& run : plan.runs) {
-    auto* const sequence = static_cast<EngineSequence*>(run.sequence);
-    if (!sequence->ended) {
-      FailRun(sequence, absl::AbortedError(absl::StrCat("a step failed: ", status.message())));
+  const RequestSpec& spec = sequence->attempt->spec;
+  if (!run.complete ||
+      RequestedFinish(spec, run.end_position, kUnseenToken) != FinishReason::kNone) {
+    return;
+  }
+  sequence->unseen_run = index;
+  sequence->token_ids.push_back(kUnseenToken);
+}
+
+Engine::StepResult Engine::FinishStep(int64_t now_us) {
+  TANDEM_CHECK(steps_begun() > 0) << "no step is begun";
+  Note(now_us);
+  const absl::StatusOr<StepOutput*> output = executor_->Finish();
+  const uint64_t number = finished_ + 1;
+  const BegunStep& step = steps_[number % kMaxStepsBegun];
+  memory_.FinishStep(number);
+  failed_steps_ = output.ok() ? 0 : failed_steps_ + 1;
+  if (output.ok()) {
+    Publish(step, *output);
+  } else {
+    for (const BegunRun& run : step) {
+      if (!run.sequence->ended) {
+        FailRun(run.sequence,
+                absl::AbortedError(absl::StrCat("a step failed: ", output.status().message())));
+      }
     }
   }
+  finished_ = number;
+  scheduler_.HoldPreemption(steps_begun() > 0);
+  StepResult result{.again = true, .failed = !output.ok()};
+  Settle(&result);
+  return result;
 }
 
-// Where a choice of its own decodes, its last token says.
-void Engine::BeginChunks(const StepPlan& plan) {
-  chunks_.clear();
-  for (const ScheduledRun& run : plan.runs) {
-    const auto& sequence = *static_cast<const EngineSequence*>(run.sequence);
-    if (sequence.forked) continue;
-    ChunkNotice& notice = chunks_.emplace_back();
-    if (sequence.job == nullptr) notice.router = sequence.attempt->key.router;
-    notice.chunk = {
-        .attempt = sequence.job == nullptr ? sequence.attempt->key.attempt : sequence.job->attempt,
-        .first_position = sequence.num_computed,
-        .end_position = sequence.num_computed + run.num_tokens};
+// Of a choice of its own nothing is said: where it decodes, its last token says.
+ChunkNotice Engine::NoticeOf(const BegunRun& run) {
+  const EngineSequence& sequence = *run.sequence;
+  ChunkNotice notice{
+      .chunk = {.first_position = run.first_position, .end_position = run.end_position}};
+  if (sequence.job == nullptr) {
+    notice.router = sequence.attempt->key.router;
+    notice.chunk.attempt = sequence.attempt->key.attempt;
+  } else {
+    notice.chunk.attempt = sequence.job->attempt;
   }
-  if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
+  return notice;
 }
 
-SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) {
+SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) const {
   const auto first = static_cast<size_t>(sequence.num_computed);
   const size_t end = first + static_cast<size_t>(num_tokens);
   const bool complete = end == sequence.token_ids.size();
@@ -126,6 +184,10 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) {
   run.first_position = sequence.num_computed;
   run.block_table = sequence.block_table;
   if (complete) run.draws = sequence.draws;
+  if (overlaps_steps_ && run.token_ids.back() == kUnseenToken) {
+    TANDEM_CHECK(sequence.last_step + 1 == begun_) << "drawn by step " << sequence.last_step;
+    run.unseen_run = sequence.unseen_run;
+  }
   run.num_prompt_logprobs = sequence.num_prompt_logprobs;
   run.next_token_id = complete ? -1 : sequence.token_ids[end];
   return run;

@@ -76,7 +76,7 @@ void Engine::OnTransferred(const AttemptKey& key) {
   attempt->charge.reset();
   EngineSequence* const prompt = attempt->sequences.front().get();
   prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());
-  memory_.CacheComputed(prompt);
+  memory_.CacheComputed(prompt, prompt->num_computed);
   ForkChoices(attempt);
 }
 
@@ -99,7 +99,7 @@ void Engine::EndAttempt(const AttemptKey& key, RouterEvent last) {
 void Engine::EndPrompt(const JobKey& key) {
   const auto job = jobs_.find(key);
   ReleaseSequence(job->second->sequence.get());
-  graveyard_.push_back(std::move(job->second->sequence));
+  Bury(std::move(job->second->sequence));
   jobs_.erase(job);
 }
 

@@ -33,7 +33,7 @@ struct ModelExecutorOptions {
 };
 
 // Engine thread only, except where noted.
-class ModelExecutor final : public Executor {
+class ModelExecutor final : public SynchronousExecutor {
  public:
   // Borrows `model` and `backend`; both outlive the executor. InvalidArgument naming the number
   // that is out of range; ResourceExhausted without memory for pool or scratch.

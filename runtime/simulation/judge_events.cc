@@ -25,7 +25,7 @@ void SimulatedWorker::Judge(const RouterEvent& event) {
   if (watched.over) return complain("an event after its terminal event");
   if (std::holds_alternative<RefusedEvent>(event) || std::holds_alternative<EndedEvent>(event)) {
     watched.over = true;
-    return;
+    return Over(id);
   }
   if (watched.aborted) return complain("it runs although its abort came first");
   const auto* token = std::get_if<TokenEvent>(&event);

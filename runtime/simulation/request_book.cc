@@ -147,11 +147,17 @@ void AskedRequest::CountLostTransfer(uint32_t attempt, int64_t now_us) {
   lost_transfers.push_back({attempt, sent.at(attempt).prefill, now_us});
 }
 
-void RequestBook::CountKill(uint64_t payload, uint64_t incarnation) {
+void RequestBook::CountKill(uint64_t payload, uint64_t incarnation,
+                            const std::set<AttemptId>& over) {
   AskedRequest* const killer = killers_.at(payload);
   ++killer->kills;
+  const auto is_over = [&](uint32_t attempt) {
+    return std::ranges::any_of(over, [&](const AttemptId& id) {
+      return id.attempt == attempt && Find(id.request) == killer;
+    });
+  };
   for (const uint32_t attempt : killer->LiveAt(incarnation)) {
-    killer->killing_attempts.insert(attempt);
+    if (!is_over(attempt)) killer->killing_attempts.insert(attempt);
   }
 }
 

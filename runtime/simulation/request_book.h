@@ -120,8 +120,10 @@ class RequestBook {
   const ExpectedRequest& Expect(AskedRequest* asked, uint64_t numerics);
 
   const std::set<uint64_t>* deadly_payloads() const { return &deadly_payloads_; }
-  // `incarnation` has computed it.
-  void CountKill(uint64_t payload, uint64_t incarnation);
+  // `incarnation` has computed it. Of attempts that are `over` there, a step went on that began
+  // before: their router may hear of the end first, and try the next one before it hears of the
+  // death.
+  void CountKill(uint64_t payload, uint64_t incarnation, const std::set<AttemptId>& over);
   // Internal, if a request was let kill more workers than it takes.
   absl::Status AuditKills() const;
   // Sent to workers of which one may have ended before, unnoticed by the router.

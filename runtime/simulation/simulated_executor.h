@@ -31,7 +31,7 @@ struct SimulatedExecutorOptions {
 };
 
 // Engine thread only.
-class SimulatedExecutor final : public Executor {
+class SimulatedExecutor final : public SynchronousExecutor {
  public:
   explicit SimulatedExecutor(const SimulatedExecutorOptions& options);
 

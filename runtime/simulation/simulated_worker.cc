@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
+constexpr int64_t kTurnUs = 20;     // Of an engine's thread beside its device, at least.
 constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 
 }  // namespace
@@ -57,6 +58,9 @@ void SimulatedWorker::Start() {
                                .deadly_payloads = world_->book()->deadly_payloads(),
                                .deadly_payloads_fail = o.poison_fails});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
+  life_->late = std::make_unique<LateExecutor>(life_->executor.get());
+  Executor* executor = life_->executor.get();
+  if (shape_.overlap_steps) executor = life_->late.get();
   auto core =
       WorkerCore::Create({.self = id_,
                           .model = "simulated",
@@ -71,7 +75,7 @@ void SimulatedWorker::Start() {
                           .prefix_caching = o.prefix_caching,
                           .max_frames_ahead = shape_.max_frames_ahead,
                           .times = {}},
-                         life_->executor.get(), this, this, life_->receiver.get(), &life_->leases);
+                         executor, this, this, life_->receiver.get(), &life_->leases);
   TANDEM_CHECK(core.ok()) << core.status().ToString();
   life_->core = *std::move(core);
   life_->newcomers = std::make_unique<NewcomerJudge>(shape_);
@@ -147,6 +151,7 @@ void SimulatedWorker::ScheduleStep(int64_t at_us) {
 }
 
 void SimulatedWorker::Step() {
+  if (shape_.overlap_steps) return StepOverlapping();
   Random* const random = world_->random();
   const SimulatedFaults& faults = world_->network()->faults();
   for (const Command& command : std::exchange(life_->commands, {})) Apply(command);
@@ -161,27 +166,9 @@ void SimulatedWorker::Step() {
   const std::string unfair = life_->newcomers->OnStep(result, before, engine.Load());
   life_->in_step = false;
   if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
-  if (engine.quarantine_is_stuck()) {
-    world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
-    world_->CountReplacement();
-    return Replace();
-  }
-  if (engine.steps_keep_failing()) {
-    world_->Log(process_.name, "every step fails");
-    return Replace();
-  }
+  if (ReplaceIfBroken(result)) return;
   const int64_t now_us = world_->now_us();
-  if (result.failed && life_->executor->failed_by().has_value()) {
-    world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation);
-  }
-  if (dead()) {
-    world_->book()->CountKill(*life_->executor->killed_by(), id_.incarnation);
-    return Replace(random->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);
-  }
-  life_->next_step_us = now_us + 200 + int64_t{shape_.token_us} * result.tokens;
-  if (result.again && random->Chance(faults.long_step)) {
-    life_->next_step_us = now_us + random->Between(3'000'000, 8'000'000);
-  }
+  life_->next_step_us = now_us + shape_.host_us + DrawStepUs(result);
   life_->last_step_us = life_->next_step_us;  // Progress is stamped to its end.
   world_->CountPreemptions(result.preempted);
   if (life_->executor->work_done() == life_->steps_executed) {
@@ -199,8 +186,47 @@ void SimulatedWorker::Step() {
   } else if (result.next_wakeup_us < kNoStep / 2) {
     ScheduleStep(std::max(process_.WhenClockIs(result.next_wakeup_us), now_us + 1'000));
   }
+  DrawKill(result, life_->next_step_us);
+}
+
+bool SimulatedWorker::ReplaceIfBroken(const Engine::StepResult& result) {
+  const Engine& engine = life_->core->engine();
+  if (engine.quarantine_is_stuck()) {
+    world_->Log(process_.name, "quarantine is stuck", life_->stuck.size());
+    world_->CountReplacement();
+    Replace();
+    return true;
+  }
+  if (engine.steps_keep_failing()) {
+    world_->Log(process_.name, "every step fails");
+    Replace();
+    return true;
+  }
+  if (result.failed && life_->executor->failed_by().has_value()) {
+    world_->book()->CountKill(*life_->executor->failed_by(), id_.incarnation, life_->over);
+  }
+  if (dead()) {
+    world_->book()->CountKill(*life_->executor->killed_by(), id_.incarnation, life_->over);
+    Replace(world_->random()->Chance(0.3) ? EndCause::kMemory : EndCause::kCrash);
+    return true;
+  }
+  return false;
+}
+
+int64_t SimulatedWorker::DrawStepUs(const Engine::StepResult& result) {
+  Random* const random = world_->random();
+  if (result.again && random->Chance(world_->network()->faults().long_step)) {
+    return random->Between(3'000'000, 8'000'000);
+  }
+  return shape_.step_us + int64_t{shape_.token_us} * result.tokens;
+}
+
+void SimulatedWorker::DrawKill(const Engine::StepResult& result, int64_t end_us) {
+  Random* const random = world_->random();
+  const SimulatedFaults& faults = world_->network()->faults();
+  const int64_t now_us = world_->now_us();
   const int64_t killed_us = now_us + random->Between(0, 2 * faults.kill_us);
-  if (faults.kill_us > 0 && result.tokens > 0 && killed_us < life_->next_step_us) {
+  if (faults.kill_us > 0 && result.tokens > 0 && killed_us < end_us) {
     world_->network()->InProcess(&process_, killed_us - now_us, [this, random] {
       world_->CountKill();
       Crash(EndCause::kOutside);
@@ -210,6 +236,79 @@ void SimulatedWorker::Step() {
                                       });
     });
   }
+}
+
+// ---- A device beside the engine's thread ----
+
+// One turn of that thread: what has come, then what has ended, then what may begin.
+void SimulatedWorker::StepOverlapping() {
+  for (const Command& command : std::exchange(life_->commands, {})) Apply(command);
+  const uint64_t life = process_.life;
+  if (!life_->step_ends_us.empty() && life_->step_ends_us.front() <= world_->now_us()) {
+    FinishOverlapping();
+    if (process_.life != life) return;
+  }
+  int64_t wake_us = kNoStep;
+  if (life_->core->engine().may_begin_step()) {
+    wake_us = BeginOverlapping();
+    if (process_.life != life) return;
+  }
+  life_->core->Publish();
+  PlanTurn(wake_us);
+}
+
+void SimulatedWorker::FinishOverlapping() {
+  Random* const random = world_->random();
+  if (random->Chance(world_->network()->faults().failed_step) ||
+      sick_until_us_ > world_->now_us()) {
+    life_->executor->FailNextStep();
+  }
+  life_->step_ends_us.pop_front();
+  life_->last_step_us = std::max(life_->last_step_us, world_->now_us());
+  life_->finishing = true;
+  const Engine::StepResult result = life_->core->FinishStep(Now());
+  life_->finishing = false;
+  ReplaceIfBroken(result);
+}
+
+// When to begin the next one, unless something comes or ends before.
+int64_t SimulatedWorker::BeginOverlapping() {
+  const int64_t now_us = world_->now_us();
+  life_->last_step_us = std::max(life_->last_step_us, now_us);
+  const Engine& engine = life_->core->engine();
+  const WorkerLoad before = engine.Load();
+  const Engine::StepResult result = life_->core->BeginStep(Now());
+  const std::string unfair =
+      result.sequences == 0 ? "" : life_->newcomers->OnStep(result, before, engine.Load());
+  if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
+  if (ReplaceIfBroken(result)) return kNoStep;
+  world_->CountPreemptions(result.preempted);
+  if (result.sequences == 0) {
+    if (!life_->step_ends_us.empty()) return kNoStep;
+    if (result.again) return now_us + kTurnUs;
+    return result.next_wakeup_us < kNoStep / 2
+               ? std::max(process_.WhenClockIs(result.next_wakeup_us), now_us + 1'000)
+               : kNoStep;
+  }
+  world_->Log(process_.name, "begin", static_cast<uint64_t>(result.tokens),
+              static_cast<uint64_t>(result.sequences));
+  life_->device_free_us =
+      std::max(now_us + shape_.host_us, life_->device_free_us) + DrawStepUs(result);
+  life_->step_ends_us.push_back(life_->device_free_us);
+  life_->last_step_us = life_->device_free_us;  // Progress is stamped to its end.
+  DrawKill(result, life_->device_free_us);
+  return engine.may_begin_step() ? now_us : kNoStep;
+}
+
+void SimulatedWorker::PlanTurn(int64_t wake_us) {
+  life_->next_step_us = world_->now_us() + std::max<int64_t>(kTurnUs, shape_.host_us);
+  if (!life_->step_ends_us.empty()) wake_us = std::min(wake_us, life_->step_ends_us.front());
+  if (wake_us < kNoStep) ScheduleStep(std::max(wake_us, life_->next_step_us));
+}
+
+void SimulatedWorker::Over(const AttemptId& attempt) {
+  life_->newcomers->OnOver(attempt);
+  if (!life_->in_step && !life_->finishing) life_->over.insert(attempt);
 }
 
 void SimulatedWorker::Say(std::function<void()> say) {
@@ -286,7 +385,7 @@ void SimulatedWorker::OnPeerMessage(const FromDecode& from) {
     life_->jobs[{from.session, submit->job}] = submit->attempt;
     life_->newcomers->OnArrival(from.session, submit->attempt, submit->spec);
   } else if (const auto* cancel = std::get_if<PrefillCancel>(&from.message)) {
-    life_->newcomers->OnOver(life_->jobs[{from.session, cancel->job}]);
+    Over(life_->jobs[{from.session, cancel->job}]);
   }
 }
 
@@ -544,7 +643,7 @@ void SimulatedWorker::ToDecode(SessionId decode, PrefillToDecode message) {
   if (dead()) return;
   CheckWire(OutOfRange(message));
   if (const auto* refused = std::get_if<PrefillRefused>(&message)) {
-    life_->newcomers->OnOver(life_->jobs[{decode, refused->job}]);
+    Over(life_->jobs[{decode, refused->job}]);
   }
   Say([this, decode, message = std::move(message)] {
     const auto found = life_->decodes.find(decode);

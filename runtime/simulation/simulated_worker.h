@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "runtime/protocol/peer_terms.h"
+#include "runtime/simulation/late_executor.h"
 #include "runtime/simulation/newcomer_judge.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/simulation/virtual_network.h"
@@ -119,6 +120,9 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   // One life.
   struct Life {
     std::unique_ptr<SimulatedExecutor> executor;
+    std::unique_ptr<LateExecutor> late;  // Where steps overlap.
+    std::deque<int64_t> step_ends_us;    // Of those that are begun.
+    int64_t device_free_us = 0;
     std::unique_ptr<KvReceiver> receiver;
     LeaseKeeper leases;
     std::unique_ptr<WorkerCore> core;
@@ -129,10 +133,13 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
     std::vector<std::function<void()>> held;
     uint64_t steps_executed = 0;  // Before this step.
     bool in_step = false;
+    bool finishing = false;  // A step, whose output is published.
     std::map<SessionId, DecodeLink> decodes;
     std::map<WorkerId, PeerLink> prefills;
     std::vector<Watcher> watchers;
     std::map<AttemptId, Watched> attempts;
+    // Taken, or computed for others, and ended while no step did.
+    std::set<AttemptId> over;
     std::map<AttemptId, bool> pushed;      // Submits, and whether the engine's queue had room.
     std::set<AttemptId> said;              // Of these a token has left the process.
     std::map<Reservation, JobId> granted;  // Whose frames may land under this name.
@@ -189,9 +196,17 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   Push TryPush(const AttemptId& attempt);
   // Now, or when the step that computed it is over.
   void Say(std::function<void()> say);
+  void Over(const AttemptId& attempt);
   void End(bool with_host, EndCause cause);
   void ScheduleStep(int64_t at_us);
   void Step();
+  void StepOverlapping();
+  int64_t BeginOverlapping();
+  void FinishOverlapping();
+  void PlanTurn(int64_t wake_us);
+  bool ReplaceIfBroken(const Engine::StepResult& result);
+  int64_t DrawStepUs(const Engine::StepResult& result);
+  void DrawKill(const Engine::StepResult& result, int64_t end_us);
   void Heartbeat();
   void RenewLeases();
   void PublishKvEvents();

@@ -233,6 +233,7 @@ SimulationReport Simulation::Run() {
     }
   }
   RunUntil(now_us() + kUntilAllEndUs, all_idle);
+  report_.served_us = now_us();
   for (const auto& router : routers_) {
     if (!router->idle()) Violate(router->process()->name + " never ended" + router->Unfinished());
   }

@@ -78,6 +78,8 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.faults_us = o.load_us + faults_go_on_us;
   if (more.Chance(0.5)) shape.max_frames_ahead = static_cast<int32_t>(more.Between(1, 8));
 
+  shape.overlap_steps = Random(Mix64(seed + 4)).Chance(0.4);
+
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;
     return o;

@@ -73,7 +73,10 @@ struct WorkerShape {
   int32_t max_waiting_attempts = 16;
   int32_t max_frames_ahead = 1024;
   int32_t max_model_tokens = 192;
-  int32_t token_us = 20;  // Of a step's time.
+  int32_t step_us = 200;  // A step takes this,
+  int32_t token_us = 20;  // and this for each token,
+  int32_t host_us = 0;    // and before it the engine's thread this.
+  bool overlap_steps = false;
 
   int32_t offered_tokens() const { return std::min(max_model_tokens, num_blocks * block_tokens); }
 };

@@ -34,6 +34,7 @@ struct SimulationReport {
   int64_t faults = 0;
   int64_t kills = 0;         // Of them, of workers that computed, from outside.
   int64_t replacements = 0;  // Of workers whose quarantine was stuck.
+  int64_t served_us = 0;     // When the last request had ended.
   int64_t virtual_us = 0;
 };
 

@@ -56,8 +56,10 @@ class WorkerCore final : private Outbox {
   // ---- Engine thread ----
   // All but WatchOpened, which is the shell's.
   void Apply(const EngineCommand& command, int64_t now_us);
-  // What it says stays here until Publish.
+  // What these say stays here until Publish.
   Engine::StepResult Step(int64_t now_us) { return engine_->Step(now_us); }
+  Engine::StepResult BeginStep(int64_t now_us) { return engine_->BeginStep(now_us); }
+  Engine::StepResult FinishStep(int64_t now_us) { return engine_->FinishStep(now_us); }
   void Publish();
 
   bool draining() const { return draining_; }

@@ -49,7 +49,7 @@ void Last(std::chrono::milliseconds duration) {
 
 // ---- A worker process ----
 
-class AbortingExecutor final : public Executor {
+class AbortingExecutor final : public SynchronousExecutor {
  public:
   AbortingExecutor(const KvPool& pool, int32_t step_ms)
       : executor_({.num_blocks = kBlocks, .vocabulary = 1000}, pool, &gate_), step_ms_(step_ms) {}

@@ -344,7 +344,7 @@ TEST(WorkerServicesTest, StepThatHangsSilencesNoHeartbeatAndIsNotReady) {
   while (HealthOf(worker->address, "") != "SERVING" && !testing::Test::HasFailure()) watch.Next();
 }
 
-class BrokenExecutor final : public Executor {
+class BrokenExecutor final : public SynchronousExecutor {
  public:
   absl::Status Execute(const StepInput&, StepOutput*) override {
     return absl::InternalError("the device is gone");

@@ -1,4 +1,4 @@
-// simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED]
+// simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap on|off]
 //
 // Runs the seeds from A up to B (exclusive) and prints each one that breaks an invariant, then
 // totals. Exit status 1 if there was one. --trace prints the event log of one seed.
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "runtime/base/guard.h"
@@ -15,6 +16,7 @@
 int main(int argc, char** argv) {
   uint64_t first = 0, end = 100;
   bool trace = false;
+  std::optional<bool> overlap;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[++i] : nullptr;
@@ -27,12 +29,17 @@ int main(int argc, char** argv) {
       trace = true;
       continue;
     }
+    if (flag == "--overlap" && value != nullptr) {
+      overlap = std::strcmp(value, "on") == 0;
+      continue;
+    }
     if (flag == "--guard-off" && value != nullptr && tandem::FindGuard(value) != nullptr) {
       tandem::FindGuard(value)->set_enabled(false);
       continue;
     }
     std::fprintf(stderr,
-                 "usage: simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED]\nguards:");
+                 "usage: simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap "
+                 "on|off]\nguards:");
     for (const tandem::Guard* guard : tandem::ListGuards()) {
       std::fprintf(stderr, " %s", std::string(guard->name()).c_str());
     }
@@ -46,7 +53,9 @@ int main(int argc, char** argv) {
     if (std::getenv("TANDEM_SIMULATION_PROGRESS") != nullptr) {
       std::fprintf(stderr, "seed %" PRIu64 "\n", seed);
     }
-    tandem::Simulation simulation(tandem::SimulationOptions::FromSeed(seed),
+    tandem::SimulationOptions options = tandem::SimulationOptions::FromSeed(seed);
+    options.shape.overlap_steps = overlap.value_or(options.shape.overlap_steps);
+    tandem::Simulation simulation(options,
                                   trace ? [](const std::string& line) { std::puts(line.c_str()); }
                                         : tandem::Simulation::Trace());
     const tandem::SimulationReport report = simulation.Run();

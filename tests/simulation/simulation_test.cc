@@ -80,6 +80,33 @@ TEST(SimulationWithoutFaults, EveryRequestIsServed) {
   }
 }
 
+// A step of 5 ms on the device, and 1 ms of the engine's thread for it.
+TEST(SimulatedOverlap, TheDeviceHardlyWaitsForTheHost) {
+  SimulationOptions options;
+  options.num_prefill = options.num_decode = 0;
+  options.num_hybrid = 1;
+  options.disaggregate = DisaggregatePolicy::kAuto;
+  options.shape = {.num_blocks = 4096,
+                   .max_sequences = 64,
+                   .max_batched_tokens = 512,
+                   .max_waiting_attempts = 1024,
+                   .step_us = 5'000,
+                   .token_us = 0};
+  options.num_requests = 200;
+  options.load_us = 2'000;
+  const auto served_us = [&](int32_t host_us, bool overlap_steps) {
+    options.shape.host_us = host_us;
+    options.shape.overlap_steps = overlap_steps;
+    const SimulationReport report = Simulation(options).Run();
+    EXPECT_TRUE(report.status.ok()) << report.status;
+    EXPECT_EQ(report.requests_done, 200);
+    return static_cast<double>(report.served_us);
+  };
+  const double device_alone = served_us(/*host_us=*/0, /*overlap_steps=*/false);
+  EXPECT_GE(device_alone / served_us(/*host_us=*/1'000, /*overlap_steps=*/true), 0.97);
+  EXPECT_LE(device_alone / served_us(/*host_us=*/1'000, /*overlap_steps=*/false), 0.84);
+}
+
 // Kills of workers that compute, and nothing else that goes wrong. A step takes 0.2 ms and 20 us a
 // token: from kills that no chunk outlives to one in a hundred steps.
 class SimulatedKills : public testing::TestWithParam<int> {

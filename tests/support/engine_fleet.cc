@@ -46,6 +46,7 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   int index = 0;
   WorkerId id;
   std::unique_ptr<FleetExecutor> executor;
+  std::unique_ptr<LateExecutor> late;  // Where steps overlap.
   std::unique_ptr<KvReceiver> receiver;
   LeaseKeeper leases;
   std::unique_ptr<WorkerCore> core;
@@ -56,6 +57,14 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   void Tell(const EngineCommand& command) {
     dirty = true;
     core->Apply(command, fleet->now_us_);
+  }
+
+  Engine::StepResult AfterStep(const Engine::StepResult& result) {
+    core->Publish();
+    fleet->preemptions_ += result.preempted;
+    dirty = result.again;
+    wakeup_us = result.next_wakeup_us;
+    return result;
   }
 
   std::vector<SessionId> Routers() const override { return {}; }
@@ -183,8 +192,13 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   options.engine.self = worker->id;
   max_model_tokens_ = std::max(max_model_tokens_, options.engine.max_model_tokens);
   options.engine.block_bytes = worker->executor->block_bytes();
-  auto core = WorkerCore::Create(options.engine, &worker->executor->executor(), worker.get(),
-                                 worker.get(), worker->receiver.get(), &worker->leases);
+  Executor* executor = &worker->executor->executor();
+  if (options.overlap_steps) {
+    worker->late = std::make_unique<LateExecutor>(&worker->executor->executor());
+    executor = worker->late.get();
+  }
+  auto core = WorkerCore::Create(options.engine, executor, worker.get(), worker.get(),
+                                 worker->receiver.get(), &worker->leases);
   TANDEM_CHECK(core.ok()) << core.status().ToString();
   worker->core = *std::move(core);
   workers_.push_back(std::move(worker));
@@ -255,14 +269,20 @@ bool EngineFleet::RunOne() {
     }
     Worker& worker = *workers_[turn];
     if (worker.paused || (!worker.dirty && worker.wakeup_us > now_us_)) continue;
-    const Engine::StepResult result = worker.core->Step(now_us_);
-    worker.core->Publish();
-    preemptions_ += result.preempted;
-    worker.dirty = result.again;
-    worker.wakeup_us = result.next_wakeup_us;
+    worker.AfterStep(worker.core->Step(now_us_));
     return true;
   }
   return false;
+}
+
+Engine::StepResult EngineFleet::BeginStep(int worker) {
+  Worker& of = *workers_[static_cast<size_t>(worker)];
+  return of.AfterStep(of.core->BeginStep(now_us_));
+}
+
+Engine::StepResult EngineFleet::FinishStep(int worker) {
+  Worker& of = *workers_[static_cast<size_t>(worker)];
+  return of.AfterStep(of.core->FinishStep(now_us_));
 }
 
 void EngineFleet::Tick(int events) {

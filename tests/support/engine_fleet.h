@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/simulation/late_executor.h"
 #include "runtime/simulation/simulated_executor.h"
 #include "runtime/worker/worker_core.h"
 
@@ -40,7 +41,7 @@ struct AttemptRecord {
 class FleetExecutor {
  public:
   virtual ~FleetExecutor() = default;
-  virtual Executor& executor() = 0;
+  virtual SynchronousExecutor& executor() = 0;
   virtual int64_t block_bytes() const = 0;
   virtual std::span<uint8_t> BlockBytes(BlockId block) = 0;
 };
@@ -53,6 +54,7 @@ class EngineFleet {
     EngineOptions engine;  // self, block_bytes: filled in.
     int32_t failing_token = -1;
     std::unique_ptr<FleetExecutor> executor;  // Null: a SimulatedExecutor.
+    bool overlap_steps = false;               // What computes does so late (LateExecutor).
   };
 
   EngineFleet();
@@ -74,6 +76,9 @@ class EngineFleet {
 
   // Delivers the oldest message, or steps the next worker that has something to do. False: quiet.
   bool RunOne();
+  // The halves of a step of one worker.
+  Engine::StepResult BeginStep(int worker);
+  Engine::StepResult FinishStep(int worker);
   // Until quiet; at most `limit` events. True if it became quiet.
   bool RunUntilQuiet(int limit = 200'000);
   // Until `done` or quiet.

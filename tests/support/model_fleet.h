@@ -36,13 +36,13 @@ class LoadedModel {
 };
 
 // A ModelExecutor that counts.
-class ModelFleetExecutor final : public FleetExecutor, public Executor {
+class ModelFleetExecutor final : public FleetExecutor, public SynchronousExecutor {
  public:
   // Borrows `model` and `pool`. Dies if the options do not fit.
   ModelFleetExecutor(const ModelExecutorOptions& options, const LoadedModel& model,
                      const PoolMemory& pool);
 
-  Executor& executor() override { return *this; }
+  SynchronousExecutor& executor() override { return *this; }
   int64_t block_bytes() const override { return static_cast<int64_t>(executor_->block_bytes()); }
   std::span<uint8_t> BlockBytes(BlockId block) override;
 

@@ -46,7 +46,7 @@ class StepGate {
   bool slow_ GUARDED_BY(mu_) = false;
 };
 
-class PooledExecutor final : public Executor {
+class PooledExecutor final : public SynchronousExecutor {
  public:
   PooledExecutor(const SimulatedExecutorOptions& options, const KvPool& pool, StepGate* gate)
       : executor_(options), pool_(pool), gate_(gate) {}

@@ -1,15 +1,20 @@
-// What a step costs beside the forward pass: schedule, blocks, publish.
+// What a step costs beside the forward pass: schedule, blocks, publish. And what is left of it
+// where a device computes the next step meanwhile.
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
+#include <thread>
+
 #include "runtime/base/check.h"
+#include "runtime/base/mutex.h"
 #include "tests/support/engine_cases.h"
 
 namespace tandem {
 namespace {
 
 // A forward pass that takes no time.
-class InstantExecutor final : public Executor {
+class InstantExecutor final : public SynchronousExecutor {
  public:
   absl::Status Execute(const StepInput& input, StepOutput* output) override {
     output->runs.resize(input.runs.size());
@@ -85,6 +90,111 @@ void BM_DecodeStep(benchmark::State& state) {
       benchmark::Counter(static_cast<double>(steps * batch), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_DecodeStep)->Arg(1)->Arg(16)->Arg(64)->Arg(256)->Unit(benchmark::kMicrosecond);
+
+// A device beside the engine's thread, which takes 5 ms for a step. Beginning one takes 1 ms of the
+// host.
+class DeviceExecutor final : public Executor {
+ public:
+  static constexpr std::chrono::microseconds kStep{5'000}, kHost{1'000};
+
+  explicit DeviceExecutor(bool overlaps) : overlaps_(overlaps), thread_([this] { Run(); }) {}
+  ~DeviceExecutor() override {
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+      changed_.SignalAll();
+    }
+    thread_.join();
+  }
+
+  bool overlaps_steps() const override { return overlaps_; }
+  void Begin(const StepInput& input) override {
+    const auto begin = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - begin < kHost) {
+    }
+    MutexLock lock(&mu_);
+    steps_[begun_++ % kMaxStepsBegun] = {std::chrono::steady_clock::now(), input.runs.size()};
+    changed_.SignalAll();
+  }
+  absl::StatusOr<StepOutput*> Finish() override {
+    MutexLock lock(&mu_);
+    while (over_ <= finished_) changed_.Wait(&mu_);
+    output_.runs.resize(steps_[finished_++ % kMaxStepsBegun].runs);
+    for (RunOutput& run : output_.runs) run.drawn.assign(1, {.token = 7});
+    return &output_;
+  }
+  uint32_t BlockChecksum(BlockId) override { return 0; }
+  void Discard(BlockId) override {}
+  uint64_t work_done() const override { return 0; }
+
+ private:
+  // A step begins when it is asked for and the one before is over, however late this thread wakes.
+  void Run() {
+    std::chrono::steady_clock::time_point end;
+    for (uint64_t step = 0;; ++step) {
+      {
+        MutexLock lock(&mu_);
+        while (begun_ <= step && !stopping_) changed_.Wait(&mu_);
+        if (begun_ <= step) return;
+        end = std::max(end, steps_[step % kMaxStepsBegun].begun) + kStep;
+      }
+      std::this_thread::sleep_until(end);
+      MutexLock lock(&mu_);
+      over_ = step + 1;
+      changed_.SignalAll();
+    }
+  }
+
+  struct Step {
+    std::chrono::steady_clock::time_point begun;
+    size_t runs = 0;
+  };
+
+  const bool overlaps_;
+  StepOutput output_;
+  Mutex mu_;
+  CondVar changed_;
+  Step steps_[kMaxStepsBegun] GUARDED_BY(mu_);  // By number.
+  uint64_t begun_ GUARDED_BY(mu_) = 0, over_ GUARDED_BY(mu_) = 0, finished_ GUARDED_BY(mu_) = 0;
+  bool stopping_ GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// of_device: the tokens, of those that the device would have made without ever waiting.
+void BM_DecodeOnDevice(benchmark::State& state) {
+  constexpr int32_t kBatch = 16;
+  DeviceExecutor executor(/*overlaps=*/state.range(0) != 0);
+  CountingOutbox outbox;
+  KvReceiver receiver(128);
+  LeaseKeeper leases;
+  EngineOptions options = SmallEngine(/*num_blocks=*/kBatch * 300);
+  options.block_bytes = 128;
+  options.max_sequences = kBatch;
+  options.max_batched_tokens = 1'024;
+  options.max_model_tokens = 1 << 30;
+  std::unique_ptr<Engine> engine =
+      *Engine::Create(options, &executor, &outbox, &outbox, &receiver, &leases);
+  for (uint64_t i = 1; i <= kBatch; ++i) {
+    engine->OnSubmit(1, MakeSubmit(i, RandomTokens(32, i), 4'000), 0);
+  }
+  while (outbox.tokens() < 2 * kBatch) engine->Step(0);
+  const int64_t before = outbox.tokens();
+  const auto begin = std::chrono::steady_clock::now();
+  for (auto _ : state) {
+    for (const int64_t tokens = outbox.tokens(); outbox.tokens() == tokens;) engine->Step(0);
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const std::chrono::duration<double> alone =
+      DeviceExecutor::kStep * (outbox.tokens() - before) / kBatch;
+  state.counters["of_device"] = alone / took;
+}
+BENCHMARK(BM_DecodeOnDevice)
+    ->ArgName("overlap")
+    ->Arg(0)
+    ->Arg(1)
+    ->Iterations(500)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace tandem

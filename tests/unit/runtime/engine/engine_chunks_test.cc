@@ -17,12 +17,12 @@ using testing::IsEmpty;
 constexpr int32_t kPromptTokens = 150;  // In chunks of at most 64.
 
 // Compares each step with what was said before it, when it begins.
-class WatchingExecutor final : public FleetExecutor, public Executor {
+class WatchingExecutor final : public FleetExecutor, public SynchronousExecutor {
  public:
   WatchingExecutor(EngineFleet* fleet, int worker)
       : fleet_(fleet), worker_(worker), executor_({.num_blocks = 64}) {}
 
-  Executor& executor() override { return *this; }
+  SynchronousExecutor& executor() override { return *this; }
   int64_t block_bytes() const override { return executor_.block_bytes(); }
   std::span<uint8_t> BlockBytes(BlockId block) override { return executor_.BlockBytes(block); }
 

@@ -656,7 +656,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
     options.max_sequences = static_cast<int32_t>(random.Between(1, 8));
     options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
     options.prefix_caching = random.Chance(0.8);
-    fleet.AddWorker({.engine = options});
+    fleet.AddWorker({.engine = options, .overlap_steps = seed % 2 == 0});
     std::vector<Submit> submits;
     const auto alone = static_cast<uint64_t>(random.Between(1, 20));
     for (uint64_t i = 1; i <= 15; ++i) {

@@ -1,0 +1,22 @@
+#include "runtime/engine/executor.h"
+
+#include <utility>
+
+#include "runtime/base/check.h"
+
+namespace tandem {
+
+void SynchronousExecutor::Begin(const StepInput& input) {
+  TANDEM_CHECK(!begun_) << "a step is begun and not finished";
+  begun_ = true;
+  status_ = Execute(input, &output_);
+}
+
+absl::StatusOr<StepOutput*> SynchronousExecutor::Finish() {
+  TANDEM_CHECK(begun_) << "no step is begun";
+  begun_ = false;
+  if (!status_.ok()) return std::move(status_);
+  return &output_;
+}
+
+}  // namespace tandem

@@ -1,0 +1,48 @@
+// A device that computes later: a step reads and writes its blocks when it is finished, so that
+// whatever of it was touched too early shows in the tokens.
+
+#ifndef TANDEM_RUNTIME_SIMULATION_LATE_EXECUTOR_H_
+#define TANDEM_RUNTIME_SIMULATION_LATE_EXECUTOR_H_
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "runtime/engine/executor.h"
+
+namespace tandem {
+
+class LateExecutor final : public Executor {
+ public:
+  // Borrows what computes.
+  explicit LateExecutor(SynchronousExecutor* executor) : executor_(executor) {}
+
+  bool overlaps_steps() const override { return true; }
+  void Begin(const StepInput& input) override;
+  absl::StatusOr<StepOutput*> Finish() override;
+  uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
+  void Discard(BlockId block) override { executor_->Discard(block); }
+  uint64_t work_done() const override { return executor_->work_done(); }
+
+ private:
+  struct Run {
+    SequenceRun run;
+    std::vector<int32_t> token_ids;
+    std::vector<BlockId> block_table;
+    std::vector<Draw> draws;
+    std::vector<SamplingParams> sampling;  // Of draws: whose they are may have ended.
+  };
+  struct Step {
+    std::vector<BlockCopy> copies;
+    std::vector<Run> runs;
+  };
+
+  SynchronousExecutor* const executor_;
+  std::deque<Step> begun_;
+  StepOutput output_;
+  std::vector<int32_t> drawn_;  // First of each run of the step that was finished last; 0: none.
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_SIMULATION_LATE_EXECUTOR_H_
