@@ -135,11 +135,14 @@ class BitwiseProofTest : public testing::TestWithParam<std::string> {
     return Random(seed);
   }
 
-  // The product, its variants on paths drawn from the seed.
+  // The product, its variants on paths drawn from the seed, half of them with steps that overlap.
   static std::vector<ProofVariant> All() {
     Random random = NewRandom();
     std::vector<ProofVariant> all = AllProofVariants();
-    for (ProofVariant& variant : all) variant.first_path = random.Below(12);
+    for (ProofVariant& variant : all) {
+      variant.first_path = random.Below(12);
+      variant.overlap_steps = random.Chance(0.5);
+    }
     return all;
   }
 
@@ -150,6 +153,7 @@ class BitwiseProofTest : public testing::TestWithParam<std::string> {
     for (size_t i = 0; i < kSampleSize; ++i) {
       sample.push_back(all[random.Below(all.size())]);
       sample.back().first_path = i;
+      sample.back().overlap_steps = i % 2 == 0;
     }
     return sample;
   }

@@ -13,11 +13,12 @@ int32_t ProofRequest::BlocksOf(int32_t block_tokens) const {
 
 std::string ProofVariant::ToString() const {
   static constexpr const char* kStates[] = {"cold", "prefix hit", "preempted", "resumed"};
-  return absl::StrFormat("%s, chunk %s, %d threads, blocks of %d, %s, %s, from path %d on",
+  return absl::StrFormat("%s, chunk %s, %d threads, blocks of %d, %s, %s, from path %d on%s",
                          batch ? "batch of 32" : "alone",
                          chunk == 0 ? "whole" : absl::StrFormat("%d", chunk), num_threads,
                          block_tokens, kStates[static_cast<size_t>(state)],
-                         disaggregated ? "disaggregated" : "hybrid", first_path);
+                         disaggregated ? "disaggregated" : "hybrid", first_path,
+                         overlap_steps ? ", steps overlap" : "");
 }
 
 std::vector<ProofVariant> AllProofVariants() {

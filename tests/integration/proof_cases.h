@@ -42,6 +42,7 @@ struct ProofVariant {
   bool disaggregated = false;  // Prompts are always computed by the other worker.
   // Workers take turns through the proof's paths, the first one beginning with this.
   size_t first_path = 0;
+  bool overlap_steps = false;  // A step begins before the tokens of the last are seen.
 
   std::string ToString() const;
 };

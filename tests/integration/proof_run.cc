@@ -79,7 +79,8 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
                                  .max_model_tokens = sizes.max_model_tokens,
                                  .max_waiting_attempts = 1024,
                                  .prefix_caching = options.prefix_caching},
-                      .executor = std::move(executor)});
+                      .executor = std::move(executor),
+                      .overlap_steps = variant.overlap_steps});
   }
   fleet_.SetFastNetwork(variant.batch);
 }
