@@ -184,6 +184,18 @@ TEST_F(EngineOverlapTest, NobodyIsPreemptedWhileAStepRuns) {
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineOverlapTest, NorForTheFirstStepThatBeginsBesideAnother) {
+  Create(SmallEngine(/*num_blocks=*/5));
+  const std::vector<Submit> submits = {MakeSubmit(1, RandomTokens(31, 1), 20),
+                                       MakeSubmit(2, RandomTokens(31, 2), 20)};
+  Decode(submits);
+  ASSERT_EQ(Begin(), 2);
+  EXPECT_EQ(Begin(), 1) << "the other lacks a block";
+  EXPECT_EQ(fleet_.preemptions(), 0);
+  Run();
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+}
+
 TEST_F(EngineOverlapTest, WhoLacksABlockGetsOneThatComesBackAndNobodyIsPreempted) {
   Create(SmallEngine(/*num_blocks=*/8));
   const Submit cancelled = MakeSubmit(1, RandomTokens(30, 1), 20);
