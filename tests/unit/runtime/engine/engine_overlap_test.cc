@@ -98,6 +98,18 @@ TEST_F(EngineOverlapTest, AStopDropsTheRunThatWasBegunAfterIt) {
   EXPECT_EQ(fleet_.CheckFinished(other), "");
 }
 
+TEST_F(EngineOverlapTest, AChoiceThatStopsHasNoTokenMoreWhileAnotherGoesOn) {
+  Create();
+  Submit submit = MakeSubmit(1, RandomTokens(20, 1), 30, /*num_choices=*/2);
+  const std::vector<SampledToken> tokens =
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  submit.spec.sampling.stop_token_ids = {tokens[2].token};
+  Decode({submit});
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(NumTokens(submit), 3u);
+}
+
 // However it ends: what a begun step names is nobody's before that is over, and what the step gives
 // is nobody's at all.
 struct Ending {
