@@ -137,8 +137,17 @@ absl::Status RequestOwner::GiveUpReason(const RequestState& request, WaitingGrou
   const bool in_time = now_us - since_us < options_.nobody_alive_grace_us;
   if (why_not == NoRoute::kNobodyAlive) {
     if (in_time) return absl::OkStatus();
+    int32_t num_serving = 0, num_healthy = 0;
+    for (const auto& [name, worker] : fleet_.workers()) {
+      if (worker.registration.model != request.facts.model) continue;
+      ++num_serving;
+      num_healthy += fleet_.Healthy(worker, now_us) ? 1 : 0;
+    }
     return absl::UnavailableError(absl::StrFormat(
-        "no worker for this model that could take it for %d s", (now_us - since_us) / 1'000'000));
+        "no worker for this model that could take it for %d s: of %d workers that are known %d "
+        "serve it, and %d of these are healthy; %d more are expected",
+        (now_us - since_us) / 1'000'000, fleet_.workers().size(), num_serving, num_healthy,
+        fleet_.awaited().size()));
   }
   // While workers are missing, one of them may be the larger one.
   if (in_time && !fleet_.KnownCompletely()) return absl::OkStatus();

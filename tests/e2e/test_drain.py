@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fleet import Router, Worker
-from server import wait_until
+from server import DEMO_MODEL, Server, wait_until
 
 WAIT_S = 60  # For what takes no time, on a machine that has none.
 BODY = json.dumps({"model": "default", "prompt": [5, 6, 7], "max_tokens": 3}).encode()
@@ -163,3 +163,16 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path):
         router.process.send_signal(signal.SIGTERM)
         assert router.process.wait(WAIT_S) == 0
         assert '"ended","drained":false' in router.log()
+
+
+def test_who_ends_tandem_serve_at_once_cuts_nobody_off_without_a_word(tmp_path):
+    with Server(tmp_path, DEMO_MODEL, "--hybrid=1", "--drain-seconds=3600") as server:
+        def ends():
+            server.process.send_signal(signal.SIGTERM)
+            return server.process.poll() is not None
+
+        with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            wait_until(ends, WAIT_S, "it was asked more than once")
+            assert any("shutting down" in line for line in lines)

@@ -40,6 +40,8 @@ namespace {
 
 // `timeout` and some shells signal this process and its group: one wish, heard twice.
 constexpr int64_t kOneSignalUs = 200'000;
+// For what a child still says once it is asked again.
+constexpr int64_t kHurriedUs = 1'000'000;
 
 struct ServeOptions {
   std::string model;
@@ -242,15 +244,21 @@ bool Supervisor::AnyRunning(std::span<const ChildProcess> children) const {
 
 void Supervisor::End(std::span<ChildProcess> children, std::chrono::seconds grace) {
   for (const ChildProcess& child : children) child.Signal(SIGTERM);
-  const int64_t end_us =
+  int64_t end_us =
       SteadyClock().NowUs() + std::chrono::duration_cast<std::chrono::microseconds>(grace).count();
   bool impatient = false;
   const int64_t again_us = SteadyClock().NowUs() + kOneSignalUs;
   while (AnyRunning(children)) {
     const int signal = WaitForSignal(end_us);
-    impatient |= signal != 0 && signal == end_signal_ && SteadyClock().NowUs() > again_us;
+    const int64_t now_us = SteadyClock().NowUs();
+    if (signal != 0 && signal == end_signal_ && now_us > again_us &&
+        !std::exchange(impatient, true)) {
+      // Who is asked twice has last words, too.
+      for (const ChildProcess& child : children) child.Signal(SIGTERM);
+      end_us = std::min(end_us, now_us + kHurriedUs);
+    }
     Reap(SteadyClock().NowUs());
-    if (impatient || SteadyClock().NowUs() >= end_us) {
+    if (SteadyClock().NowUs() >= end_us) {
       for (const ChildProcess& child : children) child.Signal(SIGKILL);
     }
   }
