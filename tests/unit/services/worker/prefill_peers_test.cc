@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
+#include <utility>
 
+#include "runtime/transport/stream/stream_transport.h"
 #include "services/server/listen_socket.h"
 #include "services/worker/read_window.h"
 #include "tandem/v1/prefill.grpc.pb.h"
@@ -80,11 +83,38 @@ class OneToken final : public proto::Prefill::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
+// Dials streams of KV on which nothing ever comes: their end would end the session, too.
+class SilentCarrier final : public FrameCarrier {
+ public:
+  std::string_view name() const override { return "silent"; }
+  void Serve(FrameServer*) override {}
+  std::shared_ptr<DialledStream> Dial(const std::string&, const std::string&,
+                                      std::shared_ptr<FrameTarget> to) override {
+    return std::make_shared<Stream>(std::move(to));
+  }
+
+ private:
+  class Stream final : public DialledStream {
+   public:
+    explicit Stream(std::shared_ptr<FrameTarget> to) : to_(std::move(to)) {}
+    void Cancel() override {
+      to_->OnEnded(absl::CancelledError("cancelled"));
+      to_.reset();
+    }
+
+   private:
+    std::shared_ptr<FrameTarget> to_;
+  };
+};
+
 // The engine, and with it the kernels, trust them: the next step computes with them.
 TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
   for (const int32_t token : {99, 100}) {
     OneToken prefill(token);
-    GrpcSide side(1);
+    Side side;
+    side.transport =
+        *StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = 1},
+                                 std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
     const FleetSecret no_secret;
     MemoryBudget budget(int64_t{256} << 20);
     CommandQueue commands(1);
