@@ -95,6 +95,16 @@ absl::Status ValidateAttention(const char* operation, const Args& args, size_t t
   return NotNull(operation, "output", args.output);
 }
 
+// What operations on whole blocks have in common. `array`, called `what`, has the blocks' ids.
+template <typename Args>
+absl::Status ValidateBlocks(const char* operation, const Args& args, const char* what,
+                            const int32_t* array) {
+  TANDEM_RETURN_IF_ERROR(InRange(operation, "count", args.count, 0, kMaxRows));
+  if (args.count == 0) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(NotNull(operation, "base", args.base));
+  return NotNull(operation, what, array);
+}
+
 }  // namespace
 
 absl::Status Validate(const KvTileShape& shape) {
@@ -277,26 +287,19 @@ absl::Status Validate(const PrefillAttentionArgs& args, size_t tile_bytes) {
 }
 
 absl::Status Validate(const CopyBlocksArgs& args) {
-  TANDEM_RETURN_IF_ERROR(InRange("copy blocks", "count", args.count, 0, kMaxRows));
-  if (args.count == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "base", args.base));
-  TANDEM_RETURN_IF_ERROR(NotNull("copy blocks", "sources", args.sources));
-  return NotNull("copy blocks", "destinations", args.destinations);
+  constexpr const char* kName = "copy blocks";
+  TANDEM_RETURN_IF_ERROR(ValidateBlocks(kName, args, "sources", args.sources));
+  return ValidateBlocks(kName, args, "destinations", args.destinations);
 }
 
 absl::Status Validate(const ChecksumBlocksArgs& args) {
-  TANDEM_RETURN_IF_ERROR(InRange("checksum blocks", "count", args.count, 0, kMaxRows));
-  if (args.count == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(NotNull("checksum blocks", "base", args.base));
-  TANDEM_RETURN_IF_ERROR(NotNull("checksum blocks", "blocks", args.blocks));
-  return NotNull("checksum blocks", "checksums", args.checksums);
+  constexpr const char* kName = "checksum blocks";
+  TANDEM_RETURN_IF_ERROR(ValidateBlocks(kName, args, "blocks", args.blocks));
+  return args.count == 0 ? absl::OkStatus() : NotNull(kName, "checksums", args.checksums);
 }
 
 absl::Status Validate(const DiscardBlocksArgs& args) {
-  TANDEM_RETURN_IF_ERROR(InRange("discard blocks", "count", args.count, 0, kMaxRows));
-  if (args.count == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(NotNull("discard blocks", "base", args.base));
-  return NotNull("discard blocks", "blocks", args.blocks);
+  return ValidateBlocks("discard blocks", args, "blocks", args.blocks);
 }
 
 absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes) {

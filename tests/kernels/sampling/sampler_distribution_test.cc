@@ -62,8 +62,24 @@ std::vector<double> Probabilities(const std::vector<float>& row, const Case& c) 
 
 class SamplerDistributionTest : public testing::TestWithParam<Case> {
  protected:
+  // Of many draws, whose keys `set_key(i, query)` chooses.
+  template <typename SetKey>
+  void ExpectDrawsFit(const SetKey& set_key) {
+    const Case& c = GetParam();
+    std::vector<int> counts(row_.size());
+    for (int i = 0; i < kNumDraws; ++i) {
+      SampleQuery query{.temperature = c.temperature, .top_k = c.top_k, .top_p = c.top_p};
+      set_key(i, &query);
+      const auto result = Sample(row_, query);
+      ASSERT_TRUE(result.ok());
+      ++counts[result->token];
+    }
+    ExpectFit(counts, Probabilities(row_, c));
+  }
+
+ private:
   // Ids that are too rare for the test share one cell.
-  void ExpectDrawsFit(const std::vector<int>& counts, const std::vector<double>& probabilities) {
+  static void ExpectFit(const std::vector<int>& counts, const std::vector<double>& probabilities) {
     double chi_squared = 0;
     double rest_expected = 0;
     double rest_count = 0;
@@ -94,18 +110,10 @@ class SamplerDistributionTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(SamplerDistributionTest, PositionsOfOneSeedAreDrawnAsTheProbabilitiesSay) {
-  const Case& c = GetParam();
-  std::vector<int> counts(row_.size());
-  for (int i = 0; i < kNumDraws; ++i) {
-    const auto result = Sample(row_, {.temperature = c.temperature,
-                                      .top_k = c.top_k,
-                                      .top_p = c.top_p,
-                                      .seed = kSeed,
-                                      .position = static_cast<uint64_t>(i)});
-    ASSERT_TRUE(result.ok());
-    ++counts[result->token];
-  }
-  ExpectDrawsFit(counts, Probabilities(row_, c));
+  ExpectDrawsFit([](int i, SampleQuery* query) {
+    query->seed = kSeed;
+    query->position = static_cast<uint64_t>(i);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SamplerDistributionTest,
@@ -119,19 +127,11 @@ INSTANTIATE_TEST_SUITE_P(All, SamplerDistributionTest,
 class SamplerKeyTest : public SamplerDistributionTest {};
 
 TEST_P(SamplerKeyTest, SeedsAndChoicesOfOnePositionAreDrawnAsTheProbabilitiesSay) {
-  const Case& c = GetParam();
-  std::vector<int> counts(row_.size());
-  for (int i = 0; i < kNumDraws; ++i) {
-    const auto result = Sample(row_, {.temperature = c.temperature,
-                                      .top_k = c.top_k,
-                                      .top_p = c.top_p,
-                                      .seed = static_cast<uint64_t>(i / 4),
-                                      .choice = static_cast<uint32_t>(i % 4),
-                                      .position = 7});
-    ASSERT_TRUE(result.ok());
-    ++counts[result->token];
-  }
-  ExpectDrawsFit(counts, Probabilities(row_, c));
+  ExpectDrawsFit([](int i, SampleQuery* query) {
+    query->seed = static_cast<uint64_t>(i / 4);
+    query->choice = static_cast<uint32_t>(i % 4);
+    query->position = 7;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SamplerKeyTest, testing::Values(Case{"plain", 1.0f, 0, 1.0f}),
