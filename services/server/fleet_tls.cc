@@ -137,8 +137,12 @@ void FleetTls::Configure(grpc::ChannelArguments* arguments) const {
 
 std::string WhyNotReached(const absl::Status& why, const FleetTls* tls) {
   std::string text(why.message());
-  if (tls != nullptr && text.find("Endpoint read failed") != text.npos) {
-    text += ": it may refuse this process's certificate, as its log would say";
+  if (tls == nullptr) return text;
+  // TLS 1.3 tells a client that it is refused after the client's last word: what gRPC then meets
+  // depends on whether it reads or writes first.
+  for (const char* met : {"Endpoint read failed", "Connection reset by peer", "Broken pipe"}) {
+    if (text.find(met) == text.npos) continue;
+    return text + ": it may refuse this process's certificate, as its log would say";
   }
   return text;
 }

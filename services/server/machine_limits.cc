@@ -135,12 +135,11 @@ absl::Status CheckMemoryLimit(const ByteSize& limit) {
 }
 
 absl::Status CheckMemoryLimitOn(const MachineLimits& machine, const ByteSize& limit) {
-  if (limit.bytes == 0 || limit.bytes <= machine.memory_bytes - kProcessReserve)
-    return absl::OkStatus();
+  const int64_t most = machine.memory_bytes - kProcessReserve;
+  if (limit.bytes == 0 || limit.bytes <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "--memory-limit: %s, but the machine or its cgroup allows %s, of which %s are for the "
-      "process "
-      "itself",
+      "process itself",
       ToString(limit), FormatByteSize(machine.memory_bytes), FormatByteSize(kProcessReserve)));
 }
 

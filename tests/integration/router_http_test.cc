@@ -489,12 +489,13 @@ TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
                         .http = {.ip = "127.0.0.1"},
                         .grpc = {.ip = "127.0.0.1"}};
   router_ = *RouterApp::Create(options);
+  RawAnswer answer;
   EXPECT_TRUE(Eventually([&] {
-    return RawHttp(http()).Exchange("/ready").body.find("\"workers\":1") != std::string::npos;
-  }));
-  const RawAnswer answer = RawHttp(http()).Exchange("/ready");
+    answer = RawHttp(http()).Exchange("/ready");
+    return answer.body.find("\"why\":\"in its first") != std::string::npos;
+  })) << answer.body;
   EXPECT_EQ(answer.status, 503);
-  EXPECT_THAT(answer.body, testing::AllOf(HasSubstr(address), HasSubstr("\"why\":\"in its first")));
+  EXPECT_THAT(answer.body, testing::AllOf(HasSubstr(address), HasSubstr("\"workers\":1")));
   EXPECT_EQ(RawHttp(http()).Exchange("/health").status, 200);
   second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b", .port = port});
   EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));

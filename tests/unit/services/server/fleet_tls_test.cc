@@ -282,6 +282,18 @@ TEST(FleetTlsFlagsTest, AFleetsNameIsOneThatACertificateCanHave) {
   }
 }
 
+TEST_F(FleetTlsTest, WhoHangsUpOnAHandshakeMayRefuseTheCertificate) {
+  const auto tls = *FleetTls::Open(Files("fleet", "fleet"));
+  for (const char* hung_up :
+       {"Endpoint read failed", "recvmsg: Connection reset by peer", "sendmsg: Broken pipe"}) {
+    const absl::Status why = absl::UnavailableError(hung_up);
+    EXPECT_THAT(WhyNotReached(why, tls.get()), testing::HasSubstr("may refuse this process's"));
+    EXPECT_EQ(WhyNotReached(why, nullptr), hung_up);
+  }
+  EXPECT_EQ(WhyNotReached(absl::UnavailableError("Connection refused"), tls.get()),
+            "Connection refused");
+}
+
 TEST_F(FleetTlsTest, WithoutANameWhoDialsMayBeForAny) {
   const FleetTlsFlags files = Files("server", "");
   Write("server", authority_.Issue("worker", {.names = "IP:127.0.0.1"}));
