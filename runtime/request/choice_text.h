@@ -46,7 +46,7 @@ class ChoiceText {
   std::unique_ptr<Detokenizer> detokenizer_;
   StopMatcher matcher_;
   const int32_t min_tokens_;
-  int32_t num_tokens_ = 0;  // Of all attempts.
+  int32_t num_tokens_ = 0;  // Over all attempts.
 };
 
 }  // namespace tandem

@@ -75,7 +75,7 @@ void RequestOwner::ReportPrompt(RequestState* request, const StreamState& stream
   request->prompt_reported = true;
   request->numerics_id = fleet_.Find(stream.worker)->registration.terms.numerics_id;
   request->report.cached_tokens = std::min(event.cached_tokens, request->prompt_tokens());
-  request->facts.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
+  request->asked.sink->OnPrompt({.cached_tokens = request->report.cached_tokens,
                                  .prompt_logprobs = event.prompt_logprobs,
                                  .numerics_id = request->numerics_id,
                                  .arrived_us = request->report.arrived_us,
@@ -85,7 +85,7 @@ void RequestOwner::ReportPrompt(RequestState* request, const StreamState& stream
 RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const PromptEvent& event, int64_t) {
   const auto [request, stream, index] = FindStream(session, event.attempt);
   if (stream == nullptr) return Verdict::kGoOn;
-  const int32_t num_top = request->facts.spec.sampling.num_prompt_logprobs;
+  const int32_t num_top = request->asked.spec.sampling.num_prompt_logprobs;
   const auto most = static_cast<size_t>(num_top < 0 ? 0 : request->prompt_tokens() - 1);
   if (event.prompt_logprobs.size() > most ||
       !std::all_of(
@@ -117,10 +117,10 @@ RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const TokenEvent&
   if (!choice.finished) {
     const int64_t next = request->prompt_tokens() + static_cast<int64_t>(choice.generated.size());
     // Whoever does not end where it was told to would fill this router.
-    if (event.position - request->prompt_tokens() >= request->facts.spec.sampling.max_tokens) {
+    if (event.position - request->prompt_tokens() >= request->asked.spec.sampling.max_tokens) {
       return Verdict::kProtocolError;
     }
-    if (!HasNoMoreThan(event.token, request->facts.spec.sampling.num_logprobs)) {
+    if (!HasNoMoreThan(event.token, request->asked.spec.sampling.num_logprobs)) {
       return Verdict::kProtocolError;
     }
     if (!TANDEM_GUARD("event_position", event.position == next)) {
@@ -167,15 +167,15 @@ void RequestOwner::AcceptToken(RequestState* request, StreamState* stream, const
   FinishReason finish = event.finish;
   std::string text;
   std::string_view stop_string;
-  if (request->facts.make_detokenizer != nullptr) {
+  if (request->asked.make_detokenizer != nullptr) {
     if (!choice.text.has_value()) {
-      choice.text.emplace(request->facts.make_detokenizer(), request->stops,
-                          request->facts.spec.sampling.min_tokens);
+      choice.text.emplace(request->asked.make_detokenizer(), request->stops,
+                          request->asked.spec.sampling.min_tokens);
     }
     text = choice.text->Append(event.token.token, &finish);
     stop_string = choice.text->stop_string();
   }
-  request->facts.sink->OnDelta({.choice = event.choice,
+  request->asked.sink->OnDelta({.choice = event.choice,
                                 .position = event.position,
                                 .token = &event.token,
                                 .text = text,

@@ -18,21 +18,21 @@ void RequestOwner::Wait(const StreamKey& key) {
 WaitingGroups::Waiter RequestOwner::WaiterOf(const StreamKey& key) const {
   const RequestState& request = requests_.at(key.request);
   const StreamState& stream = request.streams[key.stream];
-  const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeAlone;
+  const bool may_be_suspect = stream.deaths.size() >= kDeathsBeforeRunningAlone;
   const bool avoids =
       std::any_of(stream.deaths.begin(), stream.deaths.end(),
                   [](const WorkerDeath& death) { return death.kind == LossKind::kStepFailed; });
   const int32_t from = DisaggregateFromTokens(options_.disaggregate);
   const int64_t num_tokens = NumTokens(request, stream);
   const bool travels = from > 0 && num_tokens >= from;
-  return {.need = {.model = request.facts.model,
+  return {.need = {.model = request.asked.model,
                    .numerics_id = request.numerics_id,
-                   .offer = offers_.Least(request.facts.model, TotalTokens(request))
+                   .offer = offers_.Least(request.asked.model, TotalTokens(request))
                                 .value_or(std::numeric_limits<int64_t>::max()),
                    .prompt_offer = travels ? offers_.LeastForPrompt(num_tokens).value_or(0) : 0,
                    .apart = may_be_suspect || avoids ? std::optional(key) : std::nullopt},
           .started = request.started(),
-          .client = request.facts.client,
+          .client = request.asked.client,
           .turn = request.turn};
 }
 
@@ -96,11 +96,11 @@ int32_t RequestOwner::NumTokens(const RequestState& request, const StreamState& 
 
 int64_t RequestOwner::TotalTokens(const RequestState& request) const {
   const int64_t prompt_tokens = request.prompt_tokens();
-  const int64_t wanted = prompt_tokens + request.facts.spec.sampling.max_tokens;
-  if (!request.facts.open_ended) return wanted;
-  const FleetWorker* largest = fleet_.Largest(request.facts.model, /*any_role=*/false);
+  const int64_t wanted = prompt_tokens + request.asked.spec.sampling.max_tokens;
+  if (!request.asked.open_ended) return wanted;
+  const FleetWorker* largest = fleet_.Largest(request.asked.model, /*any_role=*/false);
   if (largest == nullptr || largest->offered_tokens() <= prompt_tokens) {
-    largest = fleet_.Largest(request.facts.model, /*any_role=*/true);
+    largest = fleet_.Largest(request.asked.model, /*any_role=*/true);
   }
   if (largest == nullptr) return wanted;
   return std::clamp(largest->offered_tokens(), prompt_tokens + 1, wanted);
@@ -113,7 +113,7 @@ RoutingDecision RequestOwner::ChooseRoute(const RequestState& request, const Str
       .num_tokens = NumTokens(request, stream),
       .max_total_tokens = TotalTokens(request),
       .alone = suspicion_.IsSuspect(stream),
-      .model = request.facts.model,
+      .model = request.asked.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
       .spoken_for = &spoken_for,
@@ -139,7 +139,7 @@ absl::Status RequestOwner::GiveUpReason(const RequestState& request, WaitingGrou
     if (in_time) return absl::OkStatus();
     int32_t num_serving = 0, num_healthy = 0;
     for (const auto& [name, worker] : fleet_.workers()) {
-      if (worker.registration.model != request.facts.model) continue;
+      if (worker.registration.model != request.asked.model) continue;
       ++num_serving;
       num_healthy += fleet_.Healthy(worker, now_us) ? 1 : 0;
     }
@@ -151,7 +151,7 @@ absl::Status RequestOwner::GiveUpReason(const RequestState& request, WaitingGrou
   }
   // While workers are missing, one of them may be the larger one.
   if (in_time && !fleet_.KnownCompletely()) return absl::OkStatus();
-  const FleetWorker& largest = *fleet_.Largest(request.facts.model, /*any_role=*/true);
+  const FleetWorker& largest = *fleet_.Largest(request.asked.model, /*any_role=*/true);
   return absl::InvalidArgumentError(absl::StrFormat(
       "a prompt of %d tokens and up to %d generated ones need a worker that holds %d; the largest, "
       "%s, has a context of %d and %d blocks of %d",
@@ -167,7 +167,7 @@ void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route&
   TANDEM_CHECK(worker != nullptr && worker->session != 0) << route.decode.name;
   const ChoiceState& choice = request->choices[static_cast<size_t>(stream.choices.front())];
 
-  unplaced_.Remove(request->facts.client, request->counter);
+  unplaced_.Remove(request->asked.client, request->counter);
   stream.running = true;
   stream.attempt = ++request->last_attempt;
   stream.session = worker->session;
@@ -175,20 +175,20 @@ void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route&
   stream.prefill = route.prefill;
   stream.num_tokens = NumTokens(*request, stream);
   stream.at_worker = stream.choices;
-  stream.alone = suspicion_.IsSuspect(stream);
+  stream.runs_alone = suspicion_.IsSuspect(stream);
   stream.chunk.reset();
-  if (stream.alone) fleet_.Reserve(stream.worker, true);
-  SamplingParams& sampling = request->facts.spec.sampling;
+  if (stream.runs_alone) fleet_.Reserve(stream.worker, true);
+  SamplingParams& sampling = request->asked.spec.sampling;
   sampling.max_tokens = static_cast<int32_t>(TotalTokens(*request) - request->prompt_tokens());
   sampling.min_tokens = std::min(sampling.min_tokens, sampling.max_tokens);
-  request->facts.open_ended = false;
+  request->asked.open_ended = false;
 
   Submit submit{
       .attempt = {.request = {.router_incarnation = options_.router_incarnation,
                               .counter = request->counter},
                   .attempt = stream.attempt},
-      .spec = request->facts.spec,
-      .model = request->facts.model,
+      .spec = request->asked.spec,
+      .model = request->asked.model,
       .prefill = {},
       .disaggregate_from_tokens = 0,
   };
@@ -196,7 +196,7 @@ void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route&
   spec.token_ids.insert(spec.token_ids.end(), choice.generated.begin(), choice.generated.end());
   spec.choices = stream.choices;
   spec.time_left_us = std::max<int64_t>(0, request->deadline_us - now_us);
-  spec.alone = stream.alone;
+  spec.alone = stream.runs_alone;
   if (request->prompt_reported) spec.sampling.num_prompt_logprobs = -1;
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
   stream.live_prompt_tokens = std::max(stream.num_tokens - route.known_prefix_tokens, 1);
@@ -225,7 +225,7 @@ void RequestOwner::StopPromptCount(StreamState* stream) {
   if (stream->live_prompt_tokens == 0) return;
   fleet_.AddLive(stream->prefill.value_or(stream->worker), -LivePrompt(*stream));
   stream->live_prompt_tokens = 0;
-  if (std::exchange(stream->alone, false)) fleet_.Reserve(stream->worker, false);
+  if (std::exchange(stream->runs_alone, false)) fleet_.Reserve(stream->worker, false);
   may_place_ = true;  // For a prompt, or for what must run alone.
 }
 
@@ -241,7 +241,7 @@ void RequestOwner::DetachAttempt(RequestState* request, size_t index) {
   running->second.erase({request->counter, index});
   if (running->second.empty()) running_.erase(running);
   if (request->report.completion_tokens == 0) {
-    unplaced_.Add(request->facts.client, request->counter);
+    unplaced_.Add(request->asked.client, request->counter);
   }
   may_place_ = true;  // There is room now.
 }

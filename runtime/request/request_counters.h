@@ -48,8 +48,8 @@ struct RequestCounters {
   std::array<uint64_t, kNumRequestOutcomes> outcomes{};
   // Attempts sent to workers, by what decided; each without and with a prefill worker.
   std::array<std::array<uint64_t, 2>, kNumRouteReasons> routes{};
-  uint64_t refusals = 0;                // Of these, by workers.
-  uint64_t stale_events = 0;            // Of earlier attempts or incarnations, or repeated.
+  uint64_t refusals = 0;                // Attempts that workers refused.
+  uint64_t stale_events = 0;            // From earlier attempts or incarnations, or repeated.
   uint64_t protocol_errors = 0;         // Positions ahead of what is next, and the like.
   uint64_t determinism_violations = 0;  // A position computed twice, with two results.
 

@@ -9,31 +9,31 @@
 
 namespace tandem {
 
-absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us) {
-  TANDEM_CHECK(facts.sink != nullptr);
+absl::StatusOr<RequestId> RequestOwner::Start(ClientRequest asked, int64_t now_us) {
+  TANDEM_CHECK(asked.sink != nullptr);
   const auto refused = [this](absl::Status why) {
     ++counters_.outcomes[static_cast<size_t>(OutcomeOf(why))];
     return why;
   };
-  if (facts.spec.time_left_us == 0) facts.spec.time_left_us = kDefaultDeadlineUs;
-  if (absl::Status status = Validate(facts.spec, {}); !status.ok()) return refused(status);
-  if (const auto num_tokens = std::ssize(facts.spec.token_ids);
-      num_tokens > facts.spec.prompt_tokens) {
+  if (asked.spec.time_left_us == 0) asked.spec.time_left_us = kDefaultDeadlineUs;
+  if (absl::Status status = Validate(asked.spec, {}); !status.ok()) return refused(status);
+  if (const auto num_tokens = std::ssize(asked.spec.token_ids);
+      num_tokens > asked.spec.prompt_tokens) {
     return refused(absl::InvalidArgumentError(
-        absl::StrFormat("a prompt of %d tokens in %d", facts.spec.prompt_tokens, num_tokens)));
+        absl::StrFormat("a prompt of %d tokens in %d", asked.spec.prompt_tokens, num_tokens)));
   }
-  const bool empty_stop = std::any_of(facts.stop_strings.begin(), facts.stop_strings.end(),
+  const bool empty_stop = std::any_of(asked.stop_strings.begin(), asked.stop_strings.end(),
                                       [](const std::string& stop) { return stop.empty(); });
-  if (empty_stop || (!facts.stop_strings.empty() && facts.make_detokenizer == nullptr)) {
+  if (empty_stop || (!asked.stop_strings.empty() && asked.make_detokenizer == nullptr)) {
     return refused(
         absl::InvalidArgumentError("a stop string is empty, or there is no text to match"));
   }
   if (static_cast<int64_t>(requests_.size()) >= options_.max_requests &&
-      !GiveWay(facts.client, now_us)) {
+      !GiveWay(asked.client, now_us)) {
     return refused(absl::ResourceExhaustedError(absl::StrFormat(
         "%d requests are open, at most %d may be", requests_.size(), options_.max_requests)));
   }
-  if (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(facts.client, now_us)) {
+  if (unplaced_.size() >= options_.max_waiting_requests && !GiveWay(asked.client, now_us)) {
     return refused(absl::ResourceExhaustedError(
         absl::StrFormat("%d requests wait for a worker, at most %d may", unplaced_.size(),
                         options_.max_waiting_requests)));
@@ -42,20 +42,20 @@ absl::StatusOr<RequestId> RequestOwner::Start(RequestFacts facts, int64_t now_us
   const uint64_t counter = ++last_counter_;
   RequestState& request = requests_[counter];
   request.counter = counter;
-  request.facts = std::move(facts);
-  request.chain = HashChain(request.facts.spec.hash_root, request.facts.spec.token_ids);
-  request.deadline_us = CheckedAdd(now_us, request.facts.spec.time_left_us).value_or(INT64_MAX);
+  request.asked = std::move(asked);
+  request.chain = HashChain(request.asked.spec.hash_root, request.asked.spec.token_ids);
+  request.deadline_us = CheckedAdd(now_us, request.asked.spec.time_left_us).value_or(INT64_MAX);
   request.report.arrived_us = now_us;
-  request.report.prompt_tokens = request.facts.spec.prompt_tokens;
+  request.report.prompt_tokens = request.asked.spec.prompt_tokens;
   request.stops =
-      std::make_shared<const std::vector<std::string>>(std::move(request.facts.stop_strings));
-  request.choices.resize(request.facts.spec.choices.size());
+      std::make_shared<const std::vector<std::string>>(std::move(request.asked.stop_strings));
+  request.choices.resize(request.asked.spec.choices.size());
   StreamState stream;
-  stream.choices = request.facts.spec.choices;
+  stream.choices = request.asked.spec.choices;
   request.streams.push_back(std::move(stream));
   deadlines_.Set(counter, request.deadline_us);
   Wait({counter, 0});
-  unplaced_.Add(request.facts.client, counter);
+  unplaced_.Add(request.asked.client, counter);
   PlaceWaiting(now_us, /*may_fail=*/false);
   return RequestId{.router_incarnation = options_.router_incarnation, .counter = counter};
 }
@@ -82,7 +82,7 @@ void RequestOwner::FailAll(const absl::Status& why, int64_t now_us) {
 
 void RequestOwner::Finish(RequestState* request) {
   ++counters_.outcomes[static_cast<size_t>(RequestOutcome::kDone)];
-  RequestSink* const sink = request->facts.sink;
+  RequestSink* const sink = request->asked.sink;
   const RequestReport report = request->report;
   Erase(request);
   sink->OnDone(report);
@@ -96,10 +96,10 @@ void RequestOwner::Fail(RequestState* request, const absl::Status& status, Reque
                         int64_t now_us) {
   ++counters_.outcomes[static_cast<size_t>(outcome)];
   for (size_t i = 0; i < request->streams.size(); ++i) {
-    // Of an attempt that has ended this is a Cancel too many, which workers ignore.
+    // An attempt that has ended gets a Cancel too many, which workers ignore.
     if (request->streams[i].running) CancelAttempt(request, i, now_us);
   }
-  RequestSink* const sink = request->facts.sink;
+  RequestSink* const sink = request->asked.sink;
   const RequestReport report = request->report;
   Erase(request);
   sink->OnError(status, report);
@@ -107,7 +107,7 @@ void RequestOwner::Fail(RequestState* request, const absl::Status& status, Reque
 
 void RequestOwner::Erase(RequestState* request) {
   const uint64_t counter = request->counter;
-  const std::string& client = request->facts.client;
+  const std::string& client = request->asked.client;
   for (size_t i = 0; i < request->streams.size(); ++i) waiting_.Remove({counter, i}, client);
   deadlines_.Remove(counter);
   unplaced_.Remove(client, counter);

@@ -60,8 +60,8 @@ struct RequestOwnerOptions {
   LivenessTimes times;
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   int32_t max_requests = kMaxOpenRequests;     // Accepted and not finished.
-  int32_t max_waiting_requests = 4'096;        // Of those, without a token or a worker.
-  int64_t max_index_entries = 4'000'000;       // Of the prefix index.
+  int32_t max_waiting_requests = 4'096;        // Those of them without a token or a worker.
+  int64_t max_index_entries = 4'000'000;       // In the prefix index.
   int64_t nobody_alive_grace_us = 10'000'000;  // Then a request without a token is Unavailable.
 };
 
@@ -80,7 +80,7 @@ class RequestOwner {
   // spec that is not valid, or of which something is generated already, and for stop strings that
   // cannot be matched; the sink is then never called. Too many: the youngest one that
   // waits of the client with most of them gives way, if that is another client and has two more.
-  absl::StatusOr<RequestId> Start(RequestFacts facts, int64_t now_us);
+  absl::StatusOr<RequestId> Start(ClientRequest asked, int64_t now_us);
   // The client is gone, or an operator aborts: OnError(Cancelled). False if it has ended already.
   bool Cancel(const RequestId& request, int64_t now_us);
   // The router ends: OnError(`why`), which is Unavailable, for every request.
@@ -193,7 +193,7 @@ class RequestOwner {
   struct FoundStream {
     RequestState* request = nullptr;
     StreamState* stream = nullptr;
-    size_t index = 0;  // Of the stream, in its request.
+    size_t index = 0;  // The stream's place in its request.
   };
   // The running stream that an event of `attempt`, arriving on `session`, belongs to; null if it is
   // over, or of another router. `prefill`: or the stream whose prompt this worker computes for
@@ -223,7 +223,7 @@ class RequestOwner {
   WaitingGroups waiting_;                             // or here, or over.
   WorkerOffers offers_;
   UnplacedRequests unplaced_;
-  ExpiryQueue<uint64_t> deadlines_;  // Of requests, by counter.
+  ExpiryQueue<uint64_t> deadlines_;  // When requests end, by counter.
   uint64_t last_counter_ = 0;
   bool may_place_ = false;  // Something changed since those that wait were last walked.
   int64_t last_tick_us_ = -1;

@@ -18,7 +18,7 @@ namespace tandem {
 // What happened to one choice. Spans and views live during the call.
 struct Delta {
   int32_t choice = 0;
-  int32_t position = 0;  // Of `token`, in prompt + generated.
+  int32_t position = 0;  // Where `token` is, in prompt + generated.
   const SampledToken* token = nullptr;
   // Text that is certain: may be empty, may belong to earlier tokens. Text that could begin a stop
   // string comes later or never; a stop string and a stop token have none.
@@ -37,7 +37,7 @@ struct PromptReport {
 
 struct RequestReport {
   int32_t prompt_tokens = 0;
-  int32_t completion_tokens = 0;  // Of all choices, stop tokens included.
+  int32_t completion_tokens = 0;  // In all choices, stop tokens included.
   int32_t cached_tokens = 0;
   int32_t attempts = 0;
   int32_t resumes = 0;
@@ -59,9 +59,10 @@ class RequestSink {
   virtual void OnError(const absl::Status& status, const RequestReport& report) = 0;
 };
 
-struct RequestFacts {
+// One prompt of a client's call, as its owner takes it.
+struct ClientRequest {
   std::string client;  // Whose it is: clients share the places of those that wait, and take turns.
-  RequestSpec spec;    // Of its prompt; time_left_us 0: kDefaultDeadlineUs.
+  RequestSpec spec;    // What to generate; time_left_us 0: kDefaultDeadlineUs.
   // The client set no max_tokens: what `spec` says is the most that it may get. Its first
   // placement fixes that to what the largest worker has room for, and then it is a promise.
   bool open_ended = false;

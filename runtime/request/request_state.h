@@ -38,7 +38,7 @@ struct WorkerDeath {
   int64_t at_us = 0;
   int32_t begin = 0;
   int32_t end = kNoEnd;
-  bool alone = false;  // The stream ran there alone.
+  bool ran_alone = false;  // No other prompt of ours was on the worker.
   LossKind kind = LossKind::kEnded;
   std::optional<EndCause> cause;  // Once told.
 };
@@ -64,7 +64,7 @@ struct StreamState {
   std::vector<int32_t> at_worker;    // Choices whose terminal event the worker still owes.
   int32_t live_sequences = 0;        // As counted in the fleet.
   int64_t live_prompt_tokens = 0;    // Not 0 until the prompt is computed.
-  bool alone = false;                // Its worker is reserved for it until the prompt is computed.
+  bool runs_alone = false;           // Its worker is reserved for it until the prompt is computed.
   std::optional<WorkerChunk> chunk;  // The last of the prompt that was begun.
 
   // Over attempts.
@@ -73,20 +73,20 @@ struct StreamState {
 };
 
 struct RequestState {
-  RequestFacts facts;
-  std::vector<BlockHash> chain;  // Of the prompt.
+  ClientRequest asked;           // But for its stop strings.
+  std::vector<BlockHash> chain;  // The names of the prompt's blocks.
   uint64_t counter = 0;
   uint64_t turn = 0;  // Its client's, with which it last went to a worker. 0: it has not yet.
   int64_t deadline_us = 0;
   uint32_t last_attempt = 0;
-  StopStrings stops;  // Of facts, which has them no more.
+  StopStrings stops;  // Moved out of `asked`.
   std::vector<ChoiceState> choices;
   std::vector<StreamState> streams;  // Only grows; at most one a choice.
-  std::string numerics_id;           // Of the first result; from then on the only one.
+  std::string numerics_id;           // The first result's; from then on the only one.
   bool prompt_reported = false;
   RequestReport report;
 
-  int32_t prompt_tokens() const { return facts.spec.prompt_tokens; }
+  int32_t prompt_tokens() const { return asked.spec.prompt_tokens; }
   bool started() const { return !numerics_id.empty(); }
 };
 

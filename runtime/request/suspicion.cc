@@ -91,7 +91,7 @@ void Suspicion::AddDeath(const RequestState& request, const WorkerId& worker, Re
                     .at_us = now_us,
                     .begin = begin,
                     .end = end,
-                    .alone = stream->alone,
+                    .ran_alone = stream->runs_alone,
                     .kind = kind,
                     .cause = cause});
 }
@@ -126,26 +126,26 @@ std::vector<WorkerDeath> Suspicion::DeathsAt(const StreamState& stream, int32_t 
 // The place that most of them share begins where one of them begins.
 bool Suspicion::IsSuspect(const StreamState& stream) const {
   return std::any_of(stream.deaths.begin(), stream.deaths.end(), [&](const WorkerDeath& death) {
-    return DeathsAt(stream, death.begin).size() >= kDeathsBeforeAlone;
+    return DeathsAt(stream, death.begin).size() >= kDeathsBeforeRunningAlone;
   });
 }
 
 bool Suspicion::SiblingOnTrial(const RequestState& request, const StreamState& stream) const {
   if (!IsSuspect(stream)) return false;
   return std::any_of(request.streams.begin(), request.streams.end(), [](const StreamState& other) {
-    return other.running && other.alone && other.live_prompt_tokens > 0;
+    return other.running && other.runs_alone && other.live_prompt_tokens > 0;
   });
 }
 
 Suspicion::Guilt Suspicion::Judge(const StreamState& stream, int64_t now_us,
                                   std::vector<WorkerDeath>* evidence) const {
-  constexpr int32_t kDeathsAlone = kDeathsBeforePoison - kDeathsBeforeAlone;
+  constexpr int32_t kDeathsRunningAlone = kDeathsBeforePoison - kDeathsBeforeRunningAlone;
   Guilt guilt = Guilt::kNotProven;
   for (const WorkerDeath& death : stream.deaths) {
     std::vector<WorkerDeath> deaths = DeathsAt(stream, death.begin);
     if (deaths.size() < kDeathsBeforePoison ||
-        !std::all_of(deaths.end() - kDeathsAlone, deaths.end(),
-                     [](const WorkerDeath& d) { return d.alone; })) {
+        !std::all_of(deaths.end() - kDeathsRunningAlone, deaths.end(),
+                     [](const WorkerDeath& d) { return d.ran_alone; })) {
       continue;
     }
     const bool certain = std::all_of(deaths.begin(), deaths.end(),
@@ -173,7 +173,7 @@ absl::Status Suspicion::PoisonError(const std::vector<WorkerDeath>& evidence) {
       absl::StrFormat("%d workers in a row were lost, or a step of theirs, while they ran this "
                       "request, at token %d %s, the last %d "
                       "running it alone: %s",
-                      evidence.size(), begin, last, kDeathsBeforePoison - kDeathsBeforeAlone,
+                      evidence.size(), begin, last, kDeathsBeforePoison - kDeathsBeforeRunningAlone,
                       absl::StrJoin(causes, ", ")));
 }
 

@@ -2,9 +2,9 @@
 //
 // A death counts for every stream that the lost worker could have been computing, at the positions
 // that it had begun. That is too many of them, so it decides nothing yet: a stream with
-// kDeathsBeforeAlone deaths at one place gets a worker where no other prompt of ours is, and small
-// chunks, until it has a token. From then on who is blamed is who was there. Who gets past a place
-// is not what made it deadly; a kill from outside is nobody's deed.
+// kDeathsBeforeRunningAlone deaths at one place gets a worker where no other prompt of ours is, and
+// small chunks, until it has a token. From then on who is blamed is who was there. Who gets past a
+// place is not what made it deadly; a kill from outside is nobody's deed.
 //
 // What is known of a stream stands in the stream; this reads it, adds to it and judges it. One
 // thread.
@@ -27,7 +27,7 @@
 namespace tandem {
 
 // At one place of a stream, in a row: it did not get past it in between.
-inline constexpr int32_t kDeathsBeforeAlone = 2;
+inline constexpr int32_t kDeathsBeforeRunningAlone = 2;
 inline constexpr int32_t kDeathsBeforePoison = 4;
 
 class Suspicion {

@@ -35,7 +35,7 @@ bool WaitingGroups::WaitsFor(uint64_t request) const {
 
 void WaitingGroups::Walk(const std::function<bool(Group* group)>& place) {
   std::erase_if(groups_, [](const auto& entry) { return entry.second.streams.empty(); });
-  std::map<WaitingStreams::Place, Group*> firsts;  // Of each group.
+  std::map<WaitingStreams::Place, Group*> firsts;  // Each group's first stream.
   for (auto& [need, group] : groups_) firsts.emplace(group.streams.first(), &group);
   while (!firsts.empty()) {
     Group* const group = firsts.extract(firsts.begin()).mapped();

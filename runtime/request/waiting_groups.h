@@ -67,7 +67,7 @@ class WaitingGroups {
 
   uint64_t last_turn_ = 0;  // In the line of all groups.
   Groups groups_;
-  std::map<StreamKey, Groups::iterator> groups_of_;  // Of all that wait.
+  std::map<StreamKey, Groups::iterator> groups_of_;  // Where each stream that waits is.
 };
 
 }  // namespace tandem

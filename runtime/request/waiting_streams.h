@@ -30,7 +30,7 @@ struct StreamKey {
 
 class WaitingStreams {
  public:
-  // Of two of them, in the same WaitingStreams or not, the smaller one goes first.
+  // The smaller one of two goes first, whether they are in the same WaitingStreams or not.
   struct Place {
     uint64_t turn = 0;  // Its client's. 0: the stream has started.
     StreamKey key;
@@ -62,7 +62,7 @@ class WaitingStreams {
   uint64_t* const last_turn_;
   std::set<StreamKey> started_;
   std::map<std::string, Client> clients_;
-  std::map<uint64_t, std::string> turns_;  // Of all clients_.
+  std::map<uint64_t, std::string> turns_;  // The turn of each of clients_.
 };
 
 }  // namespace tandem

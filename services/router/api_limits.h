@@ -34,7 +34,7 @@ inline constexpr int64_t kMaxSequencesPerCall = 1024;  // Prompts × choices.
 // Tokens and their logprobs in an answer that is made whole: n × max_tokens × (1 + logprobs) of
 // every prompt; prompt tokens × (1 + prompt_logprobs).
 inline constexpr int64_t kMaxAnswerValues = int64_t{4} << 20;
-// Of each logprob of a prompt, while it is gathered and written as JSON: 227 were measured. They
+// What a prompt's logprob takes while it is gathered and written as JSON: 227 were measured. They
 // come at once, so that all of them have to fit a quarter of the memory limit.
 inline constexpr int64_t kPromptLogprobBytes = 256;
 // Copies of an answer in JSON: its parts, the whole, and what is being written.

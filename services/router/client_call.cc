@@ -22,68 +22,68 @@ void ClientCall::Begin() {
 
 absl::Status ClientCall::TryBegin() {
   TANDEM_ASSIGN_OR_RETURN(const GenerateRequest request, Parse());
-  call_.on_news = [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->OnNews();
+  call_.on_output = [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->OnOutput();
   };
-  TANDEM_ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
-                          generator_->Begin(request, std::move(call_)));
-  OnBegun(request, *generation);
+  TANDEM_ASSIGN_OR_RETURN(const std::shared_ptr<RunningCall> running,
+                          starter_->Begin(request, std::move(call_)));
+  OnBegun(request, *running);
   bool left = false;
   {
     MutexLock lock(&mu_);
-    generation_ = generation;
+    running_ = running;
     left = left_;
   }
-  if (left) generation->Detach();
-  OnNews();  // What came before it could be taken.
+  if (left) running->Detach();
+  OnOutput();  // What came before it could be taken.
   return absl::OkStatus();
 }
 
 void ClientCall::Refuse(const absl::Status& why) {
-  generator_->metrics().RefusedCalls(absl::StatusCodeToString(why.code())).Increment();
+  starter_->metrics().RefusedCalls(absl::StatusCodeToString(why.code())).Increment();
   {
     MutexLock lock(&mu_);
     refused_ = why;
   }
-  OnNews();
+  OnOutput();
 }
 
-std::vector<GenerationNews> ClientCall::Take(size_t most) {
-  std::shared_ptr<Generation> running;
+std::vector<CallOutput> ClientCall::Take(size_t most) {
+  std::shared_ptr<RunningCall> running;
   {
     MutexLock lock(&mu_);
     if (refused_.has_value()) {
-      std::vector<GenerationNews> news;
-      news.push_back(EndNews{.status = *std::exchange(refused_, std::nullopt)});
-      return news;
+      std::vector<CallOutput> outputs;
+      outputs.push_back(CallEnd{.status = *std::exchange(refused_, std::nullopt)});
+      return outputs;
     }
-    running = generation_;
+    running = running_;
   }
-  return running == nullptr ? std::vector<GenerationNews>() : running->Take(most);
+  return running == nullptr ? std::vector<CallOutput>() : running->Take(most);
 }
 
 void ClientCall::Leave() {
-  std::shared_ptr<Generation> running;
+  std::shared_ptr<RunningCall> running;
   {
     MutexLock lock(&mu_);
     left_ = true;
-    running = generation_;
+    running = running_;
   }
   if (running != nullptr) running->Detach();
 }
 
 bool ClientCall::overflowed() const {
-  const std::shared_ptr<Generation> running = generation();
-  return running != nullptr && running->overflowed();
+  const std::shared_ptr<RunningCall> call = running();
+  return call != nullptr && call->overflowed();
 }
 
 void ClientCall::KeepAnswer(int64_t bytes) {
-  if (const std::shared_ptr<Generation> running = generation()) running->KeepAnswer(bytes);
+  if (const std::shared_ptr<RunningCall> call = running()) call->KeepAnswer(bytes);
 }
 
-std::shared_ptr<Generation> ClientCall::generation() const {
+std::shared_ptr<RunningCall> ClientCall::running() const {
   MutexLock lock(&mu_);
-  return generation_;
+  return running_;
 }
 
 }  // namespace tandem

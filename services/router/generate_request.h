@@ -46,7 +46,7 @@ struct GenerateRequest {
   std::vector<Prompt> prompts;
   std::string messages_json;            // A JSON list; empty for prompts.
   std::string template_variables_json;  // A JSON object; empty for none.
-  int64_t num_json_values = 0;          // Of both, at most; keys count.
+  int64_t num_json_values = 0;          // In both, at most; keys count.
   bool add_generation_prompt = true;
   std::optional<bool> add_special_tokens;  // Default: true for text, false for a conversation.
 
@@ -59,7 +59,7 @@ struct GenerateRequest {
   std::optional<int64_t> max_tokens;          // Unset: what is left of the context, or...
   std::optional<int64_t> default_max_tokens;  // ...at most this (completions: 16).
   int64_t min_tokens = 0;
-  std::optional<int64_t> num_logprobs;  // Of generated tokens, beside the sampled one.
+  std::optional<int64_t> num_logprobs;  // For generated tokens, beside the sampled one.
   std::optional<int64_t> num_prompt_logprobs;
   std::vector<std::string> stop;
   std::vector<int64_t> stop_token_ids;

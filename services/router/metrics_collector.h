@@ -39,7 +39,7 @@ class WorkerMetricsHistory {
   // Monotonic over incarnations; without gauges unless `alive`.
   Families Sum(bool alive) const;
 
-  // Of the lives before the present one, about; past it, samples with new labels are not kept.
+  // What is kept of lives before the present one, about; past it new labels' samples are not.
   static constexpr size_t kMaxFinishedBytes = 2 << 20;
 
  private:

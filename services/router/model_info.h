@@ -19,7 +19,7 @@ struct ModelInfo {
   std::string served_name;  // "default" names it too.
   std::string folder;
   int64_t vocab_size = 0;
-  int64_t max_model_tokens = 0;  // Of the checkpoint; workers may serve less.
+  int64_t max_model_tokens = 0;  // The checkpoint's; workers may serve less.
   GenerationConfig generation;
 
   bool Names(std::string_view name) const {

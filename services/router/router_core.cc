@@ -176,15 +176,15 @@ int64_t RouterCore::NumWithoutRoom() const {
 void RouterCore::Do(StartCommand command) {
   for (NewRequest& request : command.requests) {
     const int64_t now_us = clock_->NowUs();
-    if (int64_t& left_us = request.facts.spec.time_left_us; left_us > 0) {
+    if (int64_t& left_us = request.asked.spec.time_left_us; left_us > 0) {
       left_us = std::max<int64_t>(1, left_us - (now_us - command.posted_us));
     }
     auto sink = std::make_unique<EndingSink>(this, request.handle, command.label, request.sink);
-    request.facts.sink = sink.get();
-    const size_t prompt_tokens = request.facts.spec.token_ids.size();
-    const size_t num_choices = request.facts.spec.choices.size();
+    request.asked.sink = sink.get();
+    const size_t prompt_tokens = request.asked.spec.token_ids.size();
+    const size_t num_choices = request.asked.spec.choices.size();
     const int64_t num_refused = NumWithoutRoom();
-    const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.facts), now_us);
+    const absl::StatusOr<RequestId> id = owner_->Start(std::move(request.asked), now_us);
     // It, or one that gave way to it.
     if (NumWithoutRoom() > num_refused) TellOfNoRoom();
     if (id.ok()) {

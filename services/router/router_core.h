@@ -71,7 +71,8 @@ struct FleetView {
   // Prompt and output that the largest of the served model's workers holds; 0 while some are not
   // known.
   int64_t max_model_tokens = 0;
-  std::string numerics_id;  // Of those that decode; the first by name, where they differ.
+  std::string
+      numerics_id;  // That of the workers that decode; the first by name, where they differ.
   int64_t requests_in_flight = 0;
 };
 
@@ -85,7 +86,7 @@ struct RouterCoreOptions {
 
 class RouterCore final : public RouterOutbox {
  public:
-  using Handle = uint64_t;  // Of a request, from before its start on.
+  using Handle = uint64_t;  // Names a request, from before its start on.
 
   // Starts the thread. Everything borrowed outlives it.
   static absl::StatusOr<std::unique_ptr<RouterCore>> Create(const RouterCoreOptions& options,
@@ -96,10 +97,10 @@ class RouterCore final : public RouterOutbox {
   // ---- From front ends. Any thread. ----
 
   Handle NewHandle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
-  // `sink` is facts.sink and kept until its end; it hears OnError if the request is not accepted.
+  // `sink` is asked.sink and kept until its end; it hears OnError if the request is not accepted.
   struct NewRequest {
     Handle handle = 0;
-    RequestFacts facts;
+    ClientRequest asked;
     std::shared_ptr<RequestSink> sink;
   };
   // All of a call, in one command: the queue has room for all of them or refuses the call. `label`
@@ -235,7 +236,7 @@ class RouterCore final : public RouterOutbox {
   // ---- Router thread ----
   std::map<Handle, Running> running_;
   std::vector<Handle> ended_;
-  int64_t failure_lines_until_us_ = 0;  // Of the present second...
+  int64_t failure_lines_until_us_ = 0;  // The end of the present second...
   int failure_lines_ = 0;               // ...so many were wanted.
   int64_t next_no_room_line_us_ = 0;
   std::map<SessionId, std::shared_ptr<SessionWriter>> sessions_;

@@ -25,7 +25,7 @@ namespace tandem {
 class TextPool {
  public:
   // At least 2 threads. Long bodies that wait have at most a quarter of `memory_limit_bytes`.
-  // Of both, one client may have half.
+  // One client may have half of either.
   TextPool(int num_threads, size_t max_waiting, int64_t memory_limit_bytes);
   ~TextPool();  // Stop().
 

@@ -23,7 +23,8 @@ constexpr int kRefusalsToReport = 3;
 constexpr int64_t kSettledUs = 1'000'000;
 // Without a registration, before the log says so; times the liveness scale.
 constexpr double kUnheardUs = 10e6;
-constexpr int64_t kNothingToDoUs = 3'600'000'000;
+// To the next look at a channel of which nothing is due.
+constexpr int64_t kIdleLookUs = 3'600'000'000;
 // To the next look at whether a worker that the router has no use for is of use.
 constexpr int64_t kRefusedPauseUs = 2'000'000;
 // A message that takes more, in memory, is charged: together with what it is turned into twice
@@ -235,9 +236,9 @@ std::shared_ptr<grpc::Channel> WorkerChannel::wire() const {
 }
 
 void WorkerChannel::FollowCertificates() {
-  const uint64_t generation = options_.tls == nullptr ? 0 : options_.tls->generation();
-  if (wire_ != nullptr && generation == tls_generation_) return;
-  tls_generation_ = generation;
+  const uint64_t num_changes = options_.tls == nullptr ? 0 : options_.tls->num_changes();
+  if (wire_ != nullptr && num_changes == tls_changes_) return;
+  tls_changes_ = num_changes;
   wire_ = DialControl(address_, options_.liveness_scale,
                       MaxMessageBytes(options_.budget->limit_bytes()), options_.tls);
 }
@@ -255,7 +256,7 @@ bool WorkerChannel::connected() const {
 int64_t WorkerChannel::Tend(int64_t now_us) {
   std::shared_ptr<Watch> new_watch;
   std::shared_ptr<Session> new_session;
-  int64_t next_us = now_us + kNothingToDoUs;
+  int64_t next_us = now_us + kIdleLookUs;
   {
     MutexLock lock(&mu_);
     if (closing_) return next_us;
@@ -288,7 +289,7 @@ int64_t WorkerChannel::TellUnheard(int64_t now_us) {
   } else if (unheard_since_us_ == 0) {
     unheard_since_us_ = now_us;
   }
-  if (registered_ || told_unheard_) return now_us + kNothingToDoUs;
+  if (registered_ || told_unheard_) return now_us + kIdleLookUs;
   const int64_t due_us =
       unheard_since_us_ + static_cast<int64_t>(kUnheardUs * options_.liveness_scale);
   if (now_us < due_us) return due_us;
@@ -298,7 +299,7 @@ int64_t WorkerChannel::TellUnheard(int64_t now_us) {
               {"for_s", static_cast<double>(now_us - unheard_since_us_) * 1e-6},
               {"tls", options_.tls != nullptr},
               {"why", why_unheard_}});
-  return now_us + kNothingToDoUs;
+  return now_us + kIdleLookUs;
 }
 
 bool WorkerChannel::Dialling::Due(int64_t now_us) {

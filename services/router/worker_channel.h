@@ -122,7 +122,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   const std::function<void()> wake_;
 
   mutable Mutex mu_;
-  uint64_t tls_generation_ GUARDED_BY(mu_) = 0;
+  uint64_t tls_changes_ GUARDED_BY(mu_) = 0;
   std::shared_ptr<grpc::Channel> wire_ GUARDED_BY(mu_);
   CondVar idle_;
   bool closing_ GUARDED_BY(mu_) = false;

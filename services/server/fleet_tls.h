@@ -16,7 +16,7 @@
 
 namespace tandem {
 
-// Of routers and workers alike.
+// The flags of TLS inside the fleet; routers and workers have the same.
 struct FleetTlsFlags {
   std::string certificate, key, authorities;
   std::string name;
@@ -34,14 +34,15 @@ class FleetTls {
   // TlsIdentity::Open.
   static absl::StatusOr<std::unique_ptr<FleetTls>> Open(const FleetTlsFlags& flags);
 
-  // Of listeners, which ask everybody for a certificate.
+  // What listeners show; they ask everybody for a certificate.
   TlsIdentity* identity() const { return identity_.get(); }
 
-  // Of a channel to the process at `target` that is made now. It holds what TlsIdentity has
-  // accepted, whatever is in the files meanwhile: once generation() is another one, what is dialled
-  // again needs a new channel. Where the other end's certificate is refused the log says so.
+  // What a channel to the process at `target` is made with now. It holds what TlsIdentity has
+  // accepted, whatever is in the files meanwhile: once num_changes() is another one, what is
+  // dialled again needs a new channel. Where the other end's certificate is refused the log says
+  // so.
   std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target) const;
-  uint64_t generation() const { return identity_->generation(); }
+  uint64_t num_changes() const { return identity_->num_changes(); }
   void Configure(grpc::ChannelArguments* arguments) const;
 
  private:

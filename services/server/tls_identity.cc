@@ -16,7 +16,7 @@
 namespace tandem {
 namespace {
 
-// Of the one that ends first.
+// The lifetime of the one that ends first.
 TlsLifetime FirstToEnd(const Certificates& certificates) {
   TlsLifetime first;
   for (const auto& one : certificates) {
@@ -137,7 +137,7 @@ absl::Status JudgeForm(const TlsFiles& files, const Loaded& loaded) {
       absl::StrCat(files.certificate, ": ", Describe(own), ", is not one for servers"));
 }
 
-// Of clients nobody knows whom they believe. But their clocks go as this one does.
+// Whom clients believe nobody knows, but their clocks go as this one does.
 absl::Status JudgeTime(const TlsFiles& files, const Loaded& loaded, int64_t now_s) {
   const X509* const own = loaded.chain.front().get();
   const TlsLifetime lifetime = LifetimeOf(own);
@@ -231,7 +231,7 @@ bool TlsIdentity::Take(const absl::StatusOr<FollowedFiles::Texts>& texts) {
            .client_authorities = has_authorities() ? (*texts)[2] : ""});
   lifetime_ = lifetime;
   if (has_authorities()) authorities_lifetime_ = FirstToEnd(loaded->authorities);
-  generation_.fetch_add(1, std::memory_order_release);
+  num_changes_.fetch_add(1, std::memory_order_release);
   if (!first) {
     LogInfo("the certificate changes",
             {{"file", files_.certificate}, {"expires_in_s", lifetime.ends_s - now_s}});

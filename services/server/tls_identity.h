@@ -40,20 +40,20 @@ struct TlsFiles {
   bool among_peers = false;
 };
 
-// Of the certificate file: those who are shown more may end the handshake.
+// What the certificate file may have: those who are shown more may end the handshake.
 inline constexpr size_t kMaxTlsChain = 10;
 inline constexpr int64_t kMaxTlsChainBytes = int64_t{64} << 10;
 // Those of all public authorities are 140, and all their names are sent to who connects.
 inline constexpr size_t kMaxTlsAuthorities = 256;
-// Of a certificate that is there when the process starts.
+// How far ahead a certificate may begin that is there when the process starts.
 inline constexpr int64_t kClockSkewS = 300;
 
 // What one connection's handshake is about: the app data of its SSL.
 struct TlsHandshake {
   std::string protocol;                // ALPN's.
   std::string peer;                    // "10.0.0.1:80", "[::1]:80"; empty where it has no address.
-  std::string presented, why_refused;  // Of a certificate that was not believed.
-  int why_code = 0;                    // Of OpenSSL's, of the same.
+  std::string presented, why_refused;  // A certificate that was not believed, and why.
+  int why_code = 0;                    // OpenSSL's code for the same.
 };
 
 class TlsIdentity {
@@ -73,9 +73,9 @@ class TlsIdentity {
   std::shared_ptr<SSL_CTX> Context() const EXCLUDES(mu_);
   // What Context is made of, and how often it has changed. Any thread.
   std::shared_ptr<const Pems> pems() const EXCLUDES(mu_);
-  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
-  // Of the first certificate of the chain that ends; of the first of the authorities, if there are
-  // any. Any thread.
+  uint64_t num_changes() const { return num_changes_.load(std::memory_order_acquire); }
+  // When the chain's certificate that ends first does; when the first of the authorities does, if
+  // there are any. Any thread.
   TlsLifetime lifetime() const EXCLUDES(mu_);
   TlsLifetime authorities_lifetime() const EXCLUDES(mu_);
   // The files have what is not taken, for now. Any thread.
@@ -103,8 +103,8 @@ class TlsIdentity {
   std::shared_ptr<const Pems> pems_ GUARDED_BY(mu_);
   TlsLifetime lifetime_ GUARDED_BY(mu_), authorities_lifetime_ GUARDED_BY(mu_);
   std::string why_refused_ GUARDED_BY(mu_);
-  std::atomic<uint64_t> generation_{0};
-  absl::Status first_;  // Of Open.
+  std::atomic<uint64_t> num_changes_{0};
+  absl::Status first_;  // What the first look at the files came to; Open returns it.
   FollowedFiles followed_;
 };
 

@@ -103,13 +103,13 @@ absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire, const Descript
   CodedInputStream in(&reader);
   in.SetTotalBytesLimit(INT32_MAX);
   Measure measure(&in, most);
-  const bool whole = measure.Walk(type, 0);
+  const bool well_formed = measure.Walk(type, 0);
   if (measure.bytes() > most) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("a message of %d bytes would take %d and more, at most %d are allowed",
                         size, measure.bytes(), most));
   }
-  if (!whole) return absl::InvalidArgumentError("the message is broken");
+  if (!well_formed) return absl::InvalidArgumentError("the message is broken");
   return measure.bytes();
 }
 

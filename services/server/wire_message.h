@@ -1,7 +1,7 @@
 // Messages as they come, measured before they are parsed.
 //
-// Of each byte of a message Protobuf can make 32 and more: of unknown fields, and of repeated
-// messages that hold nothing. So our servers receive bytes, and parse what is within bounds.
+// Protobuf can make 32 bytes and more of each byte of a message, where fields are unknown or
+// repeated messages hold nothing. So our servers receive bytes, and parse what is within bounds.
 
 #ifndef TANDEM_SERVICES_SERVER_WIRE_MESSAGE_H_
 #define TANDEM_SERVICES_SERVER_WIRE_MESSAGE_H_
@@ -20,8 +20,8 @@ namespace tandem {
 
 // A message may take so many times its own bytes, and so many more.
 inline constexpr int64_t kMaxExpansion = 8;
-// Of what workers tell in many small messages inside one: the reply to an abort takes 12 times its
-// bytes.
+// For what workers tell in many small messages inside one: the reply to an abort takes 12 times
+// its bytes.
 inline constexpr int64_t kMaxWorkerExpansion = 16;
 inline constexpr int64_t kFreeParsedBytes = int64_t{64} << 10;
 
@@ -31,7 +31,7 @@ absl::StatusOr<int64_t> ParsedBytes(const grpc::ByteBuffer& wire,
                                     const google::protobuf::Descriptor& type,
                                     int64_t max_expansion = kMaxExpansion);
 
-// Of what has been measured; empties `wire`.
+// Parses what has been measured; empties `wire`.
 template <typename Message>
 absl::Status ParseMessage(grpc::ByteBuffer* wire, Message* message) {
   return FromGrpcStatus(grpc::SerializationTraits<Message>::Deserialize(wire, message));

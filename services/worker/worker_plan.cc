@@ -32,7 +32,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
   TANDEM_ASSIGN_OR_RETURN(
       const KvLayout layout,
       KvLayout::Make(model.config, backend, model.compute_dtype, options.block_size));
-  const ModelFacts facts = {
+  const ModelSizes model_sizes = {
       .max_positions = model.config.max_positions,
       .weights_bytes = static_cast<int64_t>(model.weights_bytes),
       .weights_are_shared = !model_options.cache_dir.empty(),
@@ -42,7 +42,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
   TANDEM_ASSIGN_OR_RETURN(const std::optional<SharedMemory> shared_memory,
                           MeasureSharedMemory(options.transport));
   TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,
-                          SizeWorker(options, facts, machine, shared_memory));
+                          SizeWorker(options, model_sizes, machine, shared_memory));
   return WorkerPlan{model_options, model, layout, sizes};
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kDefaultMaxSequences = 64;
 constexpr int32_t kDefaultBatchedTokens = 512;
-// Of what is left of a worker's share: the rest is for the system and others.
+// KV has this part of what is left of a worker's share: the rest is for the system and others.
 constexpr double kKvShareOfFreeMemory = 0.5;
 // A default pool holds this many sequences at their longest, and no more: every page of it is
 // touched at start.
@@ -34,7 +34,7 @@ struct MemoryBill {
   int64_t weights_bytes;
   bool weights_are_shared;
   int64_t router_bytes;
-  int64_t limit_bytes, scratch_bytes;  // Of each worker.
+  int64_t limit_bytes, scratch_bytes;  // In each worker.
   int32_t step_tokens;
 
   int64_t share_bytes() const {
@@ -95,7 +95,7 @@ absl::Status CheckSharedMemory(const std::string& size, int64_t pool_bytes, int3
 }
 
 // What the flags say of a step and of its sequences.
-absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelFacts& model) {
+absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelSizes& model) {
   WorkerSizes sizes;
   if (options.max_model_len > model.max_positions) {
     return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
@@ -131,7 +131,7 @@ int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine) {
   return options.threads > 0 ? options.threads : std::max(1, machine.cpus / options.machine_share);
 }
 
-absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFacts& model,
+absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSizes& model,
                                        const MachineLimits& machine,
                                        const std::optional<SharedMemory>& shared_memory) {
   TANDEM_ASSIGN_OR_RETURN(WorkerSizes sizes, SizeSteps(options, model));

@@ -21,21 +21,21 @@ struct SizeOptions : EngineFlags {
   std::string model;
   int32_t machine_share = 1;  // Workers that share the machine.
   ByteSize memory_limit{0};
-  // Of the machine's memory, for a router that runs there too. No flag: only who starts it knows.
+  // What a router that runs on the machine takes. No flag: only who starts both knows.
   int64_t router_bytes = 0;
 };
 
-// What the model and the machine say about the rest.
-struct ModelFacts {
+// What the model needs, which decides the sizes that no flag gives.
+struct ModelSizes {
   int64_t max_positions = 0;
   int64_t weights_bytes = 0;
   bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
-  int64_t block_bytes = 0;          // Of one pool block.
+  int64_t block_bytes = 0;          // One block of the pool.
   int64_t token_scratch_bytes = 0;  // What a step computes with, for each of its tokens.
   int64_t logit_scratch_bytes = 0;  // What it computes with beside that.
 };
 
-// Of the process, beside weights, KV and what it computes with.
+// The process's --memory-limit: for all beside weights, KV and what it computes with.
 int64_t MemoryLimit(const SizeOptions& options, const MachineLimits& machine);
 
 struct WorkerSizes {
@@ -48,7 +48,7 @@ struct WorkerSizes {
 // Threads that compute: at least one.
 int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine);
 
-// Of /dev/shm.
+// The size of /dev/shm.
 struct SharedMemory {
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
@@ -57,7 +57,7 @@ struct SharedMemory {
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
 // model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing
 // where the pool does not live there.
-absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFacts& model,
+absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSizes& model,
                                        const MachineLimits& machine,
                                        const std::optional<SharedMemory>& shared_memory);
 

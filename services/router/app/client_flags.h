@@ -27,7 +27,7 @@ struct ClientFlags {
   bool isolate_cache = false;
   bool insecure_public_listen = false;
   int32_t max_queued_requests = 4096;
-  ByteSize memory_limit;  // Of each process.
+  ByteSize memory_limit;  // For each process.
   int32_t drain_seconds = kRouterDrainSeconds;
 
   struct Addresses {

@@ -32,7 +32,7 @@ namespace {
 
 constexpr int kLargeBytes = 512 << 10;
 constexpr std::chrono::milliseconds kDrainPoll{20};
-// Of the time to drain, what it takes to tell those who still wait that it is over.
+// The part of the time to drain in which those who still wait are told that it is over.
 constexpr std::chrono::milliseconds kTellTime = kFlushTimeout + kGateFlushTimeout;
 // kFlushTimeout, for whoever has asked twice.
 constexpr std::chrono::milliseconds kHurriedFlushTimeout{200};

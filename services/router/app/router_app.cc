@@ -81,15 +81,15 @@ absl::Status RouterApp::Start() {
                                              .budget = memory_.budget()}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
-  const GeneratorOptions generator_options{.isolate_cache = options_.isolate_cache,
+  const CallStarterOptions starter_options{.isolate_cache = options_.isolate_cache,
                                            .seed = RandomIdentity()};
-  generator_ = std::make_unique<Generator>(generator_options, &model_, &text_, core_.get(),
-                                           &metrics_, memory_.budget(), &clock_);
+  starter_ = std::make_unique<CallStarter>(starter_options, &model_, &text_, core_.get(), &metrics_,
+                                           memory_.budget(), &clock_);
   pool_ = std::make_unique<TextPool>(
       std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
       memory_.budget()->limit_bytes());
 
-  HttpApiParts parts{.generator = generator_.get(),
+  HttpApiParts parts{.starter = starter_.get(),
                      .pool = pool_.get(),
                      .guard = {.address = options_.http,
                                .allowed_hosts = options_.allowed_hosts,
@@ -120,7 +120,7 @@ absl::Status RouterApp::Start() {
                                  .keys = keys_.get(),
                                  .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(
-      grpc_, Of("--grpc", GrpcServer::Create(grpc_options, generator_.get(), pool_.get())));
+      grpc_, Of("--grpc", GrpcServer::Create(grpc_options, starter_.get(), pool_.get())));
   return options_.admin.has_value() ? StartAdmin() : absl::OkStatus();
 }
 
@@ -189,7 +189,7 @@ RouterApp::~RouterApp() { Stop(kFlushTimeout); }
 
 void RouterApp::Stop(std::chrono::milliseconds flush) {
   if (std::exchange(stopped_, true)) return;
-  const auto until = std::chrono::steady_clock::now() + flush;  // Of both.
+  const auto until = std::chrono::steady_clock::now() + flush;  // The end of both flushes.
   admin_.reset();
   // The text threads finish what they have and take no more, then the core ends what runs, while
   // the front ends still stand: they tell their clients, until nobody is left or time is up.

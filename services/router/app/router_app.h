@@ -16,7 +16,7 @@
 #include "runtime/base/fleet_secret.h"
 #include "services/http/admin_pages.h"
 #include "services/http/http_server.h"
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 #include "services/router/grpc/grpc_server.h"
 #include "services/router/http/http_api.h"
 #include "services/router/metrics_collector.h"
@@ -49,8 +49,8 @@ struct RouterOptions {
   int64_t settle_us = 30'000'000, dns_settle_us = 5'000'000;
   FleetSecret secret;  // That it shares with the workers.
   FleetTlsFlags fleet_tls;
-  TlsFiles tls;                    // Of clients and of `admin`; empty: none.
-  std::string api_key_file;        // Of clients; empty: they need no key.
+  TlsFiles tls;                    // What clients and `admin` see; empty: none.
+  std::string api_key_file;        // The keys of clients; empty: they need none.
   bool isolate_cache = false;      // Every request must have a cache_salt.
   int64_t memory_limit_bytes = 0;  // 0: DefaultMemoryLimit.
 };
@@ -100,7 +100,7 @@ class RouterApp {
   std::unique_ptr<RouterCore> core_;
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<MetricsCollector> collector_;
-  std::unique_ptr<Generator> generator_;
+  std::unique_ptr<CallStarter> starter_;
   std::unique_ptr<TextPool> pool_;
   std::unique_ptr<ApiKeys> keys_;
   std::unique_ptr<HttpApi> api_;

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 #include "services/server/early_reactor.h"
 #include "tandem/v1/inference.grpc.pb.h"
 
@@ -15,14 +15,14 @@ namespace tandem {
 class ControlService final : public EarlyService {
  public:
   // Borrows both.
-  ControlService(Generator* generator, std::string instance_id, std::function<bool()> ready,
+  ControlService(CallStarter* starter, std::string instance_id, std::function<bool()> ready,
                  OpenCalls* calls, Admission admission);
 
  private:
   void DescribeServer(v1::ServerInfo* response) const;
   void DescribeModel(v1::ModelInfo* response) const;
 
-  Generator* const generator_;
+  CallStarter* const starter_;
   const std::string instance_id_;
   const std::function<bool()> ready_;
 };

@@ -21,7 +21,7 @@ namespace {
 // Clients may keep idle connections alive this often.
 constexpr std::chrono::seconds kMinPingInterval{1};
 
-// Of everything but health, which load balancers ask for.
+// Admits callers with a key to everything but health, which load balancers ask for.
 Admission AdmissionOf(const ApiKeys* keys) {
   if (keys == nullptr) return nullptr;
   return [keys](grpc::CallbackServerContext* context, std::string_view) {
@@ -37,12 +37,12 @@ Admission AdmissionOf(const ApiKeys* keys) {
 
 class GrpcServer::Impl {
  public:
-  Impl(const GrpcServerOptions& options, Generator* generator, TextPool* pool)
+  Impl(const GrpcServerOptions& options, CallStarter* starter, TextPool* pool)
       : calls_(options.budget, {.max_message_bytes = kMaxGrpcMessageBytes,
                                 .message_timeout = kBodyTimeout,
                                 .write_timeout = kWriteTimeout}),
-        inference_(generator, pool, &calls_, AdmissionOf(options.keys)),
-        control_(generator, options.instance_id, options.ready, &calls_, AdmissionOf(options.keys)),
+        inference_(starter, pool, &calls_, AdmissionOf(options.keys)),
+        control_(starter, options.instance_id, options.ready, &calls_, AdmissionOf(options.keys)),
         server_({.gate = {.address = options.address.ToString(),
                           .tls = options.tls,
                           .budget = options.budget,
@@ -84,9 +84,9 @@ class GrpcServer::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(const GrpcServerOptions& options,
-                                                               Generator* generator,
+                                                               CallStarter* starter,
                                                                TextPool* pool) {
-  auto impl = std::make_unique<Impl>(options, generator, pool);
+  auto impl = std::make_unique<Impl>(options, starter, pool);
   if (absl::Status status = impl->Listen(); !status.ok()) return status;
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
 }

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 #include "services/router/text_pool.h"
 #include "services/server/api_keys.h"
 #include "services/server/listen_address.h"
@@ -31,12 +31,12 @@ class GrpcServer {
  public:
   // Serves from now on. What is borrowed outlives it. Unavailable if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Create(const GrpcServerOptions& options,
-                                                            Generator* generator, TextPool* pool);
+                                                            CallStarter* starter, TextPool* pool);
   ~GrpcServer();  // Stop, within kFlushTimeout.
 
   int port() const;
   void BeginDrain();  // GatedServer::SayGoodbye.
-  // After it: clients have heard it, or had their time, and no generation is being answered.
+  // After it: clients have heard it, or had their time, and no call is being answered.
   bool Drained() const;
   // Takes no call any more. Answers that are complete have `flush` to be sent; cancels what runs.
   void Stop(std::chrono::milliseconds flush);

@@ -33,19 +33,19 @@ void AddCandidates(const SampledToken& token, int count, Candidates* out) {
   }
 }
 
-void SetFinish(const TokenNews& news, uint32_t num_tokens, v1::FinishInfo* out) {
+void SetFinish(const ChoiceOutput& output, uint32_t num_tokens, v1::FinishInfo* out) {
   out->set_num_output_tokens(num_tokens);
-  if (news.finish == FinishReason::kLength) {
+  if (output.finish == FinishReason::kLength) {
     out->set_finish_reason(v1::FinishInfo::LENGTH);
     return;
   }
   out->set_finish_reason(v1::FinishInfo::STOP);
-  if (!news.stop_string.empty()) {
-    out->set_stop_string(news.stop_string);
-  } else if (news.stop_token >= 0 && news.stopped_by_eos) {
-    out->set_eos_token_id(static_cast<uint32_t>(news.stop_token));
-  } else if (news.stop_token >= 0) {
-    out->set_stop_token_id(static_cast<uint32_t>(news.stop_token));
+  if (!output.stop_string.empty()) {
+    out->set_stop_string(output.stop_string);
+  } else if (output.stop_token >= 0 && output.stopped_by_eos) {
+    out->set_eos_token_id(static_cast<uint32_t>(output.stop_token));
+  } else if (output.stop_token >= 0) {
+    out->set_stop_token_id(static_cast<uint32_t>(output.stop_token));
   }
 }
 
@@ -92,15 +92,15 @@ absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in
   return r;
 }
 
-int64_t ResponseBytes(const GenerationNews& news) {
+int64_t ResponseBytes(const CallOutput& output) {
   constexpr int64_t kTokenBytes = 96, kCandidateBytes = 64;  // Messages, their names, the wire.
   const auto bytes_of = [](const SampledToken& token) {
     return kTokenBytes + kCandidateBytes * std::ssize(token.top);
   };
   int64_t bytes = 0;
-  if (const auto* token = std::get_if<TokenNews>(&news)) {
+  if (const auto* token = std::get_if<ChoiceOutput>(&output)) {
     bytes = bytes_of(token->token) + 2 * std::ssize(token->text);
-  } else if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+  } else if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     for (const SampledToken& of_prompt : prompt->prompt_logprobs) bytes += bytes_of(of_prompt);
   }
   return bytes;
@@ -116,35 +116,35 @@ InferenceAnswer::InferenceAnswer(const v1::GenerateRequest& request)
       logprobs_(request.response().output_logprobs() || request.response().has_output_candidates()),
       num_candidates_(static_cast<int>(request.response().output_candidates().top_n())) {}
 
-bool InferenceAnswer::Add(const GenerationNews& news, const std::vector<int32_t>& prompt_token_ids,
+bool InferenceAnswer::Add(const CallOutput& output, const std::vector<int32_t>& prompt_token_ids,
                           v1::GenerateResponse* out) {
-  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+  if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     AddPrompt(*prompt, prompt_token_ids, out->mutable_prompt_info());
     return false;  // It travels with the first token.
   }
-  const auto* token = std::get_if<TokenNews>(&news);
+  const auto* token = std::get_if<ChoiceOutput>(&output);
   if (token == nullptr) return false;
   const auto index = static_cast<uint32_t>(token->choice);
   auto* outputs = out->mutable_outputs();
   const auto found = std::find_if(outputs->begin(), outputs->end(),
-                                  [&](const auto& output) { return output.index() == index; });
-  v1::SequenceOutput* output = found != outputs->end() ? &*found : outputs->Add();
-  output->set_index(index);
-  AddToken(*token, output);
+                                  [&](const auto& known) { return known.index() == index; });
+  v1::SequenceOutput* sequence = found != outputs->end() ? &*found : outputs->Add();
+  sequence->set_index(index);
+  AddToken(*token, sequence);
   return true;
 }
 
-void InferenceAnswer::AddPrompt(const PromptNews& news,
+void InferenceAnswer::AddPrompt(const PromptOutput& output,
                                 const std::vector<int32_t>& prompt_token_ids,
                                 v1::PromptInfo* out) const {
   out->set_num_prompt_tokens(static_cast<uint32_t>(prompt_token_ids.size()));
-  out->set_num_cached_tokens(static_cast<uint32_t>(news.cached_tokens));
-  out->set_system_fingerprint(news.numerics_id);
+  out->set_num_cached_tokens(static_cast<uint32_t>(output.cached_tokens));
+  out->set_system_fingerprint(output.numerics_id);
   if (prompt_token_ids_) {
     out->mutable_token_ids()->Add(prompt_token_ids.begin(), prompt_token_ids.end());
   }
   if (!prompt_logprobs_) return;
-  for (const SampledToken& token : news.prompt_logprobs) {
+  for (const SampledToken& token : output.prompt_logprobs) {
     out->add_logprobs(token.logprob);
     out->add_ranks(static_cast<uint32_t>(token.rank));
     if (num_prompt_candidates_ > 0) {
@@ -153,22 +153,23 @@ void InferenceAnswer::AddPrompt(const PromptNews& news,
   }
 }
 
-void InferenceAnswer::AddToken(const TokenNews& news, v1::SequenceOutput* out) {
-  if (text_) *out->mutable_text() += news.text;
-  uint32_t& num_tokens = num_tokens_[news.choice];
-  if (news.has_token) {
+void InferenceAnswer::AddToken(const ChoiceOutput& output, v1::SequenceOutput* out) {
+  if (text_) *out->mutable_text() += output.text;
+  uint32_t& num_tokens = num_tokens_[output.choice];
+  if (output.has_token) {
     ++num_tokens;
     out->set_num_tokens(out->num_tokens() + 1);
-    if (token_ids_) out->add_token_ids(static_cast<uint32_t>(news.token.token));
+    if (token_ids_) out->add_token_ids(static_cast<uint32_t>(output.token.token));
     if (logprobs_) {
-      out->add_logprobs(news.token.logprob);
-      out->add_ranks(static_cast<uint32_t>(news.token.rank));
+      out->add_logprobs(output.token.logprob);
+      out->add_ranks(static_cast<uint32_t>(output.token.rank));
       if (num_candidates_ > 0) {
-        AddCandidates(news.token, num_candidates_, out->mutable_candidate_tokens());
+        AddCandidates(output.token, num_candidates_, out->mutable_candidate_tokens());
       }
     }
   }
-  if (news.finish != FinishReason::kNone) SetFinish(news, num_tokens, out->mutable_finish_info());
+  if (output.finish != FinishReason::kNone)
+    SetFinish(output, num_tokens, out->mutable_finish_info());
 }
 
 }  // namespace tandem

@@ -32,29 +32,29 @@ int64_t TimeLeftUs(const grpc::CallbackServerContext& context) {
 
 class CallReactor;
 
-Generator::Call CallOf(const grpc::CallbackServerContext& context,
-                       const v1::GenerateRequest& request, const Clock& clock) {
+CallStarter::Call CallOf(const grpc::CallbackServerContext& context,
+                         const v1::GenerateRequest& request, const Clock& clock) {
   return {.client = ClientOfCall(context.peer()),
           .label = request.request_id(),
           .arrived_us = clock.NowUs(),
           .time_left_us = TimeLeftUs(context),
-          .on_news = nullptr};
+          .on_output = nullptr};
 }
 
 class InferenceCall final : public ClientCall {
  public:
-  InferenceCall(Generator* generator, const grpc::CallbackServerContext& context,
+  InferenceCall(CallStarter* starter, const grpc::CallbackServerContext& context,
                 std::shared_ptr<const v1::GenerateRequest> request, bool stream,
                 std::weak_ptr<CallReactor> reactor)
-      : ClientCall(generator, CallOf(context, *request, generator->clock())),
+      : ClientCall(starter, CallOf(context, *request, starter->clock())),
         answer_(*request),
         request_(std::move(request)),
         stream_(stream),
         reactor_(std::move(reactor)) {}
 
-  // For news of Take.
-  bool AddTo(const GenerationNews& news, v1::GenerateResponse* response) {
-    return answer_.Add(news, generation()->prompt_token_ids(0), response);
+  // For an output of Take.
+  bool AddTo(const CallOutput& output, v1::GenerateResponse* response) {
+    return answer_.Add(output, running()->prompt_token_ids(0), response);
   }
 
  private:
@@ -64,8 +64,8 @@ class InferenceCall final : public ClientCall {
     if (parsed.ok()) parsed->stream = stream_;
     return parsed;
   }
-  void OnBegun(const GenerateRequest&, const Generation&) override {}
-  void OnNews() override;
+  void OnBegun(const GenerateRequest&, const RunningCall&) override {}
+  void OnOutput() override;
 
   InferenceAnswer answer_;                              // The reactor's, under its lock.
   std::shared_ptr<const v1::GenerateRequest> request_;  // Until it is parsed.
@@ -78,7 +78,7 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
                     public std::enable_shared_from_this<CallReactor> {
  public:
   struct Parts {
-    Generator* generator;
+    CallStarter* starter;
     TextPool* pool;
     OpenCalls* calls;
     std::atomic<int>* num_calls;
@@ -109,13 +109,13 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
     self_.reset();
   }
 
-  virtual void Pump() EXCLUDES(mu_) = 0;  // There are news.
+  virtual void Pump() EXCLUDES(mu_) = 0;  // There are outputs to take.
 
  protected:
   void OnRequest(std::shared_ptr<const v1::GenerateRequest> request) override EXCLUDES(mu_) {
     const auto self = shared_from_this();  // End may lead to OnDone before this returns.
     const size_t bytes = request->ByteSizeLong();
-    auto call = std::make_shared<InferenceCall>(parts_.generator, *context(), std::move(request),
+    auto call = std::make_shared<InferenceCall>(parts_.starter, *context(), std::move(request),
                                                 stream_, weak_from_this());
     {
       MutexLock lock(&mu_);
@@ -146,7 +146,7 @@ class CallReactor : public EarlyReactor<v1::GenerateRequest, v1::GenerateRespons
   std::shared_ptr<CallReactor> self_;  // Until OnDone.
 };
 
-void InferenceCall::OnNews() {
+void InferenceCall::OnOutput() {
   if (const auto reactor = reactor_.lock()) reactor->Pump();
 }
 
@@ -162,10 +162,10 @@ class UnaryCall final : public CallReactor {
     {
       MutexLock lock(&mu_);
       if (ended_) return;
-      for (const GenerationNews& news : call_->Take()) {
-        if (const auto* end = std::get_if<EndNews>(&news)) return EndWith(end->status);
-        call_->AddTo(news, &response_);
-        response_bytes_ += ResponseBytes(news);
+      for (const CallOutput& output : call_->Take()) {
+        if (const auto* end = std::get_if<CallEnd>(&output)) return EndWith(end->status);
+        call_->AddTo(output, &response_);
+        response_bytes_ += ResponseBytes(output);
       }
       call = call_;
       response_bytes = response_bytes_;
@@ -208,13 +208,13 @@ class StreamCall final : public CallReactor {
     WriteNext();
   }
 
-  // News that cannot be written yet wait in the generation, which bounds them.
+  // Outputs that cannot be written yet wait in the RunningCall, which bounds them.
   void WriteNext() REQUIRES(mu_) {
     while (!ended_ && !writing_) {
-      const std::vector<GenerationNews> news = call_->Take(1);
-      if (news.empty()) return;
-      if (const auto* end = std::get_if<EndNews>(&news[0])) return End(end->status);
-      if (!call_->AddTo(news[0], &response_)) continue;
+      const std::vector<CallOutput> outputs = call_->Take(1);
+      if (outputs.empty()) return;
+      if (const auto* end = std::get_if<CallEnd>(&outputs[0])) return End(end->status);
+      if (!call_->AddTo(outputs[0], &response_)) continue;
       writing_ = true;
       BeginWrite();
       StartWrite(&response_);
@@ -227,10 +227,10 @@ class StreamCall final : public CallReactor {
 
 }  // namespace
 
-InferenceService::InferenceService(Generator* generator, TextPool* pool, OpenCalls* calls,
+InferenceService::InferenceService(CallStarter* starter, TextPool* pool, OpenCalls* calls,
                                    Admission admission)
     : EarlyService(calls, std::move(admission)) {
-  const CallReactor::Parts parts{generator, pool, calls, &num_calls_};
+  const CallReactor::Parts parts{starter, pool, calls, &num_calls_};
   AddMethod<v1::GenerateResponse>("/tandem.v1.Inference/Generate", [parts](auto* context) {
     return CallReactor::Make<UnaryCall>(parts, context);
   });

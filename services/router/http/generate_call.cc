@@ -21,12 +21,12 @@ int64_t JsonBytes(std::string_view body, bool chat) {
 
 }  // namespace
 
-GenerateCall::GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange,
+GenerateCall::GenerateCall(CallStarter* starter, std::shared_ptr<HttpExchange> exchange,
                            HttpRequest request, bool chat)
-    : ClientCall(generator, {.client = request.client,
-                             .label = request.id,
-                             .arrived_us = generator->clock().NowUs(),
-                             .on_news = nullptr}),
+    : ClientCall(starter, {.client = request.client,
+                           .label = request.id,
+                           .arrived_us = starter->clock().NowUs(),
+                           .on_output = nullptr}),
       exchange_(std::move(exchange)),
       request_id_(request.id),
       chat_(chat),
@@ -40,7 +40,7 @@ void GenerateCall::WatchClient() {
 absl::StatusOr<GenerateRequest> GenerateCall::Parse() {
   const HttpRequest request = *std::exchange(request_, std::nullopt);
   GenerateRequest parsed;
-  TANDEM_RETURN_IF_ERROR(generator()->RunCharged(
+  TANDEM_RETURN_IF_ERROR(starter()->RunCharged(
       request.client, "parsing the body", JsonBytes(request.body, chat_), [&]() -> absl::Status {
         TANDEM_ASSIGN_OR_RETURN(
             parsed, chat_ ? ParseChatRequest(request.body) : ParseCompletionRequest(request.body));
@@ -49,48 +49,48 @@ absl::StatusOr<GenerateRequest> GenerateCall::Parse() {
   return parsed;
 }
 
-void GenerateCall::OnBegun(const GenerateRequest& request, const Generation& generation) {
+void GenerateCall::OnBegun(const GenerateRequest& request, const RunningCall& running) {
   stream_ = request.stream;
   AnswerOptions options;
   options.chat = chat_;
   options.id = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", request_id_);
-  options.model = generator()->model().served_name;
+  options.model = starter()->model().served_name;
   options.created_s = WallClockSeconds();
-  options.num_prompts = generation.num_prompts();
+  options.num_prompts = running.num_prompts();
   options.num_choices = static_cast<int>(request.n);
   options.include_usage = request.include_usage;
   options.return_token_ids = request.return_token_ids;
   options.num_logprobs = static_cast<int>(request.num_logprobs.value_or(-1));
   options.num_prompt_logprobs = static_cast<int>(request.num_prompt_logprobs.value_or(-1));
-  options.names = TokenNames(generator()->tokenizer(), request.tokens_as_ids);
-  options.prompt_token_ids = [&generation](int prompt) -> const std::vector<int32_t>& {
-    return generation.prompt_token_ids(prompt);
+  options.names = TokenNames(starter()->tokenizer(), request.tokens_as_ids);
+  options.prompt_token_ids = [&running](int prompt) -> const std::vector<int32_t>& {
+    return running.prompt_token_ids(prompt);
   };
   answer_ = std::make_unique<JsonAnswer>(std::move(options));
 }
 
-void GenerateCall::OnNews() {
+void GenerateCall::OnOutput() {
   exchange_->Post([self = std::static_pointer_cast<GenerateCall>(shared_from_this())] {
-    const std::vector<GenerationNews> news = self->Take();
+    const std::vector<CallOutput> outputs = self->Take();
     if (self->stream_) {
-      self->ServeStream(news);
+      self->ServeStream(outputs);
     } else {
-      self->ServeWhole(news);
+      self->ServeOnce(outputs);
     }
   });
 }
 
-void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
+void GenerateCall::ServeStream(const std::vector<CallOutput>& outputs) {
   std::string bytes;
   bool ended = false;
-  for (const GenerationNews& news : all) {
-    const auto* end = std::get_if<EndNews>(&news);
+  for (const CallOutput& output : outputs) {
+    const auto* end = std::get_if<CallEnd>(&output);
     ended = end != nullptr;
     // Before the first byte an error still has a status of its own.
     if (ended && !end->status.ok() && !stream_started_ && bytes.empty()) {
       return SendError(end->status);
     }
-    bytes += answer_->StreamEvents(news);
+    bytes += answer_->StreamEvents(output);
   }
   if (!bytes.empty() && !std::exchange(stream_started_, true)) {
     exchange_->StartStream(200, "text/event-stream; charset=utf-8",
@@ -100,17 +100,17 @@ void GenerateCall::ServeStream(const std::vector<GenerationNews>& all) {
   if (ended) exchange_->EndStream();
 }
 
-void GenerateCall::ServeWhole(const std::vector<GenerationNews>& all) {
-  if (all.empty()) return;  // All of it may have been taken before, and the answer sent.
-  for (const GenerationNews& news : all) {
-    const auto* end = std::get_if<EndNews>(&news);
+void GenerateCall::ServeOnce(const std::vector<CallOutput>& outputs) {
+  if (outputs.empty()) return;  // All of it may have been taken before, and the answer sent.
+  for (const CallOutput& output : outputs) {
+    const auto* end = std::get_if<CallEnd>(&output);
     if (end != nullptr && !end->status.ok()) return SendError(end->status);
-    answer_->Add(news);
+    answer_->Add(output);
     if (end == nullptr) continue;
-    std::string whole = answer_->Whole();
+    std::string json = answer_->Json();
     answer_.reset();
     KeepAnswer(0);  // The connection charges what it writes.
-    return exchange_->Send(200, "application/json", std::move(whole));
+    return exchange_->Send(200, "application/json", std::move(json));
   }
   KeepAnswer(kAnswerCopies * answer_->num_bytes());
 }

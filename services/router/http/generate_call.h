@@ -16,7 +16,7 @@ namespace tandem {
 
 class GenerateCall final : public ClientCall {
  public:
-  GenerateCall(Generator* generator, std::shared_ptr<HttpExchange> exchange, HttpRequest request,
+  GenerateCall(CallStarter* starter, std::shared_ptr<HttpExchange> exchange, HttpRequest request,
                bool chat);
 
   // On the connection's strand, first: from now on a client that leaves ends it.
@@ -24,11 +24,11 @@ class GenerateCall final : public ClientCall {
 
  private:
   absl::StatusOr<GenerateRequest> Parse() override;
-  void OnBegun(const GenerateRequest& request, const Generation& generation) override;
-  void OnNews() override;
+  void OnBegun(const GenerateRequest& request, const RunningCall& running) override;
+  void OnOutput() override;
   // Strand.
-  void ServeStream(const std::vector<GenerationNews>& all);
-  void ServeWhole(const std::vector<GenerationNews>& all);
+  void ServeStream(const std::vector<CallOutput>& outputs);
+  void ServeOnce(const std::vector<CallOutput>& outputs);
   void SendError(const absl::Status& status);
 
   const std::shared_ptr<HttpExchange> exchange_;
@@ -36,7 +36,7 @@ class GenerateCall final : public ClientCall {
   const bool chat_;
   std::optional<HttpRequest> request_;  // Until it is parsed.
 
-  // ---- Set before there are news; then strand only ----
+  // ---- Set before there are outputs; then strand only ----
   bool stream_ = false;
   bool stream_started_ = false;
   std::unique_ptr<JsonAnswer> answer_;

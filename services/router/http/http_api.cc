@@ -134,27 +134,27 @@ absl::Status HttpApi::CheckKey(const HttpRequest& request) const {
 }
 
 std::string HttpApi::ModelCard() const {
-  const ModelInfo& model = parts_.generator->model();
+  const ModelInfo& model = parts_.starter->model();
   std::string out = "{\"id\":";
   AppendJsonString(model.served_name, &out);
   out += absl::StrFormat(",\"object\":\"model\",\"created\":%d,\"owned_by\":\"tandem\",\"root\":",
                          started_s_);
   AppendJsonString(model.served_name, &out);
-  out += absl::StrFormat(",\"parent\":null,\"max_model_len\":%d}",
-                         parts_.generator->max_model_tokens());
+  out +=
+      absl::StrFormat(",\"parent\":null,\"max_model_len\":%d}", parts_.starter->max_model_tokens());
   return out;
 }
 
 void HttpApi::ServeModel(const std::string& name, HttpExchange* exchange) {
-  const ModelInfo& model = parts_.generator->model();
+  const ModelInfo& model = parts_.starter->model();
   if (model.Names(name)) return SendJson(exchange, 200, ModelCard());
   SendJson(exchange, 404, ErrorJson(NotServed(model, name, "model")));
 }
 
 void HttpApi::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange, bool chat) {
   const size_t bytes = request.body.size();
-  const auto call = std::make_shared<GenerateCall>(parts_.generator, std::move(exchange),
-                                                   std::move(request), chat);
+  const auto call =
+      std::make_shared<GenerateCall>(parts_.starter, std::move(exchange), std::move(request), chat);
   call->WatchClient();
   call->Post(parts_.pool, bytes);
 }

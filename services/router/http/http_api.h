@@ -11,19 +11,19 @@
 #include "services/http/admin_pages.h"
 #include "services/http/browser_guard.h"
 #include "services/http/http_server.h"
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 #include "services/router/text_pool.h"
 #include "services/server/api_keys.h"
 
 namespace tandem {
 
 struct HttpApiParts {
-  Generator* generator = nullptr;
+  CallStarter* starter = nullptr;
   TextPool* pool = nullptr;
   BrowserGuardOptions guard;
   const ApiKeys* keys = nullptr;  // That callers must have, but for probes; null: none.
   Probe health, ready;
-  MetricsSource metrics;  // Of the whole fleet; null: they are nobody's business here.
+  MetricsSource metrics;  // The fleet's; null: they are nobody's business here.
 };
 
 class HttpApi final : public HttpHandler {

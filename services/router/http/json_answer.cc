@@ -22,13 +22,13 @@ std::string_view FinishJson(FinishReason finish) {
 }
 
 // The stop string or stop token that ended it; null for the model's own end.
-std::string StopReasonJson(const TokenNews& news) {
-  if (!news.stop_string.empty()) {
+std::string StopReasonJson(const ChoiceOutput& output) {
+  if (!output.stop_string.empty()) {
     std::string out;
-    AppendJsonString(news.stop_string, &out);
+    AppendJsonString(output.stop_string, &out);
     return out;
   }
-  if (news.stop_token >= 0 && !news.stopped_by_eos) return absl::StrCat(news.stop_token);
+  if (output.stop_token >= 0 && !output.stopped_by_eos) return absl::StrCat(output.stop_token);
   return "null";
 }
 
@@ -83,18 +83,18 @@ void JsonAnswer::AppendUsage(std::string* out) const {
 
 // ---- Stream ----
 
-std::string JsonAnswer::StreamEvents(const GenerationNews& news) {
-  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+std::string JsonAnswer::StreamEvents(const CallOutput& output) {
+  if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     fingerprint_ = prompt->numerics_id;
     return "";
   }
-  if (const auto* token = std::get_if<TokenNews>(&news)) return TokenEvent(*token);
-  return EndEvents(std::get<EndNews>(news));
+  if (const auto* token = std::get_if<ChoiceOutput>(&output)) return ChoiceEvent(*token);
+  return EndEvents(std::get<CallEnd>(output));
 }
 
-std::string JsonAnswer::TokenEvent(const TokenNews& news) {
-  Choice& choice = choices_[news.choice];
-  AddToken(news);
+std::string JsonAnswer::ChoiceEvent(const ChoiceOutput& output) {
+  Choice& choice = choices_[output.choice];
+  AddToken(output);
   // Every token makes an event, also one whose text waits for the next: clients time tokens by it.
   std::string out;
   AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &out);
@@ -102,7 +102,7 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
     out += ",\"prompt_token_ids\":";
     AppendIds(options_.prompt_token_ids(0), &out);
   }
-  absl::StrAppend(&out, ",\"choices\":[{\"index\":", news.choice);
+  absl::StrAppend(&out, ",\"choices\":[{\"index\":", output.choice);
   if (options_.chat) {
     out += choice.started ? ",\"delta\":{\"content\":"
                           : ",\"delta\":{\"role\":\"assistant\",\"content\":";
@@ -112,7 +112,7 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
     out += ",\"text\":";
     AppendJsonString(choice.text, &out);
   }
-  AppendChoiceTail(news.choice, choice, &out);
+  AppendChoiceTail(output.choice, choice, &out);
   out += options_.include_usage ? "}],\"usage\":null}" : "}]}";
   choice.started = true;
   choice.text.clear();
@@ -121,7 +121,7 @@ std::string JsonAnswer::TokenEvent(const TokenNews& news) {
   return Event(out);
 }
 
-std::string JsonAnswer::EndEvents(const EndNews& end) {
+std::string JsonAnswer::EndEvents(const CallEnd& end) {
   if (!end.status.ok()) return Event(ErrorJson(end.status));
   usage_ = end.usage;
   std::string out;
@@ -138,32 +138,32 @@ std::string JsonAnswer::EndEvents(const EndNews& end) {
 
 // ---- Whole ----
 
-void JsonAnswer::AddToken(const TokenNews& news) {
-  Choice& choice = choices_[news.choice];
-  choice.text += news.text;
-  if (news.has_token) {
-    if (options_.return_token_ids) choice.token_ids.push_back(news.token.token);
+void JsonAnswer::AddToken(const ChoiceOutput& output) {
+  Choice& choice = choices_[output.choice];
+  choice.text += output.text;
+  if (output.has_token) {
+    if (options_.return_token_ids) choice.token_ids.push_back(output.token.token);
     if (options_.num_logprobs >= 0) {
-      choice.logprobs.Add(news.token, options_.num_logprobs, options_.chat, options_.names);
+      choice.logprobs.Add(output.token, options_.num_logprobs, options_.chat, options_.names);
     }
   }
-  if (news.finish != FinishReason::kNone) {
-    choice.finish = news.finish;
-    choice.stop_reason = StopReasonJson(news);
+  if (output.finish != FinishReason::kNone) {
+    choice.finish = output.finish;
+    choice.stop_reason = StopReasonJson(output);
   }
 }
 
-void JsonAnswer::Add(const GenerationNews& news) {
-  if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+void JsonAnswer::Add(const CallOutput& output) {
+  if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     fingerprint_ = prompt->numerics_id;
     if (options_.num_prompt_logprobs >= 0) {
       prompt_logprobs_[prompt->prompt] =
           PromptLogprobsJson(prompt->prompt_logprobs, options_.names);
     }
-  } else if (const auto* token = std::get_if<TokenNews>(&news)) {
+  } else if (const auto* token = std::get_if<ChoiceOutput>(&output)) {
     AddToken(*token);
   } else {
-    usage_ = std::get<EndNews>(news).usage;
+    usage_ = std::get<CallEnd>(output).usage;
   }
 }
 
@@ -178,7 +178,7 @@ int64_t JsonAnswer::num_bytes() const {
   return bytes;
 }
 
-std::string JsonAnswer::Whole() const {
+std::string JsonAnswer::Json() const {
   std::string out;
   AppendHead(options_.chat ? "chat.completion" : "text_completion", &out);
   out += ",\"choices\":[";

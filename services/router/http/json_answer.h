@@ -1,4 +1,4 @@
-// Answers of /v1/completions and /v1/chat/completions: a call's news as one JSON object, or as
+// Answers of /v1/completions and /v1/chat/completions: a call's outputs as one JSON object, or as
 // events of a stream.
 //
 // Forms follow OpenAI's API and vLLM's additions (stop_reason, token_ids, prompt_token_ids,
@@ -16,8 +16,8 @@
 
 #include "runtime/text/tokenizer.h"
 #include "services/router/generate_request.h"
-#include "services/router/generation.h"
 #include "services/router/http/logprobs_json.h"
+#include "services/router/running_call.h"
 
 namespace tandem {
 
@@ -27,7 +27,7 @@ struct AnswerOptions {
   std::string model;  // The served name.
   int64_t created_s = 0;
   int num_prompts = 1;
-  int num_choices = 1;  // Of each prompt.
+  int num_choices = 1;  // For each prompt.
   bool include_usage = false;
   bool return_token_ids = false;
   int num_logprobs = -1;
@@ -40,15 +40,15 @@ class JsonAnswer {
  public:
   explicit JsonAnswer(AnswerOptions options);
 
-  // What a stream sends for these news: whole events, maybe none.
-  std::string StreamEvents(const GenerationNews& news);
+  // What a stream sends for this output: complete events, maybe none.
+  std::string StreamEvents(const CallOutput& output);
 
-  // Gathers for Whole().
-  void Add(const GenerationNews& news);
-  // Of what was gathered.
+  // Gathers what Json() will hold.
+  void Add(const CallOutput& output);
+  // The size of what was gathered.
   int64_t num_bytes() const;
-  // Once EndNews has been added and was OK.
-  std::string Whole() const;
+  // Once CallEnd has been added and was OK.
+  std::string Json() const;
 
  private:
   struct Choice {
@@ -63,9 +63,9 @@ class JsonAnswer {
   void AppendHead(std::string_view object, std::string* out) const;
   void AppendChoiceTail(int index, const Choice& choice, std::string* out) const;
   void AppendUsage(std::string* out) const;
-  std::string TokenEvent(const TokenNews& news);
-  std::string EndEvents(const EndNews& end);
-  void AddToken(const TokenNews& news);
+  std::string ChoiceEvent(const ChoiceOutput& output);
+  std::string EndEvents(const CallEnd& end);
+  void AddToken(const ChoiceOutput& output);
 
   const AnswerOptions options_;
   std::vector<Choice> choices_;

@@ -162,7 +162,7 @@ absl::Status ReadStreamOptions(const FieldReader& fields, GenerateRequest* r) {
 // {"17": -100, "4": 2.5}
 absl::Status ReadLogitBias(const FieldReader& fields, std::vector<TokenBias>* out) {
   constexpr std::string_view kField = "logit_bias";
-  constexpr size_t kMostShown = 32;  // Of a key that is none.
+  constexpr size_t kMostShown = 32;  // So much of a key that is no token is shown.
   const json::value* const value = fields.Find(kField);
   if (value == nullptr) return absl::OkStatus();
   if (!value->is_object()) return WrongType(kField, "an object", *value);
@@ -280,7 +280,7 @@ absl::Status ReadPrompts(const FieldReader& fields, std::vector<Prompt>* prompts
 
 // ---- Chat ----
 
-// Of a list of parts: their texts joined by line breaks.
+// The texts of a list of parts, joined by line breaks.
 absl::StatusOr<std::string> JoinParts(const json::array& parts, const std::string& name) {
   std::string text;
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -44,7 +44,7 @@ class LogprobsJson {
   void AddCompletion(const SampledToken& token, int num_top, const TokenNames& names);
   void AddChat(const SampledToken& token, int num_top, const TokenNames& names);
 
-  std::string content_;  // Of chats.
+  std::string content_;  // The list "content" of a chat's logprobs.
   std::string tokens_, token_logprobs_, top_logprobs_, text_offset_;
   int64_t offset_ = 0;  // In characters.
 };

@@ -18,11 +18,11 @@ class RequestBlameTest : public RequestFixture {
   // A prompt of kPrompt tokens, on a first worker.
   void StartLong(int32_t choices = 1) {
     Add(1);
-    RequestFacts facts = Facts(&sink_, choices);
+    ClientRequest asked = MakeRequest(&sink_, choices);
     Tokens prompt(kPrompt);
     std::iota(prompt.begin(), prompt.end(), 1);
-    SetPrompt(&facts, std::move(prompt));
-    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    SetPrompt(&asked, std::move(prompt));
+    ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   }
   // The next life of "w", or the first.
   void Add(uint64_t incarnation) { session_ = AddWorker("w", WorkerRole::kHybrid, incarnation); }
@@ -46,7 +46,7 @@ class RequestBlameTest : public RequestFixture {
   }
   std::string error() const { return std::string(sink_.error.message()); }
 
-  uint64_t incarnation_ = 1;  // Of the life that runs.
+  uint64_t incarnation_ = 1;  // The life that runs.
   SessionId session_ = 0;
 };
 
@@ -256,7 +256,7 @@ TEST_F(FailedStepTest, HowTheProcessEndsLaterDoesNotExcuseAFailedStep) {
   supervised_ = true;
   SessionId a = AddWorker("a");
   Start(&sink_);
-  for (int failures = 1; failures <= kDeathsBeforeAlone; ++failures) {
+  for (int failures = 1; failures <= kDeathsBeforeRunningAlone; ++failures) {
     Fail();
     Advance(2'000'000);
   }
@@ -271,7 +271,7 @@ TEST_F(FailedStepTest, OneWhoseStepsFailFourTimesAtOnePlaceEndsNotMore) {
   AddWorker("a");
   Start(&sink_);
   for (int failures = 1; failures < kDeathsBeforePoison; ++failures) {
-    EXPECT_EQ(last_submit().spec.alone, failures > kDeathsBeforeAlone);
+    EXPECT_EQ(last_submit().spec.alone, failures > kDeathsBeforeRunningAlone);
     Fail();
     EXPECT_FALSE(sink_.ended()) << failures;
     Advance(2'000'000);
@@ -584,9 +584,9 @@ TEST_F(RequestBlameTest, OfTooManyDeathsTheOneGoesThatCannotBeFarOn) {
 TEST_F(RequestBlameTest, AFailedStepOfAPrefillWorkerMayBeLaterThanWhatIsKnown) {
   const SessionId d = AddPair();
   const SessionId p = owner_->fleet().workers().at("p").session;
-  RequestFacts facts = Facts(&sink_);
-  SetPrompt(&facts, Tokens(kPrompt, 1));
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  SetPrompt(&asked, Tokens(kPrompt, 1));
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   RequestFixture::Begin(p, first, 0, 64);
   Say(d, {EndedEvent{
@@ -618,9 +618,9 @@ TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
 TEST_F(RequestBlameTest, WhoTellsOfAPrefillWorkersEndMayOvertakeItsLastWord) {
   const SessionId d = AddPair();
   const SessionId p = owner_->fleet().workers().at("p").session;
-  RequestFacts facts = Facts(&sink_);
-  SetPrompt(&facts, Tokens(kPrompt, 1));
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  SetPrompt(&asked, Tokens(kPrompt, 1));
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   RequestFixture::Begin(p, first, 0, 64);
   Say(d, {EndedEvent{.attempt = first, .status = absl::UnavailableError("lost")}});

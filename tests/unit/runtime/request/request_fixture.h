@@ -119,21 +119,21 @@ class RequestFixture : public testing::Test {
     return session;
   }
 
-  RequestFacts Facts(RecordingSink* sink, int32_t choices = 1) {
-    RequestFacts facts;
-    facts.spec = SpecOfPrompt({1, 2, 3}, choices);
-    facts.spec.sampling.max_tokens = 8;
-    facts.make_detokenizer = [] { return std::make_unique<LetterDetokenizer>(); };
-    facts.model = "m";
-    facts.sink = sink;
-    return facts;
+  ClientRequest MakeRequest(RecordingSink* sink, int32_t choices = 1) {
+    ClientRequest asked;
+    asked.spec = SpecOfPrompt({1, 2, 3}, choices);
+    asked.spec.sampling.max_tokens = 8;
+    asked.make_detokenizer = [] { return std::make_unique<LetterDetokenizer>(); };
+    asked.model = "m";
+    asked.sink = sink;
+    return asked;
   }
-  static void SetPrompt(RequestFacts* facts, Tokens prompt) {
-    facts->spec.prompt_tokens = static_cast<int32_t>(prompt.size());
-    facts->spec.token_ids = std::move(prompt);
+  static void SetPrompt(ClientRequest* asked, Tokens prompt) {
+    asked->spec.prompt_tokens = static_cast<int32_t>(prompt.size());
+    asked->spec.token_ids = std::move(prompt);
   }
   RequestId Start(RecordingSink* sink, int32_t choices = 1) {
-    return *owner_->Start(Facts(sink, choices), now_us_);
+    return *owner_->Start(MakeRequest(sink, choices), now_us_);
   }
 
   // It begins to compute these positions.
@@ -192,7 +192,7 @@ class RequestFixture : public testing::Test {
   SessionId last_session_ = 0;
   std::map<SessionId, uint64_t> incarnations_;
   std::set<std::string> muted_;
-  // Of workers that are added from now on.
+  // What workers that are added from now on have.
   std::string model_ = "m";
   int32_t max_model_tokens_ = 2048;
   int32_t max_sequences_ = 1000;

@@ -30,9 +30,9 @@ TEST_F(RequestLogprobsTest, LogprobsOfThePromptThatNobodyAskedForAreAProtocolErr
     RecordingSink sink;
     Recreate({});
     const SessionId a = AddWorker("a");
-    RequestFacts facts = Facts(&sink);
-    facts.spec.sampling.num_prompt_logprobs = c.asked;
-    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    ClientRequest asked = MakeRequest(&sink);
+    asked.spec.sampling.num_prompt_logprobs = c.asked;
+    ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
     Say(a, {PromptEvent{.attempt = last_submit().attempt, .prompt_logprobs = c.said}});
     EXPECT_EQ(owner_->counters().protocol_errors, c.good ? 0u : 1u)
         << c.said.size() << " said, asked for " << c.asked;
@@ -40,17 +40,17 @@ TEST_F(RequestLogprobsTest, LogprobsOfThePromptThatNobodyAskedForAreAProtocolErr
 }
 
 TEST_F(RequestLogprobsTest, LogprobsOfATokenThatNobodyAskedForAreAProtocolError) {
-  for (const int32_t asked : {-1, 1, 2}) {
+  for (const int32_t num_asked : {-1, 1, 2}) {
     RecordingSink sink;
     Recreate({});
     const SessionId a = AddWorker("a");
-    RequestFacts facts = Facts(&sink);
-    facts.spec.sampling.num_logprobs = asked;
-    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    ClientRequest asked = MakeRequest(&sink);
+    asked.spec.sampling.num_logprobs = num_asked;
+    ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
     TokenEvent event = Token(last_submit().attempt, 3, 'x');
     event.token.top = {{'x', -1}, {'y', -2}};
     Say(a, {event});
-    EXPECT_EQ(owner_->counters().protocol_errors, asked == 2 ? 0u : 1u) << asked;
+    EXPECT_EQ(owner_->counters().protocol_errors, num_asked == 2 ? 0u : 1u) << num_asked;
   }
 }
 

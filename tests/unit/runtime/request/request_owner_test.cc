@@ -37,9 +37,9 @@ TEST_F(RequestOwnerTest, DeliversTokensTextAndOneTerminalEvent) {
 
 TEST_F(RequestOwnerTest, AStopStringCutsTheTextKeepsTheTokensAndCancelsTheAttempt) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  facts.stop_strings = {"bc"};
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.stop_strings = {"bc"};
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const AttemptId attempt = last_submit().attempt;
   Say(a, {Token(attempt, 3, 'a'), Token(attempt, 4, 'b')});
   EXPECT_EQ(sink_.text[0], "a");
@@ -55,9 +55,9 @@ TEST_F(RequestOwnerTest, AStopStringCutsTheTextKeepsTheTokensAndCancelsTheAttemp
 
 TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_, 2);
-  facts.stop_strings = {"s"};
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_, 2);
+  asked.stop_strings = {"s"};
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   EXPECT_EQ(last_submit().spec.choices, (std::vector<int32_t>{0, 1}));
   const AttemptId attempt = last_submit().attempt;
   Say(a, {Token(attempt, 3, 's', 0), Token(attempt, 3, 'x', 1)});
@@ -73,9 +73,9 @@ TEST_F(RequestOwnerTest, AChoiceThatStoppedLetsTheOthersOfItsAttemptGoOn) {
 
 TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.time_left_us = 60'000'000;
-  const RequestId id = *owner_->Start(std::move(facts), now_us_);
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.time_left_us = 60'000'000;
+  const RequestId id = *owner_->Start(std::move(asked), now_us_);
   const AttemptId attempt = last_submit().attempt;
   Advance(20'000'000);
   EXPECT_TRUE(owner_->Cancel(id, now_us_));
@@ -93,15 +93,15 @@ TEST_F(RequestOwnerTest, CancelEndsItAtTheWorkerAndForItsSinkOnce) {
 
 TEST_F(RequestOwnerTest, TheDeadlineEndsRunningAndWaitingRequests) {
   RecordingSink waiting;
-  RequestFacts facts = Facts(&waiting);
-  facts.spec.time_left_us = 1'000'000;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&waiting);
+  asked.spec.time_left_us = 1'000'000;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   Advance(1'000'000);
   EXPECT_TRUE(absl::IsDeadlineExceeded(waiting.error));
   AddWorker("a");
-  facts = Facts(&sink_);
-  facts.spec.time_left_us = 1'000'000;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  asked = MakeRequest(&sink_);
+  asked.spec.time_left_us = 1'000'000;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   Advance(999'999);
   EXPECT_FALSE(sink_.ended());
   Advance(1);
@@ -217,7 +217,7 @@ TEST_F(RequestOwnerTest, OfAPairItIsTheOneThatRefusedThatIsGone) {
 TEST_F(RequestOwnerTest, AnAttemptOfAnotherRouterThatRunsAloneDoesNotMakeAWorkerFull) {
   SessionId session = AddWorker("w0");
   Start(&sink_);
-  for (int death = 1; death <= kDeathsBeforeAlone; ++death) {
+  for (int death = 1; death <= kDeathsBeforeRunningAlone; ++death) {
     owner_->OnSessionLost(session, now_us_);
     muted_.insert("w" + std::to_string(death - 1));
     session = AddWorker("w" + std::to_string(death));
@@ -302,13 +302,13 @@ TEST_F(RequestOwnerTest, TooManyWaitingAreRefusedAtOnce) {
   options.max_waiting_requests = 2;
   Recreate(options);
   RecordingSink sinks[3];
-  EXPECT_TRUE(owner_->Start(Facts(&sinks[0]), now_us_).ok());
-  EXPECT_TRUE(owner_->Start(Facts(&sinks[1]), now_us_).ok());
-  const auto third = owner_->Start(Facts(&sinks[2]), now_us_);
+  EXPECT_TRUE(owner_->Start(MakeRequest(&sinks[0]), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(MakeRequest(&sinks[1]), now_us_).ok());
+  const auto third = owner_->Start(MakeRequest(&sinks[2]), now_us_);
   EXPECT_TRUE(absl::IsResourceExhausted(third.status()));
   AddWorker("a");
   EXPECT_EQ(outbox_.submits.size(), 2u);
-  EXPECT_TRUE(owner_->Start(Facts(&sinks[2]), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(MakeRequest(&sinks[2]), now_us_).ok());
   EXPECT_EQ(outcomes(RequestOutcome::kResourceExhausted), 1u);
 }
 
@@ -318,8 +318,8 @@ TEST_F(RequestOwnerTest, TooManyThatRunAreRefusedAtOnce) {
   Recreate(options);
   AddWorker("a");
   RecordingSink sinks[3];
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(owner_->Start(Facts(&sinks[i]), now_us_).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[2]), now_us_).status()));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(owner_->Start(MakeRequest(&sinks[i]), now_us_).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(MakeRequest(&sinks[2]), now_us_).status()));
 }
 
 TEST_F(RequestOwnerTest, OneClientDoesNotHaveAllThatMayBeOpen) {
@@ -329,9 +329,9 @@ TEST_F(RequestOwnerTest, OneClientDoesNotHaveAllThatMayBeOpen) {
   Recreate(options);
   RecordingSink sinks[4];
   const auto of = [&](int i, const char* client) {
-    RequestFacts facts = Facts(&sinks[i]);
-    facts.client = client;
-    return facts;
+    ClientRequest asked = MakeRequest(&sinks[i]);
+    asked.client = client;
+    return asked;
   };
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(owner_->Start(of(i, "flood"), now_us_).ok());
   EXPECT_TRUE(owner_->Start(of(3, "other"), now_us_).ok());
@@ -340,9 +340,9 @@ TEST_F(RequestOwnerTest, OneClientDoesNotHaveAllThatMayBeOpen) {
 
 TEST_F(RequestOwnerTest, TheNextTickComesWithTheNextDeadline) {
   EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 200'000);
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.time_left_us = 50'000;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.time_left_us = 50'000;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   EXPECT_EQ(owner_->Tick(now_us_), now_us_ + 50'000);
 }
 
@@ -441,14 +441,14 @@ TEST_F(RequestOwnerTest, WhatAForgottenWorkerHeldIsForgottenToo) {
 
 TEST_F(RequestOwnerTest, APromptThatIsAllCachedIsComputedAllTheSame) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  SetPrompt(&facts, Tokens(16, 7));
+  ClientRequest asked = MakeRequest(&sink_);
+  SetPrompt(&asked, Tokens(16, 7));
   owner_->OnKvEvents({.name = "a", .incarnation = 1},
                      {.first_sequence = 0,
                       .snapshot = true,
-                      .stored = HashChain(facts.spec.hash_root, facts.spec.token_ids),
+                      .stored = HashChain(asked.spec.hash_root, asked.spec.token_ids),
                       .removed = {}});
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const FleetWorker& worker = owner_->fleet().workers().at("a");
   EXPECT_EQ(worker.live.prompt_tokens, 1) << "its last token";
   Say(a, {Token(last_submit().attempt, 16, 'x')});
@@ -489,12 +489,12 @@ TEST_F(RequestOwnerTest, ARequestThatAWorkerRefusedCountsAsWaitingAgain) {
   }
   Say(a, std::move(refusals));
   EXPECT_EQ(owner_->num_waiting(), 3);
-  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[4]), now_us_).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(MakeRequest(&sinks[4]), now_us_).status()));
   Advance(200'000);  // The window reopens by one: two wait, which is still as many as may.
   EXPECT_EQ(owner_->num_waiting(), 2);
-  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(Facts(&sinks[4]), now_us_).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(owner_->Start(MakeRequest(&sinks[4]), now_us_).status()));
   Advance(200'000);
-  EXPECT_TRUE(owner_->Start(Facts(&sinks[4]), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(MakeRequest(&sinks[4]), now_us_).ok());
 }
 
 TEST_F(RequestOwnerTest, ARouterThatEndsFailsEverybodyAsUnavailable) {
@@ -502,7 +502,7 @@ TEST_F(RequestOwnerTest, ARouterThatEndsFailsEverybodyAsUnavailable) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
   Say(a, {Token(last_submit().attempt, 3, 'x')});
-  RequestFacts other = Facts(&waiting);
+  ClientRequest other = MakeRequest(&waiting);
   other.model = "nobody's";
   ASSERT_TRUE(owner_->Start(std::move(other), now_us_).ok());
   owner_->FailAll(absl::UnavailableError("the router is shutting down"), now_us_);
@@ -524,9 +524,9 @@ TEST_F(RequestOwnerTest, NobodyAliveIsUnavailableAfterTheGrace) {
 
 TEST_F(RequestOwnerTest, WhatFitsNoWorkerIsAnInvalidArgument) {
   AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  SetPrompt(&facts, Tokens(2048, 1));
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  SetPrompt(&asked, Tokens(2048, 1));
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   EXPECT_FALSE(sink_.ended()) << "never inside Start";
   Advance(1);
   EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
@@ -540,15 +540,15 @@ TEST_F(RequestOwnerTest, AWorkerThatWasNeverSeenMayBeTheLargeOne) {
   owner_->ExpectWorkers({"small:1", "large:1"});
   max_model_tokens_ = 300;
   AddWorker("small");
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.max_tokens = 298;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   RecordingSink late;
   Advance(9'000'000);
   EXPECT_FALSE(sink_.ended());
-  facts = Facts(&late);
-  facts.spec.sampling.max_tokens = 298;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  asked = MakeRequest(&late);
+  asked.spec.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   Advance(1'100'000);
   EXPECT_TRUE(absl::IsInvalidArgument(sink_.error)) << sink_.error;
   EXPECT_FALSE(late.ended());
@@ -563,9 +563,9 @@ TEST_F(RequestOwnerTest, ALargeWorkerThatIsLostIsWaitedForAsLongAsNobodyAlive) {
   AddWorker("small");
   owner_->OnSessionLost(1, now_us_);
   muted_.insert("large");
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.max_tokens = 298;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   Advance(9'900'000);
   EXPECT_FALSE(sink_.ended());
   Advance(400'000);
@@ -576,9 +576,9 @@ TEST_F(RequestOwnerTest, ALargeWorkerThatIsLostIsWaitedForAsLongAsNobodyAlive) {
 TEST_F(RequestOwnerTest, WhoeverComesMeanwhileDoesNotMakeItWaitLonger) {
   AddWorker("large");
   owner_->OnSessionLost(1, now_us_);
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.max_tokens = 298;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   for (const int32_t size : {100, 200}) {
     Advance(3'000'000);
     max_model_tokens_ = size;
@@ -596,9 +596,9 @@ TEST_F(RequestOwnerTest, WhatWaitsForALargeWorkerDoesNotHoldUpOthers) {
   const SessionId small = AddWorker("small");
   owner_->OnSessionLost(1, now_us_);
   RecordingSink waits;
-  RequestFacts facts = Facts(&waits);
-  facts.spec.sampling.max_tokens = 298;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&waits);
+  asked.spec.sampling.max_tokens = 298;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   Start(&sink_);
   ASSERT_EQ(outbox_.submits.size(), 1u);
   EXPECT_EQ(last_target(), small);
@@ -610,11 +610,11 @@ TEST_F(RequestOwnerTest, AnOpenEndIsFixedOnceToWhatTheLargestWorkerHolds) {
   AddWorker("small");
   max_model_tokens_ = 600;
   const SessionId large = AddWorker("large");
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.max_tokens = 2000;
-  facts.spec.sampling.min_tokens = 1000;
-  facts.open_ended = true;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.max_tokens = 2000;
+  asked.spec.sampling.min_tokens = 1000;
+  asked.open_ended = true;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   EXPECT_EQ(last_target(), large);
   EXPECT_EQ(last_submit().spec.sampling.max_tokens, 597);
   EXPECT_EQ(last_submit().spec.sampling.min_tokens, 597);
@@ -641,26 +641,26 @@ TEST_F(RequestOwnerTest, AnOpenEndCountsOnWorkersThatDecode) {
   AddWorker("p", WorkerRole::kPrefill);
   max_model_tokens_ = 300;
   const SessionId d = AddWorker("d", WorkerRole::kDecode);
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.max_tokens = 2000;
-  facts.open_ended = true;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.max_tokens = 2000;
+  asked.open_ended = true;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   EXPECT_EQ(last_target(), d);
   EXPECT_EQ(last_submit().spec.sampling.max_tokens, 297);
 }
 
 TEST_F(RequestOwnerTest, ContradictoryFactsAreRefused) {
-  RequestFacts no_prompt = Facts(&sink_);
+  ClientRequest no_prompt = MakeRequest(&sink_);
   no_prompt.spec.token_ids.clear();
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_prompt), now_us_).status()));
-  RequestFacts no_text = Facts(&sink_);
+  ClientRequest no_text = MakeRequest(&sink_);
   no_text.make_detokenizer = nullptr;
   no_text.stop_strings = {"x"};
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_text), now_us_).status()));
-  RequestFacts no_tokens = Facts(&sink_);
+  ClientRequest no_tokens = MakeRequest(&sink_);
   no_tokens.spec.sampling.max_tokens = 0;
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(no_tokens), now_us_).status()));
-  RequestFacts begun = Facts(&sink_);
+  ClientRequest begun = MakeRequest(&sink_);
   begun.spec.prompt_tokens = 2;
   EXPECT_TRUE(absl::IsInvalidArgument(owner_->Start(std::move(begun), now_us_).status()));
   EXPECT_EQ(owner_->num_requests(), 0);

@@ -7,10 +7,10 @@ class RequestResumeTest : public RequestFixture {};
 
 TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  facts.spec.sampling.num_prompt_logprobs = 0;
-  facts.spec.sampling.logit_bias = {{7, -1.5f}};
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.num_prompt_logprobs = 0;
+  asked.spec.sampling.logit_bias = {{7, -1.5f}};
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   Say(a,
       {PromptEvent{
@@ -39,10 +39,10 @@ TEST_F(RequestResumeTest, ALostSessionContinuesTheStreamElsewhereFromItsTokens) 
 
 TEST_F(RequestResumeTest, TheFewestTokensBeforeAStopStringAreCountedOverAttempts) {
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  facts.stop_strings = {"s"};
-  facts.spec.sampling.min_tokens = 3;
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.stop_strings = {"s"};
+  asked.spec.sampling.min_tokens = 3;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   const AttemptId first = last_submit().attempt;
   Say(a, {Token(first, 3, 's'), Token(first, 4, 'x')});
   const SessionId b = AddWorker("b");

@@ -35,12 +35,12 @@ class RequestTurnsTest : public RequestFixture {
 
   void Ask(const std::string& clients, int32_t max_tokens = 8, int32_t choices = 1) {
     for (const char client : clients) {
-      RequestFacts facts = Facts(&sinks_.emplace_back(), choices);
-      facts.client = client;
-      facts.spec.sampling.max_tokens = max_tokens;
+      ClientRequest asked = MakeRequest(&sinks_.emplace_back(), choices);
+      asked.client = client;
+      asked.spec.sampling.max_tokens = max_tokens;
       // A capital: it needs a large worker.
       const bool large = max_tokens == kLargeTokens;
-      Name(last_request_ = *owner_->Start(std::move(facts), now_us_),
+      Name(last_request_ = *owner_->Start(std::move(asked), now_us_),
            large ? static_cast<char>(std::toupper(client)) : client);
     }
   }

@@ -24,7 +24,7 @@ TEST_F(RequestWaitingTest, OnlyWhoWaitsForAFirstTokenCountsAsWaiting) {
   Say(a, {Token(last_submit().attempt, 3, 'x')});
   owner_->OnSessionLost(a, now_us_);
   RecordingSink newcomer;
-  EXPECT_TRUE(owner_->Start(Facts(&newcomer), now_us_).ok());
+  EXPECT_TRUE(owner_->Start(MakeRequest(&newcomer), now_us_).ok());
   EXPECT_EQ(owner_->num_waiting(), 2);
 }
 
@@ -34,9 +34,9 @@ TEST_F(RequestWaitingTest, ThePlacesOfThoseThatWaitAreShared) {
   Recreate(options);
   std::map<std::string, std::deque<RecordingSink>> sinks;
   const auto start = [&](const std::string& client) {
-    RequestFacts facts = Facts(&sinks[client].emplace_back());
-    facts.client = client;
-    return owner_->Start(std::move(facts), now_us_).ok();
+    ClientRequest asked = MakeRequest(&sinks[client].emplace_back());
+    asked.client = client;
+    return owner_->Start(std::move(asked), now_us_).ok();
   };
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(start("many"));
   EXPECT_FALSE(start("many"));
@@ -79,9 +79,9 @@ TEST_F(RequestWaitingTest, RequestsOfOtherModelsDoNotWaitBehindEachOther) {
   owner_->OnSessionLost(AddWorker("b"), now_us_);
   model_ = "m";
   const SessionId a = AddWorker("a");
-  RequestFacts facts = Facts(&sink_);
-  facts.model = "other";
-  ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.model = "other";
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
   RecordingSink younger;
   Start(&younger);
   EXPECT_EQ(owner_->num_waiting(), 1);
@@ -97,9 +97,9 @@ TEST_F(RequestWaitingTest, ShortPromptsDoNotWaitBehindLongOnesThatTravel) {
     RecordingSink running, long_one, short_one;
     const RequestId runs = Start(&running);
     Say(d, {Token(last_submit().attempt, 3, 'x')});
-    RequestFacts facts = Facts(&long_one);
-    SetPrompt(&facts, Tokens(kAutoDisaggregateTokens, 1));
-    ASSERT_TRUE(owner_->Start(std::move(facts), now_us_).ok());
+    ClientRequest asked = MakeRequest(&long_one);
+    SetPrompt(&asked, Tokens(kAutoDisaggregateTokens, 1));
+    ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
     if (!early) {
       Say(d, {RefusedEvent{.attempt = last_submit().attempt,
                            .status = absl::ResourceExhaustedError("full")}});

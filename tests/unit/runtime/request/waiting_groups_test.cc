@@ -73,7 +73,7 @@ TEST(WaitingGroupsTest, RegroupingKeepsTurnsAndTheLatestPatience) {
   groups.Add({1, 0}, WaiterOf("a", 100));
   groups.Add({2, 0}, WaiterOf("b", 200));
   groups.Add({3, 0}, WaiterOf("a", 100));
-  groups.Walk([&](Group* group) {  // Of a the first goes: b is before it now.
+  groups.Walk([&](Group* group) {  // a's first one goes: b is before its second now.
     if (group->streams.first().key.request != 1) return false;
     group->nobody_since_us = 70;
     groups.TakeFirst(group);

@@ -114,7 +114,7 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
        }},
   };
   Register(Of("d", WorkerRole::kDecode));
-  WorkerRegistration far = Of("a", WorkerRole::kHybrid);  // Of less in common.
+  WorkerRegistration far = Of("a", WorkerRole::kHybrid);  // It has nothing in common with them.
   far.model = far.terms.kv_class = far.terms.numerics_id = far.terms.transport = "far";
   Register(far);
   Register(Of("p", WorkerRole::kPrefill));

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {

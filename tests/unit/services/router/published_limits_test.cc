@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "services/http/http_server.h"
 #include "services/router/api_limits.h"
-#include "services/router/generation.h"
 #include "services/router/router_core.h"
+#include "services/router/running_call.h"
 #include "services/server/channel.h"
 #include "services/server/http2_frames.h"
 #include "services/server/http2_gate.h"
@@ -124,7 +124,7 @@ TEST_F(PublishedLimitsTest, OfGrpcClients) {
             absl::StrCat(Count(kMaxUnservedCalls), ", half of them of one client"));
   EXPECT_EQ(row("PINGs and SETTINGS of a connection that are not answered yet"),
             Count(kMaxUnanswered));
-  EXPECT_EQ(row("events not read"), Bytes(Generation::kMaxPendingBytes));
+  EXPECT_EQ(row("events not read"), Bytes(RunningCall::kMaxPendingBytes));
   EXPECT_EQ(row("bytes of a message before it is read"), Bytes(kCallWindowBytes));
 }
 

@@ -84,7 +84,7 @@ class RouterCoreTest : public testing::Test {
     done.get_future().wait();
   }
 
-  // Of decode workers; of all roles together that nobody is.
+  // Decode workers by state, and all other roles' states together: nobody is in those.
   std::map<std::string, double> States() {
     Publish();
     std::map<std::string, double> states;
@@ -109,13 +109,13 @@ class RouterCoreTest : public testing::Test {
     return metrics_.workers_unseen.Value();
   }
 
-  // Of tokens that nobody computes.
+  // Starts a request that nobody computes.
   RouterCore::Handle Ask(const std::string& client) {
     RouterCore::NewRequest request;
     request.handle = core_->NewHandle();
-    request.facts.client = client;
-    request.facts.spec = SpecOfPrompt({1, 2, 3}, 1);
-    request.facts.spec.sampling.max_tokens = 4;
+    request.asked.client = client;
+    request.asked.spec = SpecOfPrompt({1, 2, 3}, 1);
+    request.asked.spec.sampling.max_tokens = 4;
     request.sink = std::make_shared<ErrorSink>(&errors_);
     const RouterCore::Handle handle = request.handle;
     core_->StartRequests("of " + client, {std::move(request)});

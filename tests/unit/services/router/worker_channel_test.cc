@@ -154,12 +154,12 @@ TEST_F(WorkerChannelTest, CommandsThatAWorkerDoesNotReadAreChargedAndEndItsSessi
     return view.workers.size() == 1 && view.workers[0].connected;
   }));
   const auto submit = [&] {
-    RequestFacts facts;
-    facts.spec = SpecOfPrompt(std::vector<int32_t>(kPromptTokens, INT32_MAX), 1);
-    facts.spec.sampling.max_tokens = 1;
-    facts.model = FakeWorkerOptions().model;
+    ClientRequest asked;
+    asked.spec = SpecOfPrompt(std::vector<int32_t>(kPromptTokens, INT32_MAX), 1);
+    asked.spec.sampling.max_tokens = 1;
+    asked.model = FakeWorkerOptions().model;
     std::vector<RouterCore::NewRequest> requests(1);
-    requests[0] = {core_->NewHandle(), std::move(facts), std::make_shared<NoSink>()};
+    requests[0] = {core_->NewHandle(), std::move(asked), std::make_shared<NoSink>()};
     core_->StartRequests("", std::move(requests));
   };
   for (int i = 0; i < kRequests; ++i) submit();

@@ -76,7 +76,7 @@ class FleetTlsTest : public testing::Test {
 TEST_F(FleetTlsTest, APairThatDoesNotFitBreaksNoNewConnection) {
   Serve(Files("server", "fleet"));
   const auto client = *FleetTls::Open(Files("client", "fleet"));
-  const uint64_t generation = client->generation();
+  const uint64_t num_changes = client->num_changes();
   folder_.Write("client.pem", authority_.Issue("fleet").pem);
   client->identity()->Look();
   EXPECT_TRUE(Connects(Dial(*client)));
@@ -86,14 +86,14 @@ TEST_F(FleetTlsTest, APairThatDoesNotFitBreaksNoNewConnection) {
   Write("client", authority_.Issue("fleet", /*days=*/0));
   client->identity()->Look();
   EXPECT_TRUE(Connects(Dial(*client)));
-  EXPECT_EQ(client->generation(), generation);
+  EXPECT_EQ(client->num_changes(), num_changes);
 }
 
 // What peers would refuse is not taken, so that they go on as before.
 TEST_F(FleetTlsTest, WhatPeersWouldRefuseChangesNothing) {
   Serve(Files("server", "fleet"));
   const auto client = *FleetTls::Open(Files("client", "fleet"));
-  const uint64_t generation = client->generation();
+  const uint64_t num_changes = client->num_changes();
   const TestAuthority stranger, ended(/*days=*/0);
   const auto refuse = [&](const std::string& pem, const std::string& key, const std::string& ca,
                           const std::string& why) {
@@ -106,7 +106,7 @@ TEST_F(FleetTlsTest, WhatPeersWouldRefuseChangesNothing) {
     EXPECT_THAT(log, testing::HasSubstr(why));
     EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << "once: " << log;
     EXPECT_TRUE(client->identity()->refused());
-    EXPECT_EQ(client->generation(), generation) << why;
+    EXPECT_EQ(client->num_changes(), num_changes) << why;
     EXPECT_TRUE(Connects(Dial(*client))) << why;
   };
   const std::string ca = authority_.pem();
@@ -143,20 +143,20 @@ TEST_F(FleetTlsTest, WhatPeersWouldRefuseChangesNothing) {
   folder_.Write("client.ca", ca);
   client->identity()->Look();
   EXPECT_FALSE(client->identity()->refused());
-  EXPECT_NE(client->generation(), generation);
+  EXPECT_NE(client->num_changes(), num_changes);
   EXPECT_TRUE(Connects(Dial(*client)));
 }
 
 TEST_F(FleetTlsTest, WhatIsRefusedForItsTimeIsTakenOnceItsTimeHasCome) {
   const auto tls = *FleetTls::Open(Files("client", "fleet"));
-  const uint64_t generation = tls->generation();
+  const uint64_t num_changes = tls->num_changes();
   const TestCertificate soon = authority_.Issue("fleet", {.starts_in_s = 2});
   Write("client", soon);
   tls->identity()->Look();
-  EXPECT_EQ(tls->generation(), generation);
+  EXPECT_EQ(tls->num_changes(), num_changes);
   EXPECT_TRUE(Eventually([&] {
     tls->identity()->Look();  // At the same files.
-    return tls->generation() != generation;
+    return tls->num_changes() != num_changes;
   }));
   EXPECT_EQ(tls->identity()->pems()->certificate, soon.pem);
 }
@@ -181,7 +181,7 @@ TEST_F(FleetTlsTest, WhoStartsWithWhatPeersRefuseIsTold) {
 TEST_F(FleetTlsTest, WhatIsDialledLaterHasWhatWasTakenSince) {
   Serve(Files("server", "fleet"));
   const auto client = *FleetTls::Open(Files("client", "fleet"));
-  const uint64_t generation = client->generation();
+  const uint64_t num_changes = client->num_changes();
   const TestAuthority next;
   for (const std::string who : {"server", "client"}) {
     folder_.Write(who + ".ca", authority_.pem() + next.pem());
@@ -189,7 +189,7 @@ TEST_F(FleetTlsTest, WhatIsDialledLaterHasWhatWasTakenSince) {
   }
   tls_->identity()->Look();
   client->identity()->Look();
-  EXPECT_NE(client->generation(), generation);
+  EXPECT_NE(client->num_changes(), num_changes);
   folder_.Write("client.ca", next.pem());
   client->identity()->Look();
   EXPECT_TRUE(Connects(Dial(*client)));

@@ -298,7 +298,7 @@ TEST_F(SocketStreamTest, CertificatesChangeOnceTheyFit) {
   EXPECT_NE(identity_->Context(), before);
   EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
               static_cast<double>(now_s + 8 * 86'400), 60);
-  // Of a chain the first that ends.
+  // In a chain the first that ends counts.
   folder_.Write("cert", next.pem + authority_.Issue("between", /*days=*/3).pem);
   identity_->Look();
   EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
@@ -321,12 +321,12 @@ TEST_F(SocketStreamTest, ACertificateThatHasEndedReplacesNoneThatHasNot) {
   identity_->Look();
   EXPECT_GT(identity_->lifetime().ends_s, now_s);
   const auto good = identity_->Context();
-  const uint64_t generation = identity_->generation();
+  const uint64_t num_changes = identity_->num_changes();
   const std::string pem = identity_->pems()->certificate;
   WriteFiles(authority_.Issue("older", /*days=*/0));
   identity_->Look();
   EXPECT_EQ(identity_->Context(), good);
-  EXPECT_EQ(identity_->generation(), generation);
+  EXPECT_EQ(identity_->num_changes(), num_changes);
   EXPECT_EQ(identity_->pems()->certificate, pem);
 }
 

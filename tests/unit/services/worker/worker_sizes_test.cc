@@ -10,7 +10,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-constexpr ModelFacts kModel = {
+constexpr ModelSizes kModel = {
     .max_positions = 8192, .weights_bytes = kGiB, .block_bytes = 1 << 20};
 constexpr MachineLimits kMachine = {.cpus = 6, .memory_bytes = 9 * kGiB};
 
@@ -59,7 +59,7 @@ TEST(WorkerSizesTest, PoolBeyondMemoryIsRefused) {
 
 // A pool that just fits beside the weights would end in the kernel's hands, not in an error.
 TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
-  ModelFacts model = kModel;
+  ModelSizes model = kModel;
   model.token_scratch_bytes = 1 << 20;
   model.logit_scratch_bytes = 100 << 20;
   SizeOptions options;
@@ -85,7 +85,7 @@ TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
 }
 
 TEST(WorkerSizesTest, WhatTakesMostOfTheMemoryIsNamedFirst) {
-  ModelFacts model = kModel;
+  ModelSizes model = kModel;
   model.token_scratch_bytes = 1 << 20;
   const auto why = [&model](const SizeOptions& options) {
     return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
@@ -109,14 +109,14 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
   options.kv_memory = {7 * kGiB};
   EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
   options.machine_share = 2;
-  const auto why = [&options](const ModelFacts& model) {
+  const auto why = [&options](const ModelSizes& model) {
     return Message(SizeWorker(options, model, kMachine, std::nullopt).status());
   };
   EXPECT_THAT(why(kModel), HasSubstr("--kv-memory: 7.00 GiB, but 3072 MiB are left"));
   EXPECT_THAT(why(kModel), HasSubstr("weights take 1.00 GiB in each of 2 workers"));
   EXPECT_THAT(why(kModel), HasSubstr("each of 2 workers may have 3584 MiB more"));
   EXPECT_THAT(why(kModel), HasSubstr("or run fewer workers here"));
-  ModelFacts mapped = kModel;
+  ModelSizes mapped = kModel;
   mapped.weights_are_shared = true;
   EXPECT_THAT(why(mapped), HasSubstr("weights take 1.00 GiB once"));
   EXPECT_THAT(why(mapped), HasSubstr("but 3584 MiB are left"));

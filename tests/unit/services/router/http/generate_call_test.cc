@@ -39,7 +39,7 @@ class GenerateCallTest : public testing::Test {
  protected:
   std::shared_ptr<GenerateCall> Watched(std::string body) {
     auto call =
-        std::make_shared<GenerateCall>(&generator_, exchange_, HttpRequest{.body = std::move(body)},
+        std::make_shared<GenerateCall>(&starter_, exchange_, HttpRequest{.body = std::move(body)},
                                        /*chat=*/false);
     call->WatchClient();
     return call;
@@ -66,7 +66,7 @@ class GenerateCallTest : public testing::Test {
   const ModelText text_;
   const std::unique_ptr<RouterCore> core_ =
       *RouterCore::Create({.owner = {.router_incarnation = 1}}, &clock_, &metrics_);
-  Generator generator_{{}, &model_, &text_, core_.get(), &metrics_, &budget_, &clock_};
+  CallStarter starter_{{}, &model_, &text_, core_.get(), &metrics_, &budget_, &clock_};
   const std::shared_ptr<RecordingExchange> exchange_ = std::make_shared<RecordingExchange>();
 };
 
@@ -97,20 +97,20 @@ TEST_F(GenerateCallTest, WhatRunsEndsWhenItsClientLeaves) {
 // Begins once its client has left, which it cannot know.
 class LateCall final : public ClientCall {
  public:
-  explicit LateCall(Generator* generator) : ClientCall(generator, {}) {}
-  int news = 0;
+  explicit LateCall(CallStarter* starter) : ClientCall(starter, {}) {}
+  int num_outputs = 0;
 
  private:
   absl::StatusOr<GenerateRequest> Parse() override {
     Leave();
     return ParseCompletionRequest(kRuns);
   }
-  void OnBegun(const GenerateRequest&, const Generation&) override {}
-  void OnNews() override { ++news; }
+  void OnBegun(const GenerateRequest&, const RunningCall&) override {}
+  void OnOutput() override { ++num_outputs; }
 };
 
 TEST_F(GenerateCallTest, WhatBeginsOnceItsClientHasLeftEnds) {
-  const auto call = std::make_shared<LateCall>(&generator_);
+  const auto call = std::make_shared<LateCall>(&starter_);
   TextPool pool(2, 16, int64_t{1} << 20);
   call->Post(&pool, 1);
   pool.Stop();

@@ -24,8 +24,8 @@ SampledToken Sampled(int32_t token, float logprob, std::vector<int32_t> top = {}
   return out;
 }
 
-TokenNews Token(int choice, int32_t token, std::string text,
-                FinishReason finish = FinishReason::kNone) {
+ChoiceOutput Token(int choice, int32_t token, std::string text,
+                   FinishReason finish = FinishReason::kNone) {
   return {.choice = choice,
           .has_token = true,
           .token = Sampled(token, -0.5f, {token, 9}),
@@ -49,18 +49,18 @@ class JsonAnswerTest : public testing::Test {
   }
   // The events of a stream, [DONE] included.
   static std::vector<std::string> Stream(JsonAnswer* answer,
-                                         const std::vector<GenerationNews>& all) {
+                                         const std::vector<CallOutput>& outputs) {
     std::string bytes;
-    for (const GenerationNews& news : all) bytes += answer->StreamEvents(news);
+    for (const CallOutput& output : outputs) bytes += answer->StreamEvents(output);
     return EventsOf(bytes);
   }
-  static json::value Whole(JsonAnswer* answer, const std::vector<GenerationNews>& all) {
-    for (const GenerationNews& news : all) answer->Add(news);
-    return json::parse(answer->Whole());
+  static json::value Gathered(JsonAnswer* answer, const std::vector<CallOutput>& outputs) {
+    for (const CallOutput& output : outputs) answer->Add(output);
+    return json::parse(answer->Json());
   }
 
-  const PromptNews prompt_{.prompt = 0, .cached_tokens = 1, .numerics_id = "n1"};
-  const EndNews end_{.usage = {.prompt_tokens = 2, .completion_tokens = 3, .cached_tokens = 1}};
+  const PromptOutput prompt_{.prompt = 0, .cached_tokens = 1, .numerics_id = "n1"};
+  const CallEnd end_{.usage = {.prompt_tokens = 2, .completion_tokens = 3, .cached_tokens = 1}};
 };
 
 TEST_F(JsonAnswerTest, AWholeCompletionGathersEveryChoice) {
@@ -69,10 +69,10 @@ TEST_F(JsonAnswerTest, AWholeCompletionGathersEveryChoice) {
   options.num_choices = 2;
   options.return_token_ids = true;
   JsonAnswer answer(options);
-  const json::value whole =
-      Whole(&answer, {prompt_, Token(3, 30, "d", FinishReason::kLength), Token(0, 5, "a\n"),
-                      Token(0, 6, "b", FinishReason::kStop), Token(1, 7, "", FinishReason::kStop),
-                      Token(2, 8, "c", FinishReason::kLength), end_});
+  const json::value whole = Gathered(
+      &answer, {prompt_, Token(3, 30, "d", FinishReason::kLength), Token(0, 5, "a\n"),
+                Token(0, 6, "b", FinishReason::kStop), Token(1, 7, "", FinishReason::kStop),
+                Token(2, 8, "c", FinishReason::kLength), end_});
   EXPECT_EQ(whole.at("id"), "id-1");
   EXPECT_EQ(whole.at("model"), "demo \"quoted\"");
   EXPECT_EQ(whole.at("object"), "text_completion");
@@ -96,7 +96,7 @@ TEST_F(JsonAnswerTest, AWholeChatHasAMessage) {
   options.return_token_ids = true;
   JsonAnswer answer(options);
   const json::value whole =
-      Whole(&answer, {prompt_, Token(0, 5, "hello", FinishReason::kLength), end_});
+      Gathered(&answer, {prompt_, Token(0, 5, "hello", FinishReason::kLength), end_});
   const json::value& choice = whole.at("choices").at(0);
   EXPECT_EQ(choice.at("message").at("role"), "assistant");
   EXPECT_EQ(choice.at("message").at("content"), "hello");
@@ -138,7 +138,7 @@ TEST_F(JsonAnswerTest, AStreamThatFailsHasNoDone) {
   JsonAnswer answer(Options(/*chat=*/false));
   const std::vector<std::string> events =
       Stream(&answer, {prompt_, Token(0, 5, "a"),
-                       EndNews{.status = absl::UnavailableError("the worker is \"gone\"")}});
+                       CallEnd{.status = absl::UnavailableError("the worker is \"gone\"")}});
   ASSERT_EQ(events.size(), 2u);
   const json::value error = json::parse(events[1]).at("error");
   EXPECT_EQ(error.at("message"), "the worker is \"gone\"");
@@ -146,17 +146,17 @@ TEST_F(JsonAnswerTest, AStreamThatFailsHasNoDone) {
 }
 
 TEST_F(JsonAnswerTest, TheStopReasonIsTheStopOfTheClientsOnly) {
-  TokenNews by_string = Token(0, 5, "", FinishReason::kStop);
+  ChoiceOutput by_string = Token(0, 5, "", FinishReason::kStop);
   by_string.stop_string = "\n";
-  TokenNews by_id = Token(1, 6, "", FinishReason::kStop);
+  ChoiceOutput by_id = Token(1, 6, "", FinishReason::kStop);
   by_id.stop_token = 6;
-  TokenNews by_end = Token(2, 7, "", FinishReason::kStop);
+  ChoiceOutput by_end = Token(2, 7, "", FinishReason::kStop);
   by_end.stop_token = 7;
   by_end.stopped_by_eos = true;
   AnswerOptions options = Options(/*chat=*/false);
   options.num_choices = 3;
   JsonAnswer answer(options);
-  const json::value whole = Whole(&answer, {prompt_, by_string, by_id, by_end, end_});
+  const json::value whole = Gathered(&answer, {prompt_, by_string, by_id, by_end, end_});
   EXPECT_EQ(whole.at("choices").at(0).at("stop_reason"), "\n");
   EXPECT_EQ(whole.at("choices").at(1).at("stop_reason"), 6);
   EXPECT_TRUE(whole.at("choices").at(2).at("stop_reason").is_null());
@@ -166,10 +166,11 @@ TEST_F(JsonAnswerTest, PromptLogprobsAreMapsByTokenId) {
   AnswerOptions options = Options(/*chat=*/true);
   options.num_prompt_logprobs = 2;
   JsonAnswer answer(options);
-  PromptNews prompt = prompt_;
+  PromptOutput prompt = prompt_;
   prompt.prompt_logprobs = {Sampled(17, -1.0f, {4, 17})};
   prompt.prompt_logprobs[0].rank = 2;
-  const json::value whole = Whole(&answer, {prompt, Token(0, 5, "", FinishReason::kLength), end_});
+  const json::value whole =
+      Gathered(&answer, {prompt, Token(0, 5, "", FinishReason::kLength), end_});
   const json::array& list = whole.at("prompt_logprobs").as_array();
   ASSERT_EQ(list.size(), 2u);
   EXPECT_TRUE(list[0].is_null()) << "nothing predicts the first token";

@@ -1,4 +1,4 @@
-#include "services/router/generation.h"
+#include "services/router/running_call.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,26 +52,26 @@ class GenerationTest : public testing::Test {
     Flush();
   }
 
-  std::shared_ptr<Generation> Make(int num_prompts, std::function<void()> on_news = nullptr,
-                                   int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
-    auto call = std::make_shared<Generation>(core_.get(), &metrics_,
-                                             budget != nullptr ? budget : &budget_, &clock_,
-                                             "client", "label", clock_.NowUs(), std::move(on_news));
+  std::shared_ptr<RunningCall> Make(int num_prompts, std::function<void()> on_output = nullptr,
+                                    int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
+    auto call = std::make_shared<RunningCall>(
+        core_.get(), &metrics_, budget != nullptr ? budget : &budget_, &clock_, "client", "label",
+        clock_.NowUs(), std::move(on_output));
     for (int i = 0; i < num_prompts; ++i) {
-      RequestFacts facts;
-      facts.spec = SpecOfPrompt({1, 2, 3}, 1);
-      facts.spec.sampling.max_tokens = max_tokens;
-      facts.spec.sampling.num_logprobs = kMostTop;
-      facts.model = "m";
-      EXPECT_TRUE(call->AddPrompt(std::move(facts), {}).ok());
+      ClientRequest asked;
+      asked.spec = SpecOfPrompt({1, 2, 3}, 1);
+      asked.spec.sampling.max_tokens = max_tokens;
+      asked.spec.sampling.num_logprobs = kMostTop;
+      asked.model = "m";
+      EXPECT_TRUE(call->AddPrompt(std::move(asked), {}).ok());
     }
     return call;
   }
 
-  // Of one prompt, which a worker has.
-  std::shared_ptr<Generation> Running() {
+  // A call of one prompt, which a worker has.
+  std::shared_ptr<RunningCall> Running() {
     AddWorker();
-    const std::shared_ptr<Generation> call = Make(1);
+    const std::shared_ptr<RunningCall> call = Make(1);
     call->Start();
     Flush();
     return call;
@@ -109,9 +109,9 @@ class GenerationTest : public testing::Test {
                       .token = {.token = 7},
                       .finish = finish};
   }
-  static absl::Status EndOf(Generation* call) {
-    for (const GenerationNews& news : call->Take()) {
-      if (const auto* end = std::get_if<EndNews>(&news)) return end->status;
+  static absl::Status EndOf(RunningCall* call) {
+    for (const CallOutput& output : call->Take()) {
+      if (const auto* end = std::get_if<CallEnd>(&output)) return end->status;
     }
     return absl::NotFoundError("it has not ended");
   }
@@ -132,8 +132,8 @@ class GenerationTest : public testing::Test {
 
 TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
   AddWorker();
-  std::shared_ptr<Generation> call = Make(2);
-  const std::weak_ptr<Generation> watched = call;
+  std::shared_ptr<RunningCall> call = Make(2);
+  const std::weak_ptr<RunningCall> watched = call;
   call->Start();
   Flush();
   Say({Token(0, 3, FinishReason::kLength), Token(1, 3, FinishReason::kLength)});
@@ -145,7 +145,7 @@ TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
 TEST_F(GenerationTest, APromptIsChargedUntilItsFirstToken) {
   constexpr int64_t kBytes = 3 * kQueuedTokenBytes + kQueuedChoiceBytes;
   AddWorker();
-  const std::shared_ptr<Generation> call = Make(3);
+  const std::shared_ptr<RunningCall> call = Make(3);
   EXPECT_EQ(budget_.held_bytes(), 3 * kBytes);
   call->Start();
   Flush();
@@ -160,7 +160,7 @@ TEST_F(GenerationTest, APromptIsChargedUntilItsFirstToken) {
 }
 
 TEST_F(GenerationTest, PromptsThatWaitGiveWayToOthers) {
-  const std::shared_ptr<Generation> call = Make(1500);
+  const std::shared_ptr<RunningCall> call = Make(1500);
   call->Start();  // There is no worker.
   Flush();
   MemoryBudget::Holding other(&budget_, "other");
@@ -175,18 +175,18 @@ TEST_F(GenerationTest, PromptsThatWaitGiveWayToOthers) {
 TEST_F(GenerationTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
   MemoryBudget::Holding other(&budget_, "other");
   ASSERT_TRUE(other.Set(kBudgetBytes - 1000).ok());
-  const std::shared_ptr<Generation> call = Make(1);
-  RequestFacts facts;
-  facts.spec = SpecOfPrompt({1, 2, 3}, 1);
-  facts.stop_strings = {std::string(500, 's')};
-  const absl::Status status = call->AddPrompt(std::move(facts), {});
+  const std::shared_ptr<RunningCall> call = Make(1);
+  ClientRequest asked;
+  asked.spec = SpecOfPrompt({1, 2, 3}, 1);
+  asked.stop_strings = {std::string(500, 's')};
+  const absl::Status status = call->AddPrompt(std::move(asked), {});
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_NE(status.message().find(std::to_string(kBudgetBytes)), std::string::npos) << status;
 }
 
 TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
   AddWorker();
-  const std::shared_ptr<Generation> call = Make(1, /*on_news=*/nullptr, /*max_tokens=*/2000);
+  const std::shared_ptr<RunningCall> call = Make(1, /*on_output=*/nullptr, /*max_tokens=*/2000);
   call->Start();
   Flush();
   int32_t position = 3;
@@ -209,21 +209,21 @@ TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
   EXPECT_EQ(budget_.held_bytes(), other.bytes()) << "what waited is gone";
   Flush();
   EXPECT_EQ(core_->View().requests_in_flight, 0);
-  const std::vector<GenerationNews> news = call->Take();
-  ASSERT_EQ(news.size(), 1u);
-  EXPECT_TRUE(absl::IsResourceExhausted(std::get<EndNews>(news[0]).status));
+  const std::vector<CallOutput> outputs = call->Take();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(std::get<CallEnd>(outputs[0]).status));
 }
 
 TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   AddWorker();
-  const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/20'000, &ample_);
+  const std::shared_ptr<RunningCall> call =
+      Make(1, /*on_output=*/nullptr, /*max_tokens=*/20'000, &ample_);
   call->Start();
   Flush();
   const std::vector<TokenLogprob> top(kMostTop);
   const auto event_bytes =
-      static_cast<int64_t>(sizeof(GenerationNews) + top.size() * sizeof(TokenLogprob));
-  const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
+      static_cast<int64_t>(sizeof(CallOutput) + top.size() * sizeof(TokenLogprob));
+  const auto most = static_cast<int32_t>(RunningCall::kMaxPendingBytes / event_bytes);
   ASSERT_LT(most, 19'900);
   for (int32_t i = 0; i < most - 50; ++i) {
     TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
@@ -243,14 +243,14 @@ TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
 
 TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
   AddWorker();
-  const std::shared_ptr<Generation> call =
-      Make(1, /*on_news=*/nullptr, /*max_tokens=*/20'000, &ample_);
+  const std::shared_ptr<RunningCall> call =
+      Make(1, /*on_output=*/nullptr, /*max_tokens=*/20'000, &ample_);
   call->Start();
   Flush();
   const std::vector<TokenLogprob> top(kMostTop);
   const auto event_bytes =
-      static_cast<int64_t>(sizeof(GenerationNews) + top.size() * sizeof(TokenLogprob));
-  const auto most = static_cast<int32_t>(Generation::kMaxPendingBytes / event_bytes);
+      static_cast<int64_t>(sizeof(CallOutput) + top.size() * sizeof(TokenLogprob));
+  const auto most = static_cast<int32_t>(RunningCall::kMaxPendingBytes / event_bytes);
   for (int32_t i = 0; i < most + 50; ++i) {
     TokenEvent event = std::get<TokenEvent>(Token(0, 3 + i, FinishReason::kNone));
     event.token.top = top;
@@ -262,7 +262,7 @@ TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
 }
 
 TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
-  const std::shared_ptr<Generation> call = Running();
+  const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
   constexpr int64_t kIncluded = int64_t{64} << 10;
@@ -283,7 +283,7 @@ TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
 }
 
 TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
-  const std::shared_ptr<Generation> call = Running();
+  const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
   call->KeepAnswer(kBudgetBytes);
@@ -296,7 +296,7 @@ TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
 
 TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {
   AddWorker();
-  const std::shared_ptr<Generation> call = Make(2);
+  const std::shared_ptr<RunningCall> call = Make(2);
   call->Start();
   Flush();
   EXPECT_EQ(core_->View().requests_in_flight, 2);
@@ -309,7 +309,7 @@ TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {
 
 TEST_F(GenerationTest, UsageIsOfAllPrompts) {
   AddWorker();
-  const std::shared_ptr<Generation> call = Make(2);
+  const std::shared_ptr<RunningCall> call = Make(2);
   call->Start();
   Flush();
   for (const size_t i : {0, 1}) {
@@ -319,8 +319,8 @@ TEST_F(GenerationTest, UsageIsOfAllPrompts) {
                      .prompt_logprobs = {}},
          Token(i, 3, FinishReason::kLength)});
   }
-  const std::vector<GenerationNews> news = call->Take();
-  const auto& end = std::get<EndNews>(news.back());
+  const std::vector<CallOutput> outputs = call->Take();
+  const auto& end = std::get<CallEnd>(outputs.back());
   EXPECT_EQ(end.usage.prompt_tokens, 6);
   EXPECT_EQ(end.usage.completion_tokens, 2);
   EXPECT_EQ(end.usage.cached_tokens, 3);
@@ -330,7 +330,7 @@ TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) 
   AddWorker();
   auto front_end = std::make_shared<int>();
   const std::weak_ptr<int> watched = front_end;
-  const std::shared_ptr<Generation> call = Make(1, [front_end = std::move(front_end)] {});
+  const std::shared_ptr<RunningCall> call = Make(1, [front_end = std::move(front_end)] {});
   call->Start();
   Flush();
   EXPECT_FALSE(watched.expired());
@@ -341,8 +341,8 @@ TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) 
 }
 
 TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
-  std::shared_ptr<Generation> call = Make(2);
-  const std::weak_ptr<Generation> watched = call;
+  std::shared_ptr<RunningCall> call = Make(2);
+  const std::weak_ptr<RunningCall> watched = call;
   call->Start();
   call->Cancel(absl::CancelledError("aborted"));
   Flush();
@@ -351,7 +351,7 @@ TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
 }
 
 TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
-  const std::shared_ptr<Generation> call = Make(3);
+  const std::shared_ptr<RunningCall> call = Make(3);
   call->Cancel(absl::CancelledError("aborted"));
   call->Start();
   Flush();
@@ -362,7 +362,7 @@ TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
 // However many prompts it has: others need the queue, too.
 TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
   StandStill(/*max_queued_commands=*/3);
-  const std::shared_ptr<Generation> call = Make(100), next = Make(1), refused = Make(2);
+  const std::shared_ptr<RunningCall> call = Make(100), next = Make(1), refused = Make(2);
   call->Start();
   call->Cancel(absl::CancelledError("aborted"));
   call->Detach();
@@ -376,7 +376,7 @@ TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
 }
 
 TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
-  const std::shared_ptr<Generation> call = Running();
+  const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone), Token(0, 4, FinishReason::kLength)});
   double whole = 0, parts = 0;
   int num_parts = 0;
@@ -395,12 +395,12 @@ TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
 }
 
 TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
-  const std::shared_ptr<Generation> call = Running();
+  const std::shared_ptr<RunningCall> call = Running();
   testing::internal::CaptureStderr();
   Say({EndedEvent{.attempt = session_->submits.at(0).attempt,
                   .status = absl::InternalError("a bug")}});
   call->Cancel(absl::CancelledError("aborted"));
-  const std::shared_ptr<Generation> other = Make(1);
+  const std::shared_ptr<RunningCall> other = Make(1);
   other->Start();
   other->Cancel(absl::CancelledError("a client's doing is no failure"));
   Flush();
@@ -411,11 +411,11 @@ TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
 }
 
 TEST_F(GenerationTest, ARouterThatEndsSaysSo) {
-  const std::shared_ptr<Generation> running = Make(1);
+  const std::shared_ptr<RunningCall> running = Make(1);
   running->Start();
   core_->Stop();
   EXPECT_TRUE(absl::IsUnavailable(EndOf(running.get())));
-  const std::shared_ptr<Generation> late = Make(1);
+  const std::shared_ptr<RunningCall> late = Make(1);
   late->Start();
   EXPECT_TRUE(absl::IsUnavailable(EndOf(late.get())));
 }

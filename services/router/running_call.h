@@ -7,8 +7,8 @@
 // kMaxPendingBytes, or without room in the budget, the call is cancelled and what waited is
 // dropped.
 
-#ifndef TANDEM_SERVICES_ROUTER_GENERATION_H_
-#define TANDEM_SERVICES_ROUTER_GENERATION_H_
+#ifndef TANDEM_SERVICES_ROUTER_RUNNING_CALL_H_
+#define TANDEM_SERVICES_ROUTER_RUNNING_CALL_H_
 
 #include <atomic>
 #include <cstdint>
@@ -37,7 +37,7 @@ inline constexpr int64_t kQueuedChoiceBytes = 512;
 inline constexpr int64_t kQueuedBiasBytes = sizeof(TokenBias);
 
 // Once per prompt, before its first token.
-struct PromptNews {
+struct PromptOutput {
   int prompt = 0;
   int32_t cached_tokens = 0;
   std::vector<SampledToken> prompt_logprobs;
@@ -45,7 +45,7 @@ struct PromptNews {
 };
 
 // One token of one choice, or what is left of its text.
-struct TokenNews {
+struct ChoiceOutput {
   int choice = 0;  // Over all prompts.
   bool has_token = false;
   SampledToken token;
@@ -64,44 +64,45 @@ struct Usage {
 };
 
 // Last event: all choices have finished, or the call failed.
-struct EndNews {
+struct CallEnd {
   absl::Status status;
   Usage usage;
 };
 
-using GenerationNews = std::variant<PromptNews, TokenNews, EndNews>;
+using CallOutput = std::variant<PromptOutput, ChoiceOutput, CallEnd>;
 
-class Generation : public std::enable_shared_from_this<Generation> {
+class RunningCall : public std::enable_shared_from_this<RunningCall> {
  public:
   static constexpr int64_t kMaxPendingBytes = int64_t{8} << 20;
 
-  // `on_news` is called whenever Take() has something new after it had nothing: on the router's
+  // `on_output` is called whenever Take() has something new after it had nothing: on the router's
   // thread, or on that of Start, Cancel or Abort; it must not block. Not called again after
   // Detach(). The pointers outlive this. `client` is whom the budget is to name for what waits,
   // `label` the client's id, for logs; `arrived_us` is when the call came, by `clock`.
-  Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
-             std::string client, std::string label, int64_t arrived_us,
-             std::function<void()> on_news);
-  ~Generation();
+  RunningCall(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock,
+              std::string client, std::string label, int64_t arrived_us,
+              std::function<void()> on_output);
+  ~RunningCall();
 
-  // One request of the call; before any starts, by the thread that makes the call. `facts.sink` is
+  // One request of the call; before any starts, by the thread that makes the call. `asked.sink` is
   // set here. `eos_token_ids` are those of the stop tokens that are the model's own.
   // ResourceExhausted, with the numbers, if there is no room: then it is not started.
-  absl::Status AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) EXCLUDES(mu_);
+  absl::Status AddPrompt(ClientRequest asked, std::vector<int32_t> eos_token_ids) EXCLUDES(mu_);
   // Hands all prompts to the router's thread.
   void Start();
 
   // ---- Any thread ----
 
   // The oldest, at most so many.
-  std::vector<GenerationNews> Take(size_t most = SIZE_MAX) EXCLUDES(mu_);
-  // What the front end keeps of the news it took for an answer that is made whole, and what writing
-  // it will take; 0 once it is written. Charged beyond 64 KiB: an answer that finds no room ends
-  // the call with ResourceExhausted and the numbers, as one does that has to give way to others.
+  std::vector<CallOutput> Take(size_t most = SIZE_MAX) EXCLUDES(mu_);
+  // What the front end keeps of the outputs it took for an answer that is not streamed, and what
+  // writing it will take; 0 once it is written. Charged beyond 64 KiB: an answer that finds no room
+  // ends the call with ResourceExhausted and the numbers, as one does that has to give way to
+  // others.
   void KeepAnswer(int64_t bytes) EXCLUDES(mu_);
-  // Ends it: requests that still run are cancelled, and EndNews comes with `why` if none has come.
+  // Ends it: requests that still run are cancelled, and CallEnd comes with `why` if none has come.
   void Cancel(const absl::Status& why) EXCLUDES(mu_);
-  // The front end is gone: no more on_news; running requests are cancelled.
+  // The front end is gone: no more on_output; running requests are cancelled.
   void Detach() EXCLUDES(mu_);
 
   // It was cancelled because too much waited.
@@ -112,11 +113,11 @@ class Generation : public std::enable_shared_from_this<Generation> {
  private:
   class PromptSink;
 
-  void Deliver(GenerationNews news) EXCLUDES(mu_);
+  void Deliver(CallOutput output) EXCLUDES(mu_);
   void OnPromptEnded(const absl::Status& status, const RequestReport& report) EXCLUDES(mu_);
   void OnPromptUnqueued(int64_t bytes) EXCLUDES(mu_);
   void OnCut();
-  bool MayWait(const GenerationNews& news) REQUIRES(mu_);
+  bool MayWait(const CallOutput& output) REQUIRES(mu_);
   void Forget() REQUIRES(mu_);
   void CancelRequests();  // Once, and not before all of them have started.
 
@@ -131,18 +132,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
   MemoryBudget::Holding waiting_ GUARDED_BY(mu_);  // For pending_.
   int64_t pending_bytes_ GUARDED_BY(mu_) = 0;
   int64_t charged_bytes_ GUARDED_BY(mu_) = 0;  // In waiting_.
-  std::function<void()> on_news_ GUARDED_BY(mu_);
-  std::deque<GenerationNews> pending_ GUARDED_BY(mu_);
+  std::function<void()> on_output_ GUARDED_BY(mu_);
+  std::deque<CallOutput> pending_ GUARDED_BY(mu_);
   int num_running_ GUARDED_BY(mu_) = 0;
-  bool ended_ GUARDED_BY(mu_) = false;  // EndNews was delivered.
+  bool ended_ GUARDED_BY(mu_) = false;  // CallEnd was delivered.
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
   std::atomic<bool> started_{false}, cut_{false}, cancel_{false}, cancelled_{false};
-  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;   // Of prompts that have no token yet.
+  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;   // For prompts that have no token yet.
   int64_t answer_bytes_ GUARDED_BY(mu_) = 0;   // As charged.
   MemoryBudget::Holding own_ GUARDED_BY(mu_);  // Both. Goes first: nothing is cut any more.
 };
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_GENERATION_H_
+#endif  // TANDEM_SERVICES_ROUTER_RUNNING_CALL_H_

@@ -1,4 +1,4 @@
-#include "services/router/generator.h"
+#include "services/router/call_starter.h"
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<T>> OrNull(absl::StatusOr<std::unique_ptr<T>> loa
   return loaded;
 }
 
-// Of RunCharged: what encoding a long text at once takes.
+// What encoding a long text at once takes; who takes as much runs one at a time.
 constexpr int64_t kLargeBytes = static_cast<int64_t>(kLongTextBytes) * Tokenizer::kEncodingFactor;
 // What a template's engine takes for a value of the messages: at most 330 were measured, for lists
 // in lists.
@@ -48,9 +48,9 @@ absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model) {
   return text;
 }
 
-Generator::Generator(const GeneratorOptions& options, const ModelInfo* model, const ModelText* text,
-                     RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
-                     const Clock* clock)
+CallStarter::CallStarter(const CallStarterOptions& options, const ModelInfo* model,
+                         const ModelText* text, RouterCore* core, RouterMetrics* metrics,
+                         MemoryBudget* budget, const Clock* clock)
     : options_(options),
       model_(model),
       text_(text),
@@ -60,13 +60,13 @@ Generator::Generator(const GeneratorOptions& options, const ModelInfo* model, co
       clock_(clock),
       next_seed_(options.seed) {}
 
-int64_t Generator::max_model_tokens() const {
+int64_t CallStarter::max_model_tokens() const {
   const int64_t of_workers = core_->max_model_tokens();
   return of_workers > 0 ? of_workers : model_->max_model_tokens;
 }
 
-absl::Status Generator::RunCharged(const std::string& client, const std::string& what,
-                                   int64_t bytes, const std::function<absl::Status()>& work) {
+absl::Status CallStarter::RunCharged(const std::string& client, const std::string& what,
+                                     int64_t bytes, const std::function<absl::Status()>& work) {
   if (bytes > budget_->limit_bytes() / 4) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s would take %d bytes of memory, at most %d may be used, a quarter of "
@@ -82,10 +82,10 @@ absl::Status Generator::RunCharged(const std::string& client, const std::string&
   return run();
 }
 
-absl::StatusOr<std::vector<int32_t>> Generator::EncodeText(std::string_view text,
-                                                           bool add_special_tokens,
-                                                           std::string_view field,
-                                                           const std::string& client) {
+absl::StatusOr<std::vector<int32_t>> CallStarter::EncodeText(std::string_view text,
+                                                             bool add_special_tokens,
+                                                             std::string_view field,
+                                                             const std::string& client) {
   const int64_t context = max_model_tokens();
   const auto most = static_cast<size_t>(std::max<int64_t>(context - 1, 0));
   const auto refused = [&](const absl::Status& status) {
@@ -111,8 +111,8 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeText(std::string_view text
   return ids;
 }
 
-absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const GenerateRequest& request,
-                                                                   const std::string& client) {
+absl::StatusOr<std::vector<int32_t>> CallStarter::EncodeConversation(const GenerateRequest& request,
+                                                                     const std::string& client) {
   if (text_->chat_template == nullptr) {
     return InvalidField(request.names.prompt, "the model has no chat template");
   }
@@ -135,8 +135,8 @@ absl::StatusOr<std::vector<int32_t>> Generator::EncodeConversation(const Generat
   return EncodeText(text, request.add_special_tokens.value_or(false), request.names.prompt, client);
 }
 
-absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(const GenerateRequest& request,
-                                                                    const std::string& client) {
+absl::StatusOr<std::vector<std::vector<int32_t>>> CallStarter::Encode(
+    const GenerateRequest& request, const std::string& client) {
   std::vector<std::vector<int32_t>> encoded;
   if (!request.messages_json.empty()) {
     TANDEM_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EncodeConversation(request, client));
@@ -161,8 +161,8 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> Generator::Encode(const Genera
   return encoded;
 }
 
-absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateRequest& request,
-                                                             Call call) {
+absl::StatusOr<std::shared_ptr<RunningCall>> CallStarter::Begin(const GenerateRequest& request,
+                                                                Call call) {
   if (call.label.size() > kMaxRequestIdBytes) {
     return InvalidField("request_id", absl::StrCat("has ", call.label.size(),
                                                    " bytes, want at most ", kMaxRequestIdBytes));
@@ -174,9 +174,9 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   }
   TANDEM_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> prompts, Encode(request, call.client));
 
-  auto generation =
-      std::make_shared<Generation>(core_, metrics_, budget_, clock_, call.client, call.label,
-                                   call.arrived_us, std::move(call.on_news));
+  auto running =
+      std::make_shared<RunningCall>(core_, metrics_, budget_, clock_, call.client, call.label,
+                                    call.arrived_us, std::move(call.on_output));
   const int64_t spent_us = clock_->NowUs() - call.arrived_us;
   if (call.time_left_us > 0 && spent_us >= call.time_left_us) {
     return absl::DeadlineExceededError("the deadline passed before the request could start");
@@ -185,54 +185,54 @@ absl::StatusOr<std::shared_ptr<Generation>> Generator::Begin(const GenerateReque
   int64_t prompt_tokens = 0, max_tokens = 0;
   for (std::vector<int32_t>& ids : prompts) {
     const uint64_t drawn = Mix64(next_seed_.fetch_add(0x9E3779B97F4A7C15u));
-    RequestFacts facts;
-    facts.client = call.client;
+    ClientRequest asked;
+    asked.client = call.client;
     TANDEM_ASSIGN_OR_RETURN(const SamplingParams sampling,
                             MakeSamplingParams(request, *model_, static_cast<int64_t>(ids.size()),
                                                max_model_tokens(), drawn));
     prompt_tokens += static_cast<int64_t>(ids.size());
     max_tokens += sampling.max_tokens;
-    facts.open_ended = !request.max_tokens.has_value();
-    facts.stop_strings = request.stop;
-    facts.make_detokenizer =
+    asked.open_ended = !request.max_tokens.has_value();
+    asked.stop_strings = request.stop;
+    asked.make_detokenizer =
         MakeDetokenizerFactory(text_->tokenizer.get(), ids, request.skip_special_tokens);
-    facts.spec = SpecOfPrompt(std::move(ids), static_cast<int32_t>(request.n));
-    facts.spec.sampling = sampling;
-    facts.spec.hash_root = hash_root;
-    facts.model = model_->served_name;
-    facts.spec.time_left_us =
+    asked.spec = SpecOfPrompt(std::move(ids), static_cast<int32_t>(request.n));
+    asked.spec.sampling = sampling;
+    asked.spec.hash_root = hash_root;
+    asked.model = model_->served_name;
+    asked.spec.time_left_us =
         call.time_left_us > 0 ? std::min(call.time_left_us - spent_us, kMaxDeadlineUs) : 0;
-    TANDEM_RETURN_IF_ERROR(generation->AddPrompt(
-        std::move(facts),
+    TANDEM_RETURN_IF_ERROR(running->AddPrompt(
+        std::move(asked),
         request.ignore_eos ? std::vector<int32_t>() : model_->generation.eos_token_ids));
   }
   TANDEM_RETURN_IF_ERROR(
       CheckAnswerSize(request, prompt_tokens, max_tokens, budget_->limit_bytes()));
-  if (!call.label.empty()) Remember({call.client, call.label}, generation);
-  generation->Start();
-  return generation;
+  if (!call.label.empty()) Remember({call.client, call.label}, running);
+  running->Start();
+  return running;
 }
 
-void Generator::Remember(Labels labels, const std::shared_ptr<Generation>& generation) {
+void CallStarter::Remember(Labels labels, const std::shared_ptr<RunningCall>& running) {
   MutexLock lock(&mu_);
   if (labelled_.size() >= next_sweep_) {
     std::erase_if(labelled_, [](const auto& entry) { return entry.second.expired(); });
     next_sweep_ = 2 * labelled_.size() + 64;
   }
-  labelled_.emplace(std::move(labels), generation);
+  labelled_.emplace(std::move(labels), running);
 }
 
-void Generator::Abort(const std::string& client, const std::string& label) {
-  std::vector<std::shared_ptr<Generation>> found;
+void CallStarter::Abort(const std::string& client, const std::string& label) {
+  std::vector<std::shared_ptr<RunningCall>> found;
   {
     MutexLock lock(&mu_);
     const auto [begin, end] = labelled_.equal_range({client, label});
     for (auto it = begin; it != end; ++it) {
-      if (auto generation = it->second.lock()) found.push_back(std::move(generation));
+      if (auto running = it->second.lock()) found.push_back(std::move(running));
     }
     labelled_.erase(begin, end);
   }
-  for (const auto& generation : found) generation->Cancel(absl::CancelledError("aborted"));
+  for (const auto& running : found) running->Cancel(absl::CancelledError("aborted"));
 }
 
 }  // namespace tandem

@@ -1,8 +1,8 @@
-// From a GenerateRequest to a running Generation: checks it, renders the template, tokenizes once,
+// From a GenerateRequest to a RunningCall: checks it, renders the template, tokenizes once,
 // settles the sampling parameters and starts one request per prompt.
 
-#ifndef TANDEM_SERVICES_ROUTER_GENERATOR_H_
-#define TANDEM_SERVICES_ROUTER_GENERATOR_H_
+#ifndef TANDEM_SERVICES_ROUTER_CALL_STARTER_H_
+#define TANDEM_SERVICES_ROUTER_CALL_STARTER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -17,9 +17,9 @@
 #include "runtime/text/chat_template.h"
 #include "runtime/text/tokenizer.h"
 #include "services/router/generate_request.h"
-#include "services/router/generation.h"
 #include "services/router/model_info.h"
 #include "services/router/router_core.h"
+#include "services/router/running_call.h"
 
 namespace tandem {
 
@@ -32,16 +32,16 @@ struct ModelText {
 // Missing files are not errors; broken ones are.
 absl::StatusOr<ModelText> LoadModelText(const ModelInfo& model);
 
-struct GeneratorOptions {
+struct CallStarterOptions {
   bool isolate_cache = false;  // Every request must have a cache_salt.
-  uint64_t seed = 0;           // Of the seeds that are drawn for requests without one.
+  uint64_t seed = 0;           // Decides the seeds drawn for requests without one.
 };
 
-class Generator {
+class CallStarter {
  public:
   // Borrows everything that is pointed to.
-  Generator(const GeneratorOptions& options, const ModelInfo* model, const ModelText* text,
-            RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock);
+  CallStarter(const CallStarterOptions& options, const ModelInfo* model, const ModelText* text,
+              RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget, const Clock* clock);
 
   // A client's call, not yet started.
   struct Call {
@@ -49,12 +49,12 @@ class Generator {
     std::string label;   // The client's id, for Abort.
     int64_t arrived_us = 0;
     int64_t time_left_us = 0;  // Until its deadline; 0: the owner's default.
-    std::function<void()> on_news;
+    std::function<void()> on_output;
   };
 
-  // Any thread but the router's and those of I/O: takes as long as tokenizing does. The Generation
+  // Any thread but the router's and those of I/O: takes as long as tokenizing does. The call
   // is running when this returns. Errors name their field.
-  absl::StatusOr<std::shared_ptr<Generation>> Begin(const GenerateRequest& request, Call call);
+  absl::StatusOr<std::shared_ptr<RunningCall>> Begin(const GenerateRequest& request, Call call);
 
   // Runs `work`, called `what` in errors, which takes `bytes` of memory for as long as it runs, and
   // charges them to `client`; of large ones, one at a time. InvalidArgument if they are more than
@@ -86,9 +86,9 @@ class Generator {
                                                   std::string_view field, const std::string& client)
       EXCLUDES(large_);
   using Labels = std::pair<std::string, std::string>;  // A client, and what it calls a call.
-  void Remember(Labels labels, const std::shared_ptr<Generation>& generation) EXCLUDES(mu_);
+  void Remember(Labels labels, const std::shared_ptr<RunningCall>& running) EXCLUDES(mu_);
 
-  const GeneratorOptions options_;
+  const CallStarterOptions options_;
   const ModelInfo* const model_;
   const ModelText* const text_;
   RouterCore* const core_;
@@ -97,12 +97,12 @@ class Generator {
   const Clock* const clock_;
   std::atomic<uint64_t> next_seed_;
 
-  Mutex large_;  // Of RunCharged.
+  Mutex large_;  // Held by the one large piece of work that runs.
   Mutex mu_;
-  std::multimap<Labels, std::weak_ptr<Generation>> labelled_ GUARDED_BY(mu_);
+  std::multimap<Labels, std::weak_ptr<RunningCall>> labelled_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.
 };
 
 }  // namespace tandem
 
-#endif  // TANDEM_SERVICES_ROUTER_GENERATOR_H_
+#endif  // TANDEM_SERVICES_ROUTER_CALL_STARTER_H_

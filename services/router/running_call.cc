@@ -1,4 +1,4 @@
-#include "services/router/generation.h"
+#include "services/router/running_call.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,22 +24,22 @@ int64_t BytesOf(const std::vector<SampledToken>& tokens) {
   return bytes;
 }
 
-int64_t BytesOf(const GenerationNews& news) {
-  int64_t bytes = sizeof(news);
-  if (const auto* token = std::get_if<TokenNews>(&news)) {
+int64_t BytesOf(const CallOutput& output) {
+  int64_t bytes = sizeof(output);
+  if (const auto* token = std::get_if<ChoiceOutput>(&output)) {
     bytes += static_cast<int64_t>(token->text.size() + token->stop_string.size() +
                                   token->token.top.size() * sizeof(TokenLogprob));
-  } else if (const auto* prompt = std::get_if<PromptNews>(&news)) {
+  } else if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     bytes += BytesOf(prompt->prompt_logprobs);
   }
   return bytes;
 }
 
-int64_t QueuedBytes(const RequestFacts& facts) {
-  int64_t bytes = std::ssize(facts.spec.token_ids) * kQueuedTokenBytes +
-                  std::ssize(facts.spec.choices) * kQueuedChoiceBytes +
-                  std::ssize(facts.spec.sampling.logit_bias) * kQueuedBiasBytes;
-  for (const std::string& stop : facts.stop_strings) {
+int64_t QueuedBytes(const ClientRequest& asked) {
+  int64_t bytes = std::ssize(asked.spec.token_ids) * kQueuedTokenBytes +
+                  std::ssize(asked.spec.choices) * kQueuedChoiceBytes +
+                  std::ssize(asked.spec.sampling.logit_bias) * kQueuedBiasBytes;
+  for (const std::string& stop : asked.stop_strings) {
     bytes += static_cast<int64_t>(sizeof(stop) + stop.size());
   }
   return bytes;
@@ -48,27 +48,27 @@ int64_t QueuedBytes(const RequestFacts& facts) {
 }  // namespace
 
 // Results of one prompt. The core keeps it until its end, and until then it keeps the call.
-class Generation::PromptSink final : public RequestSink {
+class RunningCall::PromptSink final : public RequestSink {
  public:
-  PromptSink(Generation* call, int prompt, RequestFacts facts, std::vector<int32_t> eos_token_ids)
+  PromptSink(RunningCall* call, int prompt, ClientRequest asked, std::vector<int32_t> eos_token_ids)
       : handle(call->core_->NewHandle()),
-        token_ids(facts.spec.token_ids),
+        token_ids(asked.spec.token_ids),
         metrics_(call->metrics_),
         clock_(call->clock_),
         arrived_us_(call->arrived_us_),
         prompt_(prompt),
-        first_choice_(prompt * static_cast<int>(facts.spec.choices.size())),
-        stop_token_ids_(facts.spec.sampling.stop_token_ids),
+        first_choice_(prompt * static_cast<int>(asked.spec.choices.size())),
+        stop_token_ids_(asked.spec.sampling.stop_token_ids),
         eos_token_ids_(std::move(eos_token_ids)),
-        last_token_us_(facts.spec.choices.size(), 0),
-        queued_bytes_(QueuedBytes(facts)) {
-    facts_ = std::move(facts);
-    facts_.sink = this;
+        last_token_us_(asked.spec.choices.size(), 0),
+        queued_bytes_(QueuedBytes(asked)) {
+    asked_ = std::move(asked);
+    asked_.sink = this;
   }
 
-  RequestFacts TakeFacts(std::shared_ptr<Generation> call) {
+  ClientRequest TakeRequest(std::shared_ptr<RunningCall> call) {
     call_ = std::move(call);
-    return std::move(facts_);
+    return std::move(asked_);
   }
 
   void OnPrompt(const PromptReport& prompt) override {
@@ -77,24 +77,24 @@ class Generation::PromptSink final : public RequestSink {
     accepted_us_ = prompt.arrived_us;
     metrics_->cached_prompt_tokens.Increment(prompt.cached_tokens);
     metrics_->prompt_tokens.Increment(static_cast<double>(token_ids.size()));
-    PromptNews news{.prompt = prompt_,
-                    .cached_tokens = prompt.cached_tokens,
-                    .numerics_id = std::string(prompt.numerics_id)};
-    news.prompt_logprobs.assign(prompt.prompt_logprobs.begin(), prompt.prompt_logprobs.end());
-    call_->Deliver(std::move(news));
+    PromptOutput output{.prompt = prompt_,
+                        .cached_tokens = prompt.cached_tokens,
+                        .numerics_id = std::string(prompt.numerics_id)};
+    output.prompt_logprobs.assign(prompt.prompt_logprobs.begin(), prompt.prompt_logprobs.end());
+    call_->Deliver(std::move(output));
   }
 
   void OnDelta(const Delta& delta) override {
-    TokenNews news{.choice = first_choice_ + delta.choice,
-                   .text = std::string(delta.text),
-                   .finish = delta.finish};
+    ChoiceOutput output{.choice = first_choice_ + delta.choice,
+                        .text = std::string(delta.text),
+                        .finish = delta.finish};
     if (delta.token != nullptr) {
-      news.has_token = true;
-      news.token = *delta.token;
+      output.has_token = true;
+      output.token = *delta.token;
       CountToken(delta.choice);
     }
-    if (delta.finish == FinishReason::kStop) NameStop(delta, &news);
-    call_->Deliver(std::move(news));
+    if (delta.finish == FinishReason::kStop) NameStop(delta, &output);
+    call_->Deliver(std::move(output));
   }
 
   void OnDone(const RequestReport& report) override {
@@ -103,13 +103,13 @@ class Generation::PromptSink final : public RequestSink {
     metrics_->generated_tokens_a_request.Observe(report.completion_tokens);
     Unqueue();
     // Moved: the call owns this, so that what this kept of it would keep both for ever.
-    const std::shared_ptr<Generation> call = std::move(call_);
+    const std::shared_ptr<RunningCall> call = std::move(call_);
     call->OnPromptEnded(absl::OkStatus(), report);
   }
 
   void OnError(const absl::Status& status, const RequestReport& report) override {
     Unqueue();
-    const std::shared_ptr<Generation> call = std::move(call_);
+    const std::shared_ptr<RunningCall> call = std::move(call_);
     call->OnPromptEnded(status, report);
   }
 
@@ -138,17 +138,17 @@ class Generation::PromptSink final : public RequestSink {
     metrics_->generated_tokens.Increment();
   }
 
-  void NameStop(const Delta& delta, TokenNews* news) const {
+  void NameStop(const Delta& delta, ChoiceOutput* output) const {
     const auto has = [](const std::vector<int32_t>& ids, int32_t id) {
       return std::find(ids.begin(), ids.end(), id) != ids.end();
     };
     if (!delta.stop_string.empty()) {
-      news->stop_string = std::string(delta.stop_string);
+      output->stop_string = std::string(delta.stop_string);
     } else if (delta.token != nullptr && has(eos_token_ids_, delta.token->token)) {
-      news->stopped_by_eos = true;
-      news->stop_token = delta.token->token;
+      output->stopped_by_eos = true;
+      output->stop_token = delta.token->token;
     } else if (delta.token != nullptr && has(stop_token_ids_, delta.token->token)) {
-      news->stop_token = delta.token->token;
+      output->stop_token = delta.token->token;
     }
   }
 
@@ -163,50 +163,50 @@ class Generation::PromptSink final : public RequestSink {
   int64_t queued_bytes_;                // Charged until its first token.
   bool has_first_token_ = false;
   int64_t accepted_us_ = 0, submitted_us_ = 0;  // By the owner, to a worker; from OnPrompt on.
-  RequestFacts facts_;                          // Until TakeFacts.
-  std::shared_ptr<Generation> call_;            // From TakeFacts to the end.
+  ClientRequest asked_;                         // Until TakeRequest.
+  std::shared_ptr<RunningCall> call_;           // From TakeRequest to the end.
 };
 
-Generation::Generation(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
-                       const Clock* clock, std::string client, std::string label,
-                       int64_t arrived_us, std::function<void()> on_news)
+RunningCall::RunningCall(RouterCore* core, RouterMetrics* metrics, MemoryBudget* budget,
+                         const Clock* clock, std::string client, std::string label,
+                         int64_t arrived_us, std::function<void()> on_output)
     : core_(core),
       metrics_(metrics),
       clock_(clock),
       label_(std::move(label)),
       arrived_us_(arrived_us),
       waiting_(budget, client),
-      on_news_(std::move(on_news)),
+      on_output_(std::move(on_output)),
       own_(budget, std::move(client), [this] { OnCut(); }) {}
 
-Generation::~Generation() = default;
+RunningCall::~RunningCall() = default;
 
-absl::Status Generation::AddPrompt(RequestFacts facts, std::vector<int32_t> eos_token_ids) {
+absl::Status RunningCall::AddPrompt(ClientRequest asked, std::vector<int32_t> eos_token_ids) {
   {
     MutexLock lock(&mu_);
-    queued_bytes_ += QueuedBytes(facts);
+    queued_bytes_ += QueuedBytes(asked);
     TANDEM_RETURN_IF_ERROR(own_.Set(queued_bytes_));
   }
   prompts_.push_back(std::make_shared<PromptSink>(this, static_cast<int>(prompts_.size()),
-                                                  std::move(facts), std::move(eos_token_ids)));
+                                                  std::move(asked), std::move(eos_token_ids)));
   return absl::OkStatus();
 }
 
-void Generation::OnPromptUnqueued(int64_t bytes) {
+void RunningCall::OnPromptUnqueued(int64_t bytes) {
   if (bytes == 0) return;
   MutexLock lock(&mu_);
   queued_bytes_ -= bytes;
-  // Of what was cut, something is held until all of it is gone.
+  // A call that was cut still holds something until all of it is gone: it cannot fail then.
   static_cast<void>(own_.Set(queued_bytes_ + answer_bytes_));
 }
 
 // Under the budget's lock, on any thread.
-void Generation::OnCut() {
+void RunningCall::OnCut() {
   cut_ = true;
   CancelRequests();
 }
 
-void Generation::Start() {
+void RunningCall::Start() {
   TANDEM_CHECK(!prompts_.empty());
   {
     MutexLock lock(&mu_);
@@ -214,30 +214,30 @@ void Generation::Start() {
   }
   std::vector<RouterCore::NewRequest> requests;
   for (const std::shared_ptr<PromptSink>& prompt : prompts_) {
-    requests.push_back({prompt->handle, prompt->TakeFacts(shared_from_this()), prompt});
+    requests.push_back({prompt->handle, prompt->TakeRequest(shared_from_this()), prompt});
   }
   core_->StartRequests(label_, std::move(requests));
   started_ = true;
   if (cancel_) CancelRequests();
 }
 
-const std::vector<int32_t>& Generation::prompt_token_ids(int prompt) const {
+const std::vector<int32_t>& RunningCall::prompt_token_ids(int prompt) const {
   return prompts_[prompt]->token_ids;
 }
 
-std::vector<GenerationNews> Generation::Take(size_t most) {
+std::vector<CallOutput> RunningCall::Take(size_t most) {
   MutexLock lock(&mu_);
-  std::vector<GenerationNews> news;
-  while (!pending_.empty() && news.size() < most) {
+  std::vector<CallOutput> outputs;
+  while (!pending_.empty() && outputs.size() < most) {
     pending_bytes_ -= BytesOf(pending_.front());
-    news.push_back(std::move(pending_.front()));
+    outputs.push_back(std::move(pending_.front()));
     pending_.pop_front();
   }
   if (pending_.empty()) Forget();
-  return news;
+  return outputs;
 }
 
-void Generation::KeepAnswer(int64_t bytes) {
+void RunningCall::KeepAnswer(int64_t bytes) {
   const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
   absl::Status status;
   {
@@ -253,54 +253,54 @@ void Generation::KeepAnswer(int64_t bytes) {
       bytes, status.message())));
 }
 
-bool Generation::overflowed() const {
+bool RunningCall::overflowed() const {
   MutexLock lock(&mu_);
   return overflowed_;
 }
 
 // Nothing waits here any more.
-void Generation::Forget() {
-  std::deque<GenerationNews>().swap(pending_);
+void RunningCall::Forget() {
+  std::deque<CallOutput>().swap(pending_);
   pending_bytes_ = charged_bytes_ = 0;
   static_cast<void>(waiting_.Set(0));
 }
 
 // What waits decides, not what comes: one event may be as large as a prompt.
-bool Generation::MayWait(const GenerationNews& news) {
-  if (std::holds_alternative<EndNews>(news)) return true;
+bool RunningCall::MayWait(const CallOutput& output) {
+  if (std::holds_alternative<CallEnd>(output)) return true;
   if (pending_bytes_ > kMaxPendingBytes) return false;
-  const int64_t bytes = pending_bytes_ + BytesOf(news);
+  const int64_t bytes = pending_bytes_ + BytesOf(output);
   const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
   if (charged > charged_bytes_ && !waiting_.Set(charged).ok()) return false;
   charged_bytes_ = std::max(charged_bytes_, charged);
   return true;
 }
 
-void Generation::Deliver(GenerationNews news) {
-  std::function<void()> on_news;
+void RunningCall::Deliver(CallOutput output) {
+  std::function<void()> on_output;
   bool overflow = false;
   {
     MutexLock lock(&mu_);
     if (ended_) return;
-    if (!MayWait(news)) {
+    if (!MayWait(output)) {
       overflow = !std::exchange(overflowed_, true);
       Forget();  // Nobody hears it.
-    } else if (!overflowed_ || std::holds_alternative<EndNews>(news)) {
-      if (pending_.empty()) on_news = on_news_;
-      ended_ = std::holds_alternative<EndNews>(news);
-      pending_bytes_ += BytesOf(news);
-      pending_.push_back(std::move(news));
+    } else if (!overflowed_ || std::holds_alternative<CallEnd>(output)) {
+      if (pending_.empty()) on_output = on_output_;
+      ended_ = std::holds_alternative<CallEnd>(output);
+      pending_bytes_ += BytesOf(output);
+      pending_.push_back(std::move(output));
     }
   }
   if (overflow) {
     metrics_->slow_readers.Increment();
     Cancel(absl::ResourceExhaustedError("the client did not read: too many events were waiting"));
   }
-  if (on_news) on_news();
+  if (on_output) on_output();
 }
 
-void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& report) {
-  EndNews end;
+void RunningCall::OnPromptEnded(const absl::Status& status, const RequestReport& report) {
+  CallEnd end;
   {
     MutexLock lock(&mu_);
     usage_.prompt_tokens += report.prompt_tokens;
@@ -308,7 +308,7 @@ void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& 
     usage_.cached_tokens += report.cached_tokens;
     --num_running_;
     if (status.ok() && num_running_ > 0) return;
-    end = EndNews{.status = status, .usage = usage_};
+    end = CallEnd{.status = status, .usage = usage_};
     if (!status.ok() && cut_) {
       end.status = absl::ResourceExhaustedError(
           "memory: others needed the room of this request, which waited, or of its answer, which "
@@ -320,15 +320,15 @@ void Generation::OnPromptEnded(const absl::Status& status, const RequestReport& 
   if (!status.ok()) CancelRequests();
 }
 
-void Generation::Cancel(const absl::Status& why) {
-  Deliver(EndNews{.status = why});
+void RunningCall::Cancel(const absl::Status& why) {
+  Deliver(CallEnd{.status = why});
   CancelRequests();
 }
 
-void Generation::Detach() {
+void RunningCall::Detach() {
   {
     MutexLock lock(&mu_);
-    on_news_ = nullptr;
+    on_output_ = nullptr;
     ended_ = true;
     Forget();
   }
@@ -337,7 +337,7 @@ void Generation::Detach() {
 
 // Every prompt that is cancelled says so here again. What comes before they have started, Start
 // does.
-void Generation::CancelRequests() {
+void RunningCall::CancelRequests() {
   cancel_ = true;
   if (!started_ || cancelled_.exchange(true)) return;
   std::vector<RouterCore::Handle> handles;
