@@ -19,7 +19,7 @@
 
 namespace tandem {
 
-inline constexpr char kApiKeyVariable[] = "TANDEM_API_KEY";  // Of clients.
+inline constexpr char kApiKeyVariable[] = "TANDEM_API_KEY";  // A client's key.
 
 class ApiKeys {
  public:
@@ -40,7 +40,7 @@ class ApiKeys {
   const std::string path_;
   mutable Mutex mu_;
   std::vector<std::string> hashes_ GUARDED_BY(mu_);  // In hex.
-  absl::Status first_;                               // Of Open.
+  absl::Status first_;  // What the first look at the file came to; Open returns it.
   FollowedFiles file_;
 };
 

@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMaxDescribedBytes = 256;  // Of the subject, and of the names.
+constexpr size_t kMaxDescribedBytes = 256;  // For the subject, and as many for the names.
 
 using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
 

@@ -58,7 +58,7 @@ absl::StatusOr<EndedLife> Read(const proto::EndedLife& in) {
     case proto::END_CAUSE_MEMORY:
       out.cause = EndCause::kMemory;
       return out;
-    default:  // Of a later build. It may have been what was computed.
+    default:  // A cause that only a later build knows: what was computed may be to blame.
       out.cause = EndCause::kCrash;
       return out;
   }

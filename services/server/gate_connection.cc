@@ -22,7 +22,7 @@ static_assert(kReadOfClientBytes >= SocketStream::kMaxRecordBytes);
 static_assert(kMaxHeaderBlockBytes + 2 * kReadOfClientBytes <= GateShared::kScratchBytes);
 // Then others have their turn.
 constexpr int kReadsInARow = 8;
-// Of what is kept, what every connection is charged for; the rest is charged in such steps.
+// Bytes kept that every connection is charged for anyway; what is beyond is charged in such steps.
 constexpr int64_t kIncludedBytes = int64_t{8} << 10;
 // GOAWAY, after which every stream is still served that the client began before it heard, and a
 // PING whose acknowledgement says that it has. gRPC takes that for one that it does not await, and
@@ -258,7 +258,7 @@ void GateConnection::SetDue(Verdict verdict, bool passed) {
 
 // ---- Calls ----
 
-// Of what stands in the scratch.
+// Judges the pieces that stand in the scratch, as far as they may be passed on.
 GateConnection::Verdict GateConnection::Judge(Flow* flow, size_t* size) {
   while (true) {
     if (GoodbyeIsDue(*flow)) InsertGoodbye(size);

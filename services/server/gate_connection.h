@@ -41,7 +41,7 @@ struct GateShared {
   std::function<void()> on_closed;                     // One was.
   bool closes_idle = false;                            // Http2Gate::CloseIdle.
   ClientTurns<std::shared_ptr<GateConnection>> turns;  // Who waits to pass one header block.
-  char scratch[kScratchBytes] = {};                    // Of whoever reads.
+  char scratch[kScratchBytes] = {};                    // For the connection that is reading.
 };
 
 // A socket that is read and written without waiting.
@@ -146,17 +146,17 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
   Clock::time_point due_ = Clock::time_point::max();        // For the preface or a header block.
   Clock::time_point flush_due_ = Clock::time_point::max();  // For what gRPC sent before it ended.
 
-  std::set<uint32_t> streams_;  // Of calls that are open.
+  std::set<uint32_t> streams_;  // The ids of calls that are open.
   uint32_t last_stream_ = 0;
-  int just_reset_ = 0, reset_before_ = 0;  // Of calls that were reset a moment ago.
+  int just_reset_ = 0, reset_before_ = 0;  // Calls that were reset a moment ago.
   Clock::time_point forget_due_;           // The latter are, at that time.
   bool at_limit_ = false;                  // `up` waits for one of them to end...
   bool queued_ = false;                    // ...or for its turn.
   bool has_turn_ = false;
   bool leaving_ = false;       // The client is to hear it...
   bool goodbye_said_ = false;  // ...and it is on its way.
-  int num_awaited_ = 0;        // Of what was asked of the client.
-  int num_unanswered_ = 0;     // Of what the client has asked.
+  int num_awaited_ = 0;        // Answers that the client owes.
+  int num_unanswered_ = 0;     // Answers that the client is owed.
   bool unheard_ = false;       // `up` waits for an answer.
   bool may_be_cut_ = true;
 };

@@ -21,7 +21,7 @@
 
 namespace tandem {
 
-// Of all connections of a gate. Any thread.
+// Counts the calls that gRPC has not served yet, over all connections of a gate. Any thread.
 class UnservedCalls {
  public:
   // `on_room` is called on any thread, under a lock: it hands over and returns.
@@ -61,12 +61,12 @@ class GatedConnection {
   // Calls `done` once what gRPC has written so far is with the client's kernel socket, where it
   // survives this process, or never will be; perhaps at once. `done` hands over and returns.
   void WhenPassedOn(std::function<void()> done);
-  // Of the gate: how it does that, under a lock. Null: nothing is held back.
+  // The gate says how that is done, under a lock. Null: nothing is held back.
   void SetPassOn(std::function<void(std::function<void()>)> pass_on);
   // A call of it has proven that it comes from the fleet.
   void SetProven();
   bool proven() const { return proven_; }
-  // Of the gate: `proven` is called once it is, on any thread, under a lock: it hands over and
+  // Set by the gate: `proven` is called once it is, on any thread, under a lock: it hands over and
   // returns. Null: not any more.
   void SetOnProven(std::function<void()> proven);
   // Has unserved calls, and nothing has happened to any of its calls since.

@@ -27,7 +27,7 @@ struct GatedServerOptions {
   std::vector<std::string> services;  // Full names, for reflection.
   std::map<std::string, HealthService::Ready> health;
   Admission admission;                 // To reflection; null: for everybody.
-  std::chrono::milliseconds grace{0};  // Of the calls that are open when it stops.
+  std::chrono::milliseconds grace{0};  // For the calls that are open when it stops.
 };
 
 class GatedServer {

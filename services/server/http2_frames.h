@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-// Of HEADERS and its CONTINUATIONs, with what begins each frame. gRPC answers metadata beyond half
-// of it by itself.
+// A header block: HEADERS and its CONTINUATIONs, with what begins each frame. gRPC answers metadata
+// beyond half of it by itself.
 inline constexpr size_t kMaxHeaderBlockBytes = size_t{32} << 10;
 inline constexpr std::string_view kHttp2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -23,8 +23,8 @@ struct Http2Piece {
     kBroken,   // No HTTP/2, or a header block that is too long.
   };
   Kind kind = Kind::kMore;
-  size_t bytes = 0;      // Of the piece.
-  size_t left = 0;       // Of its frame, behind it.
+  size_t bytes = 0;      // The size of the piece.
+  size_t left = 0;       // What is left of its frame behind it.
   uint32_t stream = 0;   // Whose frame begins here; else 0.
   bool ends = false;     // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
   bool asks = false;     // The other end has to answer: PING, SETTINGS...
@@ -53,7 +53,7 @@ class Http2Frames {
 
   const Sender sender_;
   bool greeted_ = false;
-  size_t left_ = 0;  // Of the frame that has begun.
+  size_t left_ = 0;  // What is still to come of the frame that has begun.
   bool in_server_block_ = false;
   size_t in_block_ = 0;  // What whole frames of the header block that comes next hold.
 };

@@ -40,12 +40,12 @@
 
 namespace tandem {
 
-// Of a connection: what gRPC takes for it (16 to 22 KiB were measured), and 8 KiB of what is read
-// and cannot be passed on yet. More of that is charged as it comes.
+// A connection is charged for what gRPC takes (16 to 22 KiB were measured), and 8 KiB of what is
+// read and cannot be passed on yet. More of that is charged as it comes.
 inline constexpr int64_t kGateConnectionBytes = int64_t{32} << 10;
-// Of a connection: the client's and a pair.
+// Descriptors of a connection: the client's and a pair.
 inline constexpr int kGateDescriptors = 3;
-// Of all connections of a server.
+// Calls that gRPC has not served yet, over all connections of a server.
 inline constexpr int kMaxUnservedCalls = 256;
 // PINGs and SETTINGS of a connection. gRPC makes up an answer to each, however little is read.
 inline constexpr int kMaxUnanswered = 64;

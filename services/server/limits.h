@@ -10,21 +10,21 @@
 
 namespace tandem {
 
-inline constexpr int kMaxMessageBytes = 64 << 20;  // Of a control message; gRPC refuses more.
-inline constexpr int kMaxPeerStreams = 64;         // Of one connection to a worker.
+inline constexpr int kMaxMessageBytes = 64 << 20;  // A control message; gRPC refuses more.
+inline constexpr int kMaxPeerStreams = 64;         // On one connection to a worker.
 inline constexpr int32_t kMaxNameBytes = 256;      // Worker, model, label.
 inline constexpr int32_t kMaxTextBytes = 4096;     // Status message, trace context, class.
 inline constexpr int32_t kMaxTransportAddressBytes = 64 << 10;
 inline constexpr int32_t kMaxRenewedJobs = 1 << 16;
 inline constexpr int32_t kMaxEventsPerBatch = 1 << 20;
-// Of one message of a Watch, and what a worker of ours says at most in one: a router deals with
+// Hashes in a Watch's message, and what a worker of ours says at most in one: a router deals with
 // them in some ten milliseconds.
 inline constexpr int32_t kMaxHashesPerEvent = 1 << 17, kHashesPerEvent = 1 << 16;
 inline constexpr int64_t kMaxDurationUs = int64_t{7} * 24 * 3600 * 1'000'000;
 inline constexpr int32_t kMaxMetricFamilies = 1024;
-inline constexpr int32_t kMaxMetricSamples = 16384;  // Of one family.
+inline constexpr int32_t kMaxMetricSamples = 16384;  // In one family.
 inline constexpr int32_t kMaxHistogramBuckets = 256;
-inline constexpr int64_t kMaxMetricsBytes = 1 << 20;  // Of all.
+inline constexpr int64_t kMaxMetricsBytes = 1 << 20;  // All families together.
 
 }  // namespace tandem
 

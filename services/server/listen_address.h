@@ -22,8 +22,8 @@ struct ListenAddress {
 // these, or is not loopback and something is missing for that: `missing` says what, as in "it needs
 // --tls-cert", or is empty.
 absl::StatusOr<ListenAddress> ParseListenAddress(std::string_view text, std::string_view missing);
-// Of --admin, which is named in errors; nothing if it is empty. Any address will do: who is there
-// sees probes and metrics, and no word of a client's.
+// The value of --admin, named so in errors; nothing if it is empty. Any address will do: who is
+// there sees probes and metrics, and no word of a client's.
 absl::StatusOr<std::optional<ListenAddress>> ParseAdminAddress(std::string_view text);
 
 }  // namespace tandem

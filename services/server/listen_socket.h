@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-// Of a file: removed with it.
+// A socket that listens; one that is a file is removed with this.
 class ListenSocket {
  public:
   // "127.0.0.1:0", "[::1]:80", "[::]:80" (IPv4 too), "localhost:80", "unix:/tmp/socket". One that

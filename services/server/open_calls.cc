@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::milliseconds kSweepPeriod{250};
 // While they are told why.
 constexpr size_t kMaxRefused = 64;
-// Of the budget, for messages that are being received.
+// Messages that are being received may take this part of the budget, one over it.
 constexpr int64_t kMessagesShare = 4;
 
 size_t NumTurns(int64_t limit_bytes, int64_t message_bytes) {

@@ -47,7 +47,7 @@ std::pair<std::string, std::string> SplitVariable(const std::string& variable) {
   return {variable.substr(0, equals), variable.substr(equals + 1)};
 }
 
-// Of a service whose name begins with "tandem".
+// Whether Kubernetes makes such a variable for a service whose name begins with "tandem".
 bool IsServiceLink(std::string_view name) {
   return name.ends_with("_SERVICE_HOST") || name.find("_SERVICE_PORT") != name.npos ||
          name.ends_with("_PORT") || name.find("_TCP") != name.npos ||

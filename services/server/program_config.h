@@ -44,8 +44,8 @@ class ProgramConfig {
   // misspelt one. Those that Kubernetes makes for a service (TANDEM_SERVICE_HOST) are left out.
   const std::vector<std::string>& unknown_variables() const { return unknown_variables_; }
 
-  // Of this process, at its level, which a file may change while this lives; unknown variables are
-  // told in it. Once.
+  // Begins the log of this process, at its level, which a file may change while this lives; unknown
+  // variables are told in it. Once.
   void BeginLog(std::string_view process_name);
   // What gives the log of a program that this one starts the same level.
   std::vector<std::string> LogArguments() const;

@@ -30,7 +30,7 @@ class SocketStream {
   static constexpr ssize_t kLost = -2;  // Also where the other end breaks TLS, or is refused.
   enum class Awaits { kReadable, kWritable };
 
-  // Of `descriptor`, which is somebody else's and outlives this.
+  // A stream over `descriptor`, which is somebody else's and outlives this.
   explicit SocketStream(int descriptor) : descriptor_(descriptor) {}
   SocketStream(int descriptor, const TlsListener& listener, const char* protocol);
 

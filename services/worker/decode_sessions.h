@@ -36,7 +36,7 @@ class DecodeSessions {
   // Any thread. A session that is gone drops the message; its frame completes, not ok.
   void Send(SessionId session, const PrefillToDecode& message);
   void SendFrame(SessionId session, const FrameHeader& header, int32_t block, uint64_t send_id);
-  // Of a session that is gone all frames complete anyway.
+  // Nothing to do for a session that is gone: all its frames complete anyway.
   void WithdrawFrame(SessionId session, uint64_t send_id);
 
   bool Flushed() const;  // Nothing waits to be written.

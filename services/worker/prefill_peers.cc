@@ -105,7 +105,7 @@ class PrefillPeers::Session final
       RemoveHold();
       return;
     }
-    proto::ToDecode message;  // Of its own: one that is used again keeps its memory.
+    proto::ToDecode message;  // A fresh one: one that is used again keeps its memory.
     absl::Status status = ReadMessage(&wire_, &message, kMaxWorkerExpansion);
     if (status.ok()) status = greeted_ ? Post(message) : Greet(message);
     if (!status.ok()) Lose(status);
@@ -166,7 +166,7 @@ class PrefillPeers::Session final
   FleetCall proof_;
   WriteQueue<grpc::ClientBidiReactor<proto::ToPrefill, grpc::ByteBuffer>, proto::ToPrefill> writes_;
   const std::shared_ptr<ReadWindow> window_;
-  std::shared_ptr<MemoryBudget::Holding> holding_;  // Of the window.
+  std::shared_ptr<MemoryBudget::Holding> holding_;  // What the window is charged to.
   grpc::ByteBuffer wire_;
   std::unique_ptr<KvInbound> inbound_;  // Begin, then reactions.
   bool greeted_ = false;                // Reactions only.

@@ -36,7 +36,7 @@ class RouterSessions {
   // thread.
   void Publish(SessionId session, const StepBatch& batch);
 
-  std::vector<SessionId> ids() const;  // Of those that are open.
+  std::vector<SessionId> ids() const;  // The open ones.
   // Waits until what was published to these sessions is with the kernel, or they are gone, or for
   // `limit`: a session that was not done by then is not waited for again until it has caught up.
   // Engine thread.

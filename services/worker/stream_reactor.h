@@ -90,7 +90,7 @@ class SessionReactor : public StreamReactor<ServerReactor<Message>, Message> {
  public:
   void OnReadDone(bool ok) override {
     if (!ok) return this->End(absl::OkStatus());
-    Said message;  // Of its own: one that is used again keeps its memory.
+    Said message;  // A fresh one: one that is used again keeps its memory.
     absl::Status status = ReadMessage(&wire_, &message);
     if (status.ok()) status = Take(message);
     if (status.ok()) return window_->ReadNext();

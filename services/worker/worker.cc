@@ -39,10 +39,11 @@ namespace {
 // What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
 constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
-// Of the budget, for prompts that wait: what refuses the next ones, and streams, have the rest.
+// Prompts that wait may have half of the budget: refusing the next ones, and streams, have the
+// rest.
 constexpr int64_t kPromptsShare = 2;
 
-// Of the time after which it counts as stalled: the process is to be restarted.
+// An engine that has stood for this many stall times is hung: the process is to be restarted.
 constexpr int64_t kHungStalls = 30;
 
 WorkerRegistration RegistrationOf(const WorkerConfig& config) {

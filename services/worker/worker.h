@@ -35,13 +35,13 @@ struct WorkerConfig {
   // transport allocates, as its peers may map it.
   std::byte* device_pool = nullptr;
   double liveness_scale = 1;
-  FleetSecret secret;  // Of every internal call, and of KV links.
-  FleetTlsFlags tls;   // Of all that is said over gRPC, and of `admin`.
+  FleetSecret secret;  // Proven by every internal call and KV link.
+  FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.
   size_t max_queued_commands = 4096;
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;
-  int64_t memory_limit_bytes = int64_t{64} << 20;  // Of what peers send and leave unread.
+  int64_t memory_limit_bytes = int64_t{64} << 20;  // For what peers send and leave unread.
 };
 
 // Makes the executor over the transport's pool, which outlives it.
@@ -96,7 +96,7 @@ class Worker {
   std::unique_ptr<class WorkerMetrics> metrics_;
   std::unique_ptr<class TransportEvents> transport_events_;
   std::unique_ptr<KvTransport> transport_;
-  grpc::Service* kv_service_ = nullptr;  // Of the transport, if it has one.
+  grpc::Service* kv_service_ = nullptr;  // The transport's, if it has one.
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<class RouterSessions> routers_;
   std::unique_ptr<class DecodeSessions> decodes_;

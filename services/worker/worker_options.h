@@ -38,7 +38,7 @@ FlagSet WorkerFlags(WorkerOptions* options);
 absl::Status CheckWorkerOptions(const WorkerOptions& options);
 // Whether only this machine can reach --listen.
 bool ListensOnLoopback(const WorkerOptions& options);
-// Of --admin.
+// What --admin says.
 absl::StatusOr<std::optional<ListenAddress>> AdminAddress(const WorkerOptions& options);
 
 }  // namespace tandem

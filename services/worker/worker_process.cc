@@ -31,7 +31,7 @@ namespace {
 
 constexpr int32_t kMaxWaitingAttempts = 1024;
 constexpr auto kDrainPoll = std::chrono::milliseconds(10);
-// Of the time to drain, what the end itself takes.
+// The part of the time to drain that the end itself takes.
 constexpr auto kStopTime = Worker::kShutdownGrace + kGateFlushTimeout;
 
 // Everything of one worker process, in the order of construction.

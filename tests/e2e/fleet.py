@@ -10,7 +10,7 @@ import subprocess
 from server import BIN, DEMO_MODEL, Server, free_port, process_state, wait_until
 
 
-SECRET = secrets.token_hex(32)  # Of every fleet here that says nothing else.
+SECRET = secrets.token_hex(32)  # Every fleet's here that says nothing else.
 
 
 def environment(secret):

@@ -47,7 +47,7 @@ def test_kept_connections_leave_descriptors_for_others(tmp_path):
     kept = []
     with server:
         try:
-            for _ in range(600):  # Of one client, each with an answer, so that it may stay for long.
+            for _ in range(600):  # One client's, each with an answer, so that it may stay for long.
                 kept.append(socket.create_connection((host, int(port)), 60, source_address=("127.0.0.2", 0)))
                 kept[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert kept[-1].recv(4096).startswith(b"HTTP/1.1 200")

@@ -234,7 +234,7 @@ void Perturb(Message* message, Random* random) {
   const FieldDescriptor* field =
       descriptor->field(static_cast<int>(random->Below(descriptor->field_count())));
   const Reflection& r = *message->GetReflection();
-  // Of a oneof, mostly the member that is set.
+  // In a oneof mostly the member that is set.
   if (field->real_containing_oneof() != nullptr && random->Chance(0.9)) {
     const FieldDescriptor* const set =
         r.GetOneofFieldDescriptor(*message, field->real_containing_oneof());

@@ -35,7 +35,7 @@ class BitwiseProof {
   const ProofResult& reference(size_t request) const { return references_[request]; }
   int64_t frames() const { return frames_; }            // Over all checks.
   int64_t recomputed() const { return recomputed_; }    // Tokens, over all checks.
-  int64_t comparisons() const { return comparisons_; }  // Of sampled tokens.
+  int64_t comparisons() const { return comparisons_; }  // Sampled tokens compared.
 
  private:
   using Work = ProofRun::Work;
@@ -61,7 +61,7 @@ class BitwiseProof {
   std::map<std::pair<std::string, int>, std::unique_ptr<LoadedModel>> models_;  // Threads.
   // Pools keep what earlier runs left in them, so that reading a slot that nobody wrote shows.
   std::map<int, PinnedBuffer> pools_;
-  std::vector<ProofResult> references_;  // Of all_.
+  std::vector<ProofResult> references_;  // What each of all_ is to give.
   ProofResult intruder_reference_;
   int64_t frames_ = 0;
   int64_t recomputed_ = 0;

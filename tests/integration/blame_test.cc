@@ -32,7 +32,7 @@ using testing::HasSubstr;
 using testing::SizeIs;
 
 constexpr int32_t kDeadlyToken = 3000;
-constexpr int32_t kFailingToken = 3001;  // Of which the step fails.
+constexpr int32_t kFailingToken = 3001;  // A step that computes it fails.
 constexpr int32_t kVocabulary = 4096;
 constexpr int32_t kBlocks = 256;
 constexpr int32_t kPrompt = 450;  // Eight steps of at most 64 tokens.
@@ -289,7 +289,7 @@ TEST_F(BlameTest, KillsThatComeFasterThanAPromptIsComputedEndNobody) {
       return answered ||
              Metric("tandem_attempts_total{prefill=\"no\",reason=\"only\"}") >= attempts;
     }));
-    Last(std::chrono::milliseconds(150));  // Of eight steps of 100 ms.
+    Last(std::chrono::milliseconds(150));  // It is in the second of eight steps of 100 ms.
     supervisor_.Kill(0);
   }
   client.join();

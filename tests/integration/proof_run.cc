@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int32_t kMaxChoicesAlone = 4;  // Of one request.
+constexpr int32_t kMaxChoicesAlone = 4;  // In one request.
 
 std::vector<uint32_t> Bits(std::span<const SampledToken> tokens) {
   std::vector<uint32_t> bits;

@@ -40,7 +40,7 @@ class ProofRun {
   struct Options {
     int num_workers = 1;
     int32_t decode_blocks = 0;
-    int32_t other_blocks = 0;  // Of the other workers.
+    int32_t other_blocks = 0;  // In each of the other workers.
     int32_t max_model_tokens = 0;
     bool prefix_caching = true;
   };
@@ -66,12 +66,12 @@ class ProofRun {
   std::string CheckShape() const;
 
   size_t NumSampled();                   // Tokens of what has not been settled.
-  ProofResult Result(uint64_t attempt);  // Of the attempt-th Submit, from 0.
+  ProofResult Result(uint64_t attempt);  // What the attempt-th Submit gave, from 0.
   EngineFleet& fleet() { return fleet_; }
   const ModelFleetExecutor& executor(int worker) const {
     return *executors_[static_cast<size_t>(worker)];
   }
-  int64_t comparisons() const { return comparisons_; }  // Of sampled tokens.
+  int64_t comparisons() const { return comparisons_; }  // Sampled tokens compared.
 
  private:
   struct Pending {

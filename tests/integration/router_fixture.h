@@ -56,14 +56,14 @@ class RouterFixture : public testing::Test {
     return boost::json::parse(answer.body).as_object();
   }
   std::string Metrics() { return RawHttp(http()).Exchange("/metrics").body; }
-  // Of the exposition's line that begins with `sample`; -1 if there is none.
+  // The value of the exposition's line that begins with `sample`; -1 if there is none.
   double Metric(const std::string& sample) {
     const std::string text = "\n" + Metrics();
     const size_t at = text.find("\n" + sample + " ");
     return at == std::string::npos ? -1 : std::stod(text.substr(at + sample.size() + 2));
   }
 
-  FleetSecret secret_;              // Of the router.
+  FleetSecret secret_;              // The router's.
   int64_t memory_limit_bytes_ = 0;  // Its default.
   std::vector<FakeWorkerOptions> options_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;

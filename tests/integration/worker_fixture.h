@@ -104,7 +104,7 @@ class Router {
     return heard;
   }
 
-  // Of the next message, which says nothing else.
+  // The chunks of the next message, which says nothing else.
   std::vector<ChunkBegun> NextChunks() {
     proto::StepBatch message;
     EXPECT_TRUE(stream_->Read(&message));

@@ -247,7 +247,7 @@ TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
       [](const Heartbeat& beat) { return Idle(beat) && beat.load.running_sequences == 0; });
 }
 
-// Of the sample that begins with `name`.
+// The value of the sample that begins with `name`.
 double Value(const std::string& metrics, const std::string& name) {
   const size_t at = ("\n" + metrics).find("\n" + name + " ");
   return at == std::string::npos ? -1 : std::stod(metrics.substr(at + name.size() + 1));

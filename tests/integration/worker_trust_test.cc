@@ -322,7 +322,7 @@ TEST(WorkerLimitsTest, SessionsAreChargedAndRefusedWithoutRoom) {
 }
 
 TEST(WorkerLimitsTest, PromptsThatWaitAreChargedAndRefusedWithoutRoom) {
-  constexpr int kPrompts = 250;  // Of 8 KiB: there is room for all, and not for as many again.
+  constexpr int kPrompts = 250;  // 8 KiB each: there is room for all, and not for as many again.
   WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
   config.memory_limit_bytes = int64_t{5} << 20;
   config.engine.max_sequences = 1;

@@ -180,7 +180,7 @@ class DeviceTest : public testing::TestWithParam<std::string> {
   int64_t Between(int64_t low, int64_t high) { return random_->Between(low, high); }
   DType AnyDType() { return random_->Chance(0.5) ? DType::kF32 : DType::kBF16; }
 
-  double tiny_share_ = 0;  // Of the numbers that Normal gives.
+  double tiny_share_ = 0;  // How many of the numbers that Normal gives are tiny.
   uint64_t seed_;
   std::unique_ptr<Random> random_;
   std::unique_ptr<TestDevice> reference_;

@@ -58,7 +58,7 @@ class PagedCase {
     for (int i = 0; i < shape.head_dim / 2; ++i) {
       inv_freq_.push_back(std::pow(10000.0f, -2.0f * i / shape.head_dim));
     }
-    // Of every case alike.
+    // The same in every case.
     for (int d = 0; d < shape.head_dim; ++d) {
       query_norm_.push_back(0.5f + 0.01f * static_cast<float>(d % 90));
       key_norm_.push_back(1.5f - 0.01f * static_cast<float>(d % 70));

@@ -30,17 +30,18 @@ namespace tandem {
 // Sizes, and how often the environment may do its worst.
 struct TransferWorldOptions {
   int attempts = 2;
-  int blocks = 2;       // Of each attempt.
+  int blocks = 2;       // Each attempt's.
   int first_block = 0;  // The first that the decode side lacks: from here on they travel.
   int source_blocks = 3;
   int sink_blocks = 3;
   int cancels = 0;
-  int duplicates = 0;   // Of a message or a frame.
-  int corruptions = 0;  // Of a frame's payload.
+  int duplicates = 0;   // A message or a frame comes again.
+  int corruptions = 0;  // A frame's payload is damaged.
   int crashes = 0;
   int frames_ahead = 8;
-  int steps = 0;     // Of sequences that decode.
-  int timeouts = 0;  // Of a lease or a reservation at any time; any number once a peer is dead.
+  int steps = 0;  // Sequences that decode take one.
+  int timeouts =
+      0;  // A lease or a reservation ends at any time; any number do once a peer is dead.
 };
 
 struct Choice {
@@ -59,7 +60,7 @@ struct Choice {
     kFinishStep,    // which is over.
     kExpireLease,
     kExpireReservation,
-    kDeadline,  // Of an attempt that a silent prefill worker keeps waiting.
+    kDeadline,  // An attempt ends that a silent prefill worker keeps waiting.
     // Only these are the environment's: nothing may depend on them to make progress.
     kCancel,
     kDuplicateMessage,

@@ -29,7 +29,7 @@ inline PrefillSubmit PrefillSubmitOf(const Submit& asked) {
 
 class DecodePeer {
  public:
-  // Of a worker with the transport "grpc". Has been greeted when it is made.
+  // A peer of a worker with the transport "grpc". Has been greeted when it is made.
   DecodePeer(const TestWorker& worker, const std::shared_ptr<grpc::Channel>& channel)
       : stub_(proto::Prefill::NewStub(channel)) {
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));

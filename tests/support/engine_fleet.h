@@ -64,7 +64,7 @@ class EngineFleet {
   int num_workers() const { return static_cast<int>(workers_.size()); }
 
   Engine& engine(int worker);
-  SimulatedExecutor& executor(int worker);  // Of a worker that has a simulated one.
+  SimulatedExecutor& executor(int worker);  // Only a worker that has a simulated one.
   PrefillPeer peer(int worker) const;
   int64_t now_us() const { return now_us_; }
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
@@ -143,7 +143,7 @@ class EngineFleet {
     int to = 0;
     std::function<void()> deliver;
     std::function<void()> fail;  // Instead of deliver, when the session is lost.
-    uint64_t send_id = 0;        // Of a frame.
+    uint64_t send_id = 0;        // A frame's name; 0: no frame.
   };
 
   void Record(SessionId router, const RouterEvent& event);

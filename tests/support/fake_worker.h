@@ -57,7 +57,7 @@ class FakeWorker {
   int num_sessions() const;
   int num_submits() const;
   int num_cancels() const;
-  int num_scrapes() const;  // Of its metrics.
+  int num_scrapes() const;  // How often its metrics were asked for.
   int num_running() const;  // Sequences that have not ended.
   Submit last_submit() const;
 

@@ -26,7 +26,7 @@ inline std::string Http2Frame(int type, uint32_t stream, std::string_view payloa
   return frame.append(payload);
 }
 
-// Of a gRPC call, every field a literal that is not indexed.
+// The header block of a gRPC call, every field a literal that is not indexed.
 inline std::string HeaderBlock(std::string_view path) {
   std::string block;
   for (const auto& [name, value] :

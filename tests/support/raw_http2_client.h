@@ -37,7 +37,7 @@ class RawHttp2Client {
   RawHttp2Client(const RawHttp2Client&) = delete;
   RawHttp2Client& operator=(const RawHttp2Client&) = delete;
 
-  // Of a connection: the preface and settings that acknowledge nothing.
+  // Begins a connection: the preface, and settings that acknowledge nothing.
   RawHttp2Client& Greet() {
     Send(std::string(kHttp2Preface) + Http2Frame(kSettingsFrame, 0));
     return *this;
@@ -122,7 +122,7 @@ class RawHttp2Client {
 
   int socket_;
   std::string unsent_, read_;
-  size_t num_acknowledged_ = 0;  // Of the frames that have come, so many were looked at.
+  size_t num_acknowledged_ = 0;  // So many of the frames that have come were looked at.
 };
 
 }  // namespace tandem

@@ -26,7 +26,7 @@ struct HttpConnection::State {
   std::chrono::milliseconds silence;
   asio::io_context io;
   boost::beast::tcp_stream stream{io};
-  // Of https.
+  // Only for https.
   std::optional<asio::ssl::context> tls;
   std::optional<boost::beast::ssl_stream<boost::beast::tcp_stream&>> secure;
   boost::beast::flat_buffer buffer;

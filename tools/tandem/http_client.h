@@ -41,7 +41,7 @@ class HttpConnection {
   // A server that says nothing for so long is lost.
   static constexpr std::chrono::milliseconds kSilence{120'000};
 
-  // Of https the server's certificate must be for its host, and of an authority that is known.
+  // With https the server's certificate must be for its host, from an authority that is known.
   // Unavailable with the reason, and the file where it is one.
   static absl::StatusOr<std::unique_ptr<HttpConnection>> Connect(
       const HttpTarget& target, std::chrono::milliseconds silence = kSilence);

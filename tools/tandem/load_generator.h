@@ -32,7 +32,7 @@ struct LoadOptions {
   int32_t shared_prefix_tokens = 0;  // Equal at the start of every prompt.
   int32_t vocabulary = 1000;         // Prompt ids are drawn below it.
   double temperature = 0;
-  double timeout_s = 600;  // Of a server that says nothing; as long as its own default deadline.
+  double timeout_s = 600;  // A server may say nothing for so long: its own default deadline.
   uint64_t seed = 1;
 };
 

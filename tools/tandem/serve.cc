@@ -48,7 +48,7 @@ struct ServeOptions {
   int32_t prefill = 1, decode = 1, hybrid = 0;
   ClientFlags clients;
   EngineFlags engine = {.transport = "ucx"};
-  std::vector<std::string> log_arguments;  // Of every child.
+  std::vector<std::string> log_arguments;  // What every child is given.
 
   int32_t num_workers() const { return prefill + decode + hybrid; }
 };
@@ -88,9 +88,9 @@ class Supervisor {
   const int signals_;
   std::chrono::seconds router_drain_{0}, worker_drain_{0};
   std::string program_folder_;
-  std::vector<ListenSocket> ports_;  // Of children_: held while they do not run.
+  std::vector<ListenSocket> ports_;  // One for each of children_: held while it does not run.
   std::vector<ChildProcess> children_;
-  std::vector<WorkerLives> lives_;  // Of children_, but for the router.
+  std::vector<WorkerLives> lives_;  // One for each of children_ but the router.
   MemoryKills memory_kills_;
   bool ending_ = false;
   // A child that never came up has a bad flag, file or port: restarting it would hide that.

@@ -31,7 +31,7 @@ bool IsOfFailure(int signal) {
   }
 }
 
-// Of the line "oom_kill N".
+// The N of the line "oom_kill N".
 std::optional<int64_t> MemoryKillsIn(const std::string& path) {
   std::ifstream file(path);
   std::string name;

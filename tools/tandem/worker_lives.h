@@ -27,7 +27,7 @@ class MemoryKills {
  public:
   // `count`: NumMemoryKills before the process was started.
   void Began(pid_t pid, int64_t count) { began_[pid] = count; }
-  // Of a process that has ended. `wait_status`: as waitpid gives it; `count`: NumMemoryKills now.
+  // Why a process has ended. `wait_status`: as waitpid gives it; `count`: NumMemoryKills now.
   EndCause CauseOfExit(pid_t pid, int wait_status, int64_t count);
 
  private:
@@ -38,7 +38,7 @@ class MemoryKills {
   std::set<int64_t> charged_;       // Kills, as the kernel has numbered them.
 };
 
-// Of the processes of one name. Not thread-safe.
+// The lives of the processes of one name. Not thread-safe.
 class WorkerLives {
  public:
   // The flags by which the next process knows itself and the last kMaxEndedLives before it.

@@ -9,7 +9,7 @@ from server import challenge_of, proof
 # Beside what is charged: threads, and what the allocator's pages hold beyond it.
 SLACK = 16 * MiB
 WAITING = 32 * MiB  # Calls that only sent their headers.
-STREAMS = 125  # Of one connection; the router allows 128...
+STREAMS = 125  # On one connection; the router allows 128...
 PEER_STREAMS = 62  # ...and a worker 64.
 
 
@@ -59,7 +59,7 @@ def grpc_endless_header(fleet, full, outcomes):
         client = open_http2(fleet.grpc)
         if client is None:
             break
-        # Of 4 MiB, as the length of its value says (RFC 7541, 5.1).
+        # A field of 4 MiB, as the length of its value says (RFC 7541, 5.1).
         field = b"\0\1x" + b"\x7f" + b"\x81\xff\xff\x01"
         send(client, frame(HEADERS, 1, field + b"a" * 8192))
         for _ in range(512 if full else 64):

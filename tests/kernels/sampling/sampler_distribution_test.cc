@@ -62,7 +62,7 @@ std::vector<double> Probabilities(const std::vector<float>& row, const Case& c) 
 
 class SamplerDistributionTest : public testing::TestWithParam<Case> {
  protected:
-  // Of many draws, whose keys `set_key(i, query)` chooses.
+  // Judges many draws, whose keys `set_key(i, query)` chooses.
   template <typename SetKey>
   void ExpectDrawsFit(const SetKey& set_key) {
     const Case& c = GetParam();

@@ -54,7 +54,7 @@
 {{- range $v.routes.httpHostnames }}{{ if has . $v.routes.grpcHostnames }}{{ fail (printf "routes: %s is in httpHostnames and in grpcHostnames; a gateway takes one of the two" .) }}{{ end }}{{ end -}}
 {{- end -}}
 
-{{/* Of all pools: each that computes prompts for others needs one that can take its blocks over. */}}
+{{/* Every pool that computes prompts for others needs one that can take its blocks over. */}}
 {{- define "tandem.checkPairs" -}}
 {{- range $name, $prefill := . -}}
 {{- $complaints := list -}}

@@ -20,7 +20,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Of {root, program, own}. */}}
+{{/* The image of a program, from {root, program, own}. */}}
 {{- define "tandem.image" -}}
 {{- with .own }}{{ . }}{{ else }}{{ with .root.Values.image.repository }}{{ . }}/{{ end }}{{ .program }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mulf (float64 $number) (get $factors (trimPrefix $number .)) | int64 -}}
 {{- end -}}
 
-{{/* Of any quantity, in thousandths; empty: it is none. */}}
+{{/* Any quantity in thousandths; empty: it is none. */}}
 {{- define "tandem.milli" -}}
 {{- $quantity := toString . -}}
 {{- if regexMatch "^[0-9.]+m$" $quantity -}}
@@ -94,7 +94,7 @@ finds the service by no name but its own. */}}
 {{- concat $local (compact (list .Values.tls.clients.name)) .Values.routes.httpHostnames .Values.routes.grpcHostnames .Values.router.allowedHosts | uniq | toJson -}}
 {{- end -}}
 
-{{/* Of every pod. */}}
+{{/* What every pod has. */}}
 {{- define "tandem.podDefaults" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false

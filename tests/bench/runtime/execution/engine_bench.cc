@@ -26,7 +26,7 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kBlockTokens = 16;
-constexpr int32_t kContext = 128;  // Of the decode rows.
+constexpr int32_t kContext = 128;  // What the decode rows have behind them.
 constexpr int32_t kMaxSequences = 16;
 constexpr int32_t kDecodeSteps = 8;
 // A limit is as many pieces, so that a thread that loses its core delays it little: ours are, too.

@@ -65,7 +65,7 @@ TEST_P(FullLogTest, DropsAndCountsLinesAndSaysSoWhenThereIsRoom) {
   const Redirected redirected(GetParam());
   const std::string filling(1000, 'x');
   const int64_t before = NumDroppedLogLines();
-  constexpr int kLines = 1500;  // Of which a pipe holds 64 KiB, sockets some more.
+  constexpr int kLines = 1500;  // A pipe holds 64 KiB of them, sockets some more.
   for (int i = 0; i < kLines; ++i) LogInfo(filling);
   const int64_t dropped = NumDroppedLogLines() - before;
   EXPECT_GT(dropped, 100);

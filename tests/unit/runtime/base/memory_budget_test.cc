@@ -151,7 +151,7 @@ TEST(MemoryBudgetTest, WhatIsBeingServedIsNotCut) {
   EXPECT_TRUE(served.cut);
 }
 
-// Of many addresses, each of which holds less than one that has a request besides.
+// The idle ones have many addresses, each of which holds less than one that has a request besides.
 TEST(MemoryBudgetTest, IdleConnectionsGoBeforeWhatWorksAndTheOldestFirst) {
   MemoryBudget budget(25'600);  // A slack is 100.
   std::vector<std::unique_ptr<Upload>> idle;

@@ -49,7 +49,7 @@ TEST_F(EngineLinkTest, AJobRenewsUntilItsLastFrameHasLeft) {
 
 TEST_F(EngineLinkTest, ItsRouterIsToldWhoComputedThePrompt) {
   Create();
-  const Submit there = Disaggregated(1, RandomTokens(100, 3), 5);  // Of one chunk.
+  const Submit there = Disaggregated(1, RandomTokens(100, 3), 5);  // Computed in one chunk.
   const Submit here = MakeSubmit(2, RandomTokens(100, 4), 5);
   for (const Submit& submit : {there, here}) fleet_.Submit(kDecode, submit);
   Run();
@@ -193,7 +193,7 @@ TEST_F(EngineLinkTest, APausedPeerIsTriedAgainAndThePauseGrowsUntilItWorks) {
   fleet_.Advance(kTimes.first_pause_us);
   lose();  // Twice as long.
   fleet_.Advance(kTimes.first_pause_us);
-  lose();  // Of the same pause.
+  lose();  // In the same pause.
   EXPECT_EQ(submits(2), 0);
   fleet_.Advance(kTimes.first_pause_us);
   EXPECT_EQ(submits(3), 1);

@@ -194,7 +194,7 @@ TEST(PrefixCacheOptionsTest, ACollisionIsAMiss) {
   EXPECT_EQ(cache.CountMatch({}, Prompt({1, 2})), 1);
 }
 
-// Of the tokens alone: what follows another prefix has the same name.
+// Hashes the tokens and no prefix: what follows another prefix has the same name.
 BlockHash HashOfTokens(const BlockHash&, std::span<const int32_t> tokens) {
   return HashBlock({}, tokens);
 }

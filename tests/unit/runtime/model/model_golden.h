@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-inline constexpr float kLogitTolerance = 1e-3f;  // Of the row's largest magnitude.
+inline constexpr float kLogitTolerance = 1e-3f;  // Relative to the row's largest magnitude.
 
 struct GoldenComparison {
   float worst_logit = 0;  // Largest |difference| as a share of the row's largest magnitude.

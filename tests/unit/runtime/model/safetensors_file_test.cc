@@ -102,7 +102,7 @@ TEST(SafetensorsFileTest, RefusesTensorsThatDoNotFitTheirBytes) {
               HasSubstr("more than 64 bits"));
   EXPECT_THAT(WithTensor(R"("dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4])"),
               HasSubstr("more than 64 bits"));
-  // Of a type that is not known only the place is checked.
+  // Only the place of a type that is not known is checked.
   EXPECT_EQ(WithTensor(R"("dtype":"F4","shape":[5],"data_offsets":[0,16])"), "accepted");
   EXPECT_THAT(WithTensor(R"("dtype":"F4","shape":[5],"data_offsets":[0,12])"),
               HasSubstr("cover 12 of 16 bytes"));

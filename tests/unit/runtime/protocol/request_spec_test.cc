@@ -15,7 +15,7 @@ using testing::HasSubstr;
 
 constexpr SpecLimits kLimits = {.vocab_size = 100};
 
-// Of four tokens, the last one generated; every field set.
+// A prompt of four tokens, the last one generated; every field is set.
 RequestSpec Good() {
   return {.token_ids = {7, 8, 99, 0},
           .prompt_tokens = 3,

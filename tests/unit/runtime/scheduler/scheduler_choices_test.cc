@@ -166,7 +166,7 @@ TEST_F(SchedulerChoicesTest, RoomIsMadeByChoicesAlone) {
   Sequence* const single = Add(16);
   Join(single);
   EXPECT_EQ(blocks_->num_available(), 0);
-  // Of nine that run three have six blocks, and six are left to have one each.
+  // Three of the nine that run have six blocks, and six are left to have one each.
   EXPECT_EQ(scheduler_->MakeRoom(/*order=*/100, /*num_blocks=*/0), 3);
   EXPECT_EQ(blocks_->num_available(), 6);
   EXPECT_EQ(scheduler_->MakeRoom(/*order=*/100, /*num_blocks=*/1000), 4);

@@ -76,7 +76,7 @@ class SchedulerTest : public testing::Test {
     sequence.turns = &turns_.emplace_back();
     return &sequence;
   }
-  // Of the same request, and next in rank.
+  // A sequence of the same request, next in rank.
   Sequence* AddSibling(const Sequence& of, int32_t num_tokens) {
     Sequence* const sequence = Add(num_tokens);
     sequence->turns = of.turns;

@@ -122,7 +122,7 @@ TEST_F(SchedulerTest, ANewcomerOfOneTokenRunsWithinThreeStepsBehindAnyNumber) {
         Create(/*num_blocks=*/2000, max_sequences, /*max_batched_tokens=*/max_sequences + 16);
         JoinForks(forks);
         for (int i = 0; i < 64; ++i) Join(Add(4));
-        for (int i = 0; i < 40; ++i) Enqueue(200);  // Of which some have begun.
+        for (int i = 0; i < 40; ++i) Enqueue(200);  // Some of them have begun.
         if (alone) {
           Sequence* const sequence = Add(1000);
           sequence->alone = true;

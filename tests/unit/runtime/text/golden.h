@@ -28,7 +28,7 @@ struct GoldenDecoding {
 struct Golden {
   int vocab_size = 0;
   std::vector<GoldenText> texts;
-  std::vector<GoldenDecoding> decodings;  // Of the texts' ids and of ids drawn at random.
+  std::vector<GoldenDecoding> decodings;  // From the texts' ids and from ids drawn at random.
 };
 
 inline constexpr const char* kTokenizerNames[] = {"demo_model", "sentence_piece", "split_bytes",

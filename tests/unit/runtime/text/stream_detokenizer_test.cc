@@ -65,7 +65,7 @@ TEST_P(DetokenizerTest, StreamEqualsWhatPythonDecodesAtOnce) {
   }
 }
 
-// Of the decoders that do not look at neighbours.
+// Decoders that do not look at neighbours.
 class ExactDetokenizerTest : public DetokenizerTest {};
 
 TEST_P(ExactDetokenizerTest, StreamOfRandomIdsEqualsTheWhole) {

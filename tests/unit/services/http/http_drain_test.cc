@@ -21,7 +21,7 @@ class HttpDrainTest : public HttpTimesTest {
  protected:
   static constexpr char kHead[] =
       "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n";
-  // Of a field's line, more than a connection has for nothing: that it was read shows.
+  // A field's line, more than a connection has for nothing: that it was read shows.
   static constexpr size_t kLineBytes = 12'000;
 
   static bool IsLast(const RawAnswer& answer) {

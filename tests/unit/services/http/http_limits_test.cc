@@ -25,7 +25,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr char kChunkedHead[] = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
-constexpr int64_t kIncludedBytes = 8 << 10;  // Of what a connection is charged anyway.
+constexpr int64_t kIncludedBytes = 8 << 10;  // Charged with the connection anyway.
 
 class HttpLimitsTest : public HttpServerTest {
  protected:

@@ -102,7 +102,7 @@ class HttpTimesTest : public HttpServerTest {
   bool OneIsClosed() { return AreClosed(1); }
 
   static constexpr char kHalfBody[] = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf";
-  // Of a socket whose reader takes nothing, far less than an answer.
+  // The buffer of a socket whose reader takes nothing: far less than an answer.
   static constexpr int kSmallBuffer = 64 << 10;
   std::atomic<int> num_open_{0}, num_closed_{0};
 };

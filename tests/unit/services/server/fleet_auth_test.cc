@@ -136,7 +136,7 @@ TEST(FleetAuthTest, StrangersAreRefusedBeforeTheHandlerDoesAnything) {
   flipped.back() = static_cast<char>(flipped.back() ^ 1);
   for (const std::string& proof :
        {std::string("x"), flipped, good.substr(1), good + "x", std::string(64, '\0'),
-        // Of another purpose, another place, another life, a challenge of one's own.
+        // For another purpose, another place, another life, a challenge of one's own.
         ProofFor(kOld, challenge, nonce, kWatchMethod, called.address()),
         ProofFor(kOld, challenge, nonce, kControlMethod, ":1"),
         ProofFor(kOld, ChallengeOf(Called(Secret(kOld))), nonce, kControlMethod, called.address()),

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr milliseconds kNever{3'600'000};
 
-// Of 4 MiB a message, which has all the time it wants.
+// A message may have 4 MiB and has all the time it wants.
 OpenCalls::Options WithTurns(milliseconds turn) {
   return {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .turn = turn};
 }
