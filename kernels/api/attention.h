@@ -54,7 +54,8 @@ using RotaryTableArgs = RotaryTableArgsOf<DevicePtr>;
 
 // Takes the f32 outputs of the QKV projection; norms each head of Q and K if there are norms (as
 // RmsNorm does a row); rotates Q and K (the rotate-half convention of Transformers: d pairs with
-// d + D/2); writes Q in the compute type, K and V to their blocks, each rounded exactly once.
+// d + D/2); writes Q in the compute type, K and V to their blocks in the KV type, each rounded
+// exactly once.
 template <template <typename> class P>
 struct RotaryKvWriteArgsOf {
   P<const float> query;          // [T, H, D], rows input_stride apart
@@ -68,9 +69,10 @@ struct RotaryKvWriteArgsOf {
   float norm_epsilon = 0.0f;            // of both norms
   P<const int64_t> slots;               // [T] block · B + offset in the block, all different
   KvPoolViewOf<P> kv;                   // written
-  P<void> query_out;                    // [T, H, D] kv.shape.dtype, overlaps no input
+  P<void> query_out;                    // [T, H, D] compute_dtype, overlaps no input
   int64_t num_tokens;                   // T, may be 0
   int num_heads;                        // H
+  DType compute_dtype;                  // of the attention that follows
   static constexpr auto Pointers(auto& self) {
     return std::tie(self.query, self.key, self.value, self.cos, self.sin, self.query_norm,
                     self.key_norm, self.slots, self.kv.base, self.query_out);
@@ -82,14 +84,15 @@ using RotaryKvWriteArgs = RotaryKvWriteArgsOf<DevicePtr>;
 // of its cached tokens; entries of the block table for blocks without any of them are not read.
 template <template <typename> class P>
 struct DecodeAttentionArgsOf {
-  P<const void> query;           // [S, H, D]
+  P<const void> query;           // [S, H, D] compute_dtype
   KvPoolViewOf<P> kv;            // read
   P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
   P<const int32_t> num_tokens;   // [S] cached tokens, own included: 1 to M · B
-  P<void> output;                // [S, H, D], overlaps no input
+  P<void> output;                // [S, H, D] compute_dtype, overlaps no input
   int64_t num_sequences;         // S, may be 0
   int64_t max_blocks;            // M
   int num_heads;                 // H
+  DType compute_dtype;           // softmax weights are rounded to it before they multiply V
   float softmax_scale;           // usually 1 / sqrt(D)
   int64_t window = 0;            // W; 0: all are seen
   static constexpr auto Pointers(auto& self) {
@@ -103,15 +106,17 @@ using DecodeAttentionArgs = DecodeAttentionArgsOf<DevicePtr>;
 // table for blocks that no token of the run sees are not read.
 template <template <typename> class P>
 struct PrefillAttentionArgsOf {
-  P<const void> query;  // [T, H, D], sequence s has rows query_start[s] to query_start[s+1]
-  KvPoolViewOf<P> kv;   // read
+  // [T, H, D] compute_dtype, sequence s has rows query_start[s] to query_start[s+1]
+  P<const void> query;
+  KvPoolViewOf<P> kv;            // read
   P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
   P<const int32_t> query_start;  // [S + 1], ascending from 0 to T; empty runs are allowed
   P<const int32_t> num_cached;   // [S] tokens cached before the run
-  P<void> output;                // [T, H, D], overlaps no input
+  P<void> output;                // [T, H, D] compute_dtype, overlaps no input
   int64_t num_sequences;         // S, may be 0
   int64_t max_blocks;            // M
   int num_heads;                 // H
+  DType compute_dtype;           // as in DecodeAttentionArgs
   float softmax_scale;
   int64_t window = 0;  // W; 0: all are seen
   static constexpr auto Pointers(auto& self) {

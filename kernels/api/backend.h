@@ -1,7 +1,7 @@
 // Backend: every operation that a model needs, on one device.
 //
 // Every backend has every operation: what it cannot do fails when a layer is prepared, never in a
-// step. All methods belong to the engine thread, except that PackedLinearBytes and PackLinear may
+// step. All methods belong to the engine thread, except that GetPackedFormat and PackLinear may
 // run on any thread before the first step. Operations and copies enqueue and return; they run in
 // the order of the calls, on one stream. What their arguments point at, of the device or of the
 // host, lives and stays as it is until an event recorded after them, or Synchronize(), has been
@@ -144,17 +144,19 @@ class Backend {
   // Returns when all before `event` has finished. Errors as of Synchronize.
   virtual absl::Status Wait(DeviceEvent event) = 0;
 
-  // InvalidArgument if the shape is out of range (kv_pool.h).
-  virtual absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const = 0;
+  // Of tiles that attention of `compute_dtype` writes and reads. InvalidArgument if the shape is
+  // out of range (kv_pool.h); FailedPrecondition if no kernel has these two types together.
+  virtual absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                                       DType compute_dtype) const = 0;
 
-  // A version of the packed bytes for a dtype: a cache made under another is packed again.
-  virtual std::string pack_format(DType compute_dtype) const = 0;
-  virtual absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const = 0;
-  // On the host. Fills all of `packed`, which has PackedLinearBytes(spec) bytes and is 64-byte
+  // InvalidArgument if a size is out of range; FailedPrecondition if no kernel has these types
+  // together.
+  virtual absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const = 0;
+  // On the host. Fills all of `packed`, which has as many bytes as the format says and is 64-byte
   // aligned.
   virtual absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                                   std::span<std::byte> packed) const = 0;
-  // `packed` (64-byte aligned, at least PackedLinearBytes; what PackLinear made, on the device)
+  // `packed` (64-byte aligned, at least as many bytes; what PackLinear made, on the device)
   // outlives the operation.
   virtual absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
                                                                   DevicePtr<const std::byte> packed,

@@ -1,4 +1,6 @@
-// Number formats of kernel arguments, and bfloat16's conversions.
+// The three types of a model's numbers, which do not decide each other: what operations compute in
+// (DType), what packed weights are kept in (WeightType), and what KV is kept in (KvType). And
+// bfloat16's conversions.
 
 #ifndef TANDEM_KERNELS_API_DTYPE_H_
 #define TANDEM_KERNELS_API_DTYPE_H_
@@ -9,10 +11,31 @@
 
 namespace tandem {
 
+// Of the numbers that operations take and give, and of every array that is neither packed weights
+// nor a KV tile.
 enum class DType : uint8_t { kF32, kBF16 };
 
 constexpr size_t SizeOf(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 constexpr const char* NameOf(DType dtype) { return dtype == DType::kF32 ? "f32" : "bf16"; }
+
+// One value for each way to keep a matrix, groups and scales included. Only the backend's packing
+// and its inner loop know what that is in bytes.
+enum class WeightType : uint8_t { kF32, kBF16 };
+
+constexpr const char* NameOf(WeightType type) { return type == WeightType::kF32 ? "f32" : "bf16"; }
+// What keeps numbers of `dtype` as they are.
+constexpr WeightType WeightTypeOf(DType dtype) {
+  return dtype == DType::kF32 ? WeightType::kF32 : WeightType::kBF16;
+}
+
+// One value for each way to keep K and V; scales are in the tile. Only the backend that writes and
+// reads a tile knows its bytes.
+enum class KvType : uint8_t { kF32, kBF16 };
+
+constexpr const char* NameOf(KvType type) { return type == KvType::kF32 ? "f32" : "bf16"; }
+constexpr KvType KvTypeOf(DType dtype) {
+  return dtype == DType::kF32 ? KvType::kF32 : KvType::kBF16;
+}
 
 // Brain floating point: the upper half of a float.
 struct Bfloat16 {

@@ -25,12 +25,12 @@ inline constexpr int kKvSubTileTokens = 16;
 struct KvTileShape {
   int block_tokens;  // a multiple of 16
   int head_dim;      // even, 2 to 256
-  DType dtype;
+  KvType type;       // of what is stored, whatever attention computes in
 };
 
 struct KvTileFormat {
   std::string id;     // enters kv_class: names the order within a tile, not the shape
-  size_t tile_bytes;  // of one tile of K, or of V
+  size_t tile_bytes;  // of one tile of K, or of V, with the scales of its type if it has some
 };
 
 // One layer of the pool. G KV heads.

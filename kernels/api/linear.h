@@ -3,10 +3,13 @@
 // Packing is apart from preparing, so that the packed bytes can be cached on disk by content and
 // memory-mapped by every worker of a machine:
 //
-//   bytes  = backend.PackedLinearBytes(spec)          how many
+//   format = backend.GetPackedFormat(spec)            which and how many bytes
 //            backend.PackLinear(spec, parts, packed)  fill them, once
 //   op     = backend.PrepareLinear(spec, packed)      at load
 //            backend.Linear({.op = op.get(), ...})    in a step
+//
+// What weights are kept in and what is computed in are apart: a new WeightType is a packing and an
+// inner loop of each backend that has it, and nothing between the checkpoint and there.
 //
 // One fp32 accumulator per output element, inputs ascending, whatever the number of rows
 // (docs/numerics.md, GEMM).
@@ -16,6 +19,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <tuple>
 
 #include "kernels/api/device_ptr.h"
@@ -31,10 +35,11 @@ enum class WeightLayout : uint8_t {
 
 // K inputs, N outputs.
 struct LinearSpec {
-  int64_t in_features;   // K, 1 to 2^20
-  int64_t out_features;  // N, 1 to 2^24
-  DType compute_dtype;   // of inputs and packed weights
-  DType output_dtype;    // kF32, or compute_dtype (rounded once, after the bias)
+  int64_t in_features;     // K, 1 to 2^20
+  int64_t out_features;    // N, 1 to 2^24
+  WeightType weight_type;  // of packed weights
+  DType compute_dtype;     // of inputs
+  DType output_dtype;      // kF32, or compute_dtype (rounded once, after the bias)
   WeightLayout layout = WeightLayout::kOutIn;
   // Output and down projections: the sum over K is cut at the borders of LinearSegments, each
   // piece has its own accumulator, and the pieces are added in a fixed pairwise tree, so that a
@@ -46,7 +51,15 @@ struct LinearSpec {
 struct WeightPart {
   const void* data;      // [out_features, K] or [K, out_features], as LinearSpec::layout says
   int64_t out_features;  // parts sum to N
-  DType dtype;           // of `data`; rounded to compute_dtype if that is narrower
+  DType dtype;           // of `data`; rounded to the weight type if that is narrower
+  // What runs of inputs are to be multiplied with, as quantised checkpoints have them:
+  // [out_features, K / length of a run]. Empty: `data` has the very numbers.
+  std::span<const float> scales = {};
+};
+
+struct PackedFormat {
+  std::string id;     // a version of the packed bytes: a cache made under another is packed again
+  size_t size_bytes;  // of the layer
 };
 
 // A prepared linear layer; belongs to the backend that made it and outlives nothing of it.

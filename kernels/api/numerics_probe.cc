@@ -241,18 +241,19 @@ class Probe {
     const ProbeShape& s = shape_;
     const LinearSpec spec{.in_features = s.features,
                           .out_features = s.outputs,
+                          .weight_type = WeightTypeOf(dtype_),
                           .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
                           .segmented = segmented};
     const std::vector<std::byte> weights = HostNumbers(dtype_, s.outputs, s.features, 0.1f);
-    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, backend_.PackedLinearBytes(spec));
-    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(packed_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, backend_.GetPackedFormat(spec));
+    TANDEM_ASSIGN_OR_RETURN(const PinnedBuffer packed, backend_.AllocatePinned(format.size_bytes));
     const WeightPart part{weights.data(), s.outputs, dtype_};
-    const std::span<std::byte> packed_span(packed.data(), packed_bytes);
+    const std::span<std::byte> packed_span(packed.data(), packed.size_bytes());
     TANDEM_RETURN_IF_ERROR(backend_.PackLinear(spec, {&part, 1}, packed_span));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer placed, backend_.PlaceWeights(packed_span));
     TANDEM_ASSIGN_OR_RETURN(const std::unique_ptr<LinearOp> op,
-                            backend_.PrepareLinear(spec, placed.data(), packed_bytes));
+                            backend_.PrepareLinear(spec, placed.data(), placed.size_bytes()));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, Numbers(dtype_, s.rows, s.features, 2.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer bias, Numbers(DType::kF32, 1, s.outputs, 1.0f));
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
@@ -300,8 +301,8 @@ class Probe {
     const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
     const int64_t row_floats = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
     const int32_t num_blocks = (s.positions + s.block_tokens - 1) / s.block_tokens;
-    const KvTileShape tile{s.block_tokens, s.head_dim, dtype_};
-    TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile));
+    const KvTileShape tile{s.block_tokens, s.head_dim, KvTypeOf(dtype_)};
+    TANDEM_ASSIGN_OR_RETURN(const KvTileFormat format, backend_.GetKvTileFormat(tile, dtype_));
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool,
                             Zeros(static_cast<int64_t>(block_bytes) * num_blocks));
@@ -350,7 +351,8 @@ class Probe {
          .kv = kv,
          .query_out = query.data(),
          .num_tokens = s.positions,
-         .num_heads = s.heads}));
+         .num_heads = s.heads,
+         .compute_dtype = dtype_}));
     TANDEM_RETURN_IF_ERROR(Hash("query", dtype_, query));
     TANDEM_RETURN_IF_ERROR(Hash("kv blocks", dtype_, pool));
 
@@ -374,6 +376,7 @@ class Probe {
                                                       .num_sequences = 1,
                                                       .max_blocks = num_blocks,
                                                       .num_heads = s.heads,
+                                                      .compute_dtype = dtype_,
                                                       .softmax_scale = 0.15f,
                                                       .window = window}));
     TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", dtype_, output));
@@ -389,6 +392,7 @@ class Probe {
          .num_sequences = 1,
          .max_blocks = num_blocks,
          .num_heads = s.heads,
+         .compute_dtype = dtype_,
          .softmax_scale = 0.15f,
          .window = window}));
     return Hash("decode_attention", dtype_, row);

@@ -144,6 +144,12 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
     TANDEM_RETURN_IF_ERROR(
         InRange("linear", "out_features of a part", part.out_features, 1, kMaxFeatures));
     out_features += part.out_features;
+    // Every type of today keeps numbers, none runs of them.
+    if (!part.scales.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("linear: a part has %d scales, weights of type %s are packed without",
+                          part.scales.size(), NameOf(spec.weight_type)));
+    }
   }
   if (out_features != spec.out_features) {
     return absl::InvalidArgumentError(

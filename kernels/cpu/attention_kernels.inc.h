@@ -365,18 +365,20 @@ struct Attention {
     }
   }
 
-  static void Finish(int head_dim, DType dtype, AttentionPartial partial, const float* accumulator,
+  static void Finish(int head_dim, AttentionPartial partial, const float* accumulator,
                      void* output) {
     for (int d = 0; d < head_dim; d += kLanes) {
       // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
       const F32x16 y = LoadF32(accumulator + d) / partial.sum + 0.0f;
-      StoreLanes(dtype, output, d, y, head_dim - d < kLanes ? head_dim - d : kLanes);
+      StoreLanes(kDType, output, d, y, head_dim - d < kLanes ? head_dim - d : kLanes);
     }
   }
 
   static constexpr AttentionKernels Table() {
     static_assert(kP == (kDType == DType::kBF16 ? 2 : 1));
-    return AttentionKernels{.max_rows = kMaxRows,
+    return AttentionKernels{.kv_type = KvTypeOf(kDType),
+                            .compute_dtype = kDType,
+                            .max_rows = kMaxRows,
                             .tile_format = kP == 2 ? "cpu.1.p2.bf16" : "cpu.1.p1.f32",
                             .tile_bytes = TileBytes,
                             .rotary_kv_write = RotaryKvWrite,

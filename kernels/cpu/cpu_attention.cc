@@ -32,6 +32,7 @@ struct Problem {
   const int32_t* block_table;
   int64_t max_blocks;
   int num_heads;
+  DType compute_dtype;
   float softmax_scale;
   int64_t window;
 };
@@ -44,6 +45,7 @@ Problem ProblemOf(const Args& args) {
                  .block_table = args.block_table,
                  .max_blocks = args.max_blocks,
                  .num_heads = args.num_heads,
+                 .compute_dtype = args.compute_dtype,
                  .softmax_scale = args.softmax_scale,
                  .window = args.window};
 }
@@ -59,7 +61,7 @@ template <typename QueryStart, typename NumCached>
 Rows RowsOf(const Problem& problem, const Job& job, QueryStart query_start, NumCached num_cached) {
   const int group = problem.num_heads / problem.kv->num_kv_heads;
   const size_t head_bytes =
-      static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.kv->shape.dtype);
+      static_cast<size_t>(problem.kv->shape.head_dim) * SizeOf(problem.compute_dtype);
   Rows rows;
   for (int r = 0; r < job.num_rows; ++r) {
     const int64_t token = (job.first_row + r) / group;
@@ -99,7 +101,7 @@ void FinishRows(const AttentionKernels& kernels, const Problem& problem, const J
       const int64_t part = s * job.num_rows + r;
       kernels.merge(head_dim, partials[part], accumulators + part * stride, &partial, total.data());
     }
-    kernels.finish(head_dim, problem.kv->shape.dtype, partial, total.data(), rows.outputs[r]);
+    kernels.finish(head_dim, partial, total.data(), rows.outputs[r]);
   }
 }
 
@@ -124,8 +126,7 @@ void RunJob(const AttentionKernels& kernels, const Problem& problem, const Job& 
     }
   }
   for (int r = 0; r < job.num_rows; ++r) {
-    kernels.finish(head_dim, problem.kv->shape.dtype, partials[r], accumulators.data() + r * stride,
-                   rows.outputs[r]);
+    kernels.finish(head_dim, partials[r], accumulators.data() + r * stride, rows.outputs[r]);
   }
 }
 

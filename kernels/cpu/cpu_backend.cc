@@ -33,37 +33,36 @@ class CpuBackend final : public HostBackend {
   std::string name() const override { return "cpu"; }
   std::string isa() const override { return table_.isa; }
 
-  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                               DType compute_dtype) const override {
     TANDEM_RETURN_IF_ERROR(Validate(shape));
-    const AttentionKernels& attention = AttentionOf(shape.dtype);
-    return KvTileFormat{.id = attention.tile_format, .tile_bytes = attention.tile_bytes(shape)};
+    TANDEM_ASSIGN_OR_RETURN(const AttentionKernels* const attention,
+                            FindAttention(shape.type, compute_dtype));
+    return KvTileFormat{.id = attention->tile_format, .tile_bytes = attention->tile_bytes(shape)};
   }
 
-  std::string pack_format(DType compute_dtype) const override {
-    const GemmKernels& gemm = GemmOf(compute_dtype);
-    return absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
-                           NameOf(compute_dtype));
-  }
-
-  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
     TANDEM_RETURN_IF_ERROR(Validate(spec));
-    return CpuPackedBytes(GemmOf(spec.compute_dtype), spec);
+    TANDEM_ASSIGN_OR_RETURN(const GemmKernels* const gemm, FindGemm(spec));
+    return CpuPackedFormat(*gemm, spec);
   }
 
   absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                           std::span<std::byte> packed) const override {
-    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, packed_bytes));
-    CpuPack(GemmOf(spec.compute_dtype), spec, parts, packed.data());
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, format.size_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const GemmKernels* const gemm, FindGemm(spec));
+    CpuPack(*gemm, spec, parts, packed.data());
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
                                                           DevicePtr<const std::byte> packed,
                                                           size_t size_bytes) override {
-    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, packed_bytes));
-    return CpuPrepare(GemmOf(spec.compute_dtype), spec, OnHost(packed));
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, format.size_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const GemmKernels* const gemm, FindGemm(spec));
+    return CpuPrepare(*gemm, spec, OnHost(packed));
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override {
@@ -142,27 +141,26 @@ class CpuBackend final : public HostBackend {
   }
 
   absl::Status RotaryKvWrite(const RotaryKvWriteArgs& device_args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    TANDEM_ASSIGN_OR_RETURN(const AttentionKernels* const attention, CheckedAttention(device_args));
     const HostRotaryKvWriteArgs args = OnHost(device_args);
-    const AttentionKernels& attention = AttentionOf(args.kv.shape.dtype);
     const int64_t heads = args.num_heads + 2 * args.kv.num_kv_heads;
     Share(args.num_tokens, heads * args.kv.shape.head_dim,
-          [&](int64_t begin, int64_t end) { attention.rotary_kv_write(args, begin, end); });
+          [&](int64_t begin, int64_t end) { attention->rotary_kv_write(args, begin, end); });
     return absl::OkStatus();
   }
 
   absl::Status DecodeAttention(const DecodeAttentionArgs& device_args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    TANDEM_ASSIGN_OR_RETURN(const AttentionKernels* const attention, CheckedAttention(device_args));
     const HostDecodeAttentionArgs args = OnHost(device_args);
     const KernelFloatScope scope;
-    return CpuDecodeAttention(AttentionOf(args.kv.shape.dtype), args, &pool_, &scratch_);
+    return CpuDecodeAttention(*attention, args, &pool_, &scratch_);
   }
 
   absl::Status PrefillAttention(const PrefillAttentionArgs& device_args) override {
-    TANDEM_RETURN_IF_ERROR(Validate(device_args, TileBytesOf(device_args.kv)));
+    TANDEM_ASSIGN_OR_RETURN(const AttentionKernels* const attention, CheckedAttention(device_args));
     const HostPrefillAttentionArgs args = OnHost(device_args);
     const KernelFloatScope scope;
-    return CpuPrefillAttention(AttentionOf(args.kv.shape.dtype), args, &pool_, &scratch_);
+    return CpuPrefillAttention(*attention, args, &pool_, &scratch_);
   }
 
   absl::Status CopyBlocks(const CopyBlocksArgs& device_args) override {
@@ -190,15 +188,36 @@ class CpuBackend final : public HostBackend {
   uint64_t work_done() const override { return pool_.items_done(); }
 
  private:
-  const GemmKernels& GemmOf(DType dtype) const { return table_.gemm[static_cast<int>(dtype)]; }
-  const AttentionKernels& AttentionOf(DType dtype) const {
-    return table_.attention[static_cast<int>(dtype)];
+  absl::StatusOr<const GemmKernels*> FindGemm(const LinearSpec& spec) const {
+    for (const GemmKernels& gemm : table_.gemm) {
+      if (gemm.weight_type == spec.weight_type && gemm.compute_dtype == spec.compute_dtype) {
+        return &gemm;
+      }
+    }
+    return absl::FailedPreconditionError(
+        absl::StrFormat("linear: no kernel of the cpu computes in %s with weights of type %s",
+                        NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
   }
 
-  // 0 where the pool cannot be valid; Validate then says why.
-  size_t TileBytesOf(const KvPoolView& kv) const {
-    if (!Validate(kv.shape).ok()) return 0;
-    return AttentionOf(kv.shape.dtype).tile_bytes(kv.shape);
+  absl::StatusOr<const AttentionKernels*> FindAttention(KvType kv_type, DType compute_dtype) const {
+    for (const AttentionKernels& attention : table_.attention) {
+      if (attention.kv_type == kv_type && attention.compute_dtype == compute_dtype) {
+        return &attention;
+      }
+    }
+    return absl::FailedPreconditionError(
+        absl::StrFormat("attention: no kernel of the cpu computes in %s with KV of type %s",
+                        NameOf(compute_dtype), NameOf(kv_type)));
+  }
+
+  // The kernels for `args`, which are valid.
+  template <typename Args>
+  absl::StatusOr<const AttentionKernels*> CheckedAttention(const Args& args) const {
+    TANDEM_RETURN_IF_ERROR(Validate(args.kv.shape));
+    TANDEM_ASSIGN_OR_RETURN(const AttentionKernels* const attention,
+                            FindAttention(args.kv.shape.type, args.compute_dtype));
+    TANDEM_RETURN_IF_ERROR(Validate(args, attention->tile_bytes(args.kv.shape)));
+    return attention;
   }
 
   // Calls body(begin, end) for ranges of `count` rows of `cost` elements each.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 
@@ -105,9 +106,12 @@ void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void
 
 }  // namespace
 
-size_t CpuPackedBytes(const GemmKernels& gemm, const LinearSpec& spec) {
-  return static_cast<size_t>(CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) *
-                             PanelBytes(gemm, spec.in_features));
+PackedFormat CpuPackedFormat(const GemmKernels& gemm, const LinearSpec& spec) {
+  return {
+      .id = absl::StrFormat("cpu.1.n%d.k%d.%s", gemm.panel_outputs, gemm.k_per_unit,
+                            NameOf(spec.weight_type)),
+      .size_bytes = static_cast<size_t>(CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs) *
+                                        PanelBytes(gemm, spec.in_features))};
 }
 
 void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
@@ -119,12 +123,12 @@ void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const We
                 std::byte{0});
   }
   if (spec.in_features % gemm.k_per_unit != 0) {
-    std::fill_n(packed, CpuPackedBytes(gemm, spec), std::byte{0});
+    std::fill_n(packed, CpuPackedFormat(gemm, spec).size_bytes, std::byte{0});
   }
   int64_t first = 0;
   for (const WeightPart& part : parts) {
     const bool from_f32 = part.dtype == DType::kF32;
-    if (spec.compute_dtype == DType::kF32) {
+    if (spec.weight_type == WeightType::kF32) {
       (from_f32 ? PackPart<float, float> : PackPart<Bfloat16, float>)(gemm, spec, part, first,
                                                                       packed);
     } else {

@@ -18,7 +18,7 @@
 
 namespace tandem {
 
-size_t CpuPackedBytes(const GemmKernels& gemm, const LinearSpec& spec);
+PackedFormat CpuPackedFormat(const GemmKernels& gemm, const LinearSpec& spec);
 void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
              std::byte* packed);
 // `gemm` outlives the operation, as `packed` does.

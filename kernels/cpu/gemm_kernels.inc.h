@@ -208,7 +208,10 @@ struct Gemm {
 
   template <typename Element>
   static constexpr GemmKernels Table() {
-    return GemmKernels{.panel_outputs = kPanelOutputs,
+    constexpr DType kDType = sizeof(Element) == 4 ? DType::kF32 : DType::kBF16;
+    return GemmKernels{.weight_type = WeightTypeOf(kDType),
+                       .compute_dtype = kDType,
+                       .panel_outputs = kPanelOutputs,
                        .k_per_unit = Policy::kPerUnit,
                        .weight_unit_bytes = Policy::kWeightVectorBytes / kLanes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,

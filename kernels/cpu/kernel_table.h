@@ -40,6 +40,8 @@ struct GemmTask {
 };
 
 struct GemmKernels {
+  WeightType weight_type;
+  DType compute_dtype;
   int panel_outputs;
   int k_per_unit;
   size_t weight_unit_bytes;      // one unit of one output in a panel
@@ -70,6 +72,8 @@ struct AttentionTask {
 };
 
 struct AttentionKernels {
+  KvType kv_type;
+  DType compute_dtype;
   int max_rows;
   const char* tile_format;  // KvTileFormat::id
   size_t (*tile_bytes)(const KvTileShape& shape);
@@ -81,8 +85,7 @@ struct AttentionKernels {
   // left = left merged with right.
   void (*merge)(int head_dim, AttentionPartial right, const float* right_accumulator,
                 AttentionPartial* left, float* left_accumulator);
-  void (*finish)(int head_dim, DType dtype, AttentionPartial partial, const float* accumulator,
-                 void* output);
+  void (*finish)(int head_dim, AttentionPartial partial, const float* accumulator, void* output);
 };
 
 // D rounded up to whole vectors.
@@ -91,8 +94,9 @@ constexpr int AttentionAccumulatorStride(int head_dim) { return (head_dim + 15) 
 struct KernelTable {
   const char* isa;
   RowKernels rows;
-  GemmKernels gemm[2];            // by DType
-  AttentionKernels attention[2];  // by DType
+  // One for each pair of types that are computed together.
+  GemmKernels gemm[2];
+  AttentionKernels attention[2];
 };
 
 // Rows of tile `index` when num_rows rows make equal tiles of at most max_tile_rows.

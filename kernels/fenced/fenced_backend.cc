@@ -102,14 +102,12 @@ class FencedBackend final : public Backend {
   absl::Status Wait(DeviceEvent event) override { return stream_.Wait(event.ticket); }
   absl::Status Synchronize() override { return Wait(Record()); }
 
-  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
-    return inner_->GetKvTileFormat(shape);
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                               DType compute_dtype) const override {
+    return inner_->GetKvTileFormat(shape, compute_dtype);
   }
-  std::string pack_format(DType compute_dtype) const override {
-    return inner_->pack_format(compute_dtype);
-  }
-  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
-    return inner_->PackedLinearBytes(spec);
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
+    return inner_->GetPackedFormat(spec);
   }
   absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                           std::span<std::byte> packed) const override {
@@ -232,7 +230,8 @@ class FencedBackend final : public Backend {
   template <typename Args>
   absl::Status Check(const Args& args) const {
     if constexpr (requires { args.kv; }) {
-      const absl::StatusOr<KvTileFormat> format = inner_->GetKvTileFormat(args.kv.shape);
+      const absl::StatusOr<KvTileFormat> format =
+          inner_->GetKvTileFormat(args.kv.shape, args.compute_dtype);
       return Validate(args, format.ok() ? format->tile_bytes : 0);
     } else {
       return Validate(args);

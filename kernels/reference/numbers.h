@@ -27,6 +27,14 @@ inline float Round(DType dtype, float value) {
   return dtype == DType::kF32 ? value : ToFloat(ToBfloat16(value));
 }
 
+// Of one number of packed weights, or of a tile: the reference keeps both as plain arrays.
+constexpr DType ElementType(WeightType type) {
+  return type == WeightType::kF32 ? DType::kF32 : DType::kBF16;
+}
+constexpr DType ElementType(KvType type) {
+  return type == KvType::kF32 ? DType::kF32 : DType::kBF16;
+}
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_REFERENCE_NUMBERS_H_

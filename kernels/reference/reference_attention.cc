@@ -24,7 +24,8 @@ std::byte* Tile(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_h
 
 float ReadKv(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
              int d) {
-  return Load(kv.shape.dtype, Tile(kv, block, is_value, kv_head), offset * kv.shape.head_dim + d);
+  return Load(ElementType(kv.shape.type), Tile(kv, block, is_value, kv_head),
+              offset * kv.shape.head_dim + d);
 }
 
 // Running softmax: the sum is Σ exp(score − max), the accumulator Σ exp(score − max) · V.
@@ -41,6 +42,7 @@ struct Row {
   const void* query;  // at query_begin: [D]
   int64_t query_begin;
   int kv_head;
+  DType compute_dtype;
   float softmax_scale;
   int64_t first_visible;  // positions [first_visible, num_visible) are seen
   int64_t num_visible;
@@ -53,7 +55,7 @@ float Score(const Row& row, int64_t position) {
   const int64_t block = row.blocks[position / shape.block_tokens];
   float sum = 0.0f;
   for (int d = 0; d < shape.head_dim; ++d) {
-    sum = sum + Load(shape.dtype, row.query, row.query_begin + d) *
+    sum = sum + Load(row.compute_dtype, row.query, row.query_begin + d) *
                     ReadKv(*row.kv, block, false, row.kv_head, position % shape.block_tokens, d);
   }
   return sum * row.softmax_scale;
@@ -73,7 +75,7 @@ void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
   float lanes[kLanes] = {};
   for (int i = 0; i < kAttentionTileTokens; ++i) {
     // What multiplies V is what is summed.
-    weights[i] = Round(shape.dtype, Exp(weights[i] - max));
+    weights[i] = Round(row.compute_dtype, Exp(weights[i] - max));
     lanes[i % kLanes] = lanes[i % kLanes] + weights[i];
   }
   partial->max = max;
@@ -122,7 +124,7 @@ void Attend(const Row& row, void* output, int64_t output_begin) {
   }
   for (int d = 0; d < row.kv->shape.head_dim; ++d) {
     // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
-    Store(row.kv->shape.dtype, output, output_begin + d, total.accumulator[d] / total.sum + 0.0f);
+    Store(row.compute_dtype, output, output_begin + d, total.accumulator[d] / total.sum + 0.0f);
   }
 }
 
@@ -137,6 +139,7 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
                   .query = args.query,
                   .query_begin = begin,
                   .kv_head = h / group,
+                  .compute_dtype = args.compute_dtype,
                   .softmax_scale = args.softmax_scale,
                   .first_visible = FirstVisible(num_visible, args.window),
                   .num_visible = num_visible};
@@ -147,9 +150,10 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
 }  // namespace
 
 KvTileFormat ReferenceTileFormat(const KvTileShape& shape) {
-  return KvTileFormat{.id = std::string("reference.1.") + NameOf(shape.dtype),
+  return KvTileFormat{.id = std::string("reference.1.") + NameOf(shape.type),
                       .tile_bytes = static_cast<size_t>(shape.block_tokens) *
-                                    static_cast<size_t>(shape.head_dim) * SizeOf(shape.dtype)};
+                                    static_cast<size_t>(shape.head_dim) *
+                                    SizeOf(ElementType(shape.type))};
 }
 
 void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
@@ -165,6 +169,7 @@ void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
 
 void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
   const HostKvPoolView& kv = args.kv;
+  const DType element = ElementType(kv.shape.type);
   const int head_dim = kv.shape.head_dim;
   const int half = head_dim / 2;
   // `head`, or its norm.
@@ -190,7 +195,7 @@ void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
       const std::vector<float> head =
           normed(args.query + t * args.input_stride + int64_t{h} * head_dim, args.query_norm);
       for (int d = 0; d < head_dim; ++d) {
-        Store(kv.shape.dtype, args.query_out, (t * args.num_heads + h) * head_dim + d,
+        Store(args.compute_dtype, args.query_out, (t * args.num_heads + h) * head_dim + d,
               rotated(head, d));
       }
     }
@@ -201,8 +206,8 @@ void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
           normed(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm);
       const float* value = args.value + t * args.input_stride + int64_t{g} * head_dim;
       for (int d = 0; d < head_dim; ++d) {
-        Store(kv.shape.dtype, Tile(kv, block, false, g), offset * head_dim + d, rotated(key, d));
-        Store(kv.shape.dtype, Tile(kv, block, true, g), offset * head_dim + d, value[d]);
+        Store(element, Tile(kv, block, false, g), offset * head_dim + d, rotated(key, d));
+        Store(element, Tile(kv, block, true, g), offset * head_dim + d, value[d]);
       }
     }
   }

@@ -33,24 +33,22 @@ class ReferenceBackend final : public HostBackend {
   std::string name() const override { return "reference"; }
   std::string isa() const override { return "reference"; }
 
-  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape) const override {
+  // Whatever is stored is read as a number and computed with as `compute_dtype` wants it.
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                               DType /*compute_dtype*/) const override {
     TANDEM_RETURN_IF_ERROR(Validate(shape));
     return ReferenceTileFormat(shape);
   }
 
-  std::string pack_format(DType compute_dtype) const override {
-    return std::string("reference.1.") + NameOf(compute_dtype);
-  }
-
-  absl::StatusOr<size_t> PackedLinearBytes(const LinearSpec& spec) const override {
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
     TANDEM_RETURN_IF_ERROR(Validate(spec));
-    return ReferencePackedBytes(spec);
+    return ReferencePackedFormat(spec);
   }
 
   absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                           std::span<std::byte> packed) const override {
-    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, packed_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, format.size_bytes));
     ReferencePack(spec, parts, packed.data());
     return absl::OkStatus();
   }
@@ -58,8 +56,8 @@ class ReferenceBackend final : public HostBackend {
   absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
                                                           DevicePtr<const std::byte> packed,
                                                           size_t size_bytes) override {
-    TANDEM_ASSIGN_OR_RETURN(const size_t packed_bytes, PackedLinearBytes(spec));
-    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, packed_bytes));
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, format.size_bytes));
     return ReferencePrepare(spec, OnHost(packed));
   }
 

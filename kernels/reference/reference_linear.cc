@@ -1,6 +1,7 @@
 #include "kernels/reference/reference_linear.h"
 
 #include <optional>
+#include <string>
 
 #include "kernels/reference/numbers.h"
 #include "runtime/base/check.h"
@@ -19,11 +20,12 @@ class ReferenceLinearOp final : public LinearOp {
 };
 
 // One accumulator, k ascending.
-float Dot(DType dtype, const void* x, int64_t x_begin, const void* w, int64_t w_begin,
+float Dot(const LinearSpec& spec, const void* x, int64_t x_begin, const void* w, int64_t w_begin,
           int64_t count) {
+  const DType weight = ElementType(spec.weight_type);
   float sum = 0.0f;
   for (int64_t k = 0; k < count; ++k) {
-    sum = sum + Load(dtype, x, x_begin + k) * Load(dtype, w, w_begin + k);
+    sum = sum + Load(spec.compute_dtype, x, x_begin + k) * Load(weight, w, w_begin + k);
   }
   return sum;
 }
@@ -35,7 +37,7 @@ std::optional<float> SegmentTree(const LinearSpec& spec, const void* x, int64_t 
     const int64_t begin = LinearSegmentBegin(spec.in_features, first);
     const int64_t end = LinearSegmentBegin(spec.in_features, first + 1);
     if (begin == end) return std::nullopt;
-    return Dot(spec.compute_dtype, x, x_begin + begin, w, w_begin + begin, end - begin);
+    return Dot(spec, x, x_begin + begin, w, w_begin + begin, end - begin);
   }
   const auto left = SegmentTree(spec, x, x_begin, w, w_begin, first, count / 2);
   const auto right = SegmentTree(spec, x, x_begin, w, w_begin, first + count / 2, count / 2);
@@ -46,8 +48,10 @@ std::optional<float> SegmentTree(const LinearSpec& spec, const void* x, int64_t 
 
 }  // namespace
 
-size_t ReferencePackedBytes(const LinearSpec& spec) {
-  return static_cast<size_t>(spec.in_features * spec.out_features) * SizeOf(spec.compute_dtype);
+PackedFormat ReferencePackedFormat(const LinearSpec& spec) {
+  return {.id = std::string("reference.1.") + NameOf(spec.weight_type),
+          .size_bytes = static_cast<size_t>(spec.in_features * spec.out_features) *
+                        SizeOf(ElementType(spec.weight_type))};
 }
 
 void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed) {
@@ -57,7 +61,7 @@ void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, st
       for (int64_t k = 0; k < spec.in_features; ++k) {
         const int64_t from = spec.layout == WeightLayout::kOutIn ? n * spec.in_features + k
                                                                  : k * part.out_features + n;
-        Store(spec.compute_dtype, packed, (first + n) * spec.in_features + k,
+        Store(ElementType(spec.weight_type), packed, (first + n) * spec.in_features + k,
               Load(part.dtype, part.data, from));
       }
     }
@@ -76,10 +80,9 @@ void ReferenceLinear(const HostLinearArgs& args) {
   const int64_t in = spec.in_features;
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t n = 0; n < spec.out_features; ++n) {
-      float sum =
-          spec.segmented
-              ? *SegmentTree(spec, args.input, r * in, op->packed(), n * in, 0, kNumLinearSegments)
-              : Dot(spec.compute_dtype, args.input, r * in, op->packed(), n * in, in);
+      float sum = spec.segmented ? *SegmentTree(spec, args.input, r * in, op->packed(), n * in, 0,
+                                                kNumLinearSegments)
+                                 : Dot(spec, args.input, r * in, op->packed(), n * in, in);
       if (args.bias != nullptr) sum = sum + args.bias[n];
       Store(spec.output_dtype, args.output, r * spec.out_features + n, sum);
     }

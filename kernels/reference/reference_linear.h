@@ -1,4 +1,4 @@
-// Linear layers in plain scalar code. Packed weights: [N, K] row-major in the compute type.
+// Linear layers in plain scalar code. Packed weights: [N, K] row-major in the weight type.
 
 #ifndef TANDEM_KERNELS_REFERENCE_REFERENCE_LINEAR_H_
 #define TANDEM_KERNELS_REFERENCE_REFERENCE_LINEAR_H_
@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-size_t ReferencePackedBytes(const LinearSpec& spec);
+PackedFormat ReferencePackedFormat(const LinearSpec& spec);
 void ReferencePack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed);
 std::unique_ptr<LinearOp> ReferencePrepare(const LinearSpec& spec, const std::byte* packed);
 void ReferenceLinear(const HostLinearArgs& args);

@@ -55,7 +55,7 @@ absl::StatusOr<Sha256Digest> ProbeSampling(Backend* backend) {
 std::string KvClass(const Model& model, const KvLayout& layout) {
   return HexSha256(absl::StrFormat(
       "kv_class\n%s\n%s tile=%s/%d block=%d layers=%d heads=%d dim=%d bytes=%d\n", model.Digest(),
-      NameOf(layout.tile_shape.dtype), layout.tile_format.id, layout.tile_format.tile_bytes,
+      NamesOf(model.types()), layout.tile_format.id, layout.tile_format.tile_bytes,
       layout.tile_shape.block_tokens, layout.num_layers, layout.num_kv_heads,
       layout.tile_shape.head_dim, layout.block_bytes));
 }
@@ -68,10 +68,9 @@ absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest probe,
                           ProbeNumerics(*backend, ProbedOptionsOf(model)));
   TANDEM_ASSIGN_OR_RETURN(const Sha256Digest draws, ProbeSampling(backend));
-  return HexSha256(absl::StrFormat("numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion,
-                                   model.Digest(), NameOf(model.compute_dtype()),
-                                   HexOf(probe.data(), probe.size()),
-                                   HexOf(draws.data(), draws.size())));
+  return HexSha256(absl::StrFormat(
+      "numerics_id\n%d\n%s\n%s\n%s\n%s\n", kNumericsVersion, model.Digest(), NamesOf(model.types()),
+      HexOf(probe.data(), probe.size()), HexOf(draws.data(), draws.size())));
 }
 
 }  // namespace tandem

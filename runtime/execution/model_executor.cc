@@ -63,9 +63,8 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const ModelExecutorOptions& options, const Model* model, Backend* backend,
     const PoolMemory& memory) {
   TANDEM_RETURN_IF_ERROR(CheckOptions(options, model->config()));
-  TANDEM_ASSIGN_OR_RETURN(
-      KvLayout layout,
-      KvLayout::Make(model->config(), *backend, model->compute_dtype(), options.block_tokens));
+  TANDEM_ASSIGN_OR_RETURN(KvLayout layout, KvLayout::Make(model->config(), *backend, model->types(),
+                                                          options.block_tokens));
   const size_t pool_bytes = layout.block_bytes * static_cast<size_t>(options.num_blocks);
   std::unique_ptr<ModelExecutor> executor(
       new ModelExecutor(options, model, backend, std::move(layout)));

@@ -64,7 +64,7 @@ absl::Status Decoder::Allocate(const KvLayout& layout, DevicePtr<std::byte> pool
     TANDEM_ASSIGN_OR_RETURN(sin_, backend_->Allocate(angles_bytes));
   }
   for (const Scratch& one :
-       ListScratch(config_, model_.compute_dtype(), model_.spec().layers[0].ffn_in.out_features(),
+       ListScratch(config_, model_.types().compute, model_.spec().layers[0].ffn_in.out_features(),
                    max_tokens_, max_logit_rows_)) {
     TANDEM_ASSIGN_OR_RETURN(this->*one.buffer,
                             backend_->Allocate(static_cast<size_t>(one.bytes())));
@@ -115,7 +115,7 @@ absl::Status Decoder::Embed(const StepArrays& arrays) {
                                               .output = residual_.as<float>(),
                                               .num_rows = num_rows_,
                                               .features = config_.hidden_size,
-                                              .table_dtype = model_.compute_dtype()}));
+                                              .table_dtype = model_.types().compute}));
   if (model_.spec().positions != PositionKind::kRotary) return absl::OkStatus();
   return backend_->RotaryTable({.positions = arrays.positions,
                                 .inv_freq = inv_freq_.as<float>(),
@@ -162,7 +162,8 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                .kv = kv,
                                .query_out = query_.data(),
                                .num_tokens = num_rows_,
-                               .num_heads = num_heads}));
+                               .num_heads = num_heads,
+                               .compute_dtype = model_.types().compute}));
   const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
   if (input.num_decodes > 0) {
     TANDEM_RETURN_IF_ERROR(backend_->DecodeAttention({.query = query_.data(),
@@ -173,12 +174,13 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                                       .num_sequences = input.num_decodes,
                                                       .max_blocks = input.max_blocks,
                                                       .num_heads = num_heads,
+                                                      .compute_dtype = model_.types().compute,
                                                       .softmax_scale = scale,
                                                       .window = window}));
   }
   if (input.num_prefills == 0) return absl::OkStatus();
   const int64_t decode_bytes = input.num_decodes * config_.query_size() *
-                               static_cast<int64_t>(SizeOf(model_.compute_dtype()));
+                               static_cast<int64_t>(SizeOf(model_.types().compute));
   return backend_->PrefillAttention({.query = query_.data() + decode_bytes,
                                      .kv = kv,
                                      .block_table = arrays.prefill_blocks,
@@ -188,6 +190,7 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                      .num_sequences = input.num_prefills,
                                      .max_blocks = input.max_blocks,
                                      .num_heads = num_heads,
+                                     .compute_dtype = model_.types().compute,
                                      .softmax_scale = scale,
                                      .window = window});
 }
@@ -201,7 +204,7 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
                               .num_rows = rows,
                               .features = config_.hidden_size,
                               .epsilon = config_.norm_epsilon,
-                              .output_dtype = model_.compute_dtype()});
+                              .output_dtype = model_.types().compute});
   }
   return backend_->LayerNorm({.input = input,
                               .weight = weights.weight,
@@ -210,7 +213,7 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
                               .num_rows = rows,
                               .features = config_.hidden_size,
                               .epsilon = config_.norm_epsilon,
-                              .output_dtype = model_.compute_dtype()});
+                              .output_dtype = model_.types().compute});
 }
 
 absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
@@ -232,14 +235,14 @@ absl::Status Decoder::Activate(int64_t rows) {
                              .num_rows = rows,
                              .features = config_.ffn_size,
                              .input_dtype = DType::kF32,
-                             .output_dtype = model_.compute_dtype()});
+                             .output_dtype = model_.types().compute});
   }
   return backend_->Gelu({.input = input,
                          .output = ffn_act_.data(),
                          .num_rows = rows,
                          .features = config_.ffn_size,
                          .input_dtype = DType::kF32,
-                         .output_dtype = model_.compute_dtype()});
+                         .output_dtype = model_.types().compute});
 }
 
 absl::Status Decoder::AddToResidual(int64_t rows) {

@@ -5,12 +5,13 @@
 namespace tandem {
 
 absl::StatusOr<KvLayout> KvLayout::Make(const ModelConfig& config, const Backend& backend,
-                                        DType kv_dtype, int block_tokens) {
+                                        const ModelTypes& types, int block_tokens) {
   KvLayout layout;
   layout.tile_shape = {.block_tokens = block_tokens,
                        .head_dim = static_cast<int>(config.head_dim),
-                       .dtype = kv_dtype};
-  TANDEM_ASSIGN_OR_RETURN(layout.tile_format, backend.GetKvTileFormat(layout.tile_shape));
+                       .type = types.kv};
+  TANDEM_ASSIGN_OR_RETURN(layout.tile_format,
+                          backend.GetKvTileFormat(layout.tile_shape, types.compute));
   layout.num_layers = static_cast<int>(config.num_layers);
   layout.num_kv_heads = static_cast<int>(config.num_kv_heads);
   layout.layer_bytes = KvLayerBytes(layout.tile_format.tile_bytes, layout.num_kv_heads);
@@ -32,9 +33,9 @@ std::vector<KvPoolView> KvLayout::Views(DevicePtr<std::byte> base) const {
 }
 
 absl::StatusOr<size_t> KvBytesPerBlock(const ModelConfig& config, const Backend& backend,
-                                       DType kv_dtype, int block_tokens) {
+                                       const ModelTypes& types, int block_tokens) {
   TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
-                          KvLayout::Make(config, backend, kv_dtype, block_tokens));
+                          KvLayout::Make(config, backend, types, block_tokens));
   return layout.block_bytes;
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/api/backend.h"
 #include "kernels/api/kv_pool.h"
 #include "runtime/config/model_config.h"
+#include "runtime/model/model_types.h"
 
 namespace tandem {
 
@@ -23,9 +24,9 @@ struct KvLayout {
   size_t layer_bytes = 0;
   size_t block_bytes = 0;  // A multiple of 64.
 
-  // InvalidArgument if the backend has no tile of that shape.
+  // Errors as of Backend::GetKvTileFormat.
   static absl::StatusOr<KvLayout> Make(const ModelConfig& config, const Backend& backend,
-                                       DType kv_dtype, int block_tokens);
+                                       const ModelTypes& types, int block_tokens);
 
   // One view a layer of the pool at `base`.
   std::vector<KvPoolView> Views(DevicePtr<std::byte> base) const;
@@ -33,7 +34,7 @@ struct KvLayout {
 
 // What a block of `block_tokens` takes: for sizing a pool before it exists.
 absl::StatusOr<size_t> KvBytesPerBlock(const ModelConfig& config, const Backend& backend,
-                                       DType kv_dtype, int block_tokens);
+                                       const ModelTypes& types, int block_tokens);
 
 }  // namespace tandem
 

@@ -21,7 +21,7 @@ struct OpenedModel {
   std::unique_ptr<WeightSource> source;
   ModelSpec spec;
   TensorType stored_type = TensorType::kF32;
-  DType compute_dtype = DType::kF32;
+  ModelTypes types;
 };
 
 // The narrowest type that holds every matrix. Vectors are computed in f32 in any case.
@@ -65,7 +65,8 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   opened.spec = MakeModelSpec(opened.config, *opened.source);
   TANDEM_RETURN_IF_ERROR(CheckTotal(opened.config, opened.spec));
   opened.stored_type = StoredType(opened.spec, *opened.source);
-  TANDEM_ASSIGN_OR_RETURN(opened.compute_dtype, ComputeDType(options.dtype, opened.stored_type));
+  TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, opened.stored_type));
+  opened.types = ModelTypes::Of(compute);
   return opened;
 }
 
@@ -74,7 +75,7 @@ absl::Status CheckTensors(const ModelOptions& options, const OpenedModel& opened
     LogInfo("the weights decide the type, not config.json",
             {{"weights", Name(opened.stored_type)},
              {"config", Name(opened.config.checkpoint_type)},
-             {"computed_in", NameOf(opened.compute_dtype)}});
+             {"computed_in", NameOf(opened.types.compute)}});
   }
   TANDEM_ASSIGN_OR_RETURN(const std::vector<std::string> unread,
                           UnreadTensors(opened.spec, *opened.source));
@@ -92,27 +93,26 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const ModelOptions& options, 
   TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
   // A head size that no kernel has must not be found out after gigabytes were packed.
   TANDEM_RETURN_IF_ERROR(
-      KvLayout::Make(opened.config, *backend, opened.compute_dtype, kKvSubTileTokens).status());
+      KvLayout::Make(opened.config, *backend, opened.types, kKvSubTileTokens).status());
   TANDEM_RETURN_IF_ERROR(CheckTensors(options, opened));
   std::unique_ptr<Model> model(new Model());
   TANDEM_ASSIGN_OR_RETURN(model->weights_,
                           ModelWeights::Load(opened.spec, opened.source.get(), backend,
-                                             {.compute_dtype = opened.compute_dtype,
+                                             {.types = opened.types,
                                               .cache_dir = options.cache_dir,
                                               .on_corrupt = options.on_corrupt}));
   model->config_ = std::move(opened.config);
   model->spec_ = std::move(opened.spec);
-  model->compute_dtype_ = opened.compute_dtype;
+  model->types_ = opened.types;
   return model;
 }
 
 absl::StatusOr<ModelPlan> Model::Plan(const ModelOptions& options, const Backend& backend) {
   TANDEM_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
   TANDEM_ASSIGN_OR_RETURN(const size_t bytes,
-                          ModelWeights::PackedBytes(opened.spec, backend, opened.compute_dtype));
-  return ModelPlan{.config = std::move(opened.config),
-                   .compute_dtype = opened.compute_dtype,
-                   .weights_bytes = bytes};
+                          ModelWeights::PackedBytes(opened.spec, backend, opened.types));
+  return ModelPlan{
+      .config = std::move(opened.config), .types = opened.types, .weights_bytes = bytes};
 }
 
 std::string Model::Digest() const {

@@ -12,6 +12,7 @@
 #include "kernels/api/backend.h"
 #include "runtime/config/model_config.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/model/model_types.h"
 #include "runtime/model/weights.h"
 
 namespace tandem {
@@ -34,7 +35,7 @@ struct ModelOptions {
 // What loading takes, as config.json and the headers of the checkpoint's files say.
 struct ModelPlan {
   ModelConfig config;
-  DType compute_dtype = DType::kF32;
+  ModelTypes types;
   size_t weights_bytes = 0;  // Packed.
 };
 
@@ -51,7 +52,7 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
   const ModelWeights& weights() const { return *weights_; }
-  DType compute_dtype() const { return compute_dtype_; }
+  const ModelTypes& types() const { return types_; }
 
   // Of what decides a token's KV and logits before any rounding: architecture, sizes, rope, windows
   // and every weight, as stored in the checkpoint. Hex.
@@ -62,7 +63,7 @@ class Model {
 
   ModelConfig config_;
   ModelSpec spec_;
-  DType compute_dtype_ = DType::kF32;
+  ModelTypes types_;
   std::unique_ptr<ModelWeights> weights_;
 };
 

@@ -14,7 +14,10 @@ constexpr char kOutputProjection[] = "lm_head.weight";
 
 // [out, in], and [out] if it is biased.
 LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_features, bool biased) {
-  LinearPart part{.weight = {name + ".weight", {out_features, in_features}}, .bias = {}};
+  LinearPart part{.out_features = out_features,
+                  .weight = {name + ".weight", {out_features, in_features}},
+                  .scales = {},
+                  .bias = {}};
   if (biased) part.bias = {name + ".bias", {out_features}};
   return part;
 }
@@ -40,18 +43,22 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
     const std::string name = absl::StrCat(spec.layers_prefix, i, ".");
     spec.layers.push_back({
         .attention_norm = norm(name + "input_layernorm", hidden),
-        .qkv = {.parts = {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
+        .qkv = {.in_features = hidden,
+                .parts = {OutIn(name + "self_attn.q_proj", hidden, config.query_size(), qkv_bias),
                           OutIn(name + "self_attn.k_proj", hidden, config.kv_size(), qkv_bias),
                           OutIn(name + "self_attn.v_proj", hidden, config.kv_size(), qkv_bias)}},
         .query_norm = head_norm(name + "self_attn.q_norm"),
         .key_norm = head_norm(name + "self_attn.k_norm"),
-        .attention_output = {.parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
+        .attention_output = {.in_features = config.query_size(),
+                             .parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
                                              config.attention_output_bias)},
                              .segmented = true},
         .ffn_norm = norm(name + "post_attention_layernorm", hidden),
-        .ffn_in = {.parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
+        .ffn_in = {.in_features = hidden,
+                   .parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
                              OutIn(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)}},
-        .ffn_out = {.parts = {OutIn(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
+        .ffn_out = {.in_features = config.ffn_size,
+                    .parts = {OutIn(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
                     .segmented = true},
     });
   }
@@ -71,7 +78,10 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
   };
   const auto linear = [](const std::string& name, int64_t in_features, int64_t out_features,
                          bool segmented) {
-    return LinearDecl{.parts = {{.weight = {name + ".weight", {in_features, out_features}},
+    return LinearDecl{.in_features = in_features,
+                      .parts = {{.out_features = out_features,
+                                 .weight = {name + ".weight", {in_features, out_features}},
+                                 .scales = {},
                                  .bias = {name + ".bias", {out_features}}}},
                       .layout = WeightLayout::kInOut,
                       .segmented = segmented};
@@ -117,7 +127,10 @@ struct TensorLister {
     return Add(decl.bias);
   }
   absl::Status operator()(const LinearDecl& decl) const {
-    for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.weight));
+    for (const LinearPart& part : decl.parts) {
+      TANDEM_RETURN_IF_ERROR(Add(part.weight));
+      TANDEM_RETURN_IF_ERROR(Add(part.scales));
+    }
     for (const LinearPart& part : decl.parts) TANDEM_RETURN_IF_ERROR(Add(part.bias));
     return absl::OkStatus();
   }
@@ -129,15 +142,9 @@ struct TensorLister {
 
 }  // namespace
 
-int64_t LinearDecl::in_features() const {
-  return parts[0].weight.shape[layout == WeightLayout::kOutIn ? 1 : 0];
-}
-
 int64_t LinearDecl::out_features() const {
   int64_t sum = 0;
-  for (const LinearPart& part : parts) {
-    sum += part.weight.shape[layout == WeightLayout::kOutIn ? 0 : 1];
-  }
+  for (const LinearPart& part : parts) sum += part.out_features;
   return sum;
 }
 
@@ -173,8 +180,11 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
       config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
   spec.windows = config.windows;
   const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
-  spec.logits = {.parts = {{.weight = {tied ? spec.embedding.table.name : kOutputProjection,
+  spec.logits = {.in_features = config.hidden_size,
+                 .parts = {{.out_features = config.vocab_size,
+                            .weight = {tied ? spec.embedding.table.name : kOutputProjection,
                                        {config.vocab_size, config.hidden_size}},
+                            .scales = {},
                             .bias = {}}}};
   return spec;
 }

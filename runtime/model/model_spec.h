@@ -39,18 +39,21 @@ struct NormDecl {
 };
 
 // What one matrix adds to a linear layer; several stack along the outputs (Q, K, V; gate, up).
+// Tensors have the shapes in which a checkpoint stores them, which sizes need not follow from.
 struct LinearPart {
+  int64_t out_features = 0;
   TensorDecl weight;  // [out, in] or [in, out], as the layer's layout says.
+  TensorDecl scales;  // [out, runs of inputs] of a quantised weight (WeightPart).
   TensorDecl bias;    // [out]
 };
 
 struct LinearDecl {
+  int64_t in_features = 0;
   std::vector<LinearPart> parts;  // All with a bias, or none.
   WeightLayout layout = WeightLayout::kOutIn;
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
 
   bool biased() const { return !parts.empty() && parts[0].bias.present(); }
-  int64_t in_features() const;
   int64_t out_features() const;
 };
 

@@ -2,11 +2,11 @@
 // machine.
 //
 // A cache file is named by its key, which covers everything that decides its bytes (checkpoint
-// files by path, size, mtime and inode; pack format; compute type; plan). It is written to a
-// temporary file and renamed, under a lock, so that of several workers starting at once one packs
-// and the others wait and map. Its header is checked when it is opened, its checksum in the
-// background; a file that fails is removed and reported. Whoever makes one removes stale ones
-// (RemoveStaleImages).
+// files by path, size, mtime and inode; formats of packed weights; compute type; plan). It is
+// written to a temporary file and renamed, under a lock, so that of several workers starting at
+// once one packs and the others wait and map. Its header is checked when it is opened, its checksum
+// in the background; a file that fails is removed and reported. Whoever makes one removes stale
+// ones (RemoveStaleImages).
 //
 // What is served must be what this user packed, so the folder and the file belong to the effective
 // user, nobody else may write them, and neither is a link. Anything else is logged and packed

@@ -20,8 +20,12 @@ constexpr size_t kSectionAlignment = 64;
 struct Section {
   enum class Kind : uint8_t { kLinear, kVector, kTable };
   Kind kind = Kind::kVector;
-  std::vector<TensorDecl> sources;
-  LinearSpec linear{};  // kLinear only.
+  std::vector<TensorDecl> sources;  // kVector and kTable only.
+  // kLinear only.
+  std::vector<LinearPart> parts;  // Their biases are a section of their own.
+  LinearSpec linear{};
+  std::string pack_format;
+
   size_t offset = 0;
   size_t bytes = 0;
 };
@@ -36,9 +40,9 @@ struct Plan {
 class Planner {
  public:
   static absl::StatusOr<Plan> Make(const ModelSpec& spec, const Backend& backend,
-                                   DType compute_dtype) {
+                                   const ModelTypes& types) {
     Plan plan;
-    TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, compute_dtype, &plan), spec));
+    TANDEM_RETURN_IF_ERROR(VisitParts(Planner(backend, types, &plan), spec));
     return plan;
   }
 
@@ -47,7 +51,7 @@ class Planner {
     const int64_t count = decl.table.shape[0] * decl.table.shape[1];
     Add({.kind = Section::Kind::kTable,
          .sources = {decl.table},
-         .bytes = static_cast<size_t>(count) * SizeOf(compute_dtype_)});
+         .bytes = static_cast<size_t>(count) * SizeOf(types_.compute)});
     return absl::OkStatus();
   }
 
@@ -59,26 +63,28 @@ class Planner {
 
   absl::Status operator()(const LinearDecl& decl) const {
     Section section{.kind = Section::Kind::kLinear,
-                    .linear = {.in_features = decl.in_features(),
+                    .parts = decl.parts,
+                    .linear = {.in_features = decl.in_features,
                                .out_features = decl.out_features(),
-                               .compute_dtype = compute_dtype_,
+                               .weight_type = types_.weights,
+                               .compute_dtype = types_.compute,
                                .output_dtype = DType::kF32,
                                .layout = decl.layout,
                                .segmented = decl.segmented}};
-    std::vector<TensorDecl> biases;
-    for (const LinearPart& part : decl.parts) {
-      section.sources.push_back(part.weight);
-      if (decl.biased()) biases.push_back(part.bias);
-    }
-    TANDEM_ASSIGN_OR_RETURN(section.bytes, backend_.PackedLinearBytes(section.linear));
+    TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
+    section.pack_format = std::move(format.id);
+    section.bytes = format.size_bytes;
     Add(std::move(section));
-    if (decl.biased()) AddVector(std::move(biases));
+    if (!decl.biased()) return absl::OkStatus();
+    std::vector<TensorDecl> biases;
+    for (const LinearPart& part : decl.parts) biases.push_back(part.bias);
+    AddVector(std::move(biases));
     return absl::OkStatus();
   }
 
  private:
-  Planner(const Backend& backend, DType compute_dtype, Plan* plan)
-      : backend_(backend), compute_dtype_(compute_dtype), plan_(*plan) {}
+  Planner(const Backend& backend, const ModelTypes& types, Plan* plan)
+      : backend_(backend), types_(types), plan_(*plan) {}
 
   void Add(Section section) const {
     section.offset = plan_.total_bytes;
@@ -95,24 +101,32 @@ class Planner {
   }
 
   const Backend& backend_;
-  const DType compute_dtype_;
+  const ModelTypes types_;
   Plan& plan_;
 };
 
-Sha256Digest KeyOf(const Plan& plan, const Backend& backend, DType compute_dtype,
-                   const std::string& identity) {
+// Of the image that `plan` makes of a checkpoint.
+Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& identity) {
   Sha256 key;
-  key.Update(absl::StrFormat("%s\n%s %s\n", identity, backend.pack_format(compute_dtype),
-                             NameOf(compute_dtype)));
+  key.Update(absl::StrFormat("%s\n%s\n", identity, NameOf(compute_dtype)));
+  const auto add = [&key](const TensorDecl& source) {
+    key.Update(source.name);
+    for (int64_t dimension : source.shape) key.Update(absl::StrCat(" ", dimension));
+    key.Update("\n");
+  };
   for (const Section& section : plan.sections) {
-    for (const TensorDecl& source : section.sources) {
-      key.Update(source.name);
-      for (int64_t dimension : source.shape) key.Update(absl::StrCat(" ", dimension));
-      key.Update("\n");
+    for (const TensorDecl& source : section.sources) add(source);
+    for (const LinearPart& part : section.parts) {
+      add(part.weight);
+      add(part.scales);
     }
-    key.Update(absl::StrCat(section.offset, " ", section.bytes, "\n"));
+    key.Update(absl::StrFormat("%s %d %d\n", section.pack_format, section.offset, section.bytes));
   }
   return key.Finish();
+}
+
+size_t CountOf(const TensorView& view) {
+  return view.bytes.size() / static_cast<size_t>(SizeBytes(view.type));
 }
 
 // Packs section by section, hashing every tensor as it is read.
@@ -144,7 +158,7 @@ class Packer {
     size_t done = 0;  // Bytes of `out`.
     for (const TensorDecl& source : section.sources) {
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(source));
-      const size_t count = view.bytes.size() / static_cast<size_t>(SizeBytes(view.type));
+      const size_t count = CountOf(view);
       if (section.kind == Section::Kind::kTable && compute_dtype_ == DType::kBF16) {
         ConvertToBf16(view.type, view.bytes,
                       {reinterpret_cast<uint16_t*>(out.data() + done), count});
@@ -161,13 +175,12 @@ class Packer {
     std::list<std::vector<float>> converted;
     std::list<std::vector<uint16_t>> aligned;
     std::vector<WeightPart> parts;
-    for (const TensorDecl& source : section.sources) {
-      TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(source));
-      const bool in_out = section.linear.layout == WeightLayout::kInOut;
+    for (const LinearPart& decl : section.parts) {
+      TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(decl.weight));
       WeightPart part{.data = view.bytes.data(),
-                      .out_features = source.shape[in_out ? 1 : 0],
+                      .out_features = decl.out_features,
                       .dtype = view.type == TensorType::kBF16 ? DType::kBF16 : DType::kF32};
-      const size_t count = view.bytes.size() / static_cast<size_t>(SizeBytes(view.type));
+      const size_t count = CountOf(view);
       const bool is_aligned = reinterpret_cast<uintptr_t>(part.data) % SizeOf(part.dtype) == 0;
       if (part.dtype == DType::kF32 && (view.type == TensorType::kF16 || !is_aligned)) {
         ConvertToF32(view.type, view.bytes, converted.emplace_back(count));
@@ -175,6 +188,12 @@ class Packer {
       } else if (!is_aligned) {
         ConvertToBf16(view.type, view.bytes, aligned.emplace_back(count));
         part.data = aligned.back().data();
+      }
+      if (decl.scales.present()) {
+        TANDEM_ASSIGN_OR_RETURN(const TensorView scales, Read(decl.scales));
+        std::vector<float>& numbers = converted.emplace_back(CountOf(scales));
+        ConvertToF32(scales.type, scales.bytes, numbers);
+        part.scales = numbers;
       }
       parts.push_back(part);
     }
@@ -238,8 +257,8 @@ class Binder {
 }  // namespace
 
 absl::StatusOr<size_t> ModelWeights::PackedBytes(const ModelSpec& spec, const Backend& backend,
-                                                 DType compute_dtype) {
-  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, backend, compute_dtype));
+                                                 const ModelTypes& types) {
+  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, backend, types));
   return plan.total_bytes;
 }
 
@@ -247,17 +266,17 @@ absl::StatusOr<std::unique_ptr<ModelWeights>> ModelWeights::Load(const ModelSpec
                                                                  WeightSource* source,
                                                                  Backend* backend,
                                                                  const WeightsOptions& options) {
-  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, *backend, options.compute_dtype));
+  TANDEM_ASSIGN_OR_RETURN(const Plan plan, Planner::Make(spec, *backend, options.types));
   const PackedImageOptions image_options{
       .cache_dir = options.cache_dir,
-      .key = KeyOf(plan, *backend, options.compute_dtype, source->Identity()),
+      .key = KeyOf(plan, options.types.compute, source->Identity()),
       .identity = source->Identity(),
       .payload_bytes = plan.total_bytes,
       .on_corrupt = options.on_corrupt};
   std::unique_ptr<ModelWeights> weights(new ModelWeights());
   TANDEM_ASSIGN_OR_RETURN(
       weights->image_, PackedImage::Open(image_options, [&](std::span<std::byte> payload) {
-        return Packer(plan, source, *backend, options.compute_dtype).Run(payload);
+        return Packer(plan, source, *backend, options.types.compute).Run(payload);
       }));
   TANDEM_ASSIGN_OR_RETURN(weights->placed_, backend->PlaceWeights(weights->image_->payload()));
   TANDEM_RETURN_IF_ERROR(

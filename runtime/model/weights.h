@@ -13,13 +13,14 @@
 #include "kernels/api/backend.h"
 #include "runtime/base/sha256.h"
 #include "runtime/model/model_spec.h"
+#include "runtime/model/model_types.h"
 #include "runtime/model/packed_image.h"
 #include "runtime/model/weight_source.h"
 
 namespace tandem {
 
 struct WeightsOptions {
-  DType compute_dtype = DType::kF32;
+  ModelTypes types;
   std::string cache_dir;                         // Empty: no cache on disk.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
 };
@@ -44,7 +45,7 @@ class ModelWeights {
  public:
   // Bytes that packed weights take, without reading any.
   static absl::StatusOr<size_t> PackedBytes(const ModelSpec& spec, const Backend& backend,
-                                            DType compute_dtype);
+                                            const ModelTypes& types);
 
   // Maps the packing from the cache, or packs `source`. `backend` outlives the result.
   static absl::StatusOr<std::unique_ptr<ModelWeights>> Load(const ModelSpec& spec,

@@ -29,16 +29,15 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .dtype = options.dtype,
       .cache_dir = options.cache_dir.empty() ? DefaultCacheDir() : options.cache_dir};
   TANDEM_ASSIGN_OR_RETURN(const ModelPlan model, Model::Plan(model_options, backend));
-  TANDEM_ASSIGN_OR_RETURN(
-      const KvLayout layout,
-      KvLayout::Make(model.config, backend, model.compute_dtype, options.block_size));
+  TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
+                          KvLayout::Make(model.config, backend, model.types, options.block_size));
   const ModelSizes model_sizes = {
       .max_positions = model.config.max_positions,
       .weights_bytes = static_cast<int64_t>(model.weights_bytes),
       .weights_are_shared = !model_options.cache_dir.empty(),
       .block_bytes = static_cast<int64_t>(layout.block_bytes),
-      .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.compute_dtype),
-      .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.compute_dtype)};
+      .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
+      .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
   TANDEM_ASSIGN_OR_RETURN(const std::optional<SharedMemory> shared_memory,
                           MeasureSharedMemory(options.transport));
   TANDEM_ASSIGN_OR_RETURN(const WorkerSizes sizes,

@@ -59,7 +59,7 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
     : variant_(variant), prefix_caching_(options.prefix_caching) {
   const LoadedModel& model = model_of(kDecode);
   const auto block_bytes = KvBytesPerBlock(model.model().config(), *model.backend(),
-                                           model.model().compute_dtype(), variant.block_tokens);
+                                           model.model().types(), variant.block_tokens);
   TANDEM_CHECK(block_bytes.ok()) << block_bytes.status().ToString();
   const int32_t chunk = variant.chunk == 0 ? options.max_model_tokens : variant.chunk;
   ModelExecutorOptions sizes{.block_tokens = variant.block_tokens,

@@ -44,12 +44,23 @@ std::vector<std::byte> Packed(Backend& backend, DType dtype, const std::vector<f
   const auto outputs = static_cast<int64_t>(weights.size()) / in_features;
   const LinearSpec spec{.in_features = in_features,
                         .out_features = outputs,
+                        .weight_type = WeightTypeOf(dtype),
                         .compute_dtype = dtype,
                         .output_dtype = DType::kF32};
-  auto packed = *backend.AllocatePinned(*backend.PackedLinearBytes(spec));
+  auto packed = *backend.AllocatePinned(backend.GetPackedFormat(spec)->size_bytes);
   const WeightPart part{weights.data(), outputs, DType::kF32};
   EXPECT_TRUE(backend.PackLinear(spec, {&part, 1}, {packed.data(), packed.size_bytes()}).ok());
   return {packed.data(), packed.data() + packed.size_bytes()};
+}
+
+std::string PackFormat(Backend& backend, DType dtype) {
+  return backend
+      .GetPackedFormat({.in_features = 131,
+                        .out_features = 75,
+                        .weight_type = WeightTypeOf(dtype),
+                        .compute_dtype = dtype,
+                        .output_dtype = DType::kF32})
+      ->id;
 }
 
 // A fleet of old and new machines shares packed weights and KV blocks. (That the bytes of blocks
@@ -62,11 +73,11 @@ TEST(CreateBackendTest, EveryInstructionSetPacksAlike) {
     const auto device = MakeBackend(name);
     if (device == nullptr) continue;
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      EXPECT_EQ(device->pack_format(dtype), generic->pack_format(dtype)) << name;
+      EXPECT_EQ(PackFormat(*device, dtype), PackFormat(*generic, dtype)) << name;
       EXPECT_EQ(Packed(*device, dtype, weights, 131), Packed(*generic, dtype, weights, 131))
           << name << ", " << NameOf(dtype);
-      EXPECT_EQ(device->GetKvTileFormat({16, 64, dtype})->id,
-                generic->GetKvTileFormat({16, 64, dtype})->id)
+      const KvTileShape tile{16, 64, KvTypeOf(dtype)};
+      EXPECT_EQ(device->GetKvTileFormat(tile, dtype)->id, generic->GetKvTileFormat(tile, dtype)->id)
           << name;
     }
   }

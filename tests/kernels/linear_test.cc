@@ -20,18 +20,19 @@ struct Layer {
 
 void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<WeightPart>& parts,
                Layer* layer) {
-  const auto bytes = device.backend().PackedLinearBytes(spec);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-  auto packed = device.backend().AllocatePinned(*bytes);
+  const auto format = device.backend().GetPackedFormat(spec);
+  ASSERT_TRUE(format.ok()) << format.status();
+  const size_t bytes = format->size_bytes;
+  auto packed = device.backend().AllocatePinned(bytes);
   ASSERT_TRUE(packed.ok()) << packed.status();
   layer->packed = *std::move(packed);
   // What was in the memory must not matter.
-  std::memset(layer->packed.data(), 0xFF, *bytes);
-  ASSERT_OK(device.backend().PackLinear(spec, parts, {layer->packed.data(), *bytes}));
-  auto placed = device.backend().PlaceWeights({layer->packed.data(), *bytes});
+  std::memset(layer->packed.data(), 0xFF, bytes);
+  ASSERT_OK(device.backend().PackLinear(spec, parts, {layer->packed.data(), bytes}));
+  auto placed = device.backend().PlaceWeights({layer->packed.data(), bytes});
   ASSERT_TRUE(placed.ok()) << placed.status();
   layer->placed = *std::move(placed);
-  auto op = device.backend().PrepareLinear(spec, layer->placed.data(), *bytes);
+  auto op = device.backend().PrepareLinear(spec, layer->placed.data(), bytes);
   ASSERT_TRUE(op.ok()) << op.status();
   layer->op = *std::move(op);
 }
@@ -58,6 +59,7 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
     LinearSpec spec{.in_features = kSizes[random_->Below(14)],
                     .out_features = kSizes[random_->Below(13)],
                     .compute_dtype = AnyDType()};
+    spec.weight_type = WeightTypeOf(spec.compute_dtype);
     spec.output_dtype = random_->Chance(0.5) ? DType::kF32 : spec.compute_dtype;
     spec.layout = random_->Chance(0.5) ? WeightLayout::kOutIn : WeightLayout::kInOut;
     spec.segmented = random_->Chance(0.5);
@@ -90,6 +92,7 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
     for (const bool segmented : {false, true}) {
       const LinearSpec spec{.in_features = 1037,
                             .out_features = 205,
+                            .weight_type = WeightTypeOf(dtype),
                             .compute_dtype = dtype,
                             .output_dtype = DType::kF32,
                             .segmented = segmented};
@@ -123,7 +126,10 @@ TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
 
 // So that a slow layer never looks like one that hangs.
 TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
-  const LinearSpec spec{.in_features = 1024, .out_features = 4096, .compute_dtype = DType::kF32};
+  const LinearSpec spec{.in_features = 1024,
+                        .out_features = 4096,
+                        .weight_type = WeightType::kF32,
+                        .compute_dtype = DType::kF32};
   const auto weights = Array(DType::kF32, spec.out_features * spec.in_features, 0.1f);
   const auto input = Array(DType::kF32, spec.in_features);
   const uint64_t before = device_->backend().work_done();
@@ -138,6 +144,7 @@ TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
   // the ranks of a tensor-parallel group will do.
   const LinearSpec whole{.in_features = 2048,
                          .out_features = 40,
+                         .weight_type = WeightType::kBF16,
                          .compute_dtype = DType::kBF16,
                          .output_dtype = DType::kF32,
                          .segmented = true};
@@ -182,6 +189,7 @@ TEST(LinearMethodsTest, Vdpbf16psAndFusedMultiplyAddsGiveTheSameBits) {
   Random random(5);
   const LinearSpec spec{.in_features = 301,
                         .out_features = 77,
+                        .weight_type = WeightType::kBF16,
                         .compute_dtype = DType::kBF16,
                         .output_dtype = DType::kF32,
                         .segmented = true};

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "tests/kernels/kernel_test_support.h"
@@ -16,7 +17,8 @@ struct PagedShape {
   int num_heads;
   int num_kv_heads;
   int head_dim;
-  DType dtype;
+  DType dtype;                         // Computed in.
+  std::optional<KvType> kv_type = {};  // Absent: what keeps those numbers.
   bool rotary = true;
   int64_t window = 0;
   bool head_norms = false;
@@ -34,8 +36,9 @@ class PagedCase {
   PagedCase(TestDevice* device, const PagedShape& shape, int block_tokens, int64_t num_blocks,
             uint64_t seed)
       : device_(device), shape_(shape), block_tokens_(block_tokens), random_(seed) {
-    const KvTileShape tile{block_tokens, shape.head_dim, shape.dtype};
-    const auto format = device->backend().GetKvTileFormat(tile);
+    const KvTileShape tile{block_tokens, shape.head_dim,
+                           shape.kv_type.value_or(KvTypeOf(shape.dtype))};
+    const auto format = device->backend().GetKvTileFormat(tile, shape.dtype);
     EXPECT_TRUE(format.ok()) << format.status();
     const size_t layer_bytes = KvLayerBytes(format->tile_bytes, shape.num_kv_heads);
     // The second of three layers.
@@ -133,7 +136,8 @@ class PagedCase {
          .kv = view_,
          .query_out = query.data(),
          .num_tokens = total,
-         .num_heads = shape_.num_heads}));
+         .num_heads = shape_.num_heads,
+         .compute_dtype = shape_.dtype}));
     last_query_.assign(query.begin(), query.end() - 1);
     const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     if (decode) {
@@ -145,6 +149,7 @@ class PagedCase {
                                    .num_sequences = static_cast<int64_t>(ids.size()),
                                    .max_blocks = max_blocks,
                                    .num_heads = shape_.num_heads,
+                                   .compute_dtype = shape_.dtype,
                                    .softmax_scale = scale,
                                    .window = shape_.window}));
     } else {
@@ -157,6 +162,7 @@ class PagedCase {
                                     .num_sequences = static_cast<int64_t>(ids.size()),
                                     .max_blocks = max_blocks,
                                     .num_heads = shape_.num_heads,
+                                    .compute_dtype = shape_.dtype,
                                     .softmax_scale = scale,
                                     .window = shape_.window}));
     }

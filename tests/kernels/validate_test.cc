@@ -12,14 +12,14 @@ class ValidateTest : public testing::TestWithParam<std::string> {
   void SetUp() override {
     device_ = MakeDevice(GetParam());
     if (device_ == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
-    format_ = *device_->backend().GetKvTileFormat({16, 8, DType::kF32});
+    format_ = *device_->backend().GetKvTileFormat({16, 8, KvType::kF32}, DType::kF32);
     pool_ = *device_->backend().AllocatePinned(1 << 16);
     kv_ = {.base = pool_.data(),
            .block_stride_bytes = KvLayerBytes(format_.tile_bytes, 2),
            .layer_offset_bytes = 0,
            .tile_bytes = format_.tile_bytes,
            .num_kv_heads = 2,
-           .shape = {16, 8, DType::kF32}};
+           .shape = {16, 8, KvType::kF32}};
     decode_ = {.query = data_,
                .kv = kv_,
                .block_table = ints_,
@@ -28,6 +28,7 @@ class ValidateTest : public testing::TestWithParam<std::string> {
                .num_sequences = 1,
                .max_blocks = 1,
                .num_heads = 4,
+               .compute_dtype = DType::kF32,
                .softmax_scale = 1.0f};
     ints_[1] = 1;
   }
@@ -122,15 +123,16 @@ TEST_P(ValidateTest, RowOperations) {
 TEST_P(ValidateTest, LinearLayers) {
   const LinearSpec spec{.in_features = 8,
                         .out_features = 4,
+                        .weight_type = WeightType::kF32,
                         .compute_dtype = DType::kF32,
                         .output_dtype = DType::kF32};
   LinearSpec wrong = spec;
   wrong.in_features = 0;
-  ExpectRefused(device_->backend().PackedLinearBytes(wrong).status(), "in_features is 0");
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "in_features is 0");
   wrong = spec;
   wrong.output_dtype = DType::kBF16;
-  ExpectRefused(device_->backend().PackedLinearBytes(wrong).status(), "bf16");
-  const size_t bytes = *device_->backend().PackedLinearBytes(spec);
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "bf16");
+  const size_t bytes = device_->backend().GetPackedFormat(spec)->size_bytes;
   const PinnedBuffer packed = *device_->backend().AllocatePinned(bytes + 64);
   const WeightPart three{data_, 3, DType::kF32};
   ExpectRefused(device_->backend().PackLinear(spec, {&three, 1}, {packed.data(), bytes}),
@@ -140,6 +142,13 @@ TEST_P(ValidateTest, LinearLayers) {
                 std::to_string(bytes));
   ExpectRefused(device_->backend().PackLinear(spec, {&all, 1}, {packed.data() + 4, bytes}),
                 "aligned");
+  // No type of today keeps scales.
+  WeightPart scaled = all;
+  scaled.scales = {data_, 4};
+  const absl::Status refused =
+      device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes});
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_NE(refused.ToString().find("4 scales"), std::string::npos) << refused;
   const DeviceBuffer placed = *device_->backend().PlaceWeights({packed.data(), bytes});
   ExpectRefused(device_->backend().PrepareLinear(spec, placed.data(), bytes - 1).status(),
                 std::to_string(bytes - 1));
@@ -157,16 +166,16 @@ TEST_P(ValidateTest, LinearLayers) {
 }
 
 TEST_P(ValidateTest, KvTiles) {
-  ExpectRefused(device_->backend().GetKvTileFormat({8, 64, DType::kF32}).status(),
+  ExpectRefused(device_->backend().GetKvTileFormat({8, 64, KvType::kF32}, DType::kF32).status(),
                 "block_tokens is 8");
-  ExpectRefused(device_->backend().GetKvTileFormat({24, 64, DType::kF32}).status(),
+  ExpectRefused(device_->backend().GetKvTileFormat({24, 64, KvType::kF32}, DType::kF32).status(),
                 "block_tokens is 24");
-  ExpectRefused(device_->backend().GetKvTileFormat({16, 63, DType::kF32}).status(),
+  ExpectRefused(device_->backend().GetKvTileFormat({16, 63, KvType::kF32}, DType::kF32).status(),
                 "head_dim is 63");
-  ExpectRefused(device_->backend().GetKvTileFormat({16, 258, DType::kF32}).status(),
+  ExpectRefused(device_->backend().GetKvTileFormat({16, 258, KvType::kF32}, DType::kF32).status(),
                 "head_dim is 258");
-  const auto small = device_->backend().GetKvTileFormat({16, 64, DType::kBF16});
-  const auto large = device_->backend().GetKvTileFormat({32, 64, DType::kBF16});
+  const auto small = device_->backend().GetKvTileFormat({16, 64, KvType::kBF16}, DType::kBF16);
+  const auto large = device_->backend().GetKvTileFormat({32, 64, KvType::kBF16}, DType::kBF16);
   EXPECT_EQ(small->tile_bytes, 16u * 64 * 2);
   EXPECT_EQ(large->tile_bytes, 2 * small->tile_bytes);
   EXPECT_EQ(small->id, large->id);
@@ -212,6 +221,7 @@ TEST_P(ValidateTest, Attention) {
                                    .num_sequences = 1,
                                    .max_blocks = 1,
                                    .num_heads = 4,
+                                   .compute_dtype = DType::kF32,
                                    .softmax_scale = 1.0f};
   ExpectRefused(device_->PrefillAttention(prefill), "query_start is null");
   prefill.window = -5;
@@ -225,7 +235,8 @@ TEST_P(ValidateTest, Attention) {
                               .kv = kv_,
                               .query_out = data_ + 128,
                               .num_tokens = 1,
-                              .num_heads = 4};
+                              .num_heads = 4,
+                              .compute_dtype = DType::kF32};
   ExpectRefused(device_->RotaryKvWrite(write), "input_stride is 8");
   write.input_stride = 64;
   write.cos = data_;

@@ -84,13 +84,14 @@ class GemmCase {
       : backend_(backend),
         spec_{.in_features = k,
               .out_features = n,
+              .weight_type = WeightTypeOf(dtype),
               .compute_dtype = dtype,
               .output_dtype = DType::kF32,
               .segmented = segmented},
         weights_(RandomNumbers(backend, dtype, k * n, 0.05f)),
         input_(RandomNumbers(backend, dtype, 512 * k, 1.0f)),
         output_(Must(backend.AllocateMirror(512 * n * sizeof(float)))) {
-    packed_bytes_ = Must(backend.PackedLinearBytes(spec_));
+    packed_bytes_ = Must(backend.GetPackedFormat(spec_)).size_bytes;
     for (int i = 0; i < num_layers; ++i) {
       packed_.push_back(Must(backend.AllocatePinned(packed_bytes_)));
       const WeightPart part{weights_.host.data(), n, dtype};
@@ -149,8 +150,8 @@ class AttentionCase {
 
   AttentionCase(Backend& backend, int num_sequences, int32_t num_tokens)
       : backend_(backend), num_sequences_(num_sequences), num_tokens_(num_tokens) {
-    const KvTileShape tile{kBlockTokens, kHeadDim, DType::kBF16};
-    const KvTileFormat format = Must(backend.GetKvTileFormat(tile));
+    const KvTileShape tile{kBlockTokens, kHeadDim, KvType::kBF16};
+    const KvTileFormat format = Must(backend.GetKvTileFormat(tile, DType::kBF16));
     const int blocks_each = (num_tokens + kBlockTokens - 1) / kBlockTokens;
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
     pool_ = Must(backend.Allocate(block_bytes * blocks_each * num_sequences));
@@ -186,7 +187,8 @@ class AttentionCase {
                                   .kv = kv_,
                                   .query_out = query_.device.data(),
                                   .num_tokens = num_tokens,
-                                  .num_heads = kHeads}));
+                                  .num_heads = kHeads,
+                                  .compute_dtype = DType::kBF16}));
     }
   }
 
@@ -199,6 +201,7 @@ class AttentionCase {
                                    .num_sequences = num_sequences_,
                                    .max_blocks = max_blocks_,
                                    .num_heads = kHeads,
+                                   .compute_dtype = DType::kBF16,
                                    .softmax_scale = 0.09f}));
   }
 
@@ -214,6 +217,7 @@ class AttentionCase {
                                     .num_sequences = 1,
                                     .max_blocks = max_blocks_,
                                     .num_heads = kHeads,
+                                    .compute_dtype = DType::kBF16,
                                     .softmax_scale = 0.09f}));
   }
 

@@ -60,7 +60,7 @@ class Bench {
     for (int32_t i = 0; i < 4096; ++i) tokens_.push_back(16 + i * 7 % 1000);
     for (size_t i = 0; i < kStreamBytes; i += 64) stream_.data()[i] = std::byte{1};
     Execute(kMaxSequences, 0, kContext);
-    const std::string name = NameOf(model_->compute_dtype());
+    const std::string name = NameOf(model_->types().compute);
     Add("prefill_512_" + name, "operations", Operations(512), [this] { Execute(1, 0, 512); });
     for (const int32_t batch : {1, kMaxSequences}) {
       Add("decode_" + std::to_string(batch) + "_" + name, "bytes",
@@ -148,9 +148,10 @@ class Bench {
     const ModelConfig& c = model_->config();
     const LinearSpec spec{.in_features = c.hidden_size,
                           .out_features = c.ffn_size,
-                          .compute_dtype = model_->compute_dtype(),
+                          .weight_type = model_->types().weights,
+                          .compute_dtype = model_->types().compute,
                           .output_dtype = DType::kF32};
-    const size_t bytes = Must(backend_->PackedLinearBytes(spec));
+    const size_t bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
     gemm_weights_ = Must(backend_->Allocate(bytes));
     gemm_ = Must(backend_->PrepareLinear(spec, gemm_weights_.data(), bytes));
     gemm_input_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.hidden_size) * 4));
@@ -186,7 +187,7 @@ class Bench {
     const ModelConfig& c = model_->config();
     const double kv = 2.0 * batch * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
     return (LayerWeights() + HeadWeights() + kv) *
-           static_cast<double>(SizeOf(model_->compute_dtype()));
+           static_cast<double>(SizeOf(model_->types().compute));
   }
 
   const int threads_;

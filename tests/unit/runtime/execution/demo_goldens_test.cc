@@ -100,7 +100,7 @@ TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
   auto rounded = DecoderHarness::Create(DemoModel(), "bf16", backend, 512);
   ASSERT_TRUE(exact.ok()) << exact.status().message();
   ASSERT_TRUE(rounded.ok()) << rounded.status().message();
-  ASSERT_EQ((*rounded)->model().compute_dtype(), DType::kBF16);
+  ASSERT_EQ((*rounded)->model().types().compute, DType::kBF16);
   const size_t vocab = (*exact)->vocab_size();
   size_t positions = 0, clear = 0, different = 0, different_clear = 0;
   double kl_sum = 0;

@@ -67,6 +67,15 @@ TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
             *ProbeNumerics(plain->backend()));
 }
 
+TEST(FingerprintsTest, EachOfTheThreeTypesHasItsNameInTheFingerprints) {
+  EXPECT_EQ(NamesOf({.compute = DType::kBF16, .weights = WeightType::kF32, .kv = KvType::kF32}),
+            "compute=bf16 weights=f32 kv=f32");
+  EXPECT_EQ(NamesOf({.compute = DType::kF32, .weights = WeightType::kBF16, .kv = KvType::kF32}),
+            "compute=f32 weights=bf16 kv=f32");
+  EXPECT_EQ(NamesOf({.compute = DType::kF32, .weights = WeightType::kF32, .kv = KvType::kBF16}),
+            "compute=f32 weights=f32 kv=bf16");
+}
+
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
   const std::string kv_class = KvClassOf(kLlama, "f32", "cpu", 16);
   EXPECT_EQ(kv_class.size(), 64u);

@@ -36,7 +36,7 @@ class DecoderHarness {
     const Model& model = *harness->model_;
     TANDEM_ASSIGN_OR_RETURN(
         const KvLayout layout,
-        KvLayout::Make(model.config(), *harness->backend_, model.compute_dtype(), kBlockTokens));
+        KvLayout::Make(model.config(), *harness->backend_, model.types(), kBlockTokens));
     const int64_t blocks = CeilDiv<int64_t>(max_tokens, kBlockTokens);
     TANDEM_ASSIGN_OR_RETURN(harness->pool_, harness->backend_->Allocate(
                                                 layout.block_bytes * static_cast<size_t>(blocks)));

@@ -145,7 +145,7 @@ class ZeroCheckpoint {
   DType ComputeDType() const {
     const auto plan = Model::Plan({.folder = path()}, *Reference());
     TANDEM_CHECK(plan.ok()) << plan.status().message();
-    return plan->compute_dtype;
+    return plan->types.compute;
   }
 
  private:
@@ -166,7 +166,7 @@ ZeroCheckpoint::Types AllMatrices(const std::string& type) {
 TEST(ModelTest, ComputesInTheTypeOfTheWeightsUnlessToldOtherwise) {
   const auto backend = Reference();
   const auto dtype = [&](const char* folder, const char* asked) {
-    return Model::Plan({.folder = Tiny(folder), .dtype = asked}, *backend)->compute_dtype;
+    return Model::Plan({.folder = Tiny(folder), .dtype = asked}, *backend)->types.compute;
   };
   EXPECT_EQ(dtype("llama_gqa64_bf16_sharded", "auto"), DType::kBF16);
   EXPECT_EQ(dtype("llama_gqa16_scaled_f16", "auto"), DType::kF32);
@@ -268,12 +268,12 @@ TEST(ModelTest, KvBytesPerBlockFollowTheSizes) {
   const auto backend = Reference();
   const auto config = ModelConfig::Load(Tiny("llama_gqa64_bf16_sharded"));
   ASSERT_TRUE(config.ok());
-  const auto f32 = KvBytesPerBlock(*config, *backend, DType::kF32, 16);
-  const auto bf16 = KvBytesPerBlock(*config, *backend, DType::kBF16, 32);
+  const auto f32 = KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kF32), 16);
+  const auto bf16 = KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kBF16), 32);
   ASSERT_TRUE(f32.ok() && bf16.ok());
   EXPECT_EQ(*f32, size_t{2} * 2 * 2 * 16 * 64 * 4);  // Layers, K and V, heads, tokens, size, f32.
   EXPECT_EQ(*bf16, *f32);
-  EXPECT_EQ(KvBytesPerBlock(*config, *backend, DType::kF32, 24).status().code(),
+  EXPECT_EQ(KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kF32), 24).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

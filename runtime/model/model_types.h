@@ -1,0 +1,33 @@
+// The types of a model's numbers: three choices, of which none decides another
+// (kernels/api/dtype.h).
+
+#ifndef TANDEM_RUNTIME_MODEL_MODEL_TYPES_H_
+#define TANDEM_RUNTIME_MODEL_MODEL_TYPES_H_
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/api/dtype.h"
+
+namespace tandem {
+
+struct ModelTypes {
+  DType compute = DType::kF32;            // Of embeddings too, and of what feeds a matrix.
+  WeightType weights = WeightType::kF32;  // Of packed matrices.
+  KvType kv = KvType::kF32;
+
+  // Weights and KV kept as what is computed in.
+  static constexpr ModelTypes Of(DType compute) {
+    return {.compute = compute, .weights = WeightTypeOf(compute), .kv = KvTypeOf(compute)};
+  }
+};
+
+// For digests: what is kept decides bits as what is computed in does.
+inline std::string NamesOf(const ModelTypes& types) {
+  return absl::StrCat("compute=", NameOf(types.compute), " weights=", NameOf(types.weights),
+                      " kv=", NameOf(types.kv));
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_RUNTIME_MODEL_MODEL_TYPES_H_

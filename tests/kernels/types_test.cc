@@ -1,0 +1,123 @@
+// What weights and KV are kept in, and what operations compute in, are types of their own. The
+// reference has every pair of them, and shows what a pair means: what is kept is rounded to its
+// type once, and then as good a number as any.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/paged_case.h"
+
+namespace tandem {
+namespace {
+
+std::vector<float> Numbers(int64_t count, Random* random) {
+  std::vector<float> numbers;
+  for (int64_t i = 0; i < count; ++i) {
+    numbers.push_back(static_cast<float>(random->Unit()) - 0.5f);
+  }
+  return numbers;
+}
+
+std::vector<float> InBf16(std::vector<float> numbers) {
+  for (float& number : numbers) number = ToFloat(ToBfloat16(number));
+  return numbers;
+}
+
+// x Wᵀ, computed in f32, of weights [out_features, K].
+std::vector<float> Multiply(WeightType weight_type, const std::vector<float>& weights,
+                            const std::vector<float>& x) {
+  const auto device = MakeDevice("reference");
+  Backend& backend = device->backend();
+  const auto inputs = static_cast<int64_t>(x.size());
+  const auto outputs = static_cast<int64_t>(weights.size()) / inputs;
+  const LinearSpec spec{.in_features = inputs,
+                        .out_features = outputs,
+                        .weight_type = weight_type,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32};
+  const size_t bytes = backend.GetPackedFormat(spec)->size_bytes;
+  const PinnedBuffer packed = *backend.AllocatePinned(bytes);
+  const WeightPart part{weights.data(), outputs, DType::kF32};
+  EXPECT_TRUE(backend.PackLinear(spec, {&part, 1}, {packed.data(), bytes}).ok());
+  const DeviceBuffer placed = *backend.PlaceWeights({packed.data(), bytes});
+  const auto op = *backend.PrepareLinear(spec, placed.data(), bytes);
+  std::vector<float> y(outputs);
+  EXPECT_TRUE(
+      device->Linear({.op = op.get(), .input = x.data(), .output = y.data(), .num_rows = 1}).ok());
+  return y;
+}
+
+TEST(TypesTest, LinearLayersComputeInTheirTypeWhateverWeightsAreKeptIn) {
+  Random random(11);
+  const std::vector<float> weights = Numbers(9 * 70, &random);
+  const std::vector<float> x = Numbers(70, &random);
+  const std::vector<float> y = Multiply(WeightType::kBF16, weights, x);
+  EXPECT_EQ(y, Multiply(WeightType::kF32, InBf16(weights), x));
+  EXPECT_NE(y, Multiply(WeightType::kBF16, weights, InBf16(x)));
+  EXPECT_NE(y, Multiply(WeightType::kF32, weights, x));
+}
+
+// Attention of 2 heads on 1 over 70 tokens, the last 3 of them as one run.
+std::vector<std::byte> Attend(DType dtype, KvType kv_type, const std::vector<float>& qkv) {
+  const auto device = MakeDevice("reference");
+  PagedCase paged(device.get(),
+                  {.num_heads = 2,
+                   .num_kv_heads = 1,
+                   .head_dim = 16,
+                   .dtype = dtype,
+                   .kv_type = kv_type,
+                   .rotary = false},
+                  /*block_tokens=*/16, /*num_blocks=*/8, /*seed=*/1);
+  const PagedSequence sequence{qkv, 70};
+  const int id = paged.Add(&sequence);
+  paged.Step({id}, {67}, /*decode=*/false);
+  return paged.Step({id}, {3}, /*decode=*/false);
+}
+
+TEST(TypesTest, AttentionComputesInItsTypeWhateverKvIsKeptIn) {
+  Random random(12);
+  constexpr int kRow = (2 + 2) * 16, kQuery = 2 * 16;
+  const std::vector<float> qkv = Numbers(70 * kRow, &random);
+  std::vector<float> narrow_kv = InBf16(qkv), narrow_query = qkv;
+  for (int64_t i = 0; i < 70 * kRow; ++i) {
+    if (i % kRow < kQuery) {
+      narrow_query[i] = narrow_kv[i];
+      narrow_kv[i] = qkv[i];
+    }
+  }
+  const auto bf16_kv = Attend(DType::kF32, KvType::kBF16, qkv);
+  EXPECT_EQ(bf16_kv, Attend(DType::kF32, KvType::kF32, narrow_kv));
+  EXPECT_NE(bf16_kv, Attend(DType::kF32, KvType::kBF16, narrow_query));
+  EXPECT_EQ(Attend(DType::kBF16, KvType::kF32, narrow_kv),
+            Attend(DType::kBF16, KvType::kBF16, qkv));
+  EXPECT_NE(Attend(DType::kBF16, KvType::kF32, qkv), Attend(DType::kBF16, KvType::kBF16, qkv));
+}
+
+// What is stored and what is computed in are two types, and a backend has kernels for some pairs of
+// them. A model of another pair is refused when its layers are declared.
+TEST(TypesTest, TypesThatNoKernelHasTogetherAreRefused) {
+  for (const char* device : {"cpu", "fenced"}) {
+    const auto backend = MakeBackend(device);
+    ASSERT_NE(backend, nullptr);
+    const absl::Status tile =
+        backend->GetKvTileFormat({16, 64, KvType::kBF16}, DType::kF32).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(tile)) << tile;
+    EXPECT_NE(tile.ToString().find("in f32 with KV of type bf16"), std::string::npos) << tile;
+    const absl::Status linear = backend
+                                    ->GetPackedFormat({.in_features = 8,
+                                                       .out_features = 4,
+                                                       .weight_type = WeightType::kF32,
+                                                       .compute_dtype = DType::kBF16,
+                                                       .output_dtype = DType::kF32})
+                                    .status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(linear)) << linear;
+    EXPECT_NE(linear.ToString().find("in bf16 with weights of type f32"), std::string::npos)
+        << linear;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
