@@ -2,7 +2,7 @@
 //
 // The host cannot follow a DevicePtr: it adds to it, compares it with null and hands it back to the
 // backend that it came from. Only kernels/ knows whether such an address is one of the host
-// (kernels/api/host_args.h).
+// (kernels/support/host_args.h).
 
 #ifndef TANDEM_KERNELS_API_DEVICE_PTR_H_
 #define TANDEM_KERNELS_API_DEVICE_PTR_H_

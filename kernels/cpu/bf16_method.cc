@@ -4,9 +4,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/api/float_environment.h"
-#include "kernels/api/hostile_numbers.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/probe/hostile_numbers.h"
+#include "kernels/support/float_environment.h"
 #include "runtime/base/log.h"
 #include "runtime/base/random.h"
 

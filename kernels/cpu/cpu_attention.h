@@ -4,10 +4,10 @@
 #define TANDEM_KERNELS_CPU_CPU_ATTENTION_H_
 
 #include "absl/status/status.h"
-#include "kernels/api/host_args.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

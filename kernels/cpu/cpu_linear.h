@@ -11,10 +11,10 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "kernels/api/host_args.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

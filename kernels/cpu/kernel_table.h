@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/api/host_args.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "kernels/api/dtype.h"
-#include "kernels/api/vector_math.h"
+#include "kernels/support/vector_math.h"
 
 #define TANDEM_LANES [[gnu::always_inline]] static inline
 

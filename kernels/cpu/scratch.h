@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "absl/status/statusor.h"
-#include "kernels/api/host_memory.h"
+#include "kernels/support/host_memory.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <string>
 
-#include "kernels/api/float_environment.h"
+#include "kernels/support/float_environment.h"
 #include "runtime/base/check.h"
 
 namespace tandem {

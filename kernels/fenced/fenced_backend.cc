@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/api/host_args.h"
-#include "kernels/api/host_memory.h"
-#include "kernels/api/staging_ring.h"
-#include "kernels/api/validate.h"
 #include "kernels/fenced/fenced_stream.h"
+#include "kernels/support/host_args.h"
+#include "kernels/support/host_memory.h"
+#include "kernels/support/staging_ring.h"
+#include "kernels/support/validate.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

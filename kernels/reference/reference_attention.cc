@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/api/vector_math.h"
 #include "kernels/reference/numbers.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/crc32c.h"
 
 namespace tandem {

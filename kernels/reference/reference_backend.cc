@@ -3,14 +3,14 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kernels/api/float_environment.h"
-#include "kernels/api/host_args.h"
-#include "kernels/api/host_backend.h"
-#include "kernels/api/validate.h"
 #include "kernels/reference/reference_attention.h"
 #include "kernels/reference/reference_linear.h"
 #include "kernels/reference/reference_rows.h"
 #include "kernels/sampling/sampler.h"
+#include "kernels/support/float_environment.h"
+#include "kernels/support/host_args.h"
+#include "kernels/support/host_backend.h"
+#include "kernels/support/validate.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "kernels/api/host_args.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/api/vector_math.h"
 #include "kernels/reference/numbers.h"
+#include "kernels/support/vector_math.h"
 
 namespace tandem {
 namespace {

@@ -3,7 +3,7 @@
 #ifndef TANDEM_KERNELS_REFERENCE_REFERENCE_ROWS_H_
 #define TANDEM_KERNELS_REFERENCE_REFERENCE_ROWS_H_
 
-#include "kernels/api/host_args.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/api/rows.h"
-#include "kernels/api/vector_math.h"
 #include "kernels/sampling/row_math.h"
+#include "kernels/support/vector_math.h"
 
 namespace tandem {
 void FindMaxima(std::span<const float> row, RowMaxima* maxima) {

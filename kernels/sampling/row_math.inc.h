@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/api/vector_math.h"
 #include "kernels/sampling/row_math.h"
+#include "kernels/support/vector_math.h"
 
 namespace tandem {
 namespace {

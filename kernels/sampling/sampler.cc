@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "kernels/api/float_environment.h"
-#include "kernels/api/vector_math.h"
 #include "kernels/sampling/draw.h"
 #include "kernels/sampling/philox.h"
+#include "kernels/support/float_environment.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/api/host_args.h"
 #include "kernels/api/sampling.h"
 #include "kernels/sampling/row.h"
+#include "kernels/support/host_args.h"
 
 namespace tandem {
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
-#include "kernels/api/numerics_probe.h"
+#include "kernels/probe/numerics_probe.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
 

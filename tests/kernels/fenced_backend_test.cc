@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/api/host_memory.h"
-#include "kernels/api/staging_ring.h"
+#include "kernels/support/host_memory.h"
+#include "kernels/support/staging_ring.h"
 #include "runtime/base/crc32c.h"
 #include "tests/kernels/kernel_test_support.h"
 

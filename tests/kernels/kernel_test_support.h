@@ -16,10 +16,10 @@
 
 #include "kernels/api/backend.h"
 #include "kernels/api/dtype.h"
-#include "kernels/api/host_args.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/create_backend.h"
 #include "kernels/fenced/fenced_backend.h"
+#include "kernels/support/host_args.h"
 #include "runtime/base/random.h"
 
 namespace tandem {

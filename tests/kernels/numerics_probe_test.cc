@@ -1,11 +1,11 @@
-#include "kernels/api/numerics_probe.h"
+#include "kernels/probe/numerics_probe.h"
 
 #include <set>
 #include <utility>
 
-#include "kernels/api/float_environment.h"
-#include "kernels/api/hostile_numbers.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/probe/hostile_numbers.h"
+#include "kernels/support/float_environment.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {

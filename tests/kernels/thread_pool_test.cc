@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/api/float_environment.h"
+#include "kernels/support/float_environment.h"
 
 namespace tandem {
 namespace {

@@ -1,6 +1,6 @@
 // Wrong sizes, strides and missing pointers are refused alike by every backend, with the numbers.
 
-#include "kernels/api/validate.h"
+#include "kernels/support/validate.h"
 
 #include "tests/kernels/kernel_test_support.h"
 

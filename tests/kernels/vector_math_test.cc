@@ -1,7 +1,7 @@
 // Our transcendental functions: accuracy over all exponents, and the 16-lane ones against the
 // scalar ones bit by bit (through operations that use them).
 
-#include "kernels/api/vector_math.h"
+#include "kernels/support/vector_math.h"
 
 #include <cmath>
 #include <limits>

@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/api/host_args.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/support/host_args.h"
 #include "runtime/base/check.h"
 #include "runtime/base/random.h"
 #include "tests/bench/kernels/machine_limits.h"

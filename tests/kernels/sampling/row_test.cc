@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/api/vector_math.h"
 #include "kernels/reference/reference_rows.h"
+#include "kernels/support/vector_math.h"
 
 namespace tandem {
 namespace {

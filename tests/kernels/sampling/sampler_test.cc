@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/api/vector_math.h"
 #include "kernels/sampling/philox.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/api/host_args.h"
-#include "kernels/api/host_backend.h"
+#include "kernels/support/host_args.h"
+#include "kernels/support/host_backend.h"
 #include "runtime/model/weights.h"
 #include "tests/support/temp_folder.h"
 

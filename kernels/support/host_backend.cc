@@ -1,12 +1,12 @@
-#include "kernels/api/host_backend.h"
+#include "kernels/support/host_backend.h"
 
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kernels/api/host_args.h"
-#include "kernels/api/host_memory.h"
-#include "kernels/api/validate.h"
+#include "kernels/support/host_args.h"
+#include "kernels/support/host_memory.h"
+#include "kernels/support/validate.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {

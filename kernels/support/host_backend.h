@@ -1,8 +1,8 @@
 // What backends that compute on the host have in common: their memory is the host's, their copies
 // are done when they return, and what both sides have is one memory.
 
-#ifndef TANDEM_KERNELS_API_HOST_BACKEND_H_
-#define TANDEM_KERNELS_API_HOST_BACKEND_H_
+#ifndef TANDEM_KERNELS_SUPPORT_HOST_BACKEND_H_
+#define TANDEM_KERNELS_SUPPORT_HOST_BACKEND_H_
 
 #include "kernels/api/backend.h"
 
@@ -34,4 +34,4 @@ class HostBackend : public Backend {
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_HOST_BACKEND_H_
+#endif  // TANDEM_KERNELS_SUPPORT_HOST_BACKEND_H_

@@ -8,8 +8,8 @@
 // values at and past the end of a format's range. A NaN counts as a NaN whatever its payload, which
 // depends on the order of an instruction's operands and never survives to a token.
 
-#ifndef TANDEM_KERNELS_API_NUMERICS_PROBE_H_
-#define TANDEM_KERNELS_API_NUMERICS_PROBE_H_
+#ifndef TANDEM_KERNELS_PROBE_NUMERICS_PROBE_H_
+#define TANDEM_KERNELS_PROBE_NUMERICS_PROBE_H_
 
 #include <cstdint>
 #include <string>
@@ -65,4 +65,4 @@ absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_NUMERICS_PROBE_H_
+#endif  // TANDEM_KERNELS_PROBE_NUMERICS_PROBE_H_

@@ -1,8 +1,8 @@
 // Memory of backends that compute on the host: 64-byte aligned, zero-filled. Large pieces come
 // from the kernel untouched, so a pool costs only the pages that are used.
 
-#ifndef TANDEM_KERNELS_API_HOST_MEMORY_H_
-#define TANDEM_KERNELS_API_HOST_MEMORY_H_
+#ifndef TANDEM_KERNELS_SUPPORT_HOST_MEMORY_H_
+#define TANDEM_KERNELS_SUPPORT_HOST_MEMORY_H_
 
 #include <cstddef>
 
@@ -19,4 +19,4 @@ void FreeHostMemory(std::byte* data, size_t size_bytes);
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_HOST_MEMORY_H_
+#endif  // TANDEM_KERNELS_SUPPORT_HOST_MEMORY_H_

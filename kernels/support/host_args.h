@@ -1,7 +1,7 @@
 // Arguments as a backend that computes on the host reads them. For kernels/ and its tests alone.
 
-#ifndef TANDEM_KERNELS_API_HOST_ARGS_H_
-#define TANDEM_KERNELS_API_HOST_ARGS_H_
+#ifndef TANDEM_KERNELS_SUPPORT_HOST_ARGS_H_
+#define TANDEM_KERNELS_SUPPORT_HOST_ARGS_H_
 
 #include <bit>
 
@@ -56,4 +56,4 @@ Args<DevicePtr> OfHost(const Args<HostPtr>& args) {
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_HOST_ARGS_H_
+#endif  // TANDEM_KERNELS_SUPPORT_HOST_ARGS_H_

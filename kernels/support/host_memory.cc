@@ -1,4 +1,4 @@
-#include "kernels/api/host_memory.h"
+#include "kernels/support/host_memory.h"
 
 #include <sys/mman.h>
 

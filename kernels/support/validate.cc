@@ -1,4 +1,4 @@
-#include "kernels/api/validate.h"
+#include "kernels/support/validate.h"
 
 #include <cstdint>
 

@@ -6,8 +6,8 @@
 // Compile with -ffp-contract=off, rounding to nearest. Denormals are as the caller has them:
 // kernels flush them (float_environment.h).
 
-#ifndef TANDEM_KERNELS_API_VECTOR_MATH_H_
-#define TANDEM_KERNELS_API_VECTOR_MATH_H_
+#ifndef TANDEM_KERNELS_SUPPORT_VECTOR_MATH_H_
+#define TANDEM_KERNELS_SUPPORT_VECTOR_MATH_H_
 
 #include <bit>
 #include <cstdint>
@@ -129,4 +129,4 @@ inline constexpr int kLanes = 16;
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_VECTOR_MATH_H_
+#endif  // TANDEM_KERNELS_SUPPORT_VECTOR_MATH_H_

@@ -1,8 +1,8 @@
 // Numbers on which instructions may differ, to try them with: all exponents, so that sums
 // underflow, overflow and do neither; denormals; zeros of both signs; infinities and NaNs.
 
-#ifndef TANDEM_KERNELS_API_HOSTILE_NUMBERS_H_
-#define TANDEM_KERNELS_API_HOSTILE_NUMBERS_H_
+#ifndef TANDEM_KERNELS_PROBE_HOSTILE_NUMBERS_H_
+#define TANDEM_KERNELS_PROBE_HOSTILE_NUMBERS_H_
 
 #include <algorithm>
 #include <bit>
@@ -38,4 +38,4 @@ inline Bfloat16 OneNan(Bfloat16 x) { return (x.bits & 0x7FFFu) > 0x7F80u ? Bfloa
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_HOSTILE_NUMBERS_H_
+#endif  // TANDEM_KERNELS_PROBE_HOSTILE_NUMBERS_H_

@@ -1,4 +1,4 @@
-#include "kernels/api/staging_ring.h"
+#include "kernels/support/staging_ring.h"
 
 #include <algorithm>
 #include <cstring>

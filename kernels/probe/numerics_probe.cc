@@ -1,4 +1,4 @@
-#include "kernels/api/numerics_probe.h"
+#include "kernels/probe/numerics_probe.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/api/hostile_numbers.h"
+#include "kernels/probe/hostile_numbers.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
 

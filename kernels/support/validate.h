@@ -1,8 +1,8 @@
 // What every backend refuses alike: InvalidArgument for sizes and strides out of range and for
 // missing pointers, with the numbers. Array contents are trusted.
 
-#ifndef TANDEM_KERNELS_API_VALIDATE_H_
-#define TANDEM_KERNELS_API_VALIDATE_H_
+#ifndef TANDEM_KERNELS_SUPPORT_VALIDATE_H_
+#define TANDEM_KERNELS_SUPPORT_VALIDATE_H_
 
 #include <cstddef>
 #include <span>
@@ -47,4 +47,4 @@ absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes);
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_VALIDATE_H_
+#endif  // TANDEM_KERNELS_SUPPORT_VALIDATE_H_

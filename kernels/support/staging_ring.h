@@ -3,8 +3,8 @@
 // gigabytes of weights take megabytes of pinned memory, and reading the next piece overlaps with
 // copying the last.
 
-#ifndef TANDEM_KERNELS_API_STAGING_RING_H_
-#define TANDEM_KERNELS_API_STAGING_RING_H_
+#ifndef TANDEM_KERNELS_SUPPORT_STAGING_RING_H_
+#define TANDEM_KERNELS_SUPPORT_STAGING_RING_H_
 
 #include <cstddef>
 #include <span>
@@ -41,4 +41,4 @@ class StagingRing {
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_STAGING_RING_H_
+#endif  // TANDEM_KERNELS_SUPPORT_STAGING_RING_H_

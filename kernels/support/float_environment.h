@@ -3,8 +3,8 @@
 // makes ordinary fused multiply-adds give the very bits of vdpbf16ps (kernels/cpu/micro_kernel.h),
 // and a library that changed MXCSR cannot change ours.
 
-#ifndef TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
-#define TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
+#ifndef TANDEM_KERNELS_SUPPORT_FLOAT_ENVIRONMENT_H_
+#define TANDEM_KERNELS_SUPPORT_FLOAT_ENVIRONMENT_H_
 
 #include <cstdint>
 
@@ -52,4 +52,4 @@ using IeeeFloatScope = FloatScope<kIeeeFloats>;
 
 }  // namespace tandem
 
-#endif  // TANDEM_KERNELS_API_FLOAT_ENVIRONMENT_H_
+#endif  // TANDEM_KERNELS_SUPPORT_FLOAT_ENVIRONMENT_H_
