@@ -127,19 +127,26 @@ absl::Status Decoder::Embed(const StepArrays& arrays) {
 
 absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
   const LayerWeights& weights = model_.weights().parts().layers[layer];
-  const int64_t rows = num_rows_;
-  TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), rows));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), rows));
-  TANDEM_RETURN_IF_ERROR(Attention(layer, input, arrays));
   TANDEM_RETURN_IF_ERROR(
-      Linear(weights.attention_output, attended_.data(), projected_.as<float>(), rows));
-  TANDEM_RETURN_IF_ERROR(AddToResidual(rows));
+      Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Attention(layer, input, arrays));
+  TANDEM_RETURN_IF_ERROR(AddToResidual(weights.attention_output, attended_.data()));
+  return FeedForward(weights);
+}
 
-  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), rows));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_in_.as<float>(), rows));
-  TANDEM_RETURN_IF_ERROR(Activate(rows));
-  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_out, ffn_act_.data(), projected_.as<float>(), rows));
-  return AddToResidual(rows);
+absl::Status Decoder::FeedForward(const LayerWeights& weights) {
+  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_in_.as<float>(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Activate());
+  return AddToResidual(weights.ffn_out, ffn_act_.data());
+}
+
+absl::Status Decoder::AddToResidual(const LinearWeights& projection, DevicePtr<const void> input) {
+  TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
+  return backend_->Add({.accumulator = residual_.as<float>(),
+                        .addend = projected_.as<float>(),
+                        .count = num_rows_ * config_.hidden_size});
 }
 
 absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
@@ -225,30 +232,24 @@ absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void>
                            .num_rows = rows});
 }
 
-absl::Status Decoder::Activate(int64_t rows) {
+absl::Status Decoder::Activate() {
   const DevicePtr<const float> input = ffn_in_.as<float>();
   if (model_.spec().ffn == FfnKind::kSwiGlu) {
     return backend_->SwiGlu({.gate = input,
                              .up = input + config_.ffn_size,
                              .input_stride = 2 * config_.ffn_size,
                              .output = ffn_act_.data(),
-                             .num_rows = rows,
+                             .num_rows = num_rows_,
                              .features = config_.ffn_size,
                              .input_dtype = DType::kF32,
                              .output_dtype = model_.types().compute});
   }
   return backend_->Gelu({.input = input,
                          .output = ffn_act_.data(),
-                         .num_rows = rows,
+                         .num_rows = num_rows_,
                          .features = config_.ffn_size,
                          .input_dtype = DType::kF32,
                          .output_dtype = model_.types().compute});
-}
-
-absl::Status Decoder::AddToResidual(int64_t rows) {
-  return backend_->Add({.accumulator = residual_.as<float>(),
-                        .addend = projected_.as<float>(),
-                        .count = rows * config_.hidden_size});
 }
 
 absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {

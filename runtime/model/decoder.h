@@ -101,8 +101,12 @@ class Decoder {
                     DevicePtr<void> output, int64_t rows);
   absl::Status Linear(const LinearWeights& weights, DevicePtr<const void> input,
                       DevicePtr<float> output, int64_t rows);
-  absl::Status Activate(int64_t rows);
-  absl::Status AddToResidual(int64_t rows);
+  absl::Status FeedForward(const LayerWeights& weights);
+  absl::Status Activate();
+  // residual += projection of `input`: how attention and the feed-forward both end. These are the
+  // segmented projections, whose inputs the ranks of a tensor-parallel group share: their sums meet
+  // between the product and the addition.
+  absl::Status AddToResidual(const LinearWeights& projection, DevicePtr<const void> input);
 
   const Model& model_;
   const ModelConfig& config_;
@@ -110,7 +114,7 @@ class Decoder {
   const int64_t max_tokens_;
   const int64_t max_logit_rows_;
   std::vector<KvPoolView> kv_;  // One a layer.
-  int64_t num_rows_ = 0;        // T of the last Forward.
+  int64_t num_rows_ = 0;         // T of the last Forward.
 
   // Taken in turns, so that a step's arrays can be written while the last one's are still read.
   HostArrays step_uploads_[2];
