@@ -13,7 +13,8 @@
 
 namespace tandem {
 
-// Of the cpu device, best first; all but "generic" are of one numerics class (docs/numerics.md).
+// The cpu's instruction sets, best first; all but "generic" are of one numerics class
+// (docs/numerics.md).
 inline constexpr const char* kIsas[] = {"avx512bf16", "avx512", "avx2", "generic"};
 
 // What --isa takes: "auto" (the best that this machine has), or one of kIsas.

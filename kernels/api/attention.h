@@ -68,7 +68,7 @@ struct RotaryKvWriteArgsOf {
   P<const float> key_norm = nullptr;    // [D]
   float norm_epsilon = 0.0f;            // of both norms
   P<const int64_t> slots;               // [T] block · B + offset in the block, all different
-  KvPoolViewOf<P> kv;                   // written
+  KvLayerViewOf<P> kv;                  // written
   P<void> query_out;                    // [T, H, D] compute_dtype, overlaps no input
   int64_t num_tokens;                   // T, may be 0
   int num_heads;                        // H
@@ -85,7 +85,7 @@ using RotaryKvWriteArgs = RotaryKvWriteArgsOf<DevicePtr>;
 template <template <typename> class P>
 struct DecodeAttentionArgsOf {
   P<const void> query;           // [S, H, D] compute_dtype
-  KvPoolViewOf<P> kv;            // read
+  KvLayerViewOf<P> kv;           // read
   P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
   P<const int32_t> num_tokens;   // [S] cached tokens, own included: 1 to M · B
   P<void> output;                // [S, H, D] compute_dtype, overlaps no input
@@ -108,7 +108,7 @@ template <template <typename> class P>
 struct PrefillAttentionArgsOf {
   // [T, H, D] compute_dtype, sequence s has rows query_start[s] to query_start[s+1]
   P<const void> query;
-  KvPoolViewOf<P> kv;            // read
+  KvLayerViewOf<P> kv;           // read
   P<const int32_t> block_table;  // [S, M] block ids; entries past the end are not read
   P<const int32_t> query_start;  // [S + 1], ascending from 0 to T; empty runs are allowed
   P<const int32_t> num_cached;   // [S] tokens cached before the run

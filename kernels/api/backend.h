@@ -121,10 +121,10 @@ class Backend {
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) = 0;
   virtual absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) = 0;
   virtual absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) = 0;
-  // Of `memory`, where that is given, as operations address it. InvalidArgument if it is too small
-  // or not aligned; FailedPrecondition if the device cannot reach it.
+  // A pool in `memory`, where that is given, as operations address it. InvalidArgument if it is too
+  // small or not aligned; FailedPrecondition if the device cannot reach it.
   virtual absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
-                                                    const PoolMemory& memory) = 0;
+                                                    const KvPoolMemory& memory) = 0;
   // Where its pool is to lie: in memory that the host has, too, such as a transport's, or in what
   // AllocatePool allocates, which a transport is then given.
   virtual MemoryKind pool_kind() const = 0;
@@ -144,7 +144,7 @@ class Backend {
   // Returns when all before `event` has finished. Errors as of Synchronize.
   virtual absl::Status Wait(DeviceEvent event) = 0;
 
-  // Of tiles that attention of `compute_dtype` writes and reads. InvalidArgument if the shape is
+  // The tiles that attention of `compute_dtype` writes and reads. InvalidArgument if the shape is
   // out of range (kv_pool.h); FailedPrecondition if no kernel has these two types together.
   virtual absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
                                                        DType compute_dtype) const = 0;

@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-// Of the numbers that operations take and give, and of every array that is neither packed weights
+// The type of numbers that operations take and give: of every array that is neither packed weights
 // nor a KV tile.
 enum class DType : uint8_t { kF32, kBF16 };
 

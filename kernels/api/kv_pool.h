@@ -35,7 +35,7 @@ struct KvTileFormat {
 
 // One layer of the pool. G KV heads.
 template <template <typename> class P>
-struct KvPoolViewOf {
+struct KvLayerViewOf {
   P<std::byte> base;          // of block 0; 64-byte aligned
   size_t block_stride_bytes;  // from one block to the next; a multiple of 64
   size_t layer_offset_bytes;  // of this layer within a block; a multiple of 64
@@ -44,12 +44,12 @@ struct KvPoolViewOf {
   KvTileShape shape;
   static constexpr auto Pointers(auto& self) { return std::tie(self.base); }
 };
-using KvPoolView = KvPoolViewOf<DevicePtr>;
+using KvLayerView = KvLayerViewOf<DevicePtr>;
 
 // Memory for the pool from outside, for Backend::AllocatePool: 64-byte aligned, alive as long as
 // the pool; of the host, such as a transport's, or of the backend's device. Null base: the backend
 // allocates its own.
-struct PoolMemory {
+struct KvPoolMemory {
   void* base = nullptr;
   size_t bytes = 0;
   MemoryKind kind = MemoryKind::kHost;

@@ -30,7 +30,7 @@ struct SampleQuery {
   float top_p = 1;        // Keep the fewest highest whose probabilities reach top_p.
   uint64_t seed = 0;
   uint32_t choice = 0;            // Which of a request's n choices.
-  uint64_t position = 0;          // Of the drawn token within prompt + generated tokens.
+  uint64_t position = 0;          // The drawn token's, within prompt + generated tokens.
   int32_t num_top_logprobs = -1;  // How many best tokens to report; -1: no logprobs at all.
   // Ids outside the row are passed over.
   std::span<const std::pair<int32_t, float>> logit_bias;  // Added to logits, in this order; finite.
@@ -47,8 +47,8 @@ struct RankedToken {
 struct SampleResult {
   int32_t token = 0;  // Drawn or given.
   // Unless logprobs are asked for, 0 and empty.
-  float logprob = 0;             // Of `token`.
-  int32_t rank = 0;              // Of `token`; 1 is the best.
+  float logprob = 0;             // `token`'s.
+  int32_t rank = 0;              // `token`'s; 1 is the best.
   std::vector<RankedToken> top;  // Best first; the lower id among equals.
 };
 

@@ -36,7 +36,7 @@ struct Attention {
     return SubTileBytes(shape.head_dim) * (shape.block_tokens / kSub);
   }
 
-  static std::byte* SubTile(const HostKvPoolView& kv, int64_t block, int64_t offset, int tile) {
+  static std::byte* SubTile(const HostKvLayerView& kv, int64_t block, int64_t offset, int tile) {
     return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
            static_cast<size_t>(tile) * kv.tile_bytes +
            static_cast<size_t>(offset / kSub) * SubTileBytes(kv.shape.head_dim);
@@ -84,7 +84,7 @@ struct Attention {
   }
 
   static void RotaryKvWrite(const HostRotaryKvWriteArgs& args, int64_t begin, int64_t end) {
-    const HostKvPoolView& kv = args.kv;
+    const HostKvLayerView& kv = args.kv;
     const int head_dim = kv.shape.head_dim;
     const int padded = AttentionAccumulatorStride(head_dim);
     float normed[kMaxAttentionHeadDim];

@@ -65,7 +65,7 @@ class Trial {
 
   const std::vector<float>& output() const { return output_; }
 
-  // Of the shortest of some runs.
+  // The shortest of some runs takes so long.
   double Seconds() const {
     double best = std::numeric_limits<double>::infinity();
     for (int run = 0; run < 12; ++run) {

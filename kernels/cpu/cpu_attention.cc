@@ -26,7 +26,7 @@ struct Job {
 
 // What decode and prefill have in common.
 struct Problem {
-  const HostKvPoolView* kv;
+  const HostKvLayerView* kv;
   const void* query;
   void* output;
   const int32_t* block_table;

@@ -61,7 +61,7 @@ struct AttentionPartial {
 
 // Rows (query tokens × heads of one KV head's group) that read the same K and V.
 struct AttentionTask {
-  const HostKvPoolView* kv;
+  const HostKvLayerView* kv;
   const int32_t* blocks;  // block table row of the sequence
   int kv_head;
   int num_rows;                // at most AttentionKernels::max_rows
@@ -118,7 +118,7 @@ struct RowTiles {
 // An instruction set that this build has kernels for.
 struct Isa {
   const char* name;
-  const char* needs;                // Of the processor, in words.
+  const char* needs;                // What the processor must have, in words.
   const KernelTable* (*kernels)();  // Null if this machine lacks something.
 };
 

@@ -62,7 +62,7 @@ class ThreadPool {
 
   // Operation number in the upper half, items not yet claimed in the lower.
   std::atomic<uint64_t> cursor_{0};
-  // Of the current operation: written before cursor_, read only by holders of an item of it.
+  // The current operation's: written before cursor_, read only by holders of an item of it.
   Function function_ = nullptr;
   const void* context_ = nullptr;
   int64_t num_items_ = 0;

@@ -17,8 +17,8 @@ namespace tandem {
 namespace {
 
 // Small, so that the weights of every test take several turns of the ring.
-constexpr size_t kSlotBytes = 64 * 1024;
-constexpr int kNumSlots = 2;
+constexpr size_t kRingBufferBytes = 64 * 1024;
+constexpr int kNumRingBuffers = 2;
 
 // As f32 or bf16 each of its numbers is a NaN; as an id or a position it is out of range.
 void Poison(void* data, size_t size_bytes) {
@@ -60,7 +60,8 @@ class FencedBackend final : public Backend {
     return MirrorBuffer{std::move(host), std::move(device)};
   }
 
-  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const PoolMemory& memory) override {
+  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
+                                            const KvPoolMemory& memory) override {
     if (memory.base == nullptr) return Allocate(size_bytes);
     TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
     const DevicePtr<std::byte> given = OfHost(static_cast<std::byte*>(memory.base));
@@ -75,7 +76,8 @@ class FencedBackend final : public Backend {
 
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
     TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));
-    TANDEM_ASSIGN_OR_RETURN(StagingRing ring, StagingRing::Create(this, kSlotBytes, kNumSlots));
+    TANDEM_ASSIGN_OR_RETURN(StagingRing ring,
+                            StagingRing::Create(this, kRingBufferBytes, kNumRingBuffers));
     TANDEM_RETURN_IF_ERROR(ring.Upload(placed.data(), bytes));
     TANDEM_RETURN_IF_ERROR(Synchronize());
     return placed;

@@ -306,12 +306,12 @@ class Probe {
     const size_t block_bytes = KvLayerBytes(format.tile_bytes, s.kv_heads);
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer pool,
                             Zeros(static_cast<int64_t>(block_bytes) * num_blocks));
-    const KvPoolView kv{.base = pool.data(),
-                        .block_stride_bytes = block_bytes,
-                        .layer_offset_bytes = 0,
-                        .tile_bytes = format.tile_bytes,
-                        .num_kv_heads = s.kv_heads,
-                        .shape = tile};
+    const KvLayerView kv{.base = pool.data(),
+                         .block_stride_bytes = block_bytes,
+                         .layer_offset_bytes = 0,
+                         .tile_bytes = format.tile_bytes,
+                         .num_kv_heads = s.kv_heads,
+                         .shape = tile};
 
     std::vector<int32_t> position_values(s.positions);
     std::iota(position_values.begin(), position_values.end(), 0);

@@ -21,7 +21,7 @@
 
 namespace tandem {
 
-// Of the orders in docs/numerics.md: a change to one of them is a new version.
+// Counts the orders of docs/numerics.md: a change to one of them is a new version.
 inline constexpr int kNumericsVersion = 2;
 
 // Options that only some models' layers have. What a model has none of is not probed for it, so

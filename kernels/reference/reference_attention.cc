@@ -16,13 +16,13 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-std::byte* Tile(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_head) {
+std::byte* Tile(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head) {
   const int64_t tile = (is_value ? kv.num_kv_heads : 0) + kv_head;
   return kv.base + static_cast<size_t>(block) * kv.block_stride_bytes + kv.layer_offset_bytes +
          static_cast<size_t>(tile) * kv.tile_bytes;
 }
 
-float ReadKv(const HostKvPoolView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
+float ReadKv(const HostKvLayerView& kv, int64_t block, bool is_value, int kv_head, int64_t offset,
              int d) {
   return Load(ElementType(kv.shape.type), Tile(kv, block, is_value, kv_head),
               offset * kv.shape.head_dim + d);
@@ -37,7 +37,7 @@ struct Partial {
 
 // One query row of one head.
 struct Row {
-  const HostKvPoolView* kv;
+  const HostKvLayerView* kv;
   const int32_t* blocks;
   const void* query;  // at query_begin: [D]
   int64_t query_begin;
@@ -168,7 +168,7 @@ void ReferenceRotaryTable(const HostRotaryTableArgs& args) {
 }
 
 void ReferenceRotaryKvWrite(const HostRotaryKvWriteArgs& args) {
-  const HostKvPoolView& kv = args.kv;
+  const HostKvLayerView& kv = args.kv;
   const DType element = ElementType(kv.shape.type);
   const int head_dim = kv.shape.head_dim;
   const int half = head_dim / 2;

@@ -144,7 +144,7 @@ void KeepTopK(const DrawArgs& args, DrawScratch* scratch) {
 
 struct WeightCut {
   Cut cut;
-  uint64_t total;  // Of what it keeps.
+  uint64_t total;  // The sum of what it keeps.
 };
 
 // Keeps the fewest best that weigh `needed`, which is at most `total`, the pool's weight.

@@ -24,7 +24,7 @@ struct DrawScratch {
 
 struct DrawArgs {
   std::span<const float> row;  // Finite or -infinity (masked); at most kMaxVocabulary (sampler.h).
-  const RowMaxima* maxima;     // Of the row; the highest is finite.
+  const RowMaxima* maxima;     // The row's; the highest is finite.
   float temperature;           // Above 0.
   int32_t top_k;               // At least 0; 0 keeps all.
   float top_p;                 // In (0, 1].

@@ -12,7 +12,7 @@ namespace tandem {
 struct RowMath {
   const char* name;
 
-  // Of `count` values, at least 1; -infinity is fine, NaN is passed over.
+  // The highest of `count` values, at least 1; -infinity is fine, NaN is passed over.
   float (*max)(const float* values, int64_t count);
 
   // How many values are infinite or NaN.

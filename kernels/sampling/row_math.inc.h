@@ -34,7 +34,7 @@ float Max(const float* values, int64_t count) {
 
 int64_t CountNotFinite(const float* values, int64_t count) {
   constexpr uint32_t kExponent = 0x7F800000;
-  // Of 2^31 values a 32-bit sum cannot overflow, and rows are far shorter.
+  // A 32-bit sum of 2^31 values cannot overflow, and rows are far shorter.
   uint32_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     sum += (std::bit_cast<uint32_t>(values[i]) & kExponent) == kExponent ? 1u : 0u;

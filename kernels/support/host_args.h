@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-using HostKvPoolView = KvPoolViewOf<HostPtr>;
+using HostKvLayerView = KvLayerViewOf<HostPtr>;
 using HostEmbeddingArgs = EmbeddingArgsOf<HostPtr>;
 using HostRmsNormArgs = RmsNormArgsOf<HostPtr>;
 using HostLayerNormArgs = LayerNormArgsOf<HostPtr>;

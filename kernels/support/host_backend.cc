@@ -35,7 +35,7 @@ absl::StatusOr<MirrorBuffer> HostBackend::AllocateMirror(size_t size_bytes) {
 }
 
 absl::StatusOr<DeviceBuffer> HostBackend::AllocatePool(size_t size_bytes,
-                                                       const PoolMemory& memory) {
+                                                       const KvPoolMemory& memory) {
   if (memory.base == nullptr) return Allocate(size_bytes);
   TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
   if (memory.kind != MemoryKind::kHost) {

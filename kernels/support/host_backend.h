@@ -13,7 +13,7 @@ class HostBackend : public Backend {
   absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override;
   absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) override;
   absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override;
-  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const PoolMemory& memory) override;
+  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes, const KvPoolMemory& memory) override;
   MemoryKind pool_kind() const override { return MemoryKind::kHost; }
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override;
 

@@ -8,27 +8,27 @@
 
 namespace tandem {
 
-absl::StatusOr<StagingRing> StagingRing::Create(Backend* backend, size_t slot_bytes,
-                                                int num_slots) {
-  TANDEM_CHECK(slot_bytes > 0 && num_slots > 0) << slot_bytes << ", " << num_slots;
+absl::StatusOr<StagingRing> StagingRing::Create(Backend* backend, size_t buffer_bytes,
+                                                int num_buffers) {
+  TANDEM_CHECK(buffer_bytes > 0 && num_buffers > 0) << buffer_bytes << ", " << num_buffers;
   StagingRing ring(backend);
-  for (int i = 0; i < num_slots; ++i) {
-    TANDEM_ASSIGN_OR_RETURN(PinnedBuffer buffer, backend->AllocatePinned(slot_bytes));
-    ring.slots_.push_back({.buffer = std::move(buffer), .free = {}});
+  for (int i = 0; i < num_buffers; ++i) {
+    TANDEM_ASSIGN_OR_RETURN(PinnedBuffer memory, backend->AllocatePinned(buffer_bytes));
+    ring.stages_.push_back({.memory = std::move(memory), .free = {}});
   }
   return ring;
 }
 
 absl::Status StagingRing::Upload(DevicePtr<std::byte> to, std::span<const std::byte> from) {
   for (size_t done = 0; done < from.size();) {
-    Slot& slot = slots_[next_];
-    next_ = (next_ + 1) % slots_.size();
-    TANDEM_RETURN_IF_ERROR(backend_->Wait(slot.free));
-    const size_t piece = std::min(slot.buffer.size_bytes(), from.size() - done);
-    std::memcpy(slot.buffer.data(), from.data() + done, piece);
+    Stage& stage = stages_[next_];
+    next_ = (next_ + 1) % stages_.size();
+    TANDEM_RETURN_IF_ERROR(backend_->Wait(stage.free));
+    const size_t piece = std::min(stage.memory.size_bytes(), from.size() - done);
+    std::memcpy(stage.memory.data(), from.data() + done, piece);
     TANDEM_RETURN_IF_ERROR(
-        backend_->Upload(to + static_cast<std::ptrdiff_t>(done), slot.buffer.data(), piece));
-    slot.free = backend_->Record();
+        backend_->Upload(to + static_cast<std::ptrdiff_t>(done), stage.memory.data(), piece));
+    stage.free = backend_->Record();
     done += piece;
   }
   return absl::OkStatus();

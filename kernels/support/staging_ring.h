@@ -19,23 +19,23 @@ namespace tandem {
 // Engine thread only. `backend` outlives the ring.
 class StagingRing {
  public:
-  // ResourceExhausted if there is no memory for `num_slots` buffers of `slot_bytes`.
-  static absl::StatusOr<StagingRing> Create(Backend* backend, size_t slot_bytes, int num_slots);
+  // ResourceExhausted if there is no memory for `num_buffers` buffers of `buffer_bytes`.
+  static absl::StatusOr<StagingRing> Create(Backend* backend, size_t buffer_bytes, int num_buffers);
 
   // `from` has been read when this returns, and is in `to` for what is enqueued afterwards. The
   // ring must live until that has been waited for.
   absl::Status Upload(DevicePtr<std::byte> to, std::span<const std::byte> from);
 
  private:
-  struct Slot {
-    PinnedBuffer buffer;
+  struct Stage {
+    PinnedBuffer memory;
     DeviceEvent free;  // When what was in it has been copied.
   };
 
   explicit StagingRing(Backend* backend) : backend_(backend) {}
 
   Backend* backend_;
-  std::vector<Slot> slots_;
+  std::vector<Stage> stages_;
   size_t next_ = 0;
 };
 

@@ -37,7 +37,7 @@ absl::Status Features(const char* operation, int64_t features) {
 
 bool Aligned(uintptr_t address) { return address % 64 == 0; }
 
-absl::Status ValidateView(const char* operation, const KvPoolView& kv, size_t tile_bytes) {
+absl::Status ValidateView(const char* operation, const KvLayerView& kv, size_t tile_bytes) {
   TANDEM_RETURN_IF_ERROR(Validate(kv.shape));
   TANDEM_RETURN_IF_ERROR(NotNull(operation, "kv.base", kv.base));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "num_kv_heads", kv.num_kv_heads, 1, kMaxHeads));
@@ -57,7 +57,7 @@ absl::Status ValidateView(const char* operation, const KvPoolView& kv, size_t ti
   return absl::OkStatus();
 }
 
-absl::Status ValidateHeads(const char* operation, int num_heads, const KvPoolView& kv) {
+absl::Status ValidateHeads(const char* operation, int num_heads, const KvLayerView& kv) {
   TANDEM_RETURN_IF_ERROR(InRange(operation, "num_heads", num_heads, 1, kMaxHeads));
   if (num_heads % kv.num_kv_heads == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("%s: %d KV heads do not divide %d query heads",
@@ -308,7 +308,7 @@ absl::Status Validate(const DiscardBlocksArgs& args) {
   return ValidateBlocks("discard blocks", args, "blocks", args.blocks);
 }
 
-absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes) {
+absl::Status ValidatePool(const KvPoolMemory& memory, size_t pool_bytes) {
   const auto address = reinterpret_cast<uintptr_t>(memory.base);
   if (memory.bytes >= pool_bytes && Aligned(address)) return absl::OkStatus();
   return absl::InvalidArgumentError(

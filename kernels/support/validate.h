@@ -43,7 +43,7 @@ absl::Status Validate(const ChecksumBlocksArgs& args);
 absl::Status Validate(const DiscardBlocksArgs& args);
 
 // Memory that is given for a pool.
-absl::Status ValidatePool(const PoolMemory& memory, size_t pool_bytes);
+absl::Status ValidatePool(const KvPoolMemory& memory, size_t pool_bytes);
 
 }  // namespace tandem
 

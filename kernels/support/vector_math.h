@@ -74,7 +74,7 @@ struct SinCosResult {
   float cos;
 };
 
-// Of a finite angle in radians, |angle| up to 2^30; rounded from double.
+// Sine and cosine of a finite angle in radians, |angle| up to 2^30; rounded from double.
 [[gnu::always_inline]] inline SinCosResult SinCos(float angle) {
   const double x = angle;
   const double shifted = x * 0x1.45f306dc9c883p-1 + kRoundDouble;  // x / (π/2), to the nearest
@@ -102,7 +102,7 @@ struct SinCosResult {
                       static_cast<float>((quadrant + 1u) & 2u ? -cosine : cosine)};
 }
 
-// Of one id, from what LogSoftmax gives for its row.
+// The log-probability of one id, from what LogSoftmax gives for its row.
 [[gnu::always_inline]] inline float LogProbability(float logit, float max, float log_sum) {
   return (logit - max) - log_sum;
 }

@@ -61,7 +61,7 @@ SampledToken ToSampledToken(const SampleResult& result) {
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const ModelExecutorOptions& options, const Model* model, Backend* backend,
-    const PoolMemory& memory) {
+    const KvPoolMemory& memory) {
   TANDEM_RETURN_IF_ERROR(CheckOptions(options, model->config()));
   TANDEM_ASSIGN_OR_RETURN(KvLayout layout, KvLayout::Make(model->config(), *backend, model->types(),
                                                           options.block_tokens));

@@ -29,7 +29,7 @@ struct ModelExecutorOptions {
   int32_t num_blocks = 0;
   int32_t max_sequences = 0;       // Runs in one step.
   int32_t max_batched_tokens = 0;  // Tokens in one step.
-  int32_t max_model_tokens = 0;    // Of one sequence; at most the model's positions.
+  int32_t max_model_tokens = 0;    // One sequence's; at most the model's positions.
 };
 
 // Engine thread only, except where noted.
@@ -39,7 +39,7 @@ class ModelExecutor final : public SynchronousExecutor {
   // that is out of range; ResourceExhausted without memory for pool or scratch.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(const ModelExecutorOptions& options,
                                                                const Model* model, Backend* backend,
-                                                               const PoolMemory& memory);
+                                                               const KvPoolMemory& memory);
 
   // What Create allocates beside the pool of that model, or a little more, in two parts: for each
   // of max_batched_tokens, and for logits.
@@ -69,7 +69,7 @@ class ModelExecutor final : public SynchronousExecutor {
   void AddRows(const SequenceRun& run);
   absl::Status Forward();
   void ListQueries(std::span<const SequenceRun> runs);
-  // Of the logits of row `row` of the forward pass; Ask adds queries to it.
+  // Asks for the logits of row `row` of the forward pass; Ask adds queries to it.
   void AddLogitRow(int32_t row);
   void Ask(size_t run, SampleQuery query);
   absl::Status Sample();
@@ -86,12 +86,12 @@ class ModelExecutor final : public SynchronousExecutor {
   std::vector<int32_t> copy_sources_, copy_destinations_;
   std::vector<int32_t> token_ids_, positions_;
   std::vector<int64_t> slots_;
-  std::vector<int32_t> first_row_;  // Of each run.
+  std::vector<int32_t> first_row_;  // Each run's.
   int64_t max_blocks_ = 0;
   std::vector<int32_t> decode_blocks_, decode_num_tokens_;
   std::vector<int32_t> prefill_blocks_, prefill_query_start_, prefill_num_cached_;
   std::vector<int32_t> logit_rows_;    // Rows of the forward pass whose logits are needed.
-  std::vector<size_t> first_queries_;  // Of each of these.
+  std::vector<size_t> first_queries_;  // Each of these rows'.
   std::vector<SampleQuery> queries_;
   std::vector<size_t> query_runs_;  // Parallel to queries_, as are the results.
   std::vector<absl::StatusOr<SampleResult>> results_;

@@ -150,7 +150,7 @@ absl::Status Decoder::AddToResidual(const LinearWeights& projection, DevicePtr<c
 }
 
 absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
-  const KvPoolView& kv = kv_[layer];
+  const KvLayerView& kv = kv_[layer];
   const LayerWeights& weights = model_.weights().parts().layers[layer];
   const int64_t window = model_.spec().windows[layer];
   const int num_heads = static_cast<int>(config_.num_heads);

@@ -113,7 +113,7 @@ class Decoder {
   Backend* const backend_;
   const int64_t max_tokens_;
   const int64_t max_logit_rows_;
-  std::vector<KvPoolView> kv_;  // One a layer.
+  std::vector<KvLayerView> kv_;  // One a layer.
   int64_t num_rows_ = 0;         // T of the last Forward.
 
   // Taken in turns, so that a step's arrays can be written while the last one's are still read.

@@ -33,8 +33,8 @@ class HostArrays {
     bytes_ += (array.size_bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // Of all that was added since the last call; what that one gave is over, and waited for where it
-  // is still read. ResourceExhausted without memory.
+  // Carries all that was added since the last call; what that one gave is over, and waited for
+  // where it is still read. ResourceExhausted without memory.
   absl::Status Upload();
 
  private:

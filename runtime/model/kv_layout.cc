@@ -19,8 +19,8 @@ absl::StatusOr<KvLayout> KvLayout::Make(const ModelConfig& config, const Backend
   return layout;
 }
 
-std::vector<KvPoolView> KvLayout::Views(DevicePtr<std::byte> base) const {
-  std::vector<KvPoolView> views;
+std::vector<KvLayerView> KvLayout::Views(DevicePtr<std::byte> base) const {
+  std::vector<KvLayerView> views;
   for (int layer = 0; layer < num_layers; ++layer) {
     views.push_back({.base = base,
                      .block_stride_bytes = block_bytes,

@@ -29,7 +29,7 @@ struct KvLayout {
                                        const ModelTypes& types, int block_tokens);
 
   // One view a layer of the pool at `base`.
-  std::vector<KvPoolView> Views(DevicePtr<std::byte> base) const;
+  std::vector<KvLayerView> Views(DevicePtr<std::byte> base) const;
 };
 
 // What a block of `block_tokens` takes: for sizing a pool before it exists.

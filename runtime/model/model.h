@@ -54,8 +54,8 @@ class Model {
   const ModelWeights& weights() const { return *weights_; }
   const ModelTypes& types() const { return types_; }
 
-  // Of what decides a token's KV and logits before any rounding: architecture, sizes, rope, windows
-  // and every weight, as stored in the checkpoint. Hex.
+  // The digest of what decides a token's KV and logits before any rounding: architecture, sizes,
+  // rope, windows and every weight, as stored in the checkpoint. Hex.
   std::string Digest() const;
 
  private:

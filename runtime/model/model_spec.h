@@ -66,7 +66,7 @@ struct ModelParts {
   struct Layer {
     Norm attention_norm;
     Linear qkv;
-    Norm query_norm;  // Of each head, before rotary.
+    Norm query_norm;  // Each head's, before rotary.
     Norm key_norm;
     Linear attention_output;
     Norm ffn_norm;

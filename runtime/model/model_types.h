@@ -12,8 +12,8 @@
 namespace tandem {
 
 struct ModelTypes {
-  DType compute = DType::kF32;            // Of embeddings too, and of what feeds a matrix.
-  WeightType weights = WeightType::kF32;  // Of packed matrices.
+  DType compute = DType::kF32;            // Embeddings, and what feeds a matrix, too.
+  WeightType weights = WeightType::kF32;  // What packed matrices are kept in.
   KvType kv = KvType::kF32;
 
   // Weights and KV kept as what is computed in.

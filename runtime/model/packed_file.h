@@ -26,7 +26,7 @@ struct PackedHeader {
   uint64_t identity_bytes;
   uint8_t key[32];
   uint8_t digest[32];
-  uint32_t header_checksum;  // Of everything above.
+  uint32_t header_checksum;  // The checksum of everything above.
   uint32_t unused;
 
   static PackedHeader Make(const Sha256Digest& key, const Sha256Digest& digest,

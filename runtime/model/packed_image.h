@@ -35,7 +35,7 @@ namespace tandem {
 struct PackedImageOptions {
   std::string cache_dir;  // Made if it does not exist. Empty: no cache, plain memory.
   Sha256Digest key{};
-  std::string identity;  // Of the checkpoint, WeightSource::Identity().
+  std::string identity;  // The checkpoint's, WeightSource::Identity().
   size_t payload_bytes = 0;
   // Called at most once, on the checking thread, with DataLoss: what was mapped must not be used
   // any further. The cache file is gone by then, so a restart packs afresh.

@@ -25,7 +25,8 @@ class WeightSource {
 
   virtual bool Contains(std::string_view name) const = 0;
 
-  // Of a tensor that Tensor() can give; nothing if it is missing or of an unsupported dtype.
+  // The type of a tensor that Tensor() can give; nothing if it is missing or of an unsupported
+  // dtype.
   virtual std::optional<TensorType> TypeOf(std::string_view name) const = 0;
 
   // Every tensor of a checkpoint; none of dummy weights, which have what is asked for.

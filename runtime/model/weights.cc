@@ -105,7 +105,7 @@ class Planner {
   Plan& plan_;
 };
 
-// Of the image that `plan` makes of a checkpoint.
+// Names the image that `plan` makes of a checkpoint.
 Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& identity) {
   Sha256 key;
   key.Update(absl::StrFormat("%s\n%s\n", identity, NameOf(compute_dtype)));

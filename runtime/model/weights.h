@@ -54,7 +54,7 @@ class ModelWeights {
 
   const WeightParts& parts() const { return parts_; }
 
-  // Of the checkpoint's tensors, not of their packing: equal on every machine.
+  // The digest of the checkpoint's tensors, not of their packing: equal on every machine.
   const Sha256Digest& digest() const { return image_->digest(); }
 
  private:

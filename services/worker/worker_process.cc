@@ -135,7 +135,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   TANDEM_ASSIGN_OR_RETURN(
       process.worker,
       Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        const PoolMemory memory{
+        const KvPoolMemory memory{
             .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
         return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
                                      memory);

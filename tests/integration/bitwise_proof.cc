@@ -44,7 +44,7 @@ const LoadedModel& BitwiseProof::ModelOf(const std::string& path, int num_thread
   return *model;
 }
 
-PoolMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
+KvPoolMemory BitwiseProof::PoolOf(int worker, size_t bytes) {
   PinnedBuffer& pool = pools_[worker];
   if (pool.size_bytes() < bytes) {
     auto larger = ModelOf(paths_.front(), 1).backend()->AllocatePinned(bytes);

@@ -51,7 +51,7 @@ class BitwiseProof {
   std::string CheckPreemption(const ProofVariant& variant, const std::vector<Work>& works,
                               int32_t num_blocks, int32_t intruder_choices, size_t tokens_before);
   const LoadedModel& ModelOf(const std::string& path, int num_threads);
-  PoolMemory PoolOf(int worker, size_t bytes);
+  KvPoolMemory PoolOf(int worker, size_t bytes);
 
   const std::string folder_;
   const std::string dtype_;

@@ -46,7 +46,7 @@ class ProofRun {
   };
   // What a worker computes with, and its pool.
   using ModelOf = std::function<const LoadedModel&(int worker)>;
-  using PoolOf = std::function<PoolMemory(int worker, size_t bytes)>;
+  using PoolOf = std::function<KvPoolMemory(int worker, size_t bytes)>;
 
   ProofRun(const ProofVariant& variant, const Options& options, const ModelOf& model_of,
            const PoolOf& pool_of);

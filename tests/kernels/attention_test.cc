@@ -312,7 +312,7 @@ TEST_P(AttentionTest, CopiedBlocksHaveTheSameBytes) {
   const PagedSequence sequence = Sequence(shape, 16);
   PagedCase paged(device_.get(), shape, 16, 4, 7);
   paged.Prefill(&sequence, 16);
-  const HostKvPoolView& kv = paged.view();
+  const HostKvLayerView& kv = paged.view();
   std::vector<std::byte> before(kv.base, kv.base + 4 * kv.block_stride_bytes);
   for (int32_t source = 0; source < 4; ++source) {
     const int32_t destination = (source + 1) % 4;

@@ -167,7 +167,7 @@ TEST_F(FencedBackendTest, ErrorsOfArgumentsComeAtOnce) {
 }
 
 TEST_F(FencedBackendTest, ARingCarriesMoreThanItHolds) {
-  auto ring = StagingRing::Create(backend_.get(), /*slot_bytes=*/96, /*num_slots=*/2);
+  auto ring = StagingRing::Create(backend_.get(), /*buffer_bytes=*/96, /*num_buffers=*/2);
   ASSERT_TRUE(ring.ok()) << ring.status();
   std::vector<float> values;
   for (int i = 0; i < 1009; ++i) values.push_back(static_cast<float>(i));

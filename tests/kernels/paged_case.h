@@ -68,7 +68,7 @@ class PagedCase {
     }
   }
 
-  const HostKvPoolView& view() const { return view_; }
+  const HostKvLayerView& view() const { return view_; }
   int64_t row_elements() const { return int64_t{shape_.num_heads} * shape_.head_dim; }
 
   // Adds a sequence; its blocks come in random order.
@@ -211,7 +211,7 @@ class PagedCase {
   const PagedShape shape_;
   const int block_tokens_;
   Random random_;
-  HostKvPoolView view_;
+  HostKvLayerView view_;
   PinnedBuffer pool_;
   std::vector<int32_t> free_blocks_;
   std::vector<float> inv_freq_, query_norm_, key_norm_;

@@ -41,7 +41,7 @@ class ValidateTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<TestDevice> device_;
   KvTileFormat format_;
   PinnedBuffer pool_;
-  HostKvPoolView kv_;
+  HostKvLayerView kv_;
   HostDecodeAttentionArgs decode_;
   float data_[256] = {};
   int32_t ints_[4] = {};

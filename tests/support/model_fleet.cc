@@ -31,7 +31,7 @@ LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
 }
 
 ModelFleetExecutor::ModelFleetExecutor(const ModelExecutorOptions& options,
-                                       const LoadedModel& model, const PoolMemory& pool)
+                                       const LoadedModel& model, const KvPoolMemory& pool)
     : pool_(static_cast<uint8_t*>(pool.base)) {
   auto executor = ModelExecutor::Create(options, &model.model(), model.backend(), pool);
   TANDEM_CHECK(executor.ok()) << executor.status().ToString();

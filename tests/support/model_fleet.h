@@ -40,7 +40,7 @@ class ModelFleetExecutor final : public FleetExecutor, public SynchronousExecuto
  public:
   // Borrows `model` and `pool`. Dies if the options do not fit.
   ModelFleetExecutor(const ModelExecutorOptions& options, const LoadedModel& model,
-                     const PoolMemory& pool);
+                     const KvPoolMemory& pool);
 
   SynchronousExecutor& executor() override { return *this; }
   int64_t block_bytes() const override { return static_cast<int64_t>(executor_->block_bytes()); }

@@ -251,7 +251,7 @@ class AttentionCase {
   const int32_t num_tokens_;
   DeviceBuffer pool_;
   MirrorBuffer query_, output_;
-  KvPoolView kv_;
+  KvLayerView kv_;
   int64_t max_blocks_;
   std::vector<int32_t> table_, lengths_;
 };

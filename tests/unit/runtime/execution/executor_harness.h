@@ -48,7 +48,7 @@ class ExecutorHarness {
     int32_t max_sequences = 32;
     int32_t max_batched_tokens = 2048;
     int32_t max_model_tokens = 256;
-    PoolMemory memory;
+    KvPoolMemory memory;
   };
 
   static absl::StatusOr<std::unique_ptr<ExecutorHarness>> Create(const Options& options) {

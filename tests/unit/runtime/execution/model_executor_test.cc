@@ -336,7 +336,7 @@ TEST_P(ModelExecutorTest, BlocksAreWrittenWhenAStepIsDone) {
 
 TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   const auto harness = MakeHarness();
-  const auto create = [&](ModelExecutorOptions options, PoolMemory memory) {
+  const auto create = [&](ModelExecutorOptions options, KvPoolMemory memory) {
     return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
   };
   const ModelExecutorOptions good{.block_tokens = 16,
