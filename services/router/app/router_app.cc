@@ -53,12 +53,30 @@ absl::Status RouterApp::Start() {
     TANDEM_ASSIGN_OR_RETURN(keys_, Of("--api-key-file", ApiKeys::Open(options_.api_key_file)));
   }
   TANDEM_RETURN_IF_ERROR(OpenTls());
+  TANDEM_RETURN_IF_ERROR(LoadModel());
+  TANDEM_RETURN_IF_ERROR(StartCore());
+  const CallStarterOptions starter_options{.isolate_cache = options_.isolate_cache,
+                                           .seed = RandomIdentity()};
+  starter_ = std::make_unique<CallStarter>(starter_options, &model_, &text_, core_.get(), &metrics_,
+                                           memory_.budget(), &clock_);
+  pool_ = std::make_unique<TextPool>(
+      std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
+      memory_.budget()->limit_bytes());
+  TANDEM_RETURN_IF_ERROR(StartHttp());
+  TANDEM_RETURN_IF_ERROR(StartGrpc());
+  return options_.admin.has_value() ? StartAdmin() : absl::OkStatus();
+}
+
+absl::Status RouterApp::LoadModel() {
   TANDEM_ASSIGN_OR_RETURN(model_, ReadModelInfo(options_.model, options_.served_model_name));
   TANDEM_ASSIGN_OR_RETURN(text_, LoadModelText(model_));
   if (text_.tokenizer == nullptr) {
     LogWarning("no tokenizer.json: token ids in and out only", {{"folder", model_.folder}});
   }
+  return absl::OkStatus();
+}
 
+absl::Status RouterApp::StartCore() {
   RouterCoreOptions core_options;
   core_options.owner.router_incarnation = RandomIdentity();
   core_options.owner.times = LivenessTimes::Scaled(options_.liveness_scale);
@@ -81,14 +99,10 @@ absl::Status RouterApp::Start() {
                                              .budget = memory_.budget()}};
   workers_ = std::make_unique<WorkerPool>(pool_options, core_.get(), &clock_);
   collector_ = std::make_unique<MetricsCollector>(&registry_, core_.get(), workers_.get());
-  const CallStarterOptions starter_options{.isolate_cache = options_.isolate_cache,
-                                           .seed = RandomIdentity()};
-  starter_ = std::make_unique<CallStarter>(starter_options, &model_, &text_, core_.get(), &metrics_,
-                                           memory_.budget(), &clock_);
-  pool_ = std::make_unique<TextPool>(
-      std::clamp(ReadMachineLimits().cpus, kMinTextThreads, kMaxTextThreads), kMaxWaitingTexts,
-      memory_.budget()->limit_bytes());
+  return absl::OkStatus();
+}
 
+absl::Status RouterApp::StartHttp() {
   HttpApiParts parts{.starter = starter_.get(),
                      .pool = pool_.get(),
                      .guard = {.address = options_.http,
@@ -113,6 +127,10 @@ absl::Status RouterApp::Start() {
                                      },
                                  .on_slow_reader = [this] { metrics_.slow_readers.Increment(); }};
   TANDEM_ASSIGN_OR_RETURN(http_, Of("--http", HttpServer::Create(http_options, api_.get())));
+  return absl::OkStatus();
+}
+
+absl::Status RouterApp::StartGrpc() {
   GrpcServerOptions grpc_options{.address = options_.grpc,
                                  .tls = {.identity = tls_.get()},
                                  .budget = memory_.budget(),
@@ -121,7 +139,7 @@ absl::Status RouterApp::Start() {
                                  .ready = [this] { return Ready(); }};
   TANDEM_ASSIGN_OR_RETURN(
       grpc_, Of("--grpc", GrpcServer::Create(grpc_options, starter_.get(), pool_.get())));
-  return options_.admin.has_value() ? StartAdmin() : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::Status RouterApp::OpenTls() {

@@ -77,11 +77,16 @@ class RouterApp {
 
  private:
   explicit RouterApp(const RouterOptions& options);
+  // Makes the parts in the order of the members, and serves at its end.
   absl::Status Start();
+  absl::Status OpenTls();
+  absl::Status LoadModel();
+  absl::Status StartCore();  // With what reaches the workers.
+  absl::Status StartHttp();
+  absl::Status StartGrpc();
+  absl::Status StartAdmin();
   ProbeAnswer ReadyAnswer() const;
   std::string WhyNotReady(const FleetView& view) const;  // Empty: it is.
-  absl::Status StartAdmin();
-  absl::Status OpenTls();
 
   const RouterOptions options_;
   const SteadyClock clock_;
