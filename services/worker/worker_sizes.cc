@@ -120,6 +120,44 @@ absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelSiz
   return sizes;
 }
 
+// How much memory KV may have, which is more than none.
+absl::StatusOr<int64_t> FreeBytes(const MemoryBill& bill) {
+  const int64_t free_bytes = bill.free_bytes();
+  if (free_bytes > 0) return free_bytes;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s: no memory is left for KV, and this takes most: %s; %s are missing: give the machine or "
+      "its cgroup more, or this less%s",
+      bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
+}
+
+// The longest sequence, beside nothing else.
+absl::Status CheckSequenceInSharedMemory(int32_t sequence_tokens, int64_t sequence_bytes,
+                                         const SharedMemory& memory) {
+  if (sequence_bytes + kSharedMemoryReserve <= memory.free_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "the ucx transport keeps its KV pool in /dev/shm, which has %s of %s free; one sequence of "
+      "%d tokens needs %s, and %s stay reserved; make /dev/shm larger (of a container: "
+      "--shm-size), lower --max-model-len, or choose --transport grpc",
+      FormatByteSize(memory.free_bytes), FormatByteSize(memory.total_bytes), sequence_tokens,
+      FormatByteSize(sequence_bytes), FormatByteSize(kSharedMemoryReserve)));
+}
+
+// The most that /dev/shm has for one of `num_pools` pools, however much of it is in use now.
+int64_t SharedMemoryPart(const SharedMemory& memory, int32_t num_pools) {
+  return (memory.total_bytes - kSharedMemoryReserve) / num_pools;
+}
+
+// A pool that no flag gives its size.
+int64_t DefaultPoolBytes(const SizeOptions& options, const WorkerSizes& sizes, int64_t free_bytes,
+                         int64_t sequence_bytes, const std::optional<SharedMemory>& shared_memory) {
+  const int64_t pool_bytes =
+      std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
+               std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
+  if (!shared_memory.has_value()) return pool_bytes;
+  // A share of the total, so that a worker that starts again gets as much as before.
+  return std::min(pool_bytes, SharedMemoryPart(*shared_memory, options.machine_share + 1));
+}
+
 }  // namespace
 
 int64_t MemoryLimit(const SizeOptions& options, const MachineLimits& machine) {
@@ -144,25 +182,12 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
                            .scratch_bytes = model.logit_scratch_bytes +
                                             sizes.max_batched_tokens * model.token_scratch_bytes,
                            .step_tokens = sizes.max_batched_tokens};
-  const int64_t free_bytes = bill.free_bytes();
-  if (free_bytes <= 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: no memory is left for KV, and this takes most: %s; %s are missing: give the machine "
-        "or "
-        "its cgroup more, or this less%s",
-        bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
-  }
+  TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
   const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
   const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
-  if (shared_memory.has_value() &&
-      sequence_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "the ucx transport keeps its KV pool in /dev/shm, which has %s of %s free; one sequence of "
-        "%d tokens needs %s, and %s stay reserved; make /dev/shm larger (of a container: "
-        "--shm-size), lower --max-model-len, or choose --transport grpc",
-        FormatByteSize(shared_memory->free_bytes), FormatByteSize(shared_memory->total_bytes),
-        sizes.max_model_tokens, FormatByteSize(sequence_bytes),
-        FormatByteSize(kSharedMemoryReserve)));
+  if (shared_memory.has_value()) {
+    TANDEM_RETURN_IF_ERROR(
+        CheckSequenceInSharedMemory(sizes.max_model_tokens, sequence_bytes, *shared_memory));
   }
   int64_t pool_bytes = options.kv_memory.bytes;
   const bool asked = pool_bytes > 0;
@@ -172,14 +197,7 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
         ToString(options.kv_memory), FormatLeft(free_bytes), bill.ToString(), bill.advice()));
   }
   if (!asked) {
-    pool_bytes =
-        std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
-                 std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
-    // A share of the whole, so that a worker that starts again gets as much as before.
-    if (shared_memory.has_value()) {
-      pool_bytes = std::min(pool_bytes, (shared_memory->total_bytes - kSharedMemoryReserve) /
-                                            (options.machine_share + 1));
-    }
+    pool_bytes = DefaultPoolBytes(options, sizes, free_bytes, sequence_bytes, shared_memory);
   }
   const std::string size =
       asked ? ToString(options.kv_memory) : absl::StrCat("its default of ", FormatLeft(pool_bytes));
@@ -189,8 +207,7 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
   }
   const int64_t left =
       shared_memory.has_value()
-          ? std::min(free_bytes,
-                     (shared_memory->total_bytes - kSharedMemoryReserve) / options.machine_share)
+          ? std::min(free_bytes, SharedMemoryPart(*shared_memory, options.machine_share))
           : free_bytes;
   const int64_t num_blocks = std::min<int64_t>(pool_bytes / model.block_bytes, INT32_MAX);
   if (num_blocks < sequence_blocks) {
