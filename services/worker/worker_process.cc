@@ -65,51 +65,49 @@ void WarnOfTheNetwork(const WorkerOptions& options, const FleetSecret& secret) {
   }
 }
 
-absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::string& device,
-                                    const FleetSecret& secret) {
-  WarnOfTheNetwork(options, secret);
-  TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
-  const MachineLimits machine = ReadMachineLimits();
-  Process process;
-  const int32_t threads = NumThreads(options, machine);
-  TANDEM_ASSIGN_OR_RETURN(
-      process.backend,
-      CreateBackend({.device = device, .isa = options.isa, .num_threads = threads}));
-
-  TANDEM_ASSIGN_OR_RETURN(WorkerPlan plan, PlanWorker(options, machine, *process.backend));
+// Loads the weights into `process`; what they compute is their numerics_id.
+absl::StatusOr<std::string> LoadModel(const WorkerOptions& options, WorkerPlan plan,
+                                      int32_t threads, Process* process) {
   plan.model_options.on_corrupt = StopOnCorruption;
-  const WorkerSizes& sizes = plan.sizes;
-  TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
-                          ServedName(options.model, options.served_model_name));
   const SteadyClock clock;
   const int64_t begin_us = clock.NowUs();
-  TANDEM_ASSIGN_OR_RETURN(process.model, Model::Load(plan.model_options, process.backend.get()));
-  TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
-                          NumericsId(*process.model, process.backend.get()));
+  TANDEM_ASSIGN_OR_RETURN(process->model, Model::Load(plan.model_options, process->backend.get()));
+  TANDEM_ASSIGN_OR_RETURN(std::string numerics_id,
+                          NumericsId(*process->model, process->backend.get()));
   LogInfo("model loaded", {{"folder", options.model},
                            {"weights_bytes", plan.model.weights_bytes},
                            {"seconds", static_cast<double>(clock.NowUs() - begin_us) * 1e-6},
-                           {"isa", process.backend->isa()},
+                           {"isa", process->backend->isa()},
                            {"threads", threads},
                            {"numerics_id", numerics_id}});
+  return numerics_id;
+}
 
-  TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
+EngineOptions EngineOptionsOf(const WorkerOptions& options, const WorkerPlan& plan,
+                              const std::string& served_name) {
   const auto given = static_cast<uint64_t>(options.incarnation);
   const uint64_t incarnation = given != 0 ? given : RandomIdentity();
+  return {.self = {.name = options.name, .incarnation = incarnation},
+          .model = served_name,
+          .block_tokens = options.block_size,
+          .num_blocks = plan.sizes.num_blocks,
+          .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
+          .max_sequences = plan.sizes.max_sequences,
+          .max_batched_tokens = plan.sizes.max_batched_tokens,
+          .max_model_tokens = plan.sizes.max_model_tokens,
+          .max_waiting_attempts = kMaxWaitingAttempts,
+          .vocab_size = plan.model.config.vocab_size};
+}
+
+// What the flags say of a worker; its engine and the fingerprints of its model are known.
+absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetSecret& secret,
+                                      const MachineLimits& machine, EngineOptions engine,
+                                      PeerTerms fingerprints) {
+  TANDEM_ASSIGN_OR_RETURN(const std::vector<EndedLife> ended_lives, ParseEndedLives(options.ended));
   WorkerConfig worker;
-  worker.engine = {.self = {.name = options.name, .incarnation = incarnation},
-                   .model = served_name,
-                   .block_tokens = options.block_size,
-                   .num_blocks = sizes.num_blocks,
-                   .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
-                   .max_sequences = sizes.max_sequences,
-                   .max_batched_tokens = sizes.max_batched_tokens,
-                   .max_model_tokens = sizes.max_model_tokens,
-                   .max_waiting_attempts = kMaxWaitingAttempts,
-                   .vocab_size = plan.model.config.vocab_size};
+  worker.engine = std::move(engine);
   worker.registration.role = RoleOf(options.role);
-  worker.registration.terms.kv_class = KvClass(*process.model, plan.layout);
-  worker.registration.terms.numerics_id = numerics_id;
+  worker.registration.terms = std::move(fingerprints);
   worker.registration.supervised = options.incarnation != 0;
   worker.registration.ended_lives = ended_lives;
   worker.listen = options.listen;
@@ -122,34 +120,69 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   worker.secret = secret;
   worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
-  if (process.backend->pool_kind() == MemoryKind::kDevice) {
-    const size_t pool_bytes = plan.layout.block_bytes * static_cast<size_t>(sizes.num_blocks);
-    TANDEM_ASSIGN_OR_RETURN(process.pool, process.backend->AllocatePool(pool_bytes, {}));
-    worker.device_pool = reinterpret_cast<std::byte*>(process.pool.data().address());
-  }
-  const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
-                                              .num_blocks = sizes.num_blocks,
-                                              .max_sequences = sizes.max_sequences,
-                                              .max_batched_tokens = sizes.max_batched_tokens,
-                                              .max_model_tokens = sizes.max_model_tokens};
+  return worker;
+}
+
+// A pool in a device's memory is the backend's, and goes into the config; else the transport has
+// it.
+absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
+                                WorkerConfig* worker) {
+  if (process->backend->pool_kind() != MemoryKind::kDevice) return absl::OkStatus();
+  const auto pool_bytes = static_cast<size_t>(engine.block_bytes * engine.num_blocks);
+  TANDEM_ASSIGN_OR_RETURN(process->pool, process->backend->AllocatePool(pool_bytes, {}));
+  worker->device_pool = reinterpret_cast<std::byte*>(process->pool.data().address());
+  return absl::OkStatus();
+}
+
+// The executor over the pool that the transport has, or was given.
+ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) {
+  const ModelExecutorOptions options{.block_tokens = engine.block_tokens,
+                                     .num_blocks = engine.num_blocks,
+                                     .max_sequences = engine.max_sequences,
+                                     .max_batched_tokens = engine.max_batched_tokens,
+                                     .max_model_tokens = engine.max_model_tokens};
+  return [options, model = process.model.get(), backend = process.backend.get()](
+             const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
+    const KvPoolMemory memory{
+        .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
+    return ModelExecutor::Create(options, model, backend, memory);
+  };
+}
+
+absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::string& device,
+                                    const FleetSecret& secret) {
+  WarnOfTheNetwork(options, secret);
+  TANDEM_RETURN_IF_ERROR(RaiseDescriptorLimit());
+  const MachineLimits machine = ReadMachineLimits();
+  Process process;
+  const int32_t threads = NumThreads(options, machine);
   TANDEM_ASSIGN_OR_RETURN(
-      process.worker,
-      Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        const KvPoolMemory memory{
-            .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
-        return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
-                                     memory);
-      }));
+      process.backend,
+      CreateBackend({.device = device, .isa = options.isa, .num_threads = threads}));
+  TANDEM_ASSIGN_OR_RETURN(const WorkerPlan plan, PlanWorker(options, machine, *process.backend));
+  TANDEM_ASSIGN_OR_RETURN(const std::string served_name,
+                          ServedName(options.model, options.served_model_name));
+  TANDEM_ASSIGN_OR_RETURN(const std::string numerics_id,
+                          LoadModel(options, plan, threads, &process));
+
+  const EngineOptions engine = EngineOptionsOf(options, plan, served_name);
+  PeerTerms fingerprints;
+  fingerprints.kv_class = KvClass(*process.model, plan.layout);
+  fingerprints.numerics_id = numerics_id;
+  TANDEM_ASSIGN_OR_RETURN(WorkerConfig config,
+                          ConfigOf(options, secret, machine, engine, fingerprints));
+  TANDEM_RETURN_IF_ERROR(AllocateDevicePool(engine, &process, &config));
+  TANDEM_ASSIGN_OR_RETURN(process.worker, Worker::Create(config, ExecutorOf(engine, process)));
   LogInfo("serving", {{"port", process.worker->port()},
                       {"admin", process.worker->admin_port()},
                       {"role", options.role},
                       {"model", served_name},
                       {"transport", options.transport},
-                      {"kv_blocks", sizes.num_blocks},
+                      {"kv_blocks", plan.sizes.num_blocks},
                       {"block_bytes", plan.layout.block_bytes},
-                      {"max_model_tokens", sizes.max_model_tokens},
-                      {"max_sequences", sizes.max_sequences},
-                      {"incarnation", incarnation}});
+                      {"max_model_tokens", plan.sizes.max_model_tokens},
+                      {"max_sequences", plan.sizes.max_sequences},
+                      {"incarnation", engine.self.incarnation}});
   return process;
 }
 
