@@ -8,9 +8,21 @@
 
 namespace tandem {
 
+namespace {
+
+// OpenSSL 3 looks an algorithm up for every digest, which takes longer than the name of a block
+// does, unless it was fetched before.
+const EVP_MD* Algorithm() {
+  static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  TANDEM_CHECK(sha256 != nullptr);
+  return sha256;
+}
+
+}  // namespace
+
 Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
   TANDEM_CHECK(context_ != nullptr);
-  TANDEM_CHECK(EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), EVP_sha256(), nullptr) == 1);
+  TANDEM_CHECK(EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), Algorithm(), nullptr) == 1);
 }
 
 Sha256::~Sha256() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
@@ -22,13 +34,15 @@ void Sha256::Update(const void* data, size_t size_bytes) {
 Sha256Digest Sha256::Finish() {
   Sha256Digest digest;
   unsigned int size = 0;
-  TANDEM_CHECK(EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.data(), &size) == 1);
+  auto* const context = static_cast<EVP_MD_CTX*>(context_);
+  TANDEM_CHECK(EVP_DigestFinal_ex(context, digest.data(), &size) == 1);
   TANDEM_CHECK(size == digest.size());
+  TANDEM_CHECK(EVP_DigestInit_ex(context, nullptr, nullptr) == 1);
   return digest;
 }
 
 Sha256Digest Sha256Of(std::string_view data) {
-  Sha256 sha;
+  thread_local Sha256 sha;
   sha.Update(data);
   return sha.Finish();
 }

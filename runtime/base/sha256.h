@@ -23,7 +23,7 @@ class Sha256 {
 
   void Update(const void* data, size_t size_bytes);
   void Update(std::string_view text) { Update(text.data(), text.size()); }
-  Sha256Digest Finish();  // Once; the object is spent afterwards.
+  Sha256Digest Finish();  // What comes afterwards is another digest's.
 
  private:
   void* context_;  // EVP_MD_CTX
