@@ -146,6 +146,7 @@ absl::Status MemoryBudget::Set(Holding* holding, int64_t bytes) {
         "memory: cut off, as this client held most when %d bytes were in use (--memory-limit)",
         limit_bytes_));
   }
+  if (bytes == holding->bytes_) return absl::OkStatus();
   while (held_bytes_ - holding->bytes_ + bytes > limit_bytes_ && bytes > holding->bytes_) {
     Holding* const victim = Victim(holding, bytes);
     if (victim == nullptr) {
