@@ -470,7 +470,7 @@ void ServerConnection::Answer(std::string_view rest) {
   const size_t request_bytes = NumBuffered();
   state_ = State::kAnswering;
   ClearDeadline();
-  if (writing_) SetDeadline(shared_->times.write);  // Its "100 Continue".
+  if (blocked_) SetDeadline(shared_->times.write);  // Its "100 Continue".
   request.body = std::move(message.body());
   static_cast<void>(Charge(0));
   if (request_bytes > kIncludedBytes) {
@@ -550,47 +550,55 @@ void ServerConnection::Append(std::string_view bytes) {
     return Close();
   }
   unsent_ += bytes;
-  WriteMore();
+  WriteSoon();
+}
+
+// Not at once: what is appended before goes out with it, and whoever writes does not expect the
+// answer to be over when it returns.
+void ServerConnection::WriteSoon() {
+  if (std::exchange(writing_, true)) return;
+  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->WriteMore(); });
 }
 
 void ServerConnection::WriteMore() {
-  if (writing_) return;
-  if (num_written_ == sending_.size() && num_written_ > 0) {
-    std::string().swap(sending_);  // An idle connection keeps nothing.
-    num_written_ = 0;
-    static_cast<void>(Charge(0));
-  }
+  if (state_ == State::kClosed) return;
   if (sending_.empty()) sending_.swap(unsent_);
-  if (sending_.empty()) {
-    if (complete_) EndAnswer();
-    return;
+  if (!sending_.empty()) {
+    const ssize_t done =
+        stream_.Write(std::string_view(sending_).substr(num_written_).substr(0, kMaxWriteBytes));
+    if (done == SocketStream::kLost) return Close();
+    if (done == SocketStream::kWouldBlock) return AwaitReader();
+    OnWritten(static_cast<size_t>(done));
   }
-  writing_ = true;
-  if (state_ == State::kAnswering) SetDeadline(shared_->times.write);
-  OnWritable({});
+  writing_ = false;
+  if (!sending_.empty() || !unsent_.empty()) {
+    WriteSoon();  // Others have their turn.
+  } else if (complete_) {
+    EndAnswer();
+  }
+}
+
+// Only who does not read has a deadline: it costs more than a write.
+void ServerConnection::AwaitReader() {
+  if (!std::exchange(blocked_, true) && state_ == State::kAnswering) {
+    SetDeadline(shared_->times.write);
+  }
+  Await(stream_.write_awaits(), &ServerConnection::OnWritable);
 }
 
 void ServerConnection::OnWritable(const error_code& failed) {
   if (state_ == State::kClosed) return;
   if (failed) return Close();
-  const ssize_t done =
-      stream_.Write(std::string_view(sending_).substr(num_written_).substr(0, kMaxWriteBytes));
-  if (done == SocketStream::kWouldBlock) {
-    return Await(stream_.write_awaits(), &ServerConnection::OnWritable);
-  }
-  // Later: whoever writes does not expect the answer to be over when it returns.
-  asio::post(socket_.get_executor(), [self = shared_from_this(), done] {
-    if (done == SocketStream::kLost) return self->Close();
-    self->OnWritten(static_cast<size_t>(done));
-  });
+  WriteMore();
 }
 
 void ServerConnection::OnWritten(size_t size) {
-  writing_ = false;
+  if (std::exchange(blocked_, false) && state_ == State::kAnswering) ClearDeadline();
   num_written_ += size;
-  if (state_ == State::kClosed) return;
-  if (state_ == State::kAnswering) ClearDeadline();
-  WriteMore();
+  if (num_written_ < sending_.size()) return;
+  std::string().swap(sending_);  // An idle connection keeps nothing.
+  num_written_ = 0;
+  static_cast<void>(Charge(0));
 }
 
 void ServerConnection::EndAnswer() {

@@ -85,7 +85,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void OnCut();
 
   void Append(std::string_view bytes);
+  void WriteSoon();
   void WriteMore();
+  void AwaitReader();
   void OnWritable(const boost::system::error_code& error);
   void OnWritten(size_t size);
   void EndAnswer();
@@ -123,7 +125,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::string unsent_;          // Not yet given to...
   std::string sending_;         // ...what is being written...
   size_t num_written_ = 0;      // ...and was so far.
-  bool writing_ = false;
+  bool writing_ = false;        // Somebody will call WriteMore.
+  bool blocked_ = false;        // Once the client has read.
 };
 
 }  // namespace tandem

@@ -247,10 +247,13 @@ TEST_F(HttpTimesTest, AnAnswerMayComeLaterThanABody) {
 }
 
 TEST_F(HttpTimesTest, BetweenItsPiecesAStreamMayRestLongerThanAWrite) {
-  const int port = Serve([](HttpTimes* times) { times->write = 500ms; });
-  RawHttp client(port), other(port, kSmallBuffer);
+  const int port = Serve([](HttpTimes* times) { times->write = 1000ms; });
+  RawHttp client(port, kSmallBuffer), other(port, kSmallBuffer);
   client.SendRequest("/held");
   ASSERT_TRUE(client.ReadUntil("begun"));
+  // A piece that has to wait for its reader.
+  handler_.held->Write(std::string(TestHandler::kBurstBytes, 'p') + "over");
+  ASSERT_TRUE(client.ReadUntil("over"));
   other.SendRequest("/large");
   EXPECT_TRUE(OneIsClosed());
   handler_.held->EndStream();
