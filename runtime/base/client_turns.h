@@ -17,7 +17,7 @@ namespace tandem {
 template <typename T>
 class ClientTurns {
  public:
-  using Queue = std::deque<T>;  // Of one client, oldest first.
+  using Queue = std::deque<T>;  // One client's, oldest first.
 
   void Add(const std::string& client, T item) { waiting_[client].push_back(std::move(item)); }
 

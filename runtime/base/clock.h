@@ -23,7 +23,7 @@ class SteadyClock final : public Clock {
 // Seconds since 1970, for what people and clients read; never for deadlines.
 int64_t WallClockSeconds();
 
-// Of the machine's steady clock, to tell how long something took.
+// The time of the machine's steady clock, to tell how long something took.
 double SecondsNow();
 
 }  // namespace tandem

@@ -123,7 +123,8 @@ uint32_t Crc32cCopy(void* destination, const void* source, size_t size_bytes, ui
                               static_cast<const uint8_t*>(source), size_bytes);
   }
 #endif
-  // Of what was written: the source may be another process's memory, and change meanwhile.
+  // What was written is checksummed: the source may be another process's memory, and change
+  // meanwhile.
   std::memcpy(destination, source, size_bytes);
   return ~ExtendScalar(~crc, static_cast<const uint8_t*>(destination), size_bytes);
 }

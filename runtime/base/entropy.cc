@@ -10,7 +10,7 @@
 namespace tandem {
 
 std::string RandomBytes(size_t count) {
-  constexpr size_t kMostAtOnce = 256;  // Of getentropy.
+  constexpr size_t kMostAtOnce = 256;  // What getentropy gives.
   std::string bytes(count, '\0');
   for (size_t done = 0; done < count; done += kMostAtOnce) {
     TANDEM_CHECK(getentropy(bytes.data() + done, std::min(kMostAtOnce, count - done)) == 0);

@@ -19,7 +19,7 @@
 namespace tandem {
 
 inline constexpr char kFleetSecretVariable[] = "TANDEM_FLEET_SECRET";
-inline constexpr char kFleetSecretFileHelp[] =  // Of --fleet-secret-file.
+inline constexpr char kFleetSecretFileHelp[] =  // What --fleet-secret-file is.
     "what routers and workers prove to each other that they know, one or two words of 32 "
     "characters or more; empty: TANDEM_FLEET_SECRET in the environment";
 inline constexpr size_t kProofBytes = 32;

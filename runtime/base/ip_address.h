@@ -14,7 +14,7 @@ struct HostPort {
   int port = 0;      // 0 to 65535.
 };
 
-// Of "HOST:PORT". Nothing if there is no host, or the port is no such number.
+// The parts of "HOST:PORT". Nothing if there is no host, or the port is no such number.
 std::optional<HostPort> ParseHostPort(std::string_view text);
 
 // Before the path of a socket that is a file.

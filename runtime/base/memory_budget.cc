@@ -12,11 +12,12 @@
 namespace tandem {
 namespace {
 
-// Of the limit, what may be on its way out before a client makes no more room for itself.
+// The part of the limit that may be on its way out before a client makes no more room for itself.
 constexpr int64_t kLeavingShare = 4;
-// Of the limit, what a client may hold for which what is idle of others goes.
+// The part of the limit up to which a client that asks for more has others' idle holdings go.
 constexpr int64_t kWorkingShare = 4;
-// Of the limit, what clients may differ by and are still alike to what is idle: 16 connections.
+// The part of the limit by which what clients hold idle may differ and still be alike: 16
+// connections.
 constexpr int64_t kSlackShare = 256;
 
 }  // namespace
@@ -119,7 +120,7 @@ MemoryBudget::Holding* MemoryBudget::Victim(Holding* asking, int64_t bytes) {
   const auto client = other ? clients_.find(most->second) : own;
   if (client == clients_.end()) return nullptr;
   if (!other && leaving_bytes_ > limit_bytes_ / kLeavingShare) return nullptr;
-  // Of its own client's holdings, `asking` as it would be is one.
+  // Where its own client is the one, `asking` counts as large as it would be.
   const Order as_it_would_be{other ? 0 : bytes, -asking->number_, asking};
   const auto& may_be_cut = client->second.may_be_cut;
   for (auto largest = may_be_cut.rbegin(); largest != may_be_cut.rend(); ++largest) {

@@ -31,7 +31,7 @@
 
 namespace tandem {
 
-inline constexpr char kMemoryLimitHelp[] =  // Of --memory-limit.
+inline constexpr char kMemoryLimitHelp[] =  // What --memory-limit is.
     "what a process holds for clients and peers beyond weights, KV and running requests, at least "
     "32MiB; 0: a tenth of what the machine or cgroup allows, of a worker that shares it of its "
     "share, from 64MiB to 256MiB";

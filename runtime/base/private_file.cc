@@ -24,7 +24,7 @@ absl::StatusOr<FileDescriptor> OpenPrivate(int folder, const std::string& name, 
     const int error = errno;
     const std::string text = absl::StrCat(name, ": ", std::generic_category().message(error));
     if (error == ENOENT) return absl::NotFoundError(text);
-    // Of a link where a folder is wanted the system says ENOTDIR.
+    // The system says ENOTDIR of a link where a folder is wanted.
     if (error == ELOOP || (error == ENOTDIR && want_folder)) {
       return absl::FailedPreconditionError(absl::StrCat(text, ", or a link to one"));
     }

@@ -22,7 +22,7 @@ struct JsonLimits {
   bool refuse_duplicate_keys = false;  // Otherwise the last one counts, as in Python.
 };
 
-// Of config.json and its like.
+// The limits of config.json and its like.
 inline constexpr JsonLimits kConfigLimits{.max_bytes = size_t{1} << 20, .max_depth = 16};
 
 // An object parsed from `text`. `what` names the document in messages ("config.json").

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/text/tokenizer.h"
 
-struct TandemChatTemplate;  // Of the Rust crate: rust/tandem_text.h.
+struct TandemChatTemplate;  // The Rust crate's: rust/tandem_text.h.
 
 namespace tandem {
 

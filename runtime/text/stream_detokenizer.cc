@@ -10,7 +10,7 @@ namespace {
 
 using DecoderKind = Tokenizer::DecoderKind;
 
-// Of kOther: how many returned ids stay in the window, so that what a decoder does between
+// How many returned ids stay in the window of kOther, so that what a decoder does between
 // neighbours (spaces, punctuation) comes out as in the whole text.
 constexpr size_t kContextIds = 6;
 

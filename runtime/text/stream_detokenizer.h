@@ -44,7 +44,7 @@ class StreamDetokenizer {
 
   const Tokenizer* const tokenizer_;
   const bool skip_special_tokens_;
-  int spaces_to_strip_ = 0;      // Of kSentencePiece, while the text has not begun.
+  int spaces_to_strip_ = 0;      // kSentencePiece: while the text has not begun.
   std::string pending_;          // kBytes: an unfinished character; kSentencePiece: a byte run.
   std::vector<int32_t> window_;  // kOther: ids whose text may still change, and their context.
   size_t num_context_ = 0;       // kOther: how many of window_ are context, already returned.

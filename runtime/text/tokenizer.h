@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 
-struct TandemTokenizer;  // Of the Rust crate: rust/tandem_text.h.
+struct TandemTokenizer;  // The Rust crate's: rust/tandem_text.h.
 
 namespace tandem {
 
@@ -64,8 +64,8 @@ class Tokenizer {
   // numbers, once its first pieces have more than max_tokens. It may have more all the same.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_special_tokens,
                                               size_t max_tokens = SIZE_MAX) const;
-  // Of what Encode takes at once: all of `text`, or the largest piece of it. OutOfRange, with the
-  // numbers, if its length alone says that it has more than max_tokens.
+  // The length of what Encode takes at once: all of `text`, or the largest piece of it. OutOfRange,
+  // with the numbers, if its length alone says that it has more than max_tokens.
   absl::StatusOr<size_t> LargestPieceBytes(std::string_view text,
                                            size_t max_tokens = SIZE_MAX) const;
 

@@ -28,7 +28,7 @@ void SendMetrics(const MetricsSource& source, const std::shared_ptr<HttpExchange
 struct AdminPagesParts {
   ListenAddress address;  // Where they are served.
   Probe health, ready;
-  MetricsSource metrics;        // Of this process.
+  MetricsSource metrics;        // This process's.
   MetricsSource fleet_metrics;  // At /metrics/fleet; may be null.
 };
 

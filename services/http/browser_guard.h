@@ -38,9 +38,9 @@ class BrowserGuard {
  public:
   explicit BrowserGuard(const BrowserGuardOptions& options);
 
-  // Of any request. 400 or 403.
+  // For any request. 400 or 403.
   std::optional<GuardRefusal> CheckHost(const HttpRequest& request) const;
-  // Of one that has a body and starts work. 403 or 415.
+  // For one that has a body and starts work. 403 or 415.
   std::optional<GuardRefusal> CheckPost(const HttpRequest& request) const;
 
   // The exchange, or one around it that tells the browser of a configured page that the page may

@@ -21,22 +21,23 @@ inline constexpr std::chrono::seconds kBodyTimeout{30};      // To send it.
 inline constexpr std::chrono::seconds kWriteTimeout{60};     // Without a byte taken by the client.
 // A longer one is not used (HTTP), or INVALID_ARGUMENT.
 inline constexpr size_t kMaxRequestIdBytes = 128;
-// Of one stream that its client does not read, when more is to be written; then it is cancelled.
+// What may wait of one stream that its client does not read, when more is to be written; then it is
+// cancelled.
 inline constexpr size_t kMaxUnsentBytes = size_t{1} << 20;
 
 // ---- HTTP alone ----
 inline constexpr size_t kMaxHeaderFields = 100;  // 431
-// Of all chunks of a request; 431 past it. Trailers count as header, and so does an unfinished
-// line.
+// All chunk extensions of a request; 431 past it. Trailers count as header, and so does an
+// unfinished line.
 inline constexpr size_t kMaxChunkExtensionBytes = size_t{64} << 10;
 inline constexpr size_t kMaxBodyBytes = size_t{4} << 20;  // 413
-// Of requests that a client sends before the answer to the one before: past it that answer is the
-// connection's last.
+// What a client may send of requests before the answer to the one before: past it that answer is
+// the connection's last.
 inline constexpr size_t kMaxReadAheadBytes = size_t{64} << 10;
 inline constexpr size_t kMaxTargetBytes = 2048;
 inline constexpr std::chrono::seconds kHeaderTimeout{10};
-inline constexpr std::chrono::seconds kIdleTimeout{
-    120};  // Of a kept connection (proxies use 90 s).
+// How long a connection is kept without a request (proxies use 90 s).
+inline constexpr std::chrono::seconds kIdleTimeout{120};
 // The same once the server drains: what is on its way to a connection that its client was told to
 // keep still comes, and is answered. As long as gRPC's clients have to hear a goodbye.
 inline constexpr std::chrono::seconds kLastRequestTimeout{1};

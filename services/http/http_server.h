@@ -34,7 +34,7 @@ struct HttpRequest {
   std::string path;  // Without the query.
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // Names in lower case.
-  std::shared_ptr<MemoryBudget::Holding> holding;            // Of all this, where it is not small.
+  std::shared_ptr<MemoryBudget::Holding> holding;            // For all this, where it is not small.
 
   // Empty if there is none.
   std::string_view Header(std::string_view name) const;

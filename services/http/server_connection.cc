@@ -24,8 +24,8 @@ using boost::system::error_code;
 
 constexpr size_t kReadBytes = size_t{64} << 10;
 constexpr size_t kMaxWriteBytes = size_t{64} << 10;
-// Of what a connection costs, what its buffers may use: a small request and its answer need no
-// more.
+// The part of what a connection costs that its buffers may use: a small request and its answer need
+// no more.
 constexpr size_t kIncludedBytes = size_t{8} << 10;
 
 // The client's own id, where it is short and printable; else a new one.
@@ -262,7 +262,7 @@ void ServerConnection::WaitForRequest() {
   });
 }
 
-// Of a new connection: who has sent nothing when the server drains has no more time than who asks
+// Who has sent nothing on a new connection when the server drains has no more time than who asks
 // again.
 void ServerConnection::LimitFirstByte() {
   if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.last);

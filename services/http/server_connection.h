@@ -24,7 +24,7 @@
 
 namespace tandem {
 
-// Of connections that are there only to hear that there is no room for them.
+// How many connections there may be only to hear that there is no room for them.
 inline constexpr int kMaxToldAtOnce = 64;
 
 // What all connections of a server share; outlives them.
@@ -110,7 +110,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::string unparsed_;
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   bool header_done_ = false;
-  size_t extension_bytes_ = 0;  // Of the chunks of the present request.
+  size_t extension_bytes_ = 0;  // In the chunks of the present request.
   std::function<void(uint64_t, boost::beast::string_view, boost::system::error_code&)> on_chunk_;
 
   // ---- Of the present answer ----

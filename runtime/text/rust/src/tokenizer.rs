@@ -211,7 +211,7 @@ impl TandemTokenizer {
             .map_err(|error| Failure::invalid(format!("cannot encode {} bytes: {error}", text.len())))
     }
 
-    /// Of a text that is cut, its pieces' ids between what the post-processor puts around them.
+    /// The ids of a text: where it is cut, those of its pieces between what the post-processor puts around them.
     fn encode(&self, text: &str, add_special_tokens: bool, max_tokens: usize) -> Result<Vec<u32>, Failure> {
         let Some(cutter) = self.cutter.as_ref().filter(|cutter| cutter.pieces(text).nth(1).is_some()) else {
             return self.encode_whole(text, add_special_tokens);
