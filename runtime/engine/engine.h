@@ -147,7 +147,8 @@ class Engine final : private DecodeHost, private PrefillHost {
  private:
   static constexpr int32_t kNoToken = -1;
 
-  // Of a step that is begun and not finished. The sequence may have ended.
+  // A run of a step that is begun and not finished. The sequence may have ended. Positions are as
+  // they were when it was begun: a run before it may turn out to have drawn more or fewer tokens.
   struct BegunRun {
     EngineSequence* sequence = nullptr;
     int32_t first_position = 0;
@@ -182,6 +183,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   void CountOnDraw(const BegunRun& run, int32_t index);
   static ChunkNotice NoticeOf(const BegunRun& run);
   SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens) const;
+  int32_t LastPosition(const EngineSequence& sequence, int32_t end) const;
   void Settle(StepResult* result);
   bool RelieveMemory();
   void WatchQuarantine(bool moves);
@@ -191,13 +193,13 @@ class Engine final : private DecodeHost, private PrefillHost {
   void Publish(const BegunStep& step, StepOutput* outputs);
   void FailRun(EngineSequence* sequence, const absl::Status& status);
   void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
-  void PublishToRouter(const BegunRun& run, RunOutput* output);
+  void PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn);
+  void PublishPrompt(EngineSequence* sequence, RunOutput* output);
   void PublishToDecode(const BegunRun& run, RunOutput* output);
   // Those that will not change once its first `num_tokens` are computed.
   std::span<const BlockId> FinalBlocks(const EngineSequence& sequence, int32_t num_tokens) const;
   void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
-  bool DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence, int32_t position,
-                    SampledToken* token);
+  bool DeliverToken(Attempt* attempt, int32_t choice, int32_t position, SampledToken* token);
   // Wherever it runs: what does not fit a worker whole is refused there.
   static FinishReason RequestedFinish(const RequestSpec& spec, int32_t position, int32_t token);
   void ForkChoices(Attempt* attempt);
@@ -230,6 +232,8 @@ class Engine final : private DecodeHost, private PrefillHost {
   const EngineOptions options_;
   Executor* const executor_;
   const bool overlaps_steps_;
+  // What a choice may draw beyond one token in the step that begins, and in the one that runs.
+  const int32_t lookahead_tokens_;
   Outbox* const outbox_;
 
   int64_t now_us_ = 0;

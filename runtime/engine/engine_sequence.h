@@ -32,7 +32,14 @@ struct EngineSequence final : Sequence {
   int64_t begun_us = -1;  // The first step that computed some of it began; -1: none did.
 
   uint64_t last_step = 0;   // That was begun with a run of it; 0: none was.
-  int32_t unseen_run = -1;  // Of that step: it draws the last token, which is kUnseenToken.
+  int32_t unseen_run = -1;  // The run of that step which draws the last token, a kUnseenToken.
+
+  // Of token_ids those that the host has seen: all but the last ones.
+  int32_t num_seen() const {
+    size_t seen = token_ids.size();
+    while (seen > 0 && token_ids[seen - 1] == kUnseenToken) --seen;
+    return static_cast<int32_t>(seen);
+  }
 
   PrefixCursor cursor;  // After num_named_blocks.
   int32_t num_named_blocks = 0;

@@ -5,7 +5,11 @@
 // one. Prefill chunks and decodes are the same thing: a decode is a run of one token.
 //
 // A step is begun and finished. Between the two the engine goes on, and may begin the next one,
-// whose runs may end in tokens that the host has not seen.
+// whose runs may go on after tokens that the host has not seen.
+//
+// A run may draw several tokens, where an executor guesses what follows and checks it (speculative
+// decoding, Leviathan et al., ICML 2023). Draws are keyed by position, so that what is accepted is
+// what one token a step would have drawn.
 
 #ifndef TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
 #define TANDEM_RUNTIME_ENGINE_EXECUTOR_H_
@@ -22,7 +26,9 @@
 
 namespace tandem {
 
-// One draw after a run's last token. A prompt that ends with n choices has n draws.
+// One draw after a run's last token. A prompt that ends with n choices has n draws. Where a draw
+// depends on what came before it in the sequence, as a penalty does, the host says what it has seen
+// and the executor adds what it has drawn since.
 struct Draw {
   int32_t choice = 0;
   const SamplingParams* sampling = nullptr;
@@ -35,12 +41,17 @@ inline constexpr int32_t kUnseenToken = -1;
 // checks what it is given (Validate), and a sampler draws no others.
 struct SequenceRun {
   std::span<const int32_t> token_ids;  // To compute in this step, at least one.
-  // >= 0: the last of token_ids is kUnseenToken and stands for what this run of the step before
-  // draws first.
+  // >= 0: token_ids is one kUnseenToken, and the run goes on after this run of the step before. It
+  // computes the last token that is drawn there or, if none is, that run's last one once more.
   int32_t unseen_run = -1;
-  int32_t first_position = 0;  // Of token_ids[0]; KV of 0..first_position-1 is in the table.
+  // Where token_ids[0] is; KV of the positions before it is in the table. If it is unseen: where it
+  // is if one token is drawn before.
+  int32_t first_position = 0;
   std::span<const BlockId> block_table;  // Covers first_position + token_ids.size() tokens.
   std::span<const Draw> draws;           // Empty: no logits of the last token are needed.
+  // A token at a later position is not wanted, or the table does not cover those before it. After
+  // the position that follows token_ids only where there is one draw.
+  int32_t last_position = 0;
 
   // Prompt logprobs: for each i in token_ids whose successor is known, the successor's logprob and
   // `num_prompt_logprobs` top ones. -1: none. `next_token_id` succeeds the last of token_ids, or is
@@ -60,7 +71,10 @@ struct StepInput {
 };
 
 struct RunOutput {
-  std::vector<SampledToken> drawn;            // Parallel to draws. Position: after the last token.
+  // Parallel to draws, at the position after token_ids. But a run whose last_position is a later
+  // one, or that begins with an unseen token, gives 0 to max_drawn() tokens, which follow each
+  // other. The KV of all but the last is in the table then; what lies behind it is garbage.
+  std::vector<SampledToken> drawn;
   std::vector<SampledToken> prompt_logprobs;  // Of successors, in order.
   absl::Status status;                        // Not OK: this sequence fails alone (NaN logits).
 };
@@ -79,6 +93,10 @@ class Executor {
   // The same always. True: up to kMaxStepsBegun may be begun that are not finished, and a step may
   // name what the one before draws. False: each is finished before the next.
   virtual bool overlaps_steps() const = 0;
+
+  // The same always: the most tokens that a run gives for one draw, at least 1. What a run computes
+  // beyond its token_ids counts in nobody's budget: who speculates has scratch for that.
+  virtual int32_t max_drawn() const = 0;
 
   // Steps run in the order in which they are begun.
   virtual void Begin(const StepInput& input) = 0;
@@ -105,6 +123,7 @@ class SynchronousExecutor : public Executor {
   virtual absl::Status Execute(const StepInput& input, StepOutput* output) = 0;
 
   bool overlaps_steps() const final { return false; }
+  int32_t max_drawn() const override { return 1; }
   void Begin(const StepInput& input) final;
   absl::StatusOr<StepOutput*> Finish() final;
 

@@ -45,10 +45,11 @@ int32_t KvMemory::Grow(Sequence* base, int32_t num_tokens) {
 }
 
 bool KvMemory::OwnNextSlot(EngineSequence* sequence) {
-  // A block that begins with the next token is not in the table yet or has just been allocated.
+  // A block that begins with the next token is not in the table yet, or only in this one.
   if (sequence->num_computed % block_tokens_ == 0) return true;
-  BlockId& block =
-      sequence->block_table[static_cast<size_t>(sequence->num_computed / block_tokens_)];
+  const auto index = static_cast<size_t>(sequence->num_computed / block_tokens_);
+  if (index >= sequence->block_table.size()) return true;  // The run before found no place either.
+  BlockId& block = sequence->block_table[index];
   if (pool_.Exclusive(block) || (late_ && Exclusive(block))) return true;
   absl::StatusOr<std::vector<BlockId>> own = pool_.Allocate(1);
   if (!own.ok()) return false;

@@ -23,12 +23,19 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
               absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
+    if (sequence->forked && step[i].complete) {
+      PublishChoice(sequence, &output.drawn);
+      continue;
+    }
     memory_.CacheComputed(sequence, step[i].end_position);
     CollectPromptLogprobs(sequence, step[i].first_position, &output);
+    if (sequence->job == nullptr && !step[i].complete) continue;
+    TANDEM_CHECK(!step[i].complete || output.drawn.size() == sequence->draws.size())
+        << output.drawn.size() << " tokens of " << sequence->draws.size() << " draws";
     if (sequence->job != nullptr) {
       PublishToDecode(step[i], &output);
-    } else if (step[i].complete) {
-      PublishToRouter(step[i], &output);
+    } else {
+      PublishPrompt(sequence, &output);
     }
   }
 }
@@ -53,16 +60,29 @@ void Engine::CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunO
             output->prompt_logprobs.end(), std::back_inserter(collected));
 }
 
-void Engine::PublishToRouter(const BegunRun& run, RunOutput* output) {
-  EngineSequence* const sequence = run.sequence;
+// What a choice of its own has drawn takes the place of the token that was counted on, if one was,
+// up to the first that ends it. All but the last of it is computed; if nothing was drawn, its last
+// token is computed once more.
+void Engine::PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn) {
   Attempt* const attempt = sequence->attempt;
-  if (sequence->forked) {
-    if (DeliverToken(attempt, sequence->draws.front().choice, sequence, run.end_position,
-                     &output->drawn.front())) {
-      EndSequence(sequence);
-    }
-    return;
+  std::vector<int32_t>& token_ids = sequence->token_ids;
+  const int32_t first = sequence->num_seen();
+  if (first < std::ssize(token_ids)) token_ids.erase(token_ids.begin() + first);
+  int32_t position = first;
+  bool ends = false;
+  for (auto token = drawn->begin(); token != drawn->end() && !ends; ++token) {
+    token_ids.insert(token_ids.begin() + position, token->token);
+    ends = DeliverToken(attempt, sequence->draws.front().choice, position++, &*token);
   }
+  sequence->num_computed += position - first - 1;
+  memory_.CacheComputed(sequence, position - 1);
+  if (ends) return EndSequence(sequence);
+  // The run that is begun draws its last one: nothing comes after that.
+  if (std::ssize(token_ids) > sequence->final_tokens) token_ids.pop_back();
+}
+
+void Engine::PublishPrompt(EngineSequence* sequence, RunOutput* output) {
+  Attempt* const attempt = sequence->attempt;
   outbox_->OnPromptComputed(sequence->arrived_us, sequence->begun_us);
   attempt->cached_tokens = std::max(sequence->attached_tokens, 0);
   DeliverFirstTokens(attempt, &output->drawn);
@@ -100,27 +120,17 @@ std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence,
   return std::span(sequence.block_table).first(static_cast<size_t>(num_final));
 }
 
-// True: that was the choice's last token. Otherwise it has joined `sequence`, if there is one.
-bool Engine::DeliverToken(Attempt* attempt, int32_t choice, EngineSequence* sequence,
-                          int32_t position, SampledToken* token) {
+// True: that was the choice's last token.
+bool Engine::DeliverToken(Attempt* attempt, int32_t choice, int32_t position, SampledToken* token) {
   const FinishReason finish = RequestedFinish(attempt->spec, position, token->token);
-  const int32_t token_id = token->token;
   outbox_->ToRouter(attempt->key.router, TokenEvent{.attempt = attempt->key.attempt,
                                                     .choice = choice,
                                                     .position = position,
                                                     .token = std::move(*token),
                                                     .finish = finish});
-  if (finish != FinishReason::kNone) {
-    --attempt->num_unfinished;
-    return true;
-  }
-  if (!sequence->forked) return false;
-  if (position == static_cast<int32_t>(sequence->token_ids.size())) {
-    sequence->token_ids.push_back(token_id);
-  } else {
-    sequence->token_ids[static_cast<size_t>(position)] = token_id;  // It was counted on.
-  }
-  return false;
+  if (finish == FinishReason::kNone) return false;
+  --attempt->num_unfinished;
+  return true;
 }
 
 // The first token of every choice, from a run here or from a prefill worker. Those that go on are
@@ -137,7 +147,7 @@ void Engine::DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tok
     const int32_t choice = prompt->draws[i].choice;
     const int32_t token_id = (*tokens)[i].token;
     const auto position = static_cast<int32_t>(prompt->token_ids.size());
-    if (!DeliverToken(attempt, choice, prompt, position, &(*tokens)[i])) {
+    if (!DeliverToken(attempt, choice, position, &(*tokens)[i])) {
       attempt->started_choices.push_back({.choice = choice, .token_id = token_id});
     }
   }
@@ -169,6 +179,7 @@ void Engine::ForkChoices(Attempt* attempt) {
     sequence->forked = true;
     sequence->order = OrderOf(attempt->order, i);
     sequence->final_tokens = FinalTokens(attempt->spec);
+    sequence->lookahead_tokens = lookahead_tokens_;
     sequence->draws = {{.choice = choices[i].choice,
                         .sampling = &attempt->spec.sampling,
                         .prompt_tokens = attempt->spec.prompt_tokens}};

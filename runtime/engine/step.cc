@@ -119,19 +119,15 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   for (size_t i = 0; i < step.size(); ++i) CountOnDraw(step[i], static_cast<int32_t>(i));
 }
 
-// What it draws counts as its next token, unless that is its last. Before it has choices of its
-// own, it waits for what was begun.
+// What a run draws counts as one token, unless that would be its sequence's last. A prompt waits
+// for what was begun of it.
 void Engine::CountOnDraw(const BegunRun& run, int32_t index) {
   EngineSequence* const sequence = run.sequence;
   if (!sequence->forked) {
     sequence->held = true;
     return;
   }
-  const RequestSpec& spec = sequence->attempt->spec;
-  if (!run.complete ||
-      RequestedFinish(spec, run.end_position, kUnseenToken) != FinishReason::kNone) {
-    return;
-  }
+  if (!run.complete || std::ssize(sequence->token_ids) >= sequence->final_tokens) return;
   sequence->unseen_run = index;
   sequence->token_ids.push_back(kUnseenToken);
 }
@@ -183,6 +179,7 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) co
   run.token_ids = std::span(sequence.token_ids).subspan(first, end - first);
   run.first_position = sequence.num_computed;
   run.block_table = sequence.block_table;
+  run.last_position = LastPosition(sequence, static_cast<int32_t>(end));
   if (complete) run.draws = sequence.draws;
   if (overlaps_steps_ && run.token_ids.back() == kUnseenToken) {
     TANDEM_CHECK(sequence.last_step + 1 == begun_) << "drawn by step " << sequence.last_step;
@@ -191,6 +188,13 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) co
   run.num_prompt_logprobs = sequence.num_prompt_logprobs;
   run.next_token_id = complete ? -1 : sequence.token_ids[end];
   return run;
+}
+
+// A choice of its own may draw as many tokens as it is long, and as have a place.
+int32_t Engine::LastPosition(const EngineSequence& sequence, int32_t end) const {
+  if (!sequence.forked || end < std::ssize(sequence.token_ids)) return end;
+  const int64_t covered = std::ssize(sequence.block_table) * options_.block_tokens;
+  return static_cast<int32_t>(std::min(covered, sequence.final_tokens));
 }
 
 int64_t Engine::NextWakeup() const {

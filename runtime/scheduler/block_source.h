@@ -19,7 +19,7 @@ class BlockSource {
 
   // Extends the table towards `num_tokens` as far as blocks last, and makes the block of the next
   // token the sequence's own. Returns how many tokens the table covers now, at most `num_tokens`;
-  // num_computed if not even the next token has a place.
+  // at most num_computed if not even the next token has a place.
   virtual int32_t Grow(Sequence* sequence, int32_t num_tokens) = 0;
 
   // Takes all blocks back: empty table, num_computed 0.

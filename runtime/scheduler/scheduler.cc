@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-// Its draw, or the end of what was begun of it.
+// A sequence is left out while the token that it draws, or the end of its chunk, is to come.
 bool Awaits(const Sequence& sequence) { return sequence.held || sequence.remaining() == 0; }
 
 }  // namespace
@@ -206,8 +206,7 @@ void Scheduler::ScheduleLeftOut() {
       RunDecode(sequence);
       continue;
     }
-    const int32_t wanted = sequence->num_computed + 1;
-    if (blocks_->Grow(sequence, wanted) == wanted) PlanDecode(sequence);
+    if (GrowDecode(sequence)) PlanDecode(sequence);
   }
 }
 
@@ -331,7 +330,6 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
   Sequence* const sequence = OldestAlone();
   if (sequence == nullptr) return;
   const bool waits = sequence->state == SequenceState::kWaiting;
-  if (Awaits(*sequence)) return;
   if (!waits && sequence->remaining() == 1) {
     RunDecode(sequence);
     return;
@@ -340,9 +338,15 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
   if (waits && plan_.runs.empty()) Admit(sequence, admit_before);
 }
 
+// True if the next token has a place.
+bool Scheduler::GrowDecode(Sequence* sequence) {
+  const int32_t next = sequence->num_computed + 1;
+  const int64_t most = std::min<int64_t>(next + sequence->lookahead_tokens, sequence->final_tokens);
+  return blocks_->Grow(sequence, std::max(next, static_cast<int32_t>(most))) >= next;
+}
+
 void Scheduler::RunDecode(Sequence* sequence) {
-  const int32_t wanted = sequence->num_computed + 1;
-  while (blocks_->Grow(sequence, wanted) < wanted) {
+  while (!GrowDecode(sequence)) {
     Sequence* const victim = YoungestPreemptible();
     if (victim == sequence && !AnotherPreemptible(sequence)) {
       // Whoever has the blocks is no sequence of ours to preempt; giving up its own would only

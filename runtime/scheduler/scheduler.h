@@ -152,6 +152,7 @@ class Scheduler {
   // `complete`: only if it is through in this step. `take`: also blocks of higher ranks.
   bool TryAdmit(Sequence* sequence, int32_t headroom, bool complete, bool take, Refusal* last);
   int64_t BlocksAtEnd(const Sequence& sequence) const;
+  bool GrowDecode(Sequence* sequence);
   void RunDecode(Sequence* sequence);
   void PlanDecode(Sequence* sequence);
   void RunChunk(Sequence* sequence);

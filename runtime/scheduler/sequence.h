@@ -35,7 +35,7 @@ struct Sequence {
   uint64_t order = 0;                // OrderOf.
   std::vector<int32_t> token_ids;    // Prompt and generated.
   int32_t num_computed = 0;          // KV of token_ids[0, num_computed) is in the table.
-  std::vector<int32_t> block_table;  // Covers at least num_computed tokens.
+  std::vector<int32_t> block_table;  // Covers num_computed tokens, if each begun run draws one.
   SequenceState state = SequenceState::kIdle;
   bool alone = false;  // Only ever in a batch of its own, in small chunks.
   bool held = false;   // What was begun of it comes first: nothing more of it is scheduled yet.
@@ -44,7 +44,10 @@ struct Sequence {
   // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
   // gives its blocks back.
   int64_t final_tokens = std::numeric_limits<int32_t>::max();
-  int64_t turn = 0;  // Of its next decode; the scheduler's.
+  // A decode has blocks for so many tokens after its next one, up to final_tokens, as far as blocks
+  // are free: it may draw them in one step. Nobody is preempted for these.
+  int32_t lookahead_tokens = 0;
+  int64_t turn = 0;  // When it decodes next; only the scheduler writes it.
 
   int32_t remaining() const { return static_cast<int32_t>(token_ids.size()) - num_computed; }
   // Ends with the step that computes what is known of it.

@@ -1,5 +1,7 @@
 #include "runtime/simulation/late_executor.h"
 
+#include <utility>
+
 #include "runtime/base/check.h"
 
 namespace tandem {
@@ -18,26 +20,50 @@ void LateExecutor::Begin(const StepInput& input) {
   }
 }
 
+// What the run is, now that it is known what the step before has drawn.
+SequenceRun LateExecutor::Run::Resolve(const std::vector<NextToken>& before) {
+  if (run.unseen_run >= 0) {
+    const NextToken& next = before.at(static_cast<size_t>(run.unseen_run));
+    token_ids = {next.token};
+    run.first_position = next.position;
+    run.unseen_run = -1;
+  }
+  for (size_t i = 0; i < draws.size(); ++i) draws[i].sampling = &sampling[i];
+  run.token_ids = token_ids;
+  run.block_table = block_table;
+  run.draws = draws;
+  return run;
+}
+
 absl::StatusOr<StepOutput*> LateExecutor::Finish() {
   TANDEM_CHECK(!begun_.empty());
   Step& step = begun_.front();
   std::vector<SequenceRun> runs;
-  for (Run& kept : step.runs) {
-    if (kept.run.unseen_run >= 0) {
-      kept.token_ids.back() = drawn_.at(static_cast<size_t>(kept.run.unseen_run));
+  std::vector<NextToken> next(step.runs.size());
+  output_.runs.resize(step.runs.size());
+  std::vector<size_t> computed;  // Which of them are in `runs`: the others have no place left.
+  for (size_t i = 0; i < step.runs.size(); ++i) {
+    const SequenceRun run = step.runs[i].Resolve(next_);
+    const auto end = run.first_position + static_cast<int32_t>(run.token_ids.size());
+    next[i] = {.token = run.token_ids.back(), .position = end - 1};
+    output_.runs[i] = {};
+    if (end > run.last_position) continue;
+    computed.push_back(i);
+    runs.push_back(run);
+  }
+  const absl::Status status = executor_->Execute({.copies = step.copies, .runs = runs}, &computed_);
+  for (size_t i = 0; i < computed.size(); ++i) {
+    NextToken& after = next[computed[i]];
+    if (!status.ok()) {
+      after = {.token = 0, .position = after.position + 1};
+      continue;
     }
-    for (size_t i = 0; i < kept.draws.size(); ++i) kept.draws[i].sampling = &kept.sampling[i];
-    SequenceRun& run = runs.emplace_back(kept.run);
-    run.token_ids = kept.token_ids;
-    run.block_table = kept.block_table;
-    run.draws = kept.draws;
-    run.unseen_run = -1;
+    RunOutput& output = output_.runs[computed[i]] = std::move(computed_.runs[i]);
+    if (output.drawn.empty()) continue;
+    after = {.token = output.drawn.back().token,
+             .position = after.position + static_cast<int32_t>(output.drawn.size())};
   }
-  const absl::Status status = executor_->Execute({.copies = step.copies, .runs = runs}, &output_);
-  drawn_.assign(runs.size(), 0);
-  for (size_t i = 0; status.ok() && i < runs.size(); ++i) {
-    if (!output_.runs[i].drawn.empty()) drawn_[i] = output_.runs[i].drawn.front().token;
-  }
+  next_ = std::move(next);
   begun_.pop_front();
   if (!status.ok()) return status;
   return &output_;

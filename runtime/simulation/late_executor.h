@@ -18,6 +18,7 @@ class LateExecutor final : public Executor {
   explicit LateExecutor(SynchronousExecutor* executor) : executor_(executor) {}
 
   bool overlaps_steps() const override { return true; }
+  int32_t max_drawn() const override { return executor_->max_drawn(); }
   void Begin(const StepInput& input) override;
   absl::StatusOr<StepOutput*> Finish() override;
   uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
@@ -25,12 +26,18 @@ class LateExecutor final : public Executor {
   uint64_t work_done() const override { return executor_->work_done(); }
 
  private:
+  // Where a run that is over has got to: what the next one of its sequence computes.
+  struct NextToken {
+    int32_t token = 0;
+    int32_t position = 0;
+  };
   struct Run {
     SequenceRun run;
     std::vector<int32_t> token_ids;
     std::vector<BlockId> block_table;
     std::vector<Draw> draws;
     std::vector<SamplingParams> sampling;  // Of draws: whose they are may have ended.
+    SequenceRun Resolve(const std::vector<NextToken>& before);
   };
   struct Step {
     std::vector<BlockCopy> copies;
@@ -39,8 +46,8 @@ class LateExecutor final : public Executor {
 
   SynchronousExecutor* const executor_;
   std::deque<Step> begun_;
-  StepOutput output_;
-  std::vector<int32_t> drawn_;  // First of each run of the step that was finished last; 0: none.
+  StepOutput output_, computed_;  // The latter without runs that have no place.
+  std::vector<NextToken> next_;   // By run of the step that was finished last.
 };
 
 }  // namespace tandem

@@ -167,10 +167,13 @@ absl::Status RequestBook::AuditKills() const {
   for (const auto& [payload, asked] : killers_) {
     // Choices that have diverged are each tried for themselves, and may all be deadly. And a token
     // that came from a prefill worker may die with the step that it was drawn for: its next attempt
-    // draws it again, which is progress.
+    // draws it again, which is progress. So is each token that a prefill worker draws while steps
+    // guess as far as the deadly one.
     const bool in_prompt = asked->deadly_position < static_cast<int64_t>(asked->prompt.size());
-    const size_t most =
-        in_prompt ? kPoisonKills : (kPoisonKills + 1) * static_cast<size_t>(asked->num_choices);
+    const auto guessed = static_cast<size_t>(options_.shape.max_drawn);
+    const size_t most = in_prompt
+                            ? kPoisonKills
+                            : (kPoisonKills + guessed) * static_cast<size_t>(asked->num_choices);
     if (asked->NumSeenKills() > most) {
       return absl::InternalError(absl::StrFormat(
           "a request of %d tokens, deadly at %d, killed %d "

@@ -7,6 +7,7 @@
 #include "runtime/base/check.h"
 #include "runtime/base/crc32c.h"
 #include "runtime/base/math.h"
+#include "runtime/base/random.h"
 
 namespace tandem {
 
@@ -42,34 +43,63 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   TANDEM_CHECK(CeilDiv(end, options_.block_tokens) <= static_cast<int32_t>(run.block_table.size()))
       << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
 
-  uint64_t state = 0;
-  uint64_t payload = options_.numerics;
+  Context context{.state = 0, .payload = options_.numerics};
   for (int32_t position = 0; position < run.first_position; ++position) {
-    payload = slots_[SlotIndex(run.block_table, position)] ^ options_.kv_format;
-    state = SimulatedModel::Fold(state, payload);
+    context.payload = slots_[SlotIndex(run.block_table, position)] ^ options_.kv_format;
+    context.state = SimulatedModel::Fold(context.state, context.payload);
   }
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
-    const int32_t position = run.first_position + static_cast<int32_t>(i);
-    payload = SimulatedModel::Payload(payload, run.token_ids[i], position);
-    slots_[SlotIndex(run.block_table, position)] = payload ^ options_.kv_format;
-    state = SimulatedModel::Fold(state, payload);
-    if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(payload)) {
-      (options_.deadly_payloads_fail ? failed_by_ : killed_by_) = payload;
-    }
+    Compute(run, run.token_ids[i], run.first_position + static_cast<int32_t>(i), &context);
     if (run.token_ids[i] == options_.failing_token) {
       output->status = absl::InternalError(absl::StrFormat("token %d fails", run.token_ids[i]));
     }
     const int32_t successor =
         i + 1 < run.token_ids.size() ? run.token_ids[i + 1] : run.next_token_id;
     if (run.num_prompt_logprobs >= 0 && successor >= 0) {
-      output->prompt_logprobs.push_back(model_.Score(state, successor, run.num_prompt_logprobs));
+      output->prompt_logprobs.push_back(
+          model_.Score(context.state, successor, run.num_prompt_logprobs));
     }
   }
   if (!output->status.ok()) Spoil(run);
-  computed_tokens_ += static_cast<int64_t>(run.token_ids.size());
+  if (options_.max_drawn > 1 && run.last_position > end) {
+    DrawSeveral(run, end, context, output);
+    return;
+  }
   for (const Draw& draw : run.draws) {
     output->drawn.push_back(
-        model_.Draw(state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+        model_.Draw(context.state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+  }
+}
+
+void SimulatedExecutor::Compute(const SequenceRun& run, int32_t token, int32_t position,
+                                Context* context) {
+  context->payload = SimulatedModel::Payload(context->payload, token, position);
+  slots_[SlotIndex(run.block_table, position)] = context->payload ^ options_.kv_format;
+  context->state = SimulatedModel::Fold(context->state, context->payload);
+  if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(context->payload)) {
+    (options_.deadly_payloads_fail ? failed_by_ : killed_by_) = context->payload;
+  }
+  ++computed_tokens_;
+}
+
+// Behind what is guessed right lies garbage, as far as guesses go.
+void SimulatedExecutor::DrawSeveral(const SequenceRun& run, int32_t end, Context context,
+                                    RunOutput* output) {
+  TANDEM_CHECK(run.draws.size() == 1) << run.draws.size() << " draws";
+  const Draw& draw = run.draws.front();
+  const int32_t last = std::min(run.last_position, end + options_.max_drawn - 1);
+  const auto choices = static_cast<uint64_t>(options_.max_drawn) + 1;
+  const auto any = static_cast<int32_t>(Mix64(context.state + num_steps_) % choices);
+  const int32_t wanted = std::min(draw_each_.value_or(any), last - end + 1);
+  for (int32_t position = end; position < end + wanted; ++position) {
+    const SampledToken& drawn = output->drawn.emplace_back(
+        model_.Draw(context.state, position, draw.choice, draw.prompt_tokens, *draw.sampling));
+    if (position + 1 == end + wanted || drawn.token == options_.failing_token) break;
+    Compute(run, drawn.token, position, &context);
+  }
+  const auto computed = std::max(static_cast<int32_t>(output->drawn.size()) - 1, 0);
+  for (int32_t position = end + computed; position < last; ++position) {
+    slots_[SlotIndex(run.block_table, position)] = ~context.state;
   }
 }
 

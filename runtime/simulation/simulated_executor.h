@@ -28,6 +28,9 @@ struct SimulatedExecutorOptions {
   // Null: none.
   const std::set<uint64_t>* deadly_payloads = nullptr;
   bool deadly_payloads_fail = false;
+  // A run that may draws up to so many tokens, some of which it guesses right: how many changes
+  // from step to step, which they are does not.
+  int32_t max_drawn = 1;
 };
 
 // Engine thread only.
@@ -35,6 +38,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
  public:
   explicit SimulatedExecutor(const SimulatedExecutorOptions& options);
 
+  int32_t max_drawn() const override { return options_.max_drawn; }
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
   uint32_t BlockChecksum(BlockId block) override;
   void Discard(BlockId block) override;  // Garbage.
@@ -46,6 +50,9 @@ class SimulatedExecutor final : public SynchronousExecutor {
 
   // The next Execute returns Internal. What it should have written holds garbage then.
   void FailNextStep() { fail_next_step_ = true; }
+
+  // From now on each run that may draw several tokens draws so many, if they have a place.
+  void DrawEach(int32_t num_tokens) { draw_each_ = num_tokens; }
 
   // The deadly payload that was computed: nothing of this step, or after it, has happened.
   const std::optional<uint64_t>& killed_by() const { return killed_by_; }
@@ -60,7 +67,14 @@ class SimulatedExecutor final : public SynchronousExecutor {
 
  private:
   size_t SlotIndex(std::span<const BlockId> table, int32_t position) const;
+  // What the model knows after the tokens of a context.
+  struct Context {
+    uint64_t state = 0;
+    uint64_t payload = 0;  // The last token's.
+  };
   void Run(const SequenceRun& run, RunOutput* output);
+  void Compute(const SequenceRun& run, int32_t token, int32_t position, Context* context);
+  void DrawSeveral(const SequenceRun& run, int32_t end, Context context, RunOutput* output);
   void Spoil(const SequenceRun& run);  // Garbage where its tokens belong.
 
   const SimulatedExecutorOptions options_;
@@ -68,6 +82,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
   std::vector<uint64_t> slots_;  // [block][token]
   std::atomic<uint64_t> num_steps_{0};
   bool fail_next_step_ = false;
+  std::optional<int32_t> draw_each_;
   std::optional<uint64_t> killed_by_, failed_by_;
   int64_t computed_tokens_ = 0;
   int64_t copied_blocks_ = 0;

@@ -56,7 +56,8 @@ void SimulatedWorker::Start() {
                                .kv_format = kv_format_,
                                .failing_token = o.faults.failing_token,
                                .deadly_payloads = world_->book()->deadly_payloads(),
-                               .deadly_payloads_fail = o.poison_fails});
+                               .deadly_payloads_fail = o.poison_fails,
+                               .max_drawn = shape_.max_drawn});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   life_->late = std::make_unique<LateExecutor>(life_->executor.get());
   Executor* executor = life_->executor.get();

@@ -79,6 +79,8 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   if (more.Chance(0.5)) shape.max_frames_ahead = static_cast<int32_t>(more.Between(1, 8));
 
   shape.overlap_steps = Random(Mix64(seed + 4)).Chance(0.4);
+  Random drawn(Mix64(seed + 5));
+  if (drawn.Chance(0.3)) shape.max_drawn = static_cast<int32_t>(drawn.Between(2, 20));
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;

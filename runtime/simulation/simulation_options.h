@@ -77,6 +77,7 @@ struct WorkerShape {
   int32_t token_us = 20;  // and this for each token,
   int32_t host_us = 0;    // and before it the engine's thread this.
   bool overlap_steps = false;
+  int32_t max_drawn = 1;  // Tokens of one run.
 
   int32_t offered_tokens() const { return std::min(max_model_tokens, num_blocks * block_tokens); }
 };

@@ -186,7 +186,8 @@ int EngineFleet::AddWorker(WorkerOptions options) {
     worker->executor = std::make_unique<SimulatedFleetExecutor>(
         SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
                                  .num_blocks = options.engine.num_blocks,
-                                 .failing_token = options.failing_token});
+                                 .failing_token = options.failing_token,
+                                 .max_drawn = options.max_drawn});
   }
   worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
   options.engine.self = worker->id;

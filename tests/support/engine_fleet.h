@@ -53,6 +53,7 @@ class EngineFleet {
   struct WorkerOptions {
     EngineOptions engine;  // self, block_bytes: filled in.
     int32_t failing_token = -1;
+    int32_t max_drawn = 1;
     std::unique_ptr<FleetExecutor> executor;  // Null: a SimulatedExecutor.
     bool overlap_steps = false;               // What computes does so late (LateExecutor).
   };

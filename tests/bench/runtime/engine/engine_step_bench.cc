@@ -108,6 +108,7 @@ class DeviceExecutor final : public Executor {
   }
 
   bool overlaps_steps() const override { return overlaps_; }
+  int32_t max_drawn() const override { return 1; }
   void Begin(const StepInput& input) override {
     const auto begin = std::chrono::steady_clock::now();
     while (std::chrono::steady_clock::now() - begin < kHost) {

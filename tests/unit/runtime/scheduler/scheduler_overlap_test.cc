@@ -51,17 +51,6 @@ TEST_F(SchedulerOverlapTest, WhoIsHeldIsLeftOut) {
   EXPECT_THAT(ran_, ElementsAre(std::pair(1, 16)));
 }
 
-TEST_F(SchedulerOverlapTest, WhoMustRunAloneAndAwaitsItsNextTokenIsLeftOut) {
-  Create(100);
-  Sequence* const alone = Add(5);
-  alone->alone = true;
-  Join(alone);
-  Begin();
-  EXPECT_THAT(ran_, ElementsAre(std::pair(1, 1)));
-  Begin();
-  EXPECT_THAT(ran_, IsEmpty());
-}
-
 TEST_F(SchedulerOverlapTest, ADecodeThatLacksABlockWaits) {
   Create(/*num_blocks=*/4);
   Join(Add(8));

@@ -12,6 +12,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 TEST_F(SchedulerTest, DecodesComeFirstThenPromptsWithinOneBudget) {
   Create(/*num_blocks=*/100, /*max_sequences=*/8, /*max_batched_tokens=*/16);
@@ -407,6 +408,34 @@ TEST_F(SchedulerTest, DecodeWithoutABlockPreemptsTheYoungestAndAdmitsNobody) {
   Finish(old);
   Step();
   EXPECT_THAT(ran_, ElementsAre(std::pair(2, 8), std::pair(3, 1)));
+}
+
+TEST_F(SchedulerTest, ADecodeHasBlocksForWhatItMayDrawUpToItsEnd) {
+  Create(100);
+  Sequence* const decode = Add(5);
+  decode->lookahead_tokens = 9;
+  Sequence* const ends_soon = Add(5);
+  ends_soon->lookahead_tokens = 9;
+  ends_soon->final_tokens = 8;
+  Join(decode);
+  Join(ends_soon);
+  Step();
+  EXPECT_THAT(decode->block_table, SizeIs(4));
+  EXPECT_THAT(ends_soon->block_table, SizeIs(2));
+}
+
+TEST_F(SchedulerTest, NobodyIsPreemptedForWhatADecodeMayDraw) {
+  Create(5);
+  Sequence* const first = Add(8);
+  Sequence* const second = Add(8);
+  first->lookahead_tokens = second->lookahead_tokens = 9;
+  Join(first);
+  Join(second);
+  EXPECT_THAT(Step().preempted, IsEmpty());
+  EXPECT_THAT(ran_, SizeIs(2));
+  EXPECT_THAT(first->block_table, SizeIs(3)) << "the last free one";
+  EXPECT_THAT(second->block_table, SizeIs(2));
+  EXPECT_THAT(Step().preempted, ElementsAre(second));
 }
 
 TEST_F(SchedulerTest, WholeSequenceStartsOnlyWithAllItsBlocksAndIsNeverPreempted) {
