@@ -183,7 +183,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   void CountOnDraw(const BegunRun& run, int32_t index);
   static ChunkNotice NoticeOf(const BegunRun& run);
   SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens) const;
-  int32_t LastPosition(const EngineSequence& sequence, int32_t end) const;
+  int32_t LastPosition(const EngineSequence& sequence) const;
   void Settle(StepResult* result);
   bool RelieveMemory();
   void WatchQuarantine(bool moves);

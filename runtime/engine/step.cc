@@ -179,7 +179,8 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) co
   run.token_ids = std::span(sequence.token_ids).subspan(first, end - first);
   run.first_position = sequence.num_computed;
   run.block_table = sequence.block_table;
-  run.last_position = LastPosition(sequence, static_cast<int32_t>(end));
+  run.last_position = static_cast<int32_t>(end);
+  if (complete && sequence.lookahead_tokens > 0) run.last_position = LastPosition(sequence);
   if (complete) run.draws = sequence.draws;
   if (overlaps_steps_ && run.token_ids.back() == kUnseenToken) {
     TANDEM_CHECK(sequence.last_step + 1 == begun_) << "drawn by step " << sequence.last_step;
@@ -190,9 +191,8 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) co
   return run;
 }
 
-// A choice of its own may draw as many tokens as it is long, and as have a place.
-int32_t Engine::LastPosition(const EngineSequence& sequence, int32_t end) const {
-  if (!sequence.forked || end < std::ssize(sequence.token_ids)) return end;
+// Who may draw several tokens does so as far as they have a place, and are wanted.
+int32_t Engine::LastPosition(const EngineSequence& sequence) const {
   const int64_t covered = std::ssize(sequence.block_table) * options_.block_tokens;
   return static_cast<int32_t>(std::min(covered, sequence.final_tokens));
 }

@@ -341,6 +341,7 @@ void Scheduler::ScheduleAlone(uint64_t admit_before) {
 // True if the next token has a place.
 bool Scheduler::GrowDecode(Sequence* sequence) {
   const int32_t next = sequence->num_computed + 1;
+  if (sequence->lookahead_tokens == 0) return blocks_->Grow(sequence, next) == next;
   const int64_t most = std::min<int64_t>(next + sequence->lookahead_tokens, sequence->final_tokens);
   return blocks_->Grow(sequence, std::max(next, static_cast<int32_t>(most))) >= next;
 }

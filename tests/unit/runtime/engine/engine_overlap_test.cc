@@ -75,6 +75,17 @@ TEST_F(EngineOverlapTest, WhatItsLengthEndsIsNotBegunAnyMore) {
   EXPECT_EQ(computed(), 20 + 2);
 }
 
+TEST_F(EngineOverlapTest, NorWhileNoOtherStepWasBegun) {
+  Create();
+  const Submit submit = MakeSubmit(1, RandomTokens(20, 1), 2);
+  Decode({submit});
+  EXPECT_EQ(Begin(), 1);
+  EXPECT_EQ(Begin(), 0) << "its last token is being drawn";
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(computed(), 20 + 1);
+}
+
 TEST_F(EngineOverlapTest, AStopDropsTheRunThatWasBegunAfterIt) {
   Create();
   Submit stopped = MakeSubmit(1, RandomTokens(20, 1), 30);
@@ -280,6 +291,29 @@ TEST_F(EngineOverlapTest, AFailedStepEndsItsSequencesAndOnlyTheirRunsOfTheNext) 
     fleet_.Submit(0, again);
     Run();
     EXPECT_EQ(fleet_.CheckFinished(again), "");
+  }
+}
+
+TEST_F(EngineOverlapTest, WhatAFailedStepWasComputingHasNoName) {
+  Create();
+  for (int32_t length = 20; length < 36; ++length) {  // At one of them that fills a block.
+    const auto seed = static_cast<uint64_t>(length);
+    const Submit submit = MakeSubmit(seed, RandomTokens(length, seed), 30);
+    Decode({submit});
+    ASSERT_EQ(Begin(), 1);
+    ASSERT_EQ(Begin(), 1);
+    Finish();
+    fleet_.executor(0).FailNextStep();
+    EXPECT_TRUE(fleet_.FinishStep(0).failed);
+    std::vector<int32_t> known = submit.spec.token_ids;
+    for (const SampledToken& t : fleet_.record(submit.attempt).tokens.at(0)) {
+      known.push_back(t.token);
+    }
+    known.push_back(7);
+    const Submit again = MakeSubmit(seed + 100, known, 10);
+    fleet_.Submit(0, again);
+    Run();
+    EXPECT_EQ(fleet_.CheckFinished(again), "") << length;
   }
 }
 
