@@ -19,6 +19,9 @@ absl::Status Check(const EngineOptions& o) {
                                                       o.num_blocks, o.block_bytes,
                                                       o.max_waiting_attempts));
   }
+  if (o.window < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("a window of %d tokens", o.window));
+  }
   if (o.max_sequences <= 0 || o.max_batched_tokens <= o.max_sequences) {
     return absl::InvalidArgumentError(
         absl::StrFormat("a step of %d tokens leaves none for prompts beside %d decodes",
@@ -51,7 +54,8 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       executor_(executor),
       overlaps_steps_(executor->overlaps_steps()),
       outbox_(outbox),
-      memory_(options.num_blocks, options.block_tokens, options.prefix_caching, executor),
+      memory_(options.num_blocks, {.tokens = options.window, .block_tokens = options.block_tokens},
+              options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
                   .max_batched_tokens = options.max_batched_tokens,
                   .block_tokens = options.block_tokens},
@@ -134,7 +138,9 @@ absl::Status Engine::Audit() const {
   int32_t num_alone = 0;
   const auto hold = [&](const EngineSequence* sequence) {
     if (sequence == nullptr || sequence->ended) return;
-    for (const BlockId block : sequence->block_table) ++owners.references[block];
+    for (const BlockId block : sequence->block_table) {
+      if (block != kNoBlock) ++owners.references[block];
+    }
     num_alone += sequence->alone && sequence->state != SequenceState::kIdle;
   };
   for (const auto& [key, attempt] : attempts_) {

@@ -33,6 +33,7 @@
 #include "runtime/engine/kv_memory.h"
 #include "runtime/engine/outbox.h"
 #include "runtime/engine/prefill_side.h"
+#include "runtime/kv_cache/kv_window.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
@@ -47,6 +48,7 @@ struct EngineOptions {
   int32_t block_tokens = 16;  // A multiple of kHashTokens.
   int32_t num_blocks = 0;
   int64_t block_bytes = 0;                       // Length of every KV frame's payload.
+  int64_t window = 0;                            // KvWindow::tokens of the model.
   int32_t max_sequences = 0;                     // In one batch.
   int32_t max_batched_tokens = 0;                // Token budget of one step.
   int32_t max_model_tokens = 0;                  // Prompt + output.
@@ -58,6 +60,12 @@ struct EngineOptions {
   // left, however many were granted.
   int32_t max_frames_ahead = 1024;
   LivenessTimes times;
+
+  // That a sequence of so many tokens holds at a time.
+  int64_t MostBlocks(int64_t num_tokens) const {
+    return KvWindow{.tokens = window, .block_tokens = block_tokens}.MostBlocks(num_tokens,
+                                                                               max_batched_tokens);
+  }
 };
 
 inline constexpr int32_t kMaxFailedSteps = 8;

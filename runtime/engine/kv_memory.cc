@@ -1,20 +1,25 @@
 #include "runtime/engine/kv_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/guard.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 
-KvMemory::KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching,
+KvMemory::KvMemory(int32_t num_blocks, const KvWindow& window, bool prefix_caching,
                    Executor* executor)
-    : block_tokens_(block_tokens),
+    : block_tokens_(window.block_tokens),
+      window_(window),
       executor_(executor),
       pool_(num_blocks),
-      cache_({.block_tokens = block_tokens, .enabled = prefix_caching}, &pool_),
+      cache_(
+          {.block_tokens = window.block_tokens, .window = window.tokens, .enabled = prefix_caching},
+          &pool_),
       late_(executor->overlaps_steps()),
       checksums_(static_cast<size_t>(num_blocks)) {
   pool_.AttachFreedBlocks(this);
@@ -27,9 +32,12 @@ void KvMemory::AttachPrefix(Sequence* base) {
   if (sequence->num_prompt_logprobs < 0) {
     // The last token is always computed: its logits are what the hit cannot give.
     const std::span<const int32_t> tokens(sequence->token_ids);
-    hit = cache_.Match(sequence->spec->hash_root, tokens.first(tokens.size() - 1));
+    hit = cache_.Match(sequence->spec->hash_root, tokens.first(tokens.size() - 1),
+                       sequence->keep_from);
   }
   sequence->block_table = std::move(hit.blocks);
+  sequence->num_left_blocks = static_cast<int32_t>(
+      std::count(sequence->block_table.begin(), sequence->block_table.end(), kNoBlock));
   sequence->cursor = hit.cursor;
   sequence->num_named_blocks = static_cast<int32_t>(sequence->block_table.size());
   sequence->num_computed = sequence->num_named_blocks * block_tokens_;
@@ -66,8 +74,10 @@ bool KvMemory::OwnNextSlot(EngineSequence* sequence) {
 
 void KvMemory::Release(Sequence* base) {
   auto* const sequence = static_cast<EngineSequence*>(base);
-  limbo_.Release(sequence->block_table, sequence->last_step, &pool_);
+  const auto num_left = static_cast<size_t>(sequence->num_left_blocks);
+  limbo_.Release(std::span(sequence->block_table).subspan(num_left), sequence->last_step, &pool_);
   sequence->block_table.clear();
+  sequence->num_left_blocks = 0;
   sequence->num_computed = 0;
   sequence->num_named_blocks = 0;
   sequence->cursor = {.name = sequence->spec->hash_root};
@@ -75,7 +85,7 @@ void KvMemory::Release(Sequence* base) {
 
 int32_t KvMemory::CountCachedBlocks(const EngineSequence& sequence) const {
   if (sequence.num_prompt_logprobs >= 0) return 0;
-  return cache_.CountMatch(sequence.spec->hash_root, sequence.token_ids);
+  return cache_.CountMatch(sequence.spec->hash_root, sequence.token_ids, sequence.keep_from);
 }
 
 bool KvMemory::AppendBlocks(EngineSequence* sequence, int32_t num_blocks) {
@@ -86,7 +96,9 @@ bool KvMemory::AppendBlocks(EngineSequence* sequence, int32_t num_blocks) {
 }
 
 void KvMemory::Share(std::span<const BlockId> table) {
-  for (BlockId block : table) pool_.AddReference(block);
+  for (const BlockId block : table) {
+    if (block != kNoBlock) pool_.AddReference(block);
+  }
 }
 
 void KvMemory::BeginStep(uint64_t step) {
@@ -111,6 +123,27 @@ void KvMemory::CacheComputed(EngineSequence* sequence, int32_t num_tokens) {
                   std::span(sequence->token_ids).subspan(i * block_tokens, block_tokens),
                   sequence->block_table[i]);
   }
+  GiveBack(sequence, num_tokens);
+}
+
+// A step that is begun may have them in its tables, but reads none: its tokens are later ones.
+void KvMemory::GiveBack(EngineSequence* sequence, int32_t position) {
+  if (window_.tokens == 0) return;
+  int32_t& num_left = sequence->num_left_blocks;
+  const int32_t end = std::min(sequence->num_named_blocks, sequence->keep_from);
+  const int32_t first_seen = window_.FirstBlock(position);
+  while (num_left < end && TANDEM_GUARD("given_back_in_window", num_left < first_seen)) {
+    BlockId& left = sequence->block_table[static_cast<size_t>(num_left++)];
+    pool_.Release(std::exchange(left, kNoBlock));
+  }
+}
+
+void KvMemory::BeginAt(EngineSequence* sequence, int32_t position) {
+  GiveBack(sequence, position);
+  const int32_t first_seen = window_.FirstBlock(position);
+  if (static_cast<int32_t>(sequence->block_table.size()) >= first_seen) return;
+  sequence->block_table.resize(static_cast<size_t>(first_seen), kNoBlock);
+  sequence->num_left_blocks = first_seen;
 }
 
 void KvMemory::OnFreed(BlockId block) {

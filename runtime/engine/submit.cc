@@ -50,12 +50,11 @@ absl::Status Engine::CheckSubmit(SessionId router, const Submit& submit) const {
   // All that was promised, or nothing: what ends at the end of a context of ours would have gone on
   // at a larger worker.
   const int64_t longest = submit.spec.prompt_tokens + int64_t{submit.spec.sampling.max_tokens};
-  if (longest > options_.max_model_tokens ||
-      CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
+  const int64_t most_blocks = options_.MostBlocks(longest);
+  if (longest > options_.max_model_tokens || most_blocks > options_.num_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%d tokens need %d blocks of %d, this worker has a context of %d and %d blocks", longest,
-        CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
-        options_.max_model_tokens, options_.num_blocks));
+        most_blocks, options_.block_tokens, options_.max_model_tokens, options_.num_blocks));
   }
   // Of two that may be what kills workers, a death would be laid to both.
   if (submit.spec.alone && scheduler_.num_alone() > 0) {
@@ -207,6 +206,7 @@ void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge
   sequence->order = num_arrivals_;
   SetUpPrompt(&job->spec, sequence);
   sequence->whole = true;
+  sequence->keep_from = submit.first_block;
   sequence->turns = &job->turns;
   jobs_.emplace(key, std::move(job));
   scheduler_.Enqueue(sequence);

@@ -25,7 +25,10 @@ bool Engine::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   // No choice goes on after its first token: nothing needs to travel, nothing is promised.
   const bool only_first_token =
       RequestedFinish(attempt->spec, num_tokens, kNoToken) != FinishReason::kNone;
-  if (!only_first_token) memory_.AttachPrefix(prompt);
+  if (!only_first_token) {
+    memory_.AttachPrefix(prompt);
+    memory_.BeginAt(prompt, num_tokens - 1);  // What no token here will see does not travel.
+  }
   const int32_t first_block =
       only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
   const JobId job = attempt->order;

@@ -61,9 +61,11 @@ struct FleetWorker {
   bool reserved = false;
 
   const WorkerId& id() const { return registration.worker; }
-  // The longest prompt + output that it holds: its context, and the whole pool.
+  // The longest prompt + output that it runs: its context, and the whole pool, or what a window
+  // leaves of it.
   int64_t offered_tokens() const;
-  // The longest prompt that it computes for another: it draws the first token, too.
+  // The longest prompt that it computes for another, all of it in its pool: it draws the first
+  // token, too.
   int64_t offered_prompt_tokens() const;
   // Best guesses: what was reported, corrected by what we did since.
   int32_t estimated_sequences() const;

@@ -30,6 +30,9 @@ namespace tandem {
 
 using BlockId = int32_t;
 
+// In a sequence's table, of a block that it does not hold: no token to come reads it.
+inline constexpr BlockId kNoBlock = -1;
+
 enum class BlockState : uint8_t { kFree, kHeld, kCached, kInFlight, kQuarantined };
 
 // Keeps named blocks that nobody holds and gives them up when the pool runs dry. PrefixCache is

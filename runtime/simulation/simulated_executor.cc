@@ -12,7 +12,7 @@ namespace tandem {
 
 SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
     : options_(options),
-      model_(options.vocabulary, options.numerics),
+      model_(options.vocabulary, options.numerics, options.window),
       slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
 
 absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
@@ -42,17 +42,19 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   TANDEM_CHECK(CeilDiv(end, options_.block_tokens) <= static_cast<int32_t>(run.block_table.size()))
       << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
 
-  uint64_t state = 0;
+  SimulatedContext context(options_.window);
   uint64_t payload = options_.numerics;
-  for (int32_t position = 0; position < run.first_position; ++position) {
-    payload = slots_[SlotIndex(run.block_table, position)] ^ options_.kv_format;
-    state = SimulatedModel::Fold(state, payload);
+  const int32_t first_seen =
+      options_.window == 0 ? 0 : std::max(0, run.first_position + 1 - options_.window);
+  for (int32_t position = first_seen; position < run.first_position; ++position) {
+    payload = PayloadAt(run.block_table, position);
+    context.Append(payload);
   }
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
     const int32_t position = run.first_position + static_cast<int32_t>(i);
     payload = SimulatedModel::Payload(payload, run.token_ids[i], position);
     slots_[SlotIndex(run.block_table, position)] = payload ^ options_.kv_format;
-    state = SimulatedModel::Fold(state, payload);
+    context.Append(payload);
     if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(payload)) {
       (options_.deadly_payloads_fail ? failed_by_ : killed_by_) = payload;
     }
@@ -62,14 +64,15 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
     const int32_t successor =
         i + 1 < run.token_ids.size() ? run.token_ids[i + 1] : run.next_token_id;
     if (run.num_prompt_logprobs >= 0 && successor >= 0) {
-      output->prompt_logprobs.push_back(model_.Score(state, successor, run.num_prompt_logprobs));
+      output->prompt_logprobs.push_back(
+          model_.Score(context.state(), successor, run.num_prompt_logprobs));
     }
   }
   if (!output->status.ok()) Spoil(run);
   computed_tokens_ += static_cast<int64_t>(run.token_ids.size());
   for (const Draw& draw : run.draws) {
     output->drawn.push_back(
-        model_.Draw(state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+        model_.Draw(context.state(), end, draw.choice, draw.prompt_tokens, *draw.sampling));
   }
 }
 
@@ -79,6 +82,12 @@ void SimulatedExecutor::Spoil(const SequenceRun& run) {
     uint64_t& slot = slots_[SlotIndex(run.block_table, position)];
     slot = ~slot;
   }
+}
+
+// What is not in the table any more is whatever there may be.
+uint64_t SimulatedExecutor::PayloadAt(std::span<const BlockId> table, int32_t position) const {
+  if (table[static_cast<size_t>(position / options_.block_tokens)] == kNoBlock) return 0;
+  return slots_[SlotIndex(table, position)] ^ options_.kv_format;
 }
 
 size_t SimulatedExecutor::SlotIndex(std::span<const BlockId> table, int32_t position) const {

@@ -20,6 +20,7 @@ struct SimulatedExecutorOptions {
   int32_t block_tokens = 16;
   int32_t num_blocks = 0;
   int32_t vocabulary = SimulatedModel::kVocabulary;
+  int32_t window = 0;      // Positions that a token sees, itself too, at least 2; 0: all.
   uint64_t numerics = 0;   // What its model computes depends on this.
   uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
@@ -59,6 +60,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
   int32_t largest_batch() const { return largest_batch_; }
 
  private:
+  uint64_t PayloadAt(std::span<const BlockId> table, int32_t position) const;
   size_t SlotIndex(std::span<const BlockId> table, int32_t position) const;
   void Run(const SequenceRun& run, RunOutput* output);
   void Spoil(const SequenceRun& run);  // Garbage where its tokens belong.

@@ -51,7 +51,7 @@ void SimulatedWorker::Start() {
   life_->executor = std::make_unique<SimulatedExecutor>(
       SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
                                .num_blocks = shape_.num_blocks,
-                               .vocabulary = SimulatedModel::kVocabulary,
+                               .window = shape_.window,
                                .numerics = numerics_,
                                .kv_format = kv_format_,
                                .failing_token = o.faults.failing_token,
@@ -67,6 +67,7 @@ void SimulatedWorker::Start() {
                           .block_tokens = shape_.block_tokens,
                           .num_blocks = shape_.num_blocks,
                           .block_bytes = life_->executor->block_bytes(),
+                          .window = shape_.window,
                           .max_sequences = shape_.max_sequences,
                           .max_batched_tokens = shape_.max_batched_tokens,
                           .max_model_tokens = shape_.max_model_tokens,
@@ -428,19 +429,18 @@ PeerTerms SimulatedWorker::terms() const {
 }
 
 WorkerRegistration SimulatedWorker::Registration() const {
-  WorkerRegistration r;
-  r.worker = id_;
-  r.role = role_;
-  r.model = "simulated";
-  r.terms = terms();
-  r.block_tokens = shape_.block_tokens;
-  r.max_model_tokens = shape_.max_model_tokens;
-  r.max_sequences = shape_.max_sequences;
-  r.num_blocks = shape_.num_blocks;
-  r.block_bytes = life_->executor->block_bytes();
-  r.supervised = supervised_;
-  r.ended_lives = ended_lives_;
-  return r;
+  return {.worker = id_,
+          .role = role_,
+          .model = "simulated",
+          .terms = terms(),
+          .block_tokens = shape_.block_tokens,
+          .max_model_tokens = shape_.max_model_tokens,
+          .max_sequences = shape_.max_sequences,
+          .num_blocks = shape_.num_blocks,
+          .block_bytes = life_->executor->block_bytes(),
+          .sequence_blocks = shape_.sequence_blocks(),
+          .supervised = supervised_,
+          .ended_lives = ended_lives_};
 }
 
 void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink sink) {

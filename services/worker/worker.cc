@@ -55,6 +55,7 @@ WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   registration.max_sequences = engine.max_sequences;
   registration.num_blocks = engine.num_blocks;
   registration.block_bytes = engine.block_bytes;
+  registration.sequence_blocks = engine.MostBlocks(engine.max_model_tokens);
   registration.terms.transport = config.transport;
   return registration;
 }

@@ -102,6 +102,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
                    .block_tokens = options.block_size,
                    .num_blocks = sizes.num_blocks,
                    .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
+                   .window = plan.model.config.largest_window(),
                    .max_sequences = sizes.max_sequences,
                    .max_batched_tokens = sizes.max_batched_tokens,
                    .max_model_tokens = sizes.max_model_tokens,

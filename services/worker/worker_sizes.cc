@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/kv_cache/kv_window.h"
 
 namespace tandem {
 namespace {
@@ -152,7 +153,10 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
         "its cgroup more, or this less%s",
         bill.dearest_flag(), bill.ToString(), FormatByteSize(-free_bytes), bill.advice()));
   }
-  const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
+  // One whose window leaves blocks behind needs fewer than its tokens have.
+  const KvWindow window{.tokens = model.window, .block_tokens = options.block_size};
+  const int64_t sequence_blocks =
+      window.MostBlocks(sizes.max_model_tokens, sizes.max_batched_tokens);
   const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
   if (shared_memory.has_value() &&
       sequence_bytes + kSharedMemoryReserve > shared_memory->free_bytes) {
@@ -174,7 +178,8 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
   if (!asked) {
     pool_bytes =
         std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
-                 std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
+                 std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * model.block_bytes *
+                     CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size));
     // A share of the whole, so that a worker that starts again gets as much as before.
     if (shared_memory.has_value()) {
       pool_bytes = std::min(pool_bytes, (shared_memory->total_bytes - kSharedMemoryReserve) /

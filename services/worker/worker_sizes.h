@@ -31,6 +31,7 @@ struct ModelFacts {
   int64_t weights_bytes = 0;
   bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
   int64_t block_bytes = 0;          // Of one pool block.
+  int64_t window = 0;               // KvWindow::tokens.
   int64_t token_scratch_bytes = 0;  // What a step computes with, for each of its tokens.
   int64_t logit_scratch_bytes = 0;  // What it computes with beside that.
 };

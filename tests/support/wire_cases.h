@@ -99,6 +99,7 @@ inline std::vector<WatchUpdate> WireUpdates() {
                                   .max_sequences = 64,
                                   .num_blocks = 1000,
                                   .block_bytes = 65536,
+                                  .sequence_blocks = 77,
                                   .supervised = true,
                                   .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
                                                   {.incarnation = 2, .cause = EndCause::kCrash},

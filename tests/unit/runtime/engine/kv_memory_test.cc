@@ -29,7 +29,7 @@ class KvMemoryTest : public testing::Test {
 
   const RequestSpec spec_;
   DiscardingExecutor executor_;
-  KvMemory memory_{/*num_blocks=*/8, /*block_tokens=*/16, /*prefix_caching=*/true, &executor_};
+  KvMemory memory_{/*num_blocks=*/8, {.block_tokens = 16}, /*prefix_caching=*/true, &executor_};
   EngineSequence first_, second_;
 };
 

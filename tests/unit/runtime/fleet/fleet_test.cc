@@ -47,6 +47,21 @@ TEST_F(FleetTest, WorkNeedsASession) {
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
 }
 
+TEST_F(FleetTest, AWindowOffersTheContextWhereThePoolHoldsIt) {
+  WorkerRegistration registration = Registration("a", 1);
+  registration.num_blocks = 20;
+  const auto offers = [&](int64_t sequence_blocks) {
+    registration.sequence_blocks = sequence_blocks;
+    EXPECT_TRUE(fleet_.OnRegistration("addr:1", registration, 0).ok());
+    return std::pair(worker().offered_tokens(), worker().offered_prompt_tokens());
+  };
+  EXPECT_EQ(offers(0), std::pair(int64_t{320}, int64_t{320}));  // A build that does not say.
+  EXPECT_EQ(offers(21), std::pair(int64_t{320}, int64_t{320}));
+  EXPECT_EQ(offers(20), std::pair(int64_t{1024}, int64_t{320}));
+  registration.num_blocks = 64;
+  EXPECT_EQ(offers(20), std::pair(int64_t{1024}, int64_t{1023}));
+}
+
 TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, kTimes.no_new_work_after_us - 1));

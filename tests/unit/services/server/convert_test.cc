@@ -325,6 +325,7 @@ TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_sequences(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_num_blocks(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_bytes(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_sequence_blocks(-1); }));
   EXPECT_TRUE(refused(0, [](Worker* w) {
     w->mutable_registration()->set_role(static_cast<proto::WorkerRole>(99));
   }));

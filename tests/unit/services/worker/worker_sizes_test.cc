@@ -57,6 +57,24 @@ TEST(WorkerSizesTest, PoolBeyondMemoryIsRefused) {
   EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
 }
 
+// 1,024 tokens of window and 512 of a step are in 96 blocks of 16, and two at their edges.
+TEST(WorkerSizesTest, PoolNeedsToHoldOnlyWhatTheWindowLeaves) {
+  ModelFacts model = kModel;
+  model.window = 1024;
+  SizeOptions options;
+  options.max_batched_tokens = 512;
+  options.kv_memory = {98 << 20};
+  const auto sizes = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->max_model_tokens, 8192);
+  EXPECT_EQ(sizes->num_blocks, 98);
+  options.kv_memory = {97 << 20};
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("one sequence of 8192 tokens needs 98 blocks"));
+  // A default is for texts that are computed for others, too.
+  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->num_blocks, 4096 - 128 - 32);
+}
+
 // A pool that just fits beside the weights would end in the kernel's hands, not in an error.
 TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
   ModelFacts model = kModel;
