@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/kv_shard.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/sampled_token.h"
 
@@ -118,8 +119,9 @@ using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken
 struct FrameHeader {
   Reservation reservation;
   uint32_t ordinal = 0;       // Block of the prompt.
-  uint32_t length_bytes = 0;  // Of the payload: a whole block.
-  uint32_t crc32c = 0;        // Of the payload followed by the four fields above.
+  uint32_t length_bytes = 0;  // Of the payload: a whole block of the shard.
+  KvShard shard;              // Of the sender's pool; the receiver's is the same.
+  uint32_t crc32c = 0;        // Of the payload followed by the five fields above.
   bool operator==(const FrameHeader&) const = default;
 };
 

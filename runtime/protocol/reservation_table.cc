@@ -56,10 +56,12 @@ std::vector<int32_t> ReservationTable::Close(Reservation reservation) {
 std::optional<FramePlace> ReservationTable::Begin(const FrameHeader& header) {
   Slot* const slot = Find(header.reservation);
   if (slot == nullptr) return std::nullopt;
-  // What lies outside the reservation, or is not one whole block, has no place at all.
+  // What lies outside the reservation, or is not one whole block of all shards, has no place at
+  // all.
   const int64_t index = static_cast<int64_t>(header.ordinal) - slot->first_ordinal;
   if (index < 0 || index >= static_cast<int64_t>(slot->blocks.size())) return std::nullopt;
   if (static_cast<int64_t>(header.length_bytes) != block_bytes_) return std::nullopt;
+  if (header.shard != KvShard()) return std::nullopt;
   if (slot->num_corrupt >= kMaxCorruptPerBlock * slot->blocks.size()) return std::nullopt;
   Landing& landing = slot->landings[static_cast<size_t>(index)];
   if (landing == Landing::kInFlight) return std::nullopt;  // One writer at a time.
@@ -124,7 +126,7 @@ void ReservationTable::AppendState(std::string* bytes) const {
 
 uint32_t FrameChecksum(const FrameHeader& header, uint32_t payload_crc32c) {
   const uint32_t fields[] = {header.reservation.slot, header.reservation.generation, header.ordinal,
-                             header.length_bytes};
+                             header.length_bytes, PackShard(header.shard)};
   uint8_t bytes[sizeof(fields)];
   for (size_t i = 0; i < sizeof(bytes); ++i) {
     bytes[i] = static_cast<uint8_t>(fields[i / 4] >> (8 * (i % 4)));

@@ -77,8 +77,8 @@ class ReservationTable {
   uint64_t next_ticket_ = 1;
 };
 
-// The checksum a header must carry: that of the payload continued over reservation, ordinal and
-// length.
+// The checksum a header must carry: that of the payload continued over reservation, ordinal,
+// length and shard.
 uint32_t FrameChecksum(const FrameHeader& header, uint32_t payload_crc32c);
 
 }  // namespace tandem

@@ -15,11 +15,11 @@ namespace tandem {
 
 static_assert(std::endian::native == std::endian::little, "wire formats are little-endian");
 
-inline constexpr size_t kFrameHeaderBytes = 20;
+inline constexpr size_t kFrameHeaderBytes = 24;
 
 inline void PackFrameHeader(const FrameHeader& header, void* out) {
   const uint32_t words[] = {header.reservation.slot, header.reservation.generation, header.ordinal,
-                            header.length_bytes, header.crc32c};
+                            header.length_bytes,     PackShard(header.shard),       header.crc32c};
   static_assert(sizeof(words) == kFrameHeaderBytes);
   std::memcpy(out, words, sizeof(words));
 }
@@ -30,7 +30,8 @@ inline FrameHeader UnpackFrameHeader(const void* bytes) {
   return {.reservation = {.slot = words[0], .generation = words[1]},
           .ordinal = words[2],
           .length_bytes = words[3],
-          .crc32c = words[4]};
+          .shard = UnpackShard(words[4]),
+          .crc32c = words[5]};
 }
 
 // A probe names generation 0, which no reservation has, and says which of how many it is. Its

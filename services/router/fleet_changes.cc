@@ -62,6 +62,7 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
   }
   compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);
   compare("transport", prefill.terms.transport, decode.terms.transport);
+  compare("kv_shard", prefill.terms.shard.ToString(), decode.terms.shard.ToString());
   return found;
 }
 

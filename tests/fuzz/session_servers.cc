@@ -152,6 +152,7 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
         .length_bytes = static_cast<uint32_t>(of_.block_bytes)};
     if (random->Chance(0.1))
       header = ProbeHeader(static_cast<int32_t>(random->Below(3)), 3, of_.block_bytes);
+    if (random->Chance(0.002)) header.shard.count = 2;
     header.crc32c = FrameChecksum(header, Crc32c(payload.data(), payload.size()));
     if (random->Chance(0.1)) header.crc32c ^= 1;
     if (random->Chance(0.002)) payload.pop_back();

@@ -86,7 +86,8 @@ inline PeerTerms WireTerms() {
           .protocol_max = 2,
           .kv_class = "abc",
           .numerics_id = "def",
-          .transport = "ucx"};
+          .transport = "ucx",
+          .shard = {.index = 3, .count = 500}};
 }
 
 inline std::vector<WatchUpdate> WireUpdates() {

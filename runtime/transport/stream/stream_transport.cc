@@ -290,10 +290,7 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
                        std::span<const std::string_view> payload) override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (closed_) return absl::CancelledError("closed");
-    if (header.length_bytes != transport_->pool_.block_bytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "frame: %d bytes, blocks have %d", header.length_bytes, transport_->pool_.block_bytes));
-    }
+    TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(header));
     if (IsProbe(header)) {
       CopyAndSum(payload, scratch_.data());
       probe_.Count(header);

@@ -357,12 +357,11 @@ void SharedLinks::ReadOffers(Inbound* link) {
 absl::Status SharedLinks::Take(Inbound* link, const Offer& offer) {
   const KvPool& pool = context_->pool();
   const FrameHeader header = UnpackFrameHeader(offer.header);
-  if (offer.block >= static_cast<uint32_t>(link->remote.num_blocks) ||
-      header.length_bytes != pool.block_bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "KV offer: %d bytes of block %d, the pool has %d of %d bytes", header.length_bytes,
-        offer.block, link->remote.num_blocks, pool.block_bytes));
+  if (offer.block >= static_cast<uint32_t>(link->remote.num_blocks)) {
+    return absl::InvalidArgumentError(absl::StrFormat("KV offer: block %d, the pool has %d",
+                                                      offer.block, link->remote.num_blocks));
   }
+  TANDEM_RETURN_IF_ERROR(sink_.Check(header));
   if (std::optional<FrameSink::Landing> landing = sink_.Begin(header)) {
     landing->Complete(Crc32cCopy(landing->data(),
                                  link->pool + int64_t{offer.block} * pool.block_bytes,

@@ -81,8 +81,10 @@ void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status
     const FrameHeader frame = UnpackFrameHeader(record->header);
     if (status != UCS_OK && record->whole) {
       Break(found->second.get(), UcxError("receiving a frame", status));
-    } else if (!record->whole || frame.length_bytes != record->payload.size()) {
+    } else if (!record->whole) {
       Break(found->second.get(), absl::InvalidArgumentError("a frame that is not one block long"));
+    } else if (const absl::Status fits = sink_.Check(frame); !fits.ok()) {
+      Break(found->second.get(), fits);
     } else if (IsProbe(frame)) {
       Crc32cCopy(scratch_.data(), record->payload.data(), scratch_.size());
       found->second->probe.Count(frame);

@@ -76,6 +76,9 @@ TEST_F(KvReceiverTest, DropsWhatNamesNoOpenReservation) {
   FrameHeader header = HeaderFor(r, 3);
   header.length_bytes = kBlockBytes + 1;
   EXPECT_FALSE(receiver_.Begin(header));
+  header = HeaderFor(r, 3);
+  header.shard = {.index = 0, .count = 2};
+  EXPECT_FALSE(receiver_.Begin(header));
   EXPECT_THAT(receiver_.Close(r), IsEmpty());
   EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 3)));
 }
@@ -147,7 +150,13 @@ TEST(FrameChecksumTest, CoversEveryFieldOfTheHeader) {
   other = header;
   other.length_bytes = 9;
   sums.insert(FrameChecksum(other, 0));
-  EXPECT_EQ(sums.size(), 6u);
+  other = header;
+  other.shard.count = 9;
+  sums.insert(FrameChecksum(other, 0));
+  other = header;
+  other.shard.index = 9;
+  sums.insert(FrameChecksum(other, 0));
+  EXPECT_EQ(sums.size(), 8u);
 }
 
 // An engine thread opens and closes, a transport thread lands frames, current and late. Every block

@@ -52,6 +52,21 @@ class FrameSinkTest : public testing::Test {
   FrameSink sink_{pool_, &receiver_, &heard_};
 };
 
+TEST_F(FrameSinkTest, AHeaderOfAnotherLengthOrShardIsRefusedWithTheNumbers) {
+  FrameHeader header = Header({.slot = 0, .generation = 1}, 0, "zero");
+  EXPECT_TRUE(sink_.Check(header).ok());
+  header.length_bytes += 1;
+  header.shard = {.index = 1, .count = 2};
+  EXPECT_EQ(sink_.Check(header),
+            absl::InvalidArgumentError(absl::StrFormat(
+                "frame: %d bytes of shard 1 of 2, a block here has %d of shard 0 of 1",
+                kBlockBytes + 1, kBlockBytes)));
+  header.length_bytes -= 1;
+  EXPECT_FALSE(sink_.Check(header).ok());
+  header.shard = {};
+  EXPECT_TRUE(sink_.Check(header).ok());
+}
+
 TEST_F(FrameSinkTest, HeadersThatComeAheadGivePlacesToPayloadsInAnyOrder) {
   const Reservation reservation = receiver_.Open(kJob, 0, std::vector<int32_t>{6, 2});
   auto first = sink_.Begin(Header(reservation, 0, "zero"));

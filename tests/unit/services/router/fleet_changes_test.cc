@@ -105,6 +105,7 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
       {"kv_class", [](WorkerRegistration* r) { r->terms.kv_class = "other"; }},
       {"numerics_id", [](WorkerRegistration* r) { r->terms.numerics_id = "other"; }},
       {"transport", [](WorkerRegistration* r) { r->terms.transport = "ucx"; }},
+      {"kv_shard", [](WorkerRegistration* r) { r->terms.shard.count = 2; }},
       {"block size", [](WorkerRegistration* r) { r->block_tokens = 32; }},
       {"block bytes", [](WorkerRegistration* r) { r->block_bytes = 1; }},
       {"kv_class, transport",
