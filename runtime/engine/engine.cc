@@ -10,13 +10,13 @@ namespace tandem {
 namespace {
 
 absl::Status Check(const EngineOptions& o) {
-  if (o.block_tokens <= 0 || o.block_tokens % kHashTokens != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("blocks of %d tokens, not a multiple of %d", o.block_tokens, kHashTokens));
+  if (o.kv.block_tokens <= 0 || o.kv.block_tokens % kHashTokens != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("blocks of %d tokens, not a multiple of %d",
+                                                      o.kv.block_tokens, kHashTokens));
   }
-  if (o.num_blocks <= 0 || o.block_bytes <= 0 || o.max_waiting_attempts <= 0) {
+  if (o.kv.num_blocks <= 0 || o.kv.block_bytes <= 0 || o.max_waiting_attempts <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat("%d blocks of %d bytes, %d waiting attempts",
-                                                      o.num_blocks, o.block_bytes,
+                                                      o.kv.num_blocks, o.kv.block_bytes,
                                                       o.max_waiting_attempts));
   }
   if (o.window < 0) {
@@ -54,19 +54,20 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       executor_(executor),
       overlaps_steps_(executor->overlaps_steps()),
       outbox_(outbox),
-      memory_(options.num_blocks, {.tokens = options.window, .block_tokens = options.block_tokens},
+      memory_(options.kv.num_blocks,
+              {.tokens = options.window, .block_tokens = options.kv.block_tokens},
               options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
                   .max_batched_tokens = options.max_batched_tokens,
-                  .block_tokens = options.block_tokens},
+                  .block_tokens = options.kv.block_tokens},
                  &memory_),
-      decode_({.num_blocks = options.num_blocks, .times = options.times}, {.blocks = &memory_,
-                                                                           .receiver = receiver,
-                                                                           .leases = leases,
-                                                                           .outbox = peers,
-                                                                           .host = this,
-                                                                           .now_us = &now_us_}),
-      prefill_({.block_bytes = options.block_bytes,
+      decode_({.num_blocks = options.kv.num_blocks, .times = options.times}, {.blocks = &memory_,
+                                                                              .receiver = receiver,
+                                                                              .leases = leases,
+                                                                              .outbox = peers,
+                                                                              .host = this,
+                                                                              .now_us = &now_us_}),
+      prefill_({.block_bytes = options.kv.block_bytes,
                 .lease_us = options.times.lease_us,
                 .max_frames_ahead = options.max_frames_ahead},
                {.blocks = &memory_,

@@ -33,6 +33,7 @@
 #include "runtime/engine/kv_memory.h"
 #include "runtime/engine/outbox.h"
 #include "runtime/engine/prefill_side.h"
+#include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/kv_cache/kv_window.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
@@ -44,10 +45,8 @@ namespace tandem {
 
 struct EngineOptions {
   WorkerId self;
-  std::string model;          // As registered; a Submit for another is refused.
-  int32_t block_tokens = 16;  // A multiple of kHashTokens.
-  int32_t num_blocks = 0;
-  int64_t block_bytes = 0;                       // Length of every KV frame's payload.
+  std::string model;  // As registered; a Submit for another is refused.
+  KvGeometry kv;
   int64_t window = 0;                            // KvWindow::tokens of the model.
   int32_t max_sequences = 0;                     // In one batch.
   int32_t max_batched_tokens = 0;                // Token budget of one step.
@@ -63,8 +62,8 @@ struct EngineOptions {
 
   // That a sequence of so many tokens holds at a time.
   int64_t MostBlocks(int64_t num_tokens) const {
-    return KvWindow{.tokens = window, .block_tokens = block_tokens}.MostBlocks(num_tokens,
-                                                                               max_batched_tokens);
+    return KvWindow{.tokens = window, .block_tokens = kv.block_tokens}.MostBlocks(
+        num_tokens, max_batched_tokens);
   }
 };
 

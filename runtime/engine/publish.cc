@@ -96,7 +96,7 @@ std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence,
                                              int32_t num_tokens) const {
   const bool all = num_tokens == static_cast<int32_t>(sequence.token_ids.size());
   const int32_t num_final =
-      all ? CeilDiv(num_tokens, options_.block_tokens) : num_tokens / options_.block_tokens;
+      all ? CeilDiv(num_tokens, options_.kv.block_tokens) : num_tokens / options_.kv.block_tokens;
   return std::span(sequence.block_table).first(static_cast<size_t>(num_final));
 }
 

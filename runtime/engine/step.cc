@@ -77,8 +77,9 @@ bool Engine::RelieveMemory() {
 
 void Engine::WatchQuarantine(bool moves) {
   const int64_t quarantined = memory_.Counts().quarantined;
-  const bool too_large = static_cast<double>(quarantined) >
-                         options_.max_quarantined_share * static_cast<double>(options_.num_blocks);
+  const bool too_large =
+      static_cast<double>(quarantined) >
+      options_.max_quarantined_share * static_cast<double>(options_.kv.num_blocks);
   const bool waiting = !scheduler_.idle() || decode_.grants_wait();
   const bool in_the_way = quarantined > 0 && waiting && !moves;
   quarantine_since_us_ =

@@ -21,14 +21,13 @@ int64_t FleetWorker::estimated_prompt_tokens() const {
 int64_t FleetWorker::offered_tokens() const {
   const WorkerRegistration& r = registration;
   // A window may leave the blocks behind that a longer one than the pool would need.
-  const bool all_fit = r.sequence_blocks > 0 && r.sequence_blocks <= r.num_blocks;
-  return all_fit ? r.max_model_tokens
-                 : std::min<int64_t>(r.max_model_tokens, r.num_blocks * r.block_tokens);
+  const bool all_fit = r.sequence_blocks > 0 && r.sequence_blocks <= r.kv.num_blocks;
+  return all_fit ? r.max_model_tokens : std::min<int64_t>(r.max_model_tokens, r.kv.pool_tokens());
 }
 
 int64_t FleetWorker::offered_prompt_tokens() const {
   const WorkerRegistration& r = registration;
-  return std::min<int64_t>(r.num_blocks * r.block_tokens, int64_t{r.max_model_tokens} - 1);
+  return std::min(r.kv.pool_tokens(), int64_t{r.max_model_tokens} - 1);
 }
 
 absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(

@@ -48,15 +48,14 @@ void SimulatedWorker::Start() {
   process_.up = true;
   id_ = {.name = name_, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
-  life_->executor = std::make_unique<SimulatedExecutor>(
-      SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
-                               .num_blocks = shape_.num_blocks,
-                               .window = shape_.window,
-                               .numerics = numerics_,
-                               .kv_format = kv_format_,
-                               .failing_token = o.faults.failing_token,
-                               .deadly_payloads = world_->book()->deadly_payloads(),
-                               .deadly_payloads_fail = o.poison_fails});
+  life_->executor = std::make_unique<SimulatedExecutor>(SimulatedExecutorOptions{
+      .kv = {.block_tokens = shape_.block_tokens, .num_blocks = shape_.num_blocks},
+      .window = shape_.window,
+      .numerics = numerics_,
+      .kv_format = kv_format_,
+      .failing_token = o.faults.failing_token,
+      .deadly_payloads = world_->book()->deadly_payloads(),
+      .deadly_payloads_fail = o.poison_fails});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   life_->late = std::make_unique<LateExecutor>(life_->executor.get());
   Executor* executor = life_->executor.get();
@@ -64,9 +63,7 @@ void SimulatedWorker::Start() {
   auto core =
       WorkerCore::Create({.self = id_,
                           .model = "simulated",
-                          .block_tokens = shape_.block_tokens,
-                          .num_blocks = shape_.num_blocks,
-                          .block_bytes = life_->executor->block_bytes(),
+                          .kv = life_->executor->kv(),
                           .window = shape_.window,
                           .max_sequences = shape_.max_sequences,
                           .max_batched_tokens = shape_.max_batched_tokens,
@@ -433,11 +430,9 @@ WorkerRegistration SimulatedWorker::Registration() const {
           .role = role_,
           .model = "simulated",
           .terms = terms(),
-          .block_tokens = shape_.block_tokens,
+          .kv = life_->executor->kv(),
           .max_model_tokens = shape_.max_model_tokens,
           .max_sequences = shape_.max_sequences,
-          .num_blocks = shape_.num_blocks,
-          .block_bytes = life_->executor->block_bytes(),
           .sequence_blocks = shape_.sequence_blocks(),
           .supervised = supervised_,
           .ended_lives = ended_lives_};

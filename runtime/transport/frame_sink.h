@@ -49,7 +49,7 @@ class FrameSink {
       if (!place_.has_value()) return;
       const KvReceiver::Place place = *std::exchange(place_, std::nullopt);
       sink_->listener_->OnFrameReceived(sink_->receiver_->Finish(place, ok, payload_crc32c),
-                                        ok ? sink_->pool_.block_bytes : 0);
+                                        ok ? sink_->pool_.kv.block_bytes : 0);
     }
 
     const FrameSink* const sink_;
@@ -63,12 +63,12 @@ class FrameSink {
   // InvalidArgument, with the numbers, for a header of another length than a block's, or of another
   // shard: whoever sends it is no peer of ours.
   absl::Status Check(const FrameHeader& header) const {
-    if (header.length_bytes == pool_.block_bytes && header.shard == KvShard()) {
+    if (header.length_bytes == pool_.kv.block_bytes && header.shard == KvShard()) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(
         absl::StrFormat("frame: %d bytes of %s, a block here has %d of %s", header.length_bytes,
-                        header.shard.ToString(), pool_.block_bytes, KvShard().ToString()));
+                        header.shard.ToString(), pool_.kv.block_bytes, KvShard().ToString()));
   }
 
   // For a header that passes Check. Nothing: the payload has no place, and is to be

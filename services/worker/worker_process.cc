@@ -99,9 +99,7 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   WorkerConfig worker;
   worker.engine = {.self = {.name = options.name, .incarnation = incarnation},
                    .model = served_name,
-                   .block_tokens = options.block_size,
-                   .num_blocks = sizes.num_blocks,
-                   .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
+                   .kv = sizes.kv,
                    .window = plan.model.config.largest_window(),
                    .max_sequences = sizes.max_sequences,
                    .max_batched_tokens = sizes.max_batched_tokens,
@@ -124,20 +122,20 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
   worker.tls = options.fleet.tls;
   worker.memory_limit_bytes = MemoryLimit(options, machine);
   if (process.backend->pool_kind() == MemoryKind::kDevice) {
-    const size_t pool_bytes = plan.layout.block_bytes * static_cast<size_t>(sizes.num_blocks);
+    const size_t pool_bytes = static_cast<size_t>(sizes.kv.pool_bytes());
     TANDEM_ASSIGN_OR_RETURN(process.pool, process.backend->AllocatePool(pool_bytes, {}));
     worker.device_pool = reinterpret_cast<std::byte*>(process.pool.data().address());
   }
-  const ModelExecutorOptions executor_options{.block_tokens = options.block_size,
-                                              .num_blocks = sizes.num_blocks,
+  const ModelExecutorOptions executor_options{.kv = sizes.kv,
                                               .max_sequences = sizes.max_sequences,
                                               .max_batched_tokens = sizes.max_batched_tokens,
                                               .max_model_tokens = sizes.max_model_tokens};
   TANDEM_ASSIGN_OR_RETURN(
       process.worker,
       Worker::Create(worker, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
-        const PoolMemory memory{
-            .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
+        const PoolMemory memory{.base = pool.base,
+                                .bytes = static_cast<size_t>(pool.kv.pool_bytes()),
+                                .kind = pool.memory};
         return ModelExecutor::Create(executor_options, process.model.get(), process.backend.get(),
                                      memory);
       }));
@@ -146,8 +144,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
                       {"role", options.role},
                       {"model", served_name},
                       {"transport", options.transport},
-                      {"kv_blocks", sizes.num_blocks},
-                      {"block_bytes", plan.layout.block_bytes},
+                      {"kv_blocks", sizes.kv.num_blocks},
+                      {"block_bytes", sizes.kv.block_bytes},
                       {"max_model_tokens", sizes.max_model_tokens},
                       {"max_sequences", sizes.max_sequences},
                       {"incarnation", incarnation}});

@@ -207,7 +207,9 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelFa
         ToString(ByteSize{sequence_bytes}), sequence_bytes <= left ? "raise --kv-memory or " : "",
         bill.advice(), FormatLeft(left), bill.ToString()));
   }
-  sizes.num_blocks = static_cast<int32_t>(num_blocks);
+  sizes.kv = {.block_tokens = options.block_size,
+              .num_blocks = static_cast<int32_t>(num_blocks),
+              .block_bytes = model.block_bytes};
   return sizes;
 }
 

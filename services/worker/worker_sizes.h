@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "runtime/kv_cache/kv_geometry.h"
 #include "services/server/machine_limits.h"
 #include "services/worker/engine_flags.h"
 
@@ -43,7 +44,7 @@ struct WorkerSizes {
   int32_t max_model_tokens = 0;
   int32_t max_sequences = 0;
   int32_t max_batched_tokens = 0;
-  int32_t num_blocks = 0;
+  KvGeometry kv;
 };
 
 // Threads that compute: at least one.

@@ -66,18 +66,17 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
                                            model.model().compute_dtype(), variant.block_tokens);
   TANDEM_CHECK(block_bytes.ok()) << block_bytes.status().ToString();
   const int32_t chunk = variant.chunk == 0 ? options.max_model_tokens : variant.chunk;
-  ModelExecutorOptions sizes{.block_tokens = variant.block_tokens,
+  ModelExecutorOptions sizes{.kv = {.block_tokens = variant.block_tokens},
                              .max_sequences = variant.batch ? kBatch : std::min(chunk - 1, kBatch),
                              .max_batched_tokens = variant.batch ? chunk + kBatch : chunk,
                              .max_model_tokens = options.max_model_tokens};
   for (int worker = 0; worker < options.num_workers; ++worker) {
-    sizes.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
-    const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.num_blocks);
+    sizes.kv.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
+    const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.kv.num_blocks);
     auto executor =
         std::make_unique<ModelFleetExecutor>(sizes, model_of(worker), pool_of(worker, pool_bytes));
     executors_.push_back(executor.get());
-    fleet_.AddWorker({.engine = {.block_tokens = sizes.block_tokens,
-                                 .num_blocks = sizes.num_blocks,
+    fleet_.AddWorker({.engine = {.kv = sizes.kv,
                                  .window = window_.tokens,
                                  .max_sequences = sizes.max_sequences,
                                  .max_batched_tokens = sizes.max_batched_tokens,

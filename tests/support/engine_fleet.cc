@@ -184,8 +184,7 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   worker->executor = std::move(options.executor);
   if (worker->executor == nullptr) {
     worker->executor = std::make_unique<SimulatedFleetExecutor>(
-        SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
-                                 .num_blocks = options.engine.num_blocks,
+        SimulatedExecutorOptions{.kv = options.engine.kv,
                                  .window = static_cast<int32_t>(options.engine.window),
                                  .failing_token = options.failing_token});
   }
@@ -193,7 +192,7 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   options.engine.self = worker->id;
   max_model_tokens_ = std::max(max_model_tokens_, options.engine.max_model_tokens);
   window_ = static_cast<int32_t>(options.engine.window);
-  options.engine.block_bytes = worker->executor->block_bytes();
+  options.engine.kv.block_bytes = worker->executor->block_bytes();
   Executor* executor = &worker->executor->executor();
   if (options.overlap_steps) {
     worker->late = std::make_unique<LateExecutor>(&worker->executor->executor());

@@ -91,20 +91,19 @@ inline PeerTerms WireTerms() {
 }
 
 inline std::vector<WatchUpdate> WireUpdates() {
-  WorkerRegistration registration{.worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
-                                  .role = WorkerRole::kDecode,
-                                  .model = "demo",
-                                  .terms = WireTerms(),
-                                  .block_tokens = 32,
-                                  .max_model_tokens = 8192,
-                                  .max_sequences = 64,
-                                  .num_blocks = 1000,
-                                  .block_bytes = 65536,
-                                  .sequence_blocks = 77,
-                                  .supervised = true,
-                                  .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
-                                                  {.incarnation = 2, .cause = EndCause::kCrash},
-                                                  {.incarnation = 3, .cause = EndCause::kMemory}}};
+  WorkerRegistration registration{
+      .worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
+      .role = WorkerRole::kDecode,
+      .model = "demo",
+      .terms = WireTerms(),
+      .kv = {.block_tokens = 32, .num_blocks = 1000, .block_bytes = 65536},
+      .max_model_tokens = 8192,
+      .max_sequences = 64,
+      .sequence_blocks = 77,
+      .supervised = true,
+      .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
+                      {.incarnation = 2, .cause = EndCause::kCrash},
+                      {.incarnation = 3, .cause = EndCause::kMemory}}};
   Heartbeat heartbeat{.load = {.blocks = {.free = 1,
                                           .held = 2,
                                           .cached = 3,

@@ -107,7 +107,7 @@ SharedLinks::SharedLinks(UcxContext* context, const FleetSecret& secret, KvRecei
       secret_(secret),
       listener_(listener),
       sink_(context->pool(), receiver, listener),
-      scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
+      scratch_(static_cast<size_t>(context->pool().kv.block_bytes)) {}
 
 SharedLinks::~SharedLinks() {
   TANDEM_CHECK(outbound_.empty() && inbound_.empty()) << "links outlive their transport";
@@ -162,8 +162,8 @@ void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, 
     listener_->OnFrameSent(send_id, false);
     return;
   }
-  TANDEM_CHECK(block >= 0 && block < context_->pool().num_blocks)
-      << "block " << block << " of " << context_->pool().num_blocks;
+  TANDEM_CHECK(block >= 0 && block < context_->pool().kv.num_blocks)
+      << "block " << block << " of " << context_->pool().kv.num_blocks;
   found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
   Pump(found->second.get());
 }
@@ -331,7 +331,7 @@ absl::Status SharedLinks::Map(Inbound* link) {
 }
 
 void SharedLinks::Probe(Inbound* link) {
-  const int64_t block_bytes = context_->pool().block_bytes;
+  const int64_t block_bytes = context_->pool().kv.block_bytes;
   const int32_t count = std::min(NumProbes(block_bytes), link->remote.num_blocks);
   double seconds = 0;
   for (int pass = 0; pass < 2; ++pass) {  // The first one faults the pages in.
@@ -364,7 +364,7 @@ absl::Status SharedLinks::Take(Inbound* link, const Offer& offer) {
   TANDEM_RETURN_IF_ERROR(sink_.Check(header));
   if (std::optional<FrameSink::Landing> landing = sink_.Begin(header)) {
     landing->Complete(Crc32cCopy(landing->data(),
-                                 link->pool + int64_t{offer.block} * pool.block_bytes,
+                                 link->pool + int64_t{offer.block} * pool.kv.block_bytes,
                                  header.length_bytes));
   }
   // Never more than kWindow of them wait, which fits any socket's buffer.

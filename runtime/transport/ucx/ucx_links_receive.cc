@@ -22,7 +22,7 @@ void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
 
 bool UcxLinks::Receive() {
   const size_t expected_bytes =
-      kFrameHeaderBytes + static_cast<size_t>(context_->pool().block_bytes);
+      kFrameHeaderBytes + static_cast<size_t>(context_->pool().kv.block_bytes);
   for (size_t i = 0; i < kWindow; ++i) {
     ucp_tag_recv_info_t info = {};
     // Of any link: those of a closed one are read, too, and dropped.
@@ -53,7 +53,7 @@ std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, boo
   if (spare_.empty()) {
     record = std::make_unique<ReceiveRecord>();
     record->links = this;
-    record->payload.resize(static_cast<size_t>(context_->pool().block_bytes));
+    record->payload.resize(static_cast<size_t>(context_->pool().kv.block_bytes));
     record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
     record->parts[1] = {.buffer = record->payload.data(), .length = record->payload.size()};
   } else {

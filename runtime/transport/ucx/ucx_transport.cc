@@ -68,9 +68,9 @@ class Outbound final : public KvOutbound {
 
 // Which of two ends shares memory with the other, or why neither path exists.
 static absl::StatusOr<bool> ChoosePath(const UcxAddress& local, const UcxAddress& remote) {
-  if (remote.block_bytes != local.block_bytes) {
+  if (remote.block_bytes != local.kv.block_bytes) {
     return absl::FailedPreconditionError(absl::StrFormat("the peer's blocks have %d bytes, ours %d",
-                                                         remote.block_bytes, local.block_bytes));
+                                                         remote.block_bytes, local.kv.block_bytes));
   }
   if (remote.host == local.host && !local.socket_name.empty() && !remote.socket_name.empty()) {
     return true;
@@ -181,8 +181,8 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
           .socket_name = shared_memory_ ? shared_links_->socket_name() : "",
           .pool_key = context_->pool_key(),
           .pool_base = reinterpret_cast<uint64_t>(context_->pool().base),
-          .block_bytes = context_->pool().block_bytes,
-          .num_blocks = context_->pool().num_blocks};
+          .block_bytes = context_->pool().kv.block_bytes,
+          .num_blocks = context_->pool().kv.num_blocks};
 }
 
 absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::string& peer,

@@ -644,10 +644,10 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSes
     Random random(seed);
     EngineFleet fleet;
     EngineOptions options = SmallEngine(static_cast<int32_t>(random.Between(14, 40)));
-    options.block_tokens = random.Chance(0.7) ? 16 : 32;
+    options.kv.block_tokens = random.Chance(0.7) ? 16 : 32;
     options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
     fleet.AddWorker({.engine = options});
-    options.num_blocks = static_cast<int32_t>(random.Between(14, 40));
+    options.kv.num_blocks = static_cast<int32_t>(random.Between(14, 40));
     fleet.AddWorker({.engine = options});
     std::vector<Submit> submits;
     std::vector<bool> cancelled;

@@ -54,7 +54,7 @@ Outcome RunCase(const Case& model, int32_t batch, int32_t chunk, int threads,
   auto harness = ExecutorHarness::Create({.folder = model.folder,
                                           .dtype = model.dtype,
                                           .backend = {.device = "cpu", .num_threads = threads},
-                                          .block_tokens = block_tokens,
+                                          .kv = {.block_tokens = block_tokens},
                                           .max_sequences = kBatch,
                                           .max_batched_tokens = 4096,
                                           .max_model_tokens = 192});

@@ -53,20 +53,21 @@ class ExecutorHarness {
 
   static absl::StatusOr<std::unique_ptr<ExecutorHarness>> Create(const Options& options) {
     std::unique_ptr<ExecutorHarness> harness(new ExecutorHarness());
-    harness->block_tokens_ = options.block_tokens;
+    harness->block_tokens_ = options.kv.block_tokens;
     TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(options.backend));
     TANDEM_ASSIGN_OR_RETURN(
         harness->model_,
         Model::Load({.folder = options.folder, .dtype = options.dtype}, harness->backend_.get()));
-    harness->blocks_per_sequence_ = CeilDiv(options.max_model_tokens, options.block_tokens);
+    harness->blocks_per_sequence_ = CeilDiv(options.max_model_tokens, options.kv.block_tokens);
     TANDEM_ASSIGN_OR_RETURN(
         harness->executor_,
-        ModelExecutor::Create({.block_tokens = options.block_tokens,
-                               .num_blocks = harness->blocks_per_sequence_ * options.max_sequences,
-                               .max_sequences = options.max_sequences,
-                               .max_batched_tokens = options.max_batched_tokens,
-                               .max_model_tokens = options.max_model_tokens},
-                              harness->model_.get(), harness->backend_.get(), options.memory));
+        ModelExecutor::Create(
+            {.kv = {.block_tokens = options.kv.block_tokens,
+                    .num_blocks = harness->blocks_per_sequence_ * options.max_sequences},
+             .max_sequences = options.max_sequences,
+             .max_batched_tokens = options.max_batched_tokens,
+             .max_model_tokens = options.max_model_tokens},
+            harness->model_.get(), harness->backend_.get(), options.memory));
     return harness;
   }
 

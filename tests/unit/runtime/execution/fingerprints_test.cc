@@ -14,7 +14,7 @@ std::unique_ptr<ExecutorHarness> Make(const std::string& name, const std::string
   auto harness = ExecutorHarness::Create({.folder = TinyModel(name),
                                           .dtype = dtype,
                                           .backend = {.device = device, .num_threads = threads},
-                                          .block_tokens = block,
+                                          .kv = {.block_tokens = block},
                                           .max_sequences = 1});
   TANDEM_CHECK(harness.ok()) << harness.status().message();
   return *std::move(harness);

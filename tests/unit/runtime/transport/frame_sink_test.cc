@@ -46,7 +46,7 @@ class FrameSinkTest : public testing::Test {
   }
 
   std::vector<std::byte> memory_ = std::vector<std::byte>(8 * kBlockBytes);
-  const KvPool pool_{.base = memory_.data(), .block_bytes = kBlockBytes, .num_blocks = 8};
+  const KvPool pool_{.base = memory_.data(), .kv = {.num_blocks = 8, .block_bytes = kBlockBytes}};
   KvReceiver receiver_{kBlockBytes};
   Heard heard_;
   FrameSink sink_{pool_, &receiver_, &heard_};

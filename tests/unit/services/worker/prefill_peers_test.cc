@@ -113,7 +113,7 @@ TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
     OneToken prefill(token);
     Side side;
     side.transport =
-        *StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = 1},
+        *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
                                  std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
     const FleetSecret no_secret;
     MemoryBudget budget(int64_t{256} << 20);
