@@ -88,7 +88,7 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   bool Exclusive(BlockId block) const;
 
   struct KnownChecksum {
-    uint32_t generation = 0;  // Of the block; 0: not known.
+    uint32_t generation = 0;  // The block's when it was computed; 0: not known.
     uint32_t crc32c = 0;
   };
 
@@ -99,7 +99,8 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   PrefixCache cache_;
   const bool late_;  // Copies may run after their step is begun.
   std::vector<BlockCopy> copies_;
-  std::vector<BlockId> copy_sources_;  // Of copies_, if late: nobody else gets them before.
+  std::vector<BlockId>
+      copy_sources_;  // The sources of copies_, if late: nobody else gets them before.
   StepLimbo limbo_;
   std::vector<KnownChecksum> checksums_;  // By block.
 };

@@ -18,7 +18,7 @@ class TransferBlocks {
   virtual void Pin(BlockId block) = 0;
   virtual void Unpin(BlockId block) = 0;
 
-  // Of a block whose content is final; computed once in the block's life.
+  // The CRC-32C of a block whose content is final; computed once in the block's life.
   virtual uint32_t Checksum(BlockId block) = 0;
 };
 

@@ -49,9 +49,9 @@ PrefixCache::Hit PrefixCache::Look(const BlockHash& root, std::span<const int32_
   Hit hit{.blocks = {}, .cursor = {.name = root}};
   if (!options_.enabled) return hit;
   const auto block_tokens = static_cast<size_t>(options_.block_tokens);
-  int32_t end = 0;    // Of the longest beginning so far.
-  int32_t first = 0;  // Of `end`: what is before it need not be here.
-  int32_t run = 0;    // First of the cached blocks that hit.blocks ends with.
+  int32_t end = 0;    // Where the longest beginning so far ends.
+  int32_t first = 0;  // The first block that must be here for that.
+  int32_t run = 0;    // Where the cached blocks begin that hit.blocks ends with.
   BlockHash parent = root;
   for (size_t i = 0; i + block_tokens <= token_ids.size(); i += block_tokens) {
     const std::span<const int32_t> tokens = token_ids.subspan(i, block_tokens);

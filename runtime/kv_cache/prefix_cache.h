@@ -28,7 +28,7 @@ namespace tandem {
 
 // Where a sequence stands in its chain of names.
 struct PrefixCursor {
-  BlockHash name;         // Of the last block named; the root before the first.
+  BlockHash name;         // The last named block's; the root before the first.
   bool collided = false;  // Another prefix has one of these names: nothing more is cached.
 };
 
@@ -37,7 +37,7 @@ struct NamedBlock {
   BlockId block = 0;
 };
 
-// Of blocks that a window leaves behind.
+// No block that a window leaves behind is kept.
 inline constexpr int32_t kKeepNone = std::numeric_limits<int32_t>::max();
 
 using BlockHasher = BlockHash (*)(const BlockHash& parent, std::span<const int32_t> tokens);
@@ -45,7 +45,7 @@ using BlockHasher = BlockHash (*)(const BlockHash& parent, std::span<const int32
 class PrefixCache final : public IdleBlocks {
  public:
   struct Options {
-    int32_t block_tokens = kHashTokens;  // Of a pool block; a multiple of kHashTokens.
+    int32_t block_tokens = kHashTokens;  // In a pool block; a multiple of kHashTokens.
     int64_t window = 0;                  // KvWindow::tokens.
     bool enabled = true;                 // Otherwise nothing matches and nothing is kept.
     BlockHasher hasher = &HashBlock;     // Tests bring one that collides.

@@ -29,7 +29,7 @@ namespace tandem {
 // the prompt starts.
 struct PrefillSubmit {
   JobId job = 0;
-  AttemptId attempt;  // Of the router, which is told what is begun of it.
+  AttemptId attempt;  // The router's name for it: the router is told what is begun of it.
   RequestSpec spec;
   int32_t first_block = 0;  // Ordinal of the first block the decode side lacks.
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
@@ -119,9 +119,9 @@ using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken
 struct FrameHeader {
   Reservation reservation;
   uint32_t ordinal = 0;       // Block of the prompt.
-  uint32_t length_bytes = 0;  // Of the payload: a whole block of the shard.
-  KvShard shard;              // Of the sender's pool; the receiver's is the same.
-  uint32_t crc32c = 0;        // Of the payload followed by the five fields above.
+  uint32_t length_bytes = 0;  // The payload's: a whole block of the shard.
+  KvShard shard;              // The sender's pool holds it; so does the receiver's.
+  uint32_t crc32c = 0;        // Over the payload, then the five fields above.
   bool operator==(const FrameHeader&) const = default;
 };
 

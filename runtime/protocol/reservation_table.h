@@ -53,7 +53,7 @@ class ReservationTable {
  private:
   enum class Landing : uint8_t { kMissing, kInFlight, kVerified };
   struct Slot {
-    uint32_t generation = 1;  // Of the open reservation, or of the next one.
+    uint32_t generation = 1;  // The open reservation's, or the next one's.
     bool open = false;
     JobId job = 0;
     int32_t first_ordinal = 0;
@@ -63,7 +63,7 @@ class ReservationTable {
   };
   struct InFlight {
     FrameHeader header;
-    uint32_t generation = 0;  // Of the slot.
+    uint32_t generation = 0;  // The reservation's.
     JobId job = 0;
     int32_t block = 0;
   };

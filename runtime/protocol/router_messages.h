@@ -144,7 +144,8 @@ struct WorkerRegistration {
   int32_t max_sequences = 0;
   int64_t sequence_blocks = 0;  // The most that a sequence holds at a time; 0: one for all tokens.
   bool supervised = false;      // The next life of this name will tell how this one ended.
-  std::vector<EndedLife> ended_lives;  // Of this name, newest last; at most kMaxEndedLives.
+  std::vector<EndedLife>
+      ended_lives;  // Earlier ones of this name, newest last; at most kMaxEndedLives.
 };
 
 }  // namespace tandem

@@ -56,7 +56,7 @@ bool PrefixIndex::Apply(const WorkerId& worker, const KvEvents& events) {
     to_sweep_ = static_cast<int64_t>(order_.size());
     slot.synchronised = true;
     slot.gap_told = false;
-    slot.next_sequence = events.first_sequence;  // Of the first event after it.
+    slot.next_sequence = events.first_sequence;  // The number of the first event after it.
   } else {
     if (slot.synchronised && events.first_sequence != slot.next_sequence) {
       ++slot.epoch;

@@ -2,7 +2,7 @@
 //
 //   if (std::optional<FrameSink::Landing> landing = sink.Begin(header)) {
 //     ...                         // The payload comes to landing->data().
-//     landing->Complete(crc32c);  // Of the bytes as they lie there.
+//     landing->Complete(crc32c);  // The checksum of the bytes as they lie there.
 //   }                             // Without Complete: it will never come.
 //
 // Begin needs the header alone, so that may travel ahead of the payload and on another path: a

@@ -25,13 +25,13 @@ namespace tandem {
 
 namespace {
 
-// Of connections at once. A full backlog would refuse peers, so that is as long as the kernel
-// allows.
+// Connections that are accepted at once. A full backlog would refuse peers, so that is as long as
+// the kernel allows.
 constexpr char kMemoryPath[] = "shared memory";
 constexpr int kAcceptsAtOnce = 128;
 // Connections without an attached link: what hangs up is gone two rounds after it was accepted.
 constexpr size_t kMaxStrangers = 2 * kAcceptsAtOnce;
-constexpr int kOffersAtOnce = 8;  // Of one link, before others get their turn.
+constexpr int kOffersAtOnce = 8;  // One link's, before others get their turn.
 
 absl::Status SocketError(const char* what) {
   return absl::UnavailableError(absl::StrFormat("KV socket: %s: %s", what, std::strerror(errno)));
@@ -48,7 +48,7 @@ sockaddr_un AbstractAddress(const std::string& name, socklen_t* length) {
   return address;
 }
 
-// Of the process that connected, or that listens where we connected.
+// The process that connected, or that listens where we connected, runs as our user.
 bool SameUser(int fd) {
   ucred peer = {};
   socklen_t size = sizeof(peer);

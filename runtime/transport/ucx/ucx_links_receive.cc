@@ -25,7 +25,7 @@ bool UcxLinks::Receive() {
       kFrameHeaderBytes + static_cast<size_t>(context_->pool().kv.block_bytes);
   for (size_t i = 0; i < kWindow; ++i) {
     ucp_tag_recv_info_t info = {};
-    // Of any link: those of a closed one are read, too, and dropped.
+    // Any link's message: those of a closed one are read, too, and dropped.
     ucp_tag_message_h message =
         ucp_tag_probe_nb(context_->worker(), 0, /*tag_mask=*/0, /*remove=*/1, &info);
     if (message == nullptr) return i > 0;
