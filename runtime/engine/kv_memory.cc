@@ -153,8 +153,8 @@ void KvMemory::OnFreed(BlockId block) {
 
 uint32_t KvMemory::Checksum(BlockId block) {
   KnownChecksum& known = checksums_[static_cast<size_t>(block)];
-  if (known.generation != pool_.generation(block)) {
-    known = {.generation = pool_.generation(block), .crc32c = executor_->BlockChecksum(block)};
+  if (known.life != pool_.life(block)) {
+    known = {.life = pool_.life(block), .crc32c = executor_->BlockChecksum(block)};
   }
   return known.crc32c;
 }

@@ -88,7 +88,7 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   bool Exclusive(BlockId block) const;
 
   struct KnownChecksum {
-    uint32_t generation = 0;  // The block's when it was computed; 0: not known.
+    uint32_t life = 0;  // The block's when it was computed; 0: not known.
     uint32_t crc32c = 0;
   };
 

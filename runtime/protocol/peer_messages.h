@@ -35,10 +35,10 @@ struct PrefillSubmit {
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
 };
 
-// Names one set of granted blocks at the decode worker. A slot that is reused gets the next
+// Names one set of granted blocks at the decode worker. An index that is used again gets the next
 // generation, so that a late frame matches nothing.
 struct Reservation {
-  uint32_t slot = 0;
+  uint32_t index = 0;
   uint32_t generation = 0;  // Never 0 once granted.
   auto operator<=>(const Reservation&) const = default;
 };

@@ -52,7 +52,7 @@ class ReservationTable {
 
  private:
   enum class Landing : uint8_t { kMissing, kInFlight, kVerified };
-  struct Slot {
+  struct Entry {
     uint32_t generation = 1;  // The open reservation's, or the next one's.
     bool open = false;
     JobId job = 0;
@@ -69,10 +69,10 @@ class ReservationTable {
   };
 
   // Null: no open reservation of that name.
-  Slot* Find(const Reservation& reservation);
+  Entry* Find(const Reservation& reservation);
 
   int64_t block_bytes_;
-  std::vector<Slot> slots_;
+  std::vector<Entry> entries_;
   std::map<uint64_t, InFlight> in_flight_;  // By ticket.
   uint64_t next_ticket_ = 1;
 };

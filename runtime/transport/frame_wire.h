@@ -18,8 +18,8 @@ static_assert(std::endian::native == std::endian::little, "wire formats are litt
 inline constexpr size_t kFrameHeaderBytes = 24;
 
 inline void PackFrameHeader(const FrameHeader& header, void* out) {
-  const uint32_t words[] = {header.reservation.slot, header.reservation.generation, header.ordinal,
-                            header.length_bytes,     PackShard(header.shard),       header.crc32c};
+  const uint32_t words[] = {header.reservation.index, header.reservation.generation, header.ordinal,
+                            header.length_bytes,      PackShard(header.shard),       header.crc32c};
   static_assert(sizeof(words) == kFrameHeaderBytes);
   std::memcpy(out, words, sizeof(words));
 }
@@ -27,7 +27,7 @@ inline void PackFrameHeader(const FrameHeader& header, void* out) {
 inline FrameHeader UnpackFrameHeader(const void* bytes) {
   uint32_t words[kFrameHeaderBytes / sizeof(uint32_t)];
   std::memcpy(words, bytes, sizeof(words));
-  return {.reservation = {.slot = words[0], .generation = words[1]},
+  return {.reservation = {.index = words[0], .generation = words[1]},
           .ordinal = words[2],
           .length_bytes = words[3],
           .shard = UnpackShard(words[4]),
@@ -39,7 +39,7 @@ inline FrameHeader UnpackFrameHeader(const void* bytes) {
 inline bool IsProbe(const FrameHeader& header) { return header.reservation.generation == 0; }
 
 inline FrameHeader ProbeHeader(int32_t index, int32_t count, int64_t block_bytes) {
-  return {.reservation = {.slot = static_cast<uint32_t>(count), .generation = 0},
+  return {.reservation = {.index = static_cast<uint32_t>(count), .generation = 0},
           .ordinal = static_cast<uint32_t>(index),
           .length_bytes = static_cast<uint32_t>(block_bytes)};
 }

@@ -187,7 +187,7 @@ proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Rando
     case 2:
     case 3:
       said = Grant{.job = job,
-                   .reservation = {.slot = static_cast<uint32_t>(random->Below(4)),
+                   .reservation = {.index = static_cast<uint32_t>(random->Below(4)),
                                    .generation = static_cast<uint32_t>(random->Between(1, 9))}};
       break;
     case 4:

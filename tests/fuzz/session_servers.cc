@@ -147,7 +147,7 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
     payload.front() = static_cast<char>(random->Below(256));
     FrameHeader header{
         .reservation = reservations_.Any(
-            random, {.slot = static_cast<uint32_t>(random->Below(4)), .generation = 1}),
+            random, {.index = static_cast<uint32_t>(random->Below(4)), .generation = 1}),
         .ordinal = static_cast<uint32_t>(random->Below(8)),
         .length_bytes = static_cast<uint32_t>(of_.kv.block_bytes)};
     if (random->Chance(0.1))

@@ -38,7 +38,7 @@ TEST(WireFuzzTest, DamagedMessagesAreRefusedOrSayTheSameTwice) {
   v1::MetricsSnapshot snapshot;
   MetricsToProto(registry.Collect(), &snapshot);
   inputs.push_back(char{6} + snapshot.SerializeAsString());
-  const FrameHeader header{.reservation = {.slot = 1, .generation = 2},
+  const FrameHeader header{.reservation = {.index = 1, .generation = 2},
                            .ordinal = 3,
                            .length_bytes = 300,
                            .shard = {1, 2},

@@ -125,7 +125,7 @@ inline std::vector<WatchUpdate> WireUpdates() {
 inline constexpr JobId kWireJob = ~uint64_t{0};
 
 inline std::vector<DecodeToPrefill> WireToPrefill() {
-  const Reservation reservation{.slot = 4, .generation = 9};
+  const Reservation reservation{.index = 4, .generation = 9};
   return {PrefillSubmit{.job = kWireJob,
                         .attempt = WireAttempt(),
                         .spec = {.token_ids = {1, 2, 3},

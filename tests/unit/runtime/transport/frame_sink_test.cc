@@ -53,7 +53,7 @@ class FrameSinkTest : public testing::Test {
 };
 
 TEST_F(FrameSinkTest, AHeaderOfAnotherLengthOrShardIsRefusedWithTheNumbers) {
-  FrameHeader header = Header({.slot = 0, .generation = 1}, 0, "zero");
+  FrameHeader header = Header({.index = 0, .generation = 1}, 0, "zero");
   EXPECT_TRUE(sink_.Check(header).ok());
   header.length_bytes += 1;
   header.shard = {.index = 1, .count = 2};

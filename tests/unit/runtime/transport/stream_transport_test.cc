@@ -96,7 +96,7 @@ class StreamTransportTest : public testing::Test {
     outbound_ = *side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
   }
   void Send(int32_t block, uint64_t send_id) {
-    outbound_->Send(HeaderFor(side_.transport->pool(), block, {.slot = 1, .generation = 1}, block),
+    outbound_->Send(HeaderFor(side_.transport->pool(), block, {.index = 1, .generation = 1}, block),
                     block, send_id);
   }
   // Writes, and reads, all probes.
