@@ -54,14 +54,14 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       executor_(executor),
       overlaps_steps_(executor->overlaps_steps()),
       outbox_(outbox),
-      memory_(options.kv.num_blocks,
+      blocks_(options.kv.num_blocks,
               {.tokens = options.window, .block_tokens = options.kv.block_tokens},
               options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
                   .max_batched_tokens = options.max_batched_tokens,
                   .block_tokens = options.kv.block_tokens},
-                 &memory_),
-      decode_({.num_blocks = options.kv.num_blocks, .times = options.times}, {.blocks = &memory_,
+                 &blocks_),
+      decode_({.num_blocks = options.kv.num_blocks, .times = options.times}, {.blocks = &blocks_,
                                                                               .receiver = receiver,
                                                                               .leases = leases,
                                                                               .outbox = peers,
@@ -70,7 +70,7 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       prefill_({.block_bytes = options.kv.block_bytes,
                 .lease_us = options.times.lease_us,
                 .max_frames_ahead = options.max_frames_ahead},
-               {.blocks = &memory_,
+               {.blocks = &blocks_,
                 .leases = leases,
                 .outbox = peers,
                 .host = this,
@@ -122,11 +122,11 @@ void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 
 bool Engine::drained() const {
   return draining_ && attempts_.empty() && prefill_.empty() && steps_begun() == 0 &&
-         memory_.Counts().quarantined == 0;
+         blocks_.Counts().quarantined == 0;
 }
 
 WorkerLoad Engine::Load() const {
-  return {.blocks = memory_.Counts(),
+  return {.blocks = blocks_.Counts(),
           .running_sequences = scheduler_.num_running(),
           .waiting_sequences = scheduler_.num_waiting() + decode_.num_prompts(),
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
@@ -159,7 +159,7 @@ absl::Status Engine::Audit() const {
     return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",
                                                num_alone, scheduler_.num_alone()));
   }
-  return memory_.Audit(owners);
+  return blocks_.Audit(owners);
 }
 
 }  // namespace tandem

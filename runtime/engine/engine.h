@@ -29,8 +29,8 @@
 #include "runtime/engine/attempt.h"
 #include "runtime/engine/decode_side.h"
 #include "runtime/engine/ended_keys.h"
+#include "runtime/engine/engine_blocks.h"
 #include "runtime/engine/executor.h"
-#include "runtime/engine/kv_memory.h"
 #include "runtime/engine/outbox.h"
 #include "runtime/engine/prefill_side.h"
 #include "runtime/kv_cache/kv_geometry.h"
@@ -141,15 +141,15 @@ class Engine final : private DecodeHost, private PrefillHost {
   // ---- What a router wants to know ----
   WorkerLoad Load() const;  // since_progress_us is the caller's to fill.
   // Since the last call.
-  KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
+  KvEvents TakeKvEvents() { return blocks_.TakeEvents(); }
   // All that is cached; for a new Watch.
-  KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
+  KvEvents SnapshotKvEvents() const { return blocks_.Snapshot(); }
 
   // ---- For simulation and tests: O(blocks) ----
   // Internal, naming the block, if an invariant is broken: every reference has its sequence, every
   // pin its frame, and pool and prefix cache agree. Between two calls, not within one.
   absl::Status Audit() const;
-  std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
+  std::vector<NamedBlock> CachedBlocks() const { return blocks_.CachedBlocks(); }
 
  private:
   static constexpr int32_t kNoToken = -1;
@@ -240,7 +240,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   Outbox* const outbox_;
 
   int64_t now_us_ = 0;
-  KvMemory memory_;
+  EngineBlocks blocks_;
   Scheduler scheduler_;
   DecodeSide decode_;
   PrefillSide prefill_;

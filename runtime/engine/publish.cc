@@ -23,7 +23,7 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
               absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
-    memory_.CacheComputed(sequence, step[i].end_position);
+    blocks_.CacheComputed(sequence, step[i].end_position);
     CollectPromptLogprobs(sequence, step[i].first_position, &output);
     if (sequence->job != nullptr) {
       PublishToDecode(step[i], &output);
@@ -161,7 +161,7 @@ void Engine::ForkChoices(Attempt* attempt) {
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {
     auto copy = std::make_unique<EngineSequence>(*prompt);
-    memory_.Share(copy->block_table);
+    blocks_.Share(copy->block_table);
     attempt->sequences.push_back(std::move(copy));
   }
   for (size_t i = 0; i < choices.size(); ++i) {

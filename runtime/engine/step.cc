@@ -71,12 +71,12 @@ void Engine::StartAdmitted(const StepPlan& plan) {
 // True if somebody has given blocks up.
 bool Engine::RelieveMemory() {
   if (scheduler_.idle() && !decode_.grants_wait()) return false;
-  if (memory_.Counts().quarantined > 0) return false;
+  if (blocks_.Counts().quarantined > 0) return false;
   return decode_.YieldYoungest(/*peers_hold_blocks=*/prefill_.holds_blocks());
 }
 
 void Engine::WatchQuarantine(bool moves) {
-  const int64_t quarantined = memory_.Counts().quarantined;
+  const int64_t quarantined = blocks_.Counts().quarantined;
   const bool too_large =
       static_cast<double>(quarantined) >
       options_.max_quarantined_share * static_cast<double>(options_.kv.num_blocks);
@@ -113,8 +113,8 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
-  executor_->Begin({.copies = memory_.copies(), .runs = runs_});
-  memory_.BeginStep(begun_);
+  executor_->Begin({.copies = blocks_.copies(), .runs = runs_});
+  blocks_.BeginStep(begun_);
   scheduler_.HoldPreemption(true);
   if (!overlaps_steps_) return;
   for (size_t i = 0; i < step.size(); ++i) CountOnDraw(step[i], static_cast<int32_t>(i));
@@ -143,7 +143,7 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
   const absl::StatusOr<StepOutput*> output = executor_->Finish();
   const uint64_t number = finished_ + 1;
   const BegunStep& step = steps_[number % kMaxStepsBegun];
-  memory_.FinishStep(number);
+  blocks_.FinishStep(number);
   failed_steps_ = output.ok() ? 0 : failed_steps_ + 1;
   if (output.ok()) {
     Publish(step, *output);

@@ -1,4 +1,4 @@
-// The blocks of a worker as a transfer sees them: KvMemory for the engine, a pool alone for the
+// The blocks of a worker as a transfer sees them: EngineBlocks for the engine, a pool alone for the
 // transfer explorer.
 
 #ifndef TANDEM_RUNTIME_ENGINE_TRANSFER_BLOCKS_H_

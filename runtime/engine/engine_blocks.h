@@ -4,8 +4,8 @@
 // behind: those are kNoBlock there. Full blocks whose tokens were computed or verified here get a
 // name in the prefix cache.
 
-#ifndef TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
-#define TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+#ifndef TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_
+#define TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_
 
 #include <cstdint>
 #include <map>
@@ -32,10 +32,10 @@ struct BlockOwners {
 };
 
 // Engine thread only.
-class KvMemory final : public BlockSource, public TransferBlocks, private FreedBlocks {
+class EngineBlocks final : public BlockSource, public TransferBlocks, private FreedBlocks {
  public:
   // What a begun step names is free only once that is over.
-  KvMemory(int32_t num_blocks, const KvWindow& window, bool prefix_caching, Executor* executor);
+  EngineBlocks(int32_t num_blocks, const KvWindow& window, bool prefix_caching, Executor* executor);
 
   // ---- BlockSource; every sequence is an EngineSequence ----
   void AttachPrefix(Sequence* sequence) override;
@@ -107,4 +107,4 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+#endif  // TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_
