@@ -1,5 +1,6 @@
 #include "runtime/config/model_config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <span>
 
@@ -348,6 +349,11 @@ absl::StatusOr<ModelConfig> ModelConfig::Load(const std::string& folder) {
   TANDEM_ASSIGN_OR_RETURN(const std::string config,
                           ReadSmallFile(folder + "/config.json", kConfigLimits.max_bytes));
   return Parse(config);
+}
+
+int64_t ModelConfig::largest_window() const {
+  const auto sees_all = std::find(windows.begin(), windows.end(), 0);
+  return sees_all != windows.end() ? 0 : *std::max_element(windows.begin(), windows.end());
 }
 
 absl::StatusOr<std::string> ServedName(const std::string& folder, std::string_view given) {

@@ -76,6 +76,8 @@ struct ModelConfig {
 
   int64_t query_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
+  // Positions that a token sees in the layer in which it sees most; 0: in some layer it sees all.
+  int64_t largest_window() const;
 };
 
 // What the API calls the model of a folder that is there: `given`, or, if that is empty, the

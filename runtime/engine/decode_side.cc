@@ -14,7 +14,7 @@ namespace {
 // A first token that is not followed for less than this is nobody's loss.
 constexpr double kLeastLossUs = 250'000;
 
-// Of everything but Renew, which names many.
+// Which prompt a message is about. Not of Renew, which names many.
 JobId JobOf(const PrefillToDecode& message) {
   return std::visit(
       [](const auto& m) {

@@ -101,7 +101,7 @@ void Engine::Bury(std::unique_ptr<EngineSequence> sequence) {
 
 void Engine::ReleaseSequence(EngineSequence* sequence) {
   scheduler_.Remove(sequence);
-  memory_.Release(sequence);
+  blocks_.Release(sequence);
   sequence->ended = true;
 }
 

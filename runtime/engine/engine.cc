@@ -10,14 +10,17 @@ namespace tandem {
 namespace {
 
 absl::Status Check(const EngineOptions& o) {
-  if (o.block_tokens <= 0 || o.block_tokens % kHashTokens != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("blocks of %d tokens, not a multiple of %d", o.block_tokens, kHashTokens));
+  if (o.kv.block_tokens <= 0 || o.kv.block_tokens % kHashTokens != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("blocks of %d tokens, not a multiple of %d",
+                                                      o.kv.block_tokens, kHashTokens));
   }
-  if (o.num_blocks <= 0 || o.block_bytes <= 0 || o.max_waiting_attempts <= 0) {
+  if (o.kv.num_blocks <= 0 || o.kv.block_bytes <= 0 || o.max_waiting_attempts <= 0) {
     return absl::InvalidArgumentError(absl::StrFormat("%d blocks of %d bytes, %d waiting attempts",
-                                                      o.num_blocks, o.block_bytes,
+                                                      o.kv.num_blocks, o.kv.block_bytes,
                                                       o.max_waiting_attempts));
+  }
+  if (o.window < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("a window of %d tokens", o.window));
   }
   if (o.max_sequences <= 0 || o.max_batched_tokens <= o.max_sequences) {
     return absl::InvalidArgumentError(
@@ -52,21 +55,23 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
       overlaps_steps_(executor->overlaps_steps()),
       lookahead_tokens_((executor->max_drawn() - 1) * (overlaps_steps_ ? kMaxStepsBegun : 1)),
       outbox_(outbox),
-      memory_(options.num_blocks, options.block_tokens, options.prefix_caching, executor),
+      blocks_(options.kv.num_blocks,
+              {.tokens = options.window, .block_tokens = options.kv.block_tokens},
+              options.prefix_caching, executor),
       scheduler_({.max_sequences = options.max_sequences,
                   .max_batched_tokens = options.max_batched_tokens,
-                  .block_tokens = options.block_tokens},
-                 &memory_),
-      decode_({.num_blocks = options.num_blocks, .times = options.times}, {.blocks = &memory_,
-                                                                           .receiver = receiver,
-                                                                           .leases = leases,
-                                                                           .outbox = peers,
-                                                                           .host = this,
-                                                                           .now_us = &now_us_}),
-      prefill_({.block_bytes = options.block_bytes,
+                  .block_tokens = options.kv.block_tokens},
+                 &blocks_),
+      decode_({.num_blocks = options.kv.num_blocks, .times = options.times}, {.blocks = &blocks_,
+                                                                              .receiver = receiver,
+                                                                              .leases = leases,
+                                                                              .outbox = peers,
+                                                                              .host = this,
+                                                                              .now_us = &now_us_}),
+      prefill_({.block_bytes = options.kv.block_bytes,
                 .lease_us = options.times.lease_us,
                 .max_frames_ahead = options.max_frames_ahead},
-               {.blocks = &memory_,
+               {.blocks = &blocks_,
                 .leases = leases,
                 .outbox = peers,
                 .host = this,
@@ -118,11 +123,11 @@ void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
 
 bool Engine::drained() const {
   return draining_ && attempts_.empty() && prefill_.empty() && steps_begun() == 0 &&
-         memory_.Counts().quarantined == 0;
+         blocks_.Counts().quarantined == 0;
 }
 
 WorkerLoad Engine::Load() const {
-  return {.blocks = memory_.Counts(),
+  return {.blocks = blocks_.Counts(),
           .running_sequences = scheduler_.num_running(),
           .waiting_sequences = scheduler_.num_waiting() + decode_.num_prompts(),
           .waiting_prompt_tokens = scheduler_.waiting_tokens(),
@@ -135,7 +140,9 @@ absl::Status Engine::Audit() const {
   int32_t num_alone = 0;
   const auto hold = [&](const EngineSequence* sequence) {
     if (sequence == nullptr || sequence->ended) return;
-    for (const BlockId block : sequence->block_table) ++owners.references[block];
+    for (const BlockId block : sequence->block_table) {
+      if (block != kNoBlock) ++owners.references[block];
+    }
     num_alone += sequence->alone && sequence->state != SequenceState::kIdle;
   };
   for (const auto& [key, attempt] : attempts_) {
@@ -153,7 +160,7 @@ absl::Status Engine::Audit() const {
     return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",
                                                num_alone, scheduler_.num_alone()));
   }
-  return memory_.Audit(owners);
+  return blocks_.Audit(owners);
 }
 
 }  // namespace tandem

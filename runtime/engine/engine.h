@@ -29,10 +29,12 @@
 #include "runtime/engine/attempt.h"
 #include "runtime/engine/decode_side.h"
 #include "runtime/engine/ended_keys.h"
+#include "runtime/engine/engine_blocks.h"
 #include "runtime/engine/executor.h"
-#include "runtime/engine/kv_memory.h"
 #include "runtime/engine/outbox.h"
 #include "runtime/engine/prefill_side.h"
+#include "runtime/kv_cache/kv_geometry.h"
+#include "runtime/kv_cache/kv_window.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/protocol/lease_keeper.h"
@@ -43,10 +45,9 @@ namespace tandem {
 
 struct EngineOptions {
   WorkerId self;
-  std::string model;          // As registered; a Submit for another is refused.
-  int32_t block_tokens = 16;  // A multiple of kHashTokens.
-  int32_t num_blocks = 0;
-  int64_t block_bytes = 0;                       // Length of every KV frame's payload.
+  std::string model;  // As registered; a Submit for another is refused.
+  KvGeometry kv;
+  int64_t window = 0;                            // KvWindow::tokens of the model.
   int32_t max_sequences = 0;                     // In one batch.
   int32_t max_batched_tokens = 0;                // Token budget of one step.
   int32_t max_model_tokens = 0;                  // Prompt + output.
@@ -58,6 +59,12 @@ struct EngineOptions {
   // left, however many were granted.
   int32_t max_frames_ahead = 1024;
   LivenessTimes times;
+
+  // That a sequence of so many tokens holds at a time.
+  int64_t MostBlocks(int64_t num_tokens) const {
+    return KvWindow{.tokens = window, .block_tokens = kv.block_tokens}.MostBlocks(
+        num_tokens, max_batched_tokens);
+  }
 };
 
 inline constexpr int32_t kMaxFailedSteps = 8;
@@ -134,15 +141,15 @@ class Engine final : private DecodeHost, private PrefillHost {
   // ---- What a router wants to know ----
   WorkerLoad Load() const;  // since_progress_us is the caller's to fill.
   // Since the last call.
-  KvEvents TakeKvEvents() { return memory_.TakeEvents(); }
+  KvEvents TakeKvEvents() { return blocks_.TakeEvents(); }
   // All that is cached; for a new Watch.
-  KvEvents SnapshotKvEvents() const { return memory_.Snapshot(); }
+  KvEvents SnapshotKvEvents() const { return blocks_.Snapshot(); }
 
   // ---- For simulation and tests: O(blocks) ----
   // Internal, naming the block, if an invariant is broken: every reference has its sequence, every
   // pin its frame, and pool and prefix cache agree. Between two calls, not within one.
   absl::Status Audit() const;
-  std::vector<NamedBlock> CachedBlocks() const { return memory_.CachedBlocks(); }
+  std::vector<NamedBlock> CachedBlocks() const { return blocks_.CachedBlocks(); }
 
  private:
   static constexpr int32_t kNoToken = -1;
@@ -237,7 +244,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   Outbox* const outbox_;
 
   int64_t now_us_ = 0;
-  KvMemory memory_;
+  EngineBlocks blocks_;
   Scheduler scheduler_;
   DecodeSide decode_;
   PrefillSide prefill_;

@@ -43,6 +43,9 @@ struct EngineSequence final : Sequence {
 
   PrefixCursor cursor;  // After num_named_blocks.
   int32_t num_named_blocks = 0;
+  int32_t num_left_blocks = 0;  // The window has left them: so many of its table are kNoBlock.
+  // Blocks from this one on are kept, although the window leaves them: they travel.
+  int32_t keep_from = kKeepNone;
 
   // >= 0: prompt logprobs are still being collected, so every token must be computed here.
   int32_t num_prompt_logprobs = -1;

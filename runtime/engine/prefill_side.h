@@ -55,7 +55,7 @@ class PrefillSide {
     const int64_t* now_us = nullptr;
   };
   PrefillSide(const Options& options, const Parts& parts) : options_(options), parts_(parts) {}
-  void set_parts(const Parts& parts) { parts_ = parts; }  // Of a copy.
+  void set_parts(const Parts& parts) { parts_ = parts; }  // A copy gets its own.
 
   // ---- A prompt comes ----
   struct Prompt {
@@ -108,7 +108,7 @@ class PrefillSide {
   // A block that a transport reads.
   struct FrameSend {
     JobKey job;
-    uint64_t serial = 0;  // Of the job: another one may come to have its key.
+    uint64_t serial = 0;  // The job's: another one may come to have its key.
     int32_t ordinal = 0;
     BlockId block = 0;
   };

@@ -27,7 +27,7 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
       PublishChoice(sequence, &output.drawn);
       continue;
     }
-    memory_.CacheComputed(sequence, step[i].end_position);
+    blocks_.CacheComputed(sequence, step[i].end_position);
     CollectPromptLogprobs(sequence, step[i].first_position, &output);
     if (sequence->job == nullptr && !step[i].complete) continue;
     TANDEM_CHECK(!step[i].complete || output.drawn.size() == sequence->draws.size())
@@ -75,7 +75,7 @@ void Engine::PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* 
     ends = DeliverToken(attempt, sequence->draws.front().choice, position++, &*token);
   }
   sequence->num_computed += position - first - 1;
-  memory_.CacheComputed(sequence, position - 1);
+  blocks_.CacheComputed(sequence, position - 1);
   if (ends) return EndSequence(sequence);
   // The run that is begun draws its last one: nothing comes after that.
   if (std::ssize(token_ids) > sequence->final_tokens) token_ids.pop_back();
@@ -116,7 +116,7 @@ std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence,
                                              int32_t num_tokens) const {
   const bool all = num_tokens == static_cast<int32_t>(sequence.token_ids.size());
   const int32_t num_final =
-      all ? CeilDiv(num_tokens, options_.block_tokens) : num_tokens / options_.block_tokens;
+      all ? CeilDiv(num_tokens, options_.kv.block_tokens) : num_tokens / options_.kv.block_tokens;
   return std::span(sequence.block_table).first(static_cast<size_t>(num_final));
 }
 
@@ -171,7 +171,7 @@ void Engine::ForkChoices(Attempt* attempt) {
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {
     auto copy = std::make_unique<EngineSequence>(*prompt);
-    memory_.Share(copy->block_table);
+    blocks_.Share(copy->block_table);
     attempt->sequences.push_back(std::move(copy));
   }
   for (size_t i = 0; i < choices.size(); ++i) {

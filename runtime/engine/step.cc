@@ -71,14 +71,15 @@ void Engine::StartAdmitted(const StepPlan& plan) {
 // True if somebody has given blocks up.
 bool Engine::RelieveMemory() {
   if (scheduler_.idle() && !decode_.grants_wait()) return false;
-  if (memory_.Counts().quarantined > 0) return false;
+  if (blocks_.Counts().quarantined > 0) return false;
   return decode_.YieldYoungest(/*peers_hold_blocks=*/prefill_.holds_blocks());
 }
 
 void Engine::WatchQuarantine(bool moves) {
-  const int64_t quarantined = memory_.Counts().quarantined;
-  const bool too_large = static_cast<double>(quarantined) >
-                         options_.max_quarantined_share * static_cast<double>(options_.num_blocks);
+  const int64_t quarantined = blocks_.Counts().quarantined;
+  const bool too_large =
+      static_cast<double>(quarantined) >
+      options_.max_quarantined_share * static_cast<double>(options_.kv.num_blocks);
   const bool waiting = !scheduler_.idle() || decode_.grants_wait();
   const bool in_the_way = quarantined > 0 && waiting && !moves;
   quarantine_since_us_ =
@@ -112,8 +113,8 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   result->again = true;
   result->sequences = static_cast<int32_t>(plan.runs.size());
   if (!chunks_.empty()) outbox_->BeginChunks(chunks_);
-  executor_->Begin({.copies = memory_.copies(), .runs = runs_});
-  memory_.BeginStep(begun_);
+  executor_->Begin({.copies = blocks_.copies(), .runs = runs_});
+  blocks_.BeginStep(begun_);
   scheduler_.HoldPreemption(true);
   if (!overlaps_steps_) return;
   for (size_t i = 0; i < step.size(); ++i) CountOnDraw(step[i], static_cast<int32_t>(i));
@@ -138,7 +139,7 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
   const absl::StatusOr<StepOutput*> output = executor_->Finish();
   const uint64_t number = finished_ + 1;
   const BegunStep& step = steps_[number % kMaxStepsBegun];
-  memory_.FinishStep(number);
+  blocks_.FinishStep(number);
   failed_steps_ = output.ok() ? 0 : failed_steps_ + 1;
   if (output.ok()) {
     Publish(step, *output);
@@ -193,7 +194,7 @@ SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) co
 
 // Who may draw several tokens does so as far as they have a place, and are wanted.
 int32_t Engine::LastPosition(const EngineSequence& sequence) const {
-  const int64_t covered = std::ssize(sequence.block_table) * options_.block_tokens;
+  const int64_t covered = std::ssize(sequence.block_table) * options_.kv.block_tokens;
   return static_cast<int32_t>(std::min(covered, sequence.final_tokens));
 }
 

@@ -50,12 +50,11 @@ absl::Status Engine::CheckSubmit(SessionId router, const Submit& submit) const {
   // All that was promised, or nothing: what ends at the end of a context of ours would have gone on
   // at a larger worker.
   const int64_t longest = submit.spec.prompt_tokens + int64_t{submit.spec.sampling.max_tokens};
-  if (longest > options_.max_model_tokens ||
-      CeilDiv<int64_t>(longest, options_.block_tokens) > options_.num_blocks) {
+  const int64_t most_blocks = options_.MostBlocks(longest);
+  if (longest > options_.max_model_tokens || most_blocks > options_.kv.num_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%d tokens need %d blocks of %d, this worker has a context of %d and %d blocks", longest,
-        CeilDiv<int64_t>(longest, options_.block_tokens), options_.block_tokens,
-        options_.max_model_tokens, options_.num_blocks));
+        most_blocks, options_.kv.block_tokens, options_.max_model_tokens, options_.kv.num_blocks));
   }
   // Of two that may be what kills workers, a death would be laid to both.
   if (submit.spec.alone && scheduler_.num_alone() > 0) {
@@ -125,7 +124,7 @@ Attempt* Engine::AddAttempt(SessionId router, const Submit& submit) {
   sequence->turns = &attempt->turns;
   if (sequence->final_tokens > num_tokens) {
     // A fork shares the full blocks of the prompt and has its own for what follows.
-    const int64_t block_tokens = options_.block_tokens;
+    const int64_t block_tokens = options_.kv.block_tokens;
     const int64_t own = sequence->final_tokens - num_tokens / block_tokens * block_tokens;
     sequence->final_tokens +=
         (attempt->num_unfinished - 1) * CeilDiv<int64_t>(own, block_tokens) * block_tokens;
@@ -180,17 +179,17 @@ absl::Status Engine::CheckPrefillSubmit(const PrefillSubmit& submit) const {
   if (draining_) return absl::UnavailableError("this prefill worker is draining");
   TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
   const auto num_tokens = static_cast<int64_t>(submit.spec.token_ids.size());
-  const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.block_tokens);
+  const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.kv.block_tokens);
   if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
       submit.first_block > submit.num_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("blocks [%d, %d) promised for %d tokens in blocks of %d",
-                        submit.first_block, submit.num_blocks, num_tokens, options_.block_tokens));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "blocks [%d, %d) promised for %d tokens in blocks of %d", submit.first_block,
+        submit.num_blocks, num_tokens, options_.kv.block_tokens));
   }
-  if (num_tokens >= options_.max_model_tokens || num_blocks > options_.num_blocks) {
+  if (num_tokens >= options_.max_model_tokens || num_blocks > options_.kv.num_blocks) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "a prompt of %d tokens in %d blocks, this prefill worker has a context of %d and %d blocks",
-        num_tokens, num_blocks, options_.max_model_tokens, options_.num_blocks));
+        num_tokens, num_blocks, options_.max_model_tokens, options_.kv.num_blocks));
   }
   return CheckQueue();
 }
@@ -207,6 +206,7 @@ void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge
   sequence->order = num_arrivals_;
   SetUpPrompt(&job->spec, sequence);
   sequence->whole = true;
+  sequence->keep_from = submit.first_block;
   sequence->turns = &job->turns;
   jobs_.emplace(key, std::move(job));
   scheduler_.Enqueue(sequence);

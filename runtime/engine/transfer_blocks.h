@@ -1,4 +1,4 @@
-// The blocks of a worker as a transfer sees them: KvMemory for the engine, a pool alone for the
+// The blocks of a worker as a transfer sees them: EngineBlocks for the engine, a pool alone for the
 // transfer explorer.
 
 #ifndef TANDEM_RUNTIME_ENGINE_TRANSFER_BLOCKS_H_
@@ -18,7 +18,7 @@ class TransferBlocks {
   virtual void Pin(BlockId block) = 0;
   virtual void Unpin(BlockId block) = 0;
 
-  // Of a block whose content is final; computed once in the block's life.
+  // The CRC-32C of a block whose content is final; computed once in the block's life.
   virtual uint32_t Checksum(BlockId block) = 0;
 };
 

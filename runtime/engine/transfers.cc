@@ -18,14 +18,18 @@ bool Engine::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   if (decode_.Paused(submit.prefill.worker)) return false;
   EngineSequence* const prompt = attempt->sequences.front().get();
   const auto num_tokens = static_cast<int32_t>(prompt->token_ids.size());
-  const int32_t missing = num_tokens - memory_.CountCachedBlocks(*prompt) * options_.block_tokens;
+  const int32_t missing =
+      num_tokens - blocks_.CountCachedBlocks(*prompt) * options_.kv.block_tokens;
   if (missing < std::max(submit.disaggregate_from_tokens, 1)) return false;
 
-  const int32_t num_blocks = CeilDiv(num_tokens, options_.block_tokens);
+  const int32_t num_blocks = CeilDiv(num_tokens, options_.kv.block_tokens);
   // No choice goes on after its first token: nothing needs to travel, nothing is promised.
   const bool only_first_token =
       RequestedFinish(attempt->spec, num_tokens, kNoToken) != FinishReason::kNone;
-  if (!only_first_token) memory_.AttachPrefix(prompt);
+  if (!only_first_token) {
+    blocks_.AttachPrefix(prompt);
+    blocks_.BeginAt(prompt, num_tokens - 1);  // What no token here will see does not travel.
+  }
   const int32_t first_block =
       only_first_token ? num_blocks : static_cast<int32_t>(prompt->block_table.size());
   const JobId job = attempt->order;
@@ -46,7 +50,7 @@ bool Engine::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
 
 // A block for everyone who runs stays, as for admissions.
 int32_t Engine::GrantableBlocks() const {
-  return std::max(0, memory_.num_available() - scheduler_.num_running());
+  return std::max(0, blocks_.num_available() - scheduler_.num_running());
 }
 
 void Engine::MakeRoom(uint64_t order, int32_t num_blocks) {
@@ -55,8 +59,8 @@ void Engine::MakeRoom(uint64_t order, int32_t num_blocks) {
 
 std::vector<BlockId> Engine::AppendBlocks(const AttemptKey& attempt, int32_t num_blocks) {
   EngineSequence* const prompt = attempts_.at(attempt)->sequences.front().get();
-  TANDEM_CHECK(memory_.AppendBlocks(prompt, num_blocks))
-      << memory_.num_available() << " blocks available after all";
+  TANDEM_CHECK(blocks_.AppendBlocks(prompt, num_blocks))
+      << blocks_.num_available() << " blocks available after all";
   return {prompt->block_table.end() - num_blocks, prompt->block_table.end()};
 }
 
@@ -76,14 +80,14 @@ void Engine::OnTransferred(const AttemptKey& key) {
   attempt->charge.reset();
   EngineSequence* const prompt = attempt->sequences.front().get();
   prompt->num_computed = static_cast<int32_t>(prompt->token_ids.size());
-  memory_.CacheComputed(prompt, prompt->num_computed);
+  blocks_.CacheComputed(prompt, prompt->num_computed);
   ForkChoices(attempt);
 }
 
 void Engine::ComputeHere(const AttemptKey& key) {
   Attempt* const attempt = attempts_.at(key).get();
   EngineSequence* const prompt = attempt->sequences.front().get();
-  memory_.Release(prompt);
+  blocks_.Release(prompt);
   if (attempt->started_choices.empty()) {
     scheduler_.Enqueue(prompt);
   } else {

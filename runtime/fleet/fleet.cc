@@ -19,12 +19,15 @@ int64_t FleetWorker::estimated_prompt_tokens() const {
 }
 
 int64_t FleetWorker::offered_tokens() const {
-  return std::min<int64_t>(registration.max_model_tokens,
-                           registration.num_blocks * registration.block_tokens);
+  const WorkerRegistration& r = registration;
+  // A window may leave the blocks behind that a longer one than the pool would need.
+  const bool all_fit = r.sequence_blocks > 0 && r.sequence_blocks <= r.kv.num_blocks;
+  return all_fit ? r.max_model_tokens : std::min<int64_t>(r.max_model_tokens, r.kv.pool_tokens());
 }
 
 int64_t FleetWorker::offered_prompt_tokens() const {
-  return std::min<int64_t>(offered_tokens(), int64_t{registration.max_model_tokens} - 1);
+  const WorkerRegistration& r = registration;
+  return std::min(r.kv.pool_tokens(), int64_t{r.max_model_tokens} - 1);
 }
 
 absl::StatusOr<std::vector<Fleet::Replaced>> Fleet::OnRegistration(

@@ -30,9 +30,9 @@ namespace tandem {
 // What this router has running at a worker.
 struct LiveWork {
   int32_t attempts = 0;
-  int32_t sequences = 0;      // Of these attempts.
+  int32_t sequences = 0;      // That these attempts have.
   int32_t prompts = 0;        // That it computes for decode workers.
-  int64_t prompt_tokens = 0;  // Of prompts that are not computed yet, whoever they are for.
+  int64_t prompt_tokens = 0;  // In prompts that are not computed yet, whoever they are for.
 
   bool operator==(const LiveWork&) const = default;
   LiveWork operator-() const { return {-attempts, -sequences, -prompts, -prompt_tokens}; }
@@ -53,7 +53,7 @@ struct FleetWorker {
 
   Pause failing;  // A step failed there: no new work. Over once one is seen to succeed.
 
-  WorkWindow window{0}, prompt_window{0};  // Of attempts, and of prompts for decode workers.
+  WorkWindow window{0}, prompt_window{0};  // For attempts, and for prompts of decode workers.
   int64_t alone_until_us = 0;              // It has somebody else's attempt that must run alone.
 
   // A sequence that may be what kills workers has no token yet: no other prompt comes here, so that
@@ -61,9 +61,11 @@ struct FleetWorker {
   bool reserved = false;
 
   const WorkerId& id() const { return registration.worker; }
-  // The longest prompt + output that it holds: its context, and the whole pool.
+  // The longest prompt + output that it runs: its context, and the whole pool, or what a window
+  // leaves of it.
   int64_t offered_tokens() const;
-  // The longest prompt that it computes for another: it draws the first token, too.
+  // The longest prompt that it computes for another, all of it in its pool: it draws the first
+  // token, too.
   int64_t offered_prompt_tokens() const;
   // Best guesses: what was reported, corrected by what we did since.
   int32_t estimated_sequences() const;
@@ -172,8 +174,8 @@ class Fleet {
   // Expected addresses at which no worker has ever registered.
   int64_t NumUnseen() const { return std::ssize(expected_) - std::ssize(seen_); }
 
-  // Of the registered workers of this model, lost ones that are not forgotten included, the one
-  // that offers most tokens: of those that decode, or of `any_role`. Null: there is none.
+  // The worker that offers most tokens, of those that are registered with this model (lost ones
+  // that are not forgotten included) and decode, or have `any_role`. Null: there is none.
   const FleetWorker* Largest(const std::string& model, bool any_role) const;
 
   // By name.
@@ -197,7 +199,7 @@ class Fleet {
   // again, still has what runs there. No more than there are attempts.
   std::map<WorkerId, LiveWork> live_;
   std::set<std::string> expected_, awaited_;
-  std::set<std::string> seen_;              // Of the expected ones, where somebody has registered.
+  std::set<std::string> seen_;              // Expected ones where somebody has registered.
   std::map<std::string, Missing> missing_;  // Only expected ones.
   // Decode, prefill. Of workers that are known when one is added.
   std::map<std::pair<WorkerId, WorkerId>, Pause> pair_pauses_;

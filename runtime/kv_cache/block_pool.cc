@@ -53,7 +53,7 @@ void BlockPool::Update(BlockId id, Change change) {
   if (block.references == 0 && !block.cached && !block.in_free_list &&
       TANDEM_GUARD("free_only_on_completion", block.pins == 0)) {
     block.in_free_list = true;
-    ++block.generation;
+    ++block.life;
     free_.push_back(id);
     if (freed_blocks_ != nullptr) freed_blocks_->OnFreed(id);
   }

@@ -9,7 +9,7 @@
 //
 // So a block whose owner goes away while a transport still uses it is in quarantine by itself and
 // leaves it with its last pin: only completion frees. Each time a block becomes free its
-// generation grows by one. Everything is deterministic: the block freed last is allocated first.
+// next life begins. Everything is deterministic: the block freed last is allocated first.
 //
 // Engine thread only. Asking for a block id outside the pool, or taking away a reference or a pin
 // that is not there, is a bug of the caller and stops the process.
@@ -29,6 +29,9 @@
 namespace tandem {
 
 using BlockId = int32_t;
+
+// In a sequence's table, of a block that it does not hold: no token to come reads it.
+inline constexpr BlockId kNoBlock = -1;
 
 enum class BlockState : uint8_t { kFree, kHeld, kCached, kInFlight, kQuarantined };
 
@@ -92,20 +95,21 @@ class BlockPool {
   BlockState state(BlockId block) const;
   int32_t references(BlockId block) const { return At(block).references; }
   int32_t pins(BlockId block) const { return At(block).pins; }
-  uint32_t generation(BlockId block) const { return At(block).generation; }
+  uint32_t life(BlockId block) const { return At(block).life; }
   BlockCounts Counts() const;  // O(1).
 
   // Internal, naming the block, if any invariant is broken. O(blocks).
   absl::Status Audit() const;
 
-  // Appends bytes that are equal for pools that will behave alike (generations do not count).
+  // Appends bytes that are equal for pools that will behave alike (which lives they are in does not
+  // count).
   void AppendState(std::string* bytes) const;
 
  private:
   struct Block {
     int32_t references = 0;
     int32_t pins = 0;
-    uint32_t generation = 1;
+    uint32_t life = 1;
     bool cached = false;
     bool in_free_list = true;
   };

@@ -24,7 +24,7 @@ struct BlockCounts {
 
 // Blocks that entered or left the worker's prefix cache since event number `first_sequence`.
 struct KvEvents {
-  uint64_t first_sequence = 0;  // Of stored then removed, numbered one by one.
+  uint64_t first_sequence = 0;  // The number of the first of stored, then removed.
   bool snapshot = false;        // `stored` replaces all that was known.
   std::vector<BlockHash> stored;
   std::vector<BlockHash> removed;

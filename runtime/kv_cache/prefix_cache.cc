@@ -19,7 +19,10 @@ absl::Status Broken(BlockId block, const char* what) {
 }  // namespace
 
 PrefixCache::PrefixCache(const Options& options, BlockPool* pool)
-    : options_(options), pool_(pool), entries_by_block_(static_cast<size_t>(pool->num_blocks())) {
+    : options_(options),
+      window_{.tokens = options.window, .block_tokens = options.block_tokens},
+      pool_(pool),
+      entries_by_block_(static_cast<size_t>(pool->num_blocks())) {
   TANDEM_CHECK(options.block_tokens > 0 && options.block_tokens % kHashTokens == 0)
       << options.block_tokens << " tokens a block";
   pool_->AttachIdleBlocks(this);
@@ -36,39 +39,55 @@ BlockHash PrefixCache::NameOf(const BlockHash& parent, std::span<const int32_t> 
 BlockId PrefixCache::Find(const BlockHash& name, const BlockHash& parent,
                           std::span<const int32_t> tokens) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) return -1;
+  if (found == entries_.end()) return kNoBlock;
   const Entry& entry = entries_by_block_[static_cast<size_t>(found->second)];
-  return entry.parent == parent && SameTokens(entry.tokens, tokens) ? found->second : -1;
+  return entry.parent == parent && SameTokens(entry.tokens, tokens) ? found->second : kNoBlock;
 }
 
-template <typename Visit>
-PrefixCursor PrefixCache::Walk(const BlockHash& root, std::span<const int32_t> token_ids,
-                               Visit visit) const {
-  PrefixCursor cursor{.name = root};
-  if (!options_.enabled) return cursor;
-  const size_t block_tokens = static_cast<size_t>(options_.block_tokens);
+PrefixCache::Hit PrefixCache::Look(const BlockHash& root, std::span<const int32_t> token_ids,
+                                   int32_t keep_from) const {
+  Hit hit{.blocks = {}, .cursor = {.name = root}};
+  if (!options_.enabled) return hit;
+  const auto block_tokens = static_cast<size_t>(options_.block_tokens);
+  int32_t end = 0;    // Where the longest beginning so far ends.
+  int32_t first = 0;  // The first block that must be here for that.
+  int32_t run = 0;    // Where the cached blocks begin that hit.blocks ends with.
+  BlockHash parent = root;
   for (size_t i = 0; i + block_tokens <= token_ids.size(); i += block_tokens) {
     const std::span<const int32_t> tokens = token_ids.subspan(i, block_tokens);
-    const BlockHash name = NameOf(cursor.name, tokens);
-    const BlockId block = Find(name, cursor.name, tokens);
-    if (block < 0) break;
-    visit(block);
-    cursor.name = name;
+    const BlockHash name = NameOf(parent, tokens);
+    hit.blocks.push_back(Find(name, parent, tokens));
+    parent = name;
+    const auto num_blocks = static_cast<int32_t>(hit.blocks.size());
+    if (hit.blocks.back() == kNoBlock) {
+      if (window_.tokens == 0) break;
+      run = num_blocks;
+      continue;
+    }
+    const int32_t seen_from =
+        std::min(keep_from, window_.FirstBlock(static_cast<int64_t>(i + block_tokens)));
+    if (run > seen_from) continue;
+    end = num_blocks;
+    first = seen_from;
+    hit.cursor.name = name;
   }
-  return cursor;
-}
-
-PrefixCache::Hit PrefixCache::Match(const BlockHash& root, std::span<const int32_t> token_ids) {
-  Hit hit;
-  hit.cursor = Walk(root, token_ids, [&hit](BlockId block) { hit.blocks.push_back(block); });
-  for (const BlockId block : hit.blocks) pool_->AddReference(block);
+  hit.blocks.resize(static_cast<size_t>(end));
+  std::fill_n(hit.blocks.begin(), first, kNoBlock);
   return hit;
 }
 
-int32_t PrefixCache::CountMatch(const BlockHash& root, std::span<const int32_t> token_ids) const {
-  int32_t count = 0;
-  Walk(root, token_ids, [&count](BlockId) { ++count; });
-  return count;
+PrefixCache::Hit PrefixCache::Match(const BlockHash& root, std::span<const int32_t> token_ids,
+                                    int32_t keep_from) {
+  Hit hit = Look(root, token_ids, keep_from);
+  for (const BlockId block : hit.blocks) {
+    if (block != kNoBlock) pool_->AddReference(block);
+  }
+  return hit;
+}
+
+int32_t PrefixCache::CountMatch(const BlockHash& root, std::span<const int32_t> token_ids,
+                                int32_t keep_from) const {
+  return static_cast<int32_t>(Look(root, token_ids, keep_from).blocks.size());
 }
 
 void PrefixCache::Append(PrefixCursor* cursor, std::span<const int32_t> tokens, BlockId block) {
@@ -77,12 +96,12 @@ void PrefixCache::Append(PrefixCursor* cursor, std::span<const int32_t> tokens, 
   if (!options_.enabled || cursor->collided) return;
   const BlockHash parent = cursor->name;
   const BlockHash name = NameOf(parent, tokens);
+  cursor->name = name;
   if (entries_.contains(name)) {
-    cursor->collided = Find(name, parent, tokens) < 0;
-    cursor->name = name;
+    cursor->collided = Find(name, parent, tokens) == kNoBlock;
     return;
   }
-  cursor->name = name;
+  if (block == kNoBlock) return;
   entries_.emplace(name, block);
   entries_by_block_[static_cast<size_t>(block)] = {
       .name = name, .parent = parent, .tokens = {tokens.begin(), tokens.end()}};

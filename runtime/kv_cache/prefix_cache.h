@@ -11,6 +11,7 @@
 #define TANDEM_RUNTIME_KV_CACHE_PREFIX_CACHE_H_
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <span>
@@ -21,12 +22,13 @@
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/kv_cache/kv_events.h"
+#include "runtime/kv_cache/kv_window.h"
 
 namespace tandem {
 
 // Where a sequence stands in its chain of names.
 struct PrefixCursor {
-  BlockHash name;         // Of the last block named; the root before the first.
+  BlockHash name;         // The last named block's; the root before the first.
   bool collided = false;  // Another prefix has one of these names: nothing more is cached.
 };
 
@@ -35,12 +37,16 @@ struct NamedBlock {
   BlockId block = 0;
 };
 
+// No block that a window leaves behind is kept.
+inline constexpr int32_t kKeepNone = std::numeric_limits<int32_t>::max();
+
 using BlockHasher = BlockHash (*)(const BlockHash& parent, std::span<const int32_t> tokens);
 
 class PrefixCache final : public IdleBlocks {
  public:
   struct Options {
-    int32_t block_tokens = kHashTokens;  // Of a pool block; a multiple of kHashTokens.
+    int32_t block_tokens = kHashTokens;  // In a pool block; a multiple of kHashTokens.
+    int64_t window = 0;                  // KvWindow::tokens.
     bool enabled = true;                 // Otherwise nothing matches and nothing is kept.
     BlockHasher hasher = &HashBlock;     // Tests bring one that collides.
   };
@@ -48,18 +54,23 @@ class PrefixCache final : public IdleBlocks {
   PrefixCache(const Options& options, BlockPool* pool);
 
   struct Hit {
-    std::vector<BlockId> blocks;  // From the first on; the caller owns one reference on each.
+    std::vector<BlockId> blocks;  // From the first on; kNoBlock where the window has left them
+                                  // behind, else the caller owns one reference on each.
     PrefixCursor cursor;          // After these blocks.
   };
-  // The longest run of whole cached blocks that token_ids begins with. Pass only the tokens that
-  // may be served from the cache (never a prompt's last one).
-  Hit Match(const BlockHash& root, std::span<const int32_t> token_ids);
+  // The longest beginning of token_ids, in whole blocks, after which the next token finds all that
+  // it sees cached: with a window not the blocks before that, unless they are `keep_from` or later.
+  // Pass only the tokens that may be served from the cache (never a prompt's last one).
+  Hit Match(const BlockHash& root, std::span<const int32_t> token_ids,
+            int32_t keep_from = kKeepNone);
   // How many blocks Match would give; changes nothing.
-  int32_t CountMatch(const BlockHash& root, std::span<const int32_t> token_ids) const;
+  int32_t CountMatch(const BlockHash& root, std::span<const int32_t> token_ids,
+                     int32_t keep_from = kKeepNone) const;
 
   // Names a full block, whose KV is computed or verified and never changes again. `tokens` are its
   // block_tokens ids; the caller holds a reference. Goes on from `cursor` and moves it on. Where
-  // the name is taken already the older block stays, and this one remains its holder's alone.
+  // the name is taken already the older block stays, and this one remains its holder's alone. Of
+  // kNoBlock the cursor moves on, and nothing has the name.
   void Append(PrefixCursor* cursor, std::span<const int32_t> tokens, BlockId block);
 
   int32_t num_entries() const { return static_cast<int32_t>(entries_.size()); }
@@ -95,16 +106,17 @@ class PrefixCache final : public IdleBlocks {
   };
 
   BlockHash NameOf(const BlockHash& parent, std::span<const int32_t> tokens) const;
-  // The block of that name if its tokens are the same; -1 otherwise.
+  // The block of that name if its tokens are the same; kNoBlock otherwise.
   BlockId Find(const BlockHash& name, const BlockHash& parent,
                std::span<const int32_t> tokens) const;
-  template <typename Visit>
-  PrefixCursor Walk(const BlockHash& root, std::span<const int32_t> token_ids, Visit visit) const;
+  // Match, without the references.
+  Hit Look(const BlockHash& root, std::span<const int32_t> token_ids, int32_t keep_from) const;
   EvictionKey KeyOf(BlockId block) const;
   void AddChild(const BlockHash& parent, int32_t by);
   void RecordEvent(const BlockHash& name, bool stored);
 
   const Options options_;
+  const KvWindow window_;
   BlockPool* const pool_;
   std::vector<Entry> entries_by_block_;               // Indexed by block; valid where named.
   absl::flat_hash_map<BlockHash, BlockId> entries_;   // Never iterated.

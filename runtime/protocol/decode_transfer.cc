@@ -123,7 +123,7 @@ void DecodeTransfer::CompleteIfAllArrived() {
 
 void DecodeTransfer::AppendState(std::string* bytes) const {
   AppendBytes(state_, bytes);
-  AppendBytes(reservation_.slot, bytes);
+  AppendBytes(reservation_.index, bytes);
   AppendBytes(reservation_.generation, bytes);
   AppendBytes(last_heard_us_, bytes);
   AppendBytes(first_token_known_, bytes);

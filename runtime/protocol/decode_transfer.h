@@ -39,9 +39,9 @@ class DecodeTransfer {
 
   struct Options {
     JobId job = 0;
-    int32_t first_block = 0;  // Of the promised range [first_block, num_blocks); may be empty.
+    int32_t first_block = 0;  // Promised are [first_block, num_blocks); may be none.
     int32_t num_blocks = 0;
-    int64_t timeout_us = 0;  // Of a granted transfer without any sign of life.
+    int64_t timeout_us = 0;  // A granted transfer without a sign of life for so long fails.
   };
   explicit DecodeTransfer(const Options& options);
 
@@ -60,7 +60,8 @@ class DecodeTransfer {
   // ---- Engine and transport ----
   // The engine has allocated, pinned and opened; gives the message for the peer.
   Grant OnGranted(Reservation reservation, int64_t now_us);
-  // Of this attempt, not kOrphaned. Gives the message that asks for a corrupt block again.
+  // A frame of this attempt, not kOrphaned, has come. Gives the message that asks for a corrupt
+  // block again.
   std::optional<Resend> OnFrame(const ReceivedFrame& frame, int64_t now_us);
   void OnPeerLost(absl::Status why) { Fail(std::move(why)); }
   // Fails with Unavailable if granted and silent for timeout_us.
@@ -71,7 +72,7 @@ class DecodeTransfer {
   const absl::Status& failure() const { return failure_; }  // In kFailed.
   int32_t first_block() const { return options_.first_block; }
   int32_t num_blocks() const { return options_.num_blocks; }
-  bool verified(int32_t ordinal) const;  // Of the promised range.
+  bool verified(int32_t ordinal) const;  // The ordinal is a promised one.
   int32_t num_verified() const { return num_verified_; }
   bool first_token_known() const { return first_token_known_; }
   Reservation reservation() const { return reservation_; }  // Generation 0: none yet.

@@ -11,7 +11,7 @@ namespace tandem {
 
 struct Pause {
   int64_t until_us = 0;
-  int64_t length_us = 0;  // Of the last one; 0 once something has worked.
+  int64_t length_us = 0;  // How long the last one was; 0 once something has worked.
 
   bool Holds(int64_t now_us) const { return now_us < until_us; }
 

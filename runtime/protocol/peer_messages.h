@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/protocol/identity.h"
+#include "runtime/protocol/kv_shard.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/sampled_token.h"
 
@@ -28,16 +29,16 @@ namespace tandem {
 // the prompt starts.
 struct PrefillSubmit {
   JobId job = 0;
-  AttemptId attempt;  // Of the router, which is told what is begun of it.
+  AttemptId attempt;  // The router's name for it: the router is told what is begun of it.
   RequestSpec spec;
   int32_t first_block = 0;  // Ordinal of the first block the decode side lacks.
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
 };
 
-// Names one set of granted blocks at the decode worker. A slot that is reused gets the next
+// Names one set of granted blocks at the decode worker. An index that is used again gets the next
 // generation, so that a late frame matches nothing.
 struct Reservation {
-  uint32_t slot = 0;
+  uint32_t index = 0;
   uint32_t generation = 0;  // Never 0 once granted.
   auto operator<=>(const Reservation&) const = default;
 };
@@ -118,8 +119,9 @@ using PrefillToDecode = std::variant<Start, PrefillRefused, Progress, FirstToken
 struct FrameHeader {
   Reservation reservation;
   uint32_t ordinal = 0;       // Block of the prompt.
-  uint32_t length_bytes = 0;  // Of the payload: a whole block.
-  uint32_t crc32c = 0;        // Of the payload followed by the four fields above.
+  uint32_t length_bytes = 0;  // The payload's: a whole block of the shard.
+  KvShard shard;              // The sender's pool holds it; so does the receiver's.
+  uint32_t crc32c = 0;        // Over the payload, then the five fields above.
   bool operator==(const FrameHeader&) const = default;
 };
 

@@ -23,6 +23,11 @@ absl::Status CheckPeerTerms(const PeerTerms& ours, const PeerTerms& theirs) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "transport: the peer has %s, this worker %s", theirs.transport, ours.transport));
   }
+  if (theirs.shard != ours.shard) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("kv_shard: the peer has %s, this worker %s", theirs.shard.ToString(),
+                        ours.shard.ToString()));
+  }
   return absl::OkStatus();
 }
 

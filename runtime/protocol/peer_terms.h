@@ -9,17 +9,19 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "runtime/protocol/kv_shard.h"
 
 namespace tandem {
 
 // What this build speaks with routers and workers.
-inline constexpr int32_t kProtocolMin = 2, kProtocolMax = 2;
+inline constexpr int32_t kProtocolMin = 3, kProtocolMax = 3;
 
 struct PeerTerms {
   int32_t protocol_min = kProtocolMin, protocol_max = kProtocolMax;
   std::string kv_class;     // The same bytes mean the same.
   std::string numerics_id;  // The same prefix has the same bytes: else a stream has no one origin.
   std::string transport;    // "ucx" or "grpc".
+  KvShard shard;            // What the pool has of every block that is promised and sent.
 
   bool operator==(const PeerTerms&) const = default;
 };

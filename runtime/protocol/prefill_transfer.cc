@@ -118,7 +118,7 @@ std::optional<Done> PrefillTransfer::TakeDone() {
 
 void PrefillTransfer::AppendState(std::string* bytes) const {
   AppendBytes(state_, bytes);
-  AppendBytes(reservation_.slot, bytes);
+  AppendBytes(reservation_.index, bytes);
   AppendBytes(reservation_.generation, bytes);
   AppendBytes(lease_until_us_, bytes);
   AppendBytes(first_token_sent_, bytes);

@@ -30,7 +30,7 @@ class PrefillTransfer {
 
   struct Options {
     JobId job = 0;
-    int32_t first_block = 0;  // Of the promised range [first_block, num_blocks); may be empty.
+    int32_t first_block = 0;  // Promised are [first_block, num_blocks); may be none.
     int32_t num_blocks = 0;
     int64_t block_bytes = 0;
     int64_t lease_us = 0;
@@ -90,7 +90,7 @@ class PrefillTransfer {
 
   Options options_;
   State state_ = State::kQueued;
-  std::vector<Ordinal> ordinals_;  // Of first_block + i.
+  std::vector<Ordinal> ordinals_;  // The i-th is first_block + i.
   Reservation reservation_;
   int64_t lease_until_us_ = 0;
   size_t search_from_ = 0;  // None of ordinals_ before it is ready.

@@ -53,7 +53,8 @@ struct RequestSpec {
   bool alone = false;        // Run with no other sequence in the batch.
 };
 
-// Of a prompt of which nothing has been generated: all n choices, no length or deadline yet.
+// The spec of a prompt of which nothing has been generated: all n choices, no length or deadline
+// yet.
 RequestSpec SpecOfPrompt(std::vector<int32_t> prompt, int32_t num_choices);
 
 // What only some who check know.

@@ -20,55 +20,59 @@ constexpr size_t kMaxCorruptPerBlock = kMaxResends + 1;
 
 Reservation ReservationTable::Open(JobId job, int32_t first_ordinal,
                                    std::span<const int32_t> blocks) {
-  auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.open; });
-  if (slot == slots_.end()) slot = slots_.emplace(slots_.end());
-  slot->open = true;
-  slot->job = job;
-  slot->first_ordinal = first_ordinal;
-  slot->blocks.assign(blocks.begin(), blocks.end());
-  slot->landings.assign(blocks.size(), Landing::kMissing);
-  slot->num_corrupt = 0;
-  return {.slot = static_cast<uint32_t>(slot - slots_.begin()), .generation = slot->generation};
+  auto entry =
+      std::find_if(entries_.begin(), entries_.end(), [](const Entry& s) { return !s.open; });
+  if (entry == entries_.end()) entry = entries_.emplace(entries_.end());
+  entry->open = true;
+  entry->job = job;
+  entry->first_ordinal = first_ordinal;
+  entry->blocks.assign(blocks.begin(), blocks.end());
+  entry->landings.assign(blocks.size(), Landing::kMissing);
+  entry->num_corrupt = 0;
+  return {.index = static_cast<uint32_t>(entry - entries_.begin()),
+          .generation = entry->generation};
 }
 
-ReservationTable::Slot* ReservationTable::Find(const Reservation& reservation) {
-  if (reservation.slot >= slots_.size()) return nullptr;
-  Slot& slot = slots_[reservation.slot];
-  if (!slot.open) return nullptr;
-  const bool current = reservation.generation == slot.generation;
-  return TANDEM_GUARD("reservation_generation", current) ? &slot : nullptr;
+ReservationTable::Entry* ReservationTable::Find(const Reservation& reservation) {
+  if (reservation.index >= entries_.size()) return nullptr;
+  Entry& entry = entries_[reservation.index];
+  if (!entry.open) return nullptr;
+  const bool current = reservation.generation == entry.generation;
+  return TANDEM_GUARD("reservation_generation", current) ? &entry : nullptr;
 }
 
 std::vector<int32_t> ReservationTable::Close(Reservation reservation) {
   std::vector<int32_t> in_flight;
-  if (reservation.slot >= slots_.size()) return in_flight;
-  Slot& slot = slots_[reservation.slot];
-  if (!slot.open || slot.generation != reservation.generation) return in_flight;
-  for (size_t i = 0; i < slot.blocks.size(); ++i) {
-    if (slot.landings[i] == Landing::kInFlight) in_flight.push_back(slot.blocks[i]);
+  if (reservation.index >= entries_.size()) return in_flight;
+  Entry& entry = entries_[reservation.index];
+  if (!entry.open || entry.generation != reservation.generation) return in_flight;
+  for (size_t i = 0; i < entry.blocks.size(); ++i) {
+    if (entry.landings[i] == Landing::kInFlight) in_flight.push_back(entry.blocks[i]);
   }
-  const uint32_t next_generation = slot.generation + 1 == 0 ? 1 : slot.generation + 1;
-  slot = {};
-  slot.generation = next_generation;
+  const uint32_t next_generation = entry.generation + 1 == 0 ? 1 : entry.generation + 1;
+  entry = {};
+  entry.generation = next_generation;
   return in_flight;
 }
 
 std::optional<FramePlace> ReservationTable::Begin(const FrameHeader& header) {
-  Slot* const slot = Find(header.reservation);
-  if (slot == nullptr) return std::nullopt;
-  // What lies outside the reservation, or is not one whole block, has no place at all.
-  const int64_t index = static_cast<int64_t>(header.ordinal) - slot->first_ordinal;
-  if (index < 0 || index >= static_cast<int64_t>(slot->blocks.size())) return std::nullopt;
+  Entry* const entry = Find(header.reservation);
+  if (entry == nullptr) return std::nullopt;
+  // What lies outside the reservation, or is not one whole block of all shards, has no place at
+  // all.
+  const int64_t index = static_cast<int64_t>(header.ordinal) - entry->first_ordinal;
+  if (index < 0 || index >= static_cast<int64_t>(entry->blocks.size())) return std::nullopt;
   if (static_cast<int64_t>(header.length_bytes) != block_bytes_) return std::nullopt;
-  if (slot->num_corrupt >= kMaxCorruptPerBlock * slot->blocks.size()) return std::nullopt;
-  Landing& landing = slot->landings[static_cast<size_t>(index)];
+  if (header.shard != KvShard()) return std::nullopt;
+  if (entry->num_corrupt >= kMaxCorruptPerBlock * entry->blocks.size()) return std::nullopt;
+  Landing& landing = entry->landings[static_cast<size_t>(index)];
   if (landing == Landing::kInFlight) return std::nullopt;  // One writer at a time.
   if (!TANDEM_GUARD("ordinal_lands_once", landing != Landing::kVerified)) return std::nullopt;
   landing = Landing::kInFlight;
   const FramePlace place{.ticket = next_ticket_++,
-                         .block = slot->blocks[static_cast<size_t>(index)]};
+                         .block = entry->blocks[static_cast<size_t>(index)]};
   in_flight_[place.ticket] = {
-      .header = header, .generation = slot->generation, .job = slot->job, .block = place.block};
+      .header = header, .generation = entry->generation, .job = entry->job, .block = place.block};
   return place;
 }
 
@@ -83,8 +87,8 @@ ReceivedFrame ReservationTable::Finish(const FramePlace& place, bool ok, uint32_
                          .ordinal = static_cast<int32_t>(header.ordinal),
                          .block = frame.block,
                          .outcome = FrameOutcome::kOrphaned};
-  Slot& slot = slots_[header.reservation.slot];
-  if (!slot.open || slot.generation != frame.generation) return received;
+  Entry& entry = entries_[header.reservation.index];
+  if (!entry.open || entry.generation != frame.generation) return received;
   if (!ok) {
     received.outcome = FrameOutcome::kFailed;
   } else if (TANDEM_GUARD("frame_checksum",
@@ -92,28 +96,28 @@ ReceivedFrame ReservationTable::Finish(const FramePlace& place, bool ok, uint32_
     received.outcome = FrameOutcome::kVerified;
   } else {
     received.outcome = FrameOutcome::kCorrupt;
-    ++slot.num_corrupt;
+    ++entry.num_corrupt;
   }
-  slot.landings[header.ordinal - static_cast<uint32_t>(slot.first_ordinal)] =
+  entry.landings[header.ordinal - static_cast<uint32_t>(entry.first_ordinal)] =
       received.outcome == FrameOutcome::kVerified ? Landing::kVerified : Landing::kMissing;
   return received;
 }
 
 void ReservationTable::AppendState(std::string* bytes) const {
-  for (const Slot& slot : slots_) {
-    AppendBytes(slot.generation, bytes);
-    AppendBytes(slot.open, bytes);
-    AppendBytes(slot.job, bytes);
-    AppendBytes(slot.first_ordinal, bytes);
-    AppendBytes(slot.blocks.size(), bytes);
-    for (size_t i = 0; i < slot.blocks.size(); ++i) {
-      AppendBytes(slot.blocks[i], bytes);
-      AppendBytes(slot.landings[i], bytes);
+  for (const Entry& entry : entries_) {
+    AppendBytes(entry.generation, bytes);
+    AppendBytes(entry.open, bytes);
+    AppendBytes(entry.job, bytes);
+    AppendBytes(entry.first_ordinal, bytes);
+    AppendBytes(entry.blocks.size(), bytes);
+    for (size_t i = 0; i < entry.blocks.size(); ++i) {
+      AppendBytes(entry.blocks[i], bytes);
+      AppendBytes(entry.landings[i], bytes);
     }
   }
   // Tickets are names only: their order counts, not their values.
   for (const auto& [ticket, frame] : in_flight_) {
-    AppendBytes(frame.header.reservation.slot, bytes);
+    AppendBytes(frame.header.reservation.index, bytes);
     AppendBytes(frame.header.reservation.generation, bytes);
     AppendBytes(frame.header.ordinal, bytes);
     AppendBytes(frame.header.crc32c, bytes);
@@ -123,8 +127,8 @@ void ReservationTable::AppendState(std::string* bytes) const {
 }
 
 uint32_t FrameChecksum(const FrameHeader& header, uint32_t payload_crc32c) {
-  const uint32_t fields[] = {header.reservation.slot, header.reservation.generation, header.ordinal,
-                             header.length_bytes};
+  const uint32_t fields[] = {header.reservation.index, header.reservation.generation,
+                             header.ordinal, header.length_bytes, PackShard(header.shard)};
   uint8_t bytes[sizeof(fields)];
   for (size_t i = 0; i < sizeof(bytes); ++i) {
     bytes[i] = static_cast<uint8_t>(fields[i / 4] >> (8 * (i % 4)));

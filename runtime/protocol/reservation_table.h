@@ -52,8 +52,8 @@ class ReservationTable {
 
  private:
   enum class Landing : uint8_t { kMissing, kInFlight, kVerified };
-  struct Slot {
-    uint32_t generation = 1;  // Of the open reservation, or of the next one.
+  struct Entry {
+    uint32_t generation = 1;  // The open reservation's, or the next one's.
     bool open = false;
     JobId job = 0;
     int32_t first_ordinal = 0;
@@ -63,22 +63,22 @@ class ReservationTable {
   };
   struct InFlight {
     FrameHeader header;
-    uint32_t generation = 0;  // Of the slot.
+    uint32_t generation = 0;  // The reservation's.
     JobId job = 0;
     int32_t block = 0;
   };
 
   // Null: no open reservation of that name.
-  Slot* Find(const Reservation& reservation);
+  Entry* Find(const Reservation& reservation);
 
   int64_t block_bytes_;
-  std::vector<Slot> slots_;
+  std::vector<Entry> entries_;
   std::map<uint64_t, InFlight> in_flight_;  // By ticket.
   uint64_t next_ticket_ = 1;
 };
 
-// The checksum a header must carry: that of the payload continued over reservation, ordinal and
-// length.
+// The checksum a header must carry: that of the payload continued over reservation, ordinal,
+// length and shard.
 uint32_t FrameChecksum(const FrameHeader& header, uint32_t payload_crc32c);
 
 }  // namespace tandem

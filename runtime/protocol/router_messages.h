@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "runtime/kv_cache/kv_events.h"
+#include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/protocol/ended_lives.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_terms.h"
@@ -138,13 +139,13 @@ struct WorkerRegistration {
   WorkerRole role = WorkerRole::kHybrid;
   std::string model;
   PeerTerms terms;  // With equal numerics_id they also continue each other's streams.
-  int32_t block_tokens = 0;
+  KvGeometry kv;
   int32_t max_model_tokens = 0;  // Longest prompt + output.
   int32_t max_sequences = 0;
-  int64_t num_blocks = 0;
-  int64_t block_bytes = 0;
-  bool supervised = false;             // The next life of this name will tell how this one ended.
-  std::vector<EndedLife> ended_lives;  // Of this name, newest last; at most kMaxEndedLives.
+  int64_t sequence_blocks = 0;  // The most that a sequence holds at a time; 0: one for all tokens.
+  bool supervised = false;      // The next life of this name will tell how this one ended.
+  std::vector<EndedLife>
+      ended_lives;  // Earlier ones of this name, newest last; at most kMaxEndedLives.
 };
 
 }  // namespace tandem

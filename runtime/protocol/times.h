@@ -10,13 +10,13 @@
 namespace tandem {
 
 inline constexpr double kMinLivenessScale = 0.05, kMaxLivenessScale = 1000;
-inline constexpr char kLivenessScaleHelp[] =  // Of --liveness-scale.
+inline constexpr char kLivenessScaleHelp[] =  // What --liveness-scale does.
     "multiplies every time-out between processes, for slow machines";
 
 struct LivenessTimes {
   int64_t heartbeat_us = 200'000;
-  int64_t no_new_work_after_us = 1'000'000;   // Of a worker's silence.
-  int64_t move_streams_after_us = 2'000'000;  // Of a worker's silence, or no progress.
+  int64_t no_new_work_after_us = 1'000'000;   // A worker has been silent for so long.
+  int64_t move_streams_after_us = 2'000'000;  // A worker has been silent, or made no progress.
   int64_t lease_us = 3'000'000;               // Also a reservation's.
   int64_t renew_us = 500'000;
   int64_t link_stalled_us = 10'000'000;   // Frames under way, but none arrives.

@@ -156,8 +156,8 @@ absl::Status RequestOwner::GiveUpReason(const RequestState& request, WaitingGrou
       "a prompt of %d tokens and up to %d generated ones need a worker that holds %d; the largest, "
       "%s, has a context of %d and %d blocks of %d",
       request.prompt_tokens(), TotalTokens(request) - request.prompt_tokens(), TotalTokens(request),
-      largest.id().name, largest.registration.max_model_tokens, largest.registration.num_blocks,
-      largest.registration.block_tokens));
+      largest.id().name, largest.registration.max_model_tokens, largest.registration.kv.num_blocks,
+      largest.registration.kv.block_tokens));
 }
 
 void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route& route,

@@ -139,7 +139,7 @@ absl::Status RequestOwner::OnRegistration(const std::string& address,
     }
   }
   RegroupWaiting();
-  index_.AddWorker(registration.worker, registration.block_tokens);
+  index_.AddWorker(registration.worker, registration.kv.block_tokens);
   for (const Fleet::Replaced& ended : replaced) {
     index_.RemoveWorker(ended.worker);  // Unless it is the same name, which it has anew.
     if (ended.session == 0) continue;

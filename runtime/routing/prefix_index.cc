@@ -15,56 +15,56 @@ constexpr int64_t kSweepPerChange = 64;
 void PrefixIndex::AddWorker(const WorkerId& worker, int32_t block_tokens) {
   TANDEM_CHECK(block_tokens > 0 && block_tokens % kHashTokens == 0)
       << "block_tokens " << block_tokens;
-  if (const auto it = slot_of_.find(worker.name); it != slot_of_.end()) {
-    Slot& slot = slots_[it->second];
-    if (slot.incarnation == worker.incarnation) {
-      slot.gap_told = false;
+  if (const auto it = source_of_.find(worker.name); it != source_of_.end()) {
+    Source& source = sources_[it->second];
+    if (source.incarnation == worker.incarnation) {
+      source.gap_told = false;
       return;
     }
-    RemoveWorker(WorkerId{.name = worker.name, .incarnation = slot.incarnation});
+    RemoveWorker(WorkerId{.name = worker.name, .incarnation = source.incarnation});
   }
-  const auto free = std::find_if(slots_.begin(), slots_.end(), [](auto& s) { return !s.used; });
-  const auto index = static_cast<uint32_t>(free - slots_.begin());
-  if (free == slots_.end()) slots_.emplace_back();
-  Slot& slot = slots_[index];
-  slot.name = worker.name;
-  slot.incarnation = worker.incarnation;
-  slot.used = true;
-  slot.synchronised = false;
-  slot.gap_told = false;
-  slot.stride = block_tokens / kHashTokens;
-  slot_of_[worker.name] = index;
+  const auto free = std::find_if(sources_.begin(), sources_.end(), [](auto& s) { return !s.used; });
+  const auto index = static_cast<uint32_t>(free - sources_.begin());
+  if (free == sources_.end()) sources_.emplace_back();
+  Source& source = sources_[index];
+  source.name = worker.name;
+  source.incarnation = worker.incarnation;
+  source.used = true;
+  source.synchronised = false;
+  source.gap_told = false;
+  source.stride = block_tokens / kHashTokens;
+  source_of_[worker.name] = index;
 }
 
 void PrefixIndex::RemoveWorker(const WorkerId& worker) {
-  const auto it = slot_of_.find(worker.name);
-  if (it == slot_of_.end() || slots_[it->second].incarnation != worker.incarnation) return;
-  Slot& slot = slots_[it->second];
-  slot.used = false;
-  ++slot.epoch;
-  slot_of_.erase(it);
+  const auto it = source_of_.find(worker.name);
+  if (it == source_of_.end() || sources_[it->second].incarnation != worker.incarnation) return;
+  Source& source = sources_[it->second];
+  source.used = false;
+  ++source.epoch;
+  source_of_.erase(it);
   to_sweep_ = static_cast<int64_t>(order_.size());
 }
 
 bool PrefixIndex::Apply(const WorkerId& worker, const KvEvents& events) {
-  const auto it = slot_of_.find(worker.name);
-  if (it == slot_of_.end() || slots_[it->second].incarnation != worker.incarnation) return true;
+  const auto it = source_of_.find(worker.name);
+  if (it == source_of_.end() || sources_[it->second].incarnation != worker.incarnation) return true;
   const uint32_t index = it->second;
-  Slot& slot = slots_[index];
+  Source& source = sources_[index];
   if (events.snapshot) {
-    ++slot.epoch;
+    ++source.epoch;
     to_sweep_ = static_cast<int64_t>(order_.size());
-    slot.synchronised = true;
-    slot.gap_told = false;
-    slot.next_sequence = events.first_sequence;  // Of the first event after it.
+    source.synchronised = true;
+    source.gap_told = false;
+    source.next_sequence = events.first_sequence;  // The number of the first event after it.
   } else {
-    if (slot.synchronised && events.first_sequence != slot.next_sequence) {
-      ++slot.epoch;
+    if (source.synchronised && events.first_sequence != source.next_sequence) {
+      ++source.epoch;
       to_sweep_ = static_cast<int64_t>(order_.size());
-      slot.synchronised = false;
+      source.synchronised = false;
     }
-    if (!slot.synchronised) return std::exchange(slot.gap_told, true);
-    slot.next_sequence += events.stored.size() + events.removed.size();
+    if (!source.synchronised) return std::exchange(source.gap_told, true);
+    source.next_sequence += events.stored.size() + events.removed.size();
   }
   for (const BlockHash& hash : events.stored) Store(index, hash);
   for (const BlockHash& hash : events.removed) Remove(index, hash);
@@ -72,21 +72,21 @@ bool PrefixIndex::Apply(const WorkerId& worker, const KvEvents& events) {
   return true;
 }
 
-void PrefixIndex::Store(uint32_t slot, const BlockHash& hash) {
+void PrefixIndex::Store(uint32_t source, const BlockHash& hash) {
   const auto [it, fresh] = entries_.try_emplace(hash);
   std::vector<Holder>& holders = it->second;
-  std::erase_if(holders, [&](const Holder& h) { return !Valid(h) || h.slot == slot; });
-  holders.push_back({.slot = slot, .epoch = slots_[slot].epoch});
+  std::erase_if(holders, [&](const Holder& h) { return !Valid(h) || h.source == source; });
+  holders.push_back({.source = source, .epoch = sources_[source].epoch});
   if (!fresh) return;
   order_.push_back(hash);
   while (num_entries() > max_entries_) ForgetOldest();
 }
 
-void PrefixIndex::Remove(uint32_t slot, const BlockHash& hash) {
+void PrefixIndex::Remove(uint32_t source, const BlockHash& hash) {
   const auto it = entries_.find(hash);
   if (it == entries_.end()) return;
   // An entry without holders goes when its turn in order_ comes: order_ names every entry once.
-  std::erase_if(it->second, [&](const Holder& h) { return !Valid(h) || h.slot == slot; });
+  std::erase_if(it->second, [&](const Holder& h) { return !Valid(h) || h.source == source; });
   if (it->second.empty() && to_sweep_ == 0) to_sweep_ = static_cast<int64_t>(order_.size());
 }
 
@@ -114,13 +114,13 @@ void PrefixIndex::Sweep(int64_t count) {
 std::map<std::string, int32_t> PrefixIndex::LongestPrefixes(
     std::span<const BlockHash> chain) const {
   struct Match {
-    uint32_t slot;
+    uint32_t source;
     int32_t hashes;  // Held from the start on.
   };
   std::vector<Match> matches;
   int32_t longest_stride = 1;
-  for (const Slot& slot : slots_) {
-    if (slot.used) longest_stride = std::max(longest_stride, slot.stride);
+  for (const Source& source : sources_) {
+    if (source.used) longest_stride = std::max(longest_stride, source.stride);
   }
   int32_t last_advance = 0;
   for (int32_t i = 0; i < static_cast<int32_t>(chain.size()); ++i) {
@@ -130,9 +130,9 @@ std::map<std::string, int32_t> PrefixIndex::LongestPrefixes(
     for (const Holder& holder : it->second) {
       if (!Valid(holder)) continue;
       auto match = std::find_if(matches.begin(), matches.end(),
-                                [&](const Match& m) { return m.slot == holder.slot; });
-      if (match == matches.end()) match = matches.insert(match, {holder.slot, 0});
-      if (match->hashes + slots_[holder.slot].stride == i + 1) {
+                                [&](const Match& m) { return m.source == holder.source; });
+      if (match == matches.end()) match = matches.insert(match, {holder.source, 0});
+      if (match->hashes + sources_[holder.source].stride == i + 1) {
         match->hashes = i + 1;
         last_advance = i + 1;
       }
@@ -140,7 +140,7 @@ std::map<std::string, int32_t> PrefixIndex::LongestPrefixes(
   }
   std::map<std::string, int32_t> tokens;
   for (const Match& match : matches) {
-    if (match.hashes > 0) tokens[slots_[match.slot].name] = match.hashes * kHashTokens;
+    if (match.hashes > 0) tokens[sources_[match.source].name] = match.hashes * kHashTokens;
   }
   return tokens;
 }

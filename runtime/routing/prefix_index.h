@@ -49,10 +49,10 @@ class PrefixIndex {
 
  private:
   struct Holder {
-    uint32_t slot = 0;
+    uint32_t source = 0;
     uint32_t epoch = 0;
   };
-  struct Slot {
+  struct Source {
     std::string name;
     uint64_t incarnation = 0;
     uint32_t epoch = 0;  // Holders of another epoch are void.
@@ -64,10 +64,10 @@ class PrefixIndex {
   };
 
   bool Valid(const Holder& holder) const {
-    return slots_[holder.slot].used && slots_[holder.slot].epoch == holder.epoch;
+    return sources_[holder.source].used && sources_[holder.source].epoch == holder.epoch;
   }
-  void Store(uint32_t slot, const BlockHash& hash);
-  void Remove(uint32_t slot, const BlockHash& hash);
+  void Store(uint32_t source, const BlockHash& hash);
+  void Remove(uint32_t source, const BlockHash& hash);
   // Looks at up to `count` of the oldest entries: forgets void ones, requeues the others.
   void Sweep(int64_t count);
   void ForgetOldest();
@@ -76,8 +76,8 @@ class PrefixIndex {
   absl::flat_hash_map<BlockHash, std::vector<Holder>> entries_;
   std::deque<BlockHash> order_;  // Names every entry exactly once, oldest first.
   int64_t to_sweep_ = 0;
-  std::vector<Slot> slots_;
-  std::map<std::string, uint32_t> slot_of_;
+  std::vector<Source> sources_;
+  std::map<std::string, uint32_t> source_of_;
 };
 
 }  // namespace tandem

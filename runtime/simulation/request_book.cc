@@ -290,7 +290,7 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
   const auto [found, fresh] = asked->expected.try_emplace(numerics);
   ExpectedRequest& expected = found->second;
   if (!fresh) return expected;
-  const SimulatedModel model(kVocabulary, numerics);
+  const SimulatedModel model(kVocabulary, numerics, options_.shape.window);
   if (asked->sampling.num_prompt_logprobs >= 0) {
     expected.prompt_logprobs =
         model.PromptLogprobs(asked->prompt, asked->sampling.num_prompt_logprobs);

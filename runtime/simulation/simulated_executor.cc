@@ -13,8 +13,9 @@ namespace tandem {
 
 SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
     : options_(options),
-      model_(options.vocabulary, options.numerics),
-      slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
+      model_(options.vocabulary, options.numerics, options.window),
+      slots_(static_cast<size_t>(options.kv.num_blocks) *
+             static_cast<size_t>(options.kv.block_tokens)) {}
 
 absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
   failed_by_.reset();
@@ -40,13 +41,16 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   output->prompt_logprobs.clear();
   output->status = absl::OkStatus();
   const int32_t end = run.first_position + static_cast<int32_t>(run.token_ids.size());
-  TANDEM_CHECK(CeilDiv(end, options_.block_tokens) <= static_cast<int32_t>(run.block_table.size()))
+  TANDEM_CHECK(CeilDiv(end, options_.kv.block_tokens) <=
+               static_cast<int32_t>(run.block_table.size()))
       << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
 
-  Context context{.state = 0, .payload = options_.numerics};
-  for (int32_t position = 0; position < run.first_position; ++position) {
-    context.payload = slots_[SlotIndex(run.block_table, position)] ^ options_.kv_format;
-    context.state = SimulatedModel::Fold(context.state, context.payload);
+  Context context{.seen = SimulatedContext(options_.window), .payload = options_.numerics};
+  const int32_t first_seen =
+      options_.window == 0 ? 0 : std::max(0, run.first_position + 1 - options_.window);
+  for (int32_t position = first_seen; position < run.first_position; ++position) {
+    context.payload = PayloadAt(run.block_table, position);
+    context.seen.Append(context.payload);
   }
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
     Compute(run, run.token_ids[i], run.first_position + static_cast<int32_t>(i), &context);
@@ -57,7 +61,7 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
         i + 1 < run.token_ids.size() ? run.token_ids[i + 1] : run.next_token_id;
     if (run.num_prompt_logprobs >= 0 && successor >= 0) {
       output->prompt_logprobs.push_back(
-          model_.Score(context.state, successor, run.num_prompt_logprobs));
+          model_.Score(context.seen.state(), successor, run.num_prompt_logprobs));
     }
   }
   if (!output->status.ok()) Spoil(run);
@@ -67,7 +71,7 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   }
   for (const Draw& draw : run.draws) {
     output->drawn.push_back(
-        model_.Draw(context.state, end, draw.choice, draw.prompt_tokens, *draw.sampling));
+        model_.Draw(context.seen.state(), end, draw.choice, draw.prompt_tokens, *draw.sampling));
   }
 }
 
@@ -75,7 +79,7 @@ void SimulatedExecutor::Compute(const SequenceRun& run, int32_t token, int32_t p
                                 Context* context) {
   context->payload = SimulatedModel::Payload(context->payload, token, position);
   slots_[SlotIndex(run.block_table, position)] = context->payload ^ options_.kv_format;
-  context->state = SimulatedModel::Fold(context->state, context->payload);
+  context->seen.Append(context->payload);
   if (options_.deadly_payloads != nullptr && options_.deadly_payloads->contains(context->payload)) {
     (options_.deadly_payloads_fail ? failed_by_ : killed_by_) = context->payload;
   }
@@ -89,17 +93,17 @@ void SimulatedExecutor::DrawSeveral(const SequenceRun& run, int32_t end, Context
   const Draw& draw = run.draws.front();
   const int32_t last = std::min(run.last_position, end + options_.max_drawn - 1);
   const auto choices = static_cast<uint64_t>(options_.max_drawn) + 1;
-  const auto any = static_cast<int32_t>(Mix64(context.state + num_steps_) % choices);
+  const auto any = static_cast<int32_t>(Mix64(context.seen.state() + num_steps_) % choices);
   const int32_t wanted = std::min(draw_each_.value_or(any), last - end + 1);
   for (int32_t position = end; position < end + wanted; ++position) {
-    const SampledToken& drawn = output->drawn.emplace_back(
-        model_.Draw(context.state, position, draw.choice, draw.prompt_tokens, *draw.sampling));
+    const SampledToken& drawn = output->drawn.emplace_back(model_.Draw(
+        context.seen.state(), position, draw.choice, draw.prompt_tokens, *draw.sampling));
     if (position + 1 == end + wanted || drawn.token == options_.failing_token) break;
     Compute(run, drawn.token, position, &context);
   }
   const auto computed = std::max(static_cast<int32_t>(output->drawn.size()) - 1, 0);
   for (int32_t position = end + computed; position < last; ++position) {
-    slots_[SlotIndex(run.block_table, position)] = ~context.state;
+    slots_[SlotIndex(run.block_table, position)] = ~context.seen.state();
   }
 }
 
@@ -111,16 +115,22 @@ void SimulatedExecutor::Spoil(const SequenceRun& run) {
   }
 }
 
+// What is not in the table any more is whatever there may be.
+uint64_t SimulatedExecutor::PayloadAt(std::span<const BlockId> table, int32_t position) const {
+  if (table[static_cast<size_t>(position / options_.kv.block_tokens)] == kNoBlock) return 0;
+  return slots_[SlotIndex(table, position)] ^ options_.kv_format;
+}
+
 size_t SimulatedExecutor::SlotIndex(std::span<const BlockId> table, int32_t position) const {
   const auto block =
-      static_cast<size_t>(table[static_cast<size_t>(position / options_.block_tokens)]);
-  return block * static_cast<size_t>(options_.block_tokens) +
-         static_cast<size_t>(position % options_.block_tokens);
+      static_cast<size_t>(table[static_cast<size_t>(position / options_.kv.block_tokens)]);
+  return block * static_cast<size_t>(options_.kv.block_tokens) +
+         static_cast<size_t>(position % options_.kv.block_tokens);
 }
 
 std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {
   uint64_t* const first =
-      &slots_[static_cast<size_t>(block) * static_cast<size_t>(options_.block_tokens)];
+      &slots_[static_cast<size_t>(block) * static_cast<size_t>(options_.kv.block_tokens)];
   return {reinterpret_cast<uint8_t*>(first), static_cast<size_t>(block_bytes())};
 }
 

@@ -12,14 +12,15 @@
 #include <vector>
 
 #include "runtime/engine/executor.h"
+#include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/simulation/simulated_model.h"
 
 namespace tandem {
 
 struct SimulatedExecutorOptions {
-  int32_t block_tokens = 16;
-  int32_t num_blocks = 0;
+  KvGeometry kv;  // Without block_bytes, which follow.
   int32_t vocabulary = SimulatedModel::kVocabulary;
+  int32_t window = 0;      // Positions that a token sees, itself too, at least 2; 0: all.
   uint64_t numerics = 0;   // What its model computes depends on this.
   uint64_t kv_format = 0;  // And how a payload lies in its slot, on this.
   // A run that computes this token fails alone, as one with NaN logits would. -1: none.
@@ -46,7 +47,12 @@ class SimulatedExecutor final : public SynchronousExecutor {
 
   // The block's bytes: what a transport sends and receives into.
   std::span<uint8_t> BlockBytes(BlockId block);
-  int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
+  KvGeometry kv() const {
+    KvGeometry kv = options_.kv;
+    kv.block_bytes = block_bytes();
+    return kv;
+  }
+  int64_t block_bytes() const { return int64_t{options_.kv.block_tokens} * 8; }
 
   // The next Execute returns Internal. What it should have written holds garbage then.
   void FailNextStep() { fail_next_step_ = true; }
@@ -66,10 +72,11 @@ class SimulatedExecutor final : public SynchronousExecutor {
   int32_t largest_batch() const { return largest_batch_; }
 
  private:
+  uint64_t PayloadAt(std::span<const BlockId> table, int32_t position) const;
   size_t SlotIndex(std::span<const BlockId> table, int32_t position) const;
   // What the model knows after the tokens of a context.
   struct Context {
-    uint64_t state = 0;
+    SimulatedContext seen;
     uint64_t payload = 0;  // The last token's.
   };
   void Run(const SequenceRun& run, RunOutput* output);

@@ -100,7 +100,7 @@ void SimulatedWorker::Arrive(const Frame& sent) {
   }
   const bool mangled = random->Chance(faults.corrupt_header);
   if (mangled) {
-    uint32_t* const fields[] = {&frame.header.reservation.slot,
+    uint32_t* const fields[] = {&frame.header.reservation.index,
                                 &frame.header.reservation.generation, &frame.header.ordinal,
                                 &frame.header.length_bytes, &frame.header.crc32c};
     *fields[random->Below(5)] ^= uint32_t{1} << random->Below(3);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "runtime/base/random.h"
 
@@ -23,7 +24,18 @@ uint64_t SimulatedModel::Payload(uint64_t previous, int32_t token, int32_t posit
   return Combine(Combine(previous, static_cast<uint64_t>(token)), static_cast<uint64_t>(position));
 }
 
-uint64_t SimulatedModel::Fold(uint64_t state, uint64_t payload) { return Combine(state, payload); }
+void SimulatedContext::Append(uint64_t payload) {
+  if (window_ == 0) {
+    state_ = Combine(state_, payload);
+    return;
+  }
+  visible_.push_back(payload);
+  if (visible_.size() > window_) visible_.pop_front();
+}
+
+uint64_t SimulatedContext::state() const {
+  return std::accumulate(visible_.begin(), visible_.end(), state_, &Combine);
+}
 
 SampledToken SimulatedModel::Draw(uint64_t state, int32_t position, int32_t choice,
                                   int32_t prompt_tokens, const SamplingParams& sampling) const {
@@ -61,19 +73,19 @@ SampledToken SimulatedModel::Score(uint64_t state, int32_t token, int32_t num_to
 std::vector<SampledToken> SimulatedModel::Generate(std::span<const int32_t> prompt, int32_t choice,
                                                    const SamplingParams& sampling,
                                                    int32_t max_model_tokens) const {
-  uint64_t state = 0;
+  SimulatedContext context(window_);
   uint64_t payload = numerics_;
   int32_t position = 0;
   const auto append = [&](int32_t token) {
     payload = Payload(payload, token, position++);
-    state = Fold(state, payload);
+    context.Append(payload);
   };
   for (int32_t token : prompt) append(token);
   const int32_t prompt_tokens = position;
   std::vector<SampledToken> generated;
   while (position < max_model_tokens &&
          static_cast<int32_t>(generated.size()) < sampling.max_tokens) {
-    generated.push_back(Draw(state, position, choice, prompt_tokens, sampling));
+    generated.push_back(Draw(context.state(), position, choice, prompt_tokens, sampling));
     if (Stops(sampling, generated.back().token)) break;
     append(generated.back().token);
   }
@@ -83,12 +95,12 @@ std::vector<SampledToken> SimulatedModel::Generate(std::span<const int32_t> prom
 std::vector<SampledToken> SimulatedModel::PromptLogprobs(std::span<const int32_t> prompt,
                                                          int32_t num_prompt_logprobs) const {
   std::vector<SampledToken> scored;
-  uint64_t state = 0;
+  SimulatedContext context(window_);
   uint64_t payload = numerics_;
   for (size_t i = 0; i + 1 < prompt.size(); ++i) {
     payload = Payload(payload, prompt[i], static_cast<int32_t>(i));
-    state = Fold(state, payload);
-    scored.push_back(Score(state, prompt[i + 1], num_prompt_logprobs));
+    context.Append(payload);
+    scored.push_back(Score(context.state(), prompt[i + 1], num_prompt_logprobs));
   }
   return scored;
 }

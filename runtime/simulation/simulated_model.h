@@ -1,12 +1,13 @@
 // A model made of hashes. The payload of a slot is a hash chain of its prefix; the next token is a
-// function of every payload in the block table. So a block that holds another request's KV, a stale
-// copy or a lost write changes the tokens, and the fault-free generation is known without running
-// anything.
+// function of every payload in the block table, or, with a window, of those in it. So a block that
+// holds another request's KV, a stale copy or a lost write changes the tokens, and the fault-free
+// generation is known without running anything.
 
 #ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_
 #define TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -15,22 +16,36 @@
 
 namespace tandem {
 
+// What the next token is drawn from: the payloads of the last `window` positions, of all if that is
+// 0.
+class SimulatedContext {
+ public:
+  explicit SimulatedContext(int32_t window) : window_(static_cast<size_t>(window)) {}
+
+  void Append(uint64_t payload);
+  uint64_t state() const;
+
+ private:
+  const size_t window_;
+  uint64_t state_ = 0;            // Without a window.
+  std::deque<uint64_t> visible_;  // With one.
+};
+
 class SimulatedModel {
  public:
   static constexpr int32_t kVocabulary = 1000;
 
   // Models of different `numerics` compute different payloads and so different tokens.
-  explicit SimulatedModel(int32_t vocabulary = kVocabulary, uint64_t numerics = 0)
-      : vocabulary_(vocabulary), numerics_(numerics) {}
+  explicit SimulatedModel(int32_t vocabulary = kVocabulary, uint64_t numerics = 0,
+                          int32_t window = 0)
+      : vocabulary_(vocabulary), numerics_(numerics), window_(window) {}
 
   int32_t vocabulary() const { return vocabulary_; }
+  int32_t window() const { return window_; }
 
   // What is written for `token` at `position`, given the payload of the position before (at 0:
   // `numerics`).
   static uint64_t Payload(uint64_t previous, int32_t token, int32_t position);
-
-  // Folds one more payload into the state of a context; an empty context has state 0.
-  static uint64_t Fold(uint64_t state, uint64_t payload);
 
   // The token after a context with this state. `position` is the drawn token's.
   SampledToken Draw(uint64_t state, int32_t position, int32_t choice, int32_t prompt_tokens,
@@ -51,6 +66,7 @@ class SimulatedModel {
  private:
   const int32_t vocabulary_;
   const uint64_t numerics_;
+  const int32_t window_;
 };
 
 }  // namespace tandem

@@ -48,16 +48,15 @@ void SimulatedWorker::Start() {
   process_.up = true;
   id_ = {.name = name_, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
-  life_->executor = std::make_unique<SimulatedExecutor>(
-      SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
-                               .num_blocks = shape_.num_blocks,
-                               .vocabulary = SimulatedModel::kVocabulary,
-                               .numerics = numerics_,
-                               .kv_format = kv_format_,
-                               .failing_token = o.faults.failing_token,
-                               .deadly_payloads = world_->book()->deadly_payloads(),
-                               .deadly_payloads_fail = o.poison_fails,
-                               .max_drawn = shape_.max_drawn});
+  life_->executor = std::make_unique<SimulatedExecutor>(SimulatedExecutorOptions{
+      .kv = {.block_tokens = shape_.block_tokens, .num_blocks = shape_.num_blocks},
+      .window = shape_.window,
+      .numerics = numerics_,
+      .kv_format = kv_format_,
+      .failing_token = o.faults.failing_token,
+      .deadly_payloads = world_->book()->deadly_payloads(),
+      .deadly_payloads_fail = o.poison_fails,
+      .max_drawn = shape_.max_drawn});
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   life_->late = std::make_unique<LateExecutor>(life_->executor.get());
   Executor* executor = life_->executor.get();
@@ -65,9 +64,8 @@ void SimulatedWorker::Start() {
   auto core =
       WorkerCore::Create({.self = id_,
                           .model = "simulated",
-                          .block_tokens = shape_.block_tokens,
-                          .num_blocks = shape_.num_blocks,
-                          .block_bytes = life_->executor->block_bytes(),
+                          .kv = life_->executor->kv(),
+                          .window = shape_.window,
                           .max_sequences = shape_.max_sequences,
                           .max_batched_tokens = shape_.max_batched_tokens,
                           .max_model_tokens = shape_.max_model_tokens,
@@ -429,19 +427,16 @@ PeerTerms SimulatedWorker::terms() const {
 }
 
 WorkerRegistration SimulatedWorker::Registration() const {
-  WorkerRegistration r;
-  r.worker = id_;
-  r.role = role_;
-  r.model = "simulated";
-  r.terms = terms();
-  r.block_tokens = shape_.block_tokens;
-  r.max_model_tokens = shape_.max_model_tokens;
-  r.max_sequences = shape_.max_sequences;
-  r.num_blocks = shape_.num_blocks;
-  r.block_bytes = life_->executor->block_bytes();
-  r.supervised = supervised_;
-  r.ended_lives = ended_lives_;
-  return r;
+  return {.worker = id_,
+          .role = role_,
+          .model = "simulated",
+          .terms = terms(),
+          .kv = life_->executor->kv(),
+          .max_model_tokens = shape_.max_model_tokens,
+          .max_sequences = shape_.max_sequences,
+          .sequence_blocks = shape_.sequence_blocks(),
+          .supervised = supervised_,
+          .ended_lives = ended_lives_};
 }
 
 void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink sink) {

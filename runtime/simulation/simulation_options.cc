@@ -17,6 +17,18 @@ int64_t Every(Random* random, double chance, int64_t least_us, int64_t most_us) 
   return random->Chance(chance) ? random->Between(least_us, most_us) : 0;
 }
 
+// Of a quarter of the models. Some of their pools hold a window and a step, but no long text.
+void DrawWindow(uint64_t seed, WorkerShape* shape) {
+  Random random(Mix64(seed + 6));
+  if (!random.Chance(0.25)) return;
+  shape->window = static_cast<int32_t>(random.Between(2, 100));
+  const auto least = static_cast<int32_t>(shape->sequence_blocks());
+  const int32_t longest = shape->max_model_tokens / shape->block_tokens;
+  if (least < longest && random.Chance(0.5)) {
+    shape->num_blocks = static_cast<int32_t>(random.Between(least, longest));
+  }
+}
+
 }  // namespace
 
 void SimulatedFaults::StopProcessFaults() {
@@ -81,6 +93,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   shape.overlap_steps = Random(Mix64(seed + 4)).Chance(0.4);
   Random drawn(Mix64(seed + 5));
   if (drawn.Chance(0.3)) shape.max_drawn = static_cast<int32_t>(drawn.Between(2, 20));
+  DrawWindow(seed, &shape);
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "runtime/base/random.h"
+#include "runtime/kv_cache/kv_window.h"
 #include "runtime/routing/routing_policy.h"
 
 namespace tandem {
@@ -73,13 +74,22 @@ struct WorkerShape {
   int32_t max_waiting_attempts = 16;
   int32_t max_frames_ahead = 1024;
   int32_t max_model_tokens = 192;
+  int32_t window = 0;     // Positions that a token sees, itself too, at least 2; 0: all.
   int32_t step_us = 200;  // A step takes this,
   int32_t token_us = 20;  // and this for each token,
   int32_t host_us = 0;    // and before it the engine's thread this.
   bool overlap_steps = false;
   int32_t max_drawn = 1;  // Tokens of one run.
 
-  int32_t offered_tokens() const { return std::min(max_model_tokens, num_blocks * block_tokens); }
+  // The most that a sequence holds: a window and a step, with the blocks at their edges.
+  int64_t sequence_blocks() const {
+    const KvWindow kv{.tokens = window, .block_tokens = block_tokens};
+    return kv.MostBlocks(max_model_tokens, max_batched_tokens);
+  }
+  int32_t offered_tokens() const {
+    if (sequence_blocks() <= num_blocks) return max_model_tokens;
+    return std::min(max_model_tokens, num_blocks * block_tokens);
+  }
 };
 
 struct SimulationOptions {

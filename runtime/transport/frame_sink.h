@@ -2,7 +2,7 @@
 //
 //   if (std::optional<FrameSink::Landing> landing = sink.Begin(header)) {
 //     ...                         // The payload comes to landing->data().
-//     landing->Complete(crc32c);  // Of the bytes as they lie there.
+//     landing->Complete(crc32c);  // The checksum of the bytes as they lie there.
 //   }                             // Without Complete: it will never come.
 //
 // Begin needs the header alone, so that may travel ahead of the payload and on another path: a
@@ -20,6 +20,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
 #include "runtime/protocol/kv_receiver.h"
 #include "runtime/transport/kv_transport.h"
 
@@ -47,7 +49,7 @@ class FrameSink {
       if (!place_.has_value()) return;
       const KvReceiver::Place place = *std::exchange(place_, std::nullopt);
       sink_->listener_->OnFrameReceived(sink_->receiver_->Finish(place, ok, payload_crc32c),
-                                        ok ? sink_->pool_.block_bytes : 0);
+                                        ok ? sink_->pool_.kv.block_bytes : 0);
     }
 
     const FrameSink* const sink_;
@@ -58,7 +60,18 @@ class FrameSink {
   FrameSink(const KvPool& pool, KvReceiver* receiver, KvTransport::Listener* listener)
       : pool_(pool), receiver_(receiver), listener_(listener) {}
 
-  // For a header whose length is that of a block. Nothing: the payload has no place, and is to be
+  // InvalidArgument, with the numbers, for a header of another length than a block's, or of another
+  // shard: whoever sends it is no peer of ours.
+  absl::Status Check(const FrameHeader& header) const {
+    if (header.length_bytes == pool_.kv.block_bytes && header.shard == KvShard()) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: %d bytes of %s, a block here has %d of %s", header.length_bytes,
+                        header.shard.ToString(), pool_.kv.block_bytes, KvShard().ToString()));
+  }
+
+  // For a header that passes Check. Nothing: the payload has no place, and is to be
   // dropped wherever it is.
   std::optional<Landing> Begin(const FrameHeader& header) const {
     const std::optional<KvReceiver::Place> place = receiver_->Begin(header);

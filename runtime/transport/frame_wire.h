@@ -15,11 +15,11 @@ namespace tandem {
 
 static_assert(std::endian::native == std::endian::little, "wire formats are little-endian");
 
-inline constexpr size_t kFrameHeaderBytes = 20;
+inline constexpr size_t kFrameHeaderBytes = 24;
 
 inline void PackFrameHeader(const FrameHeader& header, void* out) {
-  const uint32_t words[] = {header.reservation.slot, header.reservation.generation, header.ordinal,
-                            header.length_bytes, header.crc32c};
+  const uint32_t words[] = {header.reservation.index, header.reservation.generation, header.ordinal,
+                            header.length_bytes,      PackShard(header.shard),       header.crc32c};
   static_assert(sizeof(words) == kFrameHeaderBytes);
   std::memcpy(out, words, sizeof(words));
 }
@@ -27,10 +27,11 @@ inline void PackFrameHeader(const FrameHeader& header, void* out) {
 inline FrameHeader UnpackFrameHeader(const void* bytes) {
   uint32_t words[kFrameHeaderBytes / sizeof(uint32_t)];
   std::memcpy(words, bytes, sizeof(words));
-  return {.reservation = {.slot = words[0], .generation = words[1]},
+  return {.reservation = {.index = words[0], .generation = words[1]},
           .ordinal = words[2],
           .length_bytes = words[3],
-          .crc32c = words[4]};
+          .shard = UnpackShard(words[4]),
+          .crc32c = words[5]};
 }
 
 // A probe names generation 0, which no reservation has, and says which of how many it is. Its
@@ -38,7 +39,7 @@ inline FrameHeader UnpackFrameHeader(const void* bytes) {
 inline bool IsProbe(const FrameHeader& header) { return header.reservation.generation == 0; }
 
 inline FrameHeader ProbeHeader(int32_t index, int32_t count, int64_t block_bytes) {
-  return {.reservation = {.slot = static_cast<uint32_t>(count), .generation = 0},
+  return {.reservation = {.index = static_cast<uint32_t>(count), .generation = 0},
           .ordinal = static_cast<uint32_t>(index),
           .length_bytes = static_cast<uint32_t>(block_bytes)};
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/memory_kind.h"
+#include "runtime/kv_cache/kv_geometry.h"
 
 namespace tandem {
 
@@ -17,25 +18,23 @@ namespace tandem {
 // with one, it registers what is there, which outlives it.
 struct KvPool {
   std::byte* base = nullptr;  // Page-aligned, touched.
-  int64_t block_bytes = 0;
-  int32_t num_blocks = 0;
+  KvGeometry kv;
   MemoryKind memory = MemoryKind::kHost;
 
-  int64_t bytes() const { return block_bytes * num_blocks; }
-  std::byte* block(int32_t index) const { return base + int64_t{index} * block_bytes; }
+  std::byte* block(int32_t index) const { return base + int64_t{index} * kv.block_bytes; }
 };
 
 // For a transport whose blocks go through the host: InvalidArgument if there are none,
 // FailedPrecondition if the host cannot reach them.
 inline absl::Status CheckHostPool(std::string_view transport, const KvPool& pool) {
-  if (pool.block_bytes < 1 || pool.num_blocks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a KV pool of %d blocks of %d bytes", pool.num_blocks, pool.block_bytes));
+  if (pool.kv.block_bytes < 1 || pool.kv.num_blocks < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat("a KV pool of %d blocks of %d bytes",
+                                                      pool.kv.num_blocks, pool.kv.block_bytes));
   }
   if (pool.memory != MemoryKind::kHost) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "the %s transport moves host memory, and the KV pool of %d bytes is a device's", transport,
-        pool.bytes()));
+        pool.kv.pool_bytes()));
   }
   return absl::OkStatus();
 }

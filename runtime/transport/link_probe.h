@@ -24,7 +24,7 @@ class LinkProbe {
   void Count(const FrameHeader& header) {
     if (header.ordinal == 0) {
       first_seconds_ = SecondsNow();
-    } else if (header.ordinal + 1 == header.reservation.slot) {
+    } else if (header.ordinal + 1 == header.reservation.index) {
       const double seconds = std::max(SecondsNow() - first_seconds_, 1e-9);
       Report(static_cast<double>(header.ordinal) * static_cast<double>(header.length_bytes) /
              seconds);

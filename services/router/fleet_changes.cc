@@ -50,18 +50,19 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
   }
   compare("kv_class", prefill.terms.kv_class, decode.terms.kv_class);
   // What most often makes a kv_class another one, in the words of its flag.
-  if (prefill.block_tokens != decode.block_tokens) {
+  if (prefill.kv.block_tokens != decode.kv.block_tokens) {
     found.emplace_back("block size",
                        absl::StrFormat("--block-size: it has %d, the decode worker %d",
-                                       prefill.block_tokens, decode.block_tokens));
-  } else if (prefill.block_bytes != decode.block_bytes) {
+                                       prefill.kv.block_tokens, decode.kv.block_tokens));
+  } else if (prefill.kv.block_bytes != decode.kv.block_bytes) {
     found.emplace_back("block bytes",
                        absl::StrFormat("a block has %d bytes, the decode worker's %d: another "
                                        "--dtype, or another model",
-                                       prefill.block_bytes, decode.block_bytes));
+                                       prefill.kv.block_bytes, decode.kv.block_bytes));
   }
   compare("numerics_id", prefill.terms.numerics_id, decode.terms.numerics_id);
   compare("transport", prefill.terms.transport, decode.terms.transport);
+  compare("kv_shard", prefill.terms.shard.ToString(), decode.terms.shard.ToString());
   return found;
 }
 

@@ -15,13 +15,13 @@ absl::Status ReadJob(uint64_t in, JobId* out) {
 }
 
 void Fill(const Reservation& in, proto::Reservation* out) {
-  out->set_slot(in.slot);
+  out->set_index(in.index);
   out->set_generation(in.generation);
 }
 
 absl::StatusOr<Reservation> Read(const proto::Reservation& in) {
   TANDEM_RETURN_IF_ERROR(CheckPresent("reservation.generation", in.generation() != 0));
-  return Reservation{.slot = in.slot(), .generation = in.generation()};
+  return Reservation{.index = in.index(), .generation = in.generation()};
 }
 
 void Fill(const Renew& in, proto::Renew* out) {

@@ -31,11 +31,12 @@ void Fill(const WorkerRegistration& in, proto::WorkerRegistration* out) {
                                                  : proto::WORKER_ROLE_HYBRID);
   out->set_model(in.model);
   FillTerms(in.terms, out);
-  out->set_block_tokens(in.block_tokens);
+  out->set_block_tokens(in.kv.block_tokens);
   out->set_max_model_tokens(in.max_model_tokens);
   out->set_max_sequences(in.max_sequences);
-  out->set_num_blocks(in.num_blocks);
-  out->set_block_bytes(in.block_bytes);
+  out->set_num_blocks(in.kv.num_blocks);
+  out->set_block_bytes(in.kv.block_bytes);
+  out->set_sequence_blocks(in.sequence_blocks);
   out->set_kv_transport(in.terms.transport);
   out->set_supervised(in.supervised);
   for (const EndedLife& in_life : in.ended_lives) {
@@ -91,12 +92,14 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
   TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", in.max_sequences(), 1, kMaxSequenceCount));
   TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, INT32_MAX));
   TANDEM_RETURN_IF_ERROR(CheckRange("block_bytes", in.block_bytes(), 1, kMaxCount));
+  TANDEM_RETURN_IF_ERROR(CheckRange("sequence_blocks", in.sequence_blocks(), 0, INT32_MAX));
   out.model = in.model();
-  out.block_tokens = in.block_tokens();
+  out.kv.block_tokens = in.block_tokens();
   out.max_model_tokens = in.max_model_tokens();
   out.max_sequences = in.max_sequences();
-  out.num_blocks = in.num_blocks();
-  out.block_bytes = in.block_bytes();
+  out.kv.num_blocks = in.num_blocks();
+  out.kv.block_bytes = in.block_bytes();
+  out.sequence_blocks = in.sequence_blocks();
   out.supervised = in.supervised();
   TANDEM_RETURN_IF_ERROR(CheckSize("ended_lives", in.ended_lives_size(), kMaxEndedLives, "lives"));
   for (const proto::EndedLife& life : in.ended_lives()) {

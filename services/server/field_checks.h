@@ -44,6 +44,8 @@ void FillTerms(const PeerTerms& in, Message* out) {
   out->set_protocol_max(in.protocol_max);
   out->set_kv_class(in.kv_class);
   out->set_numerics_id(in.numerics_id);
+  out->set_kv_shard(in.shard.index);
+  out->set_kv_shards(in.shard.count);
 }
 template <typename Message>
 absl::StatusOr<PeerTerms> ReadTerms(const Message& in, const std::string& transport) {
@@ -53,11 +55,15 @@ absl::StatusOr<PeerTerms> ReadTerms(const Message& in, const std::string& transp
   TANDEM_RETURN_IF_ERROR(CheckText("kv_class", in.kv_class()));
   TANDEM_RETURN_IF_ERROR(CheckText("numerics_id", in.numerics_id()));
   TANDEM_RETURN_IF_ERROR(CheckText("transport", transport));
+  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shards", in.kv_shards(), 1, UINT16_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shard", in.kv_shard(), 0, in.kv_shards() - 1));
   return PeerTerms{.protocol_min = in.protocol_min(),
                    .protocol_max = in.protocol_max(),
                    .kv_class = in.kv_class(),
                    .numerics_id = in.numerics_id(),
-                   .transport = transport};
+                   .transport = transport,
+                   .shard = {.index = static_cast<uint16_t>(in.kv_shard()),
+                             .count = static_cast<uint16_t>(in.kv_shards())}};
 }
 
 }  // namespace tandem

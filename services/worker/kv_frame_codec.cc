@@ -86,7 +86,8 @@ absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& piece
   if (!reader.Byte(&tag) || tag != kHeaderTag || !reader.Varint(&length) ||
       length != kFrameHeaderBytes || !reader.Bytes(header, kFrameHeaderBytes) ||
       !reader.Byte(&tag) || tag != kPayloadTag || !reader.Varint(&length)) {
-    return absl::InvalidArgumentError("frame: not a header of 20 bytes and a payload");
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame: not a header of %d bytes and a payload", kFrameHeaderBytes));
   }
   FrameView view{.header = UnpackFrameHeader(header)};
   size_t payload_bytes = 0;

@@ -51,11 +51,10 @@ WorkerRegistration RegistrationOf(const WorkerConfig& config) {
   WorkerRegistration registration = config.registration;
   registration.worker = engine.self;
   registration.model = engine.model;
-  registration.block_tokens = engine.block_tokens;
+  registration.kv = engine.kv;
   registration.max_model_tokens = engine.max_model_tokens;
   registration.max_sequences = engine.max_sequences;
-  registration.num_blocks = engine.num_blocks;
-  registration.block_bytes = engine.block_bytes;
+  registration.sequence_blocks = engine.MostBlocks(engine.max_model_tokens);
   registration.terms.transport = config.transport;
   return registration;
 }
@@ -127,8 +126,7 @@ TlsListener Worker::Tls(bool any_client) const {
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   const bool on_host = config.device_pool == nullptr;
   const KvPool pool = {.base = config.device_pool,
-                       .block_bytes = config.engine.block_bytes,
-                       .num_blocks = config.engine.num_blocks,
+                       .kv = config.engine.kv,
                        .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice};
   if (config.transport == "ucx") {
     const UcxOptions options = {.pool = pool, .devices = config.ucx_devices, .secret = secret_};
@@ -138,7 +136,7 @@ absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   }
   if (config.transport == "grpc") {
     auto carrier = std::make_unique<GrpcFrameCarrier>(
-        GrpcFrameOptions{.block_bytes = config.engine.block_bytes,
+        GrpcFrameOptions{.block_bytes = config.engine.kv.block_bytes,
                          .liveness_scale = config.liveness_scale,
                          .door = door_.get(),
                          .secret = secret_,
@@ -197,7 +195,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
   prompts_ = std::make_unique<MemoryBudget>(config.memory_limit_bytes / kPromptsShare);
   door_ = std::make_unique<FleetDoor>(secret_, calls_.get());
   commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
-  receiver_ = std::make_unique<KvReceiver>(config.engine.block_bytes);
+  receiver_ = std::make_unique<KvReceiver>(config.engine.kv.block_bytes);
   const WorkerRegistration registration = RegistrationOf(config);
   metrics_ = std::make_unique<WorkerMetrics>(registration, &registry_);
   transport_events_ = std::make_unique<TransportEvents>(commands_.get(), metrics_.get());

@@ -96,11 +96,11 @@ WorkerMetrics::WorkerMetrics(const WorkerRegistration& self, MetricsRegistry* re
       .Set(1);
   registry
       ->Gauge("vllm:cache_config_info", "1; the KV pool's sizes, for endpoint pickers.",
-              {{"block_size", absl::StrCat(self.block_tokens)},
-               {"num_gpu_blocks", absl::StrCat(self.num_blocks)}})
+              {{"block_size", absl::StrCat(self.kv.block_tokens)},
+               {"num_gpu_blocks", absl::StrCat(self.kv.num_blocks)}})
       .Set(1);
   registry->Gauge("tandem_kv_block_bytes", "Size of a KV block.")
-      .Set(static_cast<double>(self.block_bytes));
+      .Set(static_cast<double>(self.kv.block_bytes));
   registry->Gauge("tandem_max_sequences", "Sequences in one batch at most; more may take turns.")
       .Set(self.max_sequences);
   for (size_t i = 0; i < kNumPauseReasons; ++i) {

@@ -36,6 +36,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
       .weights_bytes = static_cast<int64_t>(model.weights_bytes),
       .weights_are_shared = !model_options.cache_dir.empty(),
       .block_bytes = static_cast<int64_t>(layout.block_bytes),
+      .window = model.config.largest_window(),
       .token_scratch_bytes = ModelExecutor::TokenScratchBytes(model.config, model.types.compute),
       .logit_scratch_bytes = ModelExecutor::LogitScratchBytes(model.config, model.types.compute)};
   TANDEM_ASSIGN_OR_RETURN(const std::optional<SharedMemory> shared_memory,

@@ -89,9 +89,8 @@ EngineOptions EngineOptionsOf(const WorkerOptions& options, const WorkerPlan& pl
   const uint64_t incarnation = given != 0 ? given : RandomIdentity();
   return {.self = {.name = options.name, .incarnation = incarnation},
           .model = served_name,
-          .block_tokens = options.block_size,
-          .num_blocks = plan.sizes.num_blocks,
-          .block_bytes = static_cast<int64_t>(plan.layout.block_bytes),
+          .kv = plan.sizes.kv,
+          .window = plan.model.config.largest_window(),
           .max_sequences = plan.sizes.max_sequences,
           .max_batched_tokens = plan.sizes.max_batched_tokens,
           .max_model_tokens = plan.sizes.max_model_tokens,
@@ -128,7 +127,7 @@ absl::StatusOr<WorkerConfig> ConfigOf(const WorkerOptions& options, const FleetS
 absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
                                 WorkerConfig* worker) {
   if (process->backend->pool_kind() != MemoryKind::kDevice) return absl::OkStatus();
-  const auto pool_bytes = static_cast<size_t>(engine.block_bytes * engine.num_blocks);
+  const auto pool_bytes = static_cast<size_t>(engine.kv.pool_bytes());
   TANDEM_ASSIGN_OR_RETURN(process->pool, process->backend->AllocatePool(pool_bytes, {}));
   worker->device_pool = reinterpret_cast<std::byte*>(process->pool.data().address());
   return absl::OkStatus();
@@ -136,15 +135,14 @@ absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
 
 // The executor over the pool that the transport has, or was given.
 ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) {
-  const ModelExecutorOptions options{.block_tokens = engine.block_tokens,
-                                     .num_blocks = engine.num_blocks,
+  const ModelExecutorOptions options{.kv = engine.kv,
                                      .max_sequences = engine.max_sequences,
                                      .max_batched_tokens = engine.max_batched_tokens,
                                      .max_model_tokens = engine.max_model_tokens};
   return [options, model = process.model.get(), backend = process.backend.get()](
              const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
     const KvPoolMemory memory{
-        .base = pool.base, .bytes = static_cast<size_t>(pool.bytes()), .kind = pool.memory};
+        .base = pool.base, .bytes = static_cast<size_t>(pool.kv.pool_bytes()), .kind = pool.memory};
     return ModelExecutor::Create(options, model, backend, memory);
   };
 }
@@ -178,8 +176,8 @@ absl::StatusOr<Process> StartWorker(const WorkerOptions& options, const std::str
                       {"role", options.role},
                       {"model", served_name},
                       {"transport", options.transport},
-                      {"kv_blocks", plan.sizes.num_blocks},
-                      {"block_bytes", plan.layout.block_bytes},
+                      {"kv_blocks", engine.kv.num_blocks},
+                      {"block_bytes", engine.kv.block_bytes},
                       {"max_model_tokens", plan.sizes.max_model_tokens},
                       {"max_sequences", plan.sizes.max_sequences},
                       {"incarnation", engine.self.incarnation}});

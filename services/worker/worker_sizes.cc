@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/kv_cache/kv_window.h"
 
 namespace tandem {
 namespace {
@@ -147,12 +148,13 @@ int64_t SharedMemoryPart(const SharedMemory& memory, int32_t num_pools) {
   return (memory.total_bytes - kSharedMemoryReserve) / num_pools;
 }
 
-// A pool that no flag gives its size.
+// A pool that no flag gives its size: some sequences of the full length, all of whose tokens take
+// `tokens_bytes`, whatever a window leaves behind; it serves the prefix cache then.
 int64_t DefaultPoolBytes(const SizeOptions& options, const WorkerSizes& sizes, int64_t free_bytes,
-                         int64_t sequence_bytes, const std::optional<SharedMemory>& shared_memory) {
+                         int64_t tokens_bytes, const std::optional<SharedMemory>& shared_memory) {
   const int64_t pool_bytes =
       std::min(static_cast<int64_t>(kKvShareOfFreeMemory * static_cast<double>(free_bytes)),
-               std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * sequence_bytes);
+               std::min<int64_t>(kDefaultFullSequences, sizes.max_sequences) * tokens_bytes);
   if (!shared_memory.has_value()) return pool_bytes;
   // A share of the total, so that a worker that starts again gets as much as before.
   return std::min(pool_bytes, SharedMemoryPart(*shared_memory, options.machine_share + 1));
@@ -183,7 +185,10 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
                                             sizes.max_batched_tokens * model.token_scratch_bytes,
                            .step_tokens = sizes.max_batched_tokens};
   TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
-  const int64_t sequence_blocks = CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size);
+  // One whose window leaves blocks behind needs fewer than its tokens have.
+  const KvWindow window{.tokens = model.window, .block_tokens = options.block_size};
+  const int64_t sequence_blocks =
+      window.MostBlocks(sizes.max_model_tokens, sizes.max_batched_tokens);
   const int64_t sequence_bytes = sequence_blocks * model.block_bytes;
   if (shared_memory.has_value()) {
     TANDEM_RETURN_IF_ERROR(
@@ -197,7 +202,9 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
         ToString(options.kv_memory), FormatLeft(free_bytes), bill.ToString(), bill.advice()));
   }
   if (!asked) {
-    pool_bytes = DefaultPoolBytes(options, sizes, free_bytes, sequence_bytes, shared_memory);
+    const int64_t tokens_bytes =
+        CeilDiv<int64_t>(sizes.max_model_tokens, options.block_size) * model.block_bytes;
+    pool_bytes = DefaultPoolBytes(options, sizes, free_bytes, tokens_bytes, shared_memory);
   }
   const std::string size =
       asked ? ToString(options.kv_memory) : absl::StrCat("its default of ", FormatLeft(pool_bytes));
@@ -219,7 +226,9 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
         ToString(ByteSize{sequence_bytes}), sequence_bytes <= left ? "raise --kv-memory or " : "",
         bill.advice(), FormatLeft(left), bill.ToString()));
   }
-  sizes.num_blocks = static_cast<int32_t>(num_blocks);
+  sizes.kv = {.block_tokens = options.block_size,
+              .num_blocks = static_cast<int32_t>(num_blocks),
+              .block_bytes = model.block_bytes};
   return sizes;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
+#include "runtime/kv_cache/kv_geometry.h"
 #include "services/server/machine_limits.h"
 #include "services/worker/engine_flags.h"
 
@@ -31,6 +32,7 @@ struct ModelSizes {
   int64_t weights_bytes = 0;
   bool weights_are_shared = false;  // Mapped by all workers of the machine, from the cache.
   int64_t block_bytes = 0;          // One block of the pool.
+  int64_t window = 0;               // KvWindow::tokens.
   int64_t token_scratch_bytes = 0;  // What a step computes with, for each of its tokens.
   int64_t logit_scratch_bytes = 0;  // What it computes with beside that.
 };
@@ -42,7 +44,7 @@ struct WorkerSizes {
   int32_t max_model_tokens = 0;
   int32_t max_sequences = 0;
   int32_t max_batched_tokens = 0;
-  int32_t num_blocks = 0;
+  KvGeometry kv;
 };
 
 // Threads that compute: at least one.

@@ -179,7 +179,7 @@ proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Rando
       PrefillSubmit submit{.job = job, .attempt = FuzzAttempt(router, random)};
       FillRequest(&submit, std::min(100, of.max_model_tokens / 2), random);
       const auto num_tokens = static_cast<int32_t>(submit.spec.token_ids.size());
-      submit.num_blocks = (num_tokens + of.block_tokens - 1) / of.block_tokens;
+      submit.num_blocks = (num_tokens + of.kv.block_tokens - 1) / of.kv.block_tokens;
       submit.first_block = static_cast<int32_t>(random->Between(0, submit.num_blocks));
       said = std::move(submit);
       break;
@@ -187,7 +187,7 @@ proto::ToPrefill DecodeSays(const WorkerRegistration& of, uint64_t router, Rando
     case 2:
     case 3:
       said = Grant{.job = job,
-                   .reservation = {.slot = static_cast<uint32_t>(random->Below(4)),
+                   .reservation = {.index = static_cast<uint32_t>(random->Below(4)),
                                    .generation = static_cast<uint32_t>(random->Between(1, 9))}};
       break;
     case 4:

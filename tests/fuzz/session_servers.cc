@@ -143,15 +143,16 @@ class HostilePrefill::Impl final : public proto::Prefill::Service {
   }
 
   v1::Frame Frame(Random* random) {
-    std::string payload(static_cast<size_t>(of_.block_bytes), 'k');
+    std::string payload(static_cast<size_t>(of_.kv.block_bytes), 'k');
     payload.front() = static_cast<char>(random->Below(256));
     FrameHeader header{
         .reservation = reservations_.Any(
-            random, {.slot = static_cast<uint32_t>(random->Below(4)), .generation = 1}),
+            random, {.index = static_cast<uint32_t>(random->Below(4)), .generation = 1}),
         .ordinal = static_cast<uint32_t>(random->Below(8)),
-        .length_bytes = static_cast<uint32_t>(of_.block_bytes)};
+        .length_bytes = static_cast<uint32_t>(of_.kv.block_bytes)};
     if (random->Chance(0.1))
-      header = ProbeHeader(static_cast<int32_t>(random->Below(3)), 3, of_.block_bytes);
+      header = ProbeHeader(static_cast<int32_t>(random->Below(3)), 3, of_.kv.block_bytes);
+    if (random->Chance(0.002)) header.shard.count = 2;
     header.crc32c = FrameChecksum(header, Crc32c(payload.data(), payload.size()));
     if (random->Chance(0.1)) header.crc32c ^= 1;
     if (random->Chance(0.002)) payload.pop_back();

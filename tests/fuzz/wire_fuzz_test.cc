@@ -38,8 +38,11 @@ TEST(WireFuzzTest, DamagedMessagesAreRefusedOrSayTheSameTwice) {
   v1::MetricsSnapshot snapshot;
   MetricsToProto(registry.Collect(), &snapshot);
   inputs.push_back(char{6} + snapshot.SerializeAsString());
-  const FrameHeader header{
-      .reservation = {.slot = 1, .generation = 2}, .ordinal = 3, .length_bytes = 300, .crc32c = 4};
+  const FrameHeader header{.reservation = {.index = 1, .generation = 2},
+                           .ordinal = 3,
+                           .length_bytes = 300,
+                           .shard = {1, 2},
+                           .crc32c = 4};
   inputs.push_back(char{7} + EncodeFramePrefix(header, 300) + std::string(300, 'p'));
   inputs.push_back(char{8} + EncodeUcxAddress({.link = 1,
                                                .host = "host",

@@ -113,6 +113,14 @@ std::string BitwiseProof::Check(const ProofVariant& variant) {
   return "no such state";
 }
 
+std::string BitwiseProof::CheckInPool(const ProofVariant& variant, int32_t decode_blocks) {
+  const std::unique_ptr<ProofRun> run =
+      NewRun(variant, variant.disaggregated ? 2 : 1, decode_blocks);
+  const std::string error = run->Do(WorksOf(variant));
+  Count(run.get());
+  return error;
+}
+
 std::string BitwiseProof::CheckColdAndHits(const ProofVariant& variant, bool hits) {
   const std::unique_ptr<ProofRun> run = NewRun(variant, variant.disaggregated ? 3 : 1);
   const std::vector<Work> works = WorksOf(variant);
@@ -161,10 +169,14 @@ std::string BitwiseProof::CheckPreempted(const ProofVariant& variant) {
     return CheckPreemption(variant, works, std::max(largest + 2, ProofRun::kBatch),
                            kBatchIntruderChoices, set_.intruder_after_tokens);
   }
+  const KvWindow window{.tokens = ModelOf(paths_.front(), 1).model().config().largest_window(),
+                        .block_tokens = variant.block_tokens};
   for (const Work& work : works) {
     const ProofRequest& request = *work.request;
     const int32_t blocks = request.BlocksOf(variant.block_tokens) + request.num_choices + 2;
-    const int32_t held = CeilDiv(request.prompt_tokens(), variant.block_tokens);
+    // When the intruder comes.
+    const int32_t held = CeilDiv(request.prompt_tokens(), variant.block_tokens) -
+                         window.FirstBlock(request.prompt_tokens());
     const size_t before = static_cast<size_t>(2 * request.num_choices + 1);
     std::string error = CheckPreemption(variant, {work}, blocks, blocks - held + 2, before);
     if (!error.empty()) return error;

@@ -28,6 +28,8 @@ class BitwiseProof {
   // Empty, or how the variant differs. Also checks that it was what it says: batches were full,
   // cached tokens and KV frames as many as they must be, sequences preempted.
   std::string Check(const ProofVariant& variant);
+  // Whatever its state, the requests with a pool of so many blocks where they are decoded.
+  std::string CheckInPool(const ProofVariant& variant, int32_t decode_blocks);
   // Empty, or where the generated tokens' log-probabilities are not the prompt log-probabilities
   // of the same text.
   std::string CheckScores(const ProofVariant& variant);

@@ -18,6 +18,7 @@
 #include <random>
 
 #include "absl/strings/str_replace.h"
+#include "runtime/base/math.h"
 #include "runtime/base/random.h"
 #include "runtime/base/small_file.h"
 #include "tests/support/temp_folder.h"
@@ -216,6 +217,26 @@ TEST_P(BitwiseProofTest, WindowsGiveTheSameBitsForLongPrompts) {
       absl::StrReplaceAll(config, {{R"("sliding_window": 7)", R"("sliding_window": 200)"}}));
   BitwiseProof proof(folder.path(), GetParam(), LongSet(kTinyVocabulary));
   CheckAll(&proof, Full() ? All() : Sample());
+}
+
+// A text of 1,100 tokens where there is memory for a window of 200 and a chunk.
+TEST_P(BitwiseProofTest, WindowsGiveTheSameBitsInAPoolThatNoLongTextFits) {
+  const TempFolder folder;
+  folder.CopyFrom(Tiny("mistral_gqa16_window5"));
+  const std::string path = folder.path() + "/config.json";
+  const std::string config = ReadSmallFile(path, 1 << 20).value();
+  folder.Write(
+      "config.json",
+      absl::StrReplaceAll(config, {{R"("sliding_window": 5)", R"("sliding_window": 200)"}}));
+  BitwiseProof proof(folder.path(), GetParam(), LongSet(kTinyVocabulary),
+                     {PathsOfOneClass().front(), kFencedPath});
+  for (ProofVariant variant : AllProofVariants()) {
+    if (variant.state != KvState::kCold || variant.chunk == 0) continue;
+    variant.overlap_steps = variant.batch;
+    const int32_t step_tokens = variant.chunk + (variant.batch ? ProofRun::kBatch : 0);
+    const int32_t blocks = CeilDiv(200 + step_tokens, variant.block_tokens) + 2;
+    EXPECT_EQ(proof.CheckInPool(variant, blocks), "") << variant.ToString();
+  }
 }
 
 TEST_P(BitwiseProofTest, GeneratedTokensScoreAsTheSameTextInAPrompt) {

@@ -1,5 +1,6 @@
 #include "tests/integration/proof_run.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -56,24 +57,27 @@ ProofRun::Work ProofRun::WorkOf(const ProofRequest& request, const ProofResult* 
 
 ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const ModelOf& model_of,
                    const PoolOf& pool_of)
-    : variant_(variant), prefix_caching_(options.prefix_caching) {
+    : variant_(variant),
+      prefix_caching_(options.prefix_caching),
+      window_{.tokens = model_of(kDecode).model().config().largest_window(),
+              .block_tokens = variant.block_tokens} {
   const LoadedModel& model = model_of(kDecode);
   const auto block_bytes = KvBytesPerBlock(model.model().config(), *model.backend(),
                                            model.model().types(), variant.block_tokens);
   TANDEM_CHECK(block_bytes.ok()) << block_bytes.status().ToString();
   const int32_t chunk = variant.chunk == 0 ? options.max_model_tokens : variant.chunk;
-  ModelExecutorOptions sizes{.block_tokens = variant.block_tokens,
+  ModelExecutorOptions sizes{.kv = {.block_tokens = variant.block_tokens},
                              .max_sequences = variant.batch ? kBatch : std::min(chunk - 1, kBatch),
                              .max_batched_tokens = variant.batch ? chunk + kBatch : chunk,
                              .max_model_tokens = options.max_model_tokens};
   for (int worker = 0; worker < options.num_workers; ++worker) {
-    sizes.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
-    const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.num_blocks);
+    sizes.kv.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
+    const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.kv.num_blocks);
     auto executor =
         std::make_unique<ModelFleetExecutor>(sizes, model_of(worker), pool_of(worker, pool_bytes));
     executors_.push_back(executor.get());
-    fleet_.AddWorker({.engine = {.block_tokens = sizes.block_tokens,
-                                 .num_blocks = sizes.num_blocks,
+    fleet_.AddWorker({.engine = {.kv = sizes.kv,
+                                 .window = window_.tokens,
                                  .max_sequences = sizes.max_sequences,
                                  .max_batched_tokens = sizes.max_batched_tokens,
                                  .max_model_tokens = sizes.max_model_tokens,
@@ -178,24 +182,29 @@ std::string ProofRun::CheckShape() const {
   return absl::StrFormat("a chunk of %d tokens", largest_run);
 }
 
-// protocol.md, "What travels": blocks [first missing on the decode side, n).
+// protocol.md, "What travels": blocks [first missing on the decode side, n), from the window on.
 int64_t ProofRun::FramesOf(const struct Submit& submit, int32_t cached) const {
   const int32_t num_tokens = Size(submit.spec.token_ids);
   if (num_tokens - submit.spec.prompt_tokens + 1 >= submit.spec.sampling.max_tokens) return 0;
   if (num_tokens <= cached * variant_.block_tokens) return 0;  // Lacks nothing: stays here.
-  return CeilDiv(num_tokens, variant_.block_tokens) - cached;
+  return CeilDiv(num_tokens, variant_.block_tokens) -
+         std::max(cached, window_.FirstBlock(num_tokens - 1));
 }
 
 int32_t ProofRun::CachedBlocks(int worker, const std::vector<int32_t>& tokens) const {
   const auto found = known_.find(worker);
   if (found == known_.end()) return 0;
-  int32_t blocks = 0;
-  while ((blocks + 1) * variant_.block_tokens <= Size(tokens) &&
-         found->second.contains(
-             {tokens.begin(), tokens.begin() + (blocks + 1) * variant_.block_tokens})) {
-    ++blocks;
+  int32_t cached = 0;
+  int32_t first = 0;  // The first of those that follow each other.
+  for (int32_t end = variant_.block_tokens; end <= Size(tokens); end += variant_.block_tokens) {
+    const int32_t blocks = end / variant_.block_tokens;
+    if (!found->second.contains({tokens.begin(), tokens.begin() + end})) {
+      first = blocks;
+    } else if (first <= window_.FirstBlock(end)) {
+      cached = blocks;
+    }
   }
-  return blocks;
+  return cached;
 }
 
 void ProofRun::Remember(const Pending& pending) {

@@ -91,6 +91,7 @@ class ProofRun {
 
   const ProofVariant variant_;
   const bool prefix_caching_;
+  const KvWindow window_;
   std::vector<ModelFleetExecutor*> executors_;  // The fleet's.
   EngineFleet fleet_;
   uint64_t next_attempt_ = 0;

@@ -1,4 +1,5 @@
 // simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap on|off] [--max-drawn N]
+//     [--window POSITIONS]
 //
 // Runs the seeds from A up to B (exclusive) and prints each one that breaks an invariant, then
 // totals. Exit status 1 if there was one. --trace prints the event log of one seed.
@@ -17,7 +18,7 @@ int main(int argc, char** argv) {
   uint64_t first = 0, end = 100;
   bool trace = false;
   std::optional<bool> overlap;
-  std::optional<int> max_drawn;
+  std::optional<int32_t> max_drawn, window;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[++i] : nullptr;
@@ -38,13 +39,17 @@ int main(int argc, char** argv) {
       max_drawn = std::atoi(value);
       continue;
     }
+    if (flag == "--window" && value != nullptr) {
+      window = std::atoi(value);
+      continue;
+    }
     if (flag == "--guard-off" && value != nullptr && tandem::FindGuard(value) != nullptr) {
       tandem::FindGuard(value)->set_enabled(false);
       continue;
     }
     std::fprintf(stderr,
                  "usage: simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap "
-                 "on|off] [--max-drawn N]\nguards:");
+                 "on|off] [--max-drawn N] [--window POSITIONS]\nguards:");
     for (const tandem::Guard* guard : tandem::ListGuards()) {
       std::fprintf(stderr, " %s", std::string(guard->name()).c_str());
     }
@@ -61,6 +66,7 @@ int main(int argc, char** argv) {
     tandem::SimulationOptions options = tandem::SimulationOptions::FromSeed(seed);
     options.shape.overlap_steps = overlap.value_or(options.shape.overlap_steps);
     options.shape.max_drawn = max_drawn.value_or(options.shape.max_drawn);
+    options.shape.window = window.value_or(options.shape.window);
     tandem::Simulation simulation(options,
                                   trace ? [](const std::string& line) { std::puts(line.c_str()); }
                                         : tandem::Simulation::Trace());

@@ -41,7 +41,7 @@ TEST_P(SimulationTest, InvariantsHoldOnEverySeed) {
   EXPECT_GT(frames, 1'500);
   EXPECT_GT(faults, 250);
   EXPECT_GT(preemptions, 50);
-  EXPECT_GT(replacements, 2);
+  EXPECT_GT(replacements, 0);
   EXPECT_GT(auto_frames, 150);
   EXPECT_GT(kills, 250);
   EXPECT_GT(newcomers, 150);

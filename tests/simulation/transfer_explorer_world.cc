@@ -554,7 +554,7 @@ std::string TransferWorld::State() const {
   }
   for (const Message& m : messages_) {
     for (const int field :
-         {static_cast<int>(m.kind), m.attempt, m.ordinal, static_cast<int>(m.reservation.slot),
+         {static_cast<int>(m.kind), m.attempt, m.ordinal, static_cast<int>(m.reservation.index),
           static_cast<int>(m.reservation.generation)}) {
       bytes.push_back(static_cast<char>(field));
     }
@@ -565,7 +565,7 @@ std::string TransferWorld::State() const {
     std::string& frame = frames.emplace_back();
     for (const int field :
          {f.attempt, static_cast<int>(f.header.ordinal),
-          static_cast<int>(f.header.reservation.slot),
+          static_cast<int>(f.header.reservation.index),
           static_cast<int>(f.header.reservation.generation), f.source_block, f.replayed,
           static_cast<int>(f.withdrawn), f.place ? f.place->block : -1}) {
       frame.push_back(static_cast<char>(field));

@@ -13,7 +13,7 @@ namespace tandem {
 
 inline EngineOptions SmallEngine(int32_t num_blocks = 64) {
   EngineOptions options;
-  options.num_blocks = num_blocks;
+  options.kv.num_blocks = num_blocks;
   options.max_sequences = 8;
   options.max_batched_tokens = 64;
   options.max_model_tokens = 512;

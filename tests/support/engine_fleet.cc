@@ -184,15 +184,16 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   worker->executor = std::move(options.executor);
   if (worker->executor == nullptr) {
     worker->executor = std::make_unique<SimulatedFleetExecutor>(
-        SimulatedExecutorOptions{.block_tokens = options.engine.block_tokens,
-                                 .num_blocks = options.engine.num_blocks,
+        SimulatedExecutorOptions{.kv = options.engine.kv,
+                                 .window = static_cast<int32_t>(options.engine.window),
                                  .failing_token = options.failing_token,
                                  .max_drawn = options.max_drawn});
   }
   worker->receiver = std::make_unique<KvReceiver>(worker->executor->block_bytes());
   options.engine.self = worker->id;
   max_model_tokens_ = std::max(max_model_tokens_, options.engine.max_model_tokens);
-  options.engine.block_bytes = worker->executor->block_bytes();
+  window_ = static_cast<int32_t>(options.engine.window);
+  options.engine.kv.block_bytes = worker->executor->block_bytes();
   Executor* executor = &worker->executor->executor();
   if (options.overlap_steps) {
     worker->late = std::make_unique<LateExecutor>(&worker->executor->executor());
@@ -371,7 +372,7 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit, SessionId ro
   if (record.prompts.size() != 1) {
     return absl::StrFormat("%d prompt events", record.prompts.size());
   }
-  const SimulatedModel model;
+  const SimulatedModel model(SimulatedModel::kVocabulary, /*numerics=*/0, window_);
   const std::span<const int32_t> tokens(submit.spec.token_ids);
   const size_t known = tokens.size() - static_cast<size_t>(submit.spec.prompt_tokens);
   // A resumed stream has had its prompt logprobs.

@@ -164,6 +164,7 @@ class EngineFleet {
   std::function<bool(const std::string&)> lost_;
   std::function<bool()> lost_frame_;
   int32_t max_model_tokens_ = 0;
+  int32_t window_ = 0;  // That of every worker's model.
   bool hold_frames_ = false;
   bool queue_frames_ = false;
   std::vector<Event> held_frames_;

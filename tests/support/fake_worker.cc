@@ -82,17 +82,16 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     if (const auto refused = Refusal(context, kWatchMethod)) return *refused;
     const int watch = CountWatch();
     const std::string name = options_.name + (options_.renames ? "-" + std::to_string(watch) : "");
-    WorkerRegistration registration{.worker = {name, incarnation_},
-                                    .role = options_.role,
-                                    .model = options_.model,
-                                    .terms = {.kv_class = "fake-class",
-                                              .numerics_id = options_.numerics_id,
-                                              .transport = "grpc"},
-                                    .block_tokens = 16,
-                                    .max_model_tokens = options_.max_model_tokens,
-                                    .max_sequences = 64,
-                                    .num_blocks = 1024,
-                                    .block_bytes = 4096};
+    WorkerRegistration registration{
+        .worker = {name, incarnation_},
+        .role = options_.role,
+        .model = options_.model,
+        .terms = {.kv_class = "fake-class",
+                  .numerics_id = options_.numerics_id,
+                  .transport = "grpc"},
+        .kv = {.block_tokens = 16, .num_blocks = 1024, .block_bytes = 4096},
+        .max_model_tokens = options_.max_model_tokens,
+        .max_sequences = 64};
     if (options_.registers_last) Say(writer, Heartbeat{});
     Say(writer, registration);
     if (options_.ends_watches) return grpc::Status::OK;

@@ -122,6 +122,20 @@ TEST_P(KvTransportTest, AFrameOfAnotherLengthEndsTheLinkAndHasNoPlace) {
   EXPECT_TRUE(from->recorder.WaitForSent(1));
 }
 
+TEST_P(KvTransportTest, AFrameOfAnotherShardEndsTheLinkAndHasNoPlace) {
+  auto from = GetParam().make(8);
+  auto to = GetParam().make(8);
+  const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 4));
+  Link link = Connect(from.get(), to.get());
+  FrameHeader header = HeaderFor(from->transport->pool(), 1, reservation, 1);
+  header.shard = {.index = 0, .count = 2};
+  link.outbound->Send(header, 1, 1);
+  EXPECT_TRUE(to->recorder.WaitForLoss());
+  EXPECT_TRUE(to->recorder.received().empty());
+  link.outbound.reset();
+  EXPECT_TRUE(from->recorder.WaitForSent(1));
+}
+
 TEST_P(KvTransportTest, ClosingTheSenderCompletesEverySendOnce) {
   constexpr size_t kSends = 500;
   auto from = GetParam().make(16);

@@ -155,16 +155,17 @@ inline Link Connect(Side* from, Side* to) {
 inline void FillPool(const KvPool& pool, uint64_t seed) {
   Random random(seed);
   auto* words = reinterpret_cast<uint64_t*>(pool.base);
-  for (int64_t i = 0; i < pool.block_bytes * pool.num_blocks / 8; ++i) words[i] = random.Next();
+  for (int64_t i = 0; i < pool.kv.block_bytes * pool.kv.num_blocks / 8; ++i)
+    words[i] = random.Next();
 }
 
 inline FrameHeader HeaderFor(const KvPool& pool, int32_t block, Reservation reservation,
                              int32_t ordinal) {
   FrameHeader header{.reservation = reservation,
                      .ordinal = static_cast<uint32_t>(ordinal),
-                     .length_bytes = static_cast<uint32_t>(pool.block_bytes)};
+                     .length_bytes = static_cast<uint32_t>(pool.kv.block_bytes)};
   header.crc32c =
-      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.block_bytes)));
+      FrameChecksum(header, Crc32c(pool.block(block), static_cast<size_t>(pool.kv.block_bytes)));
   return header;
 }
 

@@ -65,10 +65,10 @@ class PooledExecutor final : public SynchronousExecutor {
     return status;
   }
   uint32_t BlockChecksum(BlockId block) override {
-    return Crc32c(pool_.block(block), static_cast<size_t>(pool_.block_bytes));
+    return Crc32c(pool_.block(block), static_cast<size_t>(pool_.kv.block_bytes));
   }
   void Discard(BlockId block) override {
-    std::memset(pool_.block(block), 0xFF, static_cast<size_t>(pool_.block_bytes));
+    std::memset(pool_.block(block), 0xFF, static_cast<size_t>(pool_.kv.block_bytes));
   }
   uint64_t work_done() const override { return executor_.work_done() + gate_->work(); }
 
@@ -76,7 +76,7 @@ class PooledExecutor final : public SynchronousExecutor {
   // Blocks that are being received or sent stay as they are: only tables of this step move.
   void Load(BlockId block) {
     std::memcpy(executor_.BlockBytes(block).data(), pool_.block(block),
-                static_cast<size_t>(pool_.block_bytes));
+                static_cast<size_t>(pool_.kv.block_bytes));
   }
   void Store(BlockId block) {
     const auto bytes = executor_.BlockBytes(block);

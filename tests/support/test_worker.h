@@ -28,7 +28,7 @@ inline WorkerConfig SmallWorker(const WorkerId& id, const std::string& model = "
   config.engine = SmallEngine(num_blocks);
   config.engine.self = id;
   config.engine.model = model;
-  config.engine.block_bytes = kTestBlockBytes;
+  config.engine.kv.block_bytes = kTestBlockBytes;
   config.registration.terms.kv_class = "class";
   config.registration.terms.numerics_id = "numerics";
   config.engine.vocab_size = kTestVocabulary;
@@ -52,7 +52,7 @@ inline std::unique_ptr<TestWorker> StartTestWorker(const WorkerConfig& config) {
   auto worker =
       Worker::Create(config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
         return std::make_unique<PooledExecutor>(
-            SimulatedExecutorOptions{.num_blocks = config.engine.num_blocks,
+            SimulatedExecutorOptions{.kv = {.num_blocks = config.engine.kv.num_blocks},
                                      .vocabulary = kTestVocabulary},
             pool, &started->gate);
       });

@@ -86,23 +86,24 @@ inline PeerTerms WireTerms() {
           .protocol_max = 2,
           .kv_class = "abc",
           .numerics_id = "def",
-          .transport = "ucx"};
+          .transport = "ucx",
+          .shard = {.index = 3, .count = 500}};
 }
 
 inline std::vector<WatchUpdate> WireUpdates() {
-  WorkerRegistration registration{.worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
-                                  .role = WorkerRole::kDecode,
-                                  .model = "demo",
-                                  .terms = WireTerms(),
-                                  .block_tokens = 32,
-                                  .max_model_tokens = 8192,
-                                  .max_sequences = 64,
-                                  .num_blocks = 1000,
-                                  .block_bytes = 65536,
-                                  .supervised = true,
-                                  .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
-                                                  {.incarnation = 2, .cause = EndCause::kCrash},
-                                                  {.incarnation = 3, .cause = EndCause::kMemory}}};
+  WorkerRegistration registration{
+      .worker = {.name = "decode-1", .incarnation = ~uint64_t{0}},
+      .role = WorkerRole::kDecode,
+      .model = "demo",
+      .terms = WireTerms(),
+      .kv = {.block_tokens = 32, .num_blocks = 1000, .block_bytes = 65536},
+      .max_model_tokens = 8192,
+      .max_sequences = 64,
+      .sequence_blocks = 77,
+      .supervised = true,
+      .ended_lives = {{.incarnation = 1, .cause = EndCause::kOutside},
+                      {.incarnation = 2, .cause = EndCause::kCrash},
+                      {.incarnation = 3, .cause = EndCause::kMemory}}};
   Heartbeat heartbeat{.load = {.blocks = {.free = 1,
                                           .held = 2,
                                           .cached = 3,
@@ -124,7 +125,7 @@ inline std::vector<WatchUpdate> WireUpdates() {
 inline constexpr JobId kWireJob = ~uint64_t{0};
 
 inline std::vector<DecodeToPrefill> WireToPrefill() {
-  const Reservation reservation{.slot = 4, .generation = 9};
+  const Reservation reservation{.index = 4, .generation = 9};
   return {PrefillSubmit{.job = kWireJob,
                         .attempt = WireAttempt(),
                         .spec = {.token_ids = {1, 2, 3},

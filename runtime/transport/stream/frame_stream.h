@@ -38,8 +38,8 @@ class FramePayload {
   const std::span<const std::byte> bytes_;
 };
 
-// Of the carrier. Lives until its FrameSource is destroyed. Calls only begin something: what comes
-// of it is said on another stack.
+// A stream on which frames are sent, made by the carrier. Lives until its FrameSource is destroyed.
+// Calls only begin something: what comes of it is said on another stack.
 class FrameStream {
  public:
   virtual ~FrameStream() = default;
@@ -49,8 +49,8 @@ class FrameStream {
   virtual void End(const absl::Status& why) = 0;
 };
 
-// Of the transport: what the stream serves. Destroyed when there will be no call of it any more;
-// its stream is not touched after that.
+// What such a stream serves, made by the transport. Destroyed when there will be no call of it any
+// more; its stream is not touched after that.
 class FrameSource {
  public:
   virtual ~FrameSource() = default;
@@ -71,7 +71,7 @@ class FrameServer {
 
 // ---- The receiver's end ----
 
-// Of the transport. One call at a time.
+// Where frames arrive, made by the transport. One call at a time.
 class FrameTarget {
  public:
   virtual ~FrameTarget() = default;
@@ -82,7 +82,7 @@ class FrameTarget {
   virtual void OnEnded(const absl::Status& why) = 0;
 };
 
-// Of the carrier.
+// A stream on which frames come, made by the carrier.
 class DialledStream {
  public:
   virtual ~DialledStream() = default;
@@ -96,7 +96,7 @@ class FrameCarrier {
  public:
   // No stream is left, of either kind.
   virtual ~FrameCarrier() = default;
-  virtual std::string_view name() const = 0;  // Of the transport and of its path: "grpc".
+  virtual std::string_view name() const = 0;  // The transport's and its path's: "grpc".
   // Once, before anybody can dial this process. `server` outlives all streams.
   virtual void Serve(FrameServer* server) = 0;
   // Waits for nobody. The stream keeps `to` until OnEnded has returned.

@@ -65,7 +65,7 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
  public:
   SendLink(StreamTransport* transport, std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport), on_lost_(std::move(on_lost)) {
-    const int64_t block_bytes = transport->pool_.block_bytes;
+    const int64_t block_bytes = transport->pool_.kv.block_bytes;
     const int32_t count = NumProbes(block_bytes);
     for (int32_t i = 0; i < count; ++i) {
       waiting_.push_back({.header = ProbeHeader(i, count, block_bytes), .block = -1});
@@ -163,9 +163,9 @@ void StreamTransport::SendLink::WriteNext() {
   const KvPool& pool = transport_->pool_;
   const bool probe = next.block < 0;
   const std::byte* bytes = probe ? transport_->probe_.data() : pool.block(next.block);
-  stream_->Write(next.header,
-                 std::make_unique<Payload>(std::span(bytes, static_cast<size_t>(pool.block_bytes)),
-                                           transport_, shared_from_this(), next.send_id, probe));
+  stream_->Write(next.header, std::make_unique<Payload>(
+                                  std::span(bytes, static_cast<size_t>(pool.kv.block_bytes)),
+                                  transport_, shared_from_this(), next.send_id, probe));
 }
 
 void StreamTransport::SendLink::OnWritten(bool ok) {
@@ -276,7 +276,7 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
               std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport),
         on_lost_(std::move(on_lost)),
-        scratch_(static_cast<size_t>(transport->pool_.block_bytes)),
+        scratch_(static_cast<size_t>(transport->pool_.kv.block_bytes)),
         probe_(transport->listener_, peer, std::string(transport->name())) {}
 
   // No frame gets a place after this.
@@ -290,10 +290,7 @@ class StreamTransport::ReceiveLink final : public FrameTarget {
                        std::span<const std::string_view> payload) override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (closed_) return absl::CancelledError("closed");
-    if (header.length_bytes != transport_->pool_.block_bytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "frame: %d bytes, blocks have %d", header.length_bytes, transport_->pool_.block_bytes));
-    }
+    TANDEM_RETURN_IF_ERROR(transport_->sink_.Check(header));
     if (IsProbe(header)) {
       CopyAndSum(payload, scratch_.data());
       probe_.Count(header);
@@ -366,7 +363,8 @@ absl::StatusOr<std::unique_ptr<StreamTransport>> StreamTransport::Create(
   const bool owned = pool.base == nullptr;
   KvPool registered = pool;
   if (owned) {
-    TANDEM_ASSIGN_OR_RETURN(registered.base, AllocatePool(static_cast<size_t>(pool.bytes())));
+    TANDEM_ASSIGN_OR_RETURN(registered.base,
+                            AllocatePool(static_cast<size_t>(pool.kv.pool_bytes())));
   }
   return std::unique_ptr<StreamTransport>(
       new StreamTransport(registered, owned, std::move(carrier), receiver, listener));
@@ -379,7 +377,7 @@ StreamTransport::StreamTransport(const KvPool& pool, bool owned,
       owns_pool_(owned),
       listener_(listener),
       sink_(pool, receiver, listener),
-      probe_(static_cast<size_t>(pool.block_bytes)),
+      probe_(static_cast<size_t>(pool.kv.block_bytes)),
       carrier_(std::move(carrier)) {
   carrier_->Serve(this);
 }
@@ -397,7 +395,7 @@ StreamTransport::~StreamTransport() {
       return;  // The process ends; the mapping ends with it.
     }
   }
-  if (owns_pool_) munmap(pool_.base, static_cast<size_t>(pool_.bytes()));
+  if (owns_pool_) munmap(pool_.base, static_cast<size_t>(pool_.kv.pool_bytes()));
 }
 
 std::unique_ptr<FrameSource> StreamTransport::Accept(FrameStream* stream) {

@@ -25,13 +25,13 @@ namespace tandem {
 
 namespace {
 
-// Of connections at once. A full backlog would refuse peers, so that is as long as the kernel
-// allows.
+// Connections that are accepted at once. A full backlog would refuse peers, so that is as long as
+// the kernel allows.
 constexpr char kMemoryPath[] = "shared memory";
 constexpr int kAcceptsAtOnce = 128;
 // Connections without an attached link: what hangs up is gone two rounds after it was accepted.
 constexpr size_t kMaxStrangers = 2 * kAcceptsAtOnce;
-constexpr int kOffersAtOnce = 8;  // Of one link, before others get their turn.
+constexpr int kOffersAtOnce = 8;  // One link's, before others get their turn.
 
 absl::Status SocketError(const char* what) {
   return absl::UnavailableError(absl::StrFormat("KV socket: %s: %s", what, std::strerror(errno)));
@@ -48,7 +48,7 @@ sockaddr_un AbstractAddress(const std::string& name, socklen_t* length) {
   return address;
 }
 
-// Of the process that connected, or that listens where we connected.
+// The process that connected, or that listens where we connected, runs as our user.
 bool SameUser(int fd) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
@@ -107,7 +107,7 @@ SharedLinks::SharedLinks(UcxContext* context, const FleetSecret& secret, KvRecei
       secret_(secret),
       listener_(listener),
       sink_(context->pool(), receiver, listener),
-      scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
+      scratch_(static_cast<size_t>(context->pool().kv.block_bytes)) {}
 
 SharedLinks::~SharedLinks() {
   TANDEM_CHECK(outbound_.empty() && inbound_.empty()) << "links outlive their transport";
@@ -162,8 +162,8 @@ void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, 
     listener_->OnFrameSent(send_id, false);
     return;
   }
-  TANDEM_CHECK(block >= 0 && block < context_->pool().num_blocks)
-      << "block " << block << " of " << context_->pool().num_blocks;
+  TANDEM_CHECK(block >= 0 && block < context_->pool().kv.num_blocks)
+      << "block " << block << " of " << context_->pool().kv.num_blocks;
   found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
   Pump(found->second.get());
 }
@@ -331,7 +331,7 @@ absl::Status SharedLinks::Map(Inbound* link) {
 }
 
 void SharedLinks::Probe(Inbound* link) {
-  const int64_t block_bytes = context_->pool().block_bytes;
+  const int64_t block_bytes = context_->pool().kv.block_bytes;
   const int32_t count = std::min(NumProbes(block_bytes), link->remote.num_blocks);
   double seconds = 0;
   for (int pass = 0; pass < 2; ++pass) {  // The first one faults the pages in.
@@ -357,15 +357,14 @@ void SharedLinks::ReadOffers(Inbound* link) {
 absl::Status SharedLinks::Take(Inbound* link, const Offer& offer) {
   const KvPool& pool = context_->pool();
   const FrameHeader header = UnpackFrameHeader(offer.header);
-  if (offer.block >= static_cast<uint32_t>(link->remote.num_blocks) ||
-      header.length_bytes != pool.block_bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "KV offer: %d bytes of block %d, the pool has %d of %d bytes", header.length_bytes,
-        offer.block, link->remote.num_blocks, pool.block_bytes));
+  if (offer.block >= static_cast<uint32_t>(link->remote.num_blocks)) {
+    return absl::InvalidArgumentError(absl::StrFormat("KV offer: block %d, the pool has %d",
+                                                      offer.block, link->remote.num_blocks));
   }
+  TANDEM_RETURN_IF_ERROR(sink_.Check(header));
   if (std::optional<FrameSink::Landing> landing = sink_.Begin(header)) {
     landing->Complete(Crc32cCopy(landing->data(),
-                                 link->pool + int64_t{offer.block} * pool.block_bytes,
+                                 link->pool + int64_t{offer.block} * pool.kv.block_bytes,
                                  header.length_bytes));
   }
   // Never more than kWindow of them wait, which fits any socket's buffer.

@@ -25,7 +25,8 @@ class ShmFolder {
  public:
   // Removes the folders that dead processes of this user left in `parent`.
   static void RemoveAbandoned(const std::string& parent = "/dev/shm");
-  // Of what holds the folders, as statvfs tells. FailedPrecondition if it cannot be used.
+  // The file system that holds the folders, as statvfs tells. FailedPrecondition if it cannot be
+  // used.
   struct Space {
     int64_t total_bytes = 0, free_bytes = 0;
   };

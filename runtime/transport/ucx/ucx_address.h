@@ -18,9 +18,9 @@ struct UcxAddress {
   std::string host;            // Equal: shares memory with us.
   std::string worker_address;  // UCX's own bytes.
   bool network = false;        // Listens on a named interface.
-  std::string socket_name;     // Of SharedLinks; empty: shares no memory.
+  std::string socket_name;     // Where SharedLinks listens; empty: shares no memory.
 
-  // Of the pool, for a peer that may map it.
+  // The pool, for a peer that may map it.
   std::string pool_key;
   uint64_t pool_base = 0;
   int64_t block_bytes = 0;

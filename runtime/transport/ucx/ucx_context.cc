@@ -44,7 +44,7 @@ absl::StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const UcxOptions&
   }
   // First of all: it makes room.
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<ShmFolder> folder, ShmFolder::Create());
-  if (allocates) TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.pool.bytes()));
+  if (allocates) TANDEM_RETURN_IF_ERROR(CheckSharedMemory(options.pool.kv.pool_bytes()));
 
   std::unique_ptr<UcxContext> context(new UcxContext(std::move(folder)));
   // Memory domains take their settings from the environment alone, when the context is made.
@@ -102,7 +102,7 @@ absl::Status UcxContext::OpenWorker() {
 }
 
 absl::Status UcxContext::MapPool(const KvPool& pool) {
-  const auto pool_bytes = static_cast<size_t>(pool.bytes());
+  const auto pool_bytes = static_cast<size_t>(pool.kv.pool_bytes());
   ucp_mem_map_params_t params = {};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.length = pool_bytes;

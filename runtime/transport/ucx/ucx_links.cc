@@ -11,7 +11,7 @@ UcxLinks::UcxLinks(UcxContext* context, KvReceiver* receiver, KvTransport::Liste
     : context_(context),
       listener_(listener),
       sink_(context->pool(), receiver, listener),
-      scratch_(static_cast<size_t>(context->pool().block_bytes)) {}
+      scratch_(static_cast<size_t>(context->pool().kv.block_bytes)) {}
 
 UcxLinks::~UcxLinks() {
   TANDEM_CHECK(outbound_.empty() && inbound_.empty()) << "links outlive their transport";
@@ -75,10 +75,10 @@ void UcxLinks::OpenOutbound(uint64_t link, const UcxAddress& remote,
     Break(outbound, UcxError("connecting to the peer", status));
     return;
   }
-  const int32_t count = NumProbes(context_->pool().block_bytes);
+  const int32_t count = NumProbes(context_->pool().kv.block_bytes);
   for (int32_t i = 0; i < count; ++i) {
     outbound->waiting.push_back(
-        {.header = ProbeHeader(i, count, context_->pool().block_bytes), .probe = true});
+        {.header = ProbeHeader(i, count, context_->pool().kv.block_bytes), .probe = true});
   }
   Pump(outbound);
 }
@@ -89,8 +89,8 @@ void UcxLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, uin
     listener_->OnFrameSent(send_id, false);
     return;
   }
-  TANDEM_CHECK(block >= 0 && block < context_->pool().num_blocks)
-      << "block " << block << " of " << context_->pool().num_blocks;
+  TANDEM_CHECK(block >= 0 && block < context_->pool().kv.num_blocks)
+      << "block " << block << " of " << context_->pool().kv.num_blocks;
   found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
   Pump(found->second.get());
 }
@@ -125,7 +125,7 @@ void UcxLinks::Start(Outbound* link, const FrameHeader& header, int32_t block, u
   PackFrameHeader(header, record->header);
   record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
   record->parts[1] = {.buffer = probe ? scratch_.data() : context_->pool().block(block),
-                      .length = static_cast<size_t>(context_->pool().block_bytes)};
+                      .length = static_cast<size_t>(context_->pool().kv.block_bytes)};
   sends_.emplace(record->number, std::move(made));
   ++link->in_ucx;
 

@@ -84,7 +84,7 @@ class UcxLinks {
   std::map<uint64_t, std::unique_ptr<Outbound>> outbound_;
   std::map<uint64_t, std::unique_ptr<Inbound>> inbound_;
   std::map<uint64_t, std::unique_ptr<SendRecord>> sends_;  // In UCX, by number.
-  // Of which a part is still to come; for ever, if the sender died in between.
+  // Messages whose second part is still to come; for ever, if the sender died in between.
   std::map<uint64_t, std::unique_ptr<ReceiveRecord>> receives_;
   std::vector<std::unique_ptr<ReceiveRecord>> spare_;  // At most kWindow.
   std::vector<void*> closing_;

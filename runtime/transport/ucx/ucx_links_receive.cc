@@ -22,10 +22,10 @@ void UcxLinks::OpenInbound(uint64_t link, const std::string& peer,
 
 bool UcxLinks::Receive() {
   const size_t expected_bytes =
-      kFrameHeaderBytes + static_cast<size_t>(context_->pool().block_bytes);
+      kFrameHeaderBytes + static_cast<size_t>(context_->pool().kv.block_bytes);
   for (size_t i = 0; i < kWindow; ++i) {
     ucp_tag_recv_info_t info = {};
-    // Of any link: those of a closed one are read, too, and dropped.
+    // Any link's message: those of a closed one are read, too, and dropped.
     ucp_tag_message_h message =
         ucp_tag_probe_nb(context_->worker(), 0, /*tag_mask=*/0, /*remove=*/1, &info);
     if (message == nullptr) return i > 0;
@@ -53,7 +53,7 @@ std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, boo
   if (spare_.empty()) {
     record = std::make_unique<ReceiveRecord>();
     record->links = this;
-    record->payload.resize(static_cast<size_t>(context_->pool().block_bytes));
+    record->payload.resize(static_cast<size_t>(context_->pool().kv.block_bytes));
     record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
     record->parts[1] = {.buffer = record->payload.data(), .length = record->payload.size()};
   } else {
@@ -81,8 +81,10 @@ void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status
     const FrameHeader frame = UnpackFrameHeader(record->header);
     if (status != UCS_OK && record->whole) {
       Break(found->second.get(), UcxError("receiving a frame", status));
-    } else if (!record->whole || frame.length_bytes != record->payload.size()) {
+    } else if (!record->whole) {
       Break(found->second.get(), absl::InvalidArgumentError("a frame that is not one block long"));
+    } else if (const absl::Status fits = sink_.Check(frame); !fits.ok()) {
+      Break(found->second.get(), fits);
     } else if (IsProbe(frame)) {
       Crc32cCopy(scratch_.data(), record->payload.data(), scratch_.size());
       found->second->probe.Count(frame);

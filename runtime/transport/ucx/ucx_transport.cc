@@ -181,8 +181,8 @@ UcxAddress UcxTransport::LocalAddress(uint64_t link) const {
           .socket_name = shared_memory_ ? shared_links_->socket_name() : "",
           .pool_key = context_->pool_key(),
           .pool_base = reinterpret_cast<uint64_t>(context_->pool().base),
-          .block_bytes = context_->pool().block_bytes,
-          .num_blocks = context_->pool().num_blocks};
+          .block_bytes = context_->pool().kv.block_bytes,
+          .num_blocks = context_->pool().kv.num_blocks};
 }
 
 absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::string& peer,

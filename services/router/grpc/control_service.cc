@@ -43,9 +43,9 @@ void ControlService::DescribeServer(v1::ServerInfo* response) const {
   int32_t block_tokens = 0;
   for (const FleetView::Worker& worker : view.workers) {
     if (!worker.healthy) continue;
-    blocks += static_cast<uint64_t>(worker.registration.num_blocks);
+    blocks += static_cast<uint64_t>(worker.registration.kv.num_blocks);
     sequences += static_cast<uint64_t>(worker.registration.max_sequences);
-    block_tokens = std::max(block_tokens, worker.registration.block_tokens);
+    block_tokens = std::max(block_tokens, worker.registration.kv.block_tokens);
   }
   response->set_engine_version(TANDEM_VERSION);
   response->set_api_version(kApiVersion);

@@ -58,7 +58,7 @@ void BM_DecodeStep(benchmark::State& state) {
   KvReceiver receiver(128);
   LeaseKeeper leases;
   EngineOptions options = SmallEngine(/*num_blocks=*/batch * 600 + 64);
-  options.block_bytes = 128;
+  options.kv.block_bytes = 128;
   options.max_sequences = batch;
   options.max_batched_tokens = batch + 512;
   options.max_model_tokens = 1 << 30;
@@ -169,7 +169,7 @@ void BM_DecodeOnDevice(benchmark::State& state) {
   KvReceiver receiver(128);
   LeaseKeeper leases;
   EngineOptions options = SmallEngine(/*num_blocks=*/kBatch * 300);
-  options.block_bytes = 128;
+  options.kv.block_bytes = 128;
   options.max_sequences = kBatch;
   options.max_batched_tokens = 1'024;
   options.max_model_tokens = 1 << 30;

@@ -103,7 +103,9 @@ TEST(ModelConfigTest, ReadsMistral) {
   EXPECT_EQ(config->norm_epsilon, 1e-6f);
   EXPECT_FALSE(config->qkv_bias || config->attention_output_bias || config->head_norms);
   EXPECT_EQ(config->windows, Windows(4, 4'096));
+  EXPECT_EQ(config->largest_window(), 4'096);
   EXPECT_EQ(WindowsWith(kMistral, "sliding_window", "7"), Windows(4, 7));
+  EXPECT_EQ(Changed(kMistral, "sliding_window", "null")->largest_window(), 0);
   EXPECT_EQ(WindowsWith(kMistral, "sliding_window", "null"), Windows(4, 0));
   EXPECT_EQ(Changed(kMistral, "num_key_value_heads", "null")->num_kv_heads, 32);
   EXPECT_EQ(Changed(kMistral, "head_dim", "64")->head_dim, 64);

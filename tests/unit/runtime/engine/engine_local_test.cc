@@ -652,7 +652,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
     Random random(seed);
     EngineFleet fleet;
     EngineOptions options = SmallEngine(static_cast<int32_t>(random.Between(12, 40)));
-    options.block_tokens = random.Chance(0.5) ? 16 : 32;
+    options.kv.block_tokens = random.Chance(0.5) ? 16 : 32;
     options.max_sequences = static_cast<int32_t>(random.Between(1, 8));
     options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
     options.prefix_caching = random.Chance(0.8);
@@ -678,18 +678,18 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
 }
 
 TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
-  SimulatedExecutor executor({.num_blocks = 4});
+  SimulatedExecutor executor({.kv = {.num_blocks = 4}});
   KvReceiver receiver(128);
   LeaseKeeper leases;
   for (const auto& spoil : std::vector<void (*)(EngineOptions*)>{
-           [](EngineOptions* o) { o->block_tokens = 24; },
-           [](EngineOptions* o) { o->num_blocks = 0; },
+           [](EngineOptions* o) { o->kv.block_tokens = 24; },
+           [](EngineOptions* o) { o->kv.num_blocks = 0; },
            [](EngineOptions* o) { o->max_batched_tokens = o->max_sequences; },
            [](EngineOptions* o) { o->max_model_tokens = 1; },
            [](EngineOptions* o) { o->max_quarantined_share = -0.1; },
            [](EngineOptions* o) { o->max_waiting_attempts = 0; }}) {
     EngineOptions options = SmallEngine();
-    options.block_bytes = 128;
+    options.kv.block_bytes = 128;
     spoil(&options);
     const auto engine = Engine::Create(options, &executor, nullptr, nullptr, &receiver, &leases);
     EXPECT_EQ(engine.status().code(), absl::StatusCode::kInvalidArgument);

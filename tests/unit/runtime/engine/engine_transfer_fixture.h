@@ -53,7 +53,7 @@ class EngineTransferTest : public testing::Test {
     return {.job = JobOf(submit),
             .attempt = submit.attempt,
             .spec = submit.spec,
-            .num_blocks = CeilDiv(num_tokens, SmallEngine().block_tokens)};
+            .num_blocks = CeilDiv(num_tokens, SmallEngine().kv.block_tokens)};
   }
   void Run() { ASSERT_TRUE(fleet_.RunUntilQuiet()); }
   // Steps until the attempt has delivered a token.

@@ -514,7 +514,7 @@ TEST_F(EngineTransferTest, ATransferBelongsToTwoPeersAndNobodyElseHasASay) {
   fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
   const JobId job = JobOf(submit);
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
-           Grant{.job = job, .reservation = {.slot = 7, .generation = 7}}, Committed{.job = job},
+           Grant{.job = job, .reservation = {.index = 7, .generation = 7}}, Committed{.job = job},
            PrefillCancel{.job = job, .time_left_us = 1'000'000}}) {
     fleet_.engine(kPrefill).OnDecodeMessage(/*decode=*/999, message, fleet_.now_us());
   }
@@ -541,7 +541,7 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   Engine& decode = fleet_.engine(kDecode);
   const JobId job = JobOf(submit);
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
-           PrefillSubmitOf(submit), Grant{.job = job, .reservation = {.slot = 0, .generation = 1}},
+           PrefillSubmitOf(submit), Grant{.job = job, .reservation = {.index = 0, .generation = 1}},
            Resend{.job = job}, Committed{.job = job}, PrefillCancel{.job = job},
            Renew{.jobs = {job}}}) {
     prefill.OnDecodeMessage(100, message, fleet_.now_us());
@@ -575,7 +575,7 @@ TEST_F(EngineTransferTest, WhatHasEndedIsNotStartedAgainWhileItsFramesAreUnderWa
   prefill.OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
   prefill.Step(fleet_.now_us());
   prefill.OnDecodeMessage(100,
-                          Grant{.job = JobOf(submit), .reservation = {.slot = 0, .generation = 1}},
+                          Grant{.job = JobOf(submit), .reservation = {.index = 0, .generation = 1}},
                           fleet_.now_us());
   EXPECT_EQ(fleet_.messages("Start"), 1);
   fleet_.ReleaseFrames();
@@ -644,10 +644,10 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSes
     Random random(seed);
     EngineFleet fleet;
     EngineOptions options = SmallEngine(static_cast<int32_t>(random.Between(14, 40)));
-    options.block_tokens = random.Chance(0.7) ? 16 : 32;
+    options.kv.block_tokens = random.Chance(0.7) ? 16 : 32;
     options.max_batched_tokens = static_cast<int32_t>(random.Between(9, 80));
     fleet.AddWorker({.engine = options});
-    options.num_blocks = static_cast<int32_t>(random.Between(14, 40));
+    options.kv.num_blocks = static_cast<int32_t>(random.Between(14, 40));
     fleet.AddWorker({.engine = options});
     std::vector<Submit> submits;
     std::vector<bool> cancelled;

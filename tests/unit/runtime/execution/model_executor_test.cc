@@ -339,8 +339,7 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   const auto create = [&](ModelExecutorOptions options, KvPoolMemory memory) {
     return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
   };
-  const ModelExecutorOptions good{.block_tokens = 16,
-                                  .num_blocks = 4,
+  const ModelExecutorOptions good{.kv = {.block_tokens = 16, .num_blocks = 4},
                                   .max_sequences = 2,
                                   .max_batched_tokens = 32,
                                   .max_model_tokens = 64};
@@ -350,10 +349,10 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   EXPECT_THAT(std::string(create(bad, {}).message()),
               testing::HasSubstr("max_model_tokens is 100000, want 1 to 256"));
   bad = good;
-  bad.block_tokens = 24;
+  bad.kv.block_tokens = 24;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
   bad = good;
-  bad.num_blocks = 0;
+  bad.kv.num_blocks = 0;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
   alignas(64) std::byte little[64];
   EXPECT_THAT(std::string(create(good, {little, sizeof(little)}).message()),

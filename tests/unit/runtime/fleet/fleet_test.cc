@@ -18,9 +18,9 @@ WorkerRegistration Registration(const std::string& name, uint64_t incarnation,
   r.model = "m";
   r.terms.kv_class = "kv";
   r.terms.numerics_id = "n";
-  r.block_tokens = 16;
+  r.kv.block_tokens = 16;
   r.max_model_tokens = 1024;
-  r.num_blocks = 64;
+  r.kv.num_blocks = 64;
   r.max_sequences = 1000;
   return r;
 }
@@ -45,6 +45,21 @@ TEST_F(FleetTest, WorkNeedsASession) {
   EXPECT_EQ(fleet_.OnSessionLost(7), id_);
   EXPECT_EQ(fleet_.OnSessionLost(7), std::nullopt);
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
+}
+
+TEST_F(FleetTest, AWindowOffersTheContextWhereThePoolHoldsIt) {
+  WorkerRegistration registration = Registration("a", 1);
+  registration.kv.num_blocks = 20;
+  const auto offers = [&](int64_t sequence_blocks) {
+    registration.sequence_blocks = sequence_blocks;
+    EXPECT_TRUE(fleet_.OnRegistration("addr:1", registration, 0).ok());
+    return std::pair(worker().offered_tokens(), worker().offered_prompt_tokens());
+  };
+  EXPECT_EQ(offers(0), std::pair(int64_t{320}, int64_t{320}));  // A build that does not say.
+  EXPECT_EQ(offers(21), std::pair(int64_t{320}, int64_t{320}));
+  EXPECT_EQ(offers(20), std::pair(int64_t{1024}, int64_t{320}));
+  registration.kv.num_blocks = 64;
+  EXPECT_EQ(offers(20), std::pair(int64_t{1024}, int64_t{1023}));
 }
 
 TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {

@@ -25,14 +25,14 @@ TEST(BlockPoolTest, AllocatesAllOrNone) {
 TEST(BlockPoolTest, FreesWithTheLastReferenceAndCountsGenerations) {
   BlockPool pool(1);
   const BlockId block = pool.Allocate(1)->front();
-  const uint32_t generation = pool.generation(block);
+  const uint32_t life = pool.life(block);
   pool.AddReference(block);
   pool.Release(block);
   EXPECT_EQ(pool.state(block), BlockState::kHeld);
-  EXPECT_EQ(pool.generation(block), generation);
+  EXPECT_EQ(pool.life(block), life);
   pool.Release(block);
   EXPECT_EQ(pool.state(block), BlockState::kFree);
-  EXPECT_EQ(pool.generation(block), generation + 1);
+  EXPECT_EQ(pool.life(block), life + 1);
 }
 
 TEST(BlockPoolTest, ABlockInFlightOutlivesItsOwnerInQuarantine) {

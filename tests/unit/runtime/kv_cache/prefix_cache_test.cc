@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <span>
 #include <vector>
@@ -281,6 +282,61 @@ TEST(PrefixCachePropertyTest, AgreesWithANaiveModelOnRandomOperations) {
   }
   EXPECT_GT(hits, 1000);
   EXPECT_GT(refused, 10);
+}
+
+class WindowedCacheTest : public testing::Test {
+ protected:
+  // Names six blocks and gives them all back; those in `gone` are then evicted.
+  void Fill(const std::vector<size_t>& gone) {
+    PrefixCursor cursor{.name = kRoot};
+    const std::vector<BlockId> table = *pool_.Allocate(6);
+    for (size_t i = 0; i < table.size(); ++i) {
+      const bool here = std::find(gone.begin(), gone.end(), i) == gone.end();
+      cache_.Append(&cursor, BlockOf(static_cast<int32_t>(i)), here ? table[i] : kNoBlock);
+    }
+    pool_.Release(table);
+    table_ = table;
+  }
+  std::vector<BlockId> Match(int32_t num_blocks, int32_t keep_from = kKeepNone) {
+    std::vector<int32_t> firsts(static_cast<size_t>(num_blocks));
+    std::iota(firsts.begin(), firsts.end(), 0);
+    PrefixCache::Hit hit = cache_.Match(kRoot, Prompt(firsts), keep_from);
+    EXPECT_EQ(cache_.CountMatch(kRoot, Prompt(firsts), keep_from),
+              static_cast<int32_t>(hit.blocks.size()));
+    EXPECT_TRUE(hit.blocks.empty() ||
+                hit.cursor.name == HashChain(kRoot, Prompt(firsts))[hit.blocks.size() - 1]);
+    for (const BlockId block : hit.blocks) {
+      if (block != kNoBlock) pool_.Release(block);
+    }
+    return hit.blocks;
+  }
+  void TearDown() override { EXPECT_TRUE(cache_.Audit().ok()) << cache_.Audit(); }
+
+  // The token after n blocks sees the last one and the half of that before it.
+  BlockPool pool_{8};
+  PrefixCache cache_{{.window = 1 + kHashTokens + kHashTokens / 2}, &pool_};
+  std::vector<BlockId> table_;
+};
+
+TEST_F(WindowedCacheTest, AHitHoldsOnlyWhatTheNextTokenSees) {
+  Fill({});
+  EXPECT_THAT(Match(6), ElementsAre(kNoBlock, kNoBlock, kNoBlock, kNoBlock, table_[4], table_[5]));
+  EXPECT_THAT(Match(2), ElementsAre(table_[0], table_[1]));
+}
+
+TEST_F(WindowedCacheTest, AHitNeedsOnlyWhatTheNextTokenSees) {
+  Fill({0, 1, 3});
+  EXPECT_THAT(Match(6), ElementsAre(kNoBlock, kNoBlock, kNoBlock, kNoBlock, table_[4], table_[5]));
+  EXPECT_THAT(Match(5), IsEmpty());  // Block 3 is missing after 5 blocks, block 1 after 3.
+  EXPECT_THAT(Match(3), IsEmpty());
+}
+
+TEST_F(WindowedCacheTest, BlocksThatAreToBeKeptAreNeeded) {
+  Fill({1});
+  EXPECT_THAT(Match(6, /*keep_from=*/2),
+              ElementsAre(kNoBlock, kNoBlock, table_[2], table_[3], table_[4], table_[5]));
+  EXPECT_THAT(Match(6, /*keep_from=*/1), ElementsAre(table_[0]));
+  EXPECT_THAT(Match(6, /*keep_from=*/0), ElementsAre(table_[0]));
 }
 
 }  // namespace

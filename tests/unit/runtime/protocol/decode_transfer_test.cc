@@ -14,7 +14,7 @@ namespace {
 using State = DecodeTransfer::State;
 
 constexpr JobId kJob = 3;
-const Reservation kReservation{.slot = 4, .generation = 5};
+const Reservation kReservation{.index = 4, .generation = 5};
 
 // Promised: blocks 1 and 2 of three.
 class DecodeTransferTest : public testing::Test {

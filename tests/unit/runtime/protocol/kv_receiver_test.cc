@@ -65,26 +65,29 @@ TEST_F(KvReceiverTest, ASenderOfDamagedFramesIsNotListenedToForEver) {
 }
 
 TEST_F(KvReceiverTest, DropsWhatNamesNoOpenReservation) {
-  EXPECT_FALSE(receiver_.Begin(HeaderFor({.slot = 0, .generation = 1}, 3)));
+  EXPECT_FALSE(receiver_.Begin(HeaderFor({.index = 0, .generation = 1}, 3)));
   const Reservation r = Open({70, 71});
   EXPECT_NE(r.generation, 0u);
-  EXPECT_FALSE(receiver_.Begin(HeaderFor({.slot = r.slot + 1, .generation = r.generation}, 3)));
-  EXPECT_FALSE(receiver_.Begin(HeaderFor({.slot = r.slot, .generation = r.generation + 1}, 3)));
+  EXPECT_FALSE(receiver_.Begin(HeaderFor({.index = r.index + 1, .generation = r.generation}, 3)));
+  EXPECT_FALSE(receiver_.Begin(HeaderFor({.index = r.index, .generation = r.generation + 1}, 3)));
   EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 2)));
   EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 5)));
   EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 0xFFFFFFFF)));
   FrameHeader header = HeaderFor(r, 3);
   header.length_bytes = kBlockBytes + 1;
   EXPECT_FALSE(receiver_.Begin(header));
+  header = HeaderFor(r, 3);
+  header.shard = {.index = 0, .count = 2};
+  EXPECT_FALSE(receiver_.Begin(header));
   EXPECT_THAT(receiver_.Close(r), IsEmpty());
   EXPECT_FALSE(receiver_.Begin(HeaderFor(r, 3)));
 }
 
-TEST_F(KvReceiverTest, AReusedSlotTakesNoLateFrame) {
+TEST_F(KvReceiverTest, AReusedIndexTakesNoLateFrame) {
   const Reservation first = Open({70});
   receiver_.Close(first);
   const Reservation second = Open({70});
-  EXPECT_EQ(second.slot, first.slot);
+  EXPECT_EQ(second.index, first.index);
   EXPECT_NE(second.generation, first.generation);
   EXPECT_FALSE(receiver_.Begin(HeaderFor(first, 3)));
   receiver_.Close(first);
@@ -117,7 +120,7 @@ TEST_F(KvReceiverTest, ClosingKeepsBackWhatIsInFlight) {
   const std::optional<KvReceiver::Place> place = receiver_.Begin(HeaderFor(r, 5));
   EXPECT_THAT(receiver_.Close(r), ElementsAre(72));
   EXPECT_THAT(receiver_.Close(r), IsEmpty());
-  Open({80});  // The slot's next owner is not mistaken for the old one.
+  Open({80});  // The index's next owner is not mistaken for the old one.
   const ReceivedFrame frame = receiver_.Finish(*place, true, 0);
   EXPECT_EQ(frame.outcome, FrameOutcome::kOrphaned);
   EXPECT_EQ(frame.block, 72);
@@ -133,10 +136,10 @@ TEST_F(KvReceiverTest, TheSameAttemptMayNotInheritAnOrphan) {
 
 TEST(FrameChecksumTest, CoversEveryFieldOfTheHeader) {
   const FrameHeader header{
-      .reservation = {.slot = 1, .generation = 2}, .ordinal = 3, .length_bytes = 4};
+      .reservation = {.index = 1, .generation = 2}, .ordinal = 3, .length_bytes = 4};
   std::set<uint32_t> sums = {FrameChecksum(header, 0), FrameChecksum(header, 1)};
   FrameHeader other = header;
-  other.reservation.slot = 9;
+  other.reservation.index = 9;
   sums.insert(FrameChecksum(other, 0));
   other = header;
   other.reservation.generation = 9;
@@ -147,7 +150,13 @@ TEST(FrameChecksumTest, CoversEveryFieldOfTheHeader) {
   other = header;
   other.length_bytes = 9;
   sums.insert(FrameChecksum(other, 0));
-  EXPECT_EQ(sums.size(), 6u);
+  other = header;
+  other.shard.count = 9;
+  sums.insert(FrameChecksum(other, 0));
+  other = header;
+  other.shard.index = 9;
+  sums.insert(FrameChecksum(other, 0));
+  EXPECT_EQ(sums.size(), 8u);
 }
 
 // An engine thread opens and closes, a transport thread lands frames, current and late. Every block

@@ -30,6 +30,8 @@ TEST(PeerTerms, EveryTermMustFit) {
   refused([](PeerTerms* t) { t->kv_class = "other"; }, "other");
   refused([](PeerTerms* t) { t->numerics_id = "other"; }, "other");
   refused([](PeerTerms* t) { t->transport = "grpc"; }, "grpc");
+  refused([](PeerTerms* t) { t->shard = {.index = 0, .count = 2}; },
+          "kv_shard: the peer has shard 0 of 2, this worker shard 0 of 1");
 }
 
 }  // namespace

@@ -92,9 +92,9 @@ class RequestFixture : public testing::Test {
     r.model = model_;
     r.terms.kv_class = "kv";
     r.terms.numerics_id = numerics;
-    r.block_tokens = 16;
+    r.kv.block_tokens = 16;
     r.max_model_tokens = max_model_tokens_;
-    r.num_blocks = 128;
+    r.kv.num_blocks = 128;
     r.max_sequences = max_sequences_;
     r.supervised = supervised_;
     r.ended_lives = ended_lives_;

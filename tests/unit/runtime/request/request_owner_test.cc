@@ -415,7 +415,7 @@ TEST_F(RequestOwnerTest, AWorkerIsKnownOnceItsSnapshotHasCome) {
   owner_->ExpectWorkers({"a:1"});
   WorkerRegistration registration;
   registration.worker = {.name = "a", .incarnation = 1};
-  registration.block_tokens = 16;
+  registration.kv.block_tokens = 16;
   ASSERT_TRUE(owner_->OnRegistration("a:1", registration, now_us_).ok());
   KvEvents events;
   owner_->OnKvEvents(registration.worker, events);

@@ -17,9 +17,9 @@ class RoutingPolicyTest : public testing::Test {
     r.model = "m";
     r.terms.kv_class = "kv";
     r.terms.numerics_id = numerics;
-    r.block_tokens = 16;
+    r.kv.block_tokens = 16;
     r.max_model_tokens = max_model_tokens;
-    r.num_blocks = num_blocks;
+    r.kv.num_blocks = num_blocks;
     r.max_sequences = 1000;
     EXPECT_TRUE(fleet_.OnRegistration(name + ":1", r, 0).ok());
     fleet_.OnSessionUp(r.worker, ++last_session_);

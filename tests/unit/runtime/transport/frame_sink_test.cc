@@ -46,11 +46,26 @@ class FrameSinkTest : public testing::Test {
   }
 
   std::vector<std::byte> memory_ = std::vector<std::byte>(8 * kBlockBytes);
-  const KvPool pool_{.base = memory_.data(), .block_bytes = kBlockBytes, .num_blocks = 8};
+  const KvPool pool_{.base = memory_.data(), .kv = {.num_blocks = 8, .block_bytes = kBlockBytes}};
   KvReceiver receiver_{kBlockBytes};
   Heard heard_;
   FrameSink sink_{pool_, &receiver_, &heard_};
 };
+
+TEST_F(FrameSinkTest, AHeaderOfAnotherLengthOrShardIsRefusedWithTheNumbers) {
+  FrameHeader header = Header({.index = 0, .generation = 1}, 0, "zero");
+  EXPECT_TRUE(sink_.Check(header).ok());
+  header.length_bytes += 1;
+  header.shard = {.index = 1, .count = 2};
+  EXPECT_EQ(sink_.Check(header),
+            absl::InvalidArgumentError(absl::StrFormat(
+                "frame: %d bytes of shard 1 of 2, a block here has %d of shard 0 of 1",
+                kBlockBytes + 1, kBlockBytes)));
+  header.length_bytes -= 1;
+  EXPECT_FALSE(sink_.Check(header).ok());
+  header.shard = {};
+  EXPECT_TRUE(sink_.Check(header).ok());
+}
 
 TEST_F(FrameSinkTest, HeadersThatComeAheadGivePlacesToPayloadsInAnyOrder) {
   const Reservation reservation = receiver_.Open(kJob, 0, std::vector<int32_t>{6, 2});

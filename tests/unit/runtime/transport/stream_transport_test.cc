@@ -23,7 +23,7 @@ class LocalSide final : public Side {
     target = "local:" + std::to_string(next++);
     auto carrier = std::make_unique<LocalCarrier>(target);
     carrier_ = carrier.get();
-    KvPool pool = {.block_bytes = kBlockBytes, .num_blocks = num_blocks};
+    KvPool pool = {.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}};
     if (registered) pool.base = AllocatePool(num_blocks);
     auto made = StreamTransport::Create(pool, std::move(carrier), &receiver, &recorder);
     if (!made.ok()) ADD_FAILURE() << made.status();
@@ -90,13 +90,13 @@ class StreamTransportTest : public testing::Test {
     auto carrier = std::make_unique<HandCarrier>();
     HandCarrier* const hand = carrier.get();
     side_.transport =
-        *StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = 8}, std::move(carrier),
-                                 &side_.receiver, &side_.recorder);
+        *StreamTransport::Create({.kv = {.num_blocks = 8, .block_bytes = kBlockBytes}},
+                                 std::move(carrier), &side_.receiver, &side_.recorder);
     server_ = hand->server;
     outbound_ = *side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
   }
   void Send(int32_t block, uint64_t send_id) {
-    outbound_->Send(HeaderFor(side_.transport->pool(), block, {.slot = 1, .generation = 1}, block),
+    outbound_->Send(HeaderFor(side_.transport->pool(), block, {.index = 1, .generation = 1}, block),
                     block, send_id);
   }
   // Writes, and reads, all probes.
@@ -179,7 +179,7 @@ TEST_F(StreamTransportTest, AReceiverThatLeavesBeforeItNamesItsLinkEndsIt) {
 
 TEST_F(StreamTransportTest, PoolOfADeviceIsRefused) {
   const auto made = StreamTransport::Create(
-      {.block_bytes = kBlockBytes, .num_blocks = 8, .memory = MemoryKind::kDevice},
+      {.kv = {.num_blocks = 8, .block_bytes = kBlockBytes}, .memory = MemoryKind::kDevice},
       std::make_unique<HandCarrier>(), &side_.receiver, &side_.recorder);
   EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition);
 }

@@ -18,7 +18,7 @@ inline std::unique_ptr<Side> MakeSide(const std::string& kind, int32_t num_block
                                       const FleetSecret& secret = {}) {
   auto side = std::make_unique<Side>();
   UcxOptions options;
-  options.pool = {.block_bytes = kBlockBytes, .num_blocks = num_blocks};
+  options.pool = {.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}};
   options.secret = secret;
   if (kind != "ucx") {
     options.devices = "lo";

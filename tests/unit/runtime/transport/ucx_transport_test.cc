@@ -32,8 +32,9 @@ namespace {
 TEST(UcxTransportTest, PoolThatDoesNotFitSharedMemoryIsRefusedWithNumbers) {
   KvReceiver receiver(kBlockBytes);
   Recorder recorder;
-  const auto transport = UcxTransport::Create(
-      {.pool = {.block_bytes = int64_t{1} << 40, .num_blocks = 1000}}, &receiver, &recorder);
+  const auto transport =
+      UcxTransport::Create({.pool = {.kv = {.num_blocks = 1000, .block_bytes = int64_t{1} << 40}}},
+                           &receiver, &recorder);
   EXPECT_EQ(transport.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(transport.status().message()), testing::HasSubstr("/dev/shm"));
 }
@@ -42,7 +43,7 @@ TEST(UcxTransportTest, PoolThatItCannotMoveIsRefused) {
   KvReceiver receiver(kBlockBytes);
   Recorder recorder;
   alignas(4096) static std::byte memory[kBlockBytes];
-  KvPool pool = {.base = memory, .block_bytes = kBlockBytes, .num_blocks = 1};
+  KvPool pool = {.base = memory, .kv = {.num_blocks = 1, .block_bytes = kBlockBytes}};
   const auto elsewhere = UcxTransport::Create({.pool = pool}, &receiver, &recorder);
   EXPECT_EQ(elsewhere.status().code(), absl::StatusCode::kFailedPrecondition);
   pool.memory = MemoryKind::kDevice;

@@ -136,7 +136,7 @@ TEST(UcxTrustTest, AReceiverThatProvesNothingIsOfferedNothing) {
   auto outbound =
       from->transport->OpenOutbound("receiver", EncodeUcxAddress(address), from->OnLost());
   ASSERT_TRUE(outbound.ok()) << outbound.status();
-  (*outbound)->Send(HeaderFor(from->transport->pool(), 1, {.slot = 1, .generation = 1}, 1), 1, 1);
+  (*outbound)->Send(HeaderFor(from->transport->pool(), 1, {.index = 1, .generation = 1}, 1), 1, 1);
   const int fd = accept(impostor.fd(), nullptr, nullptr);
   ASSERT_GE(fd, 0);
   SocketGreeting greeting;

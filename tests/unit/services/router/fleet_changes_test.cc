@@ -20,7 +20,7 @@ class FleetChangesTest : public testing::Test {
     r.terms.numerics_id = "n";
     r.terms.transport = "grpc";
     r.terms.protocol_min = r.terms.protocol_max = 2;
-    r.block_tokens = 16;
+    r.kv.block_tokens = 16;
     return r;
   }
   void Register(const WorkerRegistration& r) {
@@ -105,8 +105,9 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
       {"kv_class", [](WorkerRegistration* r) { r->terms.kv_class = "other"; }},
       {"numerics_id", [](WorkerRegistration* r) { r->terms.numerics_id = "other"; }},
       {"transport", [](WorkerRegistration* r) { r->terms.transport = "ucx"; }},
-      {"block size", [](WorkerRegistration* r) { r->block_tokens = 32; }},
-      {"block bytes", [](WorkerRegistration* r) { r->block_bytes = 1; }},
+      {"kv_shard", [](WorkerRegistration* r) { r->terms.shard.count = 2; }},
+      {"block size", [](WorkerRegistration* r) { r->kv.block_tokens = 32; }},
+      {"block bytes", [](WorkerRegistration* r) { r->kv.block_bytes = 1; }},
       {"kv_class, transport",
        [](WorkerRegistration* r) {
          r->terms.kv_class = "other";

@@ -65,7 +65,7 @@ class RouterCoreTest : public testing::Test {
     WorkerRegistration registration;
     registration.worker = worker_;
     registration.role = WorkerRole::kDecode;
-    registration.block_tokens = 16;
+    registration.kv.block_tokens = 16;
     core_->OnWatchUpdate(address, worker_, registration, std::make_shared<NoWatch>());
   }
 

@@ -37,10 +37,9 @@ class GenerationTest : public testing::Test {
                                           .role = WorkerRole::kHybrid,
                                           .model = "m",
                                           .terms = {.kv_class = "kv", .numerics_id = "n"},
-                                          .block_tokens = 16,
+                                          .kv = {.block_tokens = 16, .num_blocks = 2'048},
                                           .max_model_tokens = 32'768,
-                                          .max_sequences = 8,
-                                          .num_blocks = 2'048};
+                                          .max_sequences = 8};
     struct Watch final : WatchReader {
       void ReadNext() override {}
       void Refuse() override {}

@@ -306,6 +306,9 @@ TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
   const auto bad_hello = [](void (*spoil)(Hello*)) { return Refused<Hello>(WireHello(), spoil); };
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_min(0); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_max(0); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(0); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(3); }));  // It is shard 3.
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(1 << 16); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_class(std::string(kMaxTextBytes + 1, 'k')); }));
   EXPECT_TRUE(bad_hello(
       [](Hello* h) { h->mutable_worker()->set_name(std::string(kMaxNameBytes + 1, 'w')); }));
@@ -325,6 +328,7 @@ TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_sequences(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_num_blocks(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_bytes(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_sequence_blocks(-1); }));
   EXPECT_TRUE(refused(0, [](Worker* w) {
     w->mutable_registration()->set_role(static_cast<proto::WorkerRole>(99));
   }));

@@ -35,8 +35,9 @@ class GrpcSide final : public Side {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(carrier->service());
     builder.RegisterService(door_.service());
-    auto made = StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = num_blocks},
-                                        std::move(carrier), &receiver, &recorder);
+    auto made =
+        StreamTransport::Create({.kv = {.num_blocks = num_blocks, .block_bytes = kBlockBytes}},
+                                std::move(carrier), &receiver, &recorder);
     if (!made.ok()) ADD_FAILURE() << made.status();
     transport = *std::move(made);
     server_ = builder.BuildAndStart();

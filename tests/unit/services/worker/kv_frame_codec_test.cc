@@ -9,9 +9,10 @@ namespace tandem {
 namespace {
 
 FrameHeader Header(uint32_t length_bytes) {
-  return {.reservation = {.slot = 0x01020304, .generation = 0xFFFFFFFF},
+  return {.reservation = {.index = 0x01020304, .generation = 0xFFFFFFFF},
           .ordinal = 7,
           .length_bytes = length_bytes,
+          .shard = {.index = 0x0506, .count = 0xFFFE},
           .crc32c = 0xDEADBEEF};
 }
 

@@ -113,7 +113,7 @@ TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
     OneToken prefill(token);
     Side side;
     side.transport =
-        *StreamTransport::Create({.block_bytes = kBlockBytes, .num_blocks = 1},
+        *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
                                  std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
     const FleetSecret no_secret;
     MemoryBudget budget(int64_t{256} << 20);
@@ -123,7 +123,7 @@ TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
                        &commands);
     peers.Send({.worker = {.name = "prefill", .incarnation = 2},
                 .address = "127.0.0.1:" + std::to_string(prefill.port())},
-               Grant{.job = 1, .reservation = {.slot = 1, .generation = 1}});
+               Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
     ASSERT_TRUE(Eventually([&] { return commands.size() > 0; }));
     const std::vector<EngineCommand> said = commands.Drain();
     if (token < 100) {

@@ -21,7 +21,7 @@ TEST(WorkerSizesTest, DefaultsComeFromMachineAndModel) {
   ASSERT_TRUE(sizes.ok()) << sizes.status();
   EXPECT_EQ(sizes->max_model_tokens, 8192);
   // Half of 8 GiB, less 256 MiB of --memory-limit and the reserve.
-  EXPECT_EQ(sizes->num_blocks, 4096 - 128 - 32);
+  EXPECT_EQ(sizes->kv.num_blocks, 4096 - 128 - 32);
   EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
 }
 
@@ -36,7 +36,7 @@ TEST(WorkerSizesTest, FlagsWin) {
   EXPECT_EQ(sizes->max_model_tokens, 512);
   EXPECT_EQ(sizes->max_sequences, 3);
   EXPECT_EQ(sizes->max_batched_tokens, 100);
-  EXPECT_EQ(sizes->num_blocks, 100);
+  EXPECT_EQ(sizes->kv.num_blocks, 100);
 }
 
 TEST(WorkerSizesTest, PoolTooSmallForOneSequenceNamesTheNumbers) {
@@ -57,6 +57,24 @@ TEST(WorkerSizesTest, PoolBeyondMemoryIsRefused) {
   EXPECT_THAT(Message(sizes.status()), HasSubstr("9.00 GiB"));
 }
 
+// 1,024 tokens of window and 512 of a step are in 96 blocks of 16, and two at their edges.
+TEST(WorkerSizesTest, PoolNeedsToHoldOnlyWhatTheWindowLeaves) {
+  ModelSizes model = kModel;
+  model.window = 1024;
+  SizeOptions options;
+  options.max_batched_tokens = 512;
+  options.kv_memory = {98 << 20};
+  const auto sizes = SizeWorker(options, model, kMachine, std::nullopt);
+  ASSERT_TRUE(sizes.ok()) << sizes.status();
+  EXPECT_EQ(sizes->max_model_tokens, 8192);
+  EXPECT_EQ(sizes->kv.num_blocks, 98);
+  options.kv_memory = {97 << 20};
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("one sequence of 8192 tokens needs 98 blocks"));
+  // A default is for texts that are computed for others, too.
+  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->kv.num_blocks, 4096 - 128 - 32);
+}
+
 // A pool that just fits beside the weights would end in the kernel's hands, not in an error.
 TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
   ModelSizes model = kModel;
@@ -69,7 +87,7 @@ TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
   options.kv_memory = {8 * kGiB - own_bytes};
   const auto fits = SizeWorker(options, model, kMachine, std::nullopt);
   ASSERT_TRUE(fits.ok()) << fits.status();
-  EXPECT_EQ(fits->num_blocks * model.block_bytes, options.kv_memory.bytes);
+  EXPECT_EQ(fits->kv.num_blocks * model.block_bytes, options.kv_memory.bytes);
   options.kv_memory.bytes += 1;
   const std::string refused = Message(SizeWorker(options, model, kMachine, std::nullopt).status());
   for (const char* part :
@@ -81,7 +99,7 @@ TEST(WorkerSizesTest, WhatTheProcessTakesBesideThePoolIsLeftToIt) {
   options.kv_memory = {0};
   const auto half = SizeWorker(options, model, kMachine, std::nullopt);
   ASSERT_TRUE(half.ok()) << half.status();
-  EXPECT_EQ(half->num_blocks, (8192 - 664) / 2);
+  EXPECT_EQ(half->kv.num_blocks, (8192 - 664) / 2);
 }
 
 TEST(WorkerSizesTest, WhatTakesMostOfTheMemoryIsNamedFirst) {
@@ -128,7 +146,7 @@ TEST(WorkerSizesTest, WorkersOfOneMachineShareItsMemory) {
   options.kv_memory = {0};
   const auto half = SizeWorker(options, mapped, kMachine, std::nullopt);
   ASSERT_TRUE(half.ok()) << half.status();
-  EXPECT_EQ(half->num_blocks, 3072 / 2);
+  EXPECT_EQ(half->kv.num_blocks, 3072 / 2);
 }
 
 TEST(WorkerSizesTest, ManyWorkersHaveSmallLimitsByDefault) {
@@ -165,7 +183,7 @@ TEST(WorkerSizesTest, DefaultPoolStaysWithinSharedMemory) {
   const SharedMemory shm{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
   const auto sizes = SizeWorker({}, kModel, kMachine, shm);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
-  EXPECT_LE(sizes->num_blocks * kModel.block_bytes, kGiB);
+  EXPECT_LE(sizes->kv.num_blocks * kModel.block_bytes, kGiB);
 }
 
 TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
@@ -177,7 +195,7 @@ TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
   const auto again = SizeWorker(options, kModel, kMachine, shared);
   ASSERT_TRUE(first.ok()) << first.status();
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(first->num_blocks, again->num_blocks);
+  EXPECT_EQ(first->kv.num_blocks, again->kv.num_blocks);
 }
 
 TEST(WorkerSizesTest, SharedMemoryTooSmallForOneSequenceIsNamed) {

@@ -1,10 +1,11 @@
 // The engine's blocks: pool and prefix cache together, copy-on-write, checksums.
 //
-// A sequence's table holds one reference per block. Full blocks whose tokens were computed or
-// verified here get a name in the prefix cache.
+// A sequence's table holds one reference per block, but for blocks that the window has left
+// behind: those are kNoBlock there. Full blocks whose tokens were computed or verified here get a
+// name in the prefix cache.
 
-#ifndef TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
-#define TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+#ifndef TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_
+#define TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_
 
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include "runtime/engine/transfer_blocks.h"
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/kv_cache/kv_events.h"
+#include "runtime/kv_cache/kv_window.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/kv_cache/step_limbo.h"
 #include "runtime/scheduler/block_source.h"
@@ -30,10 +32,10 @@ struct BlockOwners {
 };
 
 // Engine thread only.
-class KvMemory final : public BlockSource, public TransferBlocks, private FreedBlocks {
+class EngineBlocks final : public BlockSource, public TransferBlocks, private FreedBlocks {
  public:
   // What a begun step names is free only once that is over.
-  KvMemory(int32_t num_blocks, int32_t block_tokens, bool prefix_caching, Executor* executor);
+  EngineBlocks(int32_t num_blocks, const KvWindow& window, bool prefix_caching, Executor* executor);
 
   // ---- BlockSource; every sequence is an EngineSequence ----
   void AttachPrefix(Sequence* sequence) override;
@@ -48,8 +50,12 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   bool AppendBlocks(EngineSequence* sequence, int32_t num_blocks);
   // One more reference to each block of `table`.
   void Share(std::span<const BlockId> table);
-  // Names the full blocks of the first `num_tokens`; their content is right and final.
+  // Names the full blocks of the first `num_tokens`; their content is right and final. Those that
+  // no token after them sees are given back.
   void CacheComputed(EngineSequence* sequence, int32_t num_tokens);
+  // The table is to begin with the first block that the token at `position` sees: gives those
+  // before it back, and does without those that it has not.
+  void BeginAt(EngineSequence* sequence, int32_t position);
 
   // ---- TransferBlocks ----
   void Pin(BlockId block) override { pool_.Pin(block); }
@@ -75,25 +81,30 @@ class KvMemory final : public BlockSource, public TransferBlocks, private FreedB
   // Makes the block of the next token the sequence's own. False: no block for the copy.
   bool OwnNextSlot(EngineSequence* sequence);
 
+  // Gives back what the token at `position` and later ones do not see, as far as it is named.
+  void GiveBack(EngineSequence* sequence, int32_t position);
+
   // Only the sequence can see the block, apart from copies of it that may not have run.
   bool Exclusive(BlockId block) const;
 
   struct KnownChecksum {
-    uint32_t generation = 0;  // Of the block; 0: not known.
+    uint32_t life = 0;  // The block's when it was computed; 0: not known.
     uint32_t crc32c = 0;
   };
 
   const int32_t block_tokens_;
+  const KvWindow window_;
   Executor* const executor_;
   BlockPool pool_;
   PrefixCache cache_;
   const bool late_;  // Copies may run after their step is begun.
   std::vector<BlockCopy> copies_;
-  std::vector<BlockId> copy_sources_;  // Of copies_, if late: nobody else gets them before.
+  std::vector<BlockId>
+      copy_sources_;  // The sources of copies_, if late: nobody else gets them before.
   StepLimbo limbo_;
   std::vector<KnownChecksum> checksums_;  // By block.
 };
 
 }  // namespace tandem
 
-#endif  // TANDEM_RUNTIME_ENGINE_KV_MEMORY_H_
+#endif  // TANDEM_RUNTIME_ENGINE_ENGINE_BLOCKS_H_

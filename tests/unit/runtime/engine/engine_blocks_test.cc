@@ -1,4 +1,4 @@
-#include "runtime/engine/kv_memory.h"
+#include "runtime/engine/engine_blocks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,46 +21,46 @@ class DiscardingExecutor final : public SynchronousExecutor {
   std::vector<BlockId> discarded;
 };
 
-class KvMemoryTest : public testing::Test {
+class EngineBlocksTest : public testing::Test {
  protected:
-  KvMemoryTest() {
+  EngineBlocksTest() {
     for (EngineSequence* const sequence : {&first_, &second_}) sequence->spec = &spec_;
   }
 
   const RequestSpec spec_;
   DiscardingExecutor executor_;
-  KvMemory memory_{/*num_blocks=*/8, /*block_tokens=*/16, /*prefix_caching=*/true, &executor_};
+  EngineBlocks blocks_{/*num_blocks=*/8, {.block_tokens = 16}, /*prefix_caching=*/true, &executor_};
   EngineSequence first_, second_;
 };
 
-TEST_F(KvMemoryTest, BlocksAreDiscardedWithTheirLastHolder) {
-  ASSERT_TRUE(memory_.AppendBlocks(&first_, 2));
+TEST_F(EngineBlocksTest, BlocksAreDiscardedWithTheirLastHolder) {
+  ASSERT_TRUE(blocks_.AppendBlocks(&first_, 2));
   const std::vector<BlockId> blocks = first_.block_table;
   second_.block_table = {blocks[0]};
-  memory_.Share(second_.block_table);
-  memory_.Release(&first_);
+  blocks_.Share(second_.block_table);
+  blocks_.Release(&first_);
   EXPECT_THAT(executor_.discarded, ElementsAre(blocks[1]));
-  memory_.Pin(blocks[0]);
-  memory_.Release(&second_);
+  blocks_.Pin(blocks[0]);
+  blocks_.Release(&second_);
   EXPECT_THAT(executor_.discarded, ElementsAre(blocks[1]));
-  memory_.Unpin(blocks[0]);
+  blocks_.Unpin(blocks[0]);
   EXPECT_THAT(executor_.discarded, ElementsAre(blocks[1], blocks[0]));
 }
 
 // Two choices share a block in whose middle they part: one copies it, the other goes away.
-TEST_F(KvMemoryTest, WhatACopyHasYetToReadStays) {
-  ASSERT_TRUE(memory_.AppendBlocks(&first_, 1));
+TEST_F(EngineBlocksTest, WhatACopyHasYetToReadStays) {
+  ASSERT_TRUE(blocks_.AppendBlocks(&first_, 1));
   second_.block_table = first_.block_table;
-  memory_.Share(second_.block_table);
+  blocks_.Share(second_.block_table);
   first_.num_computed = second_.num_computed = 5;
-  ASSERT_EQ(memory_.Grow(&first_, 6), 6);
-  ASSERT_EQ(memory_.copies().size(), 1u);
-  const BlockCopy copy = memory_.copies().front();
-  memory_.Release(&second_);
+  ASSERT_EQ(blocks_.Grow(&first_, 6), 6);
+  ASSERT_EQ(blocks_.copies().size(), 1u);
+  const BlockCopy copy = blocks_.copies().front();
+  blocks_.Release(&second_);
   EXPECT_THAT(executor_.discarded, IsEmpty());
-  memory_.BeginStep(1);
-  memory_.FinishStep(1);
-  memory_.Release(&first_);
+  blocks_.BeginStep(1);
+  blocks_.FinishStep(1);
+  blocks_.Release(&first_);
   EXPECT_THAT(executor_.discarded, ElementsAre(copy.destination));
 }
 
