@@ -167,10 +167,11 @@ absl::Status MemoryBudget::Set(Holding* holding, int64_t bytes) {
   return absl::OkStatus();
 }
 
+// What only the holding's own thread changes it may read without the lock.
 void MemoryBudget::SetMayBeCut(Holding* holding, bool may_be_cut) {
-  MutexLock lock(&mu_);
   may_be_cut = may_be_cut && holding->cut_ != nullptr;
   if (may_be_cut == holding->may_be_cut_) return;
+  MutexLock lock(&mu_);
   const int64_t bytes = holding->bytes_;
   Delist(holding);
   holding->may_be_cut_ = may_be_cut;
@@ -178,8 +179,8 @@ void MemoryBudget::SetMayBeCut(Holding* holding, bool may_be_cut) {
 }
 
 void MemoryBudget::SetIdle(Holding* holding, bool idle) {
-  MutexLock lock(&mu_);
   if (idle == holding->idle_) return;
+  MutexLock lock(&mu_);
   const int64_t bytes = holding->bytes_;
   Delist(holding);
   holding->idle_ = idle;

@@ -90,7 +90,7 @@ void GenerateCall::ServeStream(const std::vector<CallOutput>& outputs) {
     if (ended && !end->status.ok() && !stream_started_ && bytes.empty()) {
       return SendError(end->status);
     }
-    bytes += answer_->StreamEvents(output);
+    answer_->AppendEvents(output, &bytes);
   }
   if (!bytes.empty() && !std::exchange(stream_started_, true)) {
     exchange_->StartStream(200, "text/event-stream; charset=utf-8",

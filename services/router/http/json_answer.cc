@@ -32,7 +32,8 @@ std::string StopReasonJson(const ChoiceOutput& output) {
   return "null";
 }
 
-std::string Event(const std::string& json) { return "data: " + json + "\n\n"; }
+constexpr char kBeginEvent[] = "data: ";
+constexpr char kEndEvent[] = "\n\n";
 
 }  // namespace
 
@@ -83,57 +84,59 @@ void JsonAnswer::AppendUsage(std::string* out) const {
 
 // ---- Stream ----
 
-std::string JsonAnswer::StreamEvents(const CallOutput& output) {
+void JsonAnswer::AppendEvents(const CallOutput& output, std::string* out) {
   if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
     fingerprint_ = prompt->numerics_id;
-    return "";
+  } else if (const auto* token = std::get_if<ChoiceOutput>(&output)) {
+    AppendChoiceEvent(*token, out);
+  } else {
+    AppendEndEvents(std::get<CallEnd>(output), out);
   }
-  if (const auto* token = std::get_if<ChoiceOutput>(&output)) return ChoiceEvent(*token);
-  return EndEvents(std::get<CallEnd>(output));
 }
 
-std::string JsonAnswer::ChoiceEvent(const ChoiceOutput& output) {
+void JsonAnswer::AppendChoiceEvent(const ChoiceOutput& output, std::string* out) {
   Choice& choice = choices_[output.choice];
   AddToken(output);
   // Every token makes an event, also one whose text waits for the next: clients time tokens by it.
-  std::string out;
-  AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &out);
+  *out += kBeginEvent;
+  AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", out);
   if (options_.chat && options_.return_token_ids && !choice.started) {
-    out += ",\"prompt_token_ids\":";
-    AppendIds(options_.prompt_token_ids(0), &out);
+    *out += ",\"prompt_token_ids\":";
+    AppendIds(options_.prompt_token_ids(0), out);
   }
-  absl::StrAppend(&out, ",\"choices\":[{\"index\":", output.choice);
+  absl::StrAppend(out, ",\"choices\":[{\"index\":", output.choice);
   if (options_.chat) {
-    out += choice.started ? ",\"delta\":{\"content\":"
-                          : ",\"delta\":{\"role\":\"assistant\",\"content\":";
-    AppendJsonString(choice.text, &out);
-    out += '}';
+    *out += choice.started ? ",\"delta\":{\"content\":"
+                           : ",\"delta\":{\"role\":\"assistant\",\"content\":";
+    AppendJsonString(choice.text, out);
+    *out += '}';
   } else {
-    out += ",\"text\":";
-    AppendJsonString(choice.text, &out);
+    *out += ",\"text\":";
+    AppendJsonString(choice.text, out);
   }
-  AppendChoiceTail(output.choice, choice, &out);
-  out += options_.include_usage ? "}],\"usage\":null}" : "}]}";
+  AppendChoiceTail(output.choice, choice, out);
+  *out += options_.include_usage ? "}],\"usage\":null}" : "}]}";
+  *out += kEndEvent;
   choice.started = true;
   choice.text.clear();
   choice.token_ids.clear();
   choice.logprobs.Clear();
-  return Event(out);
 }
 
-std::string JsonAnswer::EndEvents(const CallEnd& end) {
-  if (!end.status.ok()) return Event(ErrorJson(end.status));
-  usage_ = end.usage;
-  std::string out;
-  if (options_.include_usage) {
-    std::string chunk;
-    AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", &chunk);
-    chunk += ",\"choices\":[],\"usage\":";
-    AppendUsage(&chunk);
-    chunk += '}';
-    out = Event(chunk);
+void JsonAnswer::AppendEndEvents(const CallEnd& end, std::string* out) {
+  if (!end.status.ok()) {
+    absl::StrAppend(out, kBeginEvent, ErrorJson(end.status), kEndEvent);
+    return;
   }
-  return out + "data: [DONE]\n\n";
+  usage_ = end.usage;
+  if (options_.include_usage) {
+    *out += kBeginEvent;
+    AppendHead(options_.chat ? "chat.completion.chunk" : "text_completion", out);
+    *out += ",\"choices\":[],\"usage\":";
+    AppendUsage(out);
+    absl::StrAppend(out, "}", kEndEvent);
+  }
+  absl::StrAppend(out, kBeginEvent, "[DONE]", kEndEvent);
 }
 
 // ---- Whole ----

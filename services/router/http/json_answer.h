@@ -40,8 +40,8 @@ class JsonAnswer {
  public:
   explicit JsonAnswer(AnswerOptions options);
 
-  // What a stream sends for this output: complete events, maybe none.
-  std::string StreamEvents(const CallOutput& output);
+  // Appends what a stream sends for this output: complete events, maybe none.
+  void AppendEvents(const CallOutput& output, std::string* out);
 
   // Gathers what Json() will hold.
   void Add(const CallOutput& output);
@@ -63,8 +63,8 @@ class JsonAnswer {
   void AppendHead(std::string_view object, std::string* out) const;
   void AppendChoiceTail(int index, const Choice& choice, std::string* out) const;
   void AppendUsage(std::string* out) const;
-  std::string ChoiceEvent(const ChoiceOutput& output);
-  std::string EndEvents(const CallEnd& end);
+  void AppendChoiceEvent(const ChoiceOutput& output, std::string* out);
+  void AppendEndEvents(const CallEnd& end, std::string* out);
   void AddToken(const ChoiceOutput& output);
 
   const AnswerOptions options_;

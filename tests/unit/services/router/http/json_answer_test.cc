@@ -51,7 +51,7 @@ class JsonAnswerTest : public testing::Test {
   static std::vector<std::string> Stream(JsonAnswer* answer,
                                          const std::vector<CallOutput>& outputs) {
     std::string bytes;
-    for (const CallOutput& output : outputs) bytes += answer->StreamEvents(output);
+    for (const CallOutput& output : outputs) answer->AppendEvents(output, &bytes);
     return EventsOf(bytes);
   }
   static json::value Gathered(JsonAnswer* answer, const std::vector<CallOutput>& outputs) {
