@@ -26,7 +26,7 @@ inline constexpr int64_t kMaxHiddenSize = 65'536;
 inline constexpr int64_t kMaxFfnSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 1'024;
 inline constexpr int64_t kMaxHeads = 1'024;
-inline constexpr int64_t kMaxHeadDim = 512;
+inline constexpr int64_t kMaxHeadDim = 256;        // What attention computes.
 inline constexpr int64_t kMaxVocabSize = 1 << 19;  // What can be sampled.
 inline constexpr int64_t kMaxPositions = 1 << 24;
 

@@ -17,6 +17,8 @@ constexpr int32_t kMaxLogitRows = 64;
 
 static_assert(kMaxVocabSize <= kMaxVocabulary,
               "a model that loads must be one that can be sampled");
+static_assert(kMaxHeadDim <= kMaxAttentionHeadDim,
+              "a config is refused for its heads before anything is loaded");
 
 absl::Status InRange(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();

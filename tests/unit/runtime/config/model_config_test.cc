@@ -252,7 +252,8 @@ TEST(ModelConfigTest, RefusesSizesOutOfRangeNamingFieldAndLimit) {
   EXPECT_THAT(With(kLlama, "num_key_value_heads", "5"), HasSubstr("does not divide the 32"));
   EXPECT_THAT(With(kLlama, "num_attention_heads", "31"), HasSubstr("do not divide"));
   EXPECT_THAT(With(kLlama, "head_dim", "63"), HasSubstr("want an even number"));
-  EXPECT_THAT(With(kLlama, "head_dim", "1024"), HasSubstr("want an integer from 2 to 512"));
+  EXPECT_THAT(With(kLlama, "head_dim", "258"), HasSubstr("want an integer from 2 to 256"));
+  EXPECT_EQ(With(kLlama, "head_dim", "256"), "accepted");
   EXPECT_EQ(With(kLlama, "head_dim", "null"), "accepted");
   EXPECT_THAT(With(kLlama, "rms_norm_eps", "\"x\""), HasSubstr("want a number"));
   EXPECT_THAT(With(kLlama, "tie_word_embeddings", "1"), HasSubstr("want true or false"));
