@@ -102,7 +102,7 @@ Costs Scaled(const Costs& to, const Costs& from, double by) {
           .switches = (to.switches - from.switches) / by};
 }
 
-// What each request of `run` costs.
+// What each request took.
 Costs Measure(const Run& run, int runs_fd, int answers_fd) {
   const Costs before = Used();
   WriteTo(runs_fd, run);
