@@ -23,9 +23,9 @@ class RecordingSession final : public SessionWriter {
   std::vector<Submit> submits;  // Router thread, or after Flush().
 };
 
-class GenerationTest : public testing::Test {
+class RunningCallTest : public testing::Test {
  protected:
-  GenerationTest() : metrics_(&registry_) {
+  RunningCallTest() : metrics_(&registry_) {
     RouterCoreOptions options;
     options.owner.router_incarnation = 1;
     options.owner.times = LivenessTimes::Scaled(1000);  // Nobody is silent, however slow this is.
@@ -129,7 +129,7 @@ class GenerationTest : public testing::Test {
   std::unique_ptr<RouterCore> core_;
 };
 
-TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
+TEST_F(RunningCallTest, NothingOfAFinishedCallIsKept) {
   AddWorker();
   std::shared_ptr<RunningCall> call = Make(2);
   const std::weak_ptr<RunningCall> watched = call;
@@ -141,7 +141,7 @@ TEST_F(GenerationTest, NothingOfAFinishedCallIsKept) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST_F(GenerationTest, APromptIsChargedUntilItsFirstToken) {
+TEST_F(RunningCallTest, APromptIsChargedUntilItsFirstToken) {
   constexpr int64_t kBytes = 3 * kQueuedTokenBytes + kQueuedChoiceBytes;
   AddWorker();
   const std::shared_ptr<RunningCall> call = Make(3);
@@ -158,7 +158,7 @@ TEST_F(GenerationTest, APromptIsChargedUntilItsFirstToken) {
   EXPECT_EQ(budget_.held_bytes(), 0);
 }
 
-TEST_F(GenerationTest, PromptsThatWaitGiveWayToOthers) {
+TEST_F(RunningCallTest, PromptsThatWaitGiveWayToOthers) {
   const std::shared_ptr<RunningCall> call = Make(1500);
   call->Start();  // There is no worker.
   Flush();
@@ -171,7 +171,7 @@ TEST_F(GenerationTest, PromptsThatWaitGiveWayToOthers) {
   EXPECT_EQ(budget_.held_bytes(), other.bytes());
 }
 
-TEST_F(GenerationTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
+TEST_F(RunningCallTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
   MemoryBudget::Holding other(&budget_, "other");
   ASSERT_TRUE(other.Set(kBudgetBytes - 1000).ok());
   const std::shared_ptr<RunningCall> call = Make(1);
@@ -183,7 +183,7 @@ TEST_F(GenerationTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
   EXPECT_NE(status.message().find(std::to_string(kBudgetBytes)), std::string::npos) << status;
 }
 
-TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
+TEST_F(RunningCallTest, WhatNobodyTakesIsChargedAndThenDropped) {
   AddWorker();
   const std::shared_ptr<RunningCall> call = Make(1, /*on_output=*/nullptr, /*max_tokens=*/2000);
   call->Start();
@@ -213,7 +213,7 @@ TEST_F(GenerationTest, WhatNobodyTakesIsChargedAndThenDropped) {
   EXPECT_TRUE(absl::IsResourceExhausted(std::get<CallEnd>(outputs[0]).status));
 }
 
-TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
+TEST_F(RunningCallTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   AddWorker();
   const std::shared_ptr<RunningCall> call =
       Make(1, /*on_output=*/nullptr, /*max_tokens=*/20'000, &ample_);
@@ -240,7 +240,7 @@ TEST_F(GenerationTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   EXPECT_EQ(ample_.held_bytes(), 0);
 }
 
-TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
+TEST_F(RunningCallTest, WhatWasTakenOneByOneWaitsNoMore) {
   AddWorker();
   const std::shared_ptr<RunningCall> call =
       Make(1, /*on_output=*/nullptr, /*max_tokens=*/20'000, &ample_);
@@ -260,7 +260,7 @@ TEST_F(GenerationTest, WhatWasTakenOneByOneWaitsNoMore) {
   EXPECT_FALSE(call->overflowed());
 }
 
-TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
+TEST_F(RunningCallTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
   const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
@@ -281,7 +281,7 @@ TEST_F(GenerationTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
   EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
-TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
+TEST_F(RunningCallTest, AWholeAnswerGivesWayToOthers) {
   const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
@@ -293,7 +293,7 @@ TEST_F(GenerationTest, AWholeAnswerGivesWayToOthers) {
   EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
-TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {
+TEST_F(RunningCallTest, APromptsErrorEndsTheOthersOfTheCall) {
   AddWorker();
   const std::shared_ptr<RunningCall> call = Make(2);
   call->Start();
@@ -306,7 +306,7 @@ TEST_F(GenerationTest, APromptsErrorEndsTheOthersOfTheCall) {
   EXPECT_EQ(EndOf(call.get()).code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(GenerationTest, UsageIsOfAllPrompts) {
+TEST_F(RunningCallTest, UsageIsOfAllPrompts) {
   AddWorker();
   const std::shared_ptr<RunningCall> call = Make(2);
   call->Start();
@@ -325,7 +325,7 @@ TEST_F(GenerationTest, UsageIsOfAllPrompts) {
   EXPECT_EQ(end.usage.cached_tokens, 3);
 }
 
-TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) {
+TEST_F(RunningCallTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) {
   AddWorker();
   auto front_end = std::make_shared<int>();
   const std::weak_ptr<int> watched = front_end;
@@ -339,7 +339,7 @@ TEST_F(GenerationTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore) 
   EXPECT_EQ(core_->View().requests_in_flight, 0);
 }
 
-TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
+TEST_F(RunningCallTest, NothingOfACancelledCallIsKept) {
   std::shared_ptr<RunningCall> call = Make(2);
   const std::weak_ptr<RunningCall> watched = call;
   call->Start();
@@ -349,7 +349,7 @@ TEST_F(GenerationTest, NothingOfACancelledCallIsKept) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
+TEST_F(RunningCallTest, ACallThatEndedBeforeItsStartRunsNothing) {
   const std::shared_ptr<RunningCall> call = Make(3);
   call->Cancel(absl::CancelledError("aborted"));
   call->Start();
@@ -359,7 +359,7 @@ TEST_F(GenerationTest, ACallThatEndedBeforeItsStartRunsNothing) {
 }
 
 // However many prompts it has: others need the queue, too.
-TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
+TEST_F(RunningCallTest, ACallIsStartedAndCancelledByOneCommandEach) {
   StandStill(/*max_queued_commands=*/3);
   const std::shared_ptr<RunningCall> call = Make(100), next = Make(1), refused = Make(2);
   call->Start();
@@ -374,7 +374,7 @@ TEST_F(GenerationTest, ACallIsStartedAndCancelledByOneCommandEach) {
   EXPECT_EQ(core_->View().requests_in_flight, 1);
 }
 
-TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
+TEST_F(RunningCallTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
   const std::shared_ptr<RunningCall> call = Running();
   Say({Token(0, 3, FinishReason::kNone), Token(0, 4, FinishReason::kLength)});
   double whole = 0, parts = 0;
@@ -393,7 +393,7 @@ TEST_F(GenerationTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
   EXPECT_NEAR(parts, whole, 1e-9);
 }
 
-TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
+TEST_F(RunningCallTest, AFailureIsLoggedOnceWithoutItsText) {
   const std::shared_ptr<RunningCall> call = Running();
   testing::internal::CaptureStderr();
   Say({EndedEvent{.attempt = session_->submits.at(0).attempt,
@@ -409,7 +409,7 @@ TEST_F(GenerationTest, AFailureIsLoggedOnceWithoutItsText) {
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
-TEST_F(GenerationTest, ARouterThatEndsSaysSo) {
+TEST_F(RunningCallTest, ARouterThatEndsSaysSo) {
   const std::shared_ptr<RunningCall> running = Make(1);
   running->Start();
   core_->Stop();
@@ -419,7 +419,7 @@ TEST_F(GenerationTest, ARouterThatEndsSaysSo) {
   EXPECT_TRUE(absl::IsUnavailable(EndOf(late.get())));
 }
 
-TEST_F(GenerationTest, EveryPublishIsAnsweredWheneverTheCoreEnds) {
+TEST_F(RunningCallTest, EveryPublishIsAnsweredWheneverTheCoreEnds) {
   constexpr int kThreads = 4, kEach = 2000;
   std::atomic<int> answered{0}, posted{0};
   std::vector<std::thread> threads;
