@@ -545,7 +545,9 @@ int32_t SimulatedRouter::KindOf(const AskedRequest& asked) const {
   const int64_t least = tokens + (asked.open_ended ? 2 : asked.sampling.max_tokens + 1);
   if (options.unequal || least > options.shape.offered_tokens()) return -1;
   const int32_t from = DisaggregateFromTokens(options.disaggregate);
-  return from > 0 && tokens >= from ? 1 : 0;
+  if (from == 0 || tokens < from) return 0;
+  // A prompt that a window lets a smaller pool decode is computed for others by a larger one only.
+  return tokens <= int64_t{options.shape.num_blocks} * options.shape.block_tokens ? 1 : -1;
 }
 
 AskedRequest* SimulatedRouter::AskedFor(const Submit& submit) {
