@@ -14,7 +14,7 @@ namespace {
 // A first token that is not followed for less than this is nobody's loss.
 constexpr double kLeastLossUs = 250'000;
 
-// Which prompt a message is about. Not of Renew, which names many.
+// The job that a message is about; Renew, which names many, has none.
 JobId JobOf(const PrefillToDecode& message) {
   return std::visit(
       [](const auto& m) {

@@ -61,7 +61,7 @@ class DecodeHost {
 class DecodeSide {
  public:
   struct Options {
-    int32_t num_blocks = 0;  // In the pool.
+    int32_t num_blocks = 0;  // The pool's size.
     LivenessTimes times;
   };
   // All outlive the side.
@@ -75,7 +75,7 @@ class DecodeSide {
   };
   DecodeSide(const Options& options, const Parts& parts)
       : options_(options), parts_(parts), grants_(options.num_blocks), pauses_(options.times) {}
-  void set_parts(const Parts& parts) { parts_ = parts; }  // A copy gets its own.
+  void set_parts(const Parts& parts) { parts_ = parts; }  // A copy has parts of its own.
 
   // ---- Prompts. The number of one is its attempt's order ----
   struct Prompt {
@@ -159,8 +159,7 @@ class DecodeSide {
   ExpiryQueue<JobId> expiries_;
   PeerPauses pauses_;
   std::map<WorkerId, int64_t> last_block_us_;  // From prefill workers; until their session is lost.
-  std::multiset<BlockId>
-      orphans_;  // Their reservations are closed; a frame may still be written there.
+  std::multiset<BlockId> orphans_;  // Blocks without a reservation that a frame may still write to.
   uint64_t blocked_order_ = kNoOrder;
 };
 

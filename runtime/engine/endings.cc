@@ -9,7 +9,7 @@
 
 namespace tandem {
 void Engine::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   AbortOutcome outcome = AbortOutcome::kNotFound;
   const AttemptKey key{.router = router, .attempt = cancel.attempt};
   if (const auto found = attempts_.find(key); found != attempts_.end()) {
@@ -23,13 +23,13 @@ void Engine::OnCancel(SessionId router, const Cancel& cancel, int64_t now_us) {
 }
 
 void Engine::OnRouterLost(SessionId router, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   EndAttemptsIf([router](const Attempt& attempt) { return attempt.key.router == router; },
                 absl::UnavailableError("its router's session is lost"), /*notify=*/false);
 }
 
 void Engine::Drain(int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   if (draining_) return;
   draining_ = true;
   const absl::Status status = absl::UnavailableError("this worker is draining");

@@ -79,7 +79,7 @@ Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox,
 
 Engine::~Engine() = default;
 
-void Engine::Note(int64_t now_us) {
+void Engine::AdvanceTo(int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
   stalled_ = false;
   while (!graveyard_.empty() && graveyard_.front().step <= finished_) graveyard_.pop_front();
@@ -87,7 +87,7 @@ void Engine::Note(int64_t now_us) {
 
 void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
                              PromptCharge charge) {
-  Note(now_us);
+  AdvanceTo(now_us);
   if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
     OnPrefillSubmit(decode, *submit, std::move(charge));
   } else {
@@ -96,28 +96,28 @@ void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, i
 }
 
 void Engine::OnDecodeLost(SessionId decode, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   prefill_.OnDecodeLost(decode);
 }
 
 void Engine::OnFrameSent(uint64_t send_id, bool ok, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   prefill_.OnFrameSent(send_id, ok);
 }
 
 void Engine::OnPrefillMessage(const WorkerId& prefill, const PrefillToDecode& message,
                               int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   decode_.OnMessage(prefill, message);
 }
 
 void Engine::OnPrefillLost(const WorkerId& prefill, const absl::Status& why, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   decode_.OnPrefillLost(prefill, why);
 }
 
 void Engine::OnFrameReceived(const ReceivedFrame& frame, int64_t now_us) {
-  Note(now_us);
+  AdvanceTo(now_us);
   decode_.OnFrameReceived(frame);
 }
 

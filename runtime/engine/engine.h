@@ -54,9 +54,9 @@ struct EngineOptions {
   int32_t max_waiting_attempts = 0;              // More are refused ResourceExhausted.
   int64_t vocab_size = SpecLimits().vocab_size;  // Token ids from it on are refused.
   bool prefix_caching = true;
-  double max_quarantined_share = 0.5;  // Of the pool; see quarantine_is_stuck.
-  // Of all prompts for one decode worker, with the transport at a time: more only once these have
-  // left, however many were granted.
+  double max_quarantined_share = 0.5;  // A share of the pool; see quarantine_is_stuck.
+  // So many frames for one decode worker, of all its prompts, are with the transport at a time:
+  // more only once these have left, however many were granted.
   int32_t max_frames_ahead = 1024;
   LivenessTimes times;
 
@@ -167,7 +167,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
          KvReceiver* receiver, LeaseKeeper* leases);
   // Every input begins with this.
-  void Note(int64_t now_us);
+  void AdvanceTo(int64_t now_us);
 
   // ---- submit.cc ----
   absl::Status CheckSubmit(SessionId router, const Submit& submit) const;
@@ -251,12 +251,13 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   uint64_t num_arrivals_ = 0;  // Attempts and jobs.
   bool draining_ = false;
-  int32_t preempted_ = 0;                     // Since the last step.
-  bool stalled_ = false;                      // The last step had work but could run none of it.
-  int64_t quarantine_since_us_ = kNeverUs;    // That it is too large, or in the way.
-  int32_t failed_steps_ = 0;                  // Since one succeeded.
-  std::optional<int64_t> last_admission_us_;  // Of those who wait; before it, since when they do.
-  int64_t admission_interval_us_ = 0;         // Moving average.
+  int32_t preempted_ = 0;                   // Since the last step.
+  bool stalled_ = false;                    // The last step had work but could run none of it.
+  int64_t quarantine_since_us_ = kNeverUs;  // Since when it is too large, or in the way.
+  int32_t failed_steps_ = 0;                // Since one succeeded.
+  // When somebody who waited was admitted last; before that, since when anybody waits.
+  std::optional<int64_t> last_admission_us_;
+  int64_t admission_interval_us_ = 0;  // Moving average.
 
   // Ordered maps: the order of events must not depend on addresses or hashes.
   std::map<AttemptKey, std::unique_ptr<Attempt>> attempts_;
@@ -267,7 +268,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   uint64_t begun_ = 0, finished_ = 0;  // Steps.
   BegunStep steps_[kMaxStepsBegun];    // By number.
 
-  // Of the step that is begun or finished, kept for their capacity.
+  // What the step that is being begun says; kept for the capacity.
   std::vector<SequenceRun> runs_;
   std::vector<ChunkNotice> chunks_;
   struct Ended {

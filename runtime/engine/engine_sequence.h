@@ -34,7 +34,7 @@ struct EngineSequence final : Sequence {
   uint64_t last_step = 0;   // That was begun with a run of it; 0: none was.
   int32_t unseen_run = -1;  // The run of that step which draws the last token, a kUnseenToken.
 
-  // Of token_ids those that the host has seen: all but the last ones.
+  // How many of token_ids the host has seen: all but the last ones.
   int32_t num_seen() const {
     size_t seen = token_ids.size();
     while (seen > 0 && token_ids[seen - 1] == kUnseenToken) --seen;

@@ -75,7 +75,7 @@ struct RunOutput {
   // one, or that begins with an unseen token, gives 0 to max_drawn() tokens, which follow each
   // other. The KV of all but the last is in the table then; what lies behind it is garbage.
   std::vector<SampledToken> drawn;
-  std::vector<SampledToken> prompt_logprobs;  // Of successors, in order.
+  std::vector<SampledToken> prompt_logprobs;  // Those of successors, in order.
   absl::Status status;                        // Not OK: this sequence fails alone (NaN logits).
 };
 
@@ -100,7 +100,7 @@ class Executor {
 
   // Steps run in the order in which they are begun.
   virtual void Begin(const StepInput& input) = 0;
-  // Of the oldest that was begun: returns when it is over. The output is there, to move from, until
+  // Returns when the oldest step that was begun is over. Its output is there, to move from, until
   // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.
   virtual absl::StatusOr<StepOutput*> Finish() = 0;
 
@@ -129,7 +129,7 @@ class SynchronousExecutor : public Executor {
 
  private:
   bool begun_ = false;
-  absl::Status status_;  // Of what is begun.
+  absl::Status status_;  // What the begun step returned, as output_.
   StepOutput output_;
 };
 

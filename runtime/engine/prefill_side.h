@@ -55,7 +55,7 @@ class PrefillSide {
     const int64_t* now_us = nullptr;
   };
   PrefillSide(const Options& options, const Parts& parts) : options_(options), parts_(parts) {}
-  void set_parts(const Parts& parts) { parts_ = parts; }  // A copy gets its own.
+  void set_parts(const Parts& parts) { parts_ = parts; }  // A copy has parts of its own.
 
   // ---- A prompt comes ----
   struct Prompt {

@@ -23,7 +23,7 @@ Engine::StepResult Engine::Step(int64_t now_us) {
 
 Engine::StepResult Engine::BeginStep(int64_t now_us) {
   TANDEM_CHECK(may_begin_step()) << steps_begun() << " steps are begun";
-  Note(now_us);
+  AdvanceTo(now_us);
   ExpireAttempts();
   prefill_.Expire();
   decode_.Expire();
@@ -135,7 +135,7 @@ void Engine::CountOnDraw(const BegunRun& run, int32_t index) {
 
 Engine::StepResult Engine::FinishStep(int64_t now_us) {
   TANDEM_CHECK(steps_begun() > 0) << "no step is begun";
-  Note(now_us);
+  AdvanceTo(now_us);
   const absl::StatusOr<StepOutput*> output = executor_->Finish();
   const uint64_t number = finished_ + 1;
   const BegunStep& step = steps_[number % kMaxStepsBegun];
@@ -158,7 +158,8 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
   return result;
 }
 
-// Of a choice of its own nothing is said: where it decodes, its last token says.
+// What routers are told of a run of a prompt. They are told of no choice that has forked: where it
+// is, its last token says.
 ChunkNotice Engine::NoticeOf(const BegunRun& run) {
   const EngineSequence& sequence = *run.sequence;
   ChunkNotice notice{

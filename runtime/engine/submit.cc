@@ -17,7 +17,7 @@ constexpr int64_t kMaxRetryUs = 1'000'000;
 }  // namespace
 
 void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge) {
-  Note(now_us);
+  AdvanceTo(now_us);
   const AttemptKey key{.router = router, .attempt = submit.attempt};
   if (attempts_.contains(key) || ended_attempts_.Ended(key)) return;
   if (submit.spec.time_left_us <= 0) {
@@ -56,7 +56,7 @@ absl::Status Engine::CheckSubmit(SessionId router, const Submit& submit) const {
         "%d tokens need %d blocks of %d, this worker has a context of %d and %d blocks", longest,
         most_blocks, options_.kv.block_tokens, options_.max_model_tokens, options_.kv.num_blocks));
   }
-  // Of two that may be what kills workers, a death would be laid to both.
+  // If two attempts that may be what kills workers ran here, a death would be laid to both.
   if (submit.spec.alone && scheduler_.num_alone() > 0) {
     return absl::AbortedError("another attempt that must run alone has no token yet");
   }
@@ -205,7 +205,7 @@ void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge
   sequence->arrived_us = now_us_;
   sequence->order = num_arrivals_;
   SetUpPrompt(&job->spec, sequence);
-  sequence->whole = true;
+  sequence->keeps_blocks = true;
   sequence->keep_from = submit.first_block;
   sequence->turns = &job->turns;
   jobs_.emplace(key, std::move(job));

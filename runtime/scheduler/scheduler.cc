@@ -143,7 +143,8 @@ void Scheduler::ScheduleDecodes(int32_t places, Sequence* first_prompt, uint64_t
   if (first_prompt != nullptr) RunFirstPrompt(first_prompt, 0, admit_before);
 }
 
-// Of the prompts, if there are sequences of higher rank whose blocks it may take; otherwise null.
+// The prompt that goes first, if there are sequences of higher rank whose blocks it may take;
+// otherwise null.
 Sequence* Scheduler::FirstPrompt(bool shortest, uint64_t admit_before) const {
   if (running_.empty() || RankOf(running_.back()->order) == 0) return nullptr;
   const uint64_t limit = shortest ? std::min(admit_before, held_back_) : admit_before;
@@ -278,8 +279,8 @@ bool Scheduler::EverybodyFits(const Sequence& sequence) {
 }
 
 int64_t Scheduler::BlocksAtEnd(const Sequence& sequence) const {
-  const int64_t tokens =
-      sequence.whole ? static_cast<int64_t>(sequence.token_ids.size()) : sequence.final_tokens;
+  const int64_t tokens = sequence.keeps_blocks ? static_cast<int64_t>(sequence.token_ids.size())
+                                               : sequence.final_tokens;
   return CeilDiv<int64_t>(tokens, limits_.block_tokens) + 1;  // One may have to be copied.
 }
 
@@ -304,8 +305,8 @@ bool Scheduler::TryAdmit(Sequence* sequence, int32_t headroom, bool complete, bo
   if (known || (refusal.available <= headroom && !take)) return false;
   blocks_->AttachPrefix(sequence);
   const int32_t chunk = ChunkOf(*sequence);
-  const int32_t wanted = sequence->whole ? static_cast<int32_t>(sequence->token_ids.size())
-                                         : sequence->num_computed + chunk;
+  const int32_t wanted = sequence->keeps_blocks ? static_cast<int32_t>(sequence->token_ids.size())
+                                                : sequence->num_computed + chunk;
   const int32_t blocks_wanted =
       CeilDiv(wanted, limits_.block_tokens) - static_cast<int32_t>(sequence->block_table.size());
   while (take && blocks_wanted + headroom > blocks_->num_available() &&
@@ -384,14 +385,14 @@ void Scheduler::RunChunk(Sequence* sequence) {
 
 Sequence* Scheduler::YoungestPreemptible() const {
   for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
-    if (!(*it)->whole) return *it;
+    if (!(*it)->keeps_blocks) return *it;
   }
   return nullptr;
 }
 
 bool Scheduler::AnotherPreemptible(const Sequence* than) const {
   return std::any_of(running_.begin(), running_.end(),
-                     [than](const Sequence* s) { return s != than && !s->whole; });
+                     [than](const Sequence* s) { return s != than && !s->keeps_blocks; });
 }
 
 bool Scheduler::PreemptHigherRank(uint64_t order) {

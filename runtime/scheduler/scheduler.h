@@ -57,7 +57,7 @@ struct ScheduledRun {
 
 struct StepPlan {
   std::vector<ScheduledRun> runs;
-  std::vector<Sequence*> admitted;    // Of `runs`: those that waited until now.
+  std::vector<Sequence*> admitted;    // Those in `runs` that waited until now.
   std::vector<Sequence*> preempted;   // Waiting again.
   uint64_t blocked_order = kNoOrder;  // The oldest sequence that lacked a block.
 };
@@ -106,7 +106,7 @@ class Scheduler {
     }
   };
   struct PromptOrder {
-    bool shortest = false;  // Of the lowest rank; otherwise the oldest goes first.
+    bool shortest = false;  // The shortest of the lowest rank goes first; otherwise the oldest.
     bool operator()(const Sequence* a, const Sequence* b) const {
       const bool same_rank = RankOf(a->order) == RankOf(b->order);
       if (shortest && same_rank && Left(*a) != Left(*b)) return Left(*a) < Left(*b);
@@ -134,7 +134,7 @@ class Scheduler {
   void Plan(Sequence* sequence, int32_t num_tokens);
   void Wait(Sequence* sequence);
   void Run(Sequence* sequence);
-  void TakeOut(Sequence* sequence);  // Of the waiting or the running ones.
+  void TakeOut(Sequence* sequence);  // The sequence waits or runs no more.
   void TakeTurn(Sequence* sequence);
   void ScheduleShared(uint64_t admit_before);
   void ScheduleAlone(uint64_t admit_before);
@@ -171,7 +171,7 @@ class Scheduler {
   PromptQueue waiting_by_length_{PromptOrder{.shortest = true}};  // The same ones.
   int32_t num_alone_ = 0;                                         // Running or waiting.
   bool last_step_alone_ = false;
-  bool odd_ = false;               // Of two steps one rounds the prompts' half of the places up.
+  bool odd_ = false;               // Every second step rounds the prompts' half of the places up.
   bool shortest_first_ = false;    // The last step with prompts.
   uint64_t held_back_ = kNoOrder;  // The oldest that lacked a block when the oldest went first.
   int64_t now_ = 0;                // The latest turn that has run.
@@ -182,7 +182,7 @@ class Scheduler {
   bool preemption_held_ = false;
   bool preemption_wanted_ = false;
 
-  // Of the plan under construction.
+  // The plan under construction.
   int32_t budget_ = 0;  // Tokens left.
   bool first_prompt_ran_ = false;
   bool brief_blocked_ = false;           // A brief one lacked blocks.

@@ -1,4 +1,4 @@
-// One generation as the scheduler sees it: tokens that are known, and how many of them have their
+// One sequence as the scheduler sees it: tokens that are known, and how many of them have their
 // K and V in the block table. Prefill, decode and recompute are the same: tokens to catch up.
 
 #ifndef TANDEM_RUNTIME_SCHEDULER_SEQUENCE_H_
@@ -39,7 +39,8 @@ struct Sequence {
   SequenceState state = SequenceState::kIdle;
   bool alone = false;  // Only ever in a batch of its own, in small chunks.
   bool held = false;   // What was begun of it comes first: nothing more of it is scheduled yet.
-  bool whole = false;  // Starts with blocks for all its tokens, and keeps them: never preempted.
+  // It starts with blocks for all its tokens, and keeps them: it is never preempted.
+  bool keeps_blocks = false;
   RequestTurns* turns = nullptr;  // Its request's.
   // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
   // gives its blocks back.

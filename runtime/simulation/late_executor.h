@@ -36,7 +36,7 @@ class LateExecutor final : public Executor {
     std::vector<int32_t> token_ids;
     std::vector<BlockId> block_table;
     std::vector<Draw> draws;
-    std::vector<SamplingParams> sampling;  // Of draws: whose they are may have ended.
+    std::vector<SamplingParams> sampling;  // Those of draws: whose they are may have ended.
     SequenceRun Resolve(const std::vector<NextToken>& before);
   };
   struct Step {

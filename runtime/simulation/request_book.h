@@ -50,7 +50,7 @@ struct SentAttempt {
 struct SeenDeath {
   uint32_t attempt = 0;
   uint64_t incarnation = 0;
-  bool said_token = false;  // Of this attempt.
+  bool said_token = false;  // A token of this attempt had left the worker.
   bool blameless = false;   // Killed from outside, and somebody will say so.
   int32_t passed = 0;       // Later attempts of the same choices have computed what is before.
 };
@@ -86,9 +86,9 @@ struct AskedRequest {
   std::set<uint32_t> cut_short;  // Attempts whose end it was told before all that they had said.
   std::vector<SeenDeath> deaths;
   std::vector<LostTransfer> lost_transfers;
-  // Of its attempts that killed, those that its router saw die exactly once, and not from outside.
-  // Of two workers of one attempt that end at once it may hear of one or of both, and nobody says
-  // which one it killed; what a step that failed has said is lost with a session that ends.
+  // How many of its attempts that killed its router saw die exactly once, and not from outside. If
+  // two workers of one attempt end at once, it may hear of one or of both, and nobody says which
+  // one was killed; what a step that failed has said is lost with a session that ends.
   size_t NumSeenKills() const;
   // Four deaths in a row for which nobody else is known to be the reason, at one place of one
   // choice, as far as was told before; the last two of them alone.
@@ -132,7 +132,7 @@ class RequestBook {
   void CountDeath(uint64_t incarnation, const std::set<AttemptId>& said, bool blameless,
                   int64_t now_us);
 
-  // Of its prompt, what a cache may have that was filled by requests of its salt.
+  // How much of its prompt a cache may have that was filled by requests of its salt.
   int64_t MostCachedTokens(AskedRequest* asked, uint64_t numerics);
 
   void ExpectAll(uint64_t numerics);

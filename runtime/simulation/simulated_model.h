@@ -1,7 +1,7 @@
 // A model made of hashes. The payload of a slot is a hash chain of its prefix; the next token is a
 // function of every payload in the block table, or, with a window, of those in it. So a block that
 // holds another request's KV, a stale copy or a lost write changes the tokens, and the fault-free
-// generation is known without running anything.
+// answer is known without running anything.
 
 #ifndef TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_
 #define TANDEM_RUNTIME_SIMULATION_SIMULATED_MODEL_H_

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kNoStep = std::numeric_limits<int64_t>::max();
 constexpr int64_t kDrainUs = 1'500'000;
 constexpr int64_t kRestartUs = 300'000;
-constexpr int64_t kTurnUs = 20;     // Of an engine's thread beside its device, at least.
+constexpr int64_t kTurnUs = 20;  // The least time that an engine's thread takes beside its device.
 constexpr int64_t kAuditEvery = 8;  // Events of one worker.
 
 }  // namespace

@@ -44,13 +44,13 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   void StallUntil(int64_t until_us) { stalled_until_us_ = until_us; }
   // Crash, and Start after a while.
   void Replace(EndCause cause = EndCause::kOutside);
-  // Of the next incarnation.
+  // What the next incarnation will have.
   void set_numerics(uint64_t numerics) { numerics_ = numerics; }
   void set_shape(const WorkerShape& shape) { next_shape_ = shape; }
 
   // Called by the world after everything that ran in this process.
   void AfterEvent();
-  // Of the running incarnation; nothing may be left at the end.
+  // Both are about the running incarnation; nothing may be left at the end.
   absl::Status Audit() const;
   absl::Status AuditQuiet() const;
 
@@ -91,7 +91,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
     std::shared_ptr<VirtualLink> link;
     SimulatedWorker* decode = nullptr;
     uint64_t decode_life = 0;
-    // Of a link that takes its time, first in, first out.
+    // Waits for a link that takes its time, first in, first out.
     struct WaitingFrame {
       FrameHeader header;
       BlockId block = 0;
@@ -121,7 +121,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   struct Life {
     std::unique_ptr<SimulatedExecutor> executor;
     std::unique_ptr<LateExecutor> late;  // Where steps overlap.
-    std::deque<int64_t> step_ends_us;    // Of those that are begun.
+    std::deque<int64_t> step_ends_us;    // When those that are begun end.
     int64_t device_free_us = 0;
     std::unique_ptr<KvReceiver> receiver;
     LeaseKeeper leases;
@@ -141,7 +141,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
     // Taken, or computed for others, and ended while no step did.
     std::set<AttemptId> over;
     std::map<AttemptId, bool> pushed;      // Submits, and whether the engine's queue had room.
-    std::set<AttemptId> said;              // Of these a token has left the process.
+    std::set<AttemptId> said;              // Those of which a token has left the process.
     std::map<Reservation, JobId> granted;  // Whose frames may land under this name.
     std::map<std::pair<SessionId, JobId>, AttemptId> jobs;  // What a router calls those of peers.
     // What the engine has not heard yet: its thread takes all of it before each step.

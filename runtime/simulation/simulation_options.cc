@@ -76,7 +76,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.client_cancel = Sometimes(&random, 0.5, 0.4);
   o.short_deadline = Sometimes(&random, 0.4, 0.3);
 
-  // Of a generator of its own: what else is drawn stays.
+  // A generator of its own leaves what else is drawn as it was.
   Random links(Mix64(seed + 2));
   if (links.Chance(0.3)) {
     // Up to a second; but all prompts together come within half of what the judge waits for them.

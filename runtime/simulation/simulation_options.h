@@ -17,7 +17,7 @@ namespace tandem {
 // over the whole fleet, 0: never.
 struct SimulatedFaults {
   double slow_message = 0;       // Takes up to 60 ms instead of 0.4.
-  double repeated_message = 0;   // Of a Session: every message is idempotent.
+  double repeated_message = 0;   // On a Session, where every message is idempotent.
   double overtaking_cancel = 0;  // A Cancel that does not wait its turn.
   double lost_frame = 0;         // Although its sender is told that it went.
   double failed_frame = 0;       // And its sender is told.
@@ -27,27 +27,27 @@ struct SimulatedFaults {
   double corrupt_payload = 0;
   double corrupt_header = 0;
   int64_t broken_link_us = 0;
-  int64_t unnoticed_break_us = 0;  // Of a peer session; its prefill side is never told.
-  int64_t one_way_cut_us = 0;      // Of a link; keepalives find it out after up to 2 s.
-  int64_t crash_us = 0;            // Of a worker; it restarts with a new incarnation.
+  int64_t unnoticed_break_us = 0;  // A peer session breaks; its prefill side is never told.
+  int64_t one_way_cut_us = 0;      // A link goes on one way; keepalives find it out in up to 2 s.
+  int64_t crash_us = 0;            // A worker ends; it restarts with a new incarnation.
   int64_t kill_us = 0;             // From outside, of a worker that computes, after so long a time.
   int64_t router_crash_us = 0;
-  int64_t pause_us = 0;        // Of a process, up to 4 s.
-  int64_t stall_us = 0;        // Of an engine whose process goes on talking.
+  int64_t pause_us = 0;        // A process stands still, up to 4 s.
+  int64_t stall_us = 0;        // An engine does, while its process goes on talking.
   int64_t clock_jump_us = 0;   // Forward, of one process, up to 5 s.
-  int64_t drain_us = 0;        // Of a worker, which then restarts.
+  int64_t drain_us = 0;        // A worker drains, and then restarts.
   double upgrade = 0;          // A restart changes what the worker computes.
-  int64_t hang_us = 0;         // Of an engine, until somebody kills its process.
+  int64_t hang_us = 0;         // An engine hangs until somebody kills its process.
   double long_step = 0;        // Longer than a lease.
   double failed_step = 0;      // It leaves garbage.
-  double full_queue = 0;       // Of a Submit: its worker has no place left for commands.
-  int64_t sick_us = 0;         // Of a worker: all its steps fail for a while, up to 3 s.
+  double full_queue = 0;       // A Submit finds no place left for commands.
+  int64_t sick_us = 0;         // All steps of a worker fail for a while, up to 3 s.
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
 
   bool operator==(const SimulatedFaults&) const = default;
 
-  // Of processes, but for kills: they end, seem to end, or are confused.
+  // Processes do not end, seem to end or get confused any more, but for kills.
   void StopProcessFaults();
   bool TouchProcesses() const {
     return crash_us + router_crash_us + pause_us + stall_us + clock_jump_us + drain_us +
@@ -107,7 +107,7 @@ struct SimulationOptions {
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAlways;
   bool any_peer = false;  // Any worker is asked to prefill, not only those whose role it is.
 
-  WorkerShape shape;     // Of every worker,
+  WorkerShape shape;     // Every worker has this one,
   bool unequal = false;  // or each has one of its own, about as large.
   bool prefix_caching = true;
 

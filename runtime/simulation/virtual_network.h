@@ -107,13 +107,13 @@ class VirtualNetwork {
   void set_after(std::function<void(VirtualProcess*)> after) { after_ = std::move(after); }
 
   std::shared_ptr<VirtualLink> Connect(VirtualLink::End a, VirtualLink::End b);
-  // Of links between living processes, for the fault driver.
+  // The links between living processes, for the fault driver.
   std::vector<std::shared_ptr<VirtualLink>> LiveLinks();
   void BreakLinksOf(const VirtualProcess* process);
   // As a process ends whose machine goes on.
   void EndLinksOf(const VirtualProcess* process);
 
-  int64_t Delay();  // Of one message.
+  int64_t Delay();  // How long one message takes.
   EventQueue* events() { return events_; }
   Random* random() { return random_; }
   const SimulatedFaults& faults() const { return *faults_; }

@@ -21,19 +21,19 @@ namespace tandem {
 
 struct SimulationReport {
   absl::Status status;  // Internal: the invariant that was broken, and when.
-  uint64_t digest = 0;  // Of the log of all events.
+  uint64_t digest = 0;  // A hash of the log of all events.
   int64_t events = 0;
   int64_t requests_done = 0;
   int64_t requests_failed = 0;    // With an error that its faults explain.
-  int64_t requests_too_long = 0;  // Of them, those that fit no worker.
+  int64_t requests_too_long = 0;  // Those of them that fit no worker.
   int64_t resumes = 0;
   int64_t frames = 0;
   int64_t preemptions = 0;
   int64_t newcomers = 0;  // That NewcomerJudge has judged.
   int64_t overtaken = 0;  // Requests, by others whose turn it was.
   int64_t faults = 0;
-  int64_t kills = 0;         // Of them, of workers that computed, from outside.
-  int64_t replacements = 0;  // Of workers whose quarantine was stuck.
+  int64_t kills = 0;         // Those of them that ended workers from outside, while they computed.
+  int64_t replacements = 0;  // Workers whose quarantine was stuck.
   int64_t served_us = 0;     // When the last request had ended.
   int64_t virtual_us = 0;
 };
@@ -58,7 +58,7 @@ class World {
   SimulatedWorker* FindWorker(const std::string& address);
   const std::vector<SimulatedWorker*>& workers() const { return all_workers_; }
   bool calm() const { return calm_; }
-  // Of every worker that ends, its next life says how.
+  // The next life of every worker that ends says how.
   bool ends_are_told() const;
 
   void Log(std::string_view who, std::string_view what, uint64_t a = 0, uint64_t b = 0);

@@ -215,9 +215,10 @@ TEST_F(SchedulerChoicesTest, EverythingFinishesUnderRandomLoad) {
         Sequence* const sequence =
             arrived > 0 && random.Chance(0.4) ? AddSibling(sequences_.back(), tokens) : Add(tokens);
         sequence->alone = random.Chance(0.1);
-        sequence->whole = !sequence->alone && random.Chance(0.1);
-        length.push_back(static_cast<int32_t>(sequence->token_ids.size()) +
-                         (sequence->whole ? 0 : static_cast<int32_t>(random.Between(1, 16))));
+        sequence->keeps_blocks = !sequence->alone && random.Chance(0.1);
+        length.push_back(
+            static_cast<int32_t>(sequence->token_ids.size()) +
+            (sequence->keeps_blocks ? 0 : static_cast<int32_t>(random.Between(1, 16))));
         if (random.Chance(0.8)) sequence->final_tokens = length.back();
         scheduler_->Enqueue(sequence);
         ++arrived;
@@ -247,7 +248,7 @@ TEST_F(SchedulerChoicesTest, EverythingFinishesUnderRandomLoad) {
         }
       }
       ASSERT_LE(tokens, max_tokens);
-      for (const Sequence* sequence : plan.preempted) ASSERT_FALSE(sequence->whole);
+      for (const Sequence* sequence : plan.preempted) ASSERT_FALSE(sequence->keeps_blocks);
     }
     EXPECT_EQ(blocks_->num_available(), num_blocks);
   }

@@ -442,7 +442,7 @@ TEST_F(SchedulerTest, WholeSequenceStartsOnlyWithAllItsBlocksAndIsNeverPreempted
   Create(/*num_blocks=*/10, 4, 8);
   Sequence* const first = Enqueue(4);
   Sequence* const whole = Add(36);
-  whole->whole = true;
+  whole->keeps_blocks = true;
   scheduler_->Enqueue(whole);
   Step();
   EXPECT_THAT(ran_, ElementsAre(std::pair(1, 4)));
