@@ -380,7 +380,7 @@ TEST_F(RequestOwnerTest, AnotherNameAtAnAddressEndsWhatRanThere) {
   EXPECT_EQ(last_target(), b);
   WorkerRegistration renamed;
   renamed.worker = {.name = "c", .incarnation = 1};
-  renamed.block_tokens = 16;
+  renamed.kv.block_tokens = 16;
   ASSERT_TRUE(owner_->OnRegistration("b:1", renamed, now_us_).ok());
   EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
   EXPECT_TRUE(owner_->prefix_index().LongestPrefixes(chain).empty());
