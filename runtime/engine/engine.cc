@@ -143,7 +143,7 @@ absl::Status Engine::Audit() const {
     for (const BlockId block : sequence->block_table) {
       if (block != kNoBlock) ++owners.references[block];
     }
-    num_alone += sequence->alone && sequence->state != SequenceState::kIdle;
+    num_alone += sequence->runs_alone && sequence->state != SequenceState::kIdle;
   };
   for (const auto& [key, attempt] : attempts_) {
     for (const auto& sequence : attempt->sequences) hold(sequence.get());

@@ -166,7 +166,7 @@ void Engine::ForkChoices(Attempt* attempt) {
   EngineSequence* const prompt = attempt->sequences.front().get();
   scheduler_.Remove(prompt);
   prompt->num_prompt_logprobs = -1;  // They are told.
-  prompt->alone = false;             // Whom it was kept apart from need not wait for it any longer.
+  prompt->runs_alone = false;        // Whom it was kept apart from need not wait for it any longer.
   const std::vector<StartedChoice> choices = std::move(attempt->started_choices);
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {

@@ -57,7 +57,7 @@ absl::Status Engine::CheckSubmit(SessionId router, const Submit& submit) const {
         most_blocks, options_.kv.block_tokens, options_.max_model_tokens, options_.kv.num_blocks));
   }
   // If two attempts that may be what kills workers ran here, a death would be laid to both.
-  if (submit.spec.alone && scheduler_.num_alone() > 0) {
+  if (submit.spec.runs_alone && scheduler_.num_alone() > 0) {
     return absl::AbortedError("another attempt that must run alone has no token yet");
   }
   return CheckQueue();
@@ -142,7 +142,7 @@ int64_t Engine::FinalTokens(const RequestSpec& spec) {
 void Engine::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
   sequence->spec = spec;
   sequence->token_ids = std::move(spec->token_ids);
-  sequence->alone = spec->alone;
+  sequence->runs_alone = spec->runs_alone;
   sequence->final_tokens = FinalTokens(*spec);
   sequence->cursor = {.name = spec->hash_root};
   // A resumed stream has had its prompt logprobs: they come no later than the first token.

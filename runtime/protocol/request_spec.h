@@ -50,7 +50,7 @@ struct RequestSpec {
   SamplingParams sampling;
   int64_t time_left_us = 0;  // Until the request's deadline.
   BlockHash hash_root;       // Model, adapter, tenant salt: root of the block hashes.
-  bool alone = false;        // Run with no other sequence in the batch.
+  bool runs_alone = false;   // Run with no other sequence in the batch.
 };
 
 // The spec of a prompt of which nothing has been generated: all n choices, no length or deadline

@@ -112,7 +112,7 @@ RoutingDecision RequestOwner::ChooseRoute(const RequestState& request, const Str
       .chain = request.chain,
       .num_tokens = NumTokens(request, stream),
       .max_total_tokens = TotalTokens(request),
-      .alone = suspicion_.IsSuspect(stream),
+      .runs_alone = suspicion_.IsSuspect(stream),
       .model = request.asked.model,
       .numerics_id = request.numerics_id,
       .disaggregate = options_.disaggregate,
@@ -196,7 +196,7 @@ void RequestOwner::SendAttempt(RequestState* request, size_t index, const Route&
   spec.token_ids.insert(spec.token_ids.end(), choice.generated.begin(), choice.generated.end());
   spec.choices = stream.choices;
   spec.time_left_us = std::max<int64_t>(0, request->deadline_us - now_us);
-  spec.alone = stream.runs_alone;
+  spec.runs_alone = stream.runs_alone;
   if (request->prompt_reported) spec.sampling.num_prompt_logprobs = -1;
   stream.live_sequences = static_cast<int32_t>(stream.choices.size());
   stream.live_prompt_tokens = std::max(stream.num_tokens - route.known_prefix_tokens, 1);

@@ -90,7 +90,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
       tier.any = true;
       const bool spoken_for = request.spoken_for != nullptr && request.spoken_for->contains(name);
       if (spoken_for) continue;
-      if (!fleet.MayTakeWork(worker, request.alone, now_us)) {
+      if (!fleet.MayTakeWork(worker, request.runs_alone, now_us)) {
         if (tier.awaited == nullptr ||
             worker.estimated_sequences() < tier.awaited->estimated_sequences()) {
           tier.awaited = &worker;
@@ -141,7 +141,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
                                const Candidate& decode, int64_t now_us) {
     Prefills found;
     const int32_t from = DisaggregateFromTokens(request.disaggregate);
-    if (request.alone || from == 0 || request.num_tokens < from) return found;
+    if (request.runs_alone || from == 0 || request.num_tokens < from) return found;
     if (decode.worker->registration.role == WorkerRole::kPrefill) return found;
     for (const auto& [name, worker] : fleet.workers()) {
       if (worker.registration.role != WorkerRole::kPrefill || !fleet.MayPrefill(worker, now_us) ||

@@ -38,7 +38,7 @@ struct RoutingRequest {
   std::span<const BlockHash> chain;  // HashChain of what has to be in the cache.
   int32_t num_tokens = 0;            // Prompt, and what earlier attempts generated.
   int64_t max_total_tokens = 0;      // Prompt and all that may be generated: where it all fits.
-  bool alone = false;  // Where no other prompt of ours is, and without a prefill worker.
+  bool runs_alone = false;  // Where no other prompt of ours is, and without a prefill worker.
   std::string model;
   std::string numerics_id;  // Empty: any. Otherwise a stream goes on, and only there may it.
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;

@@ -22,14 +22,14 @@ Scheduler::Scheduler(const SchedulerLimits& limits, BlockSource* blocks)
 
 void Scheduler::Enqueue(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle && sequence->block_table.empty());
-  num_alone_ += sequence->alone;
+  num_alone_ += sequence->runs_alone;
   Wait(sequence);
 }
 
 void Scheduler::Join(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle);
   TakeTurn(sequence);
-  num_alone_ += sequence->alone;
+  num_alone_ += sequence->runs_alone;
   Run(sequence);
 }
 
@@ -56,7 +56,7 @@ void Scheduler::TakeOut(Sequence* sequence) {
 void Scheduler::Remove(Sequence* sequence) {
   if (sequence->state == SequenceState::kIdle) return;
   TakeOut(sequence);
-  num_alone_ -= sequence->alone;
+  num_alone_ -= sequence->runs_alone;
   sequence->state = SequenceState::kIdle;
 }
 
@@ -111,7 +111,7 @@ void Scheduler::ScheduleShared(uint64_t admit_before) {
   left_out_.clear();
   chunks_.clear();
   for (Sequence* sequence : running_) {
-    if (sequence->alone || Awaits(*sequence)) continue;
+    if (sequence->runs_alone || Awaits(*sequence)) continue;
     (sequence->remaining() == 1 ? decodes_ : chunks_).push_back(sequence);
   }
   odd_ = !odd_;
@@ -154,7 +154,7 @@ Sequence* Scheduler::FirstPrompt(bool shortest, uint64_t admit_before) const {
     if (first == nullptr || earlier(sequence, first)) first = sequence;
   }
   for (Sequence* sequence : shortest ? waiting_by_length_ : waiting_) {
-    if (sequence->alone) continue;
+    if (sequence->runs_alone) continue;
     const bool goes_first = first == nullptr || earlier(sequence, first);
     if (sequence->order > limit) {
       // Nobody holds back what is through in this step; it takes no blocks.
@@ -228,7 +228,7 @@ void Scheduler::RunPrompts(const PromptQueue& waiting, uint64_t admit_before) {
   while (!full() && (chunk != chunks_.end() || next != waiting.end())) {
     const bool waits = chunk == chunks_.end() || (next != waiting.end() && earlier(*next, *chunk));
     Sequence* const sequence = waits ? *next++ : *chunk++;  // Admit takes it out of the set.
-    if (sequence->alone) continue;
+    if (sequence->runs_alone) continue;
     if (waits) {
       Admit(sequence, admit_before);
     } else if (sequence->state == SequenceState::kRunning) {
@@ -426,7 +426,7 @@ void Scheduler::Plan(Sequence* sequence, int32_t num_tokens) {
 }
 
 int32_t Scheduler::ChunkOf(const Sequence& sequence) const {
-  const int32_t most = sequence.alone ? std::min(budget_, kMaxAloneChunkTokens) : budget_;
+  const int32_t most = sequence.runs_alone ? std::min(budget_, kMaxAloneChunkTokens) : budget_;
   return std::min(sequence.remaining(), most);
 }
 
@@ -435,7 +435,7 @@ bool Scheduler::full() const {
 }
 
 Sequence* Scheduler::OldestAlone() const {
-  const auto is_alone = [](const Sequence* s) { return s->alone; };
+  const auto is_alone = [](const Sequence* s) { return s->runs_alone; };
   const auto running = std::find_if(running_.begin(), running_.end(), is_alone);
   if (running != running_.end()) return *running;
   const auto waiting = std::find_if(waiting_.begin(), waiting_.end(), is_alone);

@@ -37,8 +37,8 @@ struct Sequence {
   int32_t num_computed = 0;          // KV of token_ids[0, num_computed) is in the table.
   std::vector<int32_t> block_table;  // Covers num_computed tokens, if each begun run draws one.
   SequenceState state = SequenceState::kIdle;
-  bool alone = false;  // Only ever in a batch of its own, in small chunks.
-  bool held = false;   // What was begun of it comes first: nothing more of it is scheduled yet.
+  bool runs_alone = false;  // Only ever in a batch of its own, in small chunks.
+  bool held = false;  // What was begun of it comes first: nothing more of it is scheduled yet.
   // It starts with blocks for all its tokens, and keeps them: it is never preempted.
   bool keeps_blocks = false;
   RequestTurns* turns = nullptr;  // Its request's.

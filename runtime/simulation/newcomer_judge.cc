@@ -21,7 +21,7 @@ void NewcomerJudge::OnArrival(SessionId from, const AttemptId& attempt, const Re
   const bool last_token = spec.sampling.max_tokens <= num_tokens + 1 - spec.prompt_tokens;
   // Beside as many decodes as a batch holds.
   const bool one_step = num_tokens <= shape_.max_batched_tokens - shape_.max_sequences;
-  if (!last_token || !one_step || spec.alone) return;
+  if (!last_token || !one_step || spec.runs_alone) return;
   waiting_.try_emplace(attempt, Newcomer{.from = from, .num_tokens = num_tokens});
 }
 

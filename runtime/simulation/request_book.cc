@@ -188,7 +188,7 @@ bool AskedRequest::MayBeBlamed() const {
   constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
   struct Place {
     int32_t begin, end;
-    bool alone;
+    bool runs_alone;
   };
   // A router gives up one attempt after the other, whenever it learns why.
   std::vector<SeenDeath> in_order = deaths;
@@ -200,7 +200,7 @@ bool AskedRequest::MayBeBlamed() const {
       const bool of_choice = std::find(attempt.choices.begin(), attempt.choices.end(), choice) !=
                              attempt.choices.end();
       if (!of_choice || death.blameless) continue;
-      Place place{.begin = 0, .end = kUnbounded, .alone = attempt.alone};
+      Place place{.begin = 0, .end = kUnbounded, .runs_alone = attempt.runs_alone};
       const auto chunk = begun.find({death.attempt, death.incarnation});
       if (death.said_token) {
         place.begin = attempt.tokens_known - 1;
@@ -217,7 +217,8 @@ bool AskedRequest::MayBeBlamed() const {
     for (const Place& place : places) {
       std::vector<bool> alone;
       for (const Place& other : places) {
-        if (other.begin <= place.begin && place.begin < other.end) alone.push_back(other.alone);
+        if (other.begin <= place.begin && place.begin < other.end)
+          alone.push_back(other.runs_alone);
       }
       const size_t n = alone.size();
       if (n >= kPoisonKills && alone[n - 1] && alone[n - 2]) return true;

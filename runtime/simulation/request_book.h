@@ -42,7 +42,7 @@ struct ExpectedRequest {
 struct SentAttempt {
   std::vector<int32_t> choices;
   int32_t tokens_known = 0;  // Prompt and generated.
-  bool alone = false;
+  bool runs_alone = false;
   uint64_t worker = 0, prefill = 0;  // Incarnations; 0: no prefill worker.
 };
 

@@ -514,7 +514,7 @@ void SimulatedRouter::SendSubmit(SessionId session, const Submit& routed) {
   if (!unfair.empty()) world_->Violate(process_.name + ": " + unfair);
   const SentAttempt sent{.choices = submit.spec.choices,
                          .tokens_known = static_cast<int32_t>(submit.spec.token_ids.size()),
-                         .alone = submit.spec.alone,
+                         .runs_alone = submit.spec.runs_alone,
                          .worker = connection->peer_incarnation,
                          .prefill = submit.prefill.worker.incarnation};
   for (int32_t choice : submit.spec.choices) {

@@ -144,7 +144,7 @@ void FillRequest(Wanted* submit, int32_t longest, Random* random) {
   submit->spec = SpecOfPrompt(std::move(tokens), random->Chance(0.2) ? 3 : 1);
   submit->spec.sampling = FuzzSampling(random);
   submit->spec.time_left_us = FuzzTimeLeft(random);
-  submit->spec.alone = random->Chance(0.05);
+  submit->spec.runs_alone = random->Chance(0.05);
 }
 
 proto::ToWorker RouterSays(const WorkerRegistration& of, const PrefillPeer& hostile,

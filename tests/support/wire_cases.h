@@ -45,7 +45,7 @@ inline std::vector<RouterCommand> WireCommands() {
                .sampling = WireSampling(),
                .time_left_us = 60'000'000,
                .hash_root = WireHash(1),
-               .alone = true},
+               .runs_alone = true},
       .model = "demo",
       .prefill = {.worker = {.name = "prefill-0", .incarnation = 5}, .address = "127.0.0.1:5000"},
       .disaggregate_from_tokens = 256};
@@ -134,7 +134,7 @@ inline std::vector<DecodeToPrefill> WireToPrefill() {
                                  .sampling = WireSampling(),
                                  .time_left_us = 5,
                                  .hash_root = WireHash(7),
-                                 .alone = true},
+                                 .runs_alone = true},
                         .first_block = 1,
                         .num_blocks = 2},
           Grant{.job = kWireJob, .reservation = reservation},

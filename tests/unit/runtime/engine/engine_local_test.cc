@@ -391,7 +391,7 @@ TEST_F(EngineLocalTest, ForksThatRunKeepNobodyOutWhoFitsBesideThem) {
 TEST_F(EngineLocalTest, ARequestAloneSharesNoBatchUntilItsFirstToken) {
   Create();
   Submit alone = MakeSubmit(1, RandomTokens(40, 3), 10);
-  alone.spec.alone = true;
+  alone.spec.runs_alone = true;
   const Submit other = MakeSubmit(2, RandomTokens(40, 4), 10);
   fleet_.Submit(0, alone);
   fleet_.Submit(0, other);
@@ -407,7 +407,7 @@ TEST_F(EngineLocalTest, OnePromptAloneAtATime) {
   Create();
   Submit first = MakeSubmit(1, RandomTokens(40, 3), 10);
   Submit second = MakeSubmit(2, RandomTokens(40, 4), 10);
-  first.spec.alone = second.spec.alone = true;
+  first.spec.runs_alone = second.spec.runs_alone = true;
   fleet_.Submit(0, first);
   fleet_.Submit(0, second);
   RunUntilFirstToken(first);
@@ -415,7 +415,7 @@ TEST_F(EngineLocalTest, OnePromptAloneAtATime) {
   EXPECT_EQ(fleet_.record(second.attempt).refused[0].code(), absl::StatusCode::kAborted)
       << "the worker is not full";
   Submit third = MakeSubmit(3, RandomTokens(40, 5), 10);
-  third.spec.alone = true;
+  third.spec.runs_alone = true;
   fleet_.Submit(0, third);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(first), "");
@@ -666,7 +666,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
                                  static_cast<int32_t>(random.Between(1, 4)));
       if (random.Chance(0.2)) submit.spec.sampling.num_prompt_logprobs = 1;
       if (random.Chance(0.3)) submit.spec.sampling.temperature = 0;
-      submit.spec.alone = i == alone;
+      submit.spec.runs_alone = i == alone;
       fleet.Submit(0, submit);
       submits.push_back(submit);
       for (uint64_t steps = random.Below(8); steps > 0; --steps) fleet.RunOne();

@@ -352,7 +352,7 @@ TEST_F(EngineOverlapTest, ChunksOfAPromptFollowEachOtherAndOthersDoNotWait) {
 TEST_F(EngineOverlapTest, WhatRunsAloneRunsWithoutAnyStepBesideIt) {
   Create();
   Submit alone = MakeSubmit(1, RandomTokens(40, 1), 30);
-  alone.spec.alone = true;
+  alone.spec.runs_alone = true;
   const Submit other = MakeSubmit(2, RandomTokens(40, 2), 30);
   fleet_.Submit(0, other);
   fleet_.Submit(0, alone);

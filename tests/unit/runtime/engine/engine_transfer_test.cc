@@ -662,7 +662,7 @@ TEST_F(EngineTransferTest, RandomFleetsStayExactUnderCancelsCorruptionAndLostSes
         submit.disaggregate_from_tokens = random.Chance(0.5) ? 1 : 40;
       }
       if (random.Chance(0.2)) submit.spec.sampling.num_prompt_logprobs = 1;
-      submit.spec.alone = random.Chance(0.05);
+      submit.spec.runs_alone = random.Chance(0.05);
       fleet.Submit(kDecode, submit);
       submits.push_back(submit);
       cancelled.push_back(false);

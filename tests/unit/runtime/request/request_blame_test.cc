@@ -54,20 +54,20 @@ TEST_F(RequestBlameTest, DeathsAtDifferentPlacesAreBadLuck) {
   StartLong();
   for (const int32_t first : {448, 320, 192, 64}) {
     EXPECT_TRUE(DieAt(first, first + 64));
-    EXPECT_FALSE(last_submit().spec.alone) << first;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << first;
   }
 }
 
 TEST_F(RequestBlameTest, FourDeathsAtOnePlaceAreItsEndAndTheErrorNamesThePlace) {
   StartLong();
   EXPECT_TRUE(DieAt(0, 256));
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
   Begin(0, 200);
   EXPECT_TRUE(DieAt(200, 456));
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
   Begin(192, 256);
   EXPECT_TRUE(DieAt(256, 320));
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
   EXPECT_FALSE(DieAt(256, 320));
   EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(error(), HasSubstr("4 workers in a row"));
@@ -81,15 +81,15 @@ TEST_F(RequestBlameTest, WhoGetsPastAPlaceIsNotWhatMadeItDeadly) {
   StartLong();
   EXPECT_TRUE(DieAt(0, 64));
   EXPECT_TRUE(DieAt(0, 64));
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   Begin(64, 128);  // The last word of a worker may be lost: this may still be the place.
   EXPECT_TRUE(DieAt(64, 128));
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   Begin(0, 64);
   Begin(64, 128);
   Begin(128, 192);
   EXPECT_TRUE(DieAt(192, 256));
-  EXPECT_FALSE(last_submit().spec.alone) << "what is remembered is one death";
+  EXPECT_FALSE(last_submit().spec.runs_alone) << "what is remembered is one death";
   for (int death = 0; death < 20; ++death) {
     Begin(0, 64);
     EXPECT_TRUE(DieAt(256 + 64 * (death % 2 * 2), 320 + 64 * (death % 2 * 2))) << death;
@@ -260,18 +260,18 @@ TEST_F(FailedStepTest, HowTheProcessEndsLaterDoesNotExcuseAFailedStep) {
     Fail();
     Advance(2'000'000);
   }
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   ended_lives_ = {{.incarnation = 1, .cause = EndCause::kOutside}};
   a = AddWorker("a", WorkerRole::kHybrid, 2);
   EXPECT_EQ(last_target(), a);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(FailedStepTest, OneWhoseStepsFailFourTimesAtOnePlaceEndsNotMore) {
   AddWorker("a");
   Start(&sink_);
   for (int failures = 1; failures < kDeathsBeforePoison; ++failures) {
-    EXPECT_EQ(last_submit().spec.alone, failures > kDeathsBeforeRunningAlone);
+    EXPECT_EQ(last_submit().spec.runs_alone, failures > kDeathsBeforeRunningAlone);
     Fail();
     EXPECT_FALSE(sink_.ended()) << failures;
     Advance(2'000'000);
@@ -302,9 +302,9 @@ TEST_F(RequestBlameTest, WhoeverNeverSaidThatItBeganMayHaveDiedAnywhere) {
   StartLong();
   Lose();
   Add(++incarnation_);
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
   EXPECT_TRUE(DieAt(512, 576));
-  EXPECT_TRUE(last_submit().spec.alone) << "the one before has not been heard of at all";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "the one before has not been heard of at all";
 }
 
 TEST_F(RequestBlameTest, WhatWasComputedOnceIsNotWhereAnUnheardWorkerDied) {
@@ -314,7 +314,7 @@ TEST_F(RequestBlameTest, WhatWasComputedOnceIsNotWhereAnUnheardWorkerDied) {
   EXPECT_TRUE(DieAt(320, 384));
   Lose();  // Unheard: after token 320.
   Add(++incarnation_);
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   EXPECT_TRUE(DieAt(0, 64));
   EXPECT_TRUE(DieAt(0, 64));
   EXPECT_TRUE(DieAt(192, 256)) << "that makes two at the beginning, two after token 320";
@@ -329,7 +329,7 @@ TEST_F(RequestBlameTest, WhatWasComputedOnceStaysSoThoughALaterAttemptBeganAnew)
   EXPECT_TRUE(DieAt(0, 64));
   Lose();  // Unheard: after token 320.
   Add(++incarnation_);
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, ChoicesThatDivergeRememberHowFarTheirPromptWas) {
@@ -349,7 +349,7 @@ TEST_F(RequestBlameTest, ChoicesThatDivergeRememberHowFarTheirPromptWas) {
   Lose();
   Add(++incarnation_);
   ASSERT_EQ(outbox_.submits.size(), 7u);
-  for (const size_t i : {5, 6}) EXPECT_FALSE(outbox_.submits[i].second.spec.alone) << i;
+  for (const size_t i : {5, 6}) EXPECT_FALSE(outbox_.submits[i].second.spec.runs_alone) << i;
 }
 
 TEST_F(RequestBlameTest, AnAttemptThatBeganNothingIsNotWhereTheOneBeforeItWas) {
@@ -360,9 +360,9 @@ TEST_F(RequestBlameTest, AnAttemptThatBeganNothingIsNotWhereTheOneBeforeItWas) {
   session_ = OpenSession({.name = "w", .incarnation = 1});
   Lose();  // Unheard: after token 448.
   Add(++incarnation_);
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
   EXPECT_TRUE(DieAt(576, kPrompt));
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, AHeartbeatThatWasOnItsWayIsNoSignOfLife) {
@@ -374,7 +374,7 @@ TEST_F(RequestBlameTest, AHeartbeatThatWasOnItsWayIsNoSignOfLife) {
   session_ = AddWorker("w2");
   Lose();
   AddWorker("w3");
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, ChoicesDiedWhereTheOneThatIsLeastFarWas) {
@@ -393,7 +393,7 @@ TEST_F(RequestBlameTest, ChoicesDiedWhereTheOneThatIsLeastFarWas) {
   ASSERT_EQ(last_submit().spec.choices, std::vector<int32_t>{0});
   Say(session_, {Token(last_submit().attempt, 6, 'a', 0)});
   ASSERT_EQ(last_submit().spec.choices, std::vector<int32_t>{1});
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, ADecodingStreamDiedAtItsLastTokenOrAfter) {
@@ -402,10 +402,10 @@ TEST_F(RequestBlameTest, ADecodingStreamDiedAtItsLastTokenOrAfter) {
   Lose();
   Add(++incarnation_);
   EXPECT_TRUE(DieAt(0, 256));
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
   Begin(256, 512);
   EXPECT_TRUE(DieAt(512, kPrompt + 1));
-  EXPECT_TRUE(last_submit().spec.alone) << "which is computed first by the next attempt";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "which is computed first by the next attempt";
 }
 
 TEST_F(RequestBlameTest, AKillFromOutsideIsNobodysDeed) {
@@ -413,7 +413,7 @@ TEST_F(RequestBlameTest, AKillFromOutsideIsNobodysDeed) {
   StartLong();
   for (int death = 0; death < 100; ++death) {
     EXPECT_TRUE(EndAt(0, 64, EndCause::kOutside));
-    EXPECT_FALSE(last_submit().spec.alone) << death;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << death;
   }
   EXPECT_FALSE(sink_.ended());
 }
@@ -428,7 +428,7 @@ TEST_F(RequestBlameTest, AKillFromOutsideThatIsToldBeforeTheSessionEndsIsNobodys
   Add(++incarnation_);
   EXPECT_EQ(resumes(ResumeReason::kRestarted), 1u);
   EXPECT_EQ(last_target(), session_);
-  EXPECT_FALSE(last_submit().spec.alone) << "one crash is all that counts";
+  EXPECT_FALSE(last_submit().spec.runs_alone) << "one crash is all that counts";
 }
 
 TEST_F(RequestBlameTest, ACauseThatIsToldBeforeTheSessionEndsIsNamed) {
@@ -453,7 +453,7 @@ TEST_F(RequestBlameTest, KillsMayBeFasterThanRegistrations) {
                     {.incarnation = unheard, .cause = EndCause::kCrash}};
     incarnation_ = unheard;
     EXPECT_TRUE(DieAt(0, 64));
-    EXPECT_FALSE(last_submit().spec.alone) << death;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << death;
   }
 }
 
@@ -462,7 +462,7 @@ TEST_F(RequestBlameTest, UntilTheEndIsToldADeathMakesASuspectAndNoMore) {
   session_ = AddWorker("a");
   Start(&sink_);
   for (int death = 1; death <= 4; ++death) {
-    EXPECT_EQ(last_submit().spec.alone, death > 2) << death;
+    EXPECT_EQ(last_submit().spec.runs_alone, death > 2) << death;
     Lose();
     if (death < 4) session_ = AddWorker("w" + std::to_string(death));
   }
@@ -495,7 +495,7 @@ TEST_F(RequestBlameTest, OneKillFromOutsideAmongThemAndItGoesOn) {
   ended_lives_ = {{.incarnation = 1, .cause = EndCause::kOutside}};
   session_ = AddWorker("w1", WorkerRole::kHybrid, 2);
   ASSERT_EQ(outbox_.submits.size(), before + 1);
-  EXPECT_TRUE(last_submit().spec.alone) << "three are left";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "three are left";
   Say(session_, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
   EXPECT_TRUE(sink_.done);
 }
@@ -557,10 +557,10 @@ TEST_F(RequestBlameTest, OfManyDeathsThoseAreKeptThatAVerdictNeeds) {
   EXPECT_TRUE(DieAt(512, 520));
   for (int32_t first = 480; first > 40; first -= 20) {  // Each nearer to the beginning.
     EXPECT_TRUE(DieAt(first, first + 8));
-    EXPECT_FALSE(last_submit().spec.alone) << first;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << first;
   }
   EXPECT_TRUE(DieAt(512, 520));
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
   EXPECT_TRUE(DieAt(512, 520));
   EXPECT_FALSE(DieAt(512, 520));
   EXPECT_EQ(outcomes(RequestOutcome::kPoison), 1u);
@@ -578,7 +578,7 @@ TEST_F(RequestBlameTest, OfTooManyDeathsTheOneGoesThatCannotBeFarOn) {
   owner_->Tick(now_us_);
   Add(++incarnation_);
   EXPECT_TRUE(DieAt(20, 28));
-  EXPECT_TRUE(last_submit().spec.alone) << "two were there";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "two were there";
 }
 
 TEST_F(RequestBlameTest, AFailedStepOfAPrefillWorkerMayBeLaterThanWhatIsKnown) {
@@ -594,7 +594,7 @@ TEST_F(RequestBlameTest, AFailedStepOfAPrefillWorkerMayBeLaterThanWhatIsKnown) {
   RequestFixture::Begin(d, last_submit().attempt, 128, 192);
   owner_->OnSessionLost(d, now_us_);
   AddWorker("e", WorkerRole::kDecode);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
@@ -608,11 +608,11 @@ TEST_F(RequestBlameTest, APrefillWorkerSaysWhereItIsToo) {
   RequestFixture::Begin(d, last_submit().attempt, 0, 1);
   owner_->OnSessionLost(d, now_us_);
   const SessionId e = AddWorker("e", WorkerRole::kDecode);
-  EXPECT_FALSE(last_submit().spec.alone) << "the prefill worker was further";
+  EXPECT_FALSE(last_submit().spec.runs_alone) << "the prefill worker was further";
   RequestFixture::Begin(e, last_submit().attempt, 2, 3);
   owner_->OnSessionLost(e, now_us_);
   AddWorker("f", WorkerRole::kDecode);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, WhoTellsOfAPrefillWorkersEndMayOvertakeItsLastWord) {
@@ -628,7 +628,7 @@ TEST_F(RequestBlameTest, WhoTellsOfAPrefillWorkersEndMayOvertakeItsLastWord) {
   RequestFixture::Begin(d, last_submit().attempt, 512, 576);
   owner_->OnSessionLost(d, now_us_);
   AddWorker("e", WorkerRole::kDecode);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, ADecodeWorkerThatWaitsForAPromptIsNotWhereThePromptIs) {
@@ -645,7 +645,7 @@ TEST_F(RequestBlameTest, ADecodeWorkerThatWaitsForAPromptIsNotWhereThePromptIs) 
   RequestFixture::Begin(e, last_submit().attempt, 1, 2);
   owner_->OnSessionLost(e, now_us_);
   AddWorker("f", WorkerRole::kDecode);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestBlameTest, ChunksOfOthersAndOfEarlierAttemptsChangeNothing) {
@@ -659,7 +659,7 @@ TEST_F(RequestBlameTest, ChunksOfOthersAndOfEarlierAttemptsChangeNothing) {
   RequestFixture::Begin(session_, attempt, 512, 576);
   EXPECT_EQ(owner_->counters().stale_events, 1u);
   EXPECT_TRUE(DieAt(64, 128));
-  EXPECT_TRUE(last_submit().spec.alone) << "the earlier attempt did not get past it";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "the earlier attempt did not get past it";
 }
 
 TEST_F(RequestBlameTest, AChunkBeyondTheTokensIsAProtocolError) {
@@ -678,16 +678,17 @@ TEST_F(RequestBlameTest, ChoicesThatDivergeTakeTheirDeathsAlong) {
   Lose();
   Add(++incarnation_);
   const size_t before = outbox_.submits.size();
-  ASSERT_FALSE(last_submit().spec.alone);
+  ASSERT_FALSE(last_submit().spec.runs_alone);
   Lose();
   Add(++incarnation_);
   ASSERT_GT(outbox_.submits.size(), before);
-  EXPECT_TRUE(last_submit().spec.alone) << "one died with both, one with this choice among others";
+  EXPECT_TRUE(last_submit().spec.runs_alone)
+      << "one died with both, one with this choice among others";
   AddWorker("idle");
   EXPECT_EQ(last_submit().spec.choices, std::vector<int32_t>{0}) << "they are tried one by one";
   Say(session_, {Token(last_submit().attempt, 4, 'a', 0)});
   EXPECT_EQ(last_submit().spec.choices, std::vector<int32_t>{1});
-  EXPECT_TRUE(last_submit().spec.alone) << "so it is with the other one";
+  EXPECT_TRUE(last_submit().spec.runs_alone) << "so it is with the other one";
 }
 
 }  // namespace

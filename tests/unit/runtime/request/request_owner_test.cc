@@ -222,13 +222,13 @@ TEST_F(RequestOwnerTest, AnAttemptOfAnotherRouterThatRunsAloneDoesNotMakeAWorker
     muted_.insert("w" + std::to_string(death - 1));
     session = AddWorker("w" + std::to_string(death));
   }
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   Say(session, {RefusedEvent{.attempt = last_submit().attempt,
                              .status = absl::AbortedError("another runs alone")}});
   EXPECT_EQ(owner_->num_waiting(), 1) << "not before a heartbeat";
   Advance(200'000);
   ASSERT_EQ(owner_->num_waiting(), 0);
-  EXPECT_TRUE(last_submit().spec.alone);
+  EXPECT_TRUE(last_submit().spec.runs_alone);
   Say(session, {Token(last_submit().attempt, 3, 'x', 0, FinishReason::kLength)});
   RecordingSink others[4];
   for (RecordingSink& other : others) Start(&other);

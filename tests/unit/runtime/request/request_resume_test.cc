@@ -231,7 +231,7 @@ TEST_F(RequestResumeTest, AfterTwoDeathsItRunsAloneAfterFourItIsPoison) {
   SessionId session = AddWorker("a");
   Start(&sink_);
   for (int death = 1; death <= 4; ++death) {
-    EXPECT_EQ(last_submit().spec.alone, death > 2) << death;
+    EXPECT_EQ(last_submit().spec.runs_alone, death > 2) << death;
     owner_->OnSessionLost(session, now_us_);
     if (death < 4) session = AddWorker("w" + std::to_string(death));
   }
@@ -251,7 +251,7 @@ TEST_F(RequestResumeTest, ALostConnectionToALivingWorkerIsNoDeath) {
     owner_->OnSessionLost(session, now_us_);
     Advance(200'000);  // Its heartbeats go on.
     session = OpenSession({.name = "a", .incarnation = 1});
-    EXPECT_FALSE(last_submit().spec.alone) << i;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
 }
@@ -263,7 +263,7 @@ TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsReplaced) {
     owner_->OnSessionLost(session, now_us_);
     Advance(200'000);  // Its heartbeats go on.
     session = AddWorker("a", WorkerRole::kHybrid, next_life);
-    EXPECT_FALSE(last_submit().spec.alone) << next_life;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << next_life;
   }
 }
 
@@ -276,7 +276,7 @@ TEST_F(RequestResumeTest, WhatAWorkerHasOutlivedIsNoDeathOnceItIsSilent) {
     muted_.insert("w" + std::to_string(i - 1));
     Advance(5'000'000);
     session = AddWorker("w" + std::to_string(i));
-    EXPECT_FALSE(last_submit().spec.alone) << i;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << i;
   }
 }
 
@@ -294,7 +294,7 @@ TEST_F(RequestResumeTest, APoisonousRequestTakesNobodyWithIt) {
     EXPECT_EQ(outbox_.submits.size(), before + (death == 1 ? 2 : 1)) << "then one by one";
     if (death == 2 || death == 3) {
       EXPECT_EQ(last_submit().attempt.request, poison);
-      EXPECT_TRUE(last_submit().spec.alone);
+      EXPECT_TRUE(last_submit().spec.runs_alone);
     }
   }
   EXPECT_EQ(sink_.error.code(), absl::StatusCode::kInternal);
@@ -313,14 +313,14 @@ TEST_F(RequestResumeTest, OthersWaitForTheTokenOfARequestOnTrial) {
     owner_->OnSessionLost(session, now_us_);
     session = AddWorker("w", WorkerRole::kHybrid, death + 1);
   }
-  ASSERT_TRUE(last_submit().spec.alone);
+  ASSERT_TRUE(last_submit().spec.runs_alone);
   const AttemptId on_trial = last_submit().attempt;
   RecordingSink other;
   Start(&other);
   EXPECT_EQ(last_submit().attempt, on_trial);
   Say(session, {Token(on_trial, 3, 'x')});
   EXPECT_NE(last_submit().attempt, on_trial);
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
@@ -333,7 +333,7 @@ TEST_F(RequestResumeTest, AStoppedWorkerThatGoesOnHasNotDied) {
     muted_ = {};
     Advance(200'000);
     OpenSession({.name = "a", .incarnation = 1});
-    EXPECT_FALSE(last_submit().spec.alone) << i;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << i;
   }
   EXPECT_FALSE(sink_.ended());
 }
@@ -404,7 +404,7 @@ TEST_F(RequestResumeTest, ATokenInBetweenClearsTheSuspicion) {
   SessionId session = AddWorker("a");
   Start(&sink_);
   for (int death = 1; death <= 5; ++death) {
-    EXPECT_EQ(last_submit().spec.alone, death == 3 || death == 5) << death;
+    EXPECT_EQ(last_submit().spec.runs_alone, death == 3 || death == 5) << death;
     if (death == 3) Say(session, {Token(last_submit().attempt, 3, 'x')});
     owner_->OnSessionLost(session, now_us_);
     session = AddWorker("w" + std::to_string(death));
@@ -438,7 +438,7 @@ TEST_F(RequestResumeTest, ALostTransferOfAComputedPromptIsNobodysDeath) {
   owner_->OnSessionLost(d, now_us_);
   AddWorker("e", WorkerRole::kDecode);
   EXPECT_EQ(outbox_.submits.size(), 3u);
-  EXPECT_FALSE(last_submit().spec.alone);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
 }
 
 TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
@@ -446,7 +446,7 @@ TEST_F(RequestResumeTest, ADrainMovesStreamsWithoutCountingDeaths) {
     const SessionId session = AddWorker("w" + std::to_string(i));
     if (i == 0) Start(&sink_);
     ASSERT_EQ(last_target(), session);
-    EXPECT_FALSE(last_submit().spec.alone);
+    EXPECT_FALSE(last_submit().spec.runs_alone);
     Say(session, {EndedEvent{.attempt = last_submit().attempt,
                              .status = absl::UnavailableError("draining")}});
   }
@@ -460,7 +460,7 @@ TEST_F(RequestResumeTest, ASessionThatEndsBecauseItsWorkerDrainsIsNoDeath) {
     const SessionId session = AddWorker(worker.name);
     if (i == 0) Start(&sink_);
     ASSERT_EQ(last_target(), session);
-    EXPECT_FALSE(last_submit().spec.alone) << i;
+    EXPECT_FALSE(last_submit().spec.runs_alone) << i;
     owner_->OnHeartbeat(worker, {}, /*draining=*/true, now_us_);
     owner_->OnSessionLost(session, now_us_);
   }

@@ -102,7 +102,7 @@ TEST_F(RoutingPolicyTest, TheSlackGrowsWithTheLoad) {
 TEST_F(RoutingPolicyTest, WhoMustRunAloneIsComputedWhereItDecodes) {
   Add("p", WorkerRole::kPrefill);
   const WorkerId d = Add("d", WorkerRole::kDecode);
-  request_.alone = true;
+  request_.runs_alone = true;
   EXPECT_EQ(Choose().route->decode, d);
   EXPECT_EQ(Choose().route->prefill, std::nullopt);
 }
@@ -249,7 +249,7 @@ TEST_F(RoutingPolicyTest, TheRoomThatSomebodyOlderWaitsForIsLeftToHim) {
   fleet_.AddLive(a, {.sequences = 1, .prompt_tokens = 10});
   fleet_.AddLive(b, {.sequences = 2, .prompt_tokens = 10});
   RoutingRequest older = request_;
-  older.alone = true;
+  older.runs_alone = true;
   const RoutingDecision waits = policy_->Choose(older, fleet_, index_, 0);
   EXPECT_EQ(waits.why_not, NoRoute::kAllFull);
   EXPECT_EQ(waits.awaited, "a") << "the one with less to do";

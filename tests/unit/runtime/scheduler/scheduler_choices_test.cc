@@ -126,7 +126,7 @@ TEST_F(SchedulerChoicesTest, OneThatMustRunAloneTakesThemToo) {
   Create(/*num_blocks=*/16, /*max_sequences=*/16, /*max_batched_tokens=*/32);
   JoinForks(8);
   Sequence* const alone = Add(9);
-  alone->alone = true;
+  alone->runs_alone = true;
   scheduler_->Enqueue(alone);
   Step();
   Step();
@@ -214,8 +214,8 @@ TEST_F(SchedulerChoicesTest, EverythingFinishesUnderRandomLoad) {
         const auto tokens = static_cast<int32_t>(random.Between(1, 16));
         Sequence* const sequence =
             arrived > 0 && random.Chance(0.4) ? AddSibling(sequences_.back(), tokens) : Add(tokens);
-        sequence->alone = random.Chance(0.1);
-        sequence->keeps_blocks = !sequence->alone && random.Chance(0.1);
+        sequence->runs_alone = random.Chance(0.1);
+        sequence->keeps_blocks = !sequence->runs_alone && random.Chance(0.1);
         length.push_back(
             static_cast<int32_t>(sequence->token_ids.size()) +
             (sequence->keeps_blocks ? 0 : static_cast<int32_t>(random.Between(1, 16))));
@@ -237,7 +237,7 @@ TEST_F(SchedulerChoicesTest, EverythingFinishesUnderRandomLoad) {
         ASSERT_EQ(sequence->state, SequenceState::kRunning);
         ASSERT_GE(static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens,
                   sequence->num_computed + run.num_tokens);
-        ASSERT_TRUE(!sequence->alone || plan.runs.size() == 1u);
+        ASSERT_TRUE(!sequence->runs_alone || plan.runs.size() == 1u);
         sequence->num_computed += run.num_tokens;
         if (sequence->remaining() > 0) continue;
         if (static_cast<int32_t>(sequence->token_ids.size()) >= length[numbers_.at(sequence) - 1]) {

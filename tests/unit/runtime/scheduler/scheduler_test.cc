@@ -126,7 +126,7 @@ TEST_F(SchedulerTest, ANewcomerOfOneTokenRunsWithinThreeStepsBehindAnyNumber) {
         for (int i = 0; i < 40; ++i) Enqueue(200);  // Some of them have begun.
         if (alone) {
           Sequence* const sequence = Add(1000);
-          sequence->alone = true;
+          sequence->runs_alone = true;
           scheduler_->Enqueue(sequence);
         }
         for (int i = 0; i < 10; ++i) {
@@ -467,7 +467,7 @@ TEST_F(SchedulerTest, SequencesThatRunAloneTakeTurnsWithSharedBatches) {
   Create(100);
   Enqueue(4);
   Sequence* const alone = Add(20);
-  alone->alone = true;
+  alone->runs_alone = true;
   scheduler_->Enqueue(alone);
   Enqueue(4);
   Step();
@@ -487,7 +487,7 @@ TEST_F(SchedulerTest, SequencesThatRunAloneTakeTurnsWithSharedBatches) {
 TEST_F(SchedulerTest, ASequenceThatRunsAloneComputesSmallChunks) {
   Create(/*num_blocks=*/1'000, /*max_sequences=*/8, /*max_batched_tokens=*/512);
   Sequence* const alone = Add(3 * kMaxAloneChunkTokens + 5);
-  alone->alone = true;
+  alone->runs_alone = true;
   scheduler_->Enqueue(alone);
   for (const int32_t tokens : {64, 64, 64, 5, 1}) {
     Step();
@@ -540,7 +540,7 @@ TEST_F(SchedulerTest, WhoeverMustRunAloneIsCountedFromEnqueueToRemove) {
   Create(100);
   Sequence* const running = Add(20);
   Sequence* const waiting = Add(20);
-  running->alone = waiting->alone = true;
+  running->runs_alone = waiting->runs_alone = true;
   scheduler_->Enqueue(running);
   scheduler_->Enqueue(waiting);
   Step();

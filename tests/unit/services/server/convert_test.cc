@@ -109,7 +109,7 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   EXPECT_EQ(submit.prefill.address, "127.0.0.1:5000");
   EXPECT_EQ(submit.prefill.worker.incarnation, 5u);
   EXPECT_EQ(submit.disaggregate_from_tokens, 256);
-  EXPECT_TRUE(submit.spec.alone);
+  EXPECT_TRUE(submit.spec.runs_alone);
 }
 
 TEST(ConvertTest, SubmitWithoutAPrefillPeerHasAnEmptyAddress) {
