@@ -176,7 +176,7 @@ class HostileWorker:
     def registration(self, name, model=b"another"):
         worker = proto([(1, name)]) + fixed64(2, 7)
         return proto([(1, proto([(1, worker), (2, 3), (3, model), (4, b"class"), (5, b"numerics"), (6, 1), (7, 1),
-                                 (8, 16), (9, 1024), (10, 8), (11, 64), (12, 4096), (13, b"grpc")]))])
+                                 (8, 16), (9, 1024), (10, 8), (11, 64), (12, 4096), (13, b"grpc"), (18, 1)]))])
 
     HEARTBEAT = proto([(2, proto([(2, 0)]))])
     NO_EVENTS = proto([(3, proto([(2, 1)]))])
