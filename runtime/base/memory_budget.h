@@ -126,9 +126,10 @@ class MemoryBudget::Holding {
   int64_t number_ = 0;  // Counts holdings: the oldest has the smallest.
   int64_t bytes_ = 0;
   int64_t leaving_bytes_ = 0;
+  bool was_cut_ = false;
+  // Written under that lock, by the holding's own thread alone, which reads them without it.
   bool may_be_cut_ = false;
   bool idle_ = false;
-  bool was_cut_ = false;
 };
 
 // "127.0.0.1" of "ipv4:127.0.0.1:80" (as gRPC names a peer), "127.0.0.1:80" and

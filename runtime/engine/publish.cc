@@ -64,6 +64,7 @@ void Engine::CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunO
 // up to the first that ends it. All but the last of it is computed; if nothing was drawn, its last
 // token is computed once more.
 void Engine::PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn) {
+  TANDEM_CHECK(lookahead_tokens_ > 0 || drawn->size() == 1) << drawn->size() << " tokens of a draw";
   Attempt* const attempt = sequence->attempt;
   std::vector<int32_t>& token_ids = sequence->token_ids;
   const int32_t first = sequence->num_seen();

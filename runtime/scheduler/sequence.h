@@ -46,7 +46,7 @@ struct Sequence {
   // gives its blocks back.
   int64_t final_tokens = std::numeric_limits<int32_t>::max();
   // A decode has blocks for so many tokens after its next one, up to final_tokens, as far as blocks
-  // are free: it may draw them in one step. Nobody is preempted for these.
+  // are free: it may draw them in one step. Nobody is preempted when they are taken.
   int32_t lookahead_tokens = 0;
   int64_t turn = 0;  // When it decodes next; only the scheduler writes it.
 

@@ -55,15 +55,17 @@ absl::StatusOr<PeerTerms> ReadTerms(const Message& in, const std::string& transp
   TANDEM_RETURN_IF_ERROR(CheckText("kv_class", in.kv_class()));
   TANDEM_RETURN_IF_ERROR(CheckText("numerics_id", in.numerics_id()));
   TANDEM_RETURN_IF_ERROR(CheckText("transport", transport));
-  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shards", in.kv_shards(), 1, UINT16_MAX));
-  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shard", in.kv_shard(), 0, in.kv_shards() - 1));
+  // Builds before protocol 3 say nothing of shards: they are told of the protocol.
+  const uint32_t shards = in.protocol_max() < 3 && in.kv_shards() == 0 ? 1 : in.kv_shards();
+  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shards", shards, 1, UINT16_MAX));
+  TANDEM_RETURN_IF_ERROR(CheckRange("kv_shard", in.kv_shard(), 0, shards - 1));
   return PeerTerms{.protocol_min = in.protocol_min(),
                    .protocol_max = in.protocol_max(),
                    .kv_class = in.kv_class(),
                    .numerics_id = in.numerics_id(),
                    .transport = transport,
                    .shard = {.index = static_cast<uint16_t>(in.kv_shard()),
-                             .count = static_cast<uint16_t>(in.kv_shards())}};
+                             .count = static_cast<uint16_t>(shards)}};
 }
 
 }  // namespace tandem

@@ -21,8 +21,8 @@ struct FrameView {
   std::vector<std::string_view> payload;  // Into the pieces, in order.
 };
 
-// A message that arrived in `pieces`. InvalidArgument unless it is field 1 of 20 bytes and then
-// field 2, whose length is that in the header and reaches exactly to the end.
+// A message that arrived in `pieces`. InvalidArgument unless it is field 1 of kFrameHeaderBytes and
+// then field 2, whose length is that in the header and reaches exactly to the end.
 absl::StatusOr<FrameView> DecodeFrame(const std::vector<std::string_view>& pieces);
 
 }  // namespace tandem

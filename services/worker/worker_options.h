@@ -21,7 +21,6 @@ struct WorkerOptions : SizeOptions {
   std::string name = "worker";
   int64_t incarnation = 0;
   std::string ended;
-  std::string role = "hybrid";
   std::string listen = "127.0.0.1:0";
   std::string port_file;
   std::string admin;

@@ -185,8 +185,10 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
                                             sizes.max_batched_tokens * model.token_scratch_bytes,
                            .step_tokens = sizes.max_batched_tokens};
   TANDEM_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeBytes(bill));
-  // One whose window leaves blocks behind needs fewer than its tokens have.
-  const KvWindow window{.tokens = model.window, .block_tokens = options.block_size};
+  // One whose window leaves blocks behind needs fewer than its tokens have; but a prompt that is
+  // computed for another worker keeps all of them.
+  const KvWindow window{.tokens = options.role == "prefill" ? 0 : model.window,
+                        .block_tokens = options.block_size};
   const int64_t sequence_blocks =
       window.MostBlocks(sizes.max_model_tokens, sizes.max_batched_tokens);
   const int64_t sequence_bytes = sequence_blocks * model.block_bytes;

@@ -20,6 +20,7 @@ namespace tandem {
 
 struct SizeOptions : EngineFlags {
   std::string model;
+  std::string role = "hybrid";
   int32_t machine_share = 1;  // Workers that share the machine.
   ByteSize memory_limit{0};
   // What a router that runs on the machine takes. No flag: only who starts both knows.

@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
       max_drawn = std::atoi(value);
       continue;
     }
-    if (flag == "--window" && value != nullptr) {
+    if (flag == "--window" && value != nullptr && (std::atoi(value) >= 2 || *value == '0')) {
       window = std::atoi(value);
       continue;
     }

@@ -160,19 +160,6 @@ TEST_P(EngineDrawnTest, AStepsTokensUpToAStopAreCached) {
   EXPECT_EQ(fleet_.record(next.attempt).prompts[0].cached_tokens, 64);
 }
 
-TEST_P(EngineDrawnTest, NobodyIsPreemptedForTokensThatAreGuessed) {
-  Create(SmallEngine(/*num_blocks=*/6));
-  // Three blocks each, and none is left for what they may guess.
-  const Submit first = MakeSubmit(1, RandomTokens(33, 1), 15);
-  const Submit second = MakeSubmit(2, RandomTokens(33, 2), 15);
-  fleet_.Submit(0, first);
-  fleet_.Submit(0, second);
-  Run();
-  EXPECT_EQ(fleet_.preemptions(), 0);
-  EXPECT_EQ(fleet_.CheckFinished(first), "");
-  EXPECT_EQ(fleet_.CheckFinished(second), "");
-}
-
 TEST_P(EngineDrawnTest, APoolThatIsTooSmallPreemptsAndLosesNothing) {
   Create(SmallEngine(/*num_blocks=*/9));
   std::vector<Submit> submits;

@@ -323,7 +323,7 @@ TEST(ModelTest, RefusesModelsTooLargeBeforeAllocatingAnything) {
   folder.Write("config.json",
                R"({"architectures":["LlamaForCausalLM"],"hidden_size":65536,
                    "intermediate_size":1048576,"num_hidden_layers":1024,
-                   "num_attention_heads":1024,"num_key_value_heads":1024,"head_dim":512,
+                   "num_attention_heads":1024,"num_key_value_heads":1024,"head_dim":256,
                    "vocab_size":524288})");
   EXPECT_THAT(Refusal({.folder = folder.path(), .load_format = LoadFormat::kDummy}),
               HasSubstr("at most 4398046511104 bytes are loaded"));

@@ -308,6 +308,16 @@ TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_max(0); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(0); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(3); }));  // It is shard 3.
+  const auto before_shards = [](Hello* h) {
+    h->set_kv_shard(0);
+    h->set_kv_shards(0);
+  };
+  EXPECT_FALSE(bad_hello(before_shards));  // Its protocol says more.
+  EXPECT_TRUE(Refused<Hello>(WireHello(), [](Hello* h) {
+    h->set_kv_shard(0);
+    h->set_kv_shards(0);
+    h->set_protocol_max(3);
+  }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(1 << 16); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_class(std::string(kMaxTextBytes + 1, 'k')); }));
   EXPECT_TRUE(bad_hello(

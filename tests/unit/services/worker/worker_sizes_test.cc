@@ -71,6 +71,10 @@ TEST(WorkerSizesTest, PoolNeedsToHoldOnlyWhatTheWindowLeaves) {
   options.kv_memory = {97 << 20};
   EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
               HasSubstr("one sequence of 8192 tokens needs 98 blocks"));
+  // A worker that computes for others alone keeps all blocks of a prompt.
+  options.role = "prefill";
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("one sequence of 8192 tokens needs 512 blocks"));
   // A default is for texts that are computed for others, too.
   EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->kv.num_blocks, 4096 - 128 - 32);
 }
