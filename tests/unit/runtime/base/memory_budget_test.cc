@@ -224,6 +224,16 @@ TEST(MemoryBudgetTest, WhoHasNothingToCutShieldsNobody) {
   EXPECT_TRUE(greedy.cut);
 }
 
+TEST(MemoryBudgetTest, WhoHasNoWayToBeCutIsNotWhateverItSays) {
+  MemoryBudget budget(kLimit);
+  MemoryBudget::Holding reserve(&budget, "reserve");
+  ASSERT_TRUE(reserve.Set(900).ok());
+  reserve.SetMayBeCut(true);
+  Upload newcomer(&budget, "new");
+  EXPECT_FALSE(newcomer.holding.Set(200).ok());
+  EXPECT_EQ(budget.num_cut(), 0);
+}
+
 TEST(MemoryBudgetTest, AClientIsItsAddressWithoutThePort) {
   EXPECT_EQ(ClientOfPeer("ipv4:10.1.2.3:4000"), "10.1.2.3");
   EXPECT_EQ(ClientOfPeer("10.1.2.3:4000"), "10.1.2.3");

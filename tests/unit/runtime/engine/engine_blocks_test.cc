@@ -64,5 +64,32 @@ TEST_F(EngineBlocksTest, WhatACopyHasYetToReadStays) {
   EXPECT_THAT(executor_.discarded, ElementsAre(copy.destination));
 }
 
+class OverlappingExecutor final : public Executor {
+ public:
+  bool overlaps_steps() const override { return true; }
+  int32_t max_drawn() const override { return 1; }
+  void Begin(const StepInput&) override {}
+  absl::StatusOr<StepOutput*> Finish() override { return &output_; }
+  uint32_t BlockChecksum(BlockId) override { return 0; }
+  void Discard(BlockId) override {}
+  uint64_t work_done() const override { return 0; }
+
+ private:
+  StepOutput output_;
+};
+
+TEST_F(EngineBlocksTest, WhatATransportStillReadsIsCopiedWhereStepsOverlapToo) {
+  OverlappingExecutor executor;
+  EngineBlocks blocks(/*num_blocks=*/8, {.block_tokens = 16}, /*prefix_caching=*/true, &executor);
+  ASSERT_TRUE(blocks.AppendBlocks(&first_, 1));
+  const BlockId pinned = first_.block_table.front();
+  blocks.Pin(pinned);
+  first_.num_computed = 5;
+  ASSERT_EQ(blocks.Grow(&first_, 6), 6);
+  EXPECT_NE(first_.block_table.front(), pinned);
+  EXPECT_THAT(blocks.copies(), testing::SizeIs(1));
+  blocks.Unpin(pinned);
+}
+
 }  // namespace
 }  // namespace tandem

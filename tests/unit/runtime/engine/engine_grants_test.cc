@@ -363,5 +363,19 @@ TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
   EXPECT_EQ(fleet_.CheckFinished(held), "");
 }
 
+TEST_F(EngineGrantsTest, APromptMayTakeAllOfAPrefillWorkersPool) {
+  Create(/*decode_blocks=*/64, /*prefill_blocks=*/4);
+  const Submit fits = Disaggregated(1, RandomTokens(4 * 16, 1), 5);
+  fleet_.Submit(kDecode, fits);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(fits), "");
+  EXPECT_EQ(computed(kPrefill), 64);
+  const Submit longer = Disaggregated(2, RandomTokens(4 * 16 + 1, 2), 5);
+  fleet_.Submit(kDecode, longer);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(longer), "");
+  EXPECT_EQ(computed(kPrefill), 64) << "it is computed here";
+}
+
 }  // namespace
 }  // namespace tandem

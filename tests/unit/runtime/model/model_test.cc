@@ -21,6 +21,7 @@
 #include "runtime/base/small_file.h"
 #include "runtime/model/dummy_weights.h"
 #include "runtime/model/kv_layout.h"
+#include "runtime/model/weights.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -262,6 +263,26 @@ TEST(ModelTest, PackedBytesAreKnownBeforeLoading) {
   const size_t file_bytes = std::filesystem::file_size(PackedFile(cache));
   EXPECT_GE(file_bytes, plan->weights_bytes);
   EXPECT_LE(file_bytes, plan->weights_bytes + 8'192);  // A header, and whose weights they are.
+}
+
+// Tables have the type that is computed in, matrices their own.
+TEST(ModelTest, PackedBytesFollowBothTypes) {
+  const auto backend = Reference();
+  const auto config = ModelConfig::Load(Tiny("llama_mha32_tied"));
+  ASSERT_TRUE(config.ok());
+  const ModelSpec spec = MakeModelSpec(*config, *MakeDummyWeights(*config));
+  const auto bytes = [&](DType compute, WeightType weights) {
+    const auto packed =
+        ModelWeights::PackedBytes(spec, *backend, {.compute = compute, .weights = weights});
+    TANDEM_CHECK(packed.ok()) << packed.status().message();
+    return *packed;
+  };
+  const size_t f32 = bytes(DType::kF32, WeightType::kF32);
+  const size_t small_tables = f32 - bytes(DType::kBF16, WeightType::kF32);
+  const size_t small_matrices = f32 - bytes(DType::kF32, WeightType::kBF16);
+  EXPECT_EQ(small_tables, static_cast<size_t>(config->vocab_size * config->hidden_size) * 2);
+  EXPECT_GT(small_matrices, 0u);
+  EXPECT_EQ(f32 - bytes(DType::kBF16, WeightType::kBF16), small_tables + small_matrices);
 }
 
 TEST(ModelTest, KvBytesPerBlockFollowTheSizes) {

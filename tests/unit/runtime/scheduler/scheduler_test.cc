@@ -413,7 +413,7 @@ TEST_F(SchedulerTest, DecodeWithoutABlockPreemptsTheYoungestAndAdmitsNobody) {
 TEST_F(SchedulerTest, ADecodeHasBlocksForWhatItMayDrawUpToItsEnd) {
   Create(100);
   Sequence* const decode = Add(5);
-  decode->lookahead_tokens = 9;
+  decode->lookahead_tokens = 8;  // The last of 5 + 8 tokens begins a block.
   Sequence* const ends_soon = Add(5);
   ends_soon->lookahead_tokens = 9;
   ends_soon->final_tokens = 8;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/base/crc32c.h"
+#include "runtime/transport/frame_wire.h"
 
 namespace tandem {
 namespace {
@@ -65,6 +66,22 @@ TEST_F(FrameSinkTest, AHeaderOfAnotherLengthOrShardIsRefusedWithTheNumbers) {
   EXPECT_FALSE(sink_.Check(header).ok());
   header.shard = {};
   EXPECT_TRUE(sink_.Check(header).ok());
+}
+
+TEST(FrameWireTest, EveryFieldOfAHeaderTravels) {
+  const FrameHeader sent{.reservation = {.index = 0x01020304, .generation = 0x05060708},
+                         .ordinal = 0x090a0b0c,
+                         .length_bytes = 0x0d0e0f10,
+                         .shard = {.index = 0x1112, .count = 0x1314},
+                         .crc32c = 0x15161718};
+  std::byte bytes[kFrameHeaderBytes];
+  PackFrameHeader(sent, bytes);
+  const FrameHeader come = UnpackFrameHeader(bytes);
+  EXPECT_EQ(come.reservation, sent.reservation);
+  EXPECT_EQ(come.ordinal, sent.ordinal);
+  EXPECT_EQ(come.length_bytes, sent.length_bytes);
+  EXPECT_EQ(come.shard, sent.shard);
+  EXPECT_EQ(come.crc32c, sent.crc32c);
 }
 
 TEST_F(FrameSinkTest, HeadersThatComeAheadGivePlacesToPayloadsInAnyOrder) {

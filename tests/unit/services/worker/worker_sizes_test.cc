@@ -211,6 +211,30 @@ TEST(WorkerSizesTest, SharedMemoryTooSmallForOneSequenceIsNamed) {
   }
 }
 
+TEST(WorkerSizesTest, OnlyWhatTheWindowLeavesHasToFitIntoSharedMemory) {
+  ModelSizes model = kModel;
+  model.window = 1024;
+  SizeOptions options;
+  options.max_batched_tokens = 512;
+  options.kv_memory = {98 << 20};
+  const SharedMemory shm{.total_bytes = (98 + 64) << 20, .free_bytes = (98 + 64) << 20};
+  const auto sizes = SizeWorker(options, model, kMachine, shm);
+  EXPECT_TRUE(sizes.ok()) << sizes.status();
+}
+
+// A sequence fits into all of /dev/shm, and not into the part of one of two workers.
+TEST(WorkerSizesTest, WhereSharedMemoryHasNoMoreNobodyIsToldToRaiseThePool) {
+  SizeOptions options;
+  options.machine_share = 2;
+  options.kv_memory = {100 << 20};
+  SharedMemory shm{.total_bytes = kGiB, .free_bytes = kGiB};
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
+              HasSubstr("; lower --max-model-len"));
+  shm = {.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
+              HasSubstr("; raise --kv-memory or lower --max-model-len"));
+}
+
 TEST(WorkerSizesTest, ThreadsAreDividedUnlessNamed) {
   SizeOptions options;
   EXPECT_EQ(NumThreads(options, kMachine), 6);
