@@ -4,6 +4,7 @@
 #ifndef TANDEM_KERNELS_SAMPLING_DRAW_H_
 #define TANDEM_KERNELS_SAMPLING_DRAW_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,12 +15,23 @@ namespace tandem {
 
 // Memory that draws reuse.
 struct DrawScratch {
+  struct Candidate {
+    int32_t id;
+    float logit;
+    uint64_t weight;
+  };
   std::vector<float> floors;
+  // What top-k keeps.
   std::vector<float> logits;
   std::vector<int32_t> ids;
   std::vector<int32_t> order;
-  std::vector<uint64_t> weights;
+  RowMaxima maxima;
+  std::vector<uint64_t> weights;  // Those of weighed_piece.
+  size_t weighed_piece = 0;
   std::vector<uint64_t> piece_totals;
+  std::vector<float> sample;
+  std::vector<uint64_t> sample_weights;
+  std::vector<Candidate> candidates, near_cut;  // For top-p's cut.
 };
 
 struct DrawArgs {

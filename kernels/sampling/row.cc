@@ -5,21 +5,22 @@
 #include "kernels/api/rows.h"
 #include "kernels/sampling/row_math.h"
 #include "kernels/support/vector_math.h"
+#include "runtime/base/math.h"
 
 namespace tandem {
-void FindMaxima(std::span<const float> row, RowMaxima* maxima) {
-  const int64_t size = static_cast<int64_t>(row.size());
+
+bool FindMaxima(std::span<const float> row, RowMaxima* maxima) {
+  const auto size = static_cast<int64_t>(row.size());
   const RowMath& math = GetRowMath();
-  maxima->blocks.clear();
-  for (int64_t first = 0; first < size; first += RowMaxima::kBlock) {
-    maxima->blocks.push_back(
-        math.max(row.data() + first, std::min(RowMaxima::kBlock, size - first)));
+  maxima->blocks.resize(static_cast<size_t>(CeilDiv(size, RowMaxima::kBlock)));
+  int64_t not_finite = 0;
+  int64_t first = 0;
+  for (float& max : maxima->blocks) {
+    not_finite += math.scan(row.data() + first, std::min(RowMaxima::kBlock, size - first), &max);
+    first += RowMaxima::kBlock;
   }
   maxima->max = *std::max_element(maxima->blocks.begin(), maxima->blocks.end());
-}
-
-bool AllFinite(std::span<const float> row) {
-  return GetRowMath().count_not_finite(row.data(), static_cast<int64_t>(row.size())) == 0;
+  return not_finite == 0;
 }
 
 int32_t HighestId(std::span<const float> row, const RowMaxima& maxima) {

@@ -26,10 +26,8 @@ struct Better {
   }
 };
 
-// The row is not empty and has no NaN.
-void FindMaxima(std::span<const float> row, RowMaxima* maxima);
-
-bool AllFinite(std::span<const float> row);
+// Returns whether all logits are finite; maxima are found if none is NaN. The row is not empty.
+bool FindMaxima(std::span<const float> row, RowMaxima* maxima);
 
 // The lowest id with the highest logit.
 int32_t HighestId(std::span<const float> row, const RowMaxima& maxima);

@@ -12,11 +12,8 @@ namespace tandem {
 struct RowMath {
   const char* name;
 
-  // The highest of `count` values, at least 1; -infinity is fine, NaN is passed over.
-  float (*max)(const float* values, int64_t count);
-
-  // How many values are infinite or NaN.
-  int64_t (*count_not_finite)(const float* values, int64_t count);
+  // How many of `count` values, at least 1, are infinite or NaN; and the highest, if none is NaN.
+  int64_t (*scan)(const float* values, int64_t count, float* max);
 
   // How many values are above `bound`.
   int64_t (*count_above)(const float* values, int64_t count, float bound);
@@ -27,6 +24,11 @@ struct RowMath {
   // weights[i] = exp((value - max) / temperature) * unit as an integer; returns their sum.
   uint64_t (*weights)(const float* values, int64_t count, float max, float temperature, float unit,
                       uint64_t* weights);
+
+  // Adds the weights of values above `high` to `above`. Lists, ascending, where other values of at
+  // least `low` are; returns how many.
+  int64_t (*select)(const float* values, const uint64_t* weights, int64_t count, float low,
+                    float high, uint64_t* above, int32_t* places);
 };
 
 // For the baseline of the architecture.

@@ -25,18 +25,11 @@ Scratch* ThreadScratch() {
   return &scratch;
 }
 
-absl::Status CheckRow(std::span<const float> logits) {
-  if (logits.empty() || static_cast<int64_t>(logits.size()) > kMaxVocabulary) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("vocabulary of %d, must be 1 to %d", logits.size(), kMaxVocabulary));
-  }
-  if (AllFinite(logits)) return absl::OkStatus();
-  for (size_t id = 0; id < logits.size(); ++id) {
-    if (!std::isfinite(logits[id])) {
-      return absl::InternalError(absl::StrFormat("logit of id %d is %f", id, logits[id]));
-    }
-  }
-  return absl::OkStatus();
+// Names the first logit that is infinite or NaN.
+absl::Status NotFinite(std::span<const float> logits) {
+  size_t id = 0;
+  while (std::isfinite(logits[id])) ++id;
+  return absl::InternalError(absl::StrFormat("logit of id %d is %f", id, logits[id]));
 }
 
 absl::Status CheckQuery(const SampleQuery& query) {
@@ -86,9 +79,12 @@ int32_t DrawToken(std::span<const float> row, const RowMaxima& maxima, const Sam
 }  // namespace
 
 absl::StatusOr<ScoredRow> ScoredRow::Make(std::span<const float> logits) {
-  TANDEM_RETURN_IF_ERROR(CheckRow(logits));
+  if (logits.empty() || static_cast<int64_t>(logits.size()) > kMaxVocabulary) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("vocabulary of %d, must be 1 to %d", logits.size(), kMaxVocabulary));
+  }
   ScoredRow row(logits);
-  FindMaxima(logits, &row.maxima_);
+  if (!FindMaxima(logits, &row.maxima_)) return NotFinite(logits);
   return row;
 }
 

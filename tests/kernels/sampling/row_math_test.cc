@@ -29,11 +29,13 @@ TEST_P(RowMathTest, HasTheBitsOfTheGenericPath) {
     if (round % 3 == 0) row[random() % row.size()] = -std::numeric_limits<float>::infinity();
     if (round % 7 == 0) row[random() % row.size()] = std::nanf("");
     const int64_t count = static_cast<int64_t>(row.size());
-    EXPECT_EQ(math.count_not_finite(row.data(), count),
-              kRowMathGeneric.count_not_finite(row.data(), count));
+    float max = 0, expected_max = 0;
+    const int64_t not_finite = math.scan(row.data(), count, &max);
+    EXPECT_EQ(not_finite, kRowMathGeneric.scan(row.data(), count, &expected_max));
+    EXPECT_EQ(not_finite,
+              std::count_if(row.begin(), row.end(), [](float x) { return !std::isfinite(x); }));
     if (round % 7 == 0) continue;
-    const float max = math.max(row.data(), count);
-    EXPECT_EQ(max, kRowMathGeneric.max(row.data(), count));
+    EXPECT_EQ(max, expected_max);
     EXPECT_EQ(max, *std::max_element(row.begin(), row.end()));
     EXPECT_EQ(math.count_above(row.data(), count, row[0]),
               std::count_if(row.begin(), row.end(), [&](float x) { return x > row[0]; }));
@@ -48,6 +50,17 @@ TEST_P(RowMathTest, HasTheBitsOfTheGenericPath) {
         math.weights(row.data(), count, max, temperature, 0x1p44f, weights.data()),
         kRowMathGeneric.weights(row.data(), count, max, temperature, 0x1p44f, expected.data()));
     EXPECT_EQ(weights, expected);
+    const float low = std::min(row[0], row.back()), high = std::max(row[0], row.back());
+    uint64_t above = 5, expected_above = 5;
+    std::vector<int32_t> places(row.size()), expected_places;
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (row[i] > high) expected_above += weights[i];
+      if (row[i] >= low && row[i] <= high) expected_places.push_back(static_cast<int32_t>(i));
+    }
+    places.resize(static_cast<size_t>(
+        math.select(row.data(), weights.data(), count, low, high, &above, places.data())));
+    EXPECT_EQ(above, expected_above);
+    EXPECT_EQ(places, expected_places);
   }
 }
 

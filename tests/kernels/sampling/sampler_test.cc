@@ -126,6 +126,20 @@ TEST(SamplerTest, AgreesWithSortingEverything) {
   }
 }
 
+// Where every sixteenth id has other logits than the rest, what these tell of all is wrong.
+TEST(SamplerTest, ACutIsFoundWhateverAFewIdsTell) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  for (const float shift : {-20.0f, -1.0f, 1.0f, 20.0f}) {
+    std::vector<float> row = RandomRow(random, 32000, 0.5f);
+    for (size_t id = 0; id < row.size(); id += 16) row[id] += shift;
+    for (const float top_p : {0.01f, 0.5f, 0.97f}) {
+      const SampleQuery args = {.top_p = top_p, .seed = random()};
+      EXPECT_EQ(Sample(row, args)->token, SlowSample(row, args)) << shift << ", " << top_p;
+    }
+  }
+}
+
 TEST(SamplerTest, GreedyTakesTheLowestOfEqualIds) {
   std::vector<float> row(10000, -1.0f);
   row[4097] = row[4098] = row[9999] = 3.0f;
