@@ -42,7 +42,10 @@ class FencedBackend final : public Backend {
   std::string name() const override { return "fenced"; }
   std::string isa() const override { return inner_->isa(); }
 
+  void FailCall(int64_t call) { calls_to_failure_ = call; }
+
   absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
+    TANDEM_RETURN_IF_ERROR(CountCall());
     TANDEM_ASSIGN_OR_RETURN(std::byte* const data, AllocateHostMemory(size_bytes));
     Poison(data, size_bytes);
     return DeviceBuffer(this, AcrossFence(OfHost(data)), size_bytes);
@@ -215,7 +218,13 @@ class FencedBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status CountCall() {
+    if (calls_to_failure_ == 0 || --calls_to_failure_ > 0) return absl::OkStatus();
+    return absl::InternalError("the device was told to fail");
+  }
+
   absl::Status Later(FencedStream::Work work) {
+    TANDEM_RETURN_IF_ERROR(CountCall());
     stream_.Push(std::move(work));
     return absl::OkStatus();
   }
@@ -251,13 +260,18 @@ class FencedBackend final : public Backend {
   }
 
   const std::unique_ptr<Backend> inner_;
-  FencedStream stream_;  // Last: its work uses the backend above.
+  int64_t calls_to_failure_ = 0;  // 0: none is to fail.
+  FencedStream stream_;           // Last: its work uses the backend above.
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner) {
   return std::make_unique<FencedBackend>(std::move(inner));
+}
+
+void FailCall(Backend* fenced, int64_t call) {
+  static_cast<FencedBackend*>(fenced)->FailCall(call);
 }
 
 }  // namespace tandem

@@ -31,6 +31,10 @@ DevicePtr<T> AcrossFence(DevicePtr<T> pointer) {
 
 std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner);
 
+// Of what a fenced backend is asked to allocate or enqueue from now on, it refuses the `call`-th, 1
+// being the next, with Internal: once. Anything after it, it does.
+void FailCall(Backend* fenced, int64_t call);
+
 }  // namespace tandem
 
 #endif  // TANDEM_KERNELS_FENCED_FENCED_BACKEND_H_

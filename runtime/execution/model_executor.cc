@@ -87,6 +87,15 @@ int64_t ModelExecutor::LogitScratchBytes(const ModelConfig& config, DType comput
 }
 
 absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) {
+  absl::Status status = Enqueue(input, output);
+  // For the results, and because others write and read the blocks from now on, whatever has become
+  // of the step.
+  status.Update(backend_->Synchronize());
+  if (status.ok()) Publish(output);
+  return status;
+}
+
+absl::Status ModelExecutor::Enqueue(const StepInput& input, StepOutput* output) {
   TANDEM_RETURN_IF_ERROR(CopyBlocks(input.copies));
   output->runs.resize(input.runs.size());
   for (RunOutput& run : output->runs) {
@@ -94,15 +103,11 @@ absl::Status ModelExecutor::Execute(const StepInput& input, StepOutput* output) 
     run.prompt_logprobs.clear();
     run.status = absl::OkStatus();
   }
-  if (input.runs.empty()) return backend_->Synchronize();
   ArrangeRows(input.runs);
-  TANDEM_RETURN_IF_ERROR(Forward());
   ListQueries(input.runs);
-  TANDEM_RETURN_IF_ERROR(Sample());
-  // For the results, and because a transport may read the blocks from now on.
-  TANDEM_RETURN_IF_ERROR(backend_->Synchronize());
-  Publish(output);
-  return absl::OkStatus();
+  if (input.runs.empty()) return absl::OkStatus();
+  TANDEM_RETURN_IF_ERROR(Forward());
+  return Sample();
 }
 
 uint32_t ModelExecutor::BlockChecksum(BlockId block) {
@@ -128,6 +133,8 @@ void ModelExecutor::Discard(BlockId block) {
 // In order, because a later copy may read what an earlier one wrote: one call for each stretch in
 // which no block appears twice.
 absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
+  copy_sources_.clear();  // Of a step that failed.
+  copy_destinations_.clear();
   const auto flush = [this]() -> absl::Status {
     TANDEM_RETURN_IF_ERROR(
         backend_->CopyBlocks({.base = pool_.data(),

@@ -64,6 +64,7 @@ class ModelExecutor final : public SynchronousExecutor {
                 KvLayout layout)
       : options_(options), model_(*model), backend_(backend), layout_(std::move(layout)) {}
 
+  absl::Status Enqueue(const StepInput& input, StepOutput* output);
   absl::Status CopyBlocks(std::span<const BlockCopy> copies);
   void ArrangeRows(std::span<const SequenceRun> runs);
   void AddRows(const SequenceRun& run);

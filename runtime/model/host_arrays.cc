@@ -8,6 +8,13 @@
 namespace tandem {
 
 absl::Status HostArrays::Upload() {
+  const absl::Status status = UploadPending();
+  pending_.clear();
+  bytes_ = 0;
+  return status;
+}
+
+absl::Status HostArrays::UploadPending() {
   TANDEM_RETURN_IF_ERROR(backend_->Wait(uploaded_));
   if (memory_.host.size_bytes() < bytes_) {
     // Twice as much, so that tables that grow by a block a step seldom grow this.
@@ -17,10 +24,7 @@ absl::Status HostArrays::Upload() {
     if (array.bytes > 0) std::memcpy(memory_.host.data() + array.offset, array.host, array.bytes);
     array.set(memory_.device.data() + static_cast<std::ptrdiff_t>(array.offset), array.device);
   }
-  const size_t bytes = bytes_;
-  pending_.clear();
-  bytes_ = 0;
-  TANDEM_RETURN_IF_ERROR(backend_->Upload(memory_.device.data(), memory_.host.data(), bytes));
+  TANDEM_RETURN_IF_ERROR(backend_->Upload(memory_.device.data(), memory_.host.data(), bytes_));
   uploaded_ = backend_->Record();
   return absl::OkStatus();
 }

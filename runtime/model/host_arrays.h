@@ -34,10 +34,13 @@ class HostArrays {
   }
 
   // Carries all that was added since the last call; what that one gave is over, and waited for
-  // where it is still read. ResourceExhausted without memory.
+  // where it is still read. ResourceExhausted without memory. What was added is forgotten even if
+  // this fails.
   absl::Status Upload();
 
  private:
+  absl::Status UploadPending();
+
   static constexpr size_t kAlignment = 64;
 
   struct Array {

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/fenced/fenced_backend.h"
+#include "kernels/support/host_args.h"
 #include "runtime/base/crc32c.h"
 #include "tests/unit/runtime/execution/executor_harness.h"
 
@@ -263,6 +265,61 @@ TEST(ModelExecutorFencedTest, AReadOfADiscardedBlockIsCaught) {
   ASSERT_TRUE(on.executor().Execute({.runs = runs}, &output).ok());
   EXPECT_TRUE(output.runs[0].status.ok()) << output.runs[0].status;
   EXPECT_EQ(output.runs[1].status.code(), absl::StatusCode::kInternal);
+}
+
+// Each call of a step fails once: nothing of the step happens after it has returned, or in a later
+// one, and the next is computed as if it had not been.
+TEST(ModelExecutorFencedTest, AStepThatFailsAtAnyCallLeavesNothingBehind) {
+  const auto harness =
+      ExecutorHarness::Create({.folder = TinyModel(kModel), .backend = {.device = "fenced"}});
+  ASSERT_TRUE(harness.ok()) << harness.status();
+  ExecutorHarness& on = **harness;
+  Backend& backend = on.backend();
+  const size_t block_bytes = on.executor().block_bytes();
+  const std::byte* const pool = OnHost(AcrossFence(on.executor().BlockAddress(0)));
+  const std::span<const std::byte> all(pool, block_bytes * 16 * 32);
+  on.ReserveSequences(3);
+  TestSequence prompt = on.NewSequence(Prompt(40), Greedy());
+  TestSequence* const one[] = {&prompt};
+  on.Generate(one, 64, 2);
+  const SampledToken want = prompt.generated.back();
+  const BlockId copied = 1, chained = 2;  // Others' blocks, in a step's copies.
+  const std::vector<std::byte> content(block_bytes, std::byte{3});  // What their next owners write.
+
+  const Draw draw{.sampling = &prompt.sampling, .prompt_tokens = 40};
+  const std::vector<SequenceRun> runs = {
+      {.token_ids = std::span<const int32_t>(prompt.tokens).first(20),
+       .block_table = prompt.blocks},
+      {.token_ids = std::span<const int32_t>(prompt.tokens).subspan(40, 1),
+       .first_position = 40,
+       .block_table = prompt.blocks,
+       .draws = {&draw, 1}}};
+  const std::vector<BlockCopy> copies = {{.source = prompt.blocks[0], .destination = copied},
+                                         {.source = copied, .destination = chained}};
+  StepOutput output;
+  int failed = 0;
+  for (bool ok = false; !ok;) {
+    FailCall(&backend, failed + 1);
+    const absl::Status status = on.executor().Execute({.copies = copies, .runs = runs}, &output);
+    FailCall(&backend, 0);
+    const std::vector<std::byte> after(all.begin(), all.end());
+    ok = status.ok();
+    if (!ok) ++failed;
+    ASSERT_TRUE(backend.Synchronize().ok());
+    EXPECT_TRUE(std::equal(all.begin(), all.end(), after.begin())) << "call " << failed;
+    for (const BlockId block : {copied, chained}) {
+      ASSERT_TRUE(
+          backend.Upload(on.executor().BlockAddress(block), content.data(), block_bytes).ok());
+    }
+    ASSERT_TRUE(on.executor().Execute({.runs = runs}, &output).ok());
+    ASSERT_EQ(output.runs[1].drawn.size(), 1u) << "call " << failed;
+    EXPECT_EQ(output.runs[1].drawn[0], want) << "call " << failed;
+    for (const BlockId block : {copied, chained}) {
+      EXPECT_EQ(on.executor().BlockChecksum(block), Crc32c(content.data(), block_bytes))
+          << "block " << block << " after call " << failed;
+    }
+  }
+  EXPECT_GT(failed, 20) << "calls of a step";
 }
 
 TEST_P(ModelExecutorTest, ShowsWorkInEveryLayer) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/create_backend.h"
+#include "kernels/fenced/fenced_backend.h"
 
 namespace tandem {
 namespace {
@@ -63,6 +64,24 @@ TEST_P(HostArraysTest, TheNextUploadWaitsUntilTheLastWasRead) {
   }
   EXPECT_EQ(Download(copy->as<const int32_t>(), 1), std::vector<int32_t>{1});
   EXPECT_EQ(Download(device, 1), std::vector<int32_t>{2});
+}
+
+TEST(HostArraysFencedTest, WhatCouldNotBeCarriedIsForgotten) {
+  const std::unique_ptr<Backend> backend = *CreateBackend({.device = "fenced"});
+  HostArrays arrays(backend.get());
+  std::vector<int32_t> ids(1000, 7);
+  DevicePtr<const int32_t> lost, found;
+  arrays.Add(std::span<const int32_t>(ids), &lost);
+  FailCall(backend.get(), 1);
+  EXPECT_EQ(arrays.Upload().code(), absl::StatusCode::kInternal);
+  ids.assign(1, 8);
+  arrays.Add(std::span<const int32_t>(ids), &found);
+  ASSERT_TRUE(arrays.Upload().ok());
+  EXPECT_EQ(lost, nullptr);
+  int32_t there = 0;
+  ASSERT_TRUE(backend->Download(&there, found, sizeof(there)).ok());
+  ASSERT_TRUE(backend->Synchronize().ok());
+  EXPECT_EQ(there, 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, HostArraysTest, testing::Values("cpu"));
