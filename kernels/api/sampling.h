@@ -14,14 +14,15 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/device_ptr.h"
+#include "runtime/base/token_mask.h"
 
 namespace tandem {
 
 // Sums of weights, each at most 2^44, stay below 2^64.
 inline constexpr int64_t kMaxVocabulary = int64_t{1} << 19;
 
-// What is asked of one row. Order: bias, mask, temperature, top-k, top-p, draw; greedy draws after
-// the mask. Logprobs and ranks are of the raw logits, before all of it.
+// What is asked of one row. Order: bias, masks, temperature, top-k, top-p, draw; greedy draws after
+// the masks. Logprobs and ranks are of the raw logits, before all of it.
 struct SampleQuery {
   int32_t row = 0;
   int32_t given = -1;     // A token to score, whatever follows but for num_top_logprobs; -1: draw.
@@ -35,6 +36,7 @@ struct SampleQuery {
   // Ids outside the row are passed over.
   std::span<const std::pair<int32_t, float>> logit_bias;  // Added to logits, in this order; finite.
   std::span<const int32_t> masked_tokens;  // Never drawn: stop tokens before min_tokens.
+  TokenMask allowed_tokens;                // Nor is what this does not allow.
 };
 
 struct RankedToken {

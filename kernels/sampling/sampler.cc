@@ -1,6 +1,8 @@
 #include "kernels/sampling/sampler.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include "absl/status/status.h"
@@ -16,7 +18,7 @@ namespace {
 
 struct Scratch {
   RowMaxima maxima;
-  std::vector<float> row;  // With bias and mask.
+  std::vector<float> row;  // With bias and masks.
   DrawScratch draw;
 };
 
@@ -50,6 +52,20 @@ absl::Status CheckQuery(const SampleQuery& query) {
         absl::StrFormat("num_top_logprobs is %d, must be -1 or more", query.num_top_logprobs));
   }
   return absl::OkStatus();
+}
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+void MaskAllBut(const TokenMask& allowed, std::vector<float>* row) {
+  if (allowed.empty()) return;
+  for (size_t first = 0; first < row->size(); first += 32) {
+    const uint32_t word = first / 32 < allowed.words.size() ? allowed.words[first / 32] : 0;
+    if (word == ~uint32_t{0}) continue;
+    const size_t count = std::min<size_t>(32, row->size() - first);
+    for (size_t bit = 0; bit < count; ++bit) {
+      if ((word >> bit & 1) == 0) (*row)[first + bit] = kMasked;
+    }
+  }
 }
 
 // Logprob, rank and top list of `token`.
@@ -98,10 +114,9 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& que
   const std::span<const float> logits = row.logits();
   Scratch* scratch = ThreadScratch();
   int32_t token = 0;
-  if (query.logit_bias.empty() && query.masked_tokens.empty()) {
+  if (query.logit_bias.empty() && query.masked_tokens.empty() && query.allowed_tokens.empty()) {
     token = DrawToken(logits, row.maxima(), query, &scratch->draw);
   } else {
-    constexpr float kMasked = -std::numeric_limits<float>::infinity();
     scratch->row.assign(logits.begin(), logits.end());
     // A negative id is a large one.
     for (const auto& [id, bias] : query.logit_bias) {
@@ -110,6 +125,7 @@ absl::StatusOr<SampleResult> Sample(const ScoredRow& row, const SampleQuery& que
     for (const int32_t id : query.masked_tokens) {
       if (static_cast<size_t>(id) < logits.size()) scratch->row[id] = kMasked;
     }
+    MaskAllBut(query.allowed_tokens, &scratch->row);
     FindMaxima(scratch->row, &scratch->maxima);
     if (scratch->maxima.max == kMasked) {
       return absl::InvalidArgumentError(

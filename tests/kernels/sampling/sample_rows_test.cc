@@ -1,6 +1,7 @@
 // Backend::Sample is the sampler, row by row, whatever the batch, the threads and the device.
 
 #include <cmath>
+#include <deque>
 #include <limits>
 
 #include "kernels/api/sampling.h"
@@ -16,6 +17,7 @@ class SampleRowsTest : public DeviceTest {
     int64_t num_rows = 0, vocabulary = 0;
     std::vector<float> logits;
     std::vector<SampleQuery> queries;
+    std::deque<std::vector<uint32_t>> masks;  // That some of them have.
   };
 
   // Rows have none to five queries, and some come back to a row.
@@ -36,6 +38,13 @@ class SampleRowsTest : public DeviceTest {
         if (random_->Chance(0.3)) {
           query.given = static_cast<int32_t>(Between(0, c.vocabulary - 1));
           query.num_top_logprobs = 2;
+        }
+        if (random_->Chance(0.3)) {
+          std::vector<uint32_t>& words =
+              c.masks.emplace_back(static_cast<size_t>(c.vocabulary + 31) / 32);
+          for (uint32_t& word : words) word = static_cast<uint32_t>(random_->Next());
+          words.front() |= 1;
+          query.allowed_tokens = {words};
         }
         c.queries.push_back(query);
       }

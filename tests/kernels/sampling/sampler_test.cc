@@ -37,16 +37,26 @@ absl::StatusOr<SampleResult> Score(std::span<const float> logits, int32_t token,
   return Score(row, token, num_top);
 }
 
-// The contract in plain words: add the bias, leave out what is masked, sort everything, cut, walk
-// through the ids in order.
-int32_t SlowSample(std::vector<float> logits, const SampleQuery& args) {
+// As TokenMask has it.
+std::vector<uint32_t> WordsOf(const std::vector<bool>& allowed) {
+  std::vector<uint32_t> words((allowed.size() + 31) / 32);
+  for (size_t id = 0; id < allowed.size(); ++id) {
+    if (allowed[id]) words[id / 32] += uint32_t{1} << id % 32;
+  }
+  return words;
+}
+
+// The contract in plain words: add the bias, leave out what is masked or not allowed, sort
+// everything, cut, walk through the ids in order. An empty list allows all.
+int32_t SlowSample(std::vector<float> logits, const SampleQuery& args,
+                   const std::vector<bool>& allowed = {}) {
   for (const auto& [id, bias] : args.logit_bias) {
     if (id >= 0 && id < static_cast<int32_t>(logits.size())) logits[id] = logits[id] + bias;
   }
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < static_cast<int32_t>(logits.size()); ++id) {
     const bool masked = std::count(args.masked_tokens.begin(), args.masked_tokens.end(), id) > 0;
-    if (!masked) ids.push_back(id);
+    if (!masked && (allowed.empty() || allowed[static_cast<size_t>(id)])) ids.push_back(id);
   }
   std::stable_sort(ids.begin(), ids.end(),
                    [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
@@ -237,6 +247,108 @@ TEST(SamplerTest, MaskedTokensAreNeverDrawn) {
         Sample(row, {.seed = kSeed, .position = position, .masked_tokens = masked})->token;
     EXPECT_TRUE(token == 42 || token == 99) << token;
   }
+}
+
+// From masks that allow one token to such that forbid one, and of every length.
+TEST(SamplerTest, WhatIsAllowedAgreesWithSortingEverything) {
+  SCOPED_TRACE(kSeed);
+  std::mt19937_64 random(kSeed);
+  const std::vector<int> sizes = {1, 31, 32, 33, 100, 1000, 4097, 9000, 32000};
+  for (int round = 0; round < 900; ++round) {
+    const int size = sizes[random() % sizes.size()];
+    const float width = std::vector<float>{0.1f, 2.0f, 10.0f, 200.0f}[random() % 4];
+    const float step = random() % 3 == 0 ? 0.5f : 0.0f;
+    const std::vector<float> row = RandomRow(random, size, width, step);
+    std::vector<bool> allowed(static_cast<size_t>(size), random() % 4 == 0);
+    const uint64_t of = std::vector<uint64_t>{1, 2, 20, 300}[random() % 4];
+    for (size_t id = 0; id < allowed.size(); ++id) {
+      if (random() % of == 0) allowed[id] = !allowed[id];
+    }
+    const size_t sure = random() % allowed.size();
+    allowed[sure] = true;
+    std::vector<int32_t> masked;
+    if (random() % 3 == 0) {
+      for (int i = 0; i < 5; ++i) {
+        const auto id = static_cast<int32_t>(random() % static_cast<uint64_t>(size));
+        if (static_cast<size_t>(id) != sure) masked.push_back(id);
+      }
+    }
+    std::vector<std::pair<int32_t, float>> bias;
+    if (random() % 3 == 0) bias = {{0, 5.0f}, {size / 2, -50.0f}, {size - 1, 30.0f}};
+    const std::vector<uint32_t> words = WordsOf(allowed);
+    const SampleQuery args = {
+        .temperature = std::vector<float>{0.0f, 0.01f, 0.5f, 1.0f, 2.0f}[random() % 5],
+        .top_k = std::vector<int>{0, 0, 1, 2, 50, 5000, 100000}[random() % 7],
+        .top_p = std::vector<float>{1.0f, 1.0f, 1e-9f, 0.25f, 0.5f, 0.9f, 0.999f}[random() % 7],
+        .seed = random(),
+        .choice = static_cast<uint32_t>(random() % 4),
+        .position = random() % 10000,
+        .logit_bias = bias,
+        .masked_tokens = masked,
+        .allowed_tokens = {words}};
+    const auto result = Sample(row, args);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->token, SlowSample(row, args, allowed))
+        << "round " << round << ": " << size << " ids, temperature " << args.temperature
+        << ", top_k " << args.top_k << ", top_p " << args.top_p << ", " << bias.size()
+        << " with a bias, " << masked.size() << " masked";
+  }
+}
+
+TEST(SamplerTest, TopKAndTopPAreOfWhatIsAllowed) {
+  // Weights 8, 4, 2, 1, 1, and the first is not allowed.
+  const std::vector<float> row = {std::log(8.0f), std::log(4.0f), std::log(2.0f), 0.0f, 0.0f};
+  const std::vector<uint32_t> words = {0b11110};
+  const auto drawn = [&](SampleQuery args) {
+    args.allowed_tokens = {words};
+    std::vector<int> counts(row.size());
+    for (args.position = 0; args.position < 2000; ++args.position) {
+      ++counts[Sample(row, args)->token];
+    }
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < 5; ++id) {
+      if (counts[id] > 0) ids.push_back(id);
+    }
+    return ids;
+  };
+  EXPECT_THAT(drawn({.top_k = 2, .seed = kSeed}), ElementsAre(1, 2));
+  EXPECT_THAT(drawn({.top_p = 0.49f, .seed = kSeed}), ElementsAre(1));
+  EXPECT_THAT(drawn({.top_p = 0.51f, .seed = kSeed}), ElementsAre(1, 2));
+  EXPECT_THAT(drawn({.temperature = 0}), ElementsAre(1));
+}
+
+TEST(SamplerTest, AMaskOfAnotherLengthAllowsWhatItNames) {
+  std::vector<float> row(70, 0.0f);
+  row[69] = 2.0f;
+  row[40] = 1.0f;
+  const std::vector<uint32_t> too_short = {0xFFFFFFFF, 0xFFFFFFFF};
+  EXPECT_EQ(Sample(row, {.temperature = 0, .allowed_tokens = {too_short}})->token, 40);
+  const std::vector<uint32_t> too_long = {0, 1, 0, 0xFFFFFFFF};
+  EXPECT_EQ(Sample(row, {.temperature = 0, .allowed_tokens = {too_long}})->token, 32);
+}
+
+TEST(SamplerTest, WhereNothingIsAllowedAllIsMasked) {
+  const std::vector<float> row(70, 0.0f);
+  const std::vector<uint32_t> words(3, 0);
+  const absl::Status none = Sample(row, {.allowed_tokens = {words}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(none));
+  EXPECT_THAT(std::string(none.message()), HasSubstr("all 70 tokens"));
+  const std::vector<uint32_t> one = {1 << 7, 0, 0};
+  const std::vector<int32_t> stop = {7};
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Sample(row, {.masked_tokens = stop, .allowed_tokens = {one}}).status()));
+}
+
+TEST(SamplerTest, LogprobsAreOfAllTokensWhateverIsAllowed) {
+  const std::vector<float> row = {1.0f, 2.0f, 3.0f};
+  const std::vector<uint32_t> words = {1};
+  const auto result =
+      Sample(row, {.temperature = 0, .num_top_logprobs = 1, .allowed_tokens = {words}});
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->token, 0);
+  EXPECT_EQ(result->logprob, Score(row, 0, 0)->logprob);
+  EXPECT_EQ(result->rank, 3);
+  EXPECT_EQ(result->top[0].token, 2);
 }
 
 using Bias = std::vector<std::pair<int32_t, float>>;
