@@ -43,18 +43,20 @@ absl::Status Check(const EngineOptions& o) {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        Executor* executor, Outbox* outbox,
                                                        PeerOutbox* peers, KvReceiver* receiver,
-                                                       LeaseKeeper* leases) {
+                                                       LeaseKeeper* leases, TokenMasker* masker) {
   TANDEM_RETURN_IF_ERROR(Check(options));
-  return std::unique_ptr<Engine>(new Engine(options, executor, outbox, peers, receiver, leases));
+  return std::unique_ptr<Engine>(
+      new Engine(options, executor, outbox, peers, receiver, leases, masker));
 }
 
 Engine::Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
-               KvReceiver* receiver, LeaseKeeper* leases)
+               KvReceiver* receiver, LeaseKeeper* leases, TokenMasker* masker)
     : options_(options),
       executor_(executor),
       overlaps_steps_(executor->overlaps_steps()),
       lookahead_tokens_((executor->max_drawn() - 1) * (overlaps_steps_ ? kMaxStepsBegun : 1)),
       outbox_(outbox),
+      masker_(masker),
       blocks_(options.kv.num_blocks,
               {.tokens = options.window, .block_tokens = options.kv.block_tokens},
               options.prefix_caching, executor),

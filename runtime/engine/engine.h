@@ -33,6 +33,7 @@
 #include "runtime/engine/executor.h"
 #include "runtime/engine/outbox.h"
 #include "runtime/engine/prefill_side.h"
+#include "runtime/engine/token_masker.h"
 #include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/kv_cache/kv_window.h"
 #include "runtime/kv_cache/prefix_cache.h"
@@ -76,12 +77,13 @@ using PromptCharge = std::shared_ptr<const void>;
 
 class Engine final : private DecodeHost, private PrefillHost {
  public:
-  // Borrows everything; all outlive the engine. InvalidArgument if the options contradict each
-  // other (the message names the numbers).
+  // Borrows everything; all outlive the engine. Without a `masker` no request has a mask.
+  // InvalidArgument if the options contradict each other (the message names the numbers).
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         Executor* executor, Outbox* outbox,
                                                         PeerOutbox* peers, KvReceiver* receiver,
-                                                        LeaseKeeper* leases);
+                                                        LeaseKeeper* leases,
+                                                        TokenMasker* masker = nullptr);
   ~Engine() override;
 
   // ---- From routers ----
@@ -160,12 +162,13 @@ class Engine final : private DecodeHost, private PrefillHost {
     EngineSequence* sequence = nullptr;
     int32_t first_position = 0;
     int32_t end_position = 0;
-    bool complete = false;  // All its tokens.
+    bool complete = false;    // All its tokens.
+    bool draws_wait = false;  // For a mask that depends on the step before.
   };
   using BegunStep = std::vector<BegunRun>;
 
   Engine(const EngineOptions& options, Executor* executor, Outbox* outbox, PeerOutbox* peers,
-         KvReceiver* receiver, LeaseKeeper* leases);
+         KvReceiver* receiver, LeaseKeeper* leases, TokenMasker* masker);
   // Every input begins with this.
   void AdvanceTo(int64_t now_us);
 
@@ -179,7 +182,8 @@ class Engine final : private DecodeHost, private PrefillHost {
   // Tokens of each of its choices that are ever computed; the last one is only drawn.
   static int64_t FinalTokens(const RequestSpec& spec);
   // The sequence takes the spec's token ids, and borrows the rest.
-  static void SetUpPrompt(RequestSpec* spec, EngineSequence* sequence);
+  void SetUpPrompt(RequestSpec* spec, EngineSequence* sequence);
+  std::unique_ptr<SequenceMasks> MasksOf(const RequestSpec& spec);
   void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge);
   absl::Status CheckPrefillSubmit(const PrefillSubmit& submit) const;
   void AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge charge);
@@ -189,7 +193,10 @@ class Engine final : private DecodeHost, private PrefillHost {
   void Begin(const StepPlan& plan, StepResult* result);
   void CountOnDraw(const BegunRun& run, int32_t index);
   static ChunkNotice NoticeOf(const BegunRun& run);
-  SequenceRun RunOf(const EngineSequence& sequence, int32_t num_tokens) const;
+  SequenceRun RunOf(EngineSequence* sequence, int32_t num_tokens) const;
+  void AddDraws(EngineSequence* sequence, SequenceRun* run) const;
+  static bool MaskDraws(EngineSequence* sequence);
+  void BeginWaitingDraws();
   int32_t LastPosition(const EngineSequence& sequence) const;
   void Settle(StepResult* result);
   bool RelieveMemory();
@@ -242,6 +249,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   // What a choice may draw beyond one token in the step that begins, and in the one that runs.
   const int32_t lookahead_tokens_;
   Outbox* const outbox_;
+  TokenMasker* const masker_;
 
   int64_t now_us_ = 0;
   EngineBlocks blocks_;

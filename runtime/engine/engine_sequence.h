@@ -5,9 +5,11 @@
 #define TANDEM_RUNTIME_ENGINE_ENGINE_SEQUENCE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "runtime/engine/executor.h"
+#include "runtime/engine/token_masker.h"
 #include "runtime/kv_cache/prefix_cache.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/scheduler/sequence.h"
@@ -25,6 +27,8 @@ struct EngineSequence final : Sequence {
 
   // What to draw after the last token: every choice while they share the prompt, then its own.
   std::vector<Draw> draws;
+  // Null: without a mask. Its own: a copy gets others.
+  std::shared_ptr<SequenceMasks> masks;
   bool forked = false;  // One choice of its own.
   bool ended = false;   // Within this step; its owner may be gone.
 

@@ -12,6 +12,10 @@ void SynchronousExecutor::Begin(const StepInput& input) {
   status_ = Execute(input, &output_);
 }
 
+void SynchronousExecutor::BeginDraws(int32_t run, std::span<const Draw>) {
+  TANDEM_CHECK(false) << "the draws of run " << run << " came with it";
+}
+
 absl::StatusOr<StepOutput*> SynchronousExecutor::Finish() {
   TANDEM_CHECK(begun_) << "no step is begun";
   begun_ = false;

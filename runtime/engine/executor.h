@@ -7,6 +7,10 @@
 // A step is begun and finished. Between the two the engine goes on, and may begin the next one,
 // whose runs may go on after tokens that the host has not seen.
 //
+// Where a run draws only under a mask that the host makes from its last token, unseen as yet, its
+// forward pass is begun with the step and its draws later (constrained decoding, Willard & Louf,
+// 2023). The runs beside it do not wait.
+//
 // A run may draw several tokens, where an executor guesses what follows and checks it (speculative
 // decoding, Leviathan et al., ICML 2023). Draws are keyed by position, so that what is accepted is
 // what one token a step would have drawn.
@@ -20,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/token_mask.h"
 #include "runtime/kv_cache/block_pool.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/sampled_token.h"
@@ -33,6 +38,8 @@ struct Draw {
   int32_t choice = 0;
   const SamplingParams* sampling = nullptr;
   int32_t prompt_tokens = 0;  // min_tokens counts from here.
+  // With one, the run gives no second token: its mask would depend on the first.
+  TokenMask mask;
 };
 
 inline constexpr int32_t kUnseenToken = -1;
@@ -48,7 +55,9 @@ struct SequenceRun {
   // is if one token is drawn before.
   int32_t first_position = 0;
   std::span<const BlockId> block_table;  // Covers first_position + token_ids.size() tokens.
-  std::span<const Draw> draws;           // Empty: no logits of the last token are needed.
+  std::span<const Draw> draws;           // Empty: no logits of the last token are needed,
+  // or, if its last token is unseen, they are for draws that are begun later, or never.
+  bool draws_wait = false;
   // A token at a later position is not wanted, or the table does not cover those before it. After
   // the position that follows token_ids only where there is one draw.
   int32_t last_position = 0;
@@ -73,7 +82,8 @@ struct StepInput {
 struct RunOutput {
   // Parallel to draws, at the position after token_ids. But a run whose last_position is a later
   // one, or that begins with an unseen token, gives 0 to max_drawn() tokens, which follow each
-  // other. The KV of all but the last is in the table then; what lies behind it is garbage.
+  // other. The KV of all but the last is in the table then; what lies behind it is garbage. None
+  // where draws waited and were not begun.
   std::vector<SampledToken> drawn;
   std::vector<SampledToken> prompt_logprobs;  // Those of successors, in order.
   absl::Status status;                        // Not OK: this sequence fails alone (NaN logits).
@@ -100,6 +110,9 @@ class Executor {
 
   // Steps run in the order in which they are begun.
   virtual void Begin(const StepInput& input) = 0;
+  // The draws of a run for which they wait: of the step that was begun last, once the one before is
+  // finished and before the next is begun. All that they point at lives until this returns.
+  virtual void BeginDraws(int32_t run, std::span<const Draw> draws) = 0;
   // Returns when the oldest step that was begun is over. Its output is there, to move from, until
   // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.
   virtual absl::StatusOr<StepOutput*> Finish() = 0;
@@ -125,6 +138,7 @@ class SynchronousExecutor : public Executor {
   bool overlaps_steps() const final { return false; }
   int32_t max_drawn() const override { return 1; }
   void Begin(const StepInput& input) final;
+  void BeginDraws(int32_t run, std::span<const Draw> draws) final;  // Nothing waits for them.
   absl::StatusOr<StepOutput*> Finish() final;
 
  private:

@@ -18,22 +18,29 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
     if (sequence->ended) continue;  // Its attempt has, since this step was begun or by it.
     sequence->held = false;
     RunOutput& output = outputs->runs[i];
+    BegunRun run = step[i];
     if (!output.status.ok()) {
       FailRun(sequence,
               absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
-    if (sequence->forked && step[i].complete) {
+    if (sequence->forked && run.complete) {
       PublishChoice(sequence, &output.drawn);
       continue;
     }
-    blocks_.CacheComputed(sequence, step[i].end_position);
-    CollectPromptLogprobs(sequence, step[i].first_position, &output);
-    if (sequence->job == nullptr && !step[i].complete) continue;
-    TANDEM_CHECK(!step[i].complete || output.drawn.size() == sequence->draws.size())
+    if (run.complete && sequence->masks != nullptr && output.drawn.empty()) {
+      // Its mask was late: the prompt goes on with its last token, which is computed once more.
+      run.complete = false;
+      --run.end_position;
+      --sequence->num_computed;
+    }
+    blocks_.CacheComputed(sequence, run.end_position);
+    CollectPromptLogprobs(sequence, run.first_position, &output);
+    if (sequence->job == nullptr && !run.complete) continue;
+    TANDEM_CHECK(!run.complete || output.drawn.size() == sequence->draws.size())
         << output.drawn.size() << " tokens of " << sequence->draws.size() << " draws";
     if (sequence->job != nullptr) {
-      PublishToDecode(step[i], &output);
+      PublishToDecode(run, &output);
     } else {
       PublishPrompt(sequence, &output);
     }
@@ -64,7 +71,9 @@ void Engine::CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunO
 // up to the first that ends it. All but the last of it is computed; if nothing was drawn, its last
 // token is computed once more.
 void Engine::PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn) {
-  TANDEM_CHECK(lookahead_tokens_ > 0 || drawn->size() == 1) << drawn->size() << " tokens of a draw";
+  TANDEM_CHECK(drawn->size() == 1 || sequence->lookahead_tokens > 0 ||
+               (sequence->masks != nullptr && drawn->empty()))
+      << drawn->size() << " tokens of a draw";
   Attempt* const attempt = sequence->attempt;
   std::vector<int32_t>& token_ids = sequence->token_ids;
   const int32_t first = sequence->num_seen();
@@ -172,6 +181,7 @@ void Engine::ForkChoices(Attempt* attempt) {
   attempt->started_choices.clear();
   for (size_t i = 1; i < choices.size(); ++i) {
     auto copy = std::make_unique<EngineSequence>(*prompt);
+    copy->masks = MasksOf(attempt->spec);
     blocks_.Share(copy->block_table);
     attempt->sequences.push_back(std::move(copy));
   }
@@ -180,7 +190,7 @@ void Engine::ForkChoices(Attempt* attempt) {
     sequence->forked = true;
     sequence->order = OrderOf(attempt->order, i);
     sequence->final_tokens = FinalTokens(attempt->spec);
-    sequence->lookahead_tokens = lookahead_tokens_;
+    if (sequence->masks == nullptr) sequence->lookahead_tokens = lookahead_tokens_;
     sequence->draws = {{.choice = choices[i].choice,
                         .sampling = &attempt->spec.sampling,
                         .prompt_tokens = attempt->spec.prompt_tokens}};

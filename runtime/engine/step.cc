@@ -99,11 +99,12 @@ void Engine::Begin(const StepPlan& plan, StepResult* result) {
   for (const ScheduledRun& run : plan.runs) {
     auto* const sequence = static_cast<EngineSequence*>(run.sequence);
     if (sequence->begun_us < 0) sequence->begun_us = now_us_;
-    runs_.push_back(RunOf(*sequence, run.num_tokens));
+    runs_.push_back(RunOf(sequence, run.num_tokens));
     step.push_back({.sequence = sequence,
                     .first_position = sequence->num_computed,
                     .end_position = sequence->num_computed + run.num_tokens,
-                    .complete = run.num_tokens == sequence->remaining()});
+                    .complete = run.num_tokens == sequence->remaining(),
+                    .draws_wait = runs_.back().draws_wait});
     if (!sequence->forked) chunks_.push_back(NoticeOf(step.back()));
     // From now on it counts as computed.
     sequence->num_computed += run.num_tokens;
@@ -152,6 +153,7 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
     }
   }
   finished_ = number;
+  BeginWaitingDraws();
   scheduler_.HoldPreemption(steps_begun() > 0);
   StepResult result{.again = true, .failed = !output.ok()};
   Settle(&result);
@@ -173,24 +175,52 @@ ChunkNotice Engine::NoticeOf(const BegunRun& run) {
   return notice;
 }
 
-SequenceRun Engine::RunOf(const EngineSequence& sequence, int32_t num_tokens) const {
-  const auto first = static_cast<size_t>(sequence.num_computed);
+SequenceRun Engine::RunOf(EngineSequence* sequence, int32_t num_tokens) const {
+  const auto first = static_cast<size_t>(sequence->num_computed);
   const size_t end = first + static_cast<size_t>(num_tokens);
-  const bool complete = end == sequence.token_ids.size();
+  const bool complete = end == sequence->token_ids.size();
   SequenceRun run;
-  run.token_ids = std::span(sequence.token_ids).subspan(first, end - first);
-  run.first_position = sequence.num_computed;
-  run.block_table = sequence.block_table;
+  run.token_ids = std::span(sequence->token_ids).subspan(first, end - first);
+  run.first_position = sequence->num_computed;
+  run.block_table = sequence->block_table;
   run.last_position = static_cast<int32_t>(end);
-  if (complete && sequence.lookahead_tokens > 0) run.last_position = LastPosition(sequence);
-  if (complete) run.draws = sequence.draws;
+  if (complete && sequence->lookahead_tokens > 0) run.last_position = LastPosition(*sequence);
   if (overlaps_steps_ && run.token_ids.back() == kUnseenToken) {
-    TANDEM_CHECK(sequence.last_step + 1 == begun_) << "drawn by step " << sequence.last_step;
-    run.unseen_run = sequence.unseen_run;
+    TANDEM_CHECK(sequence->last_step + 1 == begun_) << "drawn by step " << sequence->last_step;
+    run.unseen_run = sequence->unseen_run;
   }
-  run.num_prompt_logprobs = sequence.num_prompt_logprobs;
-  run.next_token_id = complete ? -1 : sequence.token_ids[end];
+  if (complete) AddDraws(sequence, &run);
+  run.num_prompt_logprobs = sequence->num_prompt_logprobs;
+  run.next_token_id = complete ? -1 : sequence->token_ids[end];
   return run;
+}
+
+// A mask is made of tokens that are seen; one that is not ready now costs its sequence this step.
+void Engine::AddDraws(EngineSequence* sequence, SequenceRun* run) const {
+  if (sequence->masks != nullptr) {
+    run->draws_wait = run->unseen_run >= 0;
+    if (run->draws_wait || !MaskDraws(sequence)) return;
+  }
+  run->draws = sequence->draws;
+}
+
+// False: its mask is not ready.
+bool Engine::MaskDraws(EngineSequence* sequence) {
+  const auto num_seen = static_cast<size_t>(sequence->num_seen());
+  const TokenMask mask = sequence->masks->After(std::span(sequence->token_ids).first(num_seen));
+  for (Draw& draw : sequence->draws) draw.mask = mask;
+  return !mask.empty();
+}
+
+// Those of the step that runs, now that the tokens before them are seen.
+void Engine::BeginWaitingDraws() {
+  if (masker_ == nullptr || steps_begun() == 0) return;
+  const BegunStep& step = steps_[begun_ % kMaxStepsBegun];
+  for (size_t i = 0; i < step.size(); ++i) {
+    EngineSequence* const sequence = step[i].sequence;
+    if (!step[i].draws_wait || sequence->ended || !MaskDraws(sequence)) continue;
+    executor_->BeginDraws(static_cast<int32_t>(i), sequence->draws);
+  }
 }
 
 // Who may draw several tokens does so as far as they have a place, and are wanted.

@@ -141,6 +141,7 @@ int64_t Engine::FinalTokens(const RequestSpec& spec) {
 
 void Engine::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
   sequence->spec = spec;
+  sequence->masks = MasksOf(*spec);
   sequence->token_ids = std::move(spec->token_ids);
   sequence->runs_alone = spec->runs_alone;
   sequence->final_tokens = FinalTokens(*spec);
@@ -153,6 +154,10 @@ void Engine::SetUpPrompt(RequestSpec* spec, EngineSequence* sequence) {
     sequence->draws.push_back(
         {.choice = choice, .sampling = &spec->sampling, .prompt_tokens = spec->prompt_tokens});
   }
+}
+
+std::unique_ptr<SequenceMasks> Engine::MasksOf(const RequestSpec& spec) {
+  return masker_ == nullptr ? nullptr : masker_->MasksOf(spec);
 }
 
 void Engine::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge) {

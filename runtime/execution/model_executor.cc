@@ -44,7 +44,8 @@ SampleQuery QueryOf(const Draw& draw, int32_t position) {
                     .choice = static_cast<uint32_t>(draw.choice),
                     .position = static_cast<uint64_t>(position),
                     .num_top_logprobs = sampling.num_logprobs,
-                    .logit_bias = sampling.logit_bias};
+                    .logit_bias = sampling.logit_bias,
+                    .allowed_tokens = draw.mask};
   if (position - draw.prompt_tokens < sampling.min_tokens) {
     query.masked_tokens = sampling.stop_token_ids;
   }

@@ -15,8 +15,22 @@ void LateExecutor::Begin(const StepInput& input) {
     kept.run = run;
     kept.token_ids.assign(run.token_ids.begin(), run.token_ids.end());
     kept.block_table.assign(run.block_table.begin(), run.block_table.end());
-    kept.draws.assign(run.draws.begin(), run.draws.end());
-    for (const Draw& draw : run.draws) kept.sampling.push_back(*draw.sampling);
+    kept.Keep(run.draws);
+  }
+}
+
+void LateExecutor::BeginDraws(int32_t run, std::span<const Draw> draws) {
+  TANDEM_CHECK(begun_.size() == 1) << begun_.size() << " steps are begun";
+  Run& kept = begun_.back().runs.at(static_cast<size_t>(run));
+  TANDEM_CHECK(kept.run.draws_wait && kept.draws.empty()) << "run " << run << " has its draws";
+  kept.Keep(draws);
+}
+
+void LateExecutor::Run::Keep(std::span<const Draw> to_keep) {
+  draws.assign(to_keep.begin(), to_keep.end());
+  for (const Draw& draw : to_keep) {
+    sampling.push_back(*draw.sampling);
+    masks.emplace_back(draw.mask.words.begin(), draw.mask.words.end());
   }
 }
 
@@ -28,7 +42,10 @@ SequenceRun LateExecutor::Run::Resolve(const std::vector<NextToken>& before) {
     run.first_position = next.position;
     run.unseen_run = -1;
   }
-  for (size_t i = 0; i < draws.size(); ++i) draws[i].sampling = &sampling[i];
+  for (size_t i = 0; i < draws.size(); ++i) {
+    draws[i].sampling = &sampling[i];
+    draws[i].mask = {masks[i]};
+  }
   run.token_ids = token_ids;
   run.block_table = block_table;
   run.draws = draws;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "runtime/engine/executor.h"
@@ -20,6 +21,7 @@ class LateExecutor final : public Executor {
   bool overlaps_steps() const override { return true; }
   int32_t max_drawn() const override { return executor_->max_drawn(); }
   void Begin(const StepInput& input) override;
+  void BeginDraws(int32_t run, std::span<const Draw> draws) override;
   absl::StatusOr<StepOutput*> Finish() override;
   uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
   void Discard(BlockId block) override { executor_->Discard(block); }
@@ -36,7 +38,10 @@ class LateExecutor final : public Executor {
     std::vector<int32_t> token_ids;
     std::vector<BlockId> block_table;
     std::vector<Draw> draws;
-    std::vector<SamplingParams> sampling;  // Those of draws: whose they are may have ended.
+    // Those of draws: whose they are may have ended.
+    std::vector<SamplingParams> sampling;
+    std::vector<std::vector<uint32_t>> masks;
+    void Keep(std::span<const Draw> to_keep);
     SequenceRun Resolve(const std::vector<NextToken>& before);
   };
   struct Step {

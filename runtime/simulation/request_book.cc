@@ -8,6 +8,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/protocol/times.h"
 #include "runtime/request/request_owner.h"
+#include "runtime/simulation/simulated_grammar.h"
 #include "runtime/simulation/simulated_model.h"
 
 namespace tandem {
@@ -19,6 +20,12 @@ constexpr uint64_t kMaxNumerics = 2;  // World draws below it.
 constexpr size_t kPoisonKills = kDeathsBeforePoison;
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
+
+// Never late.
+std::unique_ptr<SequenceMasks> MasksOf(const AskedRequest& asked) {
+  return SimulatedGrammar().MasksOf(
+      {.prompt_tokens = static_cast<int32_t>(asked.prompt.size()), .sampling = asked.sampling});
+}
 
 class LetterDetokenizer final : public Detokenizer {
  public:
@@ -299,8 +306,9 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
   const std::vector<int32_t>& stops = asked->sampling.stop_token_ids;
   for (int32_t i = 0; i < asked->num_choices; ++i) {
     ExpectedChoice& choice = expected.choices.emplace_back();
-    choice.worker_tokens =
-        model.Generate(asked->prompt, i, asked->sampling, std::numeric_limits<int32_t>::max());
+    const std::unique_ptr<SequenceMasks> masks = options_.masks ? MasksOf(*asked) : nullptr;
+    choice.worker_tokens = model.Generate(asked->prompt, i, asked->sampling,
+                                          std::numeric_limits<int32_t>::max(), masks.get());
     const int32_t last = choice.worker_tokens.back().token;
     choice.worker_finish = std::find(stops.begin(), stops.end(), last) != stops.end()
                                ? FinishReason::kStop

@@ -65,13 +65,14 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
     }
   }
   if (!output->status.ok()) Spoil(run);
-  if (options_.max_drawn > 1 && run.last_position > end) {
+  const bool masked = run.draws.empty() || !run.draws.front().mask.empty();
+  if (options_.max_drawn > 1 && run.last_position > end && !masked) {
     DrawSeveral(run, end, context, output);
     return;
   }
   for (const Draw& draw : run.draws) {
-    output->drawn.push_back(
-        model_.Draw(context.seen.state(), end, draw.choice, draw.prompt_tokens, *draw.sampling));
+    output->drawn.push_back(model_.Draw(context.seen.state(), end, draw.choice, draw.prompt_tokens,
+                                        *draw.sampling, draw.mask));
   }
 }
 

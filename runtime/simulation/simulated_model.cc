@@ -38,7 +38,8 @@ uint64_t SimulatedContext::state() const {
 }
 
 SampledToken SimulatedModel::Draw(uint64_t state, int32_t position, int32_t choice,
-                                  int32_t prompt_tokens, const SamplingParams& sampling) const {
+                                  int32_t prompt_tokens, const SamplingParams& sampling,
+                                  TokenMask mask) const {
   uint64_t hash = state;
   for (const auto& [token, bias] : sampling.logit_bias) {  // Not its effect: that it is there.
     hash = Combine(Combine(hash, static_cast<uint64_t>(token)), std::bit_cast<uint32_t>(bias));
@@ -52,7 +53,7 @@ SampledToken SimulatedModel::Draw(uint64_t state, int32_t position, int32_t choi
   do {
     hash = Mix64(hash + kOdd);
     token = static_cast<int32_t>(hash % static_cast<uint64_t>(vocabulary_));
-  } while (stop_masked && Stops(sampling, token));
+  } while (!mask.Allows(token) || (stop_masked && Stops(sampling, token)));
   return Score(state, token, sampling.num_logprobs);
 }
 
@@ -72,20 +73,24 @@ SampledToken SimulatedModel::Score(uint64_t state, int32_t token, int32_t num_to
 
 std::vector<SampledToken> SimulatedModel::Generate(std::span<const int32_t> prompt, int32_t choice,
                                                    const SamplingParams& sampling,
-                                                   int32_t max_model_tokens) const {
+                                                   int32_t max_model_tokens,
+                                                   SequenceMasks* masks) const {
   SimulatedContext context(window_);
   uint64_t payload = numerics_;
   int32_t position = 0;
+  std::vector<int32_t> tokens;
   const auto append = [&](int32_t token) {
     payload = Payload(payload, token, position++);
     context.Append(payload);
+    tokens.push_back(token);
   };
   for (int32_t token : prompt) append(token);
   const int32_t prompt_tokens = position;
   std::vector<SampledToken> generated;
   while (position < max_model_tokens &&
          static_cast<int32_t>(generated.size()) < sampling.max_tokens) {
-    generated.push_back(Draw(context.state(), position, choice, prompt_tokens, sampling));
+    const TokenMask mask = masks == nullptr ? TokenMask() : masks->After(tokens);
+    generated.push_back(Draw(context.state(), position, choice, prompt_tokens, sampling, mask));
     if (Stops(sampling, generated.back().token)) break;
     append(generated.back().token);
   }

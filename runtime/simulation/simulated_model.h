@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/engine/token_masker.h"
 #include "runtime/protocol/request_spec.h"
 #include "runtime/protocol/sampled_token.h"
 
@@ -47,19 +48,20 @@ class SimulatedModel {
   // `numerics`).
   static uint64_t Payload(uint64_t previous, int32_t token, int32_t position);
 
-  // The token after a context with this state. `position` is the drawn token's.
+  // The token after a context with this state. `position` is the drawn token's. The mask allows
+  // one that is no stop token.
   SampledToken Draw(uint64_t state, int32_t position, int32_t choice, int32_t prompt_tokens,
-                    const SamplingParams& sampling) const;
+                    const SamplingParams& sampling, TokenMask mask = {}) const;
 
   // `token` as the successor of such a context: what prompt logprobs report, and Draw for the
   // token it drew. `num_top` < 0: no logprob.
   SampledToken Score(uint64_t state, int32_t token, int32_t num_top) const;
 
   // What a fault-free run delivers for one choice: tokens after `prompt` until a stop token,
-  // max_tokens or max_model_tokens.
+  // max_tokens or max_model_tokens. `masks`: the choice's, never late; null: it has none.
   std::vector<SampledToken> Generate(std::span<const int32_t> prompt, int32_t choice,
-                                     const SamplingParams& sampling,
-                                     int32_t max_model_tokens) const;
+                                     const SamplingParams& sampling, int32_t max_model_tokens,
+                                     SequenceMasks* masks = nullptr) const;
   std::vector<SampledToken> PromptLogprobs(std::span<const int32_t> prompt,
                                            int32_t num_prompt_logprobs) const;
 

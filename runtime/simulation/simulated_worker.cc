@@ -57,24 +57,28 @@ void SimulatedWorker::Start() {
       .deadly_payloads = world_->book()->deadly_payloads(),
       .deadly_payloads_fail = o.poison_fails,
       .max_drawn = shape_.max_drawn});
+  if (o.masks) {
+    life_->grammar = std::make_unique<SimulatedGrammar>(
+        [world = world_] { return world->random()->Chance(world->network()->faults().late_mask); });
+  }
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   life_->late = std::make_unique<LateExecutor>(life_->executor.get());
   Executor* executor = life_->executor.get();
   if (shape_.overlap_steps) executor = life_->late.get();
-  auto core =
-      WorkerCore::Create({.self = id_,
-                          .model = "simulated",
-                          .kv = life_->executor->kv(),
-                          .window = shape_.window,
-                          .max_sequences = shape_.max_sequences,
-                          .max_batched_tokens = shape_.max_batched_tokens,
-                          .max_model_tokens = shape_.max_model_tokens,
-                          .max_waiting_attempts = shape_.max_waiting_attempts,
-                          .vocab_size = SimulatedModel::kVocabulary + 1,  // With the deadly.
-                          .prefix_caching = o.prefix_caching,
-                          .max_frames_ahead = shape_.max_frames_ahead,
-                          .times = {}},
-                         executor, this, this, life_->receiver.get(), &life_->leases);
+  auto core = WorkerCore::Create(
+      {.self = id_,
+       .model = "simulated",
+       .kv = life_->executor->kv(),
+       .window = shape_.window,
+       .max_sequences = shape_.max_sequences,
+       .max_batched_tokens = shape_.max_batched_tokens,
+       .max_model_tokens = shape_.max_model_tokens,
+       .max_waiting_attempts = shape_.max_waiting_attempts,
+       .vocab_size = SimulatedModel::kVocabulary + 1,  // With the deadly.
+       .prefix_caching = o.prefix_caching,
+       .max_frames_ahead = shape_.max_frames_ahead,
+       .times = {}},
+      executor, this, this, life_->receiver.get(), &life_->leases, life_->grammar.get());
   TANDEM_CHECK(core.ok()) << core.status().ToString();
   life_->core = *std::move(core);
   life_->newcomers = std::make_unique<NewcomerJudge>(shape_);

@@ -21,6 +21,7 @@
 #include "runtime/simulation/late_executor.h"
 #include "runtime/simulation/newcomer_judge.h"
 #include "runtime/simulation/simulated_executor.h"
+#include "runtime/simulation/simulated_grammar.h"
 #include "runtime/simulation/virtual_network.h"
 #include "runtime/worker/worker_core.h"
 
@@ -119,6 +120,7 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
   };
   // One life.
   struct Life {
+    std::unique_ptr<SimulatedGrammar> grammar;  // Where requests have one.
     std::unique_ptr<SimulatedExecutor> executor;
     std::unique_ptr<LateExecutor> late;  // Where steps overlap.
     std::deque<int64_t> step_ends_us;    // When those that are begun end.

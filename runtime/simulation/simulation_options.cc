@@ -29,6 +29,15 @@ void DrawWindow(uint64_t seed, WorkerShape* shape) {
   }
 }
 
+// In half of the fleets with masks, and with faults, some are late.
+void DrawMasks(uint64_t seed, SimulationOptions* options) {
+  Random random(Mix64(seed + 7));
+  options->masks = random.Chance(0.3);
+  if (options->masks && seed % 10 != 0) {
+    options->faults.late_mask = Sometimes(&random, 0.5, 0.5);
+  }
+}
+
 }  // namespace
 
 void SimulatedFaults::StopProcessFaults() {
@@ -94,6 +103,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   Random drawn(Mix64(seed + 5));
   if (drawn.Chance(0.3)) shape.max_drawn = static_cast<int32_t>(drawn.Between(2, 20));
   DrawWindow(seed, &shape);
+  DrawMasks(seed, &o);
 
   if (seed % 10 == 0) {  // Nothing goes wrong: every request must end well.
     o.client_cancel = o.short_deadline = 0;

@@ -44,6 +44,7 @@ struct SimulatedFaults {
   int64_t sick_us = 0;         // All steps of a worker fail for a while, up to 3 s.
   double stuck_frame = 0;      // Its transport never says that it is done with the block.
   int32_t failing_token = -1;  // Whoever computes it fails alone.
+  double late_mask = 0;        // It is not ready when a step asks for it.
 
   bool operator==(const SimulatedFaults&) const = default;
 
@@ -120,6 +121,7 @@ struct SimulationOptions {
   double short_deadline = 0;
   bool poison = false;        // One request kills the workers that compute it,
   bool poison_fails = false;  // or makes their steps fail.
+  bool masks = false;         // A grammar says what may follow, in half of the requests.
 
   SimulatedFaults faults;
 

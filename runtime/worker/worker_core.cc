@@ -8,10 +8,10 @@ namespace tandem {
 
 absl::StatusOr<std::unique_ptr<WorkerCore>> WorkerCore::Create(
     const EngineOptions& options, Executor* executor, RouterLinks* routers, PeerOutbox* peers,
-    KvReceiver* receiver, LeaseKeeper* leases) {
+    KvReceiver* receiver, LeaseKeeper* leases, TokenMasker* masker) {
   std::unique_ptr<WorkerCore> core(new WorkerCore(options, routers, leases));
-  TANDEM_ASSIGN_OR_RETURN(core->engine_,
-                          Engine::Create(options, executor, core.get(), peers, receiver, leases));
+  TANDEM_ASSIGN_OR_RETURN(core->engine_, Engine::Create(options, executor, core.get(), peers,
+                                                        receiver, leases, masker));
   return core;
 }
 

@@ -46,12 +46,10 @@ struct Renewals {
 
 class WorkerCore final : private Outbox {
  public:
-  // Everything outlives the core. Errors of Engine::Create.
-  static absl::StatusOr<std::unique_ptr<WorkerCore>> Create(const EngineOptions& options,
-                                                            Executor* executor,
-                                                            RouterLinks* routers, PeerOutbox* peers,
-                                                            KvReceiver* receiver,
-                                                            LeaseKeeper* leases);
+  // Everything outlives the core. Arguments and errors of Engine::Create.
+  static absl::StatusOr<std::unique_ptr<WorkerCore>> Create(
+      const EngineOptions& options, Executor* executor, RouterLinks* routers, PeerOutbox* peers,
+      KvReceiver* receiver, LeaseKeeper* leases, TokenMasker* masker = nullptr);
 
   // ---- Engine thread ----
   // All but WatchOpened, which is the shell's.

@@ -1,5 +1,5 @@
 // simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap on|off] [--max-drawn N]
-//     [--window POSITIONS]
+//     [--window POSITIONS] [--masks on|off]
 //
 // Runs the seeds from A up to B (exclusive) and prints each one that breaks an invariant, then
 // totals. Exit status 1 if there was one. --trace prints the event log of one seed.
@@ -17,7 +17,7 @@
 int main(int argc, char** argv) {
   uint64_t first = 0, end = 100;
   bool trace = false;
-  std::optional<bool> overlap;
+  std::optional<bool> overlap, masks;
   std::optional<int32_t> max_drawn, window;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -35,6 +35,10 @@ int main(int argc, char** argv) {
       overlap = std::strcmp(value, "on") == 0;
       continue;
     }
+    if (flag == "--masks" && value != nullptr) {
+      masks = std::strcmp(value, "on") == 0;
+      continue;
+    }
     if (flag == "--max-drawn" && value != nullptr && std::atoi(value) >= 1) {
       max_drawn = std::atoi(value);
       continue;
@@ -49,7 +53,7 @@ int main(int argc, char** argv) {
     }
     std::fprintf(stderr,
                  "usage: simulate_seeds --seeds A..B [--guard-off NAME] [--trace SEED] [--overlap "
-                 "on|off] [--max-drawn N] [--window POSITIONS]\nguards:");
+                 "on|off] [--max-drawn N] [--window POSITIONS] [--masks on|off]\nguards:");
     for (const tandem::Guard* guard : tandem::ListGuards()) {
       std::fprintf(stderr, " %s", std::string(guard->name()).c_str());
     }
@@ -67,6 +71,7 @@ int main(int argc, char** argv) {
     options.shape.overlap_steps = overlap.value_or(options.shape.overlap_steps);
     options.shape.max_drawn = max_drawn.value_or(options.shape.max_drawn);
     options.shape.window = window.value_or(options.shape.window);
+    options.masks = masks.value_or(options.masks);
     tandem::Simulation simulation(options,
                                   trace ? [](const std::string& line) { std::puts(line.c_str()); }
                                         : tandem::Simulation::Trace());

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
 #include "runtime/base/crc32c.h"
+#include "runtime/simulation/simulated_grammar.h"
 
 namespace tandem {
 namespace {
@@ -200,7 +201,8 @@ int EngineFleet::AddWorker(WorkerOptions options) {
     executor = worker->late.get();
   }
   auto core = WorkerCore::Create(options.engine, executor, worker.get(), worker.get(),
-                                 worker->receiver.get(), &worker->leases);
+                                 worker->receiver.get(), &worker->leases, options.masker);
+  masks_ |= options.masker != nullptr;
   TANDEM_CHECK(core.ok()) << core.status().ToString();
   worker->core = *std::move(core);
   workers_.push_back(std::move(worker));
@@ -383,9 +385,11 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit, SessionId ro
   if (record.prompts.front().prompt_logprobs != logprobs) return "prompt logprobs differ";
   for (int32_t choice : submit.spec.choices) {
     if (!record.finish.contains(choice)) return absl::StrFormat("choice %d goes on", choice);
+    const std::unique_ptr<SequenceMasks> masks =
+        masks_ ? SimulatedGrammar().MasksOf(submit.spec) : nullptr;
     const std::vector<SampledToken> expected =
         model.Generate(tokens.first(static_cast<size_t>(submit.spec.prompt_tokens)), choice,
-                       submit.spec.sampling, max_model_tokens_);
+                       submit.spec.sampling, max_model_tokens_, masks.get());
     const std::vector<SampledToken> rest(
         expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
         expected.end());

@@ -56,6 +56,7 @@ class EngineFleet {
     int32_t max_drawn = 1;
     std::unique_ptr<FleetExecutor> executor;  // Null: a SimulatedExecutor.
     bool overlap_steps = false;               // What computes does so late (LateExecutor).
+    TokenMasker* masker = nullptr;            // Outlives the fleet.
   };
 
   EngineFleet();
@@ -128,8 +129,8 @@ class EngineFleet {
   // As the steps of all workers said.
   int64_t preemptions() const { return preemptions_; }
 
-  // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors;
-  // otherwise what is wrong.
+  // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors, with
+  // the masks of a SimulatedGrammar if a worker has a masker; otherwise what is wrong.
   std::string CheckFinished(const struct Submit& submit, SessionId router = kRouter) const;
 
   // Engine::Audit of every worker: empty, or what is wrong.
@@ -165,6 +166,7 @@ class EngineFleet {
   std::function<bool()> lost_frame_;
   int32_t max_model_tokens_ = 0;
   int32_t window_ = 0;  // That of every worker's model.
+  bool masks_ = false;
   bool hold_frames_ = false;
   bool queue_frames_ = false;
   std::vector<Event> held_frames_;

@@ -117,6 +117,7 @@ class DeviceExecutor final : public Executor {
     steps_[begun_++ % kMaxStepsBegun] = {std::chrono::steady_clock::now(), input.runs.size()};
     changed_.SignalAll();
   }
+  void BeginDraws(int32_t, std::span<const Draw>) override {}
   absl::StatusOr<StepOutput*> Finish() override {
     MutexLock lock(&mu_);
     while (over_ <= finished_) changed_.Wait(&mu_);

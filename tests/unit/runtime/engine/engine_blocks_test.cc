@@ -69,6 +69,7 @@ class OverlappingExecutor final : public Executor {
   bool overlaps_steps() const override { return true; }
   int32_t max_drawn() const override { return 1; }
   void Begin(const StepInput&) override {}
+  void BeginDraws(int32_t, std::span<const Draw>) override {}
   absl::StatusOr<StepOutput*> Finish() override { return &output_; }
   uint32_t BlockChecksum(BlockId) override { return 0; }
   void Discard(BlockId) override {}

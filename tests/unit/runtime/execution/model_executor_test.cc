@@ -142,6 +142,35 @@ TEST_P(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
                   testing::Field(&SampledToken::token, testing::Ne(once.runs[0].drawn[0].token))));
 }
 
+TEST_P(ModelExecutorTest, ADrawTakesWhatItsMaskAllows) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  TestSequence sequence = harness->NewSequence(Prompt(20), Greedy());
+  sequence.sampling.num_logprobs = 5;
+  const Draw free_draw{.sampling = &sequence.sampling, .prompt_tokens = 20};
+  SequenceRun run{
+      .token_ids = sequence.tokens, .block_table = sequence.blocks, .draws = {&free_draw, 1}};
+  StepOutput output;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+  const SampledToken best = output.runs[0].drawn.at(0);
+  // The fourth and the fifth best alone, and nothing.
+  std::vector<uint32_t> words(static_cast<size_t>(harness->model().config().vocab_size + 31) / 32);
+  Draw draws[] = {free_draw, free_draw, free_draw};
+  const auto allow = [&](int32_t id) { words[static_cast<size_t>(id) / 32] |= 1u << id % 32; };
+  allow(best.top[3].token);
+  allow(best.top[4].token);
+  draws[1].mask = {words};
+  run.draws = draws;
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+  EXPECT_EQ(output.runs[0].drawn.at(0), best);
+  EXPECT_EQ(output.runs[0].drawn.at(1).token, best.top[3].token);
+  EXPECT_EQ(output.runs[0].drawn.at(1).rank, 4);
+  EXPECT_EQ(output.runs[0].drawn.at(2), best);
+  words.assign(words.size(), 0);
+  ASSERT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(output.runs[0].status)) << "nothing is allowed";
+}
+
 TEST_P(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
