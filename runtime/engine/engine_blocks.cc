@@ -52,6 +52,15 @@ int32_t EngineBlocks::Grow(Sequence* base, int32_t num_tokens) {
   return std::min(num_tokens, static_cast<int32_t>(sequence->block_table.size()) * block_tokens_);
 }
 
+bool EngineBlocks::Shrink(Sequence* sequence, int32_t num_tokens) {
+  std::vector<BlockId>& table = sequence->block_table;
+  const auto kept = static_cast<size_t>(CeilDiv(num_tokens, block_tokens_));
+  if (table.size() <= kept) return false;
+  pool_.Release(std::span(table).subspan(kept));
+  table.resize(kept);
+  return true;
+}
+
 bool EngineBlocks::OwnNextSlot(EngineSequence* sequence) {
   // A block that begins with the next token is not in the table yet, or only in this one.
   if (sequence->num_computed % block_tokens_ == 0) return true;

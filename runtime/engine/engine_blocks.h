@@ -40,6 +40,7 @@ class EngineBlocks final : public BlockSource, public TransferBlocks, private Fr
   // ---- BlockSource; every sequence is an EngineSequence ----
   void AttachPrefix(Sequence* sequence) override;
   int32_t Grow(Sequence* sequence, int32_t num_tokens) override;
+  bool Shrink(Sequence* sequence, int32_t num_tokens) override;
   void Release(Sequence* sequence) override;
   int32_t num_available() const override { return pool_.num_available(); }
 

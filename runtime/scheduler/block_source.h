@@ -22,6 +22,10 @@ class BlockSource {
   // at most num_computed if not even the next token has a place.
   virtual int32_t Grow(Sequence* sequence, int32_t num_tokens) = 0;
 
+  // Takes back the blocks at the end of the table in which no position below `num_tokens` lies; no
+  // step that is begun has a run of the sequence. True if there were some.
+  virtual bool Shrink(Sequence* sequence, int32_t num_tokens) = 0;
+
   // Takes all blocks back: empty table, num_computed 0.
   virtual void Release(Sequence* sequence) = 0;
 

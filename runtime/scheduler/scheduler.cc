@@ -357,6 +357,7 @@ void Scheduler::RunDecode(Sequence* sequence) {
       return;
     }
     if (PreemptionHeld()) return Blocked(sequence);
+    if (TakeGuessBack()) continue;
     Preempt(victim);
     if (victim == sequence) return;
   }
@@ -376,7 +377,7 @@ void Scheduler::RunChunk(Sequence* sequence) {
   while (covered == sequence->num_computed && plan_.runs.empty()) {
     Sequence* const victim = YoungestPreemptible();
     if (victim == nullptr || victim->order <= sequence->order || PreemptionHeld()) break;
-    Preempt(victim);
+    if (!TakeGuessBack()) Preempt(victim);
     covered = blocks_->Grow(sequence, wanted);
   }
   if (covered < wanted) Blocked(sequence);
@@ -399,8 +400,15 @@ bool Scheduler::PreemptHigherRank(uint64_t order) {
   Sequence* const victim = YoungestPreemptible();
   if (victim == nullptr || RankOf(victim->order) <= RankOf(order)) return false;
   if (PreemptionHeld()) return false;
-  Preempt(victim);
+  if (!TakeGuessBack()) Preempt(victim);
   return true;
+}
+
+// True: the youngest that has blocks behind its tokens, for what it may guess, has given them up.
+bool Scheduler::TakeGuessBack() {
+  return std::any_of(running_.rbegin(), running_.rend(), [this](Sequence* s) {
+    return s->lookahead_tokens > 0 && blocks_->Shrink(s, static_cast<int32_t>(s->token_ids.size()));
+  });
 }
 
 bool Scheduler::PreemptionHeld() {

@@ -2,9 +2,9 @@
 //
 // One token budget a step (Sarathi-Serve, Agrawal et al., OSDI 2024): running decodes first, then
 // prompts, running and waiting. Blocks are allocated chunk by chunk; a decode that finds none
-// preempts the youngest sequence, which gives its blocks back, keeps its tokens and recomputes
-// later (PagedAttention, Kwon et al., SOSP 2023). Sequences that wait for a KV transfer are not
-// here: they Join when their blocks are there.
+// takes those that others have for guesses, and then preempts the youngest sequence, which gives
+// its blocks back, keeps its tokens and recomputes later (PagedAttention, Kwon et al., SOSP 2023).
+// Sequences that wait for a KV transfer are not here: they Join when their blocks are there.
 //
 // Requests take turns, not sequences. More sequences may run than a batch has places; those that a
 // step leaves out keep their blocks.
@@ -159,6 +159,7 @@ class Scheduler {
   Sequence* YoungestPreemptible() const;
   bool AnotherPreemptible(const Sequence* than) const;
   bool PreemptHigherRank(uint64_t order);
+  bool TakeGuessBack();
   void Preempt(Sequence* sequence);
   bool PreemptionHeld();
   void Blocked(const Sequence* sequence);

@@ -170,6 +170,19 @@ TEST_P(EngineDrawnTest, APoolThatIsTooSmallPreemptsAndLosesNothing) {
   for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+// Exactly what both need is there.
+TEST_P(EngineDrawnTest, WhoLacksABlockTakesWhatOthersHaveForGuesses) {
+  Create(SmallEngine(/*num_blocks=*/10));
+  std::vector<Submit> submits;
+  for (uint64_t i = 1; i <= 2; ++i) submits.push_back(MakeSubmit(i, RandomTokens(20, i), 61));
+  for (const Submit& submit : submits) fleet_.Submit(0, submit);
+  DrawEach(1);
+  Run();
+  EXPECT_EQ(fleet_.preemptions(), 0);
+  for (const Submit& submit : submits) EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.executor(0).computed_tokens(), 2 * (20 + 60));
+}
+
 TEST_P(EngineDrawnTest, ChoicesGuessEachForItself) {
   Create();
   const Submit submit = MakeSubmit(1, RandomTokens(20, 1), 80, /*num_choices=*/3);

@@ -39,6 +39,13 @@ class CountedBlocks final : public BlockSource {
     }
     return std::min(num_tokens, static_cast<int32_t>(sequence->block_table.size()) * kBlockTokens);
   }
+  bool Shrink(Sequence* sequence, int32_t num_tokens) override {
+    const auto kept = static_cast<size_t>((num_tokens + kBlockTokens - 1) / kBlockTokens);
+    if (sequence->block_table.size() <= kept) return false;
+    available_ += static_cast<int32_t>(sequence->block_table.size() - kept);
+    sequence->block_table.resize(kept);
+    return true;
+  }
   void Release(Sequence* sequence) override {
     available_ += static_cast<int32_t>(sequence->block_table.size());
     sequence->block_table.clear();
