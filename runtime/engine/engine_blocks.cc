@@ -33,7 +33,7 @@ void EngineBlocks::AttachPrefix(Sequence* base) {
     // The last token is always computed: its logits are what the hit cannot give.
     const std::span<const int32_t> tokens(sequence->token_ids);
     hit = cache_.Match(sequence->spec->hash_root, tokens.first(tokens.size() - 1),
-                       sequence->keep_from);
+                       sequence->keep_from, &sequence->names);
   }
   sequence->block_table = std::move(hit.blocks);
   sequence->num_left_blocks = static_cast<int32_t>(
@@ -93,9 +93,10 @@ void EngineBlocks::Release(Sequence* base) {
   sequence->cursor = {.name = sequence->spec->hash_root};
 }
 
-int32_t EngineBlocks::CountCachedBlocks(const EngineSequence& sequence) const {
-  if (sequence.num_prompt_logprobs >= 0) return 0;
-  return cache_.CountMatch(sequence.spec->hash_root, sequence.token_ids, sequence.keep_from);
+int32_t EngineBlocks::CountCachedBlocks(EngineSequence* sequence) const {
+  if (sequence->num_prompt_logprobs >= 0) return 0;
+  return cache_.CountMatch(sequence->spec->hash_root, sequence->token_ids, sequence->keep_from,
+                           &sequence->names);
 }
 
 bool EngineBlocks::AppendBlocks(EngineSequence* sequence, int32_t num_blocks) {

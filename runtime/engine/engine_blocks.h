@@ -45,7 +45,7 @@ class EngineBlocks final : public BlockSource, public TransferBlocks, private Fr
   int32_t num_available() const override { return pool_.num_available(); }
 
   // How many full blocks of the sequence's tokens are cached, its last token's included.
-  int32_t CountCachedBlocks(const EngineSequence& sequence) const;
+  int32_t CountCachedBlocks(EngineSequence* sequence) const;
 
   // Fresh blocks at the end of the table, all or none.
   bool AppendBlocks(EngineSequence* sequence, int32_t num_blocks);

@@ -18,8 +18,7 @@ bool Engine::TrySubmitToPrefill(Attempt* attempt, const Submit& submit) {
   if (decode_.Paused(submit.prefill.worker)) return false;
   EngineSequence* const prompt = attempt->sequences.front().get();
   const auto num_tokens = static_cast<int32_t>(prompt->token_ids.size());
-  const int32_t missing =
-      num_tokens - blocks_.CountCachedBlocks(*prompt) * options_.kv.block_tokens;
+  const int32_t missing = num_tokens - blocks_.CountCachedBlocks(prompt) * options_.kv.block_tokens;
   if (missing < std::max(submit.disaggregate_from_tokens, 1)) return false;
 
   const int32_t num_blocks = CeilDiv(num_tokens, options_.kv.block_tokens);

@@ -45,7 +45,7 @@ BlockId PrefixCache::Find(const BlockHash& name, const BlockHash& parent,
 }
 
 PrefixCache::Hit PrefixCache::Look(const BlockHash& root, std::span<const int32_t> token_ids,
-                                   int32_t keep_from) const {
+                                   int32_t keep_from, std::vector<BlockHash>* names) const {
   Hit hit{.blocks = {}, .cursor = {.name = root}};
   if (!options_.enabled) return hit;
   const auto block_tokens = static_cast<size_t>(options_.block_tokens);
@@ -53,9 +53,12 @@ PrefixCache::Hit PrefixCache::Look(const BlockHash& root, std::span<const int32_
   int32_t first = 0;  // The first block that must be here for that.
   int32_t run = 0;    // Where the cached blocks begin that hit.blocks ends with.
   BlockHash parent = root;
+  std::vector<BlockHash> own;
+  if (names == nullptr) names = &own;
   for (size_t i = 0; i + block_tokens <= token_ids.size(); i += block_tokens) {
     const std::span<const int32_t> tokens = token_ids.subspan(i, block_tokens);
-    const BlockHash name = NameOf(parent, tokens);
+    if (hit.blocks.size() == names->size()) names->push_back(NameOf(parent, tokens));
+    const BlockHash name = (*names)[hit.blocks.size()];
     hit.blocks.push_back(Find(name, parent, tokens));
     parent = name;
     const auto num_blocks = static_cast<int32_t>(hit.blocks.size());
@@ -77,8 +80,8 @@ PrefixCache::Hit PrefixCache::Look(const BlockHash& root, std::span<const int32_
 }
 
 PrefixCache::Hit PrefixCache::Match(const BlockHash& root, std::span<const int32_t> token_ids,
-                                    int32_t keep_from) {
-  Hit hit = Look(root, token_ids, keep_from);
+                                    int32_t keep_from, std::vector<BlockHash>* names) {
+  Hit hit = Look(root, token_ids, keep_from, names);
   for (const BlockId block : hit.blocks) {
     if (block != kNoBlock) pool_->AddReference(block);
   }
@@ -86,8 +89,8 @@ PrefixCache::Hit PrefixCache::Match(const BlockHash& root, std::span<const int32
 }
 
 int32_t PrefixCache::CountMatch(const BlockHash& root, std::span<const int32_t> token_ids,
-                                int32_t keep_from) const {
-  return static_cast<int32_t>(Look(root, token_ids, keep_from).blocks.size());
+                                int32_t keep_from, std::vector<BlockHash>* names) const {
+  return static_cast<int32_t>(Look(root, token_ids, keep_from, names).blocks.size());
 }
 
 void PrefixCache::Append(PrefixCursor* cursor, std::span<const int32_t> tokens, BlockId block) {

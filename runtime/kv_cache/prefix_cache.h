@@ -60,12 +60,14 @@ class PrefixCache final : public IdleBlocks {
   };
   // The longest beginning of token_ids, in whole blocks, after which the next token finds all that
   // it sees cached: with a window not the blocks before that, unless they are `keep_from` or later.
-  // Pass only the tokens that may be served from the cache (never a prompt's last one).
+  // Pass only the tokens that may be served from the cache (never a prompt's last one). `names`
+  // are those that were found before, for the same root and tokens or fewer, and those found now:
+  // who looks again and again hashes each block once.
   Hit Match(const BlockHash& root, std::span<const int32_t> token_ids,
-            int32_t keep_from = kKeepNone);
+            int32_t keep_from = kKeepNone, std::vector<BlockHash>* names = nullptr);
   // How many blocks Match would give; changes nothing.
   int32_t CountMatch(const BlockHash& root, std::span<const int32_t> token_ids,
-                     int32_t keep_from = kKeepNone) const;
+                     int32_t keep_from = kKeepNone, std::vector<BlockHash>* names = nullptr) const;
 
   // Names a full block, whose KV is computed or verified and never changes again. `tokens` are its
   // block_tokens ids; the caller holds a reference. Goes on from `cursor` and moves it on. Where
@@ -110,7 +112,8 @@ class PrefixCache final : public IdleBlocks {
   BlockId Find(const BlockHash& name, const BlockHash& parent,
                std::span<const int32_t> tokens) const;
   // Match, without the references.
-  Hit Look(const BlockHash& root, std::span<const int32_t> token_ids, int32_t keep_from) const;
+  Hit Look(const BlockHash& root, std::span<const int32_t> token_ids, int32_t keep_from,
+           std::vector<BlockHash>* names) const;
   EvictionKey KeyOf(BlockId block) const;
   void AddChild(const BlockHash& parent, int32_t by);
   void RecordEvent(const BlockHash& name, bool stored);

@@ -174,6 +174,41 @@ TEST(PrefixCacheOptionsTest, KeepsNothingWhenDisabled) {
   EXPECT_EQ(pool.state(block), BlockState::kFree);
 }
 
+int num_hashed = 0;
+BlockHash CountingHash(const BlockHash& parent, std::span<const int32_t> tokens) {
+  ++num_hashed;
+  return HashBlock(parent, tokens);
+}
+
+TEST(PrefixCacheOptionsTest, WhoLooksAgainHashesOnlyWhatIsNew) {
+  BlockPool pool(4);
+  // With a window a miss does not end the look.
+  PrefixCache cache({.window = 16, .hasher = &CountingHash}, &pool);
+  std::vector<BlockHash> names;
+  num_hashed = 0;
+  EXPECT_EQ(cache.CountMatch(kRoot, Prompt({1, 2}), kKeepNone, &names), 0);
+  EXPECT_EQ(num_hashed, 2);
+  EXPECT_EQ(names, HashChain(kRoot, Prompt({1, 2})));
+  EXPECT_EQ(cache.CountMatch(kRoot, Prompt({1, 2, 3}), kKeepNone, &names), 0);
+  EXPECT_EQ(num_hashed, 3);
+  PrefixCursor cursor{.name = kRoot};
+  const std::vector<BlockId> blocks = *pool.Allocate(3);
+  for (size_t i = 0; i < 3; ++i) {
+    cache.Append(&cursor, BlockOf(static_cast<int32_t>(i) + 1), blocks[i]);
+  }
+  num_hashed = 0;
+  const PrefixCache::Hit hit = cache.Match(kRoot, Prompt({1, 2, 3}), kKeepNone, &names);
+  EXPECT_EQ(num_hashed, 0);
+  EXPECT_EQ(hit.blocks.size(), 3u);
+  EXPECT_EQ(hit.cursor.name, cursor.name);
+  // Fewer tokens than were looked for before.
+  EXPECT_EQ(cache.CountMatch(kRoot, BlockOf(1), kKeepNone, &names), 1);
+  for (const BlockId block : hit.blocks) {
+    if (block != kNoBlock) pool.Release(block);
+  }
+  pool.Release(blocks);
+}
+
 // Four names only: nearly everything collides.
 BlockHash WeakHash(const BlockHash& parent, std::span<const int32_t> tokens) {
   BlockHash hash;
