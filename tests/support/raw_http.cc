@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -118,6 +119,26 @@ RawAnswer RawHttp::Read() {
   }
   answer.complete = true;
   return answer;
+}
+
+bool RawHttp::AllReceived() const {
+  int bytes = 0;
+  return ioctl(socket_, TIOCOUTQ, &bytes) == 0 && bytes == 0;
+}
+
+int RawHttp::ServerSide() const {
+  sockaddr_in own{}, peer{};
+  socklen_t size = sizeof(own);
+  TANDEM_CHECK(getsockname(socket_, reinterpret_cast<sockaddr*>(&own), &size) == 0);
+  for (int other = 0; other < 1 << 16; ++other) {
+    size = sizeof(peer);
+    if (getpeername(other, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+    if (peer.sin_family == AF_INET && peer.sin_port == own.sin_port &&
+        peer.sin_addr.s_addr == own.sin_addr.s_addr) {
+      return other;
+    }
+  }
+  return -1;
 }
 
 bool TellsSetting(int port, uint8_t id, uint32_t value) {

@@ -40,6 +40,11 @@ class RawHttp {
   // Reads and drops everything until the server closes; how many bytes came.
   size_t ReadToEnd();
 
+  // Whether what was sent is with the other end's kernel, or its process.
+  bool AllReceived() const;
+  // The other end of the connection, if it is of this process, which goes on to own it; else -1.
+  int ServerSide() const;
+
  private:
   bool ReadMore();
 

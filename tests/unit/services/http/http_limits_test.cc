@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -149,6 +150,31 @@ TEST_F(HttpLimitsTest, OnlySoMuchOfAStreamWaitsForItsReader) {
   handler_.held.reset();
 }
 
+// One writer at a time: bytes keep their order, and an answer ends once.
+TEST_F(HttpLimitsTest, WhatIsWrittenWhileTheReaderStandsStillComesInOrder) {
+  constexpr int kLater = 20;  // Pieces, after the first that has to wait.
+  RawHttp client(server_->port(), /*receive_buffer_bytes=*/64 << 10);
+  for (int round = 0; round < 3; ++round) {
+    client.SendRequest("/held");
+    ASSERT_TRUE(client.ReadUntil("begun"));
+    std::string body = "begun";
+    for (int later = 0; later < kLater;) {
+      const std::string piece(8 << 10, static_cast<char>('a' + body.size() % 23));
+      handler_.held->Write(piece);
+      body += piece;
+      Settle();
+      Settle();  // A piece is given to the kernel by what its coming posts.
+      later += budget_.held_bytes() > kHttpConnectionBytes ? 1 : 0;
+    }
+    handler_.held->EndStream();
+    handler_.held.reset();
+    const RawAnswer answer = client.Read();
+    EXPECT_TRUE(answer.complete);
+    EXPECT_TRUE(answer.body == body) << answer.body.size() << " of " << body.size() << " bytes";
+  }
+  EXPECT_EQ(num_slow_readers_, 0);
+}
+
 TEST_F(HttpLimitsTest, AnAnswerForWhichThereIsNoRoomIsCutOff) {
   MemoryBudget budget(1 << 20);
   const auto server =
@@ -244,6 +270,37 @@ TEST_F(HttpTimesTest, AnAnswerMayComeLaterThanABody) {
   handler_.held->Send(200, "text/plain", "late");
   handler_.held.reset();
   EXPECT_EQ(client.Read().body, "late");
+}
+
+// The kernel takes no more from the server: nobody reads what fills it up.
+void Fill(int server_side) {
+  const std::string bytes(4 << 10, 'x');
+  for (const size_t size : {bytes.size(), size_t{1}}) {
+    while (send(server_side, bytes.data(), size, MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+    }
+  }
+}
+
+// Its "100 Continue" has waited for the reader since before the request was complete.
+TEST_F(HttpTimesTest, AReaderThatStandsStillSinceBeforeItsAnswerLosesIt) {
+  RawHttp client(Serve([](HttpTimes* times) { times->write = 20ms; }), kSmallBuffer);
+  EXPECT_EQ(client.Exchange("/other").status, 200);
+  const int server_side = client.ServerSide();
+  ASSERT_GE(server_side, 0);
+  const int seen = handler_.headers_seen;
+  const std::string head =
+      "POST /silent HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
+  // Whatever a client sends also acknowledges what it has: the last of these bytes frees nothing.
+  for (const char byte : head) {
+    Fill(server_side);
+    client.Send({&byte, 1});
+    ASSERT_TRUE(Eventually([&] { return client.AllReceived(); }));
+  }
+  ASSERT_TRUE(Eventually([&] { return handler_.headers_seen > seen; }));
+  client.Send("body");
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  EXPECT_TRUE(OneIsClosed());
+  handler_.held.reset();
 }
 
 TEST_F(HttpTimesTest, BetweenItsPiecesAStreamMayRestLongerThanAWrite) {

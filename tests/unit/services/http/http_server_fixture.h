@@ -21,6 +21,7 @@ namespace tandem {
 class TestHandler final : public HttpHandler {
  public:
   bool RefusesAtHeader(const HttpRequest& header) const override {
+    ++headers_seen;
     return header.path == "/refused" && header.Header("x-good").empty();
   }
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override {
@@ -52,7 +53,8 @@ class TestHandler final : public HttpHandler {
   static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
   std::shared_ptr<HttpExchange> held;  // For tests, once "begun" has come, or `silent`.
   std::atomic<bool> silent{false};
-  std::atomic<bool> blocked{false};  // Its thread, until a test says otherwise.
+  mutable std::atomic<int> headers_seen{0};  // By RefusesAtHeader.
+  std::atomic<bool> blocked{false};          // Its thread, until a test says otherwise.
 };
 
 class HttpServerTest : public testing::Test {
