@@ -28,7 +28,7 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
   // Threads that sleep because no work has come for a while.
   int num_parked() const { return num_parked_.load(); }
-  // That the calling thread has computed, ever. Any thread.
+  // Items that the calling thread has computed, ever. Any thread.
   uint64_t items_done() const { return items_done_.load(std::memory_order_relaxed); }
 
   // Calls body(item, thread) for every item in [0, num_items), thread below num_threads(), and

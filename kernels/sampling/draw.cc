@@ -105,7 +105,7 @@ uint64_t WeighPieces(const DrawArgs& args, DrawScratch* scratch) {
   return total;
 }
 
-// Those of a piece: the last that was asked for, or weighed, is still there.
+// A piece's weights: those of the last that was asked for, or weighed, are still there.
 const uint64_t* WeightsOf(size_t piece, const DrawArgs& args, DrawScratch* scratch) {
   if (piece != std::exchange(scratch->weighed_piece, piece)) {
     ComputeWeights(PieceOf(args.row, piece), args, scratch->weights.data());

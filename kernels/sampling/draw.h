@@ -26,7 +26,7 @@ struct DrawScratch {
   std::vector<int32_t> ids;
   std::vector<int32_t> order;
   RowMaxima maxima;
-  std::vector<uint64_t> weights;  // Those of weighed_piece.
+  std::vector<uint64_t> weights;  // The weights of weighed_piece.
   size_t weighed_piece = 0;
   std::vector<uint64_t> piece_totals;
   std::vector<float> sample;

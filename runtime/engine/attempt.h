@@ -24,7 +24,7 @@ struct StartedChoice {
 // While a prefill worker has its prompt, DecodeSide knows it by its order.
 struct Attempt {
   AttemptKey key;
-  uint64_t order = 0;  // Its arrival; its sequences have OrderOf it.
+  uint64_t order = 0;  // When it arrived; sequences have OrderOf it.
   RequestTurns turns;
   RequestSpec spec;  // As it came; its token ids are the sequences', which add to them.
   int64_t deadline_us = 0;

@@ -31,13 +31,13 @@
 
 namespace tandem {
 
-// Whose prompts they are. Of an attempt that ends, at whatever call, DecodeSide::End is called.
+// What DecodeSide asks of who owns the attempts. When one ends, it is told by DecodeSide::End.
 class DecodeHost {
  public:
   virtual ~DecodeHost() = default;
 
   // ---- Blocks ----
-  // That a grant may take now.
+  // How many blocks a grant may take now.
   virtual int32_t GrantableBlocks() const = 0;
   // Tries to have so many for a prompt of this order.
   virtual void MakeRoom(uint64_t order, int32_t num_blocks) = 0;
@@ -82,8 +82,8 @@ class DecodeSide {
     AttemptKey attempt;
     PrefillPeer peer;
     int64_t deadline_us = 0;
-    int32_t cached_tokens = 0;        // Found here: they do not travel.
-    int32_t num_prompt_logprobs = 0;  // That must come with the first token.
+    int32_t cached_tokens = 0;        // Found in this cache: they do not travel.
+    int32_t num_prompt_logprobs = 0;  // How many come with the first token.
     bool at_any_price = false;        // Its router did not ask for what is faster.
   };
   void Submit(const Prompt& prompt, PrefillSubmit submit);
@@ -132,7 +132,7 @@ class DecodeSide {
     int32_t num_tokens = 0;
     size_t num_choices = 0;
     std::vector<BlockId> blocks;  // Granted, from first_block on.
-    int32_t cached_tokens = 0;    // That the prefill worker found in its prefix cache.
+    int32_t cached_tokens = 0;    // What the prefill worker's prefix cache had.
     int64_t started_us = 0;
     int64_t granted_us = 0;
     int64_t first_token_us = 0;

@@ -61,7 +61,7 @@ struct EngineOptions {
   int32_t max_frames_ahead = 1024;
   LivenessTimes times;
 
-  // That a sequence of so many tokens holds at a time.
+  // Blocks that a sequence of so many tokens holds at a time.
   int64_t MostBlocks(int64_t num_tokens) const {
     return KvWindow{.tokens = window, .block_tokens = kv.block_tokens}.MostBlocks(
         num_tokens, max_batched_tokens);
@@ -124,7 +124,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   // included. What the result says of a batch is of the step that was begun.
   StepResult Step(int64_t now_us);
 
-  // Its halves, for a loop that knows when a step is over.
+  // The halves of Step, for a loop that knows when a step is over.
   bool may_begin_step() const {
     return steps_begun() == 0 || (overlaps_steps_ && steps_begun() < kMaxStepsBegun &&
                                   !scheduler_.preemption_wanted() && scheduler_.num_alone() == 0);
@@ -210,7 +210,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   void PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn);
   void PublishPrompt(EngineSequence* sequence, RunOutput* output);
   void PublishToDecode(const BegunRun& run, RunOutput* output);
-  // Those that will not change once its first `num_tokens` are computed.
+  // Blocks that will not change once the sequence's first `num_tokens` are computed.
   std::span<const BlockId> FinalBlocks(const EngineSequence& sequence, int32_t num_tokens) const;
   void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);
   bool DeliverToken(Attempt* attempt, int32_t choice, int32_t position, SampledToken* token);
@@ -271,7 +271,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   std::map<AttemptKey, std::unique_ptr<Attempt>> attempts_;
   ExpiryQueue<AttemptKey> attempt_deadlines_;
   EndedKeys<AttemptKey> ended_attempts_;
-  std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;  // Those that prefill_ has.
+  std::map<JobKey, std::unique_ptr<PrefillJob>> jobs_;  // The jobs that prefill_ has.
 
   uint64_t begun_ = 0, finished_ = 0;  // Steps.
   BegunStep steps_[kMaxStepsBegun];    // By number.

@@ -25,7 +25,7 @@
 
 namespace tandem {
 
-// Who accounts for what the pool counts, by block; for audits.
+// What accounts for the pool's counts of references, by block; for audits.
 struct BlockOwners {
   std::map<BlockId, int32_t> references;
   std::map<BlockId, int32_t> pins;

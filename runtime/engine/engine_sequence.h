@@ -30,12 +30,12 @@ struct EngineSequence final : Sequence {
   // Null: without a mask. Its own: a copy gets others.
   std::shared_ptr<SequenceMasks> masks;
   bool forked = false;  // One choice of its own.
-  bool ended = false;   // Within this step; its owner may be gone.
+  bool ended = false;   // Kept for a begun step that has it; its owner may be gone.
 
   int64_t arrived_us = 0;
   int64_t begun_us = -1;  // The first step that computed some of it began; -1: none did.
 
-  uint64_t last_step = 0;   // That was begun with a run of it; 0: none was.
+  uint64_t last_step = 0;   // The last begun with a run of it; 0: none was.
   int32_t unseen_run = -1;  // The run of that step which draws the last token, a kUnseenToken.
 
   // How many of token_ids the host has seen: all but the last ones.

@@ -85,7 +85,7 @@ struct RunOutput {
   // other. The KV of all but the last is in the table then; what lies behind it is garbage. None
   // where draws waited and were not begun.
   std::vector<SampledToken> drawn;
-  std::vector<SampledToken> prompt_logprobs;  // Those of successors, in order.
+  std::vector<SampledToken> prompt_logprobs;  // One for each successor, in order.
   absl::Status status;                        // Not OK: this sequence fails alone (NaN logits).
 };
 

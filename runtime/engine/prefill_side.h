@@ -137,7 +137,7 @@ class PrefillSide {
   ExpiryQueue<JobKey> deadlines_;
   EndedKeys<JobKey> ended_;
   std::map<uint64_t, FrameSend> sends_;
-  std::map<JobKey, std::set<uint64_t>> sends_of_;  // Which of sends_, if any.
+  std::map<JobKey, std::set<uint64_t>> sends_of_;  // A job's sends_, if it has any.
   std::map<SessionId, Link> links_;                // To whom frames are on their way.
   uint64_t next_send_id_ = 1;
 };

@@ -15,7 +15,7 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
       << outputs->runs.size() << " outputs of " << step.size() << " runs";
   for (size_t i = 0; i < step.size(); ++i) {
     EngineSequence* const sequence = step[i].sequence;
-    if (sequence->ended) continue;  // Its attempt has, since this step was begun or by it.
+    if (sequence->ended) continue;  // Its attempt ended since the step was begun, or by it.
     sequence->held = false;
     RunOutput& output = outputs->runs[i];
     BegunRun run = step[i];
@@ -114,7 +114,7 @@ void Engine::PublishToDecode(const BegunRun& run, RunOutput* output) {
       std::any_of(output->drawn.begin(), output->drawn.end(), [&](const SampledToken& token) {
         return RequestedFinish(job->spec, position, token.token) == FinishReason::kNone;
       });
-  scheduler_.Remove(sequence);  // Its blocks stay with it.
+  scheduler_.Remove(sequence);  // The job keeps its blocks.
   prefill_.OnFirstToken(job->key,
                         {.job = job->key.job,
                          .tokens = std::move(output->drawn),

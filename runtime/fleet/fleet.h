@@ -30,8 +30,8 @@ namespace tandem {
 // What this router has running at a worker.
 struct LiveWork {
   int32_t attempts = 0;
-  int32_t sequences = 0;      // That these attempts have.
-  int32_t prompts = 0;        // That it computes for decode workers.
+  int32_t sequences = 0;      // What these attempts have together.
+  int32_t prompts = 0;        // Computed there for decode workers.
   int64_t prompt_tokens = 0;  // In prompts that are not computed yet, whoever they are for.
 
   bool operator==(const LiveWork&) const = default;
@@ -98,7 +98,7 @@ class Fleet {
                                                        int64_t now_us);
   // The following ignore a worker that is not known in this incarnation (false).
   bool OnHeartbeat(const WorkerId& worker, const WorkerLoad& load, bool draining, int64_t now_us);
-  bool OnSnapshot(const WorkerId& worker);  // Its prefix cache is known from now on.
+  bool OnSnapshot(const WorkerId& worker);  // The worker's prefix cache is known from now on.
   bool OnWatchLost(const WorkerId& worker);
   // `session` is not 0 and never used before. Returns false also if one is up already.
   bool OnSessionUp(const WorkerId& worker, SessionId session);

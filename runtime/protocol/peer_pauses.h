@@ -20,7 +20,7 @@ namespace tandem {
 enum class PauseReason : uint8_t {
   kTimeout,  // Granted blocks did not come.
   kLost,     // The session broke, or did not come about.
-  kSlow,     // Its blocks took longer to come than computing them here would have.
+  kSlow,     // The peer's blocks took longer to come than computing them here would have.
 };
 inline constexpr size_t kNumPauseReasons = 3;
 std::string_view PauseReasonName(PauseReason reason);  // "timeout", "lost", "slow"

@@ -103,14 +103,14 @@ using RouterEvent = std::variant<PromptEvent, TokenEvent, RefusedEvent, EndedEve
 // since it knows none of them.
 struct ChunkBegun {
   AttemptId attempt;
-  int32_t first_position = 0;  // Those before it are computed.
+  int32_t first_position = 0;  // All positions before it are computed.
   int32_t end_position = 0;    // Past the last.
   bool operator==(const ChunkBegun&) const = default;
 };
 
 struct StepBatch {
   uint64_t worker_incarnation = 0;
-  bool draining = false;            // Which is why attempts end; heartbeats say so too, but later.
+  bool draining = false;            // Why attempts end; heartbeats say so too, but later.
   std::vector<RouterEvent> events;  // In order of occurrence.
   std::vector<ChunkBegun> chunks;   // Begun after all of `events`.
 };

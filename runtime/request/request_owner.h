@@ -60,7 +60,7 @@ struct RequestOwnerOptions {
   LivenessTimes times;
   DisaggregatePolicy disaggregate = DisaggregatePolicy::kAuto;
   int32_t max_requests = kMaxOpenRequests;     // Accepted and not finished.
-  int32_t max_waiting_requests = 4'096;        // Those of them without a token or a worker.
+  int32_t max_waiting_requests = 4'096;        // Accepted, without a token or a worker.
   int64_t max_index_entries = 4'000'000;       // In the prefix index.
   int64_t nobody_alive_grace_us = 10'000'000;  // Then a request without a token is Unavailable.
 };

@@ -61,7 +61,7 @@ class RequestSink {
 
 // One prompt of a client's call, as its owner takes it.
 struct ClientRequest {
-  std::string client;  // Whose it is: clients share the places of those that wait, and take turns.
+  std::string client;  // Who asks: clients share the places of those that wait, and take turns.
   RequestSpec spec;    // What to generate; time_left_us 0: kDefaultDeadlineUs.
   // The client set no max_tokens: what `spec` says is the most that it may get. Its first
   // placement fixes that to what the largest worker has room for, and then it is a promise.

@@ -60,7 +60,7 @@ struct StreamState {
   SessionId session = 0;
   WorkerId worker;
   std::optional<WorkerId> prefill;
-  int32_t num_tokens = 0;            // That it began with: prompt, and what was generated.
+  int32_t num_tokens = 0;            // What it began with: prompt, and what was generated.
   std::vector<int32_t> at_worker;    // Choices whose terminal event the worker still owes.
   int32_t live_sequences = 0;        // As counted in the fleet.
   int64_t live_prompt_tokens = 0;    // Not 0 until the prompt is computed.
@@ -69,14 +69,14 @@ struct StreamState {
 
   // Over attempts.
   int32_t num_computed = 0;         // Positions before it were computed by somebody.
-  std::vector<WorkerDeath> deaths;  // That it may have caused; in a row, no token in between.
+  std::vector<WorkerDeath> deaths;  // It may have caused them; in a row, no token in between.
 };
 
 struct RequestState {
   ClientRequest asked;           // But for its stop strings.
   std::vector<BlockHash> chain;  // The names of the prompt's blocks.
   uint64_t counter = 0;
-  uint64_t turn = 0;  // Its client's, with which it last went to a worker. 0: it has not yet.
+  uint64_t turn = 0;  // The client's turn with which it last went to a worker; 0: it has not yet.
   int64_t deadline_us = 0;
   uint32_t last_attempt = 0;
   StopStrings stops;  // Moved out of `asked`.

@@ -11,7 +11,7 @@ namespace tandem {
 
 namespace {
 
-// Those of the last places that it reached. A verdict needs no more: it takes fewer at one place,
+// A stream keeps its last deaths. A verdict needs no more of them: it takes fewer at one place,
 // and progress drops what lies before.
 constexpr size_t kMaxDeaths = 8;
 
@@ -22,7 +22,7 @@ bool Suspicion::Outlived(const WorkerDeath& death) const {
   const FleetWorker* const worker = fleet_.Find(death.worker);
   // What comes earlier may have been on its way.
   const int64_t from_us = death.at_us + times_.heartbeat_us / 2;
-  // That it has become silent since is another death.
+  // If it has become silent since, that is another death.
   return worker != nullptr && worker->heard_us > from_us &&
          fleet_.FaultOf(*worker, worker->heard_us) == WorkerFault::kNone;
 }

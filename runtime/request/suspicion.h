@@ -37,7 +37,7 @@ class Suspicion {
 
   // ---- What happens to a stream ----
 
-  // Its attempt, which it still has, is over with `worker` or a step of that.
+  // The stream's attempt, which it still has, is over with `worker` or a step of that.
   void AddDeath(const RequestState& request, const WorkerId& worker, ResumeReason reason,
                 int64_t now_us, StreamState* stream) const;
   // A worker says that it begins to compute this of its prompt.
@@ -60,7 +60,7 @@ class Suspicion {
   static absl::Status PoisonError(const std::vector<WorkerDeath>& evidence);
 
  private:
-  // Those that may have been caused by this position, oldest first.
+  // The deaths that this position may have caused, oldest first.
   std::vector<WorkerDeath> DeathsAt(const StreamState& stream, int32_t position) const;
   // It was heard, and not stuck, after what was taken for its death.
   bool Outlived(const WorkerDeath& death) const;

@@ -21,7 +21,7 @@ class UnplacedRequests {
   void Remove(const std::string& client, uint64_t request);
 
   int32_t size() const { return size_; }
-  // Its client has most of them.
+  // The youngest request of the client that has most of them.
   struct Youngest {
     uint64_t request = 0;
     int32_t of_its_client = 0;

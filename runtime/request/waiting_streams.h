@@ -23,7 +23,7 @@ namespace tandem {
 
 // A stream, named so that it can be looked for again after anything has happened.
 struct StreamKey {
-  uint64_t request = 0;  // Its counter: older requests come first.
+  uint64_t request = 0;  // The request's counter: older ones come first.
   size_t stream = 0;
   auto operator<=>(const StreamKey&) const = default;
 };
@@ -32,7 +32,7 @@ class WaitingStreams {
  public:
   // The smaller one of two goes first, whether they are in the same WaitingStreams or not.
   struct Place {
-    uint64_t turn = 0;  // Its client's. 0: the stream has started.
+    uint64_t turn = 0;  // The client's. 0: the stream has started.
     StreamKey key;
     auto operator<=>(const Place&) const = default;
   };

@@ -132,7 +132,7 @@ class LeastLoadedPrefixPolicy final : public RoutingPolicy {
 
  private:
   struct Prefills {
-    bool any = false;  // That would do, once they have room.
+    bool any = false;  // Some would do, once they have room.
     std::vector<Candidate> with_room;
   };
 

@@ -57,7 +57,7 @@ struct ScheduledRun {
 
 struct StepPlan {
   std::vector<ScheduledRun> runs;
-  std::vector<Sequence*> admitted;    // Those in `runs` that waited until now.
+  std::vector<Sequence*> admitted;    // The sequences of `runs` that waited until now.
   std::vector<Sequence*> preempted;   // Waiting again.
   uint64_t blocked_order = kNoOrder;  // The oldest sequence that lacked a block.
 };
@@ -120,7 +120,7 @@ class Scheduler {
   };
   using PromptQueue = std::set<Sequence*, PromptOrder>;
 
-  // Who lacked blocks when it was last tried to be admitted, and what there was.
+  // The sequence that was last refused for want of blocks, and what there was.
   struct Refusal {
     uint64_t order = 0;
     int32_t available = 0;
@@ -187,9 +187,9 @@ class Scheduler {
   int32_t budget_ = 0;  // Tokens left.
   bool first_prompt_ran_ = false;
   bool brief_blocked_ = false;           // A brief one lacked blocks.
-  uint64_t no_place_from_ = kNoOrder;    // Who is younger has no place.
+  uint64_t no_place_from_ = kNoOrder;    // Younger sequences have no place.
   std::optional<int64_t> spare_blocks_;  // See EverybodyFits; not known if empty.
-  std::vector<Sequence*> decodes_;       // That shall run.
+  std::vector<Sequence*> decodes_;       // Decodes that shall run.
   std::vector<Sequence*> left_out_;      // Decodes without a place.
   std::vector<Sequence*> chunks_;        // Running prompts.
   StepPlan plan_;

@@ -38,7 +38,7 @@ class LateExecutor final : public Executor {
     std::vector<int32_t> token_ids;
     std::vector<BlockId> block_table;
     std::vector<Draw> draws;
-    // Those of draws: whose they are may have ended.
+    // What `draws` refer to: its owner may have ended.
     std::vector<SamplingParams> sampling;
     std::vector<std::vector<uint32_t>> masks;
     void Keep(std::span<const Draw> to_keep);

@@ -45,7 +45,7 @@ int64_t NewcomerJudge::OnChunks(std::span<const ChunkNotice> chunks) {
 std::string NewcomerJudge::OnStep(const Engine::StepResult& result, const WorkerLoad& before,
                                   const WorkerLoad& after) {
   const int64_t shortest = std::exchange(shortest_chunk_, kNone);
-  // Who was preempted waits, too, as a prompt whose length nobody outside knows.
+  // A preempted sequence waits, too, as a prompt whose length nobody outside knows.
   preempted_waits_ = result.preempted > 0 || (preempted_waits_ && after.waiting_sequences > 0);
   if (!result.again) return "";
   const int64_t blocks =

@@ -42,7 +42,7 @@ class NewcomerJudge {
   const WorkerShape shape_;
   std::map<AttemptId, Newcomer> waiting_;
   std::map<AttemptId, int64_t> lengths_;
-  int64_t shortest_chunk_ = 0;  // That is left of a prompt of this step.
+  int64_t shortest_chunk_ = 0;  // The least that is left of a prompt of this step.
   bool preempted_waits_ = false;
 };
 

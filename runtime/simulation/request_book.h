@@ -67,7 +67,7 @@ struct AskedRequest {
   std::vector<int32_t> prompt;
   std::string cache_salt;
   SamplingParams sampling;  // As asked for; once its length is fixed, as promised.
-  bool open_ended = false;  // Its length is not fixed yet.
+  bool open_ended = false;  // How much is generated is not fixed yet.
   int32_t num_choices = 1;
   std::vector<std::string> stop_strings;
   int64_t time_left_us = 0;
@@ -77,7 +77,7 @@ struct AskedRequest {
   int32_t deadly_position = -1;
   bool misdirected = false;  // Work of it came to an incarnation that it was not meant for.
   int32_t kills = 0;
-  std::set<uint32_t> killing_attempts;  // That its router had not given up.
+  std::set<uint32_t> killing_attempts;  // Attempts that its router had not given up.
 
   std::map<uint32_t, SentAttempt> sent;
   // What its router believes: attempts that run, and the chunk that each last began where.
@@ -93,7 +93,7 @@ struct AskedRequest {
   // Four deaths in a row for which nobody else is known to be the reason, at one place of one
   // choice, as far as was told before; the last two of them alone.
   bool MayBeBlamed() const;
-  void CountChunk(uint64_t incarnation, const ChunkBegun& chunk);  // Its router was told.
+  void CountChunk(uint64_t incarnation, const ChunkBegun& chunk);  // The attempt's router was told.
   // And of a step that failed while it computed this attempt.
   void CountFailedStep(uint32_t attempt, bool by_prefill, bool said_token);
   void CountLostTransfer(uint32_t attempt, int64_t now_us);

@@ -114,7 +114,7 @@ class SimulatedRouter::Client final : public RequestSink {
   }
 
   bool ended() const { return ended_; }
-  bool abandoned = false;  // Its router is gone.
+  bool abandoned = false;  // The router is gone.
   bool left = false;       // The client itself.
   void set_id(const RequestId& id) { id_ = id; }
   void Refuse() { ended_ = true; }

@@ -29,7 +29,7 @@ class SimulatedRouter final : private RouterOutbox {
   ~SimulatedRouter() override;
 
   void Start();  // A new incarnation that knows nothing.
-  void Crash();  // Its clients are gone, too.
+  void Crash();  // The router's clients are gone, too.
 
   // A client's request, and perhaps the moment at which the client leaves.
   void Ask(AskedRequest asked, std::optional<int64_t> leaves_after_us);
@@ -39,7 +39,7 @@ class SimulatedRouter final : private RouterOutbox {
   bool Knows(const SimulatedWorker& worker) const;
   int64_t num_overtaken() const { return turns_.num_overtaken(); }
   bool idle() const;  // Every request has had its terminal event.
-  // Their numbers. `only_servable`: without those that nobody who is left can go on with.
+  // The numbers of requests without one. `only_servable`: not those that no worker left can serve.
   std::string Unfinished(bool only_servable = false) const;
   absl::Status AuditQuiet() const;
 
@@ -94,11 +94,11 @@ class SimulatedRouter final : private RouterOutbox {
   std::unique_ptr<RequestOwner> owner_;
   std::map<std::string, Connection> connections_;  // By address.
   std::vector<std::unique_ptr<Client>> clients_;
-  // Who computes which choice, as far as the router has heard: one attempt each.
+  // The one attempt that computes a choice, as far as the router has heard.
   std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
   std::set<AttemptId> said_token_;  // Attempts.
   TurnsJudge turns_;
-  uint64_t last_asked_ = 0;  // Its counter.
+  uint64_t last_asked_ = 0;  // The last request's counter.
   SessionId last_session_ = 0;
   int64_t num_deltas_ = 0;
 };

@@ -331,7 +331,7 @@ void SimulatedWorker::Apply(const Command& command) {
   NewcomerJudge* const newcomers = life_->newcomers.get();
   life_->misdirected |= command.misdirected;
   const Submit* submit = nullptr;
-  std::optional<AttemptId> attempt;  // That may wait from now on.
+  std::optional<AttemptId> attempt;  // The one that may wait from now on.
   if (const auto* router = std::get_if<FromRouter>(&what)) {
     submit = std::get_if<Submit>(&router->message);
     if (submit != nullptr) {

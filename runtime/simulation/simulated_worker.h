@@ -143,8 +143,8 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
     // Taken, or computed for others, and ended while no step did.
     std::set<AttemptId> over;
     std::map<AttemptId, bool> pushed;      // Submits, and whether the engine's queue had room.
-    std::set<AttemptId> said;              // Those of which a token has left the process.
-    std::map<Reservation, JobId> granted;  // Whose frames may land under this name.
+    std::set<AttemptId> said;              // A token of these has left the process.
+    std::map<Reservation, JobId> granted;  // The job whose frames may land under this name.
     std::map<std::pair<SessionId, JobId>, AttemptId> jobs;  // What a router calls those of peers.
     // What the engine has not heard yet: its thread takes all of it before each step.
     std::vector<Command> commands;

@@ -17,7 +17,7 @@ int64_t Every(Random* random, double chance, int64_t least_us, int64_t most_us) 
   return random->Chance(chance) ? random->Between(least_us, most_us) : 0;
 }
 
-// Of a quarter of the models. Some of their pools hold a window and a step, but no long text.
+// A quarter of the models have a window. Some of their pools hold it and a step, but no long text.
 void DrawWindow(uint64_t seed, WorkerShape* shape) {
   Random random(Mix64(seed + 6));
   if (!random.Chance(0.25)) return;

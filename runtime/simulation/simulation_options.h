@@ -112,7 +112,7 @@ struct SimulationOptions {
   bool unequal = false;  // or each has one of its own, about as large.
   bool prefix_caching = true;
 
-  int64_t frame_us = 0;  // That a block is on the link from one worker to another; the next waits.
+  int64_t frame_us = 0;  // How long a block is on the link between two workers; the next waits.
 
   int32_t num_requests = 12;
   int64_t load_us = 2'000'000;    // Requests arrive within this time.

@@ -31,7 +31,7 @@ struct VirtualProcess {
   uint64_t life = 0;  // 0: never started. Grows with every start and every end.
   bool up = false;
   int64_t paused_until_us = 0;
-  // Its monotonic clock, and when it will show that.
+  // How far the process's monotonic clock is ahead of the world's, and how fast it goes.
   int64_t clock_offset_us = 0;
   double clock_rate = 1;
   int64_t ClockAt(int64_t at_us) const {

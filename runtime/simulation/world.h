@@ -25,14 +25,14 @@ struct SimulationReport {
   int64_t events = 0;
   int64_t requests_done = 0;
   int64_t requests_failed = 0;    // With an error that its faults explain.
-  int64_t requests_too_long = 0;  // Those of them that fit no worker.
+  int64_t requests_too_long = 0;  // Failed because they fit no worker.
   int64_t resumes = 0;
   int64_t frames = 0;
   int64_t preemptions = 0;
-  int64_t newcomers = 0;  // That NewcomerJudge has judged.
+  int64_t newcomers = 0;  // Prompts that NewcomerJudge has judged.
   int64_t overtaken = 0;  // Requests, by others whose turn it was.
   int64_t faults = 0;
-  int64_t kills = 0;         // Those of them that ended workers from outside, while they computed.
+  int64_t kills = 0;         // Faults that ended workers from outside, while they computed.
   int64_t replacements = 0;  // Workers whose quarantine was stuck.
   int64_t served_us = 0;     // When the last request had ended.
   int64_t virtual_us = 0;

@@ -26,7 +26,7 @@ struct FromRouter {
 };
 struct RouterLost {
   SessionId session = 0;
-  CommandCharge charge;  // Its call's.
+  CommandCharge charge;  // The lost call's.
 };
 struct FromDecode {
   SessionId session = 0;
@@ -35,7 +35,7 @@ struct FromDecode {
 };
 struct DecodeLost {
   SessionId session = 0;
-  CommandCharge charge;  // Its call's.
+  CommandCharge charge;  // The lost call's.
 };
 struct FromPrefill {
   WorkerId worker;

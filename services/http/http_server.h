@@ -29,7 +29,7 @@ namespace tandem {
 
 struct HttpRequest {
   std::string id;      // The client's x-request-id where it is short and printable, else a new one.
-  std::string client;  // Its address, as the budget names it.
+  std::string client;  // The client's address, as the budget names it.
   std::string method;
   std::string path;  // Without the query.
   std::string body;

@@ -470,7 +470,7 @@ void ServerConnection::Answer(std::string_view rest) {
   const size_t request_bytes = NumBuffered();
   state_ = State::kAnswering;
   ClearDeadline();
-  if (blocked_) SetDeadline(shared_->times.write);  // Its "100 Continue".
+  if (blocked_) SetDeadline(shared_->times.write);  // For the "100 Continue" that it waits for.
   request.body = std::move(message.body());
   static_cast<void>(Charge(0));
   if (request_bytes > kIncludedBytes) {

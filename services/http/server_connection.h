@@ -104,7 +104,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   HttpShared* const shared_;
   std::unique_ptr<MemoryBudget::Holding> holding_;  // From Admit.
   bool admitted_ = false;
-  std::string client_;  // Its address.
+  std::string client_;  // The client's address.
   State state_ = State::kIdle;
   // Read, but not parsed: an unfinished line, or requests that were sent ahead.
   std::string unparsed_;

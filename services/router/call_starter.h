@@ -45,7 +45,7 @@ class CallStarter {
 
   // A client's call, not yet started.
   struct Call {
-    std::string client;  // Its address, where the front end knows it.
+    std::string client;  // The client's address, where the front end knows it.
     std::string label;   // The client's id, for Abort.
     int64_t arrived_us = 0;
     int64_t time_left_us = 0;  // Until its deadline; 0: the owner's default.

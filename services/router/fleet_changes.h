@@ -30,7 +30,7 @@ struct UnpairedWorker {
   int32_t num_decode = 0;  // How many it was compared with.
 };
 
-// Those that were there and are not heard or make no progress: now, in order of names, without
+// Workers that were there and are not heard or make no progress: now, in order of names, without
 // those that leave as they said; last, those that the fleet has forgotten and still expects.
 std::vector<LostWorker> LostWorkers(const Fleet& fleet, int64_t now_us);
 // Prefill workers that no decode worker which is there can take blocks from, whoever is healthy or

@@ -71,8 +71,7 @@ struct FleetView {
   // Prompt and output that the largest of the served model's workers holds; 0 while some are not
   // known.
   int64_t max_model_tokens = 0;
-  std::string
-      numerics_id;  // That of the workers that decode; the first by name, where they differ.
+  std::string numerics_id;  // The decoding workers' one; the first by name, where they differ.
   int64_t requests_in_flight = 0;
 };
 
@@ -106,7 +105,7 @@ class RouterCore final : public RouterOutbox {
   // All of a call, in one command: the queue has room for all of them or refuses the call. `label`
   // is the client's id, for logs.
   void StartRequests(std::string label, std::vector<NewRequest> requests);
-  // Those of them that run; in one command, too, so that a call is not worth more than another.
+  // Those of a call that run; in one command, too, so that no call is worth more than another.
   void CancelRequests(std::vector<Handle> handles);
   FleetView View() const EXCLUDES(view_mu_);
   // FleetView's, without the copy.
@@ -131,7 +130,7 @@ class RouterCore final : public RouterOutbox {
   void OnStepBatch(SessionId session, StepBatch batch, Holding holding = nullptr);
   void OnSessionLost(SessionId session);
 
-  // Who is asked for a new Watch; set before the first worker is heard.
+  // What is called for a new Watch of a worker; set before the first worker is heard.
   void SetRestartWatch(std::function<void(const WorkerId&)> restart_watch) {
     restart_watch_ = std::move(restart_watch);
   }

@@ -42,7 +42,7 @@ class RouterMetrics {
   prometheus::Counter& cached_prompt_tokens;
   prometheus::Counter& generated_tokens;
   prometheus::Gauge& requests_in_flight;  // Accepted and not finished.
-  prometheus::Gauge& requests_waiting;    // Those of them without a worker.
+  prometheus::Gauge& requests_waiting;    // In flight without a worker.
   prometheus::Counter& slow_readers;
   prometheus::Gauge& http_connections;
   prometheus::Gauge& workers_unseen;

@@ -69,7 +69,7 @@ class FleetDoor {
   };
   struct Challenge {
     std::string text;
-    std::set<std::string> nonces;  // Those that admitted calls have used up.
+    std::set<std::string> nonces;  // What admitted calls have used up.
   };
 
   std::string CurrentChallenge() EXCLUDES(mu_);

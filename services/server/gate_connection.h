@@ -40,7 +40,7 @@ struct GateShared {
   std::shared_ptr<UnservedCalls> calls;
   std::function<void()> on_closed;                     // One was.
   bool closes_idle = false;                            // Http2Gate::CloseIdle.
-  ClientTurns<std::shared_ptr<GateConnection>> turns;  // Who waits to pass one header block.
+  ClientTurns<std::shared_ptr<GateConnection>> turns;  // To pass one header block each.
   char scratch[kScratchBytes] = {};                    // For the connection that is reading.
 };
 
@@ -78,7 +78,7 @@ class GateConnection : public std::enable_shared_from_this<GateConnection> {
 
   // False if there is no room for it.
   bool Begin();
-  // Its turn to pass a header block.
+  // It is this connection's turn to pass a header block.
   void TakeTurn();
   // Now and then, some 100 ms apart. False: it is over.
   bool Tick(Clock::time_point now);

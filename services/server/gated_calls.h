@@ -42,7 +42,7 @@ class UnservedCalls {
   const std::function<void()> on_room_;
   mutable Mutex mu_;
   int count_ GUARDED_BY(mu_) = 0;
-  std::map<std::string, int> by_client_ GUARDED_BY(mu_);  // That have some.
+  std::map<std::string, int> by_client_ GUARDED_BY(mu_);  // Only clients that have some.
   bool awaited_ GUARDED_BY(mu_) = false;
 };
 
@@ -95,7 +95,7 @@ class GatedConnection {
   std::atomic<bool> proven_{false};
 };
 
-// Whose call it is: "ipv4:127.0.0.1:4711" for the peer of a context, behind a gate or not.
+// The client's address, behind a gate or not: "ipv4:127.0.0.1:4711", from the peer of a context.
 std::string AddressOfPeer(const std::string& peer);
 // To the memory budget.
 std::string ClientOfCall(const std::string& peer);

@@ -25,7 +25,7 @@ struct Http2Piece {
   Kind kind = Kind::kMore;
   size_t bytes = 0;      // The size of the piece.
   size_t left = 0;       // What is left of its frame behind it.
-  uint32_t stream = 0;   // Whose frame begins here; else 0.
+  uint32_t stream = 0;   // The stream whose frame begins here; else 0.
   bool ends = false;     // For who sends it, the stream is over: RST_STREAM, a server's END_STREAM.
   bool asks = false;     // The other end has to answer: PING, SETTINGS...
   bool answers = false;  // ...and does.

@@ -28,7 +28,7 @@ class ListenSocket {
   ListenSocket& operator=(ListenSocket&& other) noexcept;
 
   int descriptor() const { return descriptor_; }
-  // Whose descriptor is the caller's from now on.
+  // Gives the descriptor away: closing it is the caller's from now on.
   int Release();
   int port() const { return port_; }  // The one bound, where 0 was asked for; 0 of a file.
 

@@ -87,8 +87,8 @@ class OpenCalls {
   bool stopping_ GUARDED_BY(mu_) = false;
   std::list<Call*> refused_ GUARDED_BY(mu_);               // And perhaps not told yet.
   std::set<Call*> timed_ GUARDED_BY(mu_);                  // With a deadline.
-  std::map<std::string, Client> clients_ GUARDED_BY(mu_);  // That wait for a turn or have one.
-  std::string last_turn_ GUARDED_BY(mu_);                  // Whose was the last one given.
+  std::map<std::string, Client> clients_ GUARDED_BY(mu_);  // With a turn, or waiting.
+  std::string last_turn_ GUARDED_BY(mu_);                  // The client that got the last one.
   size_t num_waiting_ GUARDED_BY(mu_) = 0;                 // For their message, with a turn or not.
   size_t num_receiving_ GUARDED_BY(mu_) = 0;
   std::thread thread_;

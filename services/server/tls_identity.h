@@ -43,7 +43,7 @@ struct TlsFiles {
 // What the certificate file may have: those who are shown more may end the handshake.
 inline constexpr size_t kMaxTlsChain = 10;
 inline constexpr int64_t kMaxTlsChainBytes = int64_t{64} << 10;
-// Those of all public authorities are 140, and all their names are sent to who connects.
+// All public authorities have 140 together, and all their names are sent to who connects.
 inline constexpr size_t kMaxTlsAuthorities = 256;
 // How far ahead a certificate may begin that is there when the process starts.
 inline constexpr int64_t kClockSkewS = 300;

@@ -28,7 +28,7 @@ std::string FormatLeft(int64_t bytes) {
                       : absl::StrCat(bytes / kMiB, " MiB");
 }
 
-// Who takes what of the machine's memory.
+// What each part of a worker takes of the machine's memory.
 struct MemoryBill {
   int64_t machine_bytes;
   int32_t num_workers;

@@ -93,7 +93,7 @@ def test_every_call_needs_a_key(keyed):
         header = [] if credentials is None else ["-H", f"authorization: {credentials}"]
         refused = grpcurl(keyed.grpc, "list", flags=header)
         assert refused.returncode != 0 and "nauthenticated" in refused.stderr + refused.stdout, (credentials, refused)
-        # Its descriptors by a key, the call without one.
+        # The descriptors need a key, too; here only the call lacks one.
         for method, request in CALLS.items():
             refused = grpcurl(keyed.grpc, method, request,
                               flags=["-reflect-header", f"authorization: Bearer {keyed.key}",

@@ -62,7 +62,7 @@ class ProofRun {
   std::string Settle();
   // From now on, that as many tokens came from caches as there must.
   void ExpectHits() { expect_hits_ = true; }
-  // That batches and chunks were what the variant says.
+  // Not empty: batches or chunks were not what the variant says.
   std::string CheckShape() const;
 
   size_t NumSampled();                   // Tokens of what has not been settled.
@@ -79,7 +79,7 @@ class ProofRun {
     struct Submit submit;
     int worker = 0;
     int prefill = -1;
-    int32_t cached_tokens = 0;  // That the prompt event must name.
+    int32_t cached_tokens = 0;  // What the prompt event must say.
   };
 
   static AttemptId AttemptOf(uint64_t counter);

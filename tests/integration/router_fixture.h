@@ -64,7 +64,7 @@ class RouterFixture : public testing::Test {
   }
 
   FleetSecret secret_;              // The router's.
-  int64_t memory_limit_bytes_ = 0;  // Its default.
+  int64_t memory_limit_bytes_ = 0;  // 0: the router's default.
   std::vector<FakeWorkerOptions> options_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   std::unique_ptr<RouterApp> router_;  // Goes first.

@@ -305,7 +305,7 @@ TEST_F(RouterHttpTest, WhatEncodingTakesIsChargedToItsClient) {
   memory_limit_bytes_ = int64_t{32} << 20;
   Start({worker});
   const auto ask = [&](int bytes) {
-    std::string text;  // That cannot be cut.
+    std::string text;  // One piece, which cannot be cut.
     while (text.size() + 3 <= static_cast<size_t>(bytes)) text += "the";
     return Post("/v1/completions", R"({"max_tokens":1,"prompt":")" + text + "\"}");
   };

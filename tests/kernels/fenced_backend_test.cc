@@ -1,4 +1,4 @@
-// That the fenced backend catches what it is for, and what it gives is right.
+// The fenced backend catches what it is for, and what it gives is right.
 
 #include "kernels/fenced/fenced_backend.h"
 

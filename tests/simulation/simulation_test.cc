@@ -153,7 +153,7 @@ TEST_P(SimulatedKills, LeaveAPoisonousRequestItsFourDeaths) {
   EXPECT_LE(others_ended, 1) << seeds;
 }
 
-// Those that end are judged: four deaths at one place, the last two alone.
+// Requests that end are judged: four deaths at one place, the last two alone.
 TEST_P(SimulatedKills, OfUnknownCauseEndOnlyWhoWasLostFourTimesAtOnePlace) {
   int64_t failed = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {

@@ -103,7 +103,7 @@ class EngineFleet {
   // What was held goes out.
   void ReleaseFrames();
   int64_t frames_held() const { return static_cast<int64_t>(held_frames_.size()); }
-  // Who has computed a prompt that came when and was begun when, in order.
+  // The workers that computed prompts, when each came and was begun, in order.
   struct PromptComputed {
     int worker;
     int64_t arrived_us, begun_us;
@@ -123,7 +123,7 @@ class EngineFleet {
     return records_[{router, attempt}];
   }
   int64_t frames_delivered() const { return frames_delivered_; }
-  // Who has said that it begins what, in order.
+  // The workers that said which chunk they begin, in order.
   const std::vector<std::pair<int, ChunkNotice>>& notices() const { return notices_; }
   int64_t messages(const std::string& kind) const;
   // As the steps of all workers said.
@@ -165,7 +165,7 @@ class EngineFleet {
   std::function<bool(const std::string&)> lost_;
   std::function<bool()> lost_frame_;
   int32_t max_model_tokens_ = 0;
-  int32_t window_ = 0;  // That of every worker's model.
+  int32_t window_ = 0;  // Every worker's model has it; 0: none.
   bool masks_ = false;
   bool hold_frames_ = false;
   bool queue_frames_ = false;

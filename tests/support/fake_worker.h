@@ -23,7 +23,7 @@ struct FakeWorkerOptions {
   int port = 0;
   FleetSecret secret;              // None: believes everybody, and proves nothing.
   bool proves_watch_only = false;  // Other calls as if it had none.
-  bool stalled = false;            // Its heartbeats tell of work, and of no progress.
+  bool stalled = false;            // Heartbeats tell of work, and of no progress.
   bool holds_metrics = false;      // Until who asks for them gives up.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
   // What no worker of ours does.

@@ -95,7 +95,7 @@ class RawHttp2Client {
  private:
   struct Frame {
     int type = 0, flags = 0;
-    uint32_t stream = 0;  // Its last byte.
+    uint32_t stream = 0;  // The last byte of its id.
     std::string payload;
   };
   // What has come whole.

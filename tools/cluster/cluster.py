@@ -21,15 +21,15 @@ sys.path.insert(0, str(ROOT / "tools/dev"))
 from container_images import run
 
 WORK = ROOT / "build/cluster"
-STATE = WORK / "state"  # Of the last run.
+STATE = WORK / "state"  # The last run's.
 LOGS = STATE / "logs"
 BIN = WORK / "bin"
 HELM = ROOT / "build/chart-tools/helm"
-HUB = "10.77.0.1"  # Of the control plane; node N has 10.77.0.1N and gives pods addresses of 10.244.N.0/24.
+HUB = "10.77.0.1"  # The control plane; node N has 10.77.0.1N and gives pods addresses of 10.244.N.0/24.
 API = f"https://{HUB}:6443"
 POD_NETWORK, SERVICE_NETWORK = "10.244.0.0/16", "10.96.0.0/16"
 DOMAIN = "cluster.local"
-NAMESPACE = "serving"  # Of what kubectl and helm do here.
+NAMESPACE = "serving"  # Where kubectl and helm do what they do here.
 TOKEN = "tandem"  # Nobody else is in these namespaces.
 PAUSE = "tandem.local/pause:1"
 KUBECONFIG = STATE / "kubeconfig"

@@ -12,7 +12,7 @@ import httpx
 import openai
 
 TOKENS = 120
-GHZ_SECONDS = 10  # Of one run of ghz, each with two connections.
+GHZ_SECONDS = 10  # How long a run of ghz is, each with two connections.
 
 
 @dataclasses.dataclass

@@ -95,7 +95,7 @@ class Supervisor {
   bool ending_ = false;
   // A child that never came up has a bad flag, file or port: restarting it would hide that.
   bool give_up_ = false;
-  int end_signal_ = 0;  // That ended Run. The same again: nobody waits for running streams.
+  int end_signal_ = 0;  // What ended Run. The same again: nobody waits for running streams.
 };
 
 absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(const ServeOptions& options) {
@@ -253,7 +253,7 @@ void Supervisor::End(std::span<ChildProcess> children, std::chrono::seconds grac
     const int64_t now_us = SteadyClock().NowUs();
     if (signal != 0 && signal == end_signal_ && now_us > again_us &&
         !std::exchange(impatient, true)) {
-      // Who is asked twice has last words, too.
+      // A process that is asked twice has last words, too.
       for (const ChildProcess& child : children) child.Signal(SIGTERM);
       end_us = std::min(end_us, now_us + kHurriedUs);
     }

@@ -77,11 +77,11 @@ void tandem_tokenizer_destroy(TandemTokenizer* tokenizer);
 /* Every id of the vocabulary with the bytes it adds within a text. */
 int32_t tandem_tokenizer_tokens(const TandemTokenizer* tokenizer, TandemTokenSink tokens,
                                 TandemTextSink error);
-/* Of a text that is cut, OUT_OF_RANGE once its first pieces have more than max_tokens. */
+/* Where a text is cut, OUT_OF_RANGE once its first pieces have more than max_tokens. */
 int32_t tandem_tokenizer_encode(const TandemTokenizer* tokenizer, TandemText text,
                                 int32_t add_special_tokens, size_t max_tokens, TandemIdSink ids,
                                 TandemTextSink error);
-/* Of the pieces that tandem_tokenizer_encode would cut `text` into. OUT_OF_RANGE if it certainly
+/* The largest that tandem_tokenizer_encode would cut `text` into. OUT_OF_RANGE if it certainly
  * has more than max_tokens, whatever they are. */
 int32_t tandem_tokenizer_largest_piece(const TandemTokenizer* tokenizer, TandemText text,
                                        size_t max_tokens, size_t* bytes, TandemTextSink error);

@@ -47,7 +47,7 @@ struct RouterOptions {
   // It is ready once it has seen every worker of the list, or as many as a DNS name has; or, so
   // that no single worker holds it up for ever, so long after its start.
   int64_t settle_us = 30'000'000, dns_settle_us = 5'000'000;
-  FleetSecret secret;  // That it shares with the workers.
+  FleetSecret secret;  // The workers have the same.
   FleetTlsFlags fleet_tls;
   TlsFiles tls;                    // What clients and `admin` see; empty: none.
   std::string api_key_file;        // The keys of clients; empty: they need none.

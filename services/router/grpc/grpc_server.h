@@ -23,7 +23,7 @@ struct GrpcServerOptions {
   TlsListener tls;
   MemoryBudget* budget = nullptr;  // Outlives the server.
   std::string instance_id;
-  const ApiKeys* keys = nullptr;  // That callers must have; null: none.
+  const ApiKeys* keys = nullptr;  // Callers must have one; null: they need none.
   std::function<bool()> ready;    // Shown by the health service. Any thread.
 };
 

@@ -18,7 +18,7 @@ class InferenceService final : public EarlyService {
   // Borrows all.
   InferenceService(CallStarter* starter, TextPool* pool, OpenCalls* calls, Admission admission);
 
-  // That have sent their request.
+  // Calls that have sent their request.
   int num_calls() const { return num_calls_.load(std::memory_order_relaxed); }
 
  private:

@@ -21,7 +21,7 @@ struct HttpApiParts {
   CallStarter* starter = nullptr;
   TextPool* pool = nullptr;
   BrowserGuardOptions guard;
-  const ApiKeys* keys = nullptr;  // That callers must have, but for probes; null: none.
+  const ApiKeys* keys = nullptr;  // Callers must have one, but for probes; null: they need none.
   Probe health, ready;
   MetricsSource metrics;  // The fleet's; null: they are nobody's business here.
 };

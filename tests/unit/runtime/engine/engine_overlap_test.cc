@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
                [](EngineFleet* fleet, const Submit&) {
                  fleet->engine(0).OnRouterLost(EngineFleet::kRouter, fleet->now_us());
                }},
-        // Which the next step's beginning notices.
+        // The next step's beginning notices this one.
         Ending{"Deadline", [](EngineFleet* fleet, const Submit&) { fleet->Advance(61'000'000); }},
         Ending{"Drained",
                [](EngineFleet* fleet, const Submit&) { fleet->engine(0).Drain(fleet->now_us()); }}),

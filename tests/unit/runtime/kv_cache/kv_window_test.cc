@@ -21,7 +21,7 @@ TEST(KvWindowTest, TheFirstBlockIsThatOfTheFirstPositionInTheWindow) {
     for (const int32_t block_tokens : {16, 32}) {
       const KvWindow window{.tokens = tokens, .block_tokens = block_tokens};
       for (int64_t position = 0; position < 5'000; ++position) {
-        int64_t first = position;  // That the token at `position` sees.
+        int64_t first = position;  // The first that the token at `position` sees.
         while (first > 0 && position - (first - 1) < tokens && tokens > 1) --first;
         ASSERT_EQ(window.FirstBlock(position), first / block_tokens)
             << position << " of " << tokens;

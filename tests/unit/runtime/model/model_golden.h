@@ -17,7 +17,7 @@ inline constexpr float kLogitTolerance = 1e-3f;  // Relative to the row's larges
 struct GoldenComparison {
   float worst_logit = 0;  // Largest |difference| as a share of the row's largest magnitude.
   int num_texts = 0;
-  int wrong_texts = 0;  // Whose greedy tokens differ.
+  int wrong_texts = 0;  // Texts whose greedy tokens differ.
 };
 
 // Computes in f32. The error of loading the checkpoint, if it is refused.

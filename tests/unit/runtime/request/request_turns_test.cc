@@ -44,7 +44,7 @@ class RequestTurnsTest : public RequestFixture {
            large ? static_cast<char>(std::toupper(client)) : client);
     }
   }
-  // Whose streams were sent to workers since the last call, in that order.
+  // The clients whose streams were sent to workers since the last call, in that order.
   std::string Placed() {
     std::string placed;
     for (auto& [session, submit] : std::exchange(outbox_.submits, {})) {
@@ -174,7 +174,7 @@ TEST_F(RequestTurnsTest, WorkersThatComeLeaveTheLineAsItIs) {
   Ask("xxaaab");
   ASSERT_EQ(Placed(), "xx");
   ASSERT_EQ(End(w), "a");
-  max_model_tokens_ = 1024;  // Those that wait are grouped anew.
+  max_model_tokens_ = 1024;  // The streams that wait are grouped anew.
   AddWorker("v");
   EXPECT_EQ(Placed(), "ba");
 }

@@ -125,7 +125,7 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
     change(&prefill);
     Register(prefill);
     EXPECT_EQ(Unpaired(), Strings{differs});
-    if (differs.starts_with("block")) continue;  // Which a kv_class has in it.
+    if (differs.starts_with("block")) continue;  // A kv_class has it in it.
     EXPECT_FALSE(fleet_.MayPair(*fleet_.Find({.name = "d", .incarnation = 1}),
                                 *fleet_.Find({.name = "p", .incarnation = 1}), kNowUs));
   }

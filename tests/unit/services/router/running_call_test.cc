@@ -116,7 +116,7 @@ class RunningCallTest : public testing::Test {
   }
 
   static constexpr SessionId kSession = 1;
-  static constexpr int32_t kMostTop = kMaxTopLogprobs;  // That every call asks for with a token.
+  static constexpr int32_t kMostTop = kMaxTopLogprobs;  // Every call asks for so many.
   const WorkerId worker_{.name = "w", .incarnation = 1};
   static constexpr int64_t kBudgetBytes = int64_t{1} << 20;
 

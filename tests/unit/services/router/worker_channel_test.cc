@@ -43,7 +43,7 @@ class WorkerChannelTest : public testing::Test {
     core_.reset();
   }
 
-  // That the pool does not tend.
+  // A channel that the pool does not tend.
   std::shared_ptr<WorkerChannel> Channel(const std::string& address,
                                          std::atomic<SessionId>* next_session) {
     return std::make_shared<WorkerChannel>(address, WorkerChannelOptions{.budget = &budget_},

@@ -40,7 +40,7 @@ TEST(ConvertTest, EveryMessageSurvivesTheRoundTrip) {
   EXPECT_TRUE(RoundTrips<proto::StepBatch>(batch));
 }
 
-TEST(ConvertTest, ChunksAreNoEvents) {  // Which a router that does not know them would refuse.
+TEST(ConvertTest, ChunksAreNoEvents) {  // A router that does not know such an event refuses it.
   proto::StepBatch message;
   ToProto(StepBatch{.worker_incarnation = 7, .chunks = {WireChunk()}}, &message);
   EXPECT_EQ(message.events_size(), 0);
