@@ -25,7 +25,7 @@ struct StartedChoice {
 struct Attempt {
   AttemptKey key;
   uint64_t order = 0;  // When it arrived; sequences have OrderOf it.
-  RequestTurns turns;
+  RequestRounds rounds;
   RequestSpec spec;  // As it came; its token ids are the sequences', which add to them.
   int64_t deadline_us = 0;
 
@@ -46,7 +46,7 @@ struct PrefillJob {
   JobKey key;
   AttemptId attempt;  // As its router calls it.
   RequestSpec spec;   // As of an Attempt.
-  RequestTurns turns;
+  RequestRounds rounds;
   std::unique_ptr<EngineSequence> sequence;
   std::vector<SampledToken> prompt_logprobs;
   std::shared_ptr<const void> charge;

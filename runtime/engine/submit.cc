@@ -121,7 +121,7 @@ Attempt* Engine::AddAttempt(SessionId router, const Submit& submit) {
   const auto num_tokens = static_cast<int64_t>(sequence->token_ids.size());
   sequence->token_ids.reserve(sequence->token_ids.size() +
                               static_cast<size_t>(std::min(submit.spec.sampling.max_tokens, 1024)));
-  sequence->turns = &attempt->turns;
+  sequence->rounds = &attempt->rounds;
   if (sequence->final_tokens > num_tokens) {
     // A fork shares the full blocks of the prompt and has its own for what follows.
     const int64_t block_tokens = options_.kv.block_tokens;
@@ -212,7 +212,7 @@ void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge
   SetUpPrompt(&job->spec, sequence);
   sequence->keeps_blocks = true;
   sequence->keep_from = submit.first_block;
-  sequence->turns = &job->turns;
+  sequence->rounds = &job->rounds;
   jobs_.emplace(key, std::move(job));
   scheduler_.Enqueue(sequence);
 }

@@ -28,7 +28,7 @@ void Scheduler::Enqueue(Sequence* sequence) {
 
 void Scheduler::Join(Sequence* sequence) {
   TANDEM_CHECK(sequence->state == SequenceState::kIdle);
-  TakeTurn(sequence);
+  EnterNextRound(sequence);
   num_alone_ += sequence->runs_alone;
   Run(sequence);
 }
@@ -75,10 +75,10 @@ int32_t Scheduler::MakeRoom(uint64_t order, int32_t num_blocks) {
   return static_cast<int32_t>(plan_.preempted.size() - before);
 }
 
-void Scheduler::TakeTurn(Sequence* sequence) {
-  RequestTurns* const turns = sequence->turns;
-  turns->last = std::max(now_, turns->last + 1);
-  sequence->turn = turns->last;
+void Scheduler::EnterNextRound(Sequence* sequence) {
+  RequestRounds* const rounds = sequence->rounds;
+  rounds->last = std::max(now_, rounds->last + 1);
+  sequence->round = rounds->last;
 }
 
 const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
@@ -92,7 +92,7 @@ const StepPlan& Scheduler::Schedule(uint64_t admit_before) {
   no_place_from_ = kNoOrder;
   spare_blocks_.reset();
 
-  // Steps of a sequence that runs alone and shared steps take turns, so that neither waits for the
+  // Steps of a sequence that runs alone and shared steps alternate, so that neither waits for the
   // other.
   const bool alone_first = num_alone_ > 0 && !last_step_alone_;
   if (alone_first) ScheduleAlone(admit_before);
@@ -257,7 +257,7 @@ bool Scheduler::HasPlace(const Sequence& sequence) {
   int32_t places = limits_.max_sequences;
   for (const Sequence* running : running_) {
     if (running->order > sequence.order || RankOf(running->order) > 0) break;
-    if (running->turns != sequence.turns && --places == 0) {
+    if (running->rounds != sequence.rounds && --places == 0) {
       no_place_from_ = running->order;
       return false;
     }
@@ -266,7 +266,7 @@ bool Scheduler::HasPlace(const Sequence& sequence) {
 }
 
 // There are blocks for whatever becomes of those that run and of this one: more than a batch holds
-// can take turns, and nobody will be preempted.
+// can run by rounds, and nobody will be preempted.
 bool Scheduler::EverybodyFits(const Sequence& sequence) {
   if (!spare_blocks_.has_value()) {
     int64_t spare = blocks_->num_available();
@@ -365,8 +365,8 @@ void Scheduler::RunDecode(Sequence* sequence) {
 }
 
 void Scheduler::PlanDecode(Sequence* sequence) {
-  now_ = std::max(now_, sequence->turn);
-  TakeTurn(sequence);
+  now_ = std::max(now_, sequence->round);
+  EnterNextRound(sequence);
   Plan(sequence, 1);
 }
 

@@ -6,7 +6,7 @@
 // its blocks back, keeps its tokens and recomputes later (PagedAttention, Kwon et al., SOSP 2023).
 // Sequences that wait for a KV transfer are not here: they Join when their blocks are there.
 //
-// Requests take turns, not sequences. More sequences may run than a batch has places; those that a
+// Requests share steps, not sequences. More sequences may run than a batch has places; those that a
 // step leaves out keep their blocks.
 // - Decodes that do not all find a place go in rounds, which give each request one, however many
 //   sequences it has: deficit round robin (Shreedhar & Varghese, SIGCOMM 1995) with the next round
@@ -68,7 +68,7 @@ class Scheduler {
   // Borrows `blocks`, which outlives it.
   Scheduler(const SchedulerLimits& limits, BlockSource* blocks);
 
-  void Enqueue(Sequence* sequence);  // Idle, without blocks: waits for its turn.
+  void Enqueue(Sequence* sequence);  // Idle, without blocks: waits to be admitted.
   void Join(Sequence* sequence);     // Idle, with blocks: runs from the next step on.
   void Remove(Sequence* sequence);   // Makes it idle; its blocks stay with it. Idle: nothing.
   // An older sibling has ended. Nobody else has this order.
@@ -102,7 +102,7 @@ class Scheduler {
   };
   struct EarlierTurn {
     bool operator()(const Sequence* a, const Sequence* b) const {
-      return a->turn != b->turn ? a->turn < b->turn : a->order < b->order;
+      return a->round != b->round ? a->round < b->round : a->order < b->order;
     }
   };
   struct PromptOrder {
@@ -135,7 +135,7 @@ class Scheduler {
   void Wait(Sequence* sequence);
   void Run(Sequence* sequence);
   void TakeOut(Sequence* sequence);  // The sequence waits or runs no more.
-  void TakeTurn(Sequence* sequence);
+  void EnterNextRound(Sequence* sequence);
   void ScheduleShared(uint64_t admit_before);
   void ScheduleAlone(uint64_t admit_before);
   // `first_prompt` may be null.
@@ -175,7 +175,7 @@ class Scheduler {
   bool odd_ = false;               // Every second step rounds the prompts' half of the places up.
   bool shortest_first_ = false;    // The last step with prompts.
   uint64_t held_back_ = kNoOrder;  // The oldest that lacked a block when the oldest went first.
-  int64_t now_ = 0;                // The latest turn that has run.
+  int64_t now_ = 0;                // The latest round that has run.
   Refusal last_refusal_;
   Refusal last_brief_refusal_;
   Refusal last_take_refusal_;

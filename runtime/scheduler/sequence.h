@@ -16,11 +16,11 @@ enum class SequenceState : uint8_t {
   kRunning,  // Holds blocks; in the batch whenever the budget allows.
 };
 
-// What the sequences of one request have had together: requests take turns, not sequences. One for
+// What the sequences of one request have had together: requests share steps, not sequences. One for
 // each request, which outlives its sequences' time with the scheduler; only the scheduler writes
 // it.
-struct RequestTurns {
-  int64_t last = 0;  // The turn of its last decode.
+struct RequestRounds {
+  int64_t last = 0;  // The round of the request's last decode.
 };
 
 // Who goes first, unique: lower does. Of the first sequences of all requests the one that arrived
@@ -41,14 +41,14 @@ struct Sequence {
   bool held = false;  // What was begun of it comes first: nothing more of it is scheduled yet.
   // It starts with blocks for all its tokens, and keeps them: it is never preempted.
   bool keeps_blocks = false;
-  RequestTurns* turns = nullptr;  // Its request's.
+  RequestRounds* rounds = nullptr;  // The request's.
   // At most so many tokens of it, and of what forks from it, are ever computed; then it ends and
   // gives its blocks back.
   int64_t final_tokens = std::numeric_limits<int32_t>::max();
   // A decode has blocks for so many tokens after its next one, up to final_tokens, as far as blocks
   // are free: it may draw them in one step. Nobody is preempted when they are taken.
   int32_t lookahead_tokens = 0;
-  int64_t turn = 0;  // When it decodes next; only the scheduler writes it.
+  int64_t round = 0;  // In which it decodes next; only the scheduler writes it.
 
   int32_t remaining() const { return static_cast<int32_t>(token_ids.size()) - num_computed; }
   // Ends with the step that computes what is known of it.

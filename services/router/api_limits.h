@@ -31,7 +31,7 @@ inline constexpr double kMaxTemperature = 2.0;
 inline constexpr int64_t kMaxN = kMaxChoices;
 inline constexpr size_t kMaxPrompts = 256;
 inline constexpr int64_t kMaxSequencesPerCall = 1024;  // Prompts × choices.
-// Tokens and their logprobs in an answer that is made whole: n × max_tokens × (1 + logprobs) of
+// Tokens and their logprobs in an answer that is not streamed: n × max_tokens × (1 + logprobs) of
 // every prompt; prompt tokens × (1 + prompt_logprobs).
 inline constexpr int64_t kMaxAnswerValues = int64_t{4} << 20;
 // What a prompt's logprob takes while it is gathered and written as JSON: 227 were measured. They

@@ -71,7 +71,7 @@ struct GenerateRequest {
   std::optional<std::string> cache_salt;
 
   // What the answer holds.
-  bool stream = false;  // Token by token; else it waits here until it is whole.
+  bool stream = false;  // Token by token; else all of it at its end.
   bool include_usage = false;
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // "token_id:17" for a token's text in logprobs.

@@ -139,7 +139,7 @@ void ToProto(const RequestSpec& in, proto::RequestSpec* out) {
   Fill(in.sampling, out->mutable_sampling());
   out->set_time_left_us(in.time_left_us);
   out->set_hash_root(in.hash_root.bytes.data(), in.hash_root.bytes.size());
-  out->set_alone(in.runs_alone);
+  out->set_runs_alone(in.runs_alone);
 }
 
 absl::StatusOr<RequestSpec> FromProto(const proto::RequestSpec& in) {
@@ -150,7 +150,7 @@ absl::StatusOr<RequestSpec> FromProto(const proto::RequestSpec& in) {
   TANDEM_RETURN_IF_ERROR(Read(in.sampling(), &out.sampling));
   TANDEM_RETURN_IF_ERROR(ReadDuration("time_left_us", in.time_left_us(), &out.time_left_us));
   TANDEM_RETURN_IF_ERROR(ReadHash("hash_root", in.hash_root(), &out.hash_root));
-  out.runs_alone = in.alone();
+  out.runs_alone = in.runs_alone();
   TANDEM_RETURN_IF_ERROR(Validate(out, {}));  // The engine knows the vocabulary.
   return out;
 }

@@ -50,8 +50,8 @@ struct Choice {
     kStart,         // The prefill worker schedules attempt `index`.
     kCompute,       // It computes the attempt's next block.
     kArrive,        // Frame `index` reaches the receiver.
-    kLand,          // Its last byte is written.
-    kLandFailed,    // Its sender died.
+    kLand,          // The frame's last byte is written.
+    kLandFailed,    // The frame's sender died.
     kWithdraw,      // Frame `index`, of an ended job, never leaves.
     kFrameSent,     // The source learns that frame `index` of `completions` has gone.
     kFrameHandled,  // The decode engine handles received frame `index`.

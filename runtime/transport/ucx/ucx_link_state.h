@@ -53,7 +53,7 @@ struct UcxLinks::ReceiveRecord {
   UcxLinks* links = nullptr;
   uint64_t number = 0;
   uint64_t link = 0;
-  bool whole = false;  // As long as a header and a block.
+  bool one_block_long = false;  // And a header, as every frame is.
   uint8_t header[kFrameHeaderBytes] = {};
   std::vector<std::byte> payload;
   ucp_dt_iov_t parts[2] = {};

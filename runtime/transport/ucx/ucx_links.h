@@ -75,7 +75,7 @@ class UcxLinks {
   void Finish(SendRecord* record, ucs_status_t status);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
-  std::unique_ptr<ReceiveRecord> NewReceive(uint64_t link, bool whole);
+  std::unique_ptr<ReceiveRecord> NewReceive(uint64_t link, bool one_block_long);
   void Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status);
 
   UcxContext* const context_;

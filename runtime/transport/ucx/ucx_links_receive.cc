@@ -48,7 +48,7 @@ bool UcxLinks::Receive() {
   return true;
 }
 
-std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, bool whole) {
+std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, bool one_block_long) {
   std::unique_ptr<ReceiveRecord> record;
   if (spare_.empty()) {
     record = std::make_unique<ReceiveRecord>();
@@ -62,7 +62,7 @@ std::unique_ptr<UcxLinks::ReceiveRecord> UcxLinks::NewReceive(uint64_t link, boo
   }
   record->number = next_record_++;
   record->link = link;
-  record->whole = whole;
+  record->one_block_long = one_block_long;
   return record;
 }
 
@@ -79,9 +79,9 @@ void UcxLinks::Finish(std::unique_ptr<ReceiveRecord> record, ucs_status_t status
   const auto found = inbound_.find(record->link);
   if (found != inbound_.end() && !found->second->broken) {
     const FrameHeader frame = UnpackFrameHeader(record->header);
-    if (status != UCS_OK && record->whole) {
+    if (status != UCS_OK && record->one_block_long) {
       Break(found->second.get(), UcxError("receiving a frame", status));
-    } else if (!record->whole) {
+    } else if (!record->one_block_long) {
       Break(found->second.get(), absl::InvalidArgumentError("a frame that is not one block long"));
     } else if (const absl::Status fits = sink_.Check(frame); !fits.ok()) {
       Break(found->second.get(), fits);

@@ -82,7 +82,7 @@ void JsonAnswer::AppendUsage(std::string* out) const {
                   ",\"prompt_tokens_details\":{\"cached_tokens\":", usage_.cached_tokens, "}}");
 }
 
-// ---- Stream ----
+// ---- Streamed ----
 
 void JsonAnswer::AppendEvents(const CallOutput& output, std::string* out) {
   if (const auto* prompt = std::get_if<PromptOutput>(&output)) {
@@ -139,7 +139,7 @@ void JsonAnswer::AppendEndEvents(const CallEnd& end, std::string* out) {
   absl::StrAppend(out, kBeginEvent, "[DONE]", kEndEvent);
 }
 
-// ---- Whole ----
+// ---- Not streamed: one object when the call ends ----
 
 void JsonAnswer::AddToken(const ChoiceOutput& output) {
   Choice& choice = choices_[output.choice];

@@ -25,7 +25,7 @@ class SchedulerChoicesTest : public SchedulerTest {
     std::vector<Sequence*> siblings;
     for (Sequence& sequence : sequences_) {
       const bool over = std::find(finished_.begin(), finished_.end(), &sequence) != finished_.end();
-      if (!over && sequence.turns == ended->turns && sequence.order > ended->order) {
+      if (!over && sequence.rounds == ended->rounds && sequence.order > ended->order) {
         siblings.push_back(&sequence);
       }
     }

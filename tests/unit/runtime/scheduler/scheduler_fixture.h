@@ -80,13 +80,13 @@ class SchedulerTest : public testing::Test {
     sequence.order = sequences_.size();
     numbers_[&sequence] = sequences_.size();
     sequence.token_ids.resize(static_cast<size_t>(num_tokens));
-    sequence.turns = &turns_.emplace_back();
+    sequence.rounds = &rounds_.emplace_back();
     return &sequence;
   }
   // A sequence of the same request, next in rank.
   Sequence* AddSibling(const Sequence& of, int32_t num_tokens) {
     Sequence* const sequence = Add(num_tokens);
-    sequence->turns = of.turns;
+    sequence->rounds = of.rounds;
     sequence->order = OrderOf(sequence->order, RankOf(of.order) + 1);
     return sequence;
   }
@@ -134,7 +134,7 @@ class SchedulerTest : public testing::Test {
   std::unique_ptr<CountedBlocks> blocks_;
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<Sequence> sequences_;
-  std::deque<RequestTurns> turns_;
+  std::deque<RequestRounds> rounds_;
   std::map<const Sequence*, size_t> numbers_;    // In the order of Add, from 1 on.
   std::vector<std::pair<size_t, int32_t>> ran_;  // (number, tokens) of the last step.
 };

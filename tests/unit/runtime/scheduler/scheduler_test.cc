@@ -82,7 +82,7 @@ TEST_F(SchedulerTest, ManyChoicesOfOneRequestTakeTheTurnsOfOne) {
     EXPECT_TRUE(Ran(other)) << "step " << step;
     for (const auto& [order, tokens] : ran_) ++times[order];
   }
-  EXPECT_EQ(times.size(), 129u);  // Every choice had a turn.
+  EXPECT_EQ(times.size(), 129u);  // Every choice has decoded.
 }
 
 TEST_F(SchedulerTest, RequestsShareThePlacesEvenly) {
@@ -229,7 +229,7 @@ TEST_F(SchedulerTest, ShortPromptsDoNotTakeTheBlocksThatALongOneWaitsFor) {
   EXPECT_GT(large->num_computed, 0);
 }
 
-TEST_F(SchedulerTest, MoreRequestsThanPlacesTakeTurnsWhereEverybodyFits) {
+TEST_F(SchedulerTest, MoreRequestsThanPlacesDecodeByRoundsWhereEverybodyFits) {
   Create(/*num_blocks=*/30, /*max_sequences=*/4, /*max_batched_tokens=*/16);
   for (int i = 0; i < 4; ++i) {
     Sequence* const sequence = Enqueue(4);
@@ -336,12 +336,12 @@ TEST_F(SchedulerTest, ANewcomerHasNotTheTurnsThatItMissed) {
   Join(old);
   for (int i = 0; i < 50; ++i) Step();
   Join(Add(8));
-  int turns = 0;
+  int decodes = 0;
   for (int i = 0; i < 10; ++i) {
     Step();
-    turns += Ran(old) ? 1 : 0;
+    decodes += Ran(old) ? 1 : 0;
   }
-  EXPECT_GE(turns, 4);
+  EXPECT_GE(decodes, 4);
 }
 
 TEST_F(SchedulerTest, AChunkThatLacksBlocksSaysSo) {
@@ -463,7 +463,7 @@ TEST_F(SchedulerTest, WholeSequenceStartsOnlyWithAllItsBlocksAndIsNeverPreempted
   EXPECT_EQ(plan.blocked_order, 0u);
 }
 
-TEST_F(SchedulerTest, SequencesThatRunAloneTakeTurnsWithSharedBatches) {
+TEST_F(SchedulerTest, SequencesThatRunAloneAlternateWithSharedBatches) {
   Create(100);
   Enqueue(4);
   Sequence* const alone = Add(20);
