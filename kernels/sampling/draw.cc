@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -12,6 +11,7 @@
 
 #include "kernels/api/rows.h"
 #include "kernels/sampling/row_math.h"
+#include "kernels/support/vector_math.h"
 #include "runtime/base/check.h"
 
 namespace tandem {
@@ -194,9 +194,8 @@ void KeepTopK(const DrawArgs& args, DrawScratch* scratch) {
 // A range in which the cut lies that keeps the fewest best of `needed` weight: those below weigh
 // no more together than what may be lost. Rounding may put it a little outside.
 LogitRange RangeOfCut(const DrawArgs& args, uint64_t total, uint64_t needed) {
-  const double floor = static_cast<double>(total - needed) / static_cast<double>(args.row.size());
-  const double distance = std::log(floor / double{kWeightOne}) - 0.01;
-  return {.low = static_cast<float>(args.maxima->max + double{args.temperature} * distance)};
+  const float floor = static_cast<float>(total - needed) / static_cast<float>(args.row.size());
+  return {.low = args.maxima->max + args.temperature * (Log(floor / kWeightOne) - 0.01f)};
 }
 
 // A narrower one, most likely, where many are in `range`: a guess from some of the row (Floyd and

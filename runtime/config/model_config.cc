@@ -236,8 +236,11 @@ absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
   config->windows.assign(num_layers, 0);
   const json::value* const types = fields.Find("layer_types");
   if (types != nullptr && (!types->is_array() || types->get_array().size() != num_layers)) {
-    return fields.Wrong("layer_types", absl::StrFormat("is %s, want a list of %d strings",
-                                                       ShortJson(*types), num_layers));
+    const std::string is = types->is_array()
+                               ? absl::StrFormat("is a list of %d", types->get_array().size())
+                               : absl::StrCat("is ", ShortJson(*types));
+    return fields.Wrong("layer_types",
+                        absl::StrFormat("%s, want a list of %d strings", is, num_layers));
   }
   for (size_t i = 0; i < num_layers; ++i) {
     bool windowed = static_cast<int64_t>(i) >= first;

@@ -150,6 +150,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenCheckpoint(const std::string& 
   const std::string single = folder + "/model.safetensors";
   Checkpoint::Shards shards;
   Checkpoint::Holders holders;
+  std::string identity;
   absl::StatusOr<std::unique_ptr<SafetensorsFile>> file = SafetensorsFile::Open(single);
   if (file.ok()) {
     for (const auto& [name, entry] : (*file)->header().tensors) holders.emplace(name, file->get());
@@ -166,8 +167,9 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenCheckpoint(const std::string& 
     if (!text.ok()) return text.status();
     TANDEM_ASSIGN_OR_RETURN(const auto file_of_tensor, ParseSafetensorsIndex(*text, index_path));
     TANDEM_RETURN_IF_ERROR(OpenShards(folder, file_of_tensor, &shards, &holders));
+    // It says where each tensor is read from, and may change alone.
+    TANDEM_ASSIGN_OR_RETURN(identity, FileIdentity(index_path));
   }
-  std::string identity;
   for (const auto& [path, unused] : shards) {
     TANDEM_ASSIGN_OR_RETURN(const std::string one, FileIdentity(path));
     identity += one;

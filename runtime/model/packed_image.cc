@@ -34,6 +34,10 @@ absl::Status SystemError(std::string_view what, const std::string& path) {
 
 // Held until the descriptor closes; the system lets go of a dead process's.
 absl::Status Lock(int fd, const std::string& path) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
+  if (errno == EWOULDBLOCK) {
+    LogInfo("another process packs these weights: waiting for it", {{"lock", path}});
+  }
   while (::flock(fd, LOCK_EX) != 0) {
     if (errno != EINTR) return SystemError("lock", path);
   }

@@ -5,6 +5,20 @@
 
 namespace tandem {
 
+absl::Status CheckRoutable(const PeerTerms& worker) {
+  if (worker.protocol_max < kProtocolMin || worker.protocol_min > kProtocolMax) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("protocol: the worker speaks %d to %d, this router %d to %d",
+                        worker.protocol_min, worker.protocol_max, kProtocolMin, kProtocolMax));
+  }
+  if (worker.shard != KvShard()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("kv_shard: the worker has %s, requests need %s", worker.shard.ToString(),
+                        KvShard().ToString()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPeerTerms(const PeerTerms& ours, const PeerTerms& theirs) {
   if (theirs.protocol_max < ours.protocol_min || theirs.protocol_min > ours.protocol_max) {
     return absl::FailedPreconditionError(absl::StrFormat(

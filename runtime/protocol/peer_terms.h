@@ -26,6 +26,10 @@ struct PeerTerms {
   bool operator==(const PeerTerms&) const = default;
 };
 
+// A router of this build can send requests to a worker with these terms. FailedPrecondition, with
+// both values.
+absl::Status CheckRoutable(const PeerTerms& worker);
+
 // FailedPrecondition, with both values of what differs.
 absl::Status CheckPeerTerms(const PeerTerms& ours, const PeerTerms& theirs);
 

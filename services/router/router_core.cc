@@ -225,8 +225,8 @@ void RouterCore::Do(const WatchCommand& command) {
     if (capped.model == model_) {
       capped.max_model_tokens = std::min(capped.max_model_tokens, model_context_);
     }
-    const WorkerRegistration* const registration = &capped;
-    const absl::Status status = owner_->OnRegistration(command.address, *registration, now_us);
+    absl::Status status = CheckRoutable(capped.terms);
+    if (status.ok()) status = owner_->OnRegistration(command.address, capped, now_us);
     if (!status.ok()) {
       if (refused_.insert(command.address).second) {
         LogError("a worker is refused", {{"why", status.ToString()}});
@@ -235,15 +235,14 @@ void RouterCore::Do(const WatchCommand& command) {
     }
     refused_.erase(command.address);
     fleet_changed_ = true;
-    LogInfo("worker registered", {{"worker", registration->worker.name},
+    LogInfo("worker registered", {{"worker", capped.worker.name},
                                   {"address", command.address},
-                                  {"role", WorkerRoleName(registration->role)},
-                                  {"numerics_id", registration->terms.numerics_id}});
-    if (registration->model != model_) {
-      LogWarning("a worker serves another model and gets no request",
-                 {{"worker", registration->worker.name},
-                  {"its_model", registration->model},
-                  {"served_model", model_}});
+                                  {"role", WorkerRoleName(capped.role)},
+                                  {"numerics_id", capped.terms.numerics_id}});
+    if (capped.model != model_) {
+      LogWarning(
+          "a worker serves another model and gets no request",
+          {{"worker", capped.worker.name}, {"its_model", capped.model}, {"served_model", model_}});
     }
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
     owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);

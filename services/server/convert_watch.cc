@@ -85,8 +85,10 @@ absl::StatusOr<WorkerRegistration> Read(const proto::WorkerRegistration& in) {
   TANDEM_RETURN_IF_ERROR(CheckText("model", in.model()));
   TANDEM_ASSIGN_OR_RETURN(out.terms, ReadTerms(in, in.kv_transport()));
   TANDEM_RETURN_IF_ERROR(CheckRange("block_tokens", in.block_tokens(), kHashTokens, 1 << 16));
-  TANDEM_RETURN_IF_ERROR(
-      CheckRange("block_tokens: odd tokens", in.block_tokens() % kHashTokens, 0, 0));
+  if (in.block_tokens() % kHashTokens != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("block_tokens: %d, want a multiple of %d", in.block_tokens(), kHashTokens));
+  }
   TANDEM_RETURN_IF_ERROR(
       CheckRange("max_model_tokens", in.max_model_tokens(), 1, kMaxRequestTokens));
   TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", in.max_sequences(), 1, kMaxSequenceCount));

@@ -102,8 +102,15 @@ absl::StatusOr<WorkerSizes> SizeSteps(const SizeOptions& options, const ModelSiz
     return absl::InvalidArgumentError(absl::StrFormat("--max-model-len: %d, the model has %d",
                                                       options.max_model_len, model.max_positions));
   }
+  if (options.max_model_len > kMaxRequestTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--max-model-len: %d, requests have at most %d tokens",
+                        options.max_model_len, kMaxRequestTokens));
+  }
   sizes.max_model_tokens =
-      options.max_model_len > 0 ? options.max_model_len : static_cast<int32_t>(model.max_positions);
+      options.max_model_len > 0
+          ? options.max_model_len
+          : static_cast<int32_t>(std::min<int64_t>(model.max_positions, kMaxRequestTokens));
   if (sizes.max_model_tokens < 2) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--max-model-len: %d, want at least 2: a prompt and what follows it",

@@ -95,6 +95,19 @@ TEST(CheckpointTest, RefusesBrokenIndexes) {
   EXPECT_THAT(IndexRefusal(many + "}}"), HasSubstr("names 1025 files, at most 1024"));
 }
 
+TEST(CheckpointTest, IdentityChangesWithTheIndexAlone) {
+  const TempFolder folder;
+  folder.Write("one.safetensors", OneTensor("a"));
+  folder.Write("model.safetensors.index.json", IndexOf("one.safetensors"));
+  const auto first = OpenCheckpoint(folder.path());
+  const auto same = OpenCheckpoint(folder.path());
+  folder.Write("model.safetensors.index.json", IndexOf("one.safetensors") + " ");
+  const auto touched = OpenCheckpoint(folder.path());
+  ASSERT_TRUE(first.ok() && same.ok() && touched.ok());
+  EXPECT_EQ((*first)->Identity(), (*same)->Identity());
+  EXPECT_NE((*first)->Identity(), (*touched)->Identity());
+}
+
 TEST(CheckpointTest, IdentityChangesWithTheFile) {
   const TempFolder folder;
   folder.Write("model.safetensors", OneTensor("a"));

@@ -34,5 +34,18 @@ TEST(PeerTerms, EveryTermMustFit) {
           "kv_shard: the peer has shard 0 of 2, this worker shard 0 of 1");
 }
 
+TEST(PeerTerms, ARouterNeedsAWholeWorkerThatSpeaksItsProtocol) {
+  EXPECT_TRUE(CheckRoutable(PeerTerms{}).ok());
+  EXPECT_TRUE(CheckRoutable({.protocol_min = 1, .protocol_max = 9}).ok());
+  for (const int32_t other : {kProtocolMin - 1, kProtocolMax + 1}) {
+    const absl::Status status = CheckRoutable({.protocol_min = other, .protocol_max = other});
+    EXPECT_TRUE(absl::IsFailedPrecondition(status));
+    EXPECT_NE(std::string(status.message()).find("protocol: the worker speaks"), std::string::npos);
+  }
+  const absl::Status status = CheckRoutable({.shard = {.index = 1, .count = 2}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_NE(std::string(status.message()).find("the worker has shard 1 of 2"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace tandem

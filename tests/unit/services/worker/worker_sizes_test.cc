@@ -25,6 +25,17 @@ TEST(WorkerSizesTest, DefaultsComeFromMachineAndModel) {
   EXPECT_GE(sizes->max_batched_tokens, sizes->max_sequences);
 }
 
+TEST(WorkerSizesTest, NoContextIsLongerThanARequestMayBe) {
+  ModelSizes model = kModel;
+  model.max_positions = 16 << 20;
+  model.block_bytes = 64;
+  EXPECT_EQ(SizeWorker({}, model, kMachine, std::nullopt)->max_model_tokens, 4 << 20);
+  SizeOptions options;
+  options.max_model_len = (4 << 20) + 1;
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("--max-model-len: 4194305, requests have at most 4194304 tokens"));
+}
+
 TEST(WorkerSizesTest, FlagsWin) {
   SizeOptions options;
   options.max_model_len = 512;
