@@ -18,16 +18,16 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
     if (sequence->ended) continue;  // Its attempt ended since the step was begun, or by it.
     sequence->held = false;
     RunOutput& output = outputs->runs[i];
-    BegunRun run = step[i];
     if (!output.status.ok()) {
       FailRun(sequence,
               absl::InternalError(absl::StrCat("the run failed: ", output.status.message())));
       continue;
     }
-    if (sequence->forked && run.complete) {
+    if (sequence->forked && step[i].complete) {
       PublishChoice(sequence, &output.drawn);
       continue;
     }
+    BegunRun run = step[i];
     if (run.complete && sequence->masks != nullptr && output.drawn.empty()) {
       // Its mask was late: the prompt goes on with its last token, which is computed once more.
       run.complete = false;
