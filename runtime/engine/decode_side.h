@@ -31,7 +31,7 @@
 
 namespace tandem {
 
-// What DecodeSide asks of who owns the attempts. When one ends, it is told by DecodeSide::End.
+// What DecodeSide asks of the owner of attempts, which calls End when one ends, in whatever call.
 class DecodeHost {
  public:
   virtual ~DecodeHost() = default;

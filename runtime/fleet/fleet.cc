@@ -152,8 +152,9 @@ std::vector<WorkerId> Fleet::ForgetGone(int64_t now_us) {
     if (!worker.watched && worker.session == 0 && now_us - worker.heard_us > kForgetAfterUs) {
       gone.push_back(worker.id());
       if (expected_.contains(worker.address)) {
-        missing_[worker.address] = {
-            .name = worker.id().name, .role = worker.registration.role, .left = worker.draining};
+        missing_[worker.address] = {.name = worker.id().name,
+                                    .role = worker.registration.role,
+                                    .was_draining = worker.draining};
       }
       it = workers_.erase(it);
     } else {
@@ -191,8 +192,9 @@ void Fleet::OnPromptRefused(const WorkerId& id, int64_t retry_after_us, int64_t 
                                   now_us);
 }
 
-void Fleet::OnAloneRefused(const WorkerId& id, int64_t now_us) {
-  if (FleetWorker* worker = FindMutable(id)) worker->alone_until_us = now_us + times_.heartbeat_us;
+void Fleet::OnRunAloneRefused(const WorkerId& id, int64_t now_us) {
+  FleetWorker* const worker = FindMutable(id);
+  if (worker != nullptr) worker->alone_refused_until_us = now_us + times_.heartbeat_us;
 }
 
 void Fleet::OnDraining(const WorkerId& id) {
@@ -231,11 +233,11 @@ bool Fleet::Healthy(const FleetWorker& worker, int64_t now_us) const {
          !worker.failing.Holds(now_us);
 }
 
-bool Fleet::MayTakeWork(const FleetWorker& worker, bool alone, int64_t now_us) const {
+bool Fleet::MayTakeWork(const FleetWorker& worker, bool runs_alone, int64_t now_us) const {
   const bool room = worker.window.HasRoom(worker.live.attempts, now_us);
   const bool undisturbed =
       !worker.reserved &&
-      (!alone || (worker.live.prompt_tokens == 0 && now_us >= worker.alone_until_us));
+      (!runs_alone || (worker.live.prompt_tokens == 0 && now_us >= worker.alone_refused_until_us));
   return room && undisturbed && worker.session != 0 && Healthy(worker, now_us);
 }
 

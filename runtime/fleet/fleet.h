@@ -54,7 +54,7 @@ struct FleetWorker {
   Pause failing;  // A step failed there: no new work. Over once one is seen to succeed.
 
   WorkWindow window{0}, prompt_window{0};  // For attempts, and for prompts of decode workers.
-  int64_t alone_until_us = 0;              // It has somebody else's attempt that must run alone.
+  int64_t alone_refused_until_us = 0;      // It has somebody else's attempt that must run alone.
 
   // A sequence that may be what kills workers has no token yet: no other prompt comes here, so that
   // only one can be blamed.
@@ -116,7 +116,7 @@ class Fleet {
   // while another such runs there. `retry_after_us` is when it may have room; 0: it did not say.
   void OnFull(const WorkerId& worker, int64_t retry_after_us, int64_t now_us);
   void OnPromptRefused(const WorkerId& prefill, int64_t retry_after_us, int64_t now_us);
-  void OnAloneRefused(const WorkerId& worker, int64_t now_us);
+  void OnRunAloneRefused(const WorkerId& worker, int64_t now_us);
   void OnDraining(const WorkerId& worker);  // It said so, or refused or ended an attempt for it.
   // A decode worker lost it: no work until its next heartbeat.
   void OnPeerLost(const WorkerId& prefill);
@@ -137,9 +137,9 @@ class Fleet {
   // Heard within no_new_work_after_us, progressing, not draining, not just lost by a peer, and no
   // step failed there just now.
   bool Healthy(const FleetWorker& worker, int64_t now_us) const;
-  // Healthy, has a session, is not reserved, and its window has room. `alone`: also has no prompt
+  // Healthy, has a session, is not reserved, and its window has room. `runs_alone`: also no prompt
   // of ours, and has not just refused to let somebody run alone.
-  bool MayTakeWork(const FleetWorker& worker, bool alone, int64_t now_us) const;
+  bool MayTakeWork(const FleetWorker& worker, bool runs_alone, int64_t now_us) const;
   bool MayPrefill(const FleetWorker& worker, int64_t now_us) const {
     return Healthy(worker, now_us) && !worker.reserved;
   }
@@ -166,7 +166,7 @@ class Fleet {
   struct Missing {
     std::string name;
     WorkerRole role = WorkerRole::kHybrid;
-    bool left = false;  // It had said that it would.
+    bool was_draining = false;  // It had said that it would leave.
 
     bool operator==(const Missing&) const = default;
   };

@@ -216,7 +216,7 @@ RequestOwner::Verdict RequestOwner::OnEvent(SessionId session, const RefusedEven
       Requeue(request, index);
       break;
     case absl::StatusCode::kAborted:
-      fleet_.OnAloneRefused(worker, now_us);
+      fleet_.OnRunAloneRefused(worker, now_us);
       Requeue(request, index);
       break;
     case absl::StatusCode::kUnavailable:

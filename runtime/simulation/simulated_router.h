@@ -39,7 +39,7 @@ class SimulatedRouter final : private RouterOutbox {
   bool Knows(const SimulatedWorker& worker) const;
   int64_t num_overtaken() const { return turns_.num_overtaken(); }
   bool idle() const;  // Every request has had its terminal event.
-  // The numbers of requests without one. `only_servable`: not those that no worker left can serve.
+  // Numbers of unfinished requests. `only_servable`: not those that no worker left can go on with.
   std::string Unfinished(bool only_servable = false) const;
   absl::Status AuditQuiet() const;
 

@@ -78,9 +78,9 @@ struct HttpTimes {
   std::chrono::milliseconds write = kWriteTimeout;
   // To leave after it was refused while it still sent: it reads the answer only after that.
   std::chrono::milliseconds discard{5'000};
-  std::chrono::milliseconds leave{1'000};  // The same once the server drains.
+  std::chrono::milliseconds discard_in_drain{1'000};  // The same once the server drains.
   // For one more request, once it drains.
-  std::chrono::milliseconds last = kLastRequestTimeout;
+  std::chrono::milliseconds last_request = kLastRequestTimeout;
 };
 
 struct HttpServerOptions {
@@ -106,7 +106,7 @@ class HttpServer {
   // Accepts no connection any more beyond those that the kernel has made. Each answer whose head is
   // still to be written ends its connection. A request of which a part is here is read to its end
   // and served; so is one more of each connection that its client was told to keep, and the first
-  // of one that has had none, within HttpTimes::last.
+  // of one that has had none, within HttpTimes::last_request.
   void BeginDrain();
   // A request that is not here as a whole hears 503, and a connection that asks nothing is closed.
   // Running answers go on.

@@ -220,11 +220,11 @@ void ServerConnection::BeginDrain() {
   asio::dispatch(socket_.get_executor(), [self = shared_from_this()] {
     switch (self->state_) {
       case State::kIdle:
-        return self->SetDeadline(self->shared_->times.last);
+        return self->SetDeadline(self->shared_->times.last_request);
       case State::kReading:
         return self->LimitFirstByte();
       case State::kDiscarding:
-        return self->SetDeadline(self->shared_->times.leave);
+        return self->SetDeadline(self->shared_->times.discard_in_drain);
       case State::kAnswering:
       case State::kClosed:
         return;
@@ -241,7 +241,7 @@ void ServerConnection::EndDrain() {
         if (!self->parser_->got_some()) return self->Close();
         return self->Refuse(503, "the server is shutting down");
       case State::kDiscarding:
-        return self->SetDeadline(self->shared_->times.leave);
+        return self->SetDeadline(self->shared_->times.discard_in_drain);
       case State::kAnswering:
       case State::kClosed:
         return;
@@ -255,7 +255,7 @@ void ServerConnection::Abandon() { Close(); }
 void ServerConnection::WaitForRequest() {
   state_ = State::kIdle;
   static_cast<void>(Charge(0));  // It only becomes less.
-  SetDeadline(shared_->draining() ? shared_->times.last : shared_->times.idle);
+  SetDeadline(shared_->draining() ? shared_->times.last_request : shared_->times.idle);
   if (unparsed_.empty()) return;
   asio::post(socket_.get_executor(), [self = shared_from_this()] {
     if (self->state_ == State::kIdle) self->Parse(std::exchange(self->unparsed_, {}));
@@ -265,7 +265,7 @@ void ServerConnection::WaitForRequest() {
 // Who has sent nothing on a new connection when the server drains has no more time than who asks
 // again.
 void ServerConnection::LimitFirstByte() {
-  if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.last);
+  if (shared_->draining() && !parser_->got_some()) SetDeadline(shared_->times.last_request);
 }
 
 void ServerConnection::BeginRequest() {
@@ -470,7 +470,7 @@ void ServerConnection::Answer(std::string_view rest) {
   const size_t request_bytes = NumBuffered();
   state_ = State::kAnswering;
   ClearDeadline();
-  if (blocked_) SetDeadline(shared_->times.write);  // For the "100 Continue" that it waits for.
+  if (blocked_) SetDeadline(shared_->times.write);  // It has not read "100 Continue".
   request.body = std::move(message.body());
   static_cast<void>(Charge(0));
   if (request_bytes > kIncludedBytes) {
@@ -616,7 +616,7 @@ void ServerConnection::Discard() {
   state_ = State::kDiscarding;
   static_cast<void>(Charge(0));  // From now on it may be cut.
   stream_.EndWriting();
-  SetDeadline(shared_->draining() ? shared_->times.leave : shared_->times.discard);
+  SetDeadline(shared_->draining() ? shared_->times.discard_in_drain : shared_->times.discard);
 }
 
 void ServerConnection::Close() {

@@ -213,13 +213,13 @@ absl::StatusOr<std::shared_ptr<RunningCall>> CallStarter::Begin(const GenerateRe
   return running;
 }
 
-void CallStarter::Remember(Labels labels, const std::shared_ptr<RunningCall>& running) {
+void CallStarter::Remember(ClientLabel label, const std::shared_ptr<RunningCall>& running) {
   MutexLock lock(&mu_);
   if (labelled_.size() >= next_sweep_) {
     std::erase_if(labelled_, [](const auto& entry) { return entry.second.expired(); });
     next_sweep_ = 2 * labelled_.size() + 64;
   }
-  labelled_.emplace(std::move(labels), running);
+  labelled_.emplace(std::move(label), running);
 }
 
 void CallStarter::Abort(const std::string& client, const std::string& label) {

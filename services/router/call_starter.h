@@ -85,8 +85,8 @@ class CallStarter {
   absl::StatusOr<std::vector<int32_t>> EncodeText(std::string_view text, bool add_special_tokens,
                                                   std::string_view field, const std::string& client)
       EXCLUDES(large_);
-  using Labels = std::pair<std::string, std::string>;  // A client, and what it calls a call.
-  void Remember(Labels labels, const std::shared_ptr<RunningCall>& running) EXCLUDES(mu_);
+  using ClientLabel = std::pair<std::string, std::string>;  // A client, and what it calls a call.
+  void Remember(ClientLabel label, const std::shared_ptr<RunningCall>& running) EXCLUDES(mu_);
 
   const CallStarterOptions options_;
   const ModelInfo* const model_;
@@ -99,7 +99,7 @@ class CallStarter {
 
   Mutex large_;  // Held by the one large piece of work that runs.
   Mutex mu_;
-  std::multimap<Labels, std::weak_ptr<RunningCall>> labelled_ GUARDED_BY(mu_);
+  std::multimap<ClientLabel, std::weak_ptr<RunningCall>> labelled_ GUARDED_BY(mu_);
   size_t next_sweep_ GUARDED_BY(mu_) = 64;  // At that size the ended ones are forgotten.
 };
 

@@ -77,13 +77,13 @@ std::vector<LostWorker> LostWorkers(const Fleet& fleet, int64_t now_us) {
         {.name = name, .address = worker.address, .role = worker.registration.role, .why = why});
   }
   for (const auto& [address, missing] : fleet.missing()) {
-    lost.push_back(
-        {.name = missing.name,
-         .address = address,
-         .role = missing.role,
-         .why = absl::StrFormat(missing.left ? "it left, and nobody came there again for %d s"
-                                             : "it was not heard for %d s",
-                                Fleet::kForgetAfterUs / 1'000'000)});
+    lost.push_back({.name = missing.name,
+                    .address = address,
+                    .role = missing.role,
+                    .why = absl::StrFormat(missing.was_draining
+                                               ? "it left, and nobody came there again for %d s"
+                                               : "it was not heard for %d s",
+                                           Fleet::kForgetAfterUs / 1'000'000)});
   }
   return lost;
 }

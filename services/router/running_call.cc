@@ -175,9 +175,9 @@ RunningCall::RunningCall(RouterCore* core, RouterMetrics* metrics, MemoryBudget*
       clock_(clock),
       label_(std::move(label)),
       arrived_us_(arrived_us),
-      waiting_(budget, client),
+      pending_charge_(budget, client),
       on_output_(std::move(on_output)),
-      own_(budget, std::move(client), [this] { OnCut(); }) {}
+      charge_(budget, std::move(client), [this] { OnCut(); }) {}
 
 RunningCall::~RunningCall() = default;
 
@@ -185,7 +185,7 @@ absl::Status RunningCall::AddPrompt(ClientRequest asked, std::vector<int32_t> eo
   {
     MutexLock lock(&mu_);
     queued_bytes_ += QueuedBytes(asked);
-    TANDEM_RETURN_IF_ERROR(own_.Set(queued_bytes_));
+    TANDEM_RETURN_IF_ERROR(charge_.Set(queued_bytes_));
   }
   prompts_.push_back(std::make_shared<PromptSink>(this, static_cast<int>(prompts_.size()),
                                                   std::move(asked), std::move(eos_token_ids)));
@@ -197,7 +197,7 @@ void RunningCall::OnPromptUnqueued(int64_t bytes) {
   MutexLock lock(&mu_);
   queued_bytes_ -= bytes;
   // A call that was cut still holds something until all of it is gone: it cannot fail then.
-  static_cast<void>(own_.Set(queued_bytes_ + answer_bytes_));
+  static_cast<void>(charge_.Set(queued_bytes_ + answer_bytes_));
 }
 
 // Under the budget's lock, on any thread.
@@ -243,7 +243,7 @@ void RunningCall::KeepAnswer(int64_t bytes) {
   {
     MutexLock lock(&mu_);
     if (charged == answer_bytes_) return;
-    status = own_.Set(queued_bytes_ + charged);
+    status = charge_.Set(queued_bytes_ + charged);
     if (status.ok()) answer_bytes_ = charged;
   }
   if (status.ok()) return;
@@ -262,7 +262,7 @@ bool RunningCall::overflowed() const {
 void RunningCall::Forget() {
   std::deque<CallOutput>().swap(pending_);
   pending_bytes_ = charged_bytes_ = 0;
-  static_cast<void>(waiting_.Set(0));
+  static_cast<void>(pending_charge_.Set(0));
 }
 
 // What waits decides, not what comes: one event may be as large as a prompt.
@@ -271,7 +271,7 @@ bool RunningCall::MayWait(const CallOutput& output) {
   if (pending_bytes_ > kMaxPendingBytes) return false;
   const int64_t bytes = pending_bytes_ + BytesOf(output);
   const int64_t charged = RoundUp(std::max<int64_t>(0, bytes - kIncludedBytes), kChargeBytes);
-  if (charged > charged_bytes_ && !waiting_.Set(charged).ok()) return false;
+  if (charged > charged_bytes_ && !pending_charge_.Set(charged).ok()) return false;
   charged_bytes_ = std::max(charged_bytes_, charged);
   return true;
 }

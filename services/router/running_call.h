@@ -129,9 +129,9 @@ class RunningCall : public std::enable_shared_from_this<RunningCall> {
   std::vector<std::shared_ptr<PromptSink>> prompts_;  // Set before Start.
 
   mutable Mutex mu_;
-  MemoryBudget::Holding waiting_ GUARDED_BY(mu_);  // For pending_.
+  MemoryBudget::Holding pending_charge_ GUARDED_BY(mu_);  // For pending_.
   int64_t pending_bytes_ GUARDED_BY(mu_) = 0;
-  int64_t charged_bytes_ GUARDED_BY(mu_) = 0;  // In waiting_.
+  int64_t charged_bytes_ GUARDED_BY(mu_) = 0;  // In pending_charge_.
   std::function<void()> on_output_ GUARDED_BY(mu_);
   std::deque<CallOutput> pending_ GUARDED_BY(mu_);
   int num_running_ GUARDED_BY(mu_) = 0;
@@ -139,9 +139,9 @@ class RunningCall : public std::enable_shared_from_this<RunningCall> {
   bool overflowed_ GUARDED_BY(mu_) = false;
   Usage usage_ GUARDED_BY(mu_);
   std::atomic<bool> started_{false}, cut_{false}, cancel_{false}, cancelled_{false};
-  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;   // For prompts that have no token yet.
-  int64_t answer_bytes_ GUARDED_BY(mu_) = 0;   // As charged.
-  MemoryBudget::Holding own_ GUARDED_BY(mu_);  // Both. Goes first: nothing is cut any more.
+  int64_t queued_bytes_ GUARDED_BY(mu_) = 0;      // For prompts that have no token yet.
+  int64_t answer_bytes_ GUARDED_BY(mu_) = 0;      // As charged.
+  MemoryBudget::Holding charge_ GUARDED_BY(mu_);  // For both. Goes first: nothing is cut then.
 };
 
 }  // namespace tandem

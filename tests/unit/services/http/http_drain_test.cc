@@ -41,7 +41,7 @@ class HttpDrainTest : public HttpTimesTest {
 };
 
 TEST_F(HttpDrainTest, WhoIsKeptMayAskOnceMore) {
-  RawHttp client(Serve([](HttpTimes* times) { times->leave = 0ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->discard_in_drain = 0ms; }));
   EXPECT_FALSE(IsLast(client.Exchange("/other")));
   server_->BeginDrain();
   client.SendRequest("/other");
@@ -50,7 +50,7 @@ TEST_F(HttpDrainTest, WhoIsKeptMayAskOnceMore) {
 }
 
 TEST_F(HttpDrainTest, WhoIsKeptAndAsksNoMoreIsClosed) {
-  RawHttp client(Serve([](HttpTimes* times) { times->last = 20ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->last_request = 20ms; }));
   EXPECT_EQ(client.Exchange("/other").status, 200);
   server_->BeginDrain();
   EXPECT_TRUE(OneIsClosed());
@@ -65,7 +65,7 @@ TEST_F(HttpDrainTest, WhoHasJustConnectedMayAskOnce) {
 }
 
 TEST_F(HttpDrainTest, WhoHasJustConnectedAndAsksNothingIsClosed) {
-  RawHttp client(Serve([](HttpTimes* times) { times->last = 20ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->last_request = 20ms; }));
   ASSERT_TRUE(Eventually([&] { return num_open_ == 1; }));
   server_->BeginDrain();
   EXPECT_TRUE(OneIsClosed());
@@ -88,7 +88,7 @@ TEST_F(HttpDrainTest, WhoWaitsInTheQueueIsServed) {
 }
 
 TEST_F(HttpDrainTest, AHeadIsReadToItsEnd) {
-  RawHttp client(Serve([](HttpTimes* times) { times->last = 0ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->last_request = 0ms; }));
   client.Send("GET /other HTTP/1.1\r\nHost: x\r\nx: " + std::string(kLineBytes, 'x'));
   ASSERT_TRUE(HasRead(0));
   server_->BeginDrain();
@@ -105,7 +105,7 @@ TEST_F(HttpDrainTest, AHeadHasItsOrdinaryTime) {
 }
 
 TEST_F(HttpDrainTest, ABodyIsReadToItsEnd) {
-  RawHttp client(Serve([](HttpTimes* times) { times->last = 0ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->last_request = 0ms; }));
   client.Send(kHead);
   ASSERT_EQ(client.Read().status, 100);
   server_->BeginDrain();
@@ -149,7 +149,7 @@ TEST_F(HttpDrainTest, AfterAStreamThatSaidOtherwiseItsClientMayAskOnceMore) {
 }
 
 TEST_F(HttpDrainTest, AfterAStreamWhoAsksNoMoreIsClosed) {
-  RawHttp client(Serve([](HttpTimes* times) { times->last = 20ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->last_request = 20ms; }));
   client.SendRequest("/held");
   ASSERT_TRUE(client.ReadUntil("begun"));
   server_->BeginDrain();
@@ -175,7 +175,7 @@ TEST_F(HttpDrainTest, RequestsThatWereSentAheadAreAllAnswered) {
 }
 
 TEST_F(HttpDrainTest, WhoHasItsAnswerHasSoLongToLeave) {
-  const int port = Serve([](HttpTimes* times) { times->leave = 20ms; });
+  const int port = Serve([](HttpTimes* times) { times->discard_in_drain = 20ms; });
   RawHttp refused(port), asking(port);
   refused.Send("nonsense\r\n\r\n");
   EXPECT_EQ(refused.Read().status, 400);
@@ -215,7 +215,7 @@ TEST_F(HttpDrainTest, AtItsEndAPartOfARequestIsToldSo) {
 }
 
 TEST_F(HttpDrainTest, AtItsEndWhoWasRefusedHasSoLongToLeave) {
-  RawHttp client(Serve([](HttpTimes* times) { times->leave = 20ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->discard_in_drain = 20ms; }));
   client.Send("nonsense\r\n\r\n");
   EXPECT_EQ(client.Read().status, 400);
   server_->EndDrain();
@@ -223,7 +223,7 @@ TEST_F(HttpDrainTest, AtItsEndWhoWasRefusedHasSoLongToLeave) {
 }
 
 TEST_F(HttpDrainTest, AfterItsEndAStreamThatSaidOtherwiseIsTheLast) {
-  RawHttp client(Serve([](HttpTimes* times) { times->leave = 0ms; }));
+  RawHttp client(Serve([](HttpTimes* times) { times->discard_in_drain = 0ms; }));
   client.SendRequest("/held");
   ASSERT_TRUE(client.ReadUntil("begun"));
   server_->EndDrain();

@@ -86,8 +86,8 @@ class HttpTimesTest : public HttpServerTest {
                     .idle = all,
                     .write = all,
                     .discard = all,
-                    .leave = all,
-                    .last = all};
+                    .discard_in_drain = all,
+                    .last_request = all};
     shorten(&times);
     server_ = *HttpServer::Create(
         {.address = {.ip = "127.0.0.1"},
