@@ -31,7 +31,7 @@ DevicePtr<T> AcrossFence(DevicePtr<T> pointer) {
 
 std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner);
 
-// Of what a fenced backend is asked to allocate or enqueue from now on, it refuses the `call`-th, 1
+// When a fenced backend is asked to allocate or enqueue from now on, it refuses the `call`-th, 1
 // being the next, with Internal: once. Anything after it, it does.
 void FailCall(Backend* fenced, int64_t call);
 

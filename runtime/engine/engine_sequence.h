@@ -45,7 +45,7 @@ struct EngineSequence final : Sequence {
     return static_cast<int32_t>(seen);
   }
 
-  std::vector<BlockHash> names;  // Of its first blocks, as far as they have been looked up.
+  std::vector<BlockHash> names;  // The first blocks' names, as far as looked up.
   PrefixCursor cursor;           // After num_named_blocks.
   int32_t num_named_blocks = 0;
   int32_t num_left_blocks = 0;  // The window has left them: so many of its table are kNoBlock.

@@ -134,7 +134,7 @@ void ModelExecutor::Discard(BlockId block) {
 // In order, because a later copy may read what an earlier one wrote: one call for each stretch in
 // which no block appears twice.
 absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
-  copy_sources_.clear();  // Of a step that failed.
+  copy_sources_.clear();  // A step that failed may have left some.
   copy_destinations_.clear();
   const auto flush = [this]() -> absl::Status {
     TANDEM_RETURN_IF_ERROR(

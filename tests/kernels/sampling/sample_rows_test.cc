@@ -17,7 +17,7 @@ class SampleRowsTest : public DeviceTest {
     int64_t num_rows = 0, vocabulary = 0;
     std::vector<float> logits;
     std::vector<SampleQuery> queries;
-    std::deque<std::vector<uint32_t>> masks;  // That some of them have.
+    std::deque<std::vector<uint32_t>> masks;  // Some queries have one.
   };
 
   // Rows have none to five queries, and some come back to a row.
