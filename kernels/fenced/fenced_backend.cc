@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -23,6 +24,11 @@ constexpr int kNumRingBuffers = 2;
 // As f32 or bf16 each of its numbers is a NaN; as an id or a position it is out of range.
 void Poison(void* data, size_t size_bytes) {
   if (size_bytes > 0) std::memset(data, 0xFF, size_bytes);
+}
+
+// The blocks of one call may be copied in any order.
+std::vector<int32_t> Backwards(const int32_t* blocks, int64_t count) {
+  return {std::reverse_iterator(blocks + count), std::reverse_iterator(blocks)};
 }
 
 class FencedLinearOp final : public LinearOp {
@@ -172,13 +178,12 @@ class FencedBackend final : public Backend {
     TANDEM_RETURN_IF_ERROR(Validate(args));
     CopyBlocksArgs inner_args = args;
     inner_args.base = AcrossFence(args.base);
-    return Later(
-        [this, inner_args, sources = std::vector(args.sources, args.sources + args.count),
-         destinations = std::vector(args.destinations, args.destinations + args.count)]() mutable {
-          inner_args.sources = sources.data();
-          inner_args.destinations = destinations.data();
-          return inner_->CopyBlocks(inner_args);
-        });
+    return Later([this, inner_args, sources = Backwards(args.sources, args.count),
+                  destinations = Backwards(args.destinations, args.count)]() mutable {
+      inner_args.sources = sources.data();
+      inner_args.destinations = destinations.data();
+      return inner_->CopyBlocks(inner_args);
+    });
   }
 
   absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) override {

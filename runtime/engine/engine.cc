@@ -162,6 +162,7 @@ absl::Status Engine::Audit() const {
     return absl::InternalError(absl::StrFormat("%d sequences must run alone, the scheduler has %d",
                                                num_alone, scheduler_.num_alone()));
   }
+  TANDEM_RETURN_IF_ERROR(prefill_.Audit());
   return blocks_.Audit(owners);
 }
 

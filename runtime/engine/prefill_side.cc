@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "runtime/base/guard.h"
 #include "runtime/protocol/append_bytes.h"
 
@@ -256,6 +257,24 @@ bool PrefillSide::holds_blocks() const {
 
 void PrefillSide::CountPins(std::map<BlockId, int32_t>* pins) const {
   for (const auto& [id, send] : sends_) ++(*pins)[send.block];
+}
+
+absl::Status PrefillSide::Audit() const {
+  std::map<JobKey, std::set<uint64_t>> sends_of;
+  std::map<SessionId, int32_t> sending;
+  for (const auto& [id, send] : sends_) {
+    sends_of[send.job].insert(id);
+    ++sending[send.job.decode];
+  }
+  const bool same_links =
+      std::equal(links_.begin(), links_.end(), sending.begin(), sending.end(),
+                 [](const auto& link, const auto& frames) {
+                   return link.first == frames.first && link.second.num_sending == frames.second;
+                 });
+  if (same_links && sends_of == sends_of_) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat(
+      "%d frames are on their way, of %d jobs to %d decode workers; known are %d jobs and %d links",
+      sends_.size(), sends_of.size(), sending.size(), sends_of_.size(), links_.size()));
 }
 
 void PrefillSide::AppendState(std::string* bytes) const {

@@ -94,6 +94,8 @@ class PrefillSide {
   // Some prompt has blocks.
   bool holds_blocks() const;
   void CountPins(std::map<BlockId, int32_t>* pins) const;
+  // Internal: what is kept of frames on their way and of their links does not agree.
+  absl::Status Audit() const;
 
   // Appends bytes that are equal for equal states.
   void AppendState(std::string* bytes) const;

@@ -84,6 +84,27 @@ TEST_F(RouterGrpcTest, AWholeAnswerHoldsEveryChoice) {
   }
 }
 
+TEST_F(RouterGrpcTest, AWholeAnswerIsChargedAsItGrows) {
+  constexpr int kTokens = 500, kTop = 20;
+  FakeWorkerOptions worker;
+  worker.hold_after_tokens = kTokens;
+  StartAndDial({worker});
+  v1::GenerateRequest request = Request(2 * kTokens - 100);
+  request.mutable_response()->mutable_output_candidates()->set_top_n(kTop);
+  EXPECT_EQ(CodeOf(Request(1)), grpc::StatusCode::OK);
+  const double least = Metric("tandem_memory_held_bytes") + kTokens * kTop * 64;
+  grpc::ClientContext context;
+  std::thread client([&] {
+    v1::GenerateResponse response;
+    EXPECT_EQ(inference_->Generate(&context, request, &response).error_code(),
+              grpc::StatusCode::CANCELLED);
+  });
+  EXPECT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") > least; }));
+  context.TryCancel();
+  client.join();
+  EXPECT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") < least; }));
+}
+
 TEST_F(RouterGrpcTest, AStreamSaysTheSameTokenByToken) {
   StartAndDial({FakeWorkerOptions()});
   grpc::ClientContext context;

@@ -63,6 +63,7 @@ struct EngineFleet::Worker final : RouterLinks, PeerOutbox {
   Engine::StepResult AfterStep(const Engine::StepResult& result) {
     core->Publish();
     fleet->preemptions_ += result.preempted;
+    fleet->failed_steps_ += result.failed ? 1 : 0;
     dirty = result.again;
     wakeup_us = result.next_wakeup_us;
     return result;
@@ -310,9 +311,9 @@ void EngineFleet::Pause(int worker, bool paused) {
   workers_[static_cast<size_t>(worker)]->paused = paused;
 }
 
-void EngineFleet::Renew() {
+void EngineFleet::Renew(int64_t since_progress_us) {
   for (const auto& worker : workers_) {
-    const Renewals due = worker->core->RenewalsDue(/*since_progress_us=*/0);
+    const Renewals due = worker->core->RenewalsDue(since_progress_us);
     for (const auto& [prefill, renew] : due.leases) {
       worker->ToPrefill({.worker = prefill, .address = prefill.name}, renew);
     }

@@ -89,8 +89,8 @@ class EngineFleet {
   void Pause(int worker, bool paused);
   // Everything sent is delivered before the next step: a network that is never the slowest.
   void SetFastNetwork(bool fast) { fast_network_ = fast; }
-  // Renews leases as the timer thread would.
-  void Renew();
+  // Renews as the timer threads would, of engines that made progress so long ago.
+  void Renew(int64_t since_progress_us = 0);
 
   // Messages and frames from now on for which `lost` is true vanish (frames as failed sends).
   void DropMessages(std::function<bool(const std::string& kind)> lost) { lost_ = std::move(lost); }
@@ -128,6 +128,7 @@ class EngineFleet {
   int64_t messages(const std::string& kind) const;
   // As the steps of all workers said.
   int64_t preemptions() const { return preemptions_; }
+  int64_t failed_steps() const { return failed_steps_; }
 
   // Empty if `record` is a fault-free run of every choice of `submit` by simulated executors, with
   // the masks of a SimulatedGrammar if a worker has a masker; otherwise what is wrong.
@@ -176,6 +177,7 @@ class EngineFleet {
   int frames_to_corrupt_ = 0;
   int64_t frames_delivered_ = 0;
   int64_t preemptions_ = 0;
+  int64_t failed_steps_ = 0;
 };
 
 }  // namespace tandem

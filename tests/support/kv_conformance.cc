@@ -131,6 +131,8 @@ TEST_P(KvTransportTest, AFrameOfAnotherShardEndsTheLinkAndHasNoPlace) {
   header.shard = {.index = 0, .count = 2};
   link.outbound->Send(header, 1, 1);
   EXPECT_TRUE(to->recorder.WaitForLoss());
+  ASSERT_EQ(to->recorder.lost().size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(to->recorder.lost()[0])) << to->recorder.lost()[0];
   EXPECT_TRUE(to->recorder.received().empty());
   link.outbound.reset();
   EXPECT_TRUE(from->recorder.WaitForSent(1));

@@ -21,7 +21,7 @@ inline SamplingParams WireSampling() {
           .min_tokens = 2,
           .max_tokens = 100,
           .num_logprobs = 5,
-          .num_prompt_logprobs = 0,
+          .num_prompt_logprobs = 3,
           .stop_token_ids = {2, 7},
           .logit_bias = {{3, -100.0f}, {9, 2.5f}}};
 }

@@ -348,6 +348,31 @@ TEST_F(EngineGrantsTest, WhoGivesItsBlocksToAnOlderPromptThatStartsElsewhereIsCo
   for (const Submit& submit : {older, younger}) EXPECT_EQ(fleet_.CheckFinished(submit), "");
 }
 
+TEST_F(EngineGrantsTest, WhoeverMakesRoomBetweenTwoStepsIsCounted) {
+  Create(/*decode_blocks=*/40, /*prefill_blocks=*/64);
+  fleet_.Pause(kPrefill, true);
+  const Submit first = Disaggregated(1, RandomTokens(60, 1), 5);
+  const Submit second = Disaggregated(2, RandomTokens(60, 2), 5);
+  for (const Submit& older : {first, second}) fleet_.Submit(kDecode, older);
+  const Submit younger = MakeSubmit(3, RandomTokens(144, 3), 60, /*num_choices=*/10);
+  DecodeUntilFirstToken(younger);
+  fleet_.RunUntil([&] { return fleet_.record(younger.attempt).tokens.at(0).size() >= 34; });
+  const int32_t running = fleet_.engine(kDecode).Load().running_sequences;
+  fleet_.Pause(kDecode, true);  // It hears of both starts before its next step.
+  fleet_.Pause(kPrefill, false);
+  Run();
+  ASSERT_EQ(fleet_.messages("Grant"), 2);
+  const int32_t made_room = running - fleet_.engine(kDecode).Load().running_sequences;
+  EXPECT_GE(made_room, 2);
+  EXPECT_GE(fleet_.BeginStep(kDecode).preempted, made_room);
+  fleet_.FinishStep(kDecode);
+  fleet_.Pause(kDecode, false);
+  Run();
+  for (const Submit& submit : {first, second, younger}) {
+    EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  }
+}
+
 TEST_F(EngineGrantsTest, HeldGrantGoesOutOnceWhatWasAheadOfItIsGone) {
   Create(/*decode_blocks=*/16, /*prefill_blocks=*/64);
   const Submit running = MakeSubmit(1, RandomTokens(150, 1), 80);

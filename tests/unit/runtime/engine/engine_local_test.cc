@@ -603,13 +603,13 @@ TEST_F(EngineLocalTest, AWorkerWhoseStepsKeepFailingIsToBeReplaced) {
     Run();
   };
   for (uint64_t i = 1; i < kMaxFailedSteps; ++i) fail(i);
-  EXPECT_FALSE(fleet_.engine(0).steps_keep_failing());
   fleet_.Submit(0, MakeSubmit(100, RandomTokens(40, 3), 1));
   Run();
   for (uint64_t i = 1; i < kMaxFailedSteps; ++i) fail(200 + i);
   EXPECT_FALSE(fleet_.engine(0).steps_keep_failing()) << "one has succeeded in between";
   fail(300);
   EXPECT_TRUE(fleet_.engine(0).steps_keep_failing());
+  EXPECT_EQ(fleet_.failed_steps(), int64_t{kMaxFailedSteps} - 1 + kMaxFailedSteps);
 }
 
 TEST_F(EngineLocalTest, DrainEndsWhatRunsAndRefusesWhatComes) {

@@ -58,6 +58,24 @@ TEST_F(EngineTimeTest, APromptIsToldOnceWithWhenItCameAndWhenItWasBegun) {
   EXPECT_GE(fleet_.prompts_computed()[1].begun_us, fleet_.prompts_computed()[1].arrived_us);
 }
 
+TEST_F(EngineTimeTest, AnEngineThatStandsRenewsWhatItHasAskedForAndNotWhatItIsToSend) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 1), 5);
+  fleet_.HoldFrames();
+  fleet_.Submit(kDecode, submit);
+  Run();
+  const auto renewals = [this](int64_t since_progress_us) {
+    const int64_t before = fleet_.messages("Renew");
+    fleet_.Renew(since_progress_us);
+    Run();
+    return fleet_.messages("Renew") - before;
+  };
+  EXPECT_EQ(renewals(kTimes.engine_stalled_us - 1), 2) << "the lease, and the reservation";
+  EXPECT_EQ(renewals(kTimes.engine_stalled_us), 1) << "the lease";
+  fleet_.ReleaseFrames();
+  Run();
+}
+
 TEST_F(EngineTimeTest, APrefillWorkerSleepsUntilALeaseEnds) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(40, 1), 5);

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 
+#include "kernels/support/host_backend.h"
+#include "runtime/base/status_macros.h"
 #include "tests/unit/runtime/execution/executor_harness.h"
 
 namespace tandem {
@@ -50,6 +53,77 @@ TEST(FingerprintsTest, NumericsIdDiffersByModelTypeAndArithmetic) {
   const std::string id = NumericsIdOf(kLlama, "bf16", "cpu", 1);
   EXPECT_NE(id, NumericsIdOf(kOther, "bf16", "cpu", 1));
   EXPECT_NE(id, NumericsIdOf(kLlama, "f32", "cpu", 1));
+}
+
+// What it is given, but for its draws.
+class OtherDraws final : public HostBackend {
+ public:
+  explicit OtherDraws(Backend* inner) : inner_(*inner) {}
+
+  absl::Status Sample(const SampleArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(inner_.Sample(args));
+    for (int64_t i = 0; i < args.count; ++i) {
+      if (args.results[i].ok()) args.results[i]->logprob += 1e-6f;
+    }
+    return absl::OkStatus();
+  }
+
+  std::string name() const override { return inner_.name(); }
+  std::string isa() const override { return inner_.isa(); }
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                               DType dtype) const override {
+    return inner_.GetKvTileFormat(shape, dtype);
+  }
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
+    return inner_.GetPackedFormat(spec);
+  }
+  absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
+                          std::span<std::byte> packed) const override {
+    return inner_.PackLinear(spec, parts, packed);
+  }
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                          DevicePtr<const std::byte> packed,
+                                                          size_t size_bytes) override {
+    return inner_.PrepareLinear(spec, packed, size_bytes);
+  }
+  absl::Status Embedding(const EmbeddingArgs& args) override { return inner_.Embedding(args); }
+  absl::Status RmsNorm(const RmsNormArgs& args) override { return inner_.RmsNorm(args); }
+  absl::Status LayerNorm(const LayerNormArgs& args) override { return inner_.LayerNorm(args); }
+  absl::Status Linear(const LinearArgs& args) override { return inner_.Linear(args); }
+  absl::Status SwiGlu(const SwiGluArgs& args) override { return inner_.SwiGlu(args); }
+  absl::Status Gelu(const GeluArgs& args) override { return inner_.Gelu(args); }
+  absl::Status Add(const AddArgs& args) override { return inner_.Add(args); }
+  absl::Status GatherRows(const GatherRowsArgs& args) override { return inner_.GatherRows(args); }
+  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override { return inner_.LogSoftmax(args); }
+  absl::Status RotaryTable(const RotaryTableArgs& args) override {
+    return inner_.RotaryTable(args);
+  }
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
+    return inner_.RotaryKvWrite(args);
+  }
+  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
+    return inner_.DecodeAttention(args);
+  }
+  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
+    return inner_.PrefillAttention(args);
+  }
+  absl::Status CopyBlocks(const CopyBlocksArgs& args) override { return inner_.CopyBlocks(args); }
+  absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) override {
+    return inner_.ChecksumBlocks(args);
+  }
+  uint64_t work_done() const override { return inner_.work_done(); }
+
+ private:
+  Backend& inner_;
+};
+
+TEST(FingerprintsTest, NumericsIdDiffersByWhatIsDrawn) {
+  const auto harness = Make(kLlama, "f32", "cpu", 1, 16);
+  OtherDraws other(&harness->backend());
+  const auto id = NumericsId(harness->model(), &harness->backend());
+  const auto other_id = NumericsId(harness->model(), &other);
+  ASSERT_TRUE(id.ok() && other_id.ok()) << id.status() << other_id.status();
+  EXPECT_NE(*id, *other_id);
 }
 
 // The window and the norms of the tiny checkpoints are in the digest of the model in any case;

@@ -20,6 +20,7 @@ namespace tandem {
 namespace {
 
 using testing::ElementsAre;
+using testing::UnorderedElementsAre;
 
 // Packed: a scale for each output, then a byte for each weight, [N, K].
 class RowScaledOp final : public LinearOp {
@@ -118,18 +119,25 @@ class Tensors final : public WeightSource {
     const auto at = tensors_.find(name);
     if (at == tensors_.end()) return absl::NotFoundError(std::string(name));
     read_.push_back(std::string(name));
+    unreleased_.push_back(std::string(name));
     const auto* bytes = reinterpret_cast<const uint8_t*>(at->second.data());
     return TensorView{
         TensorType::kF32, {shape.begin(), shape.end()}, {bytes, at->second.size() * 4}};
   }
-  void Release() override {}
+  void Release() override {
+    released_.push_back(std::move(unreleased_));
+    unreleased_.clear();
+  }
   std::string Identity() const override { return "in memory"; }
 
   const std::vector<std::string>& read() const { return read_; }
+  // What was read between two calls of Release.
+  const std::vector<std::vector<std::string>>& released() const { return released_; }
 
  private:
   const std::map<std::string, std::vector<float>, std::less<>> tensors_;
-  std::vector<std::string> read_;
+  std::vector<std::string> read_, unreleased_;
+  std::vector<std::vector<std::string>> released_;
 };
 
 // A model of one layer: two parts of 3 inputs, with 2 and 1 outputs.
@@ -187,6 +195,21 @@ TEST_F(ScaledWeightsTest, ComeFromTheCheckpointToTheOperationAndFromTheCache) {
   EXPECT_TRUE(again.read().empty()) << "packed again";
   EXPECT_THAT(Multiply(*mapped, {1, 1, 2}), ElementsAre(2.5f, -0.75f, -200.0f));
   EXPECT_EQ(*ModelWeights::PackedBytes(OneLinear(), backend_, {}), 64u);
+}
+
+// So that a checkpoint larger than the memory can be packed.
+TEST_F(ScaledWeightsTest, ASectionIsReleasedBeforeTheNextIsRead) {
+  Tensors source({{"a.weight", {1, -2, 3, 4, 5, -6}},
+                  {"a.scales", {0.5f, 0.25f}},
+                  {"b.weight", {100, 0, -100}},
+                  {"b.scales", {1}},
+                  {"norm.weight", {1, 1, 1}}});
+  ModelSpec spec = OneLinear();
+  spec.final_norm = {.weight = {"norm.weight", {3}}, .bias = {}};
+  Load(spec, &source);
+  EXPECT_THAT(source.released(),
+              UnorderedElementsAre(ElementsAre("norm.weight"),
+                                   ElementsAre("a.weight", "a.scales", "b.weight", "b.scales")));
 }
 
 TEST_F(ScaledWeightsTest, AreTensorsOfTheModelAndOfItsDigest) {

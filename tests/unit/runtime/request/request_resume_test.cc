@@ -376,6 +376,22 @@ TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {
   }
 }
 
+TEST_F(RequestResumeTest, PairsThatCannotExchangeBlocksMakeNoSuspect) {
+  const SessionId d = AddPair();
+  for (const char* more : {"p2", "p3", "p4"}) AddWorker(more, WorkerRole::kPrefill);
+  Start(&sink_);
+  std::set<std::string> tried;
+  while (!last_submit().prefill.address.empty()) {
+    ASSERT_TRUE(tried.insert(last_submit().prefill.worker.name).second);
+    EXPECT_FALSE(last_submit().spec.runs_alone);
+    Say(d, {EndedEvent{.attempt = last_submit().attempt,
+                       .status = absl::FailedPreconditionError("no common path")}});
+  }
+  EXPECT_EQ(tried.size(), 4u);
+  EXPECT_FALSE(last_submit().spec.runs_alone);
+  EXPECT_FALSE(sink_.ended());
+}
+
 TEST_F(RequestResumeTest, APairThatWorkedRestsAsBrieflyAsTheFirstTime) {
   const SessionId d = AddPair();
   const auto fail = [&] {

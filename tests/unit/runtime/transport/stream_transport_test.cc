@@ -129,6 +129,14 @@ TEST_F(StreamTransportTest, ATokenIsGoodForOneStream) {
   outbound_.reset();
 }
 
+TEST_F(StreamTransportTest, NothingOfALinkIsLeftThatNobodyDialled) {
+  outbound_.reset();
+  HandStream late;
+  EXPECT_TRUE(absl::IsNotFound(server_->Accept(&late)->Begin(token_)));
+  const auto again = side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
+  EXPECT_TRUE(again.ok()) << again.status();
+}
+
 TEST_F(StreamTransportTest, OneFrameOfALinkIsWrittenAtATime) {
   const auto source = server_->Accept(&stream_);
   ASSERT_TRUE(source->Begin(token_).ok());

@@ -197,6 +197,27 @@ TEST_F(RouterCoreTest, ARequestThatWasNeverSentHasWaitedSinceItArrived) {
               HasSubstr("\"waited_ms\":3000,\"took_ms\":3000"));
 }
 
+TEST_F(RouterCoreTest, WhatARequestWaitsForTheRouterIsOfItsOwnTime) {
+  Start({});
+  std::promise<void> go_on;
+  core_->PublishThen([&go_on] { go_on.get_future().wait(); });
+  RouterCore::NewRequest request{.handle = core_->NewHandle()};
+  request.asked.spec = SpecOfPrompt({1, 2, 3}, 1);
+  request.asked.spec.sampling.max_tokens = 4;
+  request.asked.spec.time_left_us = 400'000;
+  request.sink = std::make_shared<ErrorSink>(&errors_);
+  core_->StartRequests("late", {std::move(request)});
+  clock_.Add(300'000);
+  go_on.set_value();
+  Publish();
+  EXPECT_TRUE(errors_.empty());
+  clock_.Add(100'000);
+  Publish();
+  Publish();  // It has looked at the clock in between.
+  ASSERT_EQ(errors_.size(), 1u);
+  EXPECT_THAT(errors_[0], HasSubstr("0 tokens generated"));
+}
+
 TEST_F(RouterCoreTest, AWorkerThatNobodyExpectsIsForgotten) {
   Start({});
   Register("a:1");

@@ -393,6 +393,23 @@ TEST_F(RunningCallTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
   EXPECT_NEAR(parts, whole, 1e-9);
 }
 
+TEST_F(RunningCallTest, WhatARequestWaitsForAWorkerIsTheTimeOfTheQueue) {
+  const std::shared_ptr<RunningCall> call = Make(1);
+  call->Start();
+  Flush();
+  const int64_t waits_us = clock_.NowUs();
+  while (clock_.NowUs() < waits_us + 2) std::this_thread::yield();
+  AddWorker();
+  Say({Token(0, 3, FinishReason::kLength)});
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    if (family.name != "tandem_ttft_part_seconds") continue;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      EXPECT_GE(metric.histogram.sample_sum, metric.label[0].value == "queue" ? 1e-6 : 0)
+          << metric.label[0].value;
+    }
+  }
+}
+
 TEST_F(RunningCallTest, AFailureIsLoggedOnceWithoutItsText) {
   const std::shared_ptr<RunningCall> call = Running();
   testing::internal::CaptureStderr();

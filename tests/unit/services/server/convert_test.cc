@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "services/server/limits.h"
 #include "services/server/status_proto.h"
@@ -38,6 +43,58 @@ TEST(ConvertTest, EveryMessageSurvivesTheRoundTrip) {
                         .events = WireEvents(),
                         .chunks = {WireChunk(), WireChunk()}};
   EXPECT_TRUE(RoundTrips<proto::StepBatch>(batch));
+}
+
+// The fields of a message, and of the messages in it, by their full names. A hello is a case of its
+// own.
+void ListFields(const google::protobuf::Descriptor& type, std::set<std::string>* names) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    if (field.name() == "hello" || !names->insert(field.full_name()).second) continue;
+    if (field.message_type() != nullptr) ListFields(*field.message_type(), names);
+  }
+}
+
+// The same of those that are set.
+void ListSetFields(const google::protobuf::Message& message, std::set<std::string>* names) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    names->insert(field->full_name());
+    if (field->message_type() == nullptr) continue;
+    if (!field->is_repeated()) {
+      ListSetFields(reflection.GetMessage(message, field), names);
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      ListSetFields(reflection.GetRepeatedMessage(message, field, i), names);
+    }
+  }
+}
+
+template <typename Message, typename Struct>
+std::set<std::string> NeverSet(const std::vector<Struct>& cases) {
+  std::set<std::string> all, set, never;
+  ListFields(*Message::descriptor(), &all);
+  for (const Struct& in : cases) {
+    Message message;
+    ToProto(in, &message);
+    ListSetFields(message, &set);
+  }
+  std::set_difference(all.begin(), all.end(), set.begin(), set.end(),
+                      std::inserter(never, never.end()));
+  return never;
+}
+
+// What no case sets is written by nobody, or a new field that the cases lack.
+TEST(ConvertTest, EveryFieldIsWritten) {
+  EXPECT_THAT(NeverSet<proto::ToWorker>(WireCommands()), testing::IsEmpty());
+  EXPECT_THAT(NeverSet<proto::RouterEvent>(WireEvents()), testing::IsEmpty());
+  EXPECT_THAT(NeverSet<proto::WatchEvent>(WireUpdates()), testing::IsEmpty());
+  EXPECT_THAT(NeverSet<proto::ToPrefill>(WireToPrefill()), testing::IsEmpty());
+  EXPECT_THAT(NeverSet<proto::ToDecode>(WireToDecode()), testing::IsEmpty());
+  EXPECT_THAT(NeverSet<proto::PrefillHello>(std::vector{WireHello()}), testing::IsEmpty());
 }
 
 TEST(ConvertTest, ChunksAreNoEvents) {  // A router that does not know such an event refuses it.
@@ -103,7 +160,7 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   EXPECT_THAT(submit.spec.choices, testing::ElementsAre(2));
   EXPECT_EQ(submit.spec.sampling.seed, 0x8000000000000001u);
   EXPECT_EQ(submit.spec.sampling.num_logprobs, 5);
-  EXPECT_EQ(submit.spec.sampling.num_prompt_logprobs, 0);
+  EXPECT_EQ(submit.spec.sampling.num_prompt_logprobs, 3);
   EXPECT_EQ(submit.spec.sampling.logit_bias, WireSampling().logit_bias);
   EXPECT_EQ(submit.spec.hash_root, WireHash(1));
   EXPECT_EQ(submit.prefill.address, "127.0.0.1:5000");

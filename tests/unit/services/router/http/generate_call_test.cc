@@ -19,24 +19,66 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-// Keeps the statuses of answers; what is posted runs at once.
+// Keeps the statuses of answers, and what streams write; what is posted runs at once, unless it
+// `holds`.
 class RecordingExchange final : public HttpExchange {
  public:
   void Send(int status, std::string_view, std::string, Headers) override {
     statuses.push_back(status);
   }
   void StartStream(int status, std::string_view, Headers) override { statuses.push_back(status); }
-  void Write(std::string) override {}
+  void Write(std::string bytes) override { written += bytes; }
   void EndStream() override {}
-  void Post(std::function<void()> work) override { work(); }
+  void Post(std::function<void()> work) override {
+    if (holds) {
+      held.push_back(std::move(work));
+    } else {
+      work();
+    }
+  }
   void OnLeft(std::function<void()> left) override { leave = std::move(left); }
 
   std::vector<int> statuses;
+  std::string written;
   std::function<void()> leave;
+  bool holds = false;
+  std::vector<std::function<void()>> held;
+};
+
+// Keeps what the core sends to its one worker.
+class RecordingSession final : public SessionWriter {
+ public:
+  void Send(const RouterCommand& command) override {
+    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
+  }
+  void ReadNext() override {}
+  void Close() override {}
+
+  std::vector<Submit> submits;  // Router thread, or after Flush().
 };
 
 class GenerateCallTest : public testing::Test {
  protected:
+  static constexpr SessionId kSession = 1;
+
+  void AddWorker() {
+    struct Watch final : WatchReader {
+      void ReadNext() override {}
+      void Refuse() override {}
+    };
+    const auto watch = std::make_shared<Watch>();
+    const WorkerRegistration registration{.worker = worker_,
+                                          .role = WorkerRole::kHybrid,
+                                          .model = "m",
+                                          .terms = {.kv_class = "kv", .numerics_id = "n"},
+                                          .kv = {.block_tokens = 16, .num_blocks = 64},
+                                          .max_model_tokens = 100,
+                                          .max_sequences = 8};
+    core_->OnWatchUpdate("w:1", worker_, registration, watch);
+    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true}, watch);
+    core_->OnSessionUp(worker_, kSession, session_);
+    Flush();
+  }
   std::shared_ptr<GenerateCall> Watched(std::string body) {
     auto call =
         std::make_shared<GenerateCall>(&starter_, exchange_, HttpRequest{.body = std::move(body)},
@@ -50,10 +92,14 @@ class GenerateCallTest : public testing::Test {
     call->Post(&pool, 1);
     pool.Stop();
   }
-  int64_t InFlight() {
+  // Everything posted before has been done when it returns.
+  void Flush() {
     std::promise<void> done;
     core_->PublishThen([&done] { done.set_value(); });
     done.get_future().wait();
+  }
+  int64_t InFlight() {
+    Flush();
     return core_->View().requests_in_flight;
   }
   double Refused() { return metrics_.RefusedCalls("INVALID_ARGUMENT").Value(); }
@@ -64,9 +110,12 @@ class GenerateCallTest : public testing::Test {
   RouterMetrics metrics_{&registry_};
   const ModelInfo model_{.served_name = "m", .vocab_size = 256, .max_model_tokens = 100};
   const ModelText text_;
-  const std::unique_ptr<RouterCore> core_ =
-      *RouterCore::Create({.owner = {.router_incarnation = 1}}, &clock_, &metrics_);
+  const std::unique_ptr<RouterCore> core_ = *RouterCore::Create(
+      {.owner = {.router_incarnation = 1, .times = LivenessTimes::Scaled(1000)}}, &clock_,
+      &metrics_);
   CallStarter starter_{{}, &model_, &text_, core_.get(), &metrics_, &budget_, &clock_};
+  const WorkerId worker_{.name = "w", .incarnation = 1};
+  const std::shared_ptr<RecordingSession> session_ = std::make_shared<RecordingSession>();
   const std::shared_ptr<RecordingExchange> exchange_ = std::make_shared<RecordingExchange>();
 };
 
@@ -115,6 +164,70 @@ TEST_F(GenerateCallTest, WhatBeginsOnceItsClientHasLeftEnds) {
   call->Post(&pool, 1);
   pool.Stop();
   EXPECT_EQ(InFlight(), 0);
+}
+
+// Takes what there is whenever it is told that there is something.
+class EagerCall final : public ClientCall {
+ public:
+  explicit EagerCall(CallStarter* starter) : ClientCall(starter, {}) {}
+  std::vector<CallOutput> outputs;
+
+ private:
+  absl::StatusOr<GenerateRequest> Parse() override { return ParseCompletionRequest(kRuns); }
+  void OnBegun(const GenerateRequest&, const RunningCall&) override {}
+  void OnOutput() override {
+    for (CallOutput& output : Take()) outputs.push_back(std::move(output));
+  }
+};
+
+TEST_F(GenerateCallTest, WhatComesBeforeACallCanTakeItIsTakenOnceItCan) {
+  core_->Stop();  // Whoever starts is told so at once.
+  const auto call = std::make_shared<EagerCall>(&starter_);
+  TextPool pool(2, 16, int64_t{1} << 20);
+  call->Post(&pool, 1);
+  pool.Stop();
+  ASSERT_EQ(call->outputs.size(), 1u);
+  EXPECT_TRUE(absl::IsUnavailable(std::get<CallEnd>(call->outputs[0]).status));
+}
+
+TEST_F(GenerateCallTest, TokensThatComeTogetherWithAnErrorAreStreamedBeforeIt) {
+  AddWorker();
+  exchange_->holds = true;
+  Begin(Watched(
+      R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": true, "logprobs": 0})"));
+  Flush();
+  const AttemptId attempt = session_->submits.at(0).attempt;
+  core_->OnStepBatch(
+      kSession,
+      {.worker_incarnation = 1,
+       .events = {TokenEvent{.attempt = attempt, .position = 3, .token = {.token = 7}},
+                  EndedEvent{.attempt = attempt, .status = absl::InternalError("a bug")}}});
+  Flush();
+  for (const auto& work : exchange_->held) work();
+  EXPECT_THAT(exchange_->statuses, ElementsAre(200));
+  const size_t token = exchange_->written.find("token_logprobs");
+  EXPECT_NE(token, std::string::npos) << exchange_->written;
+  EXPECT_GT(exchange_->written.find("a bug"), token) << exchange_->written;
+}
+
+TEST_F(GenerateCallTest, WhatATextTakesIsOfItsCallsOwnTime) {
+  AddWorker();
+  const int64_t spent_us = 600'000'000, left_us = 1'000'000'000;
+  const auto running =
+      starter_.Begin(*ParseCompletionRequest(kRuns), {.client = "c",
+                                                      .arrived_us = clock_.NowUs() - spent_us,
+                                                      .time_left_us = left_us,
+                                                      .on_output = nullptr});
+  ASSERT_TRUE(running.ok()) << running.status();
+  Flush();
+  EXPECT_LE(session_->submits.at(0).spec.time_left_us, left_us - spent_us);
+  (*running)->Detach();
+  const auto late =
+      starter_.Begin(*ParseCompletionRequest(kRuns), {.client = "c",
+                                                      .arrived_us = clock_.NowUs() - left_us,
+                                                      .time_left_us = left_us,
+                                                      .on_output = nullptr});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.status()));
 }
 
 TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {
