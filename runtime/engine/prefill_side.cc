@@ -271,10 +271,28 @@ absl::Status PrefillSide::Audit() const {
                  [](const auto& link, const auto& frames) {
                    return link.first == frames.first && link.second.num_sending == frames.second;
                  });
-  if (same_links && sends_of == sends_of_) return absl::OkStatus();
-  return absl::InternalError(absl::StrFormat(
-      "%d frames are on their way, of %d jobs to %d decode workers; known are %d jobs and %d links",
-      sends_.size(), sends_of.size(), sending.size(), sends_of_.size(), links_.size()));
+  if (!same_links || sends_of != sends_of_) {
+    return absl::InternalError(absl::StrFormat(
+        "%d frames are on their way, of %d jobs to %d decode workers; known are %d jobs and %d "
+        "links",
+        sends_.size(), sends_of.size(), sending.size(), sends_of_.size(), links_.size()));
+  }
+  return AuditRenewals();
+}
+
+// From Start until the last frame has left.
+absl::Status PrefillSide::AuditRenewals() const {
+  std::set<JobKey> renewed, unsent;
+  for (const auto& [decode, renew] : parts_.leases->ReservationRenewals()) {
+    for (const JobId job : renew.jobs) renewed.insert({.decode = decode, .job = job});
+  }
+  for (const auto& [key, job] : jobs_) {
+    const bool all_sent = job.transfer.done_taken() && job.transfer.all_sent();
+    if (job.transfer.state() != PrefillTransfer::State::kQueued && !all_sent) unsent.insert(key);
+  }
+  if (renewed == unsent) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("%d reservations are renewed, %d transfers are unsent",
+                                             renewed.size(), unsent.size()));
 }
 
 void PrefillSide::AppendState(std::string* bytes) const {

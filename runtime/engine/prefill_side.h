@@ -94,7 +94,8 @@ class PrefillSide {
   // Some prompt has blocks.
   bool holds_blocks() const;
   void CountPins(std::map<BlockId, int32_t>* pins) const;
-  // Internal: what is kept of frames on their way and of their links does not agree.
+  // Internal: what is kept of frames on their way, of their links and of what is renewed does not
+  // agree.
   absl::Status Audit() const;
 
   // Appends bytes that are equal for equal states.
@@ -130,6 +131,7 @@ class PrefillSide {
   void Refuse(Job* job, const absl::Status& status);
   void Forget(Job* job);
   void WithdrawFrames(const Job& job);
+  absl::Status AuditRenewals() const;
 
   const Options options_;
   Parts parts_;

@@ -5,7 +5,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -301,6 +303,23 @@ TEST_F(HttpTimesTest, AReaderThatStandsStillSinceBeforeItsAnswerLosesIt) {
   ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
   EXPECT_TRUE(OneIsClosed());
   handler_.held.reset();
+}
+
+TEST_F(HttpTimesTest, WhoComesWhileNoDescriptorIsLeftIsTakenInOnceThereIs) {
+  const int port = Serve([](HttpTimes*) {}, /*num_threads=*/1);
+  RawHttp known(port);
+  EXPECT_EQ(known.Exchange("/other").status, 200);
+  const int next = dup(STDERR_FILENO);  // The lowest that is free.
+  close(next);
+  rlimit all{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &all), 0);
+  const rlimit one_more{.rlim_cur = static_cast<rlim_t>(next) + 1, .rlim_max = all.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &one_more);
+  RawHttp late(port);
+  // The thread looks at what has come before, and has nothing for it.
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(known.Exchange("/other").status, 200);
+  setrlimit(RLIMIT_NOFILE, &all);
+  EXPECT_EQ(late.Exchange("/other").status, 200);
 }
 
 TEST_F(HttpTimesTest, BetweenItsPiecesAStreamMayRestLongerThanAWrite) {

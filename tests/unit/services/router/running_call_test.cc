@@ -240,6 +240,31 @@ TEST_F(RunningCallTest, OnlySoManyBytesWaitHoweverLargeTheBudgetIs) {
   EXPECT_EQ(ample_.held_bytes(), 0);
 }
 
+TEST_F(RunningCallTest, TheEndIsToldHoweverMuchWaits) {
+  AddWorker();
+  const auto make = [this] {
+    const std::shared_ptr<RunningCall> call = Make(1, nullptr, /*max_tokens=*/20'000, &ample_);
+    call->Start();
+    Flush();
+    return call;
+  };
+  const auto token = [this](size_t submit, int32_t index, FinishReason finish) {
+    TokenEvent event = std::get<TokenEvent>(Token(submit, 3 + index, finish));
+    event.token.top.resize(kMostTop);
+    return event;
+  };
+  const std::shared_ptr<RunningCall> first = make(), second = make();
+  int32_t most = 0;  // Tokens that may wait.
+  for (; !first->overflowed(); ++most) Say({token(0, most, FinishReason::kNone)});
+  std::vector<RouterEvent> tokens;
+  for (int32_t i = 0; i + 1 < most; ++i) {
+    tokens.emplace_back(token(1, i, i + 2 < most ? FinishReason::kNone : FinishReason::kLength));
+  }
+  Say(std::move(tokens));
+  EXPECT_FALSE(second->overflowed());
+  EXPECT_EQ(EndOf(second.get()), absl::OkStatus());
+}
+
 TEST_F(RunningCallTest, WhatWasTakenOneByOneWaitsNoMore) {
   AddWorker();
   const std::shared_ptr<RunningCall> call =

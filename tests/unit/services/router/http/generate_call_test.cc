@@ -230,6 +230,23 @@ TEST_F(GenerateCallTest, WhatATextTakesIsOfItsCallsOwnTime) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.status()));
 }
 
+TEST_F(GenerateCallTest, PromptsShareACacheWithinTheirSaltAlone) {
+  AddWorker();
+  const auto root_of = [this](const std::string& more) {
+    const auto running = starter_.Begin(
+        *ParseCompletionRequest(R"({"model": "m", "prompt": [1, 2, 3])" + more + "}"),
+        {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
+    EXPECT_TRUE(running.ok()) << running.status();
+    Flush();
+    (*running)->Detach();
+    return session_->submits.back().spec.hash_root;
+  };
+  const BlockHash plain = root_of(""), salted = root_of(R"(, "cache_salt": "a")");
+  EXPECT_NE(plain, salted);
+  EXPECT_NE(root_of(R"(, "cache_salt": "b")"), salted);
+  EXPECT_EQ(root_of(R"(, "cache_salt": "a")"), salted);
+}
+
 TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {
   const std::shared_ptr<GenerateCall> call = Watched(kRuns);
   TextPool pool(2, 16, int64_t{1} << 20);
