@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/check.h"
+#include "runtime/base/check_range.h"
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 
@@ -20,19 +21,13 @@ static_assert(kMaxVocabSize <= kMaxVocabulary,
 static_assert(kMaxHeadDim <= kMaxAttentionHeadDim,
               "a config is refused for its heads before anything is loaded");
 
-absl::Status InRange(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s is %d, want %d to %d", name, value, low, high));
-}
-
 absl::Status CheckOptions(const ModelExecutorOptions& options, const ModelConfig& config) {
   constexpr int64_t kMany = 1 << 30;
-  TANDEM_RETURN_IF_ERROR(InRange("num_blocks", options.kv.num_blocks, 1, kMany));
-  TANDEM_RETURN_IF_ERROR(InRange("max_sequences", options.max_sequences, 1, 1 << 20));
+  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", options.kv.num_blocks, 1, kMany));
+  TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", options.max_sequences, 1, 1 << 20));
   TANDEM_RETURN_IF_ERROR(
-      InRange("max_batched_tokens", options.max_batched_tokens, options.max_sequences, 1 << 20));
-  return InRange("max_model_tokens", options.max_model_tokens, 1, config.max_positions);
+      CheckRange("max_batched_tokens", options.max_batched_tokens, options.max_sequences, 1 << 20));
+  return CheckRange("max_model_tokens", options.max_model_tokens, 1, config.max_positions);
 }
 
 SampleQuery QueryOf(const Draw& draw, int32_t position) {

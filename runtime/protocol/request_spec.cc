@@ -6,17 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "runtime/base/check_range.h"
 #include "runtime/base/number_text.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
 namespace {
-
-absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: %d, want %d to %d", field, value, low, high));
-}
 
 absl::Status Validate(const SamplingParams& sampling, const SpecLimits& limits) {
   const float temperature = sampling.temperature, top_p = sampling.top_p;

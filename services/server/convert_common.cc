@@ -7,12 +7,6 @@
 
 namespace tandem {
 
-absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
-  if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: %d, want %d to %d", field, value, low, high));
-}
-
 absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const char* unit) {
   if (size <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(

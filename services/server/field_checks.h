@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/base/check_range.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/protocol/sampled_token.h"
@@ -19,9 +20,7 @@
 
 namespace tandem {
 
-// InvalidArgument "field: 7, want 1 to 5".
-absl::Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high);
-// "field: 300 bytes, at most 256".
+// InvalidArgument "field: 300 bytes, at most 256".
 absl::Status CheckSize(const char* field, int64_t size, int64_t limit, const char* unit);
 // At most kMaxTextBytes.
 absl::Status CheckText(const char* field, const std::string& text);

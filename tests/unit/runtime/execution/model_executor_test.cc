@@ -433,7 +433,7 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   ModelExecutorOptions bad = good;
   bad.max_model_tokens = 100'000;
   EXPECT_THAT(std::string(create(bad, {}).message()),
-              testing::HasSubstr("max_model_tokens is 100000, want 1 to 256"));
+              testing::HasSubstr("max_model_tokens: 100000, want 1 to 256"));
   bad = good;
   bad.kv.block_tokens = 24;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
