@@ -185,8 +185,8 @@ absl::Status Engine::CheckPrefillSubmit(const PrefillSubmit& submit) const {
   TANDEM_RETURN_IF_ERROR(Validate(submit.spec, {.vocab_size = options_.vocab_size}));
   const auto num_tokens = static_cast<int64_t>(submit.spec.token_ids.size());
   const int64_t num_blocks = CeilDiv<int64_t>(num_tokens, options_.kv.block_tokens);
-  if (submit.num_blocks != num_blocks || submit.first_block < 0 ||
-      submit.first_block > submit.num_blocks) {
+  TANDEM_RETURN_IF_ERROR(ValidateBlocks(submit));
+  if (submit.num_blocks != num_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "blocks [%d, %d) promised for %d tokens in blocks of %d", submit.first_block,
         submit.num_blocks, num_tokens, options_.kv.block_tokens));

@@ -35,6 +35,10 @@ struct PrefillSubmit {
   int32_t num_blocks = 0;   // Blocks of the whole prompt, partial tail included.
 };
 
+// All but the spec, which has a check of its own: what can be said without knowing how many tokens
+// a block has. InvalidArgument names field and numbers.
+absl::Status ValidateBlocks(const PrefillSubmit& submit);
+
 // Names one set of granted blocks at the decode worker. An index that is used again gets the next
 // generation, so that a late frame matches nothing.
 struct Reservation {

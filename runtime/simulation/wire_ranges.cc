@@ -26,10 +26,8 @@ std::string Of(const EndedEvent& e) { return OfEnd(e.status); }
 std::string Of(const AbortReply&) { return ""; }
 
 std::string Of(const PrefillSubmit& m) {
-  if (m.num_blocks < 1 || m.first_block < 0 || m.first_block > m.num_blocks) {
-    return absl::StrFormat("blocks [%d, %d)", m.first_block, m.num_blocks);
-  }
-  return Of(m.spec);
+  const absl::Status blocks = ValidateBlocks(m);
+  return blocks.ok() ? Of(m.spec) : std::string(blocks.message());
 }
 std::string Of(const Grant& m) { return m.reservation.generation == 0 ? "generation = 0" : ""; }
 std::string Of(const Resend& m) { return Negative("ordinal", m.ordinal); }

@@ -65,10 +65,9 @@ absl::StatusOr<DecodeToPrefill> Read(const proto::PrefillSubmit& in) {
   TANDEM_RETURN_IF_ERROR(ReadJob(in.job(), &out.job));
   TANDEM_ASSIGN_OR_RETURN(out.attempt, FromProto(in.attempt()));
   TANDEM_ASSIGN_OR_RETURN(out.spec, FromProto(in.spec()));
-  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", in.num_blocks(), 1, kMaxRequestTokens));
-  TANDEM_RETURN_IF_ERROR(CheckRange("first_block", in.first_block(), 0, in.num_blocks()));
   out.first_block = in.first_block();
   out.num_blocks = in.num_blocks();
+  TANDEM_RETURN_IF_ERROR(ValidateBlocks(out));
   return DecodeToPrefill(std::move(out));
 }
 

@@ -598,19 +598,19 @@ TEST_F(EngineTransferTest, PromptLogprobsThatNobodyAskedForEndTheAttempt) {
 TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   Create();
   const PrefillSubmit good = PrefillSubmitOf(Disaggregated(1, RandomTokens(20, 3), 10));
-  std::vector<PrefillSubmit> bad(5, good);
+  std::vector<PrefillSubmit> bad(6, good);
   bad[0].spec.prompt_tokens = 0;
   bad[1].spec.prompt_tokens = 21;
   bad[2].spec.token_ids.clear();
-  bad[2].num_blocks = 0;
   bad[3].spec.time_left_us = INT64_MIN;
   bad[4].first_block = 3;
+  bad[5].num_blocks = 3;
   for (size_t i = 0; i < bad.size(); ++i) {
     bad[i].job = 50 + i;
     fleet_.engine(kPrefill).OnDecodeMessage(100, bad[i], fleet_.now_us());
   }
   Run();
-  EXPECT_EQ(fleet_.messages("Refused"), 5);
+  EXPECT_EQ(fleet_.messages("Refused"), 6);
   EXPECT_EQ(computed(kPrefill), 0);
 }
 

@@ -7,6 +7,8 @@
 #include <limits>
 #include <string>
 
+#include "runtime/protocol/peer_messages.h"
+
 namespace tandem {
 namespace {
 
@@ -31,6 +33,20 @@ RequestSpec Good() {
                        .stop_token_ids = {1, 1'000'000},
                        .logit_bias = {{0, -100}, {99, 100}}},
           .time_left_us = 1};
+}
+
+TEST(RequestSpecTest, APromptForAPeerPromisesBlocksThatItMayHave) {
+  const auto check = [](int32_t first_block, int32_t num_blocks) {
+    return std::string(
+        ValidateBlocks({.spec = {}, .first_block = first_block, .num_blocks = num_blocks})
+            .message());
+  };
+  EXPECT_EQ(check(0, 1), "");
+  EXPECT_EQ(check(kMaxRequestTokens, kMaxRequestTokens), "");
+  EXPECT_EQ(check(0, 0), "num_blocks: 0, want 1 to 4194304");
+  EXPECT_EQ(check(0, kMaxRequestTokens + 1), "num_blocks: 4194305, want 1 to 4194304");
+  EXPECT_EQ(check(-1, 3), "first_block: -1, want 0 to 3");
+  EXPECT_EQ(check(4, 3), "first_block: 4, want 0 to 3");
 }
 
 TEST(RequestSpecTest, APromptsSpecHasAllChoicesAndNothingGenerated) {
