@@ -93,7 +93,7 @@ TEST_F(PublishedLimitsTest, OfHttpClients) {
   EXPECT_EQ(row("time for a body"), Seconds(HttpTimes().body));
   EXPECT_EQ(row("reading on after a refusal or a last answer"), Seconds(HttpTimes().discard));
   EXPECT_EQ(row("idle time of a kept connection"), Seconds(HttpTimes().idle));
-  EXPECT_EQ(row("the same once the server drains"), Seconds(HttpTimes().last));
+  EXPECT_EQ(row("the same once the server drains"), Seconds(HttpTimes().last_request));
   EXPECT_EQ(row("time for a write to make progress"), Seconds(HttpTimes().write));
   EXPECT_EQ(row("answer bytes not read when more come"), Bytes(kMaxUnsentBytes));
   EXPECT_EQ(row("silence of the client's machine"), kSilence);
