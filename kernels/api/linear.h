@@ -45,6 +45,7 @@ struct LinearSpec {
   // piece has its own accumulator, and the pieces are added in a fixed pairwise tree, so that a
   // rank of a tensor-parallel group computes whole pieces.
   bool segmented = false;
+  bool scaled = false;  // Every part has scales (WeightPart).
 };
 
 // One tensor of the checkpoint. The parts of a fused projection (Q, K, V; gate, up) stack along N.

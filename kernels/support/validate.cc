@@ -131,6 +131,12 @@ absl::Status Validate(const LinearSpec& spec) {
                                                     NameOf(spec.compute_dtype)));
 }
 
+  // Every type of today keeps numbers, none runs of them.
+  if (spec.scaled) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
+        spec.in_features, spec.out_features, NameOf(spec.weight_type)));
+  }
 absl::Status ValidatePacked(DevicePtr<const std::byte> packed, size_t size_bytes,
                             size_t packed_bytes) {
   return CheckPacked(packed.address(), size_bytes, packed_bytes);
@@ -144,11 +150,10 @@ absl::Status ValidatePacking(const LinearSpec& spec, std::span<const WeightPart>
     TANDEM_RETURN_IF_ERROR(
         InRange("linear", "out_features of a part", part.out_features, 1, kMaxFeatures));
     out_features += part.out_features;
-    // Every type of today keeps numbers, none runs of them.
-    if (!part.scales.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("linear: a part has %d scales, weights of type %s are packed without",
-                          part.scales.size(), NameOf(spec.weight_type)));
+    if (part.scales.empty() == spec.scaled) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("linear: a part has %d scales, the layer is %s", part.scales.size(),
+                          spec.scaled ? "packed with scales" : "packed without"));
     }
   }
   if (out_features != spec.out_features) {

@@ -24,12 +24,11 @@ struct OpenedModel {
   ModelTypes types;
 };
 
-// The narrowest type that holds every matrix. Vectors are computed in f32 in any case.
+// The narrowest type that holds every matrix. Vectors and scales are computed in f32 in any case.
 TensorType StoredType(const ModelSpec& spec, const WeightSource& source) {
   std::optional<TensorType> common;
-  for (const TensorDecl& tensor : spec.Tensors()) {
-    if (tensor.shape.size() != 2) continue;
-    const std::optional<TensorType> type = source.TypeOf(tensor.name);
+  for (const TensorDecl& matrix : spec.Matrices()) {
+    const std::optional<TensorType> type = source.TypeOf(matrix.name);
     if (!type) continue;  // Loading will say what is wrong with it.
     if (common && *common != *type) return TensorType::kF32;
     common = type;

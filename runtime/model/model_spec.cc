@@ -152,6 +152,21 @@ bool ModelSpec::has_windows() const {
   return std::any_of(windows.begin(), windows.end(), [](int64_t window) { return window != 0; });
 }
 
+// Appends the matrices of a part.
+struct MatrixLister {
+  std::vector<TensorDecl>* matrices;
+
+  absl::Status operator()(const TableDecl& decl) const {
+    if (decl.present()) matrices->push_back(decl.table);
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const NormDecl&) const { return absl::OkStatus(); }
+  absl::Status operator()(const LinearDecl& decl) const {
+    for (const LinearPart& part : decl.parts) matrices->push_back(part.weight);
+    return absl::OkStatus();
+  }
+};
+
 bool ModelSpec::has_head_norms() const {
   return std::any_of(layers.begin(), layers.end(),
                      [](const Layer& layer) { return layer.query_norm.present(); });
@@ -173,6 +188,12 @@ int64_t ModelSpec::NumParameters() const {
     sum += count;
   }
   return sum;
+}
+
+std::vector<TensorDecl> ModelSpec::Matrices() const {
+  std::vector<TensorDecl> matrices;
+  VisitParts(MatrixLister{&matrices}, *this).IgnoreError();
+  return matrices;
 }
 
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {

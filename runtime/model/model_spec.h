@@ -49,7 +49,7 @@ struct LinearPart {
 
 struct LinearDecl {
   int64_t in_features = 0;
-  std::vector<LinearPart> parts;  // All with a bias, or none.
+  std::vector<LinearPart> parts;  // All with a bias, or none; all with scales, or none.
   WeightLayout layout = WeightLayout::kOutIn;
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
 
@@ -58,6 +58,7 @@ struct LinearDecl {
 };
 
 // The parts of a model, by whatever stands for them: a declaration (ModelSpec) or what runs
+  bool scaled() const { return !parts.empty() && parts[0].scales.present(); }
 // (WeightParts). Whoever names, counts, plans, packs or binds tensors visits them (VisitParts), so
 // that a new tensor is a member here, a line there, its name in the families that have it, and its
 // use in decoder.cc.
@@ -129,6 +130,8 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source);
 
 // Rotary frequencies, config.head_dim / 2 of them, as Transformers computes them.
+  // The tables and weights among them: neither vectors nor scales.
+  std::vector<TensorDecl> Matrices() const;
 std::vector<float> RopeFrequencies(const ModelConfig& config);
 
 }  // namespace tandem

@@ -70,7 +70,8 @@ class Planner {
                                .compute_dtype = types_.compute,
                                .output_dtype = DType::kF32,
                                .layout = decl.layout,
-                               .segmented = decl.segmented}};
+                               .segmented = decl.segmented,
+                               .scaled = decl.scaled()}};
     TANDEM_ASSIGN_OR_RETURN(PackedFormat format, backend_.GetPackedFormat(section.linear));
     section.pack_format = std::move(format.id);
     section.bytes = format.size_bytes;

@@ -145,8 +145,12 @@ TEST_P(ValidateTest, LinearLayers) {
   // No type of today keeps scales.
   WeightPart scaled = all;
   scaled.scales = {data_, 4};
-  const absl::Status refused =
-      device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes});
+  ExpectRefused(device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes}),
+                "4 scales, the layer is packed without");
+  // No type of today keeps scales.
+  LinearSpec with_scales = spec;
+  with_scales.scaled = true;
+  const absl::Status refused = device_->backend().GetPackedFormat(with_scales).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_NE(refused.ToString().find("4 scales"), std::string::npos) << refused;
   const DeviceBuffer placed = *device_->backend().PlaceWeights({packed.data(), bytes});

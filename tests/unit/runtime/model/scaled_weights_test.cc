@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/create_backend.h"
 #include "kernels/support/host_args.h"
 #include "kernels/support/host_backend.h"
 #include "runtime/model/weights.h"
@@ -216,6 +217,9 @@ TEST_F(ScaledWeightsTest, AreTensorsOfTheModelAndOfItsDigest) {
   std::vector<std::string> names;
   for (const TensorDecl& tensor : OneLinear().Tensors()) names.push_back(tensor.name);
   EXPECT_THAT(names, ElementsAre("a.weight", "a.scales", "b.weight", "b.scales"));
+  std::vector<std::string> matrices;  // These decide the type that is computed in, scales do not.
+  for (const TensorDecl& matrix : OneLinear().Matrices()) matrices.push_back(matrix.name);
+  EXPECT_THAT(matrices, ElementsAre("a.weight", "b.weight"));
   Tensors source = Checkpoint(2.0f), changed = Checkpoint(3.0f);
   const auto digest = Load(OneLinear(), &source)->digest();
   const auto other = ModelWeights::Load(OneLinear(), &changed, &backend_, {});
@@ -230,6 +234,20 @@ TEST_F(ScaledWeightsTest, AreInTheKeyOfTheCache) {
   other.logits.parts[1].scales = {"other.scales", {1, 1}};
   static_cast<void>(Load(other, &again));
   EXPECT_FALSE(again.read().empty()) << "another packing was taken for this one";
+}
+
+TEST_F(ScaledWeightsTest, WhatPacksNoScalesRefusesThemBeforeAnythingIsAllocatedOrRead) {
+  for (const char* device : {"reference", "cpu"}) {
+    const auto backend = CreateBackend({.device = device});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    const auto bytes = ModelWeights::PackedBytes(OneLinear(), **backend, {});
+    EXPECT_EQ(bytes.status().code(), absl::StatusCode::kFailedPrecondition) << bytes.status();
+    EXPECT_THAT(bytes.status().ToString(), testing::HasSubstr("come with scales")) << device;
+    Tensors source = Checkpoint(2.0f);
+    const auto loaded = ModelWeights::Load(OneLinear(), &source, backend->get(), {});
+    EXPECT_EQ(loaded.status(), bytes.status());
+    EXPECT_TRUE(source.read().empty());
+  }
 }
 
 TEST_F(ScaledWeightsTest, AnotherFormatOfTheSameSizeIsPackedAgain) {
