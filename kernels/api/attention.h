@@ -94,6 +94,7 @@ struct DecodeAttentionArgsOf {
   int num_heads;                 // H
   DType compute_dtype;           // softmax weights are rounded to it before they multiply V
   float softmax_scale;           // usually 1 / sqrt(D)
+  float score_cap = 0.0f;        // scaled scores become cap · tanh(score / cap); 0: no cap
   int64_t window = 0;            // W; 0: all are seen
   static constexpr auto Pointers(auto& self) {
     return std::tie(self.query, self.kv.base, self.block_table, self.num_tokens, self.output);
@@ -118,7 +119,8 @@ struct PrefillAttentionArgsOf {
   int num_heads;                 // H
   DType compute_dtype;           // as in DecodeAttentionArgs
   float softmax_scale;
-  int64_t window = 0;  // W; 0: all are seen
+  float score_cap = 0.0f;  // as in DecodeAttentionArgs
+  int64_t window = 0;      // W; 0: all are seen
   static constexpr auto Pointers(auto& self) {
     return std::tie(self.query, self.kv.base, self.block_table, self.query_start, self.num_cached,
                     self.output);

@@ -166,9 +166,9 @@ class Backend {
   virtual absl::Status RmsNorm(const RmsNormArgs& args) = 0;
   virtual absl::Status LayerNorm(const LayerNormArgs& args) = 0;
   virtual absl::Status Linear(const LinearArgs& args) = 0;
-  virtual absl::Status SwiGlu(const SwiGluArgs& args) = 0;
-  virtual absl::Status Gelu(const GeluArgs& args) = 0;
+  virtual absl::Status Activate(const ActivateArgs& args) = 0;
   virtual absl::Status Add(const AddArgs& args) = 0;
+  virtual absl::Status SoftCap(const SoftCapArgs& args) = 0;
   virtual absl::Status GatherRows(const GatherRowsArgs& args) = 0;
   virtual absl::Status LogSoftmax(const LogSoftmaxArgs& args) = 0;
   virtual absl::Status Sample(const SampleArgs& args) = 0;

@@ -66,34 +66,38 @@ struct LayerNormArgsOf {
 };
 using LayerNormArgs = LayerNormArgsOf<DevicePtr>;
 
-// output = silu(gate) · up, silu(x) = x / (1 + exp(−x)).
+enum class ActivationFunction : uint8_t {
+  kSilu,  // x / (1 + exp(−x))
+  // 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))): GPT-2's gelu_new, gelu_pytorch_tanh. Computed as
+  // x / (1 + exp(−2·√(2/π)·(x + 0.044715·x³))), the same function without cancellation.
+  kGeluTanh,
+};
+
+// output = function(gate) · up; without an up, function(gate).
 template <template <typename> class P>
-struct SwiGluArgsOf {
-  P<const void> gate;    // [T, E] input_dtype, rows input_stride apart
-  P<const void> up;      // [T, E] input_dtype, rows input_stride apart
-  int64_t input_stride;  // elements; 2E when gate and up are one fused projection
-  P<void> output;        // [T, E] output_dtype, overlaps no input
-  int64_t num_rows;      // T, may be 0
-  int64_t features;      // E
+struct ActivateArgsOf {
+  P<const void> gate;          // [T, E] input_dtype, rows input_stride apart
+  P<const void> up = nullptr;  // [T, E] input_dtype, rows input_stride apart; or null: not gated
+  int64_t input_stride;        // elements; 2E when gate and up are one fused projection
+  P<void> output;              // [T, E] output_dtype, overlaps no input
+  int64_t num_rows;            // T, may be 0
+  int64_t features;            // E
+  ActivationFunction function;
   DType input_dtype;
   DType output_dtype;
   static constexpr auto Pointers(auto& self) { return std::tie(self.gate, self.up, self.output); }
 };
-using SwiGluArgs = SwiGluArgsOf<DevicePtr>;
+using ActivateArgs = ActivateArgsOf<DevicePtr>;
 
-// GPT-2's gelu_new: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), computed as
-// x / (1 + exp(−2·√(2/π)·(x + 0.044715·x³))), which is the same function without cancellation.
+// values = cap · tanh(values / cap), element by element: capped logits.
 template <template <typename> class P>
-struct GeluArgsOf {
-  P<const void> input;  // [T, E] input_dtype
-  P<void> output;       // [T, E] output_dtype; may be the input if the types are equal
-  int64_t num_rows;     // T, may be 0
-  int64_t features;     // E
-  DType input_dtype;
-  DType output_dtype;
-  static constexpr auto Pointers(auto& self) { return std::tie(self.input, self.output); }
+struct SoftCapArgsOf {
+  P<float> values;  // [count]
+  int64_t count;    // may be 0
+  float cap;        // above 0
+  static constexpr auto Pointers(auto& self) { return std::tie(self.values); }
 };
-using GeluArgs = GeluArgsOf<DevicePtr>;
+using SoftCapArgs = SoftCapArgsOf<DevicePtr>;
 
 // accumulator += addend, element by element: the residual stream.
 template <template <typename> class P>

@@ -200,6 +200,15 @@ struct Attention {
     return x;
   }
 
+  // Scaled and capped scores of `num_rows` rows. It is apart, so that layers without a cap have a
+  // branch for each tile and no more.
+  [[gnu::noinline]] static void CapScores(const AttentionTask& task, int num_rows, float* scores) {
+    for (int i = 0; i < num_rows * kAttentionTileTokens; i += kLanes) {
+      const F32x16 score = LoadF32(scores + i) * task.softmax_scale;
+      StoreF32(scores + i, SoftCapOf(score, task.score_cap));
+    }
+  }
+
   // From scores to weights exp(score − max), the new maximum and sum; positions [hidden, visible)
   // of the tile are seen.
   static void Softmax(float* scores, float softmax_scale, int64_t hidden, int64_t visible,
@@ -303,6 +312,8 @@ struct Attention {
         state.queries);
     for (int r = 0; r < kRows; ++r) partials[r] = {-__builtin_inff(), 0.0f};
     std::memset(accumulators, 0, sizeof(float) * kRows * padded);
+    const float scale =
+        task.score_cap == 0.0f ? task.softmax_scale : 1.0f;  // CapScores scales, too
     const int64_t first_visible = FirstVisible(task.num_visible[0], task.window);  // the least
     const int64_t num_visible = task.num_visible[kRows - 1];                       // the most
     const int64_t segment_end = segment_begin + kAttentionSegmentTokens < num_visible
@@ -318,10 +329,11 @@ struct Attention {
         next = FindTiles(task, tile + kAttentionTileTokens, first_visible, num_visible);
       }
       Scores<kRows>(tiles, next, head_dim, &state);
+      if (task.score_cap != 0.0f) CapScores(task, kRows, state.scores[0]);
       for (int r = 0; r < kRows; ++r) {
-        Softmax(state.scores[r], task.softmax_scale,
-                FirstVisible(task.num_visible[r], task.window) - tile, task.num_visible[r] - tile,
-                &partials[r], &state.rescale[r], state.weights + r * kWeightRowBytes);
+        Softmax(state.scores[r], scale, FirstVisible(task.num_visible[r], task.window) - tile,
+                task.num_visible[r] - tile, &partials[r], &state.rescale[r],
+                state.weights + r * kWeightRowBytes);
       }
       const int tokens = num_visible - tile < kAttentionTileTokens
                              ? static_cast<int>(num_visible - tile)

@@ -34,6 +34,7 @@ struct Problem {
   int num_heads;
   DType compute_dtype;
   float softmax_scale;
+  float score_cap;
   int64_t window;
 };
 
@@ -47,6 +48,7 @@ Problem ProblemOf(const Args& args) {
                  .num_heads = args.num_heads,
                  .compute_dtype = args.compute_dtype,
                  .softmax_scale = args.softmax_scale,
+                 .score_cap = args.score_cap,
                  .window = args.window};
 }
 
@@ -84,7 +86,8 @@ AttentionTask TaskOf(const Problem& problem, const Job& job, const Rows& rows) {
                        .queries = rows.queries.data(),
                        .num_visible = rows.num_visible.data(),
                        .window = problem.window,
-                       .softmax_scale = problem.softmax_scale};
+                       .softmax_scale = problem.softmax_scale,
+                       .score_cap = problem.score_cap};
 }
 
 // Segments of a job, merged left to right; parts of segment first_segment + s at

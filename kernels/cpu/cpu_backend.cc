@@ -74,13 +74,22 @@ class CpuBackend final : public HostBackend {
   absl::Status LayerNorm(const LayerNormArgs& args) override {
     return ForRows(args, table_.rows.layer_norm);
   }
-  absl::Status SwiGlu(const SwiGluArgs& args) override { return ForRows(args, table_.rows.swiglu); }
-  absl::Status Gelu(const GeluArgs& args) override { return ForRows(args, table_.rows.gelu); }
+  absl::Status Activate(const ActivateArgs& args) override {
+    return ForRows(args, table_.rows.activate);
+  }
 
   absl::Status Add(const AddArgs& device_args) override {
     TANDEM_RETURN_IF_ERROR(Validate(device_args));
     const HostAddArgs args = OnHost(device_args);
     Share(args.count, 1, [&](int64_t begin, int64_t end) { table_.rows.add(args, begin, end); });
+    return absl::OkStatus();
+  }
+
+  absl::Status SoftCap(const SoftCapArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    const HostSoftCapArgs args = OnHost(device_args);
+    Share(args.count, 1,
+          [&](int64_t begin, int64_t end) { table_.rows.soft_cap(args, begin, end); });
     return absl::OkStatus();
   }
 

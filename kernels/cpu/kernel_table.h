@@ -16,9 +16,9 @@ namespace tandem {
 struct RowKernels {
   void (*rms_norm)(const HostRmsNormArgs& args, int64_t begin, int64_t end);
   void (*layer_norm)(const HostLayerNormArgs& args, int64_t begin, int64_t end);
-  void (*swiglu)(const HostSwiGluArgs& args, int64_t begin, int64_t end);
-  void (*gelu)(const HostGeluArgs& args, int64_t begin, int64_t end);
+  void (*activate)(const HostActivateArgs& args, int64_t begin, int64_t end);
   void (*add)(const HostAddArgs& args, int64_t begin, int64_t end);
+  void (*soft_cap)(const HostSoftCapArgs& args, int64_t begin, int64_t end);
   void (*embedding)(const HostEmbeddingArgs& args, int64_t begin, int64_t end);
   void (*log_softmax)(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end);
 };
@@ -69,6 +69,7 @@ struct AttentionTask {
   const int64_t* num_visible;  // [num_rows] ascending; positions before these are seen,
   int64_t window;              // but only the last so many of them; 0: all
   float softmax_scale;
+  float score_cap;  // 0: none
 };
 
 struct AttentionKernels {

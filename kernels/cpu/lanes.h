@@ -81,15 +81,23 @@ TANDEM_LANES void StoreLanes(DType dtype, void* array, int64_t index, F32x16 x, 
   }
 }
 
-// Exp of vector_math.h in every lane, bit by bit.
-TANDEM_LANES F32x16 ExpOf(F32x16 x) {
+// The functions of vector_math.h in every lane, bit by bit.
+struct ExpPartsOf {
+  F32x16 fraction;
+  F32x16 scale;
+};
+TANDEM_LANES ExpPartsOf SplitExpOf(F32x16 x) {
   const F32x16 shifted = x * kLog2E + kRoundFloat;
   const F32x16 n = shifted - kRoundFloat;
   const F32x16 r = (x - n * kLn2High) - n * kLn2Low;
   const F32x16 q = kExp0 + r * (kExp1 + r * (kExp2 + r * (kExp3 + r * kExp4)));
-  const F32x16 p = 1.0f + (r + (r * r) * q);
-  const F32x16 scale = FloatsOf((BitsOf(shifted) + 127u) << 23);
-  const F32x16 y = Select(x < kExpLowest, Splat(0.0f), p * scale);
+  return {.fraction = r + (r * r) * q, .scale = FloatsOf((BitsOf(shifted) + 127u) << 23)};
+}
+
+TANDEM_LANES F32x16 ExpOf(F32x16 x) {
+  const ExpPartsOf parts = SplitExpOf(x);
+  const F32x16 p = 1.0f + parts.fraction;
+  const F32x16 y = Select(x < kExpLowest, Splat(0.0f), p * parts.scale);
   return Select(x > kExpHighest, Splat(__builtin_inff()), y);
 }
 
@@ -100,6 +108,16 @@ TANDEM_LANES F32x16 GeluTanhOf(F32x16 x) {
   const F32x16 y = x + 0.044715f * cube;
   return x / (1.0f + ExpOf(-0x1.988454p+0f * y));
 }
+
+TANDEM_LANES F32x16 TanhOf(F32x16 x) {
+  const U32x16 sign = BitsOf(x) & 0x80000000u;
+  const F32x16 y = -2.0f * FloatsOf(BitsOf(x) & 0x7FFFFFFFu);
+  const ExpPartsOf parts = SplitExpOf(Select(y < kExpLowest, Splat(kExpLowest), y));
+  const F32x16 t = (parts.scale - 1.0f) + parts.scale * parts.fraction;
+  return FloatsOf(BitsOf((0.0f - t) / (2.0f + t)) | sign);
+}
+
+TANDEM_LANES F32x16 SoftCapOf(F32x16 x, float cap) { return cap * TanhOf(x / cap); }
 
 }  // namespace
 }  // namespace tandem

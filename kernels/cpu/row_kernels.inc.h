@@ -67,24 +67,25 @@ void LayerNormRows(const HostLayerNormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void SwiGluRows(const HostSwiGluArgs& args, int64_t begin, int64_t end) {
+template <ActivationFunction kFunction>
+void ActivateRowsBy(const HostActivateArgs& args, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t i = 0; i < args.features; i += kLanes) {
       const int lanes = LanesAt(i, args.features);
       const int64_t from = r * args.input_stride + i;
       const F32x16 gate = LoadLanes(args.input_dtype, args.gate, from, lanes);
-      const F32x16 up = LoadLanes(args.input_dtype, args.up, from, lanes);
-      StoreLanes(args.output_dtype, args.output, r * args.features + i, SiluOf(gate) * up, lanes);
+      F32x16 y = kFunction == ActivationFunction::kSilu ? SiluOf(gate) : GeluTanhOf(gate);
+      if (args.up != nullptr) y = y * LoadLanes(args.input_dtype, args.up, from, lanes);
+      StoreLanes(args.output_dtype, args.output, r * args.features + i, y, lanes);
     }
   }
 }
 
-void GeluRows(const HostGeluArgs& args, int64_t begin, int64_t end) {
-  const int64_t count = end * args.features;
-  for (int64_t i = begin * args.features; i < count; i += kLanes) {
-    const int lanes = LanesAt(i, count);
-    const F32x16 x = LoadLanes(args.input_dtype, args.input, i, lanes);
-    StoreLanes(args.output_dtype, args.output, i, GeluTanhOf(x), lanes);
+void ActivateRows(const HostActivateArgs& args, int64_t begin, int64_t end) {
+  if (args.function == ActivationFunction::kSilu) {
+    ActivateRowsBy<ActivationFunction::kSilu>(args, begin, end);
+  } else {
+    ActivateRowsBy<ActivationFunction::kGeluTanh>(args, begin, end);
   }
 }
 
@@ -94,6 +95,14 @@ void AddElements(const HostAddArgs& args, int64_t begin, int64_t end) {
     const F32x16 sum = LoadLanes(DType::kF32, args.accumulator, i, lanes) +
                        LoadLanes(DType::kF32, args.addend, i, lanes);
     StoreLanes(DType::kF32, args.accumulator, i, sum, lanes);
+  }
+}
+
+void SoftCapElements(const HostSoftCapArgs& args, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += kLanes) {
+    const int lanes = LanesAt(i, end);
+    const F32x16 x = LoadLanes(DType::kF32, args.values, i, lanes);
+    StoreLanes(DType::kF32, args.values, i, SoftCapOf(x, args.cap), lanes);
   }
 }
 
@@ -155,9 +164,9 @@ void LogSoftmaxRows(const HostLogSoftmaxArgs& args, int64_t begin, int64_t end) 
 constexpr RowKernels kRowKernels = {
     .rms_norm = RmsNormRows,
     .layer_norm = LayerNormRows,
-    .swiglu = SwiGluRows,
-    .gelu = GeluRows,
+    .activate = ActivateRows,
     .add = AddElements,
+    .soft_cap = SoftCapElements,
     .embedding = EmbeddingRows,
     .log_softmax = LogSoftmaxRows,
 };

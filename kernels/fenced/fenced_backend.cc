@@ -147,9 +147,13 @@ class FencedBackend final : public Backend {
     inner_args.op = static_cast<const FencedLinearOp*>(args.op)->inner();
     return Enqueue(inner_args, &Backend::Linear);
   }
-  absl::Status SwiGlu(const SwiGluArgs& args) override { return Enqueue(args, &Backend::SwiGlu); }
-  absl::Status Gelu(const GeluArgs& args) override { return Enqueue(args, &Backend::Gelu); }
+  absl::Status Activate(const ActivateArgs& args) override {
+    return Enqueue(args, &Backend::Activate);
+  }
   absl::Status Add(const AddArgs& args) override { return Enqueue(args, &Backend::Add); }
+  absl::Status SoftCap(const SoftCapArgs& args) override {
+    return Enqueue(args, &Backend::SoftCap);
+  }
   absl::Status GatherRows(const GatherRowsArgs& args) override {
     return Enqueue(args, &Backend::GatherRows);
   }

@@ -40,22 +40,44 @@ class Probe {
             }
           }
         }
-        TANDEM_RETURN_IF_ERROR(Attention(0, false));
+        TANDEM_RETURN_IF_ERROR(Attention({}));
       }
       TANDEM_RETURN_IF_ERROR(LogSoftmax());
     }
-    if (shape_.window == 0 && !shape_.head_norms) return std::move(operations_);
-    for (const Inputs inputs : {Inputs::kOrdinary, Inputs::kHostile}) {
-      inputs_ = inputs;
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        dtype_ = dtype;
-        TANDEM_RETURN_IF_ERROR(Attention(shape_.window, shape_.head_norms));
-      }
+    const AttentionOptions attention{shape_.window, shape_.head_norms, shape_.score_cap};
+    const bool has_attention = attention.window != 0 || attention.head_norms || attention.cap != 0;
+    if (has_attention) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Attention(attention); }));
+    }
+    if (shape_.gated_gelu) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Gated("geglu", ActivationFunction::kGeluTanh); }));
+    }
+    if (shape_.logit_cap != 0.0f) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return CappedLogits(); }));
     }
     return std::move(operations_);
   }
 
  private:
+  struct AttentionOptions {
+    int64_t window = 0;
+    bool head_norms = false;
+    float cap = 0.0f;
+  };
+
+  // Over both kinds of inputs and both types.
+  template <typename Operation>
+  absl::Status ForAll(const Operation& operation) {
+    for (const Inputs inputs : {Inputs::kOrdinary, Inputs::kHostile}) {
+      inputs_ = inputs;
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        dtype_ = dtype;
+        TANDEM_RETURN_IF_ERROR(operation());
+      }
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<DeviceBuffer> Zeros(int64_t bytes) {
     return Copy(std::vector<std::byte>(static_cast<size_t>(bytes)));
   }
@@ -203,38 +225,43 @@ class Probe {
     return Hash("layer_norm", dtype_, output);
   }
 
-  absl::Status Activations() {
+  absl::Status Activate(const char* name, ActivationFunction function, const DeviceBuffer& input,
+                        DType input_dtype, bool gated) {
     const ProbeShape& s = shape_;
-    const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input,
-                            Numbers(dtype_, s.rows, 2 * s.features, 12.0f));
-    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output, Zeros(s.rows * s.features * size));
-    TANDEM_RETURN_IF_ERROR(backend_.SwiGlu({.gate = input.data(),
-                                            .up = input.data() + s.features * size,
-                                            .input_stride = 2 * s.features,
-                                            .output = output.data(),
-                                            .num_rows = s.rows,
-                                            .features = s.features,
-                                            .input_dtype = dtype_,
-                                            .output_dtype = dtype_}));
-    TANDEM_RETURN_IF_ERROR(Hash("swiglu", dtype_, output));
-    TANDEM_RETURN_IF_ERROR(backend_.Gelu({.input = input.data(),
-                                          .output = output.data(),
-                                          .num_rows = s.rows,
-                                          .features = s.features,
-                                          .input_dtype = dtype_,
-                                          .output_dtype = dtype_}));
-    TANDEM_RETURN_IF_ERROR(Hash("gelu", dtype_, output));
+    const int64_t half = s.features * static_cast<int64_t>(SizeOf(input_dtype));
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer output,
+                            Zeros(s.rows * s.features * static_cast<int64_t>(SizeOf(dtype_))));
+    TANDEM_RETURN_IF_ERROR(
+        backend_.Activate({.gate = input.data(),
+                           .up = gated ? input.data() + half : DevicePtr<std::byte>(),
+                           .input_stride = gated ? 2 * s.features : s.features,
+                           .output = output.data(),
+                           .num_rows = s.rows,
+                           .features = s.features,
+                           .function = function,
+                           .input_dtype = input_dtype,
+                           .output_dtype = dtype_}));
+    return Hash(name, dtype_, output);
+  }
+
+  absl::StatusOr<DeviceBuffer> GateAndUp() {
+    return Numbers(dtype_, shape_.rows, 2 * shape_.features, 12.0f);
+  }
+
+  absl::Status Gated(const char* name, ActivationFunction function) {
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, GateAndUp());
+    return Activate(name, function, input, dtype_, /*gated=*/true);
+  }
+
+  absl::Status Activations() {
+    constexpr ActivationFunction kGelu = ActivationFunction::kGeluTanh;
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer input, GateAndUp());
+    TANDEM_RETURN_IF_ERROR(Activate("swiglu", ActivationFunction::kSilu, input, dtype_, true));
+    TANDEM_RETURN_IF_ERROR(Activate("gelu", kGelu, input, dtype_, false));
     // Large numbers are their own gelu: rounded to bf16 here, past its range among them.
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer wide,
-                            Numbers(DType::kF32, s.rows, s.features, 12.0f));
-    TANDEM_RETURN_IF_ERROR(backend_.Gelu({.input = wide.data(),
-                                          .output = output.data(),
-                                          .num_rows = s.rows,
-                                          .features = s.features,
-                                          .input_dtype = DType::kF32,
-                                          .output_dtype = dtype_}));
-    return Hash("gelu of f32", dtype_, output);
+                            Numbers(DType::kF32, shape_.rows, shape_.features, 12.0f));
+    return Activate("gelu of f32", kGelu, wide, DType::kF32, false);
   }
 
   absl::Status Linear(DType output_dtype, bool segmented) {
@@ -292,10 +319,10 @@ class Probe {
   }
 
   // Writes all positions; prefill attention for the last rows, decode for the very last.
-  absl::Status Attention(int64_t window, bool head_norms) {
+  absl::Status Attention(const AttentionOptions& options) {
     const ProbeShape& s = shape_;
     DeviceBuffer norms;
-    if (head_norms) {
+    if (options.head_norms) {
       TANDEM_ASSIGN_OR_RETURN(norms, Numbers(DType::kF32, 2, s.head_dim, 1.0f));
     }
     const int64_t size = static_cast<int64_t>(SizeOf(dtype_));
@@ -345,7 +372,7 @@ class Probe {
          .cos = cos.as<float>(),
          .sin = sin.as<float>(),
          .query_norm = norms.as<float>(),
-         .key_norm = head_norms ? norms.as<float>() + s.head_dim : DevicePtr<float>(),
+         .key_norm = options.head_norms ? norms.as<float>() + s.head_dim : DevicePtr<float>(),
          .norm_epsilon = 1e-5f,
          .slots = slots.as<int64_t>(),
          .kv = kv,
@@ -378,7 +405,8 @@ class Probe {
                                                       .num_heads = s.heads,
                                                       .compute_dtype = dtype_,
                                                       .softmax_scale = 0.15f,
-                                                      .window = window}));
+                                                      .score_cap = options.cap,
+                                                      .window = options.window}));
     TANDEM_RETURN_IF_ERROR(Hash("prefill_attention", dtype_, output));
 
     TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer num_tokens, Copy(std::vector<int32_t>{s.positions}));
@@ -394,8 +422,18 @@ class Probe {
          .num_heads = s.heads,
          .compute_dtype = dtype_,
          .softmax_scale = 0.15f,
-         .window = window}));
+         .score_cap = options.cap,
+         .window = options.window}));
     return Hash("decode_attention", dtype_, row);
+  }
+
+  absl::Status CappedLogits() {
+    const int64_t count = shape_.rows * shape_.vocabulary;
+    TANDEM_ASSIGN_OR_RETURN(const DeviceBuffer logits,
+                            Numbers(DType::kF32, shape_.rows, shape_.vocabulary, 40.0f));
+    TANDEM_RETURN_IF_ERROR(
+        backend_.SoftCap({.values = logits.as<float>(), .count = count, .cap = shape_.logit_cap}));
+    return Hash("soft_cap", DType::kF32, logits);
   }
 
   absl::Status LogSoftmax() {
@@ -431,7 +469,11 @@ absl::StatusOr<std::vector<ProbedOperation>> ProbeOperations(Backend& backend,
 
 absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions& options) {
   // A window that begins in the segment before the last one's, in the middle of a sub-tile.
-  const ProbeShape shape{.window = options.window ? 299 : 0, .head_norms = options.head_norms};
+  const ProbeShape shape{.window = options.window ? 299 : 0,
+                         .head_norms = options.head_norms,
+                         .score_cap = options.score_cap ? 5.0f : 0.0f,
+                         .gated_gelu = options.gated_gelu,
+                         .logit_cap = options.logit_cap ? 30.0f : 0.0f};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
                           ProbeOperations(backend, shape, kProbeSeed));
   Sha256 hash;

@@ -29,6 +29,9 @@ inline constexpr int kNumericsVersion = 2;
 struct ProbedOptions {
   bool window = false;
   bool head_norms = false;
+  bool score_cap = false;
+  bool gated_gelu = false;
+  bool logit_cap = false;
 };
 
 // A few milliseconds on a CPU. Engine thread only.
@@ -50,6 +53,10 @@ struct ProbeShape {
   // Attention once more with these, after all else; 0 and false: not.
   int64_t window = 0;
   bool head_norms = false;
+  float score_cap = 0.0f;
+  // After that, these.
+  bool gated_gelu = false;
+  float logit_cap = 0.0f;
 };
 
 // One operation and the digest of what it gave.

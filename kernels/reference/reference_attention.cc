@@ -44,6 +44,7 @@ struct Row {
   int kv_head;
   DType compute_dtype;
   float softmax_scale;
+  float score_cap;
   int64_t first_visible;  // positions [first_visible, num_visible) are seen
   int64_t num_visible;
 
@@ -58,7 +59,8 @@ float Score(const Row& row, int64_t position) {
     sum = sum + Load(row.compute_dtype, row.query, row.query_begin + d) *
                     ReadKv(*row.kv, block, false, row.kv_head, position % shape.block_tokens, d);
   }
-  return sum * row.softmax_scale;
+  const float score = sum * row.softmax_scale;
+  return row.score_cap == 0.0f ? score : SoftCap(score, row.score_cap);
 }
 
 void AddTile(const Row& row, int64_t tile_begin, Partial* partial) {
@@ -141,6 +143,7 @@ void AttendAllHeads(const Args& args, int64_t sequence, int64_t token, int64_t n
                   .kv_head = h / group,
                   .compute_dtype = args.compute_dtype,
                   .softmax_scale = args.softmax_scale,
+                  .score_cap = args.score_cap,
                   .first_visible = FirstVisible(num_visible, args.window),
                   .num_visible = num_visible};
     Attend(row, args.output, begin);

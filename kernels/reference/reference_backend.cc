@@ -69,9 +69,9 @@ class ReferenceBackend final : public HostBackend {
     return Run(args, ReferenceLayerNorm);
   }
   absl::Status Linear(const LinearArgs& args) override { return Run(args, ReferenceLinear); }
-  absl::Status SwiGlu(const SwiGluArgs& args) override { return Run(args, ReferenceSwiGlu); }
-  absl::Status Gelu(const GeluArgs& args) override { return Run(args, ReferenceGelu); }
+  absl::Status Activate(const ActivateArgs& args) override { return Run(args, ReferenceActivate); }
   absl::Status Add(const AddArgs& args) override { return Run(args, ReferenceAdd); }
+  absl::Status SoftCap(const SoftCapArgs& args) override { return Run(args, ReferenceSoftCap); }
   absl::Status GatherRows(const GatherRowsArgs& args) override {
     return Run(args, ReferenceGatherRows);
   }

@@ -59,19 +59,15 @@ void ReferenceLayerNorm(const HostLayerNormArgs& args) {
   }
 }
 
-void ReferenceSwiGlu(const HostSwiGluArgs& args) {
+void ReferenceActivate(const HostActivateArgs& args) {
   for (int64_t r = 0; r < args.num_rows; ++r) {
     for (int64_t e = 0; e < args.features; ++e) {
-      const float gate = Load(args.input_dtype, args.gate, r * args.input_stride + e);
-      const float up = Load(args.input_dtype, args.up, r * args.input_stride + e);
-      Store(args.output_dtype, args.output, r * args.features + e, Silu(gate) * up);
+      const int64_t from = r * args.input_stride + e;
+      const float gate = Load(args.input_dtype, args.gate, from);
+      float value = args.function == ActivationFunction::kSilu ? Silu(gate) : GeluTanh(gate);
+      if (args.up != nullptr) value = value * Load(args.input_dtype, args.up, from);
+      Store(args.output_dtype, args.output, r * args.features + e, value);
     }
-  }
-}
-
-void ReferenceGelu(const HostGeluArgs& args) {
-  for (int64_t i = 0; i < args.num_rows * args.features; ++i) {
-    Store(args.output_dtype, args.output, i, GeluTanh(Load(args.input_dtype, args.input, i)));
   }
 }
 
@@ -79,6 +75,10 @@ void ReferenceAdd(const HostAddArgs& args) {
   for (int64_t i = 0; i < args.count; ++i) {
     args.accumulator[i] = args.accumulator[i] + args.addend[i];
   }
+}
+
+void ReferenceSoftCap(const HostSoftCapArgs& args) {
+  for (int64_t i = 0; i < args.count; ++i) args.values[i] = SoftCap(args.values[i], args.cap);
 }
 
 void ReferenceGatherRows(const HostGatherRowsArgs& args) {

@@ -1,6 +1,7 @@
 #include "kernels/support/validate.h"
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "runtime/base/status_macros.h"
@@ -33,6 +34,12 @@ absl::Status Rows(const char* operation, int64_t num_rows) {
 
 absl::Status Features(const char* operation, int64_t features) {
   return InRange(operation, "features", features, 1, kMaxFeatures);
+}
+
+absl::Status Cap(const char* operation, const char* what, float cap) {
+  if (cap >= 0.0f && cap <= std::numeric_limits<float>::max()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: %s is %g, must be finite and not below 0", operation, what, cap));
 }
 
 bool Aligned(uintptr_t address) { return address % 64 == 0; }
@@ -88,6 +95,7 @@ absl::Status ValidateAttention(const char* operation, const Args& args, size_t t
   TANDEM_RETURN_IF_ERROR(ValidateHeads(operation, args.num_heads, args.kv));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "num_sequences", args.num_sequences, 0, kMaxRows));
   TANDEM_RETURN_IF_ERROR(InRange(operation, "window", args.window, 0, kMaxRows));
+  TANDEM_RETURN_IF_ERROR(Cap(operation, "score_cap", args.score_cap));
   if (args.num_sequences == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(InRange(operation, "max_blocks", args.max_blocks, 1, kMaxRows));
   TANDEM_RETURN_IF_ERROR(NotNull(operation, "query", args.query));
@@ -123,6 +131,12 @@ absl::Status Validate(const KvTileShape& shape) {
 absl::Status Validate(const LinearSpec& spec) {
   TANDEM_RETURN_IF_ERROR(InRange("linear", "in_features", spec.in_features, 1, kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
+  // Every type of today keeps numbers, none runs of them.
+  if (spec.scaled) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
+        spec.in_features, spec.out_features, NameOf(spec.weight_type)));
+  }
   if (spec.output_dtype == DType::kF32 || spec.output_dtype == spec.compute_dtype) {
     return absl::OkStatus();
   }
@@ -131,12 +145,6 @@ absl::Status Validate(const LinearSpec& spec) {
                                                     NameOf(spec.compute_dtype)));
 }
 
-  // Every type of today keeps numbers, none runs of them.
-  if (spec.scaled) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "linear: %d inputs and %d outputs come with scales, weights of type %s are packed without",
-        spec.in_features, spec.out_features, NameOf(spec.weight_type)));
-  }
 absl::Status ValidatePacked(DevicePtr<const std::byte> packed, size_t size_bytes,
                             size_t packed_bytes) {
   return CheckPacked(packed.address(), size_bytes, packed_bytes);
@@ -191,23 +199,14 @@ absl::Status Validate(const LinearArgs& args) {
   return NotNull("linear", "output", args.output);
 }
 
-absl::Status Validate(const SwiGluArgs& args) {
-  TANDEM_RETURN_IF_ERROR(Rows("swiglu", args.num_rows));
-  TANDEM_RETURN_IF_ERROR(Features("swiglu", args.features));
+absl::Status Validate(const ActivateArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Rows("activate", args.num_rows));
+  TANDEM_RETURN_IF_ERROR(Features("activate", args.features));
   if (args.num_rows == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(
-      InRange("swiglu", "input_stride", args.input_stride, args.features, 2 * kMaxFeatures));
-  TANDEM_RETURN_IF_ERROR(NotNull("swiglu", "gate", args.gate));
-  TANDEM_RETURN_IF_ERROR(NotNull("swiglu", "up", args.up));
-  return NotNull("swiglu", "output", args.output);
-}
-
-absl::Status Validate(const GeluArgs& args) {
-  TANDEM_RETURN_IF_ERROR(Rows("gelu", args.num_rows));
-  TANDEM_RETURN_IF_ERROR(Features("gelu", args.features));
-  if (args.num_rows == 0) return absl::OkStatus();
-  TANDEM_RETURN_IF_ERROR(NotNull("gelu", "input", args.input));
-  return NotNull("gelu", "output", args.output);
+      InRange("activate", "input_stride", args.input_stride, args.features, 2 * kMaxFeatures));
+  TANDEM_RETURN_IF_ERROR(NotNull("activate", "gate", args.gate));
+  return NotNull("activate", "output", args.output);
 }
 
 absl::Status Validate(const AddArgs& args) {
@@ -215,6 +214,13 @@ absl::Status Validate(const AddArgs& args) {
   if (args.count == 0) return absl::OkStatus();
   TANDEM_RETURN_IF_ERROR(NotNull("add", "accumulator", args.accumulator));
   return NotNull("add", "addend", args.addend);
+}
+
+absl::Status Validate(const SoftCapArgs& args) {
+  TANDEM_RETURN_IF_ERROR(Cap("soft cap", "cap", args.cap));
+  if (args.cap == 0.0f) return absl::InvalidArgumentError("soft cap: cap is 0, must be above");
+  TANDEM_RETURN_IF_ERROR(InRange("soft cap", "count", args.count, 0, int64_t{1} << 48));
+  return args.count == 0 ? absl::OkStatus() : NotNull("soft cap", "values", args.values);
 }
 
 absl::Status Validate(const GatherRowsArgs& args) {

@@ -32,15 +32,24 @@ inline constexpr double kRoundDouble = 0x1.8p+52;
 inline constexpr float kExpLowest = -87.0f;
 inline constexpr float kExpHighest = 88.0f;
 
-// Within 1.1 ulp. exp(0) is exactly 1.
-[[gnu::always_inline]] inline float Exp(float x) {
+// exp(x) = (1 + fraction) · scale, a power of two. For x from kExpLowest to kExpHighest.
+struct ExpParts {
+  float fraction;
+  float scale;
+};
+[[gnu::always_inline]] inline ExpParts SplitExp(float x) {
   const float shifted = x * kLog2E + kRoundFloat;
   const float n = shifted - kRoundFloat;
   const float r = (x - n * kLn2High) - n * kLn2Low;
   const float q = kExp0 + r * (kExp1 + r * (kExp2 + r * (kExp3 + r * kExp4)));
-  const float p = 1.0f + (r + (r * r) * q);
-  const float scale = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127u) << 23);
-  float y = p * scale;
+  return {.fraction = r + (r * r) * q,
+          .scale = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127u) << 23)};
+}
+
+// Within 1.1 ulp. exp(0) is exactly 1.
+[[gnu::always_inline]] inline float Exp(float x) {
+  const ExpParts parts = SplitExp(x);
+  float y = (1.0f + parts.fraction) * parts.scale;
   y = x < kExpLowest ? 0.0f : y;
   return x > kExpHighest ? std::numeric_limits<float>::infinity() : y;
 }
@@ -116,6 +125,20 @@ struct SinCosResult {
   const float y = x + 0.044715f * cube;
   return x / (1.0f + Exp(-0x1.988454p+0f * y));
 }
+
+// Within 2.5 ulp, small numbers too: −t / (2 + t) with t = exp(−2|x|) − 1, which is taken from the
+// parts of the exponential, where nothing cancels.
+[[gnu::always_inline]] inline float Tanh(float x) {
+  const uint32_t sign = std::bit_cast<uint32_t>(x) & 0x80000000u;
+  float y = -2.0f * std::bit_cast<float>(std::bit_cast<uint32_t>(x) ^ sign);
+  y = y < kExpLowest ? kExpLowest : y;
+  const ExpParts parts = SplitExp(y);
+  const float t = (parts.scale - 1.0f) + parts.scale * parts.fraction;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>((0.0f - t) / (2.0f + t)) | sign);
+}
+
+// Almost x where |x| is far below the cap, and never beyond it.
+[[gnu::always_inline]] inline float SoftCap(float x, float cap) { return cap * Tanh(x / cap); }
 
 inline constexpr int kLanes = 16;
 

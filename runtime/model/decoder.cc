@@ -234,22 +234,16 @@ absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void>
 
 absl::Status Decoder::Activate() {
   const DevicePtr<const float> input = ffn_in_.as<float>();
-  if (model_.spec().ffn == FfnKind::kSwiGlu) {
-    return backend_->SwiGlu({.gate = input,
-                             .up = input + config_.ffn_size,
-                             .input_stride = 2 * config_.ffn_size,
+  const bool gated = model_.spec().ffn == FfnKind::kGated;
+  return backend_->Activate({.gate = input,
+                             .up = gated ? input + config_.ffn_size : DevicePtr<const float>(),
+                             .input_stride = gated ? 2 * config_.ffn_size : config_.ffn_size,
                              .output = ffn_act_.data(),
                              .num_rows = num_rows_,
                              .features = config_.ffn_size,
                              .input_dtype = DType::kF32,
                              .output_dtype = model_.types().compute});
-  }
-  return backend_->Gelu({.input = input,
-                         .output = ffn_act_.data(),
-                         .num_rows = num_rows_,
-                         .features = config_.ffn_size,
-                         .input_dtype = DType::kF32,
-                         .output_dtype = model_.types().compute});
+                             .function = model_.spec().activation,
 }
 
 absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {

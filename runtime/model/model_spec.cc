@@ -25,7 +25,7 @@ LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_featu
 ModelSpec LlamaSpec(const ModelConfig& config) {
   ModelSpec spec;
   spec.norm = NormKind::kRms;
-  spec.ffn = FfnKind::kSwiGlu;
+  spec.ffn = FfnKind::kGated;
   spec.positions = PositionKind::kRotary;
   spec.layers_prefix = "model.layers.";
   const int64_t hidden = config.hidden_size;
@@ -69,7 +69,7 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
   const std::string root = source.Contains("transformer.wte.weight") ? "transformer." : "";
   ModelSpec spec;
   spec.norm = NormKind::kLayer;
-  spec.ffn = FfnKind::kGelu;
+  spec.ffn = FfnKind::kPlain;
   spec.positions = PositionKind::kLearned;
   spec.layers_prefix = root + "h.";
   const int64_t hidden = config.hidden_size;
@@ -212,6 +212,8 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
 
 std::vector<float> RopeFrequencies(const ModelConfig& config) {
   std::vector<float> frequencies;
+  spec.activation = config.activation == Activation::kSilu ? ActivationFunction::kSilu
+                                                           : ActivationFunction::kGeluTanh;
   for (int64_t d = 0; d < config.head_dim; d += 2) {
     const float exponent = static_cast<float>(d) / static_cast<float>(config.head_dim);
     const double frequency = 1.0 / std::pow(config.rope.theta, static_cast<double>(exponent));

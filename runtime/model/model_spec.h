@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/api/linear.h"
+#include "kernels/api/rows.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/config/model_config.h"
 #include "runtime/model/weight_source.h"
@@ -106,12 +107,13 @@ absl::Status VisitParts(const Visit& visit, First& first, Rest&... rest) {
 }
 
 enum class NormKind : uint8_t { kRms, kLayer };
-enum class FfnKind : uint8_t { kSwiGlu, kGelu };
+enum class FfnKind : uint8_t { kGated, kPlain };  // down(f(gate) · up), or out(f(in))
 enum class PositionKind : uint8_t { kRotary, kLearned };
 
 struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
   NormKind norm = NormKind::kRms;
-  FfnKind ffn = FfnKind::kSwiGlu;
+  FfnKind ffn = FfnKind::kGated;
+  ActivationFunction activation = ActivationFunction::kSilu;
   PositionKind positions = PositionKind::kRotary;
   std::string layers_prefix;     // Every tensor of a layer has it: "model.layers.".
   std::vector<int64_t> windows;  // [layers] positions that a token sees, itself too; 0: all.

@@ -30,7 +30,8 @@ class AttentionTest : public DeviceTest {
                       .dtype = AnyDType(),
                       .rotary = random_->Chance(0.7),
                       .window = random_->Chance(0.4) ? Between(1, 150) : 0,
-                      .head_norms = random_->Chance(0.4)};
+                      .head_norms = random_->Chance(0.4),
+                      .score_cap = random_->Chance(0.4) ? 1.5f : 0.0f};
   }
 
   PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens) {
@@ -164,7 +165,8 @@ TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
                              .head_dim = 16,
                              .dtype = dtype,
                              .window = window,
-                             .head_norms = true};
+                             .head_norms = true,
+                             .score_cap = 2.0f};
       const PagedSequence sequence = Sequence(shape, 2200);
       PagedCase at_once(device_.get(), shape, 16, 140, 1);
       const auto whole = at_once.Prefill(&sequence, 2200);
@@ -190,6 +192,36 @@ TEST_P(AttentionTest, WindowsGiveTheSameBitsInAnyChunksThreadsBlocksAndPhases) {
       }
     }
   }
+}
+
+// A query of one number and keys of one: the keys are the scores, and weights their capped
+// exponentials.
+TEST_P(AttentionTest, CappedScoresAreThoseOfTheDefinition) {
+  const PagedShape shape{.num_heads = 1,
+                         .num_kv_heads = 1,
+                         .head_dim = 2,
+                         .dtype = DType::kF32,
+                         .rotary = false,
+                         .score_cap = 5.0f};
+  const double root = std::sqrt(2.0);
+  constexpr double kScores[] = {-40, 3, 6, 1e6, 0.01};
+  PagedSequence sequence{{}, std::size(kScores)};
+  for (const double score : kScores) {
+    const float key = static_cast<float>(score * root), value = static_cast<float>(score > 5);
+    sequence.qkv.insert(sequence.qkv.end(), {1.0f, 0.0f, key, 0.0f, value, 1.0f});
+  }
+  PagedCase paged(device_.get(), shape, 16, 1, 1);
+  const auto output = paged.Prefill(&sequence, sequence.num_tokens);
+  double above = 0, all = 0;
+  for (const double score : kScores) {
+    const double weight = std::exp(5 * std::tanh(score / 5));
+    all += weight;
+    if (score > 5) above += weight;
+  }
+  float last[2];
+  std::memcpy(last, output.data() + output.size() - sizeof(last), sizeof(last));
+  EXPECT_NEAR(last[0], above / all, 1e-6);
+  EXPECT_NEAR(last[1], 1.0, 1e-6);
 }
 
 // The norm is RmsNorm's of each head, then rotated: nothing is left for the value.

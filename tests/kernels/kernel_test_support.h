@@ -63,8 +63,8 @@ class TestDevice {
   absl::Status RmsNorm(const HostRmsNormArgs& args) { return Do(args, &Backend::RmsNorm); }
   absl::Status LayerNorm(const HostLayerNormArgs& args) { return Do(args, &Backend::LayerNorm); }
   absl::Status Linear(const HostLinearArgs& args) { return Do(args, &Backend::Linear); }
-  absl::Status SwiGlu(const HostSwiGluArgs& args) { return Do(args, &Backend::SwiGlu); }
-  absl::Status Gelu(const HostGeluArgs& args) { return Do(args, &Backend::Gelu); }
+  absl::Status Activate(const HostActivateArgs& args) { return Do(args, &Backend::Activate); }
+  absl::Status SoftCap(const HostSoftCapArgs& args) { return Do(args, &Backend::SoftCap); }
   absl::Status Add(const HostAddArgs& args) { return Do(args, &Backend::Add); }
   absl::Status GatherRows(const HostGatherRowsArgs& args) { return Do(args, &Backend::GatherRows); }
   absl::Status LogSoftmax(const HostLogSoftmaxArgs& args) { return Do(args, &Backend::LogSoftmax); }

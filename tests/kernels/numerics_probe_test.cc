@@ -17,6 +17,9 @@ std::string Probe(Backend& backend, const ProbedOptions& options = {}) {
   return HexOf(digest->data(), digest->size());
 }
 
+constexpr ProbedOptions kAllOptions{
+    .window = true, .head_norms = true, .score_cap = true, .gated_gelu = true, .logit_cap = true};
+
 class NumericsProbeTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(NumericsProbeTest, IsTheSameOnAnyNumberOfThreadsAndEveryTime) {
@@ -50,9 +53,14 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
       probes.insert(Probe(*backend, {.window = window, .head_norms = head_norms}));
     }
   }
-  EXPECT_EQ(probes.size(), 4u);
+  probes.insert(Probe(*backend, {.score_cap = true}));
+  probes.insert(Probe(*backend, {.gated_gelu = true}));
+  probes.insert(Probe(*backend, {.logit_cap = true}));
+  EXPECT_EQ(probes.size(), 7u);
   const auto plain = ProbeOperations(*backend, {}, 1);
-  const auto more = ProbeOperations(*backend, {.window = 50, .head_norms = true}, 1);
+  const ProbeShape with_all{
+      .window = 50, .head_norms = true, .score_cap = 1, .gated_gelu = true, .logit_cap = 1};
+  const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
   for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
@@ -61,8 +69,7 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
 TEST(NumericsProbeClassesTest, FencedMemoryChangesNoBit) {
   const auto cpu = CreateBackend({});
   ASSERT_TRUE(cpu.ok()) << cpu.status();
-  const ProbedOptions options{.window = true, .head_norms = true};
-  EXPECT_EQ(Probe(*MakeBackend("fenced"), options), Probe(**cpu, options));
+  EXPECT_EQ(Probe(*MakeBackend("fenced"), kAllOptions), Probe(**cpu, kAllOptions));
 }
 
 TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersAreNot) {
@@ -73,9 +80,8 @@ TEST(NumericsProbeClassesTest, PathsWithFusedMultiplyAddAreOneClassAndTheOthersA
   if (paths.empty()) GTEST_SKIP() << "avx2 is not on this machine";
   EXPECT_NE(Probe(*paths.front().second), generic);
   for (const auto& [name, backend] : paths) {
-    const ProbedOptions options{.window = true, .head_norms = true};
     EXPECT_EQ(Probe(*backend), Probe(*paths.front().second)) << name;
-    EXPECT_EQ(Probe(*backend, options), Probe(*paths.front().second, options)) << name;
+    EXPECT_EQ(Probe(*backend, kAllOptions), Probe(*paths.front().second, kAllOptions)) << name;
   }
 }
 
@@ -102,6 +108,9 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.prefill_rows = random.Between(1, std::min(shape.positions, 60));
     shape.window = random.Chance(0.6) ? random.Between(1, shape.positions) : 0;
     shape.head_norms = random.Chance(0.5);
+    shape.score_cap = random.Chance(0.5) ? 3.0f : 0.0f;
+    shape.gated_gelu = true;
+    shape.logit_cap = 20.0f;
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();

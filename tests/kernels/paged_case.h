@@ -22,6 +22,7 @@ struct PagedShape {
   bool rotary = true;
   int64_t window = 0;
   bool head_norms = false;
+  float score_cap = 0.0f;
 };
 
 // One sequence's projections: row t is [H + 2G, D].
@@ -151,6 +152,7 @@ class PagedCase {
                                    .num_heads = shape_.num_heads,
                                    .compute_dtype = shape_.dtype,
                                    .softmax_scale = scale,
+                                   .score_cap = shape_.score_cap,
                                    .window = shape_.window}));
     } else {
       Ok(device_->PrefillAttention({.query = query.data(),
@@ -164,6 +166,7 @@ class PagedCase {
                                     .num_heads = shape_.num_heads,
                                     .compute_dtype = shape_.dtype,
                                     .softmax_scale = scale,
+                                    .score_cap = shape_.score_cap,
                                     .window = shape_.window}));
     }
     output.pop_back();

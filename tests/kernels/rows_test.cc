@@ -64,46 +64,47 @@ TEST_P(RowsTest, LayerNormEqualsReference) {
   }
 }
 
-TEST_P(RowsTest, SwiGluEqualsReference) {
-  for (int i = 0; i < kCases; ++i) {
+TEST_P(RowsTest, ActivationsEqualReference) {
+  for (int i = 0; i < 2 * kCases; ++i) {
     const int64_t rows = SomeRows(), features = SomeFeatures();
     const DType in = AnyDType(), out = AnyDType();
-    const bool fused = random_->Chance(0.5);
+    const bool gated = random_->Chance(0.6), fused = gated && random_->Chance(0.5);
     const int64_t stride = fused ? 2 * features : features;
     const auto gate = Array(in, std::max<int64_t>(rows, 1) * stride, 20.0f);
     const auto up = Array(in, std::max<int64_t>(rows, 1) * stride, 2.0f);
     std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
-    HostSwiGluArgs args{.gate = gate.data(),
-                        .up = fused ? gate.data() + features * SizeOf(in) : up.data(),
-                        .input_stride = stride,
-                        .output = expected.data(),
-                        .num_rows = rows,
-                        .features = features,
-                        .input_dtype = in,
-                        .output_dtype = out};
-    ASSERT_OK(reference_->SwiGlu(args));
+    HostActivateArgs args{.gate = gate.data(),
+                          .up = fused   ? gate.data() + features * SizeOf(in)
+                                : gated ? up.data()
+                                        : nullptr,
+                          .input_stride = stride,
+                          .output = expected.data(),
+                          .num_rows = rows,
+                          .features = features,
+                          .function = random_->Chance(0.5) ? ActivationFunction::kSilu
+                                                           : ActivationFunction::kGeluTanh,
+                          .input_dtype = in,
+                          .output_dtype = out};
+    ASSERT_OK(reference_->Activate(args));
     args.output = actual.data();
-    ASSERT_OK(device_->SwiGlu(args));
+    ASSERT_OK(device_->Activate(args));
     ASSERT_EQ(actual, expected) << rows << " × " << features;
   }
 }
 
-TEST_P(RowsTest, GeluEqualsReference) {
+TEST_P(RowsTest, SoftCapsEqualReferenceAndKeepTheCap) {
   for (int i = 0; i < kCases; ++i) {
-    const int64_t rows = SomeRows(), features = SomeFeatures();
-    const DType in = AnyDType(), out = AnyDType();
-    const auto input = Array(in, rows * features, 5.0f);
-    std::vector<std::byte> expected(rows * features * SizeOf(out)), actual(expected.size());
-    HostGeluArgs args{.input = input.data(),
-                      .output = expected.data(),
-                      .num_rows = rows,
-                      .features = features,
-                      .input_dtype = in,
-                      .output_dtype = out};
-    ASSERT_OK(reference_->Gelu(args));
-    args.output = actual.data();
-    ASSERT_OK(device_->Gelu(args));
-    ASSERT_EQ(actual, expected) << rows << " × " << features;
+    const int64_t count = Between(0, 70000);
+    const float cap = random_->Chance(0.5) ? 30.0f : 0.5f;
+    auto expected = Floats(count, random_->Chance(0.5) ? 100.0f : 0.1f), actual = expected;
+    if (count > 1) expected[1] = actual[1] = std::numeric_limits<float>::infinity();
+    ASSERT_OK(reference_->SoftCap({.values = expected.data(), .count = count, .cap = cap}));
+    ASSERT_OK(device_->SoftCap({.values = actual.data(), .count = count, .cap = cap}));
+    ASSERT_EQ(actual, expected) << count;
+    if (count > 1) {
+      EXPECT_EQ(actual[1], cap);
+    }
+    for (const float value : actual) ASSERT_LE(std::fabs(value), cap);
   }
 }
 

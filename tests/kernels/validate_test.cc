@@ -73,15 +73,18 @@ TEST_P(ValidateTest, RowOperations) {
                                     .epsilon = 0,
                                     .output_dtype = DType::kF32}),
                 "bias is null");
-  ExpectRefused(device_->SwiGlu({.gate = data_,
-                                 .up = data_,
-                                 .input_stride = 3,
-                                 .output = data_,
-                                 .num_rows = 1,
-                                 .features = 4,
-                                 .input_dtype = DType::kF32,
-                                 .output_dtype = DType::kF32}),
-                "input_stride is 3");
+  HostActivateArgs activate{.gate = data_,
+                            .input_stride = 3,
+                            .output = data_,
+                            .num_rows = 1,
+                            .features = 4,
+                            .function = ActivationFunction::kSilu,
+                            .input_dtype = DType::kF32,
+                            .output_dtype = DType::kF32};
+  ExpectRefused(device_->Activate(activate), "input_stride is 3");
+  activate.input_stride = 4;
+  activate.gate = nullptr;
+  ExpectRefused(device_->Activate(activate), "gate is null");
   ExpectRefused(device_->Embedding({.ids = ints_,
                                     .table = data_,
                                     .position_table = data_,
@@ -92,13 +95,11 @@ TEST_P(ValidateTest, RowOperations) {
                 "positions is null");
   ExpectRefused(device_->Add({.accumulator = data_, .addend = nullptr, .count = 4}),
                 "addend is null");
-  ExpectRefused(device_->Gelu({.input = nullptr,
-                               .output = data_,
-                               .num_rows = 1,
-                               .features = 4,
-                               .input_dtype = DType::kF32,
-                               .output_dtype = DType::kF32}),
-                "input is null");
+  for (const auto& [cap, complaint] :
+       {std::pair{0.0f, "cap is 0"}, {-1.0f, "cap is -1"}, {std::nanf(""), "cap is nan"}}) {
+    ExpectRefused(device_->SoftCap({.values = data_, .count = 4, .cap = cap}), complaint);
+  }
+  ExpectRefused(device_->SoftCap({.values = nullptr, .count = 4, .cap = 1}), "values is null");
   ExpectRefused(device_->GatherRows({.input = data_,
                                      .rows = ints_,
                                      .output = data_,
@@ -142,7 +143,6 @@ TEST_P(ValidateTest, LinearLayers) {
                 std::to_string(bytes));
   ExpectRefused(device_->backend().PackLinear(spec, {&all, 1}, {packed.data() + 4, bytes}),
                 "aligned");
-  // No type of today keeps scales.
   WeightPart scaled = all;
   scaled.scales = {data_, 4};
   ExpectRefused(device_->backend().PackLinear(spec, {&scaled, 1}, {packed.data(), bytes}),
@@ -152,7 +152,7 @@ TEST_P(ValidateTest, LinearLayers) {
   with_scales.scaled = true;
   const absl::Status refused = device_->backend().GetPackedFormat(with_scales).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_NE(refused.ToString().find("4 scales"), std::string::npos) << refused;
+  EXPECT_NE(refused.ToString().find("come with scales"), std::string::npos) << refused;
   const DeviceBuffer placed = *device_->backend().PlaceWeights({packed.data(), bytes});
   ExpectRefused(device_->backend().PrepareLinear(spec, placed.data(), bytes - 1).status(),
                 std::to_string(bytes - 1));

@@ -79,6 +79,22 @@ TEST(VectorMathTest, GeluHasNoCancellation) {
   }
 }
 
+TEST(VectorMathTest, TanhIsWithinTwoAndAHalfUlpOfSmallNumbersToo) {
+  double worst = 0;
+  ForManyFloats([&](float x) {
+    if (std::isnan(x) || std::fabs(x) < 1e-35f) return;
+    worst = std::max(worst, Ulps(Tanh(x), std::tanh(double{x})));
+  });
+  EXPECT_LT(worst, 2.5);
+  for (const float sign : {1.0f, -1.0f}) {
+    EXPECT_EQ(Tanh(sign * kInfinity), sign);
+    EXPECT_EQ(std::bit_cast<uint32_t>(Tanh(sign * 0.0f)), std::bit_cast<uint32_t>(sign * 0.0f));
+  }
+  EXPECT_TRUE(std::isnan(Tanh(kNaN)));
+  EXPECT_EQ(SoftCap(1e30f, 50.0f), 50.0f);
+  EXPECT_NEAR(SoftCap(-1.0f, 50.0f), -50.0 * std::tanh(1.0 / 50.0), 1e-6);
+}
+
 TEST(VectorMathTest, LanesAreSummedInTheFixedTree) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = i == 3 ? 0x1p24f : i == 11 ? -0x1p24f : 0.5f;
@@ -98,22 +114,23 @@ TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
   for (const std::string& device : TestedDevices()) {
     const auto backend = MakeDevice(device);
     if (backend == nullptr) continue;
-    std::vector<float> silu(x.size()), gelu(x.size());
+    std::vector<float> silu(x.size()), gelu(x.size()), tanh = x;
     const int64_t count = static_cast<int64_t>(x.size());
-    ASSERT_OK(backend->SwiGlu({.gate = x.data(),
-                               .up = ones.data(),
-                               .input_stride = count,
-                               .output = silu.data(),
-                               .num_rows = 1,
-                               .features = count,
-                               .input_dtype = DType::kF32,
-                               .output_dtype = DType::kF32}));
-    ASSERT_OK(backend->Gelu({.input = x.data(),
-                             .output = gelu.data(),
-                             .num_rows = 1,
-                             .features = count,
-                             .input_dtype = DType::kF32,
-                             .output_dtype = DType::kF32}));
+    HostActivateArgs args{.gate = x.data(),
+                          .up = ones.data(),
+                          .input_stride = count,
+                          .output = silu.data(),
+                          .num_rows = 1,
+                          .features = count,
+                          .function = ActivationFunction::kSilu,
+                          .input_dtype = DType::kF32,
+                          .output_dtype = DType::kF32};
+    ASSERT_OK(backend->Activate(args));
+    args.up = nullptr;
+    args.output = gelu.data();
+    args.function = ActivationFunction::kGeluTanh;
+    ASSERT_OK(backend->Activate(args));
+    ASSERT_OK(backend->SoftCap({.values = tanh.data(), .count = count, .cap = 1.0f}));
     for (int64_t i = 0; i < count; ++i) {
       if (std::fabs(Silu(x[i])) > 1e-30f) {
         ASSERT_EQ(silu[i], Silu(x[i])) << device << ", x " << x[i];
@@ -121,6 +138,7 @@ TEST(VectorMathTest, LanesGiveTheBitsOfTheScalarFunctions) {
       if (std::fabs(GeluTanh(x[i])) > 1e-30f) {
         ASSERT_EQ(gelu[i], GeluTanh(x[i])) << device << ", x " << x[i];
       }
+      ASSERT_EQ(tanh[i], Tanh(x[i])) << device << ", x " << x[i];
     }
   }
 }

@@ -192,7 +192,7 @@ class AttentionCase {
     }
   }
 
-  void Decode() {
+  void Decode(float score_cap = 0.0f) {
     Must(backend_.DecodeAttention({.query = query_.device.data(),
                                    .kv = kv_,
                                    .block_table = OfHost<const int32_t>(table_.data()),
@@ -202,7 +202,8 @@ class AttentionCase {
                                    .max_blocks = max_blocks_,
                                    .num_heads = kHeads,
                                    .compute_dtype = DType::kBF16,
-                                   .softmax_scale = 0.09f}));
+                                   .softmax_scale = 0.09f,
+                                   .score_cap = score_cap}));
   }
 
   void Prefill() {
@@ -346,6 +347,11 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
                   true,
                   {}});
   rows.push_back({"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, true, {}});
+  rows.push_back({"decode attention 16 x 1024, capped",
+                  batch.Bytes(),
+                  [&] { batch.Decode(50.0f); },
+                  true,
+                  {}});
   rows.push_back(
       {"prefill attention 1024", prompt.PrefillOperations(), [&] { prompt.Prefill(); }, false, {}});
 

@@ -88,6 +88,7 @@ class RowScaledBackend final : public HostBackend {
   absl::Status LayerNorm(const LayerNormArgs&) override { return None(); }
   absl::Status SwiGlu(const SwiGluArgs&) override { return None(); }
   absl::Status Gelu(const GeluArgs&) override { return None(); }
+  absl::Status SoftCap(const SoftCapArgs&) override { return None(); }
   absl::Status Add(const AddArgs&) override { return None(); }
   absl::Status GatherRows(const GatherRowsArgs&) override { return None(); }
   absl::Status LogSoftmax(const LogSoftmaxArgs&) override { return None(); }
