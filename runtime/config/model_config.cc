@@ -1,6 +1,7 @@
 #include "runtime/config/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <span>
 
@@ -152,7 +153,25 @@ struct LlamaDefaults {
   int64_t num_kv_heads = 0;  // 0: as many as heads.
   int64_t head_dim = 0;      // 0: hidden_size / num_attention_heads.
   int64_t max_positions = 2'048;
+  const char* activation_field = "hidden_act";
+  const char* activation = "silu";
+  bool tied_embeddings = false;
 };
+
+absl::Status ReadActivation(const JsonFields& fields, std::string_view field,
+                            std::string_view fallback, ModelConfig* config) {
+  TANDEM_ASSIGN_OR_RETURN(const std::string name, fields.StringOr(field, fallback));
+  if (name == "silu" || name == "swish") {
+    config->activation = Activation::kSilu;
+  } else if (name == "gelu_pytorch_tanh" || name == "gelu_new") {
+    config->activation = Activation::kGeluTanh;
+  } else {
+    return Unsupported(
+        fields, field,
+        absl::StrFormat("is \"%s\"; silu and gelu_pytorch_tanh are computed", name.substr(0, 60)));
+  }
+  return absl::OkStatus();
+}
 
 // What Llama and its relatives have in common.
 absl::Status ReadLlamaSizes(const JsonFields& fields, const LlamaDefaults& defaults,
@@ -181,14 +200,10 @@ absl::Status ReadLlamaSizes(const JsonFields& fields, const LlamaDefaults& defau
       fields.IntegerOr("max_position_embeddings", 1, kMaxPositions, defaults.max_positions));
   TANDEM_ASSIGN_OR_RETURN(const double epsilon, fields.NumberOr("rms_norm_eps", 0, 1, 1e-6));
   config->norm_epsilon = static_cast<float>(epsilon);
-  TANDEM_ASSIGN_OR_RETURN(const std::string activation, fields.StringOr("hidden_act", "silu"));
-  if (activation != "silu" && activation != "swish") {
-    return Unsupported(
-        fields, "hidden_act",
-        absl::StrFormat("is \"%s\"; only silu is computed", activation.substr(0, 60)));
-  }
-  config->activation = Activation::kSilu;
-  TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings, fields.BoolOr("tie_word_embeddings", false));
+  TANDEM_RETURN_IF_ERROR(
+      ReadActivation(fields, defaults.activation_field, defaults.activation, config));
+  TANDEM_ASSIGN_OR_RETURN(config->tied_embeddings,
+                          fields.BoolOr("tie_word_embeddings", defaults.tied_embeddings));
   return ReadRope(fields, config->max_positions, &config->rope);
 }
 
@@ -223,16 +238,11 @@ absl::Status ReadMistral(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
-// Which layers have a window: those that `layer_types` names, else from `max_window_layers` on.
-absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
+// Which layers have the window: those that `layer_types` names, else those that the family says.
+template <typename IsWindowed>
+absl::Status ReadWindowedLayers(const JsonFields& fields, int64_t window, IsWindowed is_windowed,
+                                ModelConfig* config) {
   const size_t num_layers = static_cast<size_t>(config->num_layers);
-  TANDEM_ASSIGN_OR_RETURN(const bool used, fields.BoolOr("use_sliding_window", false));
-  int64_t window = 0;
-  if (used) {
-    TANDEM_ASSIGN_OR_RETURN(window, ReadWindow(fields));
-  }
-  TANDEM_ASSIGN_OR_RETURN(const int64_t first,
-                          fields.IntegerOr("max_window_layers", 0, kMaxPositions, 28));
   config->windows.assign(num_layers, 0);
   const json::value* const types = fields.Find("layer_types");
   if (types != nullptr && (!types->is_array() || types->get_array().size() != num_layers)) {
@@ -243,7 +253,7 @@ absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
                         absl::StrFormat("%s, want a list of %d strings", is, num_layers));
   }
   for (size_t i = 0; i < num_layers; ++i) {
-    bool windowed = static_cast<int64_t>(i) >= first;
+    bool windowed = is_windowed(static_cast<int64_t>(i));
     if (types != nullptr) {
       const json::value& type = types->get_array()[i];
       windowed = type == "sliding_attention";
@@ -262,6 +272,18 @@ absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
   return absl::OkStatus();
 }
 
+absl::Status ReadQwenWindows(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_ASSIGN_OR_RETURN(const bool used, fields.BoolOr("use_sliding_window", false));
+  int64_t window = 0;
+  if (used) {
+    TANDEM_ASSIGN_OR_RETURN(window, ReadWindow(fields));
+  }
+  TANDEM_ASSIGN_OR_RETURN(const int64_t first,
+                          fields.IntegerOr("max_window_layers", 0, kMaxPositions, 28));
+  return ReadWindowedLayers(
+      fields, window, [first](int64_t layer) { return layer >= first; }, config);
+}
+
 absl::Status ReadQwen2(const JsonFields& fields, ModelConfig* config) {
   TANDEM_RETURN_IF_ERROR(
       ReadLlamaSizes(fields, {.num_kv_heads = 32, .max_positions = 32'768}, config));
@@ -275,6 +297,39 @@ absl::Status ReadQwen3(const JsonFields& fields, ModelConfig* config) {
   TANDEM_RETURN_IF_ERROR(ReadAttentionBias(fields, config));
   config->head_norms = true;
   return ReadQwenWindows(fields, config);
+}
+
+// 0 if the field is null, which differs from not being there.
+absl::StatusOr<float> ReadCap(const JsonFields& fields, std::string_view name, double fallback) {
+  if (fields.IsNull(name)) return 0.0f;
+  TANDEM_ASSIGN_OR_RETURN(const double cap, fields.NumberOr(name, 1e-3, 1e6, fallback));
+  return static_cast<float>(cap);
+}
+
+absl::Status ReadGemma2(const JsonFields& fields, ModelConfig* config) {
+  TANDEM_RETURN_IF_ERROR(ReadLlamaSizes(fields,
+                                        {.num_kv_heads = 4,
+                                         .head_dim = 256,
+                                         .max_positions = 8'192,
+                                         .activation_field = "hidden_activation",
+                                         .activation = "gelu_pytorch_tanh",
+                                         .tied_embeddings = true},
+                                        config));
+  TANDEM_RETURN_IF_ERROR(ReadAttentionBias(fields, config));
+  config->output_norms = true;
+  config->norm_offset = 1;
+  config->embedding_scale = std::sqrt(static_cast<float>(config->hidden_size));
+  TANDEM_ASSIGN_OR_RETURN(const double scalar,
+                          fields.NumberOr("query_pre_attn_scalar", 1e-3, 1e6, 256));
+  config->query_scalar = static_cast<float>(scalar);
+  TANDEM_ASSIGN_OR_RETURN(config->score_cap, ReadCap(fields, "attn_logit_softcapping", 50));
+  TANDEM_ASSIGN_OR_RETURN(config->logit_cap, ReadCap(fields, "final_logit_softcapping", 30));
+  constexpr const char* kBothWays = "use_bidirectional_attention";
+  TANDEM_ASSIGN_OR_RETURN(const bool both_ways, fields.BoolOr(kBothWays, false));
+  if (both_ways) return Unsupported(fields, kBothWays, "is true, which is not supported");
+  TANDEM_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields));
+  return ReadWindowedLayers(
+      fields, window, [](int64_t layer) { return layer % 2 == 0; }, config);
 }
 
 absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
@@ -292,14 +347,7 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
                           fields.IntegerOr("n_positions", 1, kMaxPositions, 1'024));
   TANDEM_ASSIGN_OR_RETURN(const double epsilon, fields.NumberOr("layer_norm_epsilon", 0, 1, 1e-5));
   config->norm_epsilon = static_cast<float>(epsilon);
-  TANDEM_ASSIGN_OR_RETURN(const std::string activation,
-                          fields.StringOr("activation_function", "gelu_new"));
-  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
-    return Unsupported(fields, "activation_function",
-                       absl::StrFormat("is \"%s\"; GPT-2 is computed with gelu_new only",
-                                       activation.substr(0, 60)));
-  }
-  config->activation = Activation::kGeluTanh;
+  TANDEM_RETURN_IF_ERROR(ReadActivation(fields, "activation_function", "gelu_new", config));
   config->qkv_bias = true;
   config->attention_output_bias = true;
   config->mlp_bias = true;
@@ -315,9 +363,9 @@ absl::Status ReadGpt2(const JsonFields& fields, ModelConfig* config) {
 
 std::span<const Family> Families() {
   static constexpr Family kFamilies[] = {
-      {"LlamaForCausalLM", "llama", ReadLlama}, {"MistralForCausalLM", "mistral", ReadMistral},
-      {"Qwen2ForCausalLM", "qwen2", ReadQwen2}, {"Qwen3ForCausalLM", "qwen3", ReadQwen3},
-      {"GPT2LMHeadModel", "gpt2", ReadGpt2},
+      {"LlamaForCausalLM", "llama", ReadLlama},    {"MistralForCausalLM", "mistral", ReadMistral},
+      {"Qwen2ForCausalLM", "qwen2", ReadQwen2},    {"Qwen3ForCausalLM", "qwen3", ReadQwen3},
+      {"Gemma2ForCausalLM", "gemma2", ReadGemma2}, {"GPT2LMHeadModel", "gpt2", ReadGpt2},
   };
   return kFamilies;
 }
@@ -344,6 +392,7 @@ absl::StatusOr<ModelConfig> ModelConfig::Parse(std::string_view config_text) {
   TANDEM_RETURN_IF_ERROR(RefuseQuantized(fields));
   TANDEM_RETURN_IF_ERROR(ReadFamily(fields, &config));
   config.windows.resize(static_cast<size_t>(config.num_layers), 0);
+  if (config.query_scalar == 0) config.query_scalar = static_cast<float>(config.head_dim);
   TANDEM_ASSIGN_OR_RETURN(config.checkpoint_type, ReadCheckpointType(fields));
   return config;
 }

@@ -1,10 +1,10 @@
 // What a model folder's config.json says, checked before anything is allocated: which architecture,
 // which sizes, which options, which rope.
 //
-// Llama (2, 3, 3.1 and later with `llama3` rope scaling), Mistral, Qwen2 (and 2.5), Qwen3 and
-// GPT-2. Everything else is refused by name, and so is what would change the numbers without being
-// understood (another rope type, a quantised checkpoint, scaled attention). A field that is not
-// there is what Transformers takes it for, which differs between families.
+// Llama (2, 3, 3.1 and later with `llama3` rope scaling), Mistral, Qwen2 (and 2.5), Qwen3, Gemma 2
+// and GPT-2. Everything else is refused by name, and so is what would change the numbers without
+// being understood (another rope type, a quantised checkpoint, scaled attention). A field that is
+// not there is what Transformers takes it for, which differs between families.
 
 #ifndef TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
 #define TANDEM_RUNTIME_CONFIG_MODEL_CONFIG_H_
@@ -30,7 +30,8 @@ inline constexpr int64_t kMaxHeadDim = 256;        // What attention computes.
 inline constexpr int64_t kMaxVocabSize = 1 << 19;  // What can be sampled.
 inline constexpr int64_t kMaxPositions = 1 << 24;
 
-// How tensors are named and layers made: Mistral's and Qwen's are Llama's with other options.
+// How tensors are named and layers made: Mistral's, Qwen's and Gemma's are Llama's with other
+// options.
 enum class ModelFamily : uint8_t { kLlama, kGpt2 };
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
@@ -62,6 +63,12 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool head_norms = false;       // An RMS norm of each head's query and key, before rotary.
   std::vector<int64_t> windows;  // [num_layers] positions that a token sees, itself too; 0: all.
+  bool output_norms = false;     // Norms of what attention and the feed-forward add, too.
+  float norm_offset = 0;         // Weights of RMS norms are stored less this.
+  float embedding_scale = 1;     // Embeddings are multiplied by it.
+  float query_scalar = 0;  // Scores are divided by its root: head_dim unless a family differs.
+  float score_cap = 0;     // Soft cap of attention's scores; 0: none.
+  float logit_cap = 0;     // Soft cap of logits; 0: none.
   bool tied_embeddings = false;
   RopeConfig rope;  // Llama only.
   // As the file names it; what the tensors are, only they say.

@@ -61,7 +61,13 @@ std::string KvClass(const Model& model, const KvLayout& layout) {
 }
 
 ProbedOptions ProbedOptionsOf(const Model& model) {
-  return {.window = model.spec().has_windows(), .head_norms = model.spec().has_head_norms()};
+  const ModelSpec& spec = model.spec();
+  return {
+      .window = spec.has_windows(),
+      .head_norms = spec.has_head_norms(),
+      .score_cap = model.config().score_cap != 0,
+      .gated_gelu = spec.ffn == FfnKind::kGated && spec.activation == ActivationFunction::kGeluTanh,
+      .logit_cap = model.config().logit_cap != 0};
 }
 
 absl::StatusOr<std::string> NumericsId(const Model& model, Backend* backend) {

@@ -127,23 +127,30 @@ absl::Status Decoder::Embed(const StepArrays& arrays) {
 
 absl::Status Decoder::RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays) {
   const LayerWeights& weights = model_.weights().parts().layers[layer];
-  TANDEM_RETURN_IF_ERROR(
-      Norm(weights.attention_norm, residual_.as<float>(), normed_.data(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Norm(weights.attention_norm, residual_.as<float>(), normed_.data(),
+                              num_rows_, model_.types().compute));
   TANDEM_RETURN_IF_ERROR(Linear(weights.qkv, normed_.data(), qkv_.as<float>(), num_rows_));
   TANDEM_RETURN_IF_ERROR(Attention(layer, input, arrays));
-  TANDEM_RETURN_IF_ERROR(AddToResidual(weights.attention_output, attended_.data()));
+  TANDEM_RETURN_IF_ERROR(
+      AddToResidual(weights.attention_output, weights.attention_output_norm, attended_.data()));
   return FeedForward(weights);
 }
 
 absl::Status Decoder::FeedForward(const LayerWeights& weights) {
-  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), num_rows_));
+  TANDEM_RETURN_IF_ERROR(Norm(weights.ffn_norm, residual_.as<float>(), normed_.data(), num_rows_,
+                              model_.types().compute));
   TANDEM_RETURN_IF_ERROR(Linear(weights.ffn_in, normed_.data(), ffn_in_.as<float>(), num_rows_));
   TANDEM_RETURN_IF_ERROR(Activate());
-  return AddToResidual(weights.ffn_out, ffn_act_.data());
+  return AddToResidual(weights.ffn_out, weights.ffn_output_norm, ffn_act_.data());
 }
 
-absl::Status Decoder::AddToResidual(const LinearWeights& projection, DevicePtr<const void> input) {
+absl::Status Decoder::AddToResidual(const LinearWeights& projection, const NormWeights& norm,
+                                    DevicePtr<const void> input) {
   TANDEM_RETURN_IF_ERROR(Linear(projection, input, projected_.as<float>(), num_rows_));
+  if (norm.weight != nullptr) {
+    TANDEM_RETURN_IF_ERROR(
+        Norm(norm, projected_.as<float>(), projected_.data(), num_rows_, DType::kF32));
+  }
   return backend_->Add({.accumulator = residual_.as<float>(),
                         .addend = projected_.as<float>(),
                         .count = num_rows_ * config_.hidden_size});
@@ -171,7 +178,7 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                .num_tokens = num_rows_,
                                .num_heads = num_heads,
                                .compute_dtype = model_.types().compute}));
-  const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+  const float scale = 1.0f / std::sqrt(config_.query_scalar);
   if (input.num_decodes > 0) {
     TANDEM_RETURN_IF_ERROR(backend_->DecodeAttention({.query = query_.data(),
                                                       .kv = kv,
@@ -183,6 +190,7 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                                       .num_heads = num_heads,
                                                       .compute_dtype = model_.types().compute,
                                                       .softmax_scale = scale,
+                                                      .score_cap = config_.score_cap,
                                                       .window = window}));
   }
   if (input.num_prefills == 0) return absl::OkStatus();
@@ -199,11 +207,12 @@ absl::Status Decoder::Attention(size_t layer, const ForwardInput& input, const S
                                      .num_heads = num_heads,
                                      .compute_dtype = model_.types().compute,
                                      .softmax_scale = scale,
+                                     .score_cap = config_.score_cap,
                                      .window = window});
 }
 
 absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> input,
-                           DevicePtr<void> output, int64_t rows) {
+                           DevicePtr<void> output, int64_t rows, DType output_dtype) {
   if (model_.spec().norm == NormKind::kRms) {
     return backend_->RmsNorm({.input = input,
                               .weight = weights.weight,
@@ -211,7 +220,7 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
                               .num_rows = rows,
                               .features = config_.hidden_size,
                               .epsilon = config_.norm_epsilon,
-                              .output_dtype = model_.types().compute});
+                              .output_dtype = output_dtype});
   }
   return backend_->LayerNorm({.input = input,
                               .weight = weights.weight,
@@ -220,7 +229,7 @@ absl::Status Decoder::Norm(const NormWeights& weights, DevicePtr<const float> in
                               .num_rows = rows,
                               .features = config_.hidden_size,
                               .epsilon = config_.norm_epsilon,
-                              .output_dtype = model_.types().compute});
+                              .output_dtype = output_dtype});
 }
 
 absl::Status Decoder::Linear(const LinearWeights& weights, DevicePtr<const void> input,
@@ -241,9 +250,9 @@ absl::Status Decoder::Activate() {
                              .output = ffn_act_.data(),
                              .num_rows = num_rows_,
                              .features = config_.ffn_size,
+                             .function = model_.spec().activation,
                              .input_dtype = DType::kF32,
                              .output_dtype = model_.types().compute});
-                             .function = model_.spec().activation,
 }
 
 absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> rows) {
@@ -260,9 +269,14 @@ absl::StatusOr<DevicePtr<const float>> Decoder::Logits(std::span<const int32_t> 
                                                .features = config_.hidden_size,
                                                .dtype = DType::kF32}));
   TANDEM_RETURN_IF_ERROR(Norm(model_.weights().parts().final_norm, logit_hidden_.as<float>(),
-                              logit_normed_.data(), count));
+                              logit_normed_.data(), count, model_.types().compute));
   TANDEM_RETURN_IF_ERROR(
       Linear(model_.weights().parts().logits, logit_normed_.data(), logits_.as<float>(), count));
+  if (config_.logit_cap != 0) {
+    TANDEM_RETURN_IF_ERROR(backend_->SoftCap({.values = logits_.as<float>(),
+                                              .count = count * config_.vocab_size,
+                                              .cap = config_.logit_cap}));
+  }
   return logits_.as<const float>();
 }
 

@@ -98,15 +98,16 @@ class Decoder {
   absl::Status RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Norm(const NormWeights& weights, DevicePtr<const float> input,
-                    DevicePtr<void> output, int64_t rows);
+                    DevicePtr<void> output, int64_t rows, DType output_dtype);
   absl::Status Linear(const LinearWeights& weights, DevicePtr<const void> input,
                       DevicePtr<float> output, int64_t rows);
   absl::Status FeedForward(const LayerWeights& weights);
   absl::Status Activate();
-  // residual += projection of `input`: how attention and the feed-forward both end. These are the
-  // segmented projections, whose inputs the ranks of a tensor-parallel group share: their sums meet
-  // between the product and the addition.
-  absl::Status AddToResidual(const LinearWeights& projection, DevicePtr<const void> input);
+  // residual += projection of `input`, or its norm where there is one: how attention and the
+  // feed-forward both end. These are the segmented projections, whose inputs the ranks of a
+  // tensor-parallel group share: their sums meet right behind the product.
+  absl::Status AddToResidual(const LinearWeights& projection, const NormWeights& norm,
+                             DevicePtr<const void> input);
 
   const Model& model_;
   const ModelConfig& config_;

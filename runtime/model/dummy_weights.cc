@@ -46,7 +46,7 @@ class DummyWeights final : public WeightSource {
     buffers_.emplace_back(count * static_cast<size_t>(SizeBytes(config_.checkpoint_type)));
     uint8_t* const out = buffers_.back().data();
     if (shape.size() == 1 && name.ends_with(".weight")) {
-      FillWithOnes(out, count);  // A norm.
+      FillWithOnes(out, count);  // A norm, once its offset is added.
     } else {
       Fill(out, SeedOf(name), count, Limit(name, shape));
     }
@@ -97,7 +97,7 @@ class DummyWeights final : public WeightSource {
   }
 
   void FillWithOnes(uint8_t* out, size_t count) const {
-    const float one = 1.0f;
+    const float one = 1.0f - config_.norm_offset;
     const uint16_t bits =
         config_.checkpoint_type == TensorType::kF16 ? F16FromFloat(one) : ToBfloat16(one).bits;
     const size_t size = static_cast<size_t>(SizeBytes(config_.checkpoint_type));

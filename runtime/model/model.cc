@@ -126,6 +126,11 @@ std::string Model::Digest() const {
   for (size_t i = 0; i < c.windows.size(); ++i) {
     if (c.windows[i] != 0) digest.Update(absl::StrFormat("window %d %d\n", i, c.windows[i]));
   }
+  const float head_dim = static_cast<float>(c.head_dim);
+  if (c.query_scalar != head_dim || c.score_cap != 0 || c.logit_cap != 0) {
+    digest.Update(
+        absl::StrFormat("query scalar %a caps %a %a\n", c.query_scalar, c.score_cap, c.logit_cap));
+  }
   digest.Update(weights_->digest().data(), weights_->digest().size());
   const Sha256Digest result = digest.Finish();
   return HexOf(result.data(), result.size());

@@ -29,13 +29,21 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
   spec.positions = PositionKind::kRotary;
   spec.layers_prefix = "model.layers.";
   const int64_t hidden = config.hidden_size;
-  const auto norm = [](const std::string& name, int64_t features) {
-    return NormDecl{.weight = {name + ".weight", {features}}, .bias = {}};
+  const auto norm = [&](const std::string& name, int64_t features) {
+    return NormDecl{
+        .weight = {name + ".weight", {features}}, .bias = {}, .offset = config.norm_offset};
   };
   const auto head_norm = [&](const std::string& name) {
     return config.head_norms ? norm(name, config.head_dim) : NormDecl{};
   };
-  spec.embedding = {{"model.embed_tokens.weight", {config.vocab_size, hidden}}};
+  const auto output_norm = [&](const std::string& name) {
+    return config.output_norms ? norm(name, hidden) : NormDecl{};
+  };
+  // With norms behind, the one behind attention has the name of the one before the feed-forward.
+  const char* const ffn_norm =
+      config.output_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+  spec.embedding = {.table = {"model.embed_tokens.weight", {config.vocab_size, hidden}},
+                    .scale = config.embedding_scale};
   spec.final_norm = norm("model.norm", hidden);
   const bool qkv_bias = config.qkv_bias;
   const bool mlp_bias = config.mlp_bias;
@@ -53,13 +61,15 @@ ModelSpec LlamaSpec(const ModelConfig& config) {
                              .parts = {OutIn(name + "self_attn.o_proj", config.query_size(), hidden,
                                              config.attention_output_bias)},
                              .segmented = true},
-        .ffn_norm = norm(name + "post_attention_layernorm", hidden),
+        .attention_output_norm = output_norm(name + "post_attention_layernorm"),
+        .ffn_norm = norm(name + ffn_norm, hidden),
         .ffn_in = {.in_features = hidden,
                    .parts = {OutIn(name + "mlp.gate_proj", hidden, config.ffn_size, mlp_bias),
                              OutIn(name + "mlp.up_proj", hidden, config.ffn_size, mlp_bias)}},
         .ffn_out = {.in_features = config.ffn_size,
                     .parts = {OutIn(name + "mlp.down_proj", config.ffn_size, hidden, mlp_bias)},
                     .segmented = true},
+        .ffn_output_norm = output_norm(name + "post_feedforward_layernorm"),
     });
   }
   return spec;
@@ -97,9 +107,11 @@ ModelSpec Gpt2Spec(const ModelConfig& config, const WeightSource& source) {
         .query_norm = {},
         .key_norm = {},
         .attention_output = linear(name + "attn.c_proj", hidden, hidden, true),
+        .attention_output_norm = {},
         .ffn_norm = norm(name + "ln_2"),
         .ffn_in = linear(name + "mlp.c_fc", hidden, config.ffn_size, false),
         .ffn_out = linear(name + "mlp.c_proj", config.ffn_size, hidden, true),
+        .ffn_output_norm = {},
     });
   }
   return spec;
@@ -140,18 +152,6 @@ struct TensorLister {
   }
 };
 
-}  // namespace
-
-int64_t LinearDecl::out_features() const {
-  int64_t sum = 0;
-  for (const LinearPart& part : parts) sum += part.out_features;
-  return sum;
-}
-
-bool ModelSpec::has_windows() const {
-  return std::any_of(windows.begin(), windows.end(), [](int64_t window) { return window != 0; });
-}
-
 // Appends the matrices of a part.
 struct MatrixLister {
   std::vector<TensorDecl>* matrices;
@@ -167,6 +167,18 @@ struct MatrixLister {
   }
 };
 
+}  // namespace
+
+int64_t LinearDecl::out_features() const {
+  int64_t sum = 0;
+  for (const LinearPart& part : parts) sum += part.out_features;
+  return sum;
+}
+
+bool ModelSpec::has_windows() const {
+  return std::any_of(windows.begin(), windows.end(), [](int64_t window) { return window != 0; });
+}
+
 bool ModelSpec::has_head_norms() const {
   return std::any_of(layers.begin(), layers.end(),
                      [](const Layer& layer) { return layer.query_norm.present(); });
@@ -176,6 +188,12 @@ std::vector<TensorDecl> ModelSpec::Tensors() const {
   std::vector<TensorDecl> tensors;
   VisitParts(TensorLister{&tensors}, *this).IgnoreError();
   return tensors;
+}
+
+std::vector<TensorDecl> ModelSpec::Matrices() const {
+  std::vector<TensorDecl> matrices;
+  VisitParts(MatrixLister{&matrices}, *this).IgnoreError();
+  return matrices;
 }
 
 int64_t ModelSpec::NumParameters() const {
@@ -190,16 +208,12 @@ int64_t ModelSpec::NumParameters() const {
   return sum;
 }
 
-std::vector<TensorDecl> ModelSpec::Matrices() const {
-  std::vector<TensorDecl> matrices;
-  VisitParts(MatrixLister{&matrices}, *this).IgnoreError();
-  return matrices;
-}
-
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
   ModelSpec spec =
       config.family == ModelFamily::kLlama ? LlamaSpec(config) : Gpt2Spec(config, source);
   spec.windows = config.windows;
+  spec.activation = config.activation == Activation::kSilu ? ActivationFunction::kSilu
+                                                           : ActivationFunction::kGeluTanh;
   const bool tied = config.tied_embeddings && !source.Contains(kOutputProjection);
   spec.logits = {.in_features = config.hidden_size,
                  .parts = {{.out_features = config.vocab_size,
@@ -212,8 +226,6 @@ ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source) {
 
 std::vector<float> RopeFrequencies(const ModelConfig& config) {
   std::vector<float> frequencies;
-  spec.activation = config.activation == Activation::kSilu ? ActivationFunction::kSilu
-                                                           : ActivationFunction::kGeluTanh;
   for (int64_t d = 0; d < config.head_dim; d += 2) {
     const float exponent = static_cast<float>(d) / static_cast<float>(config.head_dim);
     const double frequency = 1.0 / std::pow(config.rope.theta, static_cast<double>(exponent));

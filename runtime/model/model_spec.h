@@ -25,9 +25,11 @@ struct TensorDecl {
   bool present() const { return !name.empty(); }
 };
 
-// Rows that are looked up: [rows, features].
+// Rows that are looked up: [rows, features]. They are packed times `scale`, both rounded to the
+// type that is computed in, so that a step multiplies nothing.
 struct TableDecl {
   TensorDecl table;
+  float scale = 1;
 
   bool present() const { return table.present(); }
 };
@@ -35,6 +37,7 @@ struct TableDecl {
 struct NormDecl {
   TensorDecl weight;  // [features]
   TensorDecl bias;    // [features], NormKind::kLayer only.
+  float offset = 0;   // Added to the weight in f32 when it is packed: some store it less 1.
 
   bool present() const { return weight.present(); }
 };
@@ -55,11 +58,11 @@ struct LinearDecl {
   bool segmented = false;  // Its sum over the inputs is cut into segments (docs/numerics.md).
 
   bool biased() const { return !parts.empty() && parts[0].bias.present(); }
+  bool scaled() const { return !parts.empty() && parts[0].scales.present(); }
   int64_t out_features() const;
 };
 
 // The parts of a model, by whatever stands for them: a declaration (ModelSpec) or what runs
-  bool scaled() const { return !parts.empty() && parts[0].scales.present(); }
 // (WeightParts). Whoever names, counts, plans, packs or binds tensors visits them (VisitParts), so
 // that a new tensor is a member here, a line there, its name in the families that have it, and its
 // use in decoder.cc.
@@ -71,9 +74,11 @@ struct ModelParts {
     Norm query_norm;  // Each head's, before rotary.
     Norm key_norm;
     Linear attention_output;
+    Norm attention_output_norm;  // Of what attention adds to the residual.
     Norm ffn_norm;
     Linear ffn_in;  // gate and up, or GPT-2's c_fc.
     Linear ffn_out;
+    Norm ffn_output_norm;  // Of what the feed-forward adds.
   };
 
   Table embedding;           // [vocab, hidden]
@@ -95,9 +100,11 @@ absl::Status VisitParts(const Visit& visit, First& first, Rest&... rest) {
     TANDEM_RETURN_IF_ERROR(visit(layer.query_norm, others.query_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.key_norm, others.key_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.attention_output, others.attention_output...));
+    TANDEM_RETURN_IF_ERROR(visit(layer.attention_output_norm, others.attention_output_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.ffn_norm, others.ffn_norm...));
     TANDEM_RETURN_IF_ERROR(visit(layer.ffn_in, others.ffn_in...));
-    return visit(layer.ffn_out, others.ffn_out...);
+    TANDEM_RETURN_IF_ERROR(visit(layer.ffn_out, others.ffn_out...));
+    return visit(layer.ffn_output_norm, others.ffn_output_norm...);
   };
   for (size_t i = 0; i < first.layers.size(); ++i) {
     TANDEM_RETURN_IF_ERROR(visit_layer(first.layers[i], rest.layers[i]...));
@@ -123,6 +130,8 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 
   // Every tensor that is read; the embedding twice where it is the output projection, too.
   std::vector<TensorDecl> Tensors() const;
+  // The tables and weights among them: neither vectors nor scales.
+  std::vector<TensorDecl> Matrices() const;
   int64_t NumParameters() const;  // One that is read twice counts once.
 };
 
@@ -132,8 +141,6 @@ struct ModelSpec : ModelParts<TableDecl, NormDecl, LinearDecl> {
 ModelSpec MakeModelSpec(const ModelConfig& config, const WeightSource& source);
 
 // Rotary frequencies, config.head_dim / 2 of them, as Transformers computes them.
-  // The tables and weights among them: neither vectors nor scales.
-  std::vector<TensorDecl> Matrices() const;
 std::vector<float> RopeFrequencies(const ModelConfig& config);
 
 }  // namespace tandem

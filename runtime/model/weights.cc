@@ -21,6 +21,8 @@ struct Section {
   enum class Kind : uint8_t { kLinear, kVector, kTable };
   Kind kind = Kind::kVector;
   std::vector<TensorDecl> sources;  // kVector and kTable only.
+  float scale = 1;                  // Their numbers are packed times this,
+  float addend = 0;                 // plus this.
   // kLinear only.
   std::vector<LinearPart> parts;  // Their biases are a section of their own.
   LinearSpec linear{};
@@ -51,12 +53,13 @@ class Planner {
     const int64_t count = decl.table.shape[0] * decl.table.shape[1];
     Add({.kind = Section::Kind::kTable,
          .sources = {decl.table},
+         .scale = types_.compute == DType::kBF16 ? ToFloat(ToBfloat16(decl.scale)) : decl.scale,
          .bytes = static_cast<size_t>(count) * SizeOf(types_.compute)});
     return absl::OkStatus();
   }
 
   absl::Status operator()(const NormDecl& decl) const {
-    if (decl.weight.present()) AddVector({decl.weight});
+    if (decl.weight.present()) AddVector({decl.weight}, decl.offset);
     if (decl.bias.present()) AddVector({decl.bias});
     return absl::OkStatus();
   }
@@ -93,11 +96,12 @@ class Planner {
     plan_.sections.push_back(std::move(section));
   }
 
-  void AddVector(std::vector<TensorDecl> sources) const {
+  void AddVector(std::vector<TensorDecl> sources, float addend = 0) const {
     size_t count = 0;
     for (const TensorDecl& source : sources) count += static_cast<size_t>(source.shape[0]);
     Add({.kind = Section::Kind::kVector,
          .sources = std::move(sources),
+         .addend = addend,
          .bytes = count * sizeof(float)});
   }
 
@@ -121,9 +125,25 @@ Sha256Digest KeyOf(const Plan& plan, DType compute_dtype, const std::string& ide
       add(part.weight);
       add(part.scales);
     }
+    if (section.scale != 1 || section.addend != 0) {
+      key.Update(absl::StrFormat("times %a plus %a\n", section.scale, section.addend));
+    }
     key.Update(absl::StrFormat("%s %d %d\n", section.pack_format, section.offset, section.bytes));
   }
   return key.Finish();
+}
+
+// Each number of a packed vector or table of f32 or bf16, as its section wants it.
+void ScaleAndAdd(const Section& section, bool is_bf16, std::span<std::byte> packed) {
+  if (section.scale == 1 && section.addend == 0) return;
+  const auto change = [&](float number) { return number * section.scale + section.addend; };
+  if (is_bf16) {
+    const std::span numbers(reinterpret_cast<Bfloat16*>(packed.data()), packed.size() / 2);
+    for (Bfloat16& number : numbers) number = ToBfloat16(change(ToFloat(number)));
+  } else {
+    const std::span numbers(reinterpret_cast<float*>(packed.data()), packed.size() / 4);
+    for (float& number : numbers) number = change(number);
+  }
 }
 
 size_t CountOf(const TensorView& view) {
@@ -156,11 +176,12 @@ class Packer {
 
   absl::Status Pack(const Section& section, std::span<std::byte> out) {
     if (section.kind == Section::Kind::kLinear) return PackLinear(section, out);
+    const bool is_bf16 = section.kind == Section::Kind::kTable && compute_dtype_ == DType::kBF16;
     size_t done = 0;  // Bytes of `out`.
     for (const TensorDecl& source : section.sources) {
       TANDEM_ASSIGN_OR_RETURN(const TensorView view, Read(source));
       const size_t count = CountOf(view);
-      if (section.kind == Section::Kind::kTable && compute_dtype_ == DType::kBF16) {
+      if (is_bf16) {
         ConvertToBf16(view.type, view.bytes,
                       {reinterpret_cast<uint16_t*>(out.data() + done), count});
         done += count * sizeof(uint16_t);
@@ -169,6 +190,7 @@ class Packer {
         done += count * sizeof(float);
       }
     }
+    ScaleAndAdd(section, is_bf16, out);
     return absl::OkStatus();
   }
 

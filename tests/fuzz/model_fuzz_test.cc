@@ -71,6 +71,10 @@ INSTANTIATE_TEST_SUITE_P(
                 R"({"model_type":"mistral","hidden_size":64,"intermediate_size":96,)"
                 R"("num_hidden_layers":2,"num_attention_heads":8,"vocab_size":128,)"
                 R"("sliding_window":null})",
+                R"({"model_type":"gemma2","hidden_size":64,"intermediate_size":96,)"
+                R"("num_hidden_layers":2,"num_attention_heads":4,"vocab_size":128,)"
+                R"("hidden_activation":"gelu_pytorch_tanh","query_pre_attn_scalar":32,)"
+                R"("attn_logit_softcapping":50.0,"final_logit_softcapping":null})",
                 R"({"model_type":"qwen3","hidden_size":64,"intermediate_size":96,)"
                 R"("num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,)"
                 R"("vocab_size":128,"head_dim":32,"use_sliding_window":true,"sliding_window":9,)"

@@ -207,6 +207,12 @@ TEST_P(BitwiseProofTest, TinyQwen3GivesTheSameBits) {
   CheckAll(&proof, All());
 }
 
+// Caps of scores and logits, norms behind, a window of every other layer.
+TEST_P(BitwiseProofTest, TinyGemma2GivesTheSameBits) {
+  BitwiseProof proof(Tiny("gemma2_gqa16_window7"), GetParam(), ShortSet(kTinyVocabulary));
+  CheckAll(&proof, All());
+}
+
 TEST_P(BitwiseProofTest, WindowsGiveTheSameBitsForLongPrompts) {
   const TempFolder folder;  // With a window over several tiles, and a border of segments.
   folder.CopyFrom(Tiny("qwen3_gqa24_window_of_first"));
@@ -264,8 +270,8 @@ TEST_P(BitwiseProofTest, TheGenericPathGivesTheSameBits) {
 // other blocks and have the bits of a cpu alone.
 TEST_P(BitwiseProofTest, FencedAndCpuWorkersGiveTheSameBits) {
   const std::vector<std::string> paths = {PathsOfOneClass().front(), kFencedPath};
-  for (const char* const name :
-       {"llama_gqa16_scaled_biased", "gpt2_heads32_unprefixed", "qwen3_gqa24_window_of_first"}) {
+  for (const char* const name : {"llama_gqa16_scaled_biased", "gpt2_heads32_unprefixed",
+                                 "qwen3_gqa24_window_of_first", "gemma2_gqa16_window7"}) {
     BitwiseProof proof(Tiny(name), GetParam(), ShortSet(kTinyVocabulary), paths);
     CheckAll(&proof, All());
   }

@@ -27,9 +27,9 @@ if __name__ == "__main__":
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 from make_model_goldens import greedy, randomize, rope_in_old_keys
 
@@ -77,7 +77,7 @@ def llama_like(rng):
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        hidden_act=rng.choice(["silu"] * 12 + ["swish", "gelu", "relu"]),
+        hidden_act=rng.choice(["silu"] * 12 + ["swish", "gelu_new", "gelu_pytorch_tanh", "gelu", "relu"]),
         max_position_embeddings=rng.choice([64, 100, 256]),
         rms_norm_eps=rng.choice([1e-6, 1e-5, 1e-3]),
         rope_parameters=random_rope(rng),
@@ -126,6 +126,20 @@ def random_qwen3(rng):
     options = llama_like(rng)
     return Qwen3ForCausalLM, Qwen3Config(
         **options, **qwen_windows(rng, options), attention_bias=rng.random() < 0.3)
+
+
+def random_gemma2(rng):
+    options = llama_like(rng)
+    layers = options["num_hidden_layers"]
+    options.pop("hidden_act")
+    if rng.random() < 0.3:
+        options["layer_types"] = rng.choices(["full_attention", "sliding_attention"], k=layers)
+    return Gemma2ForCausalLM, Gemma2Config(
+        **options, sliding_window=rng.choice(WINDOWS), attention_bias=rng.random() < 0.3,
+        hidden_activation=rng.choice(["gelu_pytorch_tanh"] * 8 + ["gelu_new", "silu", "gelu"]),
+        query_pre_attn_scalar=rng.choice([256, options["head_dim"], 7, 100]),
+        attn_logit_softcapping=rng.choice([None, 0.5, 5.0, 50.0]),
+        final_logit_softcapping=rng.choice([None, 1.0, 7.0, 30.0]))
 
 
 def random_gpt2(rng):
@@ -181,7 +195,7 @@ def change_config(rng, path, is_llama):
         config["dtype"] = rng.choice(["float32", "float16", "bfloat16"])
         changes.append("dtype " + config["dtype"])
     kind = config["model_type"]
-    if kind != "qwen3" and config.get("head_dim", 0) * config.get("num_attention_heads", 0) == \
+    if kind not in ("qwen3", "gemma2") and config.get("head_dim", 0) * config.get("num_attention_heads", 0) == \
             config.get("hidden_size"):
         if rng.random() < 0.5:
             config.pop("head_dim")
@@ -193,14 +207,17 @@ def change_config(rng, path, is_llama):
         config.pop("layer_types")
         changes.append("no layer_types")
     for name, default in [("sliding_window", 4096), ("use_sliding_window", False),
-                          ("max_window_layers", 28), ("head_dim", 128 if kind == "qwen3" else 0)]:
+                          ("max_window_layers", 28), ("query_pre_attn_scalar", 256),
+                          ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0),
+                          ("head_dim", {"qwen3": 128, "gemma2": 256}.get(kind, 0))]:
         if name in config and config[name] == default and rng.random() < 0.5:
             config.pop(name)
             changes.append("no " + name)
     for name, default in [("rms_norm_eps", 1e-6), ("layer_norm_epsilon", 1e-5), ("n_inner", None),
                           ("activation_function", "gelu_new"), ("hidden_act", "silu"),
                           ("attention_bias", False), ("mlp_bias", False),
-                          ("tie_word_embeddings", not is_llama)]:
+                          ("hidden_activation", "gelu_pytorch_tanh"),
+                          ("tie_word_embeddings", not is_llama or kind == "gemma2")]:
         if name in config and config[name] == default and rng.random() < 0.3:
             config.pop(name)
             changes.append("no " + name)
@@ -253,13 +270,13 @@ def write_golden(folder, model, rng):
 
 
 FAMILIES = {"llama": random_llama, "mistral": random_mistral, "qwen2": random_qwen2,
-            "qwen3": random_qwen3, "gpt2": random_gpt2}
+            "qwen3": random_qwen3, "gemma2": random_gemma2, "gpt2": random_gpt2}
 
 
 def make_case(folder, seed, family):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    family = family or rng.choices(list(FAMILIES), [4, 3, 3, 4, 3])[0]
+    family = family or rng.choices(list(FAMILIES), [4, 3, 3, 4, 5, 3])[0]
     is_llama = family != "gpt2"  # Or has its tensors.
     kind, config = FAMILIES[family](rng)
     model = kind(config).eval()

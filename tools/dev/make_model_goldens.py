@@ -30,6 +30,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -85,6 +87,10 @@ def qwen3(**options):
     return llama_like(Qwen3ForCausalLM, Qwen3Config, **options)
 
 
+def gemma2(**options):
+    return llama_like(Gemma2ForCausalLM, Gemma2Config, **options)
+
+
 def gpt2(**options):
     base = dict(
         vocab_size=96,
@@ -122,6 +128,14 @@ def saying_no_more_than_needed(config):
     rope_in_old_keys(config)
     for name in ("rope_scaling", "head_dim", "layer_types", "attention_bias"):
         config.pop(name, None)
+
+
+def as_gemma2_came(config):
+    """As its first folders: the activation under both names, windows by rule."""
+    rope_in_old_keys(config)
+    config["hidden_act"] = config["hidden_activation"]
+    config["cache_implementation"] = "hybrid"
+    config.pop("layer_types")
 
 
 def without_prefix(tensors):
@@ -312,6 +326,50 @@ TINY = {
             tie_word_embeddings=True,
         ),
         torch.bfloat16,
+        1,
+        None,
+        None,
+    ),
+    # Caps that scores and logits reach; a window of every other layer, by rule or by name.
+    "gemma2_gqa16_window7": (
+        gemma2(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=7,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=3.0,
+            max_position_embeddings=2048,
+        ),
+        torch.float32,
+        1,
+        as_gemma2_came,
+        None,
+    ),
+    "gemma2_mqa20_biased_bf16_sharded": (
+        gemma2(
+            hidden_size=42,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            num_hidden_layers=3,
+            head_dim=20,
+            query_pre_attn_scalar=20,
+            sliding_window=9,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            attn_logit_softcapping=None,
+            final_logit_softcapping=8.0,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+        torch.bfloat16,
+        2,
+        None,
+        None,
+    ),
+    "llama_gqa16_gelu": (
+        llama(num_attention_heads=4, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh"),
+        torch.float32,
         1,
         None,
         None,

@@ -404,6 +404,18 @@ QWEN3 = """{%- set ns = namespace(searching=true, question=messages | length - 1
   {%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}
 {%- endif -%}"""
 
+# In the manner of Gemma: turns of a user and of the model, whose text is trimmed; no system.
+GEMMA = """{{- bos_token -}}
+{%- if messages[0].role == 'system' -%}{{- raise_exception('a system is not understood') -}}{%- endif -%}
+{%- for m in messages -%}
+  {%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}
+    {{- raise_exception('user and assistant must take turns') -}}
+  {%- endif -%}
+  {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' -}}
+  {{- m.content | trim + '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"""
+
 THOUGHTS = [
     USER,
     {"role": "assistant", "content": "<think>\nold\n</think>\n\nanswer"},
@@ -430,6 +442,10 @@ def family_cases(case):
         case("Qwen3's manner, to be continued", QWEN3, THOUGHTS[:3]),
         case("Qwen3's manner without thoughts", QWEN3, THOUGHTS[:3], variables={"enable_thinking": False}),
         case("Qwen3's manner with thoughts", QWEN3, TALK, variables={"enable_thinking": True}),
+        case("Gemma's manner", GEMMA, TALK[1:]),
+        case("Gemma's manner, ended", GEMMA, TALK[1:], generate=False),
+        case("Gemma's manner, a system", GEMMA, TALK),
+        case("Gemma's manner, turns out of order", GEMMA, [USER, USER]),
     ]
 
 

@@ -42,6 +42,10 @@ constexpr char kQwen3[] = R"({
   "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072,
   "num_attention_heads": 16, "num_hidden_layers": 4, "num_key_value_heads": 8, "vocab_size": 32000})";
 
+constexpr char kGemma2[] = R"({
+  "architectures": ["Gemma2ForCausalLM"], "hidden_size": 2304, "intermediate_size": 9216,
+  "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 256000})";
+
 // `base` with one field replaced (or added); the refusal, or "accepted".
 absl::StatusOr<ModelConfig> Changed(const char* base, const std::string& name,
                                     const std::string& value) {
@@ -136,6 +140,67 @@ TEST(ModelConfigTest, ReadsQwen3) {
   EXPECT_TRUE(biased->qkv_bias && biased->attention_output_bias);
 }
 
+TEST(ModelConfigTest, ReadsGemma2) {
+  const auto config = ModelConfig::Parse(kGemma2);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->num_kv_heads, 4);
+  EXPECT_EQ(config->head_dim, 256);
+  EXPECT_EQ(config->max_positions, 8'192);
+  EXPECT_EQ(config->activation, Activation::kGeluTanh);
+  EXPECT_TRUE(config->tied_embeddings && config->output_norms);
+  EXPECT_FALSE(config->qkv_bias || config->mlp_bias || config->head_norms);
+  EXPECT_EQ(config->norm_offset, 1.0f);
+  EXPECT_EQ(config->embedding_scale, 48.0f);
+  EXPECT_EQ(config->query_scalar, 256.0f);
+  EXPECT_EQ(config->score_cap, 50.0f);
+  EXPECT_EQ(config->logit_cap, 30.0f);
+  EXPECT_EQ(config->windows, (Windows{4'096, 0, 4'096, 0}));
+  EXPECT_EQ(Changed(kGemma2, "query_pre_attn_scalar", "144")->query_scalar, 144.0f);
+  EXPECT_EQ(Changed(kGemma2, "attn_logit_softcapping", "null")->score_cap, 0.0f);
+  EXPECT_EQ(Changed(kGemma2, "final_logit_softcapping", "null")->logit_cap, 0.0f);
+  EXPECT_EQ(Changed(kGemma2, "final_logit_softcapping", "7.5")->logit_cap, 7.5f);
+  EXPECT_EQ(WindowsWith(kGemma2, "layer_types",
+                        R"(["full_attention", "full_attention", "full_attention",
+                            "sliding_attention"])"),
+            (Windows{0, 0, 0, 4'096}));
+  // Other families have none of it.
+  const auto llama = ModelConfig::Parse(kLlama);
+  EXPECT_FALSE(llama->output_norms);
+  EXPECT_EQ(llama->norm_offset, 0.0f);
+  EXPECT_EQ(llama->embedding_scale, 1.0f);
+  EXPECT_EQ(llama->query_scalar, 64.0f);
+  EXPECT_EQ(llama->score_cap + llama->logit_cap, 0.0f);
+}
+
+TEST(ModelConfigTest, RefusesWhatGemma2DoesNotCompute) {
+  EXPECT_THAT(With(kGemma2, "attn_logit_softcapping", "0"),
+              HasSubstr("attn_logit_softcapping is 0"));
+  EXPECT_THAT(With(kGemma2, "final_logit_softcapping", "-30"),
+              HasSubstr("final_logit_softcapping is -30"));
+  EXPECT_THAT(With(kGemma2, "query_pre_attn_scalar", "0"), HasSubstr("query_pre_attn_scalar is 0"));
+  EXPECT_THAT(With(kGemma2, "use_bidirectional_attention", "true"),
+              HasSubstr("use_bidirectional_attention is true"));
+  EXPECT_THAT(With(kGemma2, "hidden_activation", R"("gelu")"),
+              HasSubstr("hidden_activation is \"gelu\"; silu and gelu_pytorch_tanh"));
+  // Transformers reads the other field.
+  EXPECT_EQ(With(kGemma2, "hidden_act", R"("gelu")"), "accepted");
+  EXPECT_THAT(With(kGemma2, "head_dim", "258"), HasSubstr("head_dim"));
+}
+
+TEST(ModelConfigTest, ReadsTheActivationOfEveryFamily) {
+  for (const auto& [base, field] : {std::pair{kLlama, "hidden_act"},
+                                    {kQwen2, "hidden_act"},
+                                    {kGemma2, "hidden_activation"},
+                                    {kGpt2, "activation_function"}}) {
+    for (const char* silu : {R"("silu")", R"("swish")"}) {
+      EXPECT_EQ(Changed(base, field, silu)->activation, Activation::kSilu) << field;
+    }
+    for (const char* gelu : {R"("gelu_new")", R"("gelu_pytorch_tanh")"}) {
+      EXPECT_EQ(Changed(base, field, gelu)->activation, Activation::kGeluTanh) << field;
+    }
+  }
+}
+
 TEST(ModelConfigTest, ReadsWhichLayersHaveAWindow) {
   for (const char* base : {kQwen2, kQwen3}) {
     const std::string used = std::string(base).insert(1, R"("use_sliding_window": true,)");
@@ -169,7 +234,8 @@ TEST(ModelConfigTest, KnowsFamiliesByTheirTypeToo) {
   for (const auto& [type, architecture] : {std::pair{"llama", "LlamaForCausalLM"},
                                            {"mistral", "MistralForCausalLM"},
                                            {"qwen2", "Qwen2ForCausalLM"},
-                                           {"qwen3", "Qwen3ForCausalLM"}}) {
+                                           {"qwen3", "Qwen3ForCausalLM"},
+                                           {"gemma2", "Gemma2ForCausalLM"}}) {
     const std::string text =
         absl::StrReplaceAll(kQwen3, {{R"("architectures": ["Qwen3ForCausalLM"])",
                                       std::string(R"("model_type": ")") + type + R"(")"}});
@@ -230,10 +296,10 @@ TEST(ModelConfigTest, RefusesUnknownArchitecturesByName) {
 
 TEST(ModelConfigTest, RefusesWhatWouldChangeTheNumbers) {
   EXPECT_THAT(With(kLlama, "quantization_config", R"({"bits":4})"), HasSubstr("quantised"));
-  EXPECT_THAT(With(kLlama, "hidden_act", R"("relu")"), HasSubstr("only silu is computed"));
+  EXPECT_THAT(With(kLlama, "hidden_act", R"("relu")"), HasSubstr("silu and gelu_pytorch_tanh are"));
   EXPECT_THAT(With(kLlama, "torch_dtype", R"("float8_e4m3fn")"),
               HasSubstr("supported are float32, float16, bfloat16"));
-  EXPECT_THAT(With(kGpt2, "activation_function", R"("relu")"), HasSubstr("gelu_new only"));
+  EXPECT_THAT(With(kGpt2, "activation_function", R"("relu")"), HasSubstr("is \"relu\"; silu"));
   EXPECT_THAT(With(kGpt2, "scale_attn_weights", "false"), HasSubstr("want true"));
   EXPECT_THAT(With(kGpt2, "scale_attn_by_inverse_layer_idx", "true"), HasSubstr("not supported"));
   EXPECT_EQ(With(kGpt2, "reorder_and_upcast_attn", "true"), "accepted");

@@ -129,13 +129,21 @@ TEST(FingerprintsTest, NumericsIdDiffersByWhatIsDrawn) {
 // The window and the norms of the tiny checkpoints are in the digest of the model in any case;
 // here, that their kernels are probed, too.
 TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
-  for (const char* name : {"mistral_gqa16_window5", "qwen3_mqa16_biased_tied_bf16"}) {
+  for (const char* name : {"mistral_gqa16_window5", "qwen3_mqa16_biased_tied_bf16",
+                           "gemma2_gqa16_window7", "llama_gqa16_gelu"}) {
     const auto harness = Make(name, "f32", "cpu", 1, 16);
     const Model& model = harness->model();
     EXPECT_NE(*ProbeNumerics(harness->backend(), ProbedOptionsOf(model)),
               *ProbeNumerics(harness->backend()))
         << name;
   }
+  const auto gemma = Make("gemma2_gqa16_window7", "f32", "cpu", 1, 16);
+  const ProbedOptions options = ProbedOptionsOf(gemma->model());
+  EXPECT_TRUE(options.window && options.score_cap && options.gated_gelu && options.logit_cap);
+  EXPECT_FALSE(options.head_norms);
+  const auto gpt2 = Model::Load({.folder = TinyModel("gpt2_heads16")}, &gemma->backend());
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_FALSE(ProbedOptionsOf(**gpt2).gated_gelu) << "its gelu is probed for every model";
   const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
   EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),
             *ProbeNumerics(plain->backend()));

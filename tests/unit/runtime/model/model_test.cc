@@ -106,6 +106,27 @@ TEST(ModelTest, DigestChangesWithTheWindowOfOneLayer) {
   EXPECT_EQ(digests.size(), 4u);
 }
 
+TEST(ModelTest, DigestChangesWithTheScaleOfQueriesAndWithEachCap) {
+  const auto backend = Reference();
+  const TempFolder folder;
+  folder.CopyFrom(Tiny("gemma2_gqa16_window7"));
+  const std::string config = ReadSmallFile(folder.path() + "/config.json", 1 << 20).value();
+  using Changes = std::vector<std::pair<std::string, std::string>>;
+  std::set<std::string> digests;
+  for (const Changes& changes :
+       {Changes{}, Changes{{R"("query_pre_attn_scalar": 24)", R"("query_pre_attn_scalar": 25)"}},
+        Changes{{R"("attn_logit_softcapping": 5.0)", R"("attn_logit_softcapping": 3.0)"}},
+        Changes{{R"("final_logit_softcapping": 3.0)", R"("final_logit_softcapping": 5.0)"}},
+        Changes{
+            {R"("hidden_activation": "gelu_pytorch_tanh")", R"("hidden_activation": "silu")"}}}) {
+    folder.Write("config.json", absl::StrReplaceAll(config, changes));
+    const auto model = Model::Load({.folder = folder.path()}, backend.get());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    digests.insert((*model)->Digest());
+  }
+  EXPECT_EQ(digests.size(), 5u);
+}
+
 // A folder with Tiny("llama_mha32_tied")'s config.json, changed by `replace`, and a checkpoint of
 // zeros: `tensors` beside those that the model needs, whose type is `types`' or else F32.
 class ZeroCheckpoint {

@@ -86,10 +86,9 @@ class RowScaledBackend final : public HostBackend {
   absl::Status Embedding(const EmbeddingArgs&) override { return None(); }
   absl::Status RmsNorm(const RmsNormArgs&) override { return None(); }
   absl::Status LayerNorm(const LayerNormArgs&) override { return None(); }
-  absl::Status SwiGlu(const SwiGluArgs&) override { return None(); }
-  absl::Status Gelu(const GeluArgs&) override { return None(); }
-  absl::Status SoftCap(const SoftCapArgs&) override { return None(); }
+  absl::Status Activate(const ActivateArgs&) override { return None(); }
   absl::Status Add(const AddArgs&) override { return None(); }
+  absl::Status SoftCap(const SoftCapArgs&) override { return None(); }
   absl::Status GatherRows(const GatherRowsArgs&) override { return None(); }
   absl::Status LogSoftmax(const LogSoftmaxArgs&) override { return None(); }
   absl::Status Sample(const SampleArgs&) override { return None(); }
@@ -259,6 +258,55 @@ TEST_F(ScaledWeightsTest, AnotherFormatOfTheSameSizeIsPackedAgain) {
       ModelWeights::Load(OneLinear(), &again, &other, {.cache_dir = cache_.path()});
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_FALSE(again.read().empty()) << "bytes of another format were mapped";
+}
+
+// A model with an embedding and a norm, whose checkpoint has other numbers than it computes with.
+ModelSpec ShiftedSpec(float scale, float offset) {
+  ModelSpec spec = OneLinear();
+  spec.embedding = {.table = {"e", {2, 2}}, .scale = scale};
+  spec.final_norm = {.weight = {"n", {3}}, .bias = {}, .offset = offset};
+  return spec;
+}
+
+Tensors ShiftedCheckpoint() {
+  return Tensors({{"e", {1.0f, -0.5f, 0.3f, 100.0f}},
+                  {"n", {-0.25f, 0.0f, 1e-3f}},
+                  {"a.weight", std::vector<float>(6)},
+                  {"a.scales", {1, 1}},
+                  {"b.weight", std::vector<float>(3)},
+                  {"b.scales", {1}}});
+}
+
+TEST_F(ScaledWeightsTest, TablesAndNormsArePackedAsTheyAreComputedWith) {
+  constexpr float kScale = 5.65685f;  // In bf16 5.65625.
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Tensors source = ShiftedCheckpoint();
+    const auto weights = ModelWeights::Load(ShiftedSpec(kScale, 1.0f), &source, &backend_,
+                                            {.types = {.compute = dtype}});
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    const void* const table = OnHost((*weights)->parts().embedding);
+    int i = 0;
+    for (const float number : {1.0f, -0.5f, 0.3f, 100.0f}) {
+      if (dtype == DType::kF32) {
+        EXPECT_EQ(static_cast<const float*>(table)[i++], number * kScale);
+      } else {
+        const Bfloat16 expected = ToBfloat16(ToFloat(ToBfloat16(number)) * 5.65625f);
+        EXPECT_EQ(static_cast<const Bfloat16*>(table)[i++].bits, expected.bits) << number;
+      }
+    }
+    const float* const norm = OnHost((*weights)->parts().final_norm.weight);
+    EXPECT_THAT(std::vector<float>(norm, norm + 3), ElementsAre(0.75f, 1.0f, 1.0f + 1e-3f));
+  }
+}
+
+TEST_F(ScaledWeightsTest, WhatIsDoneToTablesAndNormsIsInTheKeyOfTheCache) {
+  Tensors source = ShiftedCheckpoint();
+  static_cast<void>(Load(ShiftedSpec(2.0f, 1.0f), &source));
+  for (const ModelSpec& other : {ShiftedSpec(3.0f, 1.0f), ShiftedSpec(2.0f, 0.0f)}) {
+    Tensors again = ShiftedCheckpoint();
+    static_cast<void>(Load(other, &again));
+    EXPECT_FALSE(again.read().empty()) << "another packing was taken for this one";
+  }
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ const auto kModels = testing::Values(
     "llama_gqa16_scaled_f16", "llama_gqa3_head80_own_output", "llama_gqa7_head112_mixed",
     "llama_mqa_head256_buffers", "gpt2_heads16", "gpt2_heads32_unprefixed", "gpt2_head96_buffers",
     "mistral_gqa16_window5", "mistral_head20_no_window_bf16", "qwen2_gqa16_window_of_last",
-    "qwen2_gqa8_bf16_sharded", "qwen3_gqa24_window_of_first", "qwen3_mqa16_biased_tied_bf16");
+    "qwen2_gqa8_bf16_sharded", "qwen3_gqa24_window_of_first", "qwen3_mqa16_biased_tied_bf16",
+    "gemma2_gqa16_window7", "gemma2_mqa20_biased_bf16_sharded", "llama_gqa16_gelu");
 
 std::string NameOfCase(const testing::TestParamInfo<std::tuple<std::string, std::string>>& test) {
   return std::get<0>(test.param) + "_" + std::get<1>(test.param);
