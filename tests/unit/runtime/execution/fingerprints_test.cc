@@ -90,8 +90,8 @@ class OtherDraws final : public HostBackend {
   absl::Status RmsNorm(const RmsNormArgs& args) override { return inner_.RmsNorm(args); }
   absl::Status LayerNorm(const LayerNormArgs& args) override { return inner_.LayerNorm(args); }
   absl::Status Linear(const LinearArgs& args) override { return inner_.Linear(args); }
-  absl::Status SwiGlu(const SwiGluArgs& args) override { return inner_.SwiGlu(args); }
-  absl::Status Gelu(const GeluArgs& args) override { return inner_.Gelu(args); }
+  absl::Status Activate(const ActivateArgs& args) override { return inner_.Activate(args); }
+  absl::Status SoftCap(const SoftCapArgs& args) override { return inner_.SoftCap(args); }
   absl::Status Add(const AddArgs& args) override { return inner_.Add(args); }
   absl::Status GatherRows(const GatherRowsArgs& args) override { return inner_.GatherRows(args); }
   absl::Status LogSoftmax(const LogSoftmaxArgs& args) override { return inner_.LogSoftmax(args); }
