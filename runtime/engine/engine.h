@@ -114,7 +114,7 @@ class Engine final : private DecodeHost, private PrefillHost {
     bool again = false;     // Call again at once.
     int32_t tokens = 0;     // Computed in this step.
     int32_t sequences = 0;  // In its batch; 0: it ran none.
-    bool failed = false;    // As a whole: everybody in the batch has ended Aborted.
+    bool failed = false;    // As a whole, or a block of it for a peer cannot be read: Aborted.
     int32_t preempted = 0;  // Sequences that gave their blocks back, to be recomputed.
     // Otherwise at the next input, or then (lease, deadline); INT64_MAX: at the next input.
     int64_t next_wakeup_us = 0;
@@ -204,12 +204,12 @@ class Engine final : private DecodeHost, private PrefillHost {
   int64_t NextWakeup() const;
 
   // ---- publish.cc ----
-  void Publish(const BegunStep& step, StepOutput* outputs);
+  absl::Status Publish(const BegunStep& step, StepOutput* outputs);
   void FailRun(EngineSequence* sequence, const absl::Status& status);
   void CollectPromptLogprobs(EngineSequence* sequence, int32_t first, RunOutput* output);
   void PublishChoice(EngineSequence* sequence, std::vector<SampledToken>* drawn);
   void PublishPrompt(EngineSequence* sequence, RunOutput* output);
-  void PublishToDecode(const BegunRun& run, RunOutput* output);
+  absl::Status PublishToDecode(const BegunRun& run, RunOutput* output);
   // Blocks that will not change once the sequence's first `num_tokens` are computed.
   std::span<const BlockId> FinalBlocks(const EngineSequence& sequence, int32_t num_tokens) const;
   void DeliverFirstTokens(Attempt* attempt, std::vector<SampledToken>* tokens);

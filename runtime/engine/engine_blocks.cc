@@ -162,12 +162,23 @@ void EngineBlocks::OnFreed(BlockId block) {
   if (std::none_of(copies_.begin(), copies_.end(), reads)) executor_->Discard(block);
 }
 
-uint32_t EngineBlocks::Checksum(BlockId block) {
-  KnownChecksum& known = checksums_[static_cast<size_t>(block)];
-  if (known.life != pool_.life(block)) {
-    known = {.life = pool_.life(block), .crc32c = executor_->BlockChecksum(block)};
+absl::Status EngineBlocks::Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
+  const auto known = [this](BlockId block) -> KnownChecksum& {
+    return checksums_[static_cast<size_t>(block)];
+  };
+  std::vector<BlockId> unknown;
+  for (const BlockId block : blocks) {
+    if (known(block).life != pool_.life(block)) unknown.push_back(block);
   }
-  return known.crc32c;
+  if (!unknown.empty()) {
+    std::vector<uint32_t> computed(unknown.size());
+    TANDEM_RETURN_IF_ERROR(executor_->BlockChecksums(unknown, computed.data()));
+    for (size_t i = 0; i < unknown.size(); ++i) {
+      known(unknown[i]) = {.life = pool_.life(unknown[i]), .crc32c = computed[i]};
+    }
+  }
+  for (const BlockId block : blocks) *crc32c++ = known(block).crc32c;
+  return absl::OkStatus();
 }
 
 absl::Status EngineBlocks::Audit(BlockOwners owners) const {

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <map>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "runtime/engine/engine_sequence.h"
@@ -61,7 +60,7 @@ class EngineBlocks final : public BlockSource, public TransferBlocks, private Fr
   // ---- TransferBlocks ----
   void Pin(BlockId block) override { pool_.Pin(block); }
   void Unpin(BlockId block) override { pool_.Unpin(block); }
-  uint32_t Checksum(BlockId block) override;
+  absl::Status Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) override;
 
   // Copies that must precede the next step's runs.
   std::span<const BlockCopy> copies() const { return copies_; }

@@ -117,11 +117,13 @@ class Executor {
   // the next call. Not OK: the whole step failed (Internal); nothing of it may be published.
   virtual absl::StatusOr<StepOutput*> Finish() = 0;
 
-  // CRC-32C of the block's bytes as they are now; no step that is begun writes to it.
-  virtual uint32_t BlockChecksum(BlockId block) = 0;
+  // crc32c[i]: the CRC-32C of the bytes of blocks[i] as they are now; no step that is begun writes
+  // to them. Not OK: the device failed, and nothing is told.
+  virtual absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) = 0;
 
   // Nobody reads what is in the block again, and whoever writes there next may be a transport. What
-  // runs real steps need not do anything; for tests its content is spoilt.
+  // runs real steps need not do anything; for tests its content is spoilt. A device that fails here
+  // says so at its next step.
   virtual void Discard(BlockId block) = 0;
 
   // Any thread. Grows while a step computes, many times in a layer that takes long: who looks now

@@ -5,8 +5,10 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "runtime/base/guard.h"
+#include "runtime/base/status_macros.h"
 #include "runtime/protocol/append_bytes.h"
 
 namespace tandem {
@@ -120,36 +122,48 @@ void PrefillSide::OnStarted(const JobKey& key, int32_t cached_tokens,
   job->transfer.Start();
   parts_.leases->AddReservation(key.decode, key.job);
   parts_.outbox->ToDecode(key.decode, Start{.job = key.job, .cached_tokens = cached_tokens});
-  OfferBlocks(job, final_blocks);
+  // Nobody may be refused whose run is planned. What fails now is offered again with the chunk.
+  OfferBlocks(job, final_blocks).IgnoreError();
 }
 
-void PrefillSide::OnChunk(const JobKey& key, std::span<const BlockId> final_blocks) {
+absl::Status PrefillSide::OnChunk(const JobKey& key, std::span<const BlockId> final_blocks) {
   Job* const job = &jobs_.at(key);
   parts_.outbox->ToDecode(key.decode, Progress{.job = key.job});
-  OfferBlocks(job, final_blocks);
-  Pump(job);
+  return PumpOffered(job, OfferBlocks(job, final_blocks));
 }
 
-void PrefillSide::OnFirstToken(const JobKey& key, FirstToken first, bool goes_on,
-                               std::span<const BlockId> final_blocks) {
+absl::Status PrefillSide::OnFirstToken(const JobKey& key, FirstToken first, bool goes_on,
+                                       std::span<const BlockId> final_blocks) {
   Job* const job = &jobs_.at(key);
   parts_.outbox->ToDecode(key.decode, std::move(first));
   job->transfer.OnFirstTokenSent();
-  if (goes_on) {
-    OfferBlocks(job, final_blocks);
-  } else {
-    job->transfer.End(absl::OkStatus());  // The decode worker needs nothing more.
-  }
-  Pump(job);
+  if (goes_on) return PumpOffered(job, OfferBlocks(job, final_blocks));
+  job->transfer.End(absl::OkStatus());  // The decode worker needs nothing more.
+  return PumpOffered(job, absl::OkStatus());
 }
 
-// Tells the transfer which blocks will not change any more.
-void PrefillSide::OfferBlocks(Job* job, std::span<const BlockId> final_blocks) {
+// Tells the transfer which blocks will not change any more: all that are new, or none.
+absl::Status PrefillSide::OfferBlocks(Job* job, std::span<const BlockId> final_blocks) {
   const auto num_known = static_cast<size_t>(job->transfer.first_block()) + job->blocks.size();
-  for (size_t i = num_known; i < final_blocks.size(); ++i) {
-    job->blocks.push_back(final_blocks[i]);
-    job->transfer.OnBlockReady(static_cast<int32_t>(i), parts_.blocks->Checksum(final_blocks[i]));
+  if (num_known >= final_blocks.size()) return absl::OkStatus();
+  const std::span<const BlockId> offered = final_blocks.subspan(num_known);
+  std::vector<uint32_t> checksums(offered.size());
+  TANDEM_RETURN_IF_ERROR(parts_.blocks->Checksums(offered, checksums.data()));
+  for (size_t i = 0; i < offered.size(); ++i) {
+    job->blocks.push_back(offered[i]);
+    job->transfer.OnBlockReady(static_cast<int32_t>(num_known + i), checksums[i]);
   }
+  return absl::OkStatus();
+}
+
+// A device that cannot read what it has written is one whose step has failed.
+absl::Status PrefillSide::PumpOffered(Job* job, const absl::Status& offered) {
+  if (offered.ok()) {
+    Pump(job);
+  } else {
+    Refuse(job, absl::AbortedError(absl::StrCat("no checksums of blocks: ", offered.message())));
+  }
+  return offered;
 }
 
 // Does what the transfer's last input has made possible, or its end necessary.

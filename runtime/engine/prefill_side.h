@@ -77,10 +77,11 @@ class PrefillSide {
 
   // ---- The prompt is computed; `final_blocks` is the part of its table that will not change ----
   void OnStarted(const JobKey& key, int32_t cached_tokens, std::span<const BlockId> final_blocks);
-  void OnChunk(const JobKey& key, std::span<const BlockId> final_blocks);
+  // Not OK, as the next one: the device could not read the blocks, and the prompt is refused.
+  absl::Status OnChunk(const JobKey& key, std::span<const BlockId> final_blocks);
   // `goes_on`: some choice of it. If not, nothing travels.
-  void OnFirstToken(const JobKey& key, FirstToken first, bool goes_on,
-                    std::span<const BlockId> final_blocks);
+  absl::Status OnFirstToken(const JobKey& key, FirstToken first, bool goes_on,
+                            std::span<const BlockId> final_blocks);
   void Refuse(const JobKey& key, const absl::Status& status);
   void RefuseQueued(const absl::Status& status);
 
@@ -125,7 +126,8 @@ class PrefillSide {
   Job* Find(SessionId decode, JobId job);
   bool Knows(const JobKey& key) const;
   void OnCancel(SessionId decode, const PrefillCancel& cancel);
-  void OfferBlocks(Job* job, std::span<const BlockId> final_blocks);
+  absl::Status OfferBlocks(Job* job, std::span<const BlockId> final_blocks);
+  absl::Status PumpOffered(Job* job, const absl::Status& offered);
   void Pump(Job* job);
   void PumpHeld(SessionId decode);
   void Refuse(Job* job, const absl::Status& status);

@@ -10,9 +10,10 @@
 
 namespace tandem {
 
-void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
+absl::Status Engine::Publish(const BegunStep& step, StepOutput* outputs) {
   TANDEM_CHECK(outputs->runs.size() == step.size())
       << outputs->runs.size() << " outputs of " << step.size() << " runs";
+  absl::Status published;
   for (size_t i = 0; i < step.size(); ++i) {
     EngineSequence* const sequence = step[i].sequence;
     if (sequence->ended) continue;  // Its attempt ended since the step was begun, or by it.
@@ -40,11 +41,12 @@ void Engine::Publish(const BegunStep& step, StepOutput* outputs) {
     TANDEM_CHECK(!run.complete || output.drawn.size() == sequence->draws.size())
         << output.drawn.size() << " tokens of " << sequence->draws.size() << " draws";
     if (sequence->job != nullptr) {
-      PublishToDecode(run, &output);
+      published.Update(PublishToDecode(run, &output));
     } else {
       PublishPrompt(sequence, &output);
     }
   }
+  return published;
 }
 
 void Engine::FailRun(EngineSequence* sequence, const absl::Status& status) {
@@ -103,7 +105,7 @@ void Engine::PublishPrompt(EngineSequence* sequence, RunOutput* output) {
   }
 }
 
-void Engine::PublishToDecode(const BegunRun& run, RunOutput* output) {
+absl::Status Engine::PublishToDecode(const BegunRun& run, RunOutput* output) {
   EngineSequence* const sequence = run.sequence;
   PrefillJob* const job = sequence->job;
   const std::span<const BlockId> final_blocks = FinalBlocks(*sequence, run.end_position);
@@ -115,11 +117,11 @@ void Engine::PublishToDecode(const BegunRun& run, RunOutput* output) {
         return RequestedFinish(job->spec, position, token.token) == FinishReason::kNone;
       });
   scheduler_.Remove(sequence);  // The job keeps its blocks.
-  prefill_.OnFirstToken(job->key,
-                        {.job = job->key.job,
-                         .tokens = std::move(output->drawn),
-                         .prompt_logprobs = std::move(job->prompt_logprobs)},
-                        goes_on, final_blocks);
+  return prefill_.OnFirstToken(job->key,
+                               {.job = job->key.job,
+                                .tokens = std::move(output->drawn),
+                                .prompt_logprobs = std::move(job->prompt_logprobs)},
+                               goes_on, final_blocks);
 }
 
 std::span<const BlockId> Engine::FinalBlocks(const EngineSequence& sequence,

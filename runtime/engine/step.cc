@@ -141,9 +141,9 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
   const uint64_t number = finished_ + 1;
   const BegunStep& step = steps_[number % kMaxStepsBegun];
   blocks_.FinishStep(number);
-  failed_steps_ = output.ok() ? 0 : failed_steps_ + 1;
+  absl::Status status = output.status();
   if (output.ok()) {
-    Publish(step, *output);
+    status = Publish(step, *output);
   } else {
     for (const BegunRun& run : step) {
       if (!run.sequence->ended) {
@@ -152,10 +152,11 @@ Engine::StepResult Engine::FinishStep(int64_t now_us) {
       }
     }
   }
+  failed_steps_ = status.ok() ? 0 : failed_steps_ + 1;
   finished_ = number;
   BeginWaitingDraws();
   scheduler_.HoldPreemption(steps_begun() > 0);
-  StepResult result{.again = true, .failed = !output.ok()};
+  StepResult result{.again = true, .failed = !status.ok()};
   Settle(&result);
   return result;
 }

@@ -5,7 +5,9 @@
 #define TANDEM_RUNTIME_ENGINE_TRANSFER_BLOCKS_H_
 
 #include <cstdint>
+#include <span>
 
+#include "absl/status/status.h"
 #include "runtime/kv_cache/block_pool.h"
 
 namespace tandem {
@@ -18,8 +20,9 @@ class TransferBlocks {
   virtual void Pin(BlockId block) = 0;
   virtual void Unpin(BlockId block) = 0;
 
-  // The CRC-32C of a block whose content is final; computed once in the block's life.
-  virtual uint32_t Checksum(BlockId block) = 0;
+  // crc32c[i]: the CRC-32C of blocks[i], whose content is final; computed once in a block's life.
+  // Not OK: the device failed, and nothing is told.
+  virtual absl::Status Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) = 0;
 };
 
 }  // namespace tandem

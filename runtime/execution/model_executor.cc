@@ -106,24 +106,22 @@ absl::Status ModelExecutor::Enqueue(const StepInput& input, StepOutput* output) 
   return Sample();
 }
 
-uint32_t ModelExecutor::BlockChecksum(BlockId block) {
-  uint32_t checksum = 0;
-  absl::Status status = backend_->ChecksumBlocks({.base = pool_.data(),
-                                                  .block_stride_bytes = layout_.block_bytes,
-                                                  .blocks = &block,
-                                                  .checksums = &checksum,
-                                                  .count = 1});
-  if (status.ok()) status = backend_->Synchronize();
-  TANDEM_CHECK(status.ok()) << status.message();
-  return checksum;
+absl::Status ModelExecutor::BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
+  TANDEM_RETURN_IF_ERROR(backend_->ChecksumBlocks({.base = pool_.data(),
+                                                   .block_stride_bytes = layout_.block_bytes,
+                                                   .blocks = blocks.data(),
+                                                   .checksums = crc32c,
+                                                   .count = static_cast<int64_t>(blocks.size())}));
+  return backend_->Synchronize();
 }
 
 void ModelExecutor::Discard(BlockId block) {
-  const absl::Status status = backend_->DiscardBlocks({.base = pool_.data(),
-                                                       .block_stride_bytes = layout_.block_bytes,
-                                                       .blocks = &block,
-                                                       .count = 1});
-  TANDEM_CHECK(status.ok()) << status.message();
+  backend_
+      ->DiscardBlocks({.base = pool_.data(),
+                       .block_stride_bytes = layout_.block_bytes,
+                       .blocks = &block,
+                       .count = 1})
+      .IgnoreError();
 }
 
 // In order, because a later copy may read what an earlier one wrote: one call for each stretch in

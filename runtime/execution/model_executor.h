@@ -47,7 +47,7 @@ class ModelExecutor final : public SynchronousExecutor {
   static int64_t LogitScratchBytes(const ModelConfig& config, DType compute_dtype);
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
-  uint32_t BlockChecksum(BlockId block) override;
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override;
   void Discard(BlockId block) override;
   uint64_t work_done() const override { return backend_->work_done(); }
 

@@ -87,7 +87,7 @@ struct Start {
 // Ends the job at the prefill side, at any time before Done. ResourceExhausted (queue full),
 // Unavailable (draining, lease or frame lost), FailedPrecondition (never fits there), Cancelled
 // (before it arrived), DeadlineExceeded, InvalidArgument, Internal (the run failed), Aborted (the
-// whole step did).
+// whole step did, or its blocks cannot be read).
 struct PrefillRefused {
   JobId job = 0;
   absl::Status status;

@@ -23,7 +23,9 @@ class LateExecutor final : public Executor {
   void Begin(const StepInput& input) override;
   void BeginDraws(int32_t run, std::span<const Draw> draws) override;
   absl::StatusOr<StepOutput*> Finish() override;
-  uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+    return executor_->BlockChecksums(blocks, crc32c);
+  }
   void Discard(BlockId block) override { executor_->Discard(block); }
   uint64_t work_done() const override { return executor_->work_done(); }
 

@@ -140,10 +140,17 @@ void SimulatedExecutor::Discard(BlockId block) {
   std::fill(bytes.begin(), bytes.end(), 0xFF);
 }
 
-uint32_t SimulatedExecutor::BlockChecksum(BlockId block) {
-  ++checksummed_blocks_;
-  const std::span<const uint8_t> bytes = BlockBytes(block);
-  return Crc32c(bytes.data(), bytes.size());
+absl::Status SimulatedExecutor::BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
+  if (failing_checksums_ > 0) {
+    --failing_checksums_;
+    return absl::InternalError("simulated failure of a checksum");
+  }
+  for (const BlockId block : blocks) {
+    ++checksummed_blocks_;
+    const std::span<const uint8_t> bytes = BlockBytes(block);
+    *crc32c++ = Crc32c(bytes.data(), bytes.size());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tandem

@@ -41,7 +41,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
 
   int32_t max_drawn() const override { return options_.max_drawn; }
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
-  uint32_t BlockChecksum(BlockId block) override;
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override;
   void Discard(BlockId block) override;  // Garbage.
   uint64_t work_done() const override { return num_steps_.load(std::memory_order_relaxed); }
 
@@ -56,6 +56,8 @@ class SimulatedExecutor final : public SynchronousExecutor {
 
   // The next Execute returns Internal. What it should have written holds garbage then.
   void FailNextStep() { fail_next_step_ = true; }
+  // So do the next so many BlockChecksums.
+  void FailChecksums(int32_t times) { failing_checksums_ = times; }
 
   // From now on each run that may draw several tokens draws so many, if they have a place.
   void DrawEach(int32_t num_tokens) { draw_each_ = num_tokens; }
@@ -89,6 +91,7 @@ class SimulatedExecutor final : public SynchronousExecutor {
   std::vector<uint64_t> slots_;  // [block][token]
   std::atomic<uint64_t> num_steps_{0};
   bool fail_next_step_ = false;
+  int32_t failing_checksums_ = 0;
   std::optional<int32_t> draw_each_;
   std::optional<uint64_t> killed_by_, failed_by_;
   int64_t computed_tokens_ = 0;

@@ -71,7 +71,9 @@ class AbortingExecutor final : public SynchronousExecutor {
     }
     return executor_.Execute(input, output);
   }
-  uint32_t BlockChecksum(BlockId block) override { return executor_.BlockChecksum(block); }
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+    return executor_.BlockChecksums(blocks, crc32c);
+  }
   void Discard(BlockId block) override { executor_.Discard(block); }
   uint64_t work_done() const override { return executor_.work_done(); }
 

@@ -356,7 +356,9 @@ class BrokenExecutor final : public SynchronousExecutor {
   absl::Status Execute(const StepInput&, StepOutput*) override {
     return absl::InternalError("the device is gone");
   }
-  uint32_t BlockChecksum(BlockId) override { return 0; }
+  absl::Status BlockChecksums(std::span<const BlockId>, uint32_t*) override {
+    return absl::OkStatus();
+  }
   void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 };

@@ -76,7 +76,10 @@ int TransferWorld::AttemptOf(const AttemptKey& key) {
   return static_cast<int>(key.attempt.request.counter);
 }
 
-uint32_t TransferWorld::Blocks::Checksum(BlockId block) { return ChecksumOf(at(block)); }
+absl::Status TransferWorld::Blocks::Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) {
+  for (const BlockId block : blocks) *crc32c++ = ChecksumOf(at(block));
+  return absl::OkStatus();
+}
 
 void TransferWorld::Blocks::AppendState(std::string* bytes) const {
   pool.AppendState(bytes);
@@ -272,9 +275,12 @@ void TransferWorld::ComputeBlock(int attempt) {
   const int ordinal = source.computed++;
   source_blocks_.at(source.blocks[static_cast<size_t>(ordinal)]) = Content(attempt, ordinal);
   const auto final_blocks = std::span(source.blocks).first(static_cast<size_t>(source.computed));
-  if (source.computed < options_.blocks) return source_->OnChunk(key, final_blocks);
-  source_->OnFirstToken(key, {.job = key.job, .tokens = {{.token = 1}}}, /*goes_on=*/true,
-                        final_blocks);
+  const absl::Status read =
+      source.computed < options_.blocks
+          ? source_->OnChunk(key, final_blocks)
+          : source_->OnFirstToken(key, {.job = key.job, .tokens = {{.token = 1}}},
+                                  /*goes_on=*/true, final_blocks);
+  TANDEM_CHECK(read.ok()) << read.message();
 }
 
 void TransferWorld::EndPrompt(const JobKey& key) {

@@ -136,7 +136,7 @@ class TransferWorld final : private PeerOutbox, private DecodeHost, private Pref
     explicit Blocks(int num_blocks) : pool(num_blocks), content(static_cast<size_t>(num_blocks)) {}
     void Pin(BlockId block) override { pool.Pin(block); }
     void Unpin(BlockId block) override { pool.Unpin(block); }
-    uint32_t Checksum(BlockId block) override;
+    absl::Status Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) override;
     int& at(BlockId block) { return content[static_cast<size_t>(block)]; }
     void AppendState(std::string* bytes) const;
 

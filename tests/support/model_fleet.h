@@ -47,7 +47,9 @@ class ModelFleetExecutor final : public FleetExecutor, public SynchronousExecuto
   std::span<uint8_t> BlockBytes(BlockId block) override;
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override;
-  uint32_t BlockChecksum(BlockId block) override { return executor_->BlockChecksum(block); }
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+    return executor_->BlockChecksums(blocks, crc32c);
+  }
   void Discard(BlockId block) override { executor_->Discard(block); }
   uint64_t work_done() const override { return executor_->work_done(); }
 

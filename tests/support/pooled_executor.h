@@ -64,8 +64,11 @@ class PooledExecutor final : public SynchronousExecutor {
     }
     return status;
   }
-  uint32_t BlockChecksum(BlockId block) override {
-    return Crc32c(pool_.block(block), static_cast<size_t>(pool_.kv.block_bytes));
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+    for (const BlockId block : blocks) {
+      *crc32c++ = Crc32c(pool_.block(block), static_cast<size_t>(pool_.kv.block_bytes));
+    }
+    return absl::OkStatus();
   }
   void Discard(BlockId block) override {
     std::memset(pool_.block(block), 0xFF, static_cast<size_t>(pool_.kv.block_bytes));

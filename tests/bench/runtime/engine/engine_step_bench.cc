@@ -24,7 +24,9 @@ class InstantExecutor final : public SynchronousExecutor {
     }
     return absl::OkStatus();
   }
-  uint32_t BlockChecksum(BlockId) override { return 0; }
+  absl::Status BlockChecksums(std::span<const BlockId>, uint32_t*) override {
+    return absl::OkStatus();
+  }
   void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 
@@ -125,7 +127,9 @@ class DeviceExecutor final : public Executor {
     for (RunOutput& run : output_.runs) run.drawn.assign(1, {.token = 7});
     return &output_;
   }
-  uint32_t BlockChecksum(BlockId) override { return 0; }
+  absl::Status BlockChecksums(std::span<const BlockId>, uint32_t*) override {
+    return absl::OkStatus();
+  }
   void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 

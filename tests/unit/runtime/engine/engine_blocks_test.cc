@@ -10,13 +10,22 @@ namespace {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
+using testing::SizeIs;
 
 class DiscardingExecutor final : public SynchronousExecutor {
  public:
   absl::Status Execute(const StepInput&, StepOutput*) override { return absl::OkStatus(); }
-  uint32_t BlockChecksum(BlockId) override { return 0; }
+  absl::Status BlockChecksums(std::span<const BlockId> blocks, uint32_t* crc32c) override {
+    checksummed.emplace_back(blocks.begin(), blocks.end());
+    if (fails) return absl::InternalError("no device");
+    for (const BlockId block : blocks) *crc32c++ = 100 + static_cast<uint32_t>(block);
+    return absl::OkStatus();
+  }
   void Discard(BlockId block) override { discarded.push_back(block); }
   uint64_t work_done() const override { return 0; }
+
+  bool fails = false;
+  std::vector<std::vector<BlockId>> checksummed;  // By call.
 
   std::vector<BlockId> discarded;
 };
@@ -47,6 +56,26 @@ TEST_F(EngineBlocksTest, BlocksAreDiscardedWithTheirLastHolder) {
   EXPECT_THAT(executor_.discarded, ElementsAre(blocks[1], blocks[0]));
 }
 
+TEST_F(EngineBlocksTest, ChecksumsThatAreNotKnownAreAskedForTogether) {
+  ASSERT_TRUE(blocks_.AppendBlocks(&first_, 3));
+  const std::vector<BlockId> blocks = first_.block_table;
+  uint32_t sums[3] = {};
+  ASSERT_TRUE(blocks_.Checksums({&blocks[1], 1}, sums).ok());
+  executor_.fails = true;
+  EXPECT_FALSE(blocks_.Checksums(blocks, sums).ok());
+  executor_.fails = false;
+  ASSERT_TRUE(blocks_.Checksums(blocks, sums).ok());
+  const std::vector<BlockId> others = {blocks[0], blocks[2]};
+  EXPECT_THAT(executor_.checksummed, ElementsAre(ElementsAre(blocks[1]), others, others));
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(sums[i], 100 + static_cast<uint32_t>(blocks[i]));
+  ASSERT_TRUE(blocks_.Checksums(blocks, sums).ok());
+  EXPECT_THAT(executor_.checksummed, SizeIs(3)) << "all are known";
+  blocks_.Release(&first_);
+  ASSERT_TRUE(blocks_.AppendBlocks(&first_, 3));
+  ASSERT_TRUE(blocks_.Checksums(first_.block_table, sums).ok());
+  EXPECT_THAT(executor_.checksummed.back(), SizeIs(3)) << "another life";
+}
+
 // Two choices share a block in whose middle they part: one copies it, the other goes away.
 TEST_F(EngineBlocksTest, WhatACopyHasYetToReadStays) {
   ASSERT_TRUE(blocks_.AppendBlocks(&first_, 1));
@@ -61,7 +90,17 @@ TEST_F(EngineBlocksTest, WhatACopyHasYetToReadStays) {
   blocks_.BeginStep(1);
   blocks_.FinishStep(1);
   blocks_.Release(&first_);
-  EXPECT_THAT(executor_.discarded, ElementsAre(copy.destination));
+  EXPECT_THAT(executor_.discarded, ElementsAre(copy.source, copy.destination));
+}
+
+TEST_F(EngineBlocksTest, TheLastOfTheChoicesWritesWhereItIs) {
+  ASSERT_TRUE(blocks_.AppendBlocks(&first_, 1));
+  second_.block_table = first_.block_table;
+  blocks_.Share(second_.block_table);
+  first_.num_computed = second_.num_computed = 5;
+  ASSERT_EQ(blocks_.Grow(&first_, 6), 6);
+  ASSERT_EQ(blocks_.Grow(&second_, 6), 6);
+  EXPECT_THAT(blocks_.copies(), SizeIs(1)) << "copies run before it writes";
 }
 
 class OverlappingExecutor final : public Executor {
@@ -71,7 +110,9 @@ class OverlappingExecutor final : public Executor {
   void Begin(const StepInput&) override {}
   void BeginDraws(int32_t, std::span<const Draw>) override {}
   absl::StatusOr<StepOutput*> Finish() override { return &output_; }
-  uint32_t BlockChecksum(BlockId) override { return 0; }
+  absl::Status BlockChecksums(std::span<const BlockId>, uint32_t*) override {
+    return absl::OkStatus();
+  }
   void Discard(BlockId) override {}
   uint64_t work_done() const override { return 0; }
 
@@ -88,7 +129,7 @@ TEST_F(EngineBlocksTest, WhatATransportStillReadsIsCopiedWhereStepsOverlapToo) {
   first_.num_computed = 5;
   ASSERT_EQ(blocks.Grow(&first_, 6), 6);
   EXPECT_NE(first_.block_table.front(), pinned);
-  EXPECT_THAT(blocks.copies(), testing::SizeIs(1));
+  EXPECT_THAT(blocks.copies(), SizeIs(1));
   blocks.Unpin(pinned);
 }
 
