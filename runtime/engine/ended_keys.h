@@ -5,13 +5,10 @@
 #ifndef TANDEM_RUNTIME_ENGINE_ENDED_KEYS_H_
 #define TANDEM_RUNTIME_ENGINE_ENDED_KEYS_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "runtime/base/expiry_queue.h"
 #include "runtime/base/guard.h"
-#include "runtime/protocol/append_bytes.h"
 #include "runtime/protocol/tombstones.h"
 
 namespace tandem {
@@ -20,12 +17,11 @@ namespace tandem {
 template <typename Key>
 class EndedKeys {
  public:
-  EndedKeys() : aborted_(kMaxAborted) {}
+  EndedKeys() : ended_(kMaxEnded), aborted_(kMaxAborted) {}
 
   bool Ended(const Key& key) const { return !TANDEM_GUARD("ended_attempt", !ended_.contains(key)); }
   void AddEnded(const Key& key, int64_t until_us, int64_t now_us) {
-    if (until_us > now_us) ended_.Set(key, until_us);
-    if (ended_.size() > kMaxEnded) ended_.PopDue(kNeverUs);
+    ended_.Add(key, until_us, now_us);
   }
 
   // May it run, as far as aborts go?
@@ -37,13 +33,12 @@ class EndedKeys {
 
   void Expire(int64_t now_us) {
     aborted_.Expire(now_us);
-    while (ended_.PopDue(now_us).has_value()) {
-    }
+    ended_.Expire(now_us);
   }
 
   // Appends bytes that are equal for equal states; of keys without padding.
   void AppendState(std::string* bytes) const {
-    for (const auto& [until_us, key] : ended_.in_order()) AppendBytes(key, bytes);
+    ended_.AppendState(bytes);
     bytes->push_back('|');
     aborted_.AppendState(bytes);
   }
@@ -51,10 +46,10 @@ class EndedKeys {
  private:
   // Deadlines are the peers' word, memory is ours. More aborts than these overtake their submits
   // only while a peer misbehaves.
-  static constexpr size_t kMaxEnded = 1 << 18;
+  static constexpr int32_t kMaxEnded = 1 << 18;
   static constexpr int32_t kMaxAborted = 1 << 16;
 
-  ExpiryQueue<Key> ended_;
+  Tombstones<Key> ended_;
   Tombstones<Key> aborted_;
 };
 

@@ -1,5 +1,5 @@
-// Aborts that overtook their submit: the late submit must find them. One lives until the request's
-// own deadline, after which a submit is refused for its deadline alone.
+// Keys of work that may not run when a submit of it comes: an abort that overtook its submit, say.
+// One lives until the request's own deadline, after which a submit is refused for that alone.
 
 #ifndef TANDEM_RUNTIME_PROTOCOL_TOMBSTONES_H_
 #define TANDEM_RUNTIME_PROTOCOL_TOMBSTONES_H_
@@ -28,8 +28,9 @@ class Tombstones {
     return true;
   }
 
+  bool contains(const Key& key) const { return deadlines_.contains(key); }
   // May this submit run? Not if its abort has been here.
-  bool Admits(const Key& key) const { return TANDEM_GUARD("tombstone", !deadlines_.contains(key)); }
+  bool Admits(const Key& key) const { return TANDEM_GUARD("tombstone", !contains(key)); }
 
   void Expire(int64_t now_us) {
     while (deadlines_.PopDue(now_us).has_value()) {
