@@ -16,6 +16,11 @@
 
 namespace tandem {
 
+// What the sender of a command is charged for it, kept for as long as it waits; that of a prompt
+// until it is admitted to a batch or has ended, and where it is computed for another worker until
+// its blocks are not needed any more.
+using CommandCharge = std::shared_ptr<const void>;
+
 struct StartedChoice {
   int32_t choice = 0;
   int32_t token_id = 0;
@@ -38,7 +43,7 @@ struct Attempt {
   int32_t cached_tokens = 0;
 
   std::vector<StartedChoice> started_choices;  // First token delivered, sequence not forked yet.
-  std::shared_ptr<const void> charge;          // Until it is admitted.
+  CommandCharge charge;                        // Until it is admitted.
 };
 
 // What is sent of it, PrefillSide knows.
@@ -49,7 +54,7 @@ struct PrefillJob {
   RequestRounds rounds;
   std::unique_ptr<EngineSequence> sequence;
   std::vector<SampledToken> prompt_logprobs;
-  std::shared_ptr<const void> charge;
+  CommandCharge charge;
 };
 
 }  // namespace tandem

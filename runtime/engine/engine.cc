@@ -88,7 +88,7 @@ void Engine::AdvanceTo(int64_t now_us) {
 }
 
 void Engine::OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
-                             PromptCharge charge) {
+                             CommandCharge charge) {
   AdvanceTo(now_us);
   if (const auto* submit = std::get_if<PrefillSubmit>(&message)) {
     OnPrefillSubmit(decode, *submit, std::move(charge));

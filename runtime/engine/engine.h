@@ -70,11 +70,6 @@ struct EngineOptions {
 
 inline constexpr int32_t kMaxFailedSteps = 8;
 
-// What the sender of a prompt is charged for it: kept until the prompt is admitted to a batch or
-// has ended, and of one that is computed for another worker until its blocks are not needed any
-// more.
-using PromptCharge = std::shared_ptr<const void>;
-
 class Engine final : private DecodeHost, private PrefillHost {
  public:
   // Borrows everything; all outlive the engine. Without a `masker` no request has a mask.
@@ -88,13 +83,13 @@ class Engine final : private DecodeHost, private PrefillHost {
 
   // ---- From routers ----
   void OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
-                PromptCharge charge = nullptr);
+                CommandCharge charge = nullptr);
   void OnCancel(SessionId router, const Cancel& cancel, int64_t now_us);
   void OnRouterLost(SessionId router, int64_t now_us);  // Ends all its attempts.
 
   // ---- As the prefill side ----
   void OnDecodeMessage(SessionId decode, const DecodeToPrefill& message, int64_t now_us,
-                       PromptCharge charge = nullptr);
+                       CommandCharge charge = nullptr);
   void OnDecodeLost(SessionId decode, int64_t now_us);
   void OnFrameSent(uint64_t send_id, bool ok, int64_t now_us);
 
@@ -184,9 +179,9 @@ class Engine final : private DecodeHost, private PrefillHost {
   // The sequence takes the spec's token ids, and borrows the rest.
   void SetUpPrompt(RequestSpec* spec, EngineSequence* sequence);
   std::unique_ptr<SequenceMasks> MasksOf(const RequestSpec& spec);
-  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge);
+  void OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, CommandCharge charge);
   absl::Status CheckPrefillSubmit(const PrefillSubmit& submit) const;
-  void AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge charge);
+  void AddJob(const JobKey& key, const PrefillSubmit& submit, CommandCharge charge);
 
   // ---- step.cc ----
   void StartAdmitted(const StepPlan& plan);

@@ -16,7 +16,8 @@ constexpr int64_t kMaxRetryUs = 1'000'000;
 
 }  // namespace
 
-void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us, PromptCharge charge) {
+void Engine::OnSubmit(SessionId router, const Submit& submit, int64_t now_us,
+                      CommandCharge charge) {
   AdvanceTo(now_us);
   const AttemptKey key{.router = router, .attempt = submit.attempt};
   if (attempts_.contains(key) || ended_attempts_.Ended(key)) return;
@@ -160,7 +161,7 @@ std::unique_ptr<SequenceMasks> Engine::MasksOf(const RequestSpec& spec) {
   return masker_ == nullptr ? nullptr : masker_->MasksOf(spec);
 }
 
-void Engine::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, PromptCharge charge) {
+void Engine::OnPrefillSubmit(SessionId decode, const PrefillSubmit& submit, CommandCharge charge) {
   const JobKey key{.decode = decode, .job = submit.job};
   const uint64_t order = num_arrivals_ + 1;
   absl::Status fits = CheckPrefillSubmit(submit);
@@ -199,7 +200,7 @@ absl::Status Engine::CheckPrefillSubmit(const PrefillSubmit& submit) const {
   return CheckQueue();
 }
 
-void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, PromptCharge charge) {
+void Engine::AddJob(const JobKey& key, const PrefillSubmit& submit, CommandCharge charge) {
   auto job = std::make_unique<PrefillJob>(PrefillJob{.key = key,
                                                      .attempt = submit.attempt,
                                                      .spec = submit.spec,

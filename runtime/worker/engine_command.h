@@ -4,10 +4,10 @@
 #define TANDEM_RUNTIME_WORKER_ENGINE_COMMAND_H_
 
 #include <cstdint>
-#include <memory>
 #include <variant>
 
 #include "absl/status/status.h"
+#include "runtime/engine/attempt.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_messages.h"
 #include "runtime/protocol/reservation_table.h"
@@ -15,10 +15,7 @@
 
 namespace tandem {
 
-// What a command is charged to for as long as it waits, and a prompt longer (PromptCharge): every
-// command that a peer can cause has one, or is one of few.
-using CommandCharge = std::shared_ptr<const void>;
-
+// Every command that a peer can cause has a charge, or is one of few.
 struct FromRouter {
   SessionId session = 0;
   RouterCommand message;

@@ -227,7 +227,7 @@ PrefillPeer EngineFleet::peer(int worker) const {
 }
 
 void EngineFleet::Submit(int worker, const struct Submit& submit, SessionId router,
-                         PromptCharge charge) {
+                         CommandCharge charge) {
   workers_[static_cast<size_t>(worker)]->Tell(FromRouter{router, submit, std::move(charge)});
 }
 

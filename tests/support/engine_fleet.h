@@ -72,7 +72,7 @@ class EngineFleet {
   void Advance(int64_t duration_us) { now_us_ += duration_us; }
 
   void Submit(int worker, const struct Submit& submit, SessionId router = kRouter,
-              PromptCharge charge = nullptr);
+              CommandCharge charge = nullptr);
   void Cancel(int worker, AttemptId attempt, int64_t time_left_us = 60'000'000,
               SessionId router = kRouter);
 
