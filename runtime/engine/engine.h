@@ -102,6 +102,7 @@ class Engine final : private DecodeHost, private PrefillHost {
   // Refuses new attempts (Unavailable); ends what runs with Unavailable so that routers continue it
   // elsewhere, except blocks a decode worker is still fetching, which are served to the end.
   void Drain(int64_t now_us);
+  bool draining() const { return draining_; }
   bool drained() const;
 
   // ---- One step: expire, grant, schedule, begin; then finish, publish ----

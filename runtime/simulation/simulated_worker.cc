@@ -114,9 +114,8 @@ void SimulatedWorker::End(bool with_host, EndCause cause) {
 }
 
 void SimulatedWorker::Drain() {
-  if (!process_.up || life_->draining) return;
+  if (!process_.up || life_->core->engine().draining()) return;
   world_->Log(process_.name, "drain");
-  life_->draining = true;
   world_->network()->InProcess(&process_, 0, [this] { Post(DrainEngine{}); });
   world_->network()->InProcess(&process_, kDrainUs, [this] { Replace(); });
 }
@@ -407,9 +406,7 @@ void SimulatedWorker::SendBatch(SessionId router, const StepBatch& batch) {
   for (const RouterEvent& event : batch.events) {
     if (const auto* token = std::get_if<TokenEvent>(&event)) life_->said.insert(token->attempt);
   }
-  StepBatch sent = batch;
-  sent.draining |= life_->draining;
-  link->second->Send(1, [sink = life_->router_sinks.at(router), sent] { sink(sent); });
+  link->second->Send(1, [sink = life_->router_sinks.at(router), batch] { sink(batch); });
 }
 
 void SimulatedWorker::OnEvent(SessionId, const RouterEvent& event) {
@@ -467,9 +464,8 @@ void SimulatedWorker::Heartbeat() {
   load.has_work |= !life_->commands.empty();
   load.since_progress_us = SinceProgressUs();
   for (const Watcher& watcher : life_->watchers) {
-    watcher.link->Send(1, [on = watcher.sink.on_heartbeat, load, draining = life_->draining] {
-      on(load, draining);
-    });
+    watcher.link->Send(1, [on = watcher.sink.on_heartbeat, load,
+                           draining = life_->core->engine().draining()] { on(load, draining); });
   }
   world_->network()->InProcess(&process_, LivenessTimes{}.heartbeat_us, [this] { Heartbeat(); });
 }
@@ -496,7 +492,8 @@ void SimulatedWorker::OnSubmit(SessionId router, uint64_t meant_for, const Submi
   const Push push = TryPush(submit.attempt);
   const auto link = life_->routers.find(router);
   if (push == Push::kRefused && link != life_->routers.end()) {
-    StepBatch batch{.worker_incarnation = id_.incarnation, .draining = life_->draining};
+    StepBatch batch{.worker_incarnation = id_.incarnation,
+                    .draining = life_->core->engine().draining()};
     batch.events.push_back(RefusedEvent{.attempt = submit.attempt,
                                         .status = absl::ResourceExhaustedError("no place left"),
                                         .retry_after_us = 100'000});

@@ -155,7 +155,6 @@ class SimulatedWorker final : private RouterLinks, private PeerOutbox {
     int64_t next_step_us = 0;  // Not earlier: the last one still runs.
     int64_t step_at_us = 0;    // Scheduled; INT64_MAX: none.
     uint64_t step_token = 0;
-    bool draining = false;
     // It, or a peer that it computes for, got work that was meant for an earlier life.
     bool misdirected = false;
   };

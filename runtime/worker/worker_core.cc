@@ -44,7 +44,6 @@ void WorkerCore::Apply(const EngineCommand& command, int64_t now_us) {
   } else if (const auto* lost_prefill = std::get_if<PrefillLost>(&command)) {
     engine.OnPrefillLost(lost_prefill->worker, lost_prefill->why, now_us);
   } else if (std::holds_alternative<DrainEngine>(command)) {
-    draining_ = true;
     engine.Drain(now_us);
   }
 }
@@ -52,7 +51,7 @@ void WorkerCore::Apply(const EngineCommand& command, int64_t now_us) {
 void WorkerCore::Publish() {
   for (auto& [router, batch] : batches_) {
     batch.worker_incarnation = incarnation_;
-    batch.draining = draining_;
+    batch.draining = engine_->draining();
     routers_->SendBatch(router, batch);
   }
   batches_.clear();

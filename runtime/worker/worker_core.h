@@ -60,7 +60,6 @@ class WorkerCore final : private Outbox {
   Engine::StepResult FinishStep(int64_t now_us) { return engine_->FinishStep(now_us); }
   void Publish();
 
-  bool draining() const { return draining_; }
   Engine& engine() { return *engine_; }
   const Engine& engine() const { return *engine_; }
 
@@ -79,7 +78,6 @@ class WorkerCore final : private Outbox {
   RouterLinks* const routers_;
   const LeaseKeeper* const leases_;
   std::unique_ptr<Engine> engine_;
-  bool draining_ = false;
   std::map<SessionId, StepBatch> batches_;  // What has not left.
 };
 

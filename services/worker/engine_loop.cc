@@ -120,9 +120,9 @@ void EngineLoop::Apply(const EngineCommand& command) {
     }
   } else if (std::holds_alternative<DrainEngine>(command)) {
     LogInfo("draining: new attempts are refused, running ones move to other workers");
-    draining_ = true;
   }
   core_->Apply(command, clock_.NowUs());
+  draining_ = core_->engine().draining();
   if (const auto* lost = std::get_if<PrefillLost>(&command)) {
     // Until now what was said to it went nowhere: a cancel would have dialled it again.
     parts_.prefills->Forget(lost->worker);
@@ -134,7 +134,7 @@ void EngineLoop::Publish() {
   Engine& engine = core_->engine();
   const KvEvents events = engine.TakeKvEvents();
   if (!events.stored.empty() || !events.removed.empty()) parts_.watches->PublishEvents(events);
-  drained_ = draining_ && engine.drained();
+  drained_ = engine.drained();
   const WorkerLoad load = engine.Load();
   parts_.metrics->OnLoad(load);
   MutexLock lock(&mu_);

@@ -88,9 +88,8 @@ class EngineLoop final : private RouterLinks, private PeerOutbox {
   // By the engine thread between steps; in a step by whoever sees that work was done.
   mutable std::atomic<int64_t> progress_us_{0};
   mutable std::atomic<uint64_t> work_seen_{0};
-  std::atomic<bool> busy_{false};  // Not waiting for commands.
-  std::atomic<bool> draining_{false};
-  std::atomic<bool> drained_{false};
+  std::atomic<bool> busy_{false};                       // Not waiting for commands.
+  std::atomic<bool> draining_{false}, drained_{false};  // As the engine says.
   std::atomic<bool> stopping_{false};
   mutable Mutex mu_;
   WorkerLoad load_ GUARDED_BY(mu_);
