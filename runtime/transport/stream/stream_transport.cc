@@ -2,12 +2,10 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -15,6 +13,7 @@
 #include "runtime/base/entropy.h"
 #include "runtime/base/log.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/transport/frame_queue.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/link_probe.h"
 #include "runtime/transport/lost_callback.h"
@@ -65,11 +64,7 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
  public:
   SendLink(StreamTransport* transport, std::shared_ptr<LostCallbackOnce> on_lost)
       : transport_(transport), on_lost_(std::move(on_lost)) {
-    const int64_t block_bytes = transport->pool_.kv.block_bytes;
-    const int32_t count = NumProbes(block_bytes);
-    for (int32_t i = 0; i < count; ++i) {
-      waiting_.push_back({.header = ProbeHeader(i, count, block_bytes), .block = -1});
-    }
+    waiting_.PushProbes(transport->pool_.kv.block_bytes);
   }
 
   void Send(const FrameHeader& header, int32_t block, uint64_t send_id) EXCLUDES(mu_);
@@ -83,17 +78,12 @@ class StreamTransport::SendLink : public std::enable_shared_from_this<SendLink> 
   bool closed() const { return closed_.load(); }
 
  private:
-  struct Waiting {
-    FrameHeader header;
-    int32_t block = 0;  // -1: a probe.
-    uint64_t send_id = 0;
-  };
   void WriteNext() REQUIRES(mu_);
 
   StreamTransport* const transport_;
   const std::shared_ptr<LostCallbackOnce> on_lost_;
   mutable Mutex mu_;
-  std::deque<Waiting> waiting_ GUARDED_BY(mu_);
+  FrameQueue waiting_ GUARDED_BY(mu_);
   FrameStream* stream_ GUARDED_BY(mu_) = nullptr;
   bool joined_ GUARDED_BY(mu_) = false;
   bool writing_ GUARDED_BY(mu_) = false;
@@ -127,7 +117,7 @@ void StreamTransport::SendLink::Send(const FrameHeader& header, int32_t block, u
     MutexLock lock(&mu_);
     closed = closed_;
     if (!closed) {
-      waiting_.push_back({.header = header, .block = block, .send_id = send_id});
+      waiting_.Push(header, block, send_id);
       WriteNext();
     }
   }
@@ -137,11 +127,7 @@ void StreamTransport::SendLink::Send(const FrameHeader& header, int32_t block, u
 void StreamTransport::SendLink::Withdraw(uint64_t send_id) {
   {
     MutexLock lock(&mu_);
-    const auto frame = std::find_if(waiting_.begin(), waiting_.end(), [send_id](const Waiting& w) {
-      return w.block >= 0 && w.send_id == send_id;
-    });
-    if (frame == waiting_.end()) return;
-    waiting_.erase(frame);
+    if (!waiting_.Withdraw(send_id)) return;
   }
   transport_->listener_->OnFrameSent(send_id, false);
 }
@@ -157,15 +143,13 @@ bool StreamTransport::SendLink::Join(FrameStream* stream) {
 
 void StreamTransport::SendLink::WriteNext() {
   if (stream_ == nullptr || writing_ || closed_ || waiting_.empty()) return;
-  const Waiting next = waiting_.front();
-  waiting_.pop_front();
+  const FrameQueue::Frame next = waiting_.Pop();
   writing_ = true;
   const KvPool& pool = transport_->pool_;
-  const bool probe = next.block < 0;
-  const std::byte* bytes = probe ? transport_->probe_.data() : pool.block(next.block);
+  const std::byte* bytes = next.probe() ? transport_->probe_.data() : pool.block(next.block);
   stream_->Write(next.header, std::make_unique<Payload>(
                                   std::span(bytes, static_cast<size_t>(pool.kv.block_bytes)),
-                                  transport_, shared_from_this(), next.send_id, probe));
+                                  transport_, shared_from_this(), next.send_id, next.probe()));
 }
 
 void StreamTransport::SendLink::OnWritten(bool ok) {
@@ -185,17 +169,15 @@ void StreamTransport::SendLink::OnStreamGone() {
 }
 
 void StreamTransport::SendLink::Close(const absl::Status& why) {
-  std::deque<Waiting> dropped;
+  std::vector<uint64_t> dropped;
   {
     MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
-    dropped.swap(waiting_);
+    dropped = waiting_.Clear();
     if (stream_ != nullptr) stream_->End(why);
   }
-  for (const Waiting& frame : dropped) {
-    if (frame.block >= 0) transport_->listener_->OnFrameSent(frame.send_id, false);
-  }
+  for (const uint64_t send_id : dropped) transport_->listener_->OnFrameSent(send_id, false);
   on_lost_->Call(why);
 }
 

@@ -18,6 +18,7 @@
 #include "runtime/base/crc32c.h"
 #include "runtime/base/entropy.h"
 #include "runtime/base/status_macros.h"
+#include "runtime/transport/frame_queue.h"
 #include "runtime/transport/link_probe.h"
 #include "runtime/transport/ucx/socket_greeting.h"
 
@@ -73,12 +74,7 @@ struct SharedLinks::Outbound {
   int fd = -1;  // -1: broken.
   bool greeted = false;
   bool answered = false;  // With a proof.
-  struct Frame {
-    FrameHeader header;
-    int32_t block = 0;
-    uint64_t send_id = 0;
-  };
-  std::deque<Frame> waiting;
+  FrameQueue waiting;
   std::map<uint64_t, uint64_t> unacknowledged;  // Record to send id.
   uint64_t next_record = 1;
 };
@@ -165,18 +161,14 @@ void SharedLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, 
   }
   TANDEM_CHECK(block >= 0 && block < context_->pool().kv.num_blocks)
       << "block " << block << " of " << context_->pool().kv.num_blocks;
-  found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
+  found->second->waiting.Push(header, block, send_id);
   Pump(found->second.get());
 }
 
 void SharedLinks::Withdraw(uint64_t link, uint64_t send_id) {
   const auto found = outbound_.find(link);
   if (found == outbound_.end()) return;
-  if (std::erase_if(found->second->waiting, [send_id](const Outbound::Frame& frame) {
-        return frame.send_id == send_id;
-      }) > 0) {
-    listener_->OnFrameSent(send_id, false);
-  }
+  if (found->second->waiting.Withdraw(send_id)) listener_->OnFrameSent(send_id, false);
 }
 
 void SharedLinks::Pump(Outbound* link) {
@@ -185,12 +177,12 @@ void SharedLinks::Pump(Outbound* link) {
   };
   if (!link->greeted) link->greeted = send_packet(link->greeting);
   while (link->answered && !link->waiting.empty() && link->unacknowledged.size() < kWindow) {
-    const Outbound::Frame& frame = link->waiting.front();
+    const FrameQueue::Frame& frame = link->waiting.front();
     Offer offer{.record = link->next_record, .block = static_cast<uint32_t>(frame.block)};
     PackFrameHeader(frame.header, offer.header);
     if (!send_packet(offer)) break;  // Full: POLLOUT brings us back. Broken: POLLHUP does.
     link->unacknowledged.emplace(link->next_record++, frame.send_id);
-    link->waiting.pop_front();
+    link->waiting.Pop();
   }
 }
 
@@ -232,9 +224,7 @@ void SharedLinks::Break(Outbound* link, const absl::Status& why) {
   for (const auto& [record, send_id] : std::exchange(link->unacknowledged, {})) {
     listener_->OnFrameSent(send_id, false);
   }
-  for (const Outbound::Frame& frame : std::exchange(link->waiting, {})) {
-    listener_->OnFrameSent(frame.send_id, false);
-  }
+  for (const uint64_t send_id : link->waiting.Clear()) listener_->OnFrameSent(send_id, false);
   link->on_lost->Call(why);
 }
 

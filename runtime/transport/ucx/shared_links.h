@@ -16,7 +16,6 @@
 #include <ucp/api/ucp.h>
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>

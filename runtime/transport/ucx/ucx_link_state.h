@@ -3,7 +3,6 @@
 #ifndef TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINK_STATE_H_
 #define TANDEM_RUNTIME_TRANSPORT_UCX_UCX_LINK_STATE_H_
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,13 +20,7 @@ struct UcxLinks::Outbound {
   std::unique_ptr<absl::Status> error = std::make_unique<absl::Status>();  // By the endpoint.
   bool broken = false;
 
-  struct Waiting {
-    FrameHeader header;
-    int32_t block = 0;
-    uint64_t send_id = 0;
-    bool probe = false;
-  };
-  std::deque<Waiting> waiting;
+  FrameQueue waiting;
   size_t in_ucx = 0;
 };
 

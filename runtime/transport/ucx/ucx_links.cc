@@ -75,11 +75,7 @@ void UcxLinks::OpenOutbound(uint64_t link, const UcxAddress& remote,
     Break(outbound, UcxError("connecting to the peer", status));
     return;
   }
-  const int32_t count = NumProbes(context_->pool().kv.block_bytes);
-  for (int32_t i = 0; i < count; ++i) {
-    outbound->waiting.push_back(
-        {.header = ProbeHeader(i, count, context_->pool().kv.block_bytes), .probe = true});
-  }
+  outbound->waiting.PushProbes(context_->pool().kv.block_bytes);
   Pump(outbound);
 }
 
@@ -91,41 +87,35 @@ void UcxLinks::Send(uint64_t link, const FrameHeader& header, int32_t block, uin
   }
   TANDEM_CHECK(block >= 0 && block < context_->pool().kv.num_blocks)
       << "block " << block << " of " << context_->pool().kv.num_blocks;
-  found->second->waiting.push_back({.header = header, .block = block, .send_id = send_id});
+  found->second->waiting.Push(header, block, send_id);
   Pump(found->second.get());
 }
 
 void UcxLinks::Withdraw(uint64_t link, uint64_t send_id) {
   const auto found = outbound_.find(link);
   if (found == outbound_.end()) return;
-  if (std::erase_if(found->second->waiting, [send_id](const Outbound::Waiting& frame) {
-        return !frame.probe && frame.send_id == send_id;
-      }) > 0) {
-    listener_->OnFrameSent(send_id, false);
-  }
+  if (found->second->waiting.Withdraw(send_id)) listener_->OnFrameSent(send_id, false);
 }
 
 void UcxLinks::Pump(Outbound* link) {
   while (!link->broken && !link->waiting.empty() && link->in_ucx < kWindow) {
-    const Outbound::Waiting next = link->waiting.front();
-    link->waiting.pop_front();
-    Start(link, next.header, next.block, next.send_id, next.probe);
+    Start(link, link->waiting.Pop());
   }
 }
 
-void UcxLinks::Start(Outbound* link, const FrameHeader& header, int32_t block, uint64_t send_id,
-                     bool probe) {
+void UcxLinks::Start(Outbound* link, const FrameQueue::Frame& frame) {
   auto made = std::make_unique<SendRecord>();
   SendRecord* const record = made.get();
   record->links = this;
   record->number = next_record_++;
   record->outbound = link->link;
-  record->send_id = send_id;
-  record->probe = probe;
-  PackFrameHeader(header, record->header);
+  record->send_id = frame.send_id;
+  record->probe = frame.probe();
+  PackFrameHeader(frame.header, record->header);
   record->parts[0] = {.buffer = record->header, .length = sizeof(record->header)};
-  record->parts[1] = {.buffer = probe ? scratch_.data() : context_->pool().block(block),
-                      .length = static_cast<size_t>(context_->pool().kv.block_bytes)};
+  record->parts[1] = {
+      .buffer = frame.probe() ? scratch_.data() : context_->pool().block(frame.block),
+      .length = static_cast<size_t>(context_->pool().kv.block_bytes)};
   sends_.emplace(record->number, std::move(made));
   ++link->in_ucx;
 
@@ -166,9 +156,7 @@ void UcxLinks::Break(Outbound* link, const absl::Status& why) {
   if (link->broken) return;
   link->broken = true;
   if (link->endpoint != nullptr) Close(std::exchange(link->endpoint, nullptr));
-  for (const Outbound::Waiting& frame : std::exchange(link->waiting, {})) {
-    if (!frame.probe) listener_->OnFrameSent(frame.send_id, false);
-  }
+  for (const uint64_t send_id : link->waiting.Clear()) listener_->OnFrameSent(send_id, false);
   link->on_lost->Call(why);
 }
 

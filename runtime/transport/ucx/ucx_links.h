@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/transport/frame_queue.h"
 #include "runtime/transport/frame_sink.h"
 #include "runtime/transport/frame_wire.h"
 #include "runtime/transport/kv_transport.h"
@@ -70,8 +71,7 @@ class UcxLinks {
 
   void Close(ucp_ep_h endpoint);
   void Pump(Outbound* link);
-  void Start(Outbound* link, const FrameHeader& header, int32_t block, uint64_t send_id,
-             bool probe);
+  void Start(Outbound* link, const FrameQueue::Frame& frame);
   void Finish(SendRecord* record, ucs_status_t status);
   void Break(Outbound* link, const absl::Status& why);
   void Break(Inbound* link, const absl::Status& why);
