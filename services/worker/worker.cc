@@ -125,7 +125,8 @@ TlsListener Worker::Tls(bool any_client) const {
 
 absl::Status Worker::OpenTransport(const WorkerConfig& config) {
   const bool on_host = config.device_pool == nullptr;
-  const KvPool pool = {.base = config.device_pool,
+  // From here on it is the transport's: `memory` says that no host address is meant.
+  const KvPool pool = {.base = reinterpret_cast<std::byte*>(config.device_pool.address()),
                        .kv = config.engine.kv,
                        .memory = on_host ? MemoryKind::kHost : MemoryKind::kDevice};
   if (config.transport == "ucx") {

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/api/device_ptr.h"
 #include "runtime/base/fleet_secret.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/engine/engine.h"
@@ -33,7 +34,7 @@ struct WorkerConfig {
   std::string ucx_devices;        // Empty: shared memory of this host only.
   // A KV pool in a device's memory, which outlives the worker. Null: one of the host's, which the
   // transport allocates, as its peers may map it.
-  std::byte* device_pool = nullptr;
+  DevicePtr<std::byte> device_pool;
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.
   FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.

@@ -129,7 +129,7 @@ absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
   if (process->backend->pool_kind() != MemoryKind::kDevice) return absl::OkStatus();
   const auto pool_bytes = static_cast<size_t>(engine.kv.pool_bytes());
   TANDEM_ASSIGN_OR_RETURN(process->pool, process->backend->AllocatePool(pool_bytes, {}));
-  worker->device_pool = reinterpret_cast<std::byte*>(process->pool.data().address());
+  worker->device_pool = process->pool.data();
   return absl::OkStatus();
 }
 

@@ -389,8 +389,7 @@ TEST(WorkerServicesTest, ATransportThatCannotMoveADevicesMemorySaysSoAtStart) {
   for (const char* const transport : {"ucx", "grpc"}) {
     WorkerConfig config = SmallWorker({.name = "device", .incarnation = 8});
     config.transport = transport;
-    alignas(4096) static std::byte pool[4096];
-    config.device_pool = pool;
+    config.device_pool = DevicePtr<std::byte>::At(uintptr_t{1} << 62);  // Whoever looks faults.
     const auto worker = Worker::Create(
         config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> { return nullptr; });
     EXPECT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
