@@ -20,7 +20,6 @@ EngineBlocks::EngineBlocks(int32_t num_blocks, const KvWindow& window, bool pref
       cache_(
           {.block_tokens = window.block_tokens, .window = window.tokens, .enabled = prefix_caching},
           &pool_),
-      late_(executor->overlaps_steps()),
       checksums_(static_cast<size_t>(num_blocks)) {
   pool_.AttachFreedBlocks(this);
 }
@@ -67,17 +66,11 @@ bool EngineBlocks::OwnNextSlot(EngineSequence* sequence) {
   const auto index = static_cast<size_t>(sequence->num_computed / block_tokens_);
   if (index >= sequence->block_table.size()) return true;  // The run before found no place either.
   BlockId& block = sequence->block_table[index];
-  if (pool_.Exclusive(block) || (late_ && Exclusive(block))) return true;
+  if (pool_.Exclusive(block) || Exclusive(block)) return true;
   absl::StatusOr<std::vector<BlockId>> own = pool_.Allocate(1);
   if (!own.ok()) return false;
   copies_.push_back({.source = block, .destination = own->front()});
-  // Copies run in order before anything else of the step, so that whoever gets the source next
-  // writes to it only afterwards.
-  if (late_) {
-    copy_sources_.push_back(block);
-  } else {
-    pool_.Release(block);
-  }
+  copy_sources_.push_back(block);
   block = own->front();
   return true;
 }
@@ -155,11 +148,6 @@ void EngineBlocks::BeginAt(EngineSequence* sequence, int32_t position) {
   if (static_cast<int32_t>(sequence->block_table.size()) >= first_seen) return;
   sequence->block_table.resize(static_cast<size_t>(first_seen), kNoBlock);
   sequence->num_left_blocks = first_seen;
-}
-
-void EngineBlocks::OnFreed(BlockId block) {
-  const auto reads = [block](const BlockCopy& copy) { return copy.source == block; };
-  if (std::none_of(copies_.begin(), copies_.end(), reads)) executor_->Discard(block);
 }
 
 absl::Status EngineBlocks::Checksums(std::span<const BlockId> blocks, uint32_t* crc32c) {

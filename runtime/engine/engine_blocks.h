@@ -77,7 +77,7 @@ class EngineBlocks final : public BlockSource, public TransferBlocks, private Fr
   std::vector<NamedBlock> CachedBlocks() const { return cache_.NamedBlocks(); }
 
  private:
-  void OnFreed(BlockId block) override;
+  void OnFreed(BlockId block) override { executor_->Discard(block); }
   // Makes the block of the next token the sequence's own. False: no block for the copy.
   bool OwnNextSlot(EngineSequence* sequence);
 
@@ -97,10 +97,8 @@ class EngineBlocks final : public BlockSource, public TransferBlocks, private Fr
   Executor* const executor_;
   BlockPool pool_;
   PrefixCache cache_;
-  const bool late_;  // Copies may run after their step is begun.
   std::vector<BlockCopy> copies_;
-  std::vector<BlockId>
-      copy_sources_;  // The sources of copies_, if late: nobody else gets them before.
+  std::vector<BlockId> copy_sources_;  // Those of copies_: nobody else gets them before.
   StepLimbo limbo_;
   std::vector<KnownChecksum> checksums_;  // By block.
 };

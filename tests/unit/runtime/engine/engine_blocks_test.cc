@@ -87,8 +87,12 @@ TEST_F(EngineBlocksTest, WhatACopyHasYetToReadStays) {
   const BlockCopy copy = blocks_.copies().front();
   blocks_.Release(&second_);
   EXPECT_THAT(executor_.discarded, IsEmpty());
+  EXPECT_EQ(blocks_.num_available(), 6) << "nobody is to get it: " << copy.source;
   blocks_.BeginStep(1);
+  EXPECT_EQ(blocks_.num_available(), 6);
   blocks_.FinishStep(1);
+  EXPECT_THAT(executor_.discarded, ElementsAre(copy.source));
+  EXPECT_EQ(blocks_.num_available(), 7);
   blocks_.Release(&first_);
   EXPECT_THAT(executor_.discarded, ElementsAre(copy.source, copy.destination));
 }
