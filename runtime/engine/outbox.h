@@ -10,7 +10,7 @@
 #include <optional>
 #include <span>
 
-#include "runtime/engine/executor.h"
+#include "runtime/kv_cache/block_pool.h"
 #include "runtime/protocol/identity.h"
 #include "runtime/protocol/peer_messages.h"
 #include "runtime/protocol/peer_pauses.h"

@@ -32,11 +32,4 @@ std::vector<KvLayerView> KvLayout::Views(DevicePtr<std::byte> base) const {
   return views;
 }
 
-absl::StatusOr<size_t> KvBytesPerBlock(const ModelConfig& config, const Backend& backend,
-                                       const ModelTypes& types, int block_tokens) {
-  TANDEM_ASSIGN_OR_RETURN(const KvLayout layout,
-                          KvLayout::Make(config, backend, types, block_tokens));
-  return layout.block_bytes;
-}
-
 }  // namespace tandem

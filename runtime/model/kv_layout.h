@@ -32,10 +32,6 @@ struct KvLayout {
   std::vector<KvLayerView> Views(DevicePtr<std::byte> base) const;
 };
 
-// What a block of `block_tokens` takes: for sizing a pool before it exists.
-absl::StatusOr<size_t> KvBytesPerBlock(const ModelConfig& config, const Backend& backend,
-                                       const ModelTypes& types, int block_tokens);
-
 }  // namespace tandem
 
 #endif  // TANDEM_RUNTIME_MODEL_KV_LAYOUT_H_

@@ -98,7 +98,7 @@ class KvTransport {
   // FailedPrecondition if no path leads to the peer, with the reason; InvalidArgument if its
   // address is not one.
   virtual absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(
-      const std::string& peer, const std::string& receiver_address, LostCallback on_lost) = 0;
+      const std::string& receiver_address, LostCallback on_lost) = 0;
 };
 
 }  // namespace tandem

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "runtime/base/clock.h"
-#include "runtime/transport/frame_wire.h"
+#include "runtime/protocol/peer_messages.h"
 #include "runtime/transport/kv_transport.h"
 
 namespace tandem {

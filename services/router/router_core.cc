@@ -221,12 +221,12 @@ void RouterCore::Do(const WatchCommand& command) {
   const int64_t now_us = clock_->NowUs();
   if (const auto* said = std::get_if<WorkerRegistration>(&command.update)) {
     // One worker's word would otherwise be every request's context, and only it would have room.
-    WorkerRegistration capped = *said;
-    if (capped.model == model_) {
-      capped.max_model_tokens = std::min(capped.max_model_tokens, model_context_);
+    WorkerRegistration registration = *said;
+    if (registration.model == model_) {
+      registration.max_model_tokens = std::min(registration.max_model_tokens, model_context_);
     }
-    absl::Status status = CheckRoutable(capped.terms);
-    if (status.ok()) status = owner_->OnRegistration(command.address, capped, now_us);
+    absl::Status status = CheckRoutable(registration.terms);
+    if (status.ok()) status = owner_->OnRegistration(command.address, registration, now_us);
     if (!status.ok()) {
       if (refused_.insert(command.address).second) {
         LogError("a worker is refused", {{"why", status.ToString()}});
@@ -235,14 +235,15 @@ void RouterCore::Do(const WatchCommand& command) {
     }
     refused_.erase(command.address);
     fleet_changed_ = true;
-    LogInfo("worker registered", {{"worker", capped.worker.name},
+    LogInfo("worker registered", {{"worker", registration.worker.name},
                                   {"address", command.address},
-                                  {"role", WorkerRoleName(capped.role)},
-                                  {"numerics_id", capped.terms.numerics_id}});
-    if (capped.model != model_) {
-      LogWarning(
-          "a worker serves another model and gets no request",
-          {{"worker", capped.worker.name}, {"its_model", capped.model}, {"served_model", model_}});
+                                  {"role", WorkerRoleName(registration.role)},
+                                  {"numerics_id", registration.terms.numerics_id}});
+    if (registration.model != model_) {
+      LogWarning("a worker serves another model and gets no request",
+                 {{"worker", registration.worker.name},
+                  {"its_model", registration.model},
+                  {"served_model", model_}});
     }
   } else if (const auto* heartbeat = std::get_if<Heartbeat>(&command.update)) {
     owner_->OnHeartbeat(command.worker, heartbeat->load, heartbeat->draining, now_us);

@@ -90,7 +90,7 @@ class DecodeSessions::Session final
     TANDEM_ASSIGN_OR_RETURN(
         std::unique_ptr<KvOutbound> outbound,
         sessions_->transport_->OpenOutbound(
-            hello.worker.name, hello.transport_address, [this](const absl::Status& why) {
+            hello.transport_address, [this](const absl::Status& why) {
               End(absl::UnavailableError(absl::StrFormat("KV link: %s", why.ToString())));
             }));
     proto::ToDecode answer;

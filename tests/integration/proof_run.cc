@@ -62,9 +62,9 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
       window_{.tokens = model_of(kDecode).model().config().largest_window(),
               .block_tokens = variant.block_tokens} {
   const LoadedModel& model = model_of(kDecode);
-  const auto block_bytes = KvBytesPerBlock(model.model().config(), *model.backend(),
-                                           model.model().types(), variant.block_tokens);
-  TANDEM_CHECK(block_bytes.ok()) << block_bytes.status().ToString();
+  const auto layout = KvLayout::Make(model.model().config(), *model.backend(),
+                                     model.model().types(), variant.block_tokens);
+  TANDEM_CHECK(layout.ok()) << layout.status().ToString();
   const int32_t chunk = variant.chunk == 0 ? options.max_model_tokens : variant.chunk;
   ModelExecutorOptions sizes{.kv = {.block_tokens = variant.block_tokens},
                              .max_sequences = variant.batch ? kBatch : std::min(chunk - 1, kBatch),
@@ -72,7 +72,7 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
                              .max_model_tokens = options.max_model_tokens};
   for (int worker = 0; worker < options.num_workers; ++worker) {
     sizes.kv.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
-    const size_t pool_bytes = *block_bytes * static_cast<size_t>(sizes.kv.num_blocks);
+    const size_t pool_bytes = layout->block_bytes * static_cast<size_t>(sizes.kv.num_blocks);
     auto executor =
         std::make_unique<ModelFleetExecutor>(sizes, model_of(worker), pool_of(worker, pool_bytes));
     executors_.push_back(executor.get());

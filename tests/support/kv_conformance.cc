@@ -158,7 +158,7 @@ TEST_P(KvTransportTest, AWithdrawnFrameNeverTravelsAndEveryOtherDoes) {
   const Reservation reservation = to->receiver.Open(kJob, 0, Range(0, 64));
   auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
   ASSERT_TRUE(inbound.ok()) << inbound.status();
-  auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
+  auto outbound = from->transport->OpenOutbound((*inbound)->address(), from->OnLost());
   ASSERT_TRUE(outbound.ok()) << outbound.status();
   for (uint64_t i = 0; i < kSends; ++i) {
     const auto block = static_cast<int32_t>(i);
@@ -219,7 +219,7 @@ TEST_P(KvTransportTest, ManyLinksOpenAndCloseOverOnePair) {
 TEST_P(KvTransportTest, AddressesThatAreNoneAreRefused) {
   auto from = GetParam().make(4);
   for (const std::string& bytes : {std::string(), std::string("x"), std::string(5000, '\xff')}) {
-    EXPECT_EQ(from->transport->OpenOutbound("receiver", bytes, nullptr).status().code(),
+    EXPECT_EQ(from->transport->OpenOutbound(bytes, nullptr).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
 }
@@ -317,7 +317,7 @@ struct PeerLink {
 PeerLink ConnectToPeer(Side* from, PeerProcess* peer) {
   PeerLink link;
   peer->Tell(from->target.empty() ? "none" : from->target);
-  auto outbound = from->transport->OpenOutbound("receiver", peer->Hear(), from->OnLost());
+  auto outbound = from->transport->OpenOutbound(peer->Hear(), from->OnLost());
   EXPECT_TRUE(outbound.ok()) << outbound.status();
   link.outbound = *std::move(outbound);
   peer->Tell(link.outbound->address());

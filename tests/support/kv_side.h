@@ -144,7 +144,7 @@ inline Link Connect(Side* from, Side* to) {
   Link link;
   auto inbound = to->transport->OpenInbound("sender", from->target, to->OnLost());
   EXPECT_TRUE(inbound.ok()) << inbound.status();
-  auto outbound = from->transport->OpenOutbound("receiver", (*inbound)->address(), from->OnLost());
+  auto outbound = from->transport->OpenOutbound((*inbound)->address(), from->OnLost());
   EXPECT_TRUE(outbound.ok()) << outbound.status();
   link.inbound = *std::move(inbound);
   link.outbound = *std::move(outbound);

@@ -400,7 +400,7 @@ absl::StatusOr<std::unique_ptr<KvInbound>> StreamTransport::OpenInbound(
 }
 
 absl::StatusOr<std::unique_ptr<KvOutbound>> StreamTransport::OpenOutbound(
-    const std::string& peer, const std::string& receiver_address, LostCallback on_lost) {
+    const std::string& receiver_address, LostCallback on_lost) {
   if (receiver_address.size() != kTokenBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("KV link token: %d bytes, want %d", receiver_address.size(), kTokenBytes));

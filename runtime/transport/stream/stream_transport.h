@@ -36,8 +36,7 @@ class StreamTransport final : public KvTransport, private FrameServer {
   absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
                                                          const std::string& peer_target,
                                                          LostCallback on_lost) override;
-  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& peer,
-                                                           const std::string& receiver_address,
+  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& receiver_address,
                                                            LostCallback on_lost) override;
 
  private:

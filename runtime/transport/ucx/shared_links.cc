@@ -130,7 +130,7 @@ absl::Status SharedLinks::Listen() {
 
 // ---- Sending ----
 
-void SharedLinks::OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
+void SharedLinks::OpenOutbound(uint64_t link, const UcxAddress& remote,
                                std::shared_ptr<LostCallbackOnce> on_lost) {
   auto opened = std::make_unique<Outbound>();
   Outbound* const outbound = opened.get();

@@ -47,7 +47,7 @@ class SharedLinks {
   // Where a sender connects: a name in the abstract namespace.
   const std::string& socket_name() const { return socket_name_; }
 
-  void OpenOutbound(uint64_t link, const std::string& peer, const UcxAddress& remote,
+  void OpenOutbound(uint64_t link, const UcxAddress& remote,
                     std::shared_ptr<LostCallbackOnce> on_lost);
   void Send(uint64_t link, const FrameHeader& header, int32_t block, uint64_t send_id);
   void Withdraw(uint64_t link, uint64_t send_id);

@@ -196,15 +196,15 @@ absl::StatusOr<std::unique_ptr<KvInbound>> UcxTransport::OpenInbound(const std::
 }
 
 absl::StatusOr<std::unique_ptr<KvOutbound>> UcxTransport::OpenOutbound(
-    const std::string& peer, const std::string& receiver_address, LostCallback on_lost) {
+    const std::string& receiver_address, LostCallback on_lost) {
   TANDEM_ASSIGN_OR_RETURN(const UcxAddress remote, DecodeUcxAddress(receiver_address));
   const uint64_t link = RandomIdentity();
   const UcxAddress local = LocalAddress(link);
   TANDEM_ASSIGN_OR_RETURN(const bool shared, ChoosePath(local, remote));
   auto once = std::make_shared<LostCallbackOnce>(std::move(on_lost));
   if (shared) {
-    Post([links = shared_links_.get(), link, peer, remote, once] {
-      links->OpenOutbound(link, peer, remote, once);
+    Post([links = shared_links_.get(), link, remote, once] {
+      links->OpenOutbound(link, remote, once);
     });
     return std::make_unique<Outbound<SharedLinks>>(this, shared_links_.get(), local,
                                                    std::move(once));

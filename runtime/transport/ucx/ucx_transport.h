@@ -42,8 +42,7 @@ class UcxTransport final : public KvTransport {
   absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
                                                          const std::string& peer_target,
                                                          LostCallback on_lost) override;
-  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& peer,
-                                                           const std::string& receiver_address,
+  absl::StatusOr<std::unique_ptr<KvOutbound>> OpenOutbound(const std::string& receiver_address,
                                                            LostCallback on_lost) override;
 
   // Runs `command` on the progress thread, soon. For the links' handles.

@@ -306,16 +306,17 @@ TEST(ModelTest, PackedBytesFollowBothTypes) {
   EXPECT_EQ(f32 - bytes(DType::kBF16, WeightType::kBF16), small_tables + small_matrices);
 }
 
-TEST(ModelTest, KvBytesPerBlockFollowTheSizes) {
+TEST(ModelTest, BytesOfABlockFollowTheSizes) {
   const auto backend = Reference();
   const auto config = ModelConfig::Load(Tiny("llama_gqa64_bf16_sharded"));
   ASSERT_TRUE(config.ok());
-  const auto f32 = KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kF32), 16);
-  const auto bf16 = KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kBF16), 32);
+  const auto f32 = KvLayout::Make(*config, *backend, ModelTypes::Of(DType::kF32), 16);
+  const auto bf16 = KvLayout::Make(*config, *backend, ModelTypes::Of(DType::kBF16), 32);
   ASSERT_TRUE(f32.ok() && bf16.ok());
-  EXPECT_EQ(*f32, size_t{2} * 2 * 2 * 16 * 64 * 4);  // Layers, K and V, heads, tokens, size, f32.
-  EXPECT_EQ(*bf16, *f32);
-  EXPECT_EQ(KvBytesPerBlock(*config, *backend, ModelTypes::Of(DType::kF32), 24).status().code(),
+  EXPECT_EQ(f32->block_bytes,
+            size_t{2} * 2 * 2 * 16 * 64 * 4);  // Layers, K and V, heads, tokens, size, f32.
+  EXPECT_EQ(bf16->block_bytes, f32->block_bytes);
+  EXPECT_EQ(KvLayout::Make(*config, *backend, ModelTypes::Of(DType::kF32), 24).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -93,7 +93,7 @@ class StreamTransportTest : public testing::Test {
         *StreamTransport::Create({.kv = {.num_blocks = 8, .block_bytes = kBlockBytes}},
                                  std::move(carrier), &side_.receiver, &side_.recorder);
     server_ = hand->server;
-    outbound_ = *side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
+    outbound_ = *side_.transport->OpenOutbound(token_, side_.OnLost());
   }
   void Send(int32_t block, uint64_t send_id) {
     outbound_->Send(HeaderFor(side_.transport->pool(), block, {.index = 1, .generation = 1}, block),

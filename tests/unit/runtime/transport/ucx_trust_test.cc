@@ -61,8 +61,8 @@ TEST(UcxTrustTest, FramesToGuessedLinksLandNowhere) {
       UcxAddress address = *told;
       // From the beginning, and around one that is known.
       address.link = guess < 16 ? guess : told->link + guess - 15;
-      auto outbound = from->transport->OpenOutbound("receiver", EncodeUcxAddress(address),
-                                                    [](const absl::Status&) {});
+      auto outbound =
+          from->transport->OpenOutbound(EncodeUcxAddress(address), [](const absl::Status&) {});
       ASSERT_TRUE(outbound.ok()) << outbound.status();
       (*outbound)->Send(HeaderFor(from->transport->pool(), 1, reservation, 1), 1, guess);
       guesses.push_back(*std::move(outbound));
@@ -133,8 +133,7 @@ TEST(UcxTrustTest, AReceiverThatProvesNothingIsOfferedNothing) {
   address.socket_name += "-taken";
   const AbstractSocket impostor(address.socket_name);
   ASSERT_EQ(impostor.Listen(), 0) << std::strerror(errno);
-  auto outbound =
-      from->transport->OpenOutbound("receiver", EncodeUcxAddress(address), from->OnLost());
+  auto outbound = from->transport->OpenOutbound(EncodeUcxAddress(address), from->OnLost());
   ASSERT_TRUE(outbound.ok()) << outbound.status();
   (*outbound)->Send(HeaderFor(from->transport->pool(), 1, {.index = 1, .generation = 1}, 1), 1, 1);
   const int fd = accept(impostor.fd(), nullptr, nullptr);
@@ -198,8 +197,7 @@ TEST(UcxTrustTest, AnotherUsersSocketIsNotEvenGreeted) {
     if (!another.possible) GTEST_SKIP() << "no right to be another user";
     ASSERT_EQ(impostor.Listen(), 0);
   }
-  const auto outbound =
-      from->transport->OpenOutbound("receiver", EncodeUcxAddress(address), from->OnLost());
+  const auto outbound = from->transport->OpenOutbound(EncodeUcxAddress(address), from->OnLost());
   ASSERT_TRUE(outbound.ok()) << outbound.status();
   EXPECT_TRUE(from->recorder.WaitForLoss());
   const int fd = accept(impostor.fd(), nullptr, nullptr);
