@@ -44,8 +44,8 @@ struct Draw {
 
 inline constexpr int32_t kUnseenToken = -1;
 
-// All spans, and what they point at, live until Begin returns. Token ids are trusted to be of the vocabulary: the engine
-// checks what it is given (Validate), and a sampler draws no others.
+// All spans, and what they point at, live until Begin returns. Token ids are trusted to be of the
+// vocabulary: the engine checks what it is given (Validate), and a sampler draws no others.
 struct SequenceRun {
   std::span<const int32_t> token_ids;  // To compute in this step, at least one.
   // >= 0: token_ids is one kUnseenToken, and the run goes on after this run of the step before. It

@@ -74,11 +74,11 @@ struct ModelParts {
     Norm query_norm;  // Each head's, before rotary.
     Norm key_norm;
     Linear attention_output;
-    Norm attention_output_norm;  // Of what attention adds to the residual.
+    Norm attention_output_norm;  // Norms what attention adds to the residual.
     Norm ffn_norm;
     Linear ffn_in;  // gate and up, or GPT-2's c_fc.
     Linear ffn_out;
-    Norm ffn_output_norm;  // Of what the feed-forward adds.
+    Norm ffn_output_norm;  // Norms what the feed-forward adds.
   };
 
   Table embedding;           // [vocab, hidden]

@@ -19,7 +19,7 @@ class FrameQueue {
  public:
   struct Frame {
     FrameHeader header;
-    int32_t block = 0;     // Of no meaning in a probe, like the next one.
+    int32_t block = 0;     // Means nothing in a probe, as the next one.
     uint64_t send_id = 0;  // Used once.
     bool probe() const { return IsProbe(header); }
   };

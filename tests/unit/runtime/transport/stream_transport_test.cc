@@ -133,7 +133,7 @@ TEST_F(StreamTransportTest, NothingOfALinkIsLeftThatNobodyDialled) {
   outbound_.reset();
   HandStream late;
   EXPECT_TRUE(absl::IsNotFound(server_->Accept(&late)->Begin(token_)));
-  const auto again = side_.transport->OpenOutbound("receiver", token_, side_.OnLost());
+  const auto again = side_.transport->OpenOutbound(token_, side_.OnLost());
   EXPECT_TRUE(again.ok()) << again.status();
 }
 
