@@ -60,7 +60,9 @@ class Buckets {
         per_unit_(high_ > low_ ? (kNumBuckets - 1) / (high_ - low_) : 0) {}
 
   int Of(float logit) const {
-    return logit > low_ ? static_cast<int>((high_ - logit) * per_unit_) : kNumBuckets - 1;
+    // In a range so narrow that per_unit_ is infinite, all are in the last.
+    const float bucket = (high_ - logit) * per_unit_;
+    return bucket < kNumBuckets - 1 ? static_cast<int>(bucket) : kNumBuckets - 1;
   }
 
  private:
