@@ -134,7 +134,7 @@ class HostileWorker:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.target = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.harm = None
-        self.watches = self.messages = 0
+        self.watches = self.sessions = self.messages = 0
         self.clients = []
 
     def __enter__(self):
@@ -174,8 +174,9 @@ class HostileWorker:
         return base64.b64encode(digest("called", self.challenge, nonce, method, self.target, SECRET)).decode()
 
     def registration(self, name, model=b"another"):
+        """Of every protocol there is: a router that refuses it would not be attacked."""
         worker = proto([(1, name)]) + fixed64(2, 7)
-        return proto([(1, proto([(1, worker), (2, 3), (3, model), (4, b"class"), (5, b"numerics"), (6, 1), (7, 1),
+        return proto([(1, proto([(1, worker), (2, 3), (3, model), (4, b"class"), (5, b"numerics"), (6, 1), (7, 1000),
                                  (8, 16), (9, 1024), (10, 8), (11, 64), (12, 4096), (13, b"grpc"), (18, 1)]))])
 
     HEARTBEAT = proto([(2, proto([(2, 0)]))])
@@ -193,6 +194,7 @@ class HostileWorker:
         call.end()
 
     def session(self, call):
+        self.sessions += 1
         call.say(fixed64(1, 7))
         while self.harm != "floods_sessions":
             if call.ended or call.connection.gone:
@@ -257,6 +259,7 @@ class HostileFleet(Router):
             for each in self.workers:
                 entering.enter_context(each)
             super().__enter__()
+            wait_until(lambda: self.hostile.sessions, 30, "the router takes the hostile worker for one of its own")
             self.running = entering.pop_all()
         return self
 
