@@ -15,8 +15,6 @@
 namespace tandem {
 namespace {
 
-// A worker that takes none of them for so long is silent long before.
-constexpr size_t kMaxUnsentCommands = 65'536;
 // In a row. One may be of a worker that started again while its challenge was answered.
 constexpr int kRefusalsToReport = 3;
 // A call that lasted so long has ended the pauses before it.
@@ -161,8 +159,8 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
       : Call(std::move(channel), wire, kWorkerSessionMethod),
         id(session_id),
         worker(worker_id),
-        writes_(this, kMaxUnsentCommands, channel_->options_.budget,
-                ClientOfPeer(channel_->address_), /*held=*/false, kFreeMessageBytes) {}
+        writes_(this, channel_->options_.budget, ClientOfPeer(channel_->address_), /*held=*/false,
+                kFreeMessageBytes) {}
 
   void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
 

@@ -20,19 +20,20 @@
 
 namespace tandem {
 
+// So many messages may wait for a peer that does not read, where the budget has room for them: a
+// worker of a small model says ten thousand a second, and a router on a busy machine may not run
+// for that long.
+inline constexpr size_t kMaxUnsentMessages = 1 << 16;
+
 // `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
 // waits or is being written is charged to `client` in the budget, beyond `free_bytes`. A queue that
 // is made `held` writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
-  WriteQueue(Reactor* reactor, size_t limit, MemoryBudget* budget, const std::string& client,
-             bool held = false, int64_t free_bytes = 0)
-      : reactor_(reactor),
-        limit_(limit),
-        free_bytes_(free_bytes),
-        holding_(budget, client),
-        held_(held) {}
+  WriteQueue(Reactor* reactor, MemoryBudget* budget, const std::string& client, bool held = false,
+             int64_t free_bytes = 0)
+      : reactor_(reactor), free_bytes_(free_bytes), holding_(budget, client), held_(held) {}
 
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -40,13 +41,14 @@ class WriteQueue {
     WriteNext();
   }
 
-  // ResourceExhausted if `limit` messages wait already, or there is no room. A closed queue drops
+  // ResourceExhausted if kMaxUnsentMessages wait already, or there is no room. A closed queue drops
   // the message.
   absl::Status Push(Message message) EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     if (closed_) return absl::OkStatus();
-    if (unsent_.size() >= limit_) {
-      return absl::ResourceExhaustedError(absl::StrCat(limit_, " messages wait to be read"));
+    if (unsent_.size() >= kMaxUnsentMessages) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kMaxUnsentMessages, " messages wait to be read"));
     }
     TANDEM_RETURN_IF_ERROR(Charge(NumBytes(message)));
     unsent_.push_back(std::move(message));
@@ -104,7 +106,6 @@ class WriteQueue {
   }
 
   Reactor* const reactor_;
-  const size_t limit_;
   const int64_t free_bytes_;
   mutable Mutex mu_;
   MemoryBudget::Holding holding_ GUARDED_BY(mu_);

@@ -25,8 +25,8 @@ class DecodeSessions::Session final
  public:
   Session(DecodeSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : SessionReactor(id, context, kMaxUnsentPeerMessages, sessions->calls_, sessions->prompts_,
-                       sessions->commands_, std::move(holding)),
+      : SessionReactor(id, context, sessions->calls_, sessions->prompts_, sessions->commands_,
+                       std::move(holding)),
         sessions_(sessions) {}
 
   void Begin() {

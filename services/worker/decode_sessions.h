@@ -13,9 +13,6 @@
 
 namespace tandem {
 
-// A decode worker that falls this many messages behind is dropped.
-inline constexpr size_t kMaxUnsentPeerMessages = 1 << 16;
-
 // FailedPrecondition or Unavailable, with both values, if `theirs` cannot work with `ours`.
 absl::Status CheckHello(const PrefillHello& theirs, const PrefillHello& ours);
 

@@ -16,8 +16,8 @@ class RouterSessions::Session final
  public:
   Session(RouterSessions* sessions, SessionId id, grpc::CallbackServerContext* context,
           std::shared_ptr<MemoryBudget::Holding> holding)
-      : SessionReactor(id, context, kMaxUnsentBatches, sessions->calls_, sessions->prompts_,
-                       sessions->commands_, std::move(holding)),
+      : SessionReactor(id, context, sessions->calls_, sessions->prompts_, sessions->commands_,
+                       std::move(holding)),
         sessions_(sessions) {}
 
   void Begin() {

@@ -18,10 +18,6 @@
 
 namespace tandem {
 
-// A session that falls this many batches behind (two a step: what it begins, what it gave) is
-// closed, which ends its attempts; the router resumes them elsewhere.
-inline constexpr size_t kMaxUnsentBatches = 1024;
-
 class RouterSessions {
  public:
   // The pointers outlive this. `prompts`: stream_reactor.h.
@@ -32,8 +28,9 @@ class RouterSessions {
   // The reactor of a new RPC.
   ServerReactor<proto::StepBatch>* Open(grpc::CallbackServerContext* context);
 
-  // Sends one step's events to one router. Never blocks; a session that is gone drops them. Engine
-  // thread.
+  // Sends one step's events to one router. Never blocks; a session that is gone drops them, one
+  // whose router does not read is closed, which ends its attempts: the router resumes them
+  // elsewhere. Engine thread.
   void Publish(SessionId session, const StepBatch& batch);
 
   std::vector<SessionId> ids() const;  // The open ones.

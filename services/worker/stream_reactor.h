@@ -61,18 +61,18 @@ class StreamReactor : public Reactor {
  protected:
   // `context` is the call's. `budget` outlives this. `for_reactor` is what Reactor is made with.
   template <typename... ForReactor>
-  StreamReactor(grpc::CallbackServerContext* context, size_t max_unsent, MemoryBudget* budget,
+  StreamReactor(grpc::CallbackServerContext* context, MemoryBudget* budget,
                 ForReactor... for_reactor)
       : Reactor(for_reactor...),
         client_(ClientOfCall(context->peer())),
         context_(context),
-        writes_(this, max_unsent, budget, client_, /*held=*/false, kFreeUnsentBytes) {}
+        writes_(this, budget, client_, /*held=*/false, kFreeUnsentBytes) {}
 
   // Nobody hears of this stream any more: what it began ends now. Any thread, perhaps under the
   // registry's lock.
   virtual void Lost() {}
 
-  // ResourceExhausted if max_unsent messages wait already, or there is no room.
+  // ResourceExhausted if the peer has left too much unread.
   absl::Status Push(Message message) { return writes_.Push(std::move(message)); }
 
   const std::string client_;  // Whom the budget names.
@@ -103,10 +103,10 @@ class SessionReactor : public StreamReactor<ServerReactor<Message>, Message> {
  protected:
   // The pointers outlive this. `prompts` is what prompts may have of the budget. `holding` is of
   // the call.
-  SessionReactor(SessionId id, grpc::CallbackServerContext* context, size_t max_unsent,
-                 OpenCalls* calls, MemoryBudget* prompts, CommandQueue* commands,
+  SessionReactor(SessionId id, grpc::CallbackServerContext* context, OpenCalls* calls,
+                 MemoryBudget* prompts, CommandQueue* commands,
                  std::shared_ptr<MemoryBudget::Holding> holding)
-      : StreamReactor<ServerReactor<Message>, Message>(context, max_unsent, calls->budget()),
+      : StreamReactor<ServerReactor<Message>, Message>(context, calls->budget()),
         id_(id),
         served_(context->peer()),
         budget_(calls->budget()),

@@ -10,8 +10,6 @@ namespace tandem {
 
 namespace {
 
-// A router this far behind is cut off; it asks for a new snapshot.
-constexpr size_t kMaxUnsentEvents = 4096;
 // A heartbeat is worth nothing behind so many others.
 constexpr size_t kMaxQueuedBeforeHeartbeat = 16;
 
@@ -23,8 +21,7 @@ class WatchHub::Watch final
                            proto::WatchEvent> {
  public:
   Watch(WatchHub* hub, grpc::CallbackServerContext* context)
-      : StreamReactor(context, kMaxUnsentEvents, hub->calls_->budget(), hub->calls_, context),
-        hub_(hub) {}
+      : StreamReactor(context, hub->calls_->budget(), hub->calls_, context), hub_(hub) {}
 
   void Begin() {
     if (const absl::Status status = hub_->Check(*request_); !status.ok()) return End(status);

@@ -258,7 +258,9 @@ constexpr int kUnreadTokens = 480;
 
 void SubmitUnread(Router* router, int num_attempts) {
   for (int i = 1; i <= num_attempts; ++i) {
-    router->Send(MakeSubmit(i, RandomTokens(20, i), kUnreadTokens));
+    Submit submit = MakeSubmit(i, RandomTokens(20, i), kUnreadTokens);
+    submit.spec.sampling.num_logprobs = 20;  // Which take most of what is said of a token.
+    router->Send(submit);
   }
 }
 
@@ -288,9 +290,12 @@ void ExpectCutOff(TestWorker* worker, int num_attempts) {
 }
 
 TEST_P(WorkerTest, ARouterThatDoesNotReadIsCutOffWithAllThatItRan) {
-  auto worker = Start("hybrid", WorkerRole::kHybrid);
+  TestWorkerOptions options;
+  options.transport = GetParam();
+  options.memory_limit_bytes = int64_t{4} << 20;  // What is said of 19,200 tokens takes more.
+  auto worker = StartWorker("hybrid", options);
   Router router(*worker, DialWithSmallWindow(worker->address));
-  constexpr int kAttempts = 40;  // 2,400 steps; 1,024 may be unread.
+  constexpr int kAttempts = 40;
   SubmitUnread(&router, kAttempts);
   AwaitTokens(*worker, 1024);
   ExpectCutOff(worker.get(), kAttempts);
@@ -299,7 +304,7 @@ TEST_P(WorkerTest, ARouterThatDoesNotReadIsCutOffWithAllThatItRan) {
 TEST_P(WorkerTest, ARouterThatHalfClosesWithoutReadingIsCutOffWithAllThatItRan) {
   auto worker = Start("hybrid", WorkerRole::kHybrid);
   Router router(*worker, DialWithSmallWindow(worker->address));
-  constexpr int kAttempts = 14;  // 840 steps: that so many are unread ends nothing.
+  constexpr int kAttempts = 14;  // What is said of them has room, unread, and ends nothing.
   SubmitUnread(&router, kAttempts);
   AwaitTokens(*worker, 3000);  // More than flow control lets pass unread.
   router.HalfClose();

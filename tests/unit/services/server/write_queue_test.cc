@@ -23,7 +23,7 @@ v1::FramesRequest Message(size_t bytes) {
 TEST(WriteQueueTest, WhatIsNotWrittenIsChargedAndEndsTheStreamWhereThereIsNoRoom) {
   MemoryBudget budget(kLimit);
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, 100, &budget, "peer");
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer");
   EXPECT_TRUE(writes.Push(Message(1000)).ok());
   EXPECT_GE(budget.held_bytes(), 2000)
       << "gRPC has it, and a peer that does not read leaves it there";
@@ -45,7 +45,7 @@ TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
   MemoryBudget::Holding others(&budget, "others");
   ASSERT_TRUE(others.Set(kLimit).ok());
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, 100, &budget, "peer", /*held=*/false,
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", /*held=*/false,
                                                /*free_bytes=*/5000);
   EXPECT_TRUE(writes.Push(Message(2000)).ok());
   EXPECT_FALSE(writes.Push(Message(2000)).ok());
@@ -58,10 +58,11 @@ TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
 }
 
 TEST(WriteQueueTest, MoreMessagesThanMayWaitAreRefused) {
-  MemoryBudget budget(kLimit);
+  MemoryBudget budget(int64_t{64} << 20);
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, 2, &budget, "peer");
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(writes.Push(Message(1)).ok());
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer");
+  ASSERT_TRUE(writes.Push(Message(1)).ok());
+  for (size_t i = 0; i < kMaxUnsentMessages; ++i) ASSERT_TRUE(writes.Push(Message(1)).ok()) << i;
   EXPECT_FALSE(writes.Push(Message(1)).ok());
 }
 
@@ -69,7 +70,7 @@ class WriteTest : public testing::Test {
  protected:
   MemoryBudget budget_{kLimit};
   Stream stream_;
-  WriteQueue<Stream, v1::FramesRequest> writes_{&stream_, 100, &budget_, "peer"};
+  WriteQueue<Stream, v1::FramesRequest> writes_{&stream_, &budget_, "peer"};
 };
 
 TEST_F(WriteTest, OneIsInFlightAndCountsUntilItIsDone) {
@@ -105,7 +106,7 @@ TEST_F(WriteTest, ClosingTellsWhetherAWriteIsInFlightAndDropsWhatComes) {
 }
 
 TEST_F(WriteTest, AQueueThatIsMadeHeldWritesOnceItIsOpened) {
-  WriteQueue<Stream, v1::FramesRequest> held(&stream_, 100, &budget_, "peer", /*held=*/true);
+  WriteQueue<Stream, v1::FramesRequest> held(&stream_, &budget_, "peer", /*held=*/true);
   EXPECT_TRUE(held.Push(Message(1)).ok());
   EXPECT_EQ(stream_.num_writes, 0);
   held.Open();
