@@ -56,7 +56,7 @@ class DummyWeights final : public WeightSource {
   void Release() override { buffers_.clear(); }
 
   std::string Identity() const override {
-    return absl::StrFormat("dummy|%d|%s|%s", kDummyVersion, config_.architecture,
+    return absl::StrFormat("dummy %d %s %s", kDummyVersion, config_.architecture,
                            std::string(Name(config_.checkpoint_type)));
   }
 

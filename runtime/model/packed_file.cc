@@ -28,9 +28,13 @@ uint32_t HeaderChecksum(const PackedHeader& header) {
   return Crc32c(&header, offsetof(PackedHeader, header_checksum));
 }
 
-// A line of an identity is "path|size|time|inode|device".
+// A line of an identity that names a file is "path|size|time|inode|device"; of another, nothing.
 std::string PathOf(std::string_view line) {
-  for (int field = 0; field < 4; ++field) line = line.substr(0, line.rfind('|'));
+  for (int field = 0; field < 4; ++field) {
+    const size_t end = line.rfind('|');
+    if (end == line.npos) return "";
+    line = line.substr(0, end);
+  }
   return std::string(line);
 }
 
@@ -51,6 +55,7 @@ bool IsOfOlderFiles(int fd, const std::string& identity) {
   const std::set<std::string> now = LinesOf(identity);
   std::set<std::string> paths;
   for (const std::string& line : now) paths.insert(PathOf(line));
+  paths.erase("");
   const std::set<std::string> then = LinesOf(theirs);
   return std::any_of(then.begin(), then.end(), [&](const std::string& line) {
     return paths.contains(PathOf(line)) && !now.contains(line);
@@ -100,10 +105,12 @@ std::optional<PackedHeader> PackedHeader::Read(int fd) {
 
 void RemoveStaleImages(int cache_folder, const std::string& identity, const std::string& keep) {
   static_cast<void>(ForEachName(cache_folder, [&](const std::string& name) {
-    const bool temporary = name.ends_with(kTemporarySuffix);
-    if (name == keep || !(temporary || name.ends_with(kPackedSuffix))) return;
-    const size_t suffix_bytes = std::strlen(temporary ? kTemporarySuffix : kPackedSuffix);
-    const std::string lock_name = name.substr(0, name.size() - suffix_bytes) + kLockSuffix;
+    std::string_view stem = name;
+    const bool temporary = stem.ends_with(kTemporarySuffix);
+    if (temporary) stem.remove_suffix(std::strlen(kTemporarySuffix));
+    if (name == keep || !stem.ends_with(kPackedSuffix)) return;
+    stem.remove_suffix(std::strlen(kPackedSuffix));
+    const std::string lock_name = std::string(stem) + kLockSuffix;
     // Whoever writes one holds its lock; without it a temporary file is a dead process's.
     const absl::StatusOr<FileDescriptor> lock =
         OpenPrivate(cache_folder, lock_name, O_RDWR | O_CREAT, 0600);

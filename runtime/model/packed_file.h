@@ -15,7 +15,7 @@ namespace tandem {
 
 inline constexpr size_t kPackedHeaderBytes = 4096;  // Keeps the payload page-aligned.
 inline constexpr char kPackedSuffix[] = ".packed";
-inline constexpr char kTemporarySuffix[] = ".packed.tmp";
+inline constexpr char kTemporarySuffix[] = ".tmp";  // Behind the other, until it is written.
 inline constexpr char kLockSuffix[] = ".lock";
 
 struct PackedHeader {

@@ -133,7 +133,7 @@ absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::OpenCached(
 // The caller holds the lock, so temporary files of this key are dead processes'.
 absl::StatusOr<std::unique_ptr<PackedImage>> PackedImage::MakeCached(
     const PackedImageOptions& options, int folder, const std::string& name, const Fill& fill) {
-  const std::string temporary = name + ".tmp";  // kTemporarySuffix.
+  const std::string temporary = name + kTemporarySuffix;
   ::unlinkat(folder, temporary.c_str(), 0);
   absl::StatusOr<FileDescriptor> made =
       OpenPrivate(folder, temporary, O_RDWR | O_CREAT | O_EXCL, 0600);

@@ -42,7 +42,8 @@ class WeightSource {
   virtual void Release() = 0;
 
   // Changes whenever the tensors may have changed: for a checkpoint, path, size, modification time
-  // and inode of every file; for dummy weights, config and seed.
+  // and inode of every file, a line each; of dummy weights, what they are made by: version,
+  // architecture and type (their shapes are the plan's).
   virtual std::string Identity() const = 0;
 };
 

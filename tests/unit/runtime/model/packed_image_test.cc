@@ -183,6 +183,14 @@ TEST(PackedImageTest, ANewImageReplacesThoseOfOlderFiles) {
   EXPECT_TRUE(other.ok()) << other.status().message();
 }
 
+TEST(PackedImageTest, WhatIsMadeOfNoFileReplacesNothing) {
+  const TempFolder folder;
+  Pack(folder, 1, "dummy 1 LlamaForCausalLM bf16");
+  Pack(folder, 2, "dummy 1 Qwen3ForCausalLM bf16");
+  Pack(folder, 3, "dummy 1 LlamaForCausalLM f32");
+  EXPECT_EQ(NumImages(folder), 3);
+}
+
 TEST(PackedImageTest, ANewImageReplacesThoseThatNobodyUses) {
   const TempFolder folder;
   const auto make_old = [](const std::string& path) {
