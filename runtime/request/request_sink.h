@@ -18,8 +18,8 @@ namespace tandem {
 // What happened to one choice. Spans and views live during the call.
 struct Delta {
   int32_t choice = 0;
-  int32_t position = 0;  // Where `token` is, in prompt + generated.
-  const SampledToken* token = nullptr;
+  int32_t position = 0;                 // Where `token` is, in prompt + generated.
+  const SampledToken* token = nullptr;  // Never null at a sink.
   // Text that is certain: may be empty, may belong to earlier tokens. Text that could begin a stop
   // string comes later or never; a stop string and a stop token have none.
   std::string_view text;

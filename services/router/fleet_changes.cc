@@ -41,8 +41,7 @@ std::vector<Difference> Differences(const WorkerRegistration& prefill,
                        absl::StrFormat("%s: it has %s, the decode worker %s", what, its, other));
   };
   compare("model", prefill.model, decode.model);
-  if (prefill.terms.protocol_max < decode.terms.protocol_min ||
-      prefill.terms.protocol_min > decode.terms.protocol_max) {
+  if (!ShareProtocol(prefill.terms, decode.terms)) {
     found.emplace_back("protocol",
                        absl::StrFormat("protocol: it speaks %d to %d, the decode worker %d to %d",
                                        prefill.terms.protocol_min, prefill.terms.protocol_max,

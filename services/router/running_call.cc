@@ -86,13 +86,10 @@ class RunningCall::PromptSink final : public RequestSink {
 
   void OnDelta(const Delta& delta) override {
     ChoiceOutput output{.choice = first_choice_ + delta.choice,
+                        .token = *delta.token,
                         .text = std::string(delta.text),
                         .finish = delta.finish};
-    if (delta.token != nullptr) {
-      output.has_token = true;
-      output.token = *delta.token;
-      CountToken(delta.choice);
-    }
+    CountToken(delta.choice);
     if (delta.finish == FinishReason::kStop) NameStop(delta, &output);
     call_->Deliver(std::move(output));
   }
@@ -144,10 +141,10 @@ class RunningCall::PromptSink final : public RequestSink {
     };
     if (!delta.stop_string.empty()) {
       output->stop_string = std::string(delta.stop_string);
-    } else if (delta.token != nullptr && has(eos_token_ids_, delta.token->token)) {
+    } else if (has(eos_token_ids_, delta.token->token)) {
       output->stopped_by_eos = true;
       output->stop_token = delta.token->token;
-    } else if (delta.token != nullptr && has(stop_token_ids_, delta.token->token)) {
+    } else if (has(stop_token_ids_, delta.token->token)) {
       output->stop_token = delta.token->token;
     }
   }
@@ -265,7 +262,7 @@ void RunningCall::Forget() {
   static_cast<void>(pending_charge_.Set(0));
 }
 
-// What waits decides, not what comes: one event may be as large as a prompt.
+// What waits decides, not what comes: one output may be as large as a prompt.
 bool RunningCall::MayWait(const CallOutput& output) {
   if (std::holds_alternative<CallEnd>(output)) return true;
   if (pending_bytes_ > kMaxPendingBytes) return false;
@@ -294,7 +291,7 @@ void RunningCall::Deliver(CallOutput output) {
   }
   if (overflow) {
     metrics_->slow_readers.Increment();
-    Cancel(absl::ResourceExhaustedError("the client did not read: too many events were waiting"));
+    Cancel(absl::ResourceExhaustedError("the client did not read: too much output was waiting"));
   }
   if (on_output) on_output();
 }

@@ -1,9 +1,9 @@
-// One call of a client: some prompts with n choices each, as one stream of events. Each prompt is a
-// request of its own at the request owner; the choices of prompt p are numbered p * n to p * n +
+// One call of a client: some prompts with n choices each, as one stream of outputs. Each prompt is
+// a request of its own at the request owner; the choices of prompt p are numbered p * n to p * n +
 // n-1.
 //
 // Until a prompt has its first token it is charged to the client, and gives way to others' memory.
-// Events wait here until the front end takes them, which costs memory only while it does not: past
+// Outputs wait here until the front end takes them, which costs memory only while it does not: past
 // kMaxPendingBytes, or without room in the budget, the call is cancelled and what waited is
 // dropped.
 
@@ -44,10 +44,9 @@ struct PromptOutput {
   std::string numerics_id;
 };
 
-// One token of one choice, or what is left of its text.
+// One token of one choice, and the text that became certain with it.
 struct ChoiceOutput {
   int choice = 0;  // Over all prompts.
-  bool has_token = false;
   SampledToken token;
   std::string text;
   FinishReason finish = FinishReason::kNone;
@@ -63,7 +62,7 @@ struct Usage {
   int64_t cached_tokens = 0;
 };
 
-// Last event: all choices have finished, or the call failed.
+// The last output: all choices have finished, or the call failed.
 struct CallEnd {
   absl::Status status;
   Usage usage;

@@ -156,16 +156,14 @@ void InferenceAnswer::AddPrompt(const PromptOutput& output,
 void InferenceAnswer::AddToken(const ChoiceOutput& output, v1::SequenceOutput* out) {
   if (text_) *out->mutable_text() += output.text;
   uint32_t& num_tokens = num_tokens_[output.choice];
-  if (output.has_token) {
-    ++num_tokens;
-    out->set_num_tokens(out->num_tokens() + 1);
-    if (token_ids_) out->add_token_ids(static_cast<uint32_t>(output.token.token));
-    if (logprobs_) {
-      out->add_logprobs(output.token.logprob);
-      out->add_ranks(static_cast<uint32_t>(output.token.rank));
-      if (num_candidates_ > 0) {
-        AddCandidates(output.token, num_candidates_, out->mutable_candidate_tokens());
-      }
+  ++num_tokens;
+  out->set_num_tokens(out->num_tokens() + 1);
+  if (token_ids_) out->add_token_ids(static_cast<uint32_t>(output.token.token));
+  if (logprobs_) {
+    out->add_logprobs(output.token.logprob);
+    out->add_ranks(static_cast<uint32_t>(output.token.rank));
+    if (num_candidates_ > 0) {
+      AddCandidates(output.token, num_candidates_, out->mutable_candidate_tokens());
     }
   }
   if (output.finish != FinishReason::kNone)

@@ -144,11 +144,9 @@ void JsonAnswer::AppendEndEvents(const CallEnd& end, std::string* out) {
 void JsonAnswer::AddToken(const ChoiceOutput& output) {
   Choice& choice = choices_[output.choice];
   choice.text += output.text;
-  if (output.has_token) {
-    if (options_.return_token_ids) choice.token_ids.push_back(output.token.token);
-    if (options_.num_logprobs >= 0) {
-      choice.logprobs.Add(output.token, options_.num_logprobs, options_.chat, options_.names);
-    }
+  if (options_.return_token_ids) choice.token_ids.push_back(output.token.token);
+  if (options_.num_logprobs >= 0) {
+    choice.logprobs.Add(output.token, options_.num_logprobs, options_.chat, options_.names);
   }
   if (output.finish != FinishReason::kNone) {
     choice.finish = output.finish;

@@ -27,7 +27,6 @@ SampledToken Sampled(int32_t token, float logprob, std::vector<int32_t> top = {}
 ChoiceOutput Token(int choice, int32_t token, std::string text,
                    FinishReason finish = FinishReason::kNone) {
   return {.choice = choice,
-          .has_token = true,
           .token = Sampled(token, -0.5f, {token, 9}),
           .text = std::move(text),
           .finish = finish};
