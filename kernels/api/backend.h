@@ -112,7 +112,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // "reference", "cpu".
+  // "reference", "cpu", "fenced".
   virtual std::string name() const = 0;
   // Its instruction set: "reference", or one of kIsas (kernels/create_backend.h).
   virtual std::string isa() const = 0;

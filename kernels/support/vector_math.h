@@ -119,7 +119,7 @@ struct SinCosResult {
 // x / (1 + exp(−x)).
 [[gnu::always_inline]] inline float Silu(float x) { return x / (1.0f + Exp(-x)); }
 
-// rows.h, GeluArgs.
+// ActivationFunction::kGeluTanh (kernels/api/rows.h).
 [[gnu::always_inline]] inline float GeluTanh(float x) {
   const float cube = (x * x) * x;
   const float y = x + 0.044715f * cube;

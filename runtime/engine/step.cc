@@ -198,7 +198,7 @@ SequenceRun Engine::RunOf(EngineSequence* sequence, int32_t num_tokens) const {
 
 // A mask is made of tokens that are seen; one that is not ready now costs its sequence this step.
 void Engine::AddDraws(EngineSequence* sequence, SequenceRun* run) const {
-  if (masker_ != nullptr && sequence->masks != nullptr) {
+  if (sequence->masks != nullptr) {
     run->draws_wait = run->unseen_run >= 0;
     if (run->draws_wait || !MaskDraws(sequence)) return;
   }

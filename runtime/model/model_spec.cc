@@ -24,9 +24,6 @@ LinearPart OutIn(const std::string& name, int64_t in_features, int64_t out_featu
 
 ModelSpec LlamaSpec(const ModelConfig& config) {
   ModelSpec spec;
-  spec.norm = NormKind::kRms;
-  spec.ffn = FfnKind::kGated;
-  spec.positions = PositionKind::kRotary;
   spec.layers_prefix = "model.layers.";
   const int64_t hidden = config.hidden_size;
   const auto norm = [&](const std::string& name, int64_t features) {

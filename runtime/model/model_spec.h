@@ -1,6 +1,7 @@
 // A model family as a declaration: which tensors make which layer, and which options the layers
-// have. Adding a family is adding a function that fills a ModelSpec; the loader (weights.h) and the
-// forward pass (decoder.h) only read it.
+// have. A family whose tensors are named as Llama's needs only a reader of its config
+// (runtime/config/model_config.cc); other names need another function that fills a ModelSpec. The
+// loader (weights.h) and the forward pass (decoder.h) only read it.
 
 #ifndef TANDEM_RUNTIME_MODEL_MODEL_SPEC_H_
 #define TANDEM_RUNTIME_MODEL_MODEL_SPEC_H_

@@ -6,7 +6,7 @@
 namespace tandem {
 
 absl::Status CheckRoutable(const PeerTerms& worker) {
-  if (worker.protocol_max < kProtocolMin || worker.protocol_min > kProtocolMax) {
+  if (!ShareProtocol(worker, PeerTerms())) {
     return absl::FailedPreconditionError(
         absl::StrFormat("protocol: the worker speaks %d to %d, this router %d to %d",
                         worker.protocol_min, worker.protocol_max, kProtocolMin, kProtocolMax));
@@ -20,7 +20,7 @@ absl::Status CheckRoutable(const PeerTerms& worker) {
 }
 
 absl::Status CheckPeerTerms(const PeerTerms& ours, const PeerTerms& theirs) {
-  if (theirs.protocol_max < ours.protocol_min || theirs.protocol_min > ours.protocol_max) {
+  if (!ShareProtocol(theirs, ours)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "protocol: the peer speaks %d to %d, this worker %d to %d", theirs.protocol_min,
         theirs.protocol_max, ours.protocol_min, ours.protocol_max));

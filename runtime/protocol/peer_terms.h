@@ -26,6 +26,11 @@ struct PeerTerms {
   bool operator==(const PeerTerms&) const = default;
 };
 
+// Whether there is a protocol that both speak.
+inline bool ShareProtocol(const PeerTerms& a, const PeerTerms& b) {
+  return a.protocol_max >= b.protocol_min && a.protocol_min <= b.protocol_max;
+}
+
 // A router of this build can send requests to a worker with these terms. FailedPrecondition, with
 // both values.
 absl::Status CheckRoutable(const PeerTerms& worker);

@@ -1,5 +1,5 @@
-// Session between a router and a worker: Submit and Cancel go down; one StepBatch per engine step
-// comes up, with everything that step has to say to that router.
+// Session between a router and a worker: Submit and Cancel go down; StepBatches come up, for each
+// engine step at most one of what it begins, before it, and one of what it gave.
 //
 // Every message is idempotent. Durations, never points in time, cross a process border.
 

@@ -9,14 +9,12 @@
 #include "runtime/protocol/times.h"
 #include "runtime/request/request_owner.h"
 #include "runtime/simulation/simulated_grammar.h"
-#include "runtime/simulation/simulated_model.h"
 
 namespace tandem {
 namespace {
 
 constexpr int32_t kVocabulary = SimulatedModel::kVocabulary;
 constexpr int64_t kLongDeadlineUs = 600'000'000;
-constexpr uint64_t kMaxNumerics = 2;  // World draws below it.
 constexpr size_t kPoisonKills = kDeathsBeforePoison;
 
 std::string TextOf(int32_t token) { return std::string(1, static_cast<char>('a' + token % 6)); }
@@ -279,7 +277,7 @@ void RequestBook::CountDeath(uint64_t incarnation, const std::set<AttemptId>& sa
 void RequestBook::Name(const RequestId& id, AskedRequest* asked) {
   named_[id] = asked;
   if (asked->deadly_position < 0) return;
-  for (uint64_t numerics = 0; numerics < kMaxNumerics; ++numerics) {
+  for (uint64_t numerics = 0; numerics < uint64_t{kMaxNumerics}; ++numerics) {
     std::vector<int32_t> tokens = asked->prompt;
     const std::vector<SampledToken>& drawn = Expect(asked, numerics).choices.front().worker_tokens;
     for (const SampledToken& token : drawn) tokens.push_back(token.token);
@@ -294,6 +292,57 @@ void RequestBook::Name(const RequestId& id, AskedRequest* asked) {
   }
 }
 
+ExpectedChoice RequestBook::ExpectChoice(const AskedRequest& asked, const SimulatedModel& model,
+                                         int32_t number) const {
+  const std::vector<int32_t>& stops = asked.sampling.stop_token_ids;
+  const std::unique_ptr<SequenceMasks> masks = options_.masks ? MasksOf(asked) : nullptr;
+  ExpectedChoice choice;
+  choice.worker_tokens = model.Generate(asked.prompt, number, asked.sampling, masks.get());
+  const int32_t last = choice.worker_tokens.back().token;
+  choice.worker_finish = std::find(stops.begin(), stops.end(), last) != stops.end()
+                             ? FinishReason::kStop
+                             : FinishReason::kLength;
+  choice.finish = choice.worker_finish;
+  for (const SampledToken& token : choice.worker_tokens) {
+    ++choice.num_tokens;
+    const bool is_last = choice.num_tokens == choice.worker_tokens.size();
+    if (is_last && choice.worker_finish == FinishReason::kStop) break;  // Has no text.
+    choice.text += TextOf(token.token);
+    size_t longest = 0;
+    for (const std::string& stop : asked.stop_strings) {
+      if (choice.text.ends_with(stop)) longest = std::max(longest, stop.size());
+    }
+    const bool counts = static_cast<int32_t>(choice.num_tokens) > asked.sampling.min_tokens;
+    if (longest == 0 || !counts) continue;
+    choice.text.resize(choice.text.size() - longest);
+    choice.finish = FinishReason::kStop;
+    break;
+  }
+  return choice;
+}
+
+// Every block that a run of this choice can leave in a cache.
+void RequestBook::RememberBlocks(const AskedRequest& asked, const ExpectedChoice& choice,
+                                 uint64_t numerics) {
+  std::vector<int32_t> tokens = asked.prompt;
+  for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
+  const std::vector<BlockHash> names = HashChain(Root(asked), tokens);
+  std::vector<uint64_t> payloads;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    payloads.push_back(SimulatedModel::Payload(payloads.empty() ? numerics : payloads.back(),
+                                               tokens[i], static_cast<int32_t>(i)));
+  }
+  for (const int32_t block_tokens : {16, 32}) {
+    if (!options_.unequal && block_tokens != options_.shape.block_tokens) continue;
+    const auto per_block = static_cast<size_t>(block_tokens);
+    for (size_t end = per_block; end <= tokens.size(); end += per_block) {
+      blocks_[{numerics, block_tokens, names[end / kHashTokens - 1]}] =
+          std::vector<uint64_t>(payloads.begin() + static_cast<ptrdiff_t>(end - per_block),
+                                payloads.begin() + static_cast<ptrdiff_t>(end));
+    }
+  }
+}
+
 const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numerics) {
   const auto [found, fresh] = asked->expected.try_emplace(numerics);
   ExpectedRequest& expected = found->second;
@@ -303,54 +352,9 @@ const ExpectedRequest& RequestBook::Expect(AskedRequest* asked, uint64_t numeric
     expected.prompt_logprobs =
         model.PromptLogprobs(asked->prompt, asked->sampling.num_prompt_logprobs);
   }
-  const std::vector<int32_t>& stops = asked->sampling.stop_token_ids;
   for (int32_t i = 0; i < asked->num_choices; ++i) {
-    ExpectedChoice& choice = expected.choices.emplace_back();
-    const std::unique_ptr<SequenceMasks> masks = options_.masks ? MasksOf(*asked) : nullptr;
-    choice.worker_tokens = model.Generate(asked->prompt, i, asked->sampling,
-                                          std::numeric_limits<int32_t>::max(), masks.get());
-    const int32_t last = choice.worker_tokens.back().token;
-    choice.worker_finish = std::find(stops.begin(), stops.end(), last) != stops.end()
-                               ? FinishReason::kStop
-                               : FinishReason::kLength;
-    choice.finish = choice.worker_finish;
-    bool stopped = false;
-    for (const SampledToken& token : choice.worker_tokens) {
-      ++choice.num_tokens;
-      const bool is_last = choice.num_tokens == choice.worker_tokens.size();
-      if (is_last && choice.worker_finish == FinishReason::kStop) break;  // Has no text.
-      choice.text += TextOf(token.token);
-      size_t longest = 0;
-      for (const std::string& stop : asked->stop_strings) {
-        if (choice.text.ends_with(stop)) longest = std::max(longest, stop.size());
-      }
-      const bool counts = static_cast<int32_t>(choice.num_tokens) > asked->sampling.min_tokens;
-      if (longest == 0 || !counts) continue;
-      choice.text.resize(choice.text.size() - longest);
-      stopped = true;
-      break;
-    }
-    if (stopped) choice.finish = FinishReason::kStop;
-  }
-  // Every block that a run of this request can leave in a cache.
-  for (const ExpectedChoice& choice : expected.choices) {
-    std::vector<int32_t> tokens = asked->prompt;
-    for (const SampledToken& token : choice.worker_tokens) tokens.push_back(token.token);
-    const std::vector<BlockHash> names = HashChain(Root(*asked), tokens);
-    std::vector<uint64_t> payloads;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      payloads.push_back(SimulatedModel::Payload(payloads.empty() ? numerics : payloads.back(),
-                                                 tokens[i], static_cast<int32_t>(i)));
-    }
-    for (const int32_t block_tokens : {16, 32}) {
-      if (!options_.unequal && block_tokens != options_.shape.block_tokens) continue;
-      const auto per_block = static_cast<size_t>(block_tokens);
-      for (size_t end = per_block; end <= tokens.size(); end += per_block) {
-        blocks_[{numerics, block_tokens, names[end / kHashTokens - 1]}] =
-            std::vector<uint64_t>(payloads.begin() + static_cast<ptrdiff_t>(end - per_block),
-                                  payloads.begin() + static_cast<ptrdiff_t>(end));
-      }
-    }
+    expected.choices.push_back(ExpectChoice(*asked, model, i));
+    RememberBlocks(*asked, expected.choices.back(), numerics);
   }
   return expected;
 }

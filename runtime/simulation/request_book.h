@@ -20,6 +20,7 @@
 #include "runtime/protocol/router_messages.h"
 #include "runtime/protocol/sampled_token.h"
 #include "runtime/request/detokenizer.h"
+#include "runtime/simulation/simulated_model.h"
 #include "runtime/simulation/simulation_options.h"
 
 namespace tandem {
@@ -145,6 +146,10 @@ class RequestBook {
   static DetokenizerFactory MakeDetokenizer();
 
  private:
+  ExpectedChoice ExpectChoice(const AskedRequest& asked, const SimulatedModel& model,
+                              int32_t number) const;
+  void RememberBlocks(const AskedRequest& asked, const ExpectedChoice& choice, uint64_t numerics);
+
   const SimulationOptions options_;
   std::map<RequestId, AskedRequest*> named_;
   std::map<uint64_t, bool> ended_;  // Incarnations, and whether blamelessly.

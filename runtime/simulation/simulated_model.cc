@@ -73,8 +73,8 @@ SampledToken SimulatedModel::Score(uint64_t state, int32_t token, int32_t num_to
 
 std::vector<SampledToken> SimulatedModel::Generate(std::span<const int32_t> prompt, int32_t choice,
                                                    const SamplingParams& sampling,
-                                                   int32_t max_model_tokens,
-                                                   SequenceMasks* masks) const {
+                                                   SequenceMasks* masks,
+                                                   int32_t max_model_tokens) const {
   SimulatedContext context(window_);
   uint64_t payload = numerics_;
   int32_t position = 0;

@@ -60,8 +60,8 @@ class SimulatedModel {
   // What a fault-free run delivers for one choice: tokens after `prompt` until a stop token,
   // max_tokens or max_model_tokens. `masks`: the choice's, never late; null: it has none.
   std::vector<SampledToken> Generate(std::span<const int32_t> prompt, int32_t choice,
-                                     const SamplingParams& sampling, int32_t max_model_tokens,
-                                     SequenceMasks* masks = nullptr) const;
+                                     const SamplingParams& sampling, SequenceMasks* masks = nullptr,
+                                     int32_t max_model_tokens = INT32_MAX) const;
   std::vector<SampledToken> PromptLogprobs(std::span<const int32_t> prompt,
                                            int32_t num_prompt_logprobs) const;
 

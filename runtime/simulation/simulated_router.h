@@ -96,7 +96,7 @@ class SimulatedRouter final : private RouterOutbox {
   std::vector<std::unique_ptr<Client>> clients_;
   // The one attempt that computes a choice, as far as the router has heard.
   std::map<std::pair<RequestId, int32_t>, LiveAttempt> live_;
-  std::set<AttemptId> said_token_;  // Attempts.
+  std::set<AttemptId> said_token_;  // Attempts that have said a token.
   TurnsJudge turns_;
   uint64_t last_asked_ = 0;  // The last request's counter.
   SessionId last_session_ = 0;

@@ -63,9 +63,11 @@ void SimulatedWorker::Start() {
         [world = world_] { return world->random()->Chance(world->network()->faults().late_mask); });
   }
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
-  life_->late = std::make_unique<LateExecutor>(life_->executor.get());
   Executor* executor = life_->executor.get();
-  if (shape_.overlap_steps) executor = life_->late.get();
+  if (shape_.overlap_steps) {
+    life_->late = std::make_unique<LateExecutor>(executor);
+    executor = life_->late.get();
+  }
   auto core = WorkerCore::Create(
       {.self = id_,
        .model = "simulated",

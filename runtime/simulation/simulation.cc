@@ -134,7 +134,7 @@ void Simulation::ScheduleFaults() {
     } else {
       worker->LoseHost();
     }
-    if (random_.Chance(faults_.upgrade)) worker->set_numerics(random_.Below(2));
+    if (random_.Chance(faults_.upgrade)) worker->set_numerics(random_.Below(kMaxNumerics));
     if (random_.Chance(faults_.upgrade)) worker->set_shape(options_.DrawShape(&random_));
     events_.At(now_us() + random_.Between(1'000, 1'000'000), [worker] {
       if (!worker->accepting()) worker->Start();

@@ -55,7 +55,7 @@ SimulationOptions SimulationOptions::FromSeed(uint64_t seed) {
   o.num_hybrid = static_cast<int32_t>(random.Below(4) == 0 ? 1 : 0);
   if (o.num_prefill == 0 && random.Chance(0.7)) o.num_prefill = 1;
   o.num_routers = random.Chance(0.3) ? 2 : 1;
-  o.num_numerics = random.Chance(0.15) ? 2 : 1;
+  o.num_numerics = random.Chance(0.15) ? kMaxNumerics : 1;
   o.num_kv_formats = random.Chance(0.1) ? 2 : 1;
   o.disaggregate = random.Chance(0.85) ? DisaggregatePolicy::kAlways : DisaggregatePolicy::kAuto;
 

@@ -51,13 +51,13 @@ struct SimulatedFaults {
   // Processes do not end, seem to end or get confused any more, but for kills.
   void StopProcessFaults();
   bool TouchProcesses() const {
-    return crash_us + router_crash_us + pause_us + stall_us + clock_jump_us + drain_us +
-                   broken_link_us + unnoticed_break_us + one_way_cut_us + hang_us >
-               0 ||
-           stuck_frame > 0;
+    SimulatedFaults without = *this;
+    without.StopProcessFaults();
+    return without != *this;
   }
 
-  // Some process may be gone, or seem so to another, for a while.
+  // A router may find a worker gone for a while: routers that crash and peer sessions that break
+  // unnoticed take none away, kills do.
   bool TakeWorkersAway() const {
     return broken_link_us + one_way_cut_us + crash_us + kill_us + pause_us + stall_us +
                    clock_jump_us + drain_us + hang_us >
@@ -92,6 +92,8 @@ struct WorkerShape {
     return std::min(max_model_tokens, num_blocks * block_tokens);
   }
 };
+
+inline constexpr int32_t kMaxNumerics = 2;  // So many ways to compute there are among workers.
 
 struct SimulationOptions {
   uint64_t seed = 0;

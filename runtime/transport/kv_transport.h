@@ -90,7 +90,7 @@ class KvTransport {
   virtual std::string_view name() const = 0;  // "ucx" or "grpc".
   virtual const KvPool& pool() const = 0;     // For as long as this lives.
 
-  // `peer_target` is the sender's gRPC address; `peer` its name for reports.
+  // `peer_target` is where the sender is dialled, host:port; `peer` its name for reports.
   virtual absl::StatusOr<std::unique_ptr<KvInbound>> OpenInbound(const std::string& peer,
                                                                  const std::string& peer_target,
                                                                  LostCallback on_lost) = 0;

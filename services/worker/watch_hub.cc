@@ -75,8 +75,9 @@ absl::Status WatchHub::Check(const proto::WatchRequest& request) const {
     return absl::InvalidArgumentError(absl::StrFormat("router: %d bytes of name, want at most %d",
                                                       request.router().size(), kMaxNameBytes));
   }
-  if (request.protocol_max() >= registration_.terms.protocol_min &&
-      request.protocol_min() <= registration_.terms.protocol_max) {
+  if (ShareProtocol(
+          {.protocol_min = request.protocol_min(), .protocol_max = request.protocol_max()},
+          registration_.terms)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrFormat(

@@ -39,6 +39,9 @@ namespace {
 // What Watch, Control and Frames need. A peer that sends more is bounded by gRPC's quota.
 constexpr int64_t kMaxUnaryMessageBytes = int64_t{1} << 20;
 
+// So many commands may wait for the engine; what is more is refused.
+constexpr size_t kMaxQueuedCommands = 4096;
+
 // Prompts that wait may have half of the budget: refusing the next ones, and streams, have the
 // rest.
 constexpr int64_t kPromptsShare = 2;
@@ -195,7 +198,7 @@ absl::Status Worker::Open(const WorkerConfig& config, const ExecutorFactory& mak
       memory_->budget(), OpenCalls::Options{.max_message_bytes = kMaxUnaryMessageBytes});
   prompts_ = std::make_unique<MemoryBudget>(config.memory_limit_bytes / kPromptsShare);
   door_ = std::make_unique<FleetDoor>(secret_, calls_.get());
-  commands_ = std::make_unique<CommandQueue>(config.max_queued_commands);
+  commands_ = std::make_unique<CommandQueue>(kMaxQueuedCommands);
   receiver_ = std::make_unique<KvReceiver>(config.engine.kv.block_bytes);
   const WorkerRegistration registration = RegistrationOf(config);
   metrics_ = std::make_unique<WorkerMetrics>(registration, &registry_);

@@ -30,15 +30,14 @@ struct WorkerConfig {
   WorkerRegistration registration;  // What `engine` and `transport` say is filled in.
   std::string listen = "127.0.0.1:0";
   std::optional<ListenAddress> admin;
-  std::string transport = "ucx";  // Or "grpc".
-  std::string ucx_devices;        // Empty: shared memory of this host only.
+  std::string transport;    // "ucx" or "grpc".
+  std::string ucx_devices;  // Empty: shared memory of this host only.
   // A KV pool in a device's memory, which outlives the worker. Null: one of the host's, which the
   // transport allocates, as its peers may map it.
   DevicePtr<std::byte> device_pool;
   double liveness_scale = 1;
   FleetSecret secret;  // Proven by every internal call and KV link.
   FleetTlsFlags tls;   // For all that is said over gRPC, and for `admin`.
-  size_t max_queued_commands = 4096;
   // Control.Drain came, perhaps again: the process is to end as SIGTERM ends it. Any thread. Empty:
   // the worker drains and stays.
   std::function<void()> on_drain;

@@ -15,8 +15,7 @@ namespace {
 absl::StatusOr<std::optional<SharedMemory>> MeasureSharedMemory(const std::string& transport) {
   if (transport != "ucx") return std::nullopt;
   ShmFolder::RemoveAbandoned();
-  TANDEM_ASSIGN_OR_RETURN(const ShmFolder::Space space, ShmFolder::MeasureSpace());
-  return SharedMemory{.total_bytes = space.total_bytes, .free_bytes = space.free_bytes};
+  return ShmFolder::MeasureSpace();
 }
 
 }  // namespace

@@ -51,12 +51,6 @@ struct WorkerSizes {
 // Threads that compute: at least one.
 int32_t NumThreads(const SizeOptions& options, const MachineLimits& machine);
 
-// The size of /dev/shm.
-struct SharedMemory {
-  int64_t total_bytes = 0;
-  int64_t free_bytes = 0;
-};
-
 // Fills in what the flags left at 0. InvalidArgument, with the numbers, if they contradict the
 // model, the machine or each other; nothing has been allocated then. `shared_memory` is nothing
 // where the pool does not live there.

@@ -222,7 +222,7 @@ class BlameTest : public RouterFixture {
     sampling.temperature = 0;
     sampling.max_tokens = 4;
     boost::json::array ids;
-    for (const SampledToken& token : SimulatedModel(1000).Generate(prompt, 0, sampling, 512)) {
+    for (const SampledToken& token : SimulatedModel(1000).Generate(prompt, 0, sampling)) {
       ids.push_back(token.token);
     }
     return boost::json::serialize(ids);

@@ -139,7 +139,7 @@ class Router {
 
 inline std::vector<SampledToken> Expected(const Submit& submit, int32_t choice) {
   return SimulatedModel(kTestVocabulary)
-      .Generate(submit.spec.token_ids, choice, submit.spec.sampling, 512);
+      .Generate(submit.spec.token_ids, choice, submit.spec.sampling);
 }
 
 inline void ExpectAnswer(Router* router, const Submit& submit) {

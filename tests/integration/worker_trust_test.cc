@@ -110,8 +110,9 @@ class Router {
 
 void ExpectAnswer(const Heard& heard, const Submit& submit) {
   ASSERT_TRUE(heard.ended.ok()) << heard.ended;
-  EXPECT_EQ(heard.tokens, SimulatedModel(kTestVocabulary)
-                              .Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512));
+  EXPECT_EQ(
+      heard.tokens,
+      SimulatedModel(kTestVocabulary).Generate(submit.spec.token_ids, 0, submit.spec.sampling));
 }
 
 class WorkerTrustTest : public testing::TestWithParam<std::string> {

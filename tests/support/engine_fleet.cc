@@ -390,7 +390,7 @@ std::string EngineFleet::CheckFinished(const struct Submit& submit, SessionId ro
         masks_ ? SimulatedGrammar().MasksOf(submit.spec) : nullptr;
     const std::vector<SampledToken> expected =
         model.Generate(tokens.first(static_cast<size_t>(submit.spec.prompt_tokens)), choice,
-                       submit.spec.sampling, max_model_tokens_, masks.get());
+                       submit.spec.sampling, masks.get(), max_model_tokens_);
     const std::vector<SampledToken> rest(
         expected.begin() + static_cast<ptrdiff_t>(std::min(known, expected.size())),
         expected.end());

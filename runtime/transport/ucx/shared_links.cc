@@ -26,9 +26,9 @@ namespace tandem {
 
 namespace {
 
+constexpr char kMemoryPath[] = "shared memory";
 // Connections that are accepted at once. A full backlog would refuse peers, so that is as long as
 // the kernel allows.
-constexpr char kMemoryPath[] = "shared memory";
 constexpr int kAcceptsAtOnce = 128;
 constexpr int64_t kPageBytes = 4096;  // The smallest.
 // Connections without an attached link: what hangs up is gone two rounds after it was accepted.

@@ -21,16 +21,18 @@
 
 namespace tandem {
 
+// The size of a file system in memory, and what of it is free.
+struct SharedMemory {
+  int64_t total_bytes = 0, free_bytes = 0;
+};
+
 class ShmFolder {
  public:
   // Removes the folders that dead processes of this user left in `parent`.
   static void RemoveAbandoned(const std::string& parent = "/dev/shm");
   // The file system that holds the folders, as statvfs tells. FailedPrecondition if it cannot be
   // used.
-  struct Space {
-    int64_t total_bytes = 0, free_bytes = 0;
-  };
-  static absl::StatusOr<Space> MeasureSpace(const std::string& parent = "/dev/shm");
+  static absl::StatusOr<SharedMemory> MeasureSpace(const std::string& parent = "/dev/shm");
   // Removes what is abandoned, then makes a folder. FailedPrecondition if it cannot be made.
   static absl::StatusOr<std::unique_ptr<ShmFolder>> Create(const std::string& parent = "/dev/shm");
   ~ShmFolder();  // With the files in it.

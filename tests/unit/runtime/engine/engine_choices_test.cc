@@ -53,7 +53,7 @@ TEST_F(EngineChoicesTest, APromptThatIsComputedElsewhereIsGrantedTheirBlocks) {
 TEST_F(EngineChoicesTest, TheLastOfThemIsNobodysBehindWhicheverEndedFirst) {
   Submit choices = MakeSubmit(1, RandomTokens(40, 1), /*max_tokens=*/120, /*num_choices=*/3);
   const auto tokens_of = [&](int32_t choice) {
-    return SimulatedModel().Generate(choices.spec.token_ids, choice, choices.spec.sampling, 512);
+    return SimulatedModel().Generate(choices.spec.token_ids, choice, choices.spec.sampling);
   };
   choices.spec.sampling.stop_token_ids = {tokens_of(0)[10].token, tokens_of(1)[2].token};
   ASSERT_EQ(tokens_of(0).size(), 11u);

@@ -14,7 +14,7 @@ using testing::SizeIs;
 constexpr int32_t kMaxDrawn = 20;  // More than a block.
 
 std::vector<SampledToken> TokensOf(const Submit& submit) {
-  return SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  return SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
 }
 
 class DrawnTest : public testing::Test {

@@ -262,7 +262,7 @@ TEST_F(EngineLocalTest, StopTokensEndAChoiceButNotBeforeMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
   const std::vector<SampledToken> free_run =
-      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
   submit.spec.sampling.stop_token_ids = {free_run[2].token, 1'000'000};
   fleet_.Submit(0, submit);
   Submit longer = submit;
@@ -302,7 +302,7 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
     Submit resumed = submit;
     resumed.attempt.attempt = static_cast<uint32_t>(delivered);
     const RequestSpec& spec = submit.spec;
-    const auto tokens = SimulatedModel().Generate(spec.token_ids, 0, spec.sampling, 512);
+    const auto tokens = SimulatedModel().Generate(spec.token_ids, 0, spec.sampling);
     for (size_t i = 0; i < static_cast<size_t>(delivered); ++i)
       resumed.spec.token_ids.push_back(tokens[i].token);
     fleet_.Submit(0, resumed);
@@ -316,8 +316,7 @@ TEST_F(EngineLocalTest, ResumedAttemptGoesOnAsIfNothingHadHappened) {
 TEST_F(EngineLocalTest, TokensOfEarlierAttemptsCountTowardsMinTokens) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 3), 50);
-  const auto tokens =
-      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  const auto tokens = SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
   submit.spec.sampling.min_tokens = 8;
   submit.spec.sampling.stop_token_ids = {tokens[12].token};
   for (const size_t delivered : {10, 12}) {  // It stops later, and with its first token.

@@ -31,7 +31,7 @@ class MasksTest : public testing::Test {
     return submit;
   }
   std::vector<SampledToken> TokensOf(const Submit& submit) {
-    return SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512,
+    return SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling,
                                      SimulatedGrammar().MasksOf(submit.spec).get());
   }
   int32_t Begin() { return fleet_.BeginStep(0).sequences; }  // In its batch.

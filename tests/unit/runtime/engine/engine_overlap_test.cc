@@ -91,7 +91,7 @@ TEST_F(EngineOverlapTest, AStopDropsTheRunThatWasBegunAfterIt) {
   Submit stopped = MakeSubmit(1, RandomTokens(20, 1), 30);
   const Submit other = MakeSubmit(2, RandomTokens(27, 2), 30);
   const std::vector<SampledToken> tokens =
-      SimulatedModel().Generate(stopped.spec.token_ids, 0, stopped.spec.sampling, 512);
+      SimulatedModel().Generate(stopped.spec.token_ids, 0, stopped.spec.sampling);
   stopped.spec.sampling.stop_token_ids = {tokens[2].token};
   Decode({stopped, other});
   EXPECT_EQ(Begin(), 2);
@@ -113,7 +113,7 @@ TEST_F(EngineOverlapTest, AChoiceThatStopsHasNoTokenMoreWhileAnotherGoesOn) {
   Create();
   Submit submit = MakeSubmit(1, RandomTokens(20, 1), 30, /*num_choices=*/2);
   const std::vector<SampledToken> tokens =
-      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
   submit.spec.sampling.stop_token_ids = {tokens[2].token};
   Decode({submit});
   Run();
@@ -321,7 +321,7 @@ TEST_F(EngineOverlapTest, ARunThatFailsEndsItsAttemptAndTheRunThatWasBegunAfterI
   Submit bad = MakeSubmit(1, RandomTokens(20, 1), 30);
   const Submit good = MakeSubmit(2, RandomTokens(27, 2), 30);
   const std::vector<SampledToken> tokens =
-      SimulatedModel().Generate(bad.spec.token_ids, 0, bad.spec.sampling, 512);
+      SimulatedModel().Generate(bad.spec.token_ids, 0, bad.spec.sampling);
   Create(SmallEngine(), /*failing_token=*/tokens[0].token);
   Decode({bad, good});
   ASSERT_EQ(Begin(), 2);

@@ -70,7 +70,7 @@ TEST(SimulatedModelTest, EveryPartOfABiasCounts) {
   sampling.max_tokens = 5;
   const auto generate = [&](std::vector<TokenBias> bias) {
     sampling.logit_bias = std::move(bias);
-    return SimulatedModel().Generate(prompt, 0, sampling, 512);
+    return SimulatedModel().Generate(prompt, 0, sampling);
   };
   for (const float temperature : {0.0f, 1.0f}) {
     sampling.temperature = temperature;
@@ -107,8 +107,7 @@ TEST_F(EngineSpecTest, ABiasOutlivesPreemptionAndHoldsForWhatIsResumed) {
     Submit submit = MakeSubmit(i, RandomTokens(40, i), 80);
     submit.spec.sampling.logit_bias = {{static_cast<int32_t>(i), 3.0f}};
     if (i == 3) {  // A stream that two tokens of were delivered elsewhere.
-      const auto tokens =
-          SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+      const auto tokens = SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
       for (const size_t known : {0, 1}) submit.spec.token_ids.push_back(tokens[known].token);
     }
     submits.push_back(submit);

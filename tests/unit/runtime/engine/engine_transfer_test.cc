@@ -215,7 +215,7 @@ TEST_F(EngineTransferTest, FirstTokenThatStopsEndsTheTransferOnBothSides) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(300, 3), 10);
   submit.spec.sampling.stop_token_ids = {
-      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512)[0].token};
+      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling)[0].token};
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -227,7 +227,7 @@ TEST_F(EngineTransferTest, OneChoiceThatStopsAtOnceLeavesTheOthersRunning) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(60, 3), 10, 3);
   submit.spec.sampling.stop_token_ids = {
-      SimulatedModel().Generate(submit.spec.token_ids, 1, submit.spec.sampling, 512)[0].token};
+      SimulatedModel().Generate(submit.spec.token_ids, 1, submit.spec.sampling)[0].token};
   fleet_.Submit(kDecode, submit);
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
@@ -238,8 +238,7 @@ TEST_F(EngineTransferTest, ResumedStreamIsPrefilledElsewhere) {
   Create();
   Submit submit = Disaggregated(1, RandomTokens(90, 3), 30);
   submit.spec.sampling.num_prompt_logprobs = 1;
-  const auto tokens =
-      SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling, 512);
+  const auto tokens = SimulatedModel().Generate(submit.spec.token_ids, 0, submit.spec.sampling);
   for (size_t i = 0; i < 17; ++i) submit.spec.token_ids.push_back(tokens[i].token);
   fleet_.Submit(kDecode, submit);
   Run();
