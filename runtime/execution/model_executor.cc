@@ -23,7 +23,7 @@ static_assert(kMaxHeadDim <= kMaxAttentionHeadDim,
 
 absl::Status CheckOptions(const ModelExecutorOptions& options, const ModelConfig& config) {
   constexpr int64_t kMany = 1 << 30;
-  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", options.kv.num_blocks, 1, kMany));
+  TANDEM_RETURN_IF_ERROR(CheckRange("num_blocks", options.num_blocks, 1, kMany));
   TANDEM_RETURN_IF_ERROR(CheckRange("max_sequences", options.max_sequences, 1, 1 << 20));
   TANDEM_RETURN_IF_ERROR(
       CheckRange("max_batched_tokens", options.max_batched_tokens, options.max_sequences, 1 << 20));
@@ -62,8 +62,8 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const KvPoolMemory& memory) {
   TANDEM_RETURN_IF_ERROR(CheckOptions(options, model->config()));
   TANDEM_ASSIGN_OR_RETURN(KvLayout layout, KvLayout::Make(model->config(), *backend, model->types(),
-                                                          options.kv.block_tokens));
-  const size_t pool_bytes = layout.block_bytes * static_cast<size_t>(options.kv.num_blocks);
+                                                          options.block_tokens));
+  const size_t pool_bytes = layout.block_bytes * static_cast<size_t>(options.num_blocks);
   std::unique_ptr<ModelExecutor> executor(
       new ModelExecutor(options, model, backend, std::move(layout)));
   TANDEM_ASSIGN_OR_RETURN(executor->pool_, backend->AllocatePool(pool_bytes, memory));
@@ -156,7 +156,7 @@ absl::Status ModelExecutor::CopyBlocks(std::span<const BlockCopy> copies) {
 }
 
 void ModelExecutor::AddRows(const SequenceRun& run) {
-  const int32_t block_tokens = options_.kv.block_tokens;
+  const int32_t block_tokens = options_.block_tokens;
   for (size_t i = 0; i < run.token_ids.size(); ++i) {
     const int32_t position = run.first_position + static_cast<int32_t>(i);
     token_ids_.push_back(run.token_ids[i]);
@@ -179,7 +179,7 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
   max_blocks_ = 0;
   for (const SequenceRun& run : runs) {
     const int64_t end = run.first_position + static_cast<int64_t>(run.token_ids.size());
-    const int64_t blocks = CeilDiv<int64_t>(end, options_.kv.block_tokens);
+    const int64_t blocks = CeilDiv<int64_t>(end, options_.block_tokens);
     TANDEM_CHECK(!run.token_ids.empty() && end <= options_.max_model_tokens &&
                  blocks <= static_cast<int64_t>(run.block_table.size()))
         << "run from " << run.first_position << " to " << end << " with " << run.block_table.size()

@@ -18,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
 #include "runtime/engine/executor.h"
-#include "runtime/kv_cache/kv_geometry.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/kv_layout.h"
 #include "runtime/model/model.h"
@@ -26,7 +25,8 @@
 namespace tandem {
 
 struct ModelExecutorOptions {
-  KvGeometry kv;                   // Its block_bytes are not read: the model says.
+  int32_t block_tokens = 16;  // A multiple of kHashTokens.
+  int32_t num_blocks = 0;
   int32_t max_sequences = 0;       // Runs in one step.
   int32_t max_batched_tokens = 0;  // Tokens in one step.
   int32_t max_model_tokens = 0;    // One sequence's; at most the model's positions.

@@ -14,8 +14,7 @@ namespace tandem {
 SimulatedExecutor::SimulatedExecutor(const SimulatedExecutorOptions& options)
     : options_(options),
       model_(options.vocabulary, options.numerics, options.window),
-      slots_(static_cast<size_t>(options.kv.num_blocks) *
-             static_cast<size_t>(options.kv.block_tokens)) {}
+      slots_(static_cast<size_t>(options.num_blocks) * static_cast<size_t>(options.block_tokens)) {}
 
 absl::Status SimulatedExecutor::Execute(const StepInput& input, StepOutput* output) {
   failed_by_.reset();
@@ -41,8 +40,7 @@ void SimulatedExecutor::Run(const SequenceRun& run, RunOutput* output) {
   output->prompt_logprobs.clear();
   output->status = absl::OkStatus();
   const int32_t end = run.first_position + static_cast<int32_t>(run.token_ids.size());
-  TANDEM_CHECK(CeilDiv(end, options_.kv.block_tokens) <=
-               static_cast<int32_t>(run.block_table.size()))
+  TANDEM_CHECK(CeilDiv(end, options_.block_tokens) <= static_cast<int32_t>(run.block_table.size()))
       << "a table of " << run.block_table.size() << " blocks for " << end << " tokens";
 
   Context context{.seen = SimulatedContext(options_.window), .payload = options_.numerics};
@@ -118,20 +116,20 @@ void SimulatedExecutor::Spoil(const SequenceRun& run) {
 
 // What is not in the table any more is whatever there may be.
 uint64_t SimulatedExecutor::PayloadAt(std::span<const BlockId> table, int32_t position) const {
-  if (table[static_cast<size_t>(position / options_.kv.block_tokens)] == kNoBlock) return 0;
+  if (table[static_cast<size_t>(position / options_.block_tokens)] == kNoBlock) return 0;
   return slots_[SlotIndex(table, position)] ^ options_.kv_format;
 }
 
 size_t SimulatedExecutor::SlotIndex(std::span<const BlockId> table, int32_t position) const {
   const auto block =
-      static_cast<size_t>(table[static_cast<size_t>(position / options_.kv.block_tokens)]);
-  return block * static_cast<size_t>(options_.kv.block_tokens) +
-         static_cast<size_t>(position % options_.kv.block_tokens);
+      static_cast<size_t>(table[static_cast<size_t>(position / options_.block_tokens)]);
+  return block * static_cast<size_t>(options_.block_tokens) +
+         static_cast<size_t>(position % options_.block_tokens);
 }
 
 std::span<uint8_t> SimulatedExecutor::BlockBytes(BlockId block) {
   uint64_t* const first =
-      &slots_[static_cast<size_t>(block) * static_cast<size_t>(options_.kv.block_tokens)];
+      &slots_[static_cast<size_t>(block) * static_cast<size_t>(options_.block_tokens)];
   return {reinterpret_cast<uint8_t*>(first), static_cast<size_t>(block_bytes())};
 }
 

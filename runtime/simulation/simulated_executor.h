@@ -18,7 +18,8 @@
 namespace tandem {
 
 struct SimulatedExecutorOptions {
-  KvGeometry kv;  // Without block_bytes, which follow.
+  int32_t block_tokens = 16;
+  int32_t num_blocks = 0;
   int32_t vocabulary = SimulatedModel::kVocabulary;
   int32_t window = 0;      // Positions that a token sees, itself too, at least 2; 0: all.
   uint64_t numerics = 0;   // What its model computes depends on this.
@@ -48,11 +49,11 @@ class SimulatedExecutor final : public SynchronousExecutor {
   // The block's bytes: what a transport sends and receives into.
   std::span<uint8_t> BlockBytes(BlockId block);
   KvGeometry kv() const {
-    KvGeometry kv = options_.kv;
-    kv.block_bytes = block_bytes();
-    return kv;
+    return {.block_tokens = options_.block_tokens,
+            .num_blocks = options_.num_blocks,
+            .block_bytes = block_bytes()};
   }
-  int64_t block_bytes() const { return int64_t{options_.kv.block_tokens} * 8; }
+  int64_t block_bytes() const { return int64_t{options_.block_tokens} * 8; }
 
   // The next Execute returns Internal. What it should have written holds garbage then.
   void FailNextStep() { fail_next_step_ = true; }

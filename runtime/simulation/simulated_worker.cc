@@ -49,15 +49,16 @@ void SimulatedWorker::Start() {
   process_.up = true;
   id_ = {.name = name_, .incarnation = world_->random()->Next()};
   life_ = std::make_unique<Life>();
-  life_->executor = std::make_unique<SimulatedExecutor>(SimulatedExecutorOptions{
-      .kv = {.block_tokens = shape_.block_tokens, .num_blocks = shape_.num_blocks},
-      .window = shape_.window,
-      .numerics = numerics_,
-      .kv_format = kv_format_,
-      .failing_token = o.faults.failing_token,
-      .deadly_payloads = world_->book()->deadly_payloads(),
-      .deadly_payloads_fail = o.poison_fails,
-      .max_drawn = shape_.max_drawn});
+  life_->executor = std::make_unique<SimulatedExecutor>(
+      SimulatedExecutorOptions{.block_tokens = shape_.block_tokens,
+                               .num_blocks = shape_.num_blocks,
+                               .window = shape_.window,
+                               .numerics = numerics_,
+                               .kv_format = kv_format_,
+                               .failing_token = o.faults.failing_token,
+                               .deadly_payloads = world_->book()->deadly_payloads(),
+                               .deadly_payloads_fail = o.poison_fails,
+                               .max_drawn = shape_.max_drawn});
   if (o.masks) {
     life_->grammar = std::make_unique<SimulatedGrammar>(
         [world = world_] { return world->random()->Chance(world->network()->faults().late_mask); });

@@ -135,7 +135,8 @@ absl::Status AllocateDevicePool(const EngineOptions& engine, Process* process,
 
 // The executor over the pool that the transport has, or was given.
 ExecutorFactory ExecutorOf(const EngineOptions& engine, const Process& process) {
-  const ModelExecutorOptions options{.kv = engine.kv,
+  const ModelExecutorOptions options{.block_tokens = engine.kv.block_tokens,
+                                     .num_blocks = engine.kv.num_blocks,
                                      .max_sequences = engine.max_sequences,
                                      .max_batched_tokens = engine.max_batched_tokens,
                                      .max_model_tokens = engine.max_model_tokens};

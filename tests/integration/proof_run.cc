@@ -66,25 +66,26 @@ ProofRun::ProofRun(const ProofVariant& variant, const Options& options, const Mo
                                      model.model().types(), variant.block_tokens);
   TANDEM_CHECK(layout.ok()) << layout.status().ToString();
   const int32_t chunk = variant.chunk == 0 ? options.max_model_tokens : variant.chunk;
-  ModelExecutorOptions sizes{.kv = {.block_tokens = variant.block_tokens},
+  ModelExecutorOptions sizes{.block_tokens = variant.block_tokens,
                              .max_sequences = variant.batch ? kBatch : std::min(chunk - 1, kBatch),
                              .max_batched_tokens = variant.batch ? chunk + kBatch : chunk,
                              .max_model_tokens = options.max_model_tokens};
   for (int worker = 0; worker < options.num_workers; ++worker) {
-    sizes.kv.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
-    const size_t pool_bytes = layout->block_bytes * static_cast<size_t>(sizes.kv.num_blocks);
+    sizes.num_blocks = worker == kDecode ? options.decode_blocks : options.other_blocks;
+    const size_t pool_bytes = layout->block_bytes * static_cast<size_t>(sizes.num_blocks);
     auto executor =
         std::make_unique<ModelFleetExecutor>(sizes, model_of(worker), pool_of(worker, pool_bytes));
     executors_.push_back(executor.get());
-    fleet_.AddWorker({.engine = {.kv = sizes.kv,
-                                 .window = window_.tokens,
-                                 .max_sequences = sizes.max_sequences,
-                                 .max_batched_tokens = sizes.max_batched_tokens,
-                                 .max_model_tokens = sizes.max_model_tokens,
-                                 .max_waiting_attempts = 1024,
-                                 .prefix_caching = options.prefix_caching},
-                      .executor = std::move(executor),
-                      .overlap_steps = variant.overlap_steps});
+    fleet_.AddWorker(
+        {.engine = {.kv = {.block_tokens = sizes.block_tokens, .num_blocks = sizes.num_blocks},
+                    .window = window_.tokens,
+                    .max_sequences = sizes.max_sequences,
+                    .max_batched_tokens = sizes.max_batched_tokens,
+                    .max_model_tokens = sizes.max_model_tokens,
+                    .max_waiting_attempts = 1024,
+                    .prefix_caching = options.prefix_caching},
+         .executor = std::move(executor),
+         .overlap_steps = variant.overlap_steps});
   }
   fleet_.SetFastNetwork(variant.batch);
 }

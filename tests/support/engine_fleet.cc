@@ -186,7 +186,8 @@ int EngineFleet::AddWorker(WorkerOptions options) {
   worker->executor = std::move(options.executor);
   if (worker->executor == nullptr) {
     worker->executor = std::make_unique<SimulatedFleetExecutor>(
-        SimulatedExecutorOptions{.kv = options.engine.kv,
+        SimulatedExecutorOptions{.block_tokens = options.engine.kv.block_tokens,
+                                 .num_blocks = options.engine.kv.num_blocks,
                                  .window = static_cast<int32_t>(options.engine.window),
                                  .failing_token = options.failing_token,
                                  .max_drawn = options.max_drawn});

@@ -52,7 +52,7 @@ inline std::unique_ptr<TestWorker> StartTestWorker(const WorkerConfig& config) {
   auto worker =
       Worker::Create(config, [&](const KvPool& pool) -> absl::StatusOr<std::unique_ptr<Executor>> {
         return std::make_unique<PooledExecutor>(
-            SimulatedExecutorOptions{.kv = {.num_blocks = config.engine.kv.num_blocks},
+            SimulatedExecutorOptions{.num_blocks = config.engine.kv.num_blocks,
                                      .vocabulary = kTestVocabulary},
             pool, &started->gate);
       });

@@ -48,12 +48,12 @@ class Bench {
         model_(Must(Model::Load(
             {.folder = folder, .load_format = LoadFormat::kDummy, .dtype = dtype, .cache_dir = ""},
             backend_.get()))),
-        executor_(Must(ModelExecutor::Create(
-            {.kv = {.block_tokens = kBlockTokens, .num_blocks = 4096 / kBlockTokens},
-             .max_sequences = kMaxSequences,
-             .max_batched_tokens = 4096,
-             .max_model_tokens = 4096},
-            model_.get(), backend_.get(), {}))),
+        executor_(Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
+                                              .num_blocks = 4096 / kBlockTokens,
+                                              .max_sequences = kMaxSequences,
+                                              .max_batched_tokens = 4096,
+                                              .max_model_tokens = 4096},
+                                             model_.get(), backend_.get(), {}))),
         pool_(threads),
         stream_(Must(backend_->AllocatePinned(kStreamBytes))) {
     std::iota(table_.begin(), table_.end(), 0);

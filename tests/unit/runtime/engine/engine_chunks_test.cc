@@ -20,7 +20,7 @@ constexpr int32_t kPromptTokens = 150;  // In chunks of at most 64.
 class WatchingExecutor final : public FleetExecutor, public SynchronousExecutor {
  public:
   WatchingExecutor(EngineFleet* fleet, int worker)
-      : fleet_(fleet), worker_(worker), executor_({.kv = {.num_blocks = 64}}) {}
+      : fleet_(fleet), worker_(worker), executor_({.num_blocks = 64}) {}
 
   SynchronousExecutor& executor() override { return *this; }
   int64_t block_bytes() const override { return executor_.block_bytes(); }

@@ -677,7 +677,7 @@ TEST_F(EngineLocalTest, RandomLoadUnderMemoryPressureStaysExact) {
 }
 
 TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
-  SimulatedExecutor executor({.kv = {.num_blocks = 4}});
+  SimulatedExecutor executor({.num_blocks = 4});
   KvReceiver receiver(128);
   LeaseKeeper leases;
   for (const auto& spoil : std::vector<void (*)(EngineOptions*)>{

@@ -61,13 +61,12 @@ class ExecutorHarness {
     harness->blocks_per_sequence_ = CeilDiv(options.max_model_tokens, options.block_tokens);
     TANDEM_ASSIGN_OR_RETURN(
         harness->executor_,
-        ModelExecutor::Create(
-            {.kv = {.block_tokens = options.block_tokens,
-                    .num_blocks = harness->blocks_per_sequence_ * options.max_sequences},
-             .max_sequences = options.max_sequences,
-             .max_batched_tokens = options.max_batched_tokens,
-             .max_model_tokens = options.max_model_tokens},
-            harness->model_.get(), harness->backend_.get(), options.memory));
+        ModelExecutor::Create({.block_tokens = options.block_tokens,
+                               .num_blocks = harness->blocks_per_sequence_ * options.max_sequences,
+                               .max_sequences = options.max_sequences,
+                               .max_batched_tokens = options.max_batched_tokens,
+                               .max_model_tokens = options.max_model_tokens},
+                              harness->model_.get(), harness->backend_.get(), options.memory));
     return harness;
   }
 

@@ -431,7 +431,8 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   const auto create = [&](ModelExecutorOptions options, KvPoolMemory memory) {
     return ModelExecutor::Create(options, &harness->model(), &harness->backend(), memory).status();
   };
-  const ModelExecutorOptions good{.kv = {.block_tokens = 16, .num_blocks = 4},
+  const ModelExecutorOptions good{.block_tokens = 16,
+                                  .num_blocks = 4,
                                   .max_sequences = 2,
                                   .max_batched_tokens = 32,
                                   .max_model_tokens = 64};
@@ -441,10 +442,10 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   EXPECT_THAT(std::string(create(bad, {}).message()),
               testing::HasSubstr("max_model_tokens: 100000, want 1 to 256"));
   bad = good;
-  bad.kv.block_tokens = 24;
+  bad.block_tokens = 24;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
   bad = good;
-  bad.kv.num_blocks = 0;
+  bad.num_blocks = 0;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
   alignas(64) std::byte little[64];
   EXPECT_THAT(std::string(create(good, {little, sizeof(little)}).message()),
