@@ -116,6 +116,8 @@ absl::Status ModelExecutor::BlockChecksums(std::span<const BlockId> blocks, uint
 }
 
 void ModelExecutor::Discard(BlockId block) {
+  // A backend that does not do it leaves what was there, which nobody reads; a device that has
+  // failed says so at the next step.
   backend_
       ->DiscardBlocks({.base = pool_.data(),
                        .block_stride_bytes = layout_.block_bytes,
