@@ -155,6 +155,14 @@ int64_t SharedMemoryPart(const SharedMemory& memory, int32_t num_pools) {
   return (memory.total_bytes - kSharedMemoryReserve) / num_pools;
 }
 
+// What an operator may do about a pool of so few blocks. The length is named because a window makes
+// longer ones all need the same.
+std::string WaysToFit(int64_t num_blocks, int32_t block_tokens, bool may_raise) {
+  if (num_blocks < 1) return "raise --kv-memory";
+  return absl::StrCat(may_raise ? "raise --kv-memory or " : "", "lower --max-model-len to ",
+                      num_blocks * block_tokens);
+}
+
 // A pool that no flag gives its size: some sequences of the full length, all of whose tokens take
 // `tokens_bytes`, whatever a window leaves behind; it serves the prefix cache then.
 int64_t DefaultPoolBytes(const SizeOptions& options, const WorkerSizes& sizes, int64_t free_bytes,
@@ -229,11 +237,12 @@ absl::StatusOr<WorkerSizes> SizeWorker(const SizeOptions& options, const ModelSi
   if (num_blocks < sequence_blocks) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--kv-memory: %s gives %d blocks of %d tokens (%s each); one sequence of %d tokens needs "
-        "%d blocks, %s; %slower --max-model-len%s (%s are left for KV: %s)",
+        "%d blocks, %s; %s%s (%s are left for KV: %s)",
         size, std::max<int64_t>(num_blocks, 0), options.block_size,
         ToString(ByteSize{model.block_bytes}), sizes.max_model_tokens, sequence_blocks,
-        ToString(ByteSize{sequence_bytes}), sequence_bytes <= left ? "raise --kv-memory or " : "",
-        bill.advice(), FormatLeft(left), bill.ToString()));
+        ToString(ByteSize{sequence_bytes}),
+        WaysToFit(num_blocks, options.block_size, sequence_bytes <= left), bill.advice(),
+        FormatLeft(left), bill.ToString()));
   }
   sizes.kv = {.block_tokens = options.block_size,
               .num_blocks = static_cast<int32_t>(num_blocks),

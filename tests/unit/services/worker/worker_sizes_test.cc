@@ -82,6 +82,14 @@ TEST(WorkerSizesTest, PoolNeedsToHoldOnlyWhatTheWindowLeaves) {
   options.kv_memory = {97 << 20};
   EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
               HasSubstr("one sequence of 8192 tokens needs 98 blocks"));
+  // A length between that of 97 blocks and 8,192 would need 98 as well.
+  EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
+              HasSubstr("; raise --kv-memory or lower --max-model-len to 1552 ("));
+  options.max_model_len = 1553;
+  EXPECT_FALSE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+  options.max_model_len = 1552;
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+  options.max_model_len = 0;
   // A worker that computes for others alone keeps all blocks of a prompt.
   options.role = "prefill";
   EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
@@ -240,10 +248,17 @@ TEST(WorkerSizesTest, WhereSharedMemoryHasNoMoreNobodyIsToldToRaiseThePool) {
   options.kv_memory = {100 << 20};
   SharedMemory shm{.total_bytes = kGiB, .free_bytes = kGiB};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
-              HasSubstr("; lower --max-model-len"));
+              HasSubstr("; lower --max-model-len to 1600, or run fewer"));
   shm = {.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
-              HasSubstr("; raise --kv-memory or lower --max-model-len"));
+              HasSubstr("; raise --kv-memory or lower --max-model-len to 1600, or run fewer"));
+}
+
+TEST(WorkerSizesTest, WhereThePoolHasNoBlockNoLengthFits) {
+  SizeOptions options;
+  options.kv_memory = {kModel.block_bytes - 1};
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+              HasSubstr("; raise --kv-memory ("));
 }
 
 TEST(WorkerSizesTest, ThreadsAreDividedUnlessNamed) {
