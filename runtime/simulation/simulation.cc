@@ -98,7 +98,7 @@ void Simulation::Recur(int64_t mean_us, std::function<void()> fault) {
   });
 }
 
-void Simulation::ScheduleFaults() {
+void Simulation::ScheduleLinkFaults() {
   Recur(faults_.broken_link_us, [this] {
     const auto links = network_.LiveLinks();
     if (links.empty()) return;
@@ -126,6 +126,9 @@ void Simulation::ScheduleFaults() {
     link->Cut(static_cast<int>(random_.Below(2)));
     events_.At(now_us() + random_.Between(500'000, 2'000'000), [link] { link->Break(); });
   });
+}
+
+void Simulation::ScheduleCrashes() {
   Recur(faults_.crash_us, [this] {
     SimulatedWorker* const worker = AnyWorker();
     if (!worker->accepting()) return;
@@ -146,6 +149,9 @@ void Simulation::ScheduleFaults() {
     router->Crash();
     events_.At(now_us() + random_.Between(1'000, 500'000), [router] { router->Start(); });
   });
+}
+
+void Simulation::ScheduleTroubles() {
   Recur(faults_.pause_us, [this] {
     VirtualProcess* const process = AnyProcess();
     Log("world", "pause " + process->name);
@@ -212,7 +218,9 @@ SimulationReport Simulation::Run() {
   for (const auto& worker : workers_) worker->Start();
   for (const auto& router : routers_) router->Start();
   ScheduleArrivals();
-  ScheduleFaults();
+  ScheduleLinkFaults();
+  ScheduleCrashes();
+  ScheduleTroubles();
   const auto all_idle = [this] {
     // What a client asks of a router that is paused is still to be heard.
     return to_arrive_ == 0 && std::all_of(routers_.begin(), routers_.end(), [](const auto& router) {

@@ -28,7 +28,9 @@ class Simulation : private World {
 
  private:
   void ScheduleArrivals();
-  void ScheduleFaults();
+  void ScheduleLinkFaults();
+  void ScheduleCrashes();
+  void ScheduleTroubles();  // What befalls processes that go on.
   // Runs `fault` at the times of a Poisson process until the load is over.
   void Recur(int64_t mean_us, std::function<void()> fault);
   SimulatedWorker* AnyWorker();
