@@ -172,62 +172,50 @@ absl::StatusOr<Targets> ParseTargets(const std::string& text) {
   return targets;
 }
 
-}  // namespace
-
-int BenchMain(const std::vector<std::string>& arguments) {
+struct BenchFlags {
   LoadOptions load;
   HttpTlsFlags tls;
-  std::string target = "http://127.0.0.1:8000", prompt_tokens = "512", output_tokens = "64",
-              targets;
+  std::string target = "http://127.0.0.1:8000", prompt_tokens = "512", output_tokens = "64";
+  std::string targets;
   int64_t seed = 1;
   bool as_json = false, may_be_refused = false;
-  FlagSet flags("tandem bench [flags]",
-                "Streams completions of random token ids from a server and reports percentiles.\n"
-                "Closed loop by default; --rate makes it an open loop.");
-  flags.Add("target", &target, "URL", "the server");
-  tls.Declare(&flags);
-  flags.Add("model", &load.model, "NAME", "the served model");
-  flags.Add("requests", &load.requests, "N", "requests in all", 1, 10'000'000);
-  flags.Add("connections", &load.connections, "N", "most requests at a time", 1, 4096);
-  flags.Add("rate", &load.rate_per_second, "R",
-            "arrivals per second (Poisson); 0 sends the next when one ends");
-  flags.Add("prompt-tokens", &prompt_tokens, "N|LOW-HIGH", "length of the prompts");
-  flags.Add("output-tokens", &output_tokens, "N|LOW-HIGH", "length of the answers");
-  flags.Add("shared-prefix", &load.shared_prefix_tokens, "N", "tokens that all prompts begin with");
-  flags.Add("vocabulary", &load.vocabulary, "N", "prompt ids are drawn from 16 to N-1", 17);
-  flags.Add("temperature", &load.temperature, "X", "0 is greedy", 0, 2);
-  flags.Add("timeout", &load.timeout_s, "S", "a request without a byte for so long has failed", 0.1,
-            86'400);
-  flags.Add("targets", &targets, "ttft=S,itl=S",
-            "goodput counts requests whose TTFT and 99th percentile ITL meet these seconds");
-  flags.Add("seed", &seed, "N", "of prompts, lengths and arrivals");
-  flags.Add("may-be-refused", &may_be_refused,
-            "an overload is meant: 429 and 503 leave the exit status 0, which else says that every "
-            "request was completed");
-  flags.Add("json", &as_json, "print one JSON object");
-  const auto rest = flags.Parse(arguments);
-  if (flags.help_requested()) {
-    std::fputs(flags.Help().c_str(), stdout);
-    return 0;
-  }
-  Targets limits;
-  const absl::Status usage = [&]() -> absl::Status {
-    TANDEM_RETURN_IF_ERROR(rest.status());
-    if (!rest->empty()) {
-      return absl::InvalidArgumentError("unexpected argument " + rest->front());
-    }
-    TANDEM_ASSIGN_OR_RETURN(load.target, ParseHttpTarget(target, tls));
-    TANDEM_ASSIGN_OR_RETURN(load.prompt_tokens, ParseRange("prompt-tokens", prompt_tokens));
-    TANDEM_ASSIGN_OR_RETURN(load.output_tokens, ParseRange("output-tokens", output_tokens));
-    TANDEM_ASSIGN_OR_RETURN(limits, ParseTargets(targets));
-    return absl::OkStatus();
-  }();
-  if (!usage.ok()) {
-    std::cerr << "tandem bench: " << usage.message() << "\n";
-    return 2;
-  }
-  load.seed = static_cast<uint64_t>(seed);
 
+  void Declare(FlagSet* flags) {
+    flags->Add("target", &target, "URL", "the server");
+    tls.Declare(flags);
+    flags->Add("model", &load.model, "NAME", "the served model");
+    flags->Add("requests", &load.requests, "N", "requests in all", 1, 10'000'000);
+    flags->Add("connections", &load.connections, "N", "most requests at a time", 1, 4096);
+    flags->Add("rate", &load.rate_per_second, "R",
+               "arrivals per second (Poisson); 0 sends the next when one ends");
+    flags->Add("prompt-tokens", &prompt_tokens, "N|LOW-HIGH", "length of the prompts");
+    flags->Add("output-tokens", &output_tokens, "N|LOW-HIGH", "length of the answers");
+    flags->Add("shared-prefix", &load.shared_prefix_tokens, "N",
+               "tokens that all prompts begin with");
+    flags->Add("vocabulary", &load.vocabulary, "N", "prompt ids are drawn from 16 to N-1", 17);
+    flags->Add("temperature", &load.temperature, "X", "0 is greedy", 0, 2);
+    flags->Add("timeout", &load.timeout_s, "S", "a request without a byte for so long has failed",
+               0.1, 86'400);
+    flags->Add("targets", &targets, "ttft=S,itl=S",
+               "goodput counts requests whose TTFT and 99th percentile ITL meet these seconds");
+    flags->Add("seed", &seed, "N", "of prompts, lengths and arrivals");
+    flags->Add("may-be-refused", &may_be_refused,
+               "an overload is meant: 429 and 503 leave the exit status 0, which else says that "
+               "every request was completed");
+    flags->Add("json", &as_json, "print one JSON object");
+  }
+
+  absl::StatusOr<LoadOptions> Load() const {
+    LoadOptions asked = load;
+    TANDEM_ASSIGN_OR_RETURN(asked.target, ParseHttpTarget(target, tls));
+    TANDEM_ASSIGN_OR_RETURN(asked.prompt_tokens, ParseRange("prompt-tokens", prompt_tokens));
+    TANDEM_ASSIGN_OR_RETURN(asked.output_tokens, ParseRange("output-tokens", output_tokens));
+    asked.seed = static_cast<uint64_t>(seed);
+    return asked;
+  }
+};
+
+LoadResult GenerateAndShow(const LoadOptions& load) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
   int shown_percent = -1;
   const LoadResult result = GenerateLoad(load, [&](int ended) {
@@ -238,14 +226,44 @@ int BenchMain(const std::vector<std::string>& arguments) {
                  percent, ended, load.requests);
   });
   if (terminal) std::fputs("\n", stderr);
+  return result;
+}
 
-  const Report report = Summarise(result, limits);
-  if (as_json) {
+}  // namespace
+
+int BenchMain(const std::vector<std::string>& arguments) {
+  BenchFlags asked;
+  FlagSet flags("tandem bench [flags]",
+                "Streams completions of random token ids from a server and reports percentiles.\n"
+                "Closed loop by default; --rate makes it an open loop.");
+  asked.Declare(&flags);
+  const auto rest = flags.Parse(arguments);
+  if (flags.help_requested()) {
+    std::fputs(flags.Help().c_str(), stdout);
+    return 0;
+  }
+  LoadOptions load;
+  Targets targets;
+  const absl::Status usage = [&]() -> absl::Status {
+    TANDEM_RETURN_IF_ERROR(rest.status());
+    if (!rest->empty()) {
+      return absl::InvalidArgumentError("unexpected argument " + rest->front());
+    }
+    TANDEM_ASSIGN_OR_RETURN(load, asked.Load());
+    TANDEM_ASSIGN_OR_RETURN(targets, ParseTargets(asked.targets));
+    return absl::OkStatus();
+  }();
+  if (!usage.ok()) {
+    std::cerr << "tandem bench: " << usage.message() << "\n";
+    return 2;
+  }
+  const Report report = Summarise(GenerateAndShow(load), targets);
+  if (asked.as_json) {
     std::cout << json::serialize(ReportJson(report)) << "\n";
   } else {
-    PrintReport(report, limits);
+    PrintReport(report, targets);
   }
-  return report.failed == 0 && (may_be_refused || report.rejected == 0) ? 0 : 1;
+  return report.failed == 0 && (asked.may_be_refused || report.rejected == 0) ? 0 : 1;
 }
 
 }  // namespace tandem
