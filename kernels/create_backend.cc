@@ -12,14 +12,16 @@ namespace tandem {
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
   if (options.device == "reference") return CreateReferenceBackend();
-  if (options.device == "cpu" || options.device == "fenced") {
+  const bool own_pool = options.device == "fenced_pool";
+  if (options.device == "cpu" || options.device == "fenced" || own_pool) {
     TANDEM_ASSIGN_OR_RETURN(
         std::unique_ptr<Backend> cpu,
         CreateCpuBackend({.isa = options.isa, .num_threads = options.num_threads}));
-    return options.device == "cpu" ? std::move(cpu) : CreateFencedBackend(std::move(cpu));
+    if (options.device == "cpu") return cpu;
+    return CreateFencedBackend(std::move(cpu), own_pool ? MemoryKind::kDevice : MemoryKind::kHost);
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("unknown device \"%s\"; known: cpu, reference, fenced", options.device));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "unknown device \"%s\"; known: cpu, reference, fenced, fenced_pool", options.device));
 }
 
 }  // namespace tandem

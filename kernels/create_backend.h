@@ -25,8 +25,8 @@ inline std::vector<std::string> IsaChoices() {
 }
 
 struct BackendOptions {
-  // "cpu"; for tests "reference", plain scalar code, the specification, and "fenced", the cpu as a
-  // device whose memory is elsewhere.
+  // "cpu"; for tests "reference", plain scalar code, the specification, "fenced", the cpu as a
+  // device whose memory is elsewhere, and "fenced_pool", where that is so of its pool, too.
   std::string device = "cpu";
   std::string isa = "auto";  // Not of the reference: of IsaChoices
   int num_threads = 1;       // Not of the reference: 1 to 1,024, the calling thread included

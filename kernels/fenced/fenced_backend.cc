@@ -43,7 +43,8 @@ class FencedLinearOp final : public LinearOp {
 
 class FencedBackend final : public Backend {
  public:
-  explicit FencedBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
+  FencedBackend(std::unique_ptr<Backend> inner, MemoryKind pool_kind)
+      : inner_(std::move(inner)), pool_kind_(pool_kind) {}
 
   std::string name() const override { return "fenced"; }
   std::string isa() const override { return inner_->isa(); }
@@ -80,8 +81,7 @@ class FencedBackend final : public Backend {
     return DeviceBuffer(/*owner=*/nullptr, pool, size_bytes);
   }
 
-  // So that transports of today carry it.
-  MemoryKind pool_kind() const override { return MemoryKind::kHost; }
+  MemoryKind pool_kind() const override { return pool_kind_; }
 
   absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
     TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));
@@ -269,14 +269,15 @@ class FencedBackend final : public Backend {
   }
 
   const std::unique_ptr<Backend> inner_;
+  const MemoryKind pool_kind_;
   int64_t calls_to_failure_ = 0;  // 0: none is to fail.
   FencedStream stream_;           // Last: its work uses the backend above.
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner) {
-  return std::make_unique<FencedBackend>(std::move(inner));
+std::unique_ptr<Backend> CreateFencedBackend(std::unique_ptr<Backend> inner, MemoryKind pool_kind) {
+  return std::make_unique<FencedBackend>(std::move(inner), pool_kind);
 }
 
 void FailCall(Backend* fenced, int64_t call) {

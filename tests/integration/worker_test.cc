@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "services/server/convert.h"
 #include "services/server/limits.h"
 #include "services/server/open_calls.h"
+#include "services/worker/worker_process.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/worker_fixture.h"
 #include "tests/support/decode_peer.h"
@@ -399,6 +401,22 @@ TEST(WorkerServicesTest, ATransportThatCannotMoveADevicesMemorySaysSoAtStart) {
         config, [](const KvPool&) -> absl::StatusOr<std::unique_ptr<Executor>> { return nullptr; });
     EXPECT_TRUE(absl::IsFailedPrecondition(worker.status())) << worker.status();
     EXPECT_THAT(std::string(worker.status().message()), testing::HasSubstr("is a device's"));
+  }
+}
+
+// The backend has allocated it by then. One that was not asked to would serve, and then fail for
+// its port file.
+TEST(WorkerServicesTest, APoolOfTheBackendsOwnIsWhatTheTransportIsGiven) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const char* const transport : {"ucx", "grpc"}) {
+    const auto serve = [&] {
+      std::exit(RunWorkerProcess(
+          {"--model=" TANDEM_TEST_DATA "/demo_model", "--name=device", "--listen=127.0.0.1:0",
+           "--kv-memory=64MiB", "--threads=1", "--cache-dir=/dev/null/none",
+           "--port-file=/no/such/folder/port", std::string("--transport=") + transport},
+          "fenced_pool"));
+    };
+    EXPECT_EXIT(serve(), testing::ExitedWithCode(2), "KV pool of [0-9]+ bytes is a device's");
   }
 }
 
