@@ -36,7 +36,9 @@ absl::Status ReadSampledTokens(const char* field,
                                const google::protobuf::RepeatedPtrField<v1::SampledToken>& in,
                                int64_t limit, std::vector<SampledToken>* out);
 
-// A registration or a hello, which have the transport in fields of different names.
+// A registration or a hello, which have the transport in fields of different names. Each has the
+// terms as fields of its own, not as a message, because builds of every protocol look for the range
+// where it has always been.
 template <typename Message>
 void FillTerms(const PeerTerms& in, Message* out) {
   out->set_protocol_min(in.protocol_min);
