@@ -66,7 +66,7 @@ void SimulatedWorker::Start() {
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
   Executor* executor = life_->executor.get();
   if (shape_.overlap_steps) {
-    life_->late = std::make_unique<LateExecutor>(executor);
+    life_->late = std::make_unique<LateExecutor>(life_->executor.get());
     executor = life_->late.get();
   }
   auto core = WorkerCore::Create(

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "runtime/base/flags.h"
 #include "runtime/kv_cache/kv_geometry.h"
+#include "runtime/transport/ucx/shm_folder.h"
 #include "services/server/machine_limits.h"
 #include "services/worker/engine_flags.h"
 

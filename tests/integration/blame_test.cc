@@ -52,8 +52,7 @@ void Last(std::chrono::milliseconds duration) {
 class AbortingExecutor final : public SynchronousExecutor {
  public:
   AbortingExecutor(const KvPool& pool, int32_t step_ms)
-      : executor_({.kv = {.num_blocks = kBlocks}, .vocabulary = 1000}, pool, &gate_),
-        step_ms_(step_ms) {}
+      : executor_({.num_blocks = kBlocks, .vocabulary = 1000}, pool, &gate_), step_ms_(step_ms) {}
 
   absl::Status Execute(const StepInput& input, StepOutput* output) override {
     for (const SequenceRun& run : input.runs) {

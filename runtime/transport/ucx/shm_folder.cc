@@ -84,7 +84,7 @@ FileDescriptor OpenParent(const std::string& parent) {
 
 }  // namespace
 
-absl::StatusOr<ShmFolder::Space> ShmFolder::MeasureSpace(const std::string& parent) {
+absl::StatusOr<SharedMemory> ShmFolder::MeasureSpace(const std::string& parent) {
   struct statvfs space = {};
   if (statvfs(parent.c_str(), &space) != 0) {
     return absl::FailedPreconditionError(
@@ -93,8 +93,8 @@ absl::StatusOr<ShmFolder::Space> ShmFolder::MeasureSpace(const std::string& pare
                         parent, std::strerror(errno)));
   }
   const auto unit = static_cast<int64_t>(space.f_frsize);
-  return Space{.total_bytes = static_cast<int64_t>(space.f_blocks) * unit,
-               .free_bytes = static_cast<int64_t>(space.f_bavail) * unit};
+  return SharedMemory{.total_bytes = static_cast<int64_t>(space.f_blocks) * unit,
+                      .free_bytes = static_cast<int64_t>(space.f_bavail) * unit};
 }
 
 void ShmFolder::RemoveAbandoned(const std::string& parent) {

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kQueueBytes = int64_t{16} << 20;
 
 absl::Status CheckSharedMemory(int64_t pool_bytes) {
-  TANDEM_ASSIGN_OR_RETURN(const ShmFolder::Space space, ShmFolder::MeasureSpace());
+  TANDEM_ASSIGN_OR_RETURN(const SharedMemory space, ShmFolder::MeasureSpace());
   if (space.free_bytes < pool_bytes + kQueueBytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "a KV pool of %d bytes (and %d for UCX) does not fit /dev/shm, which has %d free: make it "
