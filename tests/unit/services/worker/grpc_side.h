@@ -27,10 +27,13 @@ class GrpcSide final : public Side {
       grpc_init();  // gRPC's global shutdown between tests takes up to 10 s.
       return true;
     }();
-    auto carrier = std::make_unique<GrpcFrameCarrier>(
-        GrpcFrameOptions{.block_bytes = kBlockBytes, .door = &door_, .secret = secret});
+    auto carrier =
+        std::make_unique<GrpcFrameCarrier>(GrpcFrameOptions{.block_bytes = kBlockBytes,
+                                                            .liveness_scale = kLivenessScale,
+                                                            .door = &door_,
+                                                            .secret = secret});
     grpc::ServerBuilder builder;
-    ConfigureServer(1, &builder);
+    ConfigureServer(kLivenessScale, &builder);
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(carrier->service());
@@ -51,6 +54,9 @@ class GrpcSide final : public Side {
   }
 
  private:
+  // gRPC finds no peer dead while a test lasts: what ends, somebody has ended.
+  static constexpr double kLivenessScale = 600;
+
   TestDoor door_;
   std::unique_ptr<grpc::Server> server_;
 };
