@@ -43,10 +43,11 @@ struct Recorded final : HttpExchange {
 };
 
 TEST(BrowserGuardTest, OnLoopbackOnlyItsOwnNamesAreHosts) {
-  const BrowserGuard guard(
-      {.address = {.ip = "127.0.0.3", .port = 8000}, .allowed_hosts = {"Box.example", "other:9"}});
-  for (const char* host : {"localhost", "localhost:8000", "LocalHost.:1", "127.0.0.1:8000",
-                           "127.0.0.3", "[::1]:8000", "[::1]", "box.example:8000", "other"}) {
+  const BrowserGuard guard({.address = {.ip = "127.0.0.3", .port = 8000},
+                            .allowed_hosts = {"Box.example", "other:9", "dot.example."}});
+  for (const char* host :
+       {"localhost", "localhost:8000", "LocalHost.:1", "127.0.0.1:8000", "127.0.0.3", "[::1]:8000",
+        "[::1]", "box.example:8000", "other", "box.example.", "dot.example", "dot.example.:8000"}) {
     EXPECT_EQ(HostStatus(guard, host), 200) << host;
   }
   for (const char* host :

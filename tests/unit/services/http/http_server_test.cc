@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "services/http/http_limits.h"
+#include "services/server/listen_socket.h"
 #include "tests/support/eventually.h"
 #include "tests/support/raw_http.h"
 #include "tests/unit/services/http/http_server_fixture.h"
@@ -80,6 +84,21 @@ TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
   EXPECT_TRUE(answer.complete);
   EXPECT_EQ(answer.body, "begun and ended");
   handler_.held.reset();
+}
+
+TEST_F(HttpServerTest, AStopEndsWithTheLastConnection) {
+  RawHttp client(server_->port());
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  const std::future<void> stopped = std::async(std::launch::async, [this] {
+    server_->Stop(std::chrono::steady_clock::now() + std::chrono::minutes(2));
+  });
+  const std::string address = "127.0.0.1:" + std::to_string(server_->port());
+  ASSERT_TRUE(Eventually([&] { return ListenSocket::Open(address).ok(); })) << "it still listens";
+  handler_.held->EndStream();
+  handler_.held.reset();
+  client.ReadToEnd();
+  EXPECT_EQ(stopped.wait_for(std::chrono::minutes(1)), std::future_status::ready);
 }
 
 std::string Chunk(size_t extension_bytes, size_t body_bytes) {
