@@ -98,6 +98,24 @@ TEST(WaitingGroupsTest, RegroupingKeepsTurnsAndTheLatestPatience) {
   EXPECT_THAT(Placed(&groups), ElementsAre(2, 3));
 }
 
+TEST(WaitingGroupsTest, TheLatestPatienceCountsWhereverItIsInTheLine) {
+  for (const int64_t first_us : {30, 70}) {
+    WaitingGroups groups;
+    groups.Add({1, 0}, WaiterOf("a", 100));
+    groups.Add({2, 0}, WaiterOf("b", 200));
+    groups.Walk([&](Group* group) {
+      const bool first = group->streams.first().key.request == 1;
+      group->nobody_since_us = first ? first_us : 100 - first_us;
+      return false;
+    });
+    groups.Regroup([](const WaitingStreams::Place&) { return WaiterOf("a", 300); });
+    groups.Walk([](Group* group) {
+      EXPECT_EQ(group->nobody_since_us, 70);
+      return false;
+    });
+  }
+}
+
 TEST(WaitingGroupsTest, WaitsForLooksAtEveryStreamOfARequestAndAtNoOther) {
   WaitingGroups groups;
   groups.Add({5, 3}, WaiterOf("a", 100));

@@ -66,10 +66,15 @@ class HandCarrier final : public FrameCarrier {
   void Serve(FrameServer* to) override { server = to; }
   std::shared_ptr<DialledStream> Dial(const std::string& target, const std::string& token,
                                       std::shared_ptr<FrameTarget> to) override {
-    return nullptr;
+    struct Dialled final : DialledStream {
+      void Cancel() override {}  // What is on its way still comes.
+    };
+    dialled = std::move(to);
+    return std::make_shared<Dialled>();
   }
 
   FrameServer* server = nullptr;
+  std::shared_ptr<FrameTarget> dialled;
 };
 
 struct HandStream final : public FrameStream {
@@ -88,11 +93,11 @@ class StreamTransportTest : public testing::Test {
  protected:
   StreamTransportTest() {
     auto carrier = std::make_unique<HandCarrier>();
-    HandCarrier* const hand = carrier.get();
+    carrier_ = carrier.get();
     side_.transport =
         *StreamTransport::Create({.kv = {.num_blocks = 8, .block_bytes = kBlockBytes}},
                                  std::move(carrier), &side_.receiver, &side_.recorder);
-    server_ = hand->server;
+    server_ = carrier_->server;
     outbound_ = *side_.transport->OpenOutbound(token_, side_.OnLost());
   }
   void Send(int32_t block, uint64_t send_id) {
@@ -111,10 +116,27 @@ class StreamTransportTest : public testing::Test {
 
   const std::string token_ = std::string(16, 't');
   Side side_;
+  HandCarrier* carrier_ = nullptr;  // The transport's.
   FrameServer* server_ = nullptr;
   std::unique_ptr<KvOutbound> outbound_;
   HandStream stream_;
 };
+
+TEST_F(StreamTransportTest, AFrameThatComesAfterItsLinkWasClosedHasNoPlace) {
+  const Reservation reservation = side_.receiver.Open(kJob, 0, Range(0, 2));
+  auto inbound = *side_.transport->OpenInbound("sender", "target", side_.OnLost());
+  inbound->Attach(inbound->address());
+  const auto arrive = [&](int32_t block) {
+    const KvPool& pool = side_.transport->pool();
+    const std::string_view bytes(reinterpret_cast<const char*>(pool.block(block)), kBlockBytes);
+    return carrier_->dialled->OnFrame(HeaderFor(pool, block, reservation, block), {{bytes}});
+  };
+  EXPECT_TRUE(arrive(0).ok());
+  inbound.reset();
+  EXPECT_TRUE(absl::IsCancelled(arrive(1)));
+  EXPECT_EQ(side_.recorder.received().size(), 1u);
+  carrier_->dialled.reset();
+}
 
 TEST_F(StreamTransportTest, ATokenIsGoodForOneStream) {
   HandStream second_stream, stranger_stream;
