@@ -8,7 +8,7 @@
 
 #include "request_fixture.h"
 
-// Of sanitizers, which have an allocator of their own; else null.
+// Sanitizers have it, and an allocator of their own; else it is null.
 extern "C" __attribute__((weak)) size_t __sanitizer_get_current_allocated_bytes();
 
 namespace tandem {
