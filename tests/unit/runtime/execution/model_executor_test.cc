@@ -107,6 +107,7 @@ TEST_P(ModelExecutorTest, ACopiedBlockContinuesLikeItsSource) {
   StepOutput output;
   const std::vector<BlockCopy> copies = {{source.blocks[0], copy.blocks[5]},
                                          {copy.blocks[5], copy.blocks[0]},  // In order.
+                                         {source.blocks[1], copy.blocks[5]},
                                          {source.blocks[1], copy.blocks[1]}};
   ASSERT_TRUE(harness->executor().Execute({.copies = copies}, &output).ok());
   uint32_t checksums[3] = {};
