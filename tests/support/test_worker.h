@@ -25,6 +25,7 @@ inline constexpr int64_t kTestBlockBytes = 16 * 8;
 inline WorkerConfig SmallWorker(const WorkerId& id, const std::string& model = "",
                                 int32_t num_blocks = kTestBlocks) {
   WorkerConfig config;
+  config.transport = "ucx";
   config.engine = SmallEngine(num_blocks);
   config.engine.self = id;
   config.engine.model = model;
