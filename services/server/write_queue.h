@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -26,14 +27,18 @@ namespace tandem {
 inline constexpr size_t kMaxUnsentMessages = 1 << 16;
 
 // `Reactor` is gRPC's, with StartWrite. It is finished (or its hold removed) only after Close. What
-// waits or is being written is charged to `client` in the budget, beyond `free_bytes`. A queue that
-// is made `held` writes nothing before Open.
+// waits or is being written is charged to `client` in the budget, beyond `free_bytes`; where that
+// is in the way of somebody else's memory, `cut` is called, as MemoryBudget calls it: it cancels
+// the call. A queue that is made `held` writes nothing before Open.
 template <typename Reactor, typename Message>
 class WriteQueue {
  public:
-  WriteQueue(Reactor* reactor, MemoryBudget* budget, const std::string& client, bool held = false,
-             int64_t free_bytes = 0)
-      : reactor_(reactor), free_bytes_(free_bytes), holding_(budget, client), held_(held) {}
+  WriteQueue(Reactor* reactor, MemoryBudget* budget, const std::string& client,
+             std::function<void()> cut, bool held = false, int64_t free_bytes = 0)
+      : reactor_(reactor),
+        free_bytes_(free_bytes),
+        holding_(budget, client, std::move(cut)),
+        held_(held) {}
 
   void Open() EXCLUDES(mu_) {
     MutexLock lock(&mu_);

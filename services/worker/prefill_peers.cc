@@ -33,8 +33,9 @@ class PrefillPeers::Session final
         channel_(DialControl(peer_.address, peers->liveness_scale_,
                              MaxMessageBytes(peers->budget_->limit_bytes()), peers->tls_)),
         proof_(peers->secret_, channel_, peer_.address, kPrefillSessionMethod, &context_),
-        writes_(this, peers->budget_, ClientOfPeer(peer_.address),
-                /*held=*/!proof_.open(), kFreeUnsentBytes),
+        writes_(
+            this, peers->budget_, ClientOfPeer(peer_.address), [this] { context_.TryCancel(); },
+            /*held=*/!proof_.open(), kFreeUnsentBytes),
         window_(std::make_shared<ReadWindow>(peers->budget_, ClientOfPeer(peer_.address),
                                              [this] { StartRead(&wire_); })) {}
 

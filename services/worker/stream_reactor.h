@@ -66,7 +66,9 @@ class StreamReactor : public Reactor {
       : Reactor(for_reactor...),
         client_(ClientOfCall(context->peer())),
         context_(context),
-        writes_(this, budget, client_, /*held=*/false, kFreeUnsentBytes) {}
+        writes_(
+            this, budget, client_, [context] { context->TryCancel(); }, /*held=*/false,
+            kFreeUnsentBytes) {}
 
   // Nobody hears of this stream any more: what it began ends now. Any thread, perhaps under the
   // registry's lock.

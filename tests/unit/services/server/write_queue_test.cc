@@ -23,7 +23,7 @@ v1::FramesRequest Message(size_t bytes) {
 TEST(WriteQueueTest, WhatIsNotWrittenIsChargedAndEndsTheStreamWhereThereIsNoRoom) {
   MemoryBudget budget(kLimit);
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer");
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", /*cut=*/nullptr);
   EXPECT_TRUE(writes.Push(Message(1000)).ok());
   EXPECT_GE(budget.held_bytes(), 2000)
       << "gRPC has it, and a peer that does not read leaves it there";
@@ -45,8 +45,8 @@ TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
   MemoryBudget::Holding others(&budget, "others");
   ASSERT_TRUE(others.Set(kLimit).ok());
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", /*held=*/false,
-                                               /*free_bytes=*/5000);
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", /*cut=*/nullptr,
+                                               /*held=*/false, /*free_bytes=*/5000);
   EXPECT_TRUE(writes.Push(Message(2000)).ok());
   EXPECT_FALSE(writes.Push(Message(2000)).ok());
   ASSERT_TRUE(others.Set(0).ok());
@@ -60,17 +60,33 @@ TEST(WriteQueueTest, WhatIsFreeIsNotChargedAndNeedsNoRoom) {
 TEST(WriteQueueTest, MoreMessagesThanMayWaitAreRefused) {
   MemoryBudget budget(int64_t{64} << 20);
   Stream stream;
-  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer");
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", /*cut=*/nullptr);
   ASSERT_TRUE(writes.Push(Message(1)).ok());
   for (size_t i = 0; i < kMaxUnsentMessages; ++i) ASSERT_TRUE(writes.Push(Message(1)).ok()) << i;
   EXPECT_FALSE(writes.Push(Message(1)).ok());
+}
+
+TEST(WriteQueueTest, WhatIsNotWrittenGivesWayToWhoHoldsLess) {
+  MemoryBudget budget(kLimit);
+  Stream stream;
+  int num_cuts = 0;
+  WriteQueue<Stream, v1::FramesRequest> writes(&stream, &budget, "peer", [&] { ++num_cuts; });
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(writes.Push(Message(3000)).ok());
+  MemoryBudget::Holding other(&budget, "other");
+  EXPECT_TRUE(other.Set(kLimit - 12'500).ok());
+  EXPECT_EQ(num_cuts, 0);
+  EXPECT_TRUE(other.Set(5000).ok());
+  EXPECT_EQ(num_cuts, 1);
+  EXPECT_FALSE(writes.Push(Message(1)).ok());
+  writes.Close();
+  EXPECT_EQ(budget.held_bytes(), 5000);
 }
 
 class WriteTest : public testing::Test {
  protected:
   MemoryBudget budget_{kLimit};
   Stream stream_;
-  WriteQueue<Stream, v1::FramesRequest> writes_{&stream_, &budget_, "peer"};
+  WriteQueue<Stream, v1::FramesRequest> writes_{&stream_, &budget_, "peer", /*cut=*/nullptr};
 };
 
 TEST_F(WriteTest, OneIsInFlightAndCountsUntilItIsDone) {
@@ -106,7 +122,8 @@ TEST_F(WriteTest, ClosingTellsWhetherAWriteIsInFlightAndDropsWhatComes) {
 }
 
 TEST_F(WriteTest, AQueueThatIsMadeHeldWritesOnceItIsOpened) {
-  WriteQueue<Stream, v1::FramesRequest> held(&stream_, &budget_, "peer", /*held=*/true);
+  WriteQueue<Stream, v1::FramesRequest> held(&stream_, &budget_, "peer", /*cut=*/nullptr,
+                                             /*held=*/true);
   EXPECT_TRUE(held.Push(Message(1)).ok());
   EXPECT_EQ(stream_.num_writes, 0);
   held.Open();
