@@ -64,6 +64,7 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
     if (status.ok()) return;
     LogWarning("a worker's message is refused",
                {{"address", channel_->address_}, {"why", status.ToString()}});
+    if (!absl::IsResourceExhausted(status)) Refused();
     Cancel();
   }
 
@@ -79,6 +80,8 @@ class WorkerChannel::Call : public grpc::ClientBidiReactor<Request, grpc::ByteBu
 
   // Deals with what is in wire_. Not OK: the call ends for it.
   virtual absl::Status Take() = 0;
+  // For what its worker said: the next call is a while off.
+  virtual void Refused() = 0;
   // Nothing is written from now on. True if a write is in flight.
   virtual bool StopWriting() { return false; }
 
@@ -132,7 +135,7 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
     Read();
   }
   void Refuse() override {
-    channel_->OnWatchRefused(this);
+    Refused();
     Cancel();
   }
 
@@ -146,6 +149,7 @@ class WorkerChannel::Watch final : public Call<v1::WatchRequest>,
     TANDEM_ASSIGN_OR_RETURN(WatchUpdate update, Received<v1::WatchEvent>(&holding));
     return channel_->OnWatchUpdate(this, std::move(update), std::move(holding));
   }
+  void Refused() override { channel_->OnWatchRefused(this); }
 
   v1::WatchRequest request_;
 };
@@ -159,8 +163,9 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
       : Call(std::move(channel), wire, kWorkerSessionMethod),
         id(session_id),
         worker(worker_id),
-        writes_(this, channel_->options_.budget, ClientOfPeer(channel_->address_), /*held=*/false,
-                kFreeMessageBytes) {}
+        writes_(
+            this, channel_->options_.budget, ClientOfPeer(channel_->address_),
+            [this] { context_.TryCancel(); }, /*held=*/false, kFreeMessageBytes) {}
 
   void OnWriteDone(bool ok) override { writes_.OnWriteDone(ok); }
 
@@ -203,6 +208,7 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
     }
     return absl::OkStatus();
   }
+  void Refused() override { channel_->OnSessionRefused(this); }
   bool StopWriting() override { return writes_.Close(); }
 
   bool open_ = false;      // Reading reactions only.
@@ -441,6 +447,11 @@ void WorkerChannel::OnSessionOpen(Session* session, uint64_t incarnation) {
 void WorkerChannel::OnSessionAccepted(Session* session) {
   MutexLock lock(&mu_);
   if (session_.get() == session) session_dialling_.answered = true;
+}
+
+void WorkerChannel::OnSessionRefused(Session* session) {
+  MutexLock lock(&mu_);
+  if (session_.get() == session) session_dialling_.refused = true;
 }
 
 void WorkerChannel::OnSessionDone(Session* session, const absl::Status& why) {

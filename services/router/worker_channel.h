@@ -89,7 +89,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
     int64_t dialled_us = 0;
     bool answered = false;  // The last call was good for something.
     bool ended = false;     // And is over.
-    bool refused = false;   // By the core, which has no use for it.
+    bool refused = false;   // The core has no use for it, or it said what it must not.
   };
 
   std::shared_ptr<grpc::Channel> wire() const EXCLUDES(mu_);
@@ -109,6 +109,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
   // By the core, which may also refuse it: a worker that is stalled, say.
   void OnSessionAccepted(Session* session) EXCLUDES(mu_);
+  void OnSessionRefused(Session* session) EXCLUDES(mu_);
   void OnSessionDone(Session* session, const absl::Status& why) EXCLUDES(mu_);
   // Reads what has come, within bounds.
   template <typename Message>

@@ -145,15 +145,13 @@ TEST_F(WorkerChannelTest, AMessageWithoutRoomEndsItsWatch) {
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > 5; }));
 }
 
-TEST_F(WorkerChannelTest, CommandsThatAWorkerDoesNotReadAreChargedAndEndItsSessionWithoutRoom) {
-  constexpr int64_t kPromptTokens = 16'000, kTokenBytes = 5, kFreeBytes = 1 << 20;
-  constexpr int kRequests = 100;
-  Start({{.max_model_tokens = 1 << 20, .reads_no_commands = true}});
-  ASSERT_TRUE(Eventually([&] {
-    const FleetView view = core_->View();
-    return view.workers.size() == 1 && view.workers[0].connected;
-  }));
-  const auto submit = [&] {
+// A worker that reads no commands, and what it leaves of them.
+class UnreadCommandsTest : public WorkerChannelTest {
+ protected:
+  static constexpr int64_t kPromptTokens = 16'000, kTokenBytes = 5, kFreeBytes = 1 << 20;
+  static constexpr int kRequests = 100;
+
+  void Submit() {
     ClientRequest asked;
     asked.spec = SpecOfPrompt(std::vector<int32_t>(kPromptTokens, INT32_MAX), 1);
     asked.spec.sampling.max_tokens = 1;
@@ -161,20 +159,42 @@ TEST_F(WorkerChannelTest, CommandsThatAWorkerDoesNotReadAreChargedAndEndItsSessi
     std::vector<RouterCore::NewRequest> requests(1);
     requests[0] = {core_->NewHandle(), std::move(asked), std::make_shared<NoSink>()};
     core_->StartRequests("", std::move(requests));
-  };
-  for (int i = 0; i < kRequests; ++i) submit();
-  ASSERT_TRUE(Eventually([&] {
-    return budget_.held_bytes() >= kRequests * kTokenBytes * kPromptTokens - kFreeBytes;
-  })) << budget_.held_bytes();
-  EXPECT_EQ(workers_[0]->num_sessions(), 1);
-  EXPECT_EQ(budget_.num_refused(), 0);
+  }
+  void StartAndFill() {
+    Start({{.max_model_tokens = 1 << 20, .reads_no_commands = true}});
+    ASSERT_TRUE(Eventually([&] {
+      const FleetView view = core_->View();
+      return view.workers.size() == 1 && view.workers[0].connected;
+    }));
+    for (int i = 0; i < kRequests; ++i) Submit();
+    ASSERT_TRUE(Eventually([&] {
+      return budget_.held_bytes() >= kRequests * kTokenBytes * kPromptTokens - kFreeBytes;
+    })) << budget_.held_bytes();
+    EXPECT_EQ(workers_[0]->num_sessions(), 1);
+    EXPECT_EQ(budget_.num_refused(), 0);
+  }
+};
 
+TEST_F(UnreadCommandsTest, AreChargedAndEndTheirSessionWithoutRoom) {
+  StartAndFill();
   MemoryBudget::Holding others(&budget_, "others");
   ASSERT_TRUE(others.Set(budget_.limit_bytes() - budget_.held_bytes()).ok());
-  submit();
+  Submit();
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_sessions() > 1; }));
   EXPECT_GT(budget_.num_refused(), 0);
   ASSERT_TRUE(others.Set(0).ok());
+}
+
+TEST_F(UnreadCommandsTest, GiveWayToWhoHoldsLess) {
+  StartAndFill();
+  MemoryBudget::Holding others(&budget_, "others");
+  ASSERT_TRUE(others.Set(1).ok());
+  MemoryBudget::Holding many(&budget_, "many");  // Which nobody can cut.
+  ASSERT_TRUE(many.Set(budget_.limit_bytes() - budget_.held_bytes()).ok());
+  EXPECT_TRUE(others.Set(1000).ok());
+  EXPECT_EQ(budget_.num_cut(), 1);
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_sessions() > 1; }));
+  ASSERT_TRUE(many.Set(0).ok());
 }
 
 TEST_F(WorkerChannelTest, ANewNameReplacesTheOneThatItsAddressHad) {
@@ -289,6 +309,20 @@ TEST_F(WorkerChannelTest, WhoIsNotHeardOfIsToldWithTheReason) {
   channel->Close();
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               testing::HasSubstr("Failed to connect to remote host: Connection refused"));
+}
+
+TEST_F(WorkerChannelTest, AWorkerThatSaysWhatItMustNotIsLeftAloneForAWhile) {
+  Start({});
+  const FakeWorker worker({.registers_last = true});
+  std::atomic<SessionId> next_session{1};
+  std::atomic<bool> woken{false};
+  const auto channel =
+      std::make_shared<WorkerChannel>(worker.address(), WorkerChannelOptions{.budget = &budget_},
+                                      core_.get(), &next_session, [&] { woken = true; });
+  channel->Tend(1);
+  EXPECT_TRUE(Eventually([&] { return woken.load(); }));
+  EXPECT_EQ(channel->Tend(2), 2'000'002);
+  channel->Close();
 }
 
 class AskedForChallenges final : public EarlyService {
