@@ -14,7 +14,7 @@ namespace {
 
 absl::StatusOr<std::optional<SharedMemory>> MeasureSharedMemory(const std::string& transport) {
   if (transport != "ucx") return std::nullopt;
-  ShmFolder::RemoveAbandoned();
+  RemoveAbandonedPools();
   return ShmFolder::MeasureSpace();
 }
 
@@ -44,5 +44,7 @@ absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineL
                           SizeWorker(options, model_sizes, machine, shared_memory));
   return WorkerPlan{model_options, model, layout, sizes};
 }
+
+void RemoveAbandonedPools() { ShmFolder::RemoveAbandoned(); }
 
 }  // namespace tandem

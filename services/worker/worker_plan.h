@@ -24,6 +24,10 @@ struct WorkerPlan {
 absl::StatusOr<WorkerPlan> PlanWorker(const SizeOptions& options, const MachineLimits& machine,
                                       const Backend& backend);
 
+// Removes the pools that dead workers of this user left in /dev/shm: one that is ended before it
+// serves, or killed, cannot.
+void RemoveAbandonedPools();
+
 }  // namespace tandem
 
 #endif  // TANDEM_SERVICES_WORKER_WORKER_PLAN_H_

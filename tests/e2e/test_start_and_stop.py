@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import signal
 import subprocess
 
@@ -139,6 +140,29 @@ def test_serve_ends_while_its_workers_start(cache, tmp_path):
     assert not any("SIGKILL" in how or "signal 9" in how for how in ended.values()), ended
 
 
+def pools():
+    """The folders of workers in shared memory."""
+    return set(pathlib.Path("/dev/shm").glob("tandem.*"))
+
+
+def test_serve_leaves_no_pool_of_a_worker_that_had_no_time_to_remove_it(cache, tmp_path):
+    before = pools()
+    server = Server(tmp_path, DEMO_MODEL, "--hybrid=2", "--kv-memory=64MiB", f"--cache-dir={cache}")
+    with open(server.log_path, "wb") as log:
+        process = subprocess.Popen(server.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(pools() - before) == 2, WAIT_S, "both workers have a folder")
+        for name in ("hybrid-0", "hybrid-1"):
+            os.kill(server.pid(name), signal.SIGSTOP)  # Serve has to kill them in the end.
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert not pools() - before
+
+
 def fill(pipe):
     """Until nothing more fits. Its other users go on with descriptors that block."""
     own = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
@@ -240,6 +264,19 @@ def test_workers_that_do_not_fit_together_are_refused_before_any_starts(flag, tm
     line, = map(json.loads, said.splitlines())
     assert line["process"] == "serve" and line["why"].startswith(f"--{flag}: "), line
     assert "2 workers" in line["why"] and "run fewer workers here" in line["why"]
+
+
+# A window spares a worker blocks, but not one that computes prompts for others.
+def test_serve_looks_at_its_prefill_workers_before_any_starts(tmp_path):
+    model = tmp_path / "windowed"
+    model.mkdir()
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    config.update(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=48)
+    (model / "config.json").write_text(json.dumps(config))
+    command = [BIN / "tandem", "serve", model, "--load-format=dummy", "--transport=grpc", "--kv-memory=8MiB",
+               "--http=127.0.0.1:0", "--grpc=127.0.0.1:0", f"--cache-dir={tmp_path}"]
+    line, = map(json.loads, last_words(command).splitlines())
+    assert line["process"] == "serve" and line["why"].startswith("--kv-memory: 8.00 MiB gives "), line
 
 
 @pytest.mark.parametrize("limit, why", [("1KiB", "1.00 KiB, want at least 32.00 MiB"), ("100TiB", "100.00 TiB, but the machine")])

@@ -302,7 +302,15 @@ absl::Status CheckMachine(const ServeOptions& options) {
   sizes.router_bytes =
       (limit.bytes > 0 ? limit.bytes : DefaultMemoryLimit(machine)) + kProcessReserve;
   TANDEM_ASSIGN_OR_RETURN(const auto backend, CreateBackend({.isa = options.engine.isa}));
-  return PlanWorker(sizes, machine, *backend).status();
+  // One that computes for others keeps all blocks of a prompt, whatever a window leaves behind.
+  for (const auto& [role, count] : {std::pair{"prefill", options.prefill},
+                                    {"decode", options.decode},
+                                    {"hybrid", options.hybrid}}) {
+    if (count == 0) continue;
+    sizes.role = role;
+    TANDEM_RETURN_IF_ERROR(PlanWorker(sizes, machine, *backend).status());
+  }
+  return absl::OkStatus();
 }
 
 // Fills in what the flags left open. InvalidArgument if there is nothing to serve with.
@@ -373,7 +381,9 @@ int ServeMain(const std::vector<std::string>& arguments) {
     LogError("cannot start", {{"why", std::string(supervisor.status().message())}});
     return 1;
   }
-  return (*supervisor)->Run();
+  const int status = (*supervisor)->Run();
+  RemoveAbandonedPools();
+  return status;
 }
 
 }  // namespace tandem
