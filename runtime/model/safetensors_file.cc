@@ -78,8 +78,10 @@ absl::Status ReadOffsets(const JsonFields& fields, uint64_t data_bytes, TensorEn
     values[i] = static_cast<uint64_t>(value.get_int64());
   }
   if (values[0] > values[1] || values[1] > data_bytes) {
-    return fields.Wrong("data_offsets", absl::StrFormat("are [%d, %d] in %d bytes of data",
-                                                        values[0], values[1], data_bytes));
+    return fields.Wrong(
+        "data_offsets",
+        absl::StrFormat("are [%d, %d] in %d bytes of data%s", values[0], values[1], data_bytes,
+                        values[0] > values[1] ? "" : ": the file is cut off"));
   }
   entry->begin = values[0];
   entry->end = values[1];

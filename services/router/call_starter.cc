@@ -114,7 +114,9 @@ absl::StatusOr<std::vector<int32_t>> CallStarter::EncodeText(std::string_view te
 absl::StatusOr<std::vector<int32_t>> CallStarter::EncodeConversation(const GenerateRequest& request,
                                                                      const std::string& client) {
   if (text_->chat_template == nullptr) {
-    return InvalidField(request.names.prompt, "the model has no chat template");
+    return InvalidField(request.names.prompt,
+                        "the model has no chat template; ask /v1/completions, with a prompt that "
+                        "is a text or token ids");
   }
   ChatTemplate::Options options;
   options.add_generation_prompt = request.add_generation_prompt;

@@ -73,9 +73,9 @@ void LivenessTimer::Beat() {
   const bool ready =
       !heartbeat.draining && heartbeat.load.since_progress_us < times_.engine_stalled_us;
   if (ready_->exchange(ready) == ready) return;
-  LogWarning(
-      ready ? "ready again" : "not ready",
-      {{"draining", heartbeat.draining}, {"since_progress_us", heartbeat.load.since_progress_us}});
+  if (heartbeat.draining) return LogInfo("not ready: it drains");
+  LogWarning(ready ? "ready again" : "not ready",
+             {{"since_progress_us", heartbeat.load.since_progress_us}});
 }
 
 void LivenessTimer::RenewLeases() {

@@ -104,10 +104,14 @@ void ShmFolder::RemoveAbandoned(const std::string& parent) {
 
 absl::StatusOr<std::unique_ptr<ShmFolder>> ShmFolder::Create(const std::string& parent) {
   FileDescriptor opened = OpenParent(parent);
+  std::string why = opened.get() < 0 ? std::strerror(errno) : "others took each that was made";
   if (opened.get() >= 0) RemoveAbandonedIn(opened.get());
   for (int i = 0; opened.get() >= 0 && i < kTries; ++i) {
     std::string path = parent + "/" + kPrefix + "XXXXXX";
-    if (::mkdtemp(path.data()) == nullptr) break;
+    if (::mkdtemp(path.data()) == nullptr) {
+      why = std::strerror(errno);
+      break;
+    }
     const std::string name = path.substr(parent.size() + 1);
     ::chmod(path.c_str(), 0700);  // Whatever the umask left of it.
     absl::StatusOr<FileDescriptor> folder = Lock(opened.get(), name);
@@ -115,7 +119,8 @@ absl::StatusOr<std::unique_ptr<ShmFolder>> ShmFolder::Create(const std::string& 
       ::rmdir(path.c_str());
       continue;
     }
-    if (!Mark(folder->get()).ok()) {
+    if (const absl::Status marked = Mark(folder->get()); !marked.ok()) {
+      why = std::string(marked.message());
       Remove(opened.get(), name, folder->get());
       break;
     }
@@ -123,7 +128,7 @@ absl::StatusOr<std::unique_ptr<ShmFolder>> ShmFolder::Create(const std::string& 
         new ShmFolder(std::move(path), std::move(opened), *std::move(folder)));
   }
   return absl::FailedPreconditionError(
-      absl::StrFormat("cannot make a folder in %s: %s", parent, std::strerror(errno)));
+      absl::StrFormat("cannot make a folder in %s: %s", parent, why));
 }
 
 ShmFolder::~ShmFolder() {
