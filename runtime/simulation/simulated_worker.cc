@@ -64,11 +64,9 @@ void SimulatedWorker::Start() {
         [world = world_] { return world->random()->Chance(world->network()->faults().late_mask); });
   }
   life_->receiver = std::make_unique<KvReceiver>(life_->executor->block_bytes());
-  Executor* executor = life_->executor.get();
-  if (shape_.overlap_steps) {
-    life_->late = std::make_unique<LateExecutor>(life_->executor.get());
-    executor = life_->late.get();
-  }
+  if (shape_.overlap_steps) life_->late = std::make_unique<LateExecutor>(life_->executor.get());
+  Executor* const executor =
+      life_->late ? life_->late.get() : static_cast<Executor*>(life_->executor.get());
   auto core = WorkerCore::Create(
       {.self = id_,
        .model = "simulated",
