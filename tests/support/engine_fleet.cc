@@ -322,7 +322,7 @@ void EngineFleet::Renew(int64_t since_progress_us) {
   }
 }
 
-void EngineFleet::BreakSession(int decode, int prefill) {
+void EngineFleet::BreakSession(int decode, int prefill, const absl::Status& why) {
   std::deque<Event> events;
   events.swap(network_);
   for (Event& event : events) {
@@ -337,7 +337,17 @@ void EngineFleet::BreakSession(int decode, int prefill) {
   Worker& d = *workers_[static_cast<size_t>(decode)];
   Worker& p = *workers_[static_cast<size_t>(prefill)];
   p.Tell(DecodeLost{SessionOf(decode), {}});
-  d.Tell(PrefillLost{p.id, absl::UnavailableError("the session broke")});
+  d.Tell(PrefillLost{p.id, why});
+}
+
+void EngineFleet::Rename(int worker) { ++workers_[static_cast<size_t>(worker)]->id.incarnation; }
+
+void EngineFleet::ForgetRecords() {
+  records_.clear();
+  notices_ = {};
+  prompts_computed_ = {};
+  pauses_ = {};
+  prefill_cancels_ = {};
 }
 
 void EngineFleet::Record(SessionId router, const RouterEvent& event) {

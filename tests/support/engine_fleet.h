@@ -117,7 +117,12 @@ class EngineFleet {
   // The next `count` frames arrive with a flipped bit.
   void CorruptFrames(int count) { frames_to_corrupt_ = count; }
   // Tells both sides that their session is lost; undelivered messages vanish, frames fail.
-  void BreakSession(int decode, int prefill);
+  void BreakSession(int decode, int prefill,
+                    const absl::Status& why = absl::UnavailableError("the session broke"));
+  // From now on its peers take it for another process, which they have no session with.
+  void Rename(int worker);
+  // What was recorded so far.
+  void ForgetRecords();
 
   const AttemptRecord& record(AttemptId attempt, SessionId router = kRouter) {
     return records_[{router, attempt}];

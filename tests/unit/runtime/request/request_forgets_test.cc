@@ -1,24 +1,14 @@
 // What a router keeps of workers that are gone: nothing.
 
-#include <malloc.h>
-
 #include <array>
 #include <functional>
 #include <string>
 
 #include "request_fixture.h"
-
-// Sanitizers have it, and an allocator of their own; else it is null.
-extern "C" __attribute__((weak)) size_t __sanitizer_get_current_allocated_bytes();
+#include "tests/support/growth.h"
 
 namespace tandem {
 namespace {
-
-int64_t BytesInUse() {
-  const bool sanitized = __sanitizer_get_current_allocated_bytes != nullptr;
-  return static_cast<int64_t>(sanitized ? __sanitizer_get_current_allocated_bytes()
-                                        : mallinfo2().uordblks);
-}
 
 class RequestForgetsTest : public RequestFixture {
  protected:
@@ -27,23 +17,13 @@ class RequestForgetsTest : public RequestFixture {
     options.disaggregate = DisaggregatePolicy::kAlways;
     Recreate(options);
   }
-  // How many bytes more are in use after 200 calls of `come_and_go`, which follow on as many as it
-  // takes to have room everywhere. Numbers are never used twice. Whatever is kept of each shows,
-  // wherever it is kept.
-  int64_t Growth(const std::function<void(uint64_t number)>& come_and_go) {
-    uint64_t number = 1;
-    const auto bytes_after = [&](uint64_t end) {
-      while (number <= end) {
-        come_and_go(number++);
-        outbox_ = {};
-        incarnations_.clear();
-      }
-      return BytesInUse();
-    };
-    const int64_t before = bytes_after(100);
-    return bytes_after(300) - before;
+  int64_t GrowthWithoutRecords(const std::function<void(uint64_t number)>& come_and_go) {
+    return Growth([&](uint64_t number) {
+      come_and_go(number);
+      outbox_ = {};
+      incarnations_.clear();
+    });
   }
-  static constexpr int64_t kNoGrowth = 200 * 16;  // Less than an entry of each would take.
 
   // Its attempt ends like this at the decode worker; who was paused for it works again.
   void RunOne(SessionId decode, const absl::Status& end) {
@@ -94,7 +74,7 @@ class RequestForgetsTest : public RequestFixture {
 };
 
 TEST_F(RequestForgetsTest, OfWorkersThatAreForgottenNothingIsLeft) {
-  const int64_t growth = Growth([this](uint64_t number) {
+  const int64_t growth = GrowthWithoutRecords([this](uint64_t number) {
     const std::array<WorkerId, 2> pair = LivePair(std::to_string(number));
     owner_->SetExpectedWorkers({pair[0].name + ":1", pair[1].name + ":1"});
     RecordingSink running;
@@ -108,7 +88,7 @@ TEST_F(RequestForgetsTest, OfWorkersThatAreForgottenNothingIsLeft) {
 }
 
 TEST_F(RequestForgetsTest, OfEarlierLivesNothingIsLeft) {
-  const int64_t growth = Growth([this](uint64_t number) {
+  const int64_t growth = GrowthWithoutRecords([this](uint64_t number) {
     LivePair("", number);
     RecordingSink running;
     const RequestId id = Start(&running);
@@ -122,7 +102,7 @@ TEST_F(RequestForgetsTest, OfEarlierLivesNothingIsLeft) {
 
 // Another name at the same address, as a pod that comes back.
 TEST_F(RequestForgetsTest, OfWhoHasLostItsAddressNothingIsLeft) {
-  const int64_t growth = Growth([this](uint64_t number) {
+  const int64_t growth = GrowthWithoutRecords([this](uint64_t number) {
     for (const WorkerId& worker : LivePair(std::to_string(number))) {
       WorkerRegistration other = owner_->fleet().Find(worker)->registration;
       other.worker.name = worker.name.substr(0, 1);
