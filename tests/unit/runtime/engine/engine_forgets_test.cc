@@ -8,7 +8,7 @@ namespace {
 
 using EngineForgetsTest = EngineTransferTest;
 
-// Of one prompt all has arrived, of the other nothing, when its prefill worker is gone.
+// All of one prompt has arrived, and nothing of another, when their prefill worker is gone.
 TEST_F(EngineForgetsTest, OfPrefillWorkersThatAreLostNothingIsLeft) {
   Create();
   const int64_t growth = Growth([this](uint64_t number) {
