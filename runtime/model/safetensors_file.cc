@@ -81,7 +81,7 @@ absl::Status ReadOffsets(const JsonFields& fields, uint64_t data_bytes, TensorEn
     return fields.Wrong(
         "data_offsets",
         absl::StrFormat("are [%d, %d] in %d bytes of data%s", values[0], values[1], data_bytes,
-                        values[0] > values[1] ? "" : ": the file is cut off"));
+                        values[0] > values[1] ? "" : ": the file is shorter than its header says"));
   }
   entry->begin = values[0];
   entry->end = values[1];

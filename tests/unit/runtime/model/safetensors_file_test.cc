@@ -89,7 +89,7 @@ TEST(SafetensorsFileTest, RefusesTensorsThatDoNotFitTheirBytes) {
   EXPECT_THAT(WithTensor(R"("dtype":"F32","shape":[3],"data_offsets":[0,16])"),
               HasSubstr("span 16 bytes, but shape and dtype take 12"));
   EXPECT_THAT(WithTensor(R"("dtype":"F32","shape":[4],"data_offsets":[0,17])"),
-              HasSubstr("[0, 17] in 16 bytes"));
+              HasSubstr("[0, 17] in 16 bytes of data: the file is shorter than its header says"));
   EXPECT_THAT(WithTensor(R"("dtype":"F32","shape":[4],"data_offsets":[16,0])"),
               HasSubstr("[16, 0]"));
   EXPECT_THAT(WithTensor(R"("dtype":"F32","shape":[4],"data_offsets":[-16,0])"),

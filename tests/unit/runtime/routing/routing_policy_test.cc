@@ -81,7 +81,7 @@ TEST_F(RoutingPolicyTest, LoadWinsOverAffinityBeyondTheSlack) {
   EXPECT_EQ(Choose().route->decode, a);
 }
 
-TEST_F(RoutingPolicyTest, OfEqualPrefixesTheOneWithLessToDoWins) {
+TEST_F(RoutingPolicyTest, OfEqualPrefixesTheLeastLoadedWins) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
   fleet_.AddLive(a, {.sequences = 1});
