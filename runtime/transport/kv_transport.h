@@ -42,7 +42,8 @@ struct LinkReport {
 // The sender's end.
 class KvOutbound {
  public:
-  // Every send that has not completed does so, not ok, soon after; the destructor does not wait.
+  // Every send that has not completed does so, not ok, soon after, at the latest when a peer that
+  // does not read has been found dead; the destructor does not wait.
   virtual ~KvOutbound() = default;
 
   // For the other end's Attach.

@@ -34,7 +34,9 @@ class GrpcFrameCarrier::Sending final : public EarlyReactor<v1::FramesRequest, g
     StartWrite(&message_);
   }
   void End(const absl::Status& why) override {
-    context()->TryCancel();  // A write that flow control holds back ends too.
+    // A write that flow control holds back ends too. One that TCP holds back, since the peer is
+    // stopped, ends when the keepalive has found that out.
+    context()->TryCancel();
     Finish(ToGrpcStatus(why));
   }
 
