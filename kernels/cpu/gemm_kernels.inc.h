@@ -9,13 +9,15 @@ namespace tandem {
 namespace {
 
 // kPanelVectors vectors of outputs a panel; at most kMaxRows rows a tile; kSums sums fit the
-// registers.
-template <typename Policy, int kPanelVectors, int kMaxRows, int kSums>
+// registers. Passes that read the same weights take them in chunks of kChunkUnits units, which the
+// innermost cache holds; 0: panel by panel, for which the next cache is large and near enough.
+template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t kChunkUnits>
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
-  // In flight when each tile of rows has its weights from memory.
+  // In flight when a pass has its weights to itself, from memory.
   static constexpr int kPrefetchBytes = 4096;
+  static constexpr int kBandTiles = 4;
   static_assert(kMaxRows <= kSums);
 
   // Vectors of outputs that so many rows take at once: some panels, or a part of one. Independent
@@ -29,24 +31,43 @@ struct Gemm {
 
   // A task of one row takes so many panels at once.
   static constexpr int kPanelStep = VectorsOf(1) > kPanelVectors ? VectorsOf(1) / kPanelVectors : 1;
+  // A single tile of several panels has at most kSums.
+  static constexpr int kBandFloats =
+      (kBandTiles * kMaxRows * kPanelVectors > kSums ? kBandTiles * kMaxRows * kPanelVectors
+                                                     : kSums) *
+      kLanes;
 
   static int64_t Units(int64_t in_features) {
     return (in_features + Policy::kPerUnit - 1) / Policy::kPerUnit;
   }
 
-  // Where pass `pass` of `num_passes`, which use the same panels one after the other, finds its
-  // weights, and what it fetches into the cache meanwhile. One pass alone: its own panels, some way
-  // ahead. Of several each a part of the next panel, evenly, so that reading memory takes no time
-  // of its own.
-  struct Weights {
+  // A few tiles of rows times some whole panels: what shares weights while they are near.
+  struct Band {
+    const GemmTask& task;
+    const RowTiles& tiles;
+    int64_t first_tile, end_tile;
     const std::byte* panels;
+    int vectors;  // of outputs
+
+    int64_t rows() const { return tiles.begin(end_tile) - tiles.begin(first_tile); }
+    int64_t panel_bytes() const { return Units(task.in_features) * kPanelUnitBytes; }
+    int sums_stride() const { return vectors * kLanes; }
+  };
+
+  // Where pass `pass` of `num_passes`, which read the same chunk one after the other, finds its
+  // weights, and what it fetches into the cache meanwhile. One pass alone: its own panels, some way
+  // ahead. Of several each a part of the chunk that follows in memory, evenly, so that reading
+  // memory takes no time of its own.
+  struct Weights {
+    const std::byte* chunk;  // of the first panel
+    int64_t units;
     int64_t panel_bytes;
     int first_vector;
     int64_t pass, num_passes;
 
     const std::byte* vector(int v) const {
       const int at = first_vector + v;
-      return panels + at / kPanelVectors * panel_bytes +
+      return chunk + at / kPanelVectors * panel_bytes +
              at % kPanelVectors * Policy::kWeightVectorBytes;
     }
     template <int kVectors>
@@ -57,58 +78,106 @@ struct Gemm {
     template <int kVectors>
     const std::byte* prefetch(int v) const {
       if (num_passes == 1) return vector(v) + kPrefetchBytes * kPanelVectors / kVectors;
-      return panels + panel_bytes + (pass * kVectors + v) * panel_bytes / (num_passes * kVectors);
+      const int64_t bytes = units * kPanelUnitBytes;
+      return chunk + bytes + (pass * kVectors + v) * bytes / (num_passes * kVectors);
     }
   };
 
-  // sums [kRows, kVectors] of units [begin, end).
+  // Adds the products with a chunk to sums [kRows, sums_stride], or begins them.
   template <int kRows, int kVectors>
-  static void Sum(const std::byte* a, const Weights& weights, int64_t begin, int64_t end,
-                  float* sums) {
+  static void Pass(const std::byte* a, const Weights& weights, bool begins, float* sums,
+                   int64_t sums_stride) {
     F32x16 acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) acc[r][v] = F32x16{};
     }
-    const int64_t prefetch_stride = weights.template prefetch_stride<kVectors>();
+    if (!begins) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = LoadF32(sums + r * sums_stride + v * kLanes);
+      }
+    }
     const std::byte* w[kVectors];
     const std::byte* prefetch[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      w[v] = weights.vector(v) + begin * kPanelUnitBytes;
-      prefetch[v] = weights.template prefetch<kVectors>(v) + begin * prefetch_stride;
+      w[v] = weights.vector(v);
+      prefetch[v] = weights.template prefetch<kVectors>(v);
     }
-    constexpr int64_t kUnitStride = kRows * Policy::kRowUnitBytes;
-    AccumulateUnits<Policy, kRows, kVectors>(a + begin * kUnitStride, kUnitStride,
-                                             Policy::kRowUnitBytes, w, kPanelUnitBytes, prefetch,
-                                             prefetch_stride, end - begin, acc);
+    AccumulateUnits<Policy, kRows, kVectors>(
+        a, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes, prefetch,
+        weights.template prefetch_stride<kVectors>(), weights.units, acc);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        StoreF32(sums + (r * kVectors + v) * kLanes, acc[r][v]);
+      for (int v = 0; v < kVectors; ++v) StoreF32(sums + r * sums_stride + v * kLanes, acc[r][v]);
+    }
+  }
+
+  // Units [first, first + units) of a tile with all vectors of its band.
+  template <int kRows>
+  static void PassesOfTile(const Band& band, int64_t tile, int64_t first, int64_t units,
+                           bool begins, float* sums) {
+    if (band.tiles.rows(tile) != kRows) {
+      if constexpr (kRows < kMaxRows) {
+        PassesOfTile<kRows + 1>(band, tile, first, units, begins, sums);
+      }
+      return;
+    }
+    constexpr int kMost = VectorsOf(kRows);
+    constexpr int kFewer = kMost < kPanelVectors ? kMost : kPanelVectors;
+    const bool takes_most = band.vectors == kMost;
+    const auto pass = takes_most ? Pass<kRows, kMost> : Pass<kRows, kFewer>;
+    const int step = takes_most ? kMost : kFewer;
+    const int passes = band.vectors / step;
+    const int64_t first_row = band.tiles.begin(tile);
+    const std::byte* a =
+        band.task.activations +
+        (first_row * Units(band.task.in_features) + first * kRows) * Policy::kRowUnitBytes;
+    sums += (first_row - band.tiles.begin(band.first_tile)) * band.sums_stride();
+    for (int i = 0; i < passes; ++i) {
+      const Weights weights{.chunk = band.panels + first * kPanelUnitBytes,
+                            .units = units,
+                            .panel_bytes = band.panel_bytes(),
+                            .first_vector = i * step,
+                            .pass = (tile - band.first_tile) * passes + i,
+                            .num_passes = (band.end_tile - band.first_tile) * passes};
+      pass(a, weights, begins, sums + i * step * kLanes, band.sums_stride());
+    }
+  }
+
+  // sums [rows of the band, vectors] of units [begin, end).
+  static void Sum(const Band& band, int64_t begin, int64_t end, float* sums) {
+    const int rows = band.tiles.rows(band.first_tile);
+    const bool is_one_pass =
+        band.end_tile - band.first_tile == 1 && band.vectors <= VectorsOf(rows);
+    const int64_t chunk = kChunkUnits == 0 || is_one_pass ? end - begin : kChunkUnits;
+    for (int64_t first = begin; first < end; first += chunk) {
+      const int64_t units = end - first < chunk ? end - first : chunk;
+      for (int64_t tile = band.first_tile; tile < band.end_tile; ++tile) {
+        PassesOfTile<1>(band, tile, first, units, first == begin, sums);
       }
     }
   }
 
   // The pairwise tree over segments, as they come: a binary counter whose digits are sums.
   // Returns the buffer that holds the result.
-  template <int kRows, int kVectors>
-  static const float* SumSegments(const std::byte* a, const Weights& weights, int64_t in_features,
-                                  float (*buffers)[kSums * kLanes]) {
-    constexpr int kCount = kRows * kVectors * kLanes;
+  static const float* SumSegments(const Band& band, float (*buffers)[kBandFloats]) {
+    const int64_t count = band.rows() * band.sums_stride();
     float* waiting[4] = {};  // by level; null: nothing there
     float* current = nullptr;
     int next_buffer = 0;  // of five: at most one a level, and the current one
     for (int segment = 0; segment < kNumLinearSegments; ++segment) {
-      const int64_t begin = LinearSegmentBegin(in_features, segment);
-      const int64_t end = LinearSegmentBegin(in_features, segment + 1);
+      const int64_t begin = LinearSegmentBegin(band.task.in_features, segment);
+      const int64_t end = LinearSegmentBegin(band.task.in_features, segment + 1);
       current = nullptr;
       if (begin < end) {
         while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 5;
         current = buffers[next_buffer];
-        Sum<kRows, kVectors>(a, weights, begin / Policy::kPerUnit, Units(end), current);
+        Sum(band, begin / Policy::kPerUnit, Units(end), current);
       }
       int level = 0;
       for (; (segment >> level & 1) != 0; ++level) {
@@ -116,7 +185,7 @@ struct Gemm {
         waiting[level] = nullptr;
         if (left == nullptr) continue;
         if (current != nullptr) {
-          for (int i = 0; i < kCount; i += kLanes) {
+          for (int64_t i = 0; i < count; i += kLanes) {
             StoreF32(left + i, LoadF32(left + i) + LoadF32(current + i));
           }
         }
@@ -131,55 +200,28 @@ struct Gemm {
     return waiting[0] == buffer || waiting[1] == buffer || waiting[2] == buffer;
   }
 
-  // kRows rows times kVectors vectors of outputs.
-  template <int kRows, int kVectors>
-  static void RunTile(const GemmTask& task, const std::byte* a, const Weights& weights,
-                      int64_t first_row, int64_t first_output) {
-    alignas(64) float buffers[5][kSums * kLanes];
+  static void RunBand(const Band& band, int64_t first_output) {
+    const GemmTask& task = band.task;
+    alignas(64) float buffers[5][kBandFloats];
     const float* sums = buffers[0];
     if (task.segmented) {
-      sums = SumSegments<kRows, kVectors>(a, weights, task.in_features, buffers);
+      sums = SumSegments(band, buffers);
     } else {
-      Sum<kRows, kVectors>(a, weights, 0, Units(task.in_features), buffers[0]);
+      Sum(band, 0, Units(task.in_features), buffers[0]);
     }
     const int64_t left = task.num_outputs - first_output;
-    const int count = left < kVectors * kLanes ? static_cast<int>(left) : kVectors * kLanes;
-    for (int r = 0; r < kRows; ++r) {
+    const int count = left < band.sums_stride() ? static_cast<int>(left) : band.sums_stride();
+    const int64_t first_row = band.tiles.begin(band.first_tile);
+    for (int64_t r = 0; r < band.rows(); ++r) {
       for (int i = 0; i < count; i += kLanes) {
         const int lanes = count - i < kLanes ? count - i : kLanes;
-        F32x16 y = LoadF32(sums + r * kVectors * kLanes + i);
+        F32x16 y = LoadF32(sums + r * band.sums_stride() + i);
         if (task.bias != nullptr) {
           y = y + LoadLanes(DType::kF32, task.bias, first_output + i, lanes);
         }
         StoreLanes(task.output_dtype, task.output,
                    (first_row + r) * task.output_stride + first_output + i, y, lanes);
       }
-    }
-  }
-
-  // A tile of rows times some whole panels, `vectors` vectors of them.
-  template <int kRows>
-  static void RunTileOfRows(const GemmTask& task, const RowTiles& tiles, int64_t tile,
-                            const std::byte* panels, int vectors, int64_t first_output) {
-    if (tiles.rows(tile) != kRows) {
-      if constexpr (kRows < kMaxRows) {
-        RunTileOfRows<kRows + 1>(task, tiles, tile, panels, vectors, first_output);
-      }
-      return;
-    }
-    constexpr int kMost = VectorsOf(kRows);
-    constexpr int kFewer = kMost < kPanelVectors ? kMost : kPanelVectors;
-    const auto run = vectors == kMost ? RunTile<kRows, kMost> : RunTile<kRows, kFewer>;
-    const int step = vectors == kMost ? kMost : kFewer;
-    const int64_t units = Units(task.in_features);
-    const std::byte* a = task.activations + tiles.begin(tile) * units * Policy::kRowUnitBytes;
-    for (int v = 0; v < vectors; v += step) {
-      const Weights weights{.panels = panels,
-                            .panel_bytes = units * kPanelUnitBytes,
-                            .first_vector = v,
-                            .pass = (tile * vectors + v) / step,
-                            .num_passes = tiles.count * vectors / step};
-      run(task, a, weights, tiles.begin(tile), first_output + v * kLanes);
     }
   }
 
@@ -191,9 +233,14 @@ struct Gemm {
     const int step = tiles.count == 1 && most > 1 ? most : 1;
     for (int panel = 0; panel < num_panels;) {
       const int taken = num_panels - panel >= step ? step : 1;
-      for (int64_t tile = 0; tile < tiles.count; ++tile) {
-        RunTileOfRows<1>(task, tiles, tile, task.panels + panel * panel_bytes,
-                         taken * kPanelVectors, int64_t{panel} * kPanelOutputs);
+      for (int64_t tile = 0; tile < tiles.count; tile += kBandTiles) {
+        RunBand({.task = task,
+                 .tiles = tiles,
+                 .first_tile = tile,
+                 .end_tile = tile + kBandTiles < tiles.count ? tile + kBandTiles : tiles.count,
+                 .panels = task.panels + panel * panel_bytes,
+                 .vectors = taken * kPanelVectors},
+                int64_t{panel} * kPanelOutputs);
       }
       panel += taken;
     }

@@ -3,7 +3,7 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6>::Table<float>();
-constinit const GemmKernels kAvx2GemmBf16 = Gemm<MulAddBf16Policy, 2, 6, 6>::Table<uint16_t>();
+constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6, 128>::Table<float>();
+constinit const GemmKernels kAvx2GemmBf16 = Gemm<MulAddBf16Policy, 2, 6, 6, 128>::Table<uint16_t>();
 
 }  // namespace tandem

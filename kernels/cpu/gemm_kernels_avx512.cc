@@ -3,7 +3,8 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 24>::Table<float>();
-constinit const GemmKernels kAvx512GemmBf16 = Gemm<MulAddBf16Policy, 2, 12, 24>::Table<uint16_t>();
+constinit const GemmKernels kAvx512GemmF32 = Gemm<F32Policy, 2, 12, 24, 0>::Table<float>();
+constinit const GemmKernels kAvx512GemmBf16 =
+    Gemm<MulAddBf16Policy, 2, 12, 24, 0>::Table<uint16_t>();
 
 }  // namespace tandem

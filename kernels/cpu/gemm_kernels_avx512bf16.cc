@@ -3,6 +3,7 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx512Bf16GemmDot = Gemm<DotBf16Policy, 2, 12, 24>::Table<uint16_t>();
+constinit const GemmKernels kAvx512Bf16GemmDot =
+    Gemm<DotBf16Policy, 2, 12, 24, 0>::Table<uint16_t>();
 
 }  // namespace tandem

@@ -3,7 +3,8 @@
 
 namespace tandem {
 
-constinit const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 2, 2, 2>::Table<float>();
-constinit const GemmKernels kGenericGemmBf16 = Gemm<MulAddBf16Policy, 2, 2, 2>::Table<uint16_t>();
+constinit const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 2, 2, 2, 0>::Table<float>();
+constinit const GemmKernels kGenericGemmBf16 =
+    Gemm<MulAddBf16Policy, 2, 2, 2, 0>::Table<uint16_t>();
 
 }  // namespace tandem
