@@ -34,8 +34,8 @@ class GrpcFrameCarrier::Sending final : public EarlyReactor<v1::FramesRequest, g
     StartWrite(&message_);
   }
   void End(const absl::Status& why) override {
-    // A write that flow control holds back ends too. One that TCP holds back, since the peer is
-    // stopped, ends when the keepalive has found that out.
+    // A write that waits for room in a stopped peer's window ends at once; what is in TCP already
+    // ends when the keepalive has found the peer dead, and so would all without this.
     context()->TryCancel();
     Finish(ToGrpcStatus(why));
   }

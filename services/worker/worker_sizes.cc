@@ -7,6 +7,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/status_macros.h"
 #include "runtime/kv_cache/kv_window.h"
+#include "runtime/protocol/request_spec.h"
 
 namespace tandem {
 namespace {
