@@ -160,8 +160,10 @@ struct Attention {
     float rescale[kRows];
   };
 
+  // Meanwhile V of the same tile is fetched into the cache, and in AddValues K of the next one: no
+  // more than half a tile ahead, since the innermost cache has no room for a whole one.
   template <int kRows>
-  static void Scores(const Tiles& tiles, const Tiles& next, int head_dim, RowState<kRows>* state) {
+  static void Scores(const Tiles& tiles, int head_dim, RowState<kRows>* state) {
     constexpr int kVectors = kVectorsOf<kRows>;
     for (int first = 0; first < kSubTiles; first += kVectors) {
       F32x16 acc[kRows][kVectors] = {};
@@ -170,7 +172,7 @@ struct Attention {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         w[v] = tiles.k[first + v];
-        prefetch[v] = next.k[first + v];
+        prefetch[v] = tiles.v[first + v];
       }
       AccumulateUnits<Policy, kRows, kVectors>(
           state->queries, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w,
@@ -275,7 +277,7 @@ struct Attention {
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;
-      add(tiles.v[i], next.v[i], i * (kSub / kP), here / kP);
+      add(tiles.v[i], next.k[i], i * (kSub / kP), here / kP);
     }
     if (last_pair != nullptr) add(last_pair, last_pair, tokens / kP, 1);
 #pragma GCC unroll 16
@@ -328,7 +330,7 @@ struct Attention {
       if (tile + kAttentionTileTokens < segment_end) {
         next = FindTiles(task, tile + kAttentionTileTokens, first_visible, num_visible);
       }
-      Scores<kRows>(tiles, next, head_dim, &state);
+      Scores<kRows>(tiles, head_dim, &state);
       if (task.score_cap != 0.0f) CapScores(task, kRows, state.scores[0]);
       for (int r = 0; r < kRows; ++r) {
         Softmax(state.scores[r], scale, FirstVisible(task.num_visible[r], task.window) - tile,
