@@ -6,6 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,14 +18,17 @@ namespace tandem {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Pair;
 
-// Keeps the statuses of answers, and what streams write; what is posted runs at once, unless it
-// `holds`.
+// Keeps the statuses of answers, the headers of the last, and what streams write; what is posted
+// runs at once, unless it `holds`.
 class RecordingExchange final : public HttpExchange {
  public:
-  void Send(int status, std::string_view, std::string, Headers) override {
+  void Send(int status, std::string_view, std::string, Headers said) override {
     statuses.push_back(status);
+    headers = std::move(said);
   }
   void StartStream(int status, std::string_view, Headers) override { statuses.push_back(status); }
   void Write(std::string bytes) override { written += bytes; }
@@ -39,6 +43,7 @@ class RecordingExchange final : public HttpExchange {
   void OnLeft(std::function<void()> left) override { leave = std::move(left); }
 
   std::vector<int> statuses;
+  Headers headers;
   std::string written;
   std::function<void()> leave;
   bool holds = false;
@@ -60,6 +65,7 @@ class RecordingSession final : public SessionWriter {
 class GenerateCallTest : public testing::Test {
  protected:
   static constexpr SessionId kSession = 1;
+  static constexpr int32_t kEos = 255;
 
   void AddWorker() {
     struct Watch final : WatchReader {
@@ -102,13 +108,25 @@ class GenerateCallTest : public testing::Test {
     Flush();
     return core_->View().requests_in_flight;
   }
+  // Begins what `body` asks for, for the client "c".
+  std::shared_ptr<RunningCall> BeginCall(std::string_view body, std::string label = "") {
+    auto running = starter_.Begin(*ParseCompletionRequest(body), {.client = "c",
+                                                                  .label = std::move(label),
+                                                                  .arrived_us = clock_.NowUs(),
+                                                                  .on_output = nullptr});
+    EXPECT_TRUE(running.ok()) << running.status();
+    return *std::move(running);
+  }
   double Refused() { return metrics_.RefusedCalls("INVALID_ARGUMENT").Value(); }
 
   const SteadyClock clock_;
   MemoryBudget budget_{int64_t{1} << 20};
   MetricsRegistry registry_;
   RouterMetrics metrics_{&registry_};
-  const ModelInfo model_{.served_name = "m", .vocab_size = 256, .max_model_tokens = 100};
+  const ModelInfo model_{.served_name = "m",
+                         .vocab_size = 256,
+                         .max_model_tokens = 100,
+                         .generation = {.eos_token_ids = {kEos}}};
   const ModelText text_;
   const std::unique_ptr<RouterCore> core_ = *RouterCore::Create(
       {.owner = {.router_incarnation = 1, .times = LivenessTimes::Scaled(1000)}}, &clock_,
@@ -233,18 +251,79 @@ TEST_F(GenerateCallTest, WhatATextTakesIsOfItsCallsOwnTime) {
 TEST_F(GenerateCallTest, PromptsShareACacheWithinTheirSaltAlone) {
   AddWorker();
   const auto root_of = [this](const std::string& more) {
-    const auto running = starter_.Begin(
-        *ParseCompletionRequest(R"({"model": "m", "prompt": [1, 2, 3])" + more + "}"),
-        {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
-    EXPECT_TRUE(running.ok()) << running.status();
+    const auto running = BeginCall(R"({"model": "m", "prompt": [1, 2, 3])" + more + "}");
     Flush();
-    (*running)->Detach();
+    running->Detach();
     return session_->submits.back().spec.hash_root;
   };
   const BlockHash plain = root_of(""), salted = root_of(R"(, "cache_salt": "a")");
   EXPECT_NE(plain, salted);
   EXPECT_NE(root_of(R"(, "cache_salt": "b")"), salted);
   EXPECT_EQ(root_of(R"(, "cache_salt": "a")"), salted);
+}
+
+TEST_F(GenerateCallTest, NoTwoPromptsDrawWithOneSeedUnlessTheirClientNamesIt) {
+  AddWorker();
+  const auto seeds = [this](const std::string& more) {
+    const size_t before = session_->submits.size();
+    const auto running =
+        BeginCall(R"({"model": "m", "prompt": [[1, 2], [1, 2]], "max_tokens": 5)" + more + "}");
+    Flush();
+    running->Detach();
+    std::vector<uint64_t> drawn;
+    for (size_t i = before; i < session_->submits.size(); ++i) {
+      drawn.push_back(session_->submits[i].spec.sampling.seed);
+    }
+    return drawn;
+  };
+  const std::vector<uint64_t> first = seeds(""), second = seeds("");
+  ASSERT_EQ(first.size(), 2u);
+  ASSERT_EQ(second.size(), 2u);
+  EXPECT_EQ((std::set<uint64_t>{first[0], first[1], second[0], second[1]}).size(), 4u);
+  EXPECT_THAT(seeds(R"(, "seed": 7)"), ElementsAre(7, 7));
+}
+
+TEST_F(GenerateCallTest, ACallThatRunsCanBeAbortedHoweverManyHaveEndedSince) {
+  const auto first = BeginCall(kRuns, "first");
+  for (int i = 0; i < 500; ++i) {
+    BeginCall(kRuns, "later")->Detach();
+    Flush();
+  }
+  EXPECT_EQ(InFlight(), 1);
+  starter_.Abort("c", "first");
+  EXPECT_EQ(InFlight(), 0);
+}
+
+TEST_F(GenerateCallTest, AnEndTokenThatTheClientNamesAsItsStopIsTheReason) {
+  AddWorker();
+  const auto streamed = [this](const std::string& more) {
+    exchange_->written.clear();
+    Begin(Watched(R"({"model": "m", "prompt": [1, 2, 3], "stream": true, "stop_token_ids": [255])" +
+                  more + "}"));
+    Flush();
+    const AttemptId attempt = session_->submits.back().attempt;
+    core_->OnStepBatch(kSession, {.worker_incarnation = 1,
+                                  .events = {TokenEvent{.attempt = attempt,
+                                                        .position = 3,
+                                                        .token = {.token = kEos},
+                                                        .finish = FinishReason::kStop}}});
+    Flush();
+    return exchange_->written;
+  };
+  EXPECT_THAT(streamed(""), HasSubstr(R"("stop_reason":null)"));
+  EXPECT_THAT(streamed(R"(, "ignore_eos": true)"), HasSubstr(R"("stop_reason":255)"));
+}
+
+TEST_F(GenerateCallTest, WhoMayComeAgainIsToldWhen) {
+  TextPool stopped(2, 16, int64_t{1} << 20), full(2, 0, int64_t{1} << 20);
+  stopped.Stop();
+  for (TextPool* pool : {&stopped, &full}) {
+    Watched(kRuns)->Post(pool, 1);
+    EXPECT_THAT(exchange_->headers, ElementsAre(Pair("Retry-After", "1")));
+  }
+  Begin(Watched("this is no JSON"));
+  EXPECT_THAT(exchange_->headers, IsEmpty());
+  EXPECT_THAT(exchange_->statuses, ElementsAre(503, 429, 400));
 }
 
 TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {

@@ -147,8 +147,8 @@ TEST_F(JsonAnswerTest, AStreamThatFailsHasNoDone) {
 TEST_F(JsonAnswerTest, TheStopReasonIsTheStopOfTheClientsOnly) {
   ChoiceOutput by_string = Token(0, 5, "", FinishReason::kStop);
   by_string.stop_string = "\n";
-  ChoiceOutput by_id = Token(1, 6, "", FinishReason::kStop);
-  by_id.stop_token = 6;
+  ChoiceOutput by_id = Token(1, 0, "", FinishReason::kStop);
+  by_id.stop_token = 0;
   ChoiceOutput by_end = Token(2, 7, "", FinishReason::kStop);
   by_end.stop_token = 7;
   by_end.stopped_by_eos = true;
@@ -157,7 +157,7 @@ TEST_F(JsonAnswerTest, TheStopReasonIsTheStopOfTheClientsOnly) {
   JsonAnswer answer(options);
   const json::value whole = Gathered(&answer, {prompt_, by_string, by_id, by_end, end_});
   EXPECT_EQ(whole.at("choices").at(0).at("stop_reason"), "\n");
-  EXPECT_EQ(whole.at("choices").at(1).at("stop_reason"), 6);
+  EXPECT_EQ(whole.at("choices").at(1).at("stop_reason"), 0);
   EXPECT_TRUE(whole.at("choices").at(2).at("stop_reason").is_null());
 }
 
