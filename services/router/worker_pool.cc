@@ -113,9 +113,9 @@ void WorkerPool::BeginLookup() {
     MutexLock lock(&lookup_->mu);
     lookup_->wake = [this] { Wake(); };
   }
-  std::thread([lookup = lookup_, name = options_.dns_name] {
+  std::thread([lookup = lookup_, name = options_.dns_name, resolve = options_.resolve] {
     pthread_setname_np(pthread_self(), "dns");
-    auto addresses = ResolveWorkers(name);
+    auto addresses = resolve(name);
     MutexLock lock(&lookup->mu);
     lookup->addresses = std::move(addresses);
     lookup->done = true;

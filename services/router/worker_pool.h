@@ -20,14 +20,17 @@
 
 namespace tandem {
 
+// host:port of every address that `name` (host:port) has now. Blocks. Unavailable if there is none.
+absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name);
+
 struct WorkerPoolOptions {
   std::vector<std::string> addresses;  // The static list, or...
   std::string dns_name;                // ...name:port, asked every second.
+  // Asks for it, on a thread that may outlive the pool.
+  std::function<absl::StatusOr<std::vector<std::string>>(const std::string&)> resolve =
+      ResolveWorkers;
   WorkerChannelOptions channel;
 };
-
-// host:port of every address that `name` (host:port) has now. Blocks. Unavailable if there is none.
-absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name);
 
 class WorkerPool {
  public:

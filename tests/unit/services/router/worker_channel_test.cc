@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -94,6 +96,36 @@ class StandStill {
   CondVar changed_;
   bool stands_ GUARDED_BY(mu_) = false, over_ GUARDED_BY(mu_) = false;
 };
+
+// A name drops the address of a worker that drains: it still has streams to end.
+TEST_F(WorkerChannelTest, AWorkerThatItsNameHasNoLongerStaysUntilItHasGone) {
+  Start({});
+  auto leaving = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "leaving"});
+  const FakeWorker coming(FakeWorkerOptions{.name = "coming"});
+  const auto left = std::make_shared<std::atomic<bool>>(false);
+  WorkerPool pool({.dns_name = "workers:1",
+                   .resolve = [left, before = leaving->address(), after = coming.address()](
+                                  const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                     return std::vector{*left ? after : before};
+                   },
+                   .channel = {.budget = &budget_}},
+                  core_.get(), &clock_);
+  const auto connected = [&pool] {
+    std::set<std::string> names;
+    for (const auto& channel : pool.channels()) {
+      if (channel->connected()) names.insert(channel->worker().name);
+    }
+    return names;
+  };
+  ASSERT_TRUE(Eventually([&] { return connected() == std::set<std::string>{"leaving"}; }));
+  *left = true;
+  EXPECT_TRUE(Eventually([&] {
+    return connected() == std::set<std::string>{"coming", "leaving"};
+  }));
+  leaving.reset();
+  EXPECT_TRUE(Eventually([&] { return pool.channels().size() == 1; }));
+  EXPECT_EQ(connected(), std::set<std::string>{"coming"});
+}
 
 TEST_F(WorkerChannelTest, OfAWatchOneMessageWaitsWhileTheRouterIsBusy) {
   Start({});
