@@ -478,6 +478,19 @@ TEST_F(RouterHttpTest, MetricsOfWorkersAreLabelledAndNeverGoBack) {
   EXPECT_EQ(Metric(submits), 2);
 }
 
+TEST_F(RouterHttpTest, AWorkerOfAnotherNameTakesThePlaceInTheMetrics) {
+  Start();
+  const auto submits = [this](const std::string& worker) {
+    return Metric("tandem_fake_submits_total{worker=\"" + worker + "\"}");
+  };
+  EXPECT_EQ(submits("fake-0"), 0);
+  const FakeWorkerOptions other{.name = "other", .port = workers_[0]->port()};
+  workers_[0].reset();
+  workers_[0] = std::make_unique<FakeWorker>(other);
+  EXPECT_TRUE(Eventually([&] { return submits("other") == 0; }));
+  EXPECT_EQ(submits("fake-0"), -1);
+}
+
 TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   FakeWorker first{FakeWorkerOptions{.name = "a"}};
   std::unique_ptr<FakeWorker> second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b"});

@@ -226,6 +226,27 @@ TEST_F(RouterCoreTest, AWorkerThatNobodyExpectsIsForgotten) {
   EXPECT_EQ(Lost(), 0);
 }
 
+// A worker that may be asked nothing yet makes its router no readier.
+TEST_F(RouterCoreTest, AWorkerDecodesOnceItsSessionIsOpen) {
+  struct NoSession final : SessionWriter {
+    void Send(const RouterCommand&) override {}
+    void ReadNext() override {}
+    void Close() override {}
+  };
+  Start({});
+  Register("a:1");
+  Publish();
+  ASSERT_EQ(core_->View().workers.size(), 1u);
+  EXPECT_TRUE(core_->View().workers[0].healthy);
+  EXPECT_FALSE(core_->View().can_decode);
+  core_->OnSessionUp(worker_, 1, std::make_shared<NoSession>());
+  Publish();
+  EXPECT_TRUE(core_->View().can_decode);
+  core_->OnSessionLost(1);
+  Publish();
+  EXPECT_FALSE(core_->View().can_decode);
+}
+
 TEST_F(RouterCoreTest, AWorkerIsLostForAsLongAsTheNameHasItsAddress) {
   Start({});
   MemoryBudget budget(int64_t{64} << 20);
