@@ -1,7 +1,9 @@
 #include "services/server/machine_limits.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -97,6 +99,20 @@ TEST_F(MachineLimitsTest, NoProcessMayHoldMoreThanTheMachineHas) {
             "--memory-limit: 2.00 GiB, but the machine or its cgroup allows 1.00 GiB, of which "
             "64.00 MiB are for the process itself");
   EXPECT_TRUE(absl::IsInvalidArgument(CheckMemoryLimitOn(machine, {.bytes = most + 1})));
+}
+
+// What a shell allows at first, 1024 as a rule, is no limit of the machine.
+TEST(DescriptorLimitTest, AProcessMayOpenWhatItsHardLimitAllows) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low{.rlim_cur = std::min<rlim_t>(256, before.rlim_max), .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  const absl::Status raised = RaiseDescriptorLimit();
+  rlimit after{};
+  getrlimit(RLIMIT_NOFILE, &after);
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_TRUE(raised.ok()) << raised;
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
 }
 
 }  // namespace

@@ -48,10 +48,12 @@ TEST(PrefillPeersTest, OfTooManyTheOneThatWasUsedLeastLatelyIsLost) {
   EXPECT_EQ(lost->worker.name, "1") << lost->why;
 }
 
-// A prefill worker that greets, and says one first token.
+// A prefill worker that greets, in the life it is said to have, and says one first token.
 class OneToken final : public proto::Prefill::Service {
  public:
-  explicit OneToken(int32_t token) : token_(token) {
+  static constexpr uint64_t kLife = 2;
+
+  explicit OneToken(int32_t token, uint64_t life = kLife) : token_(token), life_(life) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -67,6 +69,7 @@ class OneToken final : public proto::Prefill::Service {
     proto::ToDecode hello, first;
     *hello.mutable_hello() = said.hello();
     *hello.mutable_hello()->mutable_worker() = said.hello().expected();
+    hello.mutable_hello()->mutable_worker()->set_incarnation(life_);
     hello.mutable_hello()->clear_expected();
     ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = token_}}}, &first);
     stream->Write(hello);
@@ -79,6 +82,7 @@ class OneToken final : public proto::Prefill::Service {
 
  private:
   const int32_t token_;
+  const uint64_t life_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -107,33 +111,41 @@ class SilentCarrier final : public FrameCarrier {
   };
 };
 
+// Why a decode worker loses it; Ok if its first token is taken.
+absl::Status WhyLost(const OneToken& prefill) {
+  Side side;
+  side.transport =
+      *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
+                               std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
+  const FleetSecret no_secret;
+  MemoryBudget budget(int64_t{256} << 20);
+  CommandQueue commands(1);
+  PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
+                     /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side.transport.get(),
+                     &commands);
+  peers.Send({.worker = {.name = "prefill", .incarnation = OneToken::kLife},
+              .address = "127.0.0.1:" + std::to_string(prefill.port())},
+             Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
+  EXPECT_TRUE(Eventually([&] { return commands.size() > 0; }));
+  const std::vector<EngineCommand> said = commands.Drain();
+  if (said.empty()) return absl::InternalError("nothing is said");
+  const auto* const lost = std::get_if<PrefillLost>(&said[0]);
+  EXPECT_TRUE(lost != nullptr || std::holds_alternative<FromPrefill>(said[0]));
+  return lost == nullptr ? absl::OkStatus() : lost->why;
+}
+
 // The engine, and with it the kernels, trust them: the next step computes with them.
 TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
-  for (const int32_t token : {99, 100}) {
-    OneToken prefill(token);
-    Side side;
-    side.transport =
-        *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
-                                 std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
-    const FleetSecret no_secret;
-    MemoryBudget budget(int64_t{256} << 20);
-    CommandQueue commands(1);
-    PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
-                       /*vocab_size=*/100, /*liveness_scale=*/100, &budget, side.transport.get(),
-                       &commands);
-    peers.Send({.worker = {.name = "prefill", .incarnation = 2},
-                .address = "127.0.0.1:" + std::to_string(prefill.port())},
-               Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
-    ASSERT_TRUE(Eventually([&] { return commands.size() > 0; }));
-    const std::vector<EngineCommand> said = commands.Drain();
-    if (token < 100) {
-      ASSERT_TRUE(std::holds_alternative<FromPrefill>(said[0])) << token;
-      continue;
-    }
-    const auto* const lost = std::get_if<PrefillLost>(&said[0]);
-    ASSERT_NE(lost, nullptr);
-    EXPECT_EQ(lost->why.message(), "first token has token id 100 at 0, must be from 0 to 99");
-  }
+  EXPECT_TRUE(WhyLost(OneToken(99)).ok());
+  EXPECT_EQ(WhyLost(OneToken(100)).message(),
+            "first token has token id 100 at 0, must be from 0 to 99");
+}
+
+// What was granted was for the life that ended, whether or not the next one looks at whom it hears.
+TEST(PrefillPeersTest, AnotherLifeOfAPrefillWorkerIsNotTheOneThatWasDialled) {
+  const absl::Status why = WhyLost(OneToken(99, OneToken::kLife + 1));
+  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+  EXPECT_TRUE(why.message().find("reached prefill/") != std::string::npos) << why;
 }
 
 }  // namespace
