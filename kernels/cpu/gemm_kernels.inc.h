@@ -10,14 +10,14 @@ namespace {
 
 // kPanelVectors vectors of outputs a panel; at most kMaxRows rows a tile; kSums sums fit the
 // registers. Passes that read the same weights take them in chunks of kChunkUnits units, which the
-// innermost cache holds; 0: panel by panel, for which the next cache is large and near enough.
+// innermost cache holds; 0: panel by panel.
 template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t kChunkUnits>
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
   // In flight when a pass has its weights to itself, from memory.
   static constexpr int kPrefetchBytes = 4096;
-  static constexpr int kBandTiles = 4;
+  static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
   static_assert(kMaxRows <= kSums);
 
   // Vectors of outputs that so many rows take at once: some panels, or a part of one. Independent
