@@ -228,6 +228,129 @@ TEST_F(RouterGrpcTest, ABiasReachesTheWorkerInRisingIds) {
   EXPECT_THAT(message(5, -101), HasSubstr("logit_bias is -101 for token id 5"));
 }
 
+TEST_F(RouterGrpcTest, WhatARequestSaysReachesTheWorker) {
+  StartAndDial({FakeWorkerOptions()});
+  const auto sent = [this](const v1::GenerateRequest& request) {
+    EXPECT_EQ(CodeOf(request), grpc::StatusCode::OK);
+    return workers_[0]->last_submit().spec;
+  };
+  v1::GenerateRequest request = Request(5);
+  const RequestSpec plain = sent(request);
+  EXPECT_EQ(plain.sampling.temperature, 1);
+  EXPECT_EQ(plain.sampling.top_p, 1);
+  EXPECT_EQ(plain.sampling.top_k, 0);
+  EXPECT_EQ(plain.sampling.min_tokens, 0);
+  EXPECT_EQ(plain.sampling.num_logprobs, -1);
+  EXPECT_EQ(plain.sampling.num_prompt_logprobs, -1);
+  EXPECT_EQ(plain.sampling.stop_token_ids, std::vector<int32_t>{1}) << "the model's end";
+
+  request.set_temperature(0.5f);
+  request.mutable_sampling()->set_top_p(0.25f);
+  request.mutable_sampling()->set_top_k(40);
+  request.mutable_stopping()->set_min_new_tokens(2);
+  request.mutable_stopping()->add_stop_token_ids(4095);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_response()->set_output_logprobs(true);
+  request.mutable_response()->set_prompt_logprobs(true);
+  request.set_cache_salt("tenant");
+  const RequestSpec told = sent(request);
+  EXPECT_EQ(told.sampling.temperature, 0.5f);
+  EXPECT_EQ(told.sampling.top_p, 0.25f);
+  EXPECT_EQ(told.sampling.top_k, 40);
+  EXPECT_EQ(told.sampling.seed, 7);
+  EXPECT_EQ(told.sampling.max_tokens, 5);
+  EXPECT_EQ(told.sampling.min_tokens, 2);
+  EXPECT_EQ(told.sampling.num_logprobs, 0);
+  EXPECT_EQ(told.sampling.num_prompt_logprobs, 0);
+  EXPECT_EQ(told.sampling.stop_token_ids, std::vector<int32_t>{4095});
+  EXPECT_NE(told.hash_root, plain.hash_root);
+
+  request.mutable_response()->mutable_output_candidates()->set_top_n(3);
+  request.mutable_response()->mutable_prompt_candidates()->set_top_n(2);
+  request.mutable_stopping()->set_max_new_tokens(0);
+  const RequestSpec most = sent(request);
+  EXPECT_EQ(most.sampling.num_logprobs, 3);
+  EXPECT_EQ(most.sampling.num_prompt_logprobs, 2);
+  EXPECT_EQ(most.sampling.max_tokens, 1024 - 3);
+}
+
+TEST_F(RouterGrpcTest, WhatEndedASequenceIsNamed) {
+  const auto tokenizer = *Tokenizer::Create(Folder());
+  FakeWorkerOptions options;
+  options.script = *tokenizer->Encode("alpha beta gamma", /*add_special_tokens=*/false);
+  options.script.push_back(1);  // The model's end.
+  StartAndDial({options});
+  const auto output = [this](const v1::GenerateRequest& request) {
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    EXPECT_TRUE(inference_->Generate(&context, request, &response).ok());
+    EXPECT_EQ(response.outputs_size(), 1);
+    EXPECT_EQ(response.outputs(0).finish_info().finish_reason(), v1::FinishInfo::STOP);
+    return response.outputs(0);
+  };
+  const v1::SequenceOutput by_end = output(Request(50));
+  EXPECT_EQ(by_end.finish_info().stop_reason_case(), v1::FinishInfo::kEosTokenId);
+  EXPECT_EQ(by_end.finish_info().eos_token_id(), 1);
+  EXPECT_EQ(by_end.finish_info().num_output_tokens(), options.script.size());
+  EXPECT_EQ(by_end.text(), "alpha beta gamma");
+  v1::GenerateRequest request = Request(50);
+  request.mutable_stopping()->add_stop_strings("beta");
+  const v1::SequenceOutput by_text = output(request);
+  EXPECT_EQ(by_text.finish_info().stop_string(), "beta");
+  EXPECT_EQ(by_text.text(), "alpha ");
+  request = Request(50);
+  request.mutable_stopping()->add_stop_token_ids(static_cast<uint32_t>(options.script[1]));
+  const v1::SequenceOutput by_id = output(request);
+  EXPECT_EQ(by_id.finish_info().stop_reason_case(), v1::FinishInfo::kStopTokenId);
+  EXPECT_EQ(by_id.finish_info().stop_token_id(), static_cast<uint32_t>(options.script[1]));
+  EXPECT_EQ(by_id.token_ids_size(), 2);
+}
+
+TEST_F(RouterGrpcTest, AnAnswerHoldsWhatIsAskedForAndNoMore) {
+  constexpr int kPrompt = 20, kCached = 16;
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request = Request(2);
+  for (int i = request.token_ids().ids_size(); i < kPrompt; ++i) {
+    request.mutable_token_ids()->add_ids(20);
+  }
+  const auto answer = [&] {
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    EXPECT_TRUE(inference_->Generate(&context, request, &response).ok());
+    EXPECT_EQ(response.outputs_size(), 1);
+    EXPECT_EQ(response.outputs(0).num_tokens(), 2);
+    return response;
+  };
+  request.mutable_response()->set_output_text(false);
+  request.mutable_response()->set_output_token_ids(false);
+  const v1::GenerateResponse least = answer();
+  EXPECT_EQ(least.prompt_info().num_prompt_tokens(), kPrompt);
+  EXPECT_EQ(least.prompt_info().num_cached_tokens(), kCached);
+  EXPECT_EQ(least.prompt_info().token_ids_size(), 0);
+  EXPECT_EQ(least.prompt_info().logprobs_size(), 0);
+  EXPECT_EQ(least.outputs(0).text(), "");
+  EXPECT_EQ(least.outputs(0).token_ids_size(), 0);
+  EXPECT_EQ(least.outputs(0).logprobs_size(), 0);
+  EXPECT_EQ(least.outputs(0).candidate_tokens_size(), 0);
+
+  request.mutable_response()->set_output_text(true);
+  request.mutable_response()->set_output_logprobs(true);
+  request.mutable_response()->mutable_prompt_candidates()->set_top_n(2);
+  const v1::GenerateResponse more = answer();
+  const v1::PromptInfo& prompt = more.prompt_info();
+  ASSERT_EQ(prompt.logprobs_size(), kPrompt - 1);
+  EXPECT_EQ(prompt.logprobs(1), -1.0f);
+  EXPECT_EQ(prompt.ranks(0), 2);
+  ASSERT_EQ(prompt.candidate_tokens_size(), kPrompt - 1);
+  ASSERT_EQ(prompt.candidate_tokens(0).tokens_size(), 2);
+  EXPECT_EQ(prompt.candidate_tokens(0).tokens(1).id(), 5);
+  EXPECT_EQ(prompt.candidate_tokens(0).tokens(1).rank(), 2);
+  EXPECT_FALSE(more.outputs(0).text().empty());
+  EXPECT_EQ(more.outputs(0).logprobs_size(), 2);
+  EXPECT_EQ(more.outputs(0).ranks_size(), 2);
+  EXPECT_EQ(more.outputs(0).candidate_tokens_size(), 0);
+}
+
 TEST_F(RouterGrpcTest, WrongRequestsHaveRealStatusCodes) {
   StartAndDial({FakeWorkerOptions()});
   v1::GenerateRequest request = Request(5);
@@ -327,6 +450,23 @@ TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   router_->BeginDrain();
   ASSERT_TRUE(watch->Read(&status));
   EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+}
+
+TEST_F(RouterGrpcTest, WhoIsGoneIsOfNoUseToAServer) {
+  StartAndDial({FakeWorkerOptions(), FakeWorkerOptions()});
+  const auto info = [this] {
+    grpc::ClientContext context;
+    v1::ServerInfo server;
+    EXPECT_TRUE(control_->GetServerInfo(&context, {}, &server).ok());
+    return server;
+  };
+  EXPECT_EQ(info().total_kv_blocks(), 2048);
+  EXPECT_EQ(info().max_running_requests(), 128);
+  EXPECT_EQ(info().kv_block_size(), 16);
+  workers_[1].reset();
+  EXPECT_TRUE(Eventually([&] { return info().total_kv_blocks() == 1024; }));
+  EXPECT_EQ(info().max_running_requests(), 64);
+  EXPECT_EQ(info().num_workers(), 2) << "it may come back";
 }
 
 TEST_F(RouterGrpcTest, ADrainSendsClientsElsewhereAndLosesNoCall) {
