@@ -235,6 +235,25 @@ TEST_F(RouterHttpTest, StopsEndTheTextBeforeThem) {
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
 }
 
+TEST_F(RouterHttpTest, SpecialTokensAreShownToWhoAsksAndTokensNamedAsTheyAreWanted) {
+  FakeWorkerOptions options;
+  options.script = {500, 3, 501};  // 3 is <|assistant|>.
+  Start({options});
+  const auto choice = [this](const std::string& more) {
+    return PostOk("/v1/completions", R"({"prompt":"x","max_tokens":3,"logprobs":0)" + more + "}")
+        .at("choices")
+        .at(0)
+        .as_object();
+  };
+  const json::object plain = choice("");
+  EXPECT_EQ(plain.at("text").as_string(), Decode({500, 501}));
+  EXPECT_EQ(plain.at("logprobs").at("tokens").at(1), "<|assistant|>");
+  EXPECT_EQ(choice(R"(,"skip_special_tokens":false)").at("text").as_string(),
+            Decode({500}) + "<|assistant|>" + Decode({501}));
+  EXPECT_EQ(choice(R"(,"return_tokens_as_token_ids":true)").at("logprobs").at("tokens"),
+            json::parse(R"(["token_id:500","token_id:3","token_id:501"])"));
+}
+
 TEST_F(RouterHttpTest, AnEndTokenCountsButHasNoTextAndNoReason) {
   FakeWorkerOptions options;
   options.script = {500, 501, 1};  // 1 is the model's end.
@@ -257,8 +276,10 @@ TEST_F(RouterHttpTest, WrongRequestsAreRefusedAndTheConnectionGoesOn) {
   Start();
   RawHttp client(http());
   EXPECT_EQ(client.Exchange("/v1/nothing").status, 404);
-  EXPECT_EQ(client.Exchange("/v1/models", "{}").status, 405);
-  EXPECT_EQ(client.Exchange("/v1/completions").status, 405);
+  EXPECT_EQ(client.Exchange("/v1/models", "{}").headers["allow"], "GET, HEAD");
+  const RawAnswer not_posted = client.Exchange("/v1/completions");
+  EXPECT_EQ(not_posted.status, 405);
+  EXPECT_EQ(not_posted.headers.at("allow"), "POST");
   const RawAnswer bad = client.Exchange("/v1/completions", R"({"prompt":"a","temperature":9})");
   EXPECT_EQ(bad.status, 400);
   const json::object error = json::parse(bad.body).at("error").as_object();
@@ -491,44 +512,6 @@ TEST_F(RouterHttpTest, AWorkerOfAnotherNameTakesThePlaceInTheMetrics) {
   EXPECT_EQ(submits("fake-0"), -1);
 }
 
-TEST_F(RouterHttpTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
-  FakeWorker first{FakeWorkerOptions{.name = "a"}};
-  std::unique_ptr<FakeWorker> second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b"});
-  const int port = second->port();
-  const std::string address = second->address();
-  second.reset();
-  RouterOptions options{.model = Folder(),
-                        .workers = {first.address(), address},
-                        .http = {.ip = "127.0.0.1"},
-                        .grpc = {.ip = "127.0.0.1"}};
-  router_ = *RouterApp::Create(options);
-  RawAnswer answer;
-  EXPECT_TRUE(Eventually([&] {
-    answer = RawHttp(http()).Exchange("/ready");
-    return answer.body.find("\"why\":\"in its first") != std::string::npos;
-  })) << answer.body;
-  EXPECT_EQ(answer.status, 503);
-  EXPECT_THAT(answer.body, testing::AllOf(HasSubstr(address), HasSubstr("\"workers\":1")));
-  EXPECT_EQ(RawHttp(http()).Exchange("/health").status, 200);
-  second = std::make_unique<FakeWorker>(FakeWorkerOptions{.name = "b", .port = port});
-  EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
-  router_.reset();
-}
-
-TEST_F(RouterHttpTest, OneWorkerThatNeverComesHoldsARouterUpForAWhileOnly) {
-  FakeWorker first(FakeWorkerOptions{.name = "a"});
-  router_ = *RouterApp::Create({.model = Folder(),
-                                .workers = {first.address(), "127.0.0.1:1"},
-                                .http = {.ip = "127.0.0.1"},
-                                .grpc = {.ip = "127.0.0.1"},
-                                .settle_us = 0});
-  EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
-  EXPECT_THAT(RawHttp(http()).Exchange("/ready").body, HasSubstr("127.0.0.1:1"));
-  router_->BeginDrain();
-  EXPECT_FALSE(router_->Ready());
-  router_.reset();
-}
-
 TEST_F(RouterHttpTest, AWorkerOfAnotherModelMakesNobodyReady) {
   Start({FakeWorkerOptions(), FakeWorkerOptions{.model = "another", .max_model_tokens = 16}});
   EXPECT_EQ(Post("/v1/completions", R"({"prompt": [5, 6, 7], "max_tokens": 30})").status, 200);
@@ -576,19 +559,6 @@ TEST_F(RouterHttpTest, WithoutATokenizerIdsGoInAndOut) {
   EXPECT_EQ(Post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"a"}]})").status,
             400);
   std::filesystem::remove_all(folder);
-}
-
-TEST_F(RouterHttpTest, BehindADnsNameWorkersAreFound) {
-  options_.push_back(FakeWorkerOptions());
-  workers_.push_back(std::make_unique<FakeWorker>(options_[0]));
-  RouterOptions options{.model = Folder(),
-                        .workers_dns = "localhost:" + std::to_string(workers_[0]->port()),
-                        .http = {.ip = "127.0.0.1"},
-                        .grpc = {.ip = "127.0.0.1"}};
-  router_ = *RouterApp::Create(options);
-  ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
-  PostOk("/v1/completions", R"({"prompt":"a","max_tokens":2})");
-  EXPECT_EQ(workers_[0]->num_submits(), 1);
 }
 
 TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndEveryAnswerIsTheLast) {
