@@ -30,10 +30,26 @@ class SetClock final : public Clock {
   std::atomic<int64_t> now_us_{1'000'000};
 };
 
-class NoWatch final : public WatchReader {
+class CountingWatch final : public WatchReader {
  public:
   void ReadNext() override {}
-  void Refuse() override {}
+  void Refuse() override { ++num_refused; }
+
+  int num_refused = 0;  // Router thread, or after Publish().
+};
+
+// Keeps what the core sends to a worker.
+class RecordingSession final : public SessionWriter {
+ public:
+  void Send(const RouterCommand& command) override {
+    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
+  }
+  void ReadNext() override {}
+  void Close() override { closed = true; }
+
+  // Router thread, or after Publish().
+  std::vector<Submit> submits;
+  bool closed = false;
 };
 
 // Read while the router's thread rests.
@@ -61,12 +77,33 @@ class RouterCoreTest : public testing::Test {
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
   }
 
-  void Register(const std::string& address) {
+  static WorkerRegistration Of(const std::string& name, WorkerRole role) {
     WorkerRegistration registration;
-    registration.worker = worker_;
-    registration.role = WorkerRole::kDecode;
+    registration.worker = {.name = name, .incarnation = 1};
+    registration.role = role;
     registration.kv.block_tokens = 16;
-    core_->OnWatchUpdate(address, worker_, registration, std::make_shared<NoWatch>());
+    registration.kv.num_blocks = 100;
+    registration.max_model_tokens = 1000;
+    registration.max_sequences = 8;
+    return registration;
+  }
+  void Register(const std::string& address) { Register(address, Of("d", WorkerRole::kDecode)); }
+  void Register(const std::string& address, const WorkerRegistration& registration) {
+    core_->OnWatchUpdate(address, registration.worker, registration, watch_);
+  }
+  // The worker "d", with a session.
+  std::shared_ptr<RecordingSession> Connect() {
+    auto session = std::make_shared<RecordingSession>();
+    Register("a:1");
+    core_->OnSessionUp(worker_, kSession, session);
+    Publish();
+    return session;
+  }
+  // What the worker "d" says of the first attempt that it was given.
+  void Say(const RecordingSession& session, RouterEvent event) {
+    std::visit([&](auto& e) { e.attempt = session.submits.at(0).attempt; }, event);
+    core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = {std::move(event)}});
+    Publish();
   }
 
   // By less at a time than what the router takes for a pause of its own.
@@ -117,13 +154,21 @@ class RouterCoreTest : public testing::Test {
     request.asked.spec = SpecOfPrompt({1, 2, 3}, 1);
     request.asked.spec.sampling.max_tokens = 4;
     request.sink = std::make_shared<ErrorSink>(&errors_);
+    last_sink_ = request.sink;
     const RouterCore::Handle handle = request.handle;
     core_->StartRequests("of " + client, {std::move(request)});
     Publish();
     return handle;
   }
 
+  static int64_t Count(const std::string& text, const std::string& part) {
+    int64_t count = 0;
+    for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+    return count;
+  }
+
   static constexpr int64_t kLongUs = Fleet::kForgetAfterUs + 2'000'000;
+  static constexpr SessionId kSession = 1;
 
   const WorkerId worker_{.name = "d", .incarnation = 1};
   SetClock clock_;
@@ -131,6 +176,8 @@ class RouterCoreTest : public testing::Test {
   RouterMetrics metrics_{&registry_};
   int num_series_ = 0;
   std::vector<std::string> errors_;
+  std::weak_ptr<RequestSink> last_sink_;  // The last request has it.
+  const std::shared_ptr<CountingWatch> watch_ = std::make_shared<CountingWatch>();
   std::unique_ptr<RouterCore> core_;
 };
 
@@ -228,23 +275,137 @@ TEST_F(RouterCoreTest, AWorkerThatNobodyExpectsIsForgotten) {
 
 // A worker that may be asked nothing yet makes its router no readier.
 TEST_F(RouterCoreTest, AWorkerDecodesOnceItsSessionIsOpen) {
-  struct NoSession final : SessionWriter {
-    void Send(const RouterCommand&) override {}
-    void ReadNext() override {}
-    void Close() override {}
-  };
   Start({});
   Register("a:1");
   Publish();
   ASSERT_EQ(core_->View().workers.size(), 1u);
   EXPECT_TRUE(core_->View().workers[0].healthy);
   EXPECT_FALSE(core_->View().can_decode);
-  core_->OnSessionUp(worker_, 1, std::make_shared<NoSession>());
+  core_->OnSessionUp(worker_, 1, std::make_shared<RecordingSession>());
   Publish();
   EXPECT_TRUE(core_->View().can_decode);
   core_->OnSessionLost(1);
   Publish();
   EXPECT_FALSE(core_->View().can_decode);
+}
+
+TEST_F(RouterCoreTest, APrefillWorkerAloneDecodesNothingAndNamesNoNumerics) {
+  Start({});
+  WorkerRegistration prefill = Of("a", WorkerRole::kPrefill), decode = Of("b", WorkerRole::kDecode);
+  prefill.terms.numerics_id = "of a prompt";
+  decode.terms.numerics_id = "of an answer";
+  Register("a:1", prefill);
+  core_->OnSessionUp(prefill.worker, 1, std::make_shared<RecordingSession>());
+  Publish();
+  EXPECT_TRUE(core_->View().workers.at(0).connected);
+  EXPECT_FALSE(core_->View().can_decode);
+  EXPECT_EQ(core_->View().numerics_id, "");
+  Register("b:1", decode);
+  Publish();
+  EXPECT_EQ(core_->View().numerics_id, "of an answer");
+}
+
+// What only a worker that is still to come can hold would else be refused for good.
+TEST_F(RouterCoreTest, TheContextIsKnownOnceEveryWorkerOfTheListIs) {
+  Start({"a:1", "b:1"});
+  const auto come = [this](const std::string& name, int32_t max_model_tokens) {
+    WorkerRegistration registration = Of(name, WorkerRole::kDecode);
+    registration.max_model_tokens = max_model_tokens;
+    Register(name + ":1", registration);
+    core_->OnWatchUpdate(name + ":1", registration.worker,
+                         KvEvents{.first_sequence = 0, .snapshot = true}, watch_);
+    Publish();
+    return core_->max_model_tokens();
+  };
+  EXPECT_EQ(come("a", 32), 0);
+  EXPECT_EQ(come("b", 64), 64);
+}
+
+TEST_F(RouterCoreTest, AWorkerThatLeavesOrWhoseStepFailedIsNotLost) {
+  Start({});
+  const auto session = Connect();
+  Ask("a");
+  Say(*session, EndedEvent{.status = absl::AbortedError("a step failed")});
+  EXPECT_EQ(States()["failing"], 1);
+  core_->OnWatchUpdate("a:1", worker_, Heartbeat{.draining = true}, watch_);
+  EXPECT_EQ(States()["draining"], 1);
+  EXPECT_EQ(Lost(), 0);
+}
+
+TEST_F(RouterCoreTest, AllWhoAreLostAreCountedAndTheFirstOfThemNamed) {
+  constexpr size_t kWorkers = kMaxShownLost + 4;
+  Start({});
+  for (size_t i = 0; i < kWorkers; ++i) {
+    const WorkerRegistration registration = Of("d" + std::to_string(i), WorkerRole::kDecode);
+    const std::string address = "a:" + std::to_string(i);
+    Register(address, registration);
+    core_->OnWatchLost(address, registration.worker);
+  }
+  Publish();
+  const FleetView view = core_->View();
+  EXPECT_EQ(view.num_lost, kWorkers);
+  EXPECT_EQ(view.lost.size(), kMaxShownLost);
+}
+
+TEST_F(RouterCoreTest, ARouterThatLeavesTellsOfNobodyWhoIsLost) {
+  Start({});
+  testing::internal::CaptureStderr();
+  for (const bool leaves : {false, true}) {
+    if (leaves) core_->BeginLeave();
+    Register("a:1");
+    Publish();
+    core_->OnWatchLost("a:1", worker_);
+    Publish();
+  }
+  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "a worker is lost"), 1);
+}
+
+TEST_F(RouterCoreTest, AWorkerOfAnotherProtocolIsRefusedAndToldOnceUntilItIsOfUse) {
+  Start({});
+  WorkerRegistration other = Of("d", WorkerRole::kDecode);
+  other.terms.protocol_min = other.terms.protocol_max = 99;
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) Register("a:1", other);
+  Publish();
+  EXPECT_EQ(watch_->num_refused, 3);
+  EXPECT_TRUE(core_->View().workers.empty());
+  Register("a:1");
+  Register("a:1", other);
+  Publish();
+  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "a worker is refused"), 2);
+  EXPECT_EQ(watch_->num_refused, 4);
+}
+
+TEST_F(RouterCoreTest, ASessionThatSaysWhatItMustNotIsClosed) {
+  Start({});
+  const auto session = Connect();
+  Ask("a");
+  EXPECT_FALSE(session->closed);
+  Say(*session, TokenEvent{.position = 1000});
+  EXPECT_TRUE(session->closed);
+  EXPECT_FALSE(core_->View().workers.at(0).connected);
+  EXPECT_EQ(core_->View().requests_in_flight, 1) << "it goes on elsewhere";
+}
+
+TEST_F(RouterCoreTest, NothingOfARequestIsKeptOnceItHasEnded) {
+  Start({});
+  const RouterCore::Handle handle = Ask("a");
+  EXPECT_FALSE(last_sink_.expired());
+  core_->CancelRequests({handle});
+  Publish();
+  EXPECT_EQ(errors_.size(), 1u);
+  EXPECT_TRUE(last_sink_.expired());
+}
+
+TEST_F(RouterCoreTest, OfManyRequestsThatFailInOneSecondTheLogTellsOfTen) {
+  Start({});
+  testing::internal::CaptureStderr();
+  for (const size_t failed : {30, 60}) {
+    for (int i = 0; i < 30; ++i) Ask("a");
+    Advance(12'000'000);  // Nobody is there to take them.
+    EXPECT_EQ(errors_.size(), failed);
+  }
+  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "request failed"), 20);
 }
 
 TEST_F(RouterCoreTest, AWorkerIsLostForAsLongAsTheNameHasItsAddress) {
