@@ -37,5 +37,21 @@ TEST(LoadModelTextTest, AListOfTemplatesWithoutADefaultIsNoTemplate) {
   EXPECT_EQ(text->chat_template, nullptr);
 }
 
+// Without their text a router would serve ids alone, and nobody would know why.
+TEST(LoadModelTextTest, BrokenFilesAreErrorsAndMissingOnesAreNot) {
+  const TempFolder folder;
+  const ModelInfo model{.folder = folder.path()};
+  const auto none = LoadModelText(model);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->tokenizer, nullptr);
+  folder.Write("tokenizer.json", "{");
+  EXPECT_FALSE(LoadModelText(model).ok());
+  std::filesystem::copy(std::string(TANDEM_TEST_DATA) + "/demo_model/tokenizer.json", folder.path(),
+                        std::filesystem::copy_options::overwrite_existing);
+  EXPECT_TRUE(LoadModelText(model).ok());
+  folder.Write("chat_template.jinja", "{% if %}");
+  EXPECT_FALSE(LoadModelText(model).ok());
+}
+
 }  // namespace
 }  // namespace tandem

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <boost/json.hpp>
+#include <fstream>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -12,7 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "services/router/api_error.h"
 #include "services/router/http/json_request.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -67,7 +72,7 @@ class GenerateCallTest : public testing::Test {
   static constexpr SessionId kSession = 1;
   static constexpr int32_t kEos = 255;
 
-  void AddWorker() {
+  void AddWorker(int32_t max_model_tokens = 100) {
     struct Watch final : WatchReader {
       void ReadNext() override {}
       void Refuse() override {}
@@ -78,7 +83,7 @@ class GenerateCallTest : public testing::Test {
                                           .model = "m",
                                           .terms = {.kv_class = "kv", .numerics_id = "n"},
                                           .kv = {.block_tokens = 16, .num_blocks = 64},
-                                          .max_model_tokens = 100,
+                                          .max_model_tokens = max_model_tokens,
                                           .max_sequences = 8};
     core_->OnWatchUpdate("w:1", worker_, registration, watch);
     core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true}, watch);
@@ -290,6 +295,8 @@ TEST_F(GenerateCallTest, ACallThatRunsCanBeAbortedHoweverManyHaveEndedSince) {
     Flush();
   }
   EXPECT_EQ(InFlight(), 1);
+  starter_.Abort("another client", "first");
+  EXPECT_EQ(InFlight(), 1);
   starter_.Abort("c", "first");
   EXPECT_EQ(InFlight(), 0);
 }
@@ -324,6 +331,108 @@ TEST_F(GenerateCallTest, WhoMayComeAgainIsToldWhen) {
   Begin(Watched("this is no JSON"));
   EXPECT_THAT(exchange_->headers, IsEmpty());
   EXPECT_THAT(exchange_->statuses, ElementsAre(503, 429, 400));
+}
+
+TEST_F(GenerateCallTest, AWholeAnswerIsChargedWithItsCopiesUntilItIsSent) {
+  constexpr int32_t kTokens = 90, kTop = 20;
+  AddWorker();
+  Begin(Watched(R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 90, "logprobs": 20})"));
+  Flush();
+  std::vector<RouterEvent> events;
+  for (int32_t i = 0; i < kTokens; ++i) {
+    TokenEvent event{.attempt = session_->submits.at(0).attempt, .position = 3 + i, .token = {}};
+    for (int32_t id = 100; id < 100 + kTop; ++id) event.token.top.push_back({.token = id});
+    if (i + 1 == kTokens) event.finish = FinishReason::kLength;
+    events.emplace_back(std::move(event));
+  }
+  const RouterEvent last = std::move(events.back());
+  events.pop_back();
+  core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = std::move(events)});
+  Flush();
+  const int64_t least = (kTokens - 1) * kTop * std::ssize(std::string(R"("token_id:100":0)"));
+  EXPECT_GE(budget_.held_bytes() + (int64_t{64} << 10), kAnswerCopies * least);
+  EXPECT_THAT(exchange_->statuses, IsEmpty());
+  core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = {last}});
+  Flush();
+  EXPECT_THAT(exchange_->statuses, ElementsAre(200));
+  EXPECT_EQ(budget_.held_bytes(), 0);
+}
+
+TEST_F(GenerateCallTest, AnAnswerWhoseLengthIsLeftOpenFitsTheWorkersThereAre) {
+  const auto open = BeginCall(R"({"model": "m", "prompt": [1, 2, 3]})");  // At most 16 tokens.
+  const auto asked = BeginCall(R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 16})");
+  AddWorker(/*max_model_tokens=*/10);
+  ASSERT_EQ(session_->submits.size(), 1u);
+  EXPECT_EQ(session_->submits[0].spec.sampling.max_tokens, 7);
+  EXPECT_EQ(InFlight(), 1);
+  const std::vector<CallOutput> outputs = asked->Take();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_TRUE(absl::IsInvalidArgument(std::get<CallEnd>(outputs[0]).status));
+}
+
+TEST_F(GenerateCallTest, AnAnswerIsMeasuredOverAllPromptsOfItsCall) {
+  const ModelInfo model{.served_name = "m", .vocab_size = 256, .max_model_tokens = 10'000};
+  CallStarter starter({}, &model, &text_, core_.get(), &metrics_, &budget_, &clock_);
+  const auto refused = [&](const std::string& prompts, const std::string& more) {
+    const auto running =
+        starter.Begin(*ParseCompletionRequest(R"({"prompt": [)" + prompts + "]" + more + "}"),
+                      {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
+    if (running.ok()) (*running)->Detach();
+    return FieldOf(running.status());
+  };
+  const std::string generated = R"(, "n": 64, "max_tokens": 3000, "logprobs": 11)";
+  EXPECT_EQ(refused("[1]", generated), "");
+  EXPECT_EQ(refused("[1], [2]", generated), "max_tokens");
+  std::string ids = "[1";
+  for (int i = 1; i < 60; ++i) ids += ",1";
+  ids += "]";
+  const std::string of_prompts = R"(, "prompt_logprobs": 9)";
+  EXPECT_EQ(refused(ids, of_prompts), "");
+  EXPECT_EQ(refused(ids + "," + ids, of_prompts), "prompt_logprobs");
+}
+
+// A begin token twice, or none, gives other answers than the model was made for.
+TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
+  const TempFolder folder;
+  std::ifstream demo(std::string(TANDEM_TEST_DATA) + "/demo_model/tokenizer.json");
+  boost::json::object tokenizer =
+      boost::json::parse(std::string(std::istreambuf_iterator<char>(demo), {})).as_object();
+  tokenizer["post_processor"] = boost::json::parse(R"({
+      "type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}},
+                 {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+      "special_tokens": {
+          "<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}}})");
+  folder.Write("tokenizer.json", boost::json::serialize(tokenizer));
+  folder.Write("chat_template.jinja",
+               "<|begin|>{{ messages[0].content }}{{ tone }}"
+               "{% if add_generation_prompt %}<|assistant|>{% endif %}");
+  ModelInfo model = model_;
+  model.folder = folder.path();
+  const absl::StatusOr<ModelText> text = LoadModelText(model);
+  ASSERT_TRUE(text.ok()) << text.status();
+  CallStarter starter({}, &model, &*text, core_.get(), &metrics_, &budget_, &clock_);
+  const auto prompt_of = [&](const absl::StatusOr<GenerateRequest>& request) {
+    const auto running = starter.Begin(
+        *request, {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
+    EXPECT_TRUE(running.ok()) << running.status();
+    (*running)->Detach();
+    return *text->tokenizer->Decode((*running)->prompt_token_ids(0), /*skip_special_tokens=*/false);
+  };
+  const auto chat = [&](const std::string& more) {
+    return prompt_of(
+        ParseChatRequest(R"({"messages": [{"role": "user", "content": "hello"}])" + more + "}"));
+  };
+  const auto completion = [&](const std::string& more) {
+    return prompt_of(ParseCompletionRequest(R"({"prompt": "hello")" + more + "}"));
+  };
+  EXPECT_EQ(chat(""), "<|begin|>hello<|assistant|>");
+  EXPECT_EQ(chat(R"(, "add_special_tokens": true)"), "<|begin|><|begin|>hello<|assistant|>");
+  EXPECT_EQ(chat(R"(, "add_generation_prompt": false)"), "<|begin|>hello");
+  EXPECT_EQ(chat(R"(, "chat_template_kwargs": {"tone": "!"})"), "<|begin|>hello!<|assistant|>");
+  EXPECT_EQ(completion(""), "<|begin|>hello");
+  EXPECT_EQ(completion(R"(, "add_special_tokens": false)"), "hello");
 }
 
 TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {
