@@ -133,6 +133,23 @@ TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
   EXPECT_EQ(events[4], "[DONE]");
 }
 
+TEST_F(JsonAnswerTest, AStreamedChoiceNamesItsPromptOnce) {
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_prompts = 2;
+  options.return_token_ids = true;
+  JsonAnswer answer(options);
+  const std::vector<std::string> events =
+      Stream(&answer, {prompt_, Token(1, 5, "a"), Token(0, 6, "b"), Token(1, 7, "c"), end_});
+  ASSERT_EQ(events.size(), 4u);
+  const auto choice = [&events](size_t event) {
+    return json::parse(events[event]).at("choices").at(0).as_object();
+  };
+  EXPECT_EQ(choice(0).at("prompt_token_ids"), json::parse("[3]"));
+  EXPECT_EQ(choice(1).at("prompt_token_ids"), json::parse("[1,2]"));
+  EXPECT_FALSE(choice(2).contains("prompt_token_ids"));
+  EXPECT_EQ(choice(2).at("token_ids"), json::parse("[7]"));
+}
+
 TEST_F(JsonAnswerTest, AStreamThatFailsHasNoDone) {
   JsonAnswer answer(Options(/*chat=*/false));
   const std::vector<std::string> events =
@@ -203,7 +220,9 @@ TEST(LogprobsJsonTest, TextOffsetsGoOnFromChunkToChunk) {
   LogprobsJson logprobs;
   logprobs.Add(Sampled(5, -1, {5, 6}), 2, /*chat=*/false, names);
   logprobs.Add(Sampled(17, -2, {4}), 1, /*chat=*/false, names);
-  const json::value first = json::parse(logprobs.Json(/*chat=*/false));
+  const std::string text = logprobs.Json(/*chat=*/false);
+  EXPECT_EQ(text.find("\"token_id:5\":"), text.rfind("\"token_id:5\":")) << "no key is there twice";
+  const json::value first = json::parse(text);
   logprobs.Clear();
   EXPECT_EQ(first.at("tokens"), json::parse(R"(["token_id:5","token_id:17"])"));
   EXPECT_EQ(first.at("text_offset"), json::parse("[0,10]"));

@@ -104,7 +104,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"max_tokens\":\"16\"", "max_tokens"},
         BadField{"\"min_tokens\":-1", "min_tokens"},
         BadField{"\"max_tokens\":4,\"min_tokens\":5", "min_tokens"},
-        BadField{"\"seed\":9223372036854775808", "seed"}, BadField{"\"seed\":0.5", "seed"},
+        BadField{"\"seed\":9223372036854775808", "seed"},
+        BadField{"\"seed\":9223372036854775808.0", "seed"}, BadField{"\"seed\":0.5", "seed"},
         BadField{"\"logprobs\":21", "logprobs"}, BadField{"\"logprobs\":-1", "logprobs"},
         BadField{"\"logprobs\":true", "logprobs"},
         BadField{"\"prompt_logprobs\":21", "prompt_logprobs"},
@@ -161,6 +162,43 @@ INSTANTIATE_TEST_SUITE_P(
                     BadField{"\"response_format\":\"text\"", "response_format"},
                     BadField{"\"modalities\":[\"audio\"]", "modalities"},
                     BadField{"\"truncate_prompt_tokens\":5", "truncate_prompt_tokens"}));
+
+TEST(JsonRequestTest, WhatWouldChangeTheAnswerAndIsNotSupportedIsRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"length_penalty", "2"},
+      {"bad_words", R"(["x"])"},
+      {"allowed_token_ids", "[1]"},
+      {"early_stopping", "true"},
+      {"include_stop_str_in_output", "true"},
+      {"prompt_embeds", R"("x")"},
+      {"structured_outputs", R"({"json":{}})"},
+      {"guided_json", R"({"type":"object"})"},
+      {"guided_regex", R"("x")"},
+      {"guided_choice", R"(["x"])"},
+      {"guided_grammar", R"("x")"},
+      {"functions", "[{}]"},
+      {"function_call", R"({"name":"f"})"},
+      {"audio", "{}"},
+      {"prediction", "{}"},
+      {"web_search_options", "{}"},
+      {"reasoning_effort", R"("high")"},
+      {"documents", "[{}]"},
+      {"chat_template", R"("x")"},
+      {"continue_final_message", "true"},
+      {"mm_processor_kwargs", R"({"a":1})"},
+      {"kv_transfer_params", R"({"a":1})"},
+      {"logits_processors", R"(["x"])"},
+      {"priority", "1"},
+      {"response_format", "{}"},
+      {"modalities", R"("text")"},
+  };
+  for (const auto& [field, value] : cases) {
+    const std::string last = "\"" + std::string(field) + "\":" + value + "}";
+    EXPECT_EQ(FieldOf(CompletionStatus(R"({"prompt":"a",)" + last)), field) << value;
+    EXPECT_EQ(FieldOf(ChatStatus(R"({"messages":[{"role":"user","content":"a"}],)" + last)), field)
+        << value;
+  }
+}
 
 TEST(JsonRequestTest, ABiasComesInRisingIdsOfBothApis) {
   const std::string fields = R"("logit_bias":{"17":-100,"3":2.5,"4095":1e2})";
@@ -363,6 +401,22 @@ TEST(JsonRequestTest, ChatLogprobsAndNewerMaxTokensArrive) {
   EXPECT_EQ(request->num_logprobs, 5);
   EXPECT_EQ(request->max_tokens, 9);
   EXPECT_FALSE(request->default_max_tokens.has_value());
+}
+
+TEST(JsonRequestTest, WhatAChatSaysOfItsTemplateArrives) {
+  const auto chat = [](const std::string& more) {
+    return *ParseChatRequest(R"({"messages":[{"role":"user","content":"a"}])" + more + "}");
+  };
+  const GenerateRequest plain = chat(R"(,"logprobs":true)");
+  EXPECT_TRUE(plain.add_generation_prompt);
+  EXPECT_FALSE(plain.add_special_tokens.has_value());
+  EXPECT_EQ(plain.template_variables_json, "");
+  EXPECT_EQ(plain.num_logprobs, 0);
+  const GenerateRequest told = chat(
+      R"(,"add_generation_prompt":false,"add_special_tokens":true,"chat_template_kwargs":{"a":[1]})");
+  EXPECT_FALSE(told.add_generation_prompt);
+  EXPECT_EQ(told.add_special_tokens, true);
+  EXPECT_EQ(told.template_variables_json, R"({"a":[1]})");
 }
 
 }  // namespace
