@@ -49,6 +49,7 @@ TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
   const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/true);
   EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 10);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 5);
+  EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_sum, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.bucket[0].cumulative_count, 5);
   EXPECT_EQ(Find(sum, "g")->metric[0].gauge.value, 9);
 }

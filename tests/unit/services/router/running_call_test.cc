@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "services/router/router_core.h"
@@ -416,6 +418,41 @@ TEST_F(RunningCallTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
   EXPECT_EQ(num_parts, 3);
   EXPECT_GT(whole, 0);
   EXPECT_NEAR(parts, whole, 1e-9);
+}
+
+TEST_F(RunningCallTest, MetricsCountAPromptOnceAndTheTokensOfEveryChoice) {
+  AddWorker();
+  const std::shared_ptr<RunningCall> call = Make(0);
+  ClientRequest asked;
+  asked.spec = SpecOfPrompt({1, 2, 3}, 2);
+  asked.spec.sampling.max_tokens = 8;
+  asked.model = "m";
+  ASSERT_TRUE(call->AddPrompt(std::move(asked), {}).ok());
+  call->Start();
+  Flush();
+  const auto token = [this](int32_t choice, int32_t position, FinishReason finish) {
+    TokenEvent event = std::get<TokenEvent>(Token(0, position, finish));
+    event.choice = choice;
+    return event;
+  };
+  Say({PromptEvent{.attempt = session_->submits.at(0).attempt,
+                   .cached_tokens = 2,
+                   .by_prefill = false,
+                   .prompt_logprobs = {}},
+       token(0, 3, FinishReason::kNone), token(1, 3, FinishReason::kNone),
+       token(0, 4, FinishReason::kLength), token(1, 4, FinishReason::kLength)});
+  EXPECT_EQ(metrics_.prompt_tokens.Value(), 3);
+  EXPECT_EQ(metrics_.cached_prompt_tokens.Value(), 2);
+  EXPECT_EQ(metrics_.generated_tokens.Value(), 4);
+  std::map<std::string, prometheus::ClientMetric::Histogram> histograms;
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    if (!family.metric.empty()) histograms[family.name] = family.metric[0].histogram;
+  }
+  EXPECT_EQ(histograms["tandem_ttft_seconds"].sample_count, 1u);
+  EXPECT_EQ(histograms["tandem_itl_seconds"].sample_count, 2u);
+  EXPECT_EQ(histograms["tandem_e2e_seconds"].sample_count, 1u);
+  EXPECT_EQ(histograms["tandem_request_prompt_tokens"].sample_sum, 3);
+  EXPECT_EQ(histograms["tandem_request_generated_tokens"].sample_sum, 4);
 }
 
 TEST_F(RunningCallTest, WhatARequestWaitsForAWorkerIsTheTimeOfTheQueue) {

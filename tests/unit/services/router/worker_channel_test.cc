@@ -127,6 +127,44 @@ TEST_F(WorkerChannelTest, AWorkerThatItsNameHasNoLongerStaysUntilItHasGone) {
   EXPECT_EQ(connected(), std::set<std::string>{"coming"});
 }
 
+TEST_F(WorkerChannelTest, WhileItsNameCannotBeResolvedAWorkerIsExpectedWhereItWas) {
+  Start({});
+  const ListenSocket held = *ListenSocket::Hold("127.0.0.1:0");  // Nobody listens there.
+  const std::string address = "127.0.0.1:" + std::to_string(held.port());
+  const auto num_lookups = std::make_shared<std::atomic<int>>(0);
+  WorkerPool pool({.dns_name = "workers:1",
+                   .resolve = [num_lookups, address](
+                                  const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                     if (++*num_lookups > 1) return absl::UnavailableError("no name server");
+                     return std::vector{address};
+                   },
+                   .channel = {.budget = &budget_}},
+                  core_.get(), &clock_);
+  ASSERT_TRUE(Eventually([&] { return *num_lookups > 2; }));
+  ASSERT_EQ(pool.channels().size(), 1u);
+  EXPECT_EQ(pool.channels()[0]->address(), address);
+}
+
+TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
+  struct NoWatch final : WatchReader {
+    void ReadNext() override {}
+    void Refuse() override {}
+  };
+  Start({FakeWorkerOptions()});
+  ASSERT_TRUE(Eventually([&] {
+    const FleetView view = core_->View();
+    return view.workers.size() == 1 && view.workers[0].connected;
+  }));
+  const WorkerId worker = core_->View().workers[0].registration.worker;
+  const auto watch = std::make_shared<NoWatch>();
+  for (const auto& events : {KvEvents{.first_sequence = 0, .snapshot = true},
+                             KvEvents{.first_sequence = 1000, .snapshot = false}}) {
+    core_->OnWatchUpdate(workers_[0]->address(), worker, events, watch);
+  }
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_watches() > 1; }));
+  EXPECT_EQ(workers_[0]->num_sessions(), 1) << "what runs there goes on";
+}
+
 TEST_F(WorkerChannelTest, OfAWatchOneMessageWaitsWhileTheRouterIsBusy) {
   Start({});
   // Twice what is parsed of one: the message and what is made of it.
@@ -337,10 +375,11 @@ TEST_F(WorkerChannelTest, WhoIsNotHeardOfIsToldWithTheReason) {
   testing::internal::CaptureStderr();
   channel->Tend(1);
   EXPECT_TRUE(Eventually([&] { return woken.load(); }));
-  channel->Tend(11'000'000);
+  for (const int64_t now_us : {11'000'000, 12'000'000, 30'000'000}) channel->Tend(now_us);
   channel->Close();
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              testing::HasSubstr("Failed to connect to remote host: Connection refused"));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::HasSubstr("Failed to connect to remote host: Connection refused"));
+  EXPECT_EQ(log.find("no worker registers"), log.rfind("no worker registers")) << "told once";
 }
 
 TEST_F(WorkerChannelTest, AWorkerThatSaysWhatItMustNotIsLeftAloneForAWhile) {
