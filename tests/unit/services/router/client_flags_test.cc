@@ -32,5 +32,34 @@ TEST(ClientFlagsTest, ReachARouterAsTheyWereGiven) {
   EXPECT_EQ(given.size(), flags.Values().size()) << "one of them is not handed on";
 }
 
+TEST(ClientFlagsTest, AnAddressBeyondLoopbackNeedsTlsAndKnownClients) {
+  const auto accepted = [](const std::vector<std::string>& given) {
+    ClientFlags clients;
+    FlagSet flags("program", "");
+    clients.Declare(&flags);
+    EXPECT_TRUE(flags.Parse(given).ok());
+    return clients.Check().ok();
+  };
+  for (const std::string address : {"--http=0.0.0.0:1", "--grpc=0.0.0.0:1"}) {
+    EXPECT_FALSE(accepted({address}));
+    EXPECT_FALSE(accepted({address, "--tls-cert=c", "--tls-key=k"})) << address;
+    EXPECT_FALSE(accepted({address, "--api-key-file=f"})) << address;
+    EXPECT_TRUE(accepted({address, "--tls-cert=c", "--tls-key=k", "--api-key-file=f"})) << address;
+    EXPECT_TRUE(accepted({address, "--tls-cert=c", "--tls-key=k", "--tls-client-ca=a"})) << address;
+    EXPECT_TRUE(accepted({address, "--insecure-public-listen"})) << address;
+  }
+  EXPECT_TRUE(accepted({"--http=127.0.0.1:1", "--grpc=127.0.0.1:2"}));
+}
+
+TEST(ClientFlagsTest, HalfOfTlsIsRefused) {
+  for (const std::string half : {"--tls-cert=c", "--tls-key=k", "--tls-client-ca=a"}) {
+    ClientFlags clients;
+    FlagSet flags("program", "");
+    clients.Declare(&flags);
+    ASSERT_TRUE(flags.Parse({half}).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(clients.Check().status())) << half;
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -42,6 +42,29 @@ TEST(CheckRequestTest, ACacheSaltIsRequiredWhereCachesAreIsolated) {
               HasSubstr("cache_salt has 257 bytes, must be from 1 to 256"));
 }
 
+TEST(CheckRequestTest, StopIdsAreBoundedInNumber) {
+  GenerateRequest request;
+  request.prompts.emplace_back(std::vector<int64_t>{1, 2});
+  request.stop_token_ids.assign(kMaxStopIds, 7);
+  EXPECT_TRUE(CheckRequest(request, DemoModel(), /*isolate_cache=*/false).ok());
+  request.stop_token_ids.push_back(7);
+  EXPECT_EQ(FieldOf(CheckRequest(request, DemoModel(), /*isolate_cache=*/false)), "stop_token_ids");
+}
+
+TEST(HttpStatusOfTest, TellsWhoseFaultItIsAndWhetherToComeAgain) {
+  const std::pair<absl::StatusCode, int> cases[] = {
+      {absl::StatusCode::kInvalidArgument, 400},   {absl::StatusCode::kOutOfRange, 400},
+      {absl::StatusCode::kUnimplemented, 400},     {absl::StatusCode::kNotFound, 404},
+      {absl::StatusCode::kResourceExhausted, 429}, {absl::StatusCode::kCancelled, 499},
+      {absl::StatusCode::kInternal, 500},          {absl::StatusCode::kUnknown, 500},
+      {absl::StatusCode::kUnavailable, 503},       {absl::StatusCode::kFailedPrecondition, 503},
+      {absl::StatusCode::kAborted, 503},           {absl::StatusCode::kDeadlineExceeded, 504},
+  };
+  for (const auto& [code, http] : cases) {
+    EXPECT_EQ(HttpStatusOf(absl::Status(code, "why")), http) << absl::StatusCodeToString(code);
+  }
+}
+
 TEST(MakeSamplingParamsTest, DefaultsAreTheModels) {
   ModelInfo model = DemoModel();
   model.generation.temperature = 0.6;
@@ -95,6 +118,8 @@ TEST(MakeSamplingParamsTest, ADefaultLengthShrinksToTheRoomButAnAskedOneDoesNot)
   request.min_tokens = 10;
   EXPECT_EQ(MakeSamplingParams(request, DemoModel(), 60, 64, 0)->min_tokens, 4);
   request.min_tokens = 0;
+  request.max_tokens = 4;
+  EXPECT_TRUE(MakeSamplingParams(request, DemoModel(), 60, 64, 0).ok());
   request.max_tokens = 5;
   const absl::Status status = MakeSamplingParams(request, DemoModel(), 60, 64, 0).status();
   EXPECT_EQ(ApiCodeOf(status), "context_length_exceeded");
