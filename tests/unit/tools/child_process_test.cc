@@ -25,6 +25,24 @@ TEST(ChildProcessTest, ReportsHowTheProgramEnded) {
   EXPECT_EQ(DescribeExit(status), "signal 9 (Killed)");
 }
 
+// Serve blocks the signals that it waits for, and a terminal signals whole groups.
+TEST(ChildProcessTest, HasAGroupOfItsOwnAndBlocksNoSignal) {
+  sigset_t term, before;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, &before);
+  ChildProcess child("child", {"/bin/sh", "-c", "kill -TERM $$; exit 3"});
+  const absl::Status started = child.Start();
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  ASSERT_TRUE(started.ok()) << started;
+  siginfo_t ended{};
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child.pid()), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(getpgid(child.pid()), child.pid());
+  int status = 0;
+  ASSERT_EQ(waitpid(child.pid(), &status, 0), child.pid());
+  EXPECT_EQ(DescribeExit(status), "signal 15 (Terminated)");
+}
+
 TEST(ChildProcessTest, AProgramThatCannotRunEndsWith127) {
   ChildProcess child("child", {"/no/such/program"});
   ASSERT_TRUE(child.Start().ok());
