@@ -51,6 +51,7 @@ struct Heard {
   size_t finished = 0;
   PromptEvent prompt;
   absl::Status refused;
+  int64_t retry_after_us = 0;  // Where it is refused.
   absl::Status ended;
 };
 
@@ -125,6 +126,7 @@ class Router {
       heard->prompt = *prompt;
     } else if (const auto* refused = std::get_if<RefusedEvent>(&event)) {
       heard->refused = refused->status;
+      heard->retry_after_us = refused->retry_after_us;
     } else if (const auto* ended = std::get_if<EndedEvent>(&event)) {
       heard->ended = ended->status;
     }

@@ -127,6 +127,9 @@ TEST_P(WorkerTest, LostPrefillWorkerEndsItsAttemptsAndFreesTheirBlocks) {
   }
   Watcher watch(*decode);
   watch.HeartbeatUntil(Idle);
+  ExpectMetrics(&router, [](const std::string& metrics) {
+    return metrics.find("tandem_kv_link_bytes_per_second{") == std::string::npos;
+  });
   submit.attempt.attempt = 2;
   submit.prefill = {};
   router.Send(submit);
@@ -167,6 +170,36 @@ TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
   watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
   prefill->gate.Open();
   ExpectAnswer(&router, submit);
+}
+
+TEST_P(WorkerTest, WhatWasPrefilledIsKeptForADecodeWorkerInALongStep) {
+  TestWorkerOptions options;
+  options.transport = GetParam();
+  options.liveness_scale = 0.5;  // A lease lasts 1.5 s.
+  auto prefill = StartWorker("prefill", options);
+  auto decode = StartWorker("decode", options);
+  Router router(*decode), first(*prefill);
+  Watcher watch(*decode);
+  // Both engines are in the middle of a step before the one hears what the other will promise.
+  prefill->gate.Close();
+  first.Send(MakeSubmit(3, RandomTokens(20, 9), 1));
+  EXPECT_EQ(first.NextChunks().size(), 1u);
+  Submit submit = MakeSubmit(1, RandomTokens(100, 7), 20);
+  submit.prefill = prefill->peer();
+  router.Send(submit);
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.waiting_sequences == 1; });
+  decode->gate.Close(/*slow=*/true);
+  const Submit own = MakeSubmit(2, RandomTokens(30, 8), 1);
+  router.Send(own);
+  EXPECT_EQ(router.NextChunks().size(), 1u);
+  prefill->gate.Open();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
+  watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
+  decode->gate.Open();
+  ExpectAnswer(&router, own);
+  const Heard heard = router.Listen();
+  EXPECT_TRUE(heard.prompt.by_prefill) << heard.ended;
+  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
 }
 
 TEST_P(WorkerTest, PeerOfAnotherKvClassOrIncarnationIsNotUsed) {
@@ -431,8 +464,14 @@ TEST(WorkerServicesTest, WatchBringsRegistrationSnapshotAndThenEveryChange) {
   Watcher watch(*worker);
   const WatchUpdate first = watch.Next();
   ASSERT_TRUE(std::holds_alternative<WorkerRegistration>(first));
-  EXPECT_EQ(std::get<WorkerRegistration>(first).worker, worker->id);
-  EXPECT_EQ(std::get<WorkerRegistration>(first).terms.transport, "ucx");
+  const auto& registration = std::get<WorkerRegistration>(first);
+  EXPECT_EQ(registration.worker, worker->id);
+  EXPECT_EQ(registration.terms.transport, "ucx");
+  const EngineOptions engine = SmallEngine();
+  EXPECT_EQ(registration.kv.num_blocks, kTestBlocks);
+  EXPECT_EQ(registration.max_model_tokens, engine.max_model_tokens);
+  EXPECT_EQ(registration.max_sequences, engine.max_sequences);
+  EXPECT_EQ(registration.sequence_blocks, engine.max_model_tokens / 16);
   const auto next_events = [&] {
     while (!testing::Test::HasFailure()) {
       const WatchUpdate update = watch.Next();
@@ -465,7 +504,9 @@ TEST(WorkerServicesTest, HostileSubmitsAreRefusedAndTheSessionGoesOn) {
   submit = MakeSubmit(2, {1, 2}, 5);
   submit.spec.choices = {3, 1};
   router.Send(submit);
-  EXPECT_EQ(router.Listen().refused.code(), absl::StatusCode::kInvalidArgument);
+  const Heard heard = router.Listen();
+  EXPECT_EQ(heard.refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(heard.retry_after_us, 0) << "it would be refused again";
   submit = MakeSubmit(3, {1, 2}, 5);
   router.Send(submit);
   EXPECT_EQ(router.Listen().tokens.at(0), Expected(submit, 0));
@@ -479,9 +520,10 @@ TEST(WorkerServicesTest, SubmitsThatWaitForTheEngineAreChargedAndRefusedWithoutR
   EXPECT_EQ(router.NextChunks().size(), 1u);  // The engine is in the middle of a step.
   const std::vector<int32_t> tokens = RandomTokens(100'000, 2);
   for (uint64_t i = 2; i < 50; ++i) router.Send(MakeSubmit(i, tokens, 5));
-  const absl::Status refused = router.Listen().refused;
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
+  const Heard heard = router.Listen();
+  EXPECT_EQ(heard.refused.code(), absl::StatusCode::kResourceExhausted) << heard.refused;
+  EXPECT_THAT(std::string(heard.refused.message()), HasSubstr("--memory-limit"));
+  EXPECT_GT(heard.retry_after_us, 0) << "who comes again at once is refused again";
   worker->gate.Open();
 }
 
@@ -500,9 +542,10 @@ TEST(WorkerServicesTest, SoArePromptsOfDecodeWorkersAndTheirSessions) {
   EXPECT_EQ(router.NextChunks().size(), 1u);  // The engine is in the middle of a step.
   const std::vector<int32_t> tokens = RandomTokens(100'000, 2);
   for (uint64_t i = 2; i < 50; ++i) peer.Send(PrefillSubmitOf(MakeSubmit(i, tokens, 5)));
-  const absl::Status refused = peer.Refusal();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--memory-limit"));
+  const PrefillRefused refused = peer.Refusal();
+  EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted) << refused.status;
+  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("--memory-limit"));
+  EXPECT_GT(refused.retry_after_us, 0);
   worker->gate.Open();
 }
 

@@ -54,15 +54,15 @@ class DecodePeer {
     ToProto(in, &message);
     EXPECT_TRUE(stream_->Write(message));
   }
-  // Reads until a prompt is refused, or the session ends: then it is OK.
-  absl::Status Refusal() {
+  // Reads until a prompt is refused, or the session ends: then its status is OK.
+  PrefillRefused Refusal() {
     proto::ToDecode message;
     while (stream_->Read(&message)) {
       const auto said = FromProto(message);
-      if (!said.ok()) return said.status();
-      if (const auto* refused = std::get_if<PrefillRefused>(&*said)) return refused->status;
+      if (!said.ok()) return {.status = said.status()};
+      if (const auto* refused = std::get_if<PrefillRefused>(&*said)) return *refused;
     }
-    return absl::OkStatus();
+    return {};
   }
   void HalfClose() { stream_->WritesDone(); }
 

@@ -22,5 +22,18 @@ TEST(DecodeSessionsTest, AFrameForASessionThatIsGoneHasFailed) {
   EXPECT_FALSE(sent->ok);
 }
 
+// What the life before it was to compute, and where to, it does not know.
+TEST(DecodeSessionsTest, WhoWantsAnotherLifeOfThisWorkerIsToldSo) {
+  const PrefillHello ours{.worker = {.name = "prefill", .incarnation = 2}};
+  PrefillHello theirs{.worker = {.name = "decode", .incarnation = 7}, .expected = ours.worker};
+  EXPECT_TRUE(CheckHello(theirs, ours).ok());
+  theirs.expected.incarnation = 1;
+  EXPECT_TRUE(absl::IsUnavailable(CheckHello(theirs, ours)));
+  theirs.expected = {.name = "another", .incarnation = 2};
+  EXPECT_TRUE(absl::IsUnavailable(CheckHello(theirs, ours)));
+  theirs.expected = {};
+  EXPECT_TRUE(CheckHello(theirs, ours).ok()) << "the answer to a hello expects nobody";
+}
+
 }  // namespace
 }  // namespace tandem

@@ -1,5 +1,6 @@
 #include "services/worker/worker_metrics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -29,6 +30,47 @@ TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
   EXPECT_EQ(shown["vllm:num_requests_running"], 3);
   EXPECT_EQ(shown["vllm:num_requests_waiting"], 5);
   EXPECT_EQ(shown["vllm:kv_cache_usage_perc"], .5);
+}
+
+// Alerts and dashboards tell them apart by their labels alone.
+TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
+  MetricsRegistry registry;
+  WorkerMetrics metrics({.role = WorkerRole::kPrefill, .terms = {.transport = "grpc"}}, &registry);
+  int64_t bytes = 1;
+  for (const auto& [outcome, times] :
+       {std::pair(FrameOutcome::kVerified, 1), std::pair(FrameOutcome::kCorrupt, 2),
+        std::pair(FrameOutcome::kFailed, 3), std::pair(FrameOutcome::kOrphaned, 4)}) {
+    for (int i = 0; i < times; ++i) metrics.OnFrame(outcome, bytes);
+    bytes *= 10;
+  }
+  metrics.OnPeerPaused(PauseReason::kLost);
+  metrics.OnPrompt({.cached_tokens = 5});
+  metrics.OnPrompt({.cached_tokens = 6, .by_prefill = true});
+  metrics.OnPromptComputed(/*waited_seconds=*/7, /*computed_seconds=*/8);
+  metrics.OnStep(1, {.sequences = 2, .preempted = 9});
+  metrics.OnStep(1, {.failed = true});
+  metrics.OnLoad(
+      {.blocks = {
+           .free = 11, .held = 12, .cached = 13, .in_flight = 14, .quarantined = 15, .total = 65}});
+  const std::string shown = MetricsToText(registry.Collect());
+  for (const char* const line :
+       {"tandem_kv_frames_total{outcome=\"verified\"} 1",
+        "tandem_kv_frames_total{outcome=\"corrupt\"} 2",
+        "tandem_kv_frames_total{outcome=\"failed\"} 3",
+        "tandem_kv_frames_total{outcome=\"orphaned\"} 4",
+        "tandem_kv_transfer_bytes_total{transport=\"grpc\"} 1",
+        "tandem_prefill_pauses_total{reason=\"lost\"} 1",
+        "tandem_prefill_pauses_total{reason=\"slow\"} 0",
+        "tandem_prefix_hit_tokens_total{source=\"own\"} 5",
+        "tandem_prefix_hit_tokens_total{source=\"prefill_worker\"} 6",
+        "tandem_prompt_wait_seconds_sum 7", "tandem_prompt_compute_seconds_sum 8",
+        "tandem_step_seconds_count 1", "tandem_preemptions_total 9", "tandem_failed_steps_total 1",
+        "tandem_kv_blocks{state=\"free\"} 11", "tandem_kv_blocks{state=\"held\"} 12",
+        "tandem_kv_blocks{state=\"cached\"} 13", "tandem_kv_blocks{state=\"in_flight\"} 14",
+        "tandem_kv_blocks{state=\"quarantined\"} 15"}) {
+    EXPECT_THAT(shown, testing::HasSubstr(std::string(line) + "\n"));
+  }
+  EXPECT_THAT(shown, testing::HasSubstr("role=\"prefill\""));
 }
 
 TEST(WorkerMetricsTest, ASpeedIsShownForAsLongAsItsLinkIsOpen) {

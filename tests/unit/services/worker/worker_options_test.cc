@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "services/server/limits.h"
+
 namespace tandem {
 namespace {
 
@@ -18,6 +20,17 @@ TEST(WorkerOptionsTest, FlagsThatCannotBeRightAreNamed) {
   WorkerOptions block = good;
   block.block_size = 24;
   EXPECT_THAT(Message(CheckWorkerOptions(block)), HasSubstr("24"));
+  WorkerOptions memory = good;
+  memory.memory_limit.bytes = 1 << 20;
+  EXPECT_THAT(Message(CheckWorkerOptions(memory)), HasSubstr("--memory-limit"));
+  WorkerOptions named = good;  // Protobuf takes no other text, and peers no longer one.
+  for (const std::string& name :
+       {std::string(), std::string(kMaxNameBytes + 1, 'n'), std::string("\xff")}) {
+    named.name = name;
+    EXPECT_THAT(Message(CheckWorkerOptions(named)), HasSubstr("--name")) << name;
+  }
+  named.name = std::string(kMaxNameBytes, 'n');
+  EXPECT_TRUE(CheckWorkerOptions(named).ok());
   WorkerOptions address = good;
   for (const char* listen : {"nowhere", "127.0.0.1:", "127.0.0.1:99999", ":7000"}) {
     address.listen = listen;
