@@ -129,6 +129,9 @@ TEST(BrowserGuardTest, OnlyConfiguredPagesMayReadAnswers) {
     const auto recorded = std::make_shared<Recorded>();
     const auto exchange = guard.ForOrigin(With(std::move(headers)), recorded);
     exchange->Send(200, "text/plain", "body", {{"X", "kept"}});
+    const Headers of_whole = recorded->headers;
+    exchange->StartStream(200, "text/event-stream", {{"X", "kept"}});
+    EXPECT_EQ(recorded->headers, of_whole);
     return recorded->headers;
   };
   EXPECT_THAT(headers_for({}), UnorderedElementsAre(Pair("X", "kept")));
@@ -148,6 +151,10 @@ TEST(BrowserGuardTest, PreflightIsAnsweredForConfiguredPages) {
   EXPECT_TRUE(guard.AnswerPreflight(With(ask, "OPTIONS"), "POST", &recorded));
   EXPECT_EQ(recorded.last_status, 200);
   EXPECT_THAT(recorded.headers, testing::Contains(Pair("Access-Control-Allow-Methods", "POST")));
+  for (const char* const header : {"authorization", "content-type"}) {
+    EXPECT_THAT(recorded.headers,
+                testing::Contains(Pair("Access-Control-Allow-Headers", HasSubstr(header))));
+  }
   Headers evil = ask;
   evil[0].second = "https://evil.example";
   EXPECT_FALSE(guard.AnswerPreflight(With(evil, "OPTIONS"), "POST", &recorded));

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <future>
@@ -58,6 +61,13 @@ TEST_F(HttpServerTest, EveryAnswerNamesItsRequest) {
   const RawAnswer fresh =
       RawHttp(server_->port()).Exchange("/", "", "X-Request-Id: not printable\x01\r\n");
   EXPECT_EQ(fresh.headers.at("x-request-id").size(), 32u);
+  const std::string longest(kMaxRequestIdBytes, 'i');
+  EXPECT_EQ(RawHttp(server_->port()).Exchange("/", "", "X-Request-Id: " + longest + "\r\n").body,
+            longest);
+  EXPECT_EQ(
+      RawHttp(server_->port()).Exchange("/", "", "X-Request-Id: " + longest + "i\r\n").body.size(),
+      32u)
+      << "logs repeat it";
   // Refused before any handler.
   RawHttp large(server_->port());
   large.Send("POST / HTTP/1.1\r\nHost: x\r\nX-Request-Id: big\r\nContent-Length: 99999999\r\n\r\n");
@@ -71,6 +81,37 @@ TEST_F(HttpServerTest, EveryAnswerNamesItsRequest) {
   RawHttp nonsense(server_->port());
   nonsense.Send("NONSENSE\r\n\r\n");
   EXPECT_EQ(nonsense.Read().headers.at("x-request-id").size(), 32u);
+}
+
+// What it takes for the next answer is what comes behind the head.
+TEST_F(HttpServerTest, AnAnswerToHeadHasNoBodyThoughItIsAStream) {
+  RawHttp client(server_->port());
+  client.Send("HEAD /burst HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  client.SendRequest("/");
+  EXPECT_TRUE(client.ReadUntil("chunked\r\n\r\nHTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpServerTest, AStreamToAClientThatKnowsNoChunksEndsWithItsConnection) {
+  RawHttp old(server_->port());
+  old.Send("GET /held HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+  ASSERT_TRUE(old.ReadUntil("\r\n\r\nbegun"));
+  EXPECT_TRUE(old.ReadUntil("Connection: close\r\n"));
+  handler_.held->Write(" and ended");
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_TRUE(old.ReadUntil("begun and ended"));
+}
+
+TEST_F(HttpServerTest, AClientThatIsLostIsNoticedByTheKernel) {
+  RawHttp client(server_->port());
+  EXPECT_EQ(client.Exchange("/").status, 200);
+  for (const auto& [level, name] : std::vector<std::pair<int, int>>{
+           {SOL_SOCKET, SO_KEEPALIVE}, {IPPROTO_TCP, TCP_USER_TIMEOUT}}) {
+    int value = 0;
+    socklen_t size = sizeof(value);
+    EXPECT_EQ(getsockopt(client.ServerSide(), level, name, &value, &size), 0);
+    EXPECT_GT(value, 0) << name;
+  }
 }
 
 TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {

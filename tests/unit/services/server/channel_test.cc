@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -112,6 +113,20 @@ TEST(ChannelTest, WhatAClientCompressesIsNotInflated) {
   EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::UNIMPLEMENTED)
       << heard.status.error_message();
   EXPECT_LT(server.most_read, kMiB);
+}
+
+// Nor are their secrets and prompts anybody else's.
+TEST(ChannelTest, OurOwnProcessesAreReachedThroughNoProxy) {
+  Compressing server(/*bounded=*/false);
+  setenv("grpc_proxy", "http://127.0.0.1:1", 1);
+  const auto others = DialAsOthersDo(server.address());
+  const auto control = DialControl(server.address(), 20), kv = DialKv(server.address(), kMiB, 20);
+  unsetenv("grpc_proxy");
+  EXPECT_FALSE(Call(others, GRPC_COMPRESS_NONE).status.ok());
+  for (const auto& channel : {control, kv}) {
+    const grpc::Status status = Call(channel, GRPC_COMPRESS_NONE).status;
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
 }
 
 }  // namespace

@@ -169,6 +169,44 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   EXPECT_TRUE(submit.spec.runs_alone);
 }
 
+// A round trip shows nothing of two fields that are written from one.
+TEST(ConvertTest, WhatIsWrittenIsWhatIsMeant) {
+  const auto event = [](size_t which) {
+    proto::RouterEvent message;
+    ToProto(WireEvents()[which], &message);
+    return message.ShortDebugString();
+  };
+  const auto update = [](const WatchUpdate& said) {
+    proto::WatchEvent message;
+    ToProto(said, &message);
+    return message.ShortDebugString();
+  };
+  const auto ask = [](size_t which) {
+    proto::ToPrefill message;
+    ToProto(WireToPrefill()[which], &message);
+    return message.ShortDebugString();
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(event(0), HasSubstr(" cached_tokens: 16 "));
+  EXPECT_THAT(event(1), HasSubstr(" choice: 2 position: 31 token { token: 9 logprob: -0.25 "));
+  EXPECT_THAT(event(1), HasSubstr(" finish: FINISH_REASON_LENGTH"));
+  EXPECT_THAT(event(2), HasSubstr(" finish: FINISH_REASON_STOP"));
+  EXPECT_THAT(event(7), HasSubstr(" outcome: ABORT_OUTCOME_ACCEPTED"));
+  EXPECT_THAT(event(8), HasSubstr(" outcome: ABORT_OUTCOME_NOT_FOUND"));
+  EXPECT_THAT(event(9), HasSubstr(" outcome: ABORT_OUTCOME_TOMBSTONED"));
+  EXPECT_THAT(update(WireUpdates()[1]),
+              HasSubstr("blocks { free: 1 held: 2 cached: 3 in_flight: 4 quarantined: 5 total: 15 }"
+                        " running_sequences: 6 waiting_sequences: 7 waiting_prompt_tokens: 8"));
+  EXPECT_THAT(ask(0), HasSubstr(" first_block: 1 num_blocks: 2 "));
+  auto registration = std::get<WorkerRegistration>(WireUpdates()[0]);
+  for (const auto& [role, name] :
+       {std::pair(WorkerRole::kPrefill, "PREFILL"), std::pair(WorkerRole::kDecode, "DECODE"),
+        std::pair(WorkerRole::kHybrid, "HYBRID")}) {
+    registration.role = role;
+    EXPECT_THAT(update(registration), HasSubstr(std::string(" role: WORKER_ROLE_") + name + " "));
+  }
+}
+
 TEST(ConvertTest, SubmitWithoutAPrefillPeerHasAnEmptyAddress) {
   Submit submit = std::get<Submit>(WireCommands()[0]);
   submit.prefill = {};

@@ -90,6 +90,25 @@ TEST_F(EarlyReactorTest, AMessageIsNoLongerThanItsMethodAllows) {
   EXPECT_EQ(num_answered_, 0);
 }
 
+TEST_F(EarlyReactorTest, ACallThatEndsWithoutItsMessageIsToldSo) {
+  grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareCall(&context, kMethod, &queue);
+  grpc::Status status;
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  call->WritesDone(nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  call->Finish(&status, nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_EQ(num_answered_, 0);
+}
+
 TEST_F(EarlyReactorTest, AMessageThatWouldGrowIsNotParsed) {
   std::string unknown;
   for (int i = 0; i < kMiB; ++i) unknown += std::string("\x7a\0", 2);

@@ -209,6 +209,44 @@ TEST(FleetAuthTest, WithoutAChallengeTheCallIsStartedCancelled) {
   EXPECT_EQ(old.num_admitted, 0);
 }
 
+// Takes calls for a challenge and answers none.
+class SilentFleet final : public v1::Fleet::CallbackService {
+ public:
+  grpc::ServerUnaryReactor* Challenge(grpc::CallbackServerContext*, const v1::ChallengeRequest*,
+                                      v1::ChallengeAnswer*) override {
+    struct Silent final : grpc::ServerUnaryReactor {
+      void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+      void OnDone() override { delete this; }
+    };
+    return new Silent;
+  }
+};
+
+// What a router or a worker would ask itself has no deadline.
+TEST(FleetAuthTest, AChallengeThatDoesNotComeIsNotAwaitedForEver) {
+  SilentFleet fleet;
+  grpc::ServerBuilder builder;
+  ConfigureServer(1, &builder);
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&fleet);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const std::string address = "127.0.0.1:" + std::to_string(port);
+  const FleetSecret secret = Secret(kOld);
+  grpc::ClientContext context;
+  FleetCall proof(&secret, DialControl(address, 1), address, kControlMethod, &context);
+  std::promise<void> started;
+  proof.Start([&] { started.set_value(); });
+  auto start = started.get_future();
+  if (start.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
+    ADD_FAILURE() << "it still waits";
+    proof.Cancel();
+    start.wait();
+  }
+  EXPECT_EQ(proof.WhyEnded(grpc::Status::CANCELLED).code(), absl::StatusCode::kDeadlineExceeded);
+  server->Shutdown(std::chrono::system_clock::now());
+}
+
 TEST(FleetAuthTest, WithoutASecretEverybodyMayCall) {
   const Called called{FleetSecret()};
   const Outcome outcome = Call(called, FleetSecret());

@@ -3,11 +3,13 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +85,25 @@ TEST(ListenSocketTest, AHeldPortIsForThisUserWhetherAnybodyListensOrNot) {
     close(accepted);
     close(client);
   }
+}
+
+TEST(ListenSocketTest, TheKernelIsToldHowLongAPeerMayBeSilentOrLeaveThingsUnread) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto said = [descriptor](int level, int name) {
+    int value = -1;
+    socklen_t size = sizeof(value);
+    getsockopt(descriptor, level, name, &value, &size);
+    return value;
+  };
+  using std::chrono::milliseconds;
+  NoticeLostPeers(descriptor, milliseconds(2500), milliseconds(20'000), milliseconds(7000));
+  EXPECT_EQ(said(SOL_SOCKET, SO_KEEPALIVE), 1);
+  EXPECT_EQ(said(IPPROTO_TCP, TCP_KEEPIDLE), 3);
+  EXPECT_EQ(said(IPPROTO_TCP, TCP_KEEPINTVL) * said(IPPROTO_TCP, TCP_KEEPCNT), 20);
+  EXPECT_EQ(said(IPPROTO_TCP, TCP_USER_TIMEOUT), 7000);
+  NoticeLostPeers(descriptor, milliseconds(1), milliseconds(1), milliseconds(1));
+  EXPECT_EQ(said(IPPROTO_TCP, TCP_KEEPIDLE), 1) << "0 would be refused";
+  close(descriptor);
 }
 
 TEST(ListenSocketTest, TwoServersDoNotShareAPort) {

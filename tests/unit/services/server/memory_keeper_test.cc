@@ -1,5 +1,6 @@
 #include "services/server/memory_keeper.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <fstream>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tests/support/eventually.h"
@@ -42,6 +44,22 @@ TEST(MemoryKeeperTest, WhatWasGivenBackGoesBackToTheKernel) {
   EXPECT_GT(ResidentBytes(), before + kBytes / 2);
   holding->reset();
   EXPECT_TRUE(Eventually([&] { return ResidentBytes() < before + 4 * kMiB; }));
+}
+
+TEST(MemoryKeeperTest, WhatIsHeldRefusedAndCutIsShownOnce) {
+  MetricsRegistry registry;
+  MemoryKeeper keeper(kMiB, &registry);
+  const auto held = keeper.budget()->Hold("client", 1024);
+  EXPECT_FALSE(keeper.budget()->Hold("client", 2 * kMiB).ok());
+  for (int i = 0; i < 2; ++i) keeper.budget()->CountCut();
+  registry.Collect();
+  const std::string shown = MetricsToText(registry.Collect());
+  for (const char* const line :
+       {"tandem_memory_limit_bytes 1048576\n", "tandem_memory_held_bytes 1024\n",
+        "tandem_memory_refusals_total{how=\"refused\"} 1\n",
+        "tandem_memory_refusals_total{how=\"cut\"} 2\n"}) {
+    EXPECT_THAT(shown, testing::HasSubstr(line));
+  }
 }
 
 }  // namespace

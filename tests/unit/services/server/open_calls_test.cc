@@ -198,6 +198,34 @@ TEST(OpenCallsTest, AnUnreadWriteGivesWayAndARunningCallDoesNot) {
   EXPECT_TRUE(call.cancelled);
 }
 
+// Else idle streams, as many as there is room for, keep everybody else out.
+TEST(OpenCallsTest, WhoAwaitsAnEventOrAnotherMessageGivesWay) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
+                            .message_timeout = kNever,
+                            .write_timeout = kNever,
+                            .turn = kNever});
+  for (const bool another : {false, true}) {
+    TestCall call(&calls, "ipv4:10.0.0.1:1");
+    ASSERT_TRUE(call.call.AwaitMessage().ok());
+    ASSERT_TRUE(call.call.Settle());
+    const auto kept = call.call.Keep(40 * kMiB);
+    ASSERT_TRUE(kept.ok());
+    MemoryBudget::Holding other(&budget, "10.0.0.2");
+    const int64_t room = budget.limit_bytes() - budget.held_bytes();
+    EXPECT_FALSE(other.Set(room + 1).ok());
+    call.receiving = false;
+    if (another) {
+      ASSERT_TRUE(call.call.AwaitAnother().ok());
+    } else {
+      call.call.AwaitEvent();
+    }
+    EXPECT_EQ(call.receiving.load(), another);
+    EXPECT_TRUE(other.Set(room + 1).ok());
+    EXPECT_TRUE(call.cancelled);
+  }
+}
+
 TEST(OpenCallsTest, WithoutRoomACallIsRefusedAtOnce) {
   MemoryBudget budget(64 * kMiB);
   OpenCalls calls(&budget, WithTurns(kNever));

@@ -1,7 +1,11 @@
 #include "services/server/run_program.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -30,7 +34,7 @@ class RunProgramTest : public testing::Test {
                     .run =
                         [this](StopSignal* stop) {
                           ran_ = true;
-                          stop->Serving();
+                          work_(stop);
                           return outcome_;
                         }});
     out_ = testing::internal::GetCapturedStdout();
@@ -38,6 +42,7 @@ class RunProgramTest : public testing::Test {
     return status;
   }
 
+  void (*work_)(StopSignal*) = [](StopSignal* stop) { stop->Serving(); };
   absl::Status outcome_;
   bool ran_ = false;
   std::string out_, error_;
@@ -70,6 +75,7 @@ TEST_F(RunProgramTest, TheExitStatusSaysWhetherItMayHelpToTryAgain) {
   EXPECT_TRUE(ran_);
   for (const auto& [outcome, status] :
        {std::pair(absl::InvalidArgumentError("no"), 2), std::pair(absl::NotFoundError("no"), 2),
+        std::pair(absl::PermissionDeniedError("no"), 2),
         std::pair(absl::FailedPreconditionError("no"), 2),
         std::pair(absl::UnavailableError("that port is another's"), 2),
         std::pair(absl::ResourceExhaustedError("no memory"), 1),
@@ -77,6 +83,29 @@ TEST_F(RunProgramTest, TheExitStatusSaysWhetherItMayHelpToTryAgain) {
     outcome_ = outcome;
     EXPECT_EQ(Run({}), status) << outcome;
   }
+}
+
+// Nothing is promised to anybody yet.
+TEST_F(RunProgramTest, WhoIsAskedToStopWhileItStartsEndsWell) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  outcome_ = absl::InternalError("it goes on");
+  work_ = [](StopSignal* stop) {
+    kill(getpid(), SIGTERM);
+    stop->Wait(std::chrono::seconds(30));
+  };
+  EXPECT_EXIT(std::exit(Run({})), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(RunProgramTest, ASignalIsHeardOnce) {
+  work_ = [](StopSignal* stop) {
+    stop->Serving();
+    for (const int signal : {SIGTERM, SIGINT}) {
+      kill(getpid(), signal);
+      EXPECT_EQ(stop->Wait(), signal);
+      EXPECT_EQ(stop->Wait(std::chrono::microseconds(1)), 0) << "the same again ends a drain";
+    }
+  };
+  EXPECT_EQ(Run({}), 0);
 }
 
 }  // namespace
