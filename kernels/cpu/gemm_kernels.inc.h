@@ -167,15 +167,16 @@ struct Gemm {
   // Returns the buffer that holds the result.
   static const float* SumSegments(const Band& band, float (*buffers)[kBandFloats]) {
     const int64_t count = band.rows() * band.sums_stride();
-    float* waiting[4] = {};  // by level; null: nothing there
+    static_assert(kNumLinearSegments == 8);
+    float* waiting[3] = {};  // by level; null: nothing there
     float* current = nullptr;
-    int next_buffer = 0;  // of five: at most one a level, and the current one
+    int next_buffer = 0;  // of four: at most one a level, and the current one
     for (int segment = 0; segment < kNumLinearSegments; ++segment) {
       const int64_t begin = LinearSegmentBegin(band.task.in_features, segment);
       const int64_t end = LinearSegmentBegin(band.task.in_features, segment + 1);
       current = nullptr;
       if (begin < end) {
-        while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 5;
+        while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 4;
         current = buffers[next_buffer];
         Sum(band, begin / Policy::kPerUnit, Units(end), current);
       }
@@ -196,13 +197,13 @@ struct Gemm {
     return current;
   }
 
-  static bool IsWaiting(float* const (&waiting)[4], const float* buffer) {
+  static bool IsWaiting(float* const (&waiting)[3], const float* buffer) {
     return waiting[0] == buffer || waiting[1] == buffer || waiting[2] == buffer;
   }
 
   static void RunBand(const Band& band, int64_t first_output) {
     const GemmTask& task = band.task;
-    alignas(64) float buffers[5][kBandFloats];
+    alignas(64) float buffers[4][kBandFloats];
     const float* sums = buffers[0];
     if (task.segmented) {
       sums = SumSegments(band, buffers);

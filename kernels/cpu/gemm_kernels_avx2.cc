@@ -3,7 +3,11 @@
 
 namespace tandem {
 
-constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6, 128>::Table<float>();
-constinit const GemmKernels kAvx2GemmBf16 = Gemm<MulAddBf16Policy, 2, 6, 6, 128>::Table<uint16_t>();
+// As many as 16 KiB of a panel hold.
+constexpr int64_t kChunkUnits = 16 * 1024 / (2 * 64);
+
+constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6, kChunkUnits>::Table<float>();
+constinit const GemmKernels kAvx2GemmBf16 =
+    Gemm<MulAddBf16Policy, 2, 6, 6, kChunkUnits>::Table<uint16_t>();
 
 }  // namespace tandem
