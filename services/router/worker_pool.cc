@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -44,6 +45,7 @@ absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name)
                                                  : absl::StrCat(text, ":", port));
   }
   freeaddrinfo(found);
+  if (addresses.empty()) return absl::UnavailableError(absl::StrCat(name, ": no address"));
   return std::vector<std::string>(addresses.begin(), addresses.end());
 }
 

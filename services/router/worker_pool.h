@@ -20,7 +20,8 @@
 
 namespace tandem {
 
-// host:port of every address that `name` (host:port) has now. Blocks. Unavailable if there is none.
+// host:port of every address that `name` (host:port) has now. Blocks. Unavailable if there is none,
+// InvalidArgument if it is no host:port.
 absl::StatusOr<std::vector<std::string>> ResolveWorkers(const std::string& name);
 
 struct WorkerPoolOptions {
