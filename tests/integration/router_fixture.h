@@ -14,6 +14,7 @@
 #include "services/router/app/router_app.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/raw_http.h"
 
 namespace tandem {
@@ -56,12 +57,7 @@ class RouterFixture : public testing::Test {
     return boost::json::parse(answer.body).as_object();
   }
   std::string Metrics() { return RawHttp(http()).Exchange("/metrics").body; }
-  // The value of the exposition's line that begins with `sample`; -1 if there is none.
-  double Metric(const std::string& sample) {
-    const std::string text = "\n" + Metrics();
-    const size_t at = text.find("\n" + sample + " ");
-    return at == std::string::npos ? -1 : std::stod(text.substr(at + sample.size() + 2));
-  }
+  double Metric(const std::string& sample) { return MetricValue(Metrics(), sample); }
 
   FleetSecret secret_;              // The router's.
   int64_t memory_limit_bytes_ = 0;  // 0: the router's default.

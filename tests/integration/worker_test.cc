@@ -24,6 +24,7 @@
 #include "tests/support/decode_peer.h"
 #include "tests/support/eventually.h"
 #include "tests/support/health.h"
+#include "tests/support/metric_value.h"
 
 namespace tandem {
 namespace {
@@ -113,6 +114,14 @@ TEST_P(WorkerTest, LostPrefillWorkerEndsItsAttemptsAndFreesTheirBlocks) {
   auto prefill = Start("prefill", WorkerRole::kPrefill);
   auto decode = Start("decode", WorkerRole::kDecode);
   Router router(*decode);
+  Submit before = MakeSubmit(9, RandomTokens(100, 8), 2);
+  before.prefill = prefill->peer();
+  router.Send(before);
+  ExpectAnswer(&router, before);
+  const auto shows_link = [](const std::string& metrics) {
+    return metrics.find("tandem_kv_link_bytes_per_second{") != std::string::npos;
+  };
+  ExpectMetrics(&router, shows_link);
   prefill->gate.Close();  // It accepts the prompt and gets no further.
   Submit submit = MakeSubmit(1, RandomTokens(100, 7), 20);
   submit.prefill = prefill->peer();
@@ -127,9 +136,7 @@ TEST_P(WorkerTest, LostPrefillWorkerEndsItsAttemptsAndFreesTheirBlocks) {
   }
   Watcher watch(*decode);
   watch.HeartbeatUntil(Idle);
-  ExpectMetrics(&router, [](const std::string& metrics) {
-    return metrics.find("tandem_kv_link_bytes_per_second{") == std::string::npos;
-  });
+  ExpectMetrics(&router, [&](const std::string& metrics) { return !shows_link(metrics); });
   submit.attempt.attempt = 2;
   submit.prefill = {};
   router.Send(submit);
@@ -153,6 +160,12 @@ TEST_P(WorkerTest, DeadlineDuringPrefillEndsThatAttemptAlone) {
   ExpectAnswer(&router, other);
 }
 
+// A lease lasts 1.5 s, as a reservation does, at a liveness scale of 0.5.
+void OutlastALease(Watcher* watch) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
+  watch->HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
+}
+
 TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
   TestWorkerOptions options;
   options.transport = GetParam();
@@ -166,8 +179,7 @@ TEST_P(WorkerTest, PrefillStepLongerThanAReservationIsWaitedFor) {
   submit.prefill = prefill->peer();
   router.Send(submit);
   watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
-  watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
+  OutlastALease(&watch);
   prefill->gate.Open();
   ExpectAnswer(&router, submit);
 }
@@ -181,7 +193,7 @@ TEST_P(WorkerTest, WhatWasPrefilledIsKeptForADecodeWorkerInALongStep) {
   Router router(*decode), first(*prefill);
   Watcher watch(*decode);
   // Both engines are in the middle of a step before the one hears what the other will promise.
-  prefill->gate.Close();
+  prefill->gate.Close(/*slow=*/true);
   first.Send(MakeSubmit(3, RandomTokens(20, 9), 1));
   EXPECT_EQ(first.NextChunks().size(), 1u);
   Submit submit = MakeSubmit(1, RandomTokens(100, 7), 20);
@@ -193,8 +205,7 @@ TEST_P(WorkerTest, WhatWasPrefilledIsKeptForADecodeWorkerInALongStep) {
   router.Send(own);
   EXPECT_EQ(router.NextChunks().size(), 1u);
   prefill->gate.Open();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
-  watch.HeartbeatUntil([&](const Heartbeat&) { return std::chrono::steady_clock::now() > end; });
+  OutlastALease(&watch);
   decode->gate.Open();
   ExpectAnswer(&router, own);
   const Heard heard = router.Listen();
@@ -285,12 +296,6 @@ TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
       [](const Heartbeat& beat) { return Idle(beat) && beat.load.running_sequences == 0; });
 }
 
-// The value of the sample that begins with `name`.
-double Value(const std::string& metrics, const std::string& name) {
-  const size_t at = ("\n" + metrics).find("\n" + name + " ");
-  return at == std::string::npos ? -1 : std::stod(metrics.substr(at + name.size() + 1));
-}
-
 // Eight run at a time, so 60 steps for each.
 constexpr int kUnreadTokens = 480;
 
@@ -303,7 +308,7 @@ void SubmitUnread(Router* router, int num_attempts) {
 }
 
 double GeneratedTokens(Router* router) {
-  return Value(Metrics(router), "tandem_worker_generated_tokens_total");
+  return MetricValue(Metrics(router), "tandem_worker_generated_tokens_total");
 }
 
 // A worker that has not begun looks like one that has cut its router off.
@@ -362,10 +367,11 @@ TEST(WorkerServicesTest, ADecodeWorkerThatHalfClosesWithoutReadingGivesItsBlocks
   peer.Send(submit);
   Router other(*worker);
   const auto held = [&](const std::string& metrics) {
-    return Value(metrics, "tandem_kv_blocks{state=\"held\"}");
+    return MetricValue(metrics, "tandem_kv_blocks{state=\"held\"}");
   };
   ExpectMetrics(&other, [&](const std::string& metrics) {
-    return held(metrics) == submit.num_blocks && Value(metrics, "tandem_running_sequences") == 0;
+    return held(metrics) == submit.num_blocks &&
+           MetricValue(metrics, "tandem_running_sequences") == 0;
   });
   peer.HalfClose();
   ExpectMetrics(&other, [&](const std::string& metrics) { return held(metrics) == 0; });
@@ -533,7 +539,7 @@ TEST(WorkerServicesTest, SoArePromptsOfDecodeWorkersAndTheirSessions) {
   options.memory_limit_bytes = int64_t{16} << 20;
   auto worker = StartWorker("hybrid", options);
   Router router(*worker);
-  const auto held = [&] { return Value(Metrics(&router), "tandem_memory_held_bytes"); };
+  const auto held = [&] { return MetricValue(Metrics(&router), "tandem_memory_held_bytes"); };
   const double before = held();
   DecodePeer peer(*worker, DialControl(worker->address, 1));
   EXPECT_GE(held() - before, static_cast<double>(kCallBytes));

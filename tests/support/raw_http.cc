@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include "runtime/base/check.h"
@@ -57,7 +58,10 @@ void RawHttp::SendRequest(const std::string& path, const std::string& body,
 bool RawHttp::ReadMore() {
   char bytes[65536];
   const ssize_t received = recv(socket_, bytes, sizeof(bytes), 0);
-  if (received <= 0) return false;
+  if (received <= 0) {
+    closed_ = received == 0 || errno != EAGAIN;
+    return false;
+  }
   buffer_.append(bytes, static_cast<size_t>(received));
   return true;
 }
@@ -76,6 +80,7 @@ size_t RawHttp::ReadToEnd() {
     total += buffer_.size();
     buffer_.clear();
   }
+  TANDEM_CHECK(closed_) << "not closed within " << kReceiveTimeoutS << " s";
   return total;
 }
 

@@ -50,6 +50,7 @@ class RawHttp {
 
   int socket_ = -1;
   std::string buffer_;
+  bool closed_ = false;  // By the server.
 };
 
 // Whether the server of HTTP/2 at that port begins by telling this setting (RFC 9113, 6.5.2).

@@ -143,7 +143,7 @@ TEST_F(ServeTest, EachChildIsToldItsPartAndTheRouterWhereTheWorkersAre) {
   ExpectEnd("exit status 0");
 }
 
-// A router that is told so tries an attempt that has ended several lives on no other worker.
+// So a router learns that an attempt has ended several lives, and tries it on no other worker.
 TEST_F(ServeTest, AWorkerThatEndsIsBegunAgainAndTellsHowItsLivesEnded) {
   Start({"--hybrid=1"});
   ASSERT_TRUE(AwaitSaid("hybrid-0 began"));
@@ -203,7 +203,7 @@ TEST_F(ServeTest, NobodyStaysWhenItIsKilled) {
   Start({"--hybrid=1"});
   ASSERT_TRUE(AwaitSaid("hybrid-0 began") && AwaitSaid("router began"));
   serve_->Signal(SIGKILL);
-  EXPECT_TRUE(AwaitSaid("hybrid-0 asked") && AwaitSaid("router asked"));
+  EXPECT_TRUE(AwaitSaid("hybrid-0 ends") && AwaitSaid("router ends"));
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ TEST_F(HttpServerTest, EveryAnswerNamesItsRequest) {
   EXPECT_EQ(nonsense.Read().headers.at("x-request-id").size(), 32u);
 }
 
-// What it takes for the next answer is what comes behind the head.
+// A client takes whatever follows the head for the next answer.
 TEST_F(HttpServerTest, AnAnswerToHeadHasNoBodyThoughItIsAStream) {
   RawHttp client(server_->port());
   client.Send("HEAD /burst HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -100,6 +100,7 @@ TEST_F(HttpServerTest, AStreamToAClientThatKnowsNoChunksEndsWithItsConnection) {
   handler_.held->EndStream();
   handler_.held.reset();
   EXPECT_TRUE(old.ReadUntil("begun and ended"));
+  old.ReadToEnd();
 }
 
 TEST_F(HttpServerTest, AClientThatIsLostIsNoticedByTheKernel) {

@@ -14,6 +14,8 @@
 #include "runtime/base/log.h"
 #include "runtime/fleet/fleet.h"
 #include "services/router/worker_pool.h"
+#include "tests/support/core_worker.h"
+#include "tests/support/count_of.h"
 #include "tests/support/eventually.h"
 
 namespace tandem {
@@ -28,28 +30,6 @@ class SetClock final : public Clock {
 
  private:
   std::atomic<int64_t> now_us_{1'000'000};
-};
-
-class CountingWatch final : public WatchReader {
- public:
-  void ReadNext() override {}
-  void Refuse() override { ++num_refused; }
-
-  int num_refused = 0;  // Router thread, or after Publish().
-};
-
-// Keeps what the core sends to a worker.
-class RecordingSession final : public SessionWriter {
- public:
-  void Send(const RouterCommand& command) override {
-    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
-  }
-  void ReadNext() override {}
-  void Close() override { closed = true; }
-
-  // Router thread, or after Publish().
-  std::vector<Submit> submits;
-  bool closed = false;
 };
 
 // Read while the router's thread rests.
@@ -115,11 +95,7 @@ class RouterCoreTest : public testing::Test {
     }
   }
 
-  void Publish() {
-    std::promise<void> done;
-    core_->PublishThen([&done] { done.set_value(); });
-    done.get_future().wait();
-  }
+  void Publish() { Flush(*core_); }
 
   // Decode workers by state, and all other roles' states together: nobody is in those.
   std::map<std::string, double> States() {
@@ -159,12 +135,6 @@ class RouterCoreTest : public testing::Test {
     core_->StartRequests("of " + client, {std::move(request)});
     Publish();
     return handle;
-  }
-
-  static int64_t Count(const std::string& text, const std::string& part) {
-    int64_t count = 0;
-    for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
-    return count;
   }
 
   static constexpr int64_t kLongUs = Fleet::kForgetAfterUs + 2'000'000;
@@ -357,7 +327,7 @@ TEST_F(RouterCoreTest, ARouterThatLeavesTellsOfNobodyWhoIsLost) {
     core_->OnWatchLost("a:1", worker_);
     Publish();
   }
-  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "a worker is lost"), 1);
+  EXPECT_EQ(CountOf("a worker is lost", testing::internal::GetCapturedStderr()), 1);
 }
 
 TEST_F(RouterCoreTest, AWorkerOfAnotherProtocolIsRefusedAndToldOnceUntilItIsOfUse) {
@@ -372,7 +342,7 @@ TEST_F(RouterCoreTest, AWorkerOfAnotherProtocolIsRefusedAndToldOnceUntilItIsOfUs
   Register("a:1");
   Register("a:1", other);
   Publish();
-  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "a worker is refused"), 2);
+  EXPECT_EQ(CountOf("a worker is refused", testing::internal::GetCapturedStderr()), 2);
   EXPECT_EQ(watch_->num_refused, 4);
 }
 
@@ -405,7 +375,7 @@ TEST_F(RouterCoreTest, OfManyRequestsThatFailInOneSecondTheLogTellsOfTen) {
     Advance(12'000'000);  // Nobody is there to take them.
     EXPECT_EQ(errors_.size(), failed);
   }
-  EXPECT_EQ(Count(testing::internal::GetCapturedStderr(), "request failed"), 20);
+  EXPECT_EQ(CountOf("request failed", testing::internal::GetCapturedStderr()), 20);
 }
 
 TEST_F(RouterCoreTest, AWorkerIsLostForAsLongAsTheNameHasItsAddress) {

@@ -9,21 +9,10 @@
 #include <thread>
 
 #include "services/router/router_core.h"
+#include "tests/support/core_worker.h"
 
 namespace tandem {
 namespace {
-
-// Keeps what the core sends to its one worker.
-class RecordingSession final : public SessionWriter {
- public:
-  void Send(const RouterCommand& command) override {
-    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
-  }
-  void ReadNext() override {}
-  void Close() override {}
-
-  std::vector<Submit> submits;  // Router thread, or after Flush().
-};
 
 class RunningCallTest : public testing::Test {
  protected:
@@ -42,15 +31,7 @@ class RunningCallTest : public testing::Test {
                                           .kv = {.block_tokens = 16, .num_blocks = 2'048},
                                           .max_model_tokens = 32'768,
                                           .max_sequences = 8};
-    struct Watch final : WatchReader {
-      void ReadNext() override {}
-      void Refuse() override {}
-    };
-    const auto watch = std::make_shared<Watch>();
-    core_->OnWatchUpdate("w:1", worker_, registration, watch);
-    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true}, watch);
-    core_->OnSessionUp(worker_, kSession, session_);
-    Flush();
+    ConnectWorker(*core_, registration, kSession, session_);
   }
 
   std::shared_ptr<RunningCall> Make(int num_prompts, std::function<void()> on_output = nullptr,
@@ -93,12 +74,7 @@ class RunningCallTest : public testing::Test {
     stands.get_future().wait();
   }
 
-  // Everything posted before has been done when it returns.
-  void Flush() {
-    std::promise<void> done;
-    core_->PublishThen([&] { done.set_value(); });
-    done.get_future().wait();
-  }
+  void Flush() { tandem::Flush(*core_); }
 
   void Say(std::vector<RouterEvent> events) {
     core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = std::move(events)});

@@ -18,6 +18,8 @@
 #include "services/server/limits.h"
 #include "services/server/listen_socket.h"
 #include "tests/support/certificates.h"
+#include "tests/support/core_worker.h"
+#include "tests/support/count_of.h"
 #include "tests/support/eventually.h"
 #include "tests/support/fake_worker.h"
 #include "tests/support/temp_folder.h"
@@ -146,17 +148,13 @@ TEST_F(WorkerChannelTest, WhileItsNameCannotBeResolvedAWorkerIsExpectedWhereItWa
 }
 
 TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
-  struct NoWatch final : WatchReader {
-    void ReadNext() override {}
-    void Refuse() override {}
-  };
   Start({FakeWorkerOptions()});
   ASSERT_TRUE(Eventually([&] {
     const FleetView view = core_->View();
     return view.workers.size() == 1 && view.workers[0].connected;
   }));
   const WorkerId worker = core_->View().workers[0].registration.worker;
-  const auto watch = std::make_shared<NoWatch>();
+  const auto watch = std::make_shared<CountingWatch>();
   for (const auto& events : {KvEvents{.first_sequence = 0, .snapshot = true},
                              KvEvents{.first_sequence = 1000, .snapshot = false}}) {
     core_->OnWatchUpdate(workers_[0]->address(), worker, events, watch);
@@ -379,7 +377,7 @@ TEST_F(WorkerChannelTest, WhoIsNotHeardOfIsToldWithTheReason) {
   channel->Close();
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, testing::HasSubstr("Failed to connect to remote host: Connection refused"));
-  EXPECT_EQ(log.find("no worker registers"), log.rfind("no worker registers")) << "told once";
+  EXPECT_EQ(CountOf("no worker registers", log), 1) << log;
 }
 
 TEST_F(WorkerChannelTest, AWorkerThatSaysWhatItMustNotIsLeftAloneForAWhile) {

@@ -169,7 +169,7 @@ TEST(ConvertTest, FieldsArriveWhereTheyBelong) {
   EXPECT_TRUE(submit.spec.runs_alone);
 }
 
-// A round trip shows nothing of two fields that are written from one.
+// A round trip does not see two fields or values that are swapped on both ways.
 TEST(ConvertTest, WhatIsWrittenIsWhatIsMeant) {
   const auto event = [](size_t which) {
     proto::RouterEvent message;

@@ -222,7 +222,7 @@ class SilentFleet final : public v1::Fleet::CallbackService {
   }
 };
 
-// What a router or a worker would ask itself has no deadline.
+// The calls behind a challenge have no deadline, so the challenge needs its own.
 TEST(FleetAuthTest, AChallengeThatDoesNotComeIsNotAwaitedForEver) {
   SilentFleet fleet;
   grpc::ServerBuilder builder;

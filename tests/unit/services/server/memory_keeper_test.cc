@@ -52,7 +52,7 @@ TEST(MemoryKeeperTest, WhatIsHeldRefusedAndCutIsShownOnce) {
   const auto held = keeper.budget()->Hold("client", 1024);
   EXPECT_FALSE(keeper.budget()->Hold("client", 2 * kMiB).ok());
   for (int i = 0; i < 2; ++i) keeper.budget()->CountCut();
-  registry.Collect();
+  registry.Collect();  // So that a count that is added each time shows.
   const std::string shown = MetricsToText(registry.Collect());
   for (const char* const line :
        {"tandem_memory_limit_bytes 1048576\n", "tandem_memory_held_bytes 1024\n",

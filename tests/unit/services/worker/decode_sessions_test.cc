@@ -22,7 +22,7 @@ TEST(DecodeSessionsTest, AFrameForASessionThatIsGoneHasFailed) {
   EXPECT_FALSE(sent->ok);
 }
 
-// What the life before it was to compute, and where to, it does not know.
+// A worker knows nothing of the prompts and blocks of the life before it.
 TEST(DecodeSessionsTest, WhoWantsAnotherLifeOfThisWorkerIsToldSo) {
   const PrefillHello ours{.worker = {.name = "prefill", .incarnation = 2}};
   PrefillHello theirs{.worker = {.name = "decode", .incarnation = 7}, .expected = ours.worker};

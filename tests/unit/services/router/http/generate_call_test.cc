@@ -6,7 +6,6 @@
 #include <boost/json.hpp>
 #include <fstream>
 #include <functional>
-#include <future>
 #include <iterator>
 #include <memory>
 #include <set>
@@ -17,6 +16,7 @@
 
 #include "services/router/api_error.h"
 #include "services/router/http/json_request.h"
+#include "tests/support/core_worker.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -55,29 +55,12 @@ class RecordingExchange final : public HttpExchange {
   std::vector<std::function<void()>> held;
 };
 
-// Keeps what the core sends to its one worker.
-class RecordingSession final : public SessionWriter {
- public:
-  void Send(const RouterCommand& command) override {
-    if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
-  }
-  void ReadNext() override {}
-  void Close() override {}
-
-  std::vector<Submit> submits;  // Router thread, or after Flush().
-};
-
 class GenerateCallTest : public testing::Test {
  protected:
   static constexpr SessionId kSession = 1;
   static constexpr int32_t kEos = 255;
 
   void AddWorker(int32_t max_model_tokens = 100) {
-    struct Watch final : WatchReader {
-      void ReadNext() override {}
-      void Refuse() override {}
-    };
-    const auto watch = std::make_shared<Watch>();
     const WorkerRegistration registration{.worker = worker_,
                                           .role = WorkerRole::kHybrid,
                                           .model = "m",
@@ -85,10 +68,7 @@ class GenerateCallTest : public testing::Test {
                                           .kv = {.block_tokens = 16, .num_blocks = 64},
                                           .max_model_tokens = max_model_tokens,
                                           .max_sequences = 8};
-    core_->OnWatchUpdate("w:1", worker_, registration, watch);
-    core_->OnWatchUpdate("w:1", worker_, KvEvents{.first_sequence = 0, .snapshot = true}, watch);
-    core_->OnSessionUp(worker_, kSession, session_);
-    Flush();
+    ConnectWorker(*core_, registration, kSession, session_);
   }
   std::shared_ptr<GenerateCall> Watched(std::string body) {
     auto call =
@@ -103,12 +83,7 @@ class GenerateCallTest : public testing::Test {
     call->Post(&pool, 1);
     pool.Stop();
   }
-  // Everything posted before has been done when it returns.
-  void Flush() {
-    std::promise<void> done;
-    core_->PublishThen([&done] { done.set_value(); });
-    done.get_future().wait();
-  }
+  void Flush() { tandem::Flush(*core_); }
   int64_t InFlight() {
     Flush();
     return core_->View().requests_in_flight;
@@ -350,7 +325,8 @@ TEST_F(GenerateCallTest, AWholeAnswerIsChargedWithItsCopiesUntilItIsSent) {
   core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = std::move(events)});
   Flush();
   const int64_t least = (kTokens - 1) * kTop * std::ssize(std::string(R"("token_id:100":0)"));
-  EXPECT_GE(budget_.held_bytes() + (int64_t{64} << 10), kAnswerCopies * least);
+  constexpr int64_t kIncluded = 64 << 10;  // Free of charge.
+  EXPECT_GE(budget_.held_bytes() + kIncluded, kAnswerCopies * least);
   EXPECT_THAT(exchange_->statuses, IsEmpty());
   core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = {last}});
   Flush();
@@ -380,9 +356,11 @@ TEST_F(GenerateCallTest, AnAnswerIsMeasuredOverAllPromptsOfItsCall) {
     if (running.ok()) (*running)->Detach();
     return FieldOf(running.status());
   };
+  // 64 · 3000 · (1 + 11) values: kMaxAnswerValues holds one prompt's, not two.
   const std::string generated = R"(, "n": 64, "max_tokens": 3000, "logprobs": 11)";
   EXPECT_EQ(refused("[1]", generated), "");
   EXPECT_EQ(refused("[1], [2]", generated), "max_tokens");
+  // 60 · (1 + 9) of kPromptLogprobBytes: a quarter of this budget holds one prompt's, not two.
   std::string ids = "[1";
   for (int i = 1; i < 60; ++i) ids += ",1";
   ids += "]";

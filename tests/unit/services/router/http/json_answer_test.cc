@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "services/router/api_error.h"
+#include "tests/support/count_of.h"
 #include "tests/support/raw_http.h"
 
 namespace tandem {
@@ -221,7 +222,7 @@ TEST(LogprobsJsonTest, TextOffsetsGoOnFromChunkToChunk) {
   logprobs.Add(Sampled(5, -1, {5, 6}), 2, /*chat=*/false, names);
   logprobs.Add(Sampled(17, -2, {4}), 1, /*chat=*/false, names);
   const std::string text = logprobs.Json(/*chat=*/false);
-  EXPECT_EQ(text.find("\"token_id:5\":"), text.rfind("\"token_id:5\":")) << "no key is there twice";
+  EXPECT_EQ(CountOf("\"token_id:5\":", text), 1) << "no key is there twice";
   const json::value first = json::parse(text);
   logprobs.Clear();
   EXPECT_EQ(first.at("tokens"), json::parse(R"(["token_id:5","token_id:17"])"));

@@ -20,7 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(WorkerServicesTest, AnOperatorsDrainIsTheProgramsAndTakesItOutOfReadiness) {
+TEST(WorkerOperationTest, AnOperatorsDrainIsTheProgramsAndTakesItOutOfReadiness) {
   std::atomic<int> asked{0};
   WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
   config.on_drain = [&] { ++asked; };
@@ -40,7 +40,7 @@ TEST(WorkerServicesTest, AnOperatorsDrainIsTheProgramsAndTakesItOutOfReadiness) 
 }
 
 // A step may take long, and whoever restarts the process ends all of its streams.
-TEST(WorkerServicesTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
+TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
   WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
   config.liveness_scale = 0.06;
   config.admin = ListenAddress{.ip = "127.0.0.1"};
@@ -70,7 +70,7 @@ TEST(WorkerServicesTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
 }
 
 // What cuts two hosts off from each other for a while ends neither worker.
-TEST(WorkerServicesTest, APrefillWorkerThatWasLostIsDialledAgain) {
+TEST(WorkerOperationTest, APrefillWorkerThatWasLostIsDialledAgain) {
   TestWorkerOptions options;
   options.transport = "grpc";
   options.liveness_scale = 0.2;  // It is done without for 0.2 s at first.
