@@ -208,6 +208,20 @@ TEST_F(HttpLimitsTest, OfThoseWhoFindNoRoomOnlySoManyAreToldSo) {
   }
 }
 
+TEST_F(HttpLimitsTest, OnceTheyHaveGoneOthersAreTold) {
+  MemoryBudget budget(1 << 20);
+  MemoryBudget::Holding others(&budget, "others");
+  ASSERT_TRUE(others.Set(budget.limit_bytes()).ok());
+  const auto server =
+      *HttpServer::Create({.address = {.ip = "127.0.0.1"}, .budget = &budget}, &handler_);
+  // Each as soon as there is a place among those who are told.
+  for (int i = 0; i < 2 * kMaxToldAtOnce; ++i) {
+    ASSERT_TRUE(Eventually([&] {
+      return RawHttp(server->port()).Exchange("/other").status == 503;
+    })) << i;
+  }
+}
+
 TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
   constexpr size_t kRoom = 64, kCut = kMaxToldAtOnce + 8;
   MemoryBudget budget(kRoom * kHttpConnectionBytes);
