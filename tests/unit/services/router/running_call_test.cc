@@ -490,6 +490,8 @@ TEST_F(RunningCallTest, EveryPublishIsAnsweredWheneverTheCoreEnds) {
   core_->Stop();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(answered, kThreads * kEach);
+  core_->PublishThen([&] { ++answered; });
+  EXPECT_EQ(answered, kThreads * kEach + 1) << "and after its end";
 }
 
 }  // namespace
