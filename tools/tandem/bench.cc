@@ -2,12 +2,9 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <boost/json.hpp>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
-#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -15,73 +12,12 @@
 #include "runtime/base/flags.h"
 #include "runtime/base/status_macros.h"
 #include "tools/tandem/load_generator.h"
+#include "tools/tandem/load_report.h"
 
 namespace tandem {
 namespace {
 
 namespace json = boost::json;
-
-struct Targets {
-  double ttft_seconds = 1e300;
-  double itl_seconds = 1e300;
-};
-
-struct Report {
-  int32_t completed = 0, rejected = 0, failed = 0, met_targets = 0;
-  int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
-  double wall_seconds = 0;
-  std::vector<double> ttft, itl, tpot, e2e;  // Seconds, sorted.
-  std::map<std::string, int> errors;
-};
-
-// Nearest rank. `sorted` may be empty: 0.
-double Percentile(const std::vector<double>& sorted, double percent) {
-  if (sorted.empty()) return 0;
-  const double rank = percent / 100 * static_cast<double>(sorted.size());
-  const size_t index = static_cast<size_t>(std::max(0.0, std::ceil(rank) - 1));
-  return sorted[std::min(index, sorted.size() - 1)];
-}
-
-double Mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return values.empty() ? 0 : sum / static_cast<double>(values.size());
-}
-
-Report Summarise(const LoadResult& load, const Targets& targets) {
-  Report report;
-  report.wall_seconds = static_cast<double>(load.wall_us) * 1e-6;
-  for (const RequestRecord& request : load.requests) {
-    if (request.outcome == CallOutcome::kRejected) ++report.rejected;
-    if (request.outcome == CallOutcome::kFailed) ++report.failed;
-    if (request.outcome != CallOutcome::kCompleted) {
-      ++report.errors[request.error];
-      continue;
-    }
-    ++report.completed;
-    report.prompt_tokens += request.prompt_tokens;
-    report.cached_tokens += request.cached_tokens;
-    report.output_tokens += request.output_tokens;
-    report.e2e.push_back(static_cast<double>(request.end_us - request.due_us) * 1e-6);
-    if (request.token_us.empty()) continue;
-    const double ttft = static_cast<double>(request.token_us.front() - request.due_us) * 1e-6;
-    std::vector<double> gaps;
-    for (size_t i = 1; i < request.token_us.size(); ++i) {
-      gaps.push_back(static_cast<double>(request.token_us[i] - request.token_us[i - 1]) * 1e-6);
-    }
-    report.ttft.push_back(ttft);
-    report.itl.insert(report.itl.end(), gaps.begin(), gaps.end());
-    if (!gaps.empty()) report.tpot.push_back(Mean(gaps));
-    std::sort(gaps.begin(), gaps.end());
-    if (ttft <= targets.ttft_seconds && Percentile(gaps, 99) <= targets.itl_seconds) {
-      ++report.met_targets;
-    }
-  }
-  for (std::vector<double>* values : {&report.ttft, &report.itl, &report.tpot, &report.e2e}) {
-    std::sort(values->begin(), values->end());
-  }
-  return report;
-}
 
 json::object DistributionJson(const std::vector<double>& sorted) {
   return {{"p50", Percentile(sorted, 50)},
@@ -90,7 +26,7 @@ json::object DistributionJson(const std::vector<double>& sorted) {
           {"mean", Mean(sorted)}};
 }
 
-json::object ReportJson(const Report& report) {
+json::object ReportJson(const LoadReport& report) {
   return {
       {"requests_completed", report.completed},
       {"requests_rejected", report.rejected},
@@ -114,7 +50,7 @@ json::object ReportJson(const Report& report) {
   };
 }
 
-void PrintReport(const Report& report, const Targets& targets) {
+void PrintReport(const LoadReport& report, const LoadTargets& targets) {
   std::printf("requests     %d completed, %d rejected, %d failed in %.2f s\n", report.completed,
               report.rejected, report.failed, report.wall_seconds);
   std::printf("tokens       %lld prompt (%lld cached), %lld output\n",
@@ -156,8 +92,8 @@ absl::StatusOr<TokenRange> ParseRange(const std::string& flag, const std::string
   return range;
 }
 
-absl::StatusOr<Targets> ParseTargets(const std::string& text) {
-  Targets targets;
+absl::StatusOr<LoadTargets> ParseTargets(const std::string& text) {
+  LoadTargets targets;
   for (const auto part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::vector<std::string> pair = absl::StrSplit(part, '=');
     double* const target = pair.front() == "ttft"  ? &targets.ttft_seconds
@@ -243,7 +179,7 @@ int BenchMain(const std::vector<std::string>& arguments) {
     return 0;
   }
   LoadOptions load;
-  Targets targets;
+  LoadTargets targets;
   const absl::Status usage = [&]() -> absl::Status {
     TANDEM_RETURN_IF_ERROR(rest.status());
     if (!rest->empty()) {
@@ -257,7 +193,7 @@ int BenchMain(const std::vector<std::string>& arguments) {
     std::cerr << "tandem bench: " << usage.message() << "\n";
     return 2;
   }
-  const Report report = Summarise(GenerateAndShow(load), targets);
+  const LoadReport report = Summarise(GenerateAndShow(load), targets);
   if (asked.as_json) {
     std::cout << json::serialize(ReportJson(report)) << "\n";
   } else {
