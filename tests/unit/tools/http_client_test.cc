@@ -2,16 +2,18 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
+#include <cstdlib>
 #include <vector>
+
+#include "services/server/api_keys.h"
+#include "tests/unit/tools/raw_server.h"
 
 namespace tandem {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TEST(HttpTargetTest, SplitsHostPortAndPath) {
   const auto target = ParseHttpTarget("http://127.0.0.1:8000/prefix/");
@@ -79,20 +81,51 @@ TEST(EventStreamTest, StopsWhereItIsTold) {
 }
 
 TEST(HttpConnectionTest, ASilentServerIsLost) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(listen(listener, 1), 0);  // The kernel accepts; nobody reads.
-  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const HttpTarget target{.host = "127.0.0.1", .port = std::to_string(ntohs(address.sin_port))};
-  auto connection = HttpConnection::Connect(target, std::chrono::milliseconds(20));
+  const RawServer server;  // The kernel accepts; nobody reads.
+  auto connection = HttpConnection::Connect(server.target(), std::chrono::milliseconds(20));
   ASSERT_TRUE(connection.ok()) << connection.status();
   const auto status = (*connection)->Send("/", "", [](std::string_view) { return true; });
   EXPECT_EQ(status.status().code(), absl::StatusCode::kUnavailable) << status.status();
-  close(listener);
+}
+
+TEST(HttpConnectionTest, SaysWhatItWantsBehindTheTargetsPath) {
+  RawServer server;
+  server.Serve({{kWhole, kWhole}});
+  HttpTarget target = server.target();
+  target.base_path = "/prefix";
+  setenv(kApiKeyVariable, "a-key", 1);
+  const auto connection = HttpConnection::Connect(target);
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  std::string body;
+  const auto take = [&](std::string_view piece) {
+    body += piece;
+    return true;
+  };
+  EXPECT_EQ(*(*connection)->Send("/things", R"({"a":1})", take), 200);
+  EXPECT_EQ(*(*connection)->Send("/things", "", take), 200);
+  unsetenv(kApiKeyVariable);
+  EXPECT_EQ(body, "wellwell");
+  const std::vector<std::string> asked = server.Asked();
+  ASSERT_EQ(asked.size(), 2u);
+  EXPECT_THAT(asked[0], ::testing::StartsWith("POST /prefix/things HTTP/1.1\r\n"));
+  EXPECT_THAT(asked[0], HasSubstr("\r\nContent-Type: application/json\r\n"));
+  EXPECT_THAT(asked[0], ::testing::EndsWith("\r\n\r\n{\"a\":1}"));
+  EXPECT_THAT(asked[1], ::testing::StartsWith("GET /prefix/things HTTP/1.1\r\n"));
+  for (const std::string& request : asked) {
+    EXPECT_THAT(request, HasSubstr("\r\nAuthorization: Bearer a-key\r\n"));
+    EXPECT_THAT(request, HasSubstr("\r\nHost: 127.0.0.1:" + target.port + "\r\n"));
+  }
+}
+
+TEST(HttpConnectionTest, ABodyThatIsCutOffIsLost) {
+  RawServer server;
+  server.Serve({{kCut}});
+  const auto connection = HttpConnection::Connect(server.target());
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  const auto status = (*connection)->Send("/", "", [](std::string_view) { return true; });
+  EXPECT_EQ(status.status().code(), absl::StatusCode::kUnavailable) << status.status();
+  const auto again = (*connection)->Send("/", "", [](std::string_view) { return true; });
+  EXPECT_EQ(again.status().message(), "the connection is closed");
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "services/http/http_server.h"
+#include "tests/unit/tools/raw_server.h"
 
 namespace tandem {
 namespace {
@@ -82,6 +84,47 @@ TEST_F(LoadGeneratorTest, AnOverloadIsNoFailure) {
   const RequestRecord wrong = Ask(400, "");
   EXPECT_EQ(wrong.outcome, CallOutcome::kFailed);
   EXPECT_EQ(wrong.error, "HTTP 400: why");
+}
+
+LoadOptions Requests(const RawServer& server, int32_t requests) {
+  return {.target = server.target(),
+          .requests = requests,
+          .connections = 1,
+          .prompt_tokens = {.low = 3, .high = 3},
+          .output_tokens = {.low = 2, .high = 2}};
+}
+
+// A server may close a connection between two requests, and that is nobody's failure; what it has
+// begun to answer is not asked for twice.
+TEST(LoadGeneratorConnectionTest, ARequestIsSentAgainOnlyIfItsConnectionWasStale) {
+  RawServer server;
+  server.Serve({{kDoneStream}, {kDoneStream, kCut}, {kDoneStream}});
+  const LoadResult result = GenerateLoad(Requests(server, 3), [](int) {});
+  EXPECT_EQ(result.requests[0].outcome, CallOutcome::kCompleted) << result.requests[0].error;
+  EXPECT_EQ(result.requests[1].outcome, CallOutcome::kCompleted) << result.requests[1].error;
+  EXPECT_EQ(result.requests[2].outcome, CallOutcome::kFailed);
+  EXPECT_EQ(server.Asked().size(), 3u);
+}
+
+// They are those of the plan, whenever the requests were really sent.
+TEST(LoadGeneratorConnectionTest, RequestsOfAnOpenLoopAreDueAtTimesOfTheSeed) {
+  const auto due = [](double rate) {
+    RawServer server;
+    server.Serve({{kDoneStream, kDoneStream, kDoneStream}});
+    LoadOptions options = Requests(server, 3);
+    options.rate_per_second = rate;
+    std::vector<int64_t> times;
+    for (const RequestRecord& request : GenerateLoad(options, [](int) {}).requests) {
+      times.push_back(request.due_us);
+    }
+    return times;
+  };
+  const std::vector<int64_t> times = due(1'000), slower = due(100);
+  EXPECT_EQ(due(1'000), times);
+  EXPECT_TRUE(0 < times[0] && times[0] < times[1] && times[1] < times[2]);
+  for (size_t i = 0; i < times.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(slower[i]), 10.0 * static_cast<double>(times[i]), 10);
+  }
 }
 
 }  // namespace
