@@ -50,6 +50,18 @@ TEST(GenerationConfigTest, WhatNamesNoTokenLeavesThemToConfigJson) {
   }
 }
 
+TEST(GenerationConfigTest, ConfigJsonNamesTheBeginTokenOnlyWhereNothingElseDoes) {
+  EXPECT_EQ(Parsed(R"({"bos_token_id":4})", R"({"bos_token_id":3})").bos_token_id, 3);
+  EXPECT_EQ(Parsed(R"({"bos_token_id":4})", R"({"bos_token_id":1000})").bos_token_id, 4);
+}
+
+// Requests take it over as it is, and none may ask for fewer than 0.
+TEST(GenerationConfigTest, ATopKOfMinusOneIsAll) {
+  const GenerationConfig config = Parsed("{}", R"({"top_k":-1})");
+  EXPECT_EQ(config.top_k, 0);
+  EXPECT_THAT(config.ignored, IsEmpty());
+}
+
 TEST(GenerationConfigTest, TokensOutsideTheVocabularyAreIgnored) {
   // As GPT2Config(vocab_size=1000) saves itself.
   const GenerationConfig config =

@@ -155,6 +155,7 @@ TEST(ModelConfigTest, ReadsGemma2) {
   EXPECT_EQ(config->score_cap, 50.0f);
   EXPECT_EQ(config->logit_cap, 30.0f);
   EXPECT_EQ(config->windows, (Windows{4'096, 0, 4'096, 0}));
+  EXPECT_EQ(config->largest_window(), 0) << "every other layer sees all";
   EXPECT_EQ(Changed(kGemma2, "query_pre_attn_scalar", "144")->query_scalar, 144.0f);
   EXPECT_EQ(Changed(kGemma2, "attn_logit_softcapping", "null")->score_cap, 0.0f);
   EXPECT_EQ(Changed(kGemma2, "final_logit_softcapping", "null")->logit_cap, 0.0f);
@@ -230,6 +231,44 @@ TEST(ModelConfigTest, RefusesWindowsItDoesNotCompute) {
   EXPECT_THAT(With(kQwen2, "hidden_act", R"("relu")"), HasSubstr("hidden_act"));
 }
 
+// As files were written before a field was thought of.
+TEST(ModelConfigTest, WhatIsNotThereIsWhatTransformersTakesItFor) {
+  const auto llama = ModelConfig::Parse(R"({
+      "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+      "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100})");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(llama->rope.theta, 10'000.0);
+  EXPECT_EQ(llama->num_kv_heads, 4);
+  EXPECT_EQ(llama->max_positions, 2'048);
+  EXPECT_EQ(llama->activation, Activation::kSilu);
+  EXPECT_FALSE(llama->tied_embeddings);
+  const auto gpt2 = ModelConfig::Parse(R"({
+      "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 2,
+      "vocab_size": 100})");
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->norm_epsilon, 1e-5f);
+  EXPECT_EQ(gpt2->max_positions, 1'024);
+  EXPECT_EQ(gpt2->activation, Activation::kGeluTanh);
+  const auto scaled = Changed(kLlama, "rope_scaling",
+                              R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+                                  "high_freq_factor": 4})");
+  ASSERT_TRUE(scaled.ok()) << scaled.status();
+  EXPECT_EQ(scaled->rope.original_max_positions, 2'048) << "all that it has";
+}
+
+TEST(ModelConfigTest, EachFieldIsReadFromItsOwnName) {
+  EXPECT_EQ(Changed(kLlama, "rms_norm_eps", "0.25")->norm_epsilon, 0.25f);
+  EXPECT_EQ(Changed(kGpt2, "layer_norm_epsilon", "0.25")->norm_epsilon, 0.25f);
+  EXPECT_EQ(Changed(kGpt2, "n_positions", "77")->max_positions, 77);
+  EXPECT_EQ(Changed(kGpt2, "n_inner", "96")->ffn_size, 96);
+  const auto mlp = Changed(kLlama, "mlp_bias", "true");
+  EXPECT_TRUE(mlp->mlp_bias && !mlp->qkv_bias && !mlp->attention_output_bias);
+  const auto attention = Changed(kLlama, "attention_bias", "true");
+  EXPECT_TRUE(!attention->mlp_bias && attention->qkv_bias && attention->attention_output_bias);
+  // The newer name of torch_dtype, which is there, too.
+  EXPECT_EQ(Changed(kLlama, "dtype", R"("float16")")->checkpoint_type, TensorType::kF16);
+}
+
 TEST(ModelConfigTest, KnowsFamiliesByTheirTypeToo) {
   for (const auto& [type, architecture] : {std::pair{"llama", "LlamaForCausalLM"},
                                            {"mistral", "MistralForCausalLM"},
@@ -283,6 +322,9 @@ TEST(ModelConfigTest, RefusesRopeItDoesNotCompute) {
   EXPECT_THAT(With(kLlama, "rope_scaling", "[1]"), HasSubstr("want an object"));
   EXPECT_THAT(With(kLlama, "rope_theta", "-1"), HasSubstr("rope_theta is -1"));
   EXPECT_THAT(With(kLlama, "partial_rotary_factor", "0.5"), HasSubstr("only whole heads"));
+  EXPECT_THAT(
+      With(kLlama, "rope_parameters", R"({"rope_type":"default","partial_rotary_factor":0.5})"),
+      HasSubstr("rope_parameters: partial_rotary_factor is 0.5; only whole heads"));
 }
 
 TEST(ModelConfigTest, RefusesUnknownArchitecturesByName) {
@@ -302,6 +344,7 @@ TEST(ModelConfigTest, RefusesWhatWouldChangeTheNumbers) {
   EXPECT_THAT(With(kGpt2, "activation_function", R"("relu")"), HasSubstr("is \"relu\"; silu"));
   EXPECT_THAT(With(kGpt2, "scale_attn_weights", "false"), HasSubstr("want true"));
   EXPECT_THAT(With(kGpt2, "scale_attn_by_inverse_layer_idx", "true"), HasSubstr("not supported"));
+  EXPECT_THAT(With(kGpt2, "add_cross_attention", "true"), HasSubstr("add_cross_attention is true"));
   EXPECT_EQ(With(kGpt2, "reorder_and_upcast_attn", "true"), "accepted");
 }
 

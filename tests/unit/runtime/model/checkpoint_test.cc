@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -106,6 +109,34 @@ TEST(CheckpointTest, IdentityChangesWithTheIndexAlone) {
   ASSERT_TRUE(first.ok() && same.ok() && touched.ok());
   EXPECT_EQ((*first)->Identity(), (*same)->Identity());
   EXPECT_NE((*first)->Identity(), (*touched)->Identity());
+}
+
+// Weights are packed again when a checkpoint has changed, and by this alone they are known to have.
+TEST(CheckpointTest, IdentityChangesWithEachShardHoweverLittleItsFileShows) {
+  namespace fs = std::filesystem;
+  const TempFolder folder;
+  folder.Write("one.safetensors", OneTensor("a"));
+  folder.Write("two.safetensors", OneTensor("b"));
+  folder.Write("model.safetensors.index.json",
+               R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
+  std::set<std::string> identities;
+  const auto add_identity = [&] {
+    const auto source = OpenCheckpoint(folder.path());
+    ASSERT_TRUE(source.ok()) << source.status();
+    identities.insert((*source)->Identity());
+  };
+  add_identity();
+  for (const char* name : {"/one.safetensors", "/two.safetensors"}) {
+    const std::string path = folder.path() + name;
+    fs::last_write_time(path, fs::last_write_time(path) + std::chrono::milliseconds(1));
+    add_identity();
+    // Another file of the same size and time.
+    fs::copy_file(path, path + ".new");
+    fs::last_write_time(path + ".new", fs::last_write_time(path));
+    fs::rename(path + ".new", path);
+    add_identity();
+  }
+  EXPECT_EQ(identities.size(), 5u);
 }
 
 TEST(CheckpointTest, IdentityChangesWithTheFile) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -83,6 +84,21 @@ TEST(ModelTest, DigestChangesWithOneWeightAndWithRope) {
   ASSERT_NE(at, std::string::npos);
   folder.Write("config.json", text.replace(at, 7, "20000.0"));
   EXPECT_NE(digest(folder.path()), changed);
+}
+
+TEST(ModelTest, DigestChangesWithTheEpsilonOfNorms) {
+  const auto backend = Reference();
+  const TempFolder folder;
+  folder.CopyFrom(Tiny("llama_mha32_tied"));
+  const std::string config = ReadSmallFile(folder.path() + "/config.json", 1 << 20).value();
+  std::set<std::string> digests;
+  for (const char* epsilon : {"1e-05", "1e-06"}) {
+    folder.Write("config.json", absl::StrReplaceAll(config, {{"1e-05", epsilon}}));
+    const auto model = Model::Load({.folder = folder.path()}, backend.get());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    digests.insert((*model)->Digest());
+  }
+  EXPECT_EQ(digests.size(), 2u);
 }
 
 TEST(ModelTest, DigestChangesWithTheWindowOfOneLayer) {
@@ -392,6 +408,35 @@ TEST(ModelTest, DummyWeightsAreTheSameEveryTimeAndDifferByTensor) {
   // Fixed for good: streams of dummy models must not change with a release.
   const Sha256Digest digest = Sha256Of(text(*a));
   EXPECT_EQ(HexOf(digest.data(), 8), "fd3b0f7ec2e2d5ec");
+}
+
+// As a checkpoint's would: a layer neither blows numbers up nor lets them vanish.
+TEST(ModelTest, DummyWeightsKeepTheSizeOfWhatTheyMultiply) {
+  const auto numbers = [](const char* folder, const std::string& name,
+                          const std::vector<int64_t>& shape) {
+    const auto config = ModelConfig::Load(Tiny(folder));
+    TANDEM_CHECK(config.ok()) << config.status().message();
+    const auto source = MakeDummyWeights(*config);
+    const auto view = source->Tensor(name, shape);
+    std::vector<float> values(view->bytes.size() / sizeof(float));
+    std::memcpy(values.data(), view->bytes.data(), view->bytes.size());
+    return values;
+  };
+  constexpr char kLlama[] = "llama_gqa16_scaled_biased", kGpt2[] = "gpt2_heads32_unprefixed",
+                 kGemma[] = "gemma2_gqa16_window7";
+  const auto expect_limit = [](const std::vector<float>& values, double limit) {
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    EXPECT_LE(std::max(-*low, *high), limit);
+    EXPECT_GE(std::min(-*low, *high), 0.9 * limit);
+  };
+  // Each has 48 inputs and 1000 outputs; GPT-2 stores layers [in, out], but not its embedding.
+  expect_limit(numbers(kLlama, "model.layers.0.mlp.up_proj.weight", {1000, 48}), 0.25);
+  expect_limit(numbers(kGpt2, "h.0.mlp.c_fc.weight", {48, 1000}), 0.25);
+  expect_limit(numbers(kGpt2, "wte.weight", {1000, 48}), 0.25);
+  expect_limit(numbers(kLlama, "model.layers.0.mlp.up_proj.bias", {1000}), 0.02);
+  EXPECT_EQ(numbers(kLlama, "model.norm.weight", {5}), std::vector<float>(5, 1.0f));
+  EXPECT_EQ(numbers(kGemma, "model.norm.weight", {5}), std::vector<float>(5, 0.0f))
+      << "it adds 1 to them";
 }
 
 TEST(ModelTest, DummyModelsLoadInEveryCheckpointType) {

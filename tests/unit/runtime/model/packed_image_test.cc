@@ -5,12 +5,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "runtime/base/crc32c.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -250,6 +254,47 @@ TEST(PackedImageTest, ABrokenHeaderOrLengthIsPackedAfresh) {
     EXPECT_FALSE((*image)->from_cache()) << "damage at " << damage;
     ExpectPattern(**image);
   }
+}
+
+// As a release would leave it that lays weights out in another way.
+TEST(PackedImageTest, AnImageOfAnotherVersionIsPackedAfresh) {
+  const TempFolder folder;
+  const std::string path = Pack(folder, 1, "");
+  PackedHeader header;
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  ++header.version;
+  header.header_checksum = Crc32c(&header, offsetof(PackedHeader, header_checksum));
+  file.seekp(0);
+  file.write(reinterpret_cast<const char*>(&header), sizeof(header));
+  file.close();
+  const auto image = PackedImage::Open(Options(folder), FillWithPattern);
+  ASSERT_TRUE(image.ok()) << image.status().message();
+  EXPECT_FALSE((*image)->from_cache());
+}
+
+TEST(DefaultCacheDirTest, IsWhereTheUserKeepsCachesIfThatIsAnAbsolutePath) {
+  const auto with = [](const char* cache, const char* home) {
+    const std::pair<const char*, const char*> variables[] = {{"XDG_CACHE_HOME", cache},
+                                                             {"HOME", home}};
+    std::vector<std::optional<std::string>> before;
+    for (const auto& [name, value] : variables) {
+      const char* const was = std::getenv(name);
+      before.push_back(was == nullptr ? std::nullopt : std::optional<std::string>(was));
+      value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+    }
+    std::string folder = DefaultCacheDir();
+    for (size_t i = 0; i < before.size(); ++i) {
+      before[i] ? setenv(variables[i].first, before[i]->c_str(), 1) : unsetenv(variables[i].first);
+    }
+    return folder;
+  };
+  EXPECT_EQ(with("/caches", "/home/me"), "/caches/tandem");
+  EXPECT_EQ(with(nullptr, "/home/me"), "/home/me/.cache/tandem");
+  EXPECT_EQ(with("", "/home/me"), "/home/me/.cache/tandem");
+  EXPECT_EQ(with("caches", "/home/me"), "/home/me/.cache/tandem");
+  EXPECT_EQ(with(nullptr, "me"), "");
+  EXPECT_EQ(with(nullptr, nullptr), "");
 }
 
 // Whoever may write there could serve other weights under this model's name.

@@ -115,6 +115,22 @@ TEST(SafetensorsFileTest, RefusesTensorsThatDoNotFitTheirBytes) {
               HasSubstr("9 dimensions, at most 8"));
 }
 
+// Checkpoints have tensors that are not read, of every type: position ids are I64.
+TEST(SafetensorsFileTest, KnowsTheSizeOfEveryType) {
+  const std::pair<const char*, int> sizes[] = {
+      {"F64", 8}, {"F32", 4},  {"F16", 2},     {"BF16", 2},    {"I64", 8},    {"U64", 8},
+      {"I32", 4}, {"U32", 4},  {"I16", 2},     {"U16", 2},     {"I8", 1},     {"U8", 1},
+      {"C64", 8}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+  for (const auto& [type, bytes] : sizes) {
+    const auto with_shape = [&, type = type](int count) {
+      return WithTensor(std::string("\"dtype\":\"") + type + "\",\"shape\":[" +
+                        std::to_string(count) + "],\"data_offsets\":[0,16]");
+    };
+    EXPECT_EQ(with_shape(16 / bytes), "accepted") << type;
+    EXPECT_THAT(with_shape(16 / bytes + 1), HasSubstr("span 16 bytes")) << type;
+  }
+}
+
 TEST(SafetensorsFileTest, RefusesOverlapsHolesAndTrailingBytes) {
   const auto two = [](const std::string& first, const std::string& second, size_t data_bytes) {
     return Refusal(SafetensorsText(R"({"x":{"dtype":"U8","shape":[8],"data_offsets":)" + first +
