@@ -66,6 +66,41 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   for (size_t o = 0; o < plain->size(); ++o) EXPECT_EQ((*more)[o].digest, (*plain)[o].digest);
 }
 
+// Workers whose kernels differ where nobody looks would continue each other's streams.
+TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOfNumbers) {
+  const auto backend = MakeBackend("cpu-generic");
+  const ProbeShape with_all{.window = 50, .gated_gelu = true, .logit_cap = 1};
+  const auto operations = ProbeOperations(*backend, with_all, 1);
+  ASSERT_TRUE(operations.ok()) << operations.status();
+  std::multiset<std::string> names;
+  for (const ProbedOperation& operation : *operations) names.insert(operation.name);
+  const auto expect = [&](const std::string& name, size_t f32, size_t bf16) {
+    for (const char* kind : {"", ", hostile numbers"}) {
+      EXPECT_EQ(names.count(name + " f32" + kind), f32) << name << kind;
+      EXPECT_EQ(names.count(name + " bf16" + kind), bf16) << name << kind;
+    }
+  };
+  for (const char* name : {"rms_norm", "layer_norm", "swiglu", "gelu", "gelu of f32", "geglu"}) {
+    expect(name, 1, 1);
+  }
+  // With outputs of f32, and of bf16 where that is computed in.
+  for (const char* name : {"linear", "linear in segments"}) expect(name, 1, 2);
+  // Without options, and with those of the model.
+  for (const char* name :
+       {"cos", "sin", "query", "kv blocks", "prefill_attention", "decode_attention"}) {
+    expect(name, 2, 2);
+  }
+  expect("soft_cap", 1, 1);
+  for (const char* name : {"embedding", "gather", "log_softmax", "log_softmax_stats"}) {
+    for (const char* kind : {"", ", hostile numbers"}) {
+      EXPECT_EQ(names.count(name + std::string(" f32") + kind) +
+                    names.count(name + std::string(" bf16") + kind),
+                1u)
+          << name << kind;
+    }
+  }
+}
+
 TEST(NumericsProbeClassesTest, FencedMemoryChangesNoBit) {
   const auto cpu = CreateBackend({});
   ASSERT_TRUE(cpu.ok()) << cpu.status();

@@ -146,6 +146,42 @@ TEST_P(ModelExecutorTest, EachDrawOfAPromptHasARandomStreamOfItsOwn) {
                   testing::Field(&SampledToken::token, testing::Ne(once.runs[0].drawn[0].token))));
 }
 
+TEST_P(ModelExecutorTest, EachOfItsParametersAndItsPositionDecideADraw) {
+  const auto harness = MakeHarness();
+  harness->ReserveSequences(1);
+  const TestSequence sequence = harness->NewSequence(Prompt(20));
+  const auto drawn = [&](const SamplingParams& sampling, size_t num_tokens = 20) {
+    std::vector<Draw> draws;
+    for (int32_t choice = 0; choice < 32; ++choice) {
+      draws.push_back({.choice = choice, .sampling = &sampling, .prompt_tokens = 20});
+    }
+    const SequenceRun run{.token_ids = std::span(sequence.tokens).first(num_tokens),
+                          .block_table = sequence.blocks,
+                          .draws = draws};
+    StepOutput output;
+    EXPECT_TRUE(harness->executor().Execute({.runs = {&run, 1}}, &output).ok());
+    std::vector<int32_t> tokens;
+    for (const SampledToken& token : output.runs[0].drawn) tokens.push_back(token.token);
+    return tokens;
+  };
+  SamplingParams flat;
+  flat.temperature = 1e6f;  // All are as likely: chance alone decides.
+  flat.seed = 11;
+  const std::vector<int32_t> tokens = drawn(flat);
+  EXPECT_EQ(drawn(flat), tokens);
+  EXPECT_NE(drawn(flat, 19), tokens) << "where the token will be";
+  SamplingParams changed = flat;
+  changed.seed = 12;
+  EXPECT_NE(drawn(changed), tokens);
+  const std::vector<int32_t> best = drawn(Greedy());
+  changed = flat;
+  changed.top_k = 1;
+  EXPECT_EQ(drawn(changed), best);
+  changed = flat;
+  changed.top_p = 1e-6f;
+  EXPECT_EQ(drawn(changed), best);
+}
+
 TEST_P(ModelExecutorTest, ADrawTakesWhatItsMaskAllows) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(1);
@@ -184,11 +220,13 @@ TEST_P(ModelExecutorTest, StopTokensAreMaskedUntilMinTokens) {
   SamplingParams sampling = Greedy();
   sampling.stop_token_ids = {free_run.generated[0].token};
   sampling.min_tokens = 2;
+  sampling.logit_bias = {{sampling.stop_token_ids[0], 100.0f}};
   TestSequence masked = harness->NewSequence(Prompt(20), sampling);
   TestSequence* const second[] = {&masked};
-  harness->Generate(second, 64, 2);
+  harness->Generate(second, 64, 3);
   EXPECT_NE(masked.generated[0].token, free_run.generated[0].token);
   EXPECT_NE(masked.generated[1].token, free_run.generated[0].token);
+  EXPECT_EQ(masked.generated[2].token, free_run.generated[0].token) << "no longer than that";
 }
 
 TEST_P(ModelExecutorTest, ABiasChangesWhatIsDrawnAndNotItsLogprobs) {
@@ -442,6 +480,10 @@ TEST_P(ModelExecutorTest, RefusesOptionsThatDoNotFit) {
   bad.max_model_tokens = 100'000;
   EXPECT_THAT(std::string(create(bad, {}).message()),
               testing::HasSubstr("max_model_tokens: 100000, want 1 to 256"));
+  bad = good;
+  bad.max_batched_tokens = 1;
+  EXPECT_THAT(std::string(create(bad, {}).message()),
+              testing::HasSubstr("max_batched_tokens: 1, want 2 to"));
   bad = good;
   bad.block_tokens = 24;
   EXPECT_EQ(create(bad, {}).code(), absl::StatusCode::kInvalidArgument);
