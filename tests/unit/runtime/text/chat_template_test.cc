@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 #include "tests/unit/runtime/text/golden.h"
 
 namespace tandem {
@@ -112,6 +113,25 @@ TEST(ChatTemplateTest, FolderOfTheDemoModelLoads) {
   EXPECT_EQ((*made)->Render(kHello, {}).value(), "<|begin|><|user|>hello<|assistant|>");
 }
 
+TEST(ChatTemplateTest, EachFileOfAFolderIsRead) {
+  const TempFolder folder;
+  folder.Write("tokenizer_config.json",
+               R"({"chat_template": "{{ bos_token }}{{ eos_token }}{{ pad_token }}",
+                   "bos_token": "<s>"})");
+  folder.Write("special_tokens_map.json", R"({"pad_token": "!"})");
+  const ChatTemplate::ModelTokens tokens{.bos = "<bos>", .eos = "<eos>"};
+  const auto made = ChatTemplate::Create(folder.path(), tokens);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ((*made)->Render(kHello, {}).value(), "<s><eos>!");
+  // A file that cannot be used is not one that is missing.
+  folder.Write("chat_template.jinja", std::string(ChatTemplate::kMaxTemplateBytes + 1, 'x'));
+  EXPECT_TRUE(absl::IsInvalidArgument(ChatTemplate::Create(folder.path(), tokens).status()));
+  folder.Write("chat_template.jinja", "{% for %}");
+  const absl::Status broken = ChatTemplate::Create(folder.path(), tokens).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(broken)) << broken;
+  EXPECT_THAT(std::string(broken.message()), testing::StartsWith(folder.path() + ": "));
+}
+
 TEST(ChatTemplateTest, FolderWithoutTemplateIsNotFound) {
   EXPECT_TRUE(absl::IsNotFound(ChatTemplate::Create("/nonexistent", {}).status()));
   EXPECT_TRUE(absl::IsNotFound(
@@ -137,6 +157,32 @@ TEST(ChatTemplateTest, MessagesMustBeAListOfJson) {
   }
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
   EXPECT_TRUE(absl::IsInvalidArgument(RenderText("x", deep).status()));
+}
+
+TEST(ChatTemplateTest, MessagesToolsAndVariablesAreBounded) {
+  const auto made = Make("x");
+  const std::string most(ChatTemplate::kMaxMessagesBytes, ' '), more = most + " ";
+  const auto refusal = [&](std::string_view messages, const ChatTemplate::Options& options) {
+    return Message(made->Render(messages, options));
+  };
+  EXPECT_THAT(refusal(more, {}), HasSubstr("67108865 bytes, at most 67108864"));
+  EXPECT_THAT(refusal(kHello, {.tools_json = more}), HasSubstr("67108865 bytes, at most 67108864"));
+  EXPECT_THAT(refusal(kHello, {.variables_json = more}),
+              HasSubstr("67108865 bytes, at most 67108864"));
+  EXPECT_THAT(refusal(most, {}), HasSubstr("messages: EOF"));
+}
+
+TEST(ChatTemplateTest, VariablesAreBesideWhatIsRenderedAndNotInItsPlace) {
+  const auto made =
+      Make("{{ messages[0].content }}|{{ tools[0] }}|{{ add_generation_prompt }}|{{ bos_token }}",
+           R"({"bos_token": "<s>"})");
+  EXPECT_EQ(made->Render(kHello, {.add_generation_prompt = false,
+                                  .tools_json = R"(["ours"])",
+                                  .variables_json = R"({"messages": [{"content": "theirs"}],
+                                                        "tools": ["theirs"], "bos_token": "theirs",
+                                                        "add_generation_prompt": true})"})
+                .value(),
+            "hello|ours|False|theirs");
 }
 
 TEST(ChatTemplateTest, FailureNamesTheReason) {

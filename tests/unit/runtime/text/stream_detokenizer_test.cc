@@ -159,6 +159,35 @@ TEST(DetokenizerStreamTest, HoleInTheVocabularyDoesNotEndAByteRun) {
   EXPECT_EQ((*tokenizer)->Decode(ids).value(), "\xC3\xA9");
 }
 
+// Gemma's strips nothing, Llama's one space; what has other steps is left to the library.
+TEST(DetokenizerStreamTest, WhateverTheDecodersStepsAreTheStreamIsTheWhole) {
+  const auto replace = [](const std::string& from, const std::string& to) {
+    return R"({"type": "Replace", "pattern": {"String": ")" + from + R"("}, "content": ")" + to +
+           R"("}, {"type": "ByteFallback"}, {"type": "Fuse"})";
+  };
+  const auto strip = [](const std::string& what, int start, int stop) {
+    return R"(, {"type": "Strip", "content": ")" + what + R"(", "start": )" +
+           std::to_string(start) + R"(, "stop": )" + std::to_string(stop) + "}";
+  };
+  const std::string spaces = replace("\xE2\x96\x81", " ");
+  for (const std::string& steps :
+       {spaces, spaces + strip(" ", 1, 0), spaces + strip(" ", 2, 0), spaces + strip(" ", 1, 1),
+        spaces + strip("x", 1, 0), replace("_", " "), replace("\xE2\x96\x81", "-")}) {
+    const auto tokenizer = Tokenizer::Parse(
+        R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "Sequence", "decoders": [)" +
+            steps +
+            "]}, \"model\": {\"type\": \"BPE\", \"vocab\": "
+            "{\"\xE2\x96\x81\xE2\x96\x81\x61\": 0, \"\xE2\x96\x81\x61\": 1, "
+            "\"b\xE2\x96\x81\": 2, \"b\": 3}, \"merges\": []}}",
+        {}, "file");
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (const std::vector<int32_t>& ids :
+         {std::vector<int32_t>{0, 1, 3}, {1, 3, 0}, {3, 1, 2}, {2, 1}}) {
+      EXPECT_EQ(Stream(**tokenizer, {}, ids), (*tokenizer)->Decode(ids).value()) << steps;
+    }
+  }
+}
+
 TEST(DetokenizerStreamTest, ASpaceThatIsAByteIsLostAtTheEndToo) {
   const auto tokenizer = Tokenizer::Parse(
       R"({"version": "1.0", "added_tokens": [], "decoder": {"type": "Sequence", "decoders": [

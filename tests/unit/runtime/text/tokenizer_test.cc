@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "runtime/base/random.h"
 #include "runtime/base/small_file.h"
+#include "tests/support/temp_folder.h"
 #include "tests/unit/runtime/text/golden.h"
 
 namespace tandem {
@@ -198,6 +199,8 @@ TEST(TextInPiecesTest, WhatMayDependOnMoreThanThePieceIsNotCut) {
       {"demo_model", "a normalizer", R"("normalizer":null)", R"("normalizer":{"type":"NFC"})"},
       {"demo_model", "an added token with the spaces beside it", R"("lstrip":false)",
        R"("lstrip":true)"},
+      {"demo_model", "an added token with the spaces behind it", R"("rstrip":false)",
+       R"("rstrip":true)"},
       {"demo_model", "chance", R"("dropout":null)", R"("dropout":0.5)"},
       {"demo_model", "the end of a word", R"("end_of_word_suffix":null)",
        R"("end_of_word_suffix":"</w>")"},
@@ -206,6 +209,9 @@ TEST(TextInPiecesTest, WhatMayDependOnMoreThanThePieceIsNotCut) {
        "\"vocab\":{\"a\xE2\x96\x81z\":700,"},
       {"sentence_piece", "characters without a token", R"("byte_fallback":true)",
        R"("byte_fallback":false)"},
+      {"sentence_piece", "a byte without a token", R"("<0x41>")", R"("<0xZZ>")"},
+      {"sentence_piece", "words that are tokens as they are", R"("ignore_merges":false)",
+       R"("ignore_merges":true)"},
       {"sentence_piece", "an added token in normalized text", R"("normalized":false)",
        R"("normalized":true)"},
   };
@@ -410,6 +416,53 @@ TEST(TokenizerTest, ConfigurationChangesWhatTransformersLetsItChange) {
       EXPECT_EQ((*tokenizer)->Decode(*ids).value(), text.at("decoded").as_string().c_str());
     }
   }
+}
+
+TEST(TokenizerTest, BothFilesBesideItSayWhatIsSpecial) {
+  const TempFolder folder;
+  folder.CopyFrom(TokenizerFolder("split_bytes"));
+  const auto special = [&] {
+    const auto tokenizer = Tokenizer::Create(folder.path());
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return std::pair((*tokenizer)->IsSpecial(602), (*tokenizer)->IsSpecial(603));
+  };
+  EXPECT_EQ(special(), std::pair(false, false));
+  folder.Write("tokenizer_config.json", R"({"eos_token": "two words"})");
+  EXPECT_EQ(special(), std::pair(true, false));
+  folder.Write("special_tokens_map.json",
+               "{\"additional_special_tokens\": [{\"content\": \"\xC3\xA9 tool\"}]}");
+  EXPECT_EQ(special(), std::pair(true, true));
+  folder.Write("special_tokens_map.json", "{");
+  EXPECT_TRUE(absl::IsInvalidArgument(Tokenizer::Create(folder.path()).status()));
+}
+
+TEST(TokenizerTest, AnAddedTokenIsFoundAsTheConfigurationSays) {
+  const std::string json =
+      ReadSmallFile(TokenizerFolder("split_bytes") + "/tokenizer.json", 1 << 20).value();
+  using Ids = std::vector<int32_t>;
+  const auto encode = [&](const std::string& flag, const std::string& text) {
+    const auto tokenizer =
+        Tokenizer::Parse(json,
+                         {.config = R"({"added_tokens_decoder": {"604": {"content": "new", ")" +
+                                    flag + R"(": true}}})",
+                          .special_tokens_map = ""},
+                         "file");
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return (*tokenizer)->Encode(text, false).value();
+  };
+  const auto around = [&](const std::string& before, const std::string& behind) {
+    Ids ids = encode("special", before);
+    ids.push_back(604);
+    const Ids more = encode("special", behind);
+    ids.insert(ids.end(), more.begin(), more.end());
+    return ids;
+  };
+  EXPECT_EQ(encode("special", "a  new  b"), around("a  ", "  b"));
+  EXPECT_EQ(encode("lstrip", "a  new  b"), around("a", "  b"));
+  EXPECT_EQ(encode("rstrip", "a  new  b"), around("a  ", "b"));
+  EXPECT_EQ(encode("special", "renewed"), around("re", "ed"));
+  EXPECT_THAT(encode("single_word", "renewed"), testing::Not(testing::Contains(604)));
+  EXPECT_EQ(encode("single_word", "a  new  b"), around("a  ", "  b"));
 }
 
 TEST(TokenizerTest, AnAddedTokenWithoutAPlaceIsLeftOutWithAWarning) {
