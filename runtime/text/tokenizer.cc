@@ -23,6 +23,12 @@ absl::StatusOr<std::string> ReadOptionalFile(const std::string& path) {
   return text;
 }
 
+// The library panics on some files that it cannot read, or whose tokens it cannot decode.
+absl::Status FileStatus(int32_t code, const std::string& name, const std::string& error) {
+  if (code != TANDEM_TEXT_INTERNAL) return BorderStatus(code, name, error);
+  return BorderStatus(TANDEM_TEXT_INVALID_ARGUMENT, name, "not a tokenizer.json: " + error);
+}
+
 }  // namespace
 
 absl::StatusOr<TokenizerConfigText> TokenizerConfigText::Read(const std::string& folder) {
@@ -54,10 +60,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
   const int32_t code = tandem_tokenizer_create(
       BorrowText(json), BorrowText(config.config), BorrowText(config.special_tokens_map), kMaxIds,
       piece_bytes, &tokenizer->handle_, &info, SinkInto(&warning), SinkInto(&error));
-  // The library panics on some files that it cannot read.
-  if (code == TANDEM_TEXT_INTERNAL) error.insert(0, "not a tokenizer.json: ");
-  TANDEM_RETURN_IF_ERROR(BorderStatus(
-      code == TANDEM_TEXT_INTERNAL ? TANDEM_TEXT_INVALID_ARGUMENT : code, name, error));
+  TANDEM_RETURN_IF_ERROR(FileStatus(code, name, error));
   LogLeftOut(name, warning);
   switch (info.decoder_kind) {
     case TANDEM_DECODER_BYTES:
@@ -80,8 +83,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view jso
             filled->token_flags_[id] = static_cast<uint8_t>(flags) | kPresent;
           },
       .to = tokenizer.get()};
-  TANDEM_RETURN_IF_ERROR(BorderStatus(
-      tandem_tokenizer_tokens(tokenizer->handle_, fill, SinkInto(&error)), name, error));
+  const int32_t filled = tandem_tokenizer_tokens(tokenizer->handle_, fill, SinkInto(&error));
+  TANDEM_RETURN_IF_ERROR(FileStatus(filled, name, error));
   return tokenizer;
 }
 

@@ -375,6 +375,17 @@ TEST(TokenizerTest, BrokenFilesAreInvalidArguments) {
   }
 }
 
+// The library panics where a decoder strips more than there is.
+TEST(TokenizerTest, AFileWithATokenThatCannotBeDecodedIsAnInvalidArgument) {
+  const absl::Status status = Tokenizer::Parse(R"({"version": "1.0", "added_tokens": [], "decoder":
+                          {"type": "Strip", "content": " ", "start": 1, "stop": 1},
+                          "model": {"type": "BPE", "vocab": {" ": 0}, "merges": []}})",
+                                               {}, "file")
+                                  .status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::StartsWith("file: not a tokenizer.json"));
+}
+
 TEST(TokenizerTest, HugeIdIsRefusedBeforeTablesAreMade) {
   const auto tokenizer = Tokenizer::Parse(
       R"({"version": "1.0", "added_tokens": [], "model":
