@@ -62,6 +62,24 @@ TEST_F(FleetTest, AWindowOffersTheContextWhereThePoolHoldsIt) {
   EXPECT_EQ(offers(20), std::pair(int64_t{1024}, int64_t{1023}));
 }
 
+TEST_F(FleetTest, TheLargestServesTheModelAndDecodesUnlessAnyRoleWillDo) {
+  EXPECT_EQ(fleet_.Largest("m", /*any_role=*/true), nullptr);
+  const auto add = [this](const std::string& name, const std::string& model, int32_t tokens,
+                          WorkerRole role) {
+    WorkerRegistration registration = Registration(name, 1, role);
+    registration.model = model;
+    registration.max_model_tokens = tokens;
+    EXPECT_TRUE(fleet_.OnRegistration(name + ":1", registration, 0).ok());
+  };
+  add("d", "m", 100, WorkerRole::kDecode);
+  add("h", "m", 200, WorkerRole::kHybrid);
+  add("p", "m", 300, WorkerRole::kPrefill);
+  add("z", "other", 400, WorkerRole::kDecode);
+  ASSERT_NE(fleet_.Largest("m", /*any_role=*/false), nullptr);
+  EXPECT_EQ(fleet_.Largest("m", /*any_role=*/false)->id().name, "h");
+  EXPECT_EQ(fleet_.Largest("m", /*any_role=*/true)->id().name, "p");
+}
+
 TEST_F(FleetTest, SilenceFirstStopsNewWorkThenMovesStreams) {
   RegisterWithSession();
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, kTimes.no_new_work_after_us - 1));
@@ -146,10 +164,15 @@ TEST_F(FleetTest, WorkWithoutProgressIsAStallEvenWithHeartbeats) {
   load.since_progress_us = kTimes.move_streams_after_us;
   fleet_.OnHeartbeat(id_, load, false, 100);
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 100)) << "idle engines make no progress";
+  EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kNone);
   load.has_work = true;
   fleet_.OnHeartbeat(id_, load, false, 100);
   EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 100));
   EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kStalled);
+  load.since_progress_us = 0;
+  fleet_.OnHeartbeat(id_, load, false, 100);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 100)) << "it is busy, and that is all";
+  EXPECT_EQ(fleet_.FaultOf(worker(), 100), WorkerFault::kNone);
 }
 
 TEST_F(FleetTest, DrainingAndLostPeersTakeNoWorkUntilTheNextHeartbeatSaysOtherwise) {
@@ -181,6 +204,27 @@ TEST_F(FleetTest, ANewIncarnationReplacesTheOldLife) {
   fleet_.AddLive(id_, {.sequences = -3, .prompt_tokens = -100});
   EXPECT_EQ(worker().live.sequences, 0);
   EXPECT_FALSE(worker().draining);
+}
+
+// What comes late, or of a name that somebody made up, must not end the router either.
+TEST_F(FleetTest, WhatIsSaidOfALifeThatIsNotKnownChangesNothing) {
+  RegisterWithSession();
+  for (const WorkerId& unknown :
+       {WorkerId{.name = "a", .incarnation = 9}, WorkerId{.name = "b", .incarnation = 1}}) {
+    EXPECT_FALSE(fleet_.OnSessionUp(unknown, 8));
+    EXPECT_FALSE(fleet_.OnSnapshot(unknown));
+    fleet_.OnFull(unknown, 0, 0);
+    fleet_.OnPromptRefused(unknown, 0, 0);
+    fleet_.OnRunAloneRefused(unknown, 0);
+    fleet_.OnDraining(unknown);
+    fleet_.OnPeerLost(unknown);
+    fleet_.Reserve(unknown, true);
+    fleet_.OnStepFailed(unknown, 0);
+    fleet_.OnStepWorked(unknown);
+  }
+  EXPECT_EQ(fleet_.workers().size(), 1u);
+  EXPECT_TRUE(fleet_.MayTakeWork(worker(), /*runs_alone=*/true, 0));
+  EXPECT_TRUE(fleet_.HasPromptRoom(worker(), 0));
 }
 
 // Whoever makes up incarnations must not end the router: what ran there ends at its own time.
@@ -234,6 +278,18 @@ TEST_F(FleetTest, SoDoesAPrefillWorkerWithPrompts) {
   EXPECT_TRUE(fleet_.MayTakeWork(worker(), false, 0)) << "its own sequences are another matter";
   fleet_.OnHeartbeat(id_, {}, false, kTimes.heartbeat_us);
   EXPECT_TRUE(fleet_.HasPromptRoom(worker(), kTimes.heartbeat_us));
+}
+
+TEST_F(FleetTest, AWatchThatComesAgainFindsAFullWorkerFull) {
+  RegisterWithSession();
+  fleet_.AddLive(id_, {.attempts = 2, .prompts = 2});
+  fleet_.OnFull(id_, 0, 0);
+  fleet_.OnPromptRefused(id_, 0, 0);
+  EXPECT_TRUE(fleet_.OnWatchLost(id_));
+  EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+  EXPECT_TRUE(fleet_.Healthy(worker(), 0));
+  EXPECT_FALSE(fleet_.MayTakeWork(worker(), false, 0));
+  EXPECT_FALSE(fleet_.HasPromptRoom(worker(), 0));
 }
 
 TEST_F(FleetTest, AWorkerBeginsWithABatchAndAsManyThatWait) {

@@ -39,6 +39,24 @@ TEST_F(RequestLogprobsTest, LogprobsOfThePromptThatNobodyAskedForAreAProtocolErr
   }
 }
 
+TEST_F(RequestLogprobsTest, ThoseOfThePromptAreAskedForUntilTheyHaveCome) {
+  const SessionId a = AddWorker("a");
+  ClientRequest asked = MakeRequest(&sink_);
+  asked.spec.sampling.num_prompt_logprobs = 0;
+  ASSERT_TRUE(owner_->Start(std::move(asked), now_us_).ok());
+  EXPECT_EQ(last_submit().spec.sampling.num_prompt_logprobs, 0);
+  owner_->OnSessionLost(a, now_us_);
+  const SessionId b = AddWorker("b");
+  EXPECT_EQ(last_submit().spec.sampling.num_prompt_logprobs, 0);
+  const SampledToken plain{.token = 2, .logprob = -1};
+  Say(b, {PromptEvent{.attempt = last_submit().attempt, .prompt_logprobs = {plain, plain}}});
+  EXPECT_EQ(sink_.num_prompt_logprobs, 2u);
+  owner_->OnSessionLost(b, now_us_);
+  AddWorker("c");
+  ASSERT_EQ(outbox_.submits.size(), 3u);
+  EXPECT_EQ(last_submit().spec.sampling.num_prompt_logprobs, -1);
+}
+
 TEST_F(RequestLogprobsTest, LogprobsOfATokenThatNobodyAskedForAreAProtocolError) {
   for (const int32_t num_asked : {-1, 1, 2}) {
     RecordingSink sink;

@@ -127,6 +127,19 @@ TEST_F(RequestResumeTest, WhatFollowsAProtocolErrorInItsBatchIsNotHeard) {
   EXPECT_TRUE(sink_.tokens.empty());
 }
 
+TEST_F(RequestResumeTest, AChunkMakesNoProtocolErrorOfItsBatchGood) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const AttemptId attempt = last_submit().attempt;
+  owner_->OnStepBatch(a,
+                      {.worker_incarnation = incarnations_[a],
+                       .events = {Token(attempt, 5, 'z')},
+                       .chunks = {{.attempt = attempt, .first_position = 0, .end_position = 3}}},
+                      now_us_);
+  EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
+  EXPECT_EQ(owner_->counters().protocol_errors, 1u);
+}
+
 TEST_F(RequestResumeTest, APositionComputedTwiceDifferentlyIsADeterminismViolation) {
   const SessionId a = AddWorker("a");
   Start(&sink_);
@@ -155,6 +168,17 @@ TEST_F(RequestResumeTest, AnswersOfAnotherIncarnationBreakTheSession) {
   EXPECT_TRUE(sink_.tokens.empty());
   EXPECT_EQ(outbox_.closed, (std::vector<SessionId>{a}));
   EXPECT_EQ(owner_->num_waiting(), 1);
+  EXPECT_EQ(owner_->counters().stale_events, 1u);
+}
+
+TEST_F(RequestResumeTest, WhatRanThereGoesOnElsewhereAtOnce) {
+  const SessionId a = AddWorker("a");
+  Start(&sink_);
+  const SessionId b = AddWorker("b");
+  incarnations_[a] = 2;
+  Say(a, {});
+  ASSERT_EQ(outbox_.submits.size(), 2u);
+  EXPECT_EQ(last_target(), b);
 }
 
 TEST_F(RequestResumeTest, SilentAndStalledWorkersLoseTheirStreams) {
@@ -355,6 +379,24 @@ TEST_F(RequestResumeTest, AStalledPrefillWorkerLosesThePromptsInItsQueue) {
   EXPECT_EQ(last_submit().attempt.request, stuck.request);
   EXPECT_TRUE(last_submit().prefill.address.empty());
   EXPECT_EQ(resumes(ResumeReason::kStalled), 1u) << "who has a token needs it no more";
+}
+
+TEST_F(RequestResumeTest, OfTwoPrefillWorkersTheOneThatIsSilentLosesItsPrompts) {
+  AddPair();
+  Start(&sink_);
+  ASSERT_EQ(last_submit().prefill.worker.name, "p");
+  const AttemptId stuck = last_submit().attempt;
+  AddWorker("q", WorkerRole::kPrefill);
+  RecordingSink other;
+  Start(&other);
+  ASSERT_EQ(last_submit().prefill.worker.name, "q");
+  muted_ = {"p"};
+  Advance(2'200'000);
+  EXPECT_EQ(resumes(ResumeReason::kSilent), 1u);
+  ASSERT_EQ(outbox_.cancels.size(), 1u);
+  EXPECT_EQ(outbox_.cancels[0].second.attempt, stuck);
+  EXPECT_EQ(last_submit().attempt.request, stuck.request);
+  EXPECT_EQ(last_submit().prefill.worker.name, "q");
 }
 
 TEST_F(RequestResumeTest, APairThatCannotExchangeBlocksRests) {

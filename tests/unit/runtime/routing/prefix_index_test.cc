@@ -5,6 +5,7 @@
 #include <set>
 
 #include "runtime/base/random.h"
+#include "tests/support/growth.h"
 
 namespace tandem {
 namespace {
@@ -64,6 +65,34 @@ TEST(PrefixIndex, ADeadWorkerTakesItsEntriesWithIt) {
   EXPECT_TRUE(index.LongestPrefixes(chain).empty());
   index.Apply(reborn, Snapshot({chain[0]}));
   EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 16}}));
+  index.RemoveWorker(kA);
+  EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 16}})) << "nor does its end";
+}
+
+TEST(PrefixIndex, WhatIsSaidOfAWorkerThatIsNotKnownIsNothing) {
+  PrefixIndex index(1000);
+  index.AddWorker(kA, 16);
+  const auto chain = Chain(3, 0);
+  index.Apply(kA, Snapshot(chain));
+  EXPECT_TRUE(index.Apply(kB, Snapshot(Chain(3, 1))));
+  index.RemoveWorker(kB);
+  EXPECT_EQ(index.num_entries(), 3);
+  EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 48}}));
+}
+
+TEST(PrefixIndex, AWorkerThatSaysTheSameOverAndOverTakesNoMoreMemory) {
+  PrefixIndex index(1000);
+  index.AddWorker(kA, 16);
+  const auto chain = Chain(3, 0);
+  index.Apply(kA, Snapshot({}));
+  uint64_t sequence = 0;
+  const int64_t growth = Growth([&](uint64_t) {
+    EXPECT_TRUE(index.Apply(
+        kA, {.first_sequence = sequence, .snapshot = false, .stored = chain, .removed = {}}));
+    sequence += chain.size();
+  });
+  EXPECT_LT(growth, kNoGrowth);
+  EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 48}}));
 }
 
 TEST(PrefixIndex, AGapVoidsTheWorkerUntilItsNextSnapshotAndIsToldOnce) {

@@ -246,19 +246,19 @@ TEST_F(RoutingPolicyTest, OneDecodeWorkersFullPrefillWorkersAreNotEverybodys) {
 TEST_F(RoutingPolicyTest, TheRoomThatSomebodyOlderWaitsForIsLeftToHim) {
   const WorkerId a = Add("a", WorkerRole::kDecode);
   const WorkerId b = Add("b", WorkerRole::kDecode);
-  fleet_.AddLive(a, {.sequences = 1, .prompt_tokens = 10});
-  fleet_.AddLive(b, {.sequences = 2, .prompt_tokens = 10});
+  fleet_.AddLive(a, {.sequences = 2, .prompt_tokens = 10});
+  fleet_.AddLive(b, {.sequences = 1, .prompt_tokens = 10});
   RoutingRequest older = request_;
   older.runs_alone = true;
   const RoutingDecision waits = policy_->Choose(older, fleet_, index_, 0);
   EXPECT_EQ(waits.why_not, NoRoute::kAllFull);
-  EXPECT_EQ(waits.awaited, "a") << "the one with less to do";
+  EXPECT_EQ(waits.awaited, "b") << "the one with less to do";
   std::set<std::string> spoken_for = {waits.awaited};
   request_.spoken_for = &spoken_for;
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->decode, b);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Choose().route->decode, a);
   older.spoken_for = &spoken_for;
-  EXPECT_EQ(policy_->Choose(older, fleet_, index_, 0).awaited, "b") << "each waits for another";
-  spoken_for.insert("b");
+  EXPECT_EQ(policy_->Choose(older, fleet_, index_, 0).awaited, "a") << "each waits for another";
+  spoken_for.insert("a");
   const RoutingDecision last = Choose();
   EXPECT_EQ(last.why_not, NoRoute::kAllFull);
   EXPECT_EQ(last.awaited, "");
