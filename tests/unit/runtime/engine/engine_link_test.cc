@@ -146,6 +146,45 @@ TEST_F(EngineLinkTest, ARenewalMovesTheEndOfTheReservationButKeepsOne) {
   Run();
 }
 
+TEST_F(EngineLinkTest, AGrantThatNothingFollowsEndsWithItsReservation) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.DropMessages([](const std::string& kind) {
+    return kind != "Submit" && kind != "Start" && kind != "Grant";
+  });
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  fleet_.Pause(kPrefill, true);
+  const Engine::StepResult waits = fleet_.engine(kDecode).Step(fleet_.now_us());
+  EXPECT_LE(waits.next_wakeup_us, fleet_.now_us() + kTimes.lease_us);
+  fleet_.Advance(kTimes.lease_us);
+  fleet_.engine(kDecode).Step(fleet_.now_us());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  fleet_.DropMessages(nullptr);
+  fleet_.Pause(kPrefill, false);
+  fleet_.BreakSession(kDecode, kPrefill);
+  Run();
+}
+
+TEST_F(EngineLinkTest, SoDoesAChunkThatIsComputed) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  fleet_.Pause(kPrefill, true);
+  for (int i = 0; i < 3; ++i) {
+    fleet_.Advance(kTimes.lease_us * 3 / 4);
+    fleet_.engine(kDecode).OnPrefillMessage(fleet_.peer(kPrefill).worker,
+                                            Progress{.job = JobOf(submit)}, fleet_.now_us());
+    while (fleet_.RunOne()) {
+    }
+    EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty()) << i;
+  }
+  fleet_.Pause(kPrefill, false);
+  Run();
+}
+
 TEST_F(EngineLinkTest, ALinkThatStandsStillEndsTheTransferAndIsPaused) {
   Create();
   const Submit submit = StuckOnTheWay(1);

@@ -613,6 +613,7 @@ TEST_F(EngineLocalTest, AWorkerWhoseStepsKeepFailingIsToBeReplaced) {
 
 TEST_F(EngineLocalTest, DrainEndsWhatRunsAndRefusesWhatComes) {
   Create();
+  EXPECT_FALSE(fleet_.engine(0).drained()) << "nobody has asked it to";
   const Submit submit = MakeSubmit(1, RandomTokens(40, 3), 100);
   fleet_.Submit(0, submit);
   RunUntilFirstToken(submit);
@@ -682,7 +683,10 @@ TEST(EngineCreate, RefusesOptionsThatContradictEachOther) {
   LeaseKeeper leases;
   for (const auto& spoil : std::vector<void (*)(EngineOptions*)>{
            [](EngineOptions* o) { o->kv.block_tokens = 24; },
+           [](EngineOptions* o) { o->kv.block_tokens = 0; },
            [](EngineOptions* o) { o->kv.num_blocks = 0; },
+           [](EngineOptions* o) { o->kv.block_bytes = 0; },
+           [](EngineOptions* o) { o->window = -1; }, [](EngineOptions* o) { o->max_sequences = 0; },
            [](EngineOptions* o) { o->max_batched_tokens = o->max_sequences; },
            [](EngineOptions* o) { o->max_model_tokens = 1; },
            [](EngineOptions* o) { o->max_quarantined_share = -0.1; },

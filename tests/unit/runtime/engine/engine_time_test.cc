@@ -163,6 +163,9 @@ TEST_F(EngineTimeTest, WhoCannotRunHasNoWorkWithoutProgress) {
   EXPECT_FALSE(fleet_.engine(kPrefill).Load().has_work);
   CancelAndRun(first);
   CancelAndRun(second);
+  fleet_.Submit(kPrefill, MakeSubmit(3, RandomTokens(20, 3), 1));
+  EXPECT_TRUE(fleet_.engine(kPrefill).Load().has_work) << "this one can";
+  Run();
 }
 
 TEST_F(EngineTimeTest, ATombstoneLiesUntilItsDeadline) {

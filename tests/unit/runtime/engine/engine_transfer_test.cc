@@ -594,6 +594,87 @@ TEST_F(EngineTransferTest, PromptLogprobsThatNobodyAskedForEndTheAttempt) {
   Run();
 }
 
+TEST_F(EngineTransferTest, OtherThanOneFirstTokenForEachChoiceEndsTheAttempt) {
+  Create();
+  for (const size_t num_tokens : {1, 3}) {
+    const Submit submit = Disaggregated(num_tokens, RandomTokens(100, num_tokens), 10, 2);
+    fleet_.Submit(kDecode, submit);
+    FirstToken first{.job = num_tokens == 1 ? JobId{1} : JobId{2}};
+    first.tokens.resize(num_tokens);
+    fleet_.engine(kDecode).OnPrefillMessage(fleet_.peer(kPrefill).worker, first, fleet_.now_us());
+    ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1)) << num_tokens;
+    EXPECT_TRUE(absl::IsInternal(fleet_.record(submit.attempt).ended[0]));
+    EXPECT_THAT(fleet_.record(submit.attempt).prompts, IsEmpty());
+  }
+  Run();
+}
+
+// Its router goes on from the token that the client has, whatever the prefill worker says of
+// itself.
+TEST_F(EngineTransferTest, APrefillWorkerThatGivesUpAfterTheFirstTokenIsALostTransfer) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(100, 3), 10);
+  fleet_.HoldFrames();
+  DecodeUntilFirstToken(submit);
+  fleet_.engine(kDecode).OnPrefillMessage(
+      fleet_.peer(kPrefill).worker,
+      PrefillRefused{.job = JobOf(submit), .status = absl::ResourceExhaustedError("no room")},
+      fleet_.now_us());
+  EXPECT_THAT(fleet_.record(submit.attempt).refused, IsEmpty());
+  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  fleet_.ReleaseFrames();
+  Run();
+}
+
+TEST_F(EngineTransferTest, OnlyThePromptsOfAPrefillWorkerThatIsLostEnd) {
+  Create();
+  fleet_.AddWorker({.engine = SmallEngine()});
+  const Submit lost = Disaggregated(1, RandomTokens(100, 1), 6);
+  Submit other = MakeSubmit(2, RandomTokens(100, 2), 6);
+  other.prefill = fleet_.peer(2);
+  other.disaggregate_from_tokens = 1;
+  fleet_.Submit(kDecode, lost);
+  fleet_.Submit(kDecode, other);
+  fleet_.BreakSession(kDecode, kPrefill);
+  Run();
+  ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.CheckFinished(other), "");
+}
+
+TEST_F(EngineTransferTest, OnlyThePromptsOfADecodeWorkerThatIsLostAreForgotten) {
+  Create();
+  fleet_.AddWorker({.engine = SmallEngine()});
+  const Submit lost = Disaggregated(1, RandomTokens(100, 1), 6);
+  const Submit other = Disaggregated(2, RandomTokens(100, 2), 6);
+  fleet_.Submit(kDecode, lost);
+  fleet_.Submit(2, other);
+  fleet_.RunUntil([&] { return fleet_.messages("Submit") == 2; });
+  fleet_.BreakSession(kDecode, kPrefill);
+  Run();
+  ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
+  EXPECT_EQ(fleet_.CheckFinished(other), "");
+}
+
+// The transport tells of a frame after the engine has closed what it was for, and knows no better.
+TEST_F(EngineTransferTest, AFrameOfAReservationThatIsOverIsNobodys) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  for (const JobId job : {JobOf(submit), JobId{77}}) {
+    fleet_.engine(kDecode).OnFrameReceived({.reservation = {.index = 0, .generation = 9},
+                                            .job = job,
+                                            .ordinal = 0,
+                                            .block = 63,
+                                            .outcome = FrameOutcome::kVerified},
+                                           fleet_.now_us());
+  }
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.frames_delivered(), 10);
+}
+
 TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   Create();
   const PrefillSubmit good = PrefillSubmitOf(Disaggregated(1, RandomTokens(20, 3), 10));

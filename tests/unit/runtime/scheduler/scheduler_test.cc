@@ -292,6 +292,8 @@ TEST_F(SchedulerTest, OfTwoThatFitEachButNotTogetherOneIsAdmitted) {
     scheduler_->Enqueue(newcomer);
   }
   EXPECT_EQ(Step().admitted.size(), 1u);
+  blocks_->Take(-4);  // What the other lacked.
+  EXPECT_EQ(Step().admitted.size(), 1u);
 }
 
 TEST_F(SchedulerTest, ABriefPromptThatLackedBlocksIsTriedAgain) {
@@ -523,6 +525,23 @@ TEST_F(SchedulerTest, BlockedHeadOfTheQueueIsNotOvertaken) {
   EXPECT_EQ(scheduler_->num_waiting(), 2);
 }
 
+TEST_F(SchedulerTest, NorIsWhoMustRunAlone) {
+  Create(/*num_blocks=*/6, 8, 16);
+  Sequence* const running = Enqueue(9);  // 3 blocks.
+  Step();
+  Sequence* const alone = Add(16);  // 4.
+  alone->runs_alone = true;
+  scheduler_->Enqueue(alone);
+  Enqueue(1);  // Would fit.
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Step().blocked_order, alone->order);
+    EXPECT_EQ(scheduler_->num_waiting(), 2);
+  }
+  Finish(running);
+  Step();
+  EXPECT_TRUE(Ran(alone));
+}
+
 TEST_F(SchedulerTest, RemoveIsIdempotentWhereverTheSequenceIs) {
   Create(100);
   Sequence* const running = Enqueue(2);
@@ -550,8 +569,6 @@ TEST_F(SchedulerTest, WhoeverMustRunAloneIsCountedFromEnqueueToRemove) {
   Finish(running);
   EXPECT_EQ(scheduler_->num_alone(), 0);
 }
-
-// Random loads: whatever arrives, everything finishes, and no plan breaks a limit.
 
 }  // namespace
 }  // namespace tandem
