@@ -146,28 +146,34 @@ TEST_F(EngineLinkTest, ARenewalMovesTheEndOfTheReservationButKeepsOne) {
   Run();
 }
 
-TEST_F(EngineLinkTest, AGrantThatNothingFollowsEndsWithItsReservation) {
-  Create();
-  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
+TEST_F(EngineLinkTest, AGrantThatWasHeldAndThatNothingFollowsEndsWithItsReservation) {
+  Create(/*decode_blocks=*/24);
+  const Submit first = Disaggregated(1, RandomTokens(150, 1), 5);
+  const Submit second = Disaggregated(2, RandomTokens(150, 2), 5);
   fleet_.DropMessages([](const std::string& kind) {
-    return kind != "Submit" && kind != "Start" && kind != "Grant";
+    return kind != "Submit" && kind != "Start" && kind != "Grant" && kind != "Cancel";
   });
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  fleet_.Submit(kDecode, first);
+  fleet_.Submit(kDecode, second);
+  fleet_.RunUntil([&] { return fleet_.messages("Start") == 2; });
+  while (fleet_.RunOne()) {
+  }
+  EXPECT_EQ(fleet_.messages("Grant"), 1);
+  fleet_.Cancel(kDecode, first.attempt);
+  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 2; });
   fleet_.Pause(kPrefill, true);
-  const Engine::StepResult waits = fleet_.engine(kDecode).Step(fleet_.now_us());
-  EXPECT_LE(waits.next_wakeup_us, fleet_.now_us() + kTimes.lease_us);
   fleet_.Advance(kTimes.lease_us);
   fleet_.engine(kDecode).Step(fleet_.now_us());
-  ASSERT_THAT(fleet_.record(submit.attempt).ended, SizeIs(1));
-  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).ended[0]));
+  ASSERT_THAT(fleet_.record(second.attempt).ended, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(second.attempt).ended[0]));
+  EXPECT_THAT(fleet_.pauses(), ElementsAre(PauseReason::kTimeout));
   fleet_.DropMessages(nullptr);
   fleet_.Pause(kPrefill, false);
   fleet_.BreakSession(kDecode, kPrefill);
   Run();
 }
 
-TEST_F(EngineLinkTest, SoDoesAChunkThatIsComputed) {
+TEST_F(EngineLinkTest, AChunkThatIsComputedMovesItToo) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
   fleet_.Submit(kDecode, submit);
@@ -188,6 +194,7 @@ TEST_F(EngineLinkTest, SoDoesAChunkThatIsComputed) {
 TEST_F(EngineLinkTest, ALinkThatStandsStillEndsTheTransferAndIsPaused) {
   Create();
   const Submit submit = StuckOnTheWay(1);
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().running_sequences, 0) << "it has no place in a batch";
   Wait(kTimes.link_stalled_us - kTimes.lease_us);
   EXPECT_THAT(fleet_.record(submit.attempt).ended, IsEmpty());
   Wait(3 * kTimes.lease_us);

@@ -161,11 +161,22 @@ TEST_F(EngineTimeTest, WhoCannotRunHasNoWorkWithoutProgress) {
   Run();
   EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_sequences, 1);
   EXPECT_FALSE(fleet_.engine(kPrefill).Load().has_work);
+  fleet_.Submit(kPrefill, MakeSubmit(3, RandomTokens(20, 3), 1));
+  EXPECT_TRUE(fleet_.engine(kPrefill).Load().has_work) << "perhaps this one can";
   CancelAndRun(first);
   CancelAndRun(second);
-  fleet_.Submit(kPrefill, MakeSubmit(3, RandomTokens(20, 3), 1));
-  EXPECT_TRUE(fleet_.engine(kPrefill).Load().has_work) << "this one can";
-  Run();
+}
+
+TEST_F(EngineTimeTest, AStepSaysWhatItComputesAndWhetherAnotherFollows) {
+  Create();
+  fleet_.Submit(kDecode, MakeSubmit(1, RandomTokens(70, 1), 1));
+  for (const int32_t tokens : {64, 6}) {
+    const Engine::StepResult step = fleet_.engine(kDecode).Step(fleet_.now_us());
+    EXPECT_EQ(step.sequences, 1);
+    EXPECT_EQ(step.tokens, tokens);
+    EXPECT_TRUE(step.again);
+  }
+  EXPECT_FALSE(fleet_.engine(kDecode).Step(fleet_.now_us()).again);
 }
 
 TEST_F(EngineTimeTest, ATombstoneLiesUntilItsDeadline) {

@@ -494,6 +494,18 @@ TEST_F(EngineTransferTest, DrainingPrefillWorkerServesWhatItStartedAndRefusesThe
   EXPECT_TRUE(fleet_.engine(kPrefill).drained());
 }
 
+TEST_F(EngineTransferTest, APromptThatComesToADrainingPrefillWorkerIsRefused) {
+  Create();
+  fleet_.engine(kPrefill).Drain(fleet_.now_us());
+  const Submit submit = Disaggregated(1, RandomTokens(100, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  Run();
+  EXPECT_EQ(computed(kPrefill), 0);
+  ASSERT_THAT(fleet_.record(submit.attempt).refused, SizeIs(1));
+  EXPECT_TRUE(absl::IsUnavailable(fleet_.record(submit.attempt).refused[0]));
+  EXPECT_TRUE(fleet_.record(submit.attempt).by_prefill);
+}
+
 TEST_F(EngineTransferTest, DrainingDecodeWorkerCancelsItsTransfers) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(300, 1), 5);
@@ -555,6 +567,18 @@ TEST_F(EngineTransferTest, LateCopiesOfEveryMessageChangeNothing) {
   Run();
   EXPECT_EQ(fleet_.CheckFinished(submit), "");
   EXPECT_EQ(computed(kPrefill), before);
+}
+
+TEST_F(EngineTransferTest, ASubmitThatComesAgainWhileItRunsIsOne) {
+  Create();
+  const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
+  fleet_.Submit(kDecode, submit);
+  fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
+  fleet_.engine(kPrefill).OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
+  EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_sequences, 0);
+  Run();
+  EXPECT_EQ(fleet_.CheckFinished(submit), "");
+  EXPECT_EQ(fleet_.messages("Start"), 1);
 }
 
 // The transport still has frames of the first when its submit comes again, with more time.
@@ -649,7 +673,7 @@ TEST_F(EngineTransferTest, OnlyThePromptsOfADecodeWorkerThatIsLostAreForgotten) 
   const Submit other = Disaggregated(2, RandomTokens(100, 2), 6);
   fleet_.Submit(kDecode, lost);
   fleet_.Submit(2, other);
-  fleet_.RunUntil([&] { return fleet_.messages("Submit") == 2; });
+  fleet_.RunUntil([&] { return fleet_.messages("Start") == 2; });
   fleet_.BreakSession(kDecode, kPrefill);
   Run();
   ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
@@ -691,6 +715,17 @@ TEST_F(EngineTransferTest, PrefillSubmitOutOfRangeIsRefused) {
   }
   Run();
   EXPECT_EQ(fleet_.messages("Refused"), 6);
+  EXPECT_EQ(computed(kPrefill), 0);
+}
+
+TEST_F(EngineTransferTest, APromptWhoseTimeIsUpIsNotComputed) {
+  Create();
+  PrefillSubmit submit = PrefillSubmitOf(Disaggregated(1, RandomTokens(20, 3), 10));
+  submit.spec.time_left_us = 1'000'000;
+  fleet_.engine(kPrefill).OnDecodeMessage(100, submit, fleet_.now_us());
+  fleet_.Advance(1'000'000);
+  Run();
+  EXPECT_EQ(fleet_.messages("Refused"), 1);
   EXPECT_EQ(computed(kPrefill), 0);
 }
 
