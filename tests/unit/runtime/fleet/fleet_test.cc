@@ -491,6 +491,18 @@ TEST_F(FleetTest, WhoIsForgottenIsMissedForAsLongAsItIsExpected) {
   EXPECT_TRUE(fleet_.missing().empty()) << "nobody expects it any more";
 }
 
+TEST_F(FleetTest, OfWhoIsMissedItStaysKnownThatItWasAskedToLeave) {
+  fleet_.Expect({"addr:1"});
+  for (const bool draining : {true, false}) {
+    EXPECT_TRUE(fleet_.OnRegistration("addr:1", Registration("a", 1), 0).ok());
+    fleet_.OnHeartbeat(id_, {}, draining, 0);
+    fleet_.OnWatchLost(id_);
+    fleet_.ForgetGone(Fleet::kForgetAfterUs + 1);
+    ASSERT_EQ(fleet_.missing().count("addr:1"), 1u);
+    EXPECT_EQ(fleet_.missing().at("addr:1").was_draining, draining);
+  }
+}
+
 TEST_F(FleetTest, AddressesWhereNobodyHasEverBeenAreCounted) {
   EXPECT_EQ(fleet_.NumUnseen(), 0);
   fleet_.Expect({"addr:1", "addr:2", "addr:3"});

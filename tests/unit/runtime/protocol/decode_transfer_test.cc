@@ -162,6 +162,7 @@ TEST_F(DecodeTransferTest, RefusesAPeerThatPromisedOtherwise) {
 TEST_F(DecodeTransferTest, NothingMattersAfterTheEnd) {
   StartAndGrant();
   transfer_.OnPeerLost(absl::UnavailableError("gone"));
+  EXPECT_FALSE(transfer_.OnFirstToken(0)) << "it has not come before, and is not new";
   for (const int what : {0, 1, 2, 3}) Arrive(what);
   EXPECT_FALSE(transfer_.OnFirstToken(0));
   EXPECT_EQ(transfer_.state(), State::kFailed);
