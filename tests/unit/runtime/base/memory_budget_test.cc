@@ -64,6 +64,20 @@ TEST(MemoryBudgetTest, TheLargestUploadOfTheClientThatHoldsMostIsCut) {
   EXPECT_EQ(budget.num_cut(), 1);
   // It is over for the one that was cut.
   EXPECT_EQ(large.holding.Set(1).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget.returned_bytes(), 0) << "it has not gone yet";
+  EXPECT_TRUE(large.holding.Set(0).ok());
+  EXPECT_EQ(budget.returned_bytes(), 400);
+}
+
+TEST(MemoryBudgetTest, WhatAClientHasGivenBackCountsAgainstItNoMore) {
+  MemoryBudget budget(kLimit);
+  Upload small(&budget, "was large"), large(&budget, "is large"), newcomer(&budget, "new");
+  ASSERT_TRUE(small.holding.Set(900).ok());
+  ASSERT_TRUE(small.holding.Set(100).ok());
+  ASSERT_TRUE(large.holding.Set(800).ok());
+  EXPECT_TRUE(newcomer.holding.Set(200).ok());
+  EXPECT_TRUE(large.cut);
+  EXPECT_FALSE(small.cut);
 }
 
 TEST(MemoryBudgetTest, WhoHoldsMostEvictsNobodyElse) {
