@@ -5,8 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <future>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <vector>
@@ -145,6 +149,32 @@ TEST_F(WorkerChannelTest, WhileItsNameCannotBeResolvedAWorkerIsExpectedWhereItWa
   ASSERT_TRUE(Eventually([&] { return *num_lookups > 2; }));
   ASSERT_EQ(pool.channels().size(), 1u);
   EXPECT_EQ(pool.channels()[0]->address(), address);
+}
+
+// A name server may say nothing for longer than the router lives.
+TEST_F(WorkerChannelTest, ALookupThatOutlivesItsPoolTouchesItNoMore) {
+  Start({});
+  std::promise<void> asked, answer;
+  auto held = std::make_shared<int>();
+  const std::weak_ptr<int> lookup = held;
+  using Place = std::array<std::byte, sizeof(WorkerPool)>;
+  alignas(WorkerPool) Place place;
+  auto* const pool = new (place.data())
+      WorkerPool({.dns_name = "workers:1",
+                  .resolve = [&asked, &answer, held = std::move(held)](
+                                 const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                    asked.set_value();
+                    answer.get_future().wait();
+                    return std::vector<std::string>();
+                  },
+                  .channel = {.budget = &budget_}},
+                 core_.get(), &clock_);
+  asked.get_future().wait();
+  pool->~WorkerPool();
+  place.fill({});
+  answer.set_value();
+  ASSERT_TRUE(Eventually([&] { return lookup.expired(); })) << "the lookup's thread is over";
+  EXPECT_EQ(place, Place());
 }
 
 TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
