@@ -113,8 +113,7 @@ TEST_F(EngineLinkTest, AFrameThatCouldNotBeSentEndsTheAttemptAtOnce) {
 TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  DecodeUntil("Grant", submit);
   int frames = 0;
   // As a network that takes a frame and lets it vanish: the sender hears that it went.
   fleet_.LoseFrames([&] { return ++frames == 3; });
@@ -126,8 +125,7 @@ TEST_F(EngineLinkTest, WhatWasSentAndLostIsWaitedForNoLongerThanALease) {
 TEST_F(EngineLinkTest, ARenewalMovesTheEndOfTheReservationButKeepsOne) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  DecodeUntil("Grant", submit);
   fleet_.Pause(kPrefill, true);
   const auto wait = [&](int64_t us) {
     fleet_.Advance(us);
@@ -176,8 +174,7 @@ TEST_F(EngineLinkTest, AGrantThatWasHeldAndThatNothingFollowsEndsWithItsReservat
 TEST_F(EngineLinkTest, AChunkThatIsComputedMovesItToo) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  DecodeUntil("Grant", submit);
   fleet_.Pause(kPrefill, true);
   for (int i = 0; i < 3; ++i) {
     fleet_.Advance(kTimes.lease_us * 3 / 4);

@@ -27,8 +27,7 @@ TEST_F(EngineTransferTest, APromptThatComesToADrainingPrefillWorkerIsRefused) {
 TEST_F(EngineTransferTest, ATransferBelongsToTwoPeersAndNobodyElseHasASay) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
+  DecodeUntil("Start", submit);
   const JobId job = JobOf(submit);
   for (const DecodeToPrefill& message : std::vector<DecodeToPrefill>{
            Grant{.job = job, .reservation = {.index = 7, .generation = 7}}, Committed{.job = job},
@@ -50,8 +49,7 @@ TEST_F(EngineTransferTest, ATransferBelongsToTwoPeersAndNobodyElseHasASay) {
 TEST_F(EngineTransferTest, ASubmitThatComesAgainWhileItRunsIsOne) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Start") == 1; });
+  DecodeUntil("Start", submit);
   fleet_.engine(kPrefill).OnDecodeMessage(100, PrefillSubmitOf(submit), fleet_.now_us());
   EXPECT_EQ(fleet_.engine(kPrefill).Load().waiting_sequences, 0);
   Run();
@@ -92,7 +90,18 @@ TEST_F(EngineTransferTest, APrefillWorkerThatGivesUpAfterTheFirstTokenIsALostTra
   Run();
 }
 
-TEST_F(EngineTransferTest, OnlyThePromptsOfAPrefillWorkerThatIsLostEnd) {
+class EngineLossTest : public EngineTransferTest {
+ protected:
+  // The pair loses its session, which ends `lost` alone.
+  void ExpectThatABreakEnds(const Submit& lost, const Submit& other) {
+    fleet_.BreakSession(kDecode, kPrefill);
+    Run();
+    ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
+    EXPECT_EQ(fleet_.CheckFinished(other), "");
+  }
+};
+
+TEST_F(EngineLossTest, OnlyThePromptsOfAPrefillWorkerThatIsLostEnd) {
   Create();
   fleet_.AddWorker({.engine = SmallEngine()});
   const Submit lost = Disaggregated(1, RandomTokens(100, 1), 6);
@@ -101,13 +110,10 @@ TEST_F(EngineTransferTest, OnlyThePromptsOfAPrefillWorkerThatIsLostEnd) {
   other.disaggregate_from_tokens = 1;
   fleet_.Submit(kDecode, lost);
   fleet_.Submit(kDecode, other);
-  fleet_.BreakSession(kDecode, kPrefill);
-  Run();
-  ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
-  EXPECT_EQ(fleet_.CheckFinished(other), "");
+  ExpectThatABreakEnds(lost, other);
 }
 
-TEST_F(EngineTransferTest, OnlyThePromptsOfADecodeWorkerThatIsLostAreForgotten) {
+TEST_F(EngineLossTest, OnlyThePromptsOfADecodeWorkerThatIsLostAreForgotten) {
   Create();
   fleet_.AddWorker({.engine = SmallEngine()});
   const Submit lost = Disaggregated(1, RandomTokens(100, 1), 6);
@@ -115,18 +121,14 @@ TEST_F(EngineTransferTest, OnlyThePromptsOfADecodeWorkerThatIsLostAreForgotten) 
   fleet_.Submit(kDecode, lost);
   fleet_.Submit(2, other);
   fleet_.RunUntil([&] { return fleet_.messages("Start") == 2; });
-  fleet_.BreakSession(kDecode, kPrefill);
-  Run();
-  ASSERT_THAT(fleet_.record(lost.attempt).ended, SizeIs(1));
-  EXPECT_EQ(fleet_.CheckFinished(other), "");
+  ExpectThatABreakEnds(lost, other);
 }
 
 // The transport tells of a frame after the engine has closed what it was for, and knows no better.
 TEST_F(EngineTransferTest, AFrameOfAReservationThatIsOverIsNobodys) {
   Create();
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 10);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  DecodeUntil("Grant", submit);
   for (const JobId job : {JobOf(submit), JobId{77}}) {
     fleet_.engine(kDecode).OnFrameReceived({.reservation = {.index = 0, .generation = 9},
                                             .job = job,

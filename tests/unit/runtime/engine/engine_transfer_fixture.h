@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,11 @@ class EngineTransferTest : public testing::Test {
   // Steps until the attempt has delivered a token.
   void RunUntilFirstToken(const Submit& submit) {
     while (fleet_.record(submit.attempt).tokens.empty()) ASSERT_TRUE(fleet_.RunOne());
+  }
+  // Until the first message of this kind is on its way.
+  void DecodeUntil(const std::string& kind, const Submit& submit) {
+    fleet_.Submit(kDecode, submit);
+    fleet_.RunUntil([&] { return fleet_.messages(kind) == 1; });
   }
   void DecodeUntilFirstToken(const Submit& submit) {
     fleet_.Submit(kDecode, submit);

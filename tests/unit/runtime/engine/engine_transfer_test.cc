@@ -425,8 +425,7 @@ TEST_F(EngineTransferTest, RenewedLeaseKeepsAPromptThatWaitsLongForItsGrant) {
 TEST_F(EngineTransferTest, RenewedReservationOutlivesALongStepOfThePrefillWorker) {
   Create(64, 64);
   const Submit submit = Disaggregated(1, RandomTokens(150, 3), 5);
-  fleet_.Submit(kDecode, submit);
-  fleet_.RunUntil([&] { return fleet_.messages("Grant") == 1; });
+  DecodeUntil("Grant", submit);
   fleet_.Pause(kPrefill, true);
   for (int i = 0; i < 40; ++i) {
     fleet_.Advance(LivenessTimes().renew_us);

@@ -175,54 +175,55 @@ TEST(OpenCallsTest, AMessageIsChargedAsLongAsItIsKept) {
   EXPECT_TRUE(absl::IsResourceExhausted(call.call.Keep(64 * kMiB).status()));
 }
 
+// A call that runs and keeps most of what there is.
+struct LargeCall {
+  LargeCall() {
+    EXPECT_TRUE(call.AwaitMessage().ok());
+    EXPECT_TRUE(call.Settle());
+    kept.emplace(call.Keep(40 * kMiB));
+    EXPECT_TRUE(kept->ok());
+    room = budget.limit_bytes() - budget.held_bytes();
+  }
+  // Whether it does for another client that wants more than is left.
+  bool GivesWay() { return other.Set(room + 1).ok() && opened.cancelled; }
+
+  MemoryBudget budget{64 * kMiB};
+  OpenCalls calls{&budget,
+                  {.max_message_bytes = 4 * kMiB,
+                   .message_timeout = kNever,
+                   .write_timeout = kNever,
+                   .turn = kNever}};
+  TestCall opened{&calls, "ipv4:10.0.0.1:1"};
+  OpenCalls::Call& call = opened.call;
+  std::optional<decltype(call.Keep(0))> kept;
+  MemoryBudget::Holding other{&budget, "10.0.0.2"};
+  int64_t room = 0;
+};
+
 TEST(OpenCallsTest, AnUnreadWriteGivesWayAndARunningCallDoesNot) {
-  MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
-                            .message_timeout = kNever,
-                            .write_timeout = kNever,
-                            .turn = kNever});
-  TestCall call(&calls, "ipv4:10.0.0.1:1");
-  ASSERT_TRUE(call.call.AwaitMessage().ok());
-  ASSERT_TRUE(call.call.Settle());
-  const auto kept = call.call.Keep(40 * kMiB);
-  ASSERT_TRUE(kept.ok());
-  MemoryBudget::Holding other(&budget, "10.0.0.2");
-  const int64_t room = budget.limit_bytes() - budget.held_bytes();
-  EXPECT_FALSE(other.Set(room + 1).ok());
-  call.call.BeginWrite();
-  call.call.EndWrite();
-  EXPECT_FALSE(other.Set(room + 1).ok());
-  EXPECT_FALSE(call.cancelled);
-  call.call.BeginWrite();
-  EXPECT_TRUE(other.Set(room + 1).ok());
-  EXPECT_TRUE(call.cancelled);
+  LargeCall large;
+  EXPECT_FALSE(large.GivesWay());
+  large.call.BeginWrite();
+  large.call.EndWrite();
+  EXPECT_FALSE(large.GivesWay());
+  EXPECT_FALSE(large.opened.cancelled);
+  large.call.BeginWrite();
+  EXPECT_TRUE(large.GivesWay());
 }
 
 // Else idle streams, as many as there is room for, keep everybody else out.
 TEST(OpenCallsTest, WhoAwaitsAnEventOrAnotherMessageGivesWay) {
-  MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
-                            .message_timeout = kNever,
-                            .write_timeout = kNever,
-                            .turn = kNever});
   for (const bool another : {false, true}) {
-    TestCall call(&calls, "ipv4:10.0.0.1:1");
-    ASSERT_TRUE(call.call.AwaitMessage().ok());
-    ASSERT_TRUE(call.call.Settle());
-    const auto kept = call.call.Keep(40 * kMiB);
-    ASSERT_TRUE(kept.ok());
-    MemoryBudget::Holding other(&budget, "10.0.0.2");
-    const int64_t room = budget.limit_bytes() - budget.held_bytes();
-    EXPECT_FALSE(other.Set(room + 1).ok());
-    call.receiving = false;
+    LargeCall large;
+    EXPECT_FALSE(large.GivesWay());
+    large.opened.receiving = false;
     if (another) {
-      ASSERT_TRUE(call.call.AwaitAnother().ok());
+      ASSERT_TRUE(large.call.AwaitAnother().ok());
     } else {
-      call.call.AwaitEvent();
+      large.call.AwaitEvent();
     }
-    EXPECT_EQ(call.receiving.load(), another);
-    EXPECT_TRUE(other.Set(room + 1).ok());
-    EXPECT_TRUE(call.cancelled);
+    EXPECT_EQ(large.opened.receiving.load(), another);
+    EXPECT_TRUE(large.GivesWay());
   }
 }
 
