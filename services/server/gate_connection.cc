@@ -338,7 +338,7 @@ void GateConnection::OnAnswer() {
 
 void GateConnection::EndCall(uint32_t stream, bool by_client) {
   if (streams_.erase(stream) == 0) return;
-  if (by_client) ++just_reset_;
+  if (by_client || up_.ended) ++just_reset_;  // gRPC cancels them in both cases.
   CountCalls();
 }
 

@@ -48,6 +48,11 @@ class RawHttp2Client {
     const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     return static_cast<size_t>(std::max<ssize_t>(0, sent));
   }
+  // The connection ends with this object, by a reset instead of an orderly close.
+  void ResetAtEnd() {
+    const linger at_once{.l_onoff = 1, .l_linger = 0};
+    EXPECT_EQ(setsockopt(socket_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)), 0);
+  }
   void EndSending() {
     EXPECT_TRUE(Eventually([&] { return Pump() && unsent_.empty(); }));
     shutdown(socket_, SHUT_WR);

@@ -307,6 +307,25 @@ TEST_F(GateTest, CallsThatAreResetRest) {
   EXPECT_LE(num_seen(), 4u);
 }
 
+// gRPC has them to cancel, as those that are reset.
+TEST_F(GateTest, CallsOfAConnectionThatIsLostRest) {
+  options_.max_streams = 8;
+  options_.rest = std::chrono::hours(1);
+  Start();
+  for (const bool orderly : {true, false}) {
+    const int resting = gate_->num_unserved();
+    const size_t seen = num_seen();
+    auto client = std::make_unique<RawHttp2Client>(gate_->port());
+    if (!orderly) client->ResetAtEnd();
+    client->Greet();
+    for (uint32_t call = 0; call < 3; ++call) client->Send(CallHeaders(2 * call + 1, kHold));
+    ASSERT_TRUE(Eventually([&] { return client->Pump() && num_seen() == seen + 3; }));
+    client.reset();
+    ASSERT_TRUE(Eventually([&] { return num_held() == 0; })) << "gRPC has been told";
+    EXPECT_EQ(gate_->num_unserved() - resting, 3) << (orderly ? "closed" : "reset");
+  }
+}
+
 TEST_F(GateTest, CallsThatAreResetRestNoLongerThanAMoment) {
   options_.max_streams = 4;
   options_.rest = std::chrono::milliseconds(1);
