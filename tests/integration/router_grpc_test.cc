@@ -58,8 +58,8 @@ class RouterGrpcTest : public RouterFixture {
   std::unique_ptr<v1::Control::Stub> control_;
 };
 
-TEST_F(RouterGrpcTest, AWholeAnswerHoldsEveryChoice) {
-  StartAndDial({FakeWorkerOptions()});
+TEST_F(RouterGrpcTest, AWholeAnswerHoldsEveryChoiceInOrder) {
+  StartAndDial({{.choice_0_begins_last = true}});
   v1::GenerateRequest request = Request(9);
   request.mutable_sampling()->set_num_sequences(3);
   request.mutable_response()->mutable_output_candidates()->set_top_n(2);

@@ -6,7 +6,12 @@
 #include <boost/json.hpp>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "runtime/kv_cache/block_hash.h"
+#include "runtime/routing/prefix_index.h"
 #include "tests/integration/router_fixture.h"
 
 namespace tandem {
@@ -88,6 +93,32 @@ TEST_F(RouterStartTest, ARouterServesUnderItsNameAndWithinSaltsIfItIsToldTo) {
   const RawAnswer unsalted = ask(R"("model":"mine")");
   EXPECT_EQ(unsalted.status, 400);
   EXPECT_EQ(json::parse(unsalted.body).at("error").at("param"), "cache_salt");
+}
+
+// Caches may hold more than a router has room to know of: the oldest is forgotten.
+TEST_F(RouterStartTest, WhatARouterKnowsOfCachesIsBoundedByItsMemory) {
+  constexpr int32_t kForgotten = 5, kKnown = 6;
+  memory_limit_bytes_ = int64_t{32} << 20;
+  const auto num_known = static_cast<size_t>(memory_limit_bytes_ / 4 / PrefixIndex::kEntryBytes);
+  const auto name_of = [](int32_t token) {
+    return HashChain(HashRoot("demo_model", "", ""), std::vector<int32_t>(kHashTokens, token))[0];
+  };
+  std::vector<BlockHash> cached = {name_of(kForgotten)};
+  for (uint8_t low = 0; cached.size() < num_known; ++low) {
+    cached.push_back({.bytes = {low, static_cast<uint8_t>(cached.size() >> 8), 1}});
+  }
+  cached.push_back(name_of(kKnown));
+  Start({{.cached = cached}, {}});
+  const auto ask = [this](int32_t token) {
+    const std::vector<int32_t> prompt(kHashTokens + 1, token);
+    PostOk("/v1/completions",
+           absl::StrCat(R"({"max_tokens":1,"prompt":[)", absl::StrJoin(prompt, ","), "]}"));
+    return Metric(R"(tandem_attempts_total{prefill="no",reason="prefix"})");
+  };
+  ASSERT_TRUE(Eventually([&] { return ask(kKnown) == 1; }));
+  EXPECT_EQ(ask(kForgotten), 1) << "no worker is known to have it";
+  EXPECT_EQ(ask(kKnown), 2);
+  router_.reset();
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     if (options_.registers_last) Say(writer, Heartbeat{});
     Say(writer, registration);
     if (options_.ends_watches) return grpc::Status::OK;
-    Say(writer, KvEvents{.first_sequence = 0, .snapshot = true});
+    Say(writer, KvEvents{.first_sequence = 0, .snapshot = true, .stored = options_.cached});
     SayFullSnapshots(writer);
     while (!stopping_ && !context->IsCancelled()) {
       if (options_.registers_again) Say(writer, registration);
@@ -275,6 +275,11 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       const int32_t generated = position - submit.spec.prompt_tokens;
       if (options_.hold_after_tokens >= 0 && generated >= options_.hold_after_tokens &&
           !released_) {
+        ++it;
+        continue;
+      }
+      if (options_.choice_0_begins_last && choice == 0 && generated == 0 &&
+          sequences->next.rbegin()->second == position && sequences->next.size() > 1) {
         ++it;
         continue;
       }

@@ -26,6 +26,8 @@ struct FakeWorkerOptions {
   bool stalled = false;            // Heartbeats tell of work, and of no progress.
   bool holds_metrics = false;      // Until who asks for them gives up.
   int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
+  bool choice_0_begins_last = false;
+  std::vector<BlockHash> cached;  // In this order.
   // What no worker of ours does.
   bool renames = false;          // Every Watch has another name.
   bool ends_watches = false;     // Once the registration has been said.
