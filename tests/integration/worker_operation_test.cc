@@ -3,17 +3,24 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
 
+#include "runtime/base/small_file.h"
 #include "services/worker/worker.h"
+#include "tandem/v1/prefill.grpc.pb.h"
+#include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/worker_fixture.h"
 #include "tests/support/eventually.h"
 #include "tests/support/health.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/raw_http.h"
+#include "tests/support/temp_folder.h"
+#include "tools/tandem/child_process.h"
 
 namespace tandem {
 namespace {
@@ -37,6 +44,105 @@ TEST(WorkerOperationTest, AnOperatorsDrainIsTheProgramsAndTakesItOutOfReadiness)
   request.mutable_drain();
   ASSERT_TRUE(Router(*worker).stub()->Control(&context, request, &response).ok());
   EXPECT_EQ(asked, 1);
+}
+
+// From its flags to the end that an operator asks for.
+TEST(WorkerOperationTest, AWorkerProcessIsWhatItsFlagsSay) {
+  const TempFolder folder;
+  const std::string port_file = folder.path() + "/port";
+  ChildProcess child(
+      "worker",
+      {"/proc/self/exe", "--worker", "--model=" TANDEM_TEST_DATA "/demo_model",
+       "--served-model-name=served", "--name=prefill-3", "--incarnation=7",
+       "--ended=5:outside,6:crash", "--role=prefill", "--transport=grpc", "--block-size=16",
+       "--max-model-len=128", "--max-num-seqs=3", "--kv-memory=64MiB", "--memory-limit=64MiB",
+       "--threads=1", "--cache-dir=" + folder.path(), "--port-file=" + port_file});
+  ASSERT_TRUE(child.Start().ok());
+  absl::StatusOr<std::string> port;
+  ASSERT_TRUE(Eventually([&] { return (port = ReadSmallFile(port_file, 16)).ok(); }));
+  TestWorker process;
+  process.id = {.name = "prefill-3", .incarnation = 7};
+  process.address = "127.0.0.1:" + port->substr(0, port->find('\n'));
+
+  const WatchUpdate first = Watcher(process).Next();
+  ASSERT_TRUE(std::holds_alternative<WorkerRegistration>(first));
+  const auto& registration = std::get<WorkerRegistration>(first);
+  EXPECT_EQ(registration.worker, process.id);
+  EXPECT_EQ(registration.role, WorkerRole::kPrefill);
+  EXPECT_EQ(registration.model, "served");
+  EXPECT_EQ(registration.terms.transport, "grpc");
+  EXPECT_EQ(registration.terms.numerics_id.size(), 64u);
+  EXPECT_EQ(registration.terms.kv_class.size(), 64u);
+  EXPECT_NE(registration.terms.numerics_id, registration.terms.kv_class);
+  EXPECT_EQ(registration.kv.block_tokens, 16);
+  EXPECT_EQ(registration.kv.pool_bytes(), 64 << 20);
+  EXPECT_EQ(registration.max_model_tokens, 128);
+  EXPECT_EQ(registration.max_sequences, 3);
+  EXPECT_TRUE(registration.supervised);
+  EXPECT_THAT(registration.ended_lives, testing::ElementsAre(EndedLife{5, EndCause::kOutside},
+                                                             EndedLife{6, EndCause::kCrash}));
+
+  Router router(process);
+  EXPECT_EQ(MetricValue(Metrics(&router), "tandem_memory_limit_bytes"), 64 << 20);
+  Submit submit = MakeSubmit(1, {1, 2, 3}, 4);
+  submit.model = "served";
+  router.Send(submit);
+  EXPECT_EQ(router.Listen().tokens[0].size(), 4u);
+  grpc::ClientContext context;
+  proto::ControlRequest request;
+  proto::ControlResponse response;
+  request.mutable_drain();
+  EXPECT_TRUE(router.stub()->Control(&context, request, &response).ok());
+  int status = -1;
+  EXPECT_EQ(waitpid(child.pid(), &status, 0), child.pid());
+  EXPECT_EQ(DescribeExit(status), "exit status 0");
+}
+
+// What is said again and again costs routers and the network: it has its time.
+TEST(WorkerOperationTest, AHeartbeatWaitsForItsTime) {
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.liveness_scale = 1000;
+  auto worker = StartTestWorker(config);
+  Watcher watch(*worker);
+  EXPECT_TRUE(std::holds_alternative<WorkerRegistration>(watch.Next()));
+  EXPECT_TRUE(std::holds_alternative<KvEvents>(watch.Next()));
+  Router router(*worker);
+  const Submit submit = MakeSubmit(1, RandomTokens(64, 3), 5);
+  router.Send(submit);
+  ExpectAnswer(&router, submit);
+  EXPECT_TRUE(std::holds_alternative<KvEvents>(watch.Next())) << "a heartbeat comes before";
+  worker->worker->Drain();
+  EXPECT_TRUE(Eventually([&] { return worker->worker->Drained(); })) << "but not of a drain";
+}
+
+// Who hears only that a stream is cancelled takes the worker for lost.
+TEST(WorkerOperationTest, AWorkerThatLeavesSaysSoOnEveryStream) {
+  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  const auto channel = DialControl(worker->address, 1);
+  const auto of_worker = proto::Worker::NewStub(channel);
+  const auto of_prefill = proto::Prefill::NewStub(channel);
+  grpc::ClientContext contexts[3];
+  proto::WatchRequest request;
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
+  const auto watch = of_worker->Watch(&contexts[0], request);
+  const auto router = of_worker->Session(&contexts[1]);
+  const auto decode = of_prefill->Session(&contexts[2]);
+  watch->WaitForInitialMetadata();
+  router->WaitForInitialMetadata();
+  decode->WaitForInitialMetadata();
+  worker.reset();
+  const auto status_of = [](auto* stream, auto message) {
+    while (stream->Read(&message)) {
+    }
+    return stream->Finish();
+  };
+  for (const grpc::Status& status :
+       {status_of(watch.get(), proto::WatchEvent()), status_of(router.get(), proto::StepBatch()),
+        status_of(decode.get(), proto::ToDecode())}) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_EQ(status.error_message(), "the worker is leaving");
+  }
 }
 
 // A step may take long, and whoever restarts the process ends all of its streams.
@@ -92,6 +198,7 @@ TEST(WorkerOperationTest, APrefillWorkerThatWasLostIsDialledAgain) {
   EXPECT_TRUE(ask().prompt.by_prefill);
   prefill.reset();
   EXPECT_TRUE(Eventually([&] { return !ask().prompt.by_prefill; }));
+  EXPECT_GE(MetricValue(Metrics(&router), "tandem_prefill_pauses_total{reason=\"lost\"}"), 1);
   prefill = StartTestWorker(config);
   EXPECT_TRUE(Eventually([&] { return ask().prompt.by_prefill; }, std::chrono::seconds(20)))
       << "it is done without for ever";

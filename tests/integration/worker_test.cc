@@ -643,6 +643,9 @@ TEST(WorkerServicesTest, AWatchIsRefusedForItsProtocolOrItsName) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "--worker") {
+    return tandem::RunWorkerProcess(std::vector<std::string>(argv + 2, argv + argc), "cpu");
+  }
   grpc_init();  // Held: gRPC's global shutdown between tests takes up to 10 s.
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();

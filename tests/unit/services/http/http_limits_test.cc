@@ -222,6 +222,32 @@ TEST_F(HttpLimitsTest, OnceTheyHaveGoneOthersAreTold) {
   }
 }
 
+// Who is without a request, then who has sent a part of one; nobody whose answer is being made.
+TEST_F(HttpLimitsTest, WhoIsKeptGivesWayFirstAndWhoIsAnsweredNever) {
+  MemoryBudget budget(16 * kHttpConnectionBytes);
+  const auto server = *HttpServer::Create(
+      {.address = {.ip = "127.0.0.1"}, .budget = &budget, .num_threads = 1}, &handler_);
+  RawHttp answered(server->port()), busy(server->port()), kept(server->port());
+  answered.SendRequest("/held");
+  ASSERT_TRUE(answered.ReadUntil("begun"));
+  busy.Send("POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n");
+  EXPECT_EQ(busy.Read().status, 100);
+  EXPECT_EQ(kept.Exchange("/other").status, 200);
+  Settle();  // The one thread is done with all of that.
+  MemoryBudget::Holding rest(&budget, "rest"), asking(&budget, "asking");
+  const int64_t share = budget.held_bytes() / 3;
+  ASSERT_TRUE(rest.Set(budget.limit_bytes() - budget.held_bytes()).ok());
+  EXPECT_TRUE(Eventually([&] { return asking.Set(share).ok(); }));
+  EXPECT_EQ(kept.ReadToEnd(), 0u);
+  EXPECT_EQ(budget.num_cut(), 1);
+  EXPECT_TRUE(Eventually([&] { return asking.Set(2 * share).ok(); }));
+  EXPECT_EQ(busy.Read().status, 503);
+  EXPECT_FALSE(asking.Set(3 * share).ok());
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_TRUE(answered.Read().complete);
+}
+
 TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
   constexpr size_t kRoom = 64, kCut = kMaxToldAtOnce + 8;
   MemoryBudget budget(kRoom * kHttpConnectionBytes);

@@ -208,8 +208,10 @@ TEST_F(HttpServerTest, ManyChunkExtensionsAreRefusedTogether) {
   EXPECT_EQ(answer.status, 431);
   EXPECT_THAT(answer.body, testing::HasSubstr("65536"));
   RawHttp modest(server_->port());
-  modest.Send(kChunkedHead + Chunk(10'000, 1) + Chunk(100, 70'000) + Chunk(100, 0));
-  EXPECT_EQ(modest.Read().status, 200);
+  for (int i = 0; i < 3; ++i) {  // Each request has its own.
+    modest.Send(kChunkedHead + Chunk(30'000, 1) + Chunk(100, 70'000) + Chunk(100, 0));
+    EXPECT_EQ(modest.Read().status, 200);
+  }
 }
 
 TEST_F(HttpServerTest, TrailersAreLimitedLikeHeaders) {

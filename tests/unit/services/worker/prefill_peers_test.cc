@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -91,36 +92,42 @@ class OneToken final : public proto::Prefill::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Dials streams of KV on which nothing ever comes: their end would end the session, too.
+// Dials one stream of KV on which nothing ever comes. Its end ends the session, too.
 class SilentCarrier final : public FrameCarrier {
  public:
   std::string_view name() const override { return "silent"; }
   void Serve(FrameServer*) override {}
   std::shared_ptr<DialledStream> Dial(const std::string&, const std::string&,
                                       std::shared_ptr<FrameTarget> to) override {
-    return std::make_shared<Stream>(std::move(to));
+    dialled_ = std::make_shared<Stream>(std::move(to));
+    return dialled_;
   }
+  void End(const absl::Status& why) { dialled_->End(why); }
 
  private:
   class Stream final : public DialledStream {
    public:
     explicit Stream(std::shared_ptr<FrameTarget> to) : to_(std::move(to)) {}
-    void Cancel() override {
-      to_->OnEnded(absl::CancelledError("cancelled"));
-      to_.reset();
+    void Cancel() override { End(absl::CancelledError("cancelled")); }
+    void End(const absl::Status& why) {
+      if (const auto to = std::exchange(to_, nullptr); to != nullptr) to->OnEnded(why);
     }
 
    private:
     std::shared_ptr<FrameTarget> to_;
   };
+
+  std::shared_ptr<Stream> dialled_;
 };
 
-// Why a decode worker loses it; Ok if its first token is taken.
-absl::Status WhyLost(const OneToken& prefill) {
+// Why a decode worker loses it; Ok if its first token is taken. Not before its `link` has ended, if
+// that is not OK.
+absl::Status WhyLost(const OneToken& prefill, const absl::Status& link = absl::OkStatus()) {
   Side side;
-  side.transport =
-      *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
-                               std::make_unique<SilentCarrier>(), &side.receiver, &side.recorder);
+  auto owned = std::make_unique<SilentCarrier>();
+  SilentCarrier* const carrier = owned.get();
+  side.transport = *StreamTransport::Create({.kv = {.num_blocks = 1, .block_bytes = kBlockBytes}},
+                                            std::move(owned), &side.receiver, &side.recorder);
   const FleetSecret no_secret;
   MemoryBudget budget(int64_t{256} << 20);
   CommandQueue commands(1);
@@ -130,11 +137,20 @@ absl::Status WhyLost(const OneToken& prefill) {
   peers.Send({.worker = {.name = "prefill", .incarnation = OneToken::kLife},
               .address = "127.0.0.1:" + std::to_string(prefill.port())},
              Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
-  EXPECT_TRUE(Eventually([&] { return commands.size() > 0; }));
-  const std::vector<EngineCommand> said = commands.Drain();
-  if (said.empty()) return absl::InternalError("nothing is said");
-  const auto* const lost = std::get_if<PrefillLost>(&said[0]);
-  EXPECT_TRUE(lost != nullptr || std::holds_alternative<FromPrefill>(said[0]));
+  const auto next = [&]() -> std::optional<EngineCommand> {
+    EXPECT_TRUE(Eventually([&] { return commands.size() > 0; }));
+    std::vector<EngineCommand> said = commands.Drain();
+    if (said.empty()) return std::nullopt;
+    return std::move(said[0]);
+  };
+  std::optional<EngineCommand> said = next();
+  if (!link.ok() && said.has_value() && std::holds_alternative<FromPrefill>(*said)) {
+    carrier->End(link);
+    said = next();
+  }
+  if (!said.has_value()) return absl::InternalError("nothing is said");
+  const auto* const lost = std::get_if<PrefillLost>(&*said);
+  EXPECT_TRUE(lost != nullptr || std::holds_alternative<FromPrefill>(*said));
   return lost == nullptr ? absl::OkStatus() : lost->why;
 }
 
@@ -143,6 +159,13 @@ TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
   EXPECT_TRUE(WhyLost(OneToken(99)).ok());
   EXPECT_EQ(WhyLost(OneToken(100)).message(),
             "first token has token id 100 at 0, must be from 0 to 99");
+}
+
+// It would be waited for until the deadline of each request.
+TEST(PrefillPeersTest, ALinkThatIsLostEndsItsSession) {
+  const absl::Status why = WhyLost(OneToken(99), absl::UnavailableError("the cable is out"));
+  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+  EXPECT_TRUE(why.message().find("the cable is out") != std::string::npos) << why;
 }
 
 // What was granted was for the life that ended, whether or not the next one looks at whom it hears.
