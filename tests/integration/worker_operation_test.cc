@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/small_file.h"
 #include "services/worker/worker.h"
 #include "tandem/v1/prefill.grpc.pb.h"
@@ -173,6 +174,23 @@ TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
   worker->gate.Open();
   EXPECT_TRUE(Eventually(healthy));
   EXPECT_TRUE(Eventually([&] { return get("/ready").status == 200; }));
+}
+
+// Else whoever begins a long step after a quiet hour is taken for hung at once.
+TEST(WorkerOperationTest, AnEngineStandsSinceItsStepBeganAndNoLonger) {
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  auto worker = StartTestWorker(config);
+  Watcher watch(*worker);
+  Router router(*worker);
+  const SteadyClock clock;
+  for (int quiet = 0; quiet < 3; ++quiet) watch.HeartbeatUntil(Idle);
+  worker->gate.Close();
+  const int64_t asked_us = clock.NowUs();
+  router.Send(MakeSubmit(1, RandomTokens(30, 12), 5));
+  const Heartbeat beat =
+      watch.HeartbeatUntil([](const Heartbeat& heard) { return heard.load.since_progress_us > 0; });
+  EXPECT_LE(beat.load.since_progress_us, clock.NowUs() - asked_us);
+  worker->gate.Open();
 }
 
 // What cuts two hosts off from each other for a while ends neither worker.

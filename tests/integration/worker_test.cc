@@ -13,6 +13,7 @@
 #include <map>
 #include <thread>
 
+#include "absl/strings/str_format.h"
 #include "runtime/protocol/peer_terms.h"
 #include "services/server/channel.h"
 #include "services/server/convert.h"
@@ -104,6 +105,12 @@ TEST_P(WorkerTest, DisaggregatedTokensAreTheSameAndEveryBlockIsCountedOnce) {
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_bytes_total{transport=\"" + GetParam() +
                                  "\"} " + std::to_string(kRequests * blocks * kTestBlockBytes)));
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_transfer_seconds_count 10"));
+  Router of_prefill(*prefill);
+  for (const char* const measured : {"wait", "compute"}) {
+    EXPECT_EQ(MetricValue(Metrics(&of_prefill),
+                          absl::StrFormat("tandem_prompt_%s_seconds_count", measured)),
+              kRequests);
+  }
   EXPECT_THAT(metrics, HasSubstr("tandem_kv_link_bytes_per_second{path=\""));
   Watcher decode_watch(*decode), prefill_watch(*prefill);
   decode_watch.HeartbeatUntil(Idle);
