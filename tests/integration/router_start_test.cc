@@ -6,6 +6,7 @@
 #include <boost/json.hpp>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,41 @@ TEST_F(RouterStartTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   EXPECT_EQ(RawHttp(http()).Exchange("/health").status, 200);
   AddWorker({.name = "b", .port = port});
   EXPECT_TRUE(Eventually([&] { return RawHttp(http()).Exchange("/ready").status == 200; }));
+}
+
+// What an operator reads first, by a program.
+TEST_F(RouterStartTest, ReadyTellsWhoIsLostAndWhoIsAwaited) {
+  AddWorker({.name = "hybrid"});
+  AddWorker({.name = "prefill \"1\"", .role = WorkerRole::kPrefill});
+  const std::string hybrid = workers_[0]->address(), prefill = workers_[1]->address();
+  Begin({.workers = {hybrid, prefill, "127.0.0.1:1", "127.0.0.1:2"}, .settle_us = 0});
+  json::value ready;
+  const auto workers_lost = [&](int64_t number) {
+    return Eventually([&] {
+      ready = json::parse(RawHttp(http()).Exchange("/ready").body);
+      return ready.at("workers") == 2 && ready.at("lost") == number;
+    });
+  };
+  ASSERT_TRUE(workers_lost(0)) << ready;
+  EXPECT_EQ(ready.at("ready"), true);
+  EXPECT_FALSE(ready.as_object().contains("why"));
+  EXPECT_EQ(ready.at("awaited"), json::parse(R"(["127.0.0.1:1","127.0.0.1:2"])"));
+  EXPECT_TRUE(ready.at("lost_workers").as_array().empty());
+  workers_.clear();
+  ASSERT_TRUE(workers_lost(2)) << ready;
+  EXPECT_EQ(ready.at("ready"), false);
+  EXPECT_THAT(std::string(ready.at("why").as_string()),
+              HasSubstr("of 2 that are known 2 are lost"));
+  const json::array& lost = ready.at("lost_workers").as_array();
+  ASSERT_EQ(lost.size(), 2u);
+  for (const auto& [name, address, role] :
+       {std::tuple("hybrid", hybrid, "hybrid"), std::tuple("prefill \"1\"", prefill, "prefill")}) {
+    const json::object& worker = lost[name == std::string("hybrid") ? 0 : 1].as_object();
+    EXPECT_EQ(worker.at("name"), name);
+    EXPECT_EQ(worker.at("address"), json::value(address));
+    EXPECT_EQ(worker.at("role"), role);
+    EXPECT_FALSE(worker.at("why").as_string().empty());
+  }
 }
 
 TEST_F(RouterStartTest, OneWorkerThatNeverComesHoldsARouterUpForAWhileOnly) {

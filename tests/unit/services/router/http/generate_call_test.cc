@@ -191,6 +191,7 @@ TEST_F(GenerateCallTest, WhatComesBeforeACallCanTakeItIsTakenOnceItCan) {
 TEST_F(GenerateCallTest, TokensThatComeTogetherWithAnErrorAreStreamedBeforeIt) {
   AddWorker();
   exchange_->holds = true;
+  const int64_t begun_s = WallClockSeconds();
   Begin(Watched(
       R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": true, "logprobs": 0})"));
   Flush();
@@ -206,6 +207,10 @@ TEST_F(GenerateCallTest, TokensThatComeTogetherWithAnErrorAreStreamedBeforeIt) {
   const size_t token = exchange_->written.find("token_logprobs");
   EXPECT_NE(token, std::string::npos) << exchange_->written;
   EXPECT_GT(exchange_->written.find("a bug"), token) << exchange_->written;
+  const int64_t created_s =
+      std::stoll(exchange_->written.substr(exchange_->written.find("\"created\":") + 10));
+  EXPECT_GE(created_s, begun_s);
+  EXPECT_LE(created_s, WallClockSeconds());
 }
 
 TEST_F(GenerateCallTest, WhatATextTakesIsOfItsCallsOwnTime) {
@@ -385,6 +390,7 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
   folder.Write("tokenizer.json", boost::json::serialize(tokenizer));
   folder.Write("chat_template.jinja",
                "<|begin|>{{ messages[0].content }}{{ tone }}"
+               "{% if dated %}{{ strftime_now('%Y') | int > 2020 }}{% endif %}"
                "{% if add_generation_prompt %}<|assistant|>{% endif %}");
   ModelInfo model = model_;
   model.folder = folder.path();
@@ -409,6 +415,8 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
   EXPECT_EQ(chat(R"(, "add_special_tokens": true)"), "<|begin|><|begin|>hello<|assistant|>");
   EXPECT_EQ(chat(R"(, "add_generation_prompt": false)"), "<|begin|>hello");
   EXPECT_EQ(chat(R"(, "chat_template_kwargs": {"tone": "!"})"), "<|begin|>hello!<|assistant|>");
+  EXPECT_EQ(chat(R"(, "chat_template_kwargs": {"dated": true})"),
+            "<|begin|>helloTrue<|assistant|>");
   EXPECT_EQ(completion(""), "<|begin|>hello");
   EXPECT_EQ(completion(R"(, "add_special_tokens": false)"), "hello");
 }

@@ -106,6 +106,19 @@ TEST_F(JsonAnswerTest, AWholeChatHasAMessage) {
   EXPECT_FALSE(choice.as_object().contains("prompt_token_ids"));
 }
 
+TEST_F(JsonAnswerTest, WhatIsNotAskedForIsNotThere) {
+  for (const bool chat : {false, true}) {
+    JsonAnswer answer(Options(chat));
+    const json::value whole =
+        Gathered(&answer, {prompt_, Token(0, 5, "hello", FinishReason::kLength), end_});
+    const json::object& choice = whole.at("choices").at(0).as_object();
+    for (const char* const name : {"prompt_token_ids", "token_ids", "prompt_logprobs"}) {
+      EXPECT_FALSE(whole.as_object().contains(name) || choice.contains(name)) << name;
+    }
+    EXPECT_TRUE(choice.at("logprobs").is_null());
+  }
+}
+
 TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
   AnswerOptions options = Options(/*chat=*/true);
   options.include_usage = true;
@@ -129,6 +142,7 @@ TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
   EXPECT_EQ(second.at("choices").at(0).at("token_ids"), json::parse("[6]"));
   EXPECT_EQ(second.at("choices").at(0).at("logprobs").at("content").as_array().size(), 1u);
   EXPECT_EQ(third.at("choices").at(0).at("finish_reason"), "stop");
+  EXPECT_EQ(third.at("system_fingerprint"), "n1");
   EXPECT_EQ(usage.at("usage").at("completion_tokens"), 3);
   EXPECT_TRUE(usage.at("choices").as_array().empty());
   EXPECT_EQ(events[4], "[DONE]");
@@ -145,6 +159,7 @@ TEST_F(JsonAnswerTest, AStreamedChoiceNamesItsPromptOnce) {
   const auto choice = [&events](size_t event) {
     return json::parse(events[event]).at("choices").at(0).as_object();
   };
+  EXPECT_FALSE(json::parse(events[0]).as_object().contains("prompt_token_ids"));
   EXPECT_EQ(choice(0).at("prompt_token_ids"), json::parse("[3]"));
   EXPECT_EQ(choice(1).at("prompt_token_ids"), json::parse("[1,2]"));
   EXPECT_FALSE(choice(2).contains("prompt_token_ids"));
@@ -195,6 +210,20 @@ TEST_F(JsonAnswerTest, PromptLogprobsAreMapsByTokenId) {
   EXPECT_EQ(list[1].at("17").at("rank"), 2);
   EXPECT_EQ(list[1].at("4").at("rank"), 1);
   EXPECT_EQ(list[1].at("17").at("decoded_token"), "token_id:17");
+}
+
+TEST_F(JsonAnswerTest, PromptLogprobsWithoutAlternativesAreOfTheSampledTokens) {
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_prompt_logprobs = 0;
+  JsonAnswer answer(options);
+  PromptOutput prompt = prompt_;
+  for (int token = 0; token < 100; ++token) prompt.prompt_logprobs.push_back(Sampled(17, -1.0f));
+  const json::value whole =
+      Gathered(&answer, {prompt, Token(0, 5, "", FinishReason::kLength), end_});
+  const json::array& list = whole.at("choices").at(0).at("prompt_logprobs").as_array();
+  ASSERT_EQ(list.size(), 101u);
+  EXPECT_EQ(list[1].as_object().size(), 1u);
+  EXPECT_GE(answer.num_bytes(), std::ssize(json::serialize(list))) << "who keeps it is charged";
 }
 
 // ---- Logprobs ----
