@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include <atomic>
 #include <chrono>
@@ -174,6 +175,21 @@ TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
   worker->gate.Open();
   EXPECT_TRUE(Eventually(healthy));
   EXPECT_TRUE(Eventually([&] { return get("/ready").status == 200; }));
+}
+
+// Whoever shares its processors has them then. What it used is not a matter of how fast they are.
+TEST(WorkerOperationTest, AnIdleWorkerRests) {
+  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  Watcher watch(*worker);
+  const auto seconds = [](clockid_t clock) {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  watch.HeartbeatUntil(Idle);
+  const double began = seconds(CLOCK_MONOTONIC), used = seconds(CLOCK_PROCESS_CPUTIME_ID);
+  for (int beats = 0; beats < 5; ++beats) watch.HeartbeatUntil(Idle);
+  EXPECT_LT(seconds(CLOCK_PROCESS_CPUTIME_ID) - used, (seconds(CLOCK_MONOTONIC) - began) / 4);
 }
 
 // Else whoever begins a long step after a quiet hour is taken for hung at once.

@@ -69,6 +69,7 @@ class FleetTlsTest : public testing::Test {
   OpenCalls calls_{&budget_, {}};
   std::atomic<int> num_ok_{0}, num_failed_{0};
   std::unique_ptr<FleetTls> tls_;
+  std::unique_ptr<TlsIdentity> identity_;  // A server has it that is not of the fleet.
   std::unique_ptr<GatedServer> server_;
 };
 
@@ -215,8 +216,6 @@ class FleetTlsBadServerTest : public FleetTlsTest {
         Eventually([&] { return channel->GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE; }));
     return testing::internal::GetCapturedStderr();
   }
-
-  std::unique_ptr<TlsIdentity> identity_;
 };
 
 TEST_F(FleetTlsBadServerTest, NobodyIsBelievedWhoIsForAnotherName) {

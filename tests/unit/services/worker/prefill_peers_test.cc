@@ -3,9 +3,10 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -53,12 +54,14 @@ TEST(PrefillPeersTest, OfTooManyThoseThatWereUsedLeastLatelyAreLost) {
   EXPECT_EQ(lost, (std::vector<std::string>{"1", "2"}));
 }
 
-// A prefill worker that greets, in the life it is said to have, and says one first token.
+// A prefill worker that greets, in the life it is said to have, and says one first token, perhaps
+// again and again.
 class OneToken final : public proto::Prefill::Service {
  public:
   static constexpr uint64_t kLife = 2;
 
-  explicit OneToken(int32_t token, uint64_t life = kLife) : token_(token), life_(life) {
+  explicit OneToken(int32_t token, uint64_t life = kLife, int times = 1)
+      : token_(token), life_(life), times_(times) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -78,7 +81,7 @@ class OneToken final : public proto::Prefill::Service {
     hello.mutable_hello()->clear_expected();
     ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = token_}}}, &first);
     stream->Write(hello);
-    stream->Write(first);
+    for (int i = 0; i < times_; ++i) stream->Write(first);
     while (stream->Read(&said)) continue;
     return grpc::Status::OK;
   }
@@ -88,6 +91,7 @@ class OneToken final : public proto::Prefill::Service {
  private:
   const int32_t token_;
   const uint64_t life_;
+  const int times_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -121,8 +125,9 @@ class SilentCarrier final : public FrameCarrier {
 };
 
 // Why a decode worker loses it; Ok if its first token is taken. Not before its `link` has ended, if
-// that is not OK.
-absl::Status WhyLost(const OneToken& prefill, const absl::Status& link = absl::OkStatus()) {
+// that is not OK: once `num_waiting` of its messages wait for the engine.
+absl::Status WhyLost(const OneToken& prefill, const absl::Status& link = absl::OkStatus(),
+                     size_t num_waiting = 1) {
   Side side;
   auto owned = std::make_unique<SilentCarrier>();
   SilentCarrier* const carrier = owned.get();
@@ -137,20 +142,18 @@ absl::Status WhyLost(const OneToken& prefill, const absl::Status& link = absl::O
   peers.Send({.worker = {.name = "prefill", .incarnation = OneToken::kLife},
               .address = "127.0.0.1:" + std::to_string(prefill.port())},
              Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
-  const auto next = [&]() -> std::optional<EngineCommand> {
-    EXPECT_TRUE(Eventually([&] { return commands.size() > 0; }));
-    std::vector<EngineCommand> said = commands.Drain();
-    if (said.empty()) return std::nullopt;
-    return std::move(said[0]);
+  std::vector<EngineCommand> said;  // The engine is in a step: it is done with none of them.
+  const auto hear = [&] {
+    std::vector<EngineCommand> more = commands.Drain();
+    std::move(more.begin(), more.end(), std::back_inserter(said));
+    return !said.empty() && (link.ok() || std::holds_alternative<PrefillLost>(said.back()));
   };
-  std::optional<EngineCommand> said = next();
-  if (!link.ok() && said.has_value() && std::holds_alternative<FromPrefill>(*said)) {
-    carrier->End(link);
-    said = next();
-  }
-  if (!said.has_value()) return absl::InternalError("nothing is said");
-  const auto* const lost = std::get_if<PrefillLost>(&*said);
-  EXPECT_TRUE(lost != nullptr || std::holds_alternative<FromPrefill>(*said));
+  EXPECT_TRUE(Eventually([&] { return commands.size() >= num_waiting; }));
+  if (!link.ok()) carrier->End(link);
+  EXPECT_TRUE(Eventually(hear));
+  if (said.empty()) return absl::InternalError("nothing is said");
+  const auto* const lost = std::get_if<PrefillLost>(&said.back());
+  EXPECT_TRUE(lost != nullptr || std::holds_alternative<FromPrefill>(said.back()));
   return lost == nullptr ? absl::OkStatus() : lost->why;
 }
 
@@ -163,9 +166,18 @@ TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
 
 // It would be waited for until the deadline of each request.
 TEST(PrefillPeersTest, ALinkThatIsLostEndsItsSession) {
-  const absl::Status why = WhyLost(OneToken(99), absl::UnavailableError("the cable is out"));
-  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
-  EXPECT_TRUE(why.message().find("the cable is out") != std::string::npos) << why;
+  const absl::Status link = absl::UnavailableError("the cable is out");
+  proto::ToDecode first;
+  ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = 99}}}, &first);
+  ASSERT_TRUE(first.ParseFromString(first.SerializeAsString()));
+  const size_t taken_bytes = sizeof(EngineCommand) + first.SpaceUsedLong();
+  const size_t most_waiting = (ReadWindow::kBytes + taken_bytes - 1) / taken_bytes;
+  for (const size_t waiting : {size_t{1}, most_waiting}) {
+    const OneToken prefill(99, OneToken::kLife, /*times=*/2 * static_cast<int>(waiting));
+    const absl::Status why = WhyLost(prefill, link, waiting);
+    EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+    EXPECT_TRUE(why.message().find("the cable is out") != std::string::npos) << why;
+  }
 }
 
 // What was granted was for the life that ended, whether or not the next one looks at whom it hears.

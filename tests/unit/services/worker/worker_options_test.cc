@@ -109,6 +109,31 @@ TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
   ASSERT_TRUE(flags.Parse(EngineFlags().Arguments()).ok()) << "defaults are good values, too";
 }
 
+TEST(WorkerOptionsTest, SoDoTheOthers) {
+  WorkerOptions options;
+  ASSERT_TRUE(
+      WorkerFlags(&options)
+          .Parse({"--model=folder", "--name=n", "--incarnation=7", "--ended=5:crash",
+                  "--role=decode", "--listen=10.0.0.1:1", "--admin=10.0.0.1:2", "--port-file=/port",
+                  "--insecure-public-listen", "--fleet-secret-file=/secret", "--ucx-devices=eth0",
+                  "--machine-share=2", "--memory-limit=64MiB", "--drain-seconds=40"})
+          .ok());
+  EXPECT_EQ(options.model, "folder");
+  EXPECT_EQ(options.name, "n");
+  EXPECT_EQ(options.incarnation, 7);
+  EXPECT_EQ(options.ended, "5:crash");
+  EXPECT_EQ(options.role, "decode");
+  EXPECT_EQ(options.listen, "10.0.0.1:1");
+  EXPECT_EQ(options.admin, "10.0.0.1:2");
+  EXPECT_EQ(options.port_file, "/port");
+  EXPECT_TRUE(options.insecure_public_listen);
+  EXPECT_EQ(options.fleet.secret_file, "/secret");
+  EXPECT_EQ(options.ucx_devices, "eth0");
+  EXPECT_EQ(options.machine_share, 2);
+  EXPECT_EQ(options.memory_limit.bytes, 64 << 20);
+  EXPECT_EQ(options.drain_seconds, 40);
+}
+
 TEST(WorkerOptionsTest, HelpNamesEveryFlagWithItsDefault) {
   WorkerOptions options;
   const std::string help = WorkerFlags(&options).Help();

@@ -60,6 +60,12 @@ class GenerateCallTest : public testing::Test {
   static constexpr SessionId kSession = 1;
   static constexpr int32_t kEos = 255;
 
+  // A connection lets go of its call.
+  void TearDown() override {
+    exchange_->leave = nullptr;
+    exchange_->held.clear();
+  }
+
   void AddWorker(int32_t max_model_tokens = 100) {
     const WorkerRegistration registration{.worker = worker_,
                                           .role = WorkerRole::kHybrid,
