@@ -6,7 +6,6 @@
 #include <boost/json.hpp>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -74,16 +73,14 @@ TEST_F(RouterStartTest, ReadyTellsWhoIsLostAndWhoIsAwaited) {
   ASSERT_TRUE(workers_lost(2)) << ready;
   EXPECT_THAT(std::string(ready.at("why").as_string()),
               HasSubstr("of 2 that are known 2 are lost"));
-  const json::array& lost = ready.at("lost_workers").as_array();
-  ASSERT_EQ(lost.size(), 2u);
-  for (const auto& [name, address, role] :
-       {std::tuple("hybrid", hybrid, "hybrid"), std::tuple("prefill \"1\"", prefill, "prefill")}) {
-    const json::object& worker = lost[name == std::string("hybrid") ? 0 : 1].as_object();
-    EXPECT_EQ(worker.at("name"), name);
-    EXPECT_EQ(worker.at("address"), json::value(address));
-    EXPECT_EQ(worker.at("role"), role);
+  json::array& lost = ready.at("lost_workers").as_array();
+  for (json::value& worker : lost) {
     EXPECT_FALSE(worker.at("why").as_string().empty());
+    worker.as_object().erase("why");
   }
+  EXPECT_EQ(lost,
+            (json::array{{{"name", "hybrid"}, {"address", hybrid}, {"role", "hybrid"}},
+                         {{"name", "prefill \"1\""}, {"address", prefill}, {"role", "prefill"}}}));
 }
 
 TEST_F(RouterStartTest, OneWorkerThatNeverComesHoldsARouterUpForAWhileOnly) {
@@ -153,7 +150,6 @@ TEST_F(RouterStartTest, WhatARouterKnowsOfCachesIsBoundedByItsMemory) {
   ASSERT_TRUE(Eventually([&] { return ask(kKnown) == 1; }));
   EXPECT_EQ(ask(kForgotten), 1) << "no worker is known to have it";
   EXPECT_EQ(ask(kKnown), 2);
-  router_.reset();
 }
 
 }  // namespace

@@ -113,6 +113,14 @@ class Router {
     EXPECT_TRUE(batch.ok() && batch->events.empty()) << batch.status();
     return batch.ok() ? batch->chunks : std::vector<ChunkBegun>();
   }
+  // Asks the worker to, as an operator does.
+  void Drain() {
+    grpc::ClientContext context;
+    proto::ControlRequest request;
+    proto::ControlResponse response;
+    request.mutable_drain();
+    EXPECT_TRUE(stub_->Control(&context, request, &response).ok());
+  }
   bool ReadBatch(proto::StepBatch* batch) { return stream_->Read(batch); }
   void HalfClose() { stream_->WritesDone(); }
   proto::Worker::Stub* stub() { return stub_.get(); }

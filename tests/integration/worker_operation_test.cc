@@ -40,11 +40,7 @@ TEST(WorkerOperationTest, AnOperatorsDrainIsTheProgramsAndTakesItOutOfReadiness)
   EXPECT_EQ(asked, 0) << "the program began this one itself";
   EXPECT_TRUE(Eventually([&] { return HealthOf(worker->address, "") == "NOT_SERVING"; }));
   EXPECT_EQ(HealthOf(worker->address, "liveness"), "SERVING") << "it has streams to end";
-  grpc::ClientContext context;
-  proto::ControlRequest request;
-  proto::ControlResponse response;
-  request.mutable_drain();
-  ASSERT_TRUE(Router(*worker).stub()->Control(&context, request, &response).ok());
+  Router(*worker).Drain();
   EXPECT_EQ(asked, 1);
 }
 
@@ -90,11 +86,7 @@ TEST(WorkerOperationTest, AWorkerProcessIsWhatItsFlagsSay) {
   submit.model = "served";
   router.Send(submit);
   EXPECT_EQ(router.Listen().tokens[0].size(), 4u);
-  grpc::ClientContext context;
-  proto::ControlRequest request;
-  proto::ControlResponse response;
-  request.mutable_drain();
-  EXPECT_TRUE(router.stub()->Control(&context, request, &response).ok());
+  router.Drain();
   int status = -1;
   EXPECT_EQ(waitpid(child.pid(), &status, 0), child.pid());
   EXPECT_EQ(DescribeExit(status), "exit status 0");
@@ -177,7 +169,7 @@ TEST(WorkerOperationTest, OnlyAnEngineThatHasStoodForManyStallsFailsItsProbe) {
   EXPECT_TRUE(Eventually([&] { return get("/ready").status == 200; }));
 }
 
-// Whoever shares its processors has them then. What it used is not a matter of how fast they are.
+// It takes next to no CPU time, whatever the machine does besides.
 TEST(WorkerOperationTest, AnIdleWorkerRests) {
   auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
   Watcher watch(*worker);

@@ -255,11 +255,7 @@ TEST_P(WorkerTest, DrainEndsWhatRunsRefusesWhatComesAndReportsItself) {
   router.Send(MakeSubmit(1, RandomTokens(30, 9), 400));
   Watcher watch(*worker);
   watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.load.has_work; });
-  grpc::ClientContext context;
-  proto::ControlRequest request;
-  proto::ControlResponse response;
-  request.mutable_drain();
-  ASSERT_TRUE(router.stub()->Control(&context, request, &response).ok());
+  router.Drain();
   worker->gate.Open();
   EXPECT_EQ(router.Listen().ended.code(), absl::StatusCode::kUnavailable);
   watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.draining; });

@@ -21,13 +21,13 @@ struct FakeWorkerOptions {
   std::string numerics_id = "fake-numerics";
   int32_t max_model_tokens = 1024;
   int port = 0;
-  FleetSecret secret;              // None: believes everybody, and proves nothing.
-  bool proves_watch_only = false;  // Other calls as if it had none.
-  bool stalled = false;            // Heartbeats tell of work, and of no progress.
-  bool holds_metrics = false;      // Until who asks for them gives up.
-  int32_t hold_after_tokens = -1;  // A sequence stops there until ReleaseHeld().
-  bool choice_0_begins_last = false;
-  std::vector<BlockHash> cached;  // In this order.
+  FleetSecret secret;                 // None: believes everybody, and proves nothing.
+  bool proves_watch_only = false;     // Other calls as if it had none.
+  bool stalled = false;               // Heartbeats tell of work, and of no progress.
+  bool holds_metrics = false;         // Until who asks for them gives up.
+  int32_t hold_after_tokens = -1;     // A sequence stops there until ReleaseHeld().
+  bool choice_0_begins_last = false;  // Once the last choice has.
+  std::vector<BlockHash> cached;      // From the start, in this order.
   // What no worker of ours does.
   bool renames = false;          // Every Watch has another name.
   bool ends_watches = false;     // Once the registration has been said.

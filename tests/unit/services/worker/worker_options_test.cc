@@ -109,7 +109,7 @@ TEST(WorkerOptionsTest, EngineFlagsReachAWorkerAsTheyWereGiven) {
   ASSERT_TRUE(flags.Parse(EngineFlags().Arguments()).ok()) << "defaults are good values, too";
 }
 
-TEST(WorkerOptionsTest, SoDoTheOthers) {
+TEST(WorkerOptionsTest, FlagsOfTheProcessAreKeptAsTheyWereGiven) {
   WorkerOptions options;
   ASSERT_TRUE(
       WorkerFlags(&options)

@@ -212,7 +212,7 @@ TEST_F(JsonAnswerTest, PromptLogprobsAreMapsByTokenId) {
   EXPECT_EQ(list[1].at("17").at("decoded_token"), "token_id:17");
 }
 
-TEST_F(JsonAnswerTest, PromptLogprobsWithoutAlternativesAreOfTheSampledTokens) {
+TEST_F(JsonAnswerTest, PromptLogprobsWithoutAlternativesAreOfThePromptsTokensAlone) {
   AnswerOptions options = Options(/*chat=*/false);
   options.num_prompt_logprobs = 0;
   JsonAnswer answer(options);
