@@ -15,7 +15,7 @@ namespace tandem {
 
 // The cpu's instruction sets, best first; all but "generic" are of one numerics class
 // (docs/numerics.md).
-inline constexpr const char* kIsas[] = {"avx512bf16", "avx512", "avx2", "generic"};
+inline constexpr const char* kIsas[] = {"avx512bf16", "avx512vnni", "avx512", "avx2", "generic"};
 
 // What --isa takes: "auto" (the best that this machine has), or one of kIsas.
 inline std::vector<std::string> IsaChoices() {

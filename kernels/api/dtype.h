@@ -20,9 +20,16 @@ constexpr const char* NameOf(DType dtype) { return dtype == DType::kF32 ? "f32" 
 
 // One value for each way to keep a matrix, groups and scales included. Only the backend's packing
 // and its inner loop know what that is in bytes.
-enum class WeightType : uint8_t { kF32, kBF16 };
+enum class WeightType : uint8_t {
+  kF32,
+  kBF16,
+  kInt8,  // W8A8: a scale an output; inputs are made 8 bits too, a scale a row (docs/numerics.md)
+};
 
-constexpr const char* NameOf(WeightType type) { return type == WeightType::kF32 ? "f32" : "bf16"; }
+constexpr const char* NameOf(WeightType type) {
+  constexpr const char* kNames[] = {"f32", "bf16", "int8"};
+  return kNames[static_cast<int>(type)];
+}
 // What keeps numbers of `dtype` as they are.
 constexpr WeightType WeightTypeOf(DType dtype) {
   return dtype == DType::kF32 ? WeightType::kF32 : WeightType::kBF16;

@@ -35,7 +35,7 @@ enum class WeightLayout : uint8_t {
 
 // K inputs, N outputs.
 struct LinearSpec {
-  int64_t in_features;     // K, 1 to 2^20
+  int64_t in_features;     // K, 1 to 2^20; 2^17 with weights of type kInt8
   int64_t out_features;    // N, 1 to 2^24
   WeightType weight_type;  // of packed weights
   DType compute_dtype;     // of inputs

@@ -59,7 +59,7 @@ class Trial {
               .output_stride = kOutputs,
               .num_outputs = kOutputs,
               .output_dtype = DType::kF32} {
-    gemm.pack_rows(tile.rows.data(), kInputs, kRows, packed_rows_.data());
+    gemm.pack_rows(tile.rows.data(), kInputs, /*segmented=*/false, kRows, packed_rows_.data());
     gemm.run(task_);
   }
 

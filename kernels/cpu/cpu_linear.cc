@@ -1,9 +1,11 @@
 #include "kernels/cpu/cpu_linear.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "kernels/support/int8.h"
 #include "runtime/base/check.h"
 #include "runtime/base/math.h"
 
@@ -35,9 +37,18 @@ int64_t Units(const GemmKernels& gemm, int64_t in_features) {
   return CeilDiv<int64_t>(in_features, gemm.k_per_unit);
 }
 
-int64_t PanelBytes(const GemmKernels& gemm, int64_t in_features) {
+int64_t PanelScalesAt(const GemmKernels& gemm, int64_t in_features) {
   return Units(gemm, in_features) * gemm.panel_outputs *
          static_cast<int64_t>(gemm.weight_unit_bytes);
+}
+
+int64_t PanelBytes(const GemmKernels& gemm, int64_t in_features) {
+  return PanelScalesAt(gemm, in_features) + static_cast<int64_t>(gemm.panel_scale_bytes);
+}
+
+int64_t RowBytes(const GemmKernels& gemm, int64_t in_features) {
+  return Units(gemm, in_features) * static_cast<int64_t>(gemm.activation_unit_bytes) +
+         static_cast<int64_t>(gemm.row_run_bytes);
 }
 
 template <typename To, typename From>
@@ -51,18 +62,18 @@ To Convert(From x) {
   }
 }
 
-// Weights of one output: element k at data[k · stride]. Null past the last output.
+// Weights of one output: element k at data[k · stride]. Null: another part's, or past the last.
 template <typename From>
 struct Column {
   const From* data = nullptr;
   int64_t stride = 1;
 };
 
-// Outputs [first, first + count) of a panel.
 template <typename From, typename To>
 void PackColumns(const GemmKernels& gemm, const LinearSpec& spec,
-                 const std::vector<Column<From>>& columns, To* panel) {
+                 const std::vector<Column<From>>& columns, std::byte* bytes) {
   const int per_unit = gemm.k_per_unit;
+  To* const panel = reinterpret_cast<To*>(bytes);
   for (int64_t k = 0; k < spec.in_features; ++k) {
     To* unit = panel + (k / per_unit * gemm.panel_outputs) * per_unit + k % per_unit;
     for (int i = 0; i < gemm.panel_outputs; ++i) {
@@ -73,10 +84,35 @@ void PackColumns(const GemmKernels& gemm, const LinearSpec& spec,
   }
 }
 
+// In 8 bits, 128 too high, with the scales behind (kernels/support/int8.h).
+template <typename From>
+void PackInt8Columns(const GemmKernels& gemm, const LinearSpec& spec,
+                     const std::vector<Column<From>>& columns, std::byte* panel) {
+  auto* const scales = reinterpret_cast<float*>(panel + PanelScalesAt(gemm, spec.in_features));
+  for (int i = 0; i < gemm.panel_outputs; ++i) {
+    const Column<From>& column = columns[i];
+    if (column.data == nullptr) continue;
+    uint32_t absmax = 0;
+    for (int64_t k = 0; k < spec.in_features; ++k) {
+      absmax = std::max(absmax, MagnitudeBits(Convert<float>(column.data[k * column.stride])));
+    }
+    scales[i] = Int8Scale(std::bit_cast<float>(absmax));
+    for (int64_t k = 0; k < spec.in_features; ++k) {
+      const int64_t at =
+          (k / gemm.k_per_unit * gemm.panel_outputs + i) * gemm.k_per_unit + k % gemm.k_per_unit;
+      panel[at] = static_cast<std::byte>(
+          128 + ToInt8(Convert<float>(column.data[k * column.stride]), scales[i]));
+    }
+  }
+}
+
 // All outputs of one part; `first` is its first output in the layer.
-template <typename From, typename To>
+template <typename From>
 void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart& part,
               int64_t first, std::byte* packed) {
+  constexpr decltype(&PackInt8Columns<From>) kPackColumns[] = {
+      PackColumns<From, float>, PackColumns<From, Bfloat16>, PackInt8Columns<From>};
+  const auto pack_columns = kPackColumns[static_cast<int>(spec.weight_type)];
   const From* data = static_cast<const From*>(part.data);
   const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
   std::vector<Column<From>> columns(gemm.panel_outputs);
@@ -90,7 +126,7 @@ void PackPart(const GemmKernels& gemm, const LinearSpec& spec, const WeightPart&
                        ? Column<From>{data + (n - first) * spec.in_features, 1}
                        : Column<From>{data + (n - first), part.out_features};
     }
-    PackColumns<From, To>(gemm, spec, columns, reinterpret_cast<To*>(packed + panel * panel_bytes));
+    pack_columns(gemm, spec, columns, packed + panel * panel_bytes);
   }
 }
 
@@ -99,9 +135,8 @@ void PackActivations(const GemmKernels& gemm, const LinearSpec& spec, const void
   const int64_t row = tiles.begin(tile);
   const auto* from = static_cast<const std::byte*>(input) +
                      static_cast<size_t>(row * spec.in_features) * SizeOf(spec.compute_dtype);
-  const int64_t offset =
-      row * Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes);
-  gemm.pack_rows(from, spec.in_features, tiles.rows(tile), packed + offset);
+  gemm.pack_rows(from, spec.in_features, spec.segmented, tiles.rows(tile),
+                 packed + row * RowBytes(gemm, spec.in_features));
 }
 
 }  // namespace
@@ -116,7 +151,7 @@ PackedFormat CpuPackedFormat(const GemmKernels& gemm, const LinearSpec& spec) {
 
 void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const WeightPart> parts,
              std::byte* packed) {
-  // Outputs past N and an odd last k stay zero.
+  // Outputs past N and what a last unit lacks stay zero.
   if (spec.out_features % gemm.panel_outputs != 0) {
     const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
     std::fill_n(packed + spec.out_features / gemm.panel_outputs * panel_bytes, panel_bytes,
@@ -127,14 +162,8 @@ void CpuPack(const GemmKernels& gemm, const LinearSpec& spec, std::span<const We
   }
   int64_t first = 0;
   for (const WeightPart& part : parts) {
-    const bool from_f32 = part.dtype == DType::kF32;
-    if (spec.weight_type == WeightType::kF32) {
-      (from_f32 ? PackPart<float, float> : PackPart<Bfloat16, float>)(gemm, spec, part, first,
-                                                                      packed);
-    } else {
-      (from_f32 ? PackPart<float, Bfloat16> : PackPart<Bfloat16, Bfloat16>)(gemm, spec, part, first,
-                                                                            packed);
-    }
+    (part.dtype == DType::kF32 ? PackPart<float> : PackPart<Bfloat16>)(gemm, spec, part, first,
+                                                                       packed);
     first += part.out_features;
   }
 }
@@ -151,8 +180,7 @@ absl::Status CpuLinear(const HostLinearArgs& args, ThreadPool* pool, Scratch* sc
   const LinearSpec& spec = op->spec();
   const int64_t panel_bytes = PanelBytes(gemm, spec.in_features);
   const int64_t num_panels = CeilDiv<int64_t>(spec.out_features, gemm.panel_outputs);
-  const int64_t row_bytes =
-      Units(gemm, spec.in_features) * static_cast<int64_t>(gemm.activation_unit_bytes);
+  const int64_t row_bytes = RowBytes(gemm, spec.in_features);
   const int64_t block_rows = std::min(args.num_rows, kRowBlock);
   TANDEM_ASSIGN_OR_RETURN(std::byte* const activations,
                           scratch->Get(static_cast<size_t>(block_rows * row_bytes)));

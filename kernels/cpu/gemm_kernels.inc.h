@@ -1,6 +1,7 @@
-// Tiles of GEMM over any policy: segments, their tree, bias, rounding (kernels/api/linear.h).
-// Included once per instruction set.
+// Tiles of GEMM over any policy: segments, their tree, scales, bias, rounding
+// (kernels/api/linear.h). Included once per instruction set.
 
+#include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/micro_kernel.h"
@@ -15,6 +16,10 @@ template <typename Policy, int kPanelVectors, int kMaxRows, int kSums, int64_t k
 struct Gemm {
   static constexpr int kPanelOutputs = kPanelVectors * kLanes;
   static constexpr int kPanelUnitBytes = kPanelVectors * Policy::kWeightVectorBytes;
+  // Behind a panel's units: the scale of each output. Before a tile's units: the runs of each row.
+  static constexpr int kPanelScaleBytes = Policy::kIsInteger ? kPanelOutputs * 4 : 0;
+  static constexpr int kRowRunBytes =
+      Policy::kIsInteger ? kNumLinearSegments * static_cast<int>(sizeof(RowRun)) : 0;
   // In flight when a pass has its weights to itself, from memory.
   static constexpr int kPrefetchBytes = 4096;
   static constexpr int kBandTiles = 4;  // At most; with a panel they make a Band.
@@ -41,6 +46,13 @@ struct Gemm {
     return (in_features + Policy::kPerUnit - 1) / Policy::kPerUnit;
   }
 
+  static int64_t PanelBytes(int64_t in_features) {
+    return Units(in_features) * kPanelUnitBytes + kPanelScaleBytes;
+  }
+  static int64_t RowBytes(int64_t in_features) {
+    return Units(in_features) * Policy::kRowUnitBytes + kRowRunBytes;
+  }
+
   // A few tiles of rows times some whole panels: what shares weights while they are near.
   struct Band {
     const GemmTask& task;
@@ -50,8 +62,11 @@ struct Gemm {
     int vectors;  // of outputs
 
     int64_t rows() const { return tiles.begin(end_tile) - tiles.begin(first_tile); }
-    int64_t panel_bytes() const { return Units(task.in_features) * kPanelUnitBytes; }
+    int64_t panel_bytes() const { return PanelBytes(task.in_features); }
     int sums_stride() const { return vectors * kLanes; }
+    const std::byte* activations(int64_t tile) const {
+      return task.activations + tiles.begin(tile) * RowBytes(task.in_features);
+    }
   };
 
   // Where pass `pass` of `num_passes`, which read the same chunk one after the other, finds its
@@ -83,17 +98,28 @@ struct Gemm {
     }
   };
 
+  // A part of a sum over units, or all of it.
+  struct Part {
+    int64_t segment;
+    int64_t first, units;
+    bool begins, ends;
+  };
+
   // Adds the products with a chunk to sums [kRows, sums_stride], or begins them.
   template <int kRows, int kVectors>
-  static void Pass(const std::byte* a, const Weights& weights, bool begins, float* sums,
-                   int64_t sums_stride) {
+  static void Pass(const std::byte* a, const RowRun* runs, const Weights& weights, const Part& part,
+                   float* sums, int64_t sums_stride) {
     F32x16 acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
+      F32x16 first{};
+      if constexpr (Policy::kIsInteger) {
+        first = Splat(std::bit_cast<float>(runs[r * kNumLinearSegments].first_sum));
+      }
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = F32x16{};
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = first;
     }
-    if (!begins) {
+    if (!part.begins) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -110,6 +136,17 @@ struct Gemm {
     AccumulateUnits<Policy, kRows, kVectors>(
         a, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w, kPanelUnitBytes, prefetch,
         weights.template prefetch_stride<kVectors>(), weights.units, acc);
+    if constexpr (Policy::kIsInteger) {
+      if (part.ends) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) {
+            acc[r][v] = ToFloats(SignedOf(BitsOf(acc[r][v]))) * runs[r * kNumLinearSegments].scale;
+          }
+        }
+      }
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -117,13 +154,12 @@ struct Gemm {
     }
   }
 
-  // Units [first, first + units) of a tile with all vectors of its band.
+  // A part of a tile's sums, with all vectors of its band.
   template <int kRows>
-  static void PassesOfTile(const Band& band, int64_t tile, int64_t first, int64_t units,
-                           bool begins, float* sums) {
+  static void PassesOfTile(const Band& band, int64_t tile, const Part& part, float* sums) {
     if (band.tiles.rows(tile) != kRows) {
       if constexpr (kRows < kMaxRows) {
-        PassesOfTile<kRows + 1>(band, tile, first, units, begins, sums);
+        PassesOfTile<kRows + 1>(band, tile, part, sums);
       }
       return;
     }
@@ -133,32 +169,36 @@ struct Gemm {
     const auto pass = takes_most ? Pass<kRows, kMost> : Pass<kRows, kFewer>;
     const int step = takes_most ? kMost : kFewer;
     const int passes = band.vectors / step;
-    const int64_t first_row = band.tiles.begin(tile);
-    const std::byte* a =
-        band.task.activations +
-        (first_row * Units(band.task.in_features) + first * kRows) * Policy::kRowUnitBytes;
-    sums += (first_row - band.tiles.begin(band.first_tile)) * band.sums_stride();
+    const std::byte* const packed = band.activations(tile);
+    const RowRun* const runs = reinterpret_cast<const RowRun*>(packed) + part.segment;
+    const std::byte* const a = packed + kRows * (kRowRunBytes + part.first * Policy::kRowUnitBytes);
+    sums += (band.tiles.begin(tile) - band.tiles.begin(band.first_tile)) * band.sums_stride();
     for (int i = 0; i < passes; ++i) {
-      const Weights weights{.chunk = band.panels + first * kPanelUnitBytes,
-                            .units = units,
+      const Weights weights{.chunk = band.panels + part.first * kPanelUnitBytes,
+                            .units = part.units,
                             .panel_bytes = band.panel_bytes(),
                             .first_vector = i * step,
                             .pass = (tile - band.first_tile) * passes + i,
                             .num_passes = (band.end_tile - band.first_tile) * passes};
-      pass(a, weights, begins, sums + i * step * kLanes, band.sums_stride());
+      pass(a, runs, weights, part, sums + i * step * kLanes, band.sums_stride());
     }
   }
 
-  // sums [rows of the band, vectors] of units [begin, end).
-  static void Sum(const Band& band, int64_t begin, int64_t end, float* sums) {
+  // sums [rows of the band, vectors] of units [begin, end), a segment of K or all of it.
+  static void Sum(const Band& band, int64_t segment, int64_t begin, int64_t end, float* sums) {
     const int rows = band.tiles.rows(band.first_tile);
     const bool is_one_pass =
         band.end_tile - band.first_tile == 1 && band.vectors <= VectorsOf(rows);
     const int64_t chunk = kChunkUnits == 0 || is_one_pass ? end - begin : kChunkUnits;
     for (int64_t first = begin; first < end; first += chunk) {
       const int64_t units = end - first < chunk ? end - first : chunk;
+      const Part part{.segment = segment,
+                      .first = first,
+                      .units = units,
+                      .begins = first == begin,
+                      .ends = first + units == end};
       for (int64_t tile = band.first_tile; tile < band.end_tile; ++tile) {
-        PassesOfTile<1>(band, tile, first, units, first == begin, sums);
+        PassesOfTile<1>(band, tile, part, sums);
       }
     }
   }
@@ -178,7 +218,7 @@ struct Gemm {
       if (begin < end) {
         while (IsWaiting(waiting, buffers[next_buffer])) next_buffer = (next_buffer + 1) % 4;
         current = buffers[next_buffer];
-        Sum(band, begin / Policy::kPerUnit, Units(end), current);
+        Sum(band, segment, begin / Policy::kPerUnit, Units(end), current);
       }
       int level = 0;
       for (; (segment >> level & 1) != 0; ++level) {
@@ -208,7 +248,7 @@ struct Gemm {
     if (task.segmented) {
       sums = SumSegments(band, buffers);
     } else {
-      Sum(band, 0, Units(task.in_features), buffers[0]);
+      Sum(band, /*segment=*/0, 0, Units(task.in_features), buffers[0]);
     }
     const int64_t left = task.num_outputs - first_output;
     const int count = left < band.sums_stride() ? static_cast<int>(left) : band.sums_stride();
@@ -217,6 +257,11 @@ struct Gemm {
       for (int i = 0; i < count; i += kLanes) {
         const int lanes = count - i < kLanes ? count - i : kLanes;
         F32x16 y = LoadF32(sums + r * band.sums_stride() + i);
+        if constexpr (Policy::kIsInteger) {
+          const std::byte* const panel = band.panels + i / kPanelOutputs * band.panel_bytes();
+          const std::byte* const scales = panel + Units(task.in_features) * kPanelUnitBytes;
+          y = y * LoadF32(reinterpret_cast<const float*>(scales) + i % kPanelOutputs);
+        }
         if (task.bias != nullptr) {
           y = y + LoadLanes(DType::kF32, task.bias, first_output + i, lanes);
         }
@@ -228,7 +273,7 @@ struct Gemm {
 
   static void Run(const GemmTask& task) {
     const RowTiles tiles = MakeRowTiles(task.num_rows, kMaxRows);
-    const int64_t panel_bytes = Units(task.in_features) * kPanelUnitBytes;
+    const int64_t panel_bytes = PanelBytes(task.in_features);
     const int num_panels = static_cast<int>((task.num_outputs + kPanelOutputs - 1) / kPanelOutputs);
     const int most = VectorsOf(static_cast<int>(tiles.rows(0))) / kPanelVectors;
     const int step = tiles.count == 1 && most > 1 ? most : 1;
@@ -248,21 +293,28 @@ struct Gemm {
   }
 
   template <typename Element>
-  static void PackRows(const void* input, int64_t in_features, int rows, std::byte* packed) {
+  static void PackRows(const void* input, int64_t in_features, [[maybe_unused]] bool segmented,
+                       int rows, std::byte* packed) {
     const Element* from = static_cast<const Element*>(input);
-    PackUnits<Policy, Element>(
-        rows, in_features, [&](int r) { return from + r * in_features; }, packed);
+    if constexpr (Policy::kIsInteger) {
+      PackInt8Tile<Policy>(from, in_features, segmented, rows, packed);
+    } else {
+      PackUnits<Policy, Element>(
+          rows, in_features, [&](int r) { return from + r * in_features; }, packed);
+    }
   }
 
   template <typename Element>
   static constexpr GemmKernels Table() {
     constexpr DType kDType = sizeof(Element) == 4 ? DType::kF32 : DType::kBF16;
-    return GemmKernels{.weight_type = WeightTypeOf(kDType),
+    return GemmKernels{.weight_type = Policy::kIsInteger ? WeightType::kInt8 : WeightTypeOf(kDType),
                        .compute_dtype = kDType,
                        .panel_outputs = kPanelOutputs,
                        .k_per_unit = Policy::kPerUnit,
                        .weight_unit_bytes = Policy::kWeightVectorBytes / kLanes,
+                       .panel_scale_bytes = kPanelScaleBytes,
                        .activation_unit_bytes = Policy::kRowUnitBytes,
+                       .row_run_bytes = kRowRunBytes,
                        .max_tile_rows = kMaxRows,
                        .panel_step = kPanelStep,
                        .pack_rows = PackRows<Element>,

@@ -9,5 +9,9 @@ constexpr int64_t kChunkUnits = 16 * 1024 / (2 * 64);
 constinit const GemmKernels kAvx2GemmF32 = Gemm<F32Policy, 2, 6, 6, kChunkUnits>::Table<float>();
 constinit const GemmKernels kAvx2GemmBf16 =
     Gemm<MulAddBf16Policy, 2, 6, 6, kChunkUnits>::Table<uint16_t>();
+constinit const GemmKernels kAvx2GemmInt8F32 =
+    Gemm<PairInt8Policy, 2, 6, 6, kChunkUnits>::Table<float>();
+constinit const GemmKernels kAvx2GemmInt8Bf16 =
+    Gemm<PairInt8Policy, 2, 6, 6, kChunkUnits>::Table<uint16_t>();
 
 }  // namespace tandem

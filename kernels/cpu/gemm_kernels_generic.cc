@@ -6,5 +6,8 @@ namespace tandem {
 constinit const GemmKernels kGenericGemmF32 = Gemm<F32Policy, 2, 2, 2, 0>::Table<float>();
 constinit const GemmKernels kGenericGemmBf16 =
     Gemm<MulAddBf16Policy, 2, 2, 2, 0>::Table<uint16_t>();
+constinit const GemmKernels kGenericGemmInt8F32 = Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<float>();
+constinit const GemmKernels kGenericGemmInt8Bf16 =
+    Gemm<PairInt8Policy, 2, 2, 2, 0>::Table<uint16_t>();
 
 }  // namespace tandem

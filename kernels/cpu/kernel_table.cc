@@ -5,10 +5,11 @@
 namespace tandem {
 
 const KernelTable& GenericKernels() {
-  static const KernelTable table{.isa = "generic",
-                                 .rows = kGenericRows,
-                                 .gemm = {kGenericGemmF32, kGenericGemmBf16},
-                                 .attention = {kGenericAttentionF32, kGenericAttentionBf16}};
+  static const KernelTable table{
+      .isa = "generic",
+      .rows = kGenericRows,
+      .gemm = {kGenericGemmF32, kGenericGemmBf16, kGenericGemmInt8F32, kGenericGemmInt8Bf16},
+      .attention = {kGenericAttentionF32, kGenericAttentionBf16}};
   return table;
 }
 

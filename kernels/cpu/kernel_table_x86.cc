@@ -15,25 +15,41 @@ bool MachineHasAvx512() {
          __builtin_cpu_supports("avx512vl") != 0;
 }
 
+bool MachineHasAvx512Vnni() {
+  return MachineHasAvx512() && __builtin_cpu_supports("avx512vnni") != 0;
+}
+
 bool MachineHasAvx512Bf16() {
-  return MachineHasAvx512() && __builtin_cpu_supports("avx512bf16") != 0;
+  return MachineHasAvx512Vnni() && __builtin_cpu_supports("avx512bf16") != 0;
 }
 
 const KernelTable* Avx2Kernels() {
   if (!MachineHasAvx2()) return nullptr;
-  static const KernelTable table{.isa = "avx2",
-                                 .rows = kAvx2Rows,
-                                 .gemm = {kAvx2GemmF32, kAvx2GemmBf16},
-                                 .attention = {kAvx2AttentionF32, kAvx2AttentionBf16}};
+  static const KernelTable table{
+      .isa = "avx2",
+      .rows = kAvx2Rows,
+      .gemm = {kAvx2GemmF32, kAvx2GemmBf16, kAvx2GemmInt8F32, kAvx2GemmInt8Bf16},
+      .attention = {kAvx2AttentionF32, kAvx2AttentionBf16}};
   return &table;
 }
 
 const KernelTable* Avx512Kernels() {
   if (!MachineHasAvx512()) return nullptr;
-  static const KernelTable table{.isa = "avx512",
-                                 .rows = kAvx512Rows,
-                                 .gemm = {kAvx512GemmF32, kAvx512GemmBf16},
-                                 .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
+  static const KernelTable table{
+      .isa = "avx512",
+      .rows = kAvx512Rows,
+      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512GemmInt8F32, kAvx512GemmInt8Bf16},
+      .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
+  return &table;
+}
+
+const KernelTable* Avx512VnniKernels() {
+  if (!MachineHasAvx512Vnni()) return nullptr;
+  static const KernelTable table{
+      .isa = "avx512vnni",
+      .rows = kAvx512Rows,
+      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .attention = {kAvx512AttentionF32, kAvx512AttentionBf16}};
   return &table;
 }
 
@@ -48,8 +64,11 @@ const KernelTable* BestAvx512Bf16Kernels() {
 std::span<const Isa> KnownIsas() {
   static constexpr Isa kIsas[] = {
       {.name = "avx512bf16",
-       .needs = "AVX-512 F, BW, DQ, VL and BF16, AVX2 and FMA",
+       .needs = "AVX-512 F, BW, DQ, VL, VNNI and BF16, AVX2 and FMA",
        .kernels = BestAvx512Bf16Kernels},
+      {.name = "avx512vnni",
+       .needs = "AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA",
+       .kernels = Avx512VnniKernels},
       {.name = "avx512",
        .needs = "AVX-512 F, BW, DQ and VL, AVX2 and FMA",
        .kernels = Avx512Kernels},
@@ -61,14 +80,16 @@ std::span<const Isa> KnownIsas() {
 
 const KernelTable* Avx512Bf16Kernels(Bf16Method method) {
   if (!MachineHasAvx512Bf16()) return nullptr;
-  static const KernelTable dot{.isa = "avx512bf16",
-                               .rows = kAvx512Rows,
-                               .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot},
-                               .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionDot}};
-  static const KernelTable fma{.isa = "avx512bf16",
-                               .rows = kAvx512Rows,
-                               .gemm = {kAvx512GemmF32, kAvx512GemmBf16},
-                               .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionFma}};
+  static const KernelTable dot{
+      .isa = "avx512bf16",
+      .rows = kAvx512Rows,
+      .gemm = {kAvx512GemmF32, kAvx512Bf16GemmDot, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionDot}};
+  static const KernelTable fma{
+      .isa = "avx512bf16",
+      .rows = kAvx512Rows,
+      .gemm = {kAvx512GemmF32, kAvx512GemmBf16, kAvx512VnniGemmInt8F32, kAvx512VnniGemmInt8Bf16},
+      .attention = {kAvx512AttentionF32, kAvx512Bf16AttentionFma}};
   return method == Bf16Method::kDot ? &dot : &fma;
 }
 

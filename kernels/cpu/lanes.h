@@ -8,6 +8,7 @@
 //   memory   LoadF32, StoreF32, LoadU32, LoadU16, StoreU16, and ..Tail for the first few lanes
 //   lanes    Splat, LaneNumbers, Select, MaxOf, MulAdd(a, b, c) = a · b + c, SwapPairs
 //   bits     BitsOf, FloatsOf, SignedOf, UnsignedOf, WidenU16, NarrowU16 (of what fits)
+//   numbers  ToFloats, AddPairProducts, EvenBytes, OddBytes, StoreInt8
 //   one      SumOf (SumLanes), MaxOfLanes (of lanes without a NaN)
 //
 // Only for files compiled for one instruction set. Everything is inlined, and of this file alone: a
@@ -20,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/api/dtype.h"
+#include "kernels/support/int8.h"
 #include "kernels/support/vector_math.h"
 
 #define TANDEM_LANES [[gnu::always_inline]] static inline
@@ -118,6 +120,21 @@ TANDEM_LANES F32x16 TanhOf(F32x16 x) {
 }
 
 TANDEM_LANES F32x16 SoftCapOf(F32x16 x, float cap) { return cap * TanhOf(x / cap); }
+
+// The larger magnitude in every lane, by its bits: a NaN is above all numbers.
+TANDEM_LANES F32x16 LargerMagnitudeOf(F32x16 largest, F32x16 x) {
+  const F32x16 magnitude = FloatsOf(BitsOf(x) & 0x7FFFFFFFu);
+  return Select(SignedOf(BitsOf(magnitude)) > SignedOf(BitsOf(largest)), magnitude, largest);
+}
+
+// ToInt8 of every lane.
+TANDEM_LANES I32x16 ToInt8Of(F32x16 x, float scale) {
+  if (scale == 0.0f) return I32x16{};
+  F32x16 y = x / scale;
+  y = Select(y > -kInt8Max, y, Splat(-kInt8Max));
+  y = Select(y < kInt8Max, y, Splat(kInt8Max));
+  return SignedOf(BitsOf(y + kRoundFloat) - __builtin_bit_cast(uint32_t, kRoundFloat));
+}
 
 }  // namespace
 }  // namespace tandem

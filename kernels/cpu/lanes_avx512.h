@@ -62,6 +62,20 @@ TANDEM_LANES F32x16 MaxOf(F32x16 a, F32x16 b) {
 TANDEM_LANES F32x16 MulAdd(F32x16 a, F32x16 b, F32x16 c) {
   return (F32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
+TANDEM_LANES F32x16 ToFloats(I32x16 x) { return (F32x16)_mm512_cvtepi32_ps((__m512i)x); }
+
+// Each lane is two numbers of 16 bits: acc + a.low · b.low + a.high · b.high.
+TANDEM_LANES I32x16 AddPairProducts(I32x16 acc, U32x16 a, U32x16 b) {
+  return acc + (I32x16)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+}
+// Bytes 0 and 2, or 1 and 3, of each lane as two numbers of 16 bits.
+TANDEM_LANES U32x16 EvenBytes(U32x16 x) { return x & 0x00FF00FFu; }
+TANDEM_LANES U32x16 OddBytes(U32x16 x) { return (U32x16)_mm512_srli_epi16((__m512i)x, 8); }
+// Numbers that fit.
+TANDEM_LANES void StoreInt8(int8_t* to, I32x16 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x));
+}
+
 // Lanes 2i and 2i + 1 change places.
 TANDEM_LANES F32x16 SwapPairs(F32x16 x) { return (F32x16)_mm512_permute_ps((__m512)x, 0xB1); }
 

@@ -189,6 +189,51 @@ TANDEM_LANES F32x16 MulAdd(const F32x16& a, const F32x16& b, const F32x16& c) {
 #endif
 }
 
+TANDEM_LANES F32x16 ToFloats(const I32x16& x) {
+  F32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = __builtin_convertvector(x.part[i], F32x16::Register);
+  return y;
+}
+
+// Each lane is two numbers of 16 bits: acc + a.low · b.low + a.high · b.high.
+TANDEM_LANES I32x16 AddPairProducts(const I32x16& acc, const U32x16& a, const U32x16& b) {
+  I32x16 y;
+#if defined(__AVX2__)
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] =
+        acc.part[i] + (I32x16::Register)_mm256_madd_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+  }
+#else
+  const auto low = [](auto x) __attribute__((always_inline)) {
+    return (I32x16::Register)(x << 16) >> 16;
+  };
+  const auto high = [](auto x) __attribute__((always_inline)) { return (I32x16::Register)x >> 16; };
+  TANDEM_FOR_PARTS(i) {
+    y.part[i] = acc.part[i] + low(a.part[i]) * low(b.part[i]) + high(a.part[i]) * high(b.part[i]);
+  }
+#endif
+  return y;
+}
+// Bytes 0 and 2, or 1 and 3, of each lane as two numbers of 16 bits.
+TANDEM_LANES U32x16 EvenBytes(const U32x16& x) { return x & 0x00FF00FFu; }
+TANDEM_LANES U32x16 OddBytes(const U32x16& x) {
+#if defined(__AVX2__)
+  U32x16 y;
+  TANDEM_FOR_PARTS(i) y.part[i] = (U32x16::Register)_mm256_srli_epi16((__m256i)x.part[i], 8);
+  return y;
+#else
+  return (x >> 8) & 0x00FF00FFu;
+#endif
+}
+// Numbers that fit.
+TANDEM_LANES void StoreInt8(int8_t* to, const I32x16& x) {
+  typedef int8_t Bytes __attribute__((vector_size(kRegisterLanes)));
+  TANDEM_FOR_PARTS(i) {
+    const Bytes bytes = __builtin_convertvector(x.part[i], Bytes);
+    std::memcpy(to + i * kRegisterLanes, &bytes, sizeof(bytes));
+  }
+}
+
 // Lanes 2i and 2i + 1 change places.
 TANDEM_LANES F32x16 SwapPairs(const F32x16& x) {
   const auto index = UnsignedOf(LaneNumbers());

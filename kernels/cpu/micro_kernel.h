@@ -6,7 +6,10 @@
 // A policy says how many inputs make a unit and how one unit is multiplied. One accumulator per
 // output and one order, so a caller may stop at any unit, store, and resume.
 //
+// Where a policy's numbers are integers, so are the sums: lanes hold the bits of an int32.
+//
 //   struct Policy {
+//     static constexpr bool kIsInteger;
 //     static constexpr int kPerUnit;              // inputs (k) of a unit
 //     static constexpr int kPhases;               // steps of a unit, in order
 //     static constexpr int kWeightVectorBytes;    // 16 outputs of one unit
@@ -75,6 +78,7 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
 
 // f32, one input a unit.
 struct F32Policy {
+  static constexpr bool kIsInteger = false;
   static constexpr int kPerUnit = 1;
   static constexpr int kPhases = 1;
   static constexpr int kWeightVectorBytes = 64;
@@ -95,6 +99,7 @@ struct F32Policy {
 // bf16 by vdpbf16ps, two inputs a unit. The instruction adds the product of the odd input first,
 // then that of the even one, each rounded to float.
 struct DotBf16Policy {
+  static constexpr bool kIsInteger = false;
   static constexpr int kPerUnit = 2;
   static constexpr int kPhases = 1;
   static constexpr int kWeightVectorBytes = 64;
@@ -119,6 +124,7 @@ struct DotBf16Policy {
 // kernels' float environment flushes denormals as that instruction does); on Sapphire Rapids, where
 // vdpbf16ps runs at a quarter of the rate of FMA, this is twice as fast.
 struct MulAddBf16Policy {
+  static constexpr bool kIsInteger = false;
   static constexpr int kPerUnit = 2;
   static constexpr int kPhases = 2;
   static constexpr int kWeightVectorBytes = 64;
@@ -133,6 +139,59 @@ struct MulAddBf16Policy {
     return Splat(reinterpret_cast<const float*>(from)[kPhase]);
   }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
+};
+
+// 8 bits, four inputs a unit: weights 128 above their numbers and so without a sign, rows with one.
+// What the 128 adds to a sum is known with the row (RowRun). Sums are exact modulo 2^32, in any
+// order.
+
+#if defined(__AVX512VNNI__)
+
+struct DotInt8Policy {
+  static constexpr bool kIsInteger = true;
+  static constexpr int kPerUnit = 4;
+  static constexpr int kPhases = 1;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 4;
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    return LoadF32(reinterpret_cast<const float*>(from));
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return (F32x16)_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from));
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
+  }
+  TANDEM_LANES void StoreRow(const int8_t* four, std::byte* to) { std::memcpy(to, four, 4); }
+};
+
+#endif  // __AVX512VNNI__
+
+// By products of 16 bits, two and two: the even inputs of a unit first.
+struct PairInt8Policy {
+  static constexpr bool kIsInteger = true;
+  static constexpr int kPerUnit = 4;
+  static constexpr int kPhases = 2;
+  static constexpr int kWeightVectorBytes = 64;
+  static constexpr int kRowUnitBytes = 8;  // even, even, odd, odd
+  template <int kPhase>
+  TANDEM_LANES F32x16 Weight(const std::byte* from) {
+    const U32x16 four = LoadU32(from);
+    return FloatsOf(kPhase == 0 ? EvenBytes(four) : OddBytes(four));
+  }
+  template <int kPhase>
+  TANDEM_LANES F32x16 Row(const std::byte* from) {
+    return Splat(reinterpret_cast<const float*>(from)[kPhase]);
+  }
+  TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
+    return FloatsOf(UnsignedOf(AddPairProducts(SignedOf(BitsOf(acc)), BitsOf(w), BitsOf(a))));
+  }
+  TANDEM_LANES void StoreRow(const int8_t* four, std::byte* to) {
+    const int16_t pairs[4] = {four[0], four[2], four[1], four[3]};
+    std::memcpy(to, pairs, 8);
+  }
 };
 
 // Packs [rows] × [count] inputs as [unit][row]; an odd last input is paired with zero.

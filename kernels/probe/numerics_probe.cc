@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/probe/hostile_numbers.h"
 #include "runtime/base/random.h"
 #include "runtime/base/status_macros.h"
@@ -33,13 +34,7 @@ class Probe {
         dtype_ = dtype;
         TANDEM_RETURN_IF_ERROR(Norms());
         TANDEM_RETURN_IF_ERROR(Activations());
-        for (const bool segmented : {false, true}) {
-          for (const DType output : {DType::kF32, DType::kBF16}) {
-            if (output == DType::kF32 || output == dtype) {
-              TANDEM_RETURN_IF_ERROR(Linear(output, segmented));
-            }
-          }
-        }
+        TANDEM_RETURN_IF_ERROR(Linears("linear", WeightTypeOf(dtype)));
         TANDEM_RETURN_IF_ERROR(Attention({}));
       }
       TANDEM_RETURN_IF_ERROR(LogSoftmax());
@@ -54,6 +49,9 @@ class Probe {
     }
     if (shape_.logit_cap != 0.0f) {
       TANDEM_RETURN_IF_ERROR(ForAll([&] { return CappedLogits(); }));
+    }
+    if (shape_.int8_weights) {
+      TANDEM_RETURN_IF_ERROR(ForAll([&] { return Linears("int8 linear", WeightType::kInt8); }));
     }
     return std::move(operations_);
   }
@@ -142,7 +140,7 @@ class Probe {
   }
 
   // `output` holds numbers of `dtype`.
-  absl::Status Hash(const char* operation, DType dtype, const DeviceBuffer& output) {
+  absl::Status Hash(absl::string_view operation, DType dtype, const DeviceBuffer& output) {
     std::vector<std::byte> bytes(output.size_bytes());
     TANDEM_RETURN_IF_ERROR(backend_.Download(bytes.data(), output.data(), bytes.size()));
     TANDEM_RETURN_IF_ERROR(backend_.Synchronize());
@@ -264,11 +262,23 @@ class Probe {
     return Activate("gelu of f32", kGelu, wide, DType::kF32, false);
   }
 
-  absl::Status Linear(DType output_dtype, bool segmented) {
+  absl::Status Linears(const char* name, WeightType weight_type) {
+    for (const bool segmented : {false, true}) {
+      for (const DType output : {DType::kF32, DType::kBF16}) {
+        if (output == DType::kF32 || output == dtype_) {
+          TANDEM_RETURN_IF_ERROR(Linear(name, weight_type, output, segmented));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Linear(const char* name, WeightType weight_type, DType output_dtype,
+                      bool segmented) {
     const ProbeShape& s = shape_;
     const LinearSpec spec{.in_features = s.features,
                           .out_features = s.outputs,
-                          .weight_type = WeightTypeOf(dtype_),
+                          .weight_type = weight_type,
                           .compute_dtype = dtype_,
                           .output_dtype = output_dtype,
                           .segmented = segmented};
@@ -290,7 +300,7 @@ class Probe {
                                             .bias = bias.as<float>(),
                                             .output = output.data(),
                                             .num_rows = s.rows}));
-    return Hash(segmented ? "linear in segments" : "linear", output_dtype, output);
+    return Hash(absl::StrCat(name, segmented ? " in segments" : ""), output_dtype, output);
   }
 
   // [positions, heads + 2 · kv_heads, head_dim]. Hostile ones leave queries and most keys ordinary,
@@ -473,7 +483,8 @@ absl::StatusOr<Sha256Digest> ProbeNumerics(Backend& backend, const ProbedOptions
                          .head_norms = options.head_norms,
                          .score_cap = options.score_cap ? 5.0f : 0.0f,
                          .gated_gelu = options.gated_gelu,
-                         .logit_cap = options.logit_cap ? 30.0f : 0.0f};
+                         .logit_cap = options.logit_cap ? 30.0f : 0.0f,
+                         .int8_weights = options.int8_weights};
   TANDEM_ASSIGN_OR_RETURN(const std::vector<ProbedOperation> operations,
                           ProbeOperations(backend, shape, kProbeSeed));
   Sha256 hash;

@@ -32,6 +32,7 @@ struct ProbedOptions {
   bool score_cap = false;
   bool gated_gelu = false;
   bool logit_cap = false;
+  bool int8_weights = false;
 };
 
 // A few milliseconds on a CPU. Engine thread only.
@@ -57,6 +58,7 @@ struct ProbeShape {
   // After that, these.
   bool gated_gelu = false;
   float logit_cap = 0.0f;
+  bool int8_weights = false;
 };
 
 // One operation and the digest of what it gave.

@@ -27,10 +27,7 @@ inline float Round(DType dtype, float value) {
   return dtype == DType::kF32 ? value : ToFloat(ToBfloat16(value));
 }
 
-// What one number of packed weights, or of a tile, is: the reference keeps both as plain arrays.
-constexpr DType ElementType(WeightType type) {
-  return type == WeightType::kF32 ? DType::kF32 : DType::kBF16;
-}
+// What one number of a tile is: the reference keeps tiles as plain arrays.
 constexpr DType ElementType(KvType type) {
   return type == KvType::kF32 ? DType::kF32 : DType::kBF16;
 }

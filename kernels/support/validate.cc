@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "kernels/support/int8.h"
 #include "runtime/base/status_macros.h"
 
 namespace tandem {
@@ -129,7 +130,9 @@ absl::Status Validate(const KvTileShape& shape) {
 }
 
 absl::Status Validate(const LinearSpec& spec) {
-  TANDEM_RETURN_IF_ERROR(InRange("linear", "in_features", spec.in_features, 1, kMaxInFeatures));
+  const bool int8 = spec.weight_type == WeightType::kInt8;
+  TANDEM_RETURN_IF_ERROR(InRange("linear", int8 ? "in_features of int8 weights" : "in_features",
+                                 spec.in_features, 1, int8 ? kMaxInt8InFeatures : kMaxInFeatures));
   TANDEM_RETURN_IF_ERROR(InRange("linear", "out_features", spec.out_features, 1, kMaxFeatures));
   // Every type of today keeps numbers, none runs of them.
   if (spec.scaled) {

@@ -53,6 +53,18 @@ absl::StatusOr<DType> ComputeDType(const std::string& dtype, TensorType stored_t
       absl::StrFormat("dtype is \"%s\", want auto, f32 or bf16", dtype));
 }
 
+absl::StatusOr<ModelTypes> TypesOf(const ModelOptions& options, TensorType stored_type) {
+  TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, stored_type));
+  ModelTypes types = ModelTypes::Of(compute);
+  if (options.weights == "auto") return types;
+  if (options.weights != "int8") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("weights is \"%s\", want auto or int8", options.weights));
+  }
+  types.weights = WeightType::kInt8;
+  return types;
+}
+
 absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   OpenedModel opened;
   TANDEM_ASSIGN_OR_RETURN(opened.config, ModelConfig::Load(options.folder));
@@ -64,8 +76,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ModelOptions& options) {
   opened.spec = MakeModelSpec(opened.config, *opened.source);
   TANDEM_RETURN_IF_ERROR(CheckTotal(opened.config, opened.spec));
   opened.stored_type = StoredType(opened.spec, *opened.source);
-  TANDEM_ASSIGN_OR_RETURN(const DType compute, ComputeDType(options.dtype, opened.stored_type));
-  opened.types = ModelTypes::Of(compute);
+  TANDEM_ASSIGN_OR_RETURN(opened.types, TypesOf(options, opened.stored_type));
   return opened;
 }
 

@@ -28,6 +28,8 @@ struct ModelOptions {
   // "f32", "bf16", or "auto": the type that the weights have, never a narrower one. F16, and a mix
   // of F16 and BF16, are computed in f32.
   std::string dtype = "auto";
+  // What matrices are kept in. "auto": what is computed in. "int8": quantised when they are packed.
+  std::string weights = "auto";
   std::string cache_dir;                         // Empty: weights are packed into memory.
   std::function<void(absl::Status)> on_corrupt;  // As in PackedImageOptions.
 };
@@ -43,7 +45,7 @@ struct ModelPlan {
 class Model {
  public:
   // `backend` outlives the model. Errors as of ModelConfig::Load, OpenCheckpoint, UnreadTensors and
-  // ModelWeights; InvalidArgument for an unknown dtype.
+  // ModelWeights; InvalidArgument for an unknown dtype or weights.
   static absl::StatusOr<std::unique_ptr<Model>> Load(const ModelOptions& options, Backend* backend);
 
   // Reads no weights. Errors as of Load.

@@ -28,6 +28,10 @@ void EngineFlags::Declare(FlagSet* flags) {
              0, 1024);
   flags->AddChoice("dtype", &dtype, {"auto", "f32", "bf16"},
                    "number format of weights and KV; auto: the checkpoint's own, F16 as f32");
+  flags->AddChoice(
+      "weights", &weights, {"auto", "int8"},
+      "what matrices are kept in; auto: --dtype; int8: quantised when they are loaded, "
+      "multiplied with inputs of 8 bits");
   flags->AddChoice("isa", &isa, IsaChoices(),
                    "instruction set; lower it to match other machines bit for bit");
   flags->AddChoice("load-format", &load_format, {"auto", "dummy"},
@@ -54,6 +58,7 @@ std::vector<std::string> EngineFlags::Arguments() const {
       absl::StrCat("--block-size=", block_size),
       absl::StrCat("--threads=", threads),
       "--dtype=" + dtype,
+      "--weights=" + weights,
       "--isa=" + isa,
       "--load-format=" + load_format,
       "--cache-dir=" + cache_dir,

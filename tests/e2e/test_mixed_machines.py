@@ -9,7 +9,7 @@ import cpu_paths
 import pytest
 
 from fleet import Router, Worker
-from server import wait_until
+from server import DEMO_MODEL, Server, wait_until
 from test_faults import AT_ONCE, Load, ask, mixed_requests
 
 STREAMS = 40
@@ -22,6 +22,13 @@ def pair():
     if len(paths) < 2:
         pytest.skip("fewer than two paths of a class are on this machine")
     return paths[0], paths[-1]
+
+
+@pytest.fixture(scope="module")
+def hybrid_int8(tmp_path_factory):
+    """The reference of fleets whose matrices are kept in 8 bits."""
+    with Server(tmp_path_factory.mktemp("int8"), DEMO_MODEL, "--hybrid=1", "--weights=int8") as server:
+        yield server
 
 
 def fingerprint(server):
@@ -55,14 +62,18 @@ def test_streams_move_between_instruction_sets(tmp_path, pair, hybrid):
         router.wait_idle(30)
 
 
-def test_blocks_move_between_instruction_sets(tmp_path, pair, hybrid):
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_blocks_move_between_instruction_sets(tmp_path, pair, hybrid, hybrid_int8, weights):
     requests = mixed_requests(seed=32, count=5)
-    want = [ask(hybrid, request) for request in requests]
+    reference, other = (hybrid, hybrid_int8) if weights == "auto" else (hybrid_int8, hybrid)
+    want = [ask(reference, request) for request in requests]
+    assert fingerprint(reference) != fingerprint(other)
     for prefill_isa, decode_isa in (pair, pair[::-1]):
         folder = tmp_path / prefill_isa
         folder.mkdir()
-        prefill = Worker(folder, "prefill", "--role=prefill", f"--isa={prefill_isa}")
-        decode = Worker(folder, "decode", "--role=decode", f"--isa={decode_isa}")
+        prefill = Worker(folder, "prefill", "--role=prefill", f"--isa={prefill_isa}", f"--weights={weights}")
+        decode = Worker(folder, "decode", "--role=decode", f"--isa={decode_isa}", f"--weights={weights}")
         with prefill, decode, Router(folder, [prefill, decode], "--disaggregate=always") as router:
             assert [ask(router, request) for request in requests] == want
+            assert fingerprint(router) == fingerprint(reference)
             wait_until(lambda: router.total("tandem_kv_transfer_bytes_total") > 0, 10, "blocks have moved")

@@ -14,10 +14,10 @@ constexpr int32_t kBatchIntruderChoices = 48;
 
 }  // namespace
 
-BitwiseProof::BitwiseProof(std::string folder, std::string dtype, ProofSet set,
+BitwiseProof::BitwiseProof(std::string folder, std::string format, ProofSet set,
                            std::vector<std::string> paths)
     : folder_(std::move(folder)),
-      dtype_(std::move(dtype)),
+      format_(std::move(format)),
       set_(std::move(set)),
       paths_(std::move(paths)) {
   all_ = set_.requests;
@@ -40,7 +40,7 @@ BitwiseProof::~BitwiseProof() = default;
 
 const LoadedModel& BitwiseProof::ModelOf(const std::string& path, int num_threads) {
   std::unique_ptr<LoadedModel>& model = models_[{path, num_threads}];
-  if (model == nullptr) model = std::make_unique<LoadedModel>(folder_, dtype_, path, num_threads);
+  if (model == nullptr) model = std::make_unique<LoadedModel>(folder_, format_, path, num_threads);
   return *model;
 }
 

@@ -21,7 +21,7 @@ namespace tandem {
 class BitwiseProof {
  public:
   // Runs the reference. `paths` are of one class.
-  BitwiseProof(std::string folder, std::string dtype, ProofSet set,
+  BitwiseProof(std::string folder, std::string format, ProofSet set,
                std::vector<std::string> paths = PathsOfOneClass());
   ~BitwiseProof();
 
@@ -56,7 +56,7 @@ class BitwiseProof {
   KvPoolMemory PoolOf(int worker, size_t bytes);
 
   const std::string folder_;
-  const std::string dtype_;
+  const std::string format_;
   const ProofSet set_;
   std::vector<ProofRequest> all_;  // requests, then fillers.
   const std::vector<std::string> paths_;

@@ -4,7 +4,10 @@
 #include "kernels/api/linear.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_format.h"
 #include "kernels/cpu/kernel_table.h"
 #include "tests/kernels/kernel_test_support.h"
 
@@ -37,6 +40,12 @@ void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<Wei
   layer->op = *std::move(op);
 }
 
+std::string Describe(const LinearSpec& spec) {
+  return absl::StrFormat("K %d, N %d, weights %s, compute %s, output %s%s", spec.in_features,
+                         spec.out_features, NameOf(spec.weight_type), NameOf(spec.compute_dtype),
+                         NameOf(spec.output_dtype), spec.segmented ? ", segmented" : "");
+}
+
 class LinearTest : public DeviceTest {
  protected:
   void Run(TestDevice& device, const LinearSpec& spec, const std::vector<WeightPart>& parts,
@@ -59,7 +68,7 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
     LinearSpec spec{.in_features = kSizes[random_->Below(14)],
                     .out_features = kSizes[random_->Below(13)],
                     .compute_dtype = AnyDType()};
-    spec.weight_type = WeightTypeOf(spec.compute_dtype);
+    spec.weight_type = random_->Chance(0.5) ? WeightType::kInt8 : WeightTypeOf(spec.compute_dtype);
     spec.output_dtype = random_->Chance(0.5) ? DType::kF32 : spec.compute_dtype;
     spec.layout = random_->Chance(0.5) ? WeightLayout::kOutIn : WeightLayout::kInOut;
     spec.segmented = random_->Chance(0.5);
@@ -79,20 +88,27 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
     std::vector<std::byte> expected, actual;
     ASSERT_NO_FATAL_FAILURE(Run(*reference_, spec, parts, input, rows, bias_or_null, &expected));
     ASSERT_NO_FATAL_FAILURE(Run(*device_, spec, parts, input, rows, bias_or_null, &actual));
+    // Sums of 8 bits are exact, and what is done with them rounds alike everywhere.
+    if (spec.weight_type == WeightType::kInt8) {
+      ASSERT_EQ(actual, expected) << Describe(spec) << ", " << rows << " rows";
+      continue;
+    }
     // Rounding once more may move a bf16 output by one unit in its last place.
     const float relative = spec.output_dtype == DType::kBF16 ? 0.0079f : 1e-5f;
     ASSERT_TRUE(Near(spec.output_dtype, actual, expected, 2e-5f, relative))
-        << rows << " rows, K " << spec.in_features << ", N " << spec.out_features << ", segmented "
-        << spec.segmented << ", compute " << NameOf(spec.compute_dtype);
+        << Describe(spec) << ", " << rows << " rows";
   }
 }
 
 TEST_P(LinearTest, ARowHasTheSameBitsInAnyBatchAndOnAnyNumberOfThreads) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  const std::pair<DType, WeightType> types[] = {{DType::kF32, WeightType::kF32},
+                                                {DType::kBF16, WeightType::kBF16},
+                                                {DType::kBF16, WeightType::kInt8}};
+  for (const auto& [dtype, weight_type] : types) {
     for (const bool segmented : {false, true}) {
       const LinearSpec spec{.in_features = 1037,
                             .out_features = 205,
-                            .weight_type = WeightTypeOf(dtype),
+                            .weight_type = weight_type,
                             .compute_dtype = dtype,
                             .output_dtype = DType::kF32,
                             .segmented = segmented};
@@ -177,6 +193,66 @@ TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
     const float right = (sums[4][n] + sums[5][n]) + (sums[6][n] + sums[7][n]);
     EXPECT_EQ(At(DType::kF32, expected, n), left + right) << n;
   }
+}
+
+// A number is q · absmax / 127, rounded once, whatever else a row or an output holds.
+TEST_P(LinearTest, EightBitsHaveAScaleARowAndOneAnOutput) {
+  const LinearSpec spec{.in_features = 3,
+                        .out_features = 4,
+                        .weight_type = WeightType::kInt8,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32};
+  // Scales 1, 2, 0 and 1 / 127; 0.5 and 2.5 are ties, to the even one.
+  const std::vector<float> weights = {127, 1, -2, 254, 2, 1, 0, 0, 0, 1, 0, -1};
+  const std::vector<float> input = {127, 2.5f, 0.5f, 0, 0, 0, 63.5f, -0.5f, 0.25f};
+  std::vector<float> output(12);
+  Layer layer;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 4, DType::kF32}}, &layer));
+  ASSERT_OK(device_->Linear(
+      {.op = layer.op.get(), .input = input.data(), .output = output.data(), .num_rows = 3}));
+  const float tiny = 1.0f / 127;
+  EXPECT_EQ(output, (std::vector<float>{127 * 127 + 2, 2 * (127 * 127 + 2), 0, (127 * 127) * tiny,
+                                        0, 0, 0, 0,  //
+                                        0.5f * (127 * 127 - 1), (0.5f * (127 * 127 - 1)) * 2, 0,
+                                        (0.5f * (127 * 127)) * tiny}));
+}
+
+// The largest sum of the longest row.
+TEST_P(LinearTest, EightBitsDoNotOverflow) {
+  const LinearSpec spec{.in_features = 1 << 17,
+                        .out_features = 2,
+                        .weight_type = WeightType::kInt8,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32};
+  std::vector<float> weights(2 * spec.in_features, 127.0f);
+  std::fill_n(weights.begin(), spec.in_features, -127.0f);
+  const std::vector<float> input(spec.in_features, 127.0f);
+  float output[2];
+  Layer layer;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 2, DType::kF32}}, &layer));
+  ASSERT_OK(device_->Linear(
+      {.op = layer.op.get(), .input = input.data(), .output = output, .num_rows = 1}));
+  const auto sum = static_cast<float>(int64_t{127} * 127 << 17);
+  EXPECT_EQ(output[0], -sum);
+  EXPECT_EQ(output[1], sum);
+}
+
+TEST_P(LinearTest, WhatIsNoNumberIsNoneInEightBits) {
+  const LinearSpec spec{.in_features = 5,
+                        .out_features = 3,
+                        .weight_type = WeightType::kInt8,
+                        .compute_dtype = DType::kF32,
+                        .output_dtype = DType::kF32};
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> weights = {1, 2, 3, 4, 5, NAN, 2, 3, 4, 5, 1, 2, 3, -kInfinity, 5};
+  const std::vector<float> input = {1, 1, 1, 1, 1, 1, NAN, 1, 1, 1, 1, 1, kInfinity, 1, 1};
+  std::vector<float> output(9);
+  Layer layer;
+  ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 3, DType::kF32}}, &layer));
+  ASSERT_OK(device_->Linear(
+      {.op = layer.op.get(), .input = input.data(), .output = output.data(), .num_rows = 3}));
+  EXPECT_TRUE(std::isfinite(output[0]));
+  for (int i = 1; i < 9; ++i) EXPECT_FALSE(std::isfinite(output[i])) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LinearTest, testing::ValuesIn(TestedDevices()), DeviceName);

@@ -17,8 +17,12 @@ std::string Probe(Backend& backend, const ProbedOptions& options = {}) {
   return HexOf(digest->data(), digest->size());
 }
 
-constexpr ProbedOptions kAllOptions{
-    .window = true, .head_norms = true, .score_cap = true, .gated_gelu = true, .logit_cap = true};
+constexpr ProbedOptions kAllOptions{.window = true,
+                                    .head_norms = true,
+                                    .score_cap = true,
+                                    .gated_gelu = true,
+                                    .logit_cap = true,
+                                    .int8_weights = true};
 
 class NumericsProbeTest : public testing::TestWithParam<std::string> {};
 
@@ -56,10 +60,15 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
   probes.insert(Probe(*backend, {.score_cap = true}));
   probes.insert(Probe(*backend, {.gated_gelu = true}));
   probes.insert(Probe(*backend, {.logit_cap = true}));
-  EXPECT_EQ(probes.size(), 7u);
+  probes.insert(Probe(*backend, {.int8_weights = true}));
+  EXPECT_EQ(probes.size(), 8u);
   const auto plain = ProbeOperations(*backend, {}, 1);
-  const ProbeShape with_all{
-      .window = 50, .head_norms = true, .score_cap = 1, .gated_gelu = true, .logit_cap = 1};
+  const ProbeShape with_all{.window = 50,
+                            .head_norms = true,
+                            .score_cap = 1,
+                            .gated_gelu = true,
+                            .logit_cap = 1,
+                            .int8_weights = true};
   const auto more = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(plain.ok() && more.ok());
   ASSERT_GT(more->size(), plain->size());
@@ -69,7 +78,7 @@ TEST(NumericsProbeOptionsTest, WhatAModelHasNoneOfChangesNothingForIt) {
 // Workers whose kernels differ where nobody looks would continue each other's streams.
 TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOfNumbers) {
   const auto backend = MakeBackend("cpu-generic");
-  const ProbeShape with_all{.window = 50, .gated_gelu = true, .logit_cap = 1};
+  const ProbeShape with_all{.window = 50, .gated_gelu = true, .logit_cap = 1, .int8_weights = true};
   const auto operations = ProbeOperations(*backend, with_all, 1);
   ASSERT_TRUE(operations.ok()) << operations.status();
   std::multiset<std::string> names;
@@ -84,7 +93,10 @@ TEST(NumericsProbeOptionsTest, EveryOperationIsProbedInEveryTypeAndOnBothKindsOf
     expect(name, 1, 1);
   }
   // With outputs of f32, and of bf16 where that is computed in.
-  for (const char* name : {"linear", "linear in segments"}) expect(name, 1, 2);
+  for (const char* name :
+       {"linear", "linear in segments", "int8 linear", "int8 linear in segments"}) {
+    expect(name, 1, 2);
+  }
   // Without options, and with those of the model.
   for (const char* name :
        {"cos", "sin", "query", "kv blocks", "prefill_attention", "decode_attention"}) {
@@ -146,6 +158,7 @@ TEST(NumericsProbeClassesTest, PathsOfTheClassGiveTheSameBitsOverRandomShapes) {
     shape.score_cap = random.Chance(0.5) ? 3.0f : 0.0f;
     shape.gated_gelu = true;
     shape.logit_cap = 20.0f;
+    shape.int8_weights = true;
     const uint64_t numbers = random.Next();
     const auto expected = ProbeOperations(*paths.front().second, shape, numbers);
     ASSERT_TRUE(expected.ok()) << expected.status();
@@ -176,7 +189,7 @@ std::vector<float> Products(const GemmKernels& gemm, bool flush) {
   for (int r = 0; r < num_rows * kInputs; ++r) add(40 + 20 * (r / kInputs), &rows);
   for (int k = 0; k < kInputs * kOutputs; ++k) add(127 - 4 * (k / 2 % kOutputs), &panel);
   std::vector<std::byte> packed(num_rows * kInputs / gemm.k_per_unit * gemm.activation_unit_bytes);
-  gemm.pack_rows(rows.data(), kInputs, num_rows, packed.data());
+  gemm.pack_rows(rows.data(), kInputs, /*segmented=*/false, num_rows, packed.data());
   std::vector<float> output(num_rows * kOutputs);
   const uint32_t saved = FloatEnvironment();
   if (flush) SetKernelFloatEnvironment();

@@ -130,6 +130,10 @@ TEST_P(ValidateTest, LinearLayers) {
   LinearSpec wrong = spec;
   wrong.in_features = 0;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "in_features is 0");
+  wrong.weight_type = WeightType::kInt8;
+  wrong.in_features = (1 << 17) + 1;
+  ExpectRefused(device_->backend().GetPackedFormat(wrong).status(),
+                "in_features of int8 weights is 131073, must be 1 to 131072");
   wrong = spec;
   wrong.output_dtype = DType::kBF16;
   ExpectRefused(device_->backend().GetPackedFormat(wrong).status(), "bf16");

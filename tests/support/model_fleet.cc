@@ -5,6 +5,7 @@
 
 #include "kernels/create_backend.h"
 #include "runtime/base/check.h"
+#include "tests/support/model_format.h"
 
 namespace tandem {
 
@@ -17,7 +18,7 @@ std::vector<std::string> PathsOfOneClass() {
   return paths;
 }
 
-LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
+LoadedModel::LoadedModel(const std::string& folder, const std::string& format,
                          const std::string& isa, int num_threads) {
   const bool fenced = isa == kFencedPath;
   auto backend = CreateBackend({.device = fenced ? "fenced" : "cpu",
@@ -25,7 +26,7 @@ LoadedModel::LoadedModel(const std::string& folder, const std::string& dtype,
                                 .num_threads = num_threads});
   TANDEM_CHECK(backend.ok()) << backend.status().ToString();
   backend_ = *std::move(backend);
-  auto model = Model::Load({.folder = folder, .dtype = dtype}, backend_.get());
+  auto model = Model::Load(InFormat(folder, format), backend_.get());
   TANDEM_CHECK(model.ok()) << model.status().ToString();
   model_ = *std::move(model);
 }

@@ -21,10 +21,11 @@ std::vector<std::string> PathsOfOneClass();
 // Stands where an instruction set may: the fenced device, which computes with the best of them.
 inline constexpr char kFencedPath[] = "fenced";
 
-// A checkpoint on a cpu backend of so many threads. Dies if it cannot be loaded.
+// A checkpoint in a format (model_format.h) on a cpu backend of so many threads. Dies if it cannot
+// be loaded.
 class LoadedModel {
  public:
-  LoadedModel(const std::string& folder, const std::string& dtype, const std::string& isa,
+  LoadedModel(const std::string& folder, const std::string& format, const std::string& isa,
               int num_threads);
 
   const Model& model() const { return *model_; }

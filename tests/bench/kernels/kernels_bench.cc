@@ -46,12 +46,15 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Which limits a row's share is of.
+enum class Limit : uint8_t { kRead, kFloat, kInt8 };
+
 // One measured row: `work` does `amount` (operations or bytes) each time.
 struct Row {
   std::string name;
   double amount;
   std::function<void()> work;
-  bool is_memory;  // shares are of the memory limit, else of the compute limits
+  Limit limit;
   std::vector<double> seconds;
 };
 
@@ -80,11 +83,12 @@ float Get(DType dtype, const MirrorBuffer& buffer, int64_t index) {
 // A chain of layers too big for the caches, or one that fits, and rows to run through it.
 class GemmCase {
  public:
-  GemmCase(Backend& backend, DType dtype, int64_t k, int64_t n, int num_layers, bool segmented)
+  GemmCase(Backend& backend, WeightType weights, DType dtype, int64_t k, int64_t n, int num_layers,
+           bool segmented)
       : backend_(backend),
         spec_{.in_features = k,
               .out_features = n,
-              .weight_type = WeightTypeOf(dtype),
+              .weight_type = weights,
               .compute_dtype = dtype,
               .output_dtype = DType::kF32,
               .segmented = segmented},
@@ -110,8 +114,9 @@ class GemmCase {
     }
   }
 
-  // Some outputs against sums in double.
+  // Some outputs against sums in double, but for what 8 bits lose.
   void Check(int64_t rows) {
+    const double tolerance = spec_.weight_type == WeightType::kInt8 ? 0.1 : 1e-3;
     Run(rows);
     for (const int64_t r : {int64_t{0}, rows - 1}) {
       for (const int64_t n : {int64_t{0}, spec_.out_features / 3, spec_.out_features - 1}) {
@@ -121,7 +126,7 @@ class GemmCase {
                  Get(spec_.compute_dtype, weights_, n * spec_.in_features + k);
         }
         const float got = Get(DType::kF32, output_, r * spec_.out_features + n);
-        TANDEM_CHECK(std::fabs(got - sum) < 1e-3)
+        TANDEM_CHECK(std::fabs(got - sum) < tolerance)
             << "row " << r << " output " << n << ": " << got << ", expected " << sum;
       }
     }
@@ -257,6 +262,28 @@ class AttentionCase {
   std::vector<int32_t> table_, lengths_;
 };
 
+// The first rows are the limits: multiply-add, read, products of 8 bits, and vdpbf16ps if it is
+// there.
+void MeasureAndPrint(int repetitions, bool has_dot, std::vector<Row>* rows_to_measure) {
+  std::vector<Row>& rows = *rows_to_measure;
+  for (int i = 0; i < repetitions; ++i) {
+    for (Row& row : rows) row.seconds.push_back(Seconds(row.work));
+  }
+  const auto rate = [](const Row& row) { return row.amount / Median(row.seconds) / 1e9; };
+  const double fma_limit = rate(rows[0]), read_limit = rate(rows[1]), int8_limit = rate(rows[2]);
+  for (const Row& row : rows) {
+    const bool reads = row.limit == Limit::kRead;
+    std::printf("%-36s %8.1f %s", row.name.c_str(), rate(row), reads ? "GB/s   " : "GFLOP/s");
+    if (reads) std::printf(" %5.2f of read", rate(row) / read_limit);
+    if (row.limit == Limit::kInt8) std::printf(" %5.2f of 8 bits", rate(row) / int8_limit);
+    if (row.limit == Limit::kFloat) std::printf(" %5.2f of multiply-add", rate(row) / fma_limit);
+    if (row.limit == Limit::kFloat && has_dot) {
+      std::printf(" %5.2f of vdpbf16ps", rate(row) / rate(rows[3]));
+    }
+    std::printf("\n");
+  }
+}
+
 int Main(const std::string& wanted, int num_threads, int repetitions) {
   const auto backend = Must(CreateCpuBackend({.isa = wanted, .num_threads = num_threads}));
   const std::string isa = backend->isa();
@@ -269,16 +296,17 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
   constexpr size_t kStreamBytes = size_t{512} << 20;
   const MirrorBuffer stream = RandomNumbers(*backend, DType::kF32, kStreamBytes / 4, 1.0f);
   std::vector<Row> rows;
-  const auto add_limit = [&](const char* name, auto run) {
+  const auto add_limit = [&](const char* name, Limit limit, auto run) {
     rows.push_back({name,
                     run(1) * kLimitIterations * kLimitPieces,
                     [&pool, run] {
                       pool.ParallelFor(kLimitPieces, [&](int64_t, int) { run(kLimitIterations); });
                     },
-                    false,
+                    limit,
                     {}});
   };
-  add_limit("limit: multiply-add", [isa](int64_t n) { return RunMultiplyAdds(isa, n); });
+  add_limit("limit: multiply-add", Limit::kFloat,
+            [isa](int64_t n) { return RunMultiplyAdds(isa, n); });
   volatile uint64_t sink = 0;
   rows.push_back({"limit: read",
                   static_cast<double>(kStreamBytes),
@@ -288,18 +316,25 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
                       sink = ReadMemory(stream.host.data() + i * piece, piece);
                     });
                   },
-                  true,
+                  Limit::kRead,
                   {}});
-
-  if (has_dot) add_limit("limit: vdpbf16ps", RunVdpbf16ps);
+  const bool has_int8_limit = isa != "generic";
+  add_limit("limit: products of 8 bits", Limit::kInt8, [isa, has_int8_limit](int64_t n) {
+    return has_int8_limit ? RunInt8Products(isa, n) : RunMultiplyAdds(isa, n);
+  });
+  if (has_dot) add_limit("limit: vdpbf16ps", Limit::kFloat, RunVdpbf16ps);
 
   constexpr int64_t kK = 2048, kN = 5632;
   // 24 layers of 22 MiB read from memory; the bf16 chain has the same bytes as the stream.
-  GemmCase bf16(*backend, DType::kBF16, kK, kN, 24, false);
-  GemmCase f32(*backend, DType::kF32, kK, kN, 12, false);
-  GemmCase one(*backend, DType::kBF16, kK, kN, 1, false);
-  GemmCase one_segmented(*backend, DType::kBF16, kK, kN, 1, true);
-  GemmCase one_f32(*backend, DType::kF32, kK, kN, 1, false);
+  constexpr WeightType kBF16 = WeightType::kBF16, kInt8 = WeightType::kInt8;
+  GemmCase bf16(*backend, kBF16, DType::kBF16, kK, kN, 24, false);
+  GemmCase f32(*backend, WeightType::kF32, DType::kF32, kK, kN, 12, false);
+  GemmCase int8(*backend, kInt8, DType::kBF16, kK, kN, 48, false);
+  GemmCase one(*backend, kBF16, DType::kBF16, kK, kN, 1, false);
+  GemmCase one_segmented(*backend, kBF16, DType::kBF16, kK, kN, 1, true);
+  GemmCase one_f32(*backend, WeightType::kF32, DType::kF32, kK, kN, 1, false);
+  GemmCase one_int8(*backend, kInt8, DType::kBF16, kK, kN, 1, false);
+  GemmCase one_int8_segmented(*backend, kInt8, DType::kBF16, kK, kN, 1, true);
   // By each method of bf16.
   std::vector<std::unique_ptr<Backend>> methods;
   std::vector<std::unique_ptr<GemmCase>> by_method;
@@ -308,28 +343,35 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
     methods.push_back(
         Must(CreateCpuBackend({.isa = isa, .num_threads = num_threads, .bf16_method = method})));
     by_method.push_back(
-        std::make_unique<GemmCase>(*methods.back(), DType::kBF16, kK, kN, 1, false));
+        std::make_unique<GemmCase>(*methods.back(), kBF16, DType::kBF16, kK, kN, 1, false));
     by_method.back()->Check(512);
   }
-  for (GemmCase* c : {&bf16, &f32, &one, &one_segmented, &one_f32}) {
-    for (const int64_t m : {1, 16, 512}) {
-      if (m < 512 || (c != &bf16 && c != &f32)) c->Check(m);
-    }
+  for (GemmCase* c : {&bf16, &f32, &int8}) {
+    for (const int64_t m : {1, 16}) c->Check(m);
+  }
+  for (GemmCase* c : {&one, &one_segmented, &one_f32, &one_int8, &one_int8_segmented}) {
+    for (const int64_t m : {1, 16, 512}) c->Check(m);
   }
   for (const int64_t m : {1, 4, 8, 16}) {
     const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
-    rows.push_back({"bf16" + suffix, bf16.Bytes(), [&, m] { bf16.Run(m); }, true, {}});
-    rows.push_back({"f32" + suffix, f32.Bytes(), [&, m] { f32.Run(m); }, true, {}});
+    const auto add = [&](const char* name, GemmCase& c) {
+      rows.push_back({name + suffix, c.Bytes(), [&c, m] { c.Run(m); }, Limit::kRead, {}});
+    };
+    add("bf16", bf16);
+    add("f32", f32);
+    add("int8", int8);
   }
   for (const int64_t m : {16, 64, 512}) {
     const std::string suffix = " M=" + std::to_string(m) + " 2048x5632";
-    const auto add = [&](const std::string& name, GemmCase& c) {
-      rows.push_back({name + suffix, c.Operations(m), [&c, m] { c.Run(m); }, false, {}});
+    const auto add = [&](const std::string& name, GemmCase& c, Limit limit = Limit::kFloat) {
+      rows.push_back({name + suffix, c.Operations(m), [&c, m] { c.Run(m); }, limit, {}});
     };
     add("bf16", one);
     add("f32", one_f32);
+    add("int8", one_int8, Limit::kInt8);
     if (m != 512) continue;
     add("bf16 in 8 segments", one_segmented);
+    add("int8 in 8 segments", one_int8_segmented, Limit::kInt8);
     if (!has_dot) continue;
     add("bf16 by vdpbf16ps", *by_method[0]);
     add("bf16 by multiply-add", *by_method[1]);
@@ -344,34 +386,22 @@ int Main(const std::string& wanted, int num_threads, int repetitions) {
   rows.push_back({"decode attention 4 x 8192",
                   long_context.Bytes(),
                   [&] { long_context.Decode(); },
-                  true,
+                  Limit::kRead,
                   {}});
-  rows.push_back({"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, true, {}});
+  rows.push_back(
+      {"decode attention 16 x 1024", batch.Bytes(), [&] { batch.Decode(); }, Limit::kRead, {}});
   rows.push_back({"decode attention 16 x 1024, capped",
                   batch.Bytes(),
                   [&] { batch.Decode(50.0f); },
-                  true,
+                  Limit::kRead,
                   {}});
-  rows.push_back(
-      {"prefill attention 1024", prompt.PrefillOperations(), [&] { prompt.Prefill(); }, false, {}});
+  rows.push_back({"prefill attention 1024",
+                  prompt.PrefillOperations(),
+                  [&] { prompt.Prefill(); },
+                  Limit::kFloat,
+                  {}});
 
-  for (int i = 0; i < repetitions; ++i) {
-    for (Row& row : rows) row.seconds.push_back(Seconds(row.work));
-  }
-  const auto rate = [](const Row& row) { return row.amount / Median(row.seconds) / 1e9; };
-  const double fma_limit = rate(rows[0]), read_limit = rate(rows[1]);
-  const double dot_limit = has_dot ? rate(rows[2]) : 0;
-  for (const Row& row : rows) {
-    if (row.is_memory) {
-      std::printf("%-36s %8.1f GB/s    %5.2f of read\n", row.name.c_str(), rate(row),
-                  rate(row) / read_limit);
-    } else {
-      std::printf("%-36s %8.1f GFLOP/s %5.2f of multiply-add", row.name.c_str(), rate(row),
-                  rate(row) / fma_limit);
-      if (has_dot) std::printf(" %5.2f of vdpbf16ps", rate(row) / dot_limit);
-      std::printf("\n");
-    }
-  }
+  MeasureAndPrint(repetitions, has_dot, &rows);
   return 0;
 }
 

@@ -44,7 +44,28 @@ __attribute__((target("avx512f,avx512bf16"))) double RunBf16Dot512(int64_t itera
   TANDEM_REPEAT(__m512, 24, "+v", _mm512_dpbf16_ps(sums[i], x, x));
 }
 
+__attribute__((target("avx512f,avx512vnni"))) double RunInt8Dot512(int64_t iterations) {
+  const __m512i x = _mm512_set1_epi8(1);
+  TANDEM_REPEAT(__m512i, 24, "+v", _mm512_dpbusd_epi32(sums[i], x, x));
+}
+
+__attribute__((target("avx512f,avx512bw"))) double RunInt16Pairs512(int64_t iterations) {
+  const __m512i x = _mm512_set1_epi16(1);
+  TANDEM_REPEAT(__m512i, 12, "+v", _mm512_add_epi32(sums[i], _mm512_madd_epi16(sums[i], x)));
+}
+
+__attribute__((target("avx2"))) double RunInt16Pairs256(int64_t iterations) {
+  const __m256i x = _mm256_set1_epi16(1);
+  TANDEM_REPEAT(__m256i, 12, "+x", _mm256_add_epi32(sums[i], _mm256_madd_epi16(sums[i], x)));
+}
+
 }  // namespace
+
+double RunInt8Products(std::string_view isa, int64_t iterations) {
+  if (isa == "avx2") return 2 * RunInt16Pairs256(iterations);
+  if (isa == "avx512") return 2 * RunInt16Pairs512(iterations);
+  return 4 * RunInt8Dot512(iterations);
+}
 
 double RunMultiplyAdds(std::string_view isa, int64_t iterations) {
   if (isa == "generic") return RunMulAdd128(iterations);

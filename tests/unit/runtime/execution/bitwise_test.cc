@@ -19,7 +19,7 @@ constexpr int32_t kBatch = 32;
 
 struct Case {
   std::string folder;
-  std::string dtype;
+  std::string format;
 };
 
 // Prompt i of the batch; prompt 0 is the one that is compared.
@@ -52,7 +52,7 @@ struct Outcome {
 Outcome RunCase(const Case& model, int32_t batch, int32_t chunk, int threads,
                 int32_t block_tokens) {
   auto harness = ExecutorHarness::Create({.folder = model.folder,
-                                          .dtype = model.dtype,
+                                          .format = model.format,
                                           .backend = {.device = "cpu", .num_threads = threads},
                                           .block_tokens = block_tokens,
                                           .max_sequences = kBatch,
@@ -74,8 +74,8 @@ Outcome RunCase(const Case& model, int32_t batch, int32_t chunk, int threads,
 class BitwiseTest : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(BitwiseTest, BatchChunkThreadsAndBlocksChangeNoBit) {
-  const auto& [name, dtype] = GetParam();
-  const Case model{name == "demo" ? DemoModel() : TinyModel(name), dtype};
+  const auto& [name, format] = GetParam();
+  const Case model{name == "demo" ? DemoModel() : TinyModel(name), format};
   const Outcome want = RunCase(model, 1, 256, 1, 16);
   ASSERT_EQ(want.generated.size(), kGenerated);
   ASSERT_EQ(want.prompt_logprobs.size(), 149u);
@@ -95,7 +95,7 @@ TEST_P(BitwiseTest, BatchChunkThreadsAndBlocksChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(All, BitwiseTest,
                          testing::Combine(testing::Values("demo", "llama_gqa16_scaled_biased"),
-                                          testing::Values("f32", "bf16")),
+                                          testing::Values("f32", "bf16", "bf16_int8")),
                          [](const auto& test) {
                            return std::get<0>(test.param) + "_" + std::get<1>(test.param);
                          });

@@ -1,5 +1,6 @@
 // The demo model against Transformers (tools/dev/make_model_goldens.py demo): greedy tokens in F32,
-// and BF16 teacher-forced against F32 on text that the model was not trained on.
+// and BF16 teacher-forced against F32 on text that the model was not trained on; what quantised
+// formats cost on that text.
 
 #include <gtest/gtest.h>
 
@@ -21,6 +22,7 @@ namespace json = boost::json;
 constexpr int kThreads = 2;
 constexpr double kClearMarginNats = 0.1;
 constexpr double kMaxMeanKl = 1e-3;
+constexpr double kMaxInt8WeightsPerplexity = 1.005;  // of that without
 
 json::object ReadGolden(const std::string& name) {
   const auto text =
@@ -44,7 +46,7 @@ TEST(DemoGoldensTest, GreedyTokensInF32AreThoseOfTransformers) {
   if (kSampleOnly) prompts.resize(2);
   const size_t generated = kSampleOnly ? 8 : 200;
   auto harness = ExecutorHarness::Create({.folder = DemoModel(),
-                                          .dtype = "f32",
+                                          .format = "f32",
                                           .backend = {.device = "cpu", .num_threads = kThreads},
                                           .max_sequences = 100,
                                           .max_batched_tokens = 8192,
@@ -140,6 +142,42 @@ TEST(DemoGoldensTest, Bf16StaysCloseToF32OnHeldOutText) {
       mean_kl, peer.at("mean_kl").as_double(), different,
       static_cast<int>(peer.at("different").as_int64()), different_clear,
       static_cast<int>(peer.at("different_at_clear_margin").as_int64()));
+}
+
+// What a token of the held-out text has, given those before it.
+double HeldOutPerplexity(const std::string& format) {
+  const json::object golden = ReadGolden("held_out.json");
+  auto harness =
+      DecoderHarness::Create(DemoModel(), format, {.device = "cpu", .num_threads = kThreads}, 512);
+  TANDEM_CHECK(harness.ok()) << harness.status().message();
+  const size_t vocab = (*harness)->vocab_size();
+  double nats = 0;
+  size_t count = 0;
+  for (const json::value& window : golden.at("windows").as_array()) {
+    std::vector<int32_t> ids = Ids(window);
+    if (kSampleOnly && count > 0) break;
+    if (kSampleOnly) ids.resize(64);
+    (*harness)->Reset();
+    const std::vector<float> logits = (*harness)->Feed(ids);
+    for (size_t row = 0; row + 1 < ids.size(); ++row) {
+      nats -= LogProbabilities(std::span<const float>(logits).subspan(
+          row * vocab, vocab))[static_cast<size_t>(ids[row + 1])];
+      ++count;
+    }
+  }
+  return std::exp(nats / static_cast<double>(count));
+}
+
+TEST(DemoGoldensTest, EightBitWeightsCostLittlePerplexityOnHeldOutText) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const double whole = HeldOutPerplexity(dtype);
+    const double int8 = HeldOutPerplexity(dtype + "_int8");
+    std::printf("%s: perplexity %.4f, with weights of 8 bits %.4f: %+.3f %%\n", dtype.c_str(),
+                whole, int8, 100 * (int8 / whole - 1));
+    EXPECT_NE(int8, whole) << "8 bits were not used";
+    if (kSampleOnly) continue;
+    EXPECT_LE(int8 / whole, kMaxInt8WeightsPerplexity);
+  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/execution/model_executor.h"
 #include "runtime/model/model.h"
+#include "tests/support/model_format.h"
 
 namespace tandem {
 
@@ -42,7 +43,7 @@ class ExecutorHarness {
  public:
   struct Options {
     std::string folder;
-    std::string dtype = "f32";
+    std::string format = "f32";  // model_format.h
     BackendOptions backend;
     int32_t block_tokens = 16;
     int32_t max_sequences = 32;
@@ -55,9 +56,8 @@ class ExecutorHarness {
     std::unique_ptr<ExecutorHarness> harness(new ExecutorHarness());
     harness->block_tokens_ = options.block_tokens;
     TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(options.backend));
-    TANDEM_ASSIGN_OR_RETURN(
-        harness->model_,
-        Model::Load({.folder = options.folder, .dtype = options.dtype}, harness->backend_.get()));
+    TANDEM_ASSIGN_OR_RETURN(harness->model_, Model::Load(InFormat(options.folder, options.format),
+                                                         harness->backend_.get()));
     harness->blocks_per_sequence_ = CeilDiv(options.max_model_tokens, options.block_tokens);
     TANDEM_ASSIGN_OR_RETURN(
         harness->executor_,

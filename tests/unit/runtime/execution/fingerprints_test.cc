@@ -12,10 +12,10 @@
 namespace tandem {
 namespace {
 
-std::unique_ptr<ExecutorHarness> Make(const std::string& name, const std::string& dtype,
+std::unique_ptr<ExecutorHarness> Make(const std::string& name, const std::string& format,
                                       const std::string& device, int threads, int32_t block) {
   auto harness = ExecutorHarness::Create({.folder = TinyModel(name),
-                                          .dtype = dtype,
+                                          .format = format,
                                           .backend = {.device = device, .num_threads = threads},
                                           .block_tokens = block,
                                           .max_sequences = 1});
@@ -23,17 +23,17 @@ std::unique_ptr<ExecutorHarness> Make(const std::string& name, const std::string
   return *std::move(harness);
 }
 
-std::string NumericsIdOf(const std::string& name, const std::string& dtype,
+std::string NumericsIdOf(const std::string& name, const std::string& format,
                          const std::string& device, int threads) {
-  const auto harness = Make(name, dtype, device, threads, 16);
+  const auto harness = Make(name, format, device, threads, 16);
   const auto id = NumericsId(harness->model(), &harness->backend());
   TANDEM_CHECK(id.ok()) << id.status().message();
   return *id;
 }
 
-std::string KvClassOf(const std::string& name, const std::string& dtype, const std::string& device,
+std::string KvClassOf(const std::string& name, const std::string& format, const std::string& device,
                       int32_t block) {
-  const auto harness = Make(name, dtype, device, 1, block);
+  const auto harness = Make(name, format, device, 1, block);
   return KvClass(harness->model(), harness->executor().layout());
 }
 
@@ -41,11 +41,11 @@ constexpr char kLlama[] = "llama_gqa16_scaled_biased";
 constexpr char kOther[] = "llama_mha32_tied";
 
 TEST(FingerprintsTest, NumericsIdIsTheSameForEveryThreadCount) {
-  for (const char* dtype : {"f32", "bf16"}) {
-    const std::string id = NumericsIdOf(kLlama, dtype, "cpu", 1);
+  for (const char* format : {"f32", "bf16", "bf16_int8"}) {
+    const std::string id = NumericsIdOf(kLlama, format, "cpu", 1);
     EXPECT_EQ(id.size(), 64u);
-    EXPECT_EQ(id, NumericsIdOf(kLlama, dtype, "cpu", 2));
-    EXPECT_EQ(id, NumericsIdOf(kLlama, dtype, "cpu", 3));
+    EXPECT_EQ(id, NumericsIdOf(kLlama, format, "cpu", 2));
+    EXPECT_EQ(id, NumericsIdOf(kLlama, format, "cpu", 3));
   }
 }
 
@@ -53,6 +53,7 @@ TEST(FingerprintsTest, NumericsIdDiffersByModelTypeAndArithmetic) {
   const std::string id = NumericsIdOf(kLlama, "bf16", "cpu", 1);
   EXPECT_NE(id, NumericsIdOf(kOther, "bf16", "cpu", 1));
   EXPECT_NE(id, NumericsIdOf(kLlama, "f32", "cpu", 1));
+  EXPECT_NE(id, NumericsIdOf(kLlama, "bf16_int8", "cpu", 1));
 }
 
 // What it is given, but for its draws.
@@ -144,6 +145,8 @@ TEST(FingerprintsTest, NumericsIdIsMeasuredWithTheOptionsOfTheLayers) {
   const auto gpt2 = Model::Load({.folder = TinyModel("gpt2_heads16")}, &gemma->backend());
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
   EXPECT_FALSE(ProbedOptionsOf(**gpt2).gated_gelu) << "its gelu is probed for every model";
+  EXPECT_FALSE(options.int8_weights);
+  EXPECT_TRUE(ProbedOptionsOf(Make(kLlama, "bf16_int8", "cpu", 1, 16)->model()).int8_weights);
   const auto plain = Make("mistral_head20_no_window_bf16", "f32", "cpu", 1, 16);
   EXPECT_EQ(*ProbeNumerics(plain->backend(), ProbedOptionsOf(plain->model())),
             *ProbeNumerics(plain->backend()));
@@ -156,6 +159,8 @@ TEST(FingerprintsTest, EachOfTheThreeTypesHasItsNameInTheFingerprints) {
             "compute=f32 weights=bf16 kv=f32");
   EXPECT_EQ(NamesOf({.compute = DType::kF32, .weights = WeightType::kF32, .kv = KvType::kBF16}),
             "compute=f32 weights=f32 kv=bf16");
+  EXPECT_EQ(NamesOf({.compute = DType::kF32, .weights = WeightType::kInt8, .kv = KvType::kF32}),
+            "compute=f32 weights=int8 kv=f32");
 }
 
 TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
@@ -164,6 +169,7 @@ TEST(FingerprintsTest, KvClassDiffersByModelTypeAndBlock) {
   EXPECT_EQ(kv_class, KvClassOf(kLlama, "f32", "cpu", 16));
   EXPECT_NE(kv_class, KvClassOf(kOther, "f32", "cpu", 16));
   EXPECT_NE(kv_class, KvClassOf(kLlama, "bf16", "cpu", 16));
+  EXPECT_NE(KvClassOf(kLlama, "f32_int8", "cpu", 16), kv_class) << "other weights, other keys";
   EXPECT_NE(kv_class, KvClassOf(kLlama, "f32", "cpu", 32));
 }
 

@@ -18,6 +18,7 @@
 #include "runtime/base/status_macros.h"
 #include "runtime/model/decoder.h"
 #include "runtime/model/model.h"
+#include "tests/support/model_format.h"
 
 namespace tandem {
 
@@ -26,13 +27,13 @@ class DecoderHarness {
   static constexpr int kBlockTokens = 16;
 
   static absl::StatusOr<std::unique_ptr<DecoderHarness>> Create(const std::string& folder,
-                                                                const std::string& dtype,
+                                                                const std::string& format,
                                                                 const BackendOptions& backend,
                                                                 int64_t max_tokens) {
     std::unique_ptr<DecoderHarness> harness(new DecoderHarness());
     TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(backend));
     TANDEM_ASSIGN_OR_RETURN(
-        harness->model_, Model::Load({.folder = folder, .dtype = dtype}, harness->backend_.get()));
+        harness->model_, Model::Load(InFormat(folder, format), harness->backend_.get()));
     const Model& model = *harness->model_;
     TANDEM_ASSIGN_OR_RETURN(
         const KvLayout layout,

@@ -320,6 +320,26 @@ TEST(ModelTest, PackedBytesFollowBothTypes) {
   EXPECT_EQ(small_tables, static_cast<size_t>(config->vocab_size * config->hidden_size) * 2);
   EXPECT_GT(small_matrices, 0u);
   EXPECT_EQ(f32 - bytes(DType::kBF16, WeightType::kBF16), small_tables + small_matrices);
+  // A byte a number, and scales.
+  const size_t int8_matrices = f32 - bytes(DType::kF32, WeightType::kInt8);
+  EXPECT_GT(int8_matrices, small_matrices);
+  EXPECT_LT(int8_matrices, small_matrices / 2 * 3);
+}
+
+TEST(ModelTest, MatricesAreKeptInWhatIsAskedFor) {
+  const auto backend = Reference();
+  for (const char* dtype : {"f32", "bf16"}) {
+    ModelOptions options{.folder = Tiny("llama_mha32_tied"), .dtype = dtype, .weights = "int8"};
+    const auto model = Model::Load(options, backend.get());
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(NamesOf((*model)->types()),
+              absl::StrCat("compute=", dtype, " weights=int8 kv=", dtype));
+    options.weights = "auto";
+    EXPECT_EQ(NamesOf(Model::Plan(options, *backend)->types),
+              absl::StrCat("compute=", dtype, " weights=", dtype, " kv=", dtype));
+    options.weights = "int3";
+    EXPECT_THAT(Refusal(options), HasSubstr("weights is \"int3\", want auto or int8"));
+  }
 }
 
 TEST(ModelTest, BytesOfABlockFollowTheSizes) {

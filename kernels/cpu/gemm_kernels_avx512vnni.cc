@@ -1,0 +1,11 @@
+#include "kernels/cpu/gemm_kernels.inc.h"
+#include "kernels/cpu/kernel_tables_isa.h"
+
+namespace tandem {
+
+constinit const GemmKernels kAvx512VnniGemmInt8F32 =
+    Gemm<DotInt8Policy, 2, 12, 24, 0>::Table<float>();
+constinit const GemmKernels kAvx512VnniGemmInt8Bf16 =
+    Gemm<DotInt8Policy, 2, 12, 24, 0>::Table<uint16_t>();
+
+}  // namespace tandem
