@@ -222,9 +222,7 @@ void RouterCore::Do(const WatchCommand& command) {
   if (const auto* said = std::get_if<WorkerRegistration>(&command.update)) {
     // One worker's word would otherwise be every request's context, and only it would have room.
     WorkerRegistration registration = *said;
-    if (registration.model == model_) {
-      registration.max_model_tokens = std::min(registration.max_model_tokens, model_context_);
-    }
+    registration.max_model_tokens = std::min(registration.max_model_tokens, model_context_);
     absl::Status status = CheckRoutable(registration.terms);
     if (status.ok()) status = owner_->OnRegistration(command.address, registration, now_us);
     if (!status.ok()) {

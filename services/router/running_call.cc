@@ -98,7 +98,6 @@ class RunningCall::PromptSink final : public RequestSink {
     metrics_->e2e_seconds.Observe(Seconds(arrived_us_, clock_->NowUs()));
     metrics_->prompt_tokens_a_request.Observe(report.prompt_tokens);
     metrics_->generated_tokens_a_request.Observe(report.completion_tokens);
-    Unqueue();
     // Moved: the call owns this, so that what this kept of it would keep both for ever.
     const std::shared_ptr<RunningCall> call = std::move(call_);
     call->OnPromptEnded(absl::OkStatus(), report);

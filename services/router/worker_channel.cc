@@ -208,7 +208,7 @@ class WorkerChannel::Session final : public Call<v1::ToWorker>,
     }
     return absl::OkStatus();
   }
-  void Refused() override { channel_->OnSessionRefused(this); }
+  void Refused() override { channel_->OnSessionRefused(); }
   bool StopWriting() override { return writes_.Close(); }
 
   bool open_ = false;      // Reading reactions only.
@@ -260,10 +260,9 @@ bool WorkerChannel::connected() const {
 int64_t WorkerChannel::Tend(int64_t now_us) {
   std::shared_ptr<Watch> new_watch;
   std::shared_ptr<Session> new_session;
-  int64_t next_us = now_us + kIdleLookUs;
+  int64_t next_us = 0;
   {
     MutexLock lock(&mu_);
-    if (closing_) return next_us;
     next_us = TellUnheard(now_us);
     FollowCertificates();
     if (watch_ == nullptr) {
@@ -353,7 +352,6 @@ void WorkerChannel::Close() {
   std::shared_ptr<Session> session;
   {
     MutexLock lock(&mu_);
-    closing_ = true;
     watch = watch_;
     session = session_;
   }
@@ -370,7 +368,6 @@ absl::Status WorkerChannel::OnWatchUpdate(Watch* watch, WatchUpdate update,
   std::shared_ptr<Session> outdated;
   {
     MutexLock lock(&mu_);
-    if (closing_ || watch != watch_.get()) return absl::OkStatus();
     const auto* const registration = std::get_if<WorkerRegistration>(&update);
     if ((registration != nullptr) == registered_) {
       return absl::InvalidArgumentError(registered_ ? "a second registration of one Watch"
@@ -435,7 +432,7 @@ void WorkerChannel::OnSessionOpen(Session* session, uint64_t incarnation) {
   bool wanted = false;
   {
     MutexLock lock(&mu_);
-    wanted = !closing_ && session_.get() == session && session->worker.incarnation == incarnation;
+    wanted = session->worker.incarnation == incarnation;
     if (wanted) {
       session->announced = true;
       core_->OnSessionUp(session->worker, session->id, session_);
@@ -449,9 +446,9 @@ void WorkerChannel::OnSessionAccepted(Session* session) {
   if (session_.get() == session) session_dialling_.answered = true;
 }
 
-void WorkerChannel::OnSessionRefused(Session* session) {
+void WorkerChannel::OnSessionRefused() {
   MutexLock lock(&mu_);
-  if (session_.get() == session) session_dialling_.refused = true;
+  session_dialling_.refused = true;
 }
 
 void WorkerChannel::OnSessionDone(Session* session, const absl::Status& why) {

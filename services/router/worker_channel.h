@@ -109,7 +109,7 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   void OnSessionOpen(Session* session, uint64_t incarnation) EXCLUDES(mu_);
   // By the core, which may also refuse it: a worker that is stalled, say.
   void OnSessionAccepted(Session* session) EXCLUDES(mu_);
-  void OnSessionRefused(Session* session) EXCLUDES(mu_);
+  void OnSessionRefused() EXCLUDES(mu_);
   void OnSessionDone(Session* session, const absl::Status& why) EXCLUDES(mu_);
   // Reads what has come, within bounds.
   template <typename Message>
@@ -126,7 +126,6 @@ class WorkerChannel : public std::enable_shared_from_this<WorkerChannel> {
   uint64_t tls_changes_ GUARDED_BY(mu_) = 0;
   std::shared_ptr<grpc::Channel> wire_ GUARDED_BY(mu_);
   CondVar idle_;
-  bool closing_ GUARDED_BY(mu_) = false;
   std::shared_ptr<Watch> watch_ GUARDED_BY(mu_);  // Both are kept until their end.
   std::shared_ptr<Session> session_ GUARDED_BY(mu_);
   WorkerId worker_ GUARDED_BY(mu_);
