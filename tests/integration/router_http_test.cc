@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <list>
 
+#include "services/server/limits.h"
 #include "tests/integration/router_fixture.h"
 
 namespace tandem {
@@ -499,6 +500,21 @@ TEST_F(RouterHttpTest, MetricsOfWorkersAreLabelledAndNeverGoBack) {
   EXPECT_EQ(Metric(submits), 1);
   PostOk("/v1/completions", R"({"prompt":"a","max_tokens":4})");
   EXPECT_EQ(Metric(submits), 2);
+}
+
+// A worker that dies between two scrapes takes little with it.
+TEST_F(RouterHttpTest, AWorkerIsAskedForMetricsThoughNobodyScrapes) {
+  Start();
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_scrapes() > 0; }));
+}
+
+TEST_F(RouterHttpTest, MetricsThatAreTooLongAreNotShown) {
+  Start({{.metrics_bytes = kMaxMetricsBytes}, {.metrics_bytes = kMaxMetricsBytes / 2}});
+  const auto submits = [this](const std::string& worker) {
+    return Metric("tandem_fake_submits_total{worker=\"" + worker + "\"}");
+  };
+  EXPECT_TRUE(Eventually([&] { return submits("fake-1") == 0; }));
+  EXPECT_EQ(submits("fake-0"), -1);
 }
 
 TEST_F(RouterHttpTest, AWorkerOfAnotherNameTakesThePlaceInTheMetrics) {

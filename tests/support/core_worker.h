@@ -27,11 +27,12 @@ class RecordingSession final : public SessionWriter {
   void Send(const RouterCommand& command) override {
     if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
   }
-  void ReadNext() override {}
+  void ReadNext() override { ++num_reads; }
   void Close() override { closed = true; }
 
   // Router thread, or after Flush().
   std::vector<Submit> submits;
+  int num_reads = 0;
   bool closed = false;
 };
 

@@ -28,6 +28,7 @@ namespace tandem {
 namespace {
 
 constexpr std::chrono::milliseconds kHeartbeat{50};
+constexpr int64_t kLabelBytes = kMaxTextBytes;
 
 SampledToken WithLogprobs(int32_t token, const SamplingParams& sampling) {
   SampledToken out{.token = token};
@@ -80,6 +81,9 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
                      grpc::ServerWriter<v1::WatchEvent>* writer) override {
     if (const auto refused = Refusal(context, kWatchMethod)) return *refused;
+    if (request->protocol_min() != kProtocolMin || request->protocol_max() != kProtocolMax) {
+      return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "another protocol");
+    }
     const int watch = CountWatch();
     const std::string name = options_.name + (options_.renames ? "-" + std::to_string(watch) : "");
     WorkerRegistration registration{
@@ -95,7 +99,9 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     if (options_.registers_last) Say(writer, Heartbeat{});
     Say(writer, registration);
     if (options_.ends_watches) return grpc::Status::OK;
-    Say(writer, KvEvents{.first_sequence = 0, .snapshot = true, .stored = options_.cached});
+    if (options_.num_full_snapshots == 0) {
+      Say(writer, KvEvents{.first_sequence = 0, .snapshot = true, .stored = options_.cached});
+    }
     SayFullSnapshots(writer);
     while (!stopping_ && !context->IsCancelled()) {
       if (options_.registers_again) Say(writer, registration);
@@ -122,8 +128,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
     std::atomic<bool> over{false};
     std::map<AttemptId, Sequences> mine;  // Under mu_.
     v1::StepBatch hello;
-    hello.set_worker_incarnation(incarnation_);
-    stream->Write(hello);
+    hello.set_worker_incarnation(incarnation_ + (options_.other_incarnation ? 1 : 0));
+    if (!options_.silent_sessions) stream->Write(hello);
     std::thread steps([&] {
       while (!over && !stopping_ && Step(stream, &mine)) {
       }
@@ -165,6 +171,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   grpc::Status Control(grpc::ServerContext* context, const v1::ControlRequest* request,
                        v1::ControlResponse* response) override {
     if (const auto refused = Refusal(context, kControlMethod)) return *refused;
+    if (!request->has_metrics()) return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "metrics");
     {
       MutexLock lock(&mu_);
       ++num_scrapes_;
@@ -173,6 +180,11 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       }
     }
     registry_.Gauge("tandem_fake_running", "Running.").Set(num_running());
+    for (int64_t i = 0; i * kLabelBytes < options_.metrics_bytes; ++i) {
+      std::string label = std::to_string(i);
+      label.resize(kLabelBytes, 'l');
+      registry_.Gauge("tandem_fake_long", "Long.", {{"label", label}});
+    }
     MetricsToProto(registry_.Collect(), response->mutable_metrics());
     return grpc::Status::OK;
   }

@@ -93,6 +93,7 @@ TEST_F(FleetChangesTest, WhoLeavesIsLostOnceItIsMissed) {
   EXPECT_EQ(fleet_.ForgetGone(later_us).size(), 2u);
   EXPECT_EQ(Lost(later_us), (Strings{"d d:1 decode", "p p:1 prefill"}));
   EXPECT_EQ(LostWorkers(fleet_, later_us)[0].why, "it left, and nobody came there again for 60 s");
+  EXPECT_EQ(LostWorkers(fleet_, later_us)[1].why, "it was not heard for 60 s");
 }
 
 TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {

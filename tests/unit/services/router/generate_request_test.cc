@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "services/router/api_error.h"
 #include "services/router/api_limits.h"
 
@@ -40,6 +45,110 @@ TEST(CheckRequestTest, ACacheSaltIsRequiredWhereCachesAreIsolated) {
   request.cache_salt->push_back('s');
   EXPECT_THAT(std::string(check(request, false).message()),
               HasSubstr("cache_salt has 257 bytes, must be from 1 to 256"));
+}
+
+// What the limits still allow, and what is just beyond.
+TEST(CheckRequestTest, LimitsAreAllowedAndNoMore) {
+  struct Case {
+    std::string field;  // Which the error names.
+    std::function<void(GenerateRequest*, int64_t more)> change;
+  };
+  const Case cases[] = {
+      {"temperature", [](auto* r, int64_t more) { r->temperature = 2.0 + 1e-9 * more; }},
+      {"temperature", [](auto* r, int64_t more) { r->temperature = -1e-9 * more; }},
+      {"top_p", [](auto* r, int64_t more) { r->top_p = 1.0 + 1e-9 * more; }},
+      {"top_p", [](auto* r, int64_t more) { r->top_p = more > 0 ? 0.0 : 1e-300; }},
+      {"top_k", [](auto* r, int64_t more) { r->top_k = -1 - more; }},
+      {"top_k", [](auto* r, int64_t more) { r->top_k = INT32_MAX + more; }},
+      {"n", [](auto* r, int64_t more) { r->n = 1 - more; }},
+      {"n", [](auto* r, int64_t more) { r->n = kMaxN + more; }},
+      {"logprobs", [](auto* r, int64_t more) { r->num_logprobs = 0 - more; }},
+      {"logprobs", [](auto* r, int64_t more) { r->num_logprobs = kMaxLogprobs + more; }},
+      {"prompt_logprobs", [](auto* r, int64_t more) { r->num_prompt_logprobs = 0 - more; }},
+      {"prompt_logprobs",
+       [](auto* r, int64_t more) { r->num_prompt_logprobs = kMaxLogprobs + more; }},
+      {"stop", [](auto* r, int64_t more) { r->stop.assign(kMaxStopStrings + more, "s"); }},
+      {"stop",
+       [](auto* r, int64_t more) {
+         r->stop = {"s", std::string(1 - more, 's')};
+       }},
+      {"stop",
+       [](auto* r, int64_t more) {
+         r->stop = {"s", std::string(kMaxStopStringBytes + more, 's')};
+       }},
+      {"stop_token_ids",
+       [](auto* r, int64_t more) {
+         r->stop_token_ids = {5, 99 + more};
+       }},
+      {"stop_token_ids",
+       [](auto* r, int64_t more) {
+         r->stop_token_ids = {5, 0 - more};
+       }},
+      {"logit_bias",
+       [](auto* r, int64_t more) {
+         r->logit_bias = {{static_cast<int32_t>(99 + more), 1.0f}};
+       }},
+      {"max_tokens", [](auto* r, int64_t more) { r->max_tokens = 1 - more; }},
+      {"max_tokens", [](auto* r, int64_t more) { r->max_tokens = INT32_MAX + more; }},
+      {"min_tokens", [](auto* r, int64_t more) { r->min_tokens = 0 - more; }},
+      {"min_tokens", [](auto* r, int64_t more) { r->min_tokens = INT32_MAX + more; }},
+      {"min_tokens",
+       [](auto* r, int64_t more) {
+         r->max_tokens = 7;
+         r->min_tokens = 7 + more;
+       }},
+      {"prompt",
+       [](auto* r, int64_t more) {
+         r->prompts = {std::vector<int64_t>{5, 99 + more}};
+       }},
+      {"prompt",
+       [](auto* r, int64_t more) {
+         r->prompts = {"text", std::vector{0 - more}};
+       }},
+      {"prompt", [](auto* r, int64_t more) { r->prompts.resize(1 - more); }},
+      {"prompt", [](auto* r, int64_t more) { r->prompts.assign(kMaxPrompts + more, "text"); }},
+      {"n",
+       [](auto* r, int64_t more) {
+         r->n = kMaxN;
+         r->prompts.assign(kMaxSequencesPerCall / kMaxN + more, "text");
+       }},
+  };
+  int number = 0;
+  for (const auto& [field, change] : cases) {
+    for (const int64_t more : {0, 1}) {
+      GenerateRequest request;
+      request.prompts.emplace_back("text");
+      change(&request, more);
+      EXPECT_EQ(FieldOf(CheckRequest(request, DemoModel(), /*isolate_cache=*/false)),
+                more > 0 ? field : "")
+          << "case " << number << ", " << field;
+    }
+    ++number;
+  }
+  GenerateRequest chat;
+  chat.messages_json = "[]";
+  EXPECT_TRUE(CheckRequest(chat, DemoModel(), /*isolate_cache=*/false).ok()) << "of no prompts";
+}
+
+TEST(CheckRequestTest, AnErrorNamesTheFieldAsItsFrontEndDoes) {
+  GenerateRequest request;
+  request.prompts.emplace_back("text");
+  request.names.max_tokens = "max_new_tokens";
+  request.names.min_tokens = "min_new_tokens";
+  request.max_tokens = 3;
+  request.min_tokens = 4;
+  const absl::Status status = CheckRequest(request, DemoModel(), /*isolate_cache=*/false);
+  EXPECT_EQ(FieldOf(status), "min_new_tokens");
+  EXPECT_EQ(std::string(status.message()), "min_new_tokens is 4, more than max_new_tokens, 3");
+}
+
+TEST(CheckRequestTest, AnotherModelIsNotFound) {
+  GenerateRequest request;
+  request.prompts.emplace_back("text");
+  request.model = "another";
+  EXPECT_TRUE(absl::IsNotFound(CheckRequest(request, DemoModel(), /*isolate_cache=*/false)));
+  request.model = "demo";
+  EXPECT_TRUE(CheckRequest(request, DemoModel(), /*isolate_cache=*/false).ok());
 }
 
 TEST(CheckRequestTest, StopIdsAreBoundedInNumber) {
@@ -150,6 +259,25 @@ TEST(CheckAnswerSizeTest, WhatMustWaitUntilItIsWholeIsBounded) {
   const absl::Status small = CheckAnswerSize(request, 101, 8000, limit);
   EXPECT_EQ(FieldOf(small), "prompt_logprobs");
   EXPECT_THAT(std::string(small.message()), testing::AllOf(HasSubstr("2121"), HasSubstr("2100")));
+}
+
+TEST(CheckAnswerSizeTest, PromptsAndChoicesAreCountedTogether) {
+  constexpr int64_t kHalf = kMaxAnswerValues / 2;
+  GenerateRequest request;
+  EXPECT_TRUE(CheckAnswerSize(request, kMaxAnswerValues, kHalf, kAmple).ok()) << "of tokens alone";
+  request.num_prompt_logprobs = 0;
+  EXPECT_TRUE(CheckAnswerSize(request, kHalf, kHalf, kAmple).ok());
+  EXPECT_EQ(FieldOf(CheckAnswerSize(request, kHalf, kHalf + 1, kAmple)), "max_tokens");
+  EXPECT_EQ(FieldOf(CheckAnswerSize(request, kHalf + 1, kHalf, kAmple)), "max_tokens");
+  EXPECT_TRUE(CheckAnswerSize(request, kMaxAnswerValues, 0, kAmple).ok());
+  EXPECT_EQ(FieldOf(CheckAnswerSize(request, kMaxAnswerValues + 1, 0, kAmple)), "prompt_logprobs");
+}
+
+TEST(MakeSamplingParamsTest, APromptThatLeavesRoomForOneTokenGetsOne) {
+  const absl::StatusOr<SamplingParams> params =
+      MakeSamplingParams(GenerateRequest(), DemoModel(), 63, 64, 0);
+  ASSERT_TRUE(params.ok()) << params.status();
+  EXPECT_EQ(params->max_tokens, 1);
 }
 
 TEST(MakeSamplingParamsTest, APromptThatFillsTheContextIsRefused) {

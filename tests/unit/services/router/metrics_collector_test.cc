@@ -52,6 +52,22 @@ TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_sum, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.bucket[0].cumulative_count, 5);
   EXPECT_EQ(Find(sum, "g")->metric[0].gauge.value, 9);
+  EXPECT_EQ(Find(metrics.Sum(/*alive=*/false), "g"), nullptr) << "of no life";
+}
+
+// Another version of the worker has others.
+TEST(WorkerMetricsTest, ALifeOfOtherBucketsIsCounted) {
+  WorkerMetricsHistory metrics;
+  WorkerMetricsHistory::Families more = Report(1, 1, 3);
+  more[2].metric[0].histogram.bucket.push_back({.cumulative_count = 3, .upper_bound = 2});
+  metrics.Report(1, more);
+  metrics.Report(2, Report(1, 1, 4));
+  metrics.Report(3, more);
+  const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/true);
+  const ClientMetric::Histogram& histogram = Find(sum, "h_seconds")->metric[0].histogram;
+  EXPECT_EQ(histogram.sample_count, 10);
+  ASSERT_EQ(histogram.bucket.size(), 2u);
+  EXPECT_EQ(histogram.bucket[0].cumulative_count, 10);
 }
 
 TEST(WorkerMetricsTest, ADeadWorkerKeepsItsCountersAndLosesItsGauges) {

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/log.h"
@@ -21,6 +23,7 @@
 namespace tandem {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 class SetClock final : public Clock {
@@ -49,8 +52,10 @@ class ErrorSink final : public RequestSink {
 
 class RouterCoreTest : public testing::Test {
  protected:
-  void Start(const std::vector<std::string>& expected, int32_t max_waiting = 4096) {
+  void Start(const std::vector<std::string>& expected, int32_t max_waiting = 4096,
+             size_t max_queued_commands = 4096) {
     RouterCoreOptions options;
+    options.max_queued_commands = max_queued_commands;
     options.owner.max_waiting_requests = max_waiting;
     options.owner.router_incarnation = 1;
     options.expected_workers = expected;
@@ -124,16 +129,21 @@ class RouterCoreTest : public testing::Test {
 
   // Starts a request that nobody computes.
   RouterCore::Handle Ask(const std::string& client) {
+    const RouterCore::Handle handle = Post(client);
+    Publish();
+    return handle;
+  }
+  RouterCore::Handle Post(const std::string& client, int64_t time_left_us = 0) {
     RouterCore::NewRequest request;
     request.handle = core_->NewHandle();
     request.asked.client = client;
     request.asked.spec = SpecOfPrompt({1, 2, 3}, 1);
     request.asked.spec.sampling.max_tokens = 4;
+    request.asked.spec.time_left_us = time_left_us;
     request.sink = std::make_shared<ErrorSink>(&errors_);
     last_sink_ = request.sink;
     const RouterCore::Handle handle = request.handle;
     core_->StartRequests("of " + client, {std::move(request)});
-    Publish();
     return handle;
   }
 
@@ -218,21 +228,21 @@ TEST_F(RouterCoreTest, WhatARequestWaitsForTheRouterIsOfItsOwnTime) {
   Start({});
   std::promise<void> go_on;
   core_->PublishThen([&go_on] { go_on.get_future().wait(); });
-  RouterCore::NewRequest request{.handle = core_->NewHandle()};
-  request.asked.spec = SpecOfPrompt({1, 2, 3}, 1);
-  request.asked.spec.sampling.max_tokens = 4;
-  request.asked.spec.time_left_us = 400'000;
-  request.sink = std::make_shared<ErrorSink>(&errors_);
-  core_->StartRequests("late", {std::move(request)});
+  Post("late", 400'000);
+  Post("too late", 200'000);
   clock_.Add(300'000);
   go_on.set_value();
   Publish();
-  EXPECT_TRUE(errors_.empty());
-  clock_.Add(100'000);
+  EXPECT_THAT(errors_, ElementsAre()) << "not that its time is wrong";
+  clock_.Add(99'999);
   Publish();
   Publish();  // It has looked at the clock in between.
-  ASSERT_EQ(errors_.size(), 1u);
-  EXPECT_THAT(errors_[0], HasSubstr("0 tokens generated"));
+  EXPECT_THAT(errors_, ElementsAre(HasSubstr("0 tokens generated")));
+  clock_.Add(1);
+  Publish();
+  Publish();
+  EXPECT_THAT(errors_,
+              ElementsAre(HasSubstr("0 tokens generated"), HasSubstr("0 tokens generated")));
 }
 
 TEST_F(RouterCoreTest, AWorkerThatNobodyExpectsIsForgotten) {
@@ -250,6 +260,7 @@ TEST_F(RouterCoreTest, AWorkerDecodesOnceItsSessionIsOpen) {
   Publish();
   ASSERT_EQ(core_->View().workers.size(), 1u);
   EXPECT_TRUE(core_->View().workers[0].healthy);
+  EXPECT_EQ(core_->View().workers[0].address, "a:1");
   EXPECT_FALSE(core_->View().can_decode);
   core_->OnSessionUp(worker_, 1, std::make_shared<RecordingSession>());
   Publish();
@@ -261,9 +272,11 @@ TEST_F(RouterCoreTest, AWorkerDecodesOnceItsSessionIsOpen) {
 
 TEST_F(RouterCoreTest, APrefillWorkerAloneDecodesNothingAndNamesNoNumerics) {
   Start({});
-  WorkerRegistration prefill = Of("a", WorkerRole::kPrefill), decode = Of("b", WorkerRole::kDecode);
+  WorkerRegistration prefill = Of("a", WorkerRole::kPrefill), decode = Of("b", WorkerRole::kDecode),
+                     other = Of("c", WorkerRole::kDecode);
   prefill.terms.numerics_id = "of a prompt";
   decode.terms.numerics_id = "of an answer";
+  other.terms.numerics_id = "of another answer";
   Register("a:1", prefill);
   core_->OnSessionUp(prefill.worker, 1, std::make_shared<RecordingSession>());
   Publish();
@@ -271,13 +284,15 @@ TEST_F(RouterCoreTest, APrefillWorkerAloneDecodesNothingAndNamesNoNumerics) {
   EXPECT_FALSE(core_->View().can_decode);
   EXPECT_EQ(core_->View().numerics_id, "");
   Register("b:1", decode);
+  Register("c:1", other);
   Publish();
-  EXPECT_EQ(core_->View().numerics_id, "of an answer");
+  EXPECT_EQ(core_->View().numerics_id, "of an answer") << "the first of them";
 }
 
 // What only a worker that is still to come can hold would else be refused for good.
 TEST_F(RouterCoreTest, TheContextIsKnownOnceEveryWorkerOfTheListIs) {
   Start({"a:1", "b:1"});
+  EXPECT_THAT(core_->View().awaited, ElementsAre("a:1", "b:1")) << "from the first look on";
   const auto come = [this](const std::string& name, int32_t max_model_tokens) {
     WorkerRegistration registration = Of(name, WorkerRole::kDecode);
     registration.max_model_tokens = max_model_tokens;
@@ -288,7 +303,11 @@ TEST_F(RouterCoreTest, TheContextIsKnownOnceEveryWorkerOfTheListIs) {
     return core_->max_model_tokens();
   };
   EXPECT_EQ(come("a", 32), 0);
+  EXPECT_FALSE(core_->View().known_completely);
+  EXPECT_THAT(core_->View().awaited, ElementsAre("b:1"));
   EXPECT_EQ(come("b", 64), 64);
+  EXPECT_TRUE(core_->View().known_completely);
+  EXPECT_THAT(core_->View().awaited, ElementsAre());
 }
 
 TEST_F(RouterCoreTest, AWorkerThatLeavesOrWhoseStepFailedIsNotLost) {
@@ -300,6 +319,44 @@ TEST_F(RouterCoreTest, AWorkerThatLeavesOrWhoseStepFailedIsNotLost) {
   core_->OnWatchUpdate("a:1", worker_, Heartbeat{.draining = true}, watch_);
   EXPECT_EQ(States()["draining"], 1);
   EXPECT_EQ(Lost(), 0);
+  EXPECT_TRUE(core_->View().workers.at(0).draining);
+  EXPECT_TRUE(core_->View().workers.at(0).connected);
+  EXPECT_FALSE(core_->View().can_decode) << "nothing new";
+}
+
+TEST_F(RouterCoreTest, AWorkerWhoseStepFailedIsLostOnceItStandsStillOrHasGone) {
+  Start({});
+  const auto session = Connect();
+  Ask("a");
+  Say(*session, EndedEvent{.status = absl::AbortedError("a step failed")});
+  WorkerLoad stuck;
+  stuck.has_work = true;
+  stuck.since_progress_us = LivenessTimes().move_streams_after_us;
+  core_->OnWatchUpdate("a:1", worker_, Heartbeat{.load = stuck}, watch_);
+  EXPECT_EQ(Lost(), 1);
+  core_->OnWatchUpdate("a:1", worker_, Heartbeat(), watch_);
+  EXPECT_EQ(States()["failing"], 1);
+  core_->OnWatchLost("a:1", worker_);
+  EXPECT_EQ(Lost(), 1);
+}
+
+TEST_F(RouterCoreTest, APrefillWorkerIsToldOnceNobodyIsLeftWhoCanTakeItsBlocks) {
+  Start({});
+  WorkerRegistration other = Of("other", WorkerRole::kDecode);
+  other.terms.transport = "another";
+  const auto told_with = [this](const std::function<void()>& change) {
+    testing::internal::CaptureStderr();
+    change();
+    Publish();
+    return CountOf("computes for nobody", testing::internal::GetCapturedStderr());
+  };
+  EXPECT_EQ(told_with([&] {
+              Register("other:1", other);
+              Register("p:1", Of("p", WorkerRole::kPrefill));
+            }),
+            1);
+  EXPECT_EQ(told_with([&] { Register("a:1"); }), 0);
+  EXPECT_EQ(told_with([&] { core_->OnWatchLost("a:1", worker_); }), 1);
 }
 
 TEST_F(RouterCoreTest, AllWhoAreLostAreCountedAndTheFirstOfThemNamed) {
@@ -353,8 +410,68 @@ TEST_F(RouterCoreTest, ASessionThatSaysWhatItMustNotIsClosed) {
   EXPECT_FALSE(session->closed);
   Say(*session, TokenEvent{.position = 1000});
   EXPECT_TRUE(session->closed);
+  EXPECT_EQ(session.use_count(), 1) << "it is let go";
+  EXPECT_EQ(session->num_reads, 1) << "and not read on";
   EXPECT_FALSE(core_->View().workers.at(0).connected);
   EXPECT_EQ(core_->View().requests_in_flight, 1) << "it goes on elsewhere";
+}
+
+TEST_F(RouterCoreTest, ASessionThatNobodyWantsIsClosedAndNotRead) {
+  Start({});
+  const auto session = std::make_shared<RecordingSession>();
+  core_->OnSessionUp(worker_, kSession, session);  // Its worker has not registered.
+  Publish();
+  EXPECT_TRUE(session->closed);
+  EXPECT_EQ(session->num_reads, 0);
+  EXPECT_EQ(session.use_count(), 1);
+}
+
+TEST_F(RouterCoreTest, ASessionIsReadBatchByBatchUntilItIsLost) {
+  Start({});
+  const auto session = Connect();
+  EXPECT_EQ(session->num_reads, 1);
+  core_->OnStepBatch(kSession, {.worker_incarnation = 1});
+  Publish();
+  EXPECT_EQ(session->num_reads, 2);
+  core_->OnSessionLost(kSession);
+  Publish();
+  EXPECT_EQ(session.use_count(), 1);
+}
+
+TEST_F(RouterCoreTest, AMessageIsChargedUntilItHasBeenDealtWith) {
+  constexpr int64_t kBatchBytes = 1000, kEventBytes = 3000;
+  MemoryBudget budget(int64_t{1} << 20);
+  Start({});
+  Connect();
+  std::promise<void> go_on;
+  core_->PublishThen([&go_on] { go_on.get_future().wait(); });
+  core_->OnWatchUpdate("a:1", worker_, Heartbeat(), watch_, *budget.Hold("w", kEventBytes));
+  EXPECT_EQ(budget.held_bytes(), kEventBytes);
+  core_->OnStepBatch(kSession, {.worker_incarnation = 1}, *budget.Hold("w", kBatchBytes));
+  EXPECT_EQ(budget.held_bytes(), kEventBytes + kBatchBytes);
+  go_on.set_value();
+  EXPECT_TRUE(Eventually([&] { return budget.held_bytes() == 0; }));
+  core_.reset();
+}
+
+TEST_F(RouterCoreTest, NothingOfARequestIsKeptOnceItIsDone) {
+  Start({});
+  const auto session = Connect();
+  Ask("a");
+  EXPECT_FALSE(last_sink_.expired());
+  Say(*session, TokenEvent{.position = 3, .token = {.token = 7}, .finish = FinishReason::kLength});
+  EXPECT_TRUE(last_sink_.expired());
+  EXPECT_THAT(errors_, ElementsAre());
+}
+
+// Nothing comes any more that would have it look.
+TEST_F(RouterCoreTest, NothingOfARequestIsKeptOnceItsTimeIsOver) {
+  Start({});
+  Post("a", /*time_left_us=*/1'000);
+  Publish();
+  EXPECT_FALSE(last_sink_.expired());
+  clock_.Add(1'000);
+  EXPECT_TRUE(Eventually([&] { return last_sink_.expired(); }));
 }
 
 TEST_F(RouterCoreTest, NothingOfARequestIsKeptOnceItHasEnded) {
@@ -376,6 +493,44 @@ TEST_F(RouterCoreTest, OfManyRequestsThatFailInOneSecondTheLogTellsOfTen) {
     EXPECT_EQ(errors_.size(), failed);
   }
   EXPECT_EQ(CountOf("request failed", testing::internal::GetCapturedStderr()), 20);
+}
+
+TEST_F(RouterCoreTest, WhatWaitsAndWhatIsInFlightIsShown) {
+  Start({});
+  Ask("a");
+  EXPECT_EQ(metrics_.requests_waiting.Value(), 1);
+  EXPECT_EQ(metrics_.requests_in_flight.Value(), 1);
+  const auto session = Connect();
+  EXPECT_EQ(session->submits.size(), 1u);
+  EXPECT_EQ(metrics_.requests_waiting.Value(), 0);
+  EXPECT_EQ(metrics_.requests_in_flight.Value(), 1);
+  core_->Stop();
+  EXPECT_EQ(metrics_.requests_in_flight.Value(), 0);
+  EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_THAT(errors_, ElementsAre("the router is shutting down"));
+  EXPECT_TRUE(session->closed);
+  EXPECT_EQ(session.use_count(), 1);
+}
+
+TEST_F(RouterCoreTest, WhoIsStillInTheQueueOfARouterThatEndsIsTold) {
+  const std::string ends = "the router is shutting down";
+  Start({}, /*max_waiting=*/1, /*max_queued_commands=*/1);
+  std::promise<void> stands, go_on;
+  core_->PublishThen([&] {
+    stands.set_value();
+    go_on.get_future().wait();
+  });
+  stands.get_future().wait();
+  Post("queued");
+  std::thread stopper([this] { core_->Stop(); });
+  EXPECT_TRUE(Eventually([&] {
+    Post("refused");  // The queue is full.
+    return errors_.back() == ends;
+  }));
+  errors_.clear();
+  go_on.set_value();
+  stopper.join();
+  EXPECT_THAT(errors_, ElementsAre(ends));
 }
 
 TEST_F(RouterCoreTest, AWorkerIsLostForAsLongAsTheNameHasItsAddress) {

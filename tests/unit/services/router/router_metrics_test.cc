@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "tests/support/metric_value.h"
@@ -58,6 +59,51 @@ TEST_F(RouterMetricsTest, EachOfTheOwnersCountersIsShownAsWhatItIs) {
         "tandem_determinism_violations_total"}) {
     EXPECT_EQ(Shown(total), ++expected);
   }
+}
+
+TEST_F(RouterMetricsTest, WhatTheRouterCountsIsShownAsWhatItIs) {
+  const std::pair<prometheus::Counter*, const char*> counters[] = {
+      {&metrics_.prompt_tokens, "tandem_prompt_tokens_total"},
+      {&metrics_.cached_prompt_tokens, "tandem_cached_prompt_tokens_total"},
+      {&metrics_.generated_tokens, "tandem_generated_tokens_total"},
+      {&metrics_.slow_readers, "tandem_slow_readers_total"},
+  };
+  const std::pair<prometheus::Gauge*, const char*> gauges[] = {
+      {&metrics_.requests_in_flight, "tandem_requests_in_flight"},
+      {&metrics_.requests_waiting, "tandem_queue_depth"},
+      {&metrics_.http_connections, "tandem_http_connections"},
+      {&metrics_.workers_unseen, "tandem_workers_unseen"},
+  };
+  const std::pair<prometheus::Histogram*, const char*> histograms[] = {
+      {&metrics_.ttft_seconds, "tandem_ttft_seconds_sum"},
+      {&metrics_.ttft_text_seconds, "tandem_ttft_part_seconds_sum{part=\"text\"}"},
+      {&metrics_.ttft_queue_seconds, "tandem_ttft_part_seconds_sum{part=\"queue\"}"},
+      {&metrics_.ttft_worker_seconds, "tandem_ttft_part_seconds_sum{part=\"worker\"}"},
+      {&metrics_.itl_seconds, "tandem_itl_seconds_sum"},
+      {&metrics_.e2e_seconds, "tandem_e2e_seconds_sum"},
+      {&metrics_.prompt_tokens_a_request, "tandem_request_prompt_tokens_sum"},
+      {&metrics_.generated_tokens_a_request, "tandem_request_generated_tokens_sum"},
+  };
+  int next = 0;
+  for (const auto& [counter, name] : counters) counter->Increment(++next);
+  for (const auto& [gauge, name] : gauges) gauge->Set(++next);
+  for (const auto& [histogram, name] : histograms) histogram->Observe(++next);
+  int expected = 0;
+  for (const auto& [counter, name] : counters) EXPECT_EQ(Shown(name), ++expected) << name;
+  for (const auto& [gauge, name] : gauges) EXPECT_EQ(Shown(name), ++expected) << name;
+  for (const auto& [histogram, name] : histograms) EXPECT_EQ(Shown(name), ++expected) << name;
+}
+
+TEST_F(RouterMetricsTest, RefusalsAreShownBeforeTheFirstOne) {
+  const auto shown = [this](const std::string& code) {
+    return Shown("tandem_refused_calls_total{code=\"" + code + "\"}");
+  };
+  for (const char* code : {"DEADLINE_EXCEEDED", "INVALID_ARGUMENT", "NOT_FOUND",
+                           "RESOURCE_EXHAUSTED", "UNAVAILABLE"}) {
+    EXPECT_EQ(shown(code), 0) << code;
+  }
+  metrics_.RefusedCalls("NOT_FOUND").Increment();
+  EXPECT_EQ(shown("NOT_FOUND"), 1);
 }
 
 TEST_F(RouterMetricsTest, WorkersAreShownByRoleAndState) {

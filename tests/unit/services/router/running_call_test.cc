@@ -35,28 +35,37 @@ class RunningCallTest : public testing::Test {
   }
 
   std::shared_ptr<RunningCall> Make(int num_prompts, std::function<void()> on_output = nullptr,
-                                    int32_t max_tokens = 8, MemoryBudget* budget = nullptr) {
+                                    int32_t max_tokens = 8, MemoryBudget* budget = nullptr,
+                                    int64_t took_us = 0) {
     auto call = std::make_shared<RunningCall>(
         core_.get(), &metrics_, budget != nullptr ? budget : &budget_, &clock_, "client", "label",
-        clock_.NowUs(), std::move(on_output));
+        clock_.NowUs() - took_us, std::move(on_output));
     for (int i = 0; i < num_prompts; ++i) {
-      ClientRequest asked;
-      asked.spec = SpecOfPrompt({1, 2, 3}, 1);
-      asked.spec.sampling.max_tokens = max_tokens;
-      asked.spec.sampling.num_logprobs = kMostTop;
-      asked.model = "m";
-      EXPECT_TRUE(call->AddPrompt(std::move(asked), {}).ok());
+      EXPECT_TRUE(call->AddPrompt(Asked({1, 2, 3}, 1, max_tokens), {}).ok());
     }
+    return call;
+  }
+  static ClientRequest Asked(std::vector<int32_t> ids, int32_t choices, int32_t max_tokens = 8) {
+    ClientRequest asked;
+    asked.spec = SpecOfPrompt(std::move(ids), choices);
+    asked.spec.sampling.max_tokens = max_tokens;
+    asked.spec.sampling.num_logprobs = kMostTop;
+    asked.model = "m";
+    return asked;
+  }
+  // A call of what is asked, with these end tokens.
+  std::shared_ptr<RunningCall> Begin(ClientRequest asked, std::vector<int32_t> eos = {}) {
+    const std::shared_ptr<RunningCall> call = Make(0);
+    EXPECT_TRUE(call->AddPrompt(std::move(asked), std::move(eos)).ok());
+    call->Start();
+    Flush();
     return call;
   }
 
   // A call of one prompt, which a worker has.
   std::shared_ptr<RunningCall> Running() {
     AddWorker();
-    const std::shared_ptr<RunningCall> call = Make(1);
-    call->Start();
-    Flush();
-    return call;
+    return Begin(Asked({1, 2, 3}, 1));
   }
 
   // The router's thread does nothing more until go_on_.
@@ -66,6 +75,9 @@ class RunningCallTest : public testing::Test {
     options.owner.times = LivenessTimes::Scaled(1000);  // Nobody is silent, however slow this is.
     options.max_queued_commands = max_queued_commands;
     core_ = *RouterCore::Create(options, &clock_, &metrics_);
+    StandStill();
+  }
+  void StandStill() {
     std::promise<void> stands;
     core_->PublishThen([this, &stands] {
       stands.set_value();
@@ -163,7 +175,7 @@ TEST_F(RunningCallTest, APromptThatFindsNoRoomIsRefusedWithTheNumbers) {
 
 TEST_F(RunningCallTest, WhatNobodyTakesIsChargedAndThenDropped) {
   AddWorker();
-  const std::shared_ptr<RunningCall> call = Make(1, /*on_output=*/nullptr, /*max_tokens=*/2000);
+  const std::shared_ptr<RunningCall> call = Make(1, /*on_output=*/nullptr, /*max_tokens=*/3000);
   call->Start();
   Flush();
   int32_t position = 3;
@@ -176,6 +188,9 @@ TEST_F(RunningCallTest, WhatNobodyTakesIsChargedAndThenDropped) {
   EXPECT_GT(budget_.held_bytes(), 0);
   EXPECT_GE(call->Take().size(), 800u);
   EXPECT_EQ(budget_.held_bytes(), 0);
+  more(790);
+  EXPECT_GT(budget_.held_bytes(), 0) << "what waits once more";
+  EXPECT_EQ(call->Take().size(), 790u);
   // Somebody else needs the memory.
   MemoryBudget::Holding other(&budget_, "other");
   ASSERT_TRUE(other.Set(kBudgetBytes - 70'000).ok());
@@ -183,6 +198,7 @@ TEST_F(RunningCallTest, WhatNobodyTakesIsChargedAndThenDropped) {
   EXPECT_FALSE(call->overflowed());
   more(1100);
   EXPECT_TRUE(call->overflowed());
+  EXPECT_EQ(metrics_.slow_readers.Value(), 1);
   EXPECT_EQ(budget_.held_bytes(), other.bytes()) << "what waited is gone";
   Flush();
   EXPECT_EQ(core_->View().requests_in_flight, 0);
@@ -272,6 +288,8 @@ TEST_F(RunningCallTest, AnAnswerThatIsMadeWholeIsChargedAsItGrows) {
   EXPECT_EQ(budget_.held_bytes(), 0);
   call->KeepAnswer(4 * kIncluded);
   EXPECT_EQ(budget_.held_bytes(), 3 * kIncluded);
+  call->KeepAnswer(4 * kIncluded + 1);
+  EXPECT_EQ(budget_.held_bytes(), 4 * kIncluded) << "in steps";
   call->KeepAnswer(0);
   EXPECT_EQ(budget_.held_bytes(), 0);
   call->KeepAnswer(kBudgetBytes + 2 * kIncluded);
@@ -306,7 +324,9 @@ TEST_F(RunningCallTest, APromptsErrorEndsTheOthersOfTheCall) {
                   .status = absl::InternalError("not a number")}});
   Flush();
   EXPECT_EQ(core_->View().requests_in_flight, 0);
-  EXPECT_EQ(EndOf(call.get()).code(), absl::StatusCode::kInternal);
+  const std::vector<CallOutput> outputs = call->Take();
+  ASSERT_EQ(outputs.size(), 1u) << "one end, whatever becomes of the others";
+  EXPECT_TRUE(absl::IsInternal(std::get<CallEnd>(outputs[0]).status));
 }
 
 TEST_F(RunningCallTest, UsageIsOfAllPrompts) {
@@ -332,14 +352,152 @@ TEST_F(RunningCallTest, ACallThatIsDetachedRunsNothingAndHoldsItsFrontEndNoMore)
   AddWorker();
   auto front_end = std::make_shared<int>();
   const std::weak_ptr<int> watched = front_end;
-  const std::shared_ptr<RunningCall> call = Make(1, [front_end = std::move(front_end)] {});
+  const std::shared_ptr<RunningCall> call = Make(
+      1, [front_end = std::move(front_end)] {}, /*max_tokens=*/800);
   call->Start();
   Flush();
   EXPECT_FALSE(watched.expired());
+  std::vector<RouterEvent> events;
+  for (int32_t i = 0; i < 799; ++i) events.push_back(Token(0, 3 + i, FinishReason::kNone));
+  Say(std::move(events));
+  EXPECT_GT(budget_.held_bytes(), 0);
   call->Detach();
   EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(budget_.held_bytes(), 0) << "for what nobody takes";
   Flush();
   EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_THAT(call->Take(), testing::IsEmpty()) << "not even its end";
+}
+
+TEST_F(RunningCallTest, AFrontEndIsToldWhenThereIsSomethingToTakeAgain) {
+  AddWorker();
+  int num_told = 0;
+  const std::shared_ptr<RunningCall> call = Make(1, [&num_told] { ++num_told; });
+  call->Start();
+  Flush();
+  Say({Token(0, 3, FinishReason::kNone), Token(0, 4, FinishReason::kNone)});
+  EXPECT_EQ(num_told, 1);
+  EXPECT_EQ(call->Take().size(), 3u) << "the prompt and two tokens";
+  Say({Token(0, 5, FinishReason::kLength)});
+  EXPECT_EQ(num_told, 2);
+}
+
+TEST_F(RunningCallTest, AnOutputIsOfItsPromptAndItsChoice) {
+  AddWorker();
+  const std::shared_ptr<RunningCall> call = Make(0);
+  for (int32_t prompt = 0; prompt < 2; ++prompt) {
+    ClientRequest asked = Asked({1, 2, 3 + prompt}, 2);
+    asked.spec.sampling.num_prompt_logprobs = 0;
+    ASSERT_TRUE(call->AddPrompt(std::move(asked), {}).ok());
+  }
+  EXPECT_EQ(call->num_prompts(), 2);
+  EXPECT_THAT(call->prompt_token_ids(1), testing::ElementsAre(1, 2, 4));
+  call->Start();
+  Flush();
+  PromptEvent of_prompt{.attempt = session_->submits.at(1).attempt,
+                        .cached_tokens = 2,
+                        .by_prefill = false,
+                        .prompt_logprobs = {{.token = 2, .logprob = -2}, {.token = 4}}};
+  TokenEvent of_choice = std::get<TokenEvent>(Token(1, 3, FinishReason::kLength));
+  of_choice.choice = 1;
+  Say({of_prompt, of_choice});
+  const std::vector<CallOutput> outputs = call->Take();
+  ASSERT_EQ(outputs.size(), 2u);
+  const auto& prompt = std::get<PromptOutput>(outputs[0]);
+  EXPECT_EQ(prompt.prompt, 1);
+  EXPECT_EQ(prompt.cached_tokens, 2);
+  EXPECT_EQ(prompt.numerics_id, "n");
+  EXPECT_EQ(prompt.prompt_logprobs, of_prompt.prompt_logprobs);
+  const auto& choice = std::get<ChoiceOutput>(outputs[1]);
+  EXPECT_EQ(choice.choice, 3) << "the second of the second prompt";
+  EXPECT_EQ(choice.token.token, 7);
+  EXPECT_EQ(choice.finish, FinishReason::kLength);
+}
+
+TEST_F(RunningCallTest, WhatEndedAChoiceIsNamed) {
+  constexpr int32_t kEnd = 7, kStop = 8;  // The model's, and the client's.
+  AddWorker();
+  const auto last_of = [this](int32_t id, FinishReason finish) {
+    ClientRequest asked = Asked({1, 2, 3}, 1);
+    asked.spec.sampling.stop_token_ids = {kEnd, kStop};
+    const std::shared_ptr<RunningCall> call = Begin(std::move(asked), {kEnd});
+    TokenEvent event = std::get<TokenEvent>(Token(session_->submits.size() - 1, 3, finish));
+    event.token.token = id;
+    Say({event});
+    return std::get<ChoiceOutput>(call->Take().at(1));
+  };
+  const ChoiceOutput by_end = last_of(kEnd, FinishReason::kStop);
+  EXPECT_TRUE(by_end.stopped_by_eos);
+  EXPECT_EQ(by_end.stop_token, kEnd);
+  const ChoiceOutput by_stop = last_of(kStop, FinishReason::kStop);
+  EXPECT_FALSE(by_stop.stopped_by_eos);
+  EXPECT_EQ(by_stop.stop_token, kStop);
+  const ChoiceOutput by_length = last_of(kStop, FinishReason::kLength);
+  EXPECT_FALSE(by_length.stopped_by_eos);
+  EXPECT_EQ(by_length.stop_token, -1) << "that ended nothing";
+}
+
+// Each token is a text of kLetters bytes.
+class LongText final : public Detokenizer {
+ public:
+  static constexpr int64_t kLetters = 40'000;
+  std::string Append(int32_t) override { return std::string(kLetters, 'a'); }
+  std::string Finish() override { return ""; }
+};
+
+TEST_F(RunningCallTest, TextAndLogprobsOfAPromptThatNobodyTakesAreCharged) {
+  constexpr int64_t kIncluded = int64_t{64} << 10;
+  constexpr int32_t kTokens = 10'000;
+  ClientRequest asked = Asked(std::vector<int32_t>(kTokens, 5), 1);
+  asked.spec.sampling.num_prompt_logprobs = 0;
+  asked.make_detokenizer = [] { return std::make_unique<LongText>(); };
+  AddWorker();
+  const std::shared_ptr<RunningCall> call = Begin(std::move(asked));
+  Say({PromptEvent{.attempt = session_->submits.at(0).attempt,
+                   .by_prefill = false,
+                   .prompt_logprobs = std::vector<SampledToken>(kTokens - 1)}});
+  const int64_t of_prompt = budget_.held_bytes();
+  EXPECT_GE(of_prompt, (kTokens - 1) * int64_t{sizeof(SampledToken)} - kIncluded);
+  std::vector<RouterEvent> events;
+  for (int32_t i = 0; i < 5; ++i) events.push_back(Token(0, kTokens + i, FinishReason::kNone));
+  Say(std::move(events));
+  EXPECT_GE(budget_.held_bytes(), of_prompt + 5 * LongText::kLetters - kIncluded);
+  EXPECT_EQ(call->Take().size(), 6u);
+  EXPECT_EQ(budget_.held_bytes(), 0);
+}
+
+// What is complete is nobody's loss.
+TEST_F(RunningCallTest, ACallThatEndsBeforeItGivesWayHasItsAnswer) {
+  const std::shared_ptr<RunningCall> call = Running();
+  Say({Token(0, 3, FinishReason::kNone)});
+  call->Take();
+  call->KeepAnswer(kBudgetBytes);
+  const RouterEvent last = Token(0, 4, FinishReason::kLength);
+  StandStill();
+  core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = {last}});
+  MemoryBudget::Holding other(&budget_, "other");
+  EXPECT_TRUE(other.Set(kBudgetBytes / 2).ok());
+  EXPECT_EQ(budget_.num_cut(), 1);
+  go_on_.set_value();
+  Flush();
+  EXPECT_EQ(EndOf(call.get()), absl::OkStatus());
+}
+
+TEST_F(RunningCallTest, AWholeAnswerIsChargedBesideThePromptsThatWait) {
+  constexpr int64_t kIncluded = int64_t{64} << 10, kBiasBytes = 2 * kQueuedBiasBytes;
+  constexpr int64_t kPromptBytes = 3 * kQueuedTokenBytes + kQueuedChoiceBytes;
+  AddWorker();
+  const std::shared_ptr<RunningCall> call = Make(1);
+  ClientRequest biased = Asked({1, 2, 3}, 1);
+  biased.spec.sampling.logit_bias = {{3, 1.0f}, {7, 1.0f}};
+  ASSERT_TRUE(call->AddPrompt(std::move(biased), {}).ok());
+  EXPECT_EQ(budget_.held_bytes(), 2 * kPromptBytes + kBiasBytes);
+  call->Start();
+  Flush();
+  Say({Token(0, 3, FinishReason::kNone)});
+  call->Take();
+  call->KeepAnswer(2 * kIncluded);
+  EXPECT_EQ(budget_.held_bytes(), kPromptBytes + kBiasBytes + kIncluded);
 }
 
 TEST_F(RunningCallTest, NothingOfACancelledCallIsKept) {
@@ -396,16 +554,32 @@ TEST_F(RunningCallTest, TheTimeToTheFirstTokenIsTheSumOfItsParts) {
   EXPECT_NEAR(parts, whole, 1e-9);
 }
 
-TEST_F(RunningCallTest, MetricsCountAPromptOnceAndTheTokensOfEveryChoice) {
+TEST_F(RunningCallTest, WhatCameBeforeTheRouterIsTheTimeOfTheText) {
+  constexpr int64_t kTookUs = 1'000'000'000;
   AddWorker();
-  const std::shared_ptr<RunningCall> call = Make(0);
-  ClientRequest asked;
-  asked.spec = SpecOfPrompt({1, 2, 3}, 2);
-  asked.spec.sampling.max_tokens = 8;
-  asked.model = "m";
-  ASSERT_TRUE(call->AddPrompt(std::move(asked), {}).ok());
+  const std::shared_ptr<RunningCall> call = Make(1, nullptr, 8, nullptr, kTookUs);
   call->Start();
   Flush();
+  Say({Token(0, 3, FinishReason::kLength)});
+  int num_seen = 0;
+  for (const prometheus::MetricFamily& family : registry_.Collect()) {
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      const bool part = family.name == "tandem_ttft_part_seconds";
+      if (!part && family.name != "tandem_ttft_seconds" && family.name != "tandem_e2e_seconds") {
+        continue;
+      }
+      ++num_seen;
+      const std::string name = part ? metric.label[0].value : family.name;
+      const bool has_it = !part || name == "text";
+      EXPECT_EQ(metric.histogram.sample_sum >= 1e-6 * kTookUs, has_it) << name;
+    }
+  }
+  EXPECT_EQ(num_seen, 3 + 2);
+}
+
+TEST_F(RunningCallTest, MetricsCountAPromptOnceAndTheTokensOfEveryChoice) {
+  AddWorker();
+  const std::shared_ptr<RunningCall> call = Begin(Asked({1, 2, 3}, 2));
   const auto token = [this](int32_t choice, int32_t position, FinishReason finish) {
     TokenEvent event = std::get<TokenEvent>(Token(0, position, finish));
     event.choice = choice;

@@ -156,6 +156,16 @@ TEST(TextPoolTest, ShortTextsOfOneClientDoNotWaitBehindAllOfAnother) {
   EXPECT_EQ(ran, 10);
 }
 
+TEST(TextPoolTest, ShortTextsOfAClientTakeNoRoomFromItsLongOnes) {
+  TextPool pool(2, 64, /*memory_limit_bytes=*/16 * kLong);
+  Busy busy(&pool);
+  const auto nothing = [] {};
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(pool.Post("a", kLong - 1, nothing).ok());
+  EXPECT_TRUE(pool.Post("a", 2 * kLong, nothing).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(pool.Post("a", kLong, nothing)));
+  busy.go_on.set_value();
+}
+
 TEST(TextPoolTest, OneClientLeavesRoomForOthers) {
   TextPool pool(2, 8, /*memory_limit_bytes=*/16 * kLong);
   Busy busy(&pool);

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <array>
 #include <atomic>
@@ -56,6 +57,19 @@ class WorkerChannelTest : public testing::Test {
                                          std::atomic<SessionId>* next_session) {
     return std::make_shared<WorkerChannel>(address, WorkerChannelOptions{.budget = &budget_},
                                            core_.get(), next_session, [] {});
+  }
+  // How long `channel` waits at `now_us`, once its Watch has ended, until it dials again.
+  static int64_t Pause(WorkerChannel* channel, int64_t now_us) {
+    int64_t until_us = 0;
+    EXPECT_TRUE(Eventually([&] {
+      until_us = channel->Tend(now_us);
+      return until_us - now_us < 5'000'000;  // Else it has nothing to do yet.
+    }));
+    return until_us - now_us;
+  }
+  bool Connected() const {
+    const FleetView view = core_->View();
+    return view.workers.size() == 1 && view.workers[0].connected;
   }
 
   const SteadyClock clock_;
@@ -131,6 +145,72 @@ TEST_F(WorkerChannelTest, AWorkerThatItsNameHasNoLongerStaysUntilItHasGone) {
   leaving.reset();
   EXPECT_TRUE(Eventually([&] { return pool.channels().size() == 1; }));
   EXPECT_EQ(connected(), std::set<std::string>{"coming"});
+  EXPECT_EQ(coming.num_watches(), 1) << "who stays is not dialled anew by each lookup";
+}
+
+// However often there is something else to do: a name server is asked once a second.
+TEST_F(WorkerChannelTest, ANameIsNotLookedUpAgainBeforeItsTime) {
+  class StandingClock final : public Clock {
+   public:
+    int64_t NowUs() const override { return 1'000'000; }
+  };
+  Start({});
+  const FakeWorker worker({});
+  const StandingClock clock;
+  const auto num_lookups = std::make_shared<std::atomic<int>>(0);
+  WorkerPool pool({.dns_name = "workers:1",
+                   .resolve = [num_lookups, address = worker.address()](
+                                  const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                     ++*num_lookups;
+                     return std::vector{address};
+                   },
+                   .channel = {.budget = &budget_}},
+                  core_.get(), &clock);
+  ASSERT_TRUE(Eventually([&] { return Connected() && worker.num_heartbeats() > 2; }));
+  EXPECT_TRUE(pool.resolved());
+  EXPECT_EQ(*num_lookups, 1);
+}
+
+TEST_F(WorkerChannelTest, WhereNobodyRegisteredNothingIsLeftOnceItsNameHasItNoLonger) {
+  Start({});
+  const ListenSocket silent = *ListenSocket::Open("127.0.0.1:0");  // It takes calls, and no more.
+  const auto gone = std::make_shared<std::atomic<bool>>(false);
+  WorkerPool pool({.dns_name = "workers:1",
+                   .resolve = [gone, address = "127.0.0.1:" + std::to_string(silent.port())](
+                                  const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                     if (*gone) return std::vector<std::string>();
+                     return std::vector{address};
+                   },
+                   .channel = {.budget = &budget_}},
+                  core_.get(), &clock_);
+  ASSERT_TRUE(Eventually([&] { return pool.channels().size() == 1; }));
+  const std::weak_ptr<WorkerChannel> channel = pool.channels()[0];
+  *gone = true;
+  ASSERT_TRUE(Eventually([&] { return pool.channels().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return channel.expired(); }, std::chrono::seconds(2)));
+}
+
+TEST(ResolveWorkersTest, AnAddressIsWhatItIsAndWhatIsNoneIsRefused) {
+  using Addresses = std::vector<std::string>;
+  EXPECT_EQ(*ResolveWorkers("127.0.0.1:80"), Addresses{"127.0.0.1:80"});
+  EXPECT_EQ(*ResolveWorkers("[::1]:80"), Addresses{"[::1]:80"});
+  EXPECT_TRUE(absl::IsInvalidArgument(ResolveWorkers("127.0.0.1").status()));
+  EXPECT_TRUE(absl::IsUnavailable(ResolveWorkers("no..name:80").status()));
+}
+
+// It takes next to no CPU time, whatever the machine does besides.
+TEST_F(WorkerChannelTest, AnIdleRouterRests) {
+  Start({FakeWorkerOptions()});
+  ASSERT_TRUE(Eventually([&] { return Connected(); }));
+  const auto seconds = [](clockid_t of) {
+    timespec time{};
+    clock_gettime(of, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const int heard = workers_[0]->num_heartbeats();
+  const double began = seconds(CLOCK_MONOTONIC), used = seconds(CLOCK_PROCESS_CPUTIME_ID);
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > heard + 5; }));
+  EXPECT_LT(seconds(CLOCK_PROCESS_CPUTIME_ID) - used, (seconds(CLOCK_MONOTONIC) - began) / 4);
 }
 
 TEST_F(WorkerChannelTest, WhileItsNameCannotBeResolvedAWorkerIsExpectedWhereItWas) {
@@ -170,6 +250,7 @@ TEST_F(WorkerChannelTest, ALookupThatOutlivesItsPoolTouchesItNoMore) {
                   .channel = {.budget = &budget_}},
                  core_.get(), &clock_);
   asked.get_future().wait();
+  EXPECT_FALSE(pool->resolved());
   pool->~WorkerPool();
   place.fill({});
   answer.set_value();
@@ -178,10 +259,11 @@ TEST_F(WorkerChannelTest, ALookupThatOutlivesItsPoolTouchesItNoMore) {
 }
 
 TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
-  Start({FakeWorkerOptions()});
+  Start({FakeWorkerOptions(), {.name = "other", .model = "another"}});
+  EXPECT_TRUE(pool_->resolved()) << "it has no name";
   ASSERT_TRUE(Eventually([&] {
     const FleetView view = core_->View();
-    return view.workers.size() == 1 && view.workers[0].connected;
+    return view.workers.size() == 2 && view.workers[0].connected && view.workers[1].connected;
   }));
   const WorkerId worker = core_->View().workers[0].registration.worker;
   const auto watch = std::make_shared<CountingWatch>();
@@ -191,6 +273,30 @@ TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
   }
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_watches() > 1; }));
   EXPECT_EQ(workers_[0]->num_sessions(), 1) << "what runs there goes on";
+  const int heard = workers_[1]->num_heartbeats();
+  EXPECT_TRUE(Eventually([&] { return workers_[1]->num_heartbeats() > heard + 2; }));
+  EXPECT_EQ(workers_[1]->num_watches(), 1) << "and who is complete is left alone";
+}
+
+TEST_F(WorkerChannelTest, AMessageThatWaitsIsChargedWithWhatIsMadeOfIt) {
+  Start({});
+  FakeWorker worker({.num_full_snapshots = 1});
+  std::atomic<SessionId> next_session{1};
+  const auto channel = Channel(worker.address(), &next_session);
+  auto before = std::make_unique<StandStill>(core_.get());
+  channel->Tend(clock_.NowUs());
+  ASSERT_TRUE(Eventually([&] { return channel->connected(); }));
+  // The registration is dealt with, and then nothing until the snapshot has come.
+  std::promise<void> go_on;
+  core_->PublishThen([&go_on] { go_on.get_future().wait(); });
+  before.reset();
+  const int64_t least = int64_t{2} * kMaxHashesPerEvent * sizeof(BlockHash);
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() >= least; }));
+  EXPECT_TRUE(Eventually([&] { return worker.num_snapshots() == 1; }));
+  EXPECT_GE(budget_.held_bytes(), least) << "for as long as it waits";
+  go_on.set_value();
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() < least; }));
+  channel->Close();
 }
 
 TEST_F(WorkerChannelTest, OfAWatchOneMessageWaitsWhileTheRouterIsBusy) {
@@ -260,10 +366,7 @@ class UnreadCommandsTest : public WorkerChannelTest {
   }
   void StartAndFill() {
     Start({{.max_model_tokens = 1 << 20, .reads_no_commands = true}});
-    ASSERT_TRUE(Eventually([&] {
-      const FleetView view = core_->View();
-      return view.workers.size() == 1 && view.workers[0].connected;
-    }));
+    ASSERT_TRUE(Eventually([&] { return Connected(); }));
     for (int i = 0; i < kRequests; ++i) Submit();
     ASSERT_TRUE(Eventually([&] {
       return budget_.held_bytes() >= kRequests * kTokenBytes * kPromptTokens - kFreeBytes;
@@ -317,9 +420,9 @@ TEST_F(WorkerChannelTest, AWorkerWithTwoAddressesIsWatchedAtOne) {
 
 TEST_F(WorkerChannelTest, ASessionIsOpenedOnceTheRegistrationIsTaken) {
   Start({});
-  FakeWorker worker({});
+  auto worker = std::make_unique<FakeWorker>(FakeWorkerOptions());
   std::atomic<SessionId> next_session{1};
-  const auto channel = Channel(worker.address(), &next_session);
+  const auto channel = Channel(worker->address(), &next_session);
   {
     StandStill busy(core_.get());
     channel->Tend(clock_.NowUs());
@@ -329,8 +432,52 @@ TEST_F(WorkerChannelTest, ASessionIsOpenedOnceTheRegistrationIsTaken) {
   }
   EXPECT_TRUE(Eventually([&] {
     channel->Tend(clock_.NowUs());
-    return worker.num_sessions() == 1;
+    return worker->num_sessions() == 1;
   }));
+  // So it is in the worker's next life.
+  const FakeWorkerOptions again{.port = worker->port()};
+  worker.reset();
+  ASSERT_TRUE(Eventually([&] { return !channel->connected() && !Connected(); }));
+  worker = std::make_unique<FakeWorker>(again);
+  {
+    StandStill busy(core_.get());
+    ASSERT_TRUE(Eventually([&] {
+      channel->Tend(clock_.NowUs());
+      return channel->connected();
+    }));
+    channel->Tend(clock_.NowUs());
+    EXPECT_EQ(next_session, 2);
+  }
+  EXPECT_TRUE(Eventually([&] {
+    channel->Tend(clock_.NowUs());
+    return Connected();
+  }));
+  EXPECT_EQ(next_session, 3);
+  channel->Close();
+}
+
+// Who has restarted has another: the core would take its batches for the ones it waits for.
+TEST_F(WorkerChannelTest, ASessionOfAnotherLifeThanItsWatchIsNone) {
+  Start({{.other_incarnation = true}});
+  ASSERT_TRUE(Eventually([&] { return workers_[0]->num_sessions() > 2; }));
+  ASSERT_EQ(core_->View().workers.size(), 1u);
+  EXPECT_FALSE(Connected());
+}
+
+TEST_F(WorkerChannelTest, ANewRegistrationEndsTheSessionOfTheOneBefore) {
+  Start({});
+  FakeWorker worker({.renames = true, .silent_sessions = true});
+  std::atomic<SessionId> next_session{1};
+  const auto channel = Channel(worker.address(), &next_session);
+  const auto sessions = [&](int number) {
+    return Eventually([&] {
+      channel->Tend(clock_.NowUs());
+      return worker.num_sessions() == number;
+    });
+  };
+  ASSERT_TRUE(sessions(1));
+  channel->RestartWatch();
+  EXPECT_TRUE(sessions(2));
   channel->Close();
 }
 
@@ -340,13 +487,9 @@ TEST_F(WorkerChannelTest, TheSessionIsAtTheAddressThatIsWatched) {
   std::atomic<SessionId> next_session{1};
   const auto first = Channel(worker.address(), &next_session);
   const auto second = Channel("localhost:" + std::to_string(worker.port()), &next_session);
-  const auto connected = [&] {
-    const FleetView view = core_->View();
-    return view.workers.size() == 1 && view.workers[0].connected;
-  };
   ASSERT_TRUE(Eventually([&] {
     first->Tend(clock_.NowUs());
-    return connected();
+    return Connected();
   }));
   first->RestartWatch();
   ASSERT_TRUE(Eventually([&] { return !first->connected(); }));
@@ -361,7 +504,7 @@ TEST_F(WorkerChannelTest, TheSessionIsAtTheAddressThatIsWatched) {
     return worker.num_heartbeats() > heard + 60;
   }));
   EXPECT_TRUE(second->connected());
-  EXPECT_TRUE(connected());
+  EXPECT_TRUE(Connected());
   EXPECT_LT(worker.num_sessions(), 6);
   first->Close();
   second->Close();
@@ -412,15 +555,47 @@ TEST_F(WorkerChannelTest, WhoIsNotHeardOfIsToldWithTheReason) {
 
 TEST_F(WorkerChannelTest, AWorkerThatSaysWhatItMustNotIsLeftAloneForAWhile) {
   Start({});
-  const FakeWorker worker({.registers_last = true});
+  auto worker = std::make_unique<FakeWorker>(FakeWorkerOptions{.registers_last = true});
   std::atomic<SessionId> next_session{1};
-  std::atomic<bool> woken{false};
-  const auto channel =
-      std::make_shared<WorkerChannel>(worker.address(), WorkerChannelOptions{.budget = &budget_},
-                                      core_.get(), &next_session, [&] { woken = true; });
+  const auto channel = Channel(worker->address(), &next_session);
   channel->Tend(1);
-  EXPECT_TRUE(Eventually([&] { return woken.load(); }));
-  EXPECT_EQ(channel->Tend(2), 2'000'002);
+  EXPECT_EQ(Pause(channel.get(), 2), 2'000'000);
+  worker.reset();
+  channel->Tend(2'000'002);
+  EXPECT_EQ(Pause(channel.get(), 2'000'003), 250'000) << "nothing wrong is said any more";
+  channel->Close();
+}
+
+TEST_F(WorkerChannelTest, AWatchThatStoodForASecondIsDialledAgainAtOnce) {
+  Start({});
+  const FakeWorker worker({.ends_watches = true});
+  std::atomic<SessionId> next_session{1};
+  const auto channel = Channel(worker.address(), &next_session);
+  int64_t now_us = 1;
+  const auto pause = [&](int64_t stands_us) {
+    channel->Tend(now_us);
+    now_us += stands_us;
+    const int64_t pause_us = Pause(channel.get(), now_us);
+    now_us += pause_us;
+    return pause_us;
+  };
+  EXPECT_EQ(pause(1), 20'000);
+  EXPECT_EQ(pause(999'999), 40'000);
+  EXPECT_EQ(pause(1'000'000), 20'000);
+  EXPECT_EQ(pause(1), 40'000);
+  channel->Close();
+}
+
+// It takes as long to say so where packets are dropped.
+TEST_F(WorkerChannelTest, WhereNobodyAnswersIsDialledEverMoreRarely) {
+  Start({});
+  const ListenSocket held = *ListenSocket::Hold("127.0.0.1:0");  // Nobody listens there.
+  std::atomic<SessionId> next_session{1};
+  const auto channel = Channel("127.0.0.1:" + std::to_string(held.port()), &next_session);
+  channel->Tend(1);
+  EXPECT_EQ(Pause(channel.get(), 1'500'001), 20'000);
+  channel->Tend(1'520'001);
+  EXPECT_EQ(Pause(channel.get(), 3'000'001), 40'000);
   channel->Close();
 }
 

@@ -3,20 +3,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <boost/json.hpp>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "services/router/api_error.h"
 #include "services/router/http/json_request.h"
 #include "tests/support/core_worker.h"
+#include "tests/support/growth.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -173,7 +178,8 @@ TEST_F(GenerateCallTest, WhatBeginsOnceItsClientHasLeftEnds) {
 // Takes what there is whenever it is told that there is something.
 class EagerCall final : public ClientCall {
  public:
-  explicit EagerCall(CallStarter* starter) : ClientCall(starter, {}) {}
+  explicit EagerCall(CallStarter* starter, std::string client = "")
+      : ClientCall(starter, {.client = std::move(client), .on_output = nullptr}) {}
   std::vector<CallOutput> outputs;
 
  private:
@@ -280,11 +286,124 @@ TEST_F(GenerateCallTest, ACallThatRunsCanBeAbortedHoweverManyHaveEndedSince) {
     BeginCall(kRuns, "later")->Detach();
     Flush();
   }
-  EXPECT_EQ(InFlight(), 1);
+  const auto unnamed = BeginCall(kRuns);
+  EXPECT_EQ(InFlight(), 2);
   starter_.Abort("another client", "first");
-  EXPECT_EQ(InFlight(), 1);
+  EXPECT_EQ(InFlight(), 2);
   starter_.Abort("c", "first");
-  EXPECT_EQ(InFlight(), 0);
+  EXPECT_EQ(InFlight(), 1);
+  const std::vector<CallOutput> outputs = first->Take();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_TRUE(absl::IsCancelled(std::get<CallEnd>(outputs[0]).status));
+  starter_.Abort("c", "");
+  EXPECT_EQ(InFlight(), 1) << "who has no name is meant by none";
+}
+
+TEST_F(GenerateCallTest, NamesOfCallsThatHaveEndedAreForgotten) {
+  const int64_t grown = Growth([this](uint64_t number) {
+    BeginCall(kRuns, std::to_string(number))->Detach();
+    Flush();
+  });
+  EXPECT_LT(grown, 200 * 100) << "a few are swept together";
+}
+
+TEST_F(GenerateCallTest, ALogTellsOfACallByItsName) {
+  const auto call = BeginCall(kRuns, "mine");
+  Flush();
+  testing::internal::CaptureStderr();
+  core_->Stop();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr(R"("request_id":"mine")"));
+}
+
+// One client's calls take neither the turn nor the room of another's.
+TEST_F(GenerateCallTest, ACallWaitsForItsTextAmongThoseOfItsClient) {
+  std::promise<void> go_on;
+  const std::shared_future<void> gate = go_on.get_future().share();
+  std::vector<std::shared_ptr<EagerCall>> calls;
+  const auto post = [&](TextPool* pool, const std::string& client, size_t bytes) {
+    calls.push_back(std::make_shared<EagerCall>(&starter_, client));
+    calls.back()->Post(pool, bytes);
+    return calls.back()->outputs.empty();  // It is not refused.
+  };
+  TextPool pool(2, 4, int64_t{1} << 20);
+  std::promise<void> run[2];
+  for (std::promise<void>& runs : run) {
+    ASSERT_TRUE(pool.Post("busy", 1,
+                          [&runs, gate] {
+                            runs.set_value();
+                            gate.wait();
+                          })
+                    .ok());
+    runs.get_future().wait();
+  }
+  EXPECT_TRUE(post(&pool, "a", 1));
+  EXPECT_TRUE(post(&pool, "a", 1));
+  EXPECT_FALSE(post(&pool, "a", 1)) << "half of those that may wait";
+  EXPECT_TRUE(post(&pool, "b", 1));
+  EXPECT_FALSE(post(&pool, "c", 200'000)) << "more than an eighth of this memory";
+  go_on.set_value();
+  pool.Stop();
+}
+
+// Else whoever asks most would have all the room there is.
+TEST_F(GenerateCallTest, OfTwoClientsTheOneWithMoreRequestsThatWaitGivesWay) {
+  RouterCoreOptions options{.owner = {.router_incarnation = 1}};
+  options.owner.max_waiting_requests = 3;
+  const auto core = *RouterCore::Create(options, &clock_, &metrics_);
+  CallStarter starter({}, &model_, &text_, core.get(), &metrics_, &budget_, &clock_);
+  const auto begin = [&](const std::string& client) {
+    return *starter.Begin(*ParseCompletionRequest(kRuns),
+                          {.client = client, .arrived_us = clock_.NowUs(), .on_output = nullptr});
+  };
+  const auto first = begin("many"), second = begin("many"), third = begin("many"),
+             other = begin("one");
+  tandem::Flush(*core);
+  EXPECT_THAT(first->Take(), IsEmpty());
+  EXPECT_THAT(second->Take(), IsEmpty());
+  EXPECT_THAT(other->Take(), IsEmpty());
+  const std::vector<CallOutput> outputs = third->Take();
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_TRUE(absl::IsResourceExhausted(std::get<CallEnd>(outputs[0]).status));
+}
+
+TEST_F(GenerateCallTest, OfLargePiecesOfWorkOneIsDoneAtATimeAndSmallOnesAreBesideIt) {
+  constexpr int64_t kLarge = int64_t{kLongTextBytes} * Tokenizer::kEncodingFactor;
+  MemoryBudget budget(16 * kLarge);
+  CallStarter starter({}, &model_, &text_, core_.get(), &metrics_, &budget, &clock_);
+  std::atomic<int> num_running{0}, most_running{0};
+  const auto large = [&](const std::function<void()>& work) {
+    EXPECT_TRUE(starter
+                    .RunCharged("c", "working", kLarge,
+                                [&] {
+                                  most_running = std::max(most_running.load(), ++num_running);
+                                  work();
+                                  --num_running;
+                                  return absl::OkStatus();
+                                })
+                    .ok());
+  };
+  std::promise<void> first_runs, go_on;
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    large([&] {
+      first_runs.set_value();
+      go_on.get_future().wait();
+    });
+  });
+  first_runs.get_future().wait();
+  EXPECT_EQ(budget.held_bytes(), kLarge);
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] { large([] { std::this_thread::yield(); }); });
+  }
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(
+        starter.RunCharged("c", "working", kLarge - 1, [] { return absl::OkStatus(); }).ok());
+    std::this_thread::yield();
+  }
+  go_on.set_value();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(most_running, 1);
+  EXPECT_EQ(budget.held_bytes(), 0);
 }
 
 TEST_F(GenerateCallTest, AnEndTokenThatTheClientNamesAsItsStopIsTheReason) {
@@ -425,6 +544,19 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
             "<|begin|>helloTrue<|assistant|>");
   EXPECT_EQ(completion(""), "<|begin|>hello");
   EXPECT_EQ(completion(R"(, "add_special_tokens": false)"), "hello");
+
+  // A template's engine has either several times: more than a quarter of this budget.
+  const std::string large(60'000, ' ');
+  for (const std::string& body :
+       {R"({"messages": [{"role": "user", "content": ")" + large + R"("}]})",
+        R"({"messages": [{"role": "user", "content": "hello"}],)"
+        R"("chat_template_kwargs": {"tone": ")" +
+            large + R"("}})"}) {
+    const auto running =
+        starter.Begin(*ParseChatRequest(body),
+                      {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
+    EXPECT_THAT(std::string(running.status().message()), HasSubstr("rendering the messages"));
+  }
 }
 
 TEST_F(GenerateCallTest, ACallThatFindsNoThreadIsRefusedOnce) {
