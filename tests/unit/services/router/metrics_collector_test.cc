@@ -59,15 +59,17 @@ TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
 TEST(WorkerMetricsTest, ALifeOfOtherBucketsIsCounted) {
   WorkerMetricsHistory metrics;
   WorkerMetricsHistory::Families more = Report(1, 1, 3);
-  more[2].metric[0].histogram.bucket.push_back({.cumulative_count = 3, .upper_bound = 2});
-  metrics.Report(1, more);
-  metrics.Report(2, Report(1, 1, 4));
-  metrics.Report(3, more);
+  more[2].metric[0].histogram.bucket.resize(10'000, {.cumulative_count = 3, .upper_bound = 2});
+  metrics.Report(1, Report(1, 1, 4));
+  metrics.Report(2, more);
+  metrics.Report(3, Report(1, 1, 4));
+  metrics.Report(4, more);
   const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/true);
   const ClientMetric::Histogram& histogram = Find(sum, "h_seconds")->metric[0].histogram;
-  EXPECT_EQ(histogram.sample_count, 10);
-  ASSERT_EQ(histogram.bucket.size(), 2u);
-  EXPECT_EQ(histogram.bucket[0].cumulative_count, 10);
+  EXPECT_EQ(histogram.sample_count, 14);
+  ASSERT_EQ(histogram.bucket.size(), 10'000u);
+  EXPECT_EQ(histogram.bucket[0].cumulative_count, 14);
+  EXPECT_EQ(histogram.bucket[1].cumulative_count, 3) << "of the present life";
 }
 
 TEST(WorkerMetricsTest, ADeadWorkerKeepsItsCountersAndLosesItsGauges) {
