@@ -133,8 +133,7 @@ std::vector<UnpairedWorker> FleetChanges::TakeUnpaired(
   std::map<std::string, std::string> now;
   for (const UnpairedWorker& worker : unpaired) {
     now[worker.address] = worker.why;
-    const auto before = unpaired_.find(worker.address);
-    if (before == unpaired_.end() || before->second != worker.why) changed.push_back(worker);
+    if (unpaired_[worker.address] != worker.why) changed.push_back(worker);
   }
   unpaired_ = std::move(now);
   return changed;

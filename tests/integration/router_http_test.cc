@@ -508,6 +508,17 @@ TEST_F(RouterHttpTest, AWorkerIsAskedForMetricsThoughNobodyScrapes) {
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_scrapes() > 0; }));
 }
 
+TEST_F(RouterHttpTest, AWorkerThatIsGoneCutsNoPageShort) {
+  Start({FakeWorkerOptions(), FakeWorkerOptions()});
+  workers_[1].reset();
+  const std::string gone = "tandem_fake_running{worker=\"fake-1\"}";
+  ASSERT_TRUE(Eventually([&] { return Metric(gone) == -1; }));
+  for (int i = 1; i <= 10; ++i) {
+    PostOk("/v1/completions", R"({"prompt":"a","max_tokens":1})");
+    EXPECT_EQ(Metric("tandem_fake_submits_total{worker=\"fake-0\"}"), i);
+  }
+}
+
 TEST_F(RouterHttpTest, MetricsThatAreTooLongAreNotShown) {
   Start({{.metrics_bytes = kMaxMetricsBytes}, {.metrics_bytes = kMaxMetricsBytes / 2}});
   const auto submits = [this](const std::string& worker) {

@@ -74,11 +74,18 @@ TEST_F(FleetChangesTest, WhoIsSilentOrStandsStillIsLost) {
   const int64_t later_us = kNowUs + times_.move_streams_after_us;
   EXPECT_EQ(Lost(later_us - 1), Strings());
   EXPECT_EQ(Lost(later_us), Strings{"d d:1 decode"});
+  EXPECT_EQ(LostWorkers(fleet_, later_us + 500'000)[0].why,
+            "it was heard 2500 ms ago, at most 2000 are allowed");
   WorkerLoad load;
   load.has_work = true;
-  load.since_progress_us = times_.move_streams_after_us;
+  load.since_progress_us = times_.move_streams_after_us + 500'000;
   fleet_.OnHeartbeat(d_, load, /*draining=*/false, kNowUs);
   EXPECT_EQ(Lost(), Strings{"d d:1 decode"});
+  EXPECT_EQ(LostWorkers(fleet_, kNowUs)[0].why,
+            "its engine has work and made no progress for 2500 ms, at most 2000 are allowed");
+  fleet_.OnWatchLost(d_);
+  EXPECT_EQ(LostWorkers(fleet_, kNowUs + 700'000)[0].why,
+            "its connection ended; it was heard 700 ms ago");
 }
 
 TEST_F(FleetChangesTest, WhoLeavesIsLostOnceItIsMissed) {
@@ -116,9 +123,12 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
        }},
   };
   Register(Of("d", WorkerRole::kDecode));
-  WorkerRegistration far = Of("a", WorkerRole::kHybrid);  // It has nothing in common with them.
-  far.model = far.terms.kv_class = far.terms.numerics_id = far.terms.transport = "far";
-  Register(far);
+  Register(Of("e", WorkerRole::kDecode));  // As near.
+  for (const char* name : {"a", "z"}) {    // These have nothing in common with them.
+    WorkerRegistration far = Of(name, WorkerRole::kHybrid);
+    far.model = far.terms.kv_class = far.terms.numerics_id = far.terms.transport = "far";
+    Register(far);
+  }
   Register(Of("p", WorkerRole::kPrefill));
   EXPECT_EQ(Unpaired(), Strings());
   for (const auto& [differs, change] : cases) {
@@ -134,8 +144,8 @@ TEST_F(FleetChangesTest, APrefillWorkerWithoutAPartnerIsToldInWhatTheyDiffer) {
   EXPECT_EQ(
       last.why,
       "kv_class: it has other, the decode worker k; transport: it has ucx, the decode worker grpc");
-  EXPECT_EQ(last.decode, "d");
-  EXPECT_EQ(last.num_decode, 2);
+  EXPECT_EQ(last.decode, "d") << "the first of the nearest";
+  EXPECT_EQ(last.num_decode, 4);
 }
 
 TEST_F(FleetChangesTest, OnlyWhoIsThereIsComparedAndOnlyIfSomebodyDecodes) {

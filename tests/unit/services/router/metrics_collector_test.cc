@@ -30,7 +30,10 @@ WorkerMetricsHistory::Families Report(double counter, double gauge, uint64_t obs
   histogram.sample_count = observations;
   histogram.sample_sum = static_cast<double>(observations);
   histogram.bucket = {{.cumulative_count = observations, .upper_bound = 1}};
-  return {counters, gauges, histograms};
+  MetricFamily others = counters;
+  others.name = "other_total";
+  others.metric[0].counter.value = 100 * counter;
+  return {counters, gauges, histograms, others};
 }
 
 const MetricFamily* Find(const WorkerMetricsHistory::Families& families, const std::string& name) {
@@ -48,6 +51,7 @@ TEST(WorkerMetricsTest, CountersAndHistogramsAddUpOverIncarnations) {
   metrics.Report(3, Report(2, 9, 1));
   const WorkerMetricsHistory::Families sum = metrics.Sum(/*alive=*/true);
   EXPECT_EQ(Find(sum, "c_total")->metric[0].counter.value, 10);
+  EXPECT_EQ(Find(sum, "other_total")->metric[0].counter.value, 1000);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_count, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.sample_sum, 5);
   EXPECT_EQ(Find(sum, "h_seconds")->metric[0].histogram.bucket[0].cumulative_count, 5);

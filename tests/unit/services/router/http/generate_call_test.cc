@@ -404,6 +404,30 @@ TEST_F(GenerateCallTest, OfLargePiecesOfWorkOneIsDoneAtATimeAndSmallOnesAreBesid
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(most_running, 1);
   EXPECT_EQ(budget.held_bytes(), 0);
+  // One may take a quarter of the budget.
+  bool ran = false;
+  const auto runs = [&ran] {
+    ran = true;
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(starter.RunCharged("c", "working", 4 * kLarge + 1, runs)));
+  EXPECT_FALSE(ran);
+  EXPECT_TRUE(starter.RunCharged("c", "working", 4 * kLarge, runs).ok());
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(GenerateCallTest, WithoutATokenizerNoTextStopsAnAnswer) {
+  const auto running =
+      starter_.Begin(*ParseCompletionRequest(R"({"prompt": [1], "stop": "x"})"),
+                     {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
+  EXPECT_EQ(FieldOf(running.status()), "stop");
+}
+
+TEST_F(GenerateCallTest, ACallThatHasNotBegunHasNotOverflowed) {
+  const std::shared_ptr<GenerateCall> call = Watched(kRuns);
+  EXPECT_FALSE(call->overflowed());
+  call->KeepAnswer(1);
+  EXPECT_THAT(call->Take(), IsEmpty());
 }
 
 TEST_F(GenerateCallTest, AnEndTokenThatTheClientNamesAsItsStopIsTheReason) {
@@ -515,6 +539,7 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
   folder.Write("tokenizer.json", boost::json::serialize(tokenizer));
   folder.Write("chat_template.jinja",
                "<|begin|>{{ messages[0].content }}{{ tone }}"
+               "{% if refused %}{{ raise_exception('not so') }}{% endif %}"
                "{% if dated %}{{ strftime_now('%Y') | int > 2020 }}{% endif %}"
                "{% if add_generation_prompt %}<|assistant|>{% endif %}");
   ModelInfo model = model_;
@@ -545,6 +570,20 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
   EXPECT_EQ(completion(""), "<|begin|>hello");
   EXPECT_EQ(completion(R"(, "add_special_tokens": false)"), "hello");
 
+  const auto refused_of = [&](const absl::StatusOr<GenerateRequest>& request) {
+    return starter
+        .Begin(*request, {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr})
+        .status();
+  };
+  const absl::Status by_template =
+      refused_of(ParseChatRequest(R"({"messages": [{"role": "user", "content": "hello"}],)"
+                                  R"("chat_template_kwargs": {"refused": true}})"));
+  EXPECT_EQ(FieldOf(by_template), "messages") << by_template;
+  EXPECT_THAT(std::string(by_template.message()), HasSubstr("not so"));
+  GenerateRequest no_text;
+  no_text.prompts.emplace_back("\xff");
+  EXPECT_EQ(FieldOf(refused_of(no_text)), "prompt");
+
   // A template's engine has either several times: more than a quarter of this budget.
   const std::string large(60'000, ' ');
   for (const std::string& body :
@@ -552,10 +591,8 @@ TEST_F(GenerateCallTest, APromptIsWhatItsTemplateOrItsTokenizerMakesOfIt) {
         R"({"messages": [{"role": "user", "content": "hello"}],)"
         R"("chat_template_kwargs": {"tone": ")" +
             large + R"("}})"}) {
-    const auto running =
-        starter.Begin(*ParseChatRequest(body),
-                      {.client = "c", .arrived_us = clock_.NowUs(), .on_output = nullptr});
-    EXPECT_THAT(std::string(running.status().message()), HasSubstr("rendering the messages"));
+    EXPECT_THAT(std::string(refused_of(ParseChatRequest(body)).message()),
+                HasSubstr("rendering the messages"));
   }
 }
 
