@@ -96,7 +96,8 @@ class RouterCore final : public RouterOutbox {
   // ---- From front ends. Any thread. ----
 
   Handle NewHandle() { return next_handle_.fetch_add(1, std::memory_order_relaxed); }
-  // `sink` is asked.sink and kept until its end; it hears OnError if the request is not accepted.
+  // `sink` is kept until its end; it hears OnError if the request is not accepted. asked.sink is
+  // the core's.
   struct NewRequest {
     Handle handle = 0;
     ClientRequest asked;

@@ -63,7 +63,6 @@ class RunningCall::PromptSink final : public RequestSink {
         last_token_us_(asked.spec.choices.size(), 0),
         queued_bytes_(QueuedBytes(asked)) {
     asked_ = std::move(asked);
-    asked_.sink = this;
   }
 
   ClientRequest TakeRequest(std::shared_ptr<RunningCall> call) {

@@ -26,12 +26,14 @@ class RecordingSession final : public SessionWriter {
  public:
   void Send(const RouterCommand& command) override {
     if (const auto* submit = std::get_if<Submit>(&command)) submits.push_back(*submit);
+    if (const auto* cancel = std::get_if<Cancel>(&command)) cancels.push_back(*cancel);
   }
   void ReadNext() override { ++num_reads; }
   void Close() override { closed = true; }
 
   // Router thread, or after Flush().
   std::vector<Submit> submits;
+  std::vector<Cancel> cancels;
   int num_reads = 0;
   bool closed = false;
 };

@@ -180,7 +180,8 @@ class FakeWorker::Impl final : public v1::Worker::Service {
       }
     }
     registry_.Gauge("tandem_fake_running", "Running.").Set(num_running());
-    for (int64_t i = 0; i * kLabelBytes < options_.metrics_bytes; ++i) {
+    const int64_t label_bytes = num_submits() > 0 ? options_.metrics_bytes : 0;
+    for (int64_t i = 0; i * kLabelBytes < label_bytes; ++i) {
       std::string label = std::to_string(i);
       label.resize(kLabelBytes, 'l');
       registry_.Gauge("tandem_fake_long", "Long.", {{"label", label}});

@@ -36,7 +36,7 @@ struct FakeWorkerOptions {
   bool reads_no_commands = false;
   bool other_incarnation = false;  // Sessions are of another than the Watch told of.
   bool silent_sessions = false;    // They begin with nothing.
-  int64_t metrics_bytes = 0;       // So many of labels, beside what it has to tell.
+  int64_t metrics_bytes = 0;       // So many of labels once it was given something.
   int num_full_snapshots = 0;      // Instead of `cached`, of kMaxHashesPerEvent.
   int32_t vocab_first = 4, vocab_size = 4096;
   // Instead of the made-up ones, for choice 0; then made-up ones.

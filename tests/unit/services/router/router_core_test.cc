@@ -19,6 +19,7 @@
 #include "tests/support/core_worker.h"
 #include "tests/support/count_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/metric_value.h"
 
 namespace tandem {
 namespace {
@@ -56,6 +57,7 @@ class RouterCoreTest : public testing::Test {
              size_t max_queued_commands = 4096) {
     RouterCoreOptions options;
     options.max_queued_commands = max_queued_commands;
+    options.max_model_tokens = kModelTokens;
     options.owner.max_waiting_requests = max_waiting;
     options.owner.router_incarnation = 1;
     options.expected_workers = expected;
@@ -121,6 +123,9 @@ class RouterCoreTest : public testing::Test {
     }
     return states;
   }
+  double Shown(const std::string& sample) {
+    return MetricValue(MetricsToText(registry_.Collect()), sample);
+  }
   double Lost() { return States()["lost"]; }
   double Unseen() {
     Publish();
@@ -147,6 +152,7 @@ class RouterCoreTest : public testing::Test {
     return handle;
   }
 
+  static constexpr int32_t kModelTokens = 500;
   static constexpr int64_t kLongUs = Fleet::kForgetAfterUs + 2'000'000;
   static constexpr SessionId kSession = 1;
 
@@ -261,6 +267,7 @@ TEST_F(RouterCoreTest, AWorkerDecodesOnceItsSessionIsOpen) {
   ASSERT_EQ(core_->View().workers.size(), 1u);
   EXPECT_TRUE(core_->View().workers[0].healthy);
   EXPECT_EQ(core_->View().workers[0].address, "a:1");
+  EXPECT_EQ(core_->View().workers[0].registration.max_model_tokens, kModelTokens) << "of more";
   EXPECT_FALSE(core_->View().can_decode);
   core_->OnSessionUp(worker_, 1, std::make_shared<RecordingSession>());
   Publish();
@@ -293,8 +300,8 @@ TEST_F(RouterCoreTest, APrefillWorkerAloneDecodesNothingAndNamesNoNumerics) {
 TEST_F(RouterCoreTest, TheContextIsKnownOnceEveryWorkerOfTheListIs) {
   Start({"a:1", "b:1"});
   EXPECT_THAT(core_->View().awaited, ElementsAre("a:1", "b:1")) << "from the first look on";
-  const auto come = [this](const std::string& name, int32_t max_model_tokens) {
-    WorkerRegistration registration = Of(name, WorkerRole::kDecode);
+  const auto come = [this](const std::string& name, WorkerRole role, int32_t max_model_tokens) {
+    WorkerRegistration registration = Of(name, role);
     registration.max_model_tokens = max_model_tokens;
     Register(name + ":1", registration);
     core_->OnWatchUpdate(name + ":1", registration.worker,
@@ -302,10 +309,10 @@ TEST_F(RouterCoreTest, TheContextIsKnownOnceEveryWorkerOfTheListIs) {
     Publish();
     return core_->max_model_tokens();
   };
-  EXPECT_EQ(come("a", 32), 0);
+  EXPECT_EQ(come("a", WorkerRole::kDecode, 32), 0);
   EXPECT_FALSE(core_->View().known_completely);
   EXPECT_THAT(core_->View().awaited, ElementsAre("b:1"));
-  EXPECT_EQ(come("b", 64), 64);
+  EXPECT_EQ(come("b", WorkerRole::kPrefill, 64), 64);
   EXPECT_TRUE(core_->View().known_completely);
   EXPECT_THAT(core_->View().awaited, ElementsAre());
 }
@@ -392,15 +399,58 @@ TEST_F(RouterCoreTest, AWorkerOfAnotherProtocolIsRefusedAndToldOnceUntilItIsOfUs
   WorkerRegistration other = Of("d", WorkerRole::kDecode);
   other.terms.protocol_min = other.terms.protocol_max = 99;
   testing::internal::CaptureStderr();
-  for (int i = 0; i < 3; ++i) Register("a:1", other);
+  for (int i = 0; i < 4; ++i) Register("a:1", other);
   Publish();
-  EXPECT_EQ(watch_->num_refused, 3);
+  EXPECT_EQ(watch_->num_refused, 4);
   EXPECT_TRUE(core_->View().workers.empty());
   Register("a:1");
   Register("a:1", other);
   Publish();
   EXPECT_EQ(CountOf("a worker is refused", testing::internal::GetCapturedStderr()), 2);
-  EXPECT_EQ(watch_->num_refused, 4);
+  EXPECT_EQ(watch_->num_refused, 5);
+}
+
+TEST_F(RouterCoreTest, AWorkerOfAnotherModelDecodesNothingHere) {
+  Start({});
+  WorkerRegistration other = Of("d", WorkerRole::kDecode);
+  other.model = "another";
+  other.terms.numerics_id = "n";
+  testing::internal::CaptureStderr();
+  Register("a:1", other);
+  core_->OnSessionUp(worker_, kSession, std::make_shared<RecordingSession>());
+  Register("b:1", Of("e", WorkerRole::kDecode));
+  Publish();
+  EXPECT_EQ(CountOf("serves another model", testing::internal::GetCapturedStderr()), 1);
+  EXPECT_TRUE(core_->View().workers.at(0).connected);
+  EXPECT_FALSE(core_->View().can_decode);
+  EXPECT_EQ(core_->View().numerics_id, "");
+}
+
+// A Watch of it is refused at a second address.
+TEST_F(RouterCoreTest, AWatchThatEndsElsewhereIsNotAWorkersLoss) {
+  Start({});
+  Register("a:1");
+  core_->OnWatchLost("other:1", worker_);
+  core_->OnWatchLost("a:1", {.name = "nobody", .incarnation = 1});
+  EXPECT_EQ(States()["healthy"], 1);
+}
+
+TEST_F(RouterCoreTest, AWorkerThatIsSilentIsLostThoughNoStepFailed) {
+  Start({});
+  Register("a:1");
+  EXPECT_EQ(Lost(), 0);
+  Advance(LivenessTimes().no_new_work_after_us);
+  EXPECT_EQ(Lost(), 1);
+}
+
+TEST_F(RouterCoreTest, AWorkerIsToldWhatIsCancelled) {
+  Start({});
+  const auto session = Connect();
+  const RouterCore::Handle handle = Ask("a");
+  core_->CancelRequests({handle});
+  Publish();
+  ASSERT_EQ(session->cancels.size(), 1u);
+  EXPECT_EQ(session->cancels[0].attempt, session->submits.at(0).attempt);
 }
 
 TEST_F(RouterCoreTest, ASessionThatSaysWhatItMustNotIsClosed) {
@@ -459,7 +509,12 @@ TEST_F(RouterCoreTest, NothingOfARequestIsKeptOnceItIsDone) {
   const auto session = Connect();
   Ask("a");
   EXPECT_FALSE(last_sink_.expired());
+  SetLogLevel(LogLevel::kDebug);
+  testing::internal::CaptureStderr();
   Say(*session, TokenEvent{.position = 3, .token = {.token = 7}, .finish = FinishReason::kLength});
+  SetLogLevel(LogLevel::kInfo);
+  EXPECT_EQ(CountOf("request ends", testing::internal::GetCapturedStderr()), 1);
+  EXPECT_EQ(Shown("tandem_requests_total{outcome=\"done\"}"), 1);
   EXPECT_TRUE(last_sink_.expired());
   EXPECT_THAT(errors_, ElementsAre());
 }
@@ -507,7 +562,9 @@ TEST_F(RouterCoreTest, WhatWaitsAndWhatIsInFlightIsShown) {
   core_->Stop();
   EXPECT_EQ(metrics_.requests_in_flight.Value(), 0);
   EXPECT_EQ(core_->View().requests_in_flight, 0);
+  EXPECT_EQ(Shown("tandem_requests_total{outcome=\"unavailable\"}"), 1);
   EXPECT_THAT(errors_, ElementsAre("the router is shutting down"));
+  EXPECT_TRUE(last_sink_.expired());
   EXPECT_TRUE(session->closed);
   EXPECT_EQ(session.use_count(), 1);
 }

@@ -414,6 +414,14 @@ TEST_F(RunningCallTest, AnOutputIsOfItsPromptAndItsChoice) {
   EXPECT_EQ(choice.finish, FinishReason::kLength);
 }
 
+// Each token is a text of kLetters bytes.
+class LongText final : public Detokenizer {
+ public:
+  static constexpr int64_t kLetters = 40'000;
+  std::string Append(int32_t) override { return std::string(kLetters, 'a'); }
+  std::string Finish() override { return ""; }
+};
+
 TEST_F(RunningCallTest, WhatEndedAChoiceIsNamed) {
   constexpr int32_t kEnd = 7, kStop = 8;  // The model's, and the client's.
   AddWorker();
@@ -435,15 +443,16 @@ TEST_F(RunningCallTest, WhatEndedAChoiceIsNamed) {
   const ChoiceOutput by_length = last_of(kStop, FinishReason::kLength);
   EXPECT_FALSE(by_length.stopped_by_eos);
   EXPECT_EQ(by_length.stop_token, -1) << "that ended nothing";
+  ClientRequest asked = Asked({1, 2, 3}, 1);
+  asked.spec.sampling.stop_token_ids = {kEnd};
+  asked.stop_strings = {"aa"};
+  asked.make_detokenizer = [] { return std::make_unique<LongText>(); };
+  const std::shared_ptr<RunningCall> call = Begin(std::move(asked));
+  Say({Token(3, 3, FinishReason::kNone)});
+  const ChoiceOutput by_text = std::get<ChoiceOutput>(call->Take().at(1));
+  EXPECT_EQ(by_text.stop_string, "aa");
+  EXPECT_EQ(by_text.stop_token, -1) << "the text came first";
 }
-
-// Each token is a text of kLetters bytes.
-class LongText final : public Detokenizer {
- public:
-  static constexpr int64_t kLetters = 40'000;
-  std::string Append(int32_t) override { return std::string(kLetters, 'a'); }
-  std::string Finish() override { return ""; }
-};
 
 TEST_F(RunningCallTest, TextAndLogprobsOfAPromptThatNobodyTakesAreCharged) {
   constexpr int64_t kIncluded = int64_t{64} << 10;
@@ -484,20 +493,25 @@ TEST_F(RunningCallTest, ACallThatEndsBeforeItGivesWayHasItsAnswer) {
 }
 
 TEST_F(RunningCallTest, AWholeAnswerIsChargedBesideThePromptsThatWait) {
-  constexpr int64_t kIncluded = int64_t{64} << 10, kBiasBytes = 2 * kQueuedBiasBytes;
+  constexpr int64_t kIncluded = int64_t{64} << 10,
+                    kMoreBytes = 2 * kQueuedBiasBytes + int64_t{sizeof(std::string)} + 100;
   constexpr int64_t kPromptBytes = 3 * kQueuedTokenBytes + kQueuedChoiceBytes;
   AddWorker();
   const std::shared_ptr<RunningCall> call = Make(1);
   ClientRequest biased = Asked({1, 2, 3}, 1);
   biased.spec.sampling.logit_bias = {{3, 1.0f}, {7, 1.0f}};
+  biased.stop_strings = {std::string(100, 's')};
+  biased.make_detokenizer = [] { return std::make_unique<LongText>(); };
   ASSERT_TRUE(call->AddPrompt(std::move(biased), {}).ok());
-  EXPECT_EQ(budget_.held_bytes(), 2 * kPromptBytes + kBiasBytes);
+  EXPECT_EQ(budget_.held_bytes(), 2 * kPromptBytes + kMoreBytes);
   call->Start();
   Flush();
   Say({Token(0, 3, FinishReason::kNone)});
   call->Take();
   call->KeepAnswer(2 * kIncluded);
-  EXPECT_EQ(budget_.held_bytes(), kPromptBytes + kBiasBytes + kIncluded);
+  EXPECT_EQ(budget_.held_bytes(), kPromptBytes + kMoreBytes + kIncluded);
+  Say({PromptEvent{.attempt = session_->submits.at(1).attempt, .prompt_logprobs = {}}});
+  EXPECT_EQ(budget_.held_bytes(), kIncluded);
 }
 
 TEST_F(RunningCallTest, NothingOfACancelledCallIsKept) {
