@@ -227,10 +227,7 @@ WorkerChannel::WorkerChannel(std::string address, const WorkerChannelOptions& op
       next_session_(next_session),
       wake_(std::move(wake)),
       watch_dialling_(options),
-      session_dialling_(options) {
-  const MutexLock lock(&mu_);
-  FollowCertificates();
-}
+      session_dialling_(options) {}
 
 WorkerChannel::~WorkerChannel() = default;
 
@@ -357,8 +354,6 @@ void WorkerChannel::Close() {
   }
   if (watch != nullptr) watch->Cancel();
   if (session != nullptr) session->Close();
-  watch.reset();
-  session.reset();
   MutexLock lock(&mu_);
   while (watch_ != nullptr || session_ != nullptr) idle_.Wait(&mu_);
 }

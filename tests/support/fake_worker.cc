@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -201,6 +202,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   int num_heartbeats() const { return Locked(num_heartbeats_); }
   int num_sessions() const { return Locked(num_sessions_); }
   int num_submits() const { return Locked(num_submits_); }
+  int num_connections() const {
+    MutexLock lock(&mu_);
+    return static_cast<int>(peers_.size());
+  }
   int num_cancels() const { return Locked(num_cancels_); }
   int num_scrapes() const { return Locked(num_scrapes_); }
   int num_running() const { return Locked(num_running_); }
@@ -217,6 +222,10 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   };
 
   std::optional<grpc::Status> Refusal(grpc::ServerContext* context, std::string_view method) {
+    {
+      MutexLock lock(&mu_);
+      peers_.insert(context->peer());
+    }
     if (options_.proves_watch_only && method != kWatchMethod) return std::nullopt;
     const absl::Status admitted = door_.Admit(context, method);
     return admitted.ok() ? std::nullopt : std::optional(ToGrpcStatus(admitted));
@@ -343,6 +352,7 @@ class FakeWorker::Impl final : public v1::Worker::Service {
   int num_submits_ GUARDED_BY(mu_) = 0, num_cancels_ GUARDED_BY(mu_) = 0,
                    num_scrapes_ GUARDED_BY(mu_) = 0, num_running_ GUARDED_BY(mu_) = 0;
   Submit last_submit_ GUARDED_BY(mu_);
+  std::set<std::string> peers_ GUARDED_BY(mu_);
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -356,6 +366,7 @@ int FakeWorker::num_snapshots() const { return impl_->num_snapshots(); }
 int FakeWorker::num_heartbeats() const { return impl_->num_heartbeats(); }
 int FakeWorker::num_sessions() const { return impl_->num_sessions(); }
 int FakeWorker::num_submits() const { return impl_->num_submits(); }
+int FakeWorker::num_connections() const { return impl_->num_connections(); }
 int FakeWorker::num_cancels() const { return impl_->num_cancels(); }
 int FakeWorker::num_scrapes() const { return impl_->num_scrapes(); }
 int FakeWorker::num_running() const { return impl_->num_running(); }

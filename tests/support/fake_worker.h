@@ -60,6 +60,7 @@ class FakeWorker {
   int num_snapshots() const;  // Full ones.
   int num_heartbeats() const;
   int num_sessions() const;
+  int num_connections() const;  // Over which it was called.
   int num_submits() const;
   int num_cancels() const;
   int num_scrapes() const;  // How often its metrics were asked for.

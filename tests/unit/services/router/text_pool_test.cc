@@ -7,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/base/mutex.h"
@@ -88,6 +89,26 @@ TEST(TextPoolTest, LongBodiesThatWaitAreBoundedAndLeaveRoomForShortOnes) {
   go_on.set_value();
   pool.Stop();
   EXPECT_EQ(ran, 3);
+}
+
+TEST(TextPoolTest, TheThreadThatIsLeftToShortOnesEndsWithThePool) {
+  TextPool pool(2, 16, kAmple);
+  std::promise<void> runs, go_on;
+  ASSERT_TRUE(pool.Post("a", kLong,
+                        [&] {
+                          runs.set_value();
+                          go_on.get_future().wait();
+                        })
+                  .ok());
+  runs.get_future().wait();
+  bool ran = false;
+  ASSERT_TRUE(pool.Post("a", kLong, [&] { ran = true; }).ok());
+  std::thread stopper([&] { pool.Stop(); });
+  while (!absl::IsUnavailable(pool.Post("b", 1, [] {}))) std::this_thread::yield();
+  for (int i = 0; i < 1000; ++i) std::this_thread::yield();  // It looks, and finds a long one.
+  go_on.set_value();
+  stopper.join();
+  EXPECT_TRUE(ran);
 }
 
 // Two threads that wait for `go_on`, one of them with a long body.

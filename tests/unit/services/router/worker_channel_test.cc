@@ -222,6 +222,7 @@ TEST_F(WorkerChannelTest, AnIdleRouterRests) {
   const double began = seconds(CLOCK_MONOTONIC), used = seconds(CLOCK_PROCESS_CPUTIME_ID);
   ASSERT_TRUE(Eventually([&] { return workers_[0]->num_heartbeats() > heard + 5; }));
   EXPECT_LT(seconds(CLOCK_PROCESS_CPUTIME_ID) - used, (seconds(CLOCK_MONOTONIC) - began) / 4);
+  EXPECT_EQ(workers_[0]->num_connections(), 1) << "for its Watch and its session";
 }
 
 TEST_F(WorkerChannelTest, WhileItsNameCannotBeResolvedAWorkerIsExpectedWhereItWas) {
@@ -283,9 +284,9 @@ TEST_F(WorkerChannelTest, AWorkerOfWhichEventsAreMissingIsWatchedAnew) {
     core_->OnWatchUpdate(workers_[0]->address(), worker, events, watch);
   }
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_watches() > 1; }));
-  EXPECT_EQ(workers_[0]->num_sessions(), 1) << "what runs there goes on";
   const int heard = workers_[1]->num_heartbeats();
   EXPECT_TRUE(Eventually([&] { return workers_[1]->num_heartbeats() > heard + 2; }));
+  EXPECT_EQ(workers_[0]->num_sessions(), 1) << "what runs there goes on";
   EXPECT_EQ(workers_[1]->num_watches(), 1) << "and who is complete is left alone";
 }
 
@@ -375,6 +376,13 @@ class UnreadCommandsTest : public WorkerChannelTest {
   }
 };
 
+TEST_F(UnreadCommandsTest, AreReadOneAfterTheOtherByAWorkerThatDoes) {
+  Start({{.max_model_tokens = 1 << 20}});
+  ASSERT_TRUE(Eventually([&] { return Connected(); }));
+  for (int i = 0; i < 5; ++i) Submit();
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->num_submits() == 5; }));
+}
+
 TEST_F(UnreadCommandsTest, AreChargedAndEndTheirSessionWithoutRoom) {
   StartAndFill();
   MemoryBudget::Holding others(&budget_, "others");
@@ -437,6 +445,8 @@ TEST_F(WorkerChannelTest, ASessionIsOpenedOnceTheRegistrationIsTaken) {
   const FakeWorkerOptions again{.port = worker->port()};
   worker.reset();
   ASSERT_TRUE(Eventually([&] { return !channel->connected() && !Connected(); }));
+  ASSERT_TRUE(Eventually([&] { return core_->View().lost.size() == 1; }));
+  EXPECT_THAT(core_->View().lost[0].why, testing::HasSubstr("its connection ended"));
   worker = std::make_unique<FakeWorker>(again);
   {
     StandStill busy(core_.get());
