@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
+#include "runtime/base/utf8.h"
 #include "runtime/config/model_config.h"
+#include "services/router/api_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -52,6 +55,32 @@ TEST(ReadModelInfoTest, BrokenFoldersAreNamed) {
   folder.Write("generation_config.json", "{");
   EXPECT_THAT(std::string(ReadModelInfo(folder.path(), "").status().message()),
               HasSubstr("generation_config.json: not JSON"));
+  std::filesystem::remove(folder.path() + "/generation_config.json");
+  EXPECT_TRUE(ReadModelInfo(folder.path(), "").ok()) << "it may be missing";
+  std::filesystem::create_directory(folder.path() + "/generation_config.json");
+  EXPECT_THAT(std::string(ReadModelInfo(folder.path(), "").status().message()),
+              HasSubstr("generation_config.json: not a regular file"));
+}
+
+TEST(ReadModelInfoTest, TheNameIsTheOneGivenOrTheFoldersOwn) {
+  const TempFolder folder;
+  folder.Write("config.json", kGpt2 + std::string(R"("vocab_size":1000})"));
+  EXPECT_EQ(ReadModelInfo(folder.path(), "given")->served_name, "given");
+  EXPECT_EQ(ReadModelInfo(folder.path(), "")->served_name,
+            std::filesystem::path(folder.path()).filename().string());
+  EXPECT_EQ(ReadModelInfo(folder.path() + "/.", "given")->folder,
+            std::filesystem::canonical(folder.path()).string());
+}
+
+TEST(NotServedTest, TellsWhatIsServedAndALittleOfWhatWasAskedFor) {
+  const ModelInfo model{.served_name = "mine"};
+  const absl::Status status = NotServed(model, std::string(10'000, 'x') + "\xff", "the field");
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_EQ(FieldOf(status), "the field");
+  EXPECT_EQ(ApiCodeOf(status), "model_not_found");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"mine\" is"));
+  EXPECT_LT(status.message().size(), 400u);
+  EXPECT_TRUE(IsValidUtf8(std::string(NotServed(model, "\xff", "").message())));
 }
 
 }  // namespace

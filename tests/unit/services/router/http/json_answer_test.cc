@@ -140,7 +140,11 @@ TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
   EXPECT_FALSE(second.as_object().contains("prompt_token_ids"));
   EXPECT_EQ(second.at("choices").at(0).at("delta"), json::parse(R"({"content":""})"));
   EXPECT_EQ(second.at("choices").at(0).at("token_ids"), json::parse("[6]"));
-  EXPECT_EQ(second.at("choices").at(0).at("logprobs").at("content").as_array().size(), 1u);
+  const json::array& content = second.at("choices").at(0).at("logprobs").at("content").as_array();
+  ASSERT_EQ(content.size(), 1u);
+  EXPECT_EQ(content[0].at("token"), "token_id:6");
+  EXPECT_EQ(content[0].at("logprob"), -0.5);
+  EXPECT_TRUE(content[0].at("top_logprobs").as_array().empty()) << "none were asked for";
   EXPECT_EQ(third.at("choices").at(0).at("finish_reason"), "stop");
   EXPECT_EQ(third.at("system_fingerprint"), "n1");
   EXPECT_EQ(usage.at("usage").at("completion_tokens"), 3);
@@ -226,6 +230,40 @@ TEST_F(JsonAnswerTest, PromptLogprobsWithoutAlternativesAreOfThePromptsTokensAlo
   EXPECT_GE(answer.num_bytes(), std::ssize(json::serialize(list))) << "who keeps it is charged";
 }
 
+TEST_F(JsonAnswerTest, EveryChoiceHasTheLogprobsOfItsOwnPrompt) {
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_prompts = 2;
+  options.num_choices = 2;
+  options.num_prompt_logprobs = 0;
+  JsonAnswer answer(options);
+  PromptOutput first = prompt_, second = prompt_;
+  first.prompt_logprobs = {Sampled(17, -1.0f)};
+  second.prompt = 1;
+  second.prompt_logprobs = {Sampled(18, -2.0f)};
+  const json::value whole = Gathered(&answer, {second, first, end_});
+  for (int choice = 0; choice < 4; ++choice) {
+    const json::value& list = whole.at("choices").at(choice).at("prompt_logprobs");
+    EXPECT_TRUE(list.at(1).as_object().contains(choice < 2 ? "17" : "18")) << choice;
+  }
+}
+
+TEST_F(JsonAnswerTest, WhatIsGatheredIsMeasured) {
+  constexpr int kTokens = 100;
+  AnswerOptions options = Options(/*chat=*/false);
+  options.num_choices = 2;
+  options.return_token_ids = true;
+  JsonAnswer answer(options);
+  answer.Add(Token(1, 5, std::string(1000, 't')));
+  EXPECT_GE(answer.num_bytes(), 1000);
+  for (int i = 1; i < kTokens; ++i) answer.Add(Token(0, 123'456, ""));
+  EXPECT_GE(answer.num_bytes(), 1000 + kTokens * std::ssize(std::string("123456,")));
+}
+
+TEST_F(JsonAnswerTest, NobodyIsNamedWhoComputedNothing) {
+  JsonAnswer answer(Options(/*chat=*/false));
+  EXPECT_TRUE(Gathered(&answer, {end_}).at("system_fingerprint").is_null());
+}
+
 // ---- Logprobs ----
 
 TEST(LogprobsJsonTest, ALogprobReadsBackAsTheSameFloat) {
@@ -255,13 +293,37 @@ TEST(LogprobsJsonTest, TextOffsetsGoOnFromChunkToChunk) {
   const json::value first = json::parse(text);
   logprobs.Clear();
   EXPECT_EQ(first.at("tokens"), json::parse(R"(["token_id:5","token_id:17"])"));
+  EXPECT_EQ(first.at("token_logprobs"), json::parse("[-1,-2]"));
   EXPECT_EQ(first.at("text_offset"), json::parse("[0,10]"));
   EXPECT_EQ(first.at("top_logprobs").at(0).as_object().size(), 2u) << "the sampled one is there";
   EXPECT_EQ(first.at("top_logprobs").at(1).as_object().size(), 2u) << "the sampled one is added";
   logprobs.Add(Sampled(7, -3), 0, /*chat=*/false, names);
   const json::value second = json::parse(logprobs.Json(/*chat=*/false));
+  EXPECT_EQ(second.at("tokens"), json::parse(R"(["token_id:7"])"));
+  EXPECT_EQ(second.at("token_logprobs").as_array().size(), 1u);
   EXPECT_EQ(second.at("text_offset"), json::parse("[21]"));
   EXPECT_TRUE(second.at("top_logprobs").at(0).is_null());
+}
+
+TEST(LogprobsJsonTest, NoMoreAlternativesAreThereThanWereAskedFor) {
+  for (const bool chat : {false, true}) {
+    LogprobsJson logprobs;
+    logprobs.Add(Sampled(5, -1, {5, 6, 7}), 2, chat, TokenNames());
+    const std::string text = logprobs.Json(chat);
+    EXPECT_EQ(CountOf("token_id:6", text), 1);
+    EXPECT_EQ(CountOf("token_id:7", text), 0);
+  }
+}
+
+TEST(LogprobsJsonTest, AllThatIsKeptIsMeasured) {
+  for (const bool chat : {false, true}) {
+    const int64_t frame = std::ssize(LogprobsJson().Json(chat));
+    LogprobsJson logprobs;
+    EXPECT_EQ(logprobs.num_bytes(), 0);
+    logprobs.Add(Sampled(5, -1, {5, 6}), 2, chat, TokenNames());
+    logprobs.Add(Sampled(7, -3), 0, chat, TokenNames());
+    EXPECT_EQ(logprobs.num_bytes(), std::ssize(logprobs.Json(chat)) - frame);
+  }
 }
 
 TEST(LogprobsJsonTest, OffsetsCountCharactersAndBytesAreOfTheToken) {
@@ -284,8 +346,18 @@ TEST(LogprobsJsonTest, OffsetsCountCharactersAndBytesAreOfTheToken) {
   EXPECT_EQ(bytes, "é!");
   const json::array offsets =
       json::parse(completion.Json(/*chat=*/false)).at("text_offset").as_array();
-  EXPECT_EQ(offsets.size(), ids.size());
-  EXPECT_LE(offsets.back().as_int64(), 3);
+  ASSERT_EQ(offsets.size(), ids.size());
+  int64_t characters = 0, text_bytes = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(offsets[i], characters) << i;
+    const std::string text = names.Text(ids[i]);
+    for (const char c : text) {  // Those that go on with a character are 10xxxxxx.
+      const auto byte = static_cast<uint8_t>(c);
+      characters += byte < 0x80 || byte >= 0xC0 ? 1 : 0;
+    }
+    text_bytes += std::ssize(text);
+  }
+  EXPECT_LT(offsets.back().as_int64(), text_bytes - 1) << "else it tells nothing";
   EXPECT_EQ(TokenNames(tokenizer.get(), /*as_ids=*/true).Text(7), "token_id:7");
   EXPECT_EQ(TokenNames().BytesJson(7), "null");
 }

@@ -58,6 +58,25 @@ TEST_P(BadCompletionTest, IsRefusedNamingTheField) {
   EXPECT_EQ(HttpStatusOf(status), 400);
 }
 
+TEST(CompletionTest, AValueOfTheWrongKindIsNamedByItsKind) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("n":true)", "n must be an integer, not a boolean"},
+      {R"("n":"1")", "n must be an integer, not a string"},
+      {R"("n":[1])", "n must be an integer, not a list"},
+      {R"("n":{})", "n must be an integer, not an object"},
+      {R"("stream":1)", "stream must be a boolean, not a number"},
+      {R"("stream":-1.5)", "stream must be a boolean, not a number"},
+      {R"("stop":[null])", "stop[0] must be a string, not null"},
+      {R"("stop_token_ids":[1,"x"])", "stop_token_ids[1] must be an integer, not a string"},
+      {R"("stream":true,"stream_options":{"include_usage":1})",
+       "stream_options.include_usage must be a boolean, not a number"},
+  };
+  for (const auto& [fields, message] : cases) {
+    const absl::Status status = CompletionStatus("{\"prompt\":\"a\"," + std::string(fields) + "}");
+    EXPECT_EQ(status.message(), message) << fields;
+  }
+}
+
 TEST(CompletionTest, WhatIsRefusedIsToldAsItWasSent) {
   const std::pair<const char*, const char*> cases[] = {
       {R"("temperature":2.0000000001)", "temperature is 2.0000000001, must be from 0 to 2"},
@@ -81,9 +100,9 @@ std::string Biases(int count) {
   return "{" + out + "}";
 }
 
-std::string Repeat(const std::string& item, int count) {
+std::string Repeat(const std::string& item, size_t count) {
   std::string out;
-  for (int i = 0; i < count; ++i) out += (i > 0 ? "," : "") + item;
+  for (size_t i = 0; i < count; ++i) out += (i > 0 ? "," : "") + item;
   return out;
 }
 
@@ -106,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"max_tokens\":4,\"min_tokens\":5", "min_tokens"},
         BadField{"\"seed\":9223372036854775808", "seed"},
         BadField{"\"seed\":9223372036854775808.0", "seed"}, BadField{"\"seed\":0.5", "seed"},
-        BadField{"\"logprobs\":21", "logprobs"}, BadField{"\"logprobs\":-1", "logprobs"},
-        BadField{"\"logprobs\":true", "logprobs"},
+        BadField{"\"seed\":-1e300", "seed"}, BadField{"\"logprobs\":21", "logprobs"},
+        BadField{"\"logprobs\":-1", "logprobs"}, BadField{"\"logprobs\":true", "logprobs"},
         BadField{"\"prompt_logprobs\":21", "prompt_logprobs"},
         BadField{"\"prompt_logprobs\":1,\"stream\":true", "prompt_logprobs"},
         BadField{"\"stop\":7", "stop"}, BadField{"\"stop\":[1]", "stop"},
@@ -116,8 +135,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"\"stop\":\"" + std::string(1025, 's') + "\"", "stop"},
         BadField{"\"stop_token_ids\":[4096]", "stop_token_ids"},
         BadField{"\"stop_token_ids\":[-1]", "stop_token_ids"},
+        BadField{"\"stop_token_ids\":[1,\"x\"]", "stop_token_ids"},
+        BadField{"\"stop_token_ids\":[1.5]", "stop_token_ids"},
         BadField{"\"stop_token_ids\":3", "stop_token_ids"}, BadField{"\"stream\":1", "stream"},
         BadField{"\"stream_options\":{\"include_usage\":true}", "stream_options"},
+        BadField{"\"stream\":true,\"stream_options\":7", "stream_options"},
+        BadField{"\"add_special_tokens\":\"no\"", "add_special_tokens"},
         BadField{"\"stream\":true,\"stream_options\":{\"include_usage\":\"y\"}",
                  "stream_options.include_usage"},
         BadField{"\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":true}",
@@ -161,6 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BadField{"\"response_format\":{\"type\":\"json_object\"}", "response_format"},
                     BadField{"\"response_format\":\"text\"", "response_format"},
                     BadField{"\"modalities\":[\"audio\"]", "modalities"},
+                    BadField{"\"modalities\":[\"text\",7]", "modalities"},
+                    BadField{"\"response_format\":{\"type\":7}", "response_format"},
                     BadField{"\"truncate_prompt_tokens\":5", "truncate_prompt_tokens"}));
 
 TEST(JsonRequestTest, WhatWouldChangeTheAnswerAndIsNotSupportedIsRefused) {
@@ -227,6 +252,13 @@ TEST(JsonRequestTest, ABadBiasIsToldWithItsNumbers) {
   EXPECT_EQ(message(R"({"5":true})"), "logit_bias[5] must be a number, not a boolean");
 }
 
+TEST(JsonRequestTest, OfALongKeyThatIsThereTwiceABitIsToldAgain) {
+  const std::string entry = "\"" + std::string(10'000, 'k') + "\":1";
+  const absl::Status status = CompletionStatus("{" + entry + "," + entry + "}");
+  EXPECT_EQ(FieldOf(status), std::string(64, 'k'));
+  EXPECT_LT(status.message().size(), 200u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Repeated, BadCompletionTest,
                          testing::Values(BadField{"\"prompt\":\"b\"", "prompt"},
                                          BadField{"\"x\":{\"k\":1,\"k\":2}", "k"},
@@ -251,8 +283,9 @@ TEST(JsonRequestTest, PromptsThatAreNoneAreRefused) {
     EXPECT_EQ(HttpStatusOf(status), 400) << body;
     EXPECT_EQ(FieldOf(status), "prompt") << body;
   }
-  const std::string many = "{\"prompt\":[" + Repeat("\"a\"", kMaxPrompts + 1) + "]}";
-  EXPECT_EQ(FieldOf(CompletionStatus(many)), "prompt");
+  const auto many = [](size_t count) { return "{\"prompt\":[" + Repeat("\"a\"", count) + "]}"; };
+  EXPECT_TRUE(CompletionStatus(many(kMaxPrompts)).ok());
+  EXPECT_EQ(FieldOf(CompletionStatus(many(kMaxPrompts + 1))), "prompt");
   const std::string product = "{\"n\":128,\"prompt\":[" + Repeat("\"a\"", 9) + "]}";
   EXPECT_EQ(FieldOf(CompletionStatus(product)), "n");
 }
@@ -293,6 +326,8 @@ TEST(JsonRequestTest, NullsNeutralExtrasAndUnknownFieldsAskForNothing) {
       "logit_bias": {}, "best_of": 1, "suffix": null, "echo": false, "tools": [],
       "tool_choice": "none", "use_beam_search": false, "bad_words": [], "priority": 0,
       "response_format": {"type": "text"}, "user": "someone", "metadata": {"a": [1]},
+      "length_penalty": 1, "early_stopping": false, "prompt_embeds": "", "structured_outputs": {},
+      "function_call": "auto", "reasoning_effort": "none", "modalities": ["text"],
       "something_new": {"deep": [1, 2]}})");
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_TRUE(CheckRequest(*request, DemoModel(), /*isolate_cache=*/false).ok());
@@ -300,6 +335,7 @@ TEST(JsonRequestTest, NullsNeutralExtrasAndUnknownFieldsAskForNothing) {
   EXPECT_FALSE(request->temperature.has_value());
   EXPECT_FALSE(request->num_logprobs.has_value());
   EXPECT_FALSE(request->stream);
+  EXPECT_EQ(request->default_max_tokens, 16) << "as OpenAI's API has it";
 }
 
 TEST(JsonRequestTest, BestOfAsManyAsAreWantedAsksForNothing) {
@@ -340,6 +376,19 @@ TEST(JsonRequestTest, EveryCompletionFieldArrives) {
   EXPECT_EQ(r.add_special_tokens, false);
   EXPECT_EQ(r.cache_salt, "tenant");
   EXPECT_TRUE(CheckRequest(r, DemoModel(), /*isolate_cache=*/false).ok());
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt": "a", "seed": -9223372036854775808.0})")->seed,
+            INT64_MIN);
+}
+
+TEST(JsonRequestTest, AStreamThatEndsWithItsUsageIsAskedForSo) {
+  for (const bool usage : {false, true}) {
+    const absl::StatusOr<GenerateRequest> request = ParseCompletionRequest(
+        R"({"prompt": "a", "stream": true, "stream_options": {"include_usage": )" +
+        std::string(usage ? "true" : "false") + R"(, "continuous_usage_stats": false}})");
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_TRUE(request->stream);
+    EXPECT_EQ(request->include_usage, usage);
+  }
 }
 
 TEST(JsonRequestTest, AListOfIdsIsOnePrompt) {
@@ -375,7 +424,16 @@ TEST(JsonRequestTest, BadChatsAreRefusedNamingTheField) {
        "messages[0].content[0].type"},
       {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})",
        "messages[0].content[0].text"},
+      {R"({"messages":[{"role":"user","content":["a"]}]})", "messages[0].content[0]"},
+      {R"({"messages":[{"role":"user","content":[{"text":"a"}]}]})", "messages[0].content[0].type"},
+      {R"({"messages":[{"role":"user","content":[{"type":"text","text":5}]}]})",
+       "messages[0].content[0].text"},
+      {R"({"messages":[{"role":"user","content":"a"},{"role":"user","content":null}]})",
+       "messages[1].content"},
       {R"({"messages":[{"role":"assistant","tool_calls":[{}]}]})", "messages[0].tool_calls"},
+      {R"({"messages":[{"role":"assistant","function_call":{"name":"f"}}]})",
+       "messages[0].function_call"},
+      {R"({"messages":[{"role":"assistant","audio":{"id":"a"}}]})", "messages[0].audio"},
       {R"({"messages":[{"role":"user","content":"a"}],"top_logprobs":2})", "top_logprobs"},
       {R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":21})",
        "top_logprobs"},
@@ -393,6 +451,22 @@ TEST(JsonRequestTest, BadChatsAreRefusedNamingTheField) {
   }
 }
 
+TEST(JsonRequestTest, AConversationMayHaveSoManyMessages) {
+  const auto chat = [](size_t count) {
+    return "{\"messages\":[" + Repeat(R"({"role":"user","content":"a"})", count) + "]}";
+  };
+  EXPECT_TRUE(ChatStatus(chat(kMaxMessages)).ok());
+  EXPECT_EQ(FieldOf(ChatStatus(chat(kMaxMessages + 1))), "messages");
+}
+
+TEST(JsonRequestTest, WhatAMessageHasForNothingAsksForNothing) {
+  const absl::StatusOr<GenerateRequest> request = ParseChatRequest(
+      R"({"messages":[{"role":"assistant","content":"a","tool_calls":[],"function_call":{},)"
+      R"("audio":null}],"logprobs":false,"top_logprobs":0})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FALSE(request->num_logprobs.has_value());
+}
+
 TEST(JsonRequestTest, ChatLogprobsAndNewerMaxTokensArrive) {
   const absl::StatusOr<GenerateRequest> request = ParseChatRequest(
       R"({"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":5,)"
@@ -401,6 +475,7 @@ TEST(JsonRequestTest, ChatLogprobsAndNewerMaxTokensArrive) {
   EXPECT_EQ(request->num_logprobs, 5);
   EXPECT_EQ(request->max_tokens, 9);
   EXPECT_FALSE(request->default_max_tokens.has_value());
+  EXPECT_EQ(request->names.prompt, "messages") << "what else is wrong is at a field of the chat";
 }
 
 TEST(JsonRequestTest, WhatAChatSaysOfItsTemplateArrives) {
