@@ -16,10 +16,10 @@ namespace tandem {
 // InvalidArgument for what no GenerateRequest can say (no prompt); ranges are CheckRequest's.
 absl::StatusOr<GenerateRequest> FromInferenceProto(const v1::GenerateRequest& in);
 
-// Makes the responses of one call.
 // What a response that is not streamed takes for this output, parsed and serialized.
 int64_t ResponseBytes(const CallOutput& output);
 
+// Makes the responses of one call.
 class InferenceAnswer {
  public:
   explicit InferenceAnswer(const v1::GenerateRequest& request);

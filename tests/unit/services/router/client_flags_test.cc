@@ -1,8 +1,10 @@
 #include "services/router/app/client_flags.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -30,6 +32,11 @@ TEST(ClientFlagsTest, ReachARouterAsTheyWereGiven) {
   ASSERT_TRUE(flags.Parse(given).ok());
   EXPECT_EQ(clients.Arguments(), given);
   EXPECT_EQ(given.size(), flags.Values().size()) << "one of them is not handed on";
+  const absl::StatusOr<ClientFlags::Addresses> addresses = clients.Check();
+  ASSERT_TRUE(addresses.ok()) << addresses.status();
+  EXPECT_EQ(addresses->http.port, 1);
+  EXPECT_EQ(addresses->grpc.port, 2);
+  EXPECT_EQ(addresses->admin->port, 3);
 }
 
 TEST(ClientFlagsTest, AnAddressBeyondLoopbackNeedsTlsAndKnownClients) {
@@ -49,6 +56,19 @@ TEST(ClientFlagsTest, AnAddressBeyondLoopbackNeedsTlsAndKnownClients) {
     EXPECT_TRUE(accepted({address, "--insecure-public-listen"})) << address;
   }
   EXPECT_TRUE(accepted({"--http=127.0.0.1:1", "--grpc=127.0.0.1:2"}));
+}
+
+TEST(ClientFlagsTest, WhatCannotBeMeantIsNamed) {
+  for (const auto& [given, flag] :
+       {std::pair("--http=nowhere", "--http: "), std::pair("--grpc=nowhere", "--grpc: "),
+        std::pair("--admin=nowhere", "--admin: "),
+        std::pair("--memory-limit=1MiB", "--memory-limit: ")}) {
+    ClientFlags clients;
+    FlagSet flags("program", "");
+    clients.Declare(&flags);
+    ASSERT_TRUE(flags.Parse({given}).ok()) << given;
+    EXPECT_THAT(std::string(clients.Check().status().message()), testing::StartsWith(flag));
+  }
 }
 
 TEST(ClientFlagsTest, HalfOfTlsIsRefused) {
