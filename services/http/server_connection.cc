@@ -432,7 +432,6 @@ void ServerConnection::EndUnread() {
   request_id_ = RequestIdOf(parser_->get());
   keep_alive_ = false;
   head_only_ = parser_->get().method() == http::verb::head;
-  complete_ = false;
   discard_after_ = true;
   exchange_ = std::make_shared<Exchange>(shared_from_this());
   parser_.reset();  // What was read of the body goes before the answer is made.
@@ -459,9 +458,6 @@ HttpRequest ServerConnection::Header() const {
 void ServerConnection::Answer(std::string_view rest) {
   auto& message = parser_->get();
   head_only_ = message.method() == http::verb::head;
-  chunked_ = false;
-  complete_ = false;
-  discard_after_ = false;
   keep_alive_ = message.keep_alive();
 
   HttpRequest request = Header();

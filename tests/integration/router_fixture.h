@@ -32,6 +32,7 @@ class RouterFixture : public testing::Test {
                           .grpc = {.ip = "127.0.0.1"},
                           .liveness_scale = 5,
                           .secret = secret_,
+                          .api_key_file = api_key_file_,
                           .memory_limit_bytes = memory_limit_bytes_};
     for (size_t i = 0; i < workers.size(); ++i) {
       workers[i].name = "fake-" + std::to_string(i);
@@ -60,6 +61,7 @@ class RouterFixture : public testing::Test {
   double Metric(const std::string& sample) { return MetricValue(Metrics(), sample); }
 
   FleetSecret secret_;              // The router's.
+  std::string api_key_file_;        // None: clients need no key.
   int64_t memory_limit_bytes_ = 0;  // 0: the router's default.
   std::vector<FakeWorkerOptions> options_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;

@@ -13,10 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "services/router/api_limits.h"
+#include "services/server/api_keys.h"
 #include "services/server/http2_gate.h"
 #include "services/server/open_calls.h"
 #include "tandem/v1/inference.grpc.pb.h"
 #include "tests/integration/router_fixture.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -105,6 +107,42 @@ TEST_F(RouterGrpcTest, AWholeAnswerIsChargedAsItGrows) {
   EXPECT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") < least; }));
 }
 
+TEST_F(RouterGrpcTest, WhatIsTooLongForAWholeAnswerIsStreamed) {
+  FakeWorkerOptions options;
+  options.max_model_tokens = 8000;
+  options.hold_after_tokens = 1;
+  StartAndDial({options});
+  v1::GenerateRequest request = Request(2000);
+  request.mutable_sampling()->set_num_sequences(128);
+  request.mutable_response()->mutable_output_candidates()->set_top_n(20);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT);
+  grpc::ClientContext context;
+  const auto stream = inference_->GenerateStream(&context, request);
+  v1::GenerateResponse response;
+  EXPECT_TRUE(stream->Read(&response));
+  context.TryCancel();
+  stream->Finish();
+}
+
+TEST_F(RouterGrpcTest, AMessageMayBeSoLongAndNoLonger) {
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request;
+  request.set_text(std::string(kMaxGrpcMessageBytes - 5, ' '));
+  ASSERT_EQ(request.ByteSizeLong(), kMaxGrpcMessageBytes);
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::INVALID_ARGUMENT) << "too long for its context";
+  request.mutable_text()->push_back(' ');
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(RouterGrpcTest, ALongRequestNeedsRoomToWaitIn) {
+  memory_limit_bytes_ = int64_t{16} << 20;
+  StartAndDial({FakeWorkerOptions()});
+  v1::GenerateRequest request;
+  request.set_text(std::string(3 << 20, ' '));
+  EXPECT_EQ(CodeOf(request), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Metric("tandem_refused_calls_total{code=\"RESOURCE_EXHAUSTED\"}"), 1);
+}
+
 TEST_F(RouterGrpcTest, AStreamSaysTheSameTokenByToken) {
   StartAndDial({FakeWorkerOptions()});
   grpc::ClientContext context;
@@ -187,6 +225,7 @@ TEST_F(RouterGrpcTest, ACallsDeadlineIsItsRequests) {
   v1::GenerateResponse response;
   EXPECT_EQ(inference_->Generate(&context, Request(50), &response).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_GT(workers_[0]->last_submit().spec.time_left_us, 0);
   EXPECT_LE(workers_[0]->last_submit().spec.time_left_us, 3'000'000);  // gRPC rounds it up.
   EXPECT_TRUE(Eventually([&] { return workers_[0]->num_running() == 0; }));
   // The session to the worker stands: what was cancelled late was cancelled in a valid way.
@@ -197,10 +236,13 @@ TEST_F(RouterGrpcTest, ACallsDeadlineIsItsRequests) {
 
 TEST_F(RouterGrpcTest, ADeadlineFarAwayCannotHurtASession) {
   StartAndDial({FakeWorkerOptions()});
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(24 * 100));
-  v1::GenerateResponse response;
-  EXPECT_TRUE(inference_->Generate(&context, Request(3), &response).ok());
+  for (const int days : {100, 4000}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(24 * days));
+    v1::GenerateResponse response;
+    EXPECT_TRUE(inference_->Generate(&context, Request(3), &response).ok());
+    EXPECT_EQ(workers_[0]->last_submit().spec.time_left_us > 0, days < 365) << "else it is none";
+  }
 }
 
 TEST_F(RouterGrpcTest, ABiasReachesTheWorkerInRisingIds) {
@@ -420,7 +462,7 @@ TEST_F(RouterGrpcTest, ARouterThatEndsTellsItsClientsWhy) {
 
 TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   StartAndDial({FakeWorkerOptions()});
-  grpc::ClientContext server_context, model_context, health_context, unknown_context;
+  grpc::ClientContext server_context, model_context, unknown_context;
   v1::ServerInfo server;
   ASSERT_TRUE(control_->GetServerInfo(&server_context, {}, &server).ok());
   EXPECT_EQ(server.num_workers(), 1);
@@ -433,12 +475,23 @@ TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   EXPECT_EQ(model.vocab_size(), 4096);
   EXPECT_EQ(model.system_fingerprint(), "fake-numerics");
 
+  EXPECT_EQ(server.api_version(), "tandem.v1");
+  EXPECT_EQ(server.engine_version(), TANDEM_VERSION);
+  EXPECT_EQ(server.instance_id(), "router");
+  EXPECT_EQ(model.model_id(), "demo_model");
+  EXPECT_THAT(model.served_model_aliases(), testing::ElementsAre("default"));
+  EXPECT_TRUE(model.supports_text_input() && model.supports_token_ids_input());
+  EXPECT_THAT(model.eos_token_ids(), testing::ElementsAre(1));
+
   const auto health = grpc::health::v1::Health::NewStub(channel_);
   grpc::health::v1::HealthCheckRequest check;
   grpc::health::v1::HealthCheckResponse status;
-  check.set_service("tandem.v1.Inference");
-  ASSERT_TRUE(health->Check(&health_context, check, &status).ok());
-  EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  for (const char* const service : {"tandem.v1.Inference", "tandem.v1.Control"}) {
+    grpc::ClientContext health_context;
+    check.set_service(service);
+    ASSERT_TRUE(health->Check(&health_context, check, &status).ok()) << service;
+    EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  }
   check.set_service("nothing");
   EXPECT_EQ(health->Check(&unknown_context, check, &status).error_code(),
             grpc::StatusCode::NOT_FOUND);
@@ -450,6 +503,39 @@ TEST_F(RouterGrpcTest, InfoAndHealthTellWhatIsServed) {
   router_->BeginDrain();
   ASSERT_TRUE(watch->Read(&status));
   EXPECT_EQ(status.status(), grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+}
+
+TEST_F(RouterGrpcTest, WithKeysWhoHasNoneHearsOnlyHowItIs) {
+  const TempFolder folder;
+  const std::string key = MakeApiKey(), wrong = MakeApiKey();
+  api_key_file_ = folder.Write("keys", ApiKeyLine("ann", key));
+  StartAndDial({FakeWorkerOptions()});
+  const auto codes = [this](const std::vector<std::string>& keys) {
+    grpc::ClientContext whole, streamed, control;
+    for (grpc::ClientContext* context : {&whole, &streamed, &control}) {
+      for (const std::string& shown : keys) context->AddMetadata("authorization", shown);
+    }
+    v1::GenerateResponse response;
+    v1::ServerInfo server;
+    const auto stream = inference_->GenerateStream(&streamed, Request(1));
+    while (stream->Read(&response)) {
+    }
+    return std::vector<int>{inference_->Generate(&whole, Request(1), &response).error_code(),
+                            stream->Finish().error_code(),
+                            control_->GetServerInfo(&control, {}, &server).error_code()};
+  };
+  const std::vector<int> refused(3, grpc::StatusCode::UNAUTHENTICATED);
+  const std::string good = "Bearer " + key, bad = "Bearer " + wrong;
+  for (const auto& keys :
+       std::vector<std::vector<std::string>>{{}, {bad}, {good, bad}, {bad, good}, {good, good}}) {
+    EXPECT_EQ(codes(keys), refused) << keys.size();
+  }
+  EXPECT_EQ(workers_[0]->num_submits(), 0);
+  EXPECT_EQ(codes({good}), std::vector<int>(3, grpc::StatusCode::OK));
+  grpc::ClientContext context;
+  grpc::health::v1::HealthCheckResponse status;
+  const auto health = grpc::health::v1::Health::NewStub(channel_);
+  EXPECT_TRUE(health->Check(&context, {}, &status).ok()) << "load balancers have none";
 }
 
 TEST_F(RouterGrpcTest, WhoIsGoneIsOfNoUseToAServer) {
@@ -465,8 +551,11 @@ TEST_F(RouterGrpcTest, WhoIsGoneIsOfNoUseToAServer) {
   EXPECT_EQ(info().kv_block_size(), 16);
   workers_[1].reset();
   EXPECT_TRUE(Eventually([&] { return info().total_kv_blocks() == 1024; }));
+  EXPECT_TRUE(info().ready());
   EXPECT_EQ(info().max_running_requests(), 64);
   EXPECT_EQ(info().num_workers(), 2) << "it may come back";
+  workers_[0].reset();
+  EXPECT_TRUE(Eventually([&] { return !info().ready(); }));
 }
 
 TEST_F(RouterGrpcTest, ADrainSendsClientsElsewhereAndLosesNoCall) {

@@ -53,6 +53,7 @@ TEST_F(RouterHttpTest, HoweverManyScrapeAWorkerIsAskedOnceAtATime) {
 }
 
 TEST_F(RouterHttpTest, ProbesAndModelCards) {
+  const int64_t begun_s = WallClockSeconds();
   Start();
   RawHttp client(http());
   EXPECT_EQ(client.Exchange("/health").status, 200);
@@ -62,9 +63,17 @@ TEST_F(RouterHttpTest, ProbesAndModelCards) {
   const json::object& card = models.at("data").at(0).as_object();
   EXPECT_EQ(card.at("id"), "demo_model");
   EXPECT_EQ(card.at("max_model_len"), 1024);  // The worker's, which is less than the model's.
+  EXPECT_GE(card.at("created").as_int64(), begun_s);
+  EXPECT_LE(card.at("created").as_int64(), WallClockSeconds());
+  EXPECT_EQ(card.at("object"), "model");
+  EXPECT_EQ(card.at("root"), "demo_model");
+  EXPECT_EQ(json::parse(client.Exchange("/v1/models/demo_mode%6C").body), card);
+  EXPECT_EQ(client.Exchange("/v1/models/").status, 404);
   EXPECT_EQ(client.Exchange("/v1/models/demo_model").status, 200);
   EXPECT_EQ(client.Exchange("/v1/models/default").status, 200);
-  EXPECT_EQ(client.Exchange("/v1/models/other").status, 404);
+  const RawAnswer other = client.Exchange("/v1/models/other");
+  EXPECT_EQ(other.status, 404);
+  EXPECT_THAT(other.body, HasSubstr("model_not_found"));
   EXPECT_EQ(client.Exchange("/v1/models/demo%5Fmodel").status, 200);
   EXPECT_THAT(client.Exchange("/v1/models/a%2Fb%zz%4").body, HasSubstr("\\\"a/b%zz%4\\\""));
   client.Send(
@@ -150,6 +159,7 @@ TEST_F(RouterHttpTest, InAChatTheRoleTravelsWithTheFirstToken) {
       R"("messages":[{"role":"user","content":"hello"}],"max_tokens":12,"seed":1)";
   const json::object whole = PostOk("/v1/chat/completions", "{" + fields + "}");
   EXPECT_EQ(whole.at("object"), "chat.completion");
+  EXPECT_THAT(std::string(whole.at("id").as_string()), testing::StartsWith("chatcmpl-"));
   EXPECT_EQ(whole.at("choices").at(0).at("message").at("role"), "assistant");
   // The template's begin token, <|user|>, hello, <|assistant|>.
   EXPECT_GE(whole.at("usage").at("prompt_tokens").as_int64(), 4);
@@ -354,6 +364,15 @@ TEST_F(RouterHttpTest, WhatEncodingTakesIsChargedToItsClient) {
   ASSERT_TRUE(Eventually([&] { return Metric("tandem_memory_held_bytes") < 10'000'000; }));
   EXPECT_EQ(ask(21'000).status, 200);
   EXPECT_LT(Metric("tandem_memory_held_bytes"), 10'000'000) << "given back";
+}
+
+TEST_F(RouterHttpTest, ALongBodyNeedsRoomToWaitIn) {
+  memory_limit_bytes_ = int64_t{16} << 20;
+  Start();
+  const RawAnswer refused = Post("/v1/completions", std::string(3 << 20, ' '));
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_THAT(refused.body, testing::AllOf(HasSubstr("wait to be tokenized"), HasSubstr("3145728"),
+                                           HasSubstr("2097152 of one client's")));
 }
 
 TEST_F(RouterHttpTest, ValuesOfABodyAreChargedBeforeTheyAreParsedAndRendered) {
@@ -599,8 +618,9 @@ TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndEveryAnswerIsTheLast) {
   FakeWorkerOptions options;
   options.hold_after_tokens = 2;
   Start({options});
-  RawHttp client(http()), idle(http());
+  RawHttp client(http()), idle(http()), uploading(http());
   EXPECT_EQ(idle.Exchange("/health").status, 200);
+  uploading.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n12");
   client.SendRequest("/v1/completions", R"({"prompt":"a","max_tokens":8,"stream":true})");
   ASSERT_TRUE(client.ReadUntil("data: "));
   router_->BeginDrain();
@@ -609,6 +629,10 @@ TEST_F(RouterHttpTest, ADrainLetsRunningStreamsEndAndEveryAnswerIsTheLast) {
   EXPECT_FALSE(router_->Drained());
   workers_[0]->ReleaseHeld();
   EXPECT_THAT(client.Read().body, HasSubstr("[DONE]"));
+  EXPECT_TRUE(Eventually([&] { return router_->num_requests() == 0; }));
+  EXPECT_FALSE(router_->Drained()) << "a request is on its way";
+  uploading.Send("34");
+  EXPECT_EQ(uploading.Read().status, 415);
   EXPECT_TRUE(Eventually([&] { return router_->Drained(); }));
 }
 

@@ -2,17 +2,25 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <openssl/ssl.h>
 
 #include <boost/json.hpp>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "runtime/kv_cache/block_hash.h"
 #include "runtime/routing/prefix_index.h"
+#include "services/router/api_limits.h"
+#include "services/server/api_keys.h"
+#include "services/server/listen_socket.h"
 #include "tests/integration/router_fixture.h"
+#include "tests/support/certificates.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -125,6 +133,188 @@ TEST_F(RouterStartTest, ARouterServesUnderItsNameAndWithinSaltsIfItIsToldTo) {
   const RawAnswer unsalted = ask(R"("model":"mine")");
   EXPECT_EQ(unsalted.status, 400);
   EXPECT_EQ(json::parse(unsalted.body).at("error").at("param"), "cache_salt");
+}
+
+TEST_F(RouterStartTest, WithKeysWhoHasNoneIsToldSoBeforeTheBody) {
+  const TempFolder folder;
+  const std::string key = MakeApiKey();
+  const FakeWorker& worker = AddWorker({});
+  Begin({.workers = {worker.address()},
+         .cors_origins = {"https://chat.example"},
+         .api_key_file = folder.Write("keys", ApiKeyLine("ann", key))});
+  ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+  const std::string with = "Authorization: Bearer " + key + "\r\n";
+  const std::string wrong = "Authorization: Bearer " + MakeApiKey() + "\r\n";
+  for (const std::string& headers : {std::string(), wrong, with + wrong, wrong + with}) {
+    for (const char* const path : {"/v1/models", "/metrics", "/version", "/nothing"}) {
+      const RawAnswer answer = RawHttp(http()).Exchange(path, "", headers);
+      EXPECT_EQ(answer.status, 401) << path << " " << headers;
+      EXPECT_EQ(answer.headers.at("www-authenticate"), "Bearer");
+      const json::value error = json::parse(answer.body).at("error");
+      EXPECT_EQ(error.at("code"), "invalid_api_key");
+      EXPECT_EQ(error.at("type"), "authentication_error");
+    }
+    RawHttp posting(http());
+    posting.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + headers +
+                 "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n");
+    EXPECT_EQ(posting.Read().status, 401);
+  }
+  RawHttp client(http());
+  EXPECT_EQ(client.Exchange("/health").status, 200);
+  EXPECT_EQ(client.Exchange("/ready").status, 200);
+  client.Send(
+      "OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+      "Origin: https://chat.example\r\nAccess-Control-Request-Method: POST\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 200) << "a page asks without it";
+  EXPECT_EQ(worker.num_submits(), 0);
+  const std::string body = R"({"prompt":"a","max_tokens":1})";
+  EXPECT_EQ(client.Exchange("/v1/completions", body, with).status, 200);
+  EXPECT_EQ(client.Exchange("/metrics", "", with).status, 200);
+}
+
+TEST_F(RouterStartTest, WhoCallsARouterByAStrangeNameIsToldSoBeforeTheBody) {
+  Begin({.workers = {"127.0.0.1:1"}, .allowed_hosts = {"box.example"}});
+  for (const auto& [host, status] :
+       {std::pair("evil.example", 403), std::pair("box.example", 404)}) {
+    RawHttp client(http());
+    client.Send("GET /nothing HTTP/1.1\r\nHost: " + std::string(host) + "\r\n\r\n");
+    EXPECT_EQ(client.Read().status, status) << host;
+  }
+  RawHttp posting(http());
+  posting.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: evil.example\r\n"
+      "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n");
+  EXPECT_EQ(posting.Read().status, 403);
+}
+
+TEST_F(RouterStartTest, APageThatMayUseARouterReadsItsAnswers) {
+  Begin({.workers = {"127.0.0.1:1"}, .cors_origins = {"https://chat.example"}});
+  const std::string page = "Origin: https://chat.example\r\n";
+  RawHttp client(http());
+  for (const auto& [answer, status] :
+       {std::pair(client.Exchange("/v1/models", "", page), 200),
+        std::pair(client.Exchange("/v1/nothing", "", page), 404),
+        std::pair(client.Exchange("/v1/completions", "{}", page), 400)}) {
+    EXPECT_EQ(answer.status, status);
+    EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "https://chat.example");
+  }
+  EXPECT_EQ(client.Exchange("/v1/models").headers.count("access-control-allow-origin"), 0u);
+  for (const auto& [path, methods] :
+       {std::pair("/v1/completions", "POST"), std::pair("/v1/models", "GET, HEAD")}) {
+    client.Send("OPTIONS " + std::string(path) + " HTTP/1.1\r\nHost: localhost\r\n" + page +
+                "Access-Control-Request-Method: POST\r\n\r\n");
+    const RawAnswer asked = client.Read();
+    EXPECT_EQ(asked.status, 200) << path;
+    EXPECT_EQ(asked.headers.at("access-control-allow-methods"), methods);
+  }
+}
+
+TEST_F(RouterStartTest, WhereThereIsAnAddressForOperatorsMetricsAreThereAlone) {
+  const FakeWorker& worker = AddWorker({});
+  Begin({.workers = {worker.address()}, .admin = ListenAddress{.ip = "127.0.0.1"}});
+  const int admin = router_->admin_port();
+  RawHttp client(http());
+  EXPECT_EQ(client.Exchange("/health").status, 200);
+  EXPECT_EQ(MetricValue(RawHttp(admin).Exchange("/metrics").body, "tandem_http_connections"), 1);
+  EXPECT_EQ(RawHttp(admin).Exchange("/health").status, 200);
+  ASSERT_TRUE(Eventually([&] { return RawHttp(admin).Exchange("/ready").status == 200; }));
+  EXPECT_THAT(RawHttp(admin).Exchange("/ready").body, HasSubstr("\"workers\":1"));
+  const std::string own = RawHttp(admin).Exchange("/metrics").body;
+  EXPECT_EQ(MetricValue(own, R"(tandem_workers{role="hybrid",state="healthy"})"), 1);
+  const std::string of_worker = R"(tandem_fake_submits_total{worker="fake-0"})";
+  EXPECT_EQ(MetricValue(own, of_worker), -1);
+  EXPECT_EQ(MetricValue(RawHttp(admin).Exchange("/metrics/fleet").body, of_worker), 0);
+  EXPECT_EQ(RawHttp(admin).Exchange("/v1/models").status, 404);
+  EXPECT_EQ(RawHttp(http()).Exchange("/metrics").status, 404);
+  router_->BeginDrain();
+  EXPECT_EQ(RawHttp(admin).Exchange("/ready").status, 503);
+}
+
+// Whether a client of TLS that shows no certificate is answered there.
+bool AnswersTls(int port) {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  SSL_CTX_free);
+  const std::unique_ptr<BIO, decltype(&BIO_free_all)> client(BIO_new_ssl_connect(context.get()),
+                                                             BIO_free_all);
+  BIO_set_conn_hostname(client.get(), absl::StrCat("127.0.0.1:", port).c_str());
+  BIO_puts(client.get(), "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  char bytes[100];
+  const int got = BIO_read(client.get(), bytes, sizeof(bytes));
+  return got > 0 && std::string_view(bytes, got).starts_with("HTTP/1.1 200 ");
+}
+
+TEST_F(RouterStartTest, WithTlsNobodyIsServedWithoutItAndProbesNeedNoCertificate) {
+  const TempFolder folder;
+  const TestAuthority authority;
+  const TestCertificate shown = authority.Issue("localhost");
+  const TlsFiles files{.certificate = folder.Write("certificate", shown.pem),
+                       .key = folder.Write("key", shown.key)};
+  TlsFiles with_clients = files;
+  with_clients.client_authorities = folder.Write("authorities", authority.pem());
+  for (const TlsFiles& tls : {files, with_clients}) {
+    Begin({.workers = {"127.0.0.1:1"}, .admin = ListenAddress{.ip = "127.0.0.1"}, .tls = tls});
+    EXPECT_EQ(RawHttp(http()).Exchange("/health").status, 0);
+    EXPECT_EQ(RawHttp(router_->admin_port()).Exchange("/health").status, 0);
+    constexpr uint8_t kStreams = 3;
+    EXPECT_FALSE(TellsSetting(router_->grpc_port(), kStreams, kMaxGrpcStreams));
+    EXPECT_EQ(AnswersTls(http()), tls.client_authorities.empty());
+    EXPECT_TRUE(AnswersTls(router_->admin_port()));
+  }
+}
+
+TEST_F(RouterStartTest, WhatCannotBeOpenedIsNamedByItsFlag) {
+  const ListenSocket taken = *ListenSocket::Open("127.0.0.1:0");
+  const auto why = [](const RouterOptions& options) {
+    return std::string(RouterApp::Create(options).status().message());
+  };
+  const ListenAddress free{.ip = "127.0.0.1"};
+  const ListenAddress other{.ip = "127.0.0.1", .port = taken.port()};
+  RouterOptions options{.model = Folder(), .workers = {"127.0.0.1:1"}, .http = free, .grpc = free};
+  options.http = other;
+  EXPECT_THAT(why(options), testing::StartsWith("--http: "));
+  options.http = free;
+  options.grpc = other;
+  EXPECT_THAT(why(options), testing::StartsWith("--grpc: "));
+  options.grpc = free;
+  options.admin = other;
+  EXPECT_THAT(why(options), testing::StartsWith("--admin: "));
+  options.admin.reset();
+  options.api_key_file = "/nonexistent/keys";
+  EXPECT_THAT(why(options), testing::StartsWith("--api-key-file: "));
+  options.api_key_file.clear();
+  options.memory_limit_bytes = INT64_MAX;
+  EXPECT_THAT(why(options), testing::StartsWith("--memory-limit: "));
+  options.memory_limit_bytes = 0;
+  EXPECT_EQ(why(options), "");
+}
+
+// What two routers ask of one worker is never the same request, nor the same draw.
+TEST_F(RouterStartTest, NoTwoRoutersAreAlike) {
+  const FakeWorker& worker = AddWorker({});
+  std::set<uint64_t> seeds, incarnations;
+  for (int i = 0; i < 2; ++i) {
+    Begin({.workers = {worker.address()}});
+    ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+    PostOk("/v1/completions", R"({"prompt":"a","max_tokens":1})");
+    seeds.insert(worker.last_submit().spec.sampling.seed);
+    incarnations.insert(worker.last_submit().attempt.request.router_incarnation);
+  }
+  EXPECT_EQ(seeds.size(), 2u);
+  EXPECT_EQ(incarnations.size(), 2u);
+}
+
+TEST_F(RouterStartTest, PromptsGoToPrefillWorkersAsItIsToldTo) {
+  const FakeWorker& hybrid = AddWorker({.name = "hybrid"});
+  const FakeWorker& prefill = AddWorker({.name = "prefill", .role = WorkerRole::kPrefill});
+  for (const auto& [policy, name] : {std::pair(DisaggregatePolicy::kAuto, ""),
+                                     std::pair(DisaggregatePolicy::kAlways, "prefill")}) {
+    Begin({.workers = {hybrid.address(), prefill.address()}, .disaggregate = policy});
+    ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+    const std::vector<int> prompt(100, 5);  // By itself it does so from 256 on.
+    PostOk("/v1/completions",
+           absl::StrCat(R"({"max_tokens":1,"prompt":[)", absl::StrJoin(prompt, ","), "]}"));
+    EXPECT_EQ(hybrid.last_submit().prefill.worker.name, name);
+  }
 }
 
 // Caches may hold more than a router has room to know of: the oldest is forgotten.

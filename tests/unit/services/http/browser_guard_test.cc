@@ -33,13 +33,14 @@ struct Recorded final : HttpExchange {
     last_status = status;
     headers = std::move(sent);
   }
-  void Write(std::string) override {}
-  void EndStream() override {}
-  void Post(std::function<void()>) override {}
-  void OnLeft(std::function<void()>) override {}
+  void Write(std::string bytes) override { calls += "write " + bytes + ", "; }
+  void EndStream() override { calls += "end, "; }
+  void Post(std::function<void()> work) override { work(); }
+  void OnLeft(std::function<void()> left) override { left(); }
 
   int last_status = 0;
   Headers headers;
+  std::string calls;
 };
 
 TEST(BrowserGuardTest, OnLoopbackOnlyItsOwnNamesAreHosts) {
@@ -61,6 +62,7 @@ TEST(BrowserGuardTest, OnLoopbackOnlyItsOwnNamesAreHosts) {
             400);
   EXPECT_THAT(guard.CheckHost(With({{"host", "evil\x01"}}))->message,
               testing::AllOf(HasSubstr("evil?"), HasSubstr("--allowed-host")));
+  EXPECT_LT(guard.CheckHost(With({{"host", std::string(10'000, 'h')}}))->message.size(), 300u);
 }
 
 TEST(BrowserGuardTest, NamesAFlagOnlyWhereThereIsOne) {
@@ -140,6 +142,18 @@ TEST(BrowserGuardTest, OnlyConfiguredPagesMayReadAnswers) {
   EXPECT_THAT(headers_for({{"origin", "https://chat.example"}}),
               UnorderedElementsAre(Pair("X", "kept"), Pair("Vary", "Origin"),
                                    Pair("Access-Control-Allow-Origin", "https://chat.example")));
+}
+
+TEST(BrowserGuardTest, ToAConfiguredPageAllIsWrittenAsToAnybody) {
+  const BrowserGuard guard(
+      {.address = {.ip = "127.0.0.1"}, .cors_origins = {"https://chat.example"}});
+  const auto recorded = std::make_shared<Recorded>();
+  const auto exchange = guard.ForOrigin(With({{"origin", "https://chat.example"}}), recorded);
+  exchange->Write("a");
+  exchange->Post([&] { recorded->calls += "posted, "; });
+  exchange->OnLeft([&] { recorded->calls += "left, "; });
+  exchange->EndStream();
+  EXPECT_EQ(recorded->calls, "write a, posted, left, end, ");
 }
 
 TEST(BrowserGuardTest, PreflightIsAnsweredForConfiguredPages) {

@@ -233,5 +233,17 @@ TEST_F(HttpDrainTest, AfterItsEndAStreamThatSaidOtherwiseIsTheLast) {
   EXPECT_TRUE(OneIsClosed());
 }
 
+TEST_F(HttpDrainTest, AfterItsEndNoneBegins) {
+  RawHttp client(Serve([](HttpTimes* times) { times->discard_in_drain = 0ms; }));
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  server_->EndDrain();
+  server_->BeginDrain();
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_TRUE(client.Read().complete);
+  EXPECT_TRUE(OneIsClosed()) << "it may not ask once more";
+}
+
 }  // namespace
 }  // namespace tandem

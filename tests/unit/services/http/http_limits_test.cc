@@ -248,6 +248,50 @@ TEST_F(HttpLimitsTest, WhoIsKeptGivesWayFirstAndWhoIsAnsweredNever) {
   EXPECT_TRUE(answered.Read().complete);
 }
 
+// It waits for more of its body, and for nothing of ours.
+TEST_F(HttpLimitsTest, WhoHasSentAHeadIsNotWithoutARequest) {
+  MemoryBudget budget(16 * kHttpConnectionBytes);
+  const auto server = *HttpServer::Create(
+      {.address = {.ip = "127.0.0.1"}, .budget = &budget, .num_threads = 1}, &handler_);
+  RawHttp busy(server->port()), kept(server->port());
+  busy.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n");
+  ASSERT_TRUE(Eventually([&] { return busy.AllReceived(); }));
+  EXPECT_EQ(kept.Exchange("/other").status, 200) << "the one thread has seen both";
+  MemoryBudget::Holding rest(&budget, "rest"), asking(&budget, "asking");
+  const int64_t share = budget.held_bytes() / 2;
+  ASSERT_TRUE(rest.Set(budget.limit_bytes() - budget.held_bytes()).ok());
+  EXPECT_TRUE(Eventually([&] { return asking.Set(share).ok(); }));
+  EXPECT_EQ(kept.ReadToEnd(), 0u);
+  busy.Send("some more");
+  EXPECT_EQ(busy.Read().status, 200);
+}
+
+TEST_F(HttpLimitsTest, WhoDoesNotReadGivesWay) {
+  RawHttp client(server_->port(), /*receive_buffer_bytes=*/64 << 10);
+  client.SendRequest("/large");
+  constexpr int64_t kAnswer = TestHandler::kBurstBytes;
+  ASSERT_TRUE(Eventually([&] { return budget_.held_bytes() >= kAnswer; }));
+  MemoryBudget::Holding rest(&budget_, "rest"), asking(&budget_, "asking");
+  ASSERT_TRUE(rest.Set(kBudgetBytes - budget_.held_bytes()).ok());
+  EXPECT_TRUE(Eventually([&] { return asking.Set(kAnswer / 2).ok(); }));
+  EXPECT_LT(client.ReadToEnd(), TestHandler::kBurstBytes);
+  EXPECT_EQ(num_slow_readers_, 1);
+}
+
+TEST_F(HttpLimitsTest, ARequestIsChargedForAsLongAsItsHandlerHasIt) {
+  const std::string body(100'000, 'b');
+  RawHttp client(server_->port());
+  client.SendRequest("/silent", body);
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  EXPECT_EQ(handler_.held_request.body, body);
+  EXPECT_EQ(budget_.held_bytes(), kHttpConnectionBytes + std::ssize(body));
+  handler_.held_request = {};
+  EXPECT_EQ(budget_.held_bytes(), kHttpConnectionBytes);
+  handler_.held->Send(200, "text/plain", "done");
+  handler_.held.reset();
+  EXPECT_EQ(client.Read().body, "done");
+}
+
 TEST_F(HttpLimitsTest, OfThoseThatAreCutOnlySoManyAreToldSo) {
   constexpr size_t kRoom = 64, kCut = kMaxToldAtOnce + 8;
   MemoryBudget budget(kRoom * kHttpConnectionBytes);

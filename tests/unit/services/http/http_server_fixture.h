@@ -41,6 +41,7 @@ class TestHandler final : public HttpHandler {
       exchange->Send(200, "text/plain", "unblocked");
     } else if (request.path == "/silent") {
       held = std::move(exchange);
+      held_request = std::move(request);
       silent = true;
     } else if (RefusesAtHeader(request)) {
       exchange->Send(401, "text/plain",
@@ -52,6 +53,7 @@ class TestHandler final : public HttpHandler {
 
   static constexpr size_t kBurstBytes = size_t{8} << 20;  // Well above what may wait unsent.
   std::shared_ptr<HttpExchange> held;  // For tests, once "begun" has come, or `silent`.
+  HttpRequest held_request;            // Once `silent`.
   std::atomic<bool> silent{false};
   mutable std::atomic<int> headers_seen{0};  // By RefusesAtHeader.
   std::atomic<bool> blocked{false};          // Its thread, until a test says otherwise.

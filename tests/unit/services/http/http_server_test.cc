@@ -11,12 +11,17 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "services/http/http_limits.h"
+#include "services/http/server_connection.h"
 #include "services/server/listen_socket.h"
+#include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
+#include "tests/support/growth.h"
 #include "tests/support/raw_http.h"
+#include "tests/support/temp_folder.h"
 #include "tests/unit/services/http/http_server_fixture.h"
 
 namespace tandem {
@@ -68,6 +73,9 @@ TEST_F(HttpServerTest, EveryAnswerNamesItsRequest) {
       RawHttp(server_->port()).Exchange("/", "", "X-Request-Id: " + longest + "i\r\n").body.size(),
       32u)
       << "logs repeat it";
+  EXPECT_EQ(RawHttp(server_->port()).Exchange("/", "", "X-Request-Id: two words\r\n").body.size(),
+            32u);
+  EXPECT_NE(RawHttp(server_->port()).Exchange("/").body, fresh.body) << "whoever guesses it";
   // Refused before any handler.
   RawHttp large(server_->port());
   large.Send("POST / HTTP/1.1\r\nHost: x\r\nX-Request-Id: big\r\nContent-Length: 99999999\r\n\r\n");
@@ -106,13 +114,118 @@ TEST_F(HttpServerTest, AStreamToAClientThatKnowsNoChunksEndsWithItsConnection) {
 TEST_F(HttpServerTest, AClientThatIsLostIsNoticedByTheKernel) {
   RawHttp client(server_->port());
   EXPECT_EQ(client.Exchange("/").status, 200);
-  for (const auto& [level, name] : std::vector<std::pair<int, int>>{
-           {SOL_SOCKET, SO_KEEPALIVE}, {IPPROTO_TCP, TCP_USER_TIMEOUT}}) {
+  for (const auto& [level, name, want] : std::vector<std::tuple<int, int, int>>{
+           {SOL_SOCKET, SO_KEEPALIVE, 1},
+           {IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveTime.count()},
+           {IPPROTO_TCP, TCP_USER_TIMEOUT, std::chrono::milliseconds(kWriteTimeout).count()},
+           {IPPROTO_TCP, TCP_NODELAY, 1}}) {
     int value = 0;
     socklen_t size = sizeof(value);
     EXPECT_EQ(getsockopt(client.ServerSide(), level, name, &value, &size), 0);
-    EXPECT_GT(value, 0) << name;
+    EXPECT_EQ(value, want) << name;
   }
+}
+
+TEST_F(HttpServerTest, AConnectionThatIsKeptIsLikeANewOne) {
+  RawHttp client(server_->port());
+  EXPECT_EQ(client.Exchange("/burst").status, 200);
+  client.Send("POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 100);
+  client.Send("body");
+  EXPECT_EQ(client.Read().status, 200);
+  client.Send("GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 400) << "each head is looked at";
+}
+
+TEST_F(HttpServerTest, AQueryIsNoPartOfThePath) {
+  RawHttp client(server_->port());
+  EXPECT_EQ(client.Exchange("/refused?of=/other").status, 401);
+}
+
+TEST_F(HttpServerTest, WhoHasAnsweredAnswersNoOtherRequest) {
+  RawHttp client(server_->port());
+  client.SendRequest("/silent");
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  const std::shared_ptr<HttpExchange> first = std::move(handler_.held);
+  first->Post([first] {
+    first->Send(200, "text/plain", "first");
+    first->Send(200, "text/plain", "first again");
+  });
+  EXPECT_EQ(client.Read().body, "first");
+  handler_.silent = false;
+  client.SendRequest("/silent");
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  first->Send(200, "text/plain", "late");
+  handler_.held->Send(200, "text/plain", "second");
+  handler_.held.reset();
+  EXPECT_EQ(client.Read().body, "second");
+  EXPECT_EQ(client.Exchange("/", "", "X-Request-Id: third\r\n").body, "third");
+}
+
+// An empty chunk is the last one of a stream.
+TEST_F(HttpServerTest, WhoWritesNothingEndsNothing) {
+  RawHttp client(server_->port());
+  client.SendRequest("/held");
+  ASSERT_TRUE(client.ReadUntil("begun"));
+  handler_.held->Write("");
+  handler_.held->Write(" and ended");
+  handler_.held->EndStream();
+  handler_.held.reset();
+  EXPECT_EQ(client.Read().body, "begun and ended");
+  EXPECT_EQ(client.Exchange("/").status, 200);
+}
+
+TEST_F(HttpTimesTest, WhoAsksTooLateHearsAtOnceThatTheClientHasLeft) {
+  const int port = Serve([](HttpTimes*) {});
+  {
+    RawHttp client(port);
+    client.SendRequest("/silent");
+    ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  }
+  ASSERT_TRUE(OneIsClosed());
+  const std::shared_ptr<HttpExchange> held = std::move(handler_.held);
+  std::promise<void> left;
+  held->Post([held, &left] { held->OnLeft([&left] { left.set_value(); }); });
+  EXPECT_EQ(left.get_future().wait_for(std::chrono::minutes(1)), std::future_status::ready);
+}
+
+TEST_F(HttpTimesTest, WhoHasTheWholeAnswerDoesNotLeaveIt) {
+  const int port = Serve([](HttpTimes*) {});
+  std::atomic<bool> left{false};
+  {
+    RawHttp client(port);
+    client.SendRequest("/held");
+    ASSERT_TRUE(client.ReadUntil("begun"));
+    const std::shared_ptr<HttpExchange> held = std::move(handler_.held);
+    held->Post([held, &left] { held->OnLeft([&left] { left = true; }); });
+    held->EndStream();
+    EXPECT_TRUE(client.Read().complete);
+  }
+  ASSERT_TRUE(OneIsClosed());
+  EXPECT_FALSE(left);
+}
+
+TEST_F(HttpTimesTest, NothingIsKeptOfConnectionsThatHaveEnded) {
+  const int port = Serve([](HttpTimes*) {});
+  const int64_t more = Growth([&](uint64_t number) {
+    EXPECT_EQ(RawHttp(port).Exchange("/other").status, 200);
+    EXPECT_TRUE(AreClosed(static_cast<int>(number)));
+  });
+  EXPECT_LT(more, 100 * static_cast<int64_t>(sizeof(ServerConnection))) << "200 have come and gone";
+}
+
+TEST_F(HttpServerTest, WhereThereIsTlsNobodyIsServedWithoutItAndItIsCharged) {
+  const TempFolder folder;
+  const TestCertificate shown = TestAuthority().Issue("localhost");
+  const auto identity = *TlsIdentity::Open({.certificate = folder.Write("certificate", shown.pem),
+                                            .key = folder.Write("key", shown.key)});
+  const auto server = *HttpServer::Create(
+      {.address = {.ip = "127.0.0.1"}, .tls = {.identity = identity.get()}, .budget = &budget_},
+      &handler_);
+  RawHttp client(server->port());
+  constexpr int64_t kCharged = kHttpConnectionBytes + kTlsConnectionBytes;
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == kCharged; }));
+  EXPECT_EQ(client.Exchange("/other").status, 0);
 }
 
 TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
@@ -141,6 +254,23 @@ TEST_F(HttpServerTest, AStopEndsWithTheLastConnection) {
   handler_.held.reset();
   client.ReadToEnd();
   EXPECT_EQ(stopped.wait_for(std::chrono::minutes(1)), std::future_status::ready);
+}
+
+TEST_F(HttpServerTest, WhoWaitsForAnAnswerAtTheStopIsClosed) {
+  RawHttp client(server_->port());
+  client.SendRequest("/silent");
+  ASSERT_TRUE(Eventually([&] { return handler_.silent.load(); }));
+  bool left = false;
+  std::promise<void> set;
+  handler_.held->Post([&] {
+    handler_.held->OnLeft([&] { left = true; });
+    set.set_value();
+  });
+  set.get_future().wait();
+  handler_.held.reset();
+  server_->Stop(std::chrono::steady_clock::now());
+  EXPECT_TRUE(left);
+  EXPECT_EQ(client.ReadToEnd(), 0u);
 }
 
 std::string Chunk(size_t extension_bytes, size_t body_bytes) {

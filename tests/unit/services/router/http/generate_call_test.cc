@@ -22,6 +22,7 @@
 #include "services/router/http/json_request.h"
 #include "tests/support/core_worker.h"
 #include "tests/support/growth.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -32,15 +33,19 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Pair;
 
-// Keeps the statuses of answers, the headers of the last, and what streams write; what is posted
-// runs at once, unless it `holds`.
+// Keeps the statuses of answers, headers and body of the last, and what streams write; what is
+// posted runs at once, unless it `holds`.
 class RecordingExchange final : public HttpExchange {
  public:
-  void Send(int status, std::string_view, std::string, Headers said) override {
+  void Send(int status, std::string_view, std::string said, Headers with) override {
     statuses.push_back(status);
-    headers = std::move(said);
+    headers = std::move(with);
+    body = std::move(said);
   }
-  void StartStream(int status, std::string_view, Headers) override { statuses.push_back(status); }
+  void StartStream(int status, std::string_view, Headers with) override {
+    statuses.push_back(status);
+    headers = std::move(with);
+  }
   void Write(std::string bytes) override { written += bytes; }
   void EndStream() override {}
   void Post(std::function<void()> work) override {
@@ -54,7 +59,7 @@ class RecordingExchange final : public HttpExchange {
 
   std::vector<int> statuses;
   Headers headers;
-  std::string written;
+  std::string body, written;
   std::function<void()> leave;
   bool holds = false;
   std::vector<std::function<void()>> held;
@@ -81,10 +86,9 @@ class GenerateCallTest : public testing::Test {
                                           .max_sequences = 8};
     ConnectWorker(*core_, registration, kSession, session_);
   }
-  std::shared_ptr<GenerateCall> Watched(std::string body) {
-    auto call =
-        std::make_shared<GenerateCall>(&starter_, exchange_, HttpRequest{.body = std::move(body)},
-                                       /*chat=*/false);
+  std::shared_ptr<GenerateCall> Watched(std::string body, bool chat = false) {
+    auto call = std::make_shared<GenerateCall>(&starter_, exchange_,
+                                               HttpRequest{.body = std::move(body)}, chat);
     call->WatchClient();
     return call;
   }
@@ -107,6 +111,11 @@ class GenerateCallTest : public testing::Test {
                                                                   .on_output = nullptr});
     EXPECT_TRUE(running.ok()) << running.status();
     return *std::move(running);
+  }
+  // Says this as the worker.
+  void Say(std::vector<RouterEvent> events) {
+    core_->OnStepBatch(kSession, {.worker_incarnation = 1, .events = std::move(events)});
+    Flush();
   }
   double Refused() { return metrics_.RefusedCalls("INVALID_ARGUMENT").Value(); }
 
@@ -216,6 +225,7 @@ TEST_F(GenerateCallTest, TokensThatComeTogetherWithAnErrorAreStreamedBeforeIt) {
   Flush();
   for (const auto& work : exchange_->held) work();
   EXPECT_THAT(exchange_->statuses, ElementsAre(200));
+  EXPECT_THAT(exchange_->headers, ElementsAre(Pair("Cache-Control", "no-cache")));
   const size_t token = exchange_->written.find("token_logprobs");
   EXPECT_NE(token, std::string::npos) << exchange_->written;
   EXPECT_GT(exchange_->written.find("a bug"), token) << exchange_->written;
@@ -223,6 +233,61 @@ TEST_F(GenerateCallTest, TokensThatComeTogetherWithAnErrorAreStreamedBeforeIt) {
       std::stoll(exchange_->written.substr(exchange_->written.find("\"created\":") + 10));
   EXPECT_GE(created_s, begun_s);
   EXPECT_LE(created_s, WallClockSeconds());
+}
+
+TEST_F(GenerateCallTest, AStreamThatFailsBeforeItsFirstTokenHasTheStatusOfItsError) {
+  AddWorker();
+  Begin(Watched(R"({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5, "stream": true})"));
+  Flush();
+  const AttemptId attempt = session_->submits.at(0).attempt;
+  Say({PromptEvent{.attempt = attempt, .prompt_logprobs = {}}});
+  EXPECT_THAT(exchange_->statuses, IsEmpty());
+  Say({EndedEvent{.attempt = attempt, .status = absl::InternalError("a bug")}});
+  EXPECT_THAT(exchange_->statuses, ElementsAre(500));
+  EXPECT_THAT(exchange_->body, HasSubstr("a bug"));
+}
+
+TEST_F(GenerateCallTest, AnAnswerWhoseOutputsCameTogetherIsSentOnce) {
+  AddWorker();
+  exchange_->holds = true;
+  Begin(Watched(kRuns));
+  Flush();
+  Say({TokenEvent{.attempt = session_->submits.at(0).attempt,
+                  .position = 3,
+                  .token = {.token = kEos},
+                  .finish = FinishReason::kStop}});
+  EXPECT_GE(exchange_->held.size(), 2u) << "of which the first takes all";
+  for (const auto& work : exchange_->held) work();
+  EXPECT_THAT(exchange_->statuses, ElementsAre(200));
+}
+
+TEST_F(GenerateCallTest, TheTimeToTheFirstTokenBeginsWithTheCall) {
+  AddWorker();
+  const int64_t begun_us = clock_.NowUs();
+  Begin(Watched(kRuns));
+  Flush();
+  Say({TokenEvent{
+      .attempt = session_->submits.at(0).attempt, .position = 3, .token = {.token = 7}}});
+  const double waited_s = static_cast<double>(clock_.NowUs() - begun_us) * 1e-6;
+  const double told_s = MetricValue(MetricsToText(registry_.Collect()), "tandem_ttft_seconds_sum");
+  EXPECT_GE(told_s, 0);
+  EXPECT_LE(told_s, waited_s);
+}
+
+// A byte of a text costs more in a chat, whose messages are written out again.
+TEST_F(GenerateCallTest, TextsOfABodyAreChargedWhileItIsParsed) {
+  const auto refused = [this](bool chat, size_t bytes) {
+    const std::string fields = chat ? R"("messages": [{"role": "user", "content": "a"}])"
+                                    : R"("prompt": [1], "max_tokens": 0)";
+    Begin(Watched("{" + fields + R"(, "user": ")" + std::string(bytes, 'u') + "\"}", chat));
+    EXPECT_EQ(exchange_->statuses.back(), 400);
+    return exchange_->body.find("parsing the body") != std::string::npos;
+  };
+  const size_t quarter = budget_.limit_bytes() / 4;  // So much of the memory one body may take.
+  EXPECT_FALSE(refused(/*chat=*/false, quarter / 3 - 1'000));
+  EXPECT_TRUE(refused(/*chat=*/false, quarter / 3));
+  EXPECT_FALSE(refused(/*chat=*/true, quarter / 5 - 1'000));
+  EXPECT_TRUE(refused(/*chat=*/true, quarter / 5));
 }
 
 TEST_F(GenerateCallTest, WhatATextTakesIsOfItsCallsOwnTime) {
