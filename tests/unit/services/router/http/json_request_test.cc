@@ -285,7 +285,7 @@ TEST(JsonRequestTest, PromptsThatAreNoneAreRefused) {
   }
   const auto many = [](size_t count) { return "{\"prompt\":[" + Repeat("\"a\"", count) + "]}"; };
   EXPECT_TRUE(CompletionStatus(many(kMaxPrompts)).ok());
-  EXPECT_EQ(FieldOf(CompletionStatus(many(kMaxPrompts + 1))), "prompt");
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(many(kMaxPrompts + 1)).status()), "prompt");
   const std::string product = "{\"n\":128,\"prompt\":[" + Repeat("\"a\"", 9) + "]}";
   EXPECT_EQ(FieldOf(CompletionStatus(product)), "n");
 }
