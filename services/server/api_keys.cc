@@ -70,11 +70,12 @@ ApiKeys::ApiKeys(const std::string& path)
         return true;
       }) {}
 
-absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path,
+                                                       std::chrono::milliseconds period) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path));
   keys->file_.Look();
   TANDEM_RETURN_IF_ERROR(keys->first_);
-  keys->file_.Follow();
+  keys->file_.Follow(period);
   return keys;
 }
 

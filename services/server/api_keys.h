@@ -8,6 +8,7 @@
 #ifndef TANDEM_SERVICES_SERVER_API_KEYS_H_
 #define TANDEM_SERVICES_SERVER_API_KEYS_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,13 +25,14 @@ inline constexpr char kApiKeyVariable[] = "TANDEM_API_KEY";  // A client's key.
 class ApiKeys {
  public:
   // Follows `path` from now on. InvalidArgument, with the line, if it is not what it should be now.
-  static absl::StatusOr<std::unique_ptr<ApiKeys>> Open(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<ApiKeys>> Open(
+      const std::string& path, std::chrono::milliseconds period = kFollowPeriod);
 
   // Unauthenticated unless `authorization` is "Bearer KEY" with one of the keys. As slow for every
   // key, known or not. Any thread.
   absl::Status Check(std::string_view authorization) const EXCLUDES(mu_);
 
-  // For tests: instead of in 2 s.
+  // For tests: at once.
   void Look() { file_.Look(); }
 
  private:

@@ -173,7 +173,7 @@ std::string ProgramConfig::ToYaml() const {
   return absl::StrCat(yaml.c_str(), "\n", none);
 }
 
-void ProgramConfig::BeginLog(std::string_view process_name) {
+void ProgramConfig::BeginLog(std::string_view process_name, std::chrono::milliseconds period) {
   tandem::BeginLog(process_name);
   const LogLevel level = *ParseLogLevel(log_level_);
   SetLogLevel(level);
@@ -184,7 +184,7 @@ void ProgramConfig::BeginLog(std::string_view process_name) {
   if (file.empty()) return;
   log_level_follower_ = LogLevelFile(file, LogLevel::kInfo);
   log_level_follower_->Look();
-  log_level_follower_->Follow();
+  log_level_follower_->Follow(period);
 }
 
 std::string ProgramConfig::FollowedPath() const {

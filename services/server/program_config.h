@@ -11,6 +11,7 @@
 #ifndef TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
 #define TANDEM_SERVICES_SERVER_PROGRAM_CONFIG_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,9 +45,9 @@ class ProgramConfig {
   // misspelt one. Those that Kubernetes makes for a service (TANDEM_SERVICE_HOST) are left out.
   const std::vector<std::string>& unknown_variables() const { return unknown_variables_; }
 
-  // Begins the log of this process, at its level, which a file may change while this lives; unknown
-  // variables are told in it. Once.
-  void BeginLog(std::string_view process_name);
+  // Begins the log of this process, at its level, which a file may change while this lives: it is
+  // looked at every `period`. Unknown variables are told in the log. Once.
+  void BeginLog(std::string_view process_name, std::chrono::milliseconds period = kFollowPeriod);
   // What gives the log of a program that this one starts the same level.
   std::vector<std::string> LogArguments() const;
 

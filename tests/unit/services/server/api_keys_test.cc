@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
+
+#include "tests/support/eventually.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -40,6 +44,15 @@ TEST_F(ApiKeysTest, WhoHasAKeyIsAdmitted) {
   }
 }
 
+// Whoever has no key would have an empty one.
+TEST_F(ApiKeysTest, AnEmptyKeyIsAKeyAndNoneIsNot) {
+  keys_ = *ApiKeys::Open(Write(ApiKeyLine("nobody", "")));
+  EXPECT_TRUE(Admits("Bearer "));
+  for (const char* const none : {"", "Bearer", "Basic ", "Basic dTpw"}) {
+    EXPECT_FALSE(Admits(none)) << none;
+  }
+}
+
 TEST_F(ApiKeysTest, ALineMayBeThereAsItWasPrinted) {
   keys_ = *ApiKeys::Open(
       Write("line: " + ApiKeyLine("ann", ann_) + "\n" + ApiKeyLine("tandem-bob", bob_) + "\n"));
@@ -58,13 +71,25 @@ TEST_F(ApiKeysTest, ChangesOfTheFileHold) {
   keys_->Look();
   EXPECT_FALSE(Admits("Bearer " + ann_)) << "it was taken out";
   EXPECT_TRUE(Admits("Bearer " + bob_));
-  for (const char* const broken : {"", "ann", "ann 0123"}) {
-    Write(broken);
+  const auto stay = [this](const std::string& why) {
     testing::internal::CaptureStderr();
     keys_->Look();
     EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the keys stay as they are"));
-    EXPECT_TRUE(Admits("Bearer " + bob_)) << broken;
+    EXPECT_TRUE(Admits("Bearer " + bob_)) << why;
+  };
+  for (const char* const broken : {"", "ann", "ann 0123"}) {
+    Write(broken);
+    stay(broken);
   }
+  std::filesystem::remove(folder_.path() + "/keys");
+  stay("there is no file");
+}
+
+TEST_F(ApiKeysTest, TheFileIsFollowedFromTheBeginning) {
+  keys_ = *ApiKeys::Open(Write(ApiKeyLine("ann", ann_)), std::chrono::milliseconds(1));
+  Write(ApiKeyLine("bob", bob_));
+  EXPECT_TRUE(Eventually([this] { return Admits("Bearer " + bob_); }));
+  EXPECT_FALSE(Admits("Bearer " + ann_));
 }
 
 TEST_F(ApiKeysTest, WhatIsNoListOfKeysIsRefusedWithItsLine) {
@@ -76,6 +101,8 @@ TEST_F(ApiKeysTest, WhatIsNoListOfKeysIsRefusedWithItsLine) {
   EXPECT_THAT(why(""), HasSubstr("no key is in it"));
   EXPECT_THAT(why("# nobody\n"), HasSubstr("no key is in it"));
   EXPECT_THAT(why(ApiKeyLine("ann", ann_) + "\n" + bob_), HasSubstr("line 2"));
+  EXPECT_THAT(why("ann " + std::string(64, 'g')), HasSubstr("line 1: want a name"));
+  EXPECT_THAT(why("ann " + std::string(64, 'A')), HasSubstr("line 1: want a name"));
   EXPECT_THAT(why("ann " + ann_), HasSubstr("line 1: a key itself"));
   EXPECT_THAT(why("key:  " + ann_ + "\nline: " + ApiKeyLine("ann", ann_)),
               HasSubstr("line 1: a key itself"));

@@ -204,6 +204,7 @@ TEST(ConvertTest, WhatIsWrittenIsWhatIsMeant) {
         std::pair(WorkerRole::kHybrid, "HYBRID")}) {
     registration.role = role;
     EXPECT_THAT(update(registration), HasSubstr(std::string(" role: WORKER_ROLE_") + name + " "));
+    EXPECT_TRUE(RoundTrips<proto::WatchEvent>(WatchUpdate(registration)));
   }
 }
 
@@ -319,11 +320,22 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair(
             "time_left_us", +[](proto::Submit* s) { s->mutable_spec()->set_time_left_us(-1); }),
         std::pair(
+            "time_left_us",
+            +[](proto::Submit* s) { s->mutable_spec()->set_time_left_us(kMaxDurationUs + 1); }),
+        std::pair(
             "hash_root", +[](proto::Submit* s) { s->mutable_spec()->set_hash_root("short"); }),
+        std::pair(
+            "hash_root: 17 bytes, want 16",
+            +[](proto::Submit* s) { s->mutable_spec()->mutable_hash_root()->push_back('x'); }),
         std::pair(
             "model", +[](proto::Submit* s) { s->set_model(std::string(5000, 'a')); }),
         std::pair(
             "prefill.address", +[](proto::Submit* s) { s->mutable_prefill()->clear_address(); }),
+        std::pair(
+            "prefill.address",
+            +[](proto::Submit* s) {
+              s->mutable_prefill()->set_address(std::string(kMaxNameBytes + 1, 'a'));
+            }),
         std::pair(
             "worker.name", +[](proto::Submit* s) { s->mutable_prefill()->clear_worker(); }),
         std::pair(
@@ -351,12 +363,17 @@ TEST(ConvertTest, WhatAWorkerTellsItsRouterIsInRange) {
   using Event = proto::RouterEvent;
   const auto refused = RefusedOf<Event>(WireEvents());
   EXPECT_TRUE(refused(0, [](Event* e) { e->mutable_prompt()->set_cached_tokens(-1); }));
+  EXPECT_TRUE(
+      refused(0, [](Event* e) { e->mutable_prompt()->set_cached_tokens(kMaxRequestTokens + 1); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(-1); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_choice(kMaxChoices); }));
   EXPECT_TRUE(refused(1, [](Event* e) { e->mutable_token()->set_position(-1); }));
+  EXPECT_TRUE(
+      refused(1, [](Event* e) { e->mutable_token()->set_position(kMaxRequestTokens + 1); }));
   EXPECT_TRUE(refused(
       1, [](Event* e) { e->mutable_token()->set_finish(static_cast<proto::FinishReason>(99)); }));
   EXPECT_TRUE(refused(4, [](Event* e) { e->mutable_refused()->set_retry_after_us(-1); }));
+  EXPECT_TRUE(refused(4, [](Event* e) { e->mutable_refused()->clear_status(); }));
   EXPECT_TRUE(refused(7, [](Event* e) {
     e->mutable_abort_reply()->set_outcome(static_cast<proto::AbortOutcome>(99));
   }));
@@ -384,6 +401,7 @@ TEST(ConvertTest, WhatADecodeWorkerAsksForIsInRange) {
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(-1); }));
   EXPECT_TRUE(refused(0, [](Ask* a) { a->mutable_submit()->set_first_block(3); }));
   EXPECT_TRUE(refused(2, [](Ask* a) { a->mutable_resend()->set_ordinal(-1); }));
+  EXPECT_TRUE(refused(2, [](Ask* a) { a->mutable_resend()->set_ordinal(kMaxRequestTokens + 1); }));
   EXPECT_TRUE(refused(4, [](Ask* a) { a->mutable_cancel()->set_time_left_us(-1); }));
   EXPECT_TRUE(refused(5, [](Ask* a) {
     while (a->renew().jobs_size() <= kMaxRenewedJobs) a->mutable_renew()->add_jobs(1);
@@ -394,9 +412,17 @@ TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
   using Answer = proto::ToDecode;
   const auto refused = RefusedOf<Answer>(WireToDecode());
   EXPECT_TRUE(refused(0, [](Answer* a) { a->mutable_start()->set_cached_tokens(-1); }));
+  EXPECT_TRUE(
+      refused(0, [](Answer* a) { a->mutable_start()->set_cached_tokens(kMaxRequestTokens + 1); }));
+  EXPECT_TRUE(refused(1, [](Answer* a) { a->mutable_refused()->clear_status(); }));
   EXPECT_TRUE(refused(1, [](Answer* a) { a->mutable_refused()->set_retry_after_us(-1); }));
   EXPECT_TRUE(refused(3, [](Answer* a) { a->mutable_first_token()->clear_tokens(); }));
+  EXPECT_TRUE(refused(3, [](Answer* a) {
+    while (a->first_token().tokens_size() <= kMaxChoices) a->mutable_first_token()->add_tokens();
+  }));
   EXPECT_TRUE(refused(4, [](Answer* a) { a->mutable_done()->set_num_frames(-1); }));
+  EXPECT_TRUE(
+      refused(4, [](Answer* a) { a->mutable_done()->set_num_frames(kMaxRequestTokens + 1); }));
   using Hello = proto::PrefillHello;
   const auto bad_hello = [](void (*spoil)(Hello*)) { return Refused<Hello>(WireHello(), spoil); };
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_protocol_min(0); }));
@@ -415,6 +441,9 @@ TEST(ConvertTest, WhatAPrefillWorkerAnswersIsInRange) {
   }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_shards(1 << 16); }));
   EXPECT_TRUE(bad_hello([](Hello* h) { h->set_kv_class(std::string(kMaxTextBytes + 1, 'k')); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_numerics_id(std::string(kMaxTextBytes + 1, 'n')); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->set_transport(std::string(kMaxTextBytes + 1, 't')); }));
+  EXPECT_TRUE(bad_hello([](Hello* h) { h->mutable_expected()->clear_name(); }));
   EXPECT_TRUE(bad_hello(
       [](Hello* h) { h->mutable_worker()->set_name(std::string(kMaxNameBytes + 1, 'w')); }));
   EXPECT_TRUE(bad_hello(
@@ -429,10 +458,21 @@ TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
   EXPECT_TRUE(refused(0, [](Worker* w) {
     w->mutable_registration()->set_block_tokens(kHashTokens + 1);
   })) << "no whole number of hashes";
+  EXPECT_TRUE(refused(
+      0, [](Worker* w) { w->mutable_registration()->set_block_tokens((1 << 16) + kHashTokens); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) {
+    w->mutable_registration()->set_model(std::string(kMaxTextBytes + 1, 'm'));
+  }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_model_tokens(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) {
+    w->mutable_registration()->set_max_model_tokens(kMaxRequestTokens + 1);
+  }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_max_sequences(0); }));
+  EXPECT_TRUE(
+      refused(0, [](Worker* w) { w->mutable_registration()->set_max_sequences((1 << 24) + 1); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_num_blocks(0); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_bytes(0); }));
+  EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_block_bytes(INT64_MAX); }));
   EXPECT_TRUE(refused(0, [](Worker* w) { w->mutable_registration()->set_sequence_blocks(-1); }));
   EXPECT_TRUE(refused(0, [](Worker* w) {
     w->mutable_registration()->set_role(static_cast<proto::WorkerRole>(99));
@@ -441,6 +481,88 @@ TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
     constexpr size_t kMost = kMaxHashesPerEvent * sizeof(BlockHash::bytes);
     w->mutable_kv_events()->set_removed(std::string(kMost, 'h'));
   }));
+  EXPECT_TRUE(refused(2, [](Worker* w) { w->mutable_kv_events()->mutable_removed()->pop_back(); }))
+      << "no whole hash";
+  for (int32_t count = 0; count < 4; ++count) {
+    proto::WatchEvent event;
+    ToProto(WireUpdates()[1], &event);
+    proto::WorkerLoad* const load = event.mutable_heartbeat()->mutable_load();
+    if (count == 0) load->mutable_blocks()->set_free(-1);
+    if (count == 1) load->set_running_sequences(-1);
+    if (count == 2) load->set_waiting_sequences(-1);
+    if (count == 3) load->set_since_progress_us(-1);
+    EXPECT_FALSE(FromProto(event).ok()) << "count " << count;
+  }
+}
+
+// Of every message that has one; else it would be somebody else's.
+TEST(ConvertTest, AJobOrAnAttemptIsNamed) {
+  const auto without = [](const auto& in, auto message, const char* field) {
+    ToProto(in, &message);
+    const google::protobuf::Reflection& reflection = *message.GetReflection();
+    std::vector<const google::protobuf::FieldDescriptor*> fields;
+    reflection.ListFields(message, &fields);
+    google::protobuf::Message* const inner = reflection.MutableMessage(&message, fields.front());
+    const auto* const named = inner->GetDescriptor()->FindFieldByName(field);
+    if (named == nullptr) return absl::InvalidArgumentError("it has none");
+    inner->GetReflection()->ClearField(inner, named);
+    return FromProto(message).status();
+  };
+  for (const DecodeToPrefill& in : WireToPrefill()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(without(in, proto::ToPrefill(), "job"))) << in.index();
+  }
+  for (const PrefillToDecode& in : WireToDecode()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(without(in, proto::ToDecode(), "job"))) << in.index();
+  }
+  for (const RouterEvent& in : WireEvents()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(without(in, proto::RouterEvent(), "attempt")));
+  }
+  for (const RouterCommand& in : WireCommands()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(without(in, proto::ToWorker(), "attempt")));
+  }
+}
+
+TEST(ConvertTest, AMessageOfAStepHoldsSoManyEventsAndNoMore) {
+  proto::StepBatch events, chunks;
+  for (int32_t i = 0; i <= kMaxEventsPerBatch; ++i) events.add_events();
+  for (int32_t i = 0; i <= kMaxEventsPerBatch; ++i) chunks.add_chunks();
+  EXPECT_THAT(std::string(FromProto(events).status().message()),
+              testing::HasSubstr("events: 1048577 events, at most 1048576"));
+  EXPECT_THAT(std::string(FromProto(chunks).status().message()),
+              testing::HasSubstr("chunks: 1048577 chunks, at most 1048576"));
+}
+
+// A limit is what is still let in.
+TEST(ConvertTest, WhatIsJustWithinItsLimitsIsTaken) {
+  PrefillHello hello = WireHello();
+  hello.worker.name = std::string(kMaxNameBytes, 'w');
+  hello.terms.kv_class = std::string(kMaxTextBytes, 'k');
+  hello.terms.shard = {.index = UINT16_MAX - 1, .count = UINT16_MAX};
+  hello.transport_address = std::string(kMaxTransportAddressBytes, 'a');
+  EXPECT_TRUE(RoundTrips<proto::PrefillHello>(hello));
+  Submit submit = std::get<Submit>(WireCommands()[0]);
+  submit.spec.time_left_us = kMaxDurationUs;
+  submit.prefill.address = std::string(kMaxNameBytes, 'a');
+  submit.disaggregate_from_tokens = INT32_MAX;
+  EXPECT_TRUE(RoundTrips<proto::ToWorker>(RouterCommand(submit)));
+  const DecodeToPrefill renew = Renew{.jobs = std::vector<JobId>(kMaxRenewedJobs, 1)};
+  EXPECT_TRUE(RoundTrips<proto::ToPrefill>(renew));
+  SampledToken token{.token = INT32_MAX, .logprob = 0, .rank = INT32_MAX};
+  token.top.assign(kMaxTopLogprobs, {.token = INT32_MAX, .logprob = -1});
+  const PrefillToDecode first =
+      FirstToken{.job = kWireJob, .tokens = std::vector<SampledToken>(kMaxChoices, token)};
+  EXPECT_TRUE(RoundTrips<proto::ToDecode>(first));
+  TokenEvent last = std::get<TokenEvent>(WireEvents()[1]);
+  last.choice = kMaxChoices - 1;
+  last.position = kMaxRequestTokens;
+  EXPECT_TRUE(RoundTrips<proto::RouterEvent>(RouterEvent(last)));
+  auto registration = std::get<WorkerRegistration>(WireUpdates()[0]);
+  registration.kv = {.block_tokens = 1 << 16, .num_blocks = INT32_MAX, .block_bytes = 1 << 30};
+  registration.max_model_tokens = kMaxRequestTokens;
+  registration.ended_lives.assign(kMaxEndedLives, {.incarnation = 1});
+  EXPECT_TRUE(RoundTrips<proto::WatchEvent>(WatchUpdate(registration)));
+  const KvEvents events{.stored = std::vector<BlockHash>(kMaxHashesPerEvent, WireHash(1))};
+  EXPECT_TRUE(RoundTrips<proto::WatchEvent>(WatchUpdate(events)));
 }
 
 TEST(ConvertTest, MessagesWithoutContentAreRefused) {
@@ -513,6 +635,28 @@ TEST(StatusProtoTest, EveryCodeSurvivesGrpcAndBack) {
   }
 }
 
+TEST(StatusProtoTest, EveryCodeSurvivesAMessageAndNoOtherDoes) {
+  for (int code = -1; code <= 17; ++code) {
+    v1::Status message;
+    message.set_code(code);
+    message.set_message("why");
+    absl::Status read;
+    EXPECT_EQ(StatusFromProto(message, &read).ok(), code >= 0 && code <= 16) << code;
+    EXPECT_EQ(read.raw_code(), code >= 0 && code <= 16 ? code : 0);
+    EXPECT_EQ(std::string(read.message()), code >= 1 && code <= 16 ? "why" : "");
+  }
+}
+
+TEST(StatusProtoTest, ATextIsNoLongerThanOurs) {
+  v1::Status message;
+  message.set_code(2);
+  message.set_message(std::string(kMaxTextBytes, 'x'));
+  absl::Status read;
+  EXPECT_TRUE(StatusFromProto(message, &read).ok());
+  message.mutable_message()->push_back('x');
+  EXPECT_TRUE(absl::IsInvalidArgument(StatusFromProto(message, &read)));
+}
+
 TEST(StatusProtoTest, LongMessagesAreCut) {
   v1::Status out;
   StatusToProto(absl::InternalError(std::string(100'000, 'x')), &out);
@@ -524,7 +668,7 @@ TEST(StatusProtoTest, LongMessagesAreCut) {
 
 TEST(StatusProtoTest, TextThatIsNotUtf8DoesNotBreakTheMessage) {
   v1::Status out;
-  StatusToProto(absl::NotFoundError("name \xff\xc3"), &out);
+  StatusToProto(absl::NotFoundError("name \xff\x80"), &out);
   v1::Status parsed;
   ASSERT_TRUE(parsed.ParseFromString(out.SerializeAsString()));
   EXPECT_EQ(parsed.message(), "name ??");

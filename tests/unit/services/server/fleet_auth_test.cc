@@ -2,18 +2,25 @@
 
 #include <gmock/gmock.h>
 #include <grpc/grpc.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "runtime/base/entropy.h"
 #include "services/server/channel.h"
+#include "services/server/gated_calls.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/count_of.h"
 #include "tests/support/test_door.h"
 
 namespace tandem {
@@ -27,7 +34,7 @@ FleetSecret Secret(const std::string& text) { return *FleetSecret::Parse(text); 
 class Called final : public v1::Worker::CallbackService {
  public:
   explicit Called(const FleetSecret& secret, size_t calls_per_challenge = 1000,
-                  bool with_challenge = true)
+                  bool with_challenge = true, bool knows_its_port = true)
       : door_(secret, calls_per_challenge) {
     grpc::ServerBuilder builder;
     ConfigureServer(1, &builder);
@@ -37,7 +44,7 @@ class Called final : public v1::Worker::CallbackService {
     if (with_challenge) builder.RegisterService(door_.service());
     server_ = builder.BuildAndStart();
     address_ = "127.0.0.1:" + std::to_string(port);
-    door_.ListensOn(address_);
+    if (knows_its_port) door_.ListensOn(address_);
   }
   ~Called() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
@@ -52,6 +59,14 @@ class Called final : public v1::Worker::CallbackService {
 
   const std::string& address() const { return address_; }
   std::shared_ptr<grpc::Channel> Dial() const { return DialControl(address_, 1); }
+  // Through a pair of sockets of which the server's end is `connection`, as a gate makes them.
+  std::shared_ptr<grpc::Channel> DialAs(std::shared_ptr<GatedConnection> connection) const {
+    int pair[2] = {-1, -1};
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
+    GatedConnection::Name(pair[1], std::move(connection));
+    grpc::AddInsecureChannelFromFd(server_.get(), pair[1]);
+    return grpc::CreateInsecureChannelFromFd("", pair[0]);
+  }
 
   std::atomic<int> num_admitted{0};
 
@@ -98,11 +113,14 @@ std::string ChallengeOf(const Called& called) {
 }
 
 // A call with these bytes for a proof.
-grpc::Status Present(const Called& called, const std::string& bytes) {
+grpc::Status Present(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes) {
   grpc::ClientContext context;
   if (!bytes.empty()) context.AddMetadata("tandem-proof-bin", bytes);
   v1::ControlResponse response;
-  return v1::Worker::NewStub(called.Dial())->Control(&context, {}, &response);
+  return v1::Worker::NewStub(channel)->Control(&context, {}, &response);
+}
+grpc::Status Present(const Called& called, const std::string& bytes) {
+  return Present(called.Dial(), bytes);
 }
 
 std::string ProofFor(const std::string& secret, const std::string& challenge,
@@ -148,6 +166,39 @@ TEST(FleetAuthTest, StrangersAreRefusedBeforeTheHandlerDoesAnything) {
   EXPECT_EQ(called.num_admitted, 1);
 }
 
+// The gate cuts strangers where others need room.
+TEST(FleetAuthTest, AConnectionIsProvenOnceACallOfItIs) {
+  const Called called(Secret(kOld));
+  const auto connection = std::make_shared<GatedConnection>(
+      std::make_shared<UnservedCalls>(8, [] {}), "ipv4:127.0.0.1:4711");
+  const auto channel = called.DialAs(connection);
+  const std::string good =
+      ProofFor(kOld, ChallengeOf(called), std::string(16, 'n'), kControlMethod, called.address());
+  EXPECT_FALSE(Present(channel, good + "x").ok());
+  EXPECT_FALSE(connection->proven());
+  EXPECT_TRUE(Present(channel, good).ok());
+  EXPECT_TRUE(connection->proven());
+}
+
+// It would be good at every process that has just begun.
+TEST(FleetAuthTest, NoProofIsGoodForAPortThatIsNotKnownYet) {
+  const Called called(Secret(kOld), 1000, /*with_challenge=*/true, /*knows_its_port=*/false);
+  const std::string proof =
+      ProofFor(kOld, ChallengeOf(called), std::string(16, 'n'), kControlMethod, ":");
+  EXPECT_EQ(Present(called, proof).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(called.num_admitted, 0);
+}
+
+// Strangers call as often as they like.
+TEST(FleetAuthTest, TheLogTellsLessAndLessOfStrangers) {
+  const Called called(Secret(kOld));
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 7; ++i) EXPECT_FALSE(Present(called, "x").ok());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(CountOf("without a proof of the fleet's secret", log), 3)
+      << "the 1st, 2nd, 4th: " << log;
+}
+
 TEST(FleetAuthTest, AProofIsGoodForOneCall) {
   constexpr int kCallsPerChallenge = 4;
   const Called called(Secret(kOld), kCallsPerChallenge);
@@ -176,6 +227,21 @@ TEST(FleetAuthTest, AChallengeOutlivesItsSuccessorsFirstCalls) {
   EXPECT_FALSE(
       Present(called, ProofFor(kOld, early, std::string(16, 'f'), kControlMethod, called.address()))
           .ok());
+}
+
+// What it remembers is bounded, whoever goes on with an old challenge.
+TEST(FleetAuthTest, AnOldChallengeIsGoodForSoManyCallsAndNoMore) {
+  const Called called(Secret(kOld), 1);
+  const std::string old = ChallengeOf(called);
+  const auto call = [&](char nonce) {
+    return Present(called,
+                   ProofFor(kOld, old, std::string(16, nonce), kControlMethod, called.address()))
+        .ok();
+  };
+  EXPECT_TRUE(call('a'));
+  ASSERT_NE(ChallengeOf(called), old);
+  EXPECT_TRUE(call('b'));
+  EXPECT_FALSE(call('c'));
 }
 
 TEST(FleetAuthTest, TwoSecretsAreValidDuringARotation) {
@@ -209,42 +275,91 @@ TEST(FleetAuthTest, WithoutAChallengeTheCallIsStartedCancelled) {
   EXPECT_EQ(old.num_admitted, 0);
 }
 
-// Takes calls for a challenge and answers none.
-class SilentFleet final : public v1::Fleet::CallbackService {
+// The other end of a call for a challenge: answers none, or this one.
+class OtherFleet final : public v1::Fleet::CallbackService {
  public:
-  grpc::ServerUnaryReactor* Challenge(grpc::CallbackServerContext*, const v1::ChallengeRequest*,
-                                      v1::ChallengeAnswer*) override {
+  explicit OtherFleet(std::optional<std::string> challenge) : challenge_(std::move(challenge)) {
+    grpc::ServerBuilder builder;
+    ConfigureServer(1, &builder);
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    address_ = "127.0.0.1:" + std::to_string(port);
+  }
+  ~OtherFleet() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::ServerUnaryReactor* Challenge(grpc::CallbackServerContext* context,
+                                      const v1::ChallengeRequest*,
+                                      v1::ChallengeAnswer* answer) override {
+    if (challenge_.has_value()) {
+      answer->set_challenge(*challenge_);
+      grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+      reactor->Finish(grpc::Status::OK);
+      return reactor;
+    }
     struct Silent final : grpc::ServerUnaryReactor {
       void OnCancel() override { Finish(grpc::Status::CANCELLED); }
       void OnDone() override { delete this; }
     };
+    asked_.set_value();
     return new Silent;
   }
+
+  // Why a call to it does not begin; it is cancelled once a challenge is awaited, if `cancelled`.
+  absl::Status WhyEnded(bool cancelled) {
+    const FleetSecret secret = Secret(kOld);
+    grpc::ClientContext context;
+    FleetCall proof(&secret, DialControl(address_, 1), address_, kControlMethod, &context);
+    std::promise<void> started;
+    proof.Start([&] { started.set_value(); });
+    if (cancelled) {
+      asked_.get_future().wait();
+      proof.Cancel();
+    }
+    auto start = started.get_future();
+    if (start.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
+      ADD_FAILURE() << "it still waits";
+      proof.Cancel();
+      start.wait();
+    }
+    return proof.WhyEnded(grpc::Status::OK);
+  }
+
+ private:
+  const std::optional<std::string> challenge_;
+  std::promise<void> asked_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
 };
 
 // The calls behind a challenge have no deadline, so the challenge needs its own.
 TEST(FleetAuthTest, AChallengeThatDoesNotComeIsNotAwaitedForEver) {
-  SilentFleet fleet;
-  grpc::ServerBuilder builder;
-  ConfigureServer(1, &builder);
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&fleet);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  const std::string address = "127.0.0.1:" + std::to_string(port);
-  const FleetSecret secret = Secret(kOld);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(OtherFleet(std::nullopt).WhyEnded(/*cancelled=*/false)));
+}
+
+TEST(FleetAuthTest, ACallIsCancelledWhileItsChallengeIsAwaited) {
+  EXPECT_TRUE(absl::IsCancelled(OtherFleet(std::nullopt).WhyEnded(/*cancelled=*/true)));
+}
+
+TEST(FleetAuthTest, ACallThatNeedsNoChallengeIsCancelledToo) {
+  const Called called{FleetSecret()};
+  const FleetSecret none;
+  const auto channel = called.Dial();
   grpc::ClientContext context;
-  FleetCall proof(&secret, DialControl(address, 1), address, kControlMethod, &context);
-  std::promise<void> started;
-  proof.Start([&] { started.set_value(); });
-  auto start = started.get_future();
-  if (start.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
-    ADD_FAILURE() << "it still waits";
-    proof.Cancel();
-    start.wait();
+  FleetCall proof(&none, channel, called.address(), kControlMethod, &context);
+  proof.Cancel();
+  v1::ControlResponse response;
+  EXPECT_EQ(v1::Worker::NewStub(channel)->Control(&context, {}, &response).error_code(),
+            grpc::StatusCode::CANCELLED);
+}
+
+// Nothing is proven to who asks for a proof of something else.
+TEST(FleetAuthTest, WhatIsNoChallengeIsNotAnswered) {
+  for (const size_t bytes : {0, 15, 17, 1000}) {
+    const absl::Status why = OtherFleet(std::string(bytes, 'c')).WhyEnded(/*cancelled=*/false);
+    EXPECT_TRUE(absl::IsUnauthenticated(why)) << bytes << ": " << why;
   }
-  EXPECT_EQ(proof.WhyEnded(grpc::Status::CANCELLED).code(), absl::StatusCode::kDeadlineExceeded);
-  server->Shutdown(std::chrono::system_clock::now());
 }
 
 TEST(FleetAuthTest, WithoutASecretEverybodyMayCall) {

@@ -4,8 +4,10 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 namespace tandem {
 namespace {
@@ -80,6 +82,10 @@ TEST_F(MachineLimitsTest, ThisMachineHasSome) {
   EXPECT_GT(limits.memory_bytes, 64 << 20);
 }
 
+TEST_F(MachineLimitsTest, WithoutAnswerTheKernelIsAskedForTheCpus) {
+  EXPECT_EQ(Read(0).cpus, static_cast<int32_t>(std::thread::hardware_concurrency()));
+}
+
 TEST_F(MachineLimitsTest, ATenthOfTheMemoryIsForOthersWithinBounds) {
   EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = kGiB}), kGiB / 10);
   EXPECT_EQ(DefaultMemoryLimit({.memory_bytes = kGiB / 4}), kGiB / 16);
@@ -113,6 +119,22 @@ TEST(DescriptorLimitTest, AProcessMayOpenWhatItsHardLimitAllows) {
   setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_TRUE(raised.ok()) << raised;
   EXPECT_EQ(after.rlim_cur, before.rlim_max);
+}
+
+// In a process of its own, as nobody may raise a hard limit again.
+TEST(DescriptorLimitTest, WhatASystemAllowsIsEnoughOrRefusedAndShared) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto as_wanted = [] {
+    const auto allow = [](rlim_t most) {
+      const rlimit limit{.rlim_cur = most, .rlim_max = most};
+      return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+    };
+    if (!allow(1256) || MaxConnections(2) != 500 || MaxConnections(3) != 333) return 1;
+    if (!allow(512) || !RaiseDescriptorLimit().ok()) return 2;
+    if (!allow(511) || !absl::IsInvalidArgument(RaiseDescriptorLimit())) return 3;
+    return allow(257) && MaxConnections(2) == 1 ? 0 : 4;
+  };
+  EXPECT_EXIT(std::exit(as_wanted()), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

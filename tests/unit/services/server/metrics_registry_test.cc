@@ -3,8 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <ctime>
+
 #include "runtime/base/guard.h"
 #include "services/server/limits.h"
+#include "tests/support/metric_value.h"
 
 namespace tandem {
 namespace {
@@ -62,6 +66,40 @@ TEST(MetricsRegistryTest, WorkersAreMergedUnderTheirLabel) {
   EXPECT_EQ(types, 1u);
 }
 
+TEST(MetricsRegistryTest, OneNameOfTwoTypesIsTwoFamilies) {
+  MetricsRegistry ours, theirs;
+  ours.Counter("tandem_a", "Help.").Increment(1);
+  theirs.Gauge("tandem_a", "Help.").Set(2);
+  auto all = ours.Collect();
+  const size_t before = all.size();
+  MergeFamilies(theirs.Collect(), &all);
+  EXPECT_EQ(all.size(), before + 1) << "the others are of both";
+  const std::string text = MetricsToText(all);
+  EXPECT_THAT(text, HasSubstr("# TYPE tandem_a counter\ntandem_a 1\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE tandem_a gauge\ntandem_a 2\n"));
+}
+
+TEST(MetricsRegistryTest, EveryProcessSaysWhatItIsAndSinceWhen) {
+  const auto before = static_cast<double>(std::time(nullptr));
+  MetricsRegistry registry;
+  const std::string text = MetricsToText(registry.Collect());
+  EXPECT_THAT(text, HasSubstr("tandem_build_info{version=\"" TANDEM_VERSION "\"} 1\n"));
+  EXPECT_GE(MetricValue(text, "tandem_start_time_seconds"), before);
+  EXPECT_LE(MetricValue(text, "tandem_start_time_seconds"), before + 3600);
+  EXPECT_THAT(text, HasSubstr("# TYPE tandem_log_lines_dropped_total counter\n"
+                              "tandem_log_lines_dropped_total 0\n"));
+}
+
+TEST(MetricsRegistryTest, BucketsRiseFromThousandthsOfASecondToItsMultiples) {
+  for (const auto* buckets : {&SecondsBuckets(), &ShortSecondsBuckets()}) {
+    EXPECT_TRUE(std::is_sorted(buckets->begin(), buckets->end()));
+  }
+  EXPECT_EQ(SecondsBuckets().front(), 1e-3);
+  EXPECT_EQ(SecondsBuckets().back(), 60);
+  EXPECT_EQ(ShortSecondsBuckets().front(), 1e-4);
+  EXPECT_EQ(ShortSecondsBuckets().back(), 10);
+}
+
 TEST(MetricsRegistryTest, GuardRejectionsAreExported) {
   EXPECT_FALSE(TANDEM_GUARD("metrics_registry_test", false));
   MetricsRegistry registry;
@@ -113,8 +151,13 @@ TEST(MetricsRegistryTest, SnapshotsAreBounded) {
     histogram->add_upper_bounds(i);
     histogram->add_cumulative_counts(i);
   }
+  for (int i = 0; i < 32; ++i) {
+    v1::MetricLabel* const label = family->mutable_samples(0)->add_labels();
+    label->set_name(std::string(kMaxNameBytes, 'l'));
+    label->set_value(std::string(kMaxTextBytes, 'v'));
+  }
   EXPECT_TRUE(MetricsFromProto(good).ok());
-  const auto refused = [&good](void (*spoil)(v1::MetricsSnapshot*)) {
+  const auto refused = [&good](const auto& spoil) {
     v1::MetricsSnapshot snapshot = good;
     spoil(&snapshot);
     return absl::IsInvalidArgument(MetricsFromProto(snapshot).status());
@@ -140,15 +183,33 @@ TEST(MetricsRegistryTest, SnapshotsAreBounded) {
     }
   }));
   EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
-    for (int i = 0; i < 33; ++i) {
-      s->mutable_families(0)->mutable_samples(0)->add_labels()->set_name("l");
-    }
+    s->mutable_families(0)->mutable_samples(0)->add_labels()->set_name("l");
+  }));
+  const auto label_refused = [&refused](void (*spoil)(v1::MetricLabel*)) {
+    return refused([spoil](v1::MetricsSnapshot* s) {
+      spoil(s->mutable_families(0)->mutable_samples(0)->mutable_labels(0));
+    });
+  };
+  EXPECT_TRUE(label_refused([](v1::MetricLabel* l) { l->mutable_value()->push_back('v'); }));
+  EXPECT_TRUE(label_refused([](v1::MetricLabel* l) { l->mutable_name()->push_back('l'); }));
+  EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
+    s->mutable_families(0)->set_name(std::string(kMaxNameBytes + 1, 'n'));
   }));
   EXPECT_TRUE(refused([](v1::MetricsSnapshot* s) {
-    v1::MetricLabel* const label = s->mutable_families(0)->mutable_samples(0)->add_labels();
-    label->set_name("l");
-    label->set_value(std::string(kMaxTextBytes + 1, 'v'));
+    s->mutable_families(0)->set_help(std::string(kMaxTextBytes + 1, 'h'));
   }));
+}
+
+TEST(MetricsRegistryTest, AFullSnapshotIsTaken) {
+  v1::MetricsSnapshot full;
+  for (int i = 0; i < kMaxMetricFamilies; ++i) {
+    v1::MetricFamily* const family = full.add_families();
+    family->set_name(std::string(kMaxNameBytes, 'n'));
+    family->set_help(std::string(kMaxTextBytes, 'h'));
+    family->set_type(v1::MetricFamily::TYPE_GAUGE);
+  }
+  for (int i = 0; i < kMaxMetricSamples; ++i) full.mutable_families(0)->add_samples();
+  EXPECT_TRUE(MetricsFromProto(full).ok());
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 
 #include "runtime/base/log.h"
+#include "tests/support/eventually.h"
 #include "tests/support/temp_folder.h"
 
 namespace tandem {
@@ -93,6 +95,7 @@ TEST_F(ProgramConfigTest, WhatIsWrongIsNamedWithItsPlace) {
       {"- threads", "tandem.yaml:1: want one mapping"},
       {"threads: 1\n---\nthreads: 2", "want one mapping"},
       {"threads: [1", "tandem.yaml:"},
+      {"? [threads]\n: 1", "tandem.yaml:1: want the name of a flag"},
   };
   for (const auto& [text, message] : cases) {
     const absl::Status status = ReadFile(text);
@@ -107,7 +110,8 @@ TEST_F(ProgramConfigTest, WhatIsWrongIsNamedWithItsPlace) {
 TEST_F(ProgramConfigTest, VariablesThatNameNoFlagAreTold) {
   ASSERT_TRUE(Read({}, {"TANDEM_THREAD=4", "TANDEM_SERVICE_HOST=10.0.0.1",
                         "TANDEM_ROUTER_SERVICE_PORT_HTTP=8000", "TANDEM_PORT=tcp://10.0.0.1:80",
-                        "TANDEM_PORT_80_TCP_ADDR=10.0.0.1", "TANDEM_FLEET_SECRET=0123"})
+                        "TANDEM_PORT_80_TCP_ADDR=10.0.0.1", "TANDEM_DNS_PORT_53_UDP=udp://10.0.0.1",
+                        "TANDEM_FLEET_SECRET=0123", "TANDEM_API_KEY=0123"})
                   .ok());
   EXPECT_THAT(config_->unknown_variables(), ElementsAre("TANDEM_THREAD"));
 }
@@ -180,13 +184,36 @@ TEST_F(ProgramConfigTest, TheLogBeginsAtItsLevelAndTellsOfUnknownVariables) {
   EXPECT_THAT(log, testing::Not(HasSubstr("below")));
 }
 
+TEST_F(ProgramConfigTest, TheLogBeginsAtTheLevelOfTheCommandLine) {
+  ASSERT_TRUE(Read({"--log-level=error", "--config", Write("log-level: debug")}).ok());
+  config_->BeginLog("a-name");
+  EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
+  SetLogLevel(LogLevel::kInfo);
+}
+
+TEST_F(ProgramConfigTest, TheLogBeginsAtTheLevelOfItsFileAndFollowsIt) {
+  ASSERT_TRUE(Read({"--log-level-file", Write("log-level: error")}).ok());
+  config_->BeginLog("a-name", std::chrono::milliseconds(1));
+  EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
+  Write("log-level: warning");
+  EXPECT_TRUE(Eventually([] { return CurrentLogLevel() == LogLevel::kWarning; }));
+  Write("threads: 1");
+  EXPECT_TRUE(Eventually([] { return CurrentLogLevel() == LogLevel::kInfo; }));
+}
+
 TEST_F(ProgramConfigTest, WhatIsStartedFromHereHasNoVariablesOfTheConfiguration) {
   setenv("TANDEM_THREADS", "4", 1);
-  setenv("TANDEM_FLEET_SECRET", "kept", 1);
+  setenv("TANDEM", "kept", 1);
+  const char* const secrets[] = {"TANDEM_FLEET_SECRET", "TANDEM_API_KEY"};
+  for (const char* const secret : secrets) setenv(secret, "kept", 1);
   ClearConfigVariables();
   EXPECT_EQ(getenv("TANDEM_THREADS"), nullptr);
-  EXPECT_STREQ(getenv("TANDEM_FLEET_SECRET"), "kept");
-  unsetenv("TANDEM_FLEET_SECRET");
+  EXPECT_STREQ(getenv("TANDEM"), "kept");
+  for (const char* const secret : secrets) {
+    EXPECT_STREQ(getenv(secret), "kept");
+    unsetenv(secret);
+  }
+  unsetenv("TANDEM");
   EXPECT_THAT(Environment(), testing::Not(testing::Contains(testing::HasSubstr("TANDEM_THREADS"))));
 }
 

@@ -1,5 +1,7 @@
 #include "services/server/run_program.h"
 
+#include <grpc/grpc.h>
+#include <grpc/support/log.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -8,6 +10,8 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
+#include "tests/support/count_of.h"
 
 namespace tandem {
 namespace {
@@ -83,6 +87,18 @@ TEST_F(RunProgramTest, TheExitStatusSaysWhetherItMayHelpToTryAgain) {
     outcome_ = outcome;
     EXPECT_EQ(Run({}), status) << outcome;
   }
+}
+
+TEST_F(RunProgramTest, WhyItCannotStartIsALineOfItsLog) {
+  outcome_ = absl::NotFoundError("no such model");
+  work_ = [](StopSignal*) {
+    grpc_init();
+    gpr_log(GPR_ERROR, "said by gRPC");
+  };
+  EXPECT_EQ(Run({}), 2);
+  EXPECT_EQ(CountOf("\"process\":\"test\"", error_), 2) << error_;
+  EXPECT_EQ(CountOf("said by gRPC", error_), 1) << error_;
+  EXPECT_EQ(CountOf("\"why\":\"no such model\"", error_), 1) << error_;
 }
 
 // Nothing is promised to anybody yet.
