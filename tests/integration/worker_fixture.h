@@ -19,6 +19,8 @@
 #include "services/server/convert.h"
 #include "services/server/metrics_registry.h"
 #include "tandem/v1/worker.grpc.pb.h"
+#include "tests/support/eventually.h"
+#include "tests/support/metric_value.h"
 #include "tests/support/test_worker.h"
 
 namespace tandem {
@@ -224,6 +226,27 @@ void ExpectMetrics(Router* router, const Wanted& wanted) {
   std::string metrics = Metrics(router);
   while (!wanted(metrics) && std::chrono::steady_clock::now() < end) metrics = Metrics(router);
   EXPECT_TRUE(wanted(metrics)) << metrics;
+}
+
+// Eight run at a time, so 60 steps for each.
+inline constexpr int kUnreadTokens = 480;
+
+inline void SubmitUnread(Router* router, int num_attempts) {
+  for (int i = 1; i <= num_attempts; ++i) {
+    Submit submit = MakeSubmit(i, RandomTokens(20, i), kUnreadTokens);
+    submit.spec.sampling.num_logprobs = 20;  // Which take most of what is said of a token.
+    router->Send(submit);
+  }
+}
+
+inline double GeneratedTokens(Router* router) {
+  return MetricValue(Metrics(router), "tandem_worker_generated_tokens_total");
+}
+
+// A worker that has not begun looks like one that has cut its router off.
+inline void AwaitTokens(const TestWorker& worker, double num_tokens) {
+  Router other(worker);
+  EXPECT_TRUE(Eventually([&] { return GeneratedTokens(&other) > num_tokens; }));
 }
 
 }  // namespace tandem

@@ -3,20 +3,35 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/bio.h>
+#include <openssl/ssl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/small_file.h"
+#include "services/server/channel.h"
+#include "services/server/fleet_auth.h"
+#include "services/server/limits.h"
 #include "services/worker/worker.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/integration/worker_fixture.h"
+#include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
 #include "tests/support/health.h"
 #include "tests/support/metric_value.h"
@@ -62,7 +77,8 @@ TEST(WorkerOperationTest, AWorkerProcessIsWhatItsFlagsSay) {
   process.id = {.name = "prefill-3", .incarnation = 7};
   process.address = "127.0.0.1:" + port->substr(0, port->find('\n'));
 
-  const WatchUpdate first = Watcher(process).Next();
+  Watcher watch(process);
+  const WatchUpdate first = watch.Next();
   ASSERT_TRUE(std::holds_alternative<WorkerRegistration>(first));
   const auto& registration = std::get<WorkerRegistration>(first);
   EXPECT_EQ(registration.worker, process.id);
@@ -87,6 +103,53 @@ TEST(WorkerOperationTest, AWorkerProcessIsWhatItsFlagsSay) {
   router.Send(submit);
   EXPECT_EQ(router.Listen().tokens[0].size(), 4u);
   router.Drain();
+  watch.HeartbeatUntil([](const Heartbeat& beat) { return beat.draining; });
+  int status = -1;
+  EXPECT_EQ(waitpid(child.pid(), &status, 0), child.pid());
+  EXPECT_EQ(DescribeExit(status), "exit status 0");
+}
+
+// Who has not its secret is told nothing by it.
+TEST(WorkerOperationTest, AWorkerProcessOfAFleetKnowsItsSecret) {
+  const TempFolder folder;
+  const std::string port_file = folder.path() + "/port", text(32, 's');
+  const std::string secret_file = folder.Write("secret", text);
+  ASSERT_EQ(chmod(secret_file.c_str(), 0600), 0);
+  ChildProcess child("worker",
+                     {"/proc/self/exe", "--worker", "--model=" TANDEM_TEST_DATA "/demo_model",
+                      "--name=decode-0", "--role=decode", "--transport=grpc", "--max-model-len=128",
+                      "--threads=1", "--fleet-secret-file=" + secret_file,
+                      "--cache-dir=" + folder.path(), "--port-file=" + port_file});
+  ASSERT_TRUE(child.Start().ok());
+  absl::StatusOr<std::string> port;
+  ASSERT_TRUE(Eventually([&] { return (port = ReadSmallFile(port_file, 16)).ok(); }));
+  const std::string address = "127.0.0.1:" + port->substr(0, port->find('\n'));
+  const auto channel = DialControl(address, 1);
+  const auto stub = proto::Worker::NewStub(channel);
+  grpc::ClientContext of_stranger, context;
+  proto::ControlRequest drain;
+  drain.mutable_drain();
+  proto::ControlResponse response;
+  EXPECT_EQ(stub->Control(&of_stranger, drain, &response).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+
+  const FleetSecret secret = *FleetSecret::Parse(text);
+  FleetCall proof(&secret, channel, address, kWatchMethod, &context);
+  std::promise<void> ready;
+  proof.Start([&] { ready.set_value(); });
+  ready.get_future().wait();
+  proto::WatchRequest request;
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
+  const auto watch = stub->Watch(&context, request);
+  proto::WatchEvent first;
+  ASSERT_TRUE(watch->Read(&first));
+  EXPECT_EQ(first.registration().role(), proto::WORKER_ROLE_DECODE);
+  EXPECT_NE(first.registration().worker().incarnation(), 0u) << "it is drawn";
+  EXPECT_FALSE(first.registration().supervised());
+  context.TryCancel();
+  watch->Finish();
+  child.Signal(SIGTERM);
   int status = -1;
   EXPECT_EQ(waitpid(child.pid(), &status, 0), child.pid());
   EXPECT_EQ(DescribeExit(status), "exit status 0");
@@ -104,7 +167,9 @@ TEST(WorkerOperationTest, AHeartbeatWaitsForItsTime) {
   const Submit submit = MakeSubmit(1, RandomTokens(64, 3), 5);
   router.Send(submit);
   ExpectAnswer(&router, submit);
-  EXPECT_TRUE(std::holds_alternative<KvEvents>(watch.Next())) << "a heartbeat comes before";
+  const WatchUpdate next = watch.Next();
+  ASSERT_TRUE(std::holds_alternative<KvEvents>(next)) << "a heartbeat comes before";
+  EXPECT_FALSE(std::get<KvEvents>(next).stored.empty()) << "steps that change nothing say nothing";
   worker->worker->Drain();
   EXPECT_TRUE(Eventually([&] { return worker->worker->Drained(); })) << "but not of a drain";
 }
@@ -137,6 +202,160 @@ TEST(WorkerOperationTest, AWorkerThatLeavesSaysSoOnEveryStream) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
     EXPECT_EQ(status.error_message(), "the worker is leaving");
   }
+}
+
+// The first line of the answer to whoever has no certificate.
+std::string ReadyOverTls(int port) {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  SSL_CTX_free);
+  const std::unique_ptr<BIO, decltype(&BIO_free_all)> client(BIO_new_ssl_connect(context.get()),
+                                                             BIO_free_all);
+  BIO_set_conn_hostname(client.get(), ("127.0.0.1:" + std::to_string(port)).c_str());
+  BIO_puts(client.get(), "GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+  std::string answer(100, ' ');
+  const int size = BIO_read(client.get(), answer.data(), static_cast<int>(answer.size()));
+  answer.resize(static_cast<size_t>(std::max(0, size)));
+  return answer.substr(0, answer.find('\r'));
+}
+
+TEST(WorkerOperationTest, InsideAFleetOfCertificatesOnlyProbesNeedNone) {
+  const TempFolder folder;
+  const TestAuthority authority;
+  const TestCertificate shown = authority.Issue("fleet");
+  const FleetTlsFlags files = {.certificate = folder.Write("pem", shown.pem),
+                               .key = folder.Write("key", shown.key),
+                               .authorities = folder.Write("ca", authority.pem()),
+                               .name = "fleet"};
+  const auto start = [&](const std::string& name) {
+    WorkerConfig config = SmallWorker({.name = name, .incarnation = 1});
+    config.transport = "grpc";
+    config.tls = files;
+    config.admin = ListenAddress{.ip = "127.0.0.1"};
+    return StartTestWorker(config);
+  };
+  const auto prefill = start("prefill"), decode = start("decode");
+  const auto tls = *FleetTls::Open(files);
+  Router router(*decode, DialControl(decode->address, 1, kMaxMessageBytes, tls.get()));
+  Submit submit = MakeSubmit(1, RandomTokens(100, 1), 4);
+  submit.prefill = prefill->peer();
+  router.Send(submit);
+  const Heard heard = router.Listen();
+  EXPECT_TRUE(heard.prompt.by_prefill) << heard.ended;
+  EXPECT_EQ(heard.tokens.at(0), Expected(submit, 0));
+  EXPECT_GE(
+      MetricValue(Metrics(&router), "tandem_tls_handshakes_total{result=\"ok\",use=\"fleet\"}"), 1);
+  EXPECT_NE(HealthOf(decode->address, "liveness"), "SERVING") << "in the clear";
+  grpc::ClientContext context;
+  proto::ControlRequest request;
+  proto::ControlResponse response;
+  request.mutable_drain();
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride("fleet");
+  const auto stranger = grpc::CreateCustomChannel(
+      decode->address, grpc::SslCredentials({.pem_root_certs = authority.pem()}), arguments);
+  EXPECT_EQ(proto::Worker::NewStub(stranger)->Control(&context, request, &response).error_code(),
+            grpc::StatusCode::UNAVAILABLE)
+      << "it has no certificate";
+  EXPECT_EQ(ReadyOverTls(decode->worker->admin_port()), "HTTP/1.1 200 OK");
+}
+
+// What a router has not read yet would be lost with the process.
+TEST(WorkerOperationTest, AWorkerHasNotDrainedWhileItHasSomethingToSay) {
+  TestWorkerOptions options;
+  options.transport = "grpc";
+  auto worker = StartWorker("hybrid", options);
+  Router router(*worker, DialWithSmallWindow(worker->address));
+  constexpr int kAttempts = 14;
+  SubmitUnread(&router, kAttempts);
+  AwaitTokens(*worker, 3000);  // More than flow control lets pass unread.
+  Watcher watch(*worker);
+  worker->worker->Drain();
+  watch.HeartbeatUntil([](const Heartbeat& beat) {
+    return beat.draining && Idle(beat) && beat.load.running_sequences == 0;
+  });
+  for (int beats = 0; beats < 2; ++beats) {
+    EXPECT_FALSE(worker->worker->Drained());
+    watch.Next();
+  }
+  int num_ended = 0;  // By themselves, or by the drain.
+  for (proto::StepBatch batch; num_ended < kAttempts && router.ReadBatch(&batch);) {
+    for (const proto::RouterEvent& event : batch.events()) {
+      const bool finished = event.token().finish() != proto::FINISH_REASON_NONE;
+      num_ended += event.has_ended() || (event.has_token() && finished) ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(num_ended, kAttempts);
+  EXPECT_TRUE(Eventually([&] { return worker->worker->Drained(); }));
+}
+
+TEST(WorkerOperationTest, WhatIsAskedOfAWorkerIsCountedAndMeasuredInSeconds) {
+  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  Router router(*worker);
+  Watcher watch(*worker);
+  const SteadyClock clock;
+  const int64_t began_us = clock.NowUs();
+  worker->gate.Close();
+  router.Send(MakeSubmit(1, RandomTokens(60, 3), 5));
+  const Heartbeat slow = watch.HeartbeatUntil(
+      [](const Heartbeat& beat) { return beat.load.since_progress_us > 100'000; });
+  worker->gate.Open();
+  EXPECT_EQ(router.Listen().prompt.cached_tokens, 0);
+  router.Send(MakeSubmit(2, RandomTokens(60, 3), 5));
+  EXPECT_EQ(router.Listen().prompt.cached_tokens, 48);
+  const auto seconds = [](int64_t us) { return static_cast<double>(us) * 1e-6; };
+  const double elapsed = seconds(clock.NowUs() - began_us);
+  const std::string metrics = Metrics(&router);
+  EXPECT_EQ(MetricValue(metrics, "tandem_worker_prompt_tokens_total"), 120);
+  EXPECT_EQ(MetricValue(metrics, "tandem_worker_generated_tokens_total"), 10);
+  EXPECT_EQ(MetricValue(metrics, "tandem_prefix_hit_tokens_total{source=\"own\"}"), 48);
+  const double computed = MetricValue(metrics, "tandem_prompt_compute_seconds_sum");
+  EXPECT_GE(computed, seconds(slow.load.since_progress_us) / 2);
+  EXPECT_LE(computed + MetricValue(metrics, "tandem_prompt_wait_seconds_sum"), elapsed);
+  EXPECT_GE(MetricValue(metrics, "tandem_step_seconds_sum"),
+            seconds(slow.load.since_progress_us) / 2);
+  EXPECT_LE(MetricValue(metrics, "tandem_step_seconds_sum"), elapsed);
+}
+
+TEST(WorkerOperationTest, AWorkerNamesItsServicesAndKnowsItsCommands) {
+  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  const auto channel = DialControl(worker->address, 1);
+  grpc::ClientContext control_context, context;
+  proto::ControlResponse response;
+  EXPECT_EQ(proto::Worker::NewStub(channel)->Control(&control_context, {}, &response).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  const auto stream =
+      grpc::reflection::v1alpha::ServerReflection::NewStub(channel)->ServerReflectionInfo(&context);
+  grpc::reflection::v1alpha::ServerReflectionRequest request;
+  request.set_list_services("*");
+  grpc::reflection::v1alpha::ServerReflectionResponse answer;
+  ASSERT_TRUE(stream->Write(request) && stream->Read(&answer));
+  std::vector<std::string> names;
+  for (const auto& service : answer.list_services_response().service()) {
+    names.push_back(service.name());
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre(
+                         "tandem.v1.Worker", "tandem.v1.Prefill", "tandem.v1.Kv", "tandem.v1.Fleet",
+                         "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"));
+  context.TryCancel();
+  stream->Finish();
+}
+
+// Whose host has lost its power says nothing any more.
+TEST(WorkerOperationTest, TheKernelNoticesPeersThatAreLostInTheirTime) {
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.liveness_scale = 10;
+  auto worker = StartTestWorker(config);
+  const RawHttp peer(worker->worker->port());
+  ASSERT_TRUE(Eventually([&] { return peer.ServerSide() >= 0; }));
+  const auto said = [&](int name) {
+    int value = -1;
+    socklen_t size = sizeof(value);
+    getsockopt(peer.ServerSide(), IPPROTO_TCP, name, &value, &size);
+    return value;
+  };
+  EXPECT_TRUE(Eventually([&] { return said(TCP_USER_TIMEOUT) == 20'000; }));
+  EXPECT_EQ(said(TCP_KEEPIDLE), 10);
+  EXPECT_EQ(said(TCP_KEEPINTVL) * said(TCP_KEEPCNT), 10);
 }
 
 // A step may take long, and whoever restarts the process ends all of its streams.

@@ -299,27 +299,6 @@ TEST_P(WorkerTest, LostRouterEndsItsAttempts) {
       [](const Heartbeat& beat) { return Idle(beat) && beat.load.running_sequences == 0; });
 }
 
-// Eight run at a time, so 60 steps for each.
-constexpr int kUnreadTokens = 480;
-
-void SubmitUnread(Router* router, int num_attempts) {
-  for (int i = 1; i <= num_attempts; ++i) {
-    Submit submit = MakeSubmit(i, RandomTokens(20, i), kUnreadTokens);
-    submit.spec.sampling.num_logprobs = 20;  // Which take most of what is said of a token.
-    router->Send(submit);
-  }
-}
-
-double GeneratedTokens(Router* router) {
-  return MetricValue(Metrics(router), "tandem_worker_generated_tokens_total");
-}
-
-// A worker that has not begun looks like one that has cut its router off.
-void AwaitTokens(const TestWorker& worker, double num_tokens) {
-  Router other(worker);
-  EXPECT_TRUE(Eventually([&] { return GeneratedTokens(&other) > num_tokens; }));
-}
-
 // The worker is at rest, long before what was asked of it is generated, and holds nothing that
 // would keep it from ending.
 void ExpectCutOff(TestWorker* worker, int num_attempts) {
@@ -640,6 +619,8 @@ TEST(WorkerServicesTest, AWatchIsRefusedForItsProtocolOrItsName) {
   EXPECT_EQ(refusal("router", kProtocolMax + 1), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(refusal(std::string(kMaxNameBytes + 1, 'r'), kProtocolMin),
             grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refusal(std::string(2 << 20, 'r'), kProtocolMin), grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << "it is not even parsed";
 }
 
 }  // namespace

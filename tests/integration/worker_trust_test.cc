@@ -26,6 +26,7 @@
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tandem/v1/worker.grpc.pb.h"
 #include "tests/support/raw_http.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/test_door.h"
 #include "tests/support/test_worker.h"
 
@@ -145,6 +146,19 @@ TEST_P(WorkerTrustTest, WorkersOfOneSecretServeEachOther) {
   again.prefill = {};
   again.attempt.request.counter += 1;
   EXPECT_EQ(Router(*prefill, Secret(kSecretText)).Ask(again).cached_tokens, 96);
+}
+
+// A file has no port to be proven: its path stands for it.
+TEST_P(WorkerTrustTest, AWorkerBehindAFileIsProvenByItsPath) {
+  const TempFolder folder;
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.transport = GetParam();
+  config.secret = Secret(kSecretText);
+  config.listen = "unix:" + folder.path() + "/worker";
+  auto worker = StartTestWorker(config);
+  worker->address = config.listen;
+  const Submit submit = MakeSubmit(1, RandomTokens(20, 1), 5);
+  ExpectAnswer(Router(*worker, Secret(kSecretText)).Ask(submit), submit);
 }
 
 TEST_P(WorkerTrustTest, APrefillWorkerOfAnotherSecretServesNot) {

@@ -64,5 +64,19 @@ TEST(KvFrameCodecTest, TruncatedAndOverlongFramesAreRefused) {
   EXPECT_FALSE(DecodeFrame({lying}).ok());
 }
 
+TEST(KvFrameCodecTest, FieldsOfOtherNumbersKindsAndLengthsAreRefused) {
+  const std::string payload = "0123456789";
+  const std::string bytes = EncodeFramePrefix(Header(10), 10) + payload;
+  ASSERT_TRUE(DecodeFrame({bytes}).ok());
+  // Tag and length of the header, and of the payload.
+  for (const size_t at : {size_t{0}, size_t{1}, 2 + kFrameHeaderBytes, 3 + kFrameHeaderBytes}) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string wrong = bytes;
+      wrong[at] = static_cast<char>(wrong[at] ^ (1 << bit));
+      EXPECT_TRUE(absl::IsInvalidArgument(DecodeFrame({wrong}).status())) << at << ' ' << bit;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -4,17 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "runtime/transport/stream/stream_transport.h"
 #include "services/server/listen_socket.h"
 #include "services/worker/read_window.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "tests/support/eventually.h"
+#include "tests/unit/services/worker/fake_kv_transport.h"
 #include "tests/unit/services/worker/grpc_side.h"
 
 namespace tandem {
@@ -39,6 +43,7 @@ TEST(PrefillPeersTest, OfTooManyThoseThatWereUsedLeastLatelyAreLost) {
   };
   for (size_t i = 0; i < kMaxPrefillPeers; ++i) send(i);
   send(0);
+  EXPECT_FALSE(peers.Flushed()) << "nobody takes a hello";
   EXPECT_GE(budget.held_bytes(), static_cast<int64_t>(kMaxPrefillPeers) * ReadWindow::kBytes);
   EXPECT_EQ(commands.size(), 0u) << "there is room for all of them";
   // Each takes another one's place, though the engine has not heard of that yet.
@@ -54,14 +59,21 @@ TEST(PrefillPeersTest, OfTooManyThoseThatWereUsedLeastLatelyAreLost) {
   EXPECT_EQ(lost, (std::vector<std::string>{"1", "2"}));
 }
 
-// A prefill worker that greets, in the life it is said to have, and says one first token, perhaps
-// again and again.
+// What a prefill worker does.
+struct Says {
+  int32_t token = 99;  // Its first tokens are 5 and this...
+  int times = 1;       // ...which it says so often,
+  uint64_t life = 2;   // in the life it is said to have,
+  std::string kv_class;
+  bool greets = true;
+  bool leaves = false;  // After that.
+};
+
 class OneToken final : public proto::Prefill::Service {
  public:
-  static constexpr uint64_t kLife = 2;
+  static constexpr uint64_t kLife = Says().life;
 
-  explicit OneToken(int32_t token, uint64_t life = kLife, int times = 1)
-      : token_(token), life_(life), times_(times) {
+  explicit OneToken(const Says& says) : says_(says) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(this);
@@ -72,26 +84,28 @@ class OneToken final : public proto::Prefill::Service {
   grpc::Status Session(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<proto::ToDecode, proto::ToPrefill>* stream) override {
+    ++num_sessions;
     proto::ToPrefill said;
     if (!stream->Read(&said)) return grpc::Status::OK;
     proto::ToDecode hello, first;
     *hello.mutable_hello() = said.hello();
     *hello.mutable_hello()->mutable_worker() = said.hello().expected();
-    hello.mutable_hello()->mutable_worker()->set_incarnation(life_);
+    hello.mutable_hello()->mutable_worker()->set_incarnation(says_.life);
     hello.mutable_hello()->clear_expected();
-    ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = token_}}}, &first);
-    stream->Write(hello);
-    for (int i = 0; i < times_; ++i) stream->Write(first);
-    while (stream->Read(&said)) continue;
+    hello.mutable_hello()->set_kv_class(says_.kv_class);
+    ToProto(FirstToken{.job = 1, .tokens = {{.token = 5}, {.token = says_.token}}}, &first);
+    if (says_.greets) stream->Write(hello);
+    for (int i = 0; i < says_.times; ++i) stream->Write(first);
+    while (!says_.leaves && stream->Read(&said)) continue;
     return grpc::Status::OK;
   }
+
+  std::atomic<int> num_sessions{0};
 
   int port() const { return port_; }
 
  private:
-  const int32_t token_;
-  const uint64_t life_;
-  const int times_;
+  const Says says_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -159,8 +173,8 @@ absl::Status WhyLost(const OneToken& prefill, const absl::Status& link = absl::O
 
 // The engine, and with it the kernels, trust them: the next step computes with them.
 TEST(PrefillPeersTest, AFirstTokenOutsideTheVocabularyEndsTheSession) {
-  EXPECT_TRUE(WhyLost(OneToken(99)).ok());
-  EXPECT_EQ(WhyLost(OneToken(100)).message(),
+  EXPECT_TRUE(WhyLost(OneToken({.token = 99})).ok());
+  EXPECT_EQ(WhyLost(OneToken({.token = 100})).message(),
             "first token has token id 100 at 0, must be from 0 to 99");
 }
 
@@ -173,7 +187,7 @@ TEST(PrefillPeersTest, ALinkThatIsLostEndsItsSession) {
   const size_t taken_bytes = sizeof(EngineCommand) + first.SpaceUsedLong();
   const size_t most_waiting = (ReadWindow::kBytes + taken_bytes - 1) / taken_bytes;
   for (const size_t waiting : {size_t{1}, most_waiting}) {
-    const OneToken prefill(99, OneToken::kLife, /*times=*/2 * static_cast<int>(waiting));
+    const OneToken prefill({.times = 2 * static_cast<int>(waiting)});
     const absl::Status why = WhyLost(prefill, link, waiting);
     EXPECT_TRUE(absl::IsUnavailable(why)) << why;
     EXPECT_TRUE(why.message().find("the cable is out") != std::string::npos) << why;
@@ -182,9 +196,74 @@ TEST(PrefillPeersTest, ALinkThatIsLostEndsItsSession) {
 
 // What was granted was for the life that ended, whether or not the next one looks at whom it hears.
 TEST(PrefillPeersTest, AnotherLifeOfAPrefillWorkerIsNotTheOneThatWasDialled) {
-  const absl::Status why = WhyLost(OneToken(99, OneToken::kLife + 1));
+  const absl::Status why = WhyLost(OneToken({.life = OneToken::kLife + 1}));
   EXPECT_TRUE(absl::IsUnavailable(why)) << why;
   EXPECT_TRUE(why.message().find("reached prefill/") != std::string::npos) << why;
+}
+
+TEST(PrefillPeersTest, WhoDoesNotFitOrDoesNotGreetIsLost) {
+  const absl::Status other = WhyLost(OneToken({.kv_class = "another"}));
+  EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
+  EXPECT_TRUE(absl::IsInvalidArgument(WhyLost(OneToken({.greets = false}))));
+}
+
+// With an error, whatever it ended with: what was asked of it is not done.
+TEST(PrefillPeersTest, APrefillWorkerThatLeavesIsLost) {
+  const absl::Status why = WhyLost(OneToken({.times = 0, .leaves = true}));
+  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+}
+
+// A session that is over, and another one only once the engine has heard of that.
+TEST(PrefillPeersTest, WhoWasLostIsDialledAgainOnceItIsForgotten) {
+  const OneToken prefill({.times = 0, .leaves = true});
+  GrpcSide side(1);
+  const FleetSecret no_secret;
+  MemoryBudget budget(int64_t{256} << 20);
+  CommandQueue commands(1);
+  PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
+                     /*vocab_size=*/100, /*liveness_scale=*/1, &budget, side.transport.get(),
+                     &commands);
+  const PrefillPeer peer{.worker = {.name = "prefill", .incarnation = OneToken::kLife},
+                         .address = "127.0.0.1:" + std::to_string(prefill.port())};
+  peers.Renew(peer.worker, {.jobs = {1}});
+  EXPECT_EQ(budget.held_bytes(), 0) << "a renewal dials nobody";
+  for (int session = 1; session <= 2; ++session) {
+    peers.Send(peer, Committed{.job = 1});
+    ASSERT_TRUE(Eventually([&] { return commands.size() == 1; }));
+    EXPECT_EQ(std::get<PrefillLost>(commands.Drain()[0]).worker, peer.worker);
+    peers.Send(peer, Committed{.job = 1});
+    peers.Forget({.name = "another", .incarnation = 1});
+    peers.Send(peer, Committed{.job = 1});
+    peers.Forget(peer.worker);
+    EXPECT_EQ(prefill.num_sessions, session);
+    EXPECT_TRUE(peers.Flushed());
+    EXPECT_TRUE(Eventually([&] { return budget.held_bytes() == 0; }));
+  }
+}
+
+TEST(PrefillPeersTest, WhoCannotBeHadIsLost) {
+  const auto silent = ListenSocket::Open("127.0.0.1:0");
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  const auto why_lost = [&](int64_t budget_bytes, KvTransport* transport) {
+    const FleetSecret no_secret;
+    MemoryBudget budget(budget_bytes);
+    CommandQueue commands(1);
+    PrefillPeers peers({.worker = {.name = "self", .incarnation = 1}}, &no_secret, /*tls=*/nullptr,
+                       /*vocab_size=*/100, /*liveness_scale=*/100, &budget, transport, &commands);
+    peers.Send({.worker = {.name = "prefill", .incarnation = 1},
+                .address = "127.0.0.1:" + std::to_string(silent->port())},
+               Grant{});
+    EXPECT_TRUE(Eventually([&] { return commands.size() == 1; }));
+    const std::vector<EngineCommand> said = commands.Drain();
+    const auto* const lost = said.empty() ? nullptr : std::get_if<PrefillLost>(&said[0]);
+    return lost == nullptr ? absl::OkStatus() : lost->why;
+  };
+  GrpcSide side(1);
+  FakeKvTransport none;
+  const absl::Status no_room = why_lost(ReadWindow::kBytes, side.transport.get());
+  EXPECT_TRUE(absl::IsResourceExhausted(no_room)) << no_room;
+  const absl::Status no_way = why_lost(int64_t{256} << 20, &none);
+  EXPECT_TRUE(absl::IsFailedPrecondition(no_way)) << no_way;
 }
 
 }  // namespace

@@ -30,6 +30,28 @@ TEST(WorkerMetricsTest, ALoadIsShownUnderBothSpellings) {
   EXPECT_EQ(shown["vllm:num_requests_running"], 3);
   EXPECT_EQ(shown["vllm:num_requests_waiting"], 5);
   EXPECT_EQ(shown["vllm:kv_cache_usage_perc"], .5);
+  metrics.OnLoad({});
+  EXPECT_THAT(MetricsToText(registry.Collect()), testing::HasSubstr("vllm:kv_cache_usage_perc 0\n"))
+      << "of no blocks none are used";
+}
+
+TEST(WorkerMetricsTest, AWorkerSaysWhatItIs) {
+  MetricsRegistry registry;
+  const WorkerMetrics metrics(
+      {.role = WorkerRole::kDecode,
+       .model = "m",
+       .terms = {.kv_class = "class", .numerics_id = "numerics", .transport = "grpc"},
+       .kv = {.block_tokens = 16, .num_blocks = 100, .block_bytes = 4096},
+       .max_sequences = 7},
+      &registry);
+  const std::string shown = MetricsToText(registry.Collect());
+  for (const char* const line :
+       {"tandem_worker_info{kv_class=\"class\",model=\"m\",numerics_id=\"numerics\","
+        "role=\"decode\",transport=\"grpc\"} 1",
+        "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1",
+        "tandem_kv_block_bytes 4096", "tandem_max_sequences 7"}) {
+    EXPECT_THAT(shown, testing::HasSubstr(std::string(line) + "\n"));
+  }
 }
 
 // Alerts and dashboards tell them apart by their labels alone.
@@ -47,27 +69,39 @@ TEST(WorkerMetricsTest, WhatHappensIsCountedAsWhatItIs) {
   metrics.OnPrompt({.cached_tokens = 5});
   metrics.OnPrompt({.cached_tokens = 6, .by_prefill = true});
   metrics.OnPromptComputed(/*waited_seconds=*/7, /*computed_seconds=*/8);
-  metrics.OnStep(1, {.sequences = 2, .preempted = 9});
+  metrics.OnStep(3, {.sequences = 2, .preempted = 9});
   metrics.OnStep(1, {.failed = true});
+  metrics.OnSubmit(/*prompt_tokens=*/21);
+  for (int i = 0; i < 22; ++i) metrics.OnToken();
+  metrics.OnTransferSeconds(23);
   metrics.OnLoad(
       {.blocks = {
            .free = 11, .held = 12, .cached = 13, .in_flight = 14, .quarantined = 15, .total = 65}});
   const std::string shown = MetricsToText(registry.Collect());
-  for (const char* const line :
-       {"tandem_kv_frames_total{outcome=\"verified\"} 1",
-        "tandem_kv_frames_total{outcome=\"corrupt\"} 2",
-        "tandem_kv_frames_total{outcome=\"failed\"} 3",
-        "tandem_kv_frames_total{outcome=\"orphaned\"} 4",
-        "tandem_kv_transfer_bytes_total{transport=\"grpc\"} 1",
-        "tandem_prefill_pauses_total{reason=\"lost\"} 1",
-        "tandem_prefill_pauses_total{reason=\"slow\"} 0",
-        "tandem_prefix_hit_tokens_total{source=\"own\"} 5",
-        "tandem_prefix_hit_tokens_total{source=\"prefill_worker\"} 6",
-        "tandem_prompt_wait_seconds_sum 7", "tandem_prompt_compute_seconds_sum 8",
-        "tandem_step_seconds_count 1", "tandem_preemptions_total 9", "tandem_failed_steps_total 1",
-        "tandem_kv_blocks{state=\"free\"} 11", "tandem_kv_blocks{state=\"held\"} 12",
-        "tandem_kv_blocks{state=\"cached\"} 13", "tandem_kv_blocks{state=\"in_flight\"} 14",
-        "tandem_kv_blocks{state=\"quarantined\"} 15"}) {
+  for (const char* const line : {"tandem_kv_frames_total{outcome=\"verified\"} 1",
+                                 "tandem_kv_frames_total{outcome=\"corrupt\"} 2",
+                                 "tandem_kv_frames_total{outcome=\"failed\"} 3",
+                                 "tandem_kv_frames_total{outcome=\"orphaned\"} 4",
+                                 "tandem_kv_transfer_bytes_total{transport=\"grpc\"} 1",
+                                 "tandem_prefill_pauses_total{reason=\"lost\"} 1",
+                                 "tandem_prefill_pauses_total{reason=\"slow\"} 0",
+                                 "tandem_prefix_hit_tokens_total{source=\"own\"} 5",
+                                 "tandem_prefix_hit_tokens_total{source=\"prefill_worker\"} 6",
+                                 "tandem_prompt_wait_seconds_sum 7",
+                                 "tandem_prompt_compute_seconds_sum 8",
+                                 "tandem_step_seconds_sum 3",
+                                 "tandem_step_seconds_count 1",
+                                 "tandem_batch_sequences_sum 2",
+                                 "tandem_worker_prompt_tokens_total 21",
+                                 "tandem_worker_generated_tokens_total 22",
+                                 "tandem_kv_transfer_seconds_sum 23",
+                                 "tandem_preemptions_total 9",
+                                 "tandem_failed_steps_total 1",
+                                 "tandem_kv_blocks{state=\"free\"} 11",
+                                 "tandem_kv_blocks{state=\"held\"} 12",
+                                 "tandem_kv_blocks{state=\"cached\"} 13",
+                                 "tandem_kv_blocks{state=\"in_flight\"} 14",
+                                 "tandem_kv_blocks{state=\"quarantined\"} 15"}) {
     EXPECT_THAT(shown, testing::HasSubstr(std::string(line) + "\n"));
   }
   EXPECT_THAT(shown, testing::HasSubstr("role=\"prefill\""));

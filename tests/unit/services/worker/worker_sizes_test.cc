@@ -34,6 +34,27 @@ TEST(WorkerSizesTest, NoContextIsLongerThanARequestMayBe) {
   options.max_model_len = (4 << 20) + 1;
   EXPECT_THAT(Message(SizeWorker(options, model, kMachine, std::nullopt).status()),
               HasSubstr("--max-model-len: 4194305, requests have at most 4194304 tokens"));
+  options.max_model_len = 4 << 20;
+  EXPECT_TRUE(SizeWorker(options, model, kMachine, std::nullopt).ok());
+}
+
+// Every page of a pool is touched at start.
+TEST(WorkerSizesTest, ADefaultPoolHoldsSixteenSequencesAndNoMore) {
+  SizeOptions options;
+  options.max_model_len = 1592;  // In 100 blocks.
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 1600);
+  options.max_num_seqs = 4;
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 400);
+  options.block_size = 32;
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->kv.num_blocks, 200);
+}
+
+TEST(WorkerSizesTest, AStepHasRoomForTwiceTheSequencesByDefault) {
+  EXPECT_EQ(SizeWorker({}, kModel, kMachine, std::nullopt)->max_sequences, 64);
+  EXPECT_EQ(SizeWorker({}, kModel, kMachine, std::nullopt)->max_batched_tokens, 512);
+  SizeOptions options;
+  options.max_num_seqs = 300;
+  EXPECT_EQ(SizeWorker(options, kModel, kMachine, std::nullopt)->max_batched_tokens, 600);
 }
 
 TEST(WorkerSizesTest, FlagsWin) {
@@ -206,7 +227,7 @@ TEST(WorkerSizesTest, DefaultPoolStaysWithinSharedMemory) {
   const SharedMemory shm{.total_bytes = 2 * kGiB, .free_bytes = 2 * kGiB};
   const auto sizes = SizeWorker({}, kModel, kMachine, shm);
   ASSERT_TRUE(sizes.ok()) << sizes.status();
-  EXPECT_LE(sizes->kv.num_blocks * kModel.block_bytes, kGiB);
+  EXPECT_EQ(sizes->kv.num_blocks, (2048 - 64) / 2) << "half, and something for UCX itself";
 }
 
 TEST(WorkerSizesTest, DefaultPoolIsTheSameBesideOthers) {
@@ -277,6 +298,8 @@ TEST(WorkerSizesTest, ContextBeyondTheModelIsRefused) {
   options.max_model_len = 8193;
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
               HasSubstr("8192"));
+  options.max_model_len = 8192;
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
 }
 
 TEST(WorkerSizesTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
@@ -284,14 +307,20 @@ TEST(WorkerSizesTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
   options.max_model_len = 1;
   EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
               HasSubstr("--max-model-len: 1, want at least 2"));
+  options.max_model_len = 2;
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
 }
 
 TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
   SizeOptions options;
   options.max_num_seqs = 64;
-  options.max_batched_tokens = 63;
-  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
-              HasSubstr("--max-batched-tokens"));
+  for (const int32_t tokens : {63, 64}) {  // Of which a step would compute no prompt.
+    options.max_batched_tokens = tokens;
+    EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
+                HasSubstr("--max-batched-tokens"));
+  }
+  options.max_batched_tokens = 65;
+  EXPECT_TRUE(SizeWorker(options, kModel, kMachine, std::nullopt).ok());
 }
 
 }  // namespace
