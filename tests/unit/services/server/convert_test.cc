@@ -495,7 +495,7 @@ TEST(ConvertTest, WhatAWorkerRegistersIsInRange) {
   }
 }
 
-// Of every message that has one; else it would be somebody else's.
+// Every message that has an id names it; else it would be somebody else's.
 TEST(ConvertTest, AJobOrAnAttemptIsNamed) {
   const auto without = [](const auto& in, auto message, const char* field) {
     ToProto(in, &message);

@@ -47,7 +47,7 @@ TEST(WireMessageTest, WhatItTakesIsKnownBefore) {
   EXPECT_GE(*measured + kFreeParsedBytes, static_cast<int64_t>(read.SpaceUsedLong()));
 }
 
-// Of each kind of field: what protobuf itself says that the message takes.
+// Each kind of field, by what protobuf itself says that the message takes.
 TEST(WireMessageTest, NoKindOfFieldTakesMoreThanWasMeasured) {
   constexpr size_t kCount = 20'000;
   const std::pair<const char*, std::string> cases[] = {

@@ -133,7 +133,7 @@ TEST_F(DecodeSessionTest, FramesTravelAndAreWithdrawnOverTheirSessionsLink) {
   const FakeKvTransport::Sent expected{header, 5, 9};
   EXPECT_THAT(transport_.sent(), testing::ElementsAre(expected));
   EXPECT_EQ(parts_.commands.size(), 0u) << "it is under way";
-  sessions_.WithdrawFrame(kFirst + 1, 8);  // Of nobody.
+  sessions_.WithdrawFrame(kFirst + 1, 8);  // It is nobody's.
   sessions_.WithdrawFrame(kFirst, 9);
   EXPECT_THAT(transport_.withdrawn(), testing::ElementsAre(9));
 }

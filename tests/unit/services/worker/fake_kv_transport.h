@@ -55,7 +55,7 @@ class FakeKvTransport final : public KvTransport {
     MutexLock lock(&mu_);
     return withdrawn_;
   }
-  std::vector<std::string> receivers() EXCLUDES(mu_) {  // Of the links to them.
+  std::vector<std::string> receivers() EXCLUDES(mu_) {  // One for each link.
     MutexLock lock(&mu_);
     return receivers_;
   }

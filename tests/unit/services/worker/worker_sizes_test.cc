@@ -314,7 +314,7 @@ TEST(WorkerSizesTest, ContextWithoutRoomForATokenAfterThePromptIsRefused) {
 TEST(WorkerSizesTest, StepBudgetBelowTheBatchIsRefused) {
   SizeOptions options;
   options.max_num_seqs = 64;
-  for (const int32_t tokens : {63, 64}) {  // Of which a step would compute no prompt.
+  for (const int32_t tokens : {63, 64}) {  // A step would compute no prompt of these.
     options.max_batched_tokens = tokens;
     EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, std::nullopt).status()),
                 HasSubstr("--max-batched-tokens"));
