@@ -27,13 +27,19 @@ set(TANDEM_SANITIZE "" CACHE STRING "address,undefined or thread; empty for none
 
 # What every source of ours is compiled with. -ffp-contract=off is part of docs/numerics.md.
 add_library(tandem_options INTERFACE)
-target_compile_options(tandem_options INTERFACE
+set(for_cxx $<NOT:$<COMPILE_LANGUAGE:CUDA>>)  # nvcc has other options
+set(warnings
   -Wall -Wextra -Wnon-virtual-dtor -Wshadow -Wno-unused-parameter
-  -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno
-  -fstack-protector-strong -fno-omit-frame-pointer $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
+  -Wno-missing-field-initializers $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positives inside std::string and std::variant at -O2 (GCC 12).
-  target_compile_options(tandem_options INTERFACE -Wno-restrict -Wno-maybe-uninitialized)
+  list(APPEND warnings -Wno-restrict -Wno-maybe-uninitialized)
+endif()
+set(common -ffp-contract=off -fno-math-errno -fstack-protector-strong -fno-omit-frame-pointer)
+target_compile_options(tandem_options INTERFACE "$<${for_cxx}:${warnings};${common}>")
+if(TANDEM_CUDA)  # nvcc hands them to the host's compiler.
+  target_compile_options(tandem_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=$<JOIN:${warnings};${common},$<COMMA>>>")
 endif()
 target_link_options(tandem_options INTERFACE -Wl,-z,relro,-z,now)
 if(TANDEM_SANITIZE)
@@ -57,7 +63,7 @@ if(TANDEM_SANITIZE)
   endif()
   target_link_options(tandem_options INTERFACE -fsanitize=${TANDEM_SANITIZE})
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
-  target_compile_options(tandem_options INTERFACE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
+  target_compile_options(tandem_options INTERFACE "$<${for_cxx}:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
 endif()
 target_include_directories(tandem_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_definitions(tandem_options INTERFACE TANDEM_VERSION="${PROJECT_VERSION}")

@@ -49,6 +49,29 @@ function(tandem_test)
   endforeach()
 endfunction()
 
+#   tandem_on_gpu(test attention_test linear_test)   (or bench)
+# What tools/dev/gpu_check runs: target gpu_programs, and tests have the ctest label `cuda` too. Without
+# TANDEM_CUDA nothing.
+function(tandem_on_gpu kind)
+  if(NOT TANDEM_CUDA)
+    return()
+  endif()
+  if(NOT TARGET gpu_programs)
+    add_custom_target(gpu_programs)
+    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/gpu_programs.txt
+         CONTENT "$<JOIN:$<TARGET_GENEX_EVAL:gpu_programs,$<TARGET_PROPERTY:gpu_programs,TANDEM_LINES>>,\n>\n")
+  endif()
+  foreach(target IN LISTS ARGN)
+    add_dependencies(gpu_programs ${target})
+    set_property(TARGET gpu_programs APPEND PROPERTY TANDEM_LINES
+                 "${kind} $<TARGET_FILE:${target}>")
+    if(kind STREQUAL "test")
+      get_property(labels TEST ${target} PROPERTY LABELS)
+      set_property(TEST ${target} PROPERTY LABELS "${labels};cuda")
+    endif()
+  endforeach()
+endfunction()
+
 #   tandem_bench(NAME block_pool_bench SRCS block_pool_bench.cc DEPS tandem_kv_cache)
 function(tandem_bench)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})

@@ -112,9 +112,9 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // "reference", "cpu", "fenced".
+  // "reference", "cpu", "fenced", "cuda".
   virtual std::string name() const = 0;
-  // Its instruction set: "reference", or one of kIsas (kernels/create_backend.h).
+  // Its instruction set: "reference", one of kIsas (kernels/create_backend.h), or a GPU's ("sm_90").
   virtual std::string isa() const = 0;
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.
@@ -181,7 +181,8 @@ class Backend {
   virtual absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) = 0;
   virtual absl::Status DiscardBlocks(const DiscardBlocksArgs& args) = 0;
 
-  // Any thread. Grows with every small piece of work, also in the middle of an operation.
+  // Any thread. Grows with every small piece of work, also in the middle of an operation; a GPU's
+  // when somebody has seen a point of its stream passed.
   virtual uint64_t work_done() const = 0;
 
   // Returns when everything enqueued has finished. An error of an enqueued operation shows here.

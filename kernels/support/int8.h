@@ -18,15 +18,15 @@ inline constexpr int64_t kMaxInt8InFeatures = int64_t{1} << 17;
 
 // The larger of two magnitudes, by their bits: a NaN is above all numbers, and the order of a run
 // does not matter.
-[[gnu::always_inline]] inline uint32_t MagnitudeBits(float x) {
+[[gnu::always_inline]] constexpr uint32_t MagnitudeBits(float x) {
   return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu;
 }
 
 // The scale of numbers whose largest magnitude is `absmax`; not finite if one of them is not.
-[[gnu::always_inline]] inline float Int8Scale(float absmax) { return absmax / kInt8Max; }
+[[gnu::always_inline]] constexpr float Int8Scale(float absmax) { return absmax / kInt8Max; }
 
 // q. What is no number gives -127, and makes the scale, and so all products with it, no number.
-[[gnu::always_inline]] inline int32_t ToInt8(float x, float scale) {
+[[gnu::always_inline]] constexpr int32_t ToInt8(float x, float scale) {
   if (scale == 0.0f) return 0;
   float y = x / scale;
   y = y > -kInt8Max ? y : -kInt8Max;

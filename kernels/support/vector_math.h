@@ -37,7 +37,7 @@ struct ExpParts {
   float fraction;
   float scale;
 };
-[[gnu::always_inline]] inline ExpParts SplitExp(float x) {
+[[gnu::always_inline]] constexpr ExpParts SplitExp(float x) {
   const float shifted = x * kLog2E + kRoundFloat;
   const float n = shifted - kRoundFloat;
   const float r = (x - n * kLn2High) - n * kLn2Low;
@@ -47,7 +47,7 @@ struct ExpParts {
 }
 
 // Within 1.1 ulp. exp(0) is exactly 1.
-[[gnu::always_inline]] inline float Exp(float x) {
+[[gnu::always_inline]] constexpr float Exp(float x) {
   const ExpParts parts = SplitExp(x);
   float y = (1.0f + parts.fraction) * parts.scale;
   y = x < kExpLowest ? 0.0f : y;
@@ -56,7 +56,7 @@ struct ExpParts {
 
 // Natural logarithm, rounded from double (error below 0.501 ulp). Log(0) = −infinity, negative and
 // NaN give NaN.
-[[gnu::always_inline]] inline float Log(float x) {
+[[gnu::always_inline]] constexpr float Log(float x) {
   if (x == 0.0f) return -std::numeric_limits<float>::infinity();
   if (!(x > 0.0f)) return std::numeric_limits<float>::quiet_NaN();
   if (x == std::numeric_limits<float>::infinity()) return x;
@@ -84,7 +84,7 @@ struct SinCosResult {
 };
 
 // Sine and cosine of a finite angle in radians, |angle| up to 2^30; rounded from double.
-[[gnu::always_inline]] inline SinCosResult SinCos(float angle) {
+[[gnu::always_inline]] constexpr SinCosResult SinCos(float angle) {
   const double x = angle;
   const double shifted = x * 0x1.45f306dc9c883p-1 + kRoundDouble;  // x / (π/2), to the nearest
   const double n = shifted - kRoundDouble;
@@ -112,15 +112,15 @@ struct SinCosResult {
 }
 
 // The log-probability of one id, from what LogSoftmax gives for its row.
-[[gnu::always_inline]] inline float LogProbability(float logit, float max, float log_sum) {
+[[gnu::always_inline]] constexpr float LogProbability(float logit, float max, float log_sum) {
   return (logit - max) - log_sum;
 }
 
 // x / (1 + exp(−x)).
-[[gnu::always_inline]] inline float Silu(float x) { return x / (1.0f + Exp(-x)); }
+[[gnu::always_inline]] constexpr float Silu(float x) { return x / (1.0f + Exp(-x)); }
 
 // ActivationFunction::kGeluTanh (kernels/api/rows.h).
-[[gnu::always_inline]] inline float GeluTanh(float x) {
+[[gnu::always_inline]] constexpr float GeluTanh(float x) {
   const float cube = (x * x) * x;
   const float y = x + 0.044715f * cube;
   return x / (1.0f + Exp(-0x1.988454p+0f * y));
@@ -128,7 +128,7 @@ struct SinCosResult {
 
 // Within 2.5 ulp, small numbers too: −t / (2 + t) with t = exp(−2|x|) − 1, which is taken from the
 // parts of the exponential, where nothing cancels.
-[[gnu::always_inline]] inline float Tanh(float x) {
+[[gnu::always_inline]] constexpr float Tanh(float x) {
   const uint32_t sign = std::bit_cast<uint32_t>(x) & 0x80000000u;
   float y = -2.0f * std::bit_cast<float>(std::bit_cast<uint32_t>(x) ^ sign);
   y = y < kExpLowest ? kExpLowest : y;
@@ -138,12 +138,12 @@ struct SinCosResult {
 }
 
 // Almost x where |x| is far below the cap, and never beyond it.
-[[gnu::always_inline]] inline float SoftCap(float x, float cap) { return cap * Tanh(x / cap); }
+[[gnu::always_inline]] constexpr float SoftCap(float x, float cap) { return cap * Tanh(x / cap); }
 
 inline constexpr int kLanes = 16;
 
 // The fixed tree over 16 lanes.
-[[gnu::always_inline]] inline float SumLanes(const float (&lanes)[kLanes]) {
+[[gnu::always_inline]] constexpr float SumLanes(const float (&lanes)[kLanes]) {
   float sums[8];
   for (int i = 0; i < 8; ++i) sums[i] = lanes[i] + lanes[i + 8];
   for (int i = 0; i < 4; ++i) sums[i] = sums[i] + sums[i + 4];

@@ -2,6 +2,7 @@
 
 #include "kernels/api/attention.h"
 
+#include "runtime/base/crc32c.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -356,6 +357,23 @@ TEST_P(AttentionTest, CopiedBlocksHaveTheSameBytes) {
     EXPECT_EQ(0, std::memcmp(kv.base + destination * kv.block_stride_bytes,
                              kv.base + source * kv.block_stride_bytes, kv.block_stride_bytes));
     std::memcpy(kv.base, before.data(), before.size());
+  }
+}
+
+TEST_P(AttentionTest, ChecksumsOfBlocksAreTheirCrc32c) {
+  for (const size_t bytes : {size_t{64}, size_t{64 * 3}, size_t{5 * 4096 + 64}}) {
+    std::vector<std::byte> pool(4 * bytes);
+    for (std::byte& b : pool) b = static_cast<std::byte>(random_->Below(256));
+    const std::vector<int32_t> blocks = {2, 0, 3, 2};
+    std::vector<uint32_t> checksums(blocks.size());
+    ASSERT_OK(device_->ChecksumBlocks({.base = pool.data(),
+                                       .block_stride_bytes = bytes,
+                                       .blocks = blocks.data(),
+                                       .checksums = checksums.data(),
+                                       .count = static_cast<int64_t>(blocks.size())}));
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      EXPECT_EQ(checksums[i], Crc32c(pool.data() + blocks[i] * bytes, bytes)) << i << ", " << bytes;
+    }
   }
 }
 

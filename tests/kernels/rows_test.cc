@@ -201,13 +201,13 @@ TEST_P(RowsTest, LogSoftmaxEqualsReferenceAndSumsToOne) {
 TEST_P(RowsTest, LogSoftmaxOfARowWithNaNIsNaN) {
   std::vector<float> logits(100, 1.0f);
   logits[57] = std::numeric_limits<float>::quiet_NaN();
-  float max = 0, log_sum = 0;
+  std::vector<float> max(1), log_sum(1);
   ASSERT_OK(device_->LogSoftmax({.logits = logits.data(),
-                                 .max = &max,
-                                 .log_sum = &log_sum,
+                                 .max = max.data(),
+                                 .log_sum = log_sum.data(),
                                  .num_rows = 1,
                                  .vocabulary = 100}));
-  EXPECT_TRUE(std::isnan(log_sum));
+  EXPECT_TRUE(std::isnan(log_sum[0]));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RowsTest, testing::ValuesIn(TestedDevices()), DeviceName);

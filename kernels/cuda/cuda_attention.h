@@ -1,0 +1,34 @@
+// Rotary embedding, KV writes and paged attention on a GPU, with the KV tiles and the bits of the
+// class `fma` (kernels/cpu/attention_kernels.inc.h). Each enqueues on `stream` and returns what the
+// launches said; arguments have been validated and point at device memory.
+
+#ifndef TANDEM_KERNELS_CUDA_CUDA_ATTENTION_H_
+#define TANDEM_KERNELS_CUDA_CUDA_ATTENTION_H_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "kernels/support/host_args.h"
+
+namespace tandem {
+
+// A tile that attention reads: the CPU's.
+const char* CudaTileFormat(KvType type);
+size_t CudaTileBytes(const KvTileShape& shape);
+// Shared memory that a block of attention needs: some devices have less.
+size_t CudaAttentionSharedBytes(const KvTileShape& shape);
+
+cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream);
+cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream);
+
+// Bytes that decode attention wants for the parts of sequences that it splits; may be 0.
+size_t CudaDecodeScratchBytes(const HostDecodeAttentionArgs& args, int num_processors);
+cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_processors,
+                                void* scratch, cudaStream_t stream);
+cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_processors,
+                                 cudaStream_t stream);
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_CUDA_ATTENTION_H_

@@ -1,0 +1,331 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/cuda_blocks.h"
+#include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_rows.h"
+#include "kernels/cuda/cuda_stream.h"
+#include "kernels/sampling/sampler.h"
+#include "kernels/support/host_args.h"
+#include "kernels/support/staging_ring.h"
+#include "kernels/support/validate.h"
+#include "runtime/base/check.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kOldestMajor = 8;  // Asynchronous copies and products of 8 bits by 32 inputs.
+constexpr size_t kRingBufferBytes = size_t{16} << 20;
+constexpr int kNumRingBuffers = 4;
+
+class CudaLinearOp final : public LinearOp {
+ public:
+  CudaLinearOp(const LinearSpec& spec, const std::byte* packed)
+      : LinearOp(spec), layer_(PackedLinearOf(spec, packed)) {}
+  const PackedLinear& layer() const { return layer_; }
+
+ private:
+  const PackedLinear layer_;
+};
+
+// What the sampler, which is the host's, needs once logits are there.
+struct HostSampling {
+  HostSampleArgs args;
+  std::atomic<uint64_t>* work_done;
+};
+
+void CUDART_CB SampleOnHost(void* user_data) {
+  const std::unique_ptr<HostSampling> sampling(static_cast<HostSampling*>(user_data));
+  SampleRows(sampling->args, 0, sampling->args.count);
+  ++*sampling->work_done;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const cudaDeviceProp& properties, std::unique_ptr<CudaStream> stream)
+      : isa_(absl::StrCat("sm_", properties.major, properties.minor)),
+        num_processors_(properties.multiProcessorCount),
+        max_shared_bytes_(properties.sharedMemPerBlockOptin),
+        stream_(std::move(stream)),
+        scratch_(CudaScratch::Kind::kDevice, stream_->get()),
+        checksums_(CudaScratch::Kind::kDevice, stream_->get()),
+        logits_(CudaScratch::Kind::kPinned, stream_->get()) {}
+  // What is enqueued may use what goes first.
+  ~CudaBackend() override { (void)stream_->Synchronize(); }
+
+  std::string name() const override { return "cuda"; }
+  std::string isa() const override { return isa_; }
+
+  absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) override {
+    void* data = nullptr;
+    TANDEM_RETURN_IF_ERROR(
+        CudaStatus(cudaMalloc(&data, std::max<size_t>(size_bytes, 1)), "allocating device memory"));
+    return DeviceBuffer(this, OfHost(static_cast<std::byte*>(data)), size_bytes);
+  }
+
+  absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) override {
+    void* data = nullptr;
+    TANDEM_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, std::max<size_t>(size_bytes, 1)),
+                                      "allocating pinned memory"));
+    return PinnedBuffer(this, static_cast<std::byte*>(data), size_bytes);
+  }
+
+  absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(size_bytes));
+    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer device, Allocate(size_bytes));
+    return MirrorBuffer{std::move(host), std::move(device)};
+  }
+
+  absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
+                                            const KvPoolMemory& memory) override {
+    if (memory.base == nullptr) return Allocate(size_bytes);
+    TANDEM_RETURN_IF_ERROR(ValidatePool(memory, size_bytes));
+    if (memory.kind != MemoryKind::kDevice) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("KV memory of %d bytes is the host's, and this is a GPU", memory.bytes));
+    }
+    return DeviceBuffer(/*owner=*/nullptr, OfHost(static_cast<std::byte*>(memory.base)),
+                        size_bytes);
+  }
+
+  MemoryKind pool_kind() const override { return MemoryKind::kDevice; }
+
+  absl::StatusOr<DeviceBuffer> PlaceWeights(std::span<const std::byte> bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer placed, Allocate(bytes.size()));
+    TANDEM_ASSIGN_OR_RETURN(
+        StagingRing ring,
+        StagingRing::Create(this, std::clamp<size_t>(bytes.size(), 1, kRingBufferBytes),
+                            kNumRingBuffers));
+    TANDEM_RETURN_IF_ERROR(ring.Upload(placed.data(), bytes));
+    TANDEM_RETURN_IF_ERROR(Synchronize());
+    return placed;
+  }
+
+  absl::Status Upload(DevicePtr<void> to, const void* from, size_t size_bytes) override {
+    return CopyBytes(OnHost(to), from, size_bytes, cudaMemcpyHostToDevice);
+  }
+  absl::Status Download(void* to, DevicePtr<const void> from, size_t size_bytes) override {
+    return CopyBytes(to, OnHost(from), size_bytes, cudaMemcpyDeviceToHost);
+  }
+  absl::Status Copy(DevicePtr<void> to, DevicePtr<const void> from, size_t size_bytes) override {
+    return CopyBytes(OnHost(to), OnHost(from), size_bytes, cudaMemcpyDeviceToDevice);
+  }
+
+  DeviceEvent Record() override { return {.ticket = stream_->Record()}; }
+  absl::Status Wait(DeviceEvent event) override { return Passed(stream_->Wait(event.ticket)); }
+  absl::Status Synchronize() override { return Passed(stream_->Synchronize()); }
+
+  absl::StatusOr<KvTileFormat> GetKvTileFormat(const KvTileShape& shape,
+                                               DType compute_dtype) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(shape));
+    if (shape.type != KvTypeOf(compute_dtype)) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("attention: no kernel of a GPU computes in %s with KV of type %s",
+                          NameOf(compute_dtype), NameOf(shape.type)));
+    }
+    if (const size_t needed = CudaAttentionSharedBytes(shape); needed > max_shared_bytes_) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "attention: heads of %d numbers of type %s take %d bytes of shared memory; %s has %d",
+          shape.head_dim, NameOf(shape.type), needed, isa_, max_shared_bytes_));
+    }
+    return KvTileFormat{.id = CudaTileFormat(shape.type), .tile_bytes = CudaTileBytes(shape)};
+  }
+
+  absl::StatusOr<PackedFormat> GetPackedFormat(const LinearSpec& spec) const override {
+    TANDEM_RETURN_IF_ERROR(Validate(spec));
+    if (spec.weight_type != WeightType::kInt8 &&
+        spec.weight_type != WeightTypeOf(spec.compute_dtype)) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
+                          NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
+    }
+    return CudaPackedFormat(spec);
+  }
+
+  absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
+                          std::span<std::byte> packed) const override {
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, format.size_bytes));
+    CudaPack(spec, parts, packed.data());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<LinearOp>> PrepareLinear(const LinearSpec& spec,
+                                                          DevicePtr<const std::byte> packed,
+                                                          size_t size_bytes) override {
+    TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
+    TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, format.size_bytes));
+    return std::make_unique<CudaLinearOp>(spec, OnHost(packed));
+  }
+
+  absl::Status Embedding(const EmbeddingArgs& args) override { return Run(args, CudaEmbedding); }
+  absl::Status RmsNorm(const RmsNormArgs& args) override { return Run(args, CudaRmsNorm); }
+  absl::Status LayerNorm(const LayerNormArgs& args) override { return Run(args, CudaLayerNorm); }
+  absl::Status Activate(const ActivateArgs& args) override { return Run(args, CudaActivate); }
+  absl::Status Add(const AddArgs& args) override { return Run(args, CudaAdd); }
+  absl::Status SoftCap(const SoftCapArgs& args) override { return Run(args, CudaSoftCap); }
+  absl::Status GatherRows(const GatherRowsArgs& args) override { return Run(args, CudaGatherRows); }
+  absl::Status LogSoftmax(const LogSoftmaxArgs& args) override { return Run(args, CudaLogSoftmax); }
+  absl::Status RotaryTable(const RotaryTableArgs& args) override {
+    return Run(args, CudaRotaryTable);
+  }
+
+  absl::Status Linear(const LinearArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    const auto* op = dynamic_cast<const CudaLinearOp*>(args.op);
+    TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
+    if (args.num_rows == 0) return absl::OkStatus();
+    TANDEM_ASSIGN_OR_RETURN(void* const scratch,
+                            scratch_.Get(CudaLinearScratchBytes(op->layer(), args.num_rows)));
+    return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, stream_->get()));
+  }
+
+  absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(CheckKv(args));
+    return Enqueued(CudaRotaryKvWrite(OnHost(args), stream_->get()));
+  }
+  absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(CheckKv(args));
+    TANDEM_ASSIGN_OR_RETURN(void* const scratch,
+                            scratch_.Get(CudaDecodeScratchBytes(OnHost(args), num_processors_)));
+    return Enqueued(CudaDecodeAttention(OnHost(args), num_processors_, scratch, stream_->get()));
+  }
+  absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(CheckKv(args));
+    return Enqueued(CudaPrefillAttention(OnHost(args), num_processors_, stream_->get()));
+  }
+
+  absl::Status Sample(const SampleArgs& device_args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(device_args));
+    if (device_args.count == 0) return absl::OkStatus();
+    HostSampleArgs args = OnHost(device_args);
+    const size_t bytes =
+        static_cast<size_t>(args.num_rows) * static_cast<size_t>(args.vocabulary) * sizeof(float);
+    TANDEM_ASSIGN_OR_RETURN(void* const logits, logits_.Get(bytes));
+    TANDEM_RETURN_IF_ERROR(Download(logits, device_args.logits, bytes));
+    args.logits = static_cast<const float*>(logits);
+    auto sampling = std::make_unique<HostSampling>(args, &work_done_);
+    TANDEM_RETURN_IF_ERROR(
+        Enqueued(cudaLaunchHostFunc(stream_->get(), SampleOnHost, sampling.get())));
+    sampling.release();
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyBlocks(const CopyBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    std::byte* const base = OnHost(args.base);
+    const size_t bytes = args.block_stride_bytes;
+    for (int64_t i = 0; i < args.count; ++i) {
+      TANDEM_RETURN_IF_ERROR(CopyBytes(base + static_cast<size_t>(args.destinations[i]) * bytes,
+                                       base + static_cast<size_t>(args.sources[i]) * bytes, bytes,
+                                       cudaMemcpyDeviceToDevice));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) override {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    const size_t bytes = static_cast<size_t>(args.count) * sizeof(uint32_t);
+    TANDEM_ASSIGN_OR_RETURN(void* const memory, checksums_.Get(bytes));
+    auto* const checksums = static_cast<uint32_t*>(memory);
+    ChecksumLaunch launch{.base = OnHost(args.base), .block_stride_bytes = args.block_stride_bytes};
+    for (int64_t first = 0; first < args.count; first += kMaxChecksums) {
+      launch.checksums = checksums + first;
+      launch.count = static_cast<int>(std::min<int64_t>(kMaxChecksums, args.count - first));
+      std::copy_n(args.blocks + first, launch.count, launch.blocks);
+      TANDEM_RETURN_IF_ERROR(Enqueued(CudaChecksumBlocks(launch, stream_->get())));
+    }
+    return CopyBytes(args.checksums, checksums, bytes, cudaMemcpyDeviceToHost);
+  }
+
+  absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override { return Validate(args); }
+
+  uint64_t work_done() const override { return work_done_; }
+
+ protected:
+  // cudaFree waits for the device.
+  void Free(DevicePtr<std::byte> data, size_t /*size_bytes*/) override {
+    (void)cudaFree(OnHost(data));
+  }
+  void FreePinned(std::byte* data, size_t /*size_bytes*/) override {
+    (void)stream_->Synchronize();
+    (void)cudaFreeHost(data);
+  }
+
+ private:
+  absl::Status CopyBytes(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind) {
+    if (size_bytes == 0) return absl::OkStatus();
+    return Enqueued(cudaMemcpyAsync(to, from, size_bytes, kind, stream_->get()));
+  }
+
+  absl::Status Enqueued(cudaError_t error) {
+    return CudaStatus(error, "enqueueing work for the device");
+  }
+
+  // Work is done when somebody has seen that it is.
+  absl::Status Passed(absl::Status status) {
+    if (status.ok()) ++work_done_;
+    return status;
+  }
+
+  template <typename Args>
+  absl::Status CheckKv(const Args& args) const {
+    const auto format = GetKvTileFormat(args.kv.shape, args.compute_dtype);
+    TANDEM_RETURN_IF_ERROR(format.status());
+    return Validate(args, format->tile_bytes);
+  }
+
+  template <typename Args, typename HostArgs>
+  absl::Status Run(const Args& args, cudaError_t (*operation)(const HostArgs&, cudaStream_t)) {
+    TANDEM_RETURN_IF_ERROR(Validate(args));
+    return Enqueued(operation(OnHost(args), stream_->get()));
+  }
+
+  const std::string isa_;
+  const int num_processors_;
+  const size_t max_shared_bytes_;
+  std::atomic<uint64_t> work_done_{0};
+  const std::unique_ptr<CudaStream> stream_;
+  CudaScratch scratch_;    // of one operation
+  CudaScratch checksums_;  // of the device
+  CudaScratch logits_;     // of the host
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(int index) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no GPU can be used: ", cudaGetErrorString(error)));
+  }
+  if (index < 0 || index >= count) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("there is no GPU %d; CUDA sees %d", index, count));
+  }
+  cudaDeviceProp properties;
+  TANDEM_RETURN_IF_ERROR(
+      CudaStatus(cudaGetDeviceProperties(&properties, index), "asking for the GPU's properties"));
+  if (properties.major < kOldestMajor) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("GPU %d (%s) has compute capability %d.%d; at least %d.0 is needed", index,
+                        properties.name, properties.major, properties.minor, kOldestMajor));
+  }
+  TANDEM_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), "taking the GPU"));
+  TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
+  return std::make_unique<CudaBackend>(properties, std::move(stream));
+}
+
+}  // namespace tandem

@@ -1,0 +1,40 @@
+#include "kernels/cuda/cuda_memory.h"
+
+#include "absl/strings/str_format.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+absl::Status CudaStatus(cudaError_t error, const char* doing) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const auto message =
+      absl::StrFormat("%s: %s (%s)", doing, cudaGetErrorString(error), cudaGetErrorName(error));
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(message)
+                                            : absl::InternalError(message);
+}
+
+CudaScratch::~CudaScratch() { Free(); }
+
+void CudaScratch::Free() {
+  // What fails here has failed before, and was told.
+  if (data_ != nullptr) (void)(kind_ == Kind::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
+  data_ = nullptr;
+  size_bytes_ = 0;
+}
+
+absl::StatusOr<void*> CudaScratch::Get(size_t size_bytes) {
+  if (size_bytes > size_bytes_) {
+    TANDEM_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamSynchronize(stream_), "waiting for scratch memory"));
+    Free();
+    void* data = nullptr;
+    TANDEM_RETURN_IF_ERROR(CudaStatus(
+        kind_ == Kind::kDevice ? cudaMalloc(&data, size_bytes) : cudaMallocHost(&data, size_bytes),
+        "allocating scratch memory"));
+    data_ = data;
+    size_bytes_ = size_bytes;
+  }
+  return data_;
+}
+
+}  // namespace tandem

@@ -1,0 +1,221 @@
+#include "kernels/cuda/cuda_rows.h"
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/numbers.h"
+#include "kernels/cuda/simt.h"
+#include "kernels/support/vector_math.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kThreads = 256;
+// Terms of a sum that are in shared memory at once.
+constexpr int kTerms = 4096;
+
+constexpr int64_t BlocksOf(int64_t elements) { return (elements + kThreads - 1) / kThreads; }
+
+__device__ __forceinline__ int64_t ElementOfThread() {
+  return int64_t{blockIdx.x} * kThreads + threadIdx.x;
+}
+
+// Σ term(i) for i in [0, count), in the order of kernels/api/rows.h: the block makes terms, sixteen
+// of its threads add them up. Every thread has the sum.
+template <typename Term>
+__device__ float SumInLanes(int64_t count, Term term) {
+  const SharedPtr<float> terms = SharedCast<float>(SharedMemory());
+  float lane = 0.0f;
+  for (int64_t first = 0; first < count; first += kTerms) {
+    const int here = count - first < kTerms ? static_cast<int>(count - first) : kTerms;
+    for (int i = threadIdx.x; i < here; i += kThreads) terms[i] = term(first + i);
+    __syncthreads();
+    if (threadIdx.x < kLanes) {
+      for (int i = threadIdx.x; i < here; i += kLanes) lane = lane + terms[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < 32) {
+    lane = SumOfLanes(lane);
+    if (threadIdx.x == 0) terms[0] = lane;
+  }
+  __syncthreads();
+  const float sum = terms[0];
+  __syncthreads();
+  return sum;
+}
+
+// ---- one block a row ----
+
+__global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs args) {
+  const int64_t row = blockIdx.x;
+  const int64_t from = int64_t{args.ids[row]} * args.features;
+  const bool has_positions = args.position_table != nullptr;
+  const int64_t position = has_positions ? int64_t{args.positions[row]} * args.features : 0;
+  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+    float value = Load(args.table_dtype, args.table, from + e);
+    if (has_positions) value = value + Load(args.table_dtype, args.position_table, position + e);
+    args.output[row * args.features + e] = value;
+  }
+}
+
+__global__ void TANDEM_THREADS(kThreads, 1) RmsNormKernel(HostRmsNormArgs args) {
+  const int64_t begin = int64_t{blockIdx.x} * args.features;
+  const float* const x = args.input + begin;
+  const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
+  const float mean = sum / static_cast<float>(args.features);
+  const float scale = 1.0f / __fsqrt_rn(mean + args.epsilon);
+  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+    Store(args.output_dtype, args.output, begin + e, (x[e] * scale) * args.weight[e]);
+  }
+}
+
+__global__ void TANDEM_THREADS(kThreads, 1) LayerNormKernel(HostLayerNormArgs args) {
+  const int64_t begin = int64_t{blockIdx.x} * args.features;
+  const float* const x = args.input + begin;
+  const auto count = static_cast<float>(args.features);
+  const float mean = SumInLanes(args.features, [&](int64_t i) { return x[i]; }) / count;
+  const float variance =
+      SumInLanes(args.features, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / count;
+  const float scale = 1.0f / __fsqrt_rn(variance + args.epsilon);
+  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+    Store(args.output_dtype, args.output, begin + e,
+          ((x[e] - mean) * scale) * args.weight[e] + args.bias[e]);
+  }
+}
+
+__global__ void TANDEM_THREADS(kThreads, 1) ActivateKernel(HostActivateArgs args) {
+  const int64_t row = blockIdx.x;
+  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+    const int64_t from = row * args.input_stride + e;
+    const float gate = Load(args.input_dtype, args.gate, from);
+    float value = args.function == ActivationFunction::kSilu ? Silu(gate) : GeluTanh(gate);
+    if (args.up != nullptr) value = value * Load(args.input_dtype, args.up, from);
+    Store(args.output_dtype, args.output, row * args.features + e, value);
+  }
+}
+
+__global__ void TANDEM_THREADS(kThreads, 1) GatherRowsKernel(HostGatherRowsArgs args) {
+  const int64_t row = blockIdx.x;
+  const int64_t from = int64_t{args.rows[row]} * args.features;
+  const int64_t to = row * args.features;
+  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+    if (args.dtype == DType::kF32) {
+      static_cast<float*>(args.output)[to + e] = static_cast<const float*>(args.input)[from + e];
+    } else {
+      static_cast<Bfloat16*>(args.output)[to + e] =
+          static_cast<const Bfloat16*>(args.input)[from + e];
+    }
+  }
+}
+
+// ---- elements ----
+
+__global__ void TANDEM_THREADS(kThreads, 1) AddKernel(HostAddArgs args) {
+  const int64_t i = ElementOfThread();
+  if (i < args.count) args.accumulator[i] = args.accumulator[i] + args.addend[i];
+}
+
+__global__ void TANDEM_THREADS(kThreads, 1) SoftCapKernel(HostSoftCapArgs args) {
+  const int64_t i = ElementOfThread();
+  if (i < args.count) args.values[i] = SoftCap(args.values[i], args.cap);
+}
+
+// ---- sums over the vocabulary ----
+
+constexpr int kVocabularyThreads = 1024;
+// Half a warp sums a piece.
+constexpr int kPiecesAtOnce = kVocabularyThreads / kLanes;
+
+__device__ __forceinline__ float LargerOf(float a, float b) { return a > b ? a : b; }
+
+__global__ void TANDEM_THREADS(kVocabularyThreads, 1) LogSoftmaxKernel(HostLogSoftmaxArgs args) {
+  const SharedPtr<float> shared = SharedCast<float>(SharedMemory());  // [kPiecesAtOnce]
+  const int64_t row = blockIdx.x;
+  const int64_t vocabulary = args.vocabulary;
+  const float* const logits = args.logits + row * vocabulary;
+  const int thread = threadIdx.x;
+  float max = -__builtin_inff();
+  for (int64_t id = thread; id < vocabulary; id += kVocabularyThreads) {
+    max = LargerOf(logits[id], max);
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    max = LargerOf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
+  }
+  if (thread % 32 == 0) shared[thread / 32] = max;
+  __syncthreads();
+  for (int warp = 0; warp < kVocabularyThreads / 32; ++warp) max = LargerOf(shared[warp], max);
+  __syncthreads();
+
+  float sum = 0.0f;
+  for (int64_t first = 0; first < vocabulary; first += kPiecesAtOnce * kVocabularyPiece) {
+    const int64_t begin = first + thread / kLanes * kVocabularyPiece;
+    const int64_t end =
+        begin + kVocabularyPiece < vocabulary ? begin + kVocabularyPiece : vocabulary;
+    float lane = 0.0f;
+    for (int64_t id = begin + thread % kLanes; id < end; id += kLanes) {
+      lane = lane + Exp(logits[id] - max);
+    }
+    lane = SumOfLanes(lane);
+    if (thread % kLanes == 0) shared[thread / kLanes] = lane;
+    __syncthreads();
+    for (int piece = 0; piece < kPiecesAtOnce; ++piece) {
+      if (first + piece * kVocabularyPiece < vocabulary) sum = sum + shared[piece];
+    }
+    __syncthreads();
+  }
+  const float log_sum = Log(sum);
+  if (thread == 0) {
+    args.max[row] = max;
+    args.log_sum[row] = log_sum;
+  }
+  if (args.log_probabilities == nullptr) return;
+  for (int64_t id = thread; id < vocabulary; id += kVocabularyThreads) {
+    args.log_probabilities[row * vocabulary + id] = LogProbability(logits[id], max, log_sum);
+  }
+}
+
+}  // namespace
+
+cudaError_t CudaEmbedding(const HostEmbeddingArgs& args, cudaStream_t stream) {
+  return Launch(EmbeddingKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
+}
+
+cudaError_t CudaRmsNorm(const HostRmsNormArgs& args, cudaStream_t stream) {
+  return Launch(
+      RmsNormKernel,
+      {.blocks = args.num_rows, .threads = kThreads, .shared_bytes = kTerms * sizeof(float)},
+      stream, args);
+}
+
+cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream) {
+  return Launch(
+      LayerNormKernel,
+      {.blocks = args.num_rows, .threads = kThreads, .shared_bytes = kTerms * sizeof(float)},
+      stream, args);
+}
+
+cudaError_t CudaActivate(const HostActivateArgs& args, cudaStream_t stream) {
+  return Launch(ActivateKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
+}
+
+cudaError_t CudaAdd(const HostAddArgs& args, cudaStream_t stream) {
+  return Launch(AddKernel, {.blocks = BlocksOf(args.count), .threads = kThreads}, stream, args);
+}
+
+cudaError_t CudaSoftCap(const HostSoftCapArgs& args, cudaStream_t stream) {
+  return Launch(SoftCapKernel, {.blocks = BlocksOf(args.count), .threads = kThreads}, stream, args);
+}
+
+cudaError_t CudaGatherRows(const HostGatherRowsArgs& args, cudaStream_t stream) {
+  return Launch(GatherRowsKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
+}
+
+cudaError_t CudaLogSoftmax(const HostLogSoftmaxArgs& args, cudaStream_t stream) {
+  return Launch(LogSoftmaxKernel,
+                {.blocks = args.num_rows,
+                 .threads = kVocabularyThreads,
+                 .shared_bytes = kPiecesAtOnce * sizeof(float)},
+                stream, args);
+}
+
+}  // namespace tandem

@@ -1,0 +1,63 @@
+#include "kernels/cuda/cuda_stream.h"
+
+#include "kernels/cuda/cuda_memory.h"
+#include "runtime/base/status_macros.h"
+
+namespace tandem {
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create() {
+  cudaStream_t stream = nullptr;
+  TANDEM_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+  return std::unique_ptr<CudaStream>(new CudaStream(stream));
+}
+
+CudaStream::~CudaStream() {
+  // What fails here has failed before, and was told.
+  (void)cudaStreamSynchronize(stream_);
+  for (const Point& point : points_) (void)cudaEventDestroy(point.event);
+  for (cudaEvent_t event : free_events_) (void)cudaEventDestroy(event);
+  (void)cudaStreamDestroy(stream_);
+}
+
+uint64_t CudaStream::Record() {
+  cudaEvent_t event = nullptr;
+  if (!free_events_.empty()) {
+    event = free_events_.back();
+    free_events_.pop_back();
+  } else {
+    const absl::Status created =
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    if (!created.ok()) {
+      failed_.Update(created);
+      return ++last_ticket_;
+    }
+  }
+  const absl::Status recorded = CudaStatus(cudaEventRecord(event, stream_), "recording an event");
+  if (recorded.ok()) {
+    points_.push_back({last_ticket_ + 1, event});
+  } else {
+    failed_.Update(recorded);
+    free_events_.push_back(event);
+  }
+  return ++last_ticket_;
+}
+
+absl::Status CudaStream::Wait(uint64_t ticket) {
+  TANDEM_RETURN_IF_ERROR(failed_);
+  while (!points_.empty() && points_.front().ticket <= ticket) {
+    const Point point = points_.front();
+    // Those before the last are passed with it, at once.
+    TANDEM_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(point.event), "waiting for the device"));
+    points_.pop_front();
+    free_events_.push_back(point.event);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaStream::Synchronize() {
+  TANDEM_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "waiting for the device"));
+  return Wait(last_ticket_);
+}
+
+}  // namespace tandem

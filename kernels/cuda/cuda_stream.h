@@ -1,0 +1,50 @@
+// One stream of a device, and points of it to wait for.
+
+#ifndef TANDEM_KERNELS_CUDA_CUDA_STREAM_H_
+#define TANDEM_KERNELS_CUDA_CUDA_STREAM_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tandem {
+
+// Engine thread only.
+class CudaStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create();
+  ~CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+  // The point after all that is enqueued. A failure shows when the point is waited for.
+  uint64_t Record();
+  // Returns when the stream has passed the point; 0 is passed.
+  absl::Status Wait(uint64_t ticket);
+  absl::Status Synchronize();
+
+ private:
+  struct Point {
+    uint64_t ticket;
+    cudaEvent_t event;
+  };
+  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+
+  const cudaStream_t stream_;
+  uint64_t last_ticket_ = 0;
+  std::deque<Point> points_;  // not yet known to be passed, in order
+  std::vector<cudaEvent_t> free_events_;
+  absl::Status failed_;  // of Record
+};
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_CUDA_STREAM_H_

@@ -1,0 +1,414 @@
+#include "kernels/cuda/emulated/block.h"
+
+#include <algorithm>
+#include <array>
+#include <boost/context/fiber.hpp>
+#include <boost/context/pooled_fixedsize_stack.hpp>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "kernels/support/float_environment.h"
+#include "runtime/base/random.h"
+
+namespace tandem {
+
+thread_local emulated::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+namespace {
+
+namespace context = boost::context;
+
+constexpr size_t kStackBytes = 128 * 1024;
+constexpr size_t kWordBytes = 4;
+constexpr int kNobody = -1;
+constexpr int kMany = -2;
+
+// What tests set and take.
+struct Settings {
+  std::mutex mutex;
+  uint64_t seed = 1;
+  uint64_t num_launches = 0;
+  std::string fault;
+  std::set<Site> sites;
+  std::optional<Site> left_out;
+};
+
+Settings& TheSettings() {
+  static Settings* const settings = new Settings;
+  return *settings;
+}
+
+Site SiteOf(const std::string& file, unsigned line) {
+  return {file.substr(file.rfind('/') + 1), line};
+}
+
+enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kDone };
+
+struct PendingCopy {
+  size_t offset;
+  const void* from;
+  size_t bytes;
+};
+
+struct Thread {
+  context::fiber fiber;
+  State state = State::kReady;
+  std::vector<PendingCopy> uncommitted;
+  std::deque<std::vector<PendingCopy>> groups;
+};
+
+struct Warp {
+  uint64_t meetings = 0;  // how often its threads have met
+  uint64_t epoch = 0;     // at how many of these their memory was put in order
+  uint32_t arrived = 0;
+  // Threads that have met may be a meeting apart.
+  std::array<std::array<std::byte, kMaxExchangeBytes * kWarpThreads>, 2> slots;
+};
+
+// When a thread touched a word.
+struct Touch {
+  int thread = kNobody;  // or kMany
+  int warp = kNobody;    // kMany: of several
+  uint64_t block_epoch = 0;
+  uint64_t warp_epoch = 0;
+};
+
+// The shadow of four bytes.
+struct Word {
+  Touch write;
+  Touch read;
+  bool written = false;
+  int in_flight = kNobody;  // the thread whose copy is to fill it
+};
+
+// Blocks of one thread of the host use the same memory, one after the other.
+struct Memory {
+  std::vector<std::byte> bytes;
+  std::vector<Word> words;
+};
+Memory& TheMemory() {
+  static thread_local Memory memory;
+  return memory;
+}
+
+class Block {
+ public:
+  Block(const char* name, int threads, size_t shared_bytes, uint64_t seed)
+      : name_(name),
+        random_(seed),
+        threads_(threads),
+        warps_(threads / kWarpThreads),
+        shared_(TheMemory().bytes),
+        words_(TheMemory().words) {
+    shared_.assign(shared_bytes, std::byte{0xFF});
+    words_.assign((shared_bytes + kWordBytes - 1) / kWordBytes, Word{});
+    Settings& settings = TheSettings();
+    const std::scoped_lock lock(settings.mutex);
+    left_out_ = settings.left_out;
+  }
+  ~Block() {
+    Settings& settings = TheSettings();
+    const std::scoped_lock lock(settings.mutex);
+    for (const auto& [file, line] : sites_) settings.sites.insert(SiteOf(file, line));
+  }
+
+  bool Run(const std::function<void()>& kernel);
+
+  size_t shared_bytes() const { return shared_.size(); }
+
+  void Barrier(const std::source_location& at) {
+    if (IsLeftOut(at)) return;
+    Pause(State::kAtBarrier);
+  }
+
+  void WarpBarrier(const std::source_location& at) {
+    if (IsLeftOut(at)) return;
+    Meet(/*orders_memory=*/true);
+  }
+
+  void Exchange(const void* mine, size_t bytes, void* all) {
+    Warp& warp = WarpOf(current_);
+    auto& slots = warp.slots[warp.meetings % 2];
+    std::memcpy(slots.data() + LaneOf(current_) * bytes, mine, bytes);
+    Meet(/*orders_memory=*/false);
+    std::memcpy(all, slots.data(), kWarpThreads * bytes);
+  }
+
+  void Read(size_t offset, void* to, size_t bytes) {
+    if (!InBounds("reads", offset, bytes)) {
+      std::memset(to, 0xFF, bytes);
+      return;
+    }
+    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
+      Word& shadow = words_[word];
+      if (!shadow.written) Fault("reads what nobody wrote", word * kWordBytes);
+      CheckLanded(shadow, word);
+      CheckOrdered(shadow.write, "reads what another thread writes", word);
+      Note(&shadow.read);
+    }
+    std::memcpy(to, shared_.data() + offset, bytes);
+  }
+
+  void Write(size_t offset, const void* from, size_t bytes) {
+    if (!InBounds("writes", offset, bytes)) return;
+    TakeForWriting(offset, bytes);
+    std::memcpy(shared_.data() + offset, from, bytes);
+  }
+
+  void CopyAsync(size_t offset, const void* from, size_t bytes) {
+    if (!InBounds("copies to", offset, bytes)) return;
+    TakeForWriting(offset, bytes);
+    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
+      words_[word].in_flight = current_;
+    }
+    std::memset(shared_.data() + offset, 0xFF, bytes);
+    threads_[current_].uncommitted.push_back({offset, from, bytes});
+  }
+
+  void CommitCopies() {
+    Thread& thread = threads_[current_];
+    thread.groups.push_back(std::exchange(thread.uncommitted, {}));
+  }
+
+  void WaitForCopies(int pending, const std::source_location& at) {
+    if (IsLeftOut(at)) return;
+    auto& groups = threads_[current_].groups;
+    for (; std::ssize(groups) > pending; groups.pop_front()) {
+      for (const PendingCopy& copy : groups.front()) Land(copy);
+    }
+  }
+
+ private:
+  Warp& WarpOf(int thread) { return warps_[thread / kWarpThreads]; }
+  static int LaneOf(int thread) { return thread % kWarpThreads; }
+
+  // The running thread waits until the scheduler lets it go on.
+  void Pause(State state) {
+    threads_[current_].state = state;
+    scheduler_ = std::move(scheduler_).resume();
+  }
+
+  // All threads of the running thread's warp. Exchanging numbers orders nothing in memory.
+  void Meet(bool orders_memory) {
+    Warp& warp = WarpOf(current_);
+    warp.arrived |= 1u << LaneOf(current_);
+    if (warp.arrived != 0xFFFFFFFFu) return Pause(State::kInWarp);
+    warp.arrived = 0;
+    ++warp.meetings;
+    if (orders_memory) ++warp.epoch;
+    const int first = current_ / kWarpThreads * kWarpThreads;
+    for (int thread = first; thread < first + kWarpThreads; ++thread) {
+      if (threads_[thread].state == State::kInWarp) threads_[thread].state = State::kReady;
+    }
+  }
+
+  bool IsLeftOut(const std::source_location& at) {
+    sites_.insert({at.file_name(), at.line()});
+    return left_out_ && left_out_->line == at.line() &&
+           *left_out_ == SiteOf(at.file_name(), at.line());
+  }
+
+  void Fault(const char* what, size_t offset) {
+    if (faulted_) return;
+    faulted_ = true;
+    char text[256];
+    std::snprintf(text, sizeof(text), "%.120s: thread %d of block %u %s, byte %zu of %zu", name_,
+                  current_, blockIdx.x, what, offset, shared_.size());
+    std::fprintf(stderr, "emulated GPU: %s\n", text);
+    Settings& settings = TheSettings();
+    const std::scoped_lock lock(settings.mutex);
+    if (settings.fault.empty()) settings.fault = text;
+  }
+
+  bool InBounds(const char* does, size_t offset, size_t bytes) {
+    if (offset <= shared_.size() && bytes <= shared_.size() - offset) return true;
+    Fault((std::string(does) + " an address out of bounds").c_str(), offset);
+    return false;
+  }
+
+  void CheckLanded(const Word& word, size_t index) {
+    if (word.in_flight != kNobody) Fault("touches what a copy is to fill", index * kWordBytes);
+  }
+
+  // Whether `touch` happened before whatever the running thread does now.
+  void CheckOrdered(const Touch& touch, const char* what, size_t word) {
+    if (touch.thread == kNobody || touch.thread == current_) return;
+    if (touch.block_epoch < epoch_) return;
+    if (touch.warp == current_ / kWarpThreads && touch.warp_epoch < WarpOf(current_).epoch) return;
+    Fault(what, word * kWordBytes);
+  }
+
+  void Note(Touch* touch) {
+    const int warp = current_ / kWarpThreads;
+    const bool same_epoch = touch->thread != kNobody && touch->block_epoch == epoch_;
+    const bool many = same_epoch && touch->thread != current_;
+    *touch = {.thread = many ? kMany : current_,
+              .warp = same_epoch && touch->warp != warp ? kMany : warp,
+              .block_epoch = epoch_,
+              .warp_epoch = WarpOf(current_).epoch};
+  }
+
+  void TakeForWriting(size_t offset, size_t bytes) {
+    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
+      Word& shadow = words_[word];
+      CheckLanded(shadow, word);
+      CheckOrdered(shadow.write, "writes what another thread writes", word);
+      CheckOrdered(shadow.read, "writes what another thread reads", word);
+      shadow.written = true;
+      shadow.write = {.thread = current_,
+                      .warp = current_ / kWarpThreads,
+                      .block_epoch = epoch_,
+                      .warp_epoch = WarpOf(current_).epoch};
+      shadow.read = {};
+    }
+  }
+
+  void Land(const PendingCopy& copy) {
+    for (size_t word = copy.offset / kWordBytes; word * kWordBytes < copy.offset + copy.bytes;
+         ++word) {
+      words_[word].in_flight = kNobody;
+      words_[word].write = {.thread = current_,
+                            .warp = current_ / kWarpThreads,
+                            .block_epoch = epoch_,
+                            .warp_epoch = WarpOf(current_).epoch};
+    }
+    if (copy.from == nullptr) {
+      std::memset(shared_.data() + copy.offset, 0, copy.bytes);
+    } else {
+      std::memcpy(shared_.data() + copy.offset, copy.from, copy.bytes);
+    }
+  }
+
+  const char* const name_;
+  Random random_;
+  context::fiber scheduler_;
+  std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
+  std::vector<std::byte>& shared_;
+  std::vector<Word>& words_;
+  uint64_t epoch_ = 1;  // how often all threads have met
+  int current_ = 0;
+  bool faulted_ = false;
+  std::set<std::pair<const char*, unsigned>> sites_;
+  std::optional<Site> left_out_;
+};
+
+thread_local Block* running = nullptr;
+
+bool Block::Run(const std::function<void()>& kernel) {
+  static thread_local context::pooled_fixedsize_stack stacks(kStackBytes);
+  running = this;
+  for (int i = 0; i < std::ssize(threads_); ++i) {
+    threads_[i].fiber =
+        context::fiber(std::allocator_arg, stacks, [this, i, &kernel](context::fiber&& from) {
+          scheduler_ = std::move(from);
+          kernel();
+          threads_[i].state = State::kDone;
+          return std::move(scheduler_);
+        });
+  }
+  std::vector<int> ready;
+  while (true) {
+    ready.clear();
+    int num_done = 0;
+    for (int i = 0; i < std::ssize(threads_); ++i) {
+      if (threads_[i].state == State::kReady) ready.push_back(i);
+      if (threads_[i].state == State::kDone) ++num_done;
+    }
+    if (num_done == std::ssize(threads_)) break;
+    if (ready.empty()) {
+      const bool all_wait = std::all_of(threads_.begin(), threads_.end(), [](const Thread& thread) {
+        return thread.state == State::kAtBarrier;
+      });
+      if (!all_wait) {
+        Fault("waits for threads that never come", 0);
+        break;  // Whoever waits is unwound.
+      }
+      ++epoch_;
+      for (Thread& thread : threads_) thread.state = State::kReady;
+      continue;
+    }
+    for (size_t i = ready.size(); i > 1; --i) std::swap(ready[i - 1], ready[random_.Below(i)]);
+    for (const int i : ready) {
+      current_ = i;
+      threadIdx.x = i;
+      threads_[i].fiber = std::move(threads_[i].fiber).resume();
+    }
+  }
+  threads_.clear();
+  running = nullptr;
+  return !faulted_;
+}
+
+}  // namespace
+
+void SetSeed(uint64_t seed) {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  settings.seed = seed;
+  settings.num_launches = 0;
+}
+
+std::string TakeFault() {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  return std::exchange(settings.fault, {});
+}
+
+std::set<Site> TakeSites() {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  return std::exchange(settings.sites, {});
+}
+
+void LeaveOut(const Site& site) {
+  Settings& settings = TheSettings();
+  const std::scoped_lock lock(settings.mutex);
+  settings.left_out = site.file.empty() ? std::nullopt : std::optional(site);
+}
+
+void Barrier(const std::source_location& at) { running->Barrier(at); }
+void WarpBarrier(const std::source_location& at) { running->WarpBarrier(at); }
+void ExchangeInWarp(const void* mine, size_t bytes, void* all) {
+  running->Exchange(mine, bytes, all);
+}
+size_t SharedBytes() { return running->shared_bytes(); }
+void ReadShared(size_t offset, void* to, size_t bytes) { running->Read(offset, to, bytes); }
+void WriteShared(size_t offset, const void* from, size_t bytes) {
+  running->Write(offset, from, bytes);
+}
+void CopyAsync(size_t offset, const void* from, size_t bytes) {
+  running->CopyAsync(offset, from, bytes);
+}
+void CommitCopies() { running->CommitCopies(); }
+void WaitForCopies(int pending, const std::source_location& at) {
+  running->WaitForCopies(pending, at);
+}
+
+bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
+               const std::function<void()>& kernel) {
+  uint64_t seed;
+  {
+    Settings& settings = TheSettings();
+    const std::scoped_lock lock(settings.mutex);
+    seed = settings.seed * 1'000'003 + settings.num_launches++;
+  }
+  const KernelFloatScope floats;
+  blockDim.x = static_cast<unsigned>(threads);
+  gridDim.x = static_cast<unsigned>(num_blocks);
+  bool ok = true;
+  for (int64_t i = 0; i < num_blocks && ok; ++i) {
+    blockIdx.x = static_cast<unsigned>(i);
+    ok =
+        Block(name, threads, shared_bytes, seed * 1'000'003 + static_cast<uint64_t>(i)).Run(kernel);
+  }
+  return ok;
+}
+
+}  // namespace emulated
+}  // namespace tandem

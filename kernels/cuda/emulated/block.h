@@ -1,0 +1,86 @@
+// A block of threads without a GPU: each thread is a fiber, and between two points at which threads
+// wait for each other they run in an order drawn from a seed. So a barrier that is missing gives
+// wrong numbers in some order, instead of on some GPU.
+//
+// Shared memory has a shadow that knows who wrote and read each word, and when: what two threads
+// touch without a barrier between them is a fault in whatever order it happened, and so is reading
+// what nobody wrote, an address out of bounds, and a word that an asynchronous copy is still to
+// fill. Copies land as late as they may: when their thread waits for them. A barrier that some
+// threads never reach is a fault, too.
+//
+// A fault is printed, kept for the test that looks for it (TakeFault), and fails the launch.
+
+#ifndef TANDEM_KERNELS_CUDA_EMULATED_BLOCK_H_
+#define TANDEM_KERNELS_CUDA_EMULATED_BLOCK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <source_location>
+#include <string>
+#include <vector>
+
+namespace tandem::emulated {
+
+// The running thread's, as CUDA has them; only x is used.
+struct Index {
+  unsigned x = 0;
+};
+
+// Where threads wait for each other, or for copies: a line of a kernel.
+struct Site {
+  std::string file;  // its name without folders
+  unsigned line;
+  friend auto operator<=>(const Site&, const Site&) = default;
+};
+
+// ---- for tests; any thread, while nothing runs ----
+
+// All orders from now on are drawn from it.
+void SetSeed(uint64_t seed);
+// The first fault since the last call; empty if there was none.
+std::string TakeFault();
+// The sites that threads have reached since the last call.
+std::set<Site> TakeSites();
+// Nobody waits at `site` any more; the default: everybody does again.
+void LeaveOut(const Site& site = {});
+
+// ---- for kernels: what the running thread does ----
+
+inline constexpr int kWarpThreads = 32;
+inline constexpr int kMaxExchangeBytes = 32;
+
+void Barrier(const std::source_location& at);
+// All threads of the warp.
+void WarpBarrier(const std::source_location& at);
+// Gives `mine` (at most kMaxExchangeBytes) to all threads of the warp; `all` has every lane's, one
+// behind the other. As with CUDA's shuffles, memory is in no order after it.
+void ExchangeInWarp(const void* mine, size_t bytes, void* all);
+
+size_t SharedBytes();
+// `offset` counts bytes of shared memory. Out of bounds reads give bytes of 0xFF.
+void ReadShared(size_t offset, void* to, size_t bytes);
+void WriteShared(size_t offset, const void* from, size_t bytes);
+void CopyAsync(size_t offset, const void* from, size_t bytes);  // Null: zeros
+void CommitCopies();
+void WaitForCopies(int pending, const std::source_location& at);
+
+// ---- for launches ----
+
+// Runs `num_blocks` blocks, one after the other, in the kernels' float environment. False if there
+// was a fault.
+bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,
+               const std::function<void()>& kernel);
+
+}  // namespace tandem::emulated
+
+namespace tandem {
+
+// The running thread's, set by RunBlocks.
+extern thread_local emulated::Index threadIdx, blockIdx, blockDim, gridDim;
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_EMULATED_BLOCK_H_

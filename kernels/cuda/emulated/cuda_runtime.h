@@ -1,0 +1,79 @@
+// The calls of the CUDA runtime that a backend makes, for machines without a GPU, by CUDA's names:
+// kernels/cuda includes <cuda_runtime.h> and, built for the host, gets this.
+//
+// Device memory is the host's, ends at a page that nobody may touch, and is bytes of 0xFF until
+// something is written to it. What is enqueued on a stream happens later, on a thread of its own,
+// in order, and only once somebody waits (kernels/fenced/fenced_stream.h). An error of a kernel
+// stays.
+
+#ifndef TANDEM_KERNELS_CUDA_EMULATED_CUDA_RUNTIME_H_
+#define TANDEM_KERNELS_CUDA_EMULATED_CUDA_RUNTIME_H_
+
+#include <cstddef>
+#include <functional>
+
+#define CUDART_CB
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorUnknown = 999,
+  cudaErrorLaunchFailure = 719,
+};
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+};
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDisableTiming = 2;
+
+struct cudaDeviceProp {
+  char name[256];
+  int major;
+  int minor;
+  int multiProcessorCount;
+  size_t sharedMemPerBlockOptin;
+};
+
+using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
+using cudaHostFn_t = void (*)(void*);
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaSetDevice(int index);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
+
+cudaError_t cudaMalloc(void** data, size_t size_bytes);
+cudaError_t cudaFree(void* data);
+cudaError_t cudaMallocHost(void** data, size_t size_bytes);
+cudaError_t cudaFreeHost(void* data);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* user_data);
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+
+namespace tandem::emulated {
+
+// `work` says whether it went well.
+cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work);
+
+// The `call`-th of the calls above from now on, 1 being the next, fails with `error`, once, and
+// does nothing. Waiting, freeing, destroying and asking do not count.
+void FailCall(int call, cudaError_t error);
+
+}  // namespace tandem::emulated
+
+#endif  // TANDEM_KERNELS_CUDA_EMULATED_CUDA_RUNTIME_H_

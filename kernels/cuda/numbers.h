@@ -1,0 +1,43 @@
+// Elements of arrays of either type, read and written as floats by a kernel.
+
+#ifndef TANDEM_KERNELS_CUDA_NUMBERS_H_
+#define TANDEM_KERNELS_CUDA_NUMBERS_H_
+
+#include <cstdint>
+
+#include "kernels/api/dtype.h"
+#include "kernels/cuda/simt.h"
+
+namespace tandem {
+
+__device__ __forceinline__ float Load(DType dtype, const void* array, int64_t index) {
+  return dtype == DType::kF32 ? static_cast<const float*>(array)[index]
+                              : ToFloat(static_cast<const Bfloat16*>(array)[index]);
+}
+
+__device__ __forceinline__ void Store(DType dtype, void* array, int64_t index, float value) {
+  if (dtype == DType::kF32) {
+    static_cast<float*>(array)[index] = value;
+  } else {
+    static_cast<Bfloat16*>(array)[index] = ToBfloat16(value);
+  }
+}
+
+// The two numbers of a pair of bf16 in one word, the first in its lower half.
+__device__ __forceinline__ float FirstOf(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float SecondOf(uint32_t pair) {
+  return __uint_as_float(pair & 0xFFFF0000u);
+}
+
+// Sixteen lanes of a warp, or both halves of one at once: the fixed tree of SumLanes. Every lane of
+// the half has the sum.
+__device__ __forceinline__ float SumOfLanes(float lane) {
+  lane = lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 8);
+  lane = lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 4);
+  lane = lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 2);
+  return lane + __shfl_xor_sync(0xFFFFFFFFu, lane, 1);
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_NUMBERS_H_

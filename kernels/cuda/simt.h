@@ -1,0 +1,34 @@
+// What kernels are written in: CUDA C++, as far as both nvcc and, for machines without a GPU, the
+// host's compiler understand it (kernels/cuda/emulated, as HIP-CPU does it).
+//
+// A kernel is a plain `__global__ void` function that takes one structure of arguments by value. It
+// may use threadIdx, blockIdx, blockDim and gridDim, __syncthreads, the warp's shuffles and votes,
+// and what is declared below. Memory that the threads of a block share is dynamic, comes from
+// SharedMemory() and is reached through SharedPtr alone, so that the emulation sees every access.
+//
+// One thing differs from CUDA's own: a launch is a call of Launch(), as `<<< >>>` is no C++.
+
+#ifndef TANDEM_KERNELS_CUDA_SIMT_H_
+#define TANDEM_KERNELS_CUDA_SIMT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem {
+
+// What a launch asks for.
+struct LaunchShape {
+  int64_t blocks;  // may be 0: nothing is launched
+  int threads;     // of a block: a multiple of 32, at most 1,024
+  size_t shared_bytes = 0;
+};
+
+}  // namespace tandem
+
+#if defined(__CUDACC__)
+#include "kernels/cuda/simt_nvcc.h"
+#else
+#include "kernels/cuda/emulated/simt.h"
+#endif
+
+#endif  // TANDEM_KERNELS_CUDA_SIMT_H_

@@ -1,0 +1,269 @@
+// Operations of the backend `cuda` at the shapes of an 8B model (32 heads of 128 numbers, 8 KV
+// heads, 4,096 features, 14,336 in the feed-forward) beside what the GPU's memory gives at most,
+// interleaved in one run.
+//
+//   build/cuda/bench/gpu_bench [repetitions]      (7)
+//
+// Prints one line a row: the median of a repetition, what that is a second, and the share of the
+// limit's median.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/api/backend.h"
+#include "kernels/create_backend.h"
+#include "kernels/support/host_args.h"
+#include "runtime/base/check.h"
+#include "runtime/base/random.h"
+#include "tests/bench/kernels/gpu_limits.h"
+
+namespace tandem {
+namespace {
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  TANDEM_CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+void Must(const absl::Status& status) { TANDEM_CHECK(status.ok()) << status; }
+
+constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128, kFeatures = 4096, kHidden = 14336;
+constexpr int kBlockTokens = 64;
+
+// One measured row: `enqueue` does `amount` each time, bytes or operations.
+struct Row {
+  std::string name;
+  double amount;
+  bool is_bytes;
+  std::function<void()> enqueue;
+  int calls = 1;  // of one repetition
+  std::vector<double> seconds;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  Bench() : backend_(Must(CreateBackend({.device = "cuda"}))) {
+    std::vector<Bfloat16> numbers(1 << 20);
+    Random random(1);
+    for (Bfloat16& x : numbers) x = ToBfloat16(static_cast<float>(random.Unit() * 2 - 1));
+    pattern_ = Must(backend_->Allocate(numbers.size() * 2));
+    Must(backend_->Upload(pattern_.data(), numbers.data(), numbers.size() * 2));
+    Must(backend_->Synchronize());
+  }
+
+  Backend& backend() { return *backend_; }
+
+  // Random bf16 numbers; lives as long as the bench.
+  DevicePtr<std::byte> Numbers(size_t bytes) {
+    buffers_.push_back(Must(backend_->Allocate(bytes)));
+    const DevicePtr<std::byte> data = buffers_.back().data();
+    for (size_t at = 0; at < bytes; at += pattern_.size_bytes()) {
+      Must(backend_->Copy(data + static_cast<std::ptrdiff_t>(at), pattern_.data(),
+                          std::min(pattern_.size_bytes(), bytes - at)));
+    }
+    Must(backend_->Synchronize());
+    return data;
+  }
+  template <typename T>
+  DevicePtr<T> Values(const std::vector<T>& values) {
+    buffers_.push_back(Must(backend_->Allocate(values.size() * sizeof(T))));
+    Must(backend_->Upload(buffers_.back().data(), values.data(), values.size() * sizeof(T)));
+    Must(backend_->Synchronize());
+    return buffers_.back().as<T>();
+  }
+
+  void Add(std::string name, double amount, bool is_bytes, std::function<void()> enqueue) {
+    rows_.push_back({std::move(name), amount, is_bytes, std::move(enqueue)});
+  }
+
+  void AddLinear(const char* name, int64_t in, int64_t out, bool segmented, WeightType type) {
+    const LinearSpec spec{.in_features = in,
+                          .out_features = out,
+                          .weight_type = type,
+                          .compute_dtype = DType::kBF16,
+                          .output_dtype = DType::kF32,
+                          .segmented = segmented};
+    const PackedFormat format = Must(backend_->GetPackedFormat(spec));
+    const DevicePtr<std::byte> weights = Numbers(format.size_bytes);
+    ops_.push_back(Must(backend_->PrepareLinear(spec, weights, format.size_bytes)));
+    const LinearOp* const op = ops_.back().get();
+    for (const int64_t rows : {1, 4, 8, 16, 32, 128, 512, 4096}) {
+      if (rows > 128 && out > 100'000) continue;
+      const DevicePtr<std::byte> input = Numbers(static_cast<size_t>(rows * in) * 2);
+      const DevicePtr<std::byte> output = Numbers(static_cast<size_t>(rows * out) * 4);
+      const bool reads = rows <= 32;
+      Add(absl::StrCat(NameOf(type), " ", name, " M=", rows),
+          reads ? static_cast<double>(format.size_bytes)
+                : 2.0 * static_cast<double>(rows) * static_cast<double>(in * out),
+          reads, [this, op, input, output, rows] {
+            Must(backend_->Linear({.op = op, .input = input, .output = output, .num_rows = rows}));
+          });
+    }
+  }
+
+  // `sequences` of `tokens` each: decode attention, or prefill attention of the last `queries`.
+  void AddAttention(int64_t sequences, int32_t tokens, int32_t queries, KvType type) {
+    const DType dtype = type == KvType::kF32 ? DType::kF32 : DType::kBF16;
+    const KvTileShape shape{kBlockTokens, kHeadDim, type};
+    const KvTileFormat format = Must(backend_->GetKvTileFormat(shape, dtype));
+    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
+    const int64_t blocks_each = (tokens + kBlockTokens - 1) / kBlockTokens;
+    const int64_t num_blocks = sequences * blocks_each;
+    std::vector<int32_t> table(num_blocks);
+    std::iota(table.begin(), table.end(), 0);
+    Random random(2);
+    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.Below(i)]);
+    const KvLayerView kv{.base = Numbers(block_bytes * num_blocks),
+                         .block_stride_bytes = block_bytes,
+                         .layer_offset_bytes = 0,
+                         .tile_bytes = format.tile_bytes,
+                         .num_kv_heads = kKvHeads,
+                         .shape = shape};
+    const int64_t rows = sequences * std::max(queries, 1);
+    const DevicePtr<std::byte> query = Numbers(rows * kHeads * kHeadDim * SizeOf(dtype));
+    const DevicePtr<std::byte> output = Numbers(rows * kHeads * kHeadDim * SizeOf(dtype));
+    const DevicePtr<int32_t> blocks = Values(table);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+    if (queries == 0) {
+      const DevicePtr<int32_t> counts = Values(std::vector<int32_t>(sequences, tokens));
+      Add(absl::StrCat("decode attention ", sequences, " x ", tokens, " ", NameOf(type)),
+          static_cast<double>(block_bytes) * static_cast<double>(num_blocks), true, [=, this] {
+            Must(backend_->DecodeAttention({.query = query,
+                                            .kv = kv,
+                                            .block_table = blocks,
+                                            .num_tokens = counts,
+                                            .output = output,
+                                            .num_sequences = sequences,
+                                            .max_blocks = blocks_each,
+                                            .num_heads = kHeads,
+                                            .compute_dtype = dtype,
+                                            .softmax_scale = scale}));
+          });
+      return;
+    }
+    std::vector<int32_t> starts(sequences + 1);
+    for (int64_t s = 0; s <= sequences; ++s) starts[s] = static_cast<int32_t>(s * queries);
+    const DevicePtr<int32_t> query_start = Values(starts);
+    const DevicePtr<int32_t> cached = Values(std::vector<int32_t>(sequences, tokens - queries));
+    const double seen = queries * (static_cast<double>(tokens - queries) + (queries + 1) / 2.0);
+    Add(absl::StrCat("prefill attention ", sequences, " x ", queries, " of ", tokens),
+        4.0 * static_cast<double>(sequences) * kHeads * kHeadDim * seen, false, [=, this] {
+          Must(backend_->PrefillAttention({.query = query,
+                                           .kv = kv,
+                                           .block_table = blocks,
+                                           .query_start = query_start,
+                                           .num_cached = cached,
+                                           .output = output,
+                                           .num_sequences = sequences,
+                                           .max_blocks = blocks_each,
+                                           .num_heads = kHeads,
+                                           .compute_dtype = dtype,
+                                           .softmax_scale = scale}));
+        });
+  }
+
+  // Launches so many of each row that a repetition lasts about a millisecond and a half.
+  void Measure(int repetitions) {
+    for (Row& row : rows_) {
+      row.enqueue();
+      Must(backend_->Synchronize());
+      const double once = Seconds(row);
+      row.calls = static_cast<int>(std::clamp(1.5e-3 / once, 1.0, 200.0));
+    }
+    for (int i = 0; i < repetitions; ++i) {
+      for (Row& row : rows_) row.seconds.push_back(Seconds(row));
+    }
+    const auto rate = [](const Row& row) { return row.amount / Median(row.seconds); };
+    for (const Row& row : rows_) {
+      std::printf("%-40s %9.2f us  %8.1f %s", row.name.c_str(), Median(row.seconds) * 1e6,
+                  rate(row) / (row.is_bytes ? 1e9 : 1e12), row.is_bytes ? "GB/s" : "TFLOP/s");
+      if (row.is_bytes) std::printf("  %5.2f of read", rate(row) / rate(rows_[0]));
+      std::printf("\n");
+    }
+  }
+
+ private:
+  double Seconds(const Row& row) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < row.calls; ++i) row.enqueue();
+    Must(backend_->Synchronize());
+    const auto end = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(end - start).count() / row.calls;
+  }
+
+  const std::unique_ptr<Backend> backend_;
+  DeviceBuffer pattern_;
+  std::vector<DeviceBuffer> buffers_;
+  std::vector<std::unique_ptr<LinearOp>> ops_;
+  std::vector<Row> rows_;
+};
+
+int Main(int repetitions) {
+  cudaDeviceProp properties;
+  TANDEM_CHECK(cudaGetDeviceProperties(&properties, 0) == cudaSuccess);
+  std::printf("%s, medians of %d\n", properties.name, repetitions);
+  Bench bench;
+  Backend& backend = bench.backend();
+  constexpr size_t kStreamBytes = size_t{2} << 30;
+  const DevicePtr<std::byte> stream = bench.Numbers(kStreamBytes);
+  const DevicePtr<std::byte> sink = bench.Numbers(64);
+  bench.Add("limit: read", kStreamBytes, true, [=] {
+    TANDEM_CHECK(ReadStream(OnHost(stream), kStreamBytes, OnHost(sink), nullptr) == cudaSuccess);
+    TANDEM_CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess);
+  });
+  const DevicePtr<float> row = bench.Numbers(kHidden * 4).as<float>();
+  bench.Add("rms norm of a row of 4096", kFeatures * 8, true, [=, &backend] {
+    Must(backend.RmsNorm({.input = row,
+                          .weight = row,
+                          .output = sink,
+                          .num_rows = 0,
+                          .features = kFeatures,
+                          .epsilon = 1e-5f,
+                          .output_dtype = DType::kBF16}));
+    Must(backend.RmsNorm({.input = row,
+                          .weight = row,
+                          .output = row,
+                          .num_rows = 1,
+                          .features = kFeatures,
+                          .epsilon = 1e-5f,
+                          .output_dtype = DType::kF32}));
+  });
+  for (const KvType type : {KvType::kBF16, KvType::kF32}) {
+    bench.AddAttention(32, 4096, 0, type);
+    bench.AddAttention(4, 32768, 0, type);
+    bench.AddAttention(1, 131072, 0, type);
+    bench.AddAttention(128, 1024, 0, type);
+  }
+  bench.AddAttention(1, 4096, 4096, KvType::kBF16);
+  bench.AddAttention(1, 16384, 16384, KvType::kBF16);
+  bench.AddAttention(16, 1024, 1024, KvType::kBF16);
+  for (const WeightType type : {WeightType::kBF16, WeightType::kInt8}) {
+    bench.AddLinear("qkv", kFeatures, (kHeads + 2 * kKvHeads) * kHeadDim, false, type);
+    bench.AddLinear("output, segmented", kFeatures, kFeatures, true, type);
+    bench.AddLinear("gate and up", kFeatures, 2 * kHidden, false, type);
+    bench.AddLinear("down, segmented", kHidden, kFeatures, true, type);
+  }
+  bench.Measure(repetitions);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) { return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 7); }

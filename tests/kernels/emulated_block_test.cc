@@ -1,0 +1,219 @@
+// What kernels/cuda/emulated says of kernels that are wrong, and the meaning of its primitives.
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "kernels/cuda/simt.h"
+#include "runtime/base/random.h"
+#include "tests/kernels/kernel_test_support.h"
+
+namespace tandem {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kThreads = 128;
+constexpr int kOrders = 200;
+
+// Faults of `kernel` in one block of kThreads threads; empty if no order has one.
+std::string FaultOf(const std::function<void()>& kernel, int orders = kOrders) {
+  emulated::TakeFault();
+  for (int order = 0; order < orders; ++order) {
+    emulated::SetSeed(order);
+    const bool ok = emulated::RunBlocks("kernel", 1, kThreads, 4 * 1024, kernel);
+    const std::string fault = emulated::TakeFault();
+    EXPECT_EQ(ok, fault.empty());
+    if (!fault.empty()) return fault;
+  }
+  return "";
+}
+
+SharedPtr<uint32_t> Shared() { return SharedCast<uint32_t>(SharedMemory()); }
+
+TEST(EmulatedBlockTest, ABarrierOrdersWhatThreadsWriteAndRead) {
+  std::vector<uint32_t> seen(kThreads);
+  EXPECT_EQ(FaultOf([&] {
+              Shared()[threadIdx.x] = threadIdx.x;
+              __syncthreads();
+              seen[threadIdx.x] = Shared()[(threadIdx.x + 1) % kThreads];
+            }),
+            "");
+  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(seen[i], static_cast<uint32_t>(i + 1) % kThreads);
+}
+
+TEST(EmulatedBlockTest, AMissingBarrierIsAFaultInEveryOrder) {
+  EXPECT_THAT(FaultOf(
+                  [] {
+                    Shared()[threadIdx.x] = threadIdx.x;
+                    static_cast<void>(uint32_t{Shared()[(threadIdx.x + 1) % kThreads]});
+                  },
+                  1),
+              HasSubstr("byte"));
+  // A reader that nobody waits for, whose word is written anew.
+  EXPECT_THAT(FaultOf([] {
+                Shared()[threadIdx.x] = threadIdx.x;
+                __syncthreads();
+                static_cast<void>(uint32_t{Shared()[(threadIdx.x + 1) % kThreads]});
+                Shared()[threadIdx.x] = 0;
+              }),
+              HasSubstr("another thread"));
+  EXPECT_THAT(FaultOf([] { Shared()[0] = threadIdx.x; }), HasSubstr("writes what another"));
+}
+
+TEST(EmulatedBlockTest, AWarpsBarrierOrdersItsOwnThreadsAlone) {
+  const auto neighbour = [](int of) {
+    return [of] {
+      Shared()[threadIdx.x] = threadIdx.x;
+      __syncwarp();
+      static_cast<void>(uint32_t{Shared()[(threadIdx.x + of) % kThreads]});
+    };
+  };
+  EXPECT_EQ(FaultOf([] {
+              Shared()[threadIdx.x] = threadIdx.x;
+              __syncwarp();
+              static_cast<void>(uint32_t{Shared()[threadIdx.x ^ 1]});
+            }),
+            "");
+  EXPECT_NE(FaultOf(neighbour(32)), "");
+}
+
+TEST(EmulatedBlockTest, WhatNobodyWroteAndWhatIsOutOfBoundsIsAFault) {
+  EXPECT_THAT(FaultOf([] { static_cast<void>(uint32_t{Shared()[5]}); }), HasSubstr("nobody wrote"));
+  EXPECT_THAT(FaultOf([] {
+                if (threadIdx.x == 0) Shared()[1024] = 1;
+              }),
+              HasSubstr("out of bounds"));
+  uint32_t read = 0;
+  EXPECT_THAT(FaultOf([&] {
+                if (threadIdx.x == 0) read = Shared()[1024];
+              }),
+              HasSubstr("out of bounds"));
+  EXPECT_EQ(read, 0xFFFFFFFFu);
+}
+
+TEST(EmulatedBlockTest, ABarrierThatSomeNeverReachIsAFault) {
+  EXPECT_THAT(FaultOf([] {
+                if (threadIdx.x != 7) __syncthreads();
+              }),
+              HasSubstr("never come"));
+  EXPECT_THAT(FaultOf([] {
+                if (threadIdx.x % 32 != 7) __syncwarp();
+              }),
+              HasSubstr("never come"));
+}
+
+TEST(EmulatedBlockTest, CopiesLandWhenTheyAreWaitedFor) {
+  alignas(16) uint32_t from[4 * kThreads];
+  for (int i = 0; i < 4 * kThreads; ++i) from[i] = i;
+  std::vector<uint32_t> seen(kThreads), zeros(kThreads);
+  const auto copy = [&](int first) {
+    CopyAsync16(SharedMemory() + (first * kThreads + static_cast<int>(threadIdx.x)) * 16,
+                from + 4 * threadIdx.x, first == 0);
+    CommitCopies();
+  };
+  EXPECT_EQ(FaultOf([&] {
+              copy(0);
+              copy(1);
+              WaitForCopies<1>();
+              seen[threadIdx.x] = Shared()[4 * threadIdx.x + 1];
+              WaitForCopies<0>();
+              __syncthreads();
+              zeros[threadIdx.x] = Shared()[4 * (kThreads + (threadIdx.x + 1) % kThreads)];
+            }),
+            "");
+  for (int i = 0; i < kThreads; ++i) EXPECT_EQ(seen[i], static_cast<uint32_t>(4 * i + 1));
+  EXPECT_EQ(zeros, std::vector<uint32_t>(kThreads, 0));
+  EXPECT_THAT(FaultOf([&] {
+                copy(0);
+                copy(0 + 1);
+                WaitForCopies<1>();
+                static_cast<void>(uint32_t{Shared()[4 * (kThreads + threadIdx.x)]});
+              }),
+              HasSubstr("a copy is to fill"));
+  // A wait is of a thread's own copies.
+  EXPECT_NE(FaultOf([&] {
+              copy(0);
+              WaitForCopies<0>();
+              static_cast<void>(uint32_t{Shared()[4 * ((threadIdx.x + 1) % kThreads)]});
+            }),
+            "");
+}
+
+TEST(EmulatedBlockTest, ShufflesExchangeWhatLanesHave) {
+  std::vector<uint32_t> same(kThreads), exchanged(kThreads), down(kThreads);
+  EXPECT_EQ(FaultOf([&] {
+              const uint32_t mine = 100 + threadIdx.x;
+              same[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, mine, 3);
+              exchanged[threadIdx.x] = __shfl_xor_sync(0xFFFFFFFFu, mine, 8);
+              down[threadIdx.x] = __shfl_down_sync(0xFFFFFFFFu, mine, 16);
+            }),
+            "");
+  for (uint32_t i = 0; i < kThreads; ++i) {
+    EXPECT_EQ(same[i], 100 + i / 32 * 32 + 3);
+    EXPECT_EQ(exchanged[i], 100 + (i ^ 8));
+    EXPECT_EQ(down[i], 100 + (i % 32 < 16 ? i + 16 : i));
+  }
+}
+
+// The fragments are those of the PTX manual (mma.m16n8k32 with .s8).
+TEST(EmulatedBlockTest, ProductsOfEightBitsAreThoseOfMatrices) {
+  Random random(3);
+  int8_t a[16][32], b[32][8];
+  for (auto& row : a) {
+    for (int8_t& x : row) x = static_cast<int8_t>(random.Below(256));
+  }
+  for (auto& row : b) {
+    for (int8_t& x : row) x = static_cast<int8_t>(random.Below(256));
+  }
+  int32_t d[16][8] = {};
+  EXPECT_EQ(FaultOf([&] {
+              const int group = static_cast<int>(threadIdx.x) % 32 / 4;
+              const int in_group = static_cast<int>(threadIdx.x) % 4;
+              uint32_t of_a[4] = {}, of_b[2] = {};
+              for (int i = 0; i < 16; ++i) {
+                const int row = i % 8 < 4 ? group : group + 8;
+                const int column = in_group * 4 + i % 4 + (i < 8 ? 0 : 16);
+                of_a[i / 4] |= uint32_t{static_cast<uint8_t>(a[row][column])} << (8 * (i % 4));
+              }
+              for (int i = 0; i < 8; ++i) {
+                const int row = in_group * 4 + i % 4 + (i < 4 ? 0 : 16);
+                of_b[i / 4] |= uint32_t{static_cast<uint8_t>(b[row][group])} << (8 * (i % 4));
+              }
+              int32_t sums[4] = {1, 2, 3, 4};
+              MmaInt8(sums, of_a, of_b);
+              if (threadIdx.x >= 32) return;
+              for (int i = 0; i < 4; ++i) {
+                d[i < 2 ? group : group + 8][in_group * 2 + i % 2] = sums[i] - (i + 1);
+              }
+            }),
+            "");
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 8; ++column) {
+      int32_t expected = 0;
+      for (int k = 0; k < 32; ++k) expected += a[row][k] * b[k][column];
+      EXPECT_EQ(d[row][column], expected) << row << ", " << column;
+    }
+  }
+}
+
+TEST(EmulatedBlockTest, AFaultFailsTheLaunchAndAllThatFollows) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  struct Args {};
+  const auto wrong = +[](Args) { static_cast<void>(uint32_t{Shared()[0]}); };
+  const auto right = +[](Args) {};
+  EXPECT_EQ(Launch(wrong, {.blocks = 1, .threads = 32, .shared_bytes = 64}, stream, Args{}),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
+  EXPECT_EQ(Launch(right, {.blocks = 1, .threads = 32}, stream, Args{}), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  EXPECT_NE(emulated::TakeFault(), "");
+}
+
+}  // namespace
+}  // namespace tandem
