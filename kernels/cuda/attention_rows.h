@@ -88,7 +88,8 @@ struct RowPartial {
   float sum;
 };
 
-template <typename Kv, int kRows, int kMaxHeadDim>
+// Heads have at most kMaxHeadDim numbers; kExact: as many, which saves instructions.
+template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 class AttentionRows {
  public:
   static constexpr int kP = Kv::kPerWord;
@@ -109,7 +110,6 @@ class AttentionRows {
       : problem_(problem),
         job_(job),
         head_dim_(problem.kv.shape.head_dim),
-        padded_(PaddedHeadDim(head_dim_)),
         group_(problem.num_heads / problem.kv.num_kv_heads),
         blocks_(problem.block_table + job.sequence * problem.max_blocks),
         first_visible_(FirstVisibleOf(0)),
@@ -161,6 +161,12 @@ class AttentionRows {
     return (sizeof(float) * kRows * (kMaxHeadDim + 2 * kPairTokens + 8) + 63) / 64 * 64;
   }
 
+  __device__ int head_dim() const {
+    if constexpr (kExact) return kMaxHeadDim;
+    return head_dim_;
+  }
+  __device__ int padded() const { return PaddedHeadDim(head_dim()); }
+
   // A row sees positions [FirstVisibleOf, VisibleOf).
   __device__ int VisibleOf(int row) const {
     return job_.num_cached + (job_.first_row + row) / group_ + 1;
@@ -172,7 +178,7 @@ class AttentionRows {
   __device__ int64_t ElementOf(int row) const {
     const int64_t token = job_.query_start + (job_.first_row + row) / group_;
     const int head = job_.kv_head * group_ + (job_.first_row + row) % group_;
-    return (token * problem_.num_heads + head) * head_dim_;
+    return (token * problem_.num_heads + head) * head_dim();
   }
   // This thread's part of the rows, and its numbers of the output.
   __device__ int FirstRowOfPart() const { return thread_ / kMaxHeadDim * kPartRows; }
@@ -184,7 +190,7 @@ class AttentionRows {
     for (int row = 0; row < kRows; ++row) {
       const bool there = row < job_.num_rows;
       const int64_t from = there ? ElementOf(row) : 0;
-      for (int d = thread_; d < head_dim_; d += kAttentionThreads) {
+      for (int d = thread_; d < head_dim(); d += kAttentionThreads) {
         queries_[d * kRows + row] = there ? Load(Kv::kDType, problem_.query, from + d) : 0.0f;
       }
     }
@@ -193,19 +199,19 @@ class AttentionRows {
   // ---- the ring ----
 
   __device__ SharedPtr<std::byte> Unit(int unit) const {
-    return ring_ + unit % RingUnits<Kv>(head_dim_) * UnitBytes<Kv>(head_dim_);
+    return ring_ + unit % RingUnits<Kv>(head_dim()) * UnitBytes<Kv>(head_dim());
   }
   // Where word 0 of a sub-tile of a unit is.
   __device__ SharedPtr<uint32_t> SubTile(int unit, int sub) const {
     return SharedCast<uint32_t>(Unit(unit) +
-                                sub * (SubTileWords<Kv>(head_dim_) * 4 + kSubTilePadBytes));
+                                sub * (SubTileWords<Kv>(head_dim()) * 4 + kSubTilePadBytes));
   }
 
   // A warp copies two sub-tiles. Those without a visible position are zeros: their scores are
   // masked, and they are no part of a sum.
   __device__ void CopyUnit(int unit, int pair) const {
     const bool is_value = unit % 2 == 1;
-    const int bytes = SubTileWords<Kv>(head_dim_) * 4;
+    const int bytes = SubTileWords<Kv>(head_dim()) * 4;
     const int tile = (is_value ? problem_.kv.num_kv_heads : 0) + job_.kv_head;
     const int block_tokens = problem_.kv.shape.block_tokens;
 #pragma unroll
@@ -218,14 +224,11 @@ class AttentionRows {
         const int block = position / block_tokens;
         from = SubTileAt<Kv>(problem_.kv, blocks_[block], position - block * block_tokens, tile);
       }
-      SharedPtr<std::byte> to = SharedCast<std::byte>(SubTile(unit, sub)) + thread_ % 32 * 16;
-      from += thread_ % 32 * 16;
-      const int step = there ? 32 * 16 : 0;
+      const int lane = thread_ % 32 * 16;
+      const SharedPtr<std::byte> to = SharedCast<std::byte>(SubTile(unit, sub)) + lane;
 #pragma unroll 8
-      for (int left = bytes - thread_ % 32 * 16; left > 0; left -= 32 * 16) {
-        CopyAsync16(to, from, there);
-        to = to + 32 * 16;
-        from += step;
+      for (int at = 0; at < bytes; at += 32 * 16) {
+        if (at + lane < bytes) CopyAsync16(to + at, from + lane + at, there);
       }
     }
   }
@@ -242,7 +245,7 @@ class AttentionRows {
     }
     const int tokens = end > begin ? end - begin : 0;
     const int num_units = (tokens + kPairTokens - 1) / kPairTokens * 2;
-    const bool ahead = RingUnits<Kv>(head_dim_) == 2;
+    const bool ahead = RingUnits<Kv>(head_dim()) == 2;
     const auto copy = [&](int unit) {
       if (unit < num_units) CopyUnit(unit, begin + unit / 2 * kPairTokens);
       CommitCopies();
@@ -274,7 +277,7 @@ class AttentionRows {
     const SharedPtr<uint32_t> words =
         SubTile(unit, thread_ / kKvSubTileTokens) + thread_ % kKvSubTileTokens;
     float acc[kRows] = {};
-    const int num_words = head_dim_ / kP;
+    const int num_words = head_dim() / kP;
 #pragma unroll 8
     for (int i = 0; i < num_words; ++i) {
       const uint32_t word = words[i * kKvSubTileTokens];
@@ -403,8 +406,8 @@ class AttentionRows {
     for (int unit = 0; unit < kSubTileUnits; ++unit) {
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
-        const bool there = DimOf(i) < padded_ && (kAll || unit * kP < tokens);
-        word[unit][i] = there ? static_cast<uint32_t>(words[unit * padded_ + DimOf(i)]) : 0;
+        const bool there = DimOf(i) < padded() && (kAll || unit * kP < tokens);
+        word[unit][i] = there ? static_cast<uint32_t>(words[unit * padded() + DimOf(i)]) : 0;
         if (!kAll && kP == 2 && unit * kP + 1 == tokens) word[unit][i] &= 0xFFFFu;
       }
     }
@@ -480,7 +483,7 @@ class AttentionRows {
       for (int i = 0; i < kDims; ++i) {
         const int d = DimOf(i);
         // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
-        if (d < head_dim_) {
+        if (d < head_dim()) {
           Store(Kv::kDType, problem_.output, ElementOf(row) + d, total[r][i] / sum + 0.0f);
         }
       }
@@ -496,7 +499,7 @@ class AttentionRows {
       if (row >= job_.num_rows) break;
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
-        if (DimOf(i) < padded_) accumulators[row * padded_ + DimOf(i)] = acc[r][i];
+        if (DimOf(i) < padded()) accumulators[row * padded() + DimOf(i)] = acc[r][i];
       }
     }
     for (int row = thread_; row < job_.num_rows; row += kAttentionThreads) {
@@ -507,7 +510,6 @@ class AttentionRows {
   const AttentionProblem& problem_;
   const RowJob job_;
   const int head_dim_;
-  const int padded_;
   const int group_;
   const int32_t* const blocks_;
   const int first_visible_;  // the least of all rows

@@ -63,14 +63,14 @@ struct DecodeBlock {
 };
 
 // One block a (split, sequence, KV head, chunk of its group).
-template <typename Kv, int kRows, int kMaxHeadDim>
+template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMaxHeadDim))
     DecodeKernel(DecodeLaunch launch) {
   const AttentionProblem& problem = launch.problem;
   const int64_t jobs = launch.num_sequences * problem.kv.num_kv_heads * launch.row_chunks;
   const auto split = static_cast<int>(blockIdx.x / jobs);
   const DecodeBlock<kRows> block(launch, blockIdx.x % jobs);
-  AttentionRows<Kv, kRows, kMaxHeadDim> rows(problem, block.job);
+  AttentionRows<Kv, kRows, kMaxHeadDim, kExact> rows(problem, block.job);
   const int begin = rows.first_segment();
   const int end = rows.end_segment();
   if (launch.splits == 1) {
@@ -149,12 +149,12 @@ int64_t NumParts(const HostDecodeAttentionArgs& args, const DecodePlan& plan) {
   return args.num_sequences * args.kv.num_kv_heads * plan.row_chunks * plan.splits * plan.rows;
 }
 
-template <typename Kv, int kRows, int kMaxHeadDim>
+template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
   const int64_t jobs =
       launch.num_sequences * launch.problem.kv.num_kv_heads * launch.row_chunks;
-  using Rows = AttentionRows<Kv, kRows, kMaxHeadDim>;
-  const cudaError_t error = Launch(DecodeKernel<Kv, kRows, kMaxHeadDim>,
+  using Rows = AttentionRows<Kv, kRows, kMaxHeadDim, kExact>;
+  const cudaError_t error = Launch(DecodeKernel<Kv, kRows, kMaxHeadDim, kExact>,
                                    {.blocks = jobs * launch.splits,
                                     .threads = kAttentionThreads,
                                     .shared_bytes = Rows::SharedBytes(
@@ -176,7 +176,7 @@ struct PrefillLaunch {
 
 // As many blocks as the device holds; each takes every so manyth job, the last rows of a sequence
 // first, as they see most.
-template <typename Kv, int kRows, int kMaxHeadDim>
+template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMaxHeadDim))
     PrefillKernel(PrefillLaunch launch) {
   const AttentionProblem& problem = launch.problem;
@@ -192,7 +192,7 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
       const int64_t index = job - first_job;
       const auto first_row = static_cast<int>((tiles - 1 - index / num_kv_heads) * kRows);
       const int64_t rows_left = num_rows - first_row;
-      AttentionRows<Kv, kRows, kMaxHeadDim> rows(
+      AttentionRows<Kv, kRows, kMaxHeadDim, kExact> rows(
           problem, {.sequence = s,
                     .query_start = start,
                     .num_cached = launch.num_cached[s],
@@ -205,16 +205,19 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
   }
 }
 
-// function.template operator()<Kv, kMaxHeadDim>() for a shape.
+// function.template operator()<Kv, kMaxHeadDim, kExact>() for a shape. Only bf16, which models are
+// served in, has kernels for exact sizes.
 template <typename Function>
 auto ByShape(const KvTileShape& shape, Function function) {
-  const auto by_size = [&]<typename Kv>() {
-    if (shape.head_dim <= 64) return function.template operator()<Kv, 64>();
-    if (shape.head_dim <= 128) return function.template operator()<Kv, 128>();
-    return function.template operator()<Kv, 256>();
+  const auto by_size = [&]<typename Kv, bool kExact>() {
+    if (shape.head_dim <= 64) return function.template operator()<Kv, 64, kExact>();
+    if (shape.head_dim <= 128) return function.template operator()<Kv, 128, kExact>();
+    return function.template operator()<Kv, 256, kExact>();
   };
-  return shape.type == KvType::kF32 ? by_size.template operator()<F32Kv>()
-                                    : by_size.template operator()<Bf16Kv>();
+  if (shape.type == KvType::kF32) return by_size.template operator()<F32Kv, false>();
+  const bool exact = shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256;
+  return exact ? by_size.template operator()<Bf16Kv, true>()
+               : by_size.template operator()<Bf16Kv, false>();
 }
 
 }  // namespace
@@ -230,8 +233,8 @@ size_t CudaTileBytes(const KvTileShape& shape) {
 }
 
 size_t CudaAttentionSharedBytes(const KvTileShape& shape) {
-  return ByShape(shape, [&]<typename Kv, int kMaxHeadDim>() {
-    return AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim>::SharedBytes(shape.head_dim);
+  return ByShape(shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
+    return AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>::SharedBytes(shape.head_dim);
   });
 }
 
@@ -254,16 +257,16 @@ cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_pro
                             .partials = partials,
                             .accumulators =
                                 reinterpret_cast<float*>(partials + NumParts(args, plan))};
-  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim>() {
+  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
     switch (plan.rows) {
       case 2:
-        return LaunchDecode<Kv, 2, kMaxHeadDim>(launch, stream);
+        return LaunchDecode<Kv, 2, kMaxHeadDim, kExact>(launch, stream);
       case 4:
-        return LaunchDecode<Kv, 4, kMaxHeadDim>(launch, stream);
+        return LaunchDecode<Kv, 4, kMaxHeadDim, kExact>(launch, stream);
       case 8:
-        return LaunchDecode<Kv, 8, kMaxHeadDim>(launch, stream);
+        return LaunchDecode<Kv, 8, kMaxHeadDim, kExact>(launch, stream);
       default:
-        return LaunchDecode<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim>(launch, stream);
+        return LaunchDecode<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>(launch, stream);
     }
   });
 }
@@ -274,9 +277,9 @@ cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_p
                              .query_start = args.query_start,
                              .num_cached = args.num_cached,
                              .num_sequences = args.num_sequences};
-  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim>() {
-    using Rows = AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim>;
-    return Launch(PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim>,
+  return ByShape(args.kv.shape, [&]<typename Kv, int kMaxHeadDim, bool kExact>() {
+    using Rows = AttentionRows<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>;
+    return Launch(PrefillKernel<Kv, MaxAttentionRows(kMaxHeadDim), kMaxHeadDim, kExact>,
                   {.blocks = args.num_sequences == 0 ? 0 : int64_t{num_processors} * 4,
                    .threads = kAttentionThreads,
                    .shared_bytes = Rows::SharedBytes(args.kv.shape.head_dim)},
