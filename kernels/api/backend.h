@@ -114,7 +114,7 @@ class Backend {
 
   // "reference", "cpu", "fenced", "cuda".
   virtual std::string name() const = 0;
-  // Its instruction set: "reference", one of kIsas (kernels/create_backend.h), or a GPU's ("sm_90").
+  // Its instruction set: "reference", one of kIsas (create_backend.h), or a GPU's ("sm_90").
   virtual std::string isa() const = 0;
 
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.

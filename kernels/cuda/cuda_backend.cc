@@ -216,11 +216,11 @@ class CudaBackend final : public Backend {
     TANDEM_ASSIGN_OR_RETURN(void* const logits, logits_.Get(bytes));
     TANDEM_RETURN_IF_ERROR(Download(logits, device_args.logits, bytes));
     args.logits = static_cast<const float*>(logits);
-    auto sampling = std::make_unique<HostSampling>(args, &work_done_);
-    TANDEM_RETURN_IF_ERROR(
-        Enqueued(cudaLaunchHostFunc(stream_->get(), SampleOnHost, sampling.get())));
-    sampling.release();
-    return absl::OkStatus();
+    auto* const sampling = new HostSampling{args, &work_done_};  // SampleOnHost frees it.
+    const absl::Status enqueued =
+        Enqueued(cudaLaunchHostFunc(stream_->get(), SampleOnHost, sampling));
+    if (!enqueued.ok()) delete sampling;
+    return enqueued;
   }
 
   absl::Status CopyBlocks(const CopyBlocksArgs& args) override {

@@ -32,8 +32,8 @@ class DecoderHarness {
                                                                 int64_t max_tokens) {
     std::unique_ptr<DecoderHarness> harness(new DecoderHarness());
     TANDEM_ASSIGN_OR_RETURN(harness->backend_, CreateBackend(backend));
-    TANDEM_ASSIGN_OR_RETURN(
-        harness->model_, Model::Load(InFormat(folder, format), harness->backend_.get()));
+    TANDEM_ASSIGN_OR_RETURN(harness->model_,
+                            Model::Load(InFormat(folder, format), harness->backend_.get()));
     const Model& model = *harness->model_;
     TANDEM_ASSIGN_OR_RETURN(
         const KvLayout layout,
