@@ -30,6 +30,7 @@
 #include "kernels/api/linear.h"
 #include "kernels/api/rows.h"
 #include "kernels/api/sampling.h"
+#include "runtime/base/status_macros.h"
 
 namespace tandem {
 
@@ -120,7 +121,7 @@ class Backend {
   // ResourceExhausted if the memory cannot be had. size_bytes may be 0.
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t size_bytes) = 0;
   virtual absl::StatusOr<PinnedBuffer> AllocatePinned(size_t size_bytes) = 0;
-  virtual absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) = 0;
+  virtual absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes);
   // A pool in `memory`, where that is given, as operations address it. InvalidArgument if it is too
   // small or not aligned; FailedPrecondition if the device cannot reach it.
   virtual absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
@@ -195,6 +196,13 @@ class Backend {
   virtual void Free(DevicePtr<std::byte> data, size_t size_bytes) = 0;
   virtual void FreePinned(std::byte* data, size_t size_bytes) = 0;
 };
+
+// Two memories, unless a backend has one for both sides.
+inline absl::StatusOr<MirrorBuffer> Backend::AllocateMirror(size_t size_bytes) {
+  TANDEM_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(size_bytes));
+  TANDEM_ASSIGN_OR_RETURN(DeviceBuffer device, Allocate(size_bytes));
+  return MirrorBuffer{std::move(host), std::move(device)};
+}
 
 inline DeviceBuffer::~DeviceBuffer() {
   if (owner_ != nullptr) owner_->Free(data_, size_bytes_);

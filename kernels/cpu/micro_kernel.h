@@ -94,13 +94,10 @@ struct F32Policy {
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) { return MulAdd(w, a, acc); }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 
-// bf16 by vdpbf16ps, two inputs a unit. The instruction adds the product of the odd input first,
-// then that of the even one, each rounded to float.
-struct DotBf16Policy {
-  static constexpr bool kIsInteger = false;
-  static constexpr int kPerUnit = 2;
+// What instructions have in common that multiply a unit of four bytes at once.
+struct DotPolicy {
   static constexpr int kPhases = 1;
   static constexpr int kWeightVectorBytes = 64;
   static constexpr int kRowUnitBytes = 4;
@@ -112,6 +109,17 @@ struct DotBf16Policy {
   TANDEM_LANES F32x16 Row(const std::byte* from) {
     return (F32x16)_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from));
   }
+};
+
+#endif  // __AVX512F__
+
+#if defined(__AVX512BF16__)
+
+// bf16 by vdpbf16ps, two inputs a unit. The instruction adds the product of the odd input first,
+// then that of the even one, each rounded to float.
+struct DotBf16Policy : DotPolicy {
+  static constexpr bool kIsInteger = false;
+  static constexpr int kPerUnit = 2;
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return (F32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)w, (__m512bh)(__m512)a);
   }
@@ -147,20 +155,9 @@ struct MulAddBf16Policy {
 
 #if defined(__AVX512VNNI__)
 
-struct DotInt8Policy {
+struct DotInt8Policy : DotPolicy {
   static constexpr bool kIsInteger = true;
   static constexpr int kPerUnit = 4;
-  static constexpr int kPhases = 1;
-  static constexpr int kWeightVectorBytes = 64;
-  static constexpr int kRowUnitBytes = 4;
-  template <int kPhase>
-  TANDEM_LANES F32x16 Weight(const std::byte* from) {
-    return LoadF32(reinterpret_cast<const float*>(from));
-  }
-  template <int kPhase>
-  TANDEM_LANES F32x16 Row(const std::byte* from) {
-    return (F32x16)_mm512_set1_epi32(*reinterpret_cast<const int32_t*>(from));
-  }
   TANDEM_LANES F32x16 Accumulate(F32x16 acc, F32x16 w, F32x16 a) {
     return (F32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
   }

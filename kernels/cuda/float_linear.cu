@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/linear_sums.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/simt.h"
@@ -82,18 +83,6 @@ __device__ __forceinline__ ChunkRange ChunksOf(const PackedLinear& layer, int se
   const int64_t end = LinearSegmentBegin(layer.in_features, segment + 1);
   return {LinearSegmentBegin(layer.in_features, segment) / Weights::kInputs,
           segment + 1 == kNumLinearSegments ? layer.num_chunks : end / Weights::kInputs};
-}
-
-// A sum of the layer, or of a segment.
-__device__ __forceinline__ void StoreSum(const FloatLaunch& launch, int segment, int64_t row,
-                                         int64_t n, float sum) {
-  const PackedLinear& layer = launch.layer;
-  if (layer.segmented) {
-    launch.segment_sums[(segment * launch.num_rows + row) * layer.out_features + n] = sum;
-    return;
-  }
-  if (launch.bias != nullptr) sum = sum + launch.bias[n];
-  Store(layer.output_dtype, launch.output, row * layer.out_features + n, sum);
 }
 
 // ---- few rows ----
@@ -370,22 +359,9 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) TileKernel(FloatLaunch launch) {
   }
 }
 
-constexpr int kElementThreads = 256;
-
-__global__ void TANDEM_THREADS(kElementThreads, 1) SumSegmentsKernel(FloatLaunch launch) {
-  const int64_t elements = launch.num_rows * launch.layer.out_features;
-  const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
-  if (i >= elements) return;
-  float sums[kNumLinearSegments];
-  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
-    sums[segment] = launch.segment_sums[segment * elements + i];
-  }
-  float sum = SegmentTree(sums, launch.layer.in_features);
-  if (launch.bias != nullptr) sum = sum + launch.bias[i % launch.layer.out_features];
-  Store(launch.layer.output_dtype, launch.output, i, sum);
-}
-
 // ---- rows as they are read ----
+
+constexpr int kElementThreads = 256;
 
 // Rows of whole chunks, zeros at the end.
 struct RowsLaunch {
@@ -482,10 +458,7 @@ cudaError_t LaunchLinear(FloatLaunch launch, void* rows, cudaStream_t stream) {
                    stream, launch);
   }
   if (error != cudaSuccess || !layer.segmented) return error;
-  return Launch(SumSegmentsKernel,
-                {.blocks = CeilDiv<int64_t>(launch.num_rows * layer.out_features, kElementThreads),
-                 .threads = kElementThreads},
-                stream, launch);
+  return SumSegments(launch, stream);
 }
 
 size_t SumsBytes(const PackedLinear& layer, int64_t num_rows) {

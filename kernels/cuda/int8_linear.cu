@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/linear_sums.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/simt.h"
@@ -39,13 +40,6 @@ struct Int8Launch {
   int64_t padded_inputs;
   float* segment_sums;  // [8, R, N]: where more rows are segmented
 };
-
-__device__ __forceinline__ void StoreSum(const Int8Launch& launch, int64_t row, int64_t n,
-                                         float sum) {
-  sum = sum * launch.layer.scales[n];
-  if (launch.bias != nullptr) sum = sum + launch.bias[n];
-  Store(launch.layer.output_dtype, launch.output, row * launch.layer.out_features + n, sum);
-}
 
 // Steps of kInt8Step inputs: of a segment, or of all.
 struct StepRange {
@@ -175,11 +169,11 @@ __global__ void TANDEM_THREADS(kWarps* kWarp, 1) FewRowsInt8Kernel(Int8Launch la
         const int32_t sum = of_warps[segment * kRows * kPanelOutputs + i];
         of_segments[segment] = static_cast<float>(sum) * scales[segment];
       }
-      StoreSum(launch, row, n, SegmentTree(of_segments, layer.in_features));
+      StoreOutput(launch, row, n, SegmentTree(of_segments, layer.in_features));
     } else {
       int32_t sum = 0;
       for (int w = 0; w < kWarps; ++w) sum += of_warps[w * kRows * kPanelOutputs + i];
-      StoreSum(launch, row, n, static_cast<float>(sum) * scales[0]);
+      StoreOutput(launch, row, n, static_cast<float>(sum) * scales[0]);
     }
   }
 }
@@ -292,28 +286,10 @@ __global__ void TANDEM_THREADS(kWarps* kWarp, 1) TileInt8Kernel(Int8Launch launc
         if (n >= layer.out_features || row >= launch.num_rows) continue;
         const float sum = static_cast<float>(sums[p][tile][i]) *
                           launch.row_scales[row * kNumLinearSegments + segment];
-        if (layer.segmented) {
-          launch.segment_sums[(segment * launch.num_rows + row) * layer.out_features + n] = sum;
-        } else {
-          StoreSum(launch, row, n, sum);
-        }
+        StoreSum(launch, segment, row, n, sum);
       }
     }
   }
-}
-
-constexpr int kElementThreads = 256;
-
-__global__ void TANDEM_THREADS(kElementThreads, 1) SumInt8SegmentsKernel(Int8Launch launch) {
-  const int64_t elements = launch.num_rows * launch.layer.out_features;
-  const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
-  if (i >= elements) return;
-  float sums[kNumLinearSegments];
-  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
-    sums[segment] = launch.segment_sums[segment * elements + i];
-  }
-  StoreSum(launch, i / launch.layer.out_features, i % launch.layer.out_features,
-           SegmentTree(sums, launch.layer.in_features));
 }
 
 template <int kTiles>
@@ -375,10 +351,7 @@ cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, vo
                   .shared_bytes = static_cast<size_t>(kRingStages) * kStageBytes},
                  stream, launch);
   if (error != cudaSuccess || !layer.segmented) return error;
-  return Launch(SumInt8SegmentsKernel,
-                {.blocks = CeilDiv<int64_t>(args.num_rows * layer.out_features, kElementThreads),
-                 .threads = kElementThreads},
-                stream, launch);
+  return SumSegments(launch, stream);
 }
 
 }  // namespace tandem

@@ -64,12 +64,6 @@ class FencedBackend final : public Backend {
     return PinnedBuffer(this, data, size_bytes);
   }
 
-  absl::StatusOr<MirrorBuffer> AllocateMirror(size_t size_bytes) override {
-    TANDEM_ASSIGN_OR_RETURN(PinnedBuffer host, AllocatePinned(size_bytes));
-    TANDEM_ASSIGN_OR_RETURN(DeviceBuffer device, Allocate(size_bytes));
-    return MirrorBuffer{std::move(host), std::move(device)};
-  }
-
   absl::StatusOr<DeviceBuffer> AllocatePool(size_t size_bytes,
                                             const KvPoolMemory& memory) override {
     if (memory.base == nullptr) return Allocate(size_bytes);

@@ -26,17 +26,11 @@
 #include "kernels/support/host_args.h"
 #include "runtime/base/check.h"
 #include "runtime/base/random.h"
+#include "tests/bench/kernels/bench_support.h"
 #include "tests/bench/kernels/gpu_limits.h"
 
 namespace tandem {
 namespace {
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  TANDEM_CHECK(value.ok()) << value.status();
-  return *std::move(value);
-}
-void Must(const absl::Status& status) { TANDEM_CHECK(status.ok()) << status; }
 
 constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128, kFeatures = 4096, kHidden = 14336;
 constexpr int kBlockTokens = 64;
@@ -50,11 +44,6 @@ struct Row {
   int calls = 1;  // of one repetition
   std::vector<double> seconds;
 };
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 class Bench {
  public:

@@ -22,28 +22,16 @@
 #include "kernels/support/host_args.h"
 #include "runtime/base/check.h"
 #include "runtime/base/random.h"
+#include "tests/bench/kernels/bench_support.h"
 #include "tests/bench/kernels/machine_limits.h"
 
 namespace tandem {
 namespace {
 
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  TANDEM_CHECK(value.ok()) << value.status();
-  return *std::move(value);
-}
-
-void Must(const absl::Status& status) { TANDEM_CHECK(status.ok()) << status; }
-
 double Seconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
 }
 
 // Which limits a row's share is of.
