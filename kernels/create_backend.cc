@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/fenced/fenced_backend.h"
@@ -14,23 +13,6 @@
 #endif
 
 namespace tandem {
-namespace {
-
-absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(const std::string& device) {
-#if defined(TANDEM_CUDA)
-  int index = 0;
-  if (device != "cuda" && !absl::SimpleAtoi(device.substr(5), &index)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("device \"%s\": behind \"cuda:\" comes a number", device));
-  }
-  return CreateCudaBackend(index);
-#else
-  return absl::FailedPreconditionError(
-      absl::StrFormat("device \"%s\": this program was built without CUDA", device));
-#endif
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& options) {
   if (options.device == "reference") return CreateReferenceBackend();
@@ -42,11 +24,15 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& opt
     if (options.device == "cpu") return cpu;
     return CreateFencedBackend(std::move(cpu), own_pool ? MemoryKind::kDevice : MemoryKind::kHost);
   }
-  if (options.device == "cuda" || options.device.starts_with("cuda:")) {
-    return CreateGpuBackend(options.device);
+  if (options.device == "cuda") {
+#if defined(TANDEM_CUDA)
+    return CreateCudaBackend();
+#else
+    return absl::FailedPreconditionError("this program was built without CUDA");
+#endif
   }
   return absl::InvalidArgumentError(absl::StrFormat(
-      "unknown device \"%s\"; known: cpu, cuda:N, reference, fenced, fenced_pool", options.device));
+      "unknown device \"%s\"; known: cpu, cuda, reference, fenced, fenced_pool", options.device));
 }
 
 }  // namespace tandem

@@ -25,9 +25,10 @@ inline std::vector<std::string> IsaChoices() {
 }
 
 struct BackendOptions {
-  // "cpu"; "cuda" or "cuda:N", NVIDIA's GPU N, where this was built with CUDA; for tests
-  // "reference", plain scalar code, the specification, "fenced", the cpu as a device whose memory
-  // is elsewhere, and "fenced_pool", where that is so of its pool, too.
+  // "cpu"; "cuda", the process's first GPU (CUDA_VISIBLE_DEVICES says which that is), where this
+  // was built with CUDA; for tests "reference", plain scalar code, the specification, "fenced", the
+  // cpu as a device whose memory is elsewhere, and "fenced_pool", where that is so of its pool,
+  // too.
   std::string device = "cpu";
   std::string isa = "auto";  // Not of the reference: of IsaChoices
   int num_threads = 1;       // Not of the reference: 1 to 1,024, the calling thread included

@@ -299,25 +299,19 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(int index) {
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend() {
+  constexpr int kFirst = 0;  // which every thread uses that has not chosen another
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, kFirst);
+      error != cudaSuccess) {
     return absl::FailedPreconditionError(
         absl::StrCat("no GPU can be used: ", cudaGetErrorString(error)));
   }
-  if (index < 0 || index >= count) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("there is no GPU %d; CUDA sees %d", index, count));
-  }
-  cudaDeviceProp properties;
-  TANDEM_RETURN_IF_ERROR(
-      CudaStatus(cudaGetDeviceProperties(&properties, index), "asking for the GPU's properties"));
   if (properties.major < kOldestMajor) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("GPU %d (%s) has compute capability %d.%d; at least %d.0 is needed", index,
+        absl::StrFormat("the GPU (%s) has compute capability %d.%d; at least %d.0 is needed",
                         properties.name, properties.major, properties.minor, kOldestMajor));
   }
-  TANDEM_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(index), "taking the GPU"));
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
   return std::make_unique<CudaBackend>(properties, std::move(stream));
 }

@@ -12,9 +12,9 @@
 
 namespace tandem {
 
-// For GPU `index`, in CUDA's order. FailedPrecondition if there is none such, or if it is older
-// than our kernels.
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(int index);
+// For the process's first GPU (CUDA_VISIBLE_DEVICES says which that is). FailedPrecondition if
+// there is none, or if it is older than our kernels.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend();
 
 }  // namespace tandem
 

@@ -41,20 +41,9 @@ TEST(CreateBackendTest, NamesWhatItMade) {
 
 #if !defined(TANDEM_CUDA)
 TEST(CreateBackendTest, AGpuNeedsABuildWithCuda) {
-  for (const char* const device : {"cuda", "cuda:1"}) {
-    const absl::Status status = CreateBackend({.device = device}).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
-  }
-}
-#else
-TEST(CreateBackendTest, AGpuIsNamedByItsNumber) {
-  for (const char* const device : {"cuda:", "cuda:x", "cuda:1x"}) {
-    const absl::Status status = CreateBackend({.device = device}).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << device << ": " << status;
-  }
-  const absl::Status none = CreateBackend({.device = "cuda:99"}).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(none)) << none;
+  const absl::Status status = CreateBackend({.device = "cuda"}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_NE(status.ToString().find("built without CUDA"), std::string::npos) << status;
 }
 #endif
 

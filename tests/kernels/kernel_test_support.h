@@ -47,7 +47,7 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
   } else if (device == "cuda") {
     // Fused multiply-adds are the machine's.
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
-    backend = CreateCudaBackend(0);
+    backend = CreateCudaBackend();
 #endif
   } else if (device == "fenced") {
     backend = CreateBackend({.device = "fenced", .num_threads = num_threads});

@@ -44,8 +44,6 @@ using cudaHostFn_t = void (*)(void*);
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
-cudaError_t cudaGetDeviceCount(int* count);
-cudaError_t cudaSetDevice(int index);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index);
 
 cudaError_t cudaMalloc(void** data, size_t size_bytes);

@@ -132,11 +132,6 @@ const char* cudaGetErrorString(cudaError_t error) {
   return "unknown error";
 }
 
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int /*index*/) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*index*/) {
   *properties = {.name = "emulated GPU",
                  .major = 9,
