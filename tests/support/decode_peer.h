@@ -56,17 +56,34 @@ class DecodePeer {
   }
   // Reads until a prompt is refused, or the session ends: then its status is OK.
   PrefillRefused Refusal() {
-    proto::ToDecode message;
-    while (stream_->Read(&message)) {
-      const auto said = FromProto(message);
-      if (!said.ok()) return {.status = said.status()};
-      if (const auto* refused = std::get_if<PrefillRefused>(&*said)) return *refused;
-    }
-    return {};
+    PrefillRefused refused;
+    Read(&refused);
+    return refused;
+  }
+  // Reads until a prompt is started: a Grant before that would be ignored.
+  bool Started() {
+    Start start;
+    return Read(&start);
   }
   void HalfClose() { stream_->WritesDone(); }
 
  private:
+  // Reads until a message of that kind. False: the session has ended.
+  template <typename Message>
+  bool Read(Message* wanted) {
+    proto::ToDecode message;
+    while (stream_->Read(&message)) {
+      const auto said = FromProto(message);
+      EXPECT_TRUE(said.ok()) << said.status();
+      if (!said.ok()) return false;
+      if (const auto* found = std::get_if<Message>(&*said)) {
+        *wanted = *found;
+        return true;
+      }
+    }
+    return false;
+  }
+
   const std::unique_ptr<proto::Prefill::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<proto::ToPrefill, proto::ToDecode>> stream_;

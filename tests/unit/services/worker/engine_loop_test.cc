@@ -81,6 +81,7 @@ TEST(EngineLoopTest, AWorkerWhoseBlocksDoNotComeBackExitsToBeReplaced) {
     StuckWorker worker;
     DecodePeer peer(worker.peer(), worker.Dial());
     peer.Send(PrefillSubmitOf(MakeSubmit(1, RandomTokens(150, 1), 5)));
+    if (!peer.Started()) return;
     peer.Send(Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
     if (!worker.Sends(10)) return;
     peer.Send(PrefillCancel{.job = 1, .time_left_us = 1'000'000});
