@@ -1,6 +1,5 @@
 #include "services/server/gate_connection.h"
 
-#include <grpcpp/server_posix.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -96,7 +95,7 @@ bool GateConnection::OpenGrpc() {
       });
     });
   }
-  grpc::AddInsecureChannelFromFd(gate_->server, pair[1]);
+  gate_->give_to_grpc(pair[1]);
   AwaitReadable(&down_);
   return true;
 }
@@ -186,6 +185,7 @@ void GateConnection::Advance(Flow* flow) {
       if (done == SocketStream::kLost && !up(*flow)) return Close();
       if (done == SocketStream::kLost) {  // gRPC has ended. What it sent before still goes out.
         std::string().swap(flow->kept);
+        flow->judged_bytes = 0;
         return;
       }
       written = static_cast<size_t>(std::max<ssize_t>(0, done));

@@ -1,6 +1,7 @@
 #include "services/server/http2_gate.h"
 
 #include <arpa/inet.h>
+#include <grpcpp/server_posix.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -93,7 +94,9 @@ class Http2Gate::Impl {
   }
 
   void Serve(grpc::Server* server) {
-    shared_.server = server;
+    shared_.give_to_grpc = [server](int descriptor) {
+      grpc::AddInsecureChannelFromFd(server, descriptor);
+    };
     Accept();
     Tick();
     thread_ = std::thread([this] {

@@ -11,18 +11,21 @@
 namespace tandem {
 
 inline constexpr int kDataFrame = 0, kHeadersFrame = 1, kResetFrame = 3, kSettingsFrame = 4,
-                     kPingFrame = 6, kGoawayFrame = 7, kContinuationFrame = 9;
+                     kPingFrame = 6, kGoawayFrame = 7, kWindowUpdateFrame = 8,
+                     kContinuationFrame = 9;
 inline constexpr int kAckFlag = 1, kEndStreamFlag = 1, kEndHeadersFlag = 4, kPaddedFlag = 8;
+
+inline std::string BigEndian(uint32_t value, int num_bytes) {
+  std::string bytes;
+  for (int i = num_bytes - 1; i >= 0; --i) bytes.push_back(static_cast<char>(value >> (8 * i)));
+  return bytes;
+}
 
 inline std::string Http2Frame(int type, uint32_t stream, std::string_view payload = "",
                               int flags = 0) {
   const auto size = static_cast<uint32_t>(payload.size());
-  std::string frame;
-  for (const uint32_t byte :
-       {size >> 16, size >> 8, size, static_cast<uint32_t>(type), static_cast<uint32_t>(flags),
-        stream >> 24, stream >> 16, stream >> 8, stream}) {
-    frame.push_back(static_cast<char>(byte));
-  }
+  std::string frame = BigEndian(size, 3) + BigEndian(static_cast<uint32_t>(type), 1) +
+                      BigEndian(static_cast<uint32_t>(flags), 1) + BigEndian(stream, 4);
   return frame.append(payload);
 }
 
@@ -47,6 +50,14 @@ inline std::string HeaderBlock(std::string_view path) {
 
 inline std::string CallHeaders(uint32_t stream, std::string_view path) {
   return Http2Frame(kHeadersFrame, stream, HeaderBlock(path), kEndHeadersFlag);
+}
+
+inline std::string ResetOf(uint32_t stream) {
+  return Http2Frame(kResetFrame, stream, std::string(4, '\0'));
+}
+
+inline std::string WindowUpdate(uint32_t stream, uint32_t more) {
+  return Http2Frame(kWindowUpdateFrame, stream, BigEndian(more, 4));
 }
 
 // An empty message, and no more.

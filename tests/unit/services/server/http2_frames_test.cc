@@ -49,18 +49,17 @@ Passed Pass(Sender sender, const std::string& sent, size_t step) {
 TEST(Http2FramesTest, AClientsBytesPassWhereverTheyAreCut) {
   const std::string block = HeaderBlock("/test.Gate/Say");
   const std::string padded = std::string(1, 3) + block + std::string(3, '\0');
-  const std::string sent = std::string(kHttp2Preface) + Http2Frame(kSettingsFrame, 0) +
-                           Http2Frame(kHeadersFrame, 1, block, kEndHeadersFlag) +
-                           Http2Frame(kHeadersFrame, 3, padded, kEndHeadersFlag | kPaddedFlag) +
-                           Http2Frame(kDataFrame, 1, std::string(300, 'd')) +
-                           Http2Frame(kDataFrame, 3, "") +
-                           Http2Frame(kHeadersFrame, 5, block.substr(0, 10)) +
-                           Http2Frame(kContinuationFrame, 5, block.substr(10, 5)) +
-                           Http2Frame(kContinuationFrame, 5, block.substr(15), kEndHeadersFlag) +
-                           Http2Frame(kDataFrame, 5, std::string(2, 'd'), kEndStreamFlag) +
-                           Http2Frame(kResetFrame, 3, std::string(4, '\0')) +
-                           Http2Frame(kHeadersFrame, 1, block, kEndHeadersFlag | kEndStreamFlag) +
-                           Http2Frame(kPingFrame, 0, std::string(8, 'p'));
+  const std::string sent =
+      std::string(kHttp2Preface) + Http2Frame(kSettingsFrame, 0) +
+      Http2Frame(kHeadersFrame, 1, block, kEndHeadersFlag) +
+      Http2Frame(kHeadersFrame, 3, padded, kEndHeadersFlag | kPaddedFlag) +
+      Http2Frame(kDataFrame, 1, std::string(300, 'd')) + Http2Frame(kDataFrame, 3, "") +
+      Http2Frame(kHeadersFrame, 5, block.substr(0, 10)) +
+      Http2Frame(kContinuationFrame, 5, block.substr(10, 5)) +
+      Http2Frame(kContinuationFrame, 5, block.substr(15), kEndHeadersFlag) +
+      Http2Frame(kDataFrame, 5, std::string(2, 'd'), kEndStreamFlag) + ResetOf(3) +
+      Http2Frame(kHeadersFrame, 1, block, kEndHeadersFlag | kEndStreamFlag) +
+      Http2Frame(kPingFrame, 0, std::string(8, 'p'));
   for (size_t step = 1; step <= sent.size(); ++step) {
     const Passed passed = Pass(Sender::kClient, sent, step);
     ASSERT_FALSE(passed.broken) << step;
@@ -88,8 +87,7 @@ TEST(Http2FramesTest, AServersStreamsEndByEndStreamAndReset) {
                            Http2Frame(kHeadersFrame, 3, "h", kEndHeadersFlag | kEndStreamFlag) +
                            Http2Frame(kDataFrame, 5, "d", kEndStreamFlag) +
                            Http2Frame(kHeadersFrame, 1, "h", kEndStreamFlag) +
-                           Http2Frame(kContinuationFrame, 1, "h", kEndHeadersFlag) +
-                           Http2Frame(kResetFrame, 7, std::string(4, '\0')) +
+                           Http2Frame(kContinuationFrame, 1, "h", kEndHeadersFlag) + ResetOf(7) +
                            // The same bits mean something else elsewhere.
                            Http2Frame(kSettingsFrame, 0, "", kEndStreamFlag) +
                            Http2Frame(kPingFrame, 0, std::string(8, 'p'), kEndStreamFlag);

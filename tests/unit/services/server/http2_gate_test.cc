@@ -298,8 +298,7 @@ TEST_F(GateTest, CallsThatAreResetRest) {
   RawHttp2Client client(gate_->port());
   client.Greet();
   for (uint32_t call = 0; call < 20; ++call) {
-    client.Send(CallHeaders(2 * call + 1, kHold) +
-                Http2Frame(kResetFrame, 2 * call + 1, std::string(4, '\0')));
+    client.Send(CallHeaders(2 * call + 1, kHold) + ResetOf(2 * call + 1));
   }
   EXPECT_TRUE(Eventually([&] { return client.Pump() && gate_->num_unserved() == 4; }));
   EXPECT_TRUE(Say(target()).ok());
@@ -333,8 +332,7 @@ TEST_F(GateTest, CallsThatAreResetRestNoLongerThanAMoment) {
   RawHttp2Client client(gate_->port());
   client.Greet();
   for (uint32_t call = 0; call < 8; ++call) {
-    client.Send(CallHeaders(2 * call + 1, kHold) +
-                Http2Frame(kResetFrame, 2 * call + 1, std::string(4, '\0')));
+    client.Send(CallHeaders(2 * call + 1, kHold) + ResetOf(2 * call + 1));
   }
   client.Send(CallHeaders(99, kSay) + EmptyMessage(99));
   EXPECT_TRUE(Eventually([&] { return client.Pump() && num_said_ == 1; }));

@@ -1,0 +1,365 @@
+// A client on one side, gRPC's end of the socket pair on the other, and a clock that is told.
+
+#include "services/server/gate_connection.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tests/support/http2_bytes.h"
+
+namespace tandem {
+namespace {
+
+using Clock = GateConnection::Clock;
+using std::chrono::hours;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+constexpr char kCall[] = "/test.Gate/Call";
+
+std::string Ping(int flags = 0) { return Http2Frame(kPingFrame, 0, "a number", flags); }
+std::string Settings(int flags = 0) { return Http2Frame(kSettingsFrame, 0, "", flags); }
+std::string Message(uint32_t stream, size_t bytes) {
+  return Http2Frame(kDataFrame, stream, std::string(bytes, 'm'));
+}
+
+// What a client is told that is to go on elsewhere.
+std::string Goodbye() {
+  return Http2Frame(kGoawayFrame, 0, BigEndian(0x7fffffff, 4) + BigEndian(0, 4)) +
+         Http2Frame(kPingFrame, 0, "goodbye!");
+}
+
+// One end of a connected socket.
+class Peer {
+ public:
+  explicit Peer(int descriptor) : descriptor_(descriptor) {}
+  ~Peer() { close(descriptor_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  // False, and nothing is said, if the kernel has no room. Of Unix sockets it takes what is small
+  // as a whole.
+  bool Say(const std::string& bytes) {
+    const ssize_t sent = send(descriptor_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    EXPECT_TRUE(sent < 0 || static_cast<size_t>(sent) == bytes.size()) << sent;
+    return sent >= 0;
+  }
+  // What has come since.
+  std::string Hear() {
+    std::string heard;
+    char bytes[4096];
+    while (true) {
+      const ssize_t size = recv(descriptor_, bytes, sizeof(bytes), MSG_DONTWAIT);
+      if (size == 0) ended_ = true;
+      if (size <= 0) return heard;
+      heard.append(bytes, static_cast<size_t>(size));
+    }
+  }
+  bool ended() const { return ended_; }
+
+ private:
+  const int descriptor_;
+  bool ended_ = false;
+};
+
+class GateConnectionTest : public testing::Test {
+ protected:
+  GateConnectionTest() {
+    shared_.options = {.budget = &budget_, .max_streams = 2};
+    shared_.options.preface_timeout = shared_.options.header_timeout = hours(1);
+    shared_.options.rest = hours(1);
+    shared_.connection_bytes = kGateConnectionBytes;
+    shared_.io = &io_;
+    shared_.calls = std::make_shared<UnservedCalls>(100, [] {});
+    shared_.give_to_grpc = [this](int descriptor) { grpc_.emplace(descriptor); };
+    shared_.on_closed = [this] { ++num_closed_; };
+  }
+  ~GateConnectionTest() override { connection_->Abandon(); }
+
+  void Connect() {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+    client_.emplace(pair[1]);
+    connection_ = std::make_shared<GateConnection>(&shared_, pair[0], "ipv4:127.0.0.1:1");
+    ASSERT_TRUE(connection_->Begin());
+  }
+  // Both have said and acknowledged their settings.
+  void Greet() {
+    Connect();
+    const std::string greeting = std::string(kHttp2Preface) + Settings();
+    EXPECT_EQ(ByClient(greeting), greeting);
+    EXPECT_EQ(ByGrpc(Settings() + Settings(kAckFlag)), Settings() + Settings(kAckFlag));
+    EXPECT_EQ(ByClient(Settings(kAckFlag)), Settings(kAckFlag));
+  }
+  void Run() {
+    io_.restart();
+    while (io_.poll() > 0) {
+    }
+  }
+  // What the other end hears of it.
+  std::string ByClient(const std::string& bytes) {
+    EXPECT_TRUE(client_->Say(bytes));
+    Run();
+    return grpc_->Hear();
+  }
+  std::string ByGrpc(const std::string& bytes) {
+    EXPECT_TRUE(grpc_->Say(bytes));
+    Run();
+    return client_->Hear();
+  }
+  // gRPC says as much as there is room for while the client does not read.
+  std::string Fill() {
+    const std::string message = Message(1, 1'000);
+    std::string said;
+    for (size_t before = 1; before != said.size(); Run()) {
+      before = said.size();
+      while (grpc_->Say(message)) said += message;
+    }
+    return said;
+  }
+  // All that comes from now on.
+  std::string HearAll() {
+    std::string heard;
+    for (std::string more; !(more = client_->Hear()).empty(); Run()) heard += more;
+    return heard;
+  }
+
+  const Clock::time_point start_ = Clock::now();
+  MemoryBudget budget_{int64_t{64} << 20};
+  GateShared shared_;
+  boost::asio::io_context io_{1};  // After what connections use, as in the gate.
+  int num_closed_ = 0;
+  std::optional<Peer> client_, grpc_;
+  std::shared_ptr<GateConnection> connection_;
+};
+
+// A peer that breaks the rules, and then goes on before it reads what it is answered.
+TEST_F(GateConnectionTest, WhatFollowsTheEndOfGrpcGoesNowhere) {
+  shared_.options.max_streams = 1;
+  shared_.options.rest = kGateReadTimeout / 2;
+  Greet();
+  ByClient(CallHeaders(1, kCall) + ResetOf(1));
+  const std::string said = Fill();
+  grpc_.reset();
+  EXPECT_TRUE(client_->Say(WindowUpdate(0, 1) + CallHeaders(3, kCall)));
+  Run();
+  for (const auto time : {start_, start_ + shared_.options.rest}) {
+    EXPECT_TRUE(connection_->Tick(time));
+    Run();
+  }
+  EXPECT_EQ(shared_.calls->count(), 0) << "the call that was reset has had its rest";
+  EXPECT_EQ(HearAll().size(), said.size());
+  EXPECT_TRUE(client_->ended());
+}
+
+TEST_F(GateConnectionTest, AGoodbyeStandsBetweenFrames) {
+  Greet();
+  const std::string message = Message(1, 100);
+  EXPECT_EQ(ByGrpc(message.substr(0, 50)), message.substr(0, 50));
+  connection_->SayGoodbye();
+  Run();
+  EXPECT_EQ(client_->Hear(), "");
+  EXPECT_EQ(ByGrpc(message.substr(50) + Ping()), message.substr(50) + Goodbye() + Ping());
+}
+
+TEST_F(GateConnectionTest, AGoodbyeIsNothingToGrpc) {
+  Connect();
+  connection_->SayGoodbye();  // Whoever has said nothing yet.
+  const std::string greeting = std::string(kHttp2Preface) + Settings();
+  EXPECT_EQ(ByClient(greeting), greeting);
+  connection_->SayGoodbye();
+  EXPECT_EQ(ByClient(Ping()), Ping());
+  EXPECT_EQ(ByGrpc(Settings()), Settings() + Goodbye()) << "a server's first frame is its settings";
+}
+
+TEST_F(GateConnectionTest, AGoodbyeIsHeardOnceTheClientHasAnsweredAllThatItWasAsked) {
+  Greet();
+  ByGrpc(Ping());
+  connection_->SayGoodbye();
+  EXPECT_EQ(client_->Hear(), Goodbye());
+  ByClient(WindowUpdate(0, 1) + Ping());
+  ByGrpc(Ping(kAckFlag));
+  EXPECT_FALSE(connection_->goodbye_heard());
+  ByClient(Ping(kAckFlag));
+  EXPECT_FALSE(connection_->goodbye_heard()) << "that was for the server's own";
+  ByClient(Ping(kAckFlag));
+  EXPECT_TRUE(connection_->goodbye_heard());
+}
+
+TEST_F(GateConnectionTest, WhoIsOwedTooManyAnswersIsNotHeard) {
+  Greet();
+  std::string pings;
+  for (int i = 0; i < kMaxUnanswered; ++i) pings += Ping();
+  EXPECT_EQ(ByClient(Ping(kAckFlag) + pings), Ping(kAckFlag) + pings);
+  EXPECT_EQ(ByClient(Settings() + WindowUpdate(0, 1)), "");
+  EXPECT_EQ(ByGrpc(pings + Ping() + Message(1, 10)), pings + Ping() + Message(1, 10));
+  EXPECT_EQ(grpc_->Hear(), "");
+  ByGrpc(Ping(kAckFlag));
+  EXPECT_EQ(grpc_->Hear(), Settings() + WindowUpdate(0, 1));
+  EXPECT_EQ(ByClient(Ping()), "") << "one answer, one more";
+}
+
+TEST_F(GateConnectionTest, WhoWaitsForItsOwnCallsIsClosedOnceItHasLeft) {
+  shared_.options.max_streams = 1;
+  Greet();
+  EXPECT_EQ(ByClient(CallHeaders(1, kCall) + CallHeaders(3, kCall)), CallHeaders(1, kCall));
+  EXPECT_TRUE(connection_->Tick(start_));
+  EXPECT_EQ(num_closed_, 0);
+  shutdown(client_->descriptor(), SHUT_WR);
+  connection_->Tick(start_);
+  EXPECT_EQ(num_closed_, 1);
+}
+
+TEST_F(GateConnectionTest, ACallMayHaveTrailersAtTheLimit) {
+  shared_.options.max_streams = 1;
+  Greet();
+  const std::string call = CallHeaders(1, kCall);
+  EXPECT_EQ(ByClient(call + call + CallHeaders(3, kCall)), call + call);
+}
+
+TEST_F(GateConnectionTest, CallsRestForAsLongAsIsSaid) {
+  shared_.options.rest = minutes(10);
+  Greet();
+  ByClient(CallHeaders(1, kCall) + ResetOf(1));
+  EXPECT_TRUE(connection_->Tick(start_));
+  EXPECT_TRUE(connection_->Tick(start_ + minutes(10) - seconds(1)));
+  EXPECT_EQ(shared_.calls->count(), 1);
+  EXPECT_TRUE(connection_->Tick(start_ + minutes(10)));
+  EXPECT_EQ(shared_.calls->count(), 0);
+}
+
+// ---- Times ----
+
+TEST_F(GateConnectionTest, AHeaderBlockThatTricklesInHasTheTimeOfOne) {
+  Greet();
+  const std::string call = CallHeaders(1, kCall);
+  EXPECT_EQ(ByClient(call.substr(0, 10)), "");
+  const auto begun = Clock::now();
+  EXPECT_EQ(ByClient(call.substr(10, 10)), "");
+  ByGrpc(Message(1, 10));  // What the server says is no progress.
+  EXPECT_TRUE(connection_->Tick(start_ + shared_.options.header_timeout));
+  EXPECT_EQ(num_closed_, 0);
+  connection_->Tick(begun + shared_.options.header_timeout);
+  EXPECT_EQ(num_closed_, 1);
+}
+
+TEST_F(GateConnectionTest, EachHeaderBlockHasATimeOfItsOwn) {
+  Greet();
+  const std::string call = CallHeaders(1, kCall);
+  ByClient(call.substr(0, 10));
+  const auto begun = Clock::now();
+  EXPECT_EQ(ByClient(call.substr(10) + CallHeaders(3, kCall).substr(0, 10)), call);
+  EXPECT_TRUE(connection_->Tick(begun + shared_.options.header_timeout));
+  EXPECT_EQ(num_closed_, 0);
+}
+
+TEST_F(GateConnectionTest, WhoWaitsForUsHasAllTheTime) {
+  shared_.options.max_streams = 1;
+  Greet();
+  ByClient(CallHeaders(1, kCall).substr(0, 10));
+  ByClient(CallHeaders(1, kCall).substr(10) + CallHeaders(3, kCall));
+  EXPECT_TRUE(connection_->Tick(start_ + hours(100)));
+  EXPECT_EQ(num_closed_, 0) << "for the end of a call";
+  connection_->Close();
+  grpc_.reset();
+  Greet();
+  for (size_t before = 1; before > 0; Run()) {
+    for (before = 0; client_->Say(Message(1, 1'000)); ++before) {
+    }
+  }
+  EXPECT_TRUE(connection_->Tick(start_ + hours(100)));
+  EXPECT_EQ(num_closed_, 1) << "for gRPC to read";
+}
+
+TEST_F(GateConnectionTest, WhatGrpcSaidBeforeItsEndHasATime) {
+  Greet();
+  Fill();
+  EXPECT_TRUE(connection_->Tick(start_));
+  EXPECT_TRUE(connection_->Tick(start_ + hours(100)));
+  EXPECT_EQ(num_closed_, 0) << "nothing has ended";
+  grpc_.reset();
+  const auto ended = start_ + hours(200);
+  EXPECT_TRUE(connection_->Tick(ended));
+  EXPECT_TRUE(connection_->Tick(ended + kGateReadTimeout - seconds(1)));
+  EXPECT_EQ(num_closed_, 0);
+  connection_->Tick(ended + kGateReadTimeout);
+  EXPECT_EQ(num_closed_, 1);
+}
+
+TEST_F(GateConnectionTest, WhoHasNoCallIsClosedOnceItHasHeardAll) {
+  shared_.closes_idle = true;
+  Greet();
+  ByClient(CallHeaders(1, kCall));
+  EXPECT_TRUE(connection_->Tick(start_));
+  EXPECT_EQ(num_closed_, 0) << "it has a call";
+  ByGrpc(Http2Frame(kHeadersFrame, 1, "end", kEndStreamFlag | kEndHeadersFlag));
+  const std::string said = Fill();
+  EXPECT_TRUE(connection_->Tick(start_));
+  EXPECT_EQ(num_closed_, 0) << "it has not heard all";
+  EXPECT_EQ(HearAll().size(), said.size());
+  EXPECT_FALSE(client_->ended());
+  connection_->Tick(start_);
+  EXPECT_EQ(num_closed_, 1);
+}
+
+// ---- What is kept ----
+
+TEST_F(GateConnectionTest, WhatIsKeptIsChargedForAsLongAsItIs) {
+  Greet();
+  const int64_t before = budget_.held_bytes();
+  const std::string said = Fill();
+  EXPECT_GT(budget_.held_bytes(), before);
+  EXPECT_EQ(HearAll().size(), said.size());
+  EXPECT_EQ(budget_.held_bytes(), before);
+  connection_->Close();
+  EXPECT_FALSE(connection_->Tick(start_)) << "nothing rests";
+  EXPECT_EQ(budget_.held_bytes(), 0);
+}
+
+TEST_F(GateConnectionTest, WhoeverAsksHearsWhenAllIsPassedOn) {
+  Greet();
+  const ServedCall call("fd:" + std::to_string(grpc_->descriptor()));
+  int told = 0;
+  const auto ask = [&] {
+    call.connection()->WhenPassedOn([&] { ++told; });
+    Run();
+  };
+  ASSERT_NE(call.connection(), nullptr);
+  ask();
+  EXPECT_EQ(told, 1) << "nothing is on its way";
+  Fill();
+  ask();
+  ByClient(WindowUpdate(0, 1));
+  EXPECT_EQ(told, 1);
+  HearAll();
+  EXPECT_EQ(told, 2);
+  Fill();
+  ask();
+  EXPECT_EQ(told, 2);
+  connection_->Close();
+  EXPECT_EQ(told, 3) << "it never will be";
+  call.connection()->WhenPassedOn([&] { ++told; });
+  EXPECT_EQ(told, 4) << "without the gate's thread, which may have ended";
+}
+
+TEST_F(GateConnectionTest, AProofThatComesAfterTheEndIsNothingToTheGate) {
+  shared_.options.awaits_proof = true;
+  Greet();
+  const ServedCall call("fd:" + std::to_string(grpc_->descriptor()));
+  ASSERT_NE(call.connection(), nullptr);
+  connection_->Close();
+  Run();
+  call.connection()->SetProven();
+  io_.restart();
+  EXPECT_EQ(io_.poll(), 0u);
+}
+
+}  // namespace
+}  // namespace tandem
