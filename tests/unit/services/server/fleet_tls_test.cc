@@ -268,14 +268,18 @@ TEST(FleetTlsFlagsTest, AFleetsNameIsOneThatACertificateCanHave) {
   const auto check = [](const std::string& name) {
     return FleetTlsFlags{.certificate = "c", .key = "k", .authorities = "a", .name = name}.Check();
   };
-  for (const std::string good :
-       {"", "fleet", "fleet.test", "FLEET.test", "a_b.c-d", "10.0.0.1", "::1"}) {
+  const std::string label(63, 'x'), longest = label + "." + label + "." + label + "." + label;
+  ASSERT_EQ(longest.size(), 255u);
+  for (const std::string& good :
+       {std::string(), std::string("fleet"), std::string("fleet.test"), std::string("FLEET.test"),
+        std::string("a_b.c-d"), std::string("10.0.0.1"), std::string("::1"), label,
+        longest.substr(2)}) {
     EXPECT_TRUE(check(good).ok()) << good << ": " << check(good);
   }
   for (const std::string& bad :
        {std::string(".test"), std::string("fleet.test."), std::string("a..b"),
         std::string("*.test"), std::string("f*.test"), std::string("a b"),
-        std::string("\xc3\xa4.test"), std::string("."), std::string(64, 'x'), std::string(300, 'x'),
+        std::string("\xc3\xa4.test"), std::string("."), std::string(64, 'x'), longest.substr(1),
         std::string("a/b"), std::string("[::1]")}) {
     EXPECT_THAT(std::string(check(bad).message()), testing::HasSubstr("--fleet-tls-name: ")) << bad;
   }

@@ -5,14 +5,19 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/temp_folder.h"
 
 namespace tandem {
 namespace {
@@ -106,6 +111,33 @@ TEST(ListenSocketTest, TheKernelIsToldHowLongAPeerMayBeSilentOrLeaveThingsUnread
   close(descriptor);
 }
 
+int NumDescriptors() {
+  const std::filesystem::directory_iterator open("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(open), end(open)));
+}
+
+TEST(ListenSocketTest, AFileThatIsNoSocketIsLeftAsItIs) {
+  const TempFolder folder;
+  const std::string path = folder.Write("file", "a user's");
+  const int before = NumDescriptors();
+  EXPECT_EQ(ListenSocket::Open("unix:" + path).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(NumDescriptors(), before);
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "a user's");
+}
+
+TEST(ListenSocketTest, APathHasRoomInAnAddress) {
+  constexpr size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
+  const TempFolder folder;
+  const std::string longest =
+      folder.path() + "/" + std::string(kMost - folder.path().size() - 1, 'x');
+  EXPECT_TRUE(ListenSocket::Open("unix:" + longest).ok());
+  for (const std::string& path : {std::string(), longest + "x"}) {
+    EXPECT_NE(ListenSocket::Open("unix:" + path).status().message().find("empty or too long"),
+              std::string::npos);
+  }
+}
+
 TEST(ListenSocketTest, TwoServersDoNotShareAPort) {
   const auto held = ListenSocket::Hold(kAnyPort);
   ASSERT_TRUE(held.ok()) << held.status();
@@ -113,12 +145,14 @@ TEST(ListenSocketTest, TwoServersDoNotShareAPort) {
   ASSERT_TRUE(free.ok()) << free.status();
   const auto server = ListenSocket::Open(AddressOf(*held));
   ASSERT_TRUE(server.ok()) << server.status();
+  const int before = NumDescriptors();
   for (const ListenSocket* taken : {&*server, &*free}) {
     const auto second = ListenSocket::Open(AddressOf(*taken));
     EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
     EXPECT_NE(second.status().message().find(std::strerror(EADDRINUSE)), std::string::npos);
   }
   EXPECT_FALSE(ListenSocket::Hold(AddressOf(*free)).ok());
+  EXPECT_EQ(NumDescriptors(), before);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ TEST(OpenCallsTest, CallsWithoutTheirMessageAreBoundedTogetherAndTheOldestGivesW
                          [](const auto& call) { return call->cancelled.load(); });
   };
   EXPECT_EQ(num_cancelled(silent) + num_cancelled(more), 101);
+  EXPECT_EQ(budget.num_cut(), 101);
   EXPECT_FALSE(honest[0]->cancelled);
   EXPECT_LE(budget.held_bytes() - set_aside, kMaxWaitingBytes + 101 * kCallBytes);
   silent.clear();
@@ -105,6 +106,7 @@ TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
   EXPECT_TRUE(Eventually([&] { return next[0]->receiving.load(); }));
   EXPECT_TRUE(stuck[0]->cancelled);
   EXPECT_FALSE(honest[0]->cancelled || stuck[1]->cancelled);
+  EXPECT_EQ(budget.num_cut(), 1);
 }
 
 TEST(OpenCallsTest, ClientsTakeTurnsWhateverTheirNamesAre) {
@@ -118,6 +120,17 @@ TEST(OpenCallsTest, ClientsTakeTurnsWhateverTheirNamesAre) {
   EXPECT_TRUE(first[1]->receiving);
   first.erase(first.begin() + 1);
   EXPECT_TRUE(last[0]->receiving) << "10.0.0.3 has just had one";
+}
+
+TEST(OpenCallsTest, WhoHasFewestTurnsGoesBeforeWhoseTurnItWouldBe) {
+  MemoryBudget budget(64 * kMiB);  // Four messages.
+  OpenCalls calls(&budget, WithTurns(kNever));
+  auto many = Open(&calls, "ipv4:10.0.0.2:1", 3);
+  auto others = Open(&calls, "ipv4:10.0.0.1:1", 2);
+  auto last = Open(&calls, "ipv4:10.0.0.3:1", 1);
+  others.erase(others.begin());
+  EXPECT_TRUE(last[0]->receiving);
+  EXPECT_FALSE(many[2]->receiving);
 }
 
 TEST(OpenCallsTest, OfSeveralClientsWithAsManyTurnsTheSlowestGivesWay) {
@@ -146,13 +159,15 @@ TEST(OpenCallsTest, OfSeveralClientsWithAsManyCallsTheOldestGivesWay) {
 
 TEST(OpenCallsTest, AMessageAndAWriteHaveTheirTime) {
   MemoryBudget budget(64 * kMiB);
-  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB,
-                            .message_timeout = milliseconds(1),
-                            .write_timeout = milliseconds(1)});
-  auto silent = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  OpenCalls slow_messages(&budget,
+                          {.max_message_bytes = 4 * kMiB, .message_timeout = milliseconds(1)});
+  auto silent = Open(&slow_messages, "ipv4:10.0.0.1:1", 1);
   EXPECT_TRUE(Eventually([&] { return silent[0]->cancelled.load(); }));
   EXPECT_FALSE(silent[0]->call.Settle());
-  TestCall writing(&calls, "ipv4:10.0.0.1:2");
+  OpenCalls slow_writes(
+      &budget,
+      {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .write_timeout = milliseconds(1)});
+  TestCall writing(&slow_writes, "ipv4:10.0.0.1:2");
   ASSERT_TRUE(writing.call.AwaitMessage().ok());
   ASSERT_TRUE(writing.call.Settle());
   ASSERT_TRUE(writing.call.Keep(0).ok());
@@ -235,6 +250,16 @@ TEST(OpenCallsTest, WithoutRoomACallIsRefusedAtOnce) {
   TestCall call(&calls, "ipv4:10.0.0.1:1");
   EXPECT_TRUE(absl::IsResourceExhausted(call.call.AwaitMessage()));
   EXPECT_FALSE(call.receiving || call.cancelled);
+}
+
+TEST(OpenCallsTest, WhoHasBeenToldWhyIsNotCountedAmongTheRefused) {
+  MemoryBudget budget(64 * kMiB);
+  OpenCalls calls(&budget, {.max_message_bytes = 4 * kMiB});
+  for (int i = 0; i < 100; ++i) {
+    TestCall refused(&calls, "ipv4:10.0.0.1:1");
+    refused.call.Refuse();
+    EXPECT_FALSE(refused.cancelled);
+  }
 }
 
 TEST(OpenCallsTest, OfTheRefusedOnlySoManyAreToldWhy) {

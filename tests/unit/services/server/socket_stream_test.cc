@@ -148,7 +148,8 @@ TEST_F(SocketStreamTest, WhatIsWrittenIsReadHoweverItIsCut) {
     bool has_blocked = false;
     while (got.size() < sent.size()) {
       if (written < sent.size()) {
-        const ssize_t done = from->Write(std::string_view(sent).substr(written));
+        const std::string rest = sent.substr(written);  // Each time elsewhere.
+        const ssize_t done = from->Write(rest);
         ASSERT_NE(done, SocketStream::kLost);
         has_blocked |= done == SocketStream::kWouldBlock;
         written += static_cast<size_t>(std::max<ssize_t>(0, done));
@@ -185,6 +186,34 @@ TEST_F(SocketStreamTest, ARecordIsReadWhole) {
   ASSERT_EQ(server.Read(buffer.data(), buffer.size()), static_cast<ssize_t>(record.size()));
   pollfd polled{.fd = pair_[0], .events = POLLIN, .revents = 0};
   EXPECT_EQ(poll(&polled, 1, 0), 0);
+}
+
+// Whoever showed a certificate once must show one again.
+TEST_F(SocketStreamTest, NoConnectionGoesOnWithAnEarlierOnesHandshake) {
+  Open();
+  const TestCertificate shown = authority_.Issue("client");
+  for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
+    std::unique_ptr<SSL_SESSION, decltype(&SSL_SESSION_free)> earlier(nullptr, SSL_SESSION_free);
+    for (const bool again : {false, true}) {
+      int pair[2];
+      ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+      num_ok_ = 0;
+      SocketStream server(pair[0], {.identity = identity_.get()}, kAlpnHttp2);
+      Client client(pair[1], authority_.pem(), &shown, kAlpnHttp2);
+      SSL_set_max_proto_version(client.tls(), version);
+      if (again) SSL_set_session(client.tls(), earlier.get());
+      ASSERT_TRUE(Shake(&server, &client));
+      ASSERT_EQ(SSL_version(client.tls()), version);
+      EXPECT_EQ(SSL_session_reused(client.tls()), 0);
+      char byte = 0;
+      ASSERT_EQ(server.Write("x"), 1);
+      ASSERT_EQ(client.Read(&byte, 1), 1);  // And a ticket, were there any.
+      earlier.reset(SSL_get1_session(client.tls()));
+      EXPECT_EQ(SSL_SESSION_has_ticket(earlier.get()), 0);
+      close(pair[0]);
+      close(pair[1]);
+    }
+  }
 }
 
 TEST_F(SocketStreamTest, WhoIsNobodysClientIsLost) {
@@ -296,6 +325,9 @@ TEST_F(SocketStreamTest, CertificatesChangeOnceTheyFit) {
   folder_.Write("key", next.key);
   identity_->Look();
   EXPECT_NE(identity_->Context(), before);
+  const uint64_t num_changes = identity_->num_changes();
+  identity_->Look();
+  EXPECT_EQ(identity_->num_changes(), num_changes) << "the files are the same";
   EXPECT_NEAR(static_cast<double>(identity_->lifetime().ends_s),
               static_cast<double>(now_s + 8 * 86'400), 60);
   // In a chain the first that ends counts.
