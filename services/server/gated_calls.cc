@@ -1,10 +1,16 @@
 #include "services/server/gated_calls.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "runtime/base/ip_address.h"
 #include "runtime/base/memory_budget.h"
 
 namespace tandem {
@@ -117,6 +123,23 @@ void GatedConnection::Name(int descriptor, std::shared_ptr<GatedConnection> conn
   MutexLock lock(&All().mu);
   All().by_peer.insert_or_assign(std::string(kDescriptor) + std::to_string(descriptor),
                                  std::move(connection));
+}
+
+std::string NameOfPeer(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", ntohs(v4.sin_port));
+  }
+  if (address.ss_family != AF_INET6) return std::string(kUnixAddress);
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+    inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", ntohs(v6.sin6_port));
+  }
+  inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
+  return absl::StrCat("ipv6:[", text, "]:", ntohs(v6.sin6_port));
 }
 
 std::string AddressOfPeer(const std::string& peer) {

@@ -9,6 +9,8 @@
 #ifndef TANDEM_SERVICES_SERVER_GATED_CALLS_H_
 #define TANDEM_SERVICES_SERVER_GATED_CALLS_H_
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -95,6 +97,9 @@ class GatedConnection {
   std::atomic<bool> proven_{false};
 };
 
+// As gRPC names who connects from there: "ipv4:127.0.0.1:4711", also where the socket is one of
+// IPv6.
+std::string NameOfPeer(const sockaddr_storage& address);
 // The client's address, behind a gate or not: "ipv4:127.0.0.1:4711", from the peer of a context.
 std::string AddressOfPeer(const std::string& peer);
 // To the memory budget.

@@ -1,6 +1,5 @@
 #include "services/server/http2_gate.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/server_posix.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -19,8 +18,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "runtime/base/ip_address.h"
 #include "runtime/base/mutex.h"
 #include "services/server/gate_connection.h"
 #include "services/server/listen_socket.h"
@@ -36,24 +33,6 @@ constexpr std::chrono::milliseconds kTickPeriod{100};
 constexpr std::chrono::milliseconds kPauseAfterAcceptError{50};
 constexpr std::chrono::milliseconds kGoodbyePoll{2};
 constexpr int kAcceptsInARow = 64;
-
-// As gRPC names a peer.
-std::string Describe(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
-    return absl::StrCat("ipv4:", text, ":", ntohs(v4.sin_port));
-  }
-  if (address.ss_family != AF_INET6) return std::string(kUnixAddress);
-  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
-    inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, sizeof(text));
-    return absl::StrCat("ipv4:", text, ":", ntohs(v6.sin6_port));
-  }
-  inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
-  return absl::StrCat("ipv6:[", text, "]:", ntohs(v6.sin6_port));
-}
 
 }  // namespace
 
@@ -171,7 +150,7 @@ class Http2Gate::Impl {
                       shared_.options.unread_timeout);
     }
     const auto connection =
-        std::make_shared<GateConnection>(&shared_, descriptor, Describe(address));
+        std::make_shared<GateConnection>(&shared_, descriptor, NameOfPeer(address));
     if (!connection->Begin()) return;
     ++num_open_;
     connections_.push_back(connection);

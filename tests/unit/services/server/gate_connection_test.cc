@@ -197,7 +197,7 @@ TEST_F(GateConnectionTest, WhoIsOwedTooManyAnswersIsNotHeard) {
   Greet();
   std::string pings;
   for (int i = 0; i < kMaxUnanswered; ++i) pings += Ping();
-  EXPECT_EQ(ByClient(Ping(kAckFlag) + pings), Ping(kAckFlag) + pings);
+  EXPECT_EQ(ByClient(pings + Ping(kAckFlag)), pings + Ping(kAckFlag));
   EXPECT_EQ(ByClient(Settings() + WindowUpdate(0, 1)), "");
   EXPECT_EQ(ByGrpc(pings + Ping() + Message(1, 10)), pings + Ping() + Message(1, 10));
   EXPECT_EQ(grpc_->Hear(), "");
@@ -321,6 +321,11 @@ TEST_F(GateConnectionTest, WhatIsKeptIsChargedForAsLongAsItIs) {
   connection_->Close();
   EXPECT_FALSE(connection_->Tick(start_)) << "nothing rests";
   EXPECT_EQ(budget_.held_bytes(), 0);
+  Connect();
+  EXPECT_GT(budget_.held_bytes(), 0);
+  connection_->Abandon();
+  EXPECT_EQ(budget_.held_bytes(), 0);
+  EXPECT_EQ(num_closed_, 2);
 }
 
 TEST_F(GateConnectionTest, WhoeverAsksHearsWhenAllIsPassedOn) {
@@ -334,6 +339,11 @@ TEST_F(GateConnectionTest, WhoeverAsksHearsWhenAllIsPassedOn) {
   ASSERT_NE(call.connection(), nullptr);
   ask();
   EXPECT_EQ(told, 1) << "nothing is on its way";
+  EXPECT_TRUE(grpc_->Say(Ping()));
+  std::string heard;
+  call.connection()->WhenPassedOn([&] { heard = client_->Hear(); });
+  Run();
+  EXPECT_EQ(heard, Ping()) << "what has not even been read is";
   Fill();
   ask();
   ByClient(WindowUpdate(0, 1));

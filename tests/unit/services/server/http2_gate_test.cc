@@ -4,11 +4,14 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <list>
@@ -189,6 +192,38 @@ TEST_F(GateTest, CallsPassAndTheirClientsAreKnown) {
   EXPECT_TRUE(Eventually([&] { return one.Pump() && other.Pump() && num_held() == 2; }));
   MutexLock lock(&mu_);
   EXPECT_EQ(clients_, (std::set<std::string>{"127.0.0.1", kNobody}));
+}
+
+// What the gate has told the kernel of the connections that it has accepted.
+TEST_F(GateTest, ConnectionsNoticeLostPeersAndWaitForNoMoreBytes) {
+  options_.keepalive_time = std::chrono::seconds(7);
+  options_.unread_timeout = std::chrono::seconds(9);
+  Start();
+  EXPECT_TRUE(Say(target()).ok());
+  RawHttp2Client client(gate_->port());
+  EXPECT_TRUE(client.Greet().Hears(kSettingsFrame, 0));
+  int num_accepted = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int descriptor = std::stoi(entry.path().filename());
+    const auto port_of = [descriptor](auto get) {
+      sockaddr_in address{};
+      socklen_t size = sizeof(address);
+      const bool found = get(descriptor, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+      return found && address.sin_family == AF_INET ? ntohs(address.sin_port) : 0;
+    };
+    if (port_of(getsockname) != gate_->port() || port_of(getpeername) == 0) continue;
+    ++num_accepted;
+    for (const auto& [level, name, value] :
+         std::vector<std::array<int, 3>>{{IPPROTO_TCP, TCP_NODELAY, 1},
+                                         {IPPROTO_TCP, TCP_KEEPIDLE, 7},
+                                         {IPPROTO_TCP, TCP_USER_TIMEOUT, 9'000}}) {
+      int set = 0;
+      socklen_t size = sizeof(set);
+      EXPECT_EQ(getsockopt(descriptor, level, name, &set, &size), 0);
+      EXPECT_EQ(set, value) << name;
+    }
+  }
+  EXPECT_GE(num_accepted, 1);
 }
 
 TEST_F(GateTest, AFileIsListenedOnLikeAPort) {
