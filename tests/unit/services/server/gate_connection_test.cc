@@ -6,10 +6,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tests/support/http2_bytes.h"
 
@@ -86,6 +90,7 @@ class GateConnectionTest : public testing::Test {
   void Connect() {
     int pair[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+    setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room_, sizeof(room_));
     client_.emplace(pair[1]);
     connection_ = std::make_shared<GateConnection>(&shared_, pair[0], "ipv4:127.0.0.1:1");
     ASSERT_TRUE(connection_->Begin());
@@ -136,6 +141,7 @@ class GateConnectionTest : public testing::Test {
   GateShared shared_;
   boost::asio::io_context io_{1};  // After what connections use, as in the gate.
   int num_closed_ = 0;
+  int room_ = 200'000;  // For what the client has not read.
   std::optional<Peer> client_, grpc_;
   std::shared_ptr<GateConnection> connection_;
 };
@@ -369,6 +375,171 @@ TEST_F(GateConnectionTest, AProofThatComesAfterTheEndIsNothingToTheGate) {
   call.connection()->SetProven();
   io_.restart();
   EXPECT_EQ(io_.poll(), 0u);
+}
+
+// ---- Whatever both say, in pieces of any size, in any order, and whoever leaves ----
+
+class AnyConversationTest : public GateConnectionTest {
+ protected:
+  // Frames that one side says, and where each ends.
+  struct Script {
+    std::string bytes;
+    std::vector<size_t> ends;
+    size_t said = 0;
+    void Add(const std::string& frame) { ends.push_back((bytes += frame).size()); }
+  };
+
+  int Below(int bound) { return std::uniform_int_distribution<int>(0, bound - 1)(random_); }
+  size_t Some(size_t most) { return Below(4) == 0 ? most : 1 + random_() % most; }
+
+  std::string ClientFrame() {
+    switch (Below(9)) {
+      case 0:
+      case 1:
+        return CallHeaders((next_stream_ += 2) - 2, kCall);
+      case 2:
+        return ResetOf(AnyStream());
+      case 3:
+        return Message(AnyStream(), Some(20'000));
+      case 4:
+        return CallHeaders(AnyStream(), kCall);  // Trailers.
+      case 5:
+        return Settings(Below(2));
+      case 6:
+        return Ping(Below(2));
+      default:
+        return WindowUpdate(0, 1);
+    }
+  }
+  std::string GrpcFrame() {
+    switch (Below(6)) {
+      case 0:
+        return Http2Frame(kHeadersFrame, AnyStream(), "end", kEndStreamFlag | kEndHeadersFlag);
+      case 1:
+        return Http2Frame(kHeadersFrame, AnyStream(), "cut") +
+               Http2Frame(kContinuationFrame, AnyStream(), "in two", kEndHeadersFlag);
+      case 2:
+        return Below(2) == 0 ? Ping() : Settings();
+      default:
+        return Message(AnyStream(), Some(20'000));
+    }
+  }
+  uint32_t AnyStream() { return static_cast<uint32_t>(1 + 2 * Below(20)); }
+
+  static void SayOf(Script* script, size_t most, Peer* peer) {
+    const std::string part = script->bytes.substr(script->said, most);
+    if (!part.empty() && peer->Say(part)) script->said += part.size();
+  }
+
+  // What is done how often: of each seed something else is done most, or never.
+  void DrawHabits() {
+    std::vector<int> weights(8);
+    for (int& weight : weights) weight = Below(3) == 0 ? 0 : 1 << Below(6);
+    weights.back() += 8;
+    habits_ = std::discrete_distribution<int>(weights.begin(), weights.end());
+  }
+  void Step() {
+    switch (habits_(random_)) {
+      case 0:
+        return SayOf(&by_client_, Some(4'000), &*client_);
+      case 1:
+        if (grpc_.has_value()) SayOf(&by_grpc_, Some(4'000), &*grpc_);
+        return;
+      case 2:
+        heard_by_client_ += client_->Hear();
+        return;
+      case 3:
+        return HearAsGrpc();
+      case 4:
+        connection_->Tick(now_ += std::chrono::milliseconds(Below(200)));
+        return;
+      case 5:
+        if (Below(20) == 0) grpc_.reset();
+        return;
+      case 6:
+        if (Below(20) == 0) shutdown(client_->descriptor(), SHUT_WR);
+        if (Below(20) == 0) connection_->SayGoodbye();
+        return;
+      default:
+        return Run();
+    }
+  }
+
+  // Now and then it answers, as gRPC would: acknowledges what it is asked, and ends calls.
+  void HearAsGrpc() {
+    if (!grpc_.has_value()) return;
+    heard_by_grpc_ += grpc_->Hear();
+    if (Below(3) != 0) return;
+    std::string_view rest = std::string_view(heard_by_grpc_).substr(answered_);
+    const size_t preface = answered_ == 0 ? kHttp2Preface.size() : 0;
+    if (rest.size() < preface) return;
+    rest.remove_prefix(preface);
+    while (rest.size() >= 9) {
+      const auto byte = [&](size_t at) { return static_cast<uint8_t>(rest[at]); };
+      const size_t size = 9 + (size_t{byte(0)} << 16 | size_t{byte(1)} << 8 | byte(2));
+      if (rest.size() < size) break;
+      const uint32_t stream = byte(8);
+      if (byte(3) == kHeadersFrame && Below(2) == 0) {
+        by_grpc_.Add(Http2Frame(kHeadersFrame, stream, "end", kEndStreamFlag | kEndHeadersFlag));
+      } else if ((byte(3) == kPingFrame || byte(3) == kSettingsFrame) && byte(4) == 0) {
+        by_grpc_.Add(byte(3) == kPingFrame ? Ping(kAckFlag) : Settings(kAckFlag));
+      }
+      rest.remove_prefix(size);
+    }
+    answered_ = heard_by_grpc_.size() - rest.size();
+  }
+
+  // What was said, with the goodbye between two frames or nowhere, as far as it has come.
+  bool IsHeardOf(const Script& script, const std::string& heard) const {
+    if (script.bytes.starts_with(heard)) return true;
+    return std::any_of(script.ends.begin(), script.ends.end(), [&](size_t end) {
+      return (script.bytes.substr(0, end) + Goodbye() + script.bytes.substr(end))
+          .starts_with(heard);
+    });
+  }
+
+  std::mt19937 random_;
+  std::discrete_distribution<int> habits_;
+  Script by_client_, by_grpc_;
+  std::string heard_by_client_, heard_by_grpc_;
+  size_t answered_ = 0;
+  uint32_t next_stream_ = 1;
+  Clock::time_point now_ = start_;
+};
+
+TEST_F(AnyConversationTest, NothingIsLostInTheMiddleOrMadeUpAndAllIsGivenBack) {
+  const uint32_t first = std::random_device()();
+  for (uint32_t seed = first; seed < first + 4'000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    random_.seed(seed);
+    by_client_ = by_grpc_ = {};
+    heard_by_client_.clear();
+    heard_by_grpc_.clear();
+    answered_ = 0;
+    next_stream_ = 1;
+    grpc_.reset();
+    shared_.options.max_streams = 1 + Below(4);
+    shared_.options.rest = std::chrono::milliseconds(Below(300));
+    room_ = 1 << (10 + Below(8));
+    Connect();
+    DrawHabits();
+    by_client_.Add(std::string(kHttp2Preface));
+    by_client_.Add(Settings());
+    by_grpc_.Add(Settings());
+    for (int i = 0; i < 40; ++i) by_client_.Add(ClientFrame());
+    for (int i = 0; i < 40; ++i) by_grpc_.Add(GrpcFrame());
+    for (int i = 0; i < 500; ++i) {
+      Step();
+      ASSERT_TRUE(by_client_.bytes.starts_with(heard_by_grpc_));
+    }
+    ASSERT_TRUE(IsHeardOf(by_grpc_, heard_by_client_ += HearAll()));
+    connection_->Close();
+    while (connection_->Tick(now_ += seconds(1))) {
+    }
+    ASSERT_EQ(budget_.held_bytes(), 0);
+    ASSERT_EQ(shared_.calls->count(), 0);
+    Run();
+  }
 }
 
 }  // namespace
