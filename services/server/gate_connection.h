@@ -36,7 +36,7 @@ struct GateShared {
   Http2GateOptions options;
   int64_t connection_bytes = 0;  // What each is charged, with kIncludedBytes of what is kept.
   boost::asio::io_context* io = nullptr;
-  std::function<void(int descriptor)> give_to_grpc;  // Whose it is from then on.
+  std::function<void(int descriptor)> give_to_grpc;  // Which closes it.
   std::shared_ptr<UnservedCalls> calls;
   std::function<void()> on_closed;                     // One was.
   bool closes_idle = false;                            // Http2Gate::CloseIdle.
