@@ -20,7 +20,8 @@ constexpr int kReceiveTimeoutS = 30;
 
 }  // namespace
 
-RawHttp::RawHttp(int port, int receive_buffer_bytes) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+RawHttp::RawHttp(int port, int receive_buffer_bytes, const char* from)
+    : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
   timeval timeout{.tv_sec = kReceiveTimeoutS};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   if (receive_buffer_bytes > 0) {
@@ -28,6 +29,8 @@ RawHttp::RawHttp(int port, int receive_buffer_bytes) : socket_(socket(AF_INET, S
   }
   sockaddr_in address{};
   address.sin_family = AF_INET;
+  inet_pton(AF_INET, from, &address.sin_addr);
+  TANDEM_CHECK(bind(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) << from;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   TANDEM_CHECK(connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0)

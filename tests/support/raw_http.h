@@ -20,7 +20,8 @@ struct RawAnswer {
 
 class RawHttp {
  public:
-  explicit RawHttp(int port, int receive_buffer_bytes = 0);  // Connects.
+  // Connects, from that address.
+  explicit RawHttp(int port, int receive_buffer_bytes = 0, const char* from = "127.0.0.1");
   ~RawHttp();
   RawHttp(const RawHttp&) = delete;
   RawHttp& operator=(const RawHttp&) = delete;

@@ -248,6 +248,22 @@ TEST_F(HttpLimitsTest, WhoIsKeptGivesWayFirstAndWhoIsAnsweredNever) {
   EXPECT_TRUE(answered.Read().complete);
 }
 
+// Clients are told apart by their addresses.
+TEST_F(HttpLimitsTest, WhoHasMostConnectionsGivesWayBeforeWhoHasTheOldest) {
+  MemoryBudget budget(16 * kHttpConnectionBytes);
+  const auto server = *HttpServer::Create(
+      {.address = {.ip = "127.0.0.1"}, .budget = &budget, .num_threads = 1}, &handler_);
+  RawHttp oldest(server->port());
+  EXPECT_EQ(oldest.Exchange("/other").status, 200);
+  std::vector<std::unique_ptr<RawHttp>> many;
+  for (int i = 0; i < 20; ++i) {
+    many.push_back(std::make_unique<RawHttp>(server->port(), 0, "127.0.0.2"));
+    EXPECT_EQ(many.back()->Exchange("/other").status, 200) << i;
+  }
+  EXPECT_EQ(oldest.Exchange("/other").status, 200);
+  EXPECT_EQ(many.front()->ReadToEnd(), 0u);
+}
+
 // It waits for more of its body, and for nothing of ours.
 TEST_F(HttpLimitsTest, WhoHasSentAHeadIsNotWithoutARequest) {
   MemoryBudget budget(16 * kHttpConnectionBytes);

@@ -226,6 +226,7 @@ TEST_F(HttpServerTest, WhereThereIsTlsNobodyIsServedWithoutItAndItIsCharged) {
   constexpr int64_t kCharged = kHttpConnectionBytes + kTlsConnectionBytes;
   EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == kCharged; }));
   EXPECT_EQ(client.Exchange("/other").status, 0);
+  EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == 0; })) << "it is closed";
 }
 
 TEST_F(HttpServerTest, WhatWasWrittenBeforeTheStopArrives) {
@@ -290,6 +291,7 @@ TEST_F(HttpServerTest, WhatOthersWouldReadAsAnotherRequestIsRefused) {
            {"Host: x\r\nTransfer-Encoding: identity\r\n", 501},
            {"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n", 501},
            {"Host: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400},
+           {"Host: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", 400},
            {"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n", 400},
            {"Host: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n", 400},
            {"Host: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n", 400},
