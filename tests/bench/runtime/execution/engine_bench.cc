@@ -1,11 +1,12 @@
 // A model's forward pass beside the machine's limits: the half of tools/dev/bench_engine that runs
 // our kernels.
 //
-//   engine_bench FOLDER DTYPE ISA THREADS
+//   engine_bench FOLDER FORMAT ISA THREADS
 //
-// Loads the checkpoint's shape with dummy weights, prints one JSON line (what it runs on, and each
-// row's operations or bytes), then answers every row's name on a line of standard input with the
-// seconds that it took. So a driver can measure several processes in turn.
+// FORMAT is f32, bf16, or int8: bf16 with weights of 8 bits. Loads the checkpoint's shape with
+// dummy weights, prints one JSON line (what it runs on, and each row's operations and bytes), then
+// answers every row's name on a line of standard input with the seconds that it took. So a driver
+// can measure several processes in turn.
 
 #include <chrono>
 #include <cstdio>
@@ -40,14 +41,24 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+// What a row does, or what a limit shows that can be done, by kind.
+struct Amounts {
+  double operations = 0;       // Products and additions, of floating point...
+  double int8_operations = 0;  // ...and of 8 bits.
+  double bytes = 0;            // Read from memory.
+};
+
 class Bench {
  public:
-  Bench(const std::string& folder, const std::string& dtype, const std::string& isa, int threads)
+  Bench(const std::string& folder, const std::string& format, const std::string& isa, int threads)
       : threads_(threads),
         backend_(Must(CreateBackend({.isa = isa, .num_threads = threads}))),
-        model_(Must(Model::Load(
-            {.folder = folder, .load_format = LoadFormat::kDummy, .dtype = dtype, .cache_dir = ""},
-            backend_.get()))),
+        model_(Must(Model::Load({.folder = folder,
+                                 .load_format = LoadFormat::kDummy,
+                                 .dtype = format == "int8" ? "bf16" : format,
+                                 .weights = format == "int8" ? "int8" : "auto",
+                                 .cache_dir = ""},
+                                backend_.get()))),
         executor_(Must(ModelExecutor::Create({.block_tokens = kBlockTokens,
                                               .num_blocks = 4096 / kBlockTokens,
                                               .max_sequences = kMaxSequences,
@@ -60,24 +71,31 @@ class Bench {
     for (int32_t i = 0; i < 4096; ++i) tokens_.push_back(16 + i * 7 % 1000);
     for (size_t i = 0; i < kStreamBytes; i += 64) stream_.data()[i] = std::byte{1};
     Execute(kMaxSequences, 0, kContext);
-    const std::string name = NameOf(model_->types().compute);
-    Add("prefill_512_" + name, "operations", Operations(512), [this] { Execute(1, 0, 512); });
+    Add("prefill_512_" + format, Operations(512), [this] { Execute(1, 0, 512); });
     for (const int32_t batch : {1, kMaxSequences}) {
-      Add("decode_" + std::to_string(batch) + "_" + name, "bytes",
-          kDecodeSteps * DecodeBytes(batch), [this, batch] {
+      Add("decode_" + std::to_string(batch) + "_" + format,
+          {.bytes = kDecodeSteps * DecodeBytes(batch)}, [this, batch] {
             for (int32_t i = 0; i < kDecodeSteps; ++i) Execute(batch, kContext, 1);
           });
     }
-    AddGemm("gemm_512_" + name);
+    AddGemm("gemm_512_" + format);
     const std::string path = backend_->isa();
-    AddLimit("limit_multiply_add", "operations", RunMultiplyAdds(path, 1) * kLimitIterations,
+    AddLimit("limit_multiply_add", {.operations = RunMultiplyAdds(path, 1) * kLimitIterations},
              [path](int64_t) { RunMultiplyAdds(path, kLimitIterations); });
-    if (path == "avx512bf16") {
-      AddLimit("limit_vdpbf16ps", "operations", RunVdpbf16ps(1) * kLimitIterations,
+    if (path == "avx512bf16" && format != "f32") {
+      AddLimit("limit_vdpbf16ps", {.operations = RunVdpbf16ps(1) * kLimitIterations},
                [](int64_t) { RunVdpbf16ps(kLimitIterations); });
     }
+    if (int8()) {
+      const auto products = [path](int64_t iterations) {
+        return path == "generic" ? RunMultiplyAdds(path, iterations)
+                                 : RunInt8Products(path, iterations);
+      };
+      AddLimit("limit_int8", {.int8_operations = products(1) * kLimitIterations},
+               [products](int64_t) { products(kLimitIterations); });
+    }
     constexpr size_t kPiece = kStreamBytes / kLimitPieces;
-    AddLimit("limit_read", "bytes", static_cast<double>(kPiece), [this](int64_t piece) {
+    AddLimit("limit_read", {.bytes = static_cast<double>(kPiece)}, [this](int64_t piece) {
       sink_ = ReadMemory(stream_.data() + static_cast<size_t>(piece) * kPiece, kPiece);
     });
   }
@@ -87,7 +105,9 @@ class Bench {
                 threads_);
     const char* comma = "";
     for (const auto& [name, row] : rows_) {
-      std::printf("%s\"%s\": {\"%s\": %.0f}", comma, name.c_str(), row.unit, row.amount);
+      std::printf("%s\"%s\": {\"operations\": %.0f, \"int8_operations\": %.0f, \"bytes\": %.0f}",
+                  comma, name.c_str(), row.amounts.operations, row.amounts.int8_operations,
+                  row.amounts.bytes);
       comma = ", ";
     }
     std::printf("}}\n");
@@ -105,20 +125,29 @@ class Bench {
 
  private:
   struct Row {
-    const char* unit;
-    double amount;
+    Amounts amounts;
     std::function<void()> run;
   };
 
-  void Add(const std::string& name, const char* unit, double amount, std::function<void()> run) {
-    rows_[name] = {.unit = unit, .amount = amount, .run = std::move(run)};
+  bool int8() const { return model_->types().weights == WeightType::kInt8; }
+
+  void Add(const std::string& name, const Amounts& amounts, std::function<void()> run) {
+    rows_[name] = {.amounts = amounts, .run = std::move(run)};
   }
 
-  // `run` does `amount` for one piece.
+  // `run` does `piece` for one of kLimitPieces.
   template <typename Run>
-  void AddLimit(const std::string& name, const char* unit, double amount, Run run) {
-    Add(name, unit, amount * kLimitPieces,
+  void AddLimit(const std::string& name, const Amounts& piece, Run run) {
+    const Amounts amounts{.operations = piece.operations * kLimitPieces,
+                          .int8_operations = piece.int8_operations * kLimitPieces,
+                          .bytes = piece.bytes * kLimitPieces};
+    Add(name, amounts,
         [this, run] { pool_.ParallelFor(kLimitPieces, [&](int64_t i, int) { run(i); }); });
+  }
+
+  // As products with the weights are taken.
+  Amounts Products(double operations) const {
+    return int8() ? Amounts{.int8_operations = operations} : Amounts{.operations = operations};
   }
 
   // Tokens [first, first + count) of each sequence, and a greedy draw.
@@ -156,8 +185,9 @@ class Bench {
     gemm_ = Must(backend_->PrepareLinear(spec, gemm_weights_.data(), bytes));
     gemm_input_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.hidden_size) * 4));
     gemm_output_ = Must(backend_->Allocate(512 * static_cast<size_t>(c.ffn_size) * 4));
-    Add(name, "operations",
-        2.0 * 512 * static_cast<double>(spec.in_features) * static_cast<double>(spec.out_features),
+    Add(name,
+        Products(2.0 * 512 * static_cast<double>(spec.in_features) *
+                 static_cast<double>(spec.out_features)),
         [this] {
           const absl::Status status = backend_->Linear({.op = gemm_.get(),
                                                         .input = gemm_input_.data(),
@@ -176,18 +206,19 @@ class Bench {
   double HeadWeights() const {
     return static_cast<double>(model_->config().hidden_size) * model_->config().vocab_size;
   }
-  // Products and additions; attention is causal, logits are those of one token.
-  double Operations(double tokens) const {
+  // Attention is causal, logits are those of one token.
+  Amounts Operations(double tokens) const {
     const ModelConfig& c = model_->config();
-    const double attention = 2 * tokens * (tokens + 1) * c.num_layers * c.num_heads * c.head_dim;
-    return 2 * tokens * LayerWeights() + 2 * HeadWeights() + attention;
+    Amounts amounts = Products(2 * tokens * LayerWeights() + 2 * HeadWeights());
+    amounts.operations += 2 * tokens * (tokens + 1) * c.num_layers * c.num_heads * c.head_dim;
+    return amounts;
   }
   // Weights, and K and V of the context of each.
   double DecodeBytes(int32_t batch) const {
     const ModelConfig& c = model_->config();
     const double kv = 2.0 * batch * c.num_layers * c.num_kv_heads * c.head_dim * kContext;
-    return (LayerWeights() + HeadWeights() + kv) *
-           static_cast<double>(SizeOf(model_->types().compute));
+    const auto size = static_cast<double>(SizeOf(model_->types().compute));
+    return (LayerWeights() + HeadWeights()) * (int8() ? 1 : size) + kv * size;
   }
 
   const int threads_;
@@ -210,7 +241,7 @@ class Bench {
 
 int main(int argc, char** argv) {
   if (argc != 5) {
-    std::fprintf(stderr, "usage: engine_bench FOLDER DTYPE ISA THREADS\n");
+    std::fprintf(stderr, "usage: engine_bench FOLDER FORMAT ISA THREADS\n");
     return 2;
   }
   tandem::Bench(argv[1], argv[2], argv[3], std::atoi(argv[4])).Serve();

@@ -17,13 +17,13 @@ namespace {
 // Serves decode workers with an engine of twelve blocks over a transport that gives no block back.
 class StuckWorker {
  public:
-  StuckWorker() {
+  explicit StuckWorker(int64_t quarantine_us) {
     EngineOptions options = SmallEngine(/*num_blocks=*/12);
     options.self = self_.worker;
     options.kv.block_bytes = kTestBlockBytes;
     options.vocab_size = kTestVocabulary;
     options.max_model_tokens = 12 * options.kv.block_tokens;
-    options.times.quarantine_us = 1000;
+    options.times.quarantine_us = quarantine_us;
     loop_ = *EngineLoop::Create(options, {.commands = &parts_.commands,
                                           .executor = &executor_,
                                           .receiver = &receiver_,
@@ -40,9 +40,14 @@ class StuckWorker {
 
   const TestWorker& peer() const { return peer_; }
   std::shared_ptr<grpc::Channel> Dial() const { return server_.Dial(); }
-  bool Sends(size_t num_frames) {
-    return Eventually([&] { return transport_.sent().size() == num_frames; });
+  // Computes a prompt of ten blocks for `peer`, and sends them.
+  bool SendsTenTo(DecodePeer* peer) {
+    peer->Send(PrefillSubmitOf(MakeSubmit(1, RandomTokens(150, 1), 5)));
+    if (!peer->Started()) return false;
+    peer->Send(Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
+    return Eventually([&] { return transport_.sent().size() == 10; });
   }
+  FakeKvTransport& transport() { return transport_; }
 
  private:
   // As a DecodePeer takes it.
@@ -74,17 +79,25 @@ class StuckWorker {
   TestWorker peer_;
 };
 
+constexpr PrefillCancel kCancel{.job = 1, .time_left_us = 1'000'000};
+
+TEST(EngineLoopTest, WhatNobodyWaitsForAnyMoreIsWithdrawnFromTheLink) {
+  StuckWorker worker(/*quarantine_us=*/3'600'000'000);
+  DecodePeer peer(worker.peer(), worker.Dial());
+  ASSERT_TRUE(worker.SendsTenTo(&peer));
+  EXPECT_TRUE(worker.transport().withdrawn().empty());
+  peer.Send(kCancel);
+  EXPECT_TRUE(Eventually([&] { return worker.transport().withdrawn().size() == 10; }));
+}
+
 // Blocks that somebody may still read cannot be given to others.
 TEST(EngineLoopTest, AWorkerWhoseBlocksDoNotComeBackExitsToBeReplaced) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto serve = [] {
-    StuckWorker worker;
+    StuckWorker worker(/*quarantine_us=*/1000);
     DecodePeer peer(worker.peer(), worker.Dial());
-    peer.Send(PrefillSubmitOf(MakeSubmit(1, RandomTokens(150, 1), 5)));
-    if (!peer.Started()) return;
-    peer.Send(Grant{.job = 1, .reservation = {.index = 1, .generation = 1}});
-    if (!worker.Sends(10)) return;
-    peer.Send(PrefillCancel{.job = 1, .time_left_us = 1'000'000});
+    if (!worker.SendsTenTo(&peer)) return;
+    peer.Send(kCancel);
     peer.Refusal();  // Until the process ends.
   };
   EXPECT_EXIT(serve(), testing::ExitedWithCode(kExitToBeReplaced),
