@@ -94,9 +94,11 @@ MemoryBudget::Holding* MemoryBudget::IdleVictim(Holding* asking, int64_t bytes) 
   const int64_t more_bytes = bytes - asking->bytes_;
   const int64_t own_bytes = (own == clients_.end() ? 0 : own->second.bytes) + more_bytes;
   const int64_t own_idle_bytes = (own == clients_.end() ? 0 : own->second.idle_bytes) + more_bytes;
+  const int64_t own_working_bytes = own_bytes - own_idle_bytes;
+  const bool holds_much = own_working_bytes > limit_bytes_ / kWorkingShare;
   bool other = name != asking->client_;
-  if (asking->idle_) {
-    other = other && most_slacks >= own_idle_bytes / Slack();
+  if (asking->idle_) {  // Whoever holds much makes room for it by what is its own.
+    other = other && !holds_much && most_slacks >= own_idle_bytes / Slack();
   } else if (own_bytes > limit_bytes_ / kWorkingShare) {
     return nullptr;
   }

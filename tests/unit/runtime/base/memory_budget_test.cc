@@ -227,6 +227,23 @@ TEST(MemoryBudgetTest, WhoHoldsMoreThanAQuarterCutsNothingIdleOfOthers) {
   EXPECT_TRUE(idle.cut);
 }
 
+// Whoever has uploads everywhere does not push out others by connecting once more.
+TEST(MemoryBudgetTest, WhoHoldsMoreThanAQuarterHasNoIdleConnectionInsteadOfOthers) {
+  for (const int64_t held : {250, 251}) {
+    MemoryBudget budget(kLimit);
+    Upload idle(&budget, "idle"), greedy(&budget, "greedy"), next(&budget, "greedy");
+    idle.holding.SetIdle(true);
+    next.holding.SetIdle(true);
+    ASSERT_TRUE(idle.holding.Set(16).ok());
+    ASSERT_TRUE(greedy.holding.Set(held).ok());
+    MemoryBudget::Holding rest(&budget, "rest");
+    ASSERT_TRUE(rest.Set(kLimit - budget.held_bytes()).ok());
+    EXPECT_TRUE(next.holding.Set(16).ok());
+    EXPECT_EQ(idle.cut, held == 250);
+    EXPECT_EQ(greedy.cut, held == 251) << "it makes room by what is its own";
+  }
+}
+
 TEST(MemoryBudgetTest, WhoHasNothingToCutShieldsNobody) {
   MemoryBudget budget(kLimit);
   MemoryBudget::Holding reserve(&budget, "reserve");
