@@ -26,7 +26,12 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const BackendOptions& opt
   }
   if (options.device == "cuda") {
 #if defined(TANDEM_CUDA)
-    return CreateCudaBackend();
+    if (options.isa == "fma") return CreateCudaBackend(CudaProducts::kFma);
+    if (options.isa == "auto" || options.isa == "tensor") {
+      return CreateCudaBackend(CudaProducts::kTensorCores);
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "unknown instruction set \"%s\" of a GPU; known: auto, tensor, fma", options.isa));
 #else
     return absl::FailedPreconditionError("this program was built without CUDA");
 #endif

@@ -30,8 +30,10 @@ struct BackendOptions {
   // cpu as a device whose memory is elsewhere, and "fenced_pool", where that is so of its pool,
   // too.
   std::string device = "cpu";
-  std::string isa = "auto";  // Not of the reference: of IsaChoices
-  int num_threads = 1;       // Not of the reference: 1 to 1,024, the calling thread included
+  // Not of the reference: of IsaChoices; of a GPU "tensor" (which "auto" is), products of bf16 on
+  // the tensor cores, or "fma", those of the cpu's class.
+  std::string isa = "auto";
+  int num_threads = 1;  // Not of the reference: 1 to 1,024, the calling thread included
 };
 
 // InvalidArgument for an unknown name or a thread count out of range; FailedPrecondition if this

@@ -48,6 +48,19 @@ struct AttentionProblem {
   int64_t window;
 };
 
+template <typename Args>
+AttentionProblem ProblemOf(const Args& args) {
+  return {.kv = args.kv,
+          .query = args.query,
+          .output = args.output,
+          .block_table = args.block_table,
+          .max_blocks = args.max_blocks,
+          .num_heads = args.num_heads,
+          .softmax_scale = args.softmax_scale,
+          .score_cap = args.score_cap,
+          .window = args.window};
+}
+
 // Query rows (token, head of the group), heads fastest, of one sequence and one KV head.
 struct RowJob {
   int64_t sequence;

@@ -14,19 +14,6 @@ namespace {
 // Decode attention is split as long as the device could hold so many blocks more.
 constexpr int kBlocksPerProcessor = 8;
 
-template <typename Args>
-AttentionProblem ProblemOf(const Args& args) {
-  return {.kv = args.kv,
-          .query = args.query,
-          .output = args.output,
-          .block_table = args.block_table,
-          .max_blocks = args.max_blocks,
-          .num_heads = args.num_heads,
-          .softmax_scale = args.softmax_scale,
-          .score_cap = args.score_cap,
-          .window = args.window};
-}
-
 // ---- decode ----
 
 struct DecodeLaunch {
@@ -66,6 +53,7 @@ struct DecodeBlock {
 template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMaxHeadDim))
     DecodeKernel(DecodeLaunch launch) {
+  BeginLaunch();
   const AttentionProblem& problem = launch.problem;
   const int64_t jobs = launch.num_sequences * problem.kv.num_kv_heads * launch.row_chunks;
   const auto split = static_cast<int>(blockIdx.x / jobs);
@@ -87,6 +75,7 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
 // One block a row of a (sequence, KV head, chunk): merges its splits, left to right.
 template <typename Kv, int kRows>
 __global__ void TANDEM_THREADS(kAttentionThreads, 1) MergeKernel(DecodeLaunch launch) {
+  BeginLaunch();
   const AttentionProblem& problem = launch.problem;
   const int head_dim = problem.kv.shape.head_dim;
   const int padded = PaddedHeadDim(head_dim);
@@ -179,6 +168,7 @@ struct PrefillLaunch {
 template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>
 __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMaxHeadDim))
     PrefillKernel(PrefillLaunch launch) {
+  BeginLaunch();
   const AttentionProblem& problem = launch.problem;
   const int num_kv_heads = problem.kv.num_kv_heads;
   const int group = problem.num_heads / num_kv_heads;

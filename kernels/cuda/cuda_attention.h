@@ -9,6 +9,7 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/processor_limits.h"
 #include "kernels/support/host_args.h"
 
 namespace tandem {
@@ -28,6 +29,15 @@ cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_pro
                                 void* scratch, cudaStream_t stream);
 cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_processors,
                                  cudaStream_t stream);
+
+// The same on the tensor cores, with their bits, for the shapes that there are kernels for.
+bool HasTensorAttention(const KvTileShape& shape, const ProcessorLimits& limits);
+size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args);
+cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
+                                  cudaStream_t stream);
+size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits);
+cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
+                                   const ProcessorLimits& limits, cudaStream_t stream);
 
 }  // namespace tandem
 

@@ -32,8 +32,8 @@ constexpr int kNumRingBuffers = 4;
 
 class CudaLinearOp final : public LinearOp {
  public:
-  CudaLinearOp(const LinearSpec& spec, const std::byte* packed)
-      : LinearOp(spec), layer_(PackedLinearOf(spec, packed)) {}
+  CudaLinearOp(const LinearSpec& spec, CudaProducts products, const std::byte* packed)
+      : LinearOp(spec), layer_(PackedLinearOf(spec, products, packed)) {}
   const PackedLinear& layer() const { return layer_; }
 
  private:
@@ -54,10 +54,13 @@ void CUDART_CB SampleOnHost(void* user_data) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(const cudaDeviceProp& properties, std::unique_ptr<CudaStream> stream)
-      : isa_(absl::StrCat("sm_", properties.major, properties.minor)),
-        num_processors_(properties.multiProcessorCount),
-        max_shared_bytes_(properties.sharedMemPerBlockOptin),
+  CudaBackend(const cudaDeviceProp& properties, CudaProducts products,
+              std::unique_ptr<CudaStream> stream)
+      : isa_(absl::StrCat("sm_", properties.major, properties.minor,
+                          products == CudaProducts::kFma ? "" : "-tensor")),
+        products_(products),
+        limits_{.num_processors = properties.multiProcessorCount,
+                .max_shared_bytes = properties.sharedMemPerBlockOptin},
         stream_(std::move(stream)),
         scratch_(CudaScratch::Kind::kDevice, stream_->get()),
         checksums_(CudaScratch::Kind::kDevice, stream_->get()),
@@ -129,10 +132,10 @@ class CudaBackend final : public Backend {
           absl::StrFormat("attention: no kernel of a GPU computes in %s with KV of type %s",
                           NameOf(compute_dtype), NameOf(shape.type)));
     }
-    if (const size_t needed = CudaAttentionSharedBytes(shape); needed > max_shared_bytes_) {
+    if (const size_t needed = CudaAttentionSharedBytes(shape); needed > limits_.max_shared_bytes) {
       return absl::FailedPreconditionError(absl::StrFormat(
           "attention: heads of %d numbers of type %s take %d bytes of shared memory; %s has %d",
-          shape.head_dim, NameOf(shape.type), needed, isa_, max_shared_bytes_));
+          shape.head_dim, NameOf(shape.type), needed, isa_, limits_.max_shared_bytes));
     }
     return KvTileFormat{.id = CudaTileFormat(shape.type), .tile_bytes = CudaTileBytes(shape)};
   }
@@ -145,14 +148,14 @@ class CudaBackend final : public Backend {
           absl::StrFormat("linear: no kernel of a GPU computes in %s with weights of type %s",
                           NameOf(spec.compute_dtype), NameOf(spec.weight_type)));
     }
-    return CudaPackedFormat(spec);
+    return CudaPackedFormat(spec, products_);
   }
 
   absl::Status PackLinear(const LinearSpec& spec, std::span<const WeightPart> parts,
                           std::span<std::byte> packed) const override {
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
     TANDEM_RETURN_IF_ERROR(ValidatePacking(spec, parts, packed, format.size_bytes));
-    CudaPack(spec, parts, packed.data());
+    CudaPack(spec, products_, parts, packed.data());
     return absl::OkStatus();
   }
 
@@ -161,7 +164,7 @@ class CudaBackend final : public Backend {
                                                           size_t size_bytes) override {
     TANDEM_ASSIGN_OR_RETURN(const PackedFormat format, GetPackedFormat(spec));
     TANDEM_RETURN_IF_ERROR(ValidatePacked(packed, size_bytes, format.size_bytes));
-    return std::make_unique<CudaLinearOp>(spec, OnHost(packed));
+    return std::make_unique<CudaLinearOp>(spec, products_, OnHost(packed));
   }
 
   absl::Status Embedding(const EmbeddingArgs& args) override { return Run(args, CudaEmbedding); }
@@ -183,7 +186,7 @@ class CudaBackend final : public Backend {
     if (args.num_rows == 0) return absl::OkStatus();
     TANDEM_ASSIGN_OR_RETURN(void* const scratch,
                             scratch_.Get(CudaLinearScratchBytes(op->layer(), args.num_rows)));
-    return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, stream_->get()));
+    return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, limits_, stream_->get()));
   }
 
   absl::Status RotaryKvWrite(const RotaryKvWriteArgs& args) override {
@@ -192,13 +195,24 @@ class CudaBackend final : public Backend {
   }
   absl::Status DecodeAttention(const DecodeAttentionArgs& args) override {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
-    TANDEM_ASSIGN_OR_RETURN(void* const scratch,
-                            scratch_.Get(CudaDecodeScratchBytes(OnHost(args), num_processors_)));
-    return Enqueued(CudaDecodeAttention(OnHost(args), num_processors_, scratch, stream_->get()));
+    if (OnTensorCores(args.kv.shape)) {
+      TANDEM_ASSIGN_OR_RETURN(void* const scratch,
+                              scratch_.Get(TensorDecodeScratchBytes(OnHost(args))));
+      return Enqueued(TensorDecodeAttention(OnHost(args), scratch, stream_->get()));
+    }
+    TANDEM_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(CudaDecodeScratchBytes(
+                                                     OnHost(args), limits_.num_processors)));
+    return Enqueued(
+        CudaDecodeAttention(OnHost(args), limits_.num_processors, scratch, stream_->get()));
   }
   absl::Status PrefillAttention(const PrefillAttentionArgs& args) override {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
-    return Enqueued(CudaPrefillAttention(OnHost(args), num_processors_, stream_->get()));
+    if (OnTensorCores(args.kv.shape)) {
+      TANDEM_ASSIGN_OR_RETURN(void* const scratch,
+                              scratch_.Get(TensorPrefillScratchBytes(args.kv.shape, limits_)));
+      return Enqueued(TensorPrefillAttention(OnHost(args), scratch, limits_, stream_->get()));
+    }
+    return Enqueued(CudaPrefillAttention(OnHost(args), limits_.num_processors, stream_->get()));
   }
 
   absl::Status Sample(const SampleArgs& device_args) override {
@@ -281,6 +295,10 @@ class CudaBackend final : public Backend {
     return Validate(args, format->tile_bytes);
   }
 
+  bool OnTensorCores(const KvTileShape& shape) const {
+    return products_ == CudaProducts::kTensorCores && HasTensorAttention(shape, limits_);
+  }
+
   template <typename Args, typename HostArgs>
   absl::Status Run(const Args& args, cudaError_t (*operation)(const HostArgs&, cudaStream_t)) {
     TANDEM_RETURN_IF_ERROR(Validate(args));
@@ -288,8 +306,8 @@ class CudaBackend final : public Backend {
   }
 
   const std::string isa_;
-  const int num_processors_;
-  const size_t max_shared_bytes_;
+  const CudaProducts products_;
+  const ProcessorLimits limits_;
   std::atomic<uint64_t> work_done_{0};
   const std::unique_ptr<CudaStream> stream_;
   CudaScratch scratch_;    // of one operation
@@ -299,7 +317,7 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend() {
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products) {
   constexpr int kFirst = 0;  // which every thread uses that has not chosen another
   cudaDeviceProp properties;
   if (const cudaError_t error = cudaGetDeviceProperties(&properties, kFirst);
@@ -313,7 +331,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend() {
                         properties.name, properties.major, properties.minor, kOldestMajor));
   }
   TANDEM_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, CudaStream::Create());
-  return std::make_unique<CudaBackend>(properties, std::move(stream));
+  return std::make_unique<CudaBackend>(properties, products, std::move(stream));
 }
 
 }  // namespace tandem

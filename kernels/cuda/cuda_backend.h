@@ -1,6 +1,7 @@
-// The backend of NVIDIA's GPUs. It computes with the bits, the KV tiles and so the kv_class of the
-// CPU's class `fma` (docs/numerics.md): a GPU and a CPU continue each other's streams, where the
-// probe of a GPU's numbers says so.
+// The backend of NVIDIA's GPUs, with the KV tiles and so the kv_class of the CPU's class `fma`
+// (docs/numerics.md). Where products of bf16 are fused multiply-adds it has that class's bits, too:
+// a GPU and a CPU continue each other's streams, where the probe of a GPU's numbers says so. On the
+// tensor cores they are many times as fast, and a class of their own.
 
 #ifndef TANDEM_KERNELS_CUDA_CUDA_BACKEND_H_
 #define TANDEM_KERNELS_CUDA_CUDA_BACKEND_H_
@@ -9,12 +10,13 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/backend.h"
+#include "kernels/cuda/packed_weights.h"
 
 namespace tandem {
 
 // For the process's first GPU (CUDA_VISIBLE_DEVICES says which that is). FailedPrecondition if
 // there is none, or if it is older than our kernels.
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend();
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(CudaProducts products);
 
 }  // namespace tandem
 

@@ -36,6 +36,7 @@ __device__ uint32_t AfterZeros(uint32_t crc, size_t bytes) {
 // One block of threads a KV block; each thread has a piece, whose register is carried over what
 // follows: the sum of these is the whole's.
 __global__ void TANDEM_THREADS(kThreads, 1) ChecksumKernel(ChecksumLaunch launch) {
+  BeginLaunch();
   const SharedPtr<uint32_t> table = SharedCast<uint32_t>(SharedMemory());  // [4, kTableSize]
   const SharedPtr<uint32_t> parts = table + 4 * kTableSize;                // [warp]
   const int thread = threadIdx.x;

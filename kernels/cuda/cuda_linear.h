@@ -1,6 +1,7 @@
-// Linear layers on a GPU with the bits of the class `fma` (kernels/api/linear.h). Packing is on the
-// host; a layer enqueues on `stream` and returns what the launches said. Arguments have been
-// validated; inputs, outputs and packed weights are in device memory.
+// Linear layers on a GPU (kernels/api/linear.h): with the bits of the class `fma`, or bf16 on the
+// tensor cores, which is a class of its own. Packing is on the host; a layer enqueues on `stream`
+// and returns what the launches said. Arguments have been validated; inputs, outputs and packed
+// weights are in device memory.
 
 #ifndef TANDEM_KERNELS_CUDA_CUDA_LINEAR_H_
 #define TANDEM_KERNELS_CUDA_CUDA_LINEAR_H_
@@ -11,39 +12,59 @@
 #include <memory>
 #include <span>
 
+#include "kernels/cuda/packed_weights.h"
+#include "kernels/cuda/processor_limits.h"
 #include "kernels/support/host_args.h"
 
 namespace tandem {
 
-PackedFormat CudaPackedFormat(const LinearSpec& spec);
-void CudaPack(const LinearSpec& spec, std::span<const WeightPart> parts, std::byte* packed);
+PackedFormat CudaPackedFormat(const LinearSpec& spec, CudaProducts products);
+void CudaPack(const LinearSpec& spec, CudaProducts products, std::span<const WeightPart> parts,
+              std::byte* packed);
 
 // A layer as kernels see it.
 struct PackedLinear {
   int64_t in_features;   // K
   int64_t out_features;  // N
-  int64_t num_chunks;    // of an output: K in pieces of ChunkInputs(), rounded up
+  int64_t num_chunks;    // of an output: K in chunks, or blocks of tensor cores, rounded up
   bool segmented;
+  bool on_tensor_cores;
   WeightType weight_type;
   DType compute_dtype;
   DType output_dtype;
   const std::byte* panels;
   const float* scales;  // [N] of outputs kept in 8 bits; else null
 };
-PackedLinear PackedLinearOf(const LinearSpec& spec, const std::byte* packed);
+PackedLinear PackedLinearOf(const LinearSpec& spec, CudaProducts products, const std::byte* packed);
 
 // Bytes that a layer wants for `num_rows` rows while it runs; may be 0.
 size_t CudaLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t CudaLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       cudaStream_t stream);
+                       const ProcessorLimits& limits, cudaStream_t stream);
 
-// The parts of CudaLinear: weights of f32 and bf16, and of 8 bits.
+// The parts of CudaLinear: weights of f32 and bf16 on the ordinary units, of 8 bits, and of bf16 on
+// the tensor cores.
 size_t FloatLinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                         cudaStream_t stream);
 size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
-                       cudaStream_t stream);
+                       const ProcessorLimits& limits, cudaStream_t stream);
+size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows);
+cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
+                             const ProcessorLimits& limits, cudaStream_t stream);
+
+// Rows as tensor cores take them: of whole chunks, 16-byte aligned.
+struct TensorInputs {
+  const std::byte* rows;  // [R, row_bytes]
+  int64_t row_bytes;
+  const float* row_scales;  // [R, 8] of inputs of 8 bits, one a segment; else null
+};
+// What both of the latter have in common, with TensorSumsBytes for the sums of segments.
+size_t TensorSumsBytes(const PackedLinear& layer, int64_t num_rows);
+cudaError_t TensorLinear(const PackedLinear& layer, const HostLinearArgs& args,
+                         const TensorInputs& inputs, void* segment_sums,
+                         const ProcessorLimits& limits, cudaStream_t stream);
 
 }  // namespace tandem
 

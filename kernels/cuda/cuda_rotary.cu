@@ -13,6 +13,7 @@ constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 
 __global__ void TANDEM_THREADS(kThreads, 1) RotaryTableKernel(HostRotaryTableArgs args) {
+  BeginLaunch();
   const int64_t half = args.head_dim / 2;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= args.num_tokens * half) return;
@@ -59,14 +60,22 @@ class Head {
   float scale_ = 1.0f;
 };
 
-// One block a token; its warps share out the heads of Q, K and V.
+// One block so many heads of a token's Q, K and V; one warp a head.
+constexpr int kHeadsOfBlock = kThreads / kWarp;
+
+__host__ __device__ constexpr unsigned BlocksOfToken(int num_heads, int num_kv_heads) {
+  return static_cast<unsigned>((num_heads + 2 * num_kv_heads + kHeadsOfBlock - 1) / kHeadsOfBlock);
+}
+
 template <typename Kv>
 __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWriteArgs args) {
+  BeginLaunch();
   constexpr int kP = Kv::kPerWord;
   const HostKvLayerView& kv = args.kv;
   const int head_dim = kv.shape.head_dim;
   const int padded = PaddedHeadDim(head_dim);
-  const int64_t t = blockIdx.x;
+  const unsigned blocks = BlocksOfToken(args.num_heads, kv.num_kv_heads);
+  const int64_t t = blockIdx.x / blocks;
   const int lane = threadIdx.x % kWarp;
   const float* const cos = args.cos == nullptr ? nullptr : args.cos + t * (head_dim / 2);
   const float* const sin = args.sin == nullptr ? nullptr : args.sin + t * (head_dim / 2);
@@ -74,30 +83,30 @@ __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWrit
   const auto offset = static_cast<int>(args.slots[t] % kv.shape.block_tokens);
   const int token = offset % kKvSubTileTokens;
   const int num_items = args.num_heads + 2 * kv.num_kv_heads;
-  for (int item = threadIdx.x / kWarp; item < num_items; item += kThreads / kWarp) {
-    if (item < args.num_heads) {
-      const Head head(args.query + t * args.input_stride + int64_t{item} * head_dim,
-                      args.query_norm, args.norm_epsilon, cos, sin, head_dim);
-      const int64_t to = (t * args.num_heads + item) * head_dim;
-      for (int d = lane; d < head_dim; d += kWarp) {
-        Store(Kv::kDType, args.query_out, to + d, head[d]);
-      }
-    } else if (item < args.num_heads + kv.num_kv_heads) {
-      const int g = item - args.num_heads;
-      const Head head(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm,
-                      args.norm_epsilon, cos, sin, head_dim);
-      std::byte* const k = SubTileAt<Kv>(kv, block, offset, g);
-      for (int d = lane; d < head_dim; d += kWarp) {
-        Store(Kv::kDType, k, (d / kP * kKvSubTileTokens + token) * kP + d % kP, head[d]);
-      }
-    } else {
-      const int g = item - args.num_heads - kv.num_kv_heads;
-      const float* const value = args.value + t * args.input_stride + int64_t{g} * head_dim;
-      std::byte* const v = SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g);
-      for (int d = lane; d < padded; d += kWarp) {
-        Store(Kv::kDType, v, (token / kP * padded + d) * kP + token % kP,
-              d < head_dim ? value[d] : 0.0f);
-      }
+  const int item = static_cast<int>(blockIdx.x % blocks) * kHeadsOfBlock + threadIdx.x / kWarp;
+  if (item >= num_items) return;
+  if (item < args.num_heads) {
+    const Head head(args.query + t * args.input_stride + int64_t{item} * head_dim,
+                    args.query_norm, args.norm_epsilon, cos, sin, head_dim);
+    const int64_t to = (t * args.num_heads + item) * head_dim;
+    for (int d = lane; d < head_dim; d += kWarp) {
+      Store(Kv::kDType, args.query_out, to + d, head[d]);
+    }
+  } else if (item < args.num_heads + kv.num_kv_heads) {
+    const int g = item - args.num_heads;
+    const Head head(args.key + t * args.input_stride + int64_t{g} * head_dim, args.key_norm,
+                    args.norm_epsilon, cos, sin, head_dim);
+    std::byte* const k = SubTileAt<Kv>(kv, block, offset, g);
+    for (int d = lane; d < head_dim; d += kWarp) {
+      Store(Kv::kDType, k, (d / kP * kKvSubTileTokens + token) * kP + d % kP, head[d]);
+    }
+  } else {
+    const int g = item - args.num_heads - kv.num_kv_heads;
+    const float* const value = args.value + t * args.input_stride + int64_t{g} * head_dim;
+    std::byte* const v = SubTileAt<Kv>(kv, block, offset, kv.num_kv_heads + g);
+    for (int d = lane; d < padded; d += kWarp) {
+      Store(Kv::kDType, v, (token / kP * padded + d) * kP + token % kP,
+            d < head_dim ? value[d] : 0.0f);
     }
   }
 }
@@ -114,7 +123,8 @@ cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream
 cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream) {
   const auto kernel = args.kv.shape.type == KvType::kF32 ? RotaryKvWriteKernel<F32Kv>
                                                          : RotaryKvWriteKernel<Bf16Kv>;
-  return Launch(kernel, {.blocks = args.num_tokens, .threads = kThreads}, stream, args);
+  const int64_t blocks = BlocksOfToken(args.num_heads, args.kv.num_kv_heads);
+  return Launch(kernel, {.blocks = args.num_tokens * blocks, .threads = kThreads}, stream, args);
 }
 
 }  // namespace tandem

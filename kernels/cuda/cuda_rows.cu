@@ -47,6 +47,7 @@ __device__ float SumInLanes(int64_t count, Term term) {
 // ---- one block a row ----
 
 __global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs args) {
+  BeginLaunch();
   const int64_t row = blockIdx.x;
   const int64_t from = int64_t{args.ids[row]} * args.features;
   const bool has_positions = args.position_table != nullptr;
@@ -59,6 +60,7 @@ __global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs ar
 }
 
 __global__ void TANDEM_THREADS(kThreads, 1) RmsNormKernel(HostRmsNormArgs args) {
+  BeginLaunch();
   const int64_t begin = int64_t{blockIdx.x} * args.features;
   const float* const x = args.input + begin;
   const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
@@ -70,6 +72,7 @@ __global__ void TANDEM_THREADS(kThreads, 1) RmsNormKernel(HostRmsNormArgs args) 
 }
 
 __global__ void TANDEM_THREADS(kThreads, 1) LayerNormKernel(HostLayerNormArgs args) {
+  BeginLaunch();
   const int64_t begin = int64_t{blockIdx.x} * args.features;
   const float* const x = args.input + begin;
   const auto count = static_cast<float>(args.features);
@@ -83,9 +86,17 @@ __global__ void TANDEM_THREADS(kThreads, 1) LayerNormKernel(HostLayerNormArgs ar
   }
 }
 
+// One block so many elements of a row.
+constexpr int kActivated = 4 * kThreads;
+
 __global__ void TANDEM_THREADS(kThreads, 1) ActivateKernel(HostActivateArgs args) {
-  const int64_t row = blockIdx.x;
-  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
+  BeginLaunch();
+  const auto blocks = static_cast<unsigned>((args.features + kActivated - 1) / kActivated);
+  const int64_t row = blockIdx.x / blocks;
+  const int64_t begin = int64_t{blockIdx.x % blocks} * kActivated;
+  const int64_t end = begin + kActivated < args.features ? begin + kActivated : args.features;
+#pragma unroll 4
+  for (int64_t e = begin + threadIdx.x; e < end; e += kThreads) {
     const int64_t from = row * args.input_stride + e;
     const float gate = Load(args.input_dtype, args.gate, from);
     float value = args.function == ActivationFunction::kSilu ? Silu(gate) : GeluTanh(gate);
@@ -95,6 +106,7 @@ __global__ void TANDEM_THREADS(kThreads, 1) ActivateKernel(HostActivateArgs args
 }
 
 __global__ void TANDEM_THREADS(kThreads, 1) GatherRowsKernel(HostGatherRowsArgs args) {
+  BeginLaunch();
   const int64_t row = blockIdx.x;
   const int64_t from = int64_t{args.rows[row]} * args.features;
   const int64_t to = row * args.features;
@@ -111,11 +123,13 @@ __global__ void TANDEM_THREADS(kThreads, 1) GatherRowsKernel(HostGatherRowsArgs 
 // ---- elements ----
 
 __global__ void TANDEM_THREADS(kThreads, 1) AddKernel(HostAddArgs args) {
+  BeginLaunch();
   const int64_t i = ElementOfThread();
   if (i < args.count) args.accumulator[i] = args.accumulator[i] + args.addend[i];
 }
 
 __global__ void TANDEM_THREADS(kThreads, 1) SoftCapKernel(HostSoftCapArgs args) {
+  BeginLaunch();
   const int64_t i = ElementOfThread();
   if (i < args.count) args.values[i] = SoftCap(args.values[i], args.cap);
 }
@@ -129,6 +143,7 @@ constexpr int kPiecesAtOnce = kVocabularyThreads / kLanes;
 __device__ __forceinline__ float LargerOf(float a, float b) { return a > b ? a : b; }
 
 __global__ void TANDEM_THREADS(kVocabularyThreads, 1) LogSoftmaxKernel(HostLogSoftmaxArgs args) {
+  BeginLaunch();
   const SharedPtr<float> shared = SharedCast<float>(SharedMemory());  // [kPiecesAtOnce]
   const int64_t row = blockIdx.x;
   const int64_t vocabulary = args.vocabulary;
@@ -195,7 +210,9 @@ cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t CudaActivate(const HostActivateArgs& args, cudaStream_t stream) {
-  return Launch(ActivateKernel, {.blocks = args.num_rows, .threads = kThreads}, stream, args);
+  const int64_t blocks = (args.features + kActivated - 1) / kActivated;
+  return Launch(ActivateKernel, {.blocks = args.num_rows * blocks, .threads = kThreads}, stream,
+                args);
 }
 
 cudaError_t CudaAdd(const HostAddArgs& args, cudaStream_t stream) {

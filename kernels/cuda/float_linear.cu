@@ -15,7 +15,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_linear.h"
-#include "kernels/cuda/linear_sums.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/packed_weights.h"
 #include "kernels/cuda/simt.h"
@@ -61,6 +60,23 @@ struct FloatLaunch {
   int64_t num_rows;         // R
   float* segment_sums;      // [8, R, N]: where there are segments
 };
+
+// A sum over all inputs.
+__device__ __forceinline__ void StoreOutput(const FloatLaunch& launch, int64_t row, int64_t n,
+                                            float sum) {
+  if (launch.bias != nullptr) sum = sum + launch.bias[n];
+  Store(launch.layer.output_dtype, launch.output, row * launch.layer.out_features + n, sum);
+}
+
+// A sum over the inputs of a segment, or over all where there are none.
+__device__ __forceinline__ void StoreSum(const FloatLaunch& launch, int segment, int64_t row,
+                                         int64_t n, float sum) {
+  if (launch.layer.segmented) {
+    launch.segment_sums[(segment * launch.num_rows + row) * launch.layer.out_features + n] = sum;
+  } else {
+    StoreOutput(launch, row, n, sum);
+  }
+}
 
 // Numbers to add of chunks [first, ..): the last chunk of all may have fewer. An odd last bf16 input
 // is paired with a zero.
@@ -109,6 +125,7 @@ struct FewRows {
 template <typename Weights, int kRows, int kPanels>
 __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
     FewRowsKernel(FloatLaunch launch) {
+  BeginLaunch();
   using Shape = FewRows<Weights, kRows, kPanels>;
   const PackedLinear& layer = launch.layer;
   const int warp = threadIdx.x / kWarp;
@@ -251,6 +268,7 @@ constexpr int kThreadRows = 4;
 // One block a (tile of outputs, tile of rows, segment).
 template <typename Weights>
 __global__ void TANDEM_THREADS(kTileThreads, 1) TileKernel(FloatLaunch launch) {
+  BeginLaunch();
   constexpr int kChunks = kTileInputs / Weights::kInputs;  // of an output in a step
   constexpr int kWeightLoads = kTileOutputs * kChunks / kTileThreads;
   constexpr int kRowThreads = kTileRows * kChunks;  // so many threads load rows
@@ -359,9 +377,25 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) TileKernel(FloatLaunch launch) {
   }
 }
 
-// ---- rows as they are read ----
+// ---- segments ----
 
 constexpr int kElementThreads = 256;
+
+// Adds what StoreSum kept of the segments; one thread an output of a row.
+__global__ void TANDEM_THREADS(kElementThreads, 1) SumSegmentsKernel(FloatLaunch launch) {
+  BeginLaunch();
+  const int64_t elements = launch.num_rows * launch.layer.out_features;
+  const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
+  if (i >= elements) return;
+  float sums[kNumLinearSegments];
+  for (int segment = 0; segment < kNumLinearSegments; ++segment) {
+    sums[segment] = launch.segment_sums[segment * elements + i];
+  }
+  StoreOutput(launch, i / launch.layer.out_features, i % launch.layer.out_features,
+              SegmentTree(sums, launch.layer.in_features));
+}
+
+// ---- rows as they are read ----
 
 // Rows of whole chunks, zeros at the end.
 struct RowsLaunch {
@@ -374,6 +408,7 @@ struct RowsLaunch {
 
 template <typename Weights, bool kWiden>
 __global__ void TANDEM_THREADS(kElementThreads, 1) RowsKernel(RowsLaunch launch) {
+  BeginLaunch();
   const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (i >= launch.num_rows * launch.row_inputs) return;
   const int64_t row = i / launch.row_inputs;
@@ -458,7 +493,10 @@ cudaError_t LaunchLinear(FloatLaunch launch, void* rows, cudaStream_t stream) {
                    stream, launch);
   }
   if (error != cudaSuccess || !layer.segmented) return error;
-  return SumSegments(launch, stream);
+  return Launch(SumSegmentsKernel,
+                {.blocks = CeilDiv<int64_t>(launch.num_rows * layer.out_features, kElementThreads),
+                 .threads = kElementThreads},
+                stream, launch);
 }
 
 size_t SumsBytes(const PackedLinear& layer, int64_t num_rows) {

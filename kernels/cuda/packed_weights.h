@@ -2,9 +2,12 @@
 // at once, 16 bytes.
 //
 //   f32, bf16  [panel][chunk][16 outputs][4 or 8 inputs]: half a warp reads 256 bytes in a row.
-//   8 bits     [panel][32 inputs][32 lanes][16 bytes]: the A fragments of mma.m16n8k32, so that a
-//              warp's load is 512 bytes in a row and feeds the product as it is; behind all panels
-//              the scales of the outputs, [N].
+//   8 bits, and bf16 for tensor cores
+//              [block][panel][4 steps][32 lanes][16 bytes]: the A fragments of mma.m16n8k32 and
+//              m16n8k16, so that a warp's load is 512 bytes in a row and feeds the product as it
+//              is; what neighbouring panels have of a block is copied at once. A step is 32 bytes
+//              of each output's inputs. Behind all blocks of 8 bits are the scales of the outputs,
+//              [N].
 //
 // Inputs past K and outputs past N are zeros.
 
@@ -24,23 +27,35 @@
 
 namespace tandem {
 
+// What products of bf16 are made with; those of f32 and of 8 bits are the same with either.
+enum class CudaProducts : uint8_t { kFma, kTensorCores };
+
 inline constexpr int kPanelOutputs = 16;
 inline constexpr int kChunkBytes = 16;
-// The inputs of one product of 8 bits, and the bytes of a panel's weights for it.
-inline constexpr int kInt8Step = 32;
-inline constexpr int kInt8StepBytes = kPanelOutputs * kInt8Step;
+// An output's inputs for one product of the tensor cores, and a panel's weights for it; the same
+// for a block of so many.
+inline constexpr int kStepBytes = 32;
+inline constexpr int kStepPanelBytes = kPanelOutputs * kStepBytes;
+inline constexpr int kBlockSteps = 4;
+inline constexpr int kInputBlockBytes = kBlockSteps * kStepBytes;
+inline constexpr int kBlockPanelBytes = kBlockSteps * kStepPanelBytes;
 
 // Inputs of an output, in f32 or bf16.
 TANDEM_ANYWHERE constexpr int ChunkInputs(WeightType type) {
   return type == WeightType::kF32 ? 4 : 8;
 }
+// The same of a block.
+TANDEM_ANYWHERE constexpr int BlockInputs(WeightType type) {
+  return type == WeightType::kInt8 ? kInputBlockBytes : kInputBlockBytes / 2;
+}
 
-// Where weight (output of the panel, input of the step) is among a step's bytes: byte j of register
-// i of lane l has output l / 4 + 8 · (i % 2), input 16 · (i / 2) + 4 · (l % 4) + j.
-constexpr int Int8WeightAt(int output, int input) {
-  const int lane = output % 8 * 4 + input % 16 / 4;
-  const int word = output / 8 + input / 16 * 2;
-  return lane * 16 + word * 4 + input % 4;
+// Where byte `byte` of an output's block is among the panel's. Register i of lane l has of output
+// l / 4 + 8 · (i % 2) the four bytes from 16 · (i / 2) + 4 · (l % 4) on.
+constexpr int BlockByteAt(int output, int byte) {
+  const int of_step = byte % kStepBytes;
+  const int lane = output % 8 * 4 + of_step % 16 / 4;
+  const int word = output / 8 + of_step / 16 * 2;
+  return byte / kStepBytes * kStepPanelBytes + lane * kChunkBytes + word * 4 + byte % 4;
 }
 
 // The pairwise tree over the segments' sums; empty ones take no part (kernels/api/linear.h).

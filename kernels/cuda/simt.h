@@ -31,4 +31,16 @@ struct LaunchShape {
 #include "kernels/cuda/emulated/simt.h"
 #endif
 
+namespace tandem {
+
+__device__ __forceinline__ int Least(int a, int b) { return a < b ? a : b; }
+
+// What each kernel begins with, but one that has something to do that no launch before it touches.
+__device__ __forceinline__ void BeginLaunch() {
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
+}
+
+}  // namespace tandem
+
 #endif  // TANDEM_KERNELS_CUDA_SIMT_H_

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 
 namespace tandem {
 
@@ -53,6 +54,103 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// A barrier of phases (mbarrier) in shared memory. A phase ends once `arrivals` threads have
+// arrived and all that was copied in it is there: for whoever has waited for its end, as is all
+// that those had done who arrived. Threads may use it behind a __syncthreads().
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ void InitPhases(SharedPtr<uint64_t> barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)
+               : "memory");
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// By a whole warp: `bytes`, a multiple of 16 like both addresses, perhaps none, become part of the
+// running phase, and the warp arrives, as so many threads.
+__device__ __forceinline__ constexpr int WarpCopyArrivals() {
+#if __CUDA_ARCH__ >= 900
+  return 1;
+#else
+  return 32;
+#endif
+}
+__device__ __forceinline__ void CopyByWarp(SharedPtr<std::byte> to, const void* from, int bytes,
+                                           SharedPtr<uint64_t> barrier) {
+  const int lane = threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+  if (lane != 0) return;
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(
+          SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+  if (bytes == 0) return;
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+#else
+  for (int at = lane * 16; at < bytes; at += 32 * 16) {
+    CopyAsync16(to + at, static_cast<const std::byte*>(from) + at);
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void Arrive(SharedPtr<uint64_t> barrier) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(SharedAddress(barrier))
+      : "memory");
+}
+// Once what the thread has copied (CopyAsync16) is there; it waits for nothing.
+__device__ __forceinline__ void ArriveBehindCopies(SharedPtr<uint64_t> barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
+}
+// Phases count from 0: until the running one is none of the odd, or the even, ones.
+__device__ __forceinline__ void WaitForPhase(SharedPtr<uint64_t> barrier, bool odd) {
+#if __CUDA_ARCH__ >= 900
+#define TANDEM_TRY_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define TANDEM_TRY_WAIT "mbarrier.test_wait.parity.shared.b64"
+#endif
+  asm volatile("{ .reg .pred ended; TRY_AGAIN: " TANDEM_TRY_WAIT
+               " ended, [%0], %1; @!ended bra TRY_AGAIN; }" ::"r"(SharedAddress(barrier)),
+               "r"(static_cast<uint32_t>(odd))
+               : "memory");
+#undef TANDEM_TRY_WAIT
+}
+
+// Both rounded to the nearest bf16, ties to even, the first in the lower half.
+__device__ __forceinline__ uint32_t PackBf16(float first, float second) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+
+// Four matrices of 8 rows of 16 bytes (ldmatrix.x4): lane l gives the address of row l % 8 of
+// matrix l / 8, and has of each matrix, row l / 4, word l % 4.
+__device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], SharedPtr<std::byte> row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(SharedAddress(row))
+               : "memory");
+}
+
+// D += A · B of 16×16 and 16×8 numbers of bf16, summed in f32 (mma.m16n8k16, row by column).
+__device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // D += A · B of 16×32 and 32×8 numbers of 8 bits, summed in 32 bits (mma.m16n8k32, row by column).
 __device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[2]) {
@@ -63,19 +161,61 @@ __device__ __forceinline__ void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// A launch may begin before the one before it has ended, as far as there is room: each kernel waits
+// for that before it reads what others wrote, or writes at all (programmatic dependent launch).
+__device__ __forceinline__ void WaitForLaunchBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void LetNextLaunchBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether the process's GPU has that.
+inline bool LaunchesOverlap() {
+  static const bool overlap = [] {
+    int major = 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+           major >= 9;
+  }();
+  return overlap;
+}
+
+// Lets a kernel have so much shared memory. That is asked for once: it takes longer than a launch.
+inline cudaError_t RaiseSharedMemory(const void* kernel, size_t bytes) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (bytes <= kWithoutAsking) return cudaSuccess;
+  static thread_local std::unordered_map<const void*, size_t> raised;
+  size_t& most = raised[kernel];
+  if (bytes <= most) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error == cudaSuccess) most = bytes;
+  return error;
+}
+
 // Enqueues `kernel`(args) with so many blocks.
 template <typename Args>
 cudaError_t Launch(void (*kernel)(Args), const LaunchShape& shape, cudaStream_t stream,
                    const Args& args) {
   if (shape.blocks == 0) return cudaSuccess;
-  if (shape.shared_bytes > 48 * 1024) {
-    const cudaError_t raised = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(shape.shared_bytes));
-    if (raised != cudaSuccess) return raised;
-  }
-  kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  const cudaError_t raised =
+      RaiseSharedMemory(reinterpret_cast<const void*>(kernel), shape.shared_bytes);
+  if (raised != cudaSuccess) return raised;
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = LaunchesOverlap() ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, args);
 }
 
 }  // namespace tandem

@@ -143,6 +143,98 @@ TEST(EmulatedBlockTest, CopiesLandWhenTheyAreWaitedFor) {
             "");
 }
 
+// A warp fills the same bytes twice; the others read them in between.
+struct RingCase {
+  bool waits_until_full = true;
+  bool waits_until_free = true;
+  bool warp_meets = true;  // before a lane arrives for it
+  int arrivals = 1;        // of a reading warp
+};
+
+std::string FaultOfRing(const RingCase& c, std::vector<uint32_t>* seen) {
+  alignas(16) static uint32_t from[2][kThreads];
+  for (uint32_t i = 0; i < 2 * kThreads; ++i) from[i / kThreads][i % kThreads] = i;
+  constexpr int kReaders = kThreads / 32 - 1;  // warps
+  seen->assign(2 * kThreads, 0);
+  return FaultOf([&] {
+    const SharedPtr<uint64_t> full = SharedCast<uint64_t>(SharedMemory());
+    const SharedPtr<uint64_t> free = full + 1;
+    const SharedPtr<std::byte> data = SharedMemory() + 128;
+    if (threadIdx.x == 0) {
+      InitPhases(full, WarpCopyArrivals() + 32);
+      InitPhases(free, kReaders);
+    }
+    __syncthreads();
+    for (int round = 0; round < 2; ++round) {
+      if (threadIdx.x < 32) {
+        if (c.waits_until_free) WaitForPhase(free, round == 0);
+        CopyByWarp(data, from[round], kThreads * 2, full);
+        for (int i = static_cast<int>(threadIdx.x) * 16; i < kThreads * 2; i += 32 * 16) {
+          CopyAsync16(data + kThreads * 2 + i,
+                      reinterpret_cast<const std::byte*>(from[round]) + kThreads * 2 + i);
+        }
+        ArriveBehindCopies(full);
+        continue;
+      }
+      if (c.waits_until_full) WaitForPhase(full, round == 1);
+      (*seen)[round * kThreads + threadIdx.x] = SharedCast<uint32_t>(data)[threadIdx.x];
+      if (c.warp_meets) __syncwarp();
+      if (static_cast<int>(threadIdx.x % 32) < c.arrivals) Arrive(free);
+    }
+  });
+}
+
+TEST(EmulatedBlockTest, APhaseEndsWithItsArrivalsAndItsCopies) {
+  std::vector<uint32_t> seen;
+  EXPECT_EQ(FaultOfRing({}, &seen), "");
+  for (uint32_t i = 0; i < 2 * kThreads; ++i) {
+    if (i % kThreads >= 32) {
+      EXPECT_EQ(seen[i], i);
+    }
+  }
+  EXPECT_THAT(FaultOfRing({.waits_until_full = false}, &seen), HasSubstr("byte"));
+  EXPECT_THAT(FaultOfRing({.waits_until_free = false}, &seen), HasSubstr("byte"));
+  EXPECT_THAT(FaultOfRing({.arrivals = 0}, &seen), HasSubstr("never come"));
+  // A lane that arrives for others has to know what they did.
+  EXPECT_THAT(FaultOfRing({.warp_meets = false}, &seen), HasSubstr("another thread"));
+}
+
+TEST(EmulatedBlockTest, AWordOfABarrierIsNobodysBusiness) {
+  const auto touch = [](int word) {
+    return [word] {
+      if (threadIdx.x == 0) {
+        InitPhases(SharedCast<uint64_t>(SharedMemory()) + 1, 1);
+        Shared()[word] = 1;
+      }
+    };
+  };
+  EXPECT_EQ(FaultOf(touch(1)), "");
+  EXPECT_NE(FaultOf(touch(2)), "");
+  EXPECT_NE(FaultOf(touch(3)), "");
+  EXPECT_THAT(FaultOf([] { Arrive(SharedCast<uint64_t>(SharedMemory())); }),
+              HasSubstr("a barrier that is none"));
+}
+
+// ldmatrix of the PTX manual: four matrices of 8 by 8 numbers of 16 bits.
+TEST(EmulatedBlockTest, MatricesAreLoadedAsFragments) {
+  std::vector<uint32_t> loaded(4 * 32);
+  EXPECT_EQ(FaultOf([&] {
+              if (threadIdx.x < 32) {
+                for (int i = 0; i < 4; ++i) {
+                  Shared()[threadIdx.x * 4 + i] = static_cast<uint32_t>(threadIdx.x * 4 + i);
+                }
+              }
+              __syncthreads();
+              uint32_t words[4];
+              LoadMatrices(words, SharedMemory() + static_cast<int>(threadIdx.x % 32) * 16);
+              if (threadIdx.x >= 32) return;
+              for (int i = 0; i < 4; ++i) loaded[i * 32 + threadIdx.x] = words[i];
+            }),
+            "");
+  // Lane l has of each matrix word l % 4 of row l / 4, which are as many in a row.
+  for (uint32_t i = 0; i < 4 * 32; ++i) EXPECT_EQ(loaded[i], i);
+}
+
 TEST(EmulatedBlockTest, ShufflesExchangeWhatLanesHave) {
   std::vector<uint32_t> same(kThreads), exchanged(kThreads), down(kThreads);
   EXPECT_EQ(FaultOf([&] {
@@ -156,6 +248,48 @@ TEST(EmulatedBlockTest, ShufflesExchangeWhatLanesHave) {
     EXPECT_EQ(same[i], 100 + i / 32 * 32 + 3);
     EXPECT_EQ(exchanged[i], 100 + (i ^ 8));
     EXPECT_EQ(down[i], 100 + (i % 32 < 16 ? i + 16 : i));
+  }
+}
+
+// The fragments are those of the PTX manual (mma.m16n8k16 with .bf16); small whole numbers are
+// summed exactly.
+TEST(EmulatedBlockTest, ProductsOfBf16AreThoseOfMatrices) {
+  Random random(5);
+  float a[16][16], b[16][8], d[16][8] = {};
+  for (auto& row : a) {
+    for (float& x : row) x = static_cast<float>(random.Between(-8, 8));
+  }
+  for (auto& row : b) {
+    for (float& x : row) x = static_cast<float>(random.Between(-8, 8));
+  }
+  EXPECT_EQ(FaultOf([&] {
+              const int group = static_cast<int>(threadIdx.x) % 32 / 4;
+              const int in_group = static_cast<int>(threadIdx.x) % 4;
+              uint32_t of_a[4], of_b[2];
+              for (int i = 0; i < 4; ++i) {
+                const int row = i % 2 == 0 ? group : group + 8;
+                const int column = in_group * 2 + i / 2 * 8;
+                of_a[i] = PackBf16(a[row][column], a[row][column + 1]);
+              }
+              for (int i = 0; i < 2; ++i) {
+                const int row = in_group * 2 + i * 8;
+                of_b[i] = PackBf16(b[row][group], b[row + 1][group]);
+              }
+              float sums[4] = {1, 2, 3, 4};
+              MmaBf16(sums, of_a, of_b);
+              if (threadIdx.x >= 32) return;
+              for (int i = 0; i < 4; ++i) {
+                d[i < 2 ? group : group + 8][in_group * 2 + i % 2] =
+                    sums[i] - static_cast<float>(i + 1);
+              }
+            }),
+            "");
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 8; ++column) {
+      float expected = 0;
+      for (int k = 0; k < 16; ++k) expected += a[row][k] * b[k][column];
+      EXPECT_EQ(d[row][column], expected) << row << ", " << column;
+    }
   }
 }
 

@@ -159,7 +159,7 @@ TEST_F(EmulatedKernelsTest, AnyCallOfTheRuntimeMayFail) {
   int call = 1;
   for (bool failed = true; failed; call += 1 + call / 10) {
     emulated::FailCall(call, call % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorUnknown);
-    const auto gpu = CreateCudaBackend();
+    const auto gpu = CreateCudaBackend(CudaProducts::kTensorCores);
     failed = !gpu.ok() || !ProbeOperations(**gpu, shape, seed_).ok();
     emulated::FailCall(0, cudaSuccess);
     ASSERT_LT(call, 5000);

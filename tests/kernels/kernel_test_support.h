@@ -44,11 +44,13 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& device, int num_t
          .num_threads = num_threads,
          .bf16_method = device == "cpu-avx512bf16-dot" ? Bf16Method::kDot : Bf16Method::kFma});
 #if defined(TANDEM_EMULATED)
-  } else if (device == "cuda") {
+  } else if (device.starts_with("cuda")) {
     // Fused multiply-adds are the machine's.
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
-    backend = CreateCudaBackend();
+    backend = CreateCudaBackend(device == "cuda" ? CudaProducts::kFma : CudaProducts::kTensorCores);
 #endif
+  } else if (device.starts_with("cuda")) {
+    backend = CreateBackend({.device = "cuda", .isa = device == "cuda" ? "fma" : "tensor"});
   } else if (device == "fenced") {
     backend = CreateBackend({.device = "fenced", .num_threads = num_threads});
   } else if (device.substr(0, 4) == "cpu-") {
@@ -141,6 +143,9 @@ inline const std::vector<std::string>& TestedDevices() {
   static const std::vector<std::string> devices = [] {
     std::vector<std::string> all = FmaDevices();
     all.push_back("cpu-generic");
+#if defined(TANDEM_CUDA)
+    all.push_back("cuda-tensor");
+#endif
     return all;
   }();
   return devices;

@@ -93,9 +93,11 @@ TEST_P(LinearTest, MatchesReferenceOnRandomShapes) {
       ASSERT_EQ(actual, expected) << Describe(spec) << ", " << rows << " rows";
       continue;
     }
-    // Rounding once more may move a bf16 output by one unit in its last place.
+    // Rounding once more may move a bf16 output by one unit in its last place. Tensor cores cut off
+    // where others round.
     const float relative = spec.output_dtype == DType::kBF16 ? 0.0079f : 1e-5f;
-    ASSERT_TRUE(Near(spec.output_dtype, actual, expected, 2e-5f, relative))
+    const float absolute = GetParam() == "cuda-tensor" ? 1e-4f : 2e-5f;
+    ASSERT_TRUE(Near(spec.output_dtype, actual, expected, absolute, relative))
         << Describe(spec) << ", " << rows << " rows";
   }
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -47,17 +48,37 @@ Site SiteOf(const std::string& file, unsigned line) {
   return {file.substr(file.rfind('/') + 1), line};
 }
 
-enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kDone };
+enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kInPhase, kDone };
 
 struct PendingCopy {
+  int thread;
+  uint32_t time;  // of the thread
   size_t offset;
   const void* from;
   size_t bytes;
 };
 
+// Times of all threads up to which somebody knows what they did (a vector clock).
+using Known = std::vector<uint32_t>;
+
+void Learn(const Known& from, Known* to) {
+  for (size_t i = 0; i < to->size(); ++i) (*to)[i] = std::max((*to)[i], from[i]);
+}
+
+struct Phases {
+  int arrivals = 0;  // of a phase
+  int awaited = 0;   // of the running one
+  uint64_t ended = 0;
+  std::vector<PendingCopy> copies;
+  Known arrived;  // what those know who have arrived
+  Known at_end;   // of the phase before
+};
+
 struct Thread {
   context::fiber fiber;
   State state = State::kReady;
+  size_t barrier = 0;  // whose phase it waits for
+  Known known;         // Its own time among them; empty where there are no phases.
   std::vector<PendingCopy> uncommitted;
   std::deque<std::vector<PendingCopy>> groups;
 };
@@ -76,6 +97,14 @@ struct Touch {
   int warp = kNobody;    // kMany: of several
   uint64_t block_epoch = 0;
   uint64_t warp_epoch = 0;
+  uint32_t time = 0;
+};
+
+// Lanes of a warp that have read a word at one time of theirs, the latest.
+struct WarpReads {
+  uint32_t lanes = 0;
+  uint32_t time = 0;
+  uint64_t block_epoch = 0;
 };
 
 // The shadow of four bytes.
@@ -90,6 +119,7 @@ struct Word {
 struct Memory {
   std::vector<std::byte> bytes;
   std::vector<Word> words;
+  std::vector<WarpReads> reads;
 };
 Memory& TheMemory() {
   static thread_local Memory memory;
@@ -104,9 +134,11 @@ class Block {
         threads_(threads),
         warps_(threads / kWarpThreads),
         shared_(TheMemory().bytes),
-        words_(TheMemory().words) {
+        words_(TheMemory().words),
+        reads_(TheMemory().reads) {
     shared_.assign(shared_bytes, std::byte{0xFF});
     words_.assign((shared_bytes + kWordBytes - 1) / kWordBytes, Word{});
+    reads_.clear();
     Settings& settings = TheSettings();
     const std::scoped_lock lock(settings.mutex);
     left_out_ = settings.left_out;
@@ -149,7 +181,7 @@ class Block {
       if (!shadow.written) Fault("reads what nobody wrote", word * kWordBytes);
       CheckLanded(shadow, word);
       CheckOrdered(shadow.write, "reads what another thread writes", word);
-      Note(&shadow.read);
+      Note(word);
     }
     std::memcpy(to, shared_.data() + offset, bytes);
   }
@@ -161,13 +193,8 @@ class Block {
   }
 
   void CopyAsync(size_t offset, const void* from, size_t bytes) {
-    if (!InBounds("copies to", offset, bytes)) return;
-    TakeForWriting(offset, bytes);
-    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
-      words_[word].in_flight = current_;
-    }
-    std::memset(shared_.data() + offset, 0xFF, bytes);
-    threads_[current_].uncommitted.push_back({offset, from, bytes});
+    if (!Begin(offset, bytes)) return;
+    threads_[current_].uncommitted.push_back({current_, Time(), offset, from, bytes});
   }
 
   void CommitCopies() {
@@ -183,7 +210,101 @@ class Block {
     }
   }
 
+  void InitPhases(size_t barrier, int arrivals) {
+    constexpr size_t kBarrierBytes = 8;
+    if (!InBounds("has a barrier at", barrier, kBarrierBytes)) return;
+    if (reads_.empty()) {
+      reads_.assign(words_.size() * warps_.size(), WarpReads{});
+      for (size_t i = 0; i < threads_.size(); ++i) {
+        threads_[i].known.assign(threads_.size(), 0);
+        threads_[i].known[i] = 1;
+      }
+    }
+    for (size_t at = barrier; at < barrier + kBarrierBytes; at += kWordBytes) {
+      words_[at / kWordBytes].in_flight = kMany;  // Nobody has business there.
+    }
+    phases_[barrier] = {.arrivals = arrivals,
+                        .awaited = arrivals,
+                        .copies = {},
+                        .arrived = Known(threads_.size()),
+                        .at_end = Known(threads_.size())};
+  }
+
+  void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier) {
+    Phases* const phases = PhasesAt(barrier);
+    if (phases == nullptr || !Begin(offset, bytes)) return;
+    phases->copies.push_back({current_, Time(), offset, from, bytes});
+  }
+
+  void MoveCopiesToPhase(size_t barrier) {
+    Phases* const phases = PhasesAt(barrier);
+    if (phases == nullptr) return;
+    std::vector<PendingCopy>& copies = threads_[current_].uncommitted;
+    phases->copies.insert(phases->copies.end(), copies.begin(), copies.end());
+    copies.clear();
+  }
+
+  void ArriveAtPhase(size_t barrier, const std::source_location& at) {
+    if (IsLeftOut(at)) return;
+    Phases* const phases = PhasesAt(barrier);
+    if (phases == nullptr) return;
+    Known& known = threads_[current_].known;
+    Learn(known, &phases->arrived);
+    ++known[current_];
+    if (--phases->awaited > 0) return;
+    for (Thread& thread : threads_) {
+      if (thread.state == State::kInPhase && thread.barrier == barrier) {
+        thread.state = State::kReady;
+      }
+    }
+  }
+
+  void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
+    if (IsLeftOut(at)) return;
+    Phases* phases = PhasesAt(barrier);
+    while (phases != nullptr && (phases->ended % 2 == 1) == odd) {
+      threads_[current_].barrier = barrier;
+      Pause(State::kInPhase);
+      phases = PhasesAt(barrier);
+    }
+    if (phases != nullptr) Learn(phases->at_end, &threads_[current_].known);
+  }
+
  private:
+  // The barrier's phases: the running one is at an end if all have arrived, and its copies land.
+  Phases* PhasesAt(size_t barrier) {
+    const auto it = phases_.find(barrier);
+    if (it == phases_.end()) {
+      Fault("uses a barrier that is none", barrier);
+      return nullptr;
+    }
+    Phases& phases = it->second;
+    if (phases.awaited > 0) return &phases;
+    for (const PendingCopy& copy : phases.copies) Land(copy);
+    phases.copies.clear();
+    phases.awaited = phases.arrivals;
+    ++phases.ended;
+    phases.at_end = std::exchange(phases.arrived, Known(threads_.size()));
+    return &phases;
+  }
+
+  // The running thread's.
+  uint32_t Time() const {
+    const Known& known = threads_[current_].known;
+    return known.empty() ? 0 : known[current_];
+  }
+
+  // A copy to `offset` is under way; false if that is out of bounds.
+  bool Begin(size_t offset, size_t bytes) {
+    if (!InBounds("copies to", offset, bytes)) return false;
+    TakeForWriting(offset, bytes);
+    for (size_t word = offset / kWordBytes; word * kWordBytes < offset + bytes; ++word) {
+      words_[word].in_flight = current_;
+    }
+    std::memset(shared_.data() + offset, 0xFF, bytes);
+    return true;
+  }
+
   Warp& WarpOf(int thread) { return warps_[thread / kWarpThreads]; }
   static int LaneOf(int thread) { return thread % kWarpThreads; }
 
@@ -200,10 +321,23 @@ class Block {
     if (warp.arrived != 0xFFFFFFFFu) return Pause(State::kInWarp);
     warp.arrived = 0;
     ++warp.meetings;
-    if (orders_memory) ++warp.epoch;
     const int first = current_ / kWarpThreads * kWarpThreads;
+    if (orders_memory) {
+      ++warp.epoch;
+      if (!phases_.empty()) ShareKnown(first);
+    }
     for (int thread = first; thread < first + kWarpThreads; ++thread) {
       if (threads_[thread].state == State::kInWarp) threads_[thread].state = State::kReady;
+    }
+  }
+
+  // All threads of a warp learn what each knows.
+  void ShareKnown(int first) {
+    Known all(threads_.size());
+    for (int lane = 0; lane < kWarpThreads; ++lane) Learn(threads_[first + lane].known, &all);
+    for (int thread = first; thread < first + kWarpThreads; ++thread) {
+      threads_[thread].known = all;
+      ++threads_[thread].known[thread];
     }
   }
 
@@ -240,17 +374,45 @@ class Block {
     if (touch.thread == kNobody || touch.thread == current_) return;
     if (touch.block_epoch < epoch_) return;
     if (touch.warp == current_ / kWarpThreads && touch.warp_epoch < WarpOf(current_).epoch) return;
+    if (touch.thread >= 0 && Knows(touch.thread, touch.time)) return;
     Fault(what, word * kWordBytes);
   }
 
-  void Note(Touch* touch) {
+  bool Knows(int thread, uint32_t time) const {
+    const Known& known = threads_[current_].known;
+    return !known.empty() && time <= known[thread];
+  }
+
+  // The running thread reads a word.
+  void Note(size_t word) {
+    Touch* const touch = &words_[word].read;
     const int warp = current_ / kWarpThreads;
+    if (!reads_.empty()) {
+      WarpReads& reads = reads_[word * warps_.size() + warp];
+      if (reads.block_epoch != epoch_ || reads.time != Time()) reads = {0, Time(), epoch_};
+      reads.lanes |= 1u << LaneOf(current_);
+    }
     const bool same_epoch = touch->thread != kNobody && touch->block_epoch == epoch_;
     const bool many = same_epoch && touch->thread != current_;
     *touch = {.thread = many ? kMany : current_,
               .warp = same_epoch && touch->warp != warp ? kMany : warp,
               .block_epoch = epoch_,
-              .warp_epoch = WarpOf(current_).epoch};
+              .warp_epoch = WarpOf(current_).epoch,
+              .time = Time()};
+  }
+
+  // Whoever has read a word in phases, warp by warp.
+  void CheckReadsInPhases(size_t word) {
+    for (size_t warp = 0; warp < warps_.size(); ++warp) {
+      const WarpReads& reads = reads_[word * warps_.size() + warp];
+      for (int lane = 0; lane < kWarpThreads; ++lane) {
+        if ((reads.lanes >> lane & 1u) == 0) continue;
+        const int thread = static_cast<int>(warp) * kWarpThreads + lane;
+        CheckOrdered({.thread = thread, .block_epoch = reads.block_epoch, .time = reads.time},
+                     "writes what another thread reads", word);
+      }
+      reads_[word * warps_.size() + warp] = {};
+    }
   }
 
   void TakeForWriting(size_t offset, size_t bytes) {
@@ -258,12 +420,17 @@ class Block {
       Word& shadow = words_[word];
       CheckLanded(shadow, word);
       CheckOrdered(shadow.write, "writes what another thread writes", word);
-      CheckOrdered(shadow.read, "writes what another thread reads", word);
+      if (reads_.empty()) {
+        CheckOrdered(shadow.read, "writes what another thread reads", word);
+      } else {
+        CheckReadsInPhases(word);
+      }
       shadow.written = true;
       shadow.write = {.thread = current_,
                       .warp = current_ / kWarpThreads,
                       .block_epoch = epoch_,
-                      .warp_epoch = WarpOf(current_).epoch};
+                      .warp_epoch = WarpOf(current_).epoch,
+                      .time = Time()};
       shadow.read = {};
     }
   }
@@ -272,10 +439,11 @@ class Block {
     for (size_t word = copy.offset / kWordBytes; word * kWordBytes < copy.offset + copy.bytes;
          ++word) {
       words_[word].in_flight = kNobody;
-      words_[word].write = {.thread = current_,
-                            .warp = current_ / kWarpThreads,
+      words_[word].write = {.thread = copy.thread,
+                            .warp = copy.thread / kWarpThreads,
                             .block_epoch = epoch_,
-                            .warp_epoch = WarpOf(current_).epoch};
+                            .warp_epoch = WarpOf(copy.thread).epoch,
+                            .time = copy.time};
     }
     if (copy.from == nullptr) {
       std::memset(shared_.data() + copy.offset, 0, copy.bytes);
@@ -291,6 +459,8 @@ class Block {
   std::vector<Warp> warps_;
   std::vector<std::byte>& shared_;
   std::vector<Word>& words_;
+  std::vector<WarpReads>& reads_;  // [word, warp]; empty where there are no phases
+  std::map<size_t, Phases> phases_;
   uint64_t epoch_ = 1;  // how often all threads have met
   int current_ = 0;
   bool faulted_ = false;
@@ -388,6 +558,18 @@ void CopyAsync(size_t offset, const void* from, size_t bytes) {
 void CommitCopies() { running->CommitCopies(); }
 void WaitForCopies(int pending, const std::source_location& at) {
   running->WaitForCopies(pending, at);
+}
+
+void InitPhases(size_t barrier, int arrivals) { running->InitPhases(barrier, arrivals); }
+void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier) {
+  running->CopyInPhase(offset, from, bytes, barrier);
+}
+void MoveCopiesToPhase(size_t barrier) { running->MoveCopiesToPhase(barrier); }
+void ArriveAtPhase(size_t barrier, const std::source_location& at) {
+  running->ArriveAtPhase(barrier, at);
+}
+void WaitForPhase(size_t barrier, bool odd, const std::source_location& at) {
+  running->WaitForPhase(barrier, odd, at);
 }
 
 bool RunBlocks(const char* name, int64_t num_blocks, int threads, size_t shared_bytes,

@@ -5,8 +5,8 @@
 // Shared memory has a shadow that knows who wrote and read each word, and when: what two threads
 // touch without a barrier between them is a fault in whatever order it happened, and so is reading
 // what nobody wrote, an address out of bounds, and a word that an asynchronous copy is still to
-// fill. Copies land as late as they may: when their thread waits for them. A barrier that some
-// threads never reach is a fault, too.
+// fill. Copies land as late as they may: when their thread waits for them, or somebody for the
+// phase that they belong to. A barrier or a phase that some threads never reach is a fault, too.
 //
 // A fault is printed, kept for the test that looks for it (TakeFault), and fails the launch.
 
@@ -29,7 +29,7 @@ struct Index {
   unsigned x = 0;
 };
 
-// Where threads wait for each other, or for copies: a line of a kernel.
+// Where threads wait for each other, or for copies, or arrive at a phase: a line of a kernel.
 struct Site {
   std::string file;  // its name without folders
   unsigned line;
@@ -66,6 +66,18 @@ void WriteShared(size_t offset, const void* from, size_t bytes);
 void CopyAsync(size_t offset, const void* from, size_t bytes);  // Null: zeros
 void CommitCopies();
 void WaitForCopies(int pending, const std::source_location& at);
+
+// A barrier of phases (mbarrier), named by its place in shared memory: a phase ends once `arrivals`
+// threads have arrived and all copies that belong to it have landed. The phases count from 0;
+// whoever waits for the end of one knows what those did who had arrived.
+void InitPhases(size_t barrier, int arrivals);
+void CopyInPhase(size_t offset, const void* from, size_t bytes, size_t barrier);
+// What the thread has copied (CopyAsync) and not committed belongs to the running phase.
+void MoveCopiesToPhase(size_t barrier);
+void ArriveAtPhase(size_t barrier, const std::source_location& at);
+// For the end of the running phase if it is an odd one as `odd` says; else the one before has
+// ended.
+void WaitForPhase(size_t barrier, bool odd, const std::source_location& at);
 
 // ---- for launches ----
 

@@ -14,7 +14,9 @@
 #include <source_location>
 #include <type_traits>
 
+#include "kernels/api/dtype.h"
 #include "kernels/cuda/emulated/block.h"
+#include "kernels/cuda/emulated/tensor_core.h"
 
 #define __global__ static
 #define __device__
@@ -27,17 +29,25 @@ namespace tandem {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 constexpr uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline uint32_t PackBf16(float first, float second) {
+  return ToBfloat16(first).bits | static_cast<uint32_t>(ToBfloat16(second).bits) << 16;
+}
 
 // ---- shared memory ----
 
@@ -128,18 +138,70 @@ void WaitForCopies(const std::source_location& at = std::source_location::curren
   emulated::WaitForCopies(kPending, at);
 }
 
+inline void InitPhases(SharedPtr<uint64_t> barrier, int arrivals) {
+  emulated::InitPhases(barrier.offset(), arrivals);
+}
+inline constexpr int WarpCopyArrivals() { return 1; }
+inline void CopyByWarp(SharedPtr<std::byte> to, const void* from, int bytes,
+                       SharedPtr<uint64_t> barrier,
+                       const std::source_location& at = std::source_location::current()) {
+  if (LaneOfThread() != 0) return;
+  if (bytes > 0) {
+    emulated::CopyInPhase(to.offset(), from, static_cast<size_t>(bytes), barrier.offset());
+  }
+  emulated::ArriveAtPhase(barrier.offset(), at);
+}
+inline void Arrive(SharedPtr<uint64_t> barrier,
+                   const std::source_location& at = std::source_location::current()) {
+  emulated::ArriveAtPhase(barrier.offset(), at);
+}
+inline void ArriveBehindCopies(SharedPtr<uint64_t> barrier,
+                               const std::source_location& at = std::source_location::current()) {
+  emulated::MoveCopiesToPhase(barrier.offset());
+  emulated::ArriveAtPhase(barrier.offset(), at);
+}
+inline void WaitForPhase(SharedPtr<uint64_t> barrier, bool odd,
+                         const std::source_location& at = std::source_location::current()) {
+  emulated::WaitForPhase(barrier.offset(), odd, at);
+}
+
+// Launches run one after the other.
+inline void WaitForLaunchBefore() {}
+inline void LetNextLaunchBegin() {}
+
 // ---- products ----
+
+// ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, and has of each matrix, row
+// l / 4, word l % 4.
+inline void LoadMatrices(uint32_t (&to)[4], SharedPtr<std::byte> row) {
+  uint4 mine;
+  emulated::ReadShared(row.offset(), &mine, sizeof(mine));
+  uint4 all[emulated::kWarpThreads];
+  emulated::ExchangeInWarp(&mine, sizeof(mine), all);
+  const int lane = LaneOfThread();
+  for (int i = 0; i < 4; ++i) {
+    const uint4& words = all[i * 8 + lane / 4];
+    const uint32_t of_row[4] = {words.x, words.y, words.z, words.w};
+    to[i] = of_row[lane % 4];
+  }
+}
+
+// What a warp's lanes hold of A and B.
+struct MmaParts {
+  uint32_t a[4];
+  uint32_t b[2];
+};
+inline void ExchangeParts(const uint32_t (&a)[4], const uint32_t (&b)[2],
+                          MmaParts (&all)[emulated::kWarpThreads]) {
+  const MmaParts mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  emulated::ExchangeInWarp(&mine, sizeof(mine), all);
+}
 
 // mma.m16n8k32.row.col.s32.s8.s8.s32: lane l has of A rows l / 4 and l / 4 + 8, of B column l / 4,
 // of both the inputs 4 · (l % 4) and 16 more; of D columns 2 · (l % 4) and the next.
 inline void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  struct Parts {
-    uint32_t a[4];
-    uint32_t b[2];
-  };
-  const Parts mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  Parts all[emulated::kWarpThreads];
-  emulated::ExchangeInWarp(&mine, sizeof(mine), all);
+  MmaParts all[emulated::kWarpThreads];
+  ExchangeParts(a, b, all);
   const auto byte_of = [](uint32_t word, int index) {
     return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * index)));
   };
@@ -152,6 +214,27 @@ inline void MmaInt8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)
       const uint32_t word_b = all[column * 4 + k % 16 / 4].b[k / 16];
       d[i] += byte_of(word_a, k % 4) * byte_of(word_b, k % 4);
     }
+  }
+}
+
+// mma.m16n8k16.row.col.f32.bf16.bf16.f32: as above, with pairs of inputs 2 · (l % 4) and 8 more.
+inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  MmaParts all[emulated::kWarpThreads];
+  ExchangeParts(a, b, all);
+  const auto half_of = [](uint32_t word, int index) {
+    return static_cast<uint16_t>(word >> (16 * index));
+  };
+  const int lane = LaneOfThread();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8;
+    const int column = lane % 4 * 2 + i % 2;
+    uint16_t of_a[16];
+    uint16_t of_b[16];
+    for (int k = 0; k < 16; ++k) {
+      of_a[k] = half_of(all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k % 2);
+      of_b[k] = half_of(all[column * 4 + k % 8 / 2].b[k / 8], k % 2);
+    }
+    d[i] = emulated::TensorCoreSum(d[i], of_a, of_b);
   }
 }
 

@@ -2,7 +2,10 @@
 // heads, 4,096 features, 14,336 in the feed-forward) beside what the GPU's memory gives at most,
 // interleaved in one run.
 //
-//   build/cuda/bench/gpu_bench [repetitions]      (7)
+//   build/cuda/bench/gpu_bench [repetitions [words]]      (7, all rows)
+//
+// With words only rows that have one of them in their names, as in "down,decode". Layers whose
+// weights a GPU's caches could keep are there several times, and take turns.
 //
 // Prints one line a row: the median of a repetition, what that is a second, and the share of the
 // limit's median.
@@ -18,9 +21,11 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "kernels/api/backend.h"
 #include "kernels/create_backend.h"
 #include "kernels/support/host_args.h"
@@ -34,6 +39,8 @@ namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128, kFeatures = 4096, kHidden = 14336;
 constexpr int kBlockTokens = 64;
+constexpr int kLayers = 32, kVocabulary = 128'256, kStepTokens = 1024;
+constexpr size_t kBeyondCaches = size_t{256} << 20;
 
 // One measured row: `enqueue` does `amount` each time, bytes or operations.
 struct Row {
@@ -47,7 +54,8 @@ struct Row {
 
 class Bench {
  public:
-  Bench() : backend_(Must(CreateBackend({.device = "cuda"}))) {
+  explicit Bench(std::vector<std::string> words)
+      : words_(std::move(words)), backend_(Must(CreateBackend({.device = "cuda"}))) {
     std::vector<Bfloat16> numbers(1 << 20);
     Random random(1);
     for (Bfloat16& x : numbers) x = ToBfloat16(static_cast<float>(random.Unit() * 2 - 1));
@@ -88,19 +96,23 @@ class Bench {
                           .compute_dtype = DType::kBF16,
                           .output_dtype = DType::kF32,
                           .segmented = segmented};
+    if (!Wanted(absl::StrCat(NameOf(type), " ", name))) return;
     const PackedFormat format = Must(backend_->GetPackedFormat(spec));
-    const DevicePtr<std::byte> weights = Numbers(format.size_bytes);
-    ops_.push_back(Must(backend_->PrepareLinear(spec, weights, format.size_bytes)));
-    const LinearOp* const op = ops_.back().get();
-    for (const int64_t rows : {1, 4, 8, 16, 32, 128, 512, 4096}) {
-      if (rows > 128 && out > 100'000) continue;
+    std::vector<const LinearOp*> ops((kBeyondCaches - 1) / format.size_bytes + 1);
+    for (const LinearOp*& op : ops) {
+      const DevicePtr<std::byte> weights = Numbers(format.size_bytes);
+      ops_.push_back(Must(backend_->PrepareLinear(spec, weights, format.size_bytes)));
+      op = ops_.back().get();
+    }
+    for (const int64_t rows : {1, 8, 32, 64, 128, 256, 512, 4096}) {
       const DevicePtr<std::byte> input = Numbers(static_cast<size_t>(rows * in) * 2);
       const DevicePtr<std::byte> output = Numbers(static_cast<size_t>(rows * out) * 4);
-      const bool reads = rows <= 32;
+      const bool reads = rows <= 64;
       Add(absl::StrCat(NameOf(type), " ", name, " M=", rows),
           reads ? static_cast<double>(format.size_bytes)
                 : 2.0 * static_cast<double>(rows) * static_cast<double>(in * out),
-          reads, [this, op, input, output, rows] {
+          reads, [this, ops, input, output, rows, turn = size_t{0}]() mutable {
+            const LinearOp* const op = ops[turn++ % ops.size()];
             Must(backend_->Linear({.op = op, .input = input, .output = output, .num_rows = rows}));
           });
     }
@@ -108,6 +120,7 @@ class Bench {
 
   // `sequences` of `tokens` each: decode attention, or prefill attention of the last `queries`.
   void AddAttention(int64_t sequences, int32_t tokens, int32_t queries, KvType type) {
+    if (!Wanted(queries == 0 ? "decode attention" : "prefill attention")) return;
     const DType dtype = type == KvType::kF32 ? DType::kF32 : DType::kBF16;
     const KvTileShape shape{kBlockTokens, kHeadDim, type};
     const KvTileFormat format = Must(backend_->GetKvTileFormat(shape, dtype));
@@ -167,6 +180,140 @@ class Bench {
         });
   }
 
+  // A decode step of an 8B model: `sequences` of kStepTokens each, of one layer's weights and KV so
+  // often as there are layers, which are more than caches keep; then logits.
+  void AddStep(int64_t sequences) {
+    if (!Wanted("decode step")) return;
+    const DType dtype = DType::kBF16;
+    size_t weight_bytes = 0;
+    const auto linear = [&](int64_t in, int64_t out, bool segmented, DType output_dtype) {
+      const LinearSpec spec{.in_features = in,
+                            .out_features = out,
+                            .weight_type = WeightType::kBF16,
+                            .compute_dtype = dtype,
+                            .output_dtype = output_dtype,
+                            .segmented = segmented};
+      const PackedFormat format = Must(backend_->GetPackedFormat(spec));
+      weight_bytes += format.size_bytes;
+      ops_.push_back(
+          Must(backend_->PrepareLinear(spec, Numbers(format.size_bytes), format.size_bytes)));
+      return ops_.back().get();
+    };
+    constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
+    const LinearOp* const qkv = linear(kFeatures, kQkv, false, DType::kF32);
+    const LinearOp* const out = linear(kFeatures, kFeatures, true, DType::kF32);
+    const LinearOp* const gate_up = linear(kFeatures, 2 * kHidden, false, DType::kF32);
+    const LinearOp* const down = linear(kHidden, kFeatures, true, DType::kF32);
+    const size_t layer_bytes = std::exchange(weight_bytes, 0);
+    const LinearOp* const logits = linear(kFeatures, kVocabulary, false, DType::kF32);
+
+    const KvTileShape shape{kBlockTokens, kHeadDim, KvType::kBF16};
+    const KvTileFormat format = Must(backend_->GetKvTileFormat(shape, dtype));
+    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
+    constexpr int64_t kBlocksEach = kStepTokens / kBlockTokens;
+    const KvLayerView kv{.base = Numbers(block_bytes * sequences * kBlocksEach),
+                         .block_stride_bytes = block_bytes,
+                         .layer_offset_bytes = 0,
+                         .tile_bytes = format.tile_bytes,
+                         .num_kv_heads = kKvHeads,
+                         .shape = shape};
+    std::vector<int32_t> table(sequences * kBlocksEach);
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<int64_t> slots(sequences);
+    for (int64_t s = 0; s < sequences; ++s) slots[s] = (s + 1) * kStepTokens - 1;
+    const DevicePtr<int32_t> blocks = Values(table);
+    const DevicePtr<int64_t> last_slots = Values(slots);
+    const DevicePtr<int32_t> counts = Values(std::vector<int32_t>(sequences, kStepTokens));
+    const auto floats = [&](int64_t each) {
+      return Numbers(static_cast<size_t>(sequences * each) * 4).as<float>();
+    };
+    const DevicePtr<float> residual = floats(kFeatures), wide = floats(kVocabulary),
+                           weight = floats(kFeatures), angle = floats(kHeadDim);
+    const DevicePtr<std::byte> narrow = Numbers(sequences * 2 * kHidden * 2);
+    const DevicePtr<std::byte> query = Numbers(sequences * kFeatures * 2);
+    const DevicePtr<std::byte> gates = Numbers(sequences * 2 * kHidden * 4);
+    const auto norm = [=, this] {
+      Must(backend_->RmsNorm({.input = residual,
+                              .weight = weight,
+                              .output = narrow,
+                              .num_rows = sequences,
+                              .features = kFeatures,
+                              .epsilon = 1e-5f,
+                              .output_dtype = dtype}));
+    };
+    const auto apply = [=, this](const LinearOp* op, DevicePtr<void> to) {
+      Must(backend_->Linear({.op = op, .input = narrow, .output = to, .num_rows = sequences}));
+    };
+    const auto add = [=, this] {
+      Must(
+          backend_->Add({.accumulator = residual, .addend = wide, .count = sequences * kFeatures}));
+    };
+    const auto rotary = [=, this] {
+      Must(backend_->RotaryKvWrite({.query = wide,
+                                    .key = wide + kHeads * kHeadDim,
+                                    .value = wide + (kHeads + kKvHeads) * kHeadDim,
+                                    .input_stride = kQkv,
+                                    .cos = angle,
+                                    .sin = angle,
+                                    .slots = last_slots,
+                                    .kv = kv,
+                                    .query_out = query,
+                                    .num_tokens = sequences,
+                                    .num_heads = kHeads,
+                                    .compute_dtype = dtype}));
+    };
+    const auto attention = [=, this] {
+      Must(backend_->DecodeAttention({.query = query,
+                                      .kv = kv,
+                                      .block_table = blocks,
+                                      .num_tokens = counts,
+                                      .output = narrow,
+                                      .num_sequences = sequences,
+                                      .max_blocks = kBlocksEach,
+                                      .num_heads = kHeads,
+                                      .compute_dtype = dtype,
+                                      .softmax_scale = 0.09f}));
+    };
+    const auto activate = [=, this] {
+      Must(backend_->Activate({.gate = gates,
+                               .up = gates + kHidden * 4,
+                               .input_stride = 2 * kHidden,
+                               .output = narrow,
+                               .num_rows = sequences,
+                               .features = kHidden,
+                               .function = ActivationFunction::kSilu,
+                               .input_dtype = DType::kF32,
+                               .output_dtype = dtype}));
+    };
+    const auto layer = [=] {
+      norm();
+      apply(qkv, wide);
+      rotary();
+      attention();
+      apply(out, wide);
+      add();
+      norm();
+      apply(gate_up, gates);
+      activate();
+      apply(down, wide);
+      add();
+    };
+    const size_t kv_bytes = block_bytes * static_cast<size_t>(sequences * kBlocksEach);
+    const std::string of_step = absl::StrCat(" of a step, ", sequences, " x ", kStepTokens);
+    const auto row_bytes = static_cast<double>(sequences) * 4;
+    Add(absl::StrCat("norm", of_step), row_bytes * kFeatures, true, norm);
+    Add(absl::StrCat("rotary", of_step), row_bytes * kQkv, true, rotary);
+    Add(absl::StrCat("attention", of_step), static_cast<double>(kv_bytes), true, attention);
+    Add(absl::StrCat("addition", of_step), 3 * row_bytes * kFeatures, true, add);
+    Add(absl::StrCat("activation", of_step), 2 * row_bytes * kHidden, true, activate);
+    Add(absl::StrCat("decode step of 8B, ", sequences, " x ", kStepTokens),
+        static_cast<double>(kLayers * (layer_bytes + kv_bytes) + weight_bytes), true, [=] {
+          for (int i = 0; i < kLayers; ++i) layer();
+          norm();
+          apply(logits, wide);
+        });
+  }
+
   // Launches so many of each row that a repetition lasts about a millisecond and a half.
   void Measure(int repetitions) {
     for (Row& row : rows_) {
@@ -196,6 +343,13 @@ class Bench {
     return std::chrono::duration<double>(end - start).count() / row.calls;
   }
 
+  bool Wanted(const std::string& name) const {
+    return words_.empty() || std::any_of(words_.begin(), words_.end(), [&](const auto& word) {
+             return name.find(word) != std::string::npos;
+           });
+  }
+
+  const std::vector<std::string> words_;
   const std::unique_ptr<Backend> backend_;
   DeviceBuffer pattern_;
   std::vector<DeviceBuffer> buffers_;
@@ -203,11 +357,11 @@ class Bench {
   std::vector<Row> rows_;
 };
 
-int Main(int repetitions) {
+int Main(int repetitions, const std::string& words) {
   cudaDeviceProp properties;
   TANDEM_CHECK(cudaGetDeviceProperties(&properties, 0) == cudaSuccess);
   std::printf("%s, medians of %d\n", properties.name, repetitions);
-  Bench bench;
+  Bench bench(absl::StrSplit(words, ',', absl::SkipEmpty()));
   Backend& backend = bench.backend();
   constexpr size_t kStreamBytes = size_t{2} << 30;
   const DevicePtr<std::byte> stream = bench.Numbers(kStreamBytes);
@@ -248,6 +402,7 @@ int Main(int repetitions) {
     bench.AddLinear("gate and up", kFeatures, 2 * kHidden, false, type);
     bench.AddLinear("down, segmented", kHidden, kFeatures, true, type);
   }
+  for (const int64_t sequences : {1, 8, 32, 64}) bench.AddStep(sequences);
   bench.Measure(repetitions);
   return 0;
 }
@@ -255,4 +410,6 @@ int Main(int repetitions) {
 }  // namespace
 }  // namespace tandem
 
-int main(int argc, char** argv) { return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 7); }
+int main(int argc, char** argv) {
+  return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 7, argc > 2 ? argv[2] : "");
+}

@@ -1,0 +1,346 @@
+// Tensor cores without a GPU: what one sums, and linear layers and attention on them against the
+// reference, in whatever batch and chunk a row is and in whatever order threads run.
+
+#include <gtest/gtest-spi.h>
+
+#include <bit>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/cuda/emulated/block.h"
+#include "kernels/cuda/emulated/tensor_core.h"
+#include "tests/kernels/kernel_test_support.h"
+#include "tests/kernels/paged_case.h"
+
+namespace tandem {
+namespace {
+
+// c + Σ a[i] · b[i], with zeros behind them.
+float Sum(float c, const std::vector<float>& a, const std::vector<float>& b) {
+  uint16_t of_a[16] = {};
+  uint16_t of_b[16] = {};
+  for (size_t i = 0; i < a.size(); ++i) of_a[i] = ToBfloat16(a[i]).bits;
+  for (size_t i = 0; i < b.size(); ++i) of_b[i] = ToBfloat16(b[i]).bits;
+  return emulated::TensorCoreSum(c, of_a, of_b);
+}
+
+TEST(EmulatedTensorCoreTest, SumsAreExactAndCutOffOnce) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Sum(1.0f, {2, 3}, {4, 5}), 24.0f);
+  EXPECT_EQ(Sum(0.0f, {}, {}), 0.0f);
+  // Rounding would give the next number: the last place of 1 is 2^-23.
+  EXPECT_EQ(Sum(1.0f, {0x1.8p-12f}, {0x1p-12f}), 1.0f);
+  EXPECT_EQ(Sum(-1.0f, {-0x1.8p-12f}, {0x1p-12f}), -1.0f);
+  // What is too small alone is seen together, down to two places behind the last.
+  EXPECT_EQ(Sum(1.0f, {0x1p-12f, 0x1p-12f}, {0x1p-12f, 0x1p-12f}), 1.0f + 0x1p-23f);
+  EXPECT_EQ(
+      Sum(1.0f, {0x1p-13f, 0x1p-13f, 0x1p-13f, 0x1p-13f}, {0x1p-12f, 0x1p-12f, 0x1p-12f, 0x1p-12f}),
+      1.0f + 0x1p-23f);
+  EXPECT_EQ(
+      Sum(1.0f, {0x1p-13f, 0x1p-13f, 0x1p-13f, 0x1p-13f}, {0x1p-13f, 0x1p-13f, 0x1p-13f, 0x1p-13f}),
+      1.0f);
+  // Nothing in between is rounded, or overflows.
+  EXPECT_EQ(Sum(0.0f, {0x1p127f, -0x1p127f, 3}, {2, 2, 1}), 0.0f);
+  EXPECT_EQ(Sum(0.0f, {0x1p100f, 0x1p100f}, {0x1p100f, 0x1p100f}), kInfinity);
+  // Denormals are numbers.
+  EXPECT_EQ(Sum(0x1p-149f, {0x1p-100f}, {0x1p-49f}), 0x1p-148f);
+  EXPECT_EQ(Sum(0.0f, {0x1p-130f}, {0x1p3f}), 0x1p-127f);
+  EXPECT_EQ(Sum(kInfinity, {1}, {1}), kInfinity);
+  EXPECT_TRUE(std::isnan(Sum(kInfinity, {-kInfinity}, {1})));
+  EXPECT_TRUE(std::isnan(Sum(1.0f, {0}, {kInfinity})));
+}
+
+TEST(EmulatedTensorCoreTest, TheOrderOfTheProductsIsNone) {
+  Random random(7);
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<float> a(16), b(16);
+    for (int k = 0; k < 16; ++k) {
+      a[k] =
+          std::ldexp(static_cast<float>(random.Unit()) - 0.5f, static_cast<int>(random.Below(30)));
+      b[k] = static_cast<float>(random.Unit()) - 0.5f;
+    }
+    const float before = Sum(0.25f, a, b);
+    for (size_t k = 16; k > 1; --k) {
+      const size_t other = random.Below(k);
+      std::swap(a[k - 1], a[other]);
+      std::swap(b[k - 1], b[other]);
+    }
+    ASSERT_EQ(Sum(0.25f, a, b), before);
+  }
+}
+
+struct Layer {
+  PinnedBuffer packed;
+  DeviceBuffer placed;
+  std::unique_ptr<LinearOp> op;
+};
+
+class EmulatedTensorTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* text = std::getenv("TANDEM_TEST_SEED");
+    seed_ = text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+    random_ = std::make_unique<Random>(seed_);
+    std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
+    device_ = MakeDevice("cuda-tensor");
+    if (device_ == nullptr) GTEST_SKIP() << "this machine lacks AVX2 or FMA";
+    reference_ = MakeDevice("reference");
+    emulated::TakeFault();
+  }
+
+  std::vector<Bfloat16> Numbers(int64_t count, float scale) {
+    std::vector<Bfloat16> numbers(count);
+    for (Bfloat16& x : numbers) {
+      x = ToBfloat16((static_cast<float>(random_->Unit()) - 0.5f) * scale);
+    }
+    return numbers;
+  }
+
+  void MakeLayer(TestDevice& device, const LinearSpec& spec, const std::vector<Bfloat16>& weights,
+                 Layer* layer) {
+    const auto format = device.backend().GetPackedFormat(spec);
+    ASSERT_TRUE(format.ok()) << format.status();
+    auto buffer = device.backend().AllocatePinned(format->size_bytes);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    layer->packed = *std::move(buffer);
+    const std::span<std::byte> packed{layer->packed.data(), format->size_bytes};
+    const WeightPart part{weights.data(), spec.out_features, DType::kBF16};
+    ASSERT_OK(device.backend().PackLinear(spec, {&part, 1}, packed));
+    auto placed = device.backend().PlaceWeights(packed);
+    ASSERT_TRUE(placed.ok()) << placed.status();
+    layer->placed = *std::move(placed);
+    auto op = device.backend().PrepareLinear(spec, layer->placed.data(), packed.size());
+    ASSERT_TRUE(op.ok()) << op.status();
+    layer->op = *std::move(op);
+  }
+
+  std::vector<float> Run(TestDevice& device, const Layer& layer, const Bfloat16* input,
+                         int64_t rows, const float* bias = nullptr) {
+    std::vector<float> output(rows * layer.op->spec().out_features);
+    EXPECT_TRUE(device
+                    .Linear({.op = layer.op.get(),
+                             .input = input,
+                             .bias = bias,
+                             .output = output.data(),
+                             .num_rows = rows})
+                    .ok());
+    return output;
+  }
+
+  uint64_t seed_ = 1;
+  std::unique_ptr<Random> random_;
+  std::unique_ptr<TestDevice> device_;
+  std::unique_ptr<TestDevice> reference_;
+};
+
+LinearSpec SpecOf(int64_t in, int64_t out, bool segmented) {
+  return {.in_features = in,
+          .out_features = out,
+          .weight_type = WeightType::kBF16,
+          .compute_dtype = DType::kBF16,
+          .output_dtype = DType::kF32,
+          .segmented = segmented};
+}
+
+TEST_F(EmulatedTensorTest, LinearLayersMatchTheReference) {
+  constexpr int64_t kRows[] = {1, 3, 8, 9, 17, 40, 64, 65, 130, 257, 300};
+  constexpr int64_t kInputs[] = {1, 15, 16, 17, 63, 64, 129, 384, 1025, 2048};
+  constexpr int64_t kOutputs[] = {1, 16, 17, 75, 256, 270, 530};
+  for (int i = 0; i < 40; ++i) {
+    LinearSpec spec =
+        SpecOf(kInputs[random_->Below(10)], kOutputs[random_->Below(7)], random_->Chance(0.5));
+    const bool int8 = i % 3 == 0;
+    if (int8) spec.weight_type = WeightType::kInt8;
+    const int64_t rows = kRows[random_->Below(11)];
+    if (rows * spec.in_features * spec.out_features > 20'000'000) continue;
+    const auto weights = Numbers(spec.in_features * spec.out_features, 0.2f);
+    const auto input = Numbers(rows * spec.in_features, 2.0f);
+    std::vector<float> bias(spec.out_features);
+    for (float& b : bias) b = static_cast<float>(random_->Unit());
+    Layer layer, expected_layer;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, weights, &layer));
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*reference_, spec, weights, &expected_layer));
+    emulated::SetSeed(seed_ + i);
+    const auto actual = Run(*device_, layer, input.data(), rows, bias.data());
+    const auto expected = Run(*reference_, expected_layer, input.data(), rows, bias.data());
+    ASSERT_EQ(emulated::TakeFault(), "");
+    const std::string name =
+        absl::StrFormat("K %d, N %d, %d rows, %s%s", spec.in_features, spec.out_features, rows,
+                        NameOf(spec.weight_type), spec.segmented ? ", segmented" : "");
+    if (int8) {  // Sums of 8 bits are exact.
+      ASSERT_EQ(actual, expected) << name;
+      continue;
+    }
+    for (size_t at = 0; at < expected.size(); ++at) {
+      ASSERT_NEAR(actual[at], expected[at], 5e-5) << name << ", element " << at;
+    }
+  }
+}
+
+// Few rows, chunks of them, and tiles.
+TEST_F(EmulatedTensorTest, ARowHasTheSameBitsInAnyBatch) {
+  constexpr int64_t kRows = 301;
+  for (const bool segmented : {false, true}) {
+    const LinearSpec spec = SpecOf(1100, 41, segmented);
+    const auto weights = Numbers(spec.in_features * spec.out_features, 0.2f);
+    const auto input = Numbers(kRows * spec.in_features, 2.0f);
+    Layer layer;
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, spec, weights, &layer));
+    const auto together = Run(*device_, layer, input.data(), kRows);
+    for (const int64_t batch : {1, 2, 8, 13, 31, 64, 65, 190}) {
+      const int64_t first = Random(seed_ + batch).Between(0, kRows - batch);
+      const auto apart = Run(*device_, layer, input.data() + first * spec.in_features, batch);
+      ASSERT_EQ(0, std::memcmp(apart.data(), together.data() + first * spec.out_features,
+                               apart.size() * sizeof(float)))
+          << batch << " rows from " << first;
+    }
+  }
+  EXPECT_EQ(emulated::TakeFault(), "");
+}
+
+PagedSequence Sequence(const PagedShape& shape, int64_t num_tokens, Random* random) {
+  PagedSequence sequence{{}, num_tokens};
+  sequence.qkv.resize(num_tokens * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim);
+  for (float& x : sequence.qkv) x = (static_cast<float>(random->Unit()) - 0.5f) * 3.5f;
+  return sequence;
+}
+
+// Groups of less and of more than a product's rows; windows, caps; chunks that end anywhere.
+TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
+  struct Case {
+    int head_dim, group, kv_heads;
+    int64_t tokens;
+    int64_t window;
+    float cap;
+  };
+  const Case cases[] = {
+      {64, 4, 2, 150, 0, 0.0f},  {128, 1, 2, 129, 0, 0.0f}, {96, 7, 1, 77, 0, 1.5f},
+      {256, 3, 1, 70, 40, 0.0f},  // on the ordinary units
+      {96, 3, 1, 70, 40, 0.0f},  {128, 20, 1, 66, 0, 0.0f}, {64, 8, 1, 140, 65, 1.5f}};
+  for (const Case& c : cases) {
+    const PagedShape shape{.num_heads = c.group * c.kv_heads,
+                           .num_kv_heads = c.kv_heads,
+                           .head_dim = c.head_dim,
+                           .dtype = DType::kBF16,
+                           .window = c.window,
+                           .score_cap = c.cap};
+    const std::string name = absl::StrFormat("D %d, group %d", c.head_dim, c.group);
+    const int block_tokens = random_->Chance(0.5) ? 16 : 32;
+    const PagedSequence sequence = Sequence(shape, c.tokens, random_.get());
+    const PagedSequence other = Sequence(shape, 40, random_.get());
+    const uint64_t seed = random_->Next();
+    emulated::SetSeed(seed);
+    PagedCase expected(reference_.get(), shape, block_tokens, 64, seed);
+    PagedCase whole(device_.get(), shape, block_tokens, 64, seed);
+    PagedCase parts(device_.get(), shape, block_tokens, 64, seed + 1);
+    expected.Add(&sequence);
+    whole.Add(&sequence);
+    parts.Add(&other);
+    parts.Add(&sequence);
+    const auto reference = expected.Step({0}, {c.tokens}, false);
+    const auto actual = whole.Step({0}, {c.tokens}, false);
+    ASSERT_TRUE(Near(DType::kBF16, actual, reference, 6e-3f, 8e-3f)) << name;
+    // The last token alone, behind a part of another size, and beside another sequence.
+    const int64_t row_bytes = whole.row_elements() * 2;
+    const int64_t first = random_->Between(1, c.tokens - 2);
+    const auto head = parts.Step({0, 1}, {39, first}, false);
+    ASSERT_EQ(0, std::memcmp(head.data() + 39 * row_bytes, actual.data(), first * row_bytes))
+        << name;
+    const auto middle = parts.Step({1}, {c.tokens - 1 - first}, false);
+    ASSERT_EQ(0, std::memcmp(middle.data(), actual.data() + first * row_bytes, middle.size()))
+        << name;
+    const auto last = parts.Step({0, 1}, {1, 1}, true);
+    ASSERT_EQ(0, std::memcmp(last.data() + row_bytes, actual.data() + (c.tokens - 1) * row_bytes,
+                             row_bytes))
+        << name << ", decode";
+    ASSERT_EQ(emulated::TakeFault(), "") << name;
+  }
+}
+
+// Several segments: decode merges them in a launch of its own, prefill on its way.
+TEST_F(EmulatedTensorTest, SegmentsAreMergedAlikeByDecodeAndPrefill) {
+  for (const int64_t window : {0, 1100}) {
+    const PagedShape shape{
+        .num_heads = 2, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kBF16, .window = window};
+    const int64_t tokens = 2 * kAttentionSegmentTokens + 37;
+    const PagedSequence sequence = Sequence(shape, tokens, random_.get());
+    PagedCase expected(reference_.get(), shape, 32, 80, 1);
+    PagedCase chunks(device_.get(), shape, 32, 80, 2);
+    PagedCase decode(device_.get(), shape, 32, 80, 3);
+    expected.Add(&sequence);
+    chunks.Add(&sequence);
+    decode.Add(&sequence);
+    expected.Step({0}, {tokens - 2}, false);
+    chunks.Step({0}, {tokens - 2}, false);
+    decode.Step({0}, {tokens - 2}, false);
+    const auto two = chunks.Step({0}, {2}, false);
+    ASSERT_TRUE(Near(DType::kBF16, two, expected.Step({0}, {2}, false), 6e-3f, 8e-3f));
+    for (int64_t i = 0; i < 2; ++i) {
+      const auto one = decode.Step({0}, {1}, true);
+      EXPECT_EQ(0, std::memcmp(one.data(), two.data() + i * one.size(), one.size())) << i;
+    }
+    EXPECT_EQ(emulated::TakeFault(), "");
+  }
+}
+
+// A ring that is filled more often than it has room, and one block that has several jobs.
+TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
+  constexpr int kOrders = 3;
+  const LinearSpec specs[] = {SpecOf(2400, 40, true), SpecOf(400, 40, false)};
+  const int64_t rows_of[] = {3, 257};
+  Layer layers[2];
+  std::vector<Bfloat16> inputs[2];
+  for (int i = 0; i < 2; ++i) {
+    const auto weights = Numbers(specs[i].in_features * specs[i].out_features, 0.2f);
+    inputs[i] = Numbers(rows_of[i] * specs[i].in_features, 2.0f);
+    ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], weights, &layers[i]));
+  }
+  const PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
+  const PagedSequence sequence = Sequence(shape, 170, random_.get());
+  // All outputs, one behind the other; empty if a launch failed.
+  const auto run = [&](uint64_t order) {
+    emulated::SetSeed(order);
+    auto backend = MakeDevice("cuda-tensor");  // What has failed stays failed.
+    std::vector<std::byte> all;
+    for (int i = 0; i < 2; ++i) {
+      std::vector<std::byte> output(rows_of[i] * specs[i].out_features * 4);
+      const absl::Status status = backend->Linear({.op = layers[i].op.get(),
+                                                   .input = inputs[i].data(),
+                                                   .output = output.data(),
+                                                   .num_rows = rows_of[i]});
+      if (!status.ok()) return std::vector<std::byte>();
+      all.insert(all.end(), output.begin(), output.end());
+    }
+    testing::TestPartResultArray failures;  // of launches, as some should
+    testing::ScopedFakeTestPartResultReporter expects_failures(
+        testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    PagedCase attention(backend.get(), shape, 16, 16, 5);
+    attention.Add(&sequence);
+    for (const auto& [tokens, decode] : {std::pair<int64_t, bool>(169, false), {1, true}}) {
+      const auto output = attention.Step({0}, {tokens}, decode);
+      all.insert(all.end(), output.begin(), output.end());
+    }
+    return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
+  };
+  emulated::TakeSites();
+  const auto expected = run(seed_);
+  ASSERT_FALSE(expected.empty());
+  const auto sites = emulated::TakeSites();
+  EXPECT_GT(sites.size(), 10u);
+  for (const emulated::Site& site : sites) {
+    if (!site.file.starts_with("tensor_")) continue;
+    emulated::LeaveOut(site);
+    bool caught = false;
+    for (int order = 0; order < kOrders && !caught; ++order) {
+      caught = run(seed_ + order) != expected;
+    }
+    emulated::LeaveOut();
+    EXPECT_TRUE(caught) << site.file << ":" << site.line << " was not missed";
+  }
+}
+
+}  // namespace
+}  // namespace tandem
