@@ -34,7 +34,8 @@ cudaError_t CudaPrefillAttention(const HostPrefillAttentionArgs& args, int num_p
 bool HasTensorAttention(const KvTileShape& shape, const ProcessorLimits& limits);
 size_t TensorDecodeScratchBytes(const HostDecodeAttentionArgs& args);
 cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scratch,
-                                  cudaStream_t stream);
+                                  const ProcessorLimits& limits, cudaStream_t stream);
+size_t TensorPrefillSharedBytes(int head_dim);
 size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits);
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream);

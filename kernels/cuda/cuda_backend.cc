@@ -198,7 +198,7 @@ class CudaBackend final : public Backend {
     if (OnTensorCores(args.kv.shape)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
                               scratch_.Get(TensorDecodeScratchBytes(OnHost(args))));
-      return Enqueued(TensorDecodeAttention(OnHost(args), scratch, stream_->get()));
+      return Enqueued(TensorDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
     TANDEM_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(CudaDecodeScratchBytes(
                                                      OnHost(args), limits_.num_processors)));

@@ -48,9 +48,15 @@ __device__ __forceinline__ float PowerOfTwo(float x) {
 // Rows of one product.
 inline constexpr int kTensorRows = 16;
 
-// Row i is row first_row + i of the job.
+// Where a lane's four numbers of the run-th sixteen begin.
+__device__ __forceinline__ int DimOf(int run) {
+  return run * 16 + static_cast<int>(threadIdx.x) % 4 * 4;
+}
+
+// Scores of rows with the keys of a tile, and the weights they become. Row i is row first_row + i
+// of the job.
 template <int kHeadDim>
-class TensorRows {
+class TensorScores {
  public:
   static_assert(kHeadDim % 32 == 0);
   static constexpr int kSteps = kHeadDim / 16;
@@ -66,7 +72,7 @@ class TensorRows {
     return moved * 16;
   }
 
-  __device__ TensorRows(const AttentionProblem& problem, const RowJob& job, int first_row)
+  __device__ TensorScores(const AttentionProblem& problem, const RowJob& job, int first_row)
       : problem_(problem),
         job_(job),
         first_row_(first_row),
@@ -106,19 +112,6 @@ class TensorRows {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  __device__ void Begin() {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      max_[i] = -__builtin_inff();
-      sum_[i] = 0.0f;
-    }
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out_[n][i] = 0.0f;
-    }
-  }
-
   // Scores of the tile's sub-tile `sub`; queries are what Query gave.
   __device__ void Scores(SharedPtr<std::byte> k, int sub, const uint4 (&queries)[kSteps]) {
     const int lane = threadIdx.x % 32;
@@ -138,93 +131,47 @@ class TensorRows {
     }
   }
 
-  // From scores to weights, the new maxima and sums; accumulators are rescaled. Code for caps and
-  // masks is apart, as most tiles have neither.
-  __device__ void Softmax(int first_position, bool masked) {
+  // Scores are scaled, capped and masked; the largest of each row. Code for caps and masks is
+  // apart, as most tiles have neither.
+  __device__ void Prepare(int first_position, bool masked, float (&largest)[kRowsOfLane]) {
     if (problem_.score_cap != 0.0f) {
       Cap();
-      Weigh<true>(first_position, kLog2E);
+      Scale<true>(first_position, kLog2E, largest);
     } else if (masked) {
-      Weigh<true>(first_position, scale_);
+      Scale<true>(first_position, scale_, largest);
     } else {
-      Weigh<false>(first_position, scale_);
+      Scale<false>(first_position, scale_, largest);
     }
   }
 
-  // Adds what sub-tile `sub` has. Slots from position `tokens` of it on were never written, or are
-  // stale.
-  __device__ void AddValues(SharedPtr<std::byte> v, int sub, int tokens) {
-    const int lane = threadIdx.x % 32;
-    const int pair = lane % 4 * 2;
-    int at[2][2];  // of dimensions 0 and 16, positions 4 · (lane % 4) and two more
+  // From scores of the lane's i-th row to weights, relative to `max`; their sum. kMasked: perhaps
+  // no score is left.
+  template <bool kMasked>
+  __device__ __forceinline__ float Weigh(int i, float max) {
+    const bool none = kMasked && max == -__builtin_inff();
+    float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int n = 0; n < 2 * kSubTiles; n += 2) {
+      float weights[4];  // of four positions in a row
 #pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        at[i][p] =
-            (pair + p) * kHeadDim * 4 + ((i * 4 + lane / 8) ^ (pair + p)) * 16 + lane / 4 % 2 * 8;
+      for (int e = 0; e < 4; ++e) {
+        const float score = scores_[n + e % 2][i * 2 + e / 2];
+        weights[e] = none ? 0.0f : Exp2(score - max);
       }
+      const uint32_t first = PackBf16(weights[0], weights[1]);
+      const uint32_t second = PackBf16(weights[2], weights[3]);
+      sum = sum + FirstOf(first);
+      sum = sum + SecondOf(first);
+      sum = sum + FirstOf(second);
+      sum = sum + SecondOf(second);
+      weights_[n / 2][i] = first;
+      weights_[n / 2][i + 2] = second;
     }
-    uint32_t keep[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
-    if (tokens < kKvSubTileTokens) {
-#pragma unroll
-      for (int p = 0; p < 2; ++p) {
-        const int left = tokens - (pair + p) * 2;
-        keep[p] = left >= 2 ? 0xFFFFFFFFu : left == 1 ? 0xFFFFu : 0;
-      }
-    }
-#pragma unroll
-    for (int dims = 0; dims < kHeadDim / 16; ++dims) {
-      uint2 low = SharedCast<uint2>(v + at[dims % 2][0] + dims / 2 * 128)[0];
-      uint2 high = SharedCast<uint2>(v + at[dims % 2][1] + dims / 2 * 128)[0];
-      const uint32_t even[2] = {low.x & keep[0], high.x & keep[1]};
-      const uint32_t odd[2] = {low.y & keep[0], high.y & keep[1]};
-      MmaBf16(out_[dims * 2], weights_[sub], even);
-      MmaBf16(out_[dims * 2 + 1], weights_[sub], odd);
-    }
+    sum = sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+    return sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
   }
-
-  // What a lane has: of each of its rows, runs of four numbers of the output, those from
-  // 16 · i + 4 · (lane % 4) on. function(i, row, run, numbers)
-  template <typename Function>
-  __device__ void ForEachRun(const Function& function) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-#pragma unroll
-      for (int run = 0; run < kHeadDim / 16; ++run) {
-        float* const even = &out_[run * 2][i * 2];
-        float* const odd = &out_[run * 2 + 1][i * 2];
-        float4 four = make_float4(even[0], odd[0], even[1], odd[1]);
-        function(i, run, four);
-        even[0] = four.x;
-        odd[0] = four.y;
-        even[1] = four.z;
-        odd[1] = four.w;
-      }
-    }
-  }
-  __device__ static int DimOf(int run) { return run * 16 + static_cast<int>(threadIdx.x) % 4 * 4; }
-
-  __device__ void Finish() {
-    ForEachRun([this](int i, int run, float4& four) {
-      const int row = RowOf(i);
-      if (!Has(row)) return;
-      const float sum = sum_[i];
-      // Adding 0 makes a zero positive: how it underflowed may depend on masked positions.
-      uint2 packed;
-      packed.x = PackBf16(four.x / sum + 0.0f, four.y / sum + 0.0f);
-      packed.y = PackBf16(four.z / sum + 0.0f, four.w / sum + 0.0f);
-      *reinterpret_cast<uint2*>(static_cast<Bfloat16*>(problem_.output) + ElementOf(row) +
-                                DimOf(run)) = packed;
-    });
-  }
-
-  __device__ float max(int i) const { return max_[i]; }
-  __device__ float sum(int i) const { return sum_[i]; }
-  __device__ void Set(int i, float max, float sum) {
-    max_[i] = max;
-    sum_[i] = sum;
-  }
+  // What the lane gives products with V, of sub-tile `sub`.
+  __device__ const uint32_t (&Weights(int sub) const)[4] { return weights_[sub]; }
 
  private:
   __device__ static int PositionOf(int n, int e) {
@@ -241,12 +188,13 @@ class TensorRows {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void Weigh(int first_position, float scale) {
+  __device__ __forceinline__ void Scale(int first_position, float scale,
+                                        float (&largest)[kRowsOfLane]) {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       const int visible = VisibleOf(RowOf(i));
       const int first_visible = FirstVisibleOf(RowOf(i));
-      float max = max_[i];
+      float max = -__builtin_inff();
 #pragma unroll
       for (int n = 0; n < 2 * kSubTiles; ++n) {
 #pragma unroll
@@ -265,38 +213,7 @@ class TensorRows {
         const float other = __shfl_xor_sync(0xFFFFFFFFu, max, step);
         max = other > max ? other : max;
       }
-      max = __builtin_ceilf(max);
-      const bool none = max == -__builtin_inff();
-      const float rescale = none ? 1.0f : PowerOfTwo(max_[i] - max);
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < 2 * kSubTiles; n += 2) {
-        float weights[4];  // of four positions in a row
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float score = scores_[n + e % 2][i * 2 + e / 2];
-          weights[e] = kMasked && none ? 0.0f : Exp2(score - max);
-        }
-        const uint32_t first = PackBf16(weights[0], weights[1]);
-        const uint32_t second = PackBf16(weights[2], weights[3]);
-        sum = sum + FirstOf(first);
-        sum = sum + SecondOf(first);
-        sum = sum + FirstOf(second);
-        sum = sum + SecondOf(second);
-        weights_[n / 2][i] = first;
-        weights_[n / 2][i + 2] = second;
-      }
-      sum = sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-      sum = sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-      max_[i] = max;
-      sum_[i] = sum_[i] * rescale + sum;
-      if (rescale != 1.0f) {
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n) {
-          out_[n][i * 2] = out_[n][i * 2] * rescale;
-          out_[n][i * 2 + 1] = out_[n][i * 2 + 1] * rescale;
-        }
-      }
+      largest[i] = max;
     }
   }
 
@@ -305,11 +222,168 @@ class TensorRows {
   const int first_row_;
   const int group_;
   const float scale_;
-  float max_[kRowsOfLane];
-  float sum_[kRowsOfLane];
   float scores_[2 * kSubTiles][4];
   uint32_t weights_[kSubTiles][4];
-  float out_[kHeadDim / 8][4];
+};
+
+// A row's running maximum, a whole number, with a tile's largest score; what it was before is
+// rescaled by the power of two that is returned.
+__device__ __forceinline__ float Raise(float largest, float* max) {
+  const float before = *max;
+  const float whole = __builtin_ceilf(largest);
+  *max = whole > before ? whole : before;
+  return *max == -__builtin_inff() ? 1.0f : PowerOfTwo(before - *max);
+}
+
+// Which of V's pairs of positions, of a sub-tile with `tokens` of them, a lane may give products:
+// it has pairs 2 · (lane % 4) and the next. Slots behind were never written, or are stale.
+struct KeptPairs {
+  uint32_t mask[2] = {0xFFFFFFFFu, 0xFFFFFFFFu};
+  __device__ explicit KeptPairs(int tokens) {
+    if (tokens >= kKvSubTileTokens) return;
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const int left = tokens - (static_cast<int>(threadIdx.x) % 4 * 2 + p) * 2;
+      mask[p] = left >= 2 ? 0xFFFFFFFFu : left == 1 ? 0xFFFFu : 0;
+    }
+  }
+};
+
+// Sixteen dimensions of the output: += weights · V, of the lane's two words of two pairs of
+// positions.
+__device__ __forceinline__ void AddProducts(float (&out)[2][4], const uint32_t (&weights)[4],
+                                            const uint2& first, const uint2& second,
+                                            const KeptPairs& kept) {
+  const uint32_t even[2] = {first.x & kept.mask[0], second.x & kept.mask[1]};
+  const uint32_t odd[2] = {first.y & kept.mask[0], second.y & kept.mask[1]};
+  MmaBf16(out[0], weights, even);
+  MmaBf16(out[1], weights, odd);
+}
+// What a lane has of them: of its i-th row four in a row, from 4 · (lane % 4) on.
+__device__ __forceinline__ float4 RunOf(const float (&out)[2][4], int i) {
+  return make_float4(out[0][i * 2], out[1][i * 2], out[0][i * 2 + 1], out[1][i * 2 + 1]);
+}
+__device__ __forceinline__ void Rescale(float (&out)[2][4], int i, float scale) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    out[n][i * 2] = out[n][i * 2] * scale;
+    out[n][i * 2 + 1] = out[n][i * 2 + 1] * scale;
+  }
+}
+
+// Four numbers of a row's output. Adding 0 makes a zero positive: how it underflowed may depend on
+// masked positions.
+__device__ __forceinline__ void StoreRun(const AttentionProblem& problem, int64_t element,
+                                         const float4& four, float sum) {
+  uint2 packed;
+  packed.x = PackBf16(four.x / sum + 0.0f, four.y / sum + 0.0f);
+  packed.y = PackBf16(four.z / sum + 0.0f, four.w / sum + 0.0f);
+  *reinterpret_cast<uint2*>(static_cast<Bfloat16*>(problem.output) + element) = packed;
+}
+
+// Rows with all of their output in one warp, as prefill has them.
+template <int kHeadDim>
+class TensorRows : public TensorScores<kHeadDim> {
+ public:
+  using Base = TensorScores<kHeadDim>;
+  using Base::kRowsOfLane;
+  using Base::kSteps;
+  using TensorScores<kHeadDim>::TensorScores;
+
+  __device__ void Begin() {
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      max_[i] = -__builtin_inff();
+      sum_[i] = 0.0f;
+    }
+#pragma unroll
+    for (int dims = 0; dims < kSteps; ++dims) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out_[dims][0][i] = out_[dims][1][i] = 0.0f;
+    }
+  }
+
+  // From scores to weights, the new maxima and sums; accumulators are rescaled.
+  __device__ void Softmax(int first_position, bool masked) {
+    float largest[kRowsOfLane];
+    this->Prepare(first_position, masked, largest);
+    if (masked) {
+      Weigh<true>(largest);
+    } else {
+      Weigh<false>(largest);
+    }
+  }
+
+  // Adds what sub-tile `sub` has, of which `tokens` are there.
+  __device__ void AddValues(SharedPtr<std::byte> v, int sub, int tokens) {
+    const int lane = threadIdx.x % 32;
+    const int pair = lane % 4 * 2;
+    int at[2][2];  // of dimensions 0 and 16, positions 4 · (lane % 4) and two more
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        at[i][p] =
+            (pair + p) * kHeadDim * 4 + ((i * 4 + lane / 8) ^ (pair + p)) * 16 + lane / 4 % 2 * 8;
+      }
+    }
+    const KeptPairs kept(tokens);
+#pragma unroll
+    for (int dims = 0; dims < kSteps; ++dims) {
+      AddProducts(out_[dims], this->Weights(sub),
+                  SharedCast<uint2>(v + at[dims % 2][0] + dims / 2 * 128)[0],
+                  SharedCast<uint2>(v + at[dims % 2][1] + dims / 2 * 128)[0], kept);
+    }
+  }
+
+  // Numbers of the lane's rows, four in a row: of row i those from DimOf(run) on.
+  // function(i, run, numbers) may change them.
+  template <typename Function>
+  __device__ void ForEachRun(const Function& function) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+#pragma unroll
+      for (int run = 0; run < kSteps; ++run) {
+        float4 four = RunOf(out_[run], i);
+        function(i, run, four);
+        out_[run][0][i * 2] = four.x;
+        out_[run][1][i * 2] = four.y;
+        out_[run][0][i * 2 + 1] = four.z;
+        out_[run][1][i * 2 + 1] = four.w;
+      }
+    }
+  }
+
+  __device__ void Finish(const AttentionProblem& problem) {
+    ForEachRun([&](int i, int run, float4& four) {
+      const int row = this->RowOf(i);
+      if (this->Has(row)) StoreRun(problem, this->ElementOf(row) + DimOf(run), four, sum_[i]);
+    });
+  }
+
+  __device__ float max(int i) const { return max_[i]; }
+  __device__ float sum(int i) const { return sum_[i]; }
+  __device__ void Set(int i, float max, float sum) {
+    max_[i] = max;
+    sum_[i] = sum;
+  }
+
+ private:
+  template <bool kMasked>
+  __device__ __forceinline__ void Weigh(const float (&largest)[kRowsOfLane]) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const float rescale = Raise(largest[i], &max_[i]);
+      sum_[i] = sum_[i] * rescale + Base::template Weigh<kMasked>(i, max_[i]);
+      if (rescale == 1.0f) continue;
+#pragma unroll
+      for (int dims = 0; dims < kSteps; ++dims) Rescale(out_[dims], i, rescale);
+    }
+  }
+
+  float max_[kRowsOfLane];
+  float sum_[kRowsOfLane];
+  float out_[kSteps][2][4];
 };
 
 }  // namespace tandem

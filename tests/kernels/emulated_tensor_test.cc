@@ -256,6 +256,19 @@ TEST_F(EmulatedTensorTest, AttentionMatchesTheReferenceAndItselfInAnyChunk) {
     ASSERT_EQ(0, std::memcmp(last.data() + row_bytes, actual.data() + (c.tokens - 1) * row_bytes,
                              row_bytes))
         << name << ", decode";
+    // Beside so many that no segment has a block of its own.
+    constexpr int kOthers = 8;
+    PagedCase many(device_.get(), shape, block_tokens, 64, seed + 2);
+    std::vector<int> ids;
+    for (int i = 0; i < kOthers; ++i) ids.push_back(many.Add(&other));
+    ids.push_back(many.Add(&sequence));
+    std::vector<int64_t> counts(kOthers, 2);
+    counts.push_back(c.tokens - 1);
+    many.Step(ids, counts, false);
+    const auto of_many = many.Step(ids, std::vector<int64_t>(kOthers + 1, 1), true);
+    ASSERT_EQ(0, std::memcmp(of_many.data() + kOthers * row_bytes,
+                             actual.data() + (c.tokens - 1) * row_bytes, row_bytes))
+        << name << ", decode beside many";
     ASSERT_EQ(emulated::TakeFault(), "") << name;
   }
 }
@@ -299,7 +312,8 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     ASSERT_NO_FATAL_FAILURE(MakeLayer(*device_, specs[i], weights, &layers[i]));
   }
   const PagedShape shape{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64, .dtype = DType::kBF16};
-  const PagedSequence sequence = Sequence(shape, 170, random_.get());
+  const PagedSequence sequence = Sequence(shape, 331, random_.get());
+  const PagedSequence other = Sequence(shape, 21, random_.get());
   // All outputs, one behind the other; empty if a launch failed.
   const auto run = [&](uint64_t order) {
     emulated::SetSeed(order);
@@ -317,12 +331,16 @@ TEST_F(EmulatedTensorTest, EachBarrierAndEachWaitIsNeeded) {
     testing::TestPartResultArray failures;  // of launches, as some should
     testing::ScopedFakeTestPartResultReporter expects_failures(
         testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
-    PagedCase attention(backend.get(), shape, 16, 16, 5);
+    PagedCase attention(backend.get(), shape, 16, 32, 5);
     attention.Add(&sequence);
-    for (const auto& [tokens, decode] : {std::pair<int64_t, bool>(169, false), {1, true}}) {
-      const auto output = attention.Step({0}, {tokens}, decode);
+    for (int i = 0; i < 4; ++i) attention.Add(&other);
+    // A segment a block, then a segment a warp.
+    const auto add = [&](const std::vector<std::byte>& output) {
       all.insert(all.end(), output.begin(), output.end());
-    }
+    };
+    add(attention.Step({0, 1, 2, 3, 4}, {329, 20, 20, 20, 20}, false));
+    add(attention.Step({0}, {1}, true));
+    add(attention.Step({0, 1, 2, 3, 4}, {1, 1, 1, 1, 1}, true));
     return emulated::TakeFault().empty() ? all : std::vector<std::byte>();
   };
   emulated::TakeSites();

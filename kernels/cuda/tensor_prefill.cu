@@ -1,0 +1,208 @@
+// Prefill attention in bf16 on the tensor cores (tensor_rows.h). A block has rows of a sequence and
+// KV head, a warp sixteen of them; tiles go through a ring that its warps share.
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/tensor_tiles.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kPrefillWarps = 8;
+constexpr int kPrefillThreads = kPrefillWarps * kWarp;
+constexpr int kPrefillStages = 4;
+
+struct TensorPrefillLaunch {
+  AttentionProblem problem;
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* num_cached;   // [S]
+  int64_t num_sequences;       // S
+  float4* totals;              // [block, thread's runs, thread]: what a block's segments had so far
+};
+
+constexpr size_t PrefillSharedBytes(int head_dim) {
+  return static_cast<size_t>(kPrefillStages) * kAttentionTileTokens * head_dim * 2;
+}
+constexpr int kPrefillRows = kPrefillWarps * kTensorRows;
+
+// One job's rows over all that they see.
+template <int kHeadDim>
+__device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, const RowJob& job) {
+  using Rows = TensorRows<kHeadDim>;
+  constexpr int kUnitBytes = Rows::kSubTiles * Rows::kSubTileBytes;
+  const AttentionProblem& problem = launch.problem;
+  const int thread = threadIdx.x;
+  const int warp = thread / kWarp;
+  Rows rows(problem, job, warp * kTensorRows);
+  const SharedPtr<std::byte> ring = SharedMemory();
+  uint4 queries[Rows::kSteps];
+  const auto load_queries = [&] {
+#pragma unroll
+    for (int step = 0; step < Rows::kSteps; ++step) queries[step] = rows.Query(step);
+  };
+  load_queries();
+  const int group = problem.num_heads / problem.kv.num_kv_heads;
+  const int visible = job.num_cached + (job.first_row + job.num_rows - 1) / group + 1;
+  const auto first_visible =
+      static_cast<int>(FirstVisible(job.num_cached + job.first_row / group + 1, problem.window));
+  const int begin = first_visible / kAttentionTileTokens * kAttentionTileTokens;
+  const int num_units = (visible - begin + kAttentionTileTokens - 1) / kAttentionTileTokens * 2;
+  // Two warps copy a sub-tile of each tile; its block is known a tile before.
+  const int own_sub = warp / 2;
+  int position = begin + own_sub * kKvSubTileTokens;
+  SubTiles at(problem, job, position);
+  const int32_t* const table = problem.block_table + job.sequence * problem.max_blocks;
+  int block = position < visible ? table[at.index()] : 0;
+  const std::byte* from = problem.kv.base;
+  bool there = false;
+  const auto copy = [&](int unit) {
+    if (unit < num_units) {
+      const bool is_value = unit % 2 == 1;
+      if (!is_value) {
+        there = position < visible && position + kKvSubTileTokens > first_visible;
+        from = at.In<kHeadDim>(there ? block : 0);
+        position += kAttentionTileTokens;
+        at.Advance(kAttentionTileTokens);
+        block = position < visible ? table[at.index()] : 0;
+      }
+      CopySubTile<kHeadDim, 2 * kWarp>(
+          from + (is_value ? at.ToValues() : 0), there, is_value, thread % (2 * kWarp),
+          ring + unit % kPrefillStages * kUnitBytes + own_sub * Rows::kSubTileBytes);
+    }
+    CommitCopies();
+  };
+  __syncthreads();  // Everybody has left the ring.
+  for (int unit = 0; unit < kPrefillStages - 1; ++unit) copy(unit);
+
+  // This warp's rows see positions [sees_first, sees_end), all of them [all_first, all_end).
+  const int last_row = Least(kTensorRows, job.num_rows - warp * kTensorRows) - 1;
+  const int sees_first = rows.FirstVisibleOf(0);
+  const int sees_end = last_row < 0 ? 0 : rows.VisibleOf(last_row);
+  const int all_first = last_row < 0 ? 0 : rows.FirstVisibleOf(last_row);
+  const int all_end = rows.VisibleOf(0);
+  const auto next = [&](int unit) {
+    WaitForCopies<kPrefillStages - 2>();
+    __syncthreads();
+    copy(unit + kPrefillStages - 1);  // Where the unit before this one was.
+    return ring + unit % kPrefillStages * kUnitBytes;
+  };
+
+  float total_max[Rows::kRowsOfLane];
+  float total_sum[Rows::kRowsOfLane];
+  bool any_total = false;
+  float4* const totals =
+      launch.totals + (int64_t{blockIdx.x} * Rows::kRowsOfLane * Rows::kSteps * kPrefillThreads) +
+      thread;
+  rows.Begin();
+  for (int unit = 0; unit < num_units; unit += 2) {
+    const int tile = begin + unit / 2 * kAttentionTileTokens;
+    const bool sees = tile < sees_end && tile + kAttentionTileTokens > sees_first;
+    const SharedPtr<std::byte> k = next(unit);
+    if (sees) {
+#pragma unroll
+      for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
+        rows.Scores(k + sub * Rows::kSubTileBytes, sub, queries);
+      }
+      rows.Softmax(tile, tile < all_first || tile + kAttentionTileTokens > all_end);
+    }
+    const SharedPtr<std::byte> v = next(unit + 1);
+    if (sees) {
+#pragma unroll
+      for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
+        rows.AddValues(v + sub * Rows::kSubTileBytes, sub, visible - tile - sub * kKvSubTileTokens);
+      }
+    }
+    // Behind a segment: what was there is merged with it, left to right.
+    const int behind = tile + kAttentionTileTokens;
+    const bool more = behind < visible;
+    if (more && behind % kAttentionSegmentTokens != 0) continue;
+    if (any_total) {
+      MergeScales scales[Rows::kRowsOfLane];
+#pragma unroll
+      for (int i = 0; i < Rows::kRowsOfLane; ++i) {
+        scales[i] = ScalesOf(total_max[i], rows.max(i));
+        rows.Set(i, scales[i].max, total_sum[i] * scales[i].left + rows.sum(i) * scales[i].right);
+      }
+      rows.ForEachRun([&](int i, int run, float4& four) {
+        const float4 left = totals[(i * Rows::kSteps + run) * kPrefillThreads];
+        four.x = left.x * scales[i].left + four.x * scales[i].right;
+        four.y = left.y * scales[i].left + four.y * scales[i].right;
+        four.z = left.z * scales[i].left + four.z * scales[i].right;
+        four.w = left.w * scales[i].left + four.w * scales[i].right;
+      });
+    }
+    if (!more) break;
+    rows.ForEachRun([&](int i, int run, const float4& four) {
+      totals[(i * Rows::kSteps + run) * kPrefillThreads] = four;
+    });
+#pragma unroll
+    for (int i = 0; i < Rows::kRowsOfLane; ++i) {
+      total_max[i] = rows.max(i);
+      total_sum[i] = rows.sum(i);
+    }
+    any_total = true;
+    rows.Begin();
+    load_queries();  // Their registers were wanted.
+  }
+  rows.Finish(problem);
+}
+
+// As many blocks as the device holds; each takes every so manyth job, the last rows of a sequence
+// first, as they see most.
+template <int kHeadDim>
+__global__ void TANDEM_THREADS(kPrefillThreads, 1) TensorPrefillKernel(TensorPrefillLaunch launch) {
+  BeginLaunch();
+  const AttentionProblem& problem = launch.problem;
+  const int num_kv_heads = problem.kv.num_kv_heads;
+  const int group = problem.num_heads / num_kv_heads;
+  int64_t job = blockIdx.x;
+  int64_t first_job = 0;
+  for (int64_t s = 0; s < launch.num_sequences; ++s) {
+    const int64_t start = launch.query_start[s];
+    const int64_t num_rows = (launch.query_start[s + 1] - start) * group;
+    const int64_t blocks = (num_rows + kPrefillRows - 1) / kPrefillRows;
+    for (; job < first_job + blocks * num_kv_heads; job += gridDim.x) {
+      const int64_t index = job - first_job;
+      const auto first_row = static_cast<int>((blocks - 1 - index / num_kv_heads) * kPrefillRows);
+      const int64_t rows_left = num_rows - first_row;
+      PrefillRows<kHeadDim>(
+          launch,
+          {.sequence = s,
+           .query_start = start,
+           .num_cached = launch.num_cached[s],
+           .kv_head = static_cast<int>(index % num_kv_heads),
+           .first_row = first_row,
+           .num_rows = static_cast<int>(rows_left < kPrefillRows ? rows_left : kPrefillRows)});
+    }
+    first_job += blocks * num_kv_heads;
+  }
+}
+
+}  // namespace
+
+size_t TensorPrefillSharedBytes(int head_dim) { return PrefillSharedBytes(head_dim); }
+
+size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits& limits) {
+  return static_cast<size_t>(limits.num_processors) * kPrefillRows *
+         static_cast<size_t>(shape.head_dim) * sizeof(float);
+}
+
+cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
+                                   const ProcessorLimits& limits, cudaStream_t stream) {
+  const TensorPrefillLaunch launch{.problem = ProblemOf(args),
+                                   .query_start = args.query_start,
+                                   .num_cached = args.num_cached,
+                                   .num_sequences = args.num_sequences,
+                                   .totals = static_cast<float4*>(scratch)};
+  return ByHeadDim(args.kv.shape.head_dim, [&]<int kHeadDim>() {
+    return Launch(TensorPrefillKernel<kHeadDim>,
+                  {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
+                   .threads = kPrefillThreads,
+                   .shared_bytes = PrefillSharedBytes(kHeadDim)},
+                  stream, launch);
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,84 @@
+// Sub-tiles of a paged sequence on their way to tensor cores, and segments that become one: what
+// decode and prefill have in common besides TensorRows.
+
+#ifndef TANDEM_KERNELS_CUDA_TENSOR_TILES_H_
+#define TANDEM_KERNELS_CUDA_TENSOR_TILES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/tensor_rows.h"
+
+namespace tandem {
+
+// Where a sequence's sub-tiles of one KV head are, from the one with `position` on.
+class SubTiles {
+ public:
+  __device__ SubTiles(const AttentionProblem& problem, const RowJob& job, int position)
+      : problem_(problem),
+        block_tokens_(problem.kv.shape.block_tokens),
+        index_(position / block_tokens_),
+        offset_(position - index_ * block_tokens_),
+        base_(problem.kv.base + problem.kv.layer_offset_bytes +
+              static_cast<size_t>(job.kv_head) * problem.kv.tile_bytes) {}
+
+  // So many positions on.
+  __device__ void Advance(int tokens) {
+    for (offset_ += tokens; offset_ >= block_tokens_; offset_ -= block_tokens_) ++index_;
+  }
+  __device__ int index() const { return index_; }  // in the block table
+  // The sub-tile of K, in `block`.
+  template <int kHeadDim>
+  __device__ const std::byte* In(int block) const {
+    return base_ + static_cast<size_t>(block) * problem_.kv.block_stride_bytes +
+           static_cast<size_t>(offset_ / kKvSubTileTokens) * TensorScores<kHeadDim>::kSubTileBytes;
+  }
+  // From there to V.
+  __device__ size_t ToValues() const {
+    return static_cast<size_t>(problem_.kv.num_kv_heads) * problem_.kv.tile_bytes;
+  }
+
+ private:
+  const AttentionProblem& problem_;
+  const int block_tokens_;
+  int index_;
+  int offset_;
+  const std::byte* const base_;
+};
+
+// A sub-tile by kThreads threads, or zeros where no row of the job sees any of it.
+template <int kHeadDim, int kThreads>
+__device__ __forceinline__ void CopySubTile(const std::byte* from, bool there, bool is_value,
+                                            int thread, SharedPtr<std::byte> to) {
+  using Rows = TensorScores<kHeadDim>;
+#pragma unroll
+  for (int i = 0; i < Rows::kSubTilePieces; i += kThreads) {
+    const int piece = i + thread;
+    if (Rows::kSubTilePieces % kThreads != 0 && piece >= Rows::kSubTilePieces) break;
+    CopyAsync16(to + Rows::PieceAt(is_value, piece), from + piece * 16, there);
+  }
+}
+
+// Scales of two parts that become one, by powers of two.
+struct MergeScales {
+  float max;
+  float left;
+  float right;
+};
+__device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
+  const float max = right > left ? right : left;
+  const bool none = max == -__builtin_inff();
+  return {max, none ? 1.0f : PowerOfTwo(left - max), none ? 0.0f : PowerOfTwo(right - max)};
+}
+
+// function.template operator()<kHeadDim>() for a head that there are kernels for.
+template <typename Function>
+auto ByHeadDim(int head_dim, Function function) {
+  if (head_dim == 64) return function.template operator()<64>();
+  if (head_dim == 96) return function.template operator()<96>();
+  return function.template operator()<128>();
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_TENSOR_TILES_H_
