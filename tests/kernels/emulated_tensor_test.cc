@@ -48,6 +48,7 @@ TEST(EmulatedTensorCoreTest, SumsAreExactAndCutOffOnce) {
   // Denormals are numbers.
   EXPECT_EQ(Sum(0x1p-149f, {0x1p-100f}, {0x1p-49f}), 0x1p-148f);
   EXPECT_EQ(Sum(0.0f, {0x1p-130f}, {0x1p3f}), 0x1p-127f);
+  EXPECT_FALSE(std::signbit(Sum(0.0f, {-0x1p-100f}, {0x1p-100f})));
   EXPECT_EQ(Sum(kInfinity, {1}, {1}), kInfinity);
   EXPECT_TRUE(std::isnan(Sum(kInfinity, {-kInfinity}, {1})));
   EXPECT_TRUE(std::isnan(Sum(1.0f, {0}, {kInfinity})));

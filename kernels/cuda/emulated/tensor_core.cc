@@ -49,6 +49,7 @@ float ToF32(int64_t sum, int exponent) {
   const int last = std::max(exponent - kPlaces + top, kLeastExponent) - kF32Places;
   const int drop = last - (exponent - kPlaces);
   const uint64_t kept = drop > 62 ? 0 : drop > 0 ? magnitude >> drop : magnitude;
+  if (kept == 0) return 0.0f;  // Never a negative one.
   const float value = std::ldexp(static_cast<float>(kept), drop > 0 ? last : exponent - kPlaces);
   return sum < 0 ? -value : value;
 }

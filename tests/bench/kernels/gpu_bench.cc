@@ -2,10 +2,10 @@
 // heads, 4,096 features, 14,336 in the feed-forward) beside what the GPU's memory gives at most,
 // interleaved in one run.
 //
-//   build/cuda/bench/gpu_bench [repetitions [words]]      (7, all rows)
+//   build/cuda/bench/gpu_bench [repetitions [words [isa]]]      (7, "" for all rows, auto)
 //
-// With words only rows that have one of them in their names, as in "down,decode". Layers whose
-// weights a GPU's caches could keep are there several times, and take turns.
+// With words only rows that have one of them in their names, as in "down,decode"; isa is "tensor"
+// or "fma". Layers whose weights a GPU's caches could keep are there several times, and take turns.
 //
 // Prints one line a row: the median of a repetition, what that is a second, and the share of the
 // limit's median.
@@ -54,8 +54,8 @@ struct Row {
 
 class Bench {
  public:
-  explicit Bench(std::vector<std::string> words)
-      : words_(std::move(words)), backend_(Must(CreateBackend({.device = "cuda"}))) {
+  Bench(std::vector<std::string> words, const std::string& isa)
+      : words_(std::move(words)), backend_(Must(CreateBackend({.device = "cuda", .isa = isa}))) {
     std::vector<Bfloat16> numbers(1 << 20);
     Random random(1);
     for (Bfloat16& x : numbers) x = ToBfloat16(static_cast<float>(random.Unit() * 2 - 1));
@@ -357,11 +357,11 @@ class Bench {
   std::vector<Row> rows_;
 };
 
-int Main(int repetitions, const std::string& words) {
+int Main(int repetitions, const std::string& words, const std::string& isa) {
   cudaDeviceProp properties;
   TANDEM_CHECK(cudaGetDeviceProperties(&properties, 0) == cudaSuccess);
-  std::printf("%s, medians of %d\n", properties.name, repetitions);
-  Bench bench(absl::StrSplit(words, ',', absl::SkipEmpty()));
+  std::printf("%s, %s, medians of %d\n", properties.name, isa.c_str(), repetitions);
+  Bench bench(absl::StrSplit(words, ',', absl::SkipEmpty()), isa);
   Backend& backend = bench.backend();
   constexpr size_t kStreamBytes = size_t{2} << 30;
   const DevicePtr<std::byte> stream = bench.Numbers(kStreamBytes);
@@ -411,5 +411,6 @@ int Main(int repetitions, const std::string& words) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 7, argc > 2 ? argv[2] : "");
+  return tandem::Main(argc > 1 ? std::atoi(argv[1]) : 7, argc > 2 ? argv[2] : "",
+                      argc > 3 ? argv[3] : "auto");
 }
