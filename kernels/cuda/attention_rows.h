@@ -21,7 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/api/attention.h"
+#include "kernels/cuda/attention_jobs.h"
 #include "kernels/cuda/kv_tile.h"
 #include "kernels/cuda/numbers.h"
 #include "kernels/cuda/simt.h"
@@ -34,42 +34,6 @@ inline constexpr int kAttentionThreads = 128;
 inline constexpr int kPairTokens = 2 * kAttentionTileTokens;
 inline constexpr int kPairSubTiles = kPairTokens / kKvSubTileTokens;
 static_assert(kPairTokens == kAttentionThreads);
-
-// What all rows of a launch have in common.
-struct AttentionProblem {
-  HostKvLayerView kv;
-  const void* query;           // [T, H, D]
-  void* output;                // [T, H, D]
-  const int32_t* block_table;  // [S, M]
-  int64_t max_blocks;          // M
-  int num_heads;               // H
-  float softmax_scale;
-  float score_cap;
-  int64_t window;
-};
-
-template <typename Args>
-AttentionProblem ProblemOf(const Args& args) {
-  return {.kv = args.kv,
-          .query = args.query,
-          .output = args.output,
-          .block_table = args.block_table,
-          .max_blocks = args.max_blocks,
-          .num_heads = args.num_heads,
-          .softmax_scale = args.softmax_scale,
-          .score_cap = args.score_cap,
-          .window = args.window};
-}
-
-// Query rows (token, head of the group), heads fastest, of one sequence and one KV head.
-struct RowJob {
-  int64_t sequence;
-  int64_t query_start;  // the sequence's first token in query and output
-  int num_cached;       // positions before that token
-  int kv_head;
-  int first_row;
-  int num_rows;  // 1 to kRows
-};
 
 // Sub-tiles lie so far apart that sixteen positions of one and of the next are in different banks.
 inline constexpr int kSubTilePadBytes = 64;
@@ -94,12 +58,6 @@ constexpr int AttentionBlocks(int rows, int max_head_dim) {
   if (max_head_dim > kAttentionThreads) return 1;
   return Kv::kPerWord == 1 || rows > 8 ? 2 : 3;
 }
-
-// A row's softmax over a part of its positions: the accumulator is Σ exp(score − max) · V.
-struct RowPartial {
-  float max;
-  float sum;
-};
 
 // Heads have at most kMaxHeadDim numbers; kExact: as many, which saves instructions.
 template <typename Kv, int kRows, int kMaxHeadDim, bool kExact>

@@ -54,6 +54,10 @@ size_t Bf16TensorScratchBytes(const PackedLinear& layer, int64_t num_rows);
 cudaError_t Bf16TensorLinear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                              const ProcessorLimits& limits, cudaStream_t stream);
 
+// Rows [R, K] of bf16 as [R, K rounded up to whole chunks], zeros at the end.
+cudaError_t PadBf16Rows(const void* input, int64_t in_features, int64_t num_rows, void* rows,
+                        cudaStream_t stream);
+
 // Rows as tensor cores take them: of whole chunks, 16-byte aligned.
 struct TensorInputs {
   const std::byte* rows;  // [R, row_bytes]

@@ -44,7 +44,8 @@ class Head {
     if (cos_ == nullptr) return Normed(d);
     const int i = d < half_ ? d : d - half_;
     const float other = Normed(d < half_ ? d + half_ : d - half_);
-    return d < half_ ? Normed(d) * cos_[i] - other * sin_[i] : Normed(d) * cos_[i] + other * sin_[i];
+    return d < half_ ? Normed(d) * cos_[i] - other * sin_[i]
+                     : Normed(d) * cos_[i] + other * sin_[i];
   }
 
  private:
@@ -86,8 +87,8 @@ __global__ void TANDEM_THREADS(kThreads, 1) RotaryKvWriteKernel(HostRotaryKvWrit
   const int item = static_cast<int>(blockIdx.x % blocks) * kHeadsOfBlock + threadIdx.x / kWarp;
   if (item >= num_items) return;
   if (item < args.num_heads) {
-    const Head head(args.query + t * args.input_stride + int64_t{item} * head_dim,
-                    args.query_norm, args.norm_epsilon, cos, sin, head_dim);
+    const Head head(args.query + t * args.input_stride + int64_t{item} * head_dim, args.query_norm,
+                    args.norm_epsilon, cos, sin, head_dim);
     const int64_t to = (t * args.num_heads + item) * head_dim;
     for (int d = lane; d < head_dim; d += kWarp) {
       Store(Kv::kDType, args.query_out, to + d, head[d]);
@@ -121,8 +122,8 @@ cudaError_t CudaRotaryTable(const HostRotaryTableArgs& args, cudaStream_t stream
 }
 
 cudaError_t CudaRotaryKvWrite(const HostRotaryKvWriteArgs& args, cudaStream_t stream) {
-  const auto kernel = args.kv.shape.type == KvType::kF32 ? RotaryKvWriteKernel<F32Kv>
-                                                         : RotaryKvWriteKernel<Bf16Kv>;
+  const auto kernel =
+      args.kv.shape.type == KvType::kF32 ? RotaryKvWriteKernel<F32Kv> : RotaryKvWriteKernel<Bf16Kv>;
   const int64_t blocks = BlocksOfToken(args.num_heads, args.kv.num_kv_heads);
   return Launch(kernel, {.blocks = args.num_tokens * blocks, .threads = kThreads}, stream, args);
 }

@@ -78,8 +78,8 @@ __device__ __forceinline__ void StoreSum(const FloatLaunch& launch, int segment,
   }
 }
 
-// Numbers to add of chunks [first, ..): the last chunk of all may have fewer. An odd last bf16 input
-// is paired with a zero.
+// Numbers to add of chunks [first, ..): the last chunk of all may have fewer. An odd last bf16
+// input is paired with a zero.
 template <typename Weights>
 __device__ __forceinline__ int InputsFrom(const PackedLinear& layer, int64_t first, int chunks) {
   int64_t inputs = layer.in_features;
@@ -103,8 +103,8 @@ __device__ __forceinline__ ChunkRange ChunksOf(const PackedLinear& layer, int se
 
 // ---- few rows ----
 
-// kPanels warps multiply, kCopiers more fill the ring. A stage is kStageChunks chunks of each panel,
-// and of each row.
+// kPanels warps multiply, kCopiers more fill the ring. A stage is kStageChunks chunks of each
+// panel, and of each row.
 template <typename Weights, int kRows, int kPanels>
 struct FewRows {
   static constexpr int kCopiers = 4;
@@ -130,7 +130,8 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
   const PackedLinear& layer = launch.layer;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const auto num_panels = static_cast<int>((layer.out_features + kPanelOutputs - 1) / kPanelOutputs);
+  const auto num_panels =
+      static_cast<int>((layer.out_features + kPanelOutputs - 1) / kPanelOutputs);
   const int panel_groups = (num_panels + kPanels - 1) / kPanels;
   const int first_panel = blockIdx.x % panel_groups * kPanels;
   const int segment = blockIdx.x / panel_groups;
@@ -138,8 +139,8 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
   const auto num_chunks = static_cast<int>(chunks.end - chunks.begin);
   const int num_stages = (num_chunks + Shape::kStageChunks - 1) / Shape::kStageChunks;
 
-  // This copier's pieces of 16 bytes of every stage: kWeightPieces of weights, as all panels' stages
-  // make a row, and kRowPieces of rows.
+  // This copier's pieces of 16 bytes of every stage: kWeightPieces of weights, as all panels'
+  // stages make a row, and kRowPieces of rows.
   constexpr int kCopierThreads = Shape::kCopiers * kWarp;
   constexpr int kWeightPieces = kPanels * Shape::kPanelBytes / kChunkBytes / kCopierThreads;
   constexpr int kPiecesOfRow = Shape::kStageInputs / 4;
@@ -152,12 +153,11 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
     for (int i = 0; i < kWeightPieces; ++i) {
       const int at = (i * kCopierThreads + copier) * kChunkBytes;
       const int64_t panel = first_panel + at / Shape::kPanelBytes;
-      weights[i] = panel >= num_panels
-                       ? nullptr
-                       : layer.panels +
-                             (panel * layer.num_chunks + chunks.begin) * kPanelOutputs *
-                                 kChunkBytes +
-                             at % Shape::kPanelBytes;
+      weights[i] = panel >= num_panels ? nullptr
+                                       : layer.panels +
+                                             (panel * layer.num_chunks + chunks.begin) *
+                                                 kPanelOutputs * kChunkBytes +
+                                             at % Shape::kPanelBytes;
     }
 #pragma unroll
     for (int i = 0; i < kRowPieces; ++i) {
@@ -176,8 +176,8 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
 #pragma unroll
       for (int i = 0; i < kWeightPieces; ++i) {
         const int at = (i * kCopierThreads + copier) * kChunkBytes;
-        const bool valid = weights[i] != nullptr &&
-                           at % Shape::kPanelBytes < left * (kPanelOutputs * kChunkBytes);
+        const bool valid =
+            weights[i] != nullptr && at % Shape::kPanelBytes < left * (kPanelOutputs * kChunkBytes);
         CopyAsync16(to + at, valid ? weights[i] : layer.panels, valid);
         if (valid) weights[i] += Shape::kPanelBytes;
       }
@@ -201,9 +201,9 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
   float acc[Shape::kHalfRows] = {};
   const auto add = [&](SharedPtr<std::byte> stage, int chunk, int inputs) {
     float w[Weights::kInputs];
-    const uint4 weight = SharedCast<uint4>(stage + warp * Shape::kPanelBytes +
-                                           (chunk * kPanelOutputs + lane % kPanelOutputs) *
-                                               kChunkBytes)[0];
+    const uint4 weight =
+        SharedCast<uint4>(stage + warp * Shape::kPanelBytes +
+                          (chunk * kPanelOutputs + lane % kPanelOutputs) * kChunkBytes)[0];
     Weights::Widen(weight, w);
 #pragma unroll
     for (int j = 0; j < Shape::kHalfRows; ++j) {
@@ -233,8 +233,7 @@ __global__ void TANDEM_THREADS((FewRows<Weights, kRows, kPanels>::kThreads), 1)
       copy(stage + Shape::kStages - 1);  // Where the stage before this one was.
       continue;
     }
-    const SharedPtr<std::byte> here =
-        SharedMemory() + stage % Shape::kStages * Shape::kStageBytes;
+    const SharedPtr<std::byte> here = SharedMemory() + stage % Shape::kStages * Shape::kStageBytes;
     const int inputs = InputsFrom<Weights>(
         layer, chunks.begin + int64_t{stage} * Shape::kStageChunks, Shape::kStageChunks);
     if (num_chunks - stage * Shape::kStageChunks >= Shape::kStageChunks &&
@@ -273,7 +272,7 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) TileKernel(FloatLaunch launch) {
   constexpr int kWeightLoads = kTileOutputs * kChunks / kTileThreads;
   constexpr int kRowThreads = kTileRows * kChunks;  // so many threads load rows
   static_assert(kRowThreads <= kTileThreads && kWeightLoads >= 1);
-  const SharedPtr<float> w_tile = SharedCast<float>(SharedMemory());  // [input, output]
+  const SharedPtr<float> w_tile = SharedCast<float>(SharedMemory());    // [input, output]
   const SharedPtr<float> x_tile = w_tile + kTileInputs * kTileOutputs;  // [input, row]
   const PackedLinear& layer = launch.layer;
   const int thread = threadIdx.x;
@@ -295,9 +294,9 @@ __global__ void TANDEM_THREADS(kTileThreads, 1) TileKernel(FloatLaunch launch) {
       weights[i] = make_uint4(0, 0, 0, 0);
       if (n < layer.out_features && chunk < chunks.end) {
         weights[i] = *reinterpret_cast<const uint4*>(
-            layer.panels + ((n / kPanelOutputs * layer.num_chunks + chunk) * kPanelOutputs +
-                            n % kPanelOutputs) *
-                               kChunkBytes);
+            layer.panels +
+            ((n / kPanelOutputs * layer.num_chunks + chunk) * kPanelOutputs + n % kPanelOutputs) *
+                kChunkBytes);
       }
     }
     if (thread < kRowThreads) {
@@ -422,20 +421,28 @@ __global__ void TANDEM_THREADS(kElementThreads, 1) RowsKernel(RowsLaunch launch)
 }
 
 template <typename Weights, bool kWiden>
-cudaError_t LaunchRows(FloatLaunch* launch, void* rows, cudaStream_t stream) {
-  const int64_t row_inputs = launch->layer.num_chunks * Weights::kInputs;
-  const RowsLaunch to_rows{.input = launch->input,
-                           .rows = rows,
-                           .in_features = launch->layer.in_features,
-                           .row_inputs = row_inputs,
-                           .num_rows = launch->num_rows};
-  launch->input = static_cast<const std::byte*>(rows);
-  launch->input_row_bytes =
-      row_inputs * static_cast<int64_t>(SizeOf(kWiden ? DType::kF32 : Weights::kDType));
+cudaError_t LaunchRowsKernel(const void* input, int64_t in_features, int64_t num_rows, void* rows,
+                             cudaStream_t stream) {
+  const int64_t row_inputs = CeilDiv<int64_t>(in_features, Weights::kInputs) * Weights::kInputs;
+  const RowsLaunch launch{.input = input,
+                          .rows = rows,
+                          .in_features = in_features,
+                          .row_inputs = row_inputs,
+                          .num_rows = num_rows};
   return Launch(RowsKernel<Weights, kWiden>,
-                {.blocks = CeilDiv<int64_t>(launch->num_rows * row_inputs, kElementThreads),
+                {.blocks = CeilDiv<int64_t>(num_rows * row_inputs, kElementThreads),
                  .threads = kElementThreads},
-                stream, to_rows);
+                stream, launch);
+}
+
+template <typename Weights, bool kWiden>
+cudaError_t LaunchRows(FloatLaunch* launch, void* rows, cudaStream_t stream) {
+  const void* const input = launch->input;
+  launch->input = static_cast<const std::byte*>(rows);
+  launch->input_row_bytes = launch->layer.num_chunks * Weights::kInputs *
+                            static_cast<int64_t>(SizeOf(kWiden ? DType::kF32 : Weights::kDType));
+  return LaunchRowsKernel<Weights, kWiden>(input, launch->layer.in_features, launch->num_rows, rows,
+                                           stream);
 }
 
 // ---- launches ----
@@ -507,6 +514,12 @@ size_t SumsBytes(const PackedLinear& layer, int64_t num_rows) {
 
 }  // namespace
 
+cudaError_t PadBf16Rows(const void* input, int64_t in_features, int64_t num_rows, void* rows,
+                        cudaStream_t stream) {
+  return LaunchRowsKernel<Bf16Weights, /*kWiden=*/false>(input, in_features, num_rows, rows,
+                                                         stream);
+}
+
 // Rows come behind sums. An input may begin anywhere, so that rows have room in any case.
 size_t FloatLinearScratchBytes(const PackedLinear& layer, int64_t num_rows) {
   const size_t chunks = static_cast<size_t>(num_rows * layer.num_chunks);
@@ -524,9 +537,8 @@ cudaError_t FloatLinear(const PackedLinear& layer, const HostLinearArgs& args, v
       .num_rows = args.num_rows,
       .segment_sums = static_cast<float*>(scratch)};
   void* const rows = static_cast<std::byte*>(scratch) + SumsBytes(layer, args.num_rows);
-  return layer.weight_type == WeightType::kF32
-             ? LaunchLinear<F32Weights>(launch, rows, stream)
-             : LaunchLinear<Bf16Weights>(launch, rows, stream);
+  return layer.weight_type == WeightType::kF32 ? LaunchLinear<F32Weights>(launch, rows, stream)
+                                               : LaunchLinear<Bf16Weights>(launch, rows, stream);
 }
 
 }  // namespace tandem

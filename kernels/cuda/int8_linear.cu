@@ -35,8 +35,7 @@ __global__ void TANDEM_THREADS(kQuantizeThreads, 1) QuantizeKernel(QuantizeLaunc
   const auto segment = static_cast<int>(blockIdx.x % num_segments);
   const bool last = segment + 1 == num_segments;
   const int64_t begin = layer.segmented ? LinearSegmentBegin(layer.in_features, segment) : 0;
-  const int64_t end =
-      last ? layer.in_features : LinearSegmentBegin(layer.in_features, segment + 1);
+  const int64_t end = last ? layer.in_features : LinearSegmentBegin(layer.in_features, segment + 1);
   const int64_t from = row * layer.in_features;
   uint32_t absmax = 0;
   for (int64_t k = begin + threadIdx.x; k < end; k += kQuantizeThreads) {
@@ -79,8 +78,7 @@ size_t Int8LinearScratchBytes(const PackedLinear& layer, int64_t num_rows) {
 
 cudaError_t Int8Linear(const PackedLinear& layer, const HostLinearArgs& args, void* scratch,
                        const ProcessorLimits& limits, cudaStream_t stream) {
-  std::byte* const rows = static_cast<std::byte*>(scratch) +
-                          TensorSumsBytes(layer, args.num_rows);
+  std::byte* const rows = static_cast<std::byte*>(scratch) + TensorSumsBytes(layer, args.num_rows);
   auto* const scales = reinterpret_cast<float*>(rows + RowsBytes(layer, args.num_rows));
   const QuantizeLaunch launch{.layer = layer,
                               .input = args.input,

@@ -30,15 +30,19 @@ __device__ __forceinline__ SharedPtr<std::byte> SharedMemory() {
 // The least and the most threads of a block that nvcc is to make room for.
 #define TANDEM_THREADS(threads, blocks_per_sm) __launch_bounds__(threads, blocks_per_sm)
 
+// As instructions take it.
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
 // 16 bytes, each address 16-byte aligned, from global to shared memory, some time before the wait
 // that covers them (cp.async.cg). Nobody else may touch either until then. If not `valid`, zeros
 // are written and nothing is read.
 __device__ __forceinline__ void CopyAsync16(SharedPtr<std::byte> to, const void* from,
                                             bool valid = true) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   const uint32_t bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-               "r"(bytes)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)),
+               "l"(from), "r"(bytes)
                : "memory");
 }
 
@@ -57,9 +61,6 @@ __device__ __forceinline__ void WaitForCopies() {
 // A barrier of phases (mbarrier) in shared memory. A phase ends once `arrivals` threads have
 // arrived and all that was copied in it is there: for whoever has waited for its end, as is all
 // that those had done who arrived. Threads may use it behind a __syncthreads().
-__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 __device__ __forceinline__ void InitPhases(SharedPtr<uint64_t> barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)
                : "memory");
@@ -68,8 +69,17 @@ __device__ __forceinline__ void InitPhases(SharedPtr<uint64_t> barrier, int arri
 #endif
 }
 
-// By a whole warp: `bytes`, a multiple of 16 like both addresses, perhaps none, become part of the
-// running phase, and the warp arrives, as so many threads.
+__device__ __forceinline__ void Arrive(SharedPtr<uint64_t> barrier) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(SharedAddress(barrier))
+      : "memory");
+}
+// Once what the thread has copied (CopyAsync16) is there; it waits for nothing.
+__device__ __forceinline__ void ArriveBehindCopies(SharedPtr<uint64_t> barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
+}
+// How many threads a warp counts for that arrives by CopyByWarp.
 __device__ __forceinline__ constexpr int WarpCopyArrivals() {
 #if __CUDA_ARCH__ >= 900
   return 1;
@@ -77,6 +87,8 @@ __device__ __forceinline__ constexpr int WarpCopyArrivals() {
   return 32;
 #endif
 }
+// By a whole warp: `bytes`, a multiple of 16 like both addresses, perhaps none, become part of the
+// running phase, and the warp arrives.
 __device__ __forceinline__ void CopyByWarp(SharedPtr<std::byte> to, const void* from, int bytes,
                                            SharedPtr<uint64_t> barrier) {
   const int lane = threadIdx.x % 32;
@@ -97,19 +109,8 @@ __device__ __forceinline__ void CopyByWarp(SharedPtr<std::byte> to, const void* 
   for (int at = lane * 16; at < bytes; at += 32 * 16) {
     CopyAsync16(to + at, static_cast<const std::byte*>(from) + at);
   }
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
-               : "memory");
+  ArriveBehindCopies(barrier);
 #endif
-}
-__device__ __forceinline__ void Arrive(SharedPtr<uint64_t> barrier) {
-  asm volatile(
-      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(SharedAddress(barrier))
-      : "memory");
-}
-// Once what the thread has copied (CopyAsync16) is there; it waits for nothing.
-__device__ __forceinline__ void ArriveBehindCopies(SharedPtr<uint64_t> barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(SharedAddress(barrier))
-               : "memory");
 }
 // Phases count from 0: until the running one is none of the odd, or the even, ones.
 __device__ __forceinline__ void WaitForPhase(SharedPtr<uint64_t> barrier, bool odd) {

@@ -22,33 +22,6 @@ constexpr int kDecodeWarps = 4;
 constexpr int kDecodeBlocks = 2;             // of a processor
 constexpr int kDecodeRingBytes = 24 * 1024;  // of a warp
 
-struct TensorDecodeLaunch {
-  AttentionProblem problem;
-  const int32_t* num_tokens;  // [S]
-  int64_t num_sequences;      // S
-  int row_chunks;             // of a KV head's group
-  int64_t splits;             // segments that a sequence may have
-  RowPartial* partials;       // [S, G, chunk, split, 16]
-  float* accumulators;        // [the same, D]
-
-  // `index` counts chunks, KV heads and sequences.
-  __device__ RowJob Job(int64_t index) const {
-    const int group = problem.num_heads / problem.kv.num_kv_heads;
-    const int64_t heads = index / row_chunks;
-    const int64_t sequence = heads / problem.kv.num_kv_heads;
-    const int first = static_cast<int>(index % row_chunks) * kTensorRows;
-    return {.sequence = sequence,
-            .query_start = sequence,
-            .num_cached = num_tokens[sequence] - 1,
-            .kv_head = static_cast<int>(heads % problem.kv.num_kv_heads),
-            .first_row = first,
-            .num_rows = group - first < kTensorRows ? group - first : kTensorRows};
-  }
-  __device__ int64_t num_jobs() const {
-    return num_sequences * problem.kv.num_kv_heads * row_chunks;
-  }
-};
-
 // A segment of a sequence.
 struct DecodeRange {
   int first_visible;
@@ -60,13 +33,16 @@ __device__ __forceinline__ DecodeRange RangeOf(const AttentionProblem& problem, 
                                                int split) {
   const int visible = job.num_cached + 1;
   const auto first_visible = static_cast<int>(FirstVisible(visible, problem.window));
-  const int first_segment = first_visible / kAttentionSegmentTokens;
-  const int segment_begin = (first_segment + split) * kAttentionSegmentTokens;
+  const SeenSegments seen = SegmentsSeen(problem, visible);
+  const int segment_begin = (seen.first + split) * kAttentionSegmentTokens;
   const int first_tile = first_visible / kAttentionTileTokens * kAttentionTileTokens;
   return {.first_visible = first_visible,
           .begin = first_tile > segment_begin ? first_tile : segment_begin,
           .end = Least(segment_begin + kAttentionSegmentTokens, visible),
-          .whole = first_segment == (visible - 1) / kAttentionSegmentTokens};
+          .whole = seen.count == 1};
+}
+__device__ __forceinline__ int NumTiles(const DecodeRange& range) {
+  return (range.end - range.begin + kAttentionTileTokens - 1) / kAttentionTileTokens;
 }
 
 // The sub-tiles of a segment, found by any lane of a warp that has all entries of its block table.
@@ -80,7 +56,8 @@ class SegmentTiles {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int entry = first_.index() + i * kWarp + lane;
-      const bool there = int64_t{entry} * problem.kv.shape.block_tokens < range.end;
+      const int64_t tokens = problem.kv.shape.block_tokens;
+      const bool there = entry * tokens < range.end && (entry + 1) * tokens > range.first_visible;
       blocks_[i] = there ? problem.block_table[job.sequence * problem.max_blocks + entry] : 0;
     }
   }
@@ -92,18 +69,15 @@ class SegmentTiles {
     bool there;
   };
   // By the whole warp.
-  template <int kHeadDim>
   __device__ Source At(int tile, int sub) const {
     const int offset = tile * kAttentionTileTokens + sub * kKvSubTileTokens;
-    const int position = range_.begin + offset;
-    const bool there = position < range_.end && position + kKvSubTileTokens > range_.first_visible;
+    const bool there = SeesSubTile(range_.begin + offset, range_.first_visible, range_.end);
     SubTiles at = first_;
     at.Advance(offset);
     const int entry = at.index() - first_.index();
     const int low = __shfl_sync(0xFFFFFFFFu, blocks_[0], entry % kWarp);
     const int high = __shfl_sync(0xFFFFFFFFu, blocks_[1], entry % kWarp);
-    const int block = entry < kWarp ? low : high;
-    const std::byte* const keys = at.template In<kHeadDim>(there ? block : 0);
+    const std::byte* const keys = at.In(!there ? 0 : entry < kWarp ? low : high);
     return {keys, keys + at.ToValues(), there};
   }
 
@@ -113,20 +87,52 @@ class SegmentTiles {
   int blocks_[2];  // two entries a lane
 };
 
-// ---- many segments ----
+// A ring of a warp's own in shared memory, of units that copy(unit, to) brings, if there are so
+// many.
+template <int kUnitBytes>
+class WarpRing {
+ public:
+  static constexpr int kStages = kDecodeRingBytes / kUnitBytes;
 
-template <int kHeadDim>
-constexpr int DecodeStages() {
-  return kDecodeRingBytes / TensorScores<kHeadDim>::kSubTileBytes;
-}
+  template <typename Copy>
+  __device__ explicit WarpRing(const Copy& copy)
+      : ring_(SharedMemory() + static_cast<int>(threadIdx.x / kWarp) * kDecodeRingBytes) {
+    for (int i = 0; i < kStages; ++i) Fill(i, copy);
+  }
+
+  // The next unit is there; whoever has read it lets another take its place.
+  __device__ SharedPtr<std::byte> Take() const {
+    WaitForCopies<kStages - 1>();
+    __syncwarp();
+    return ring_ + slot_ * kUnitBytes;
+  }
+  template <typename Copy>
+  __device__ void Leave(const Copy& copy) {
+    __syncwarp();
+    Fill(slot_, copy);
+    slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
+  }
+
+ private:
+  template <typename Copy>
+  __device__ void Fill(int slot, const Copy& copy) {
+    copy(unit_++, ring_ + slot * kUnitBytes);
+    CommitCopies();
+  }
+
+  const SharedPtr<std::byte> ring_;
+  int unit_ = 0;
+  int slot_ = 0;
+};
+
+// ---- many segments ----
 
 // One warp a (segment, sequence, KV head, chunk of its group).
 template <int kHeadDim>
 __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
-    TensorDecodeKernel(TensorDecodeLaunch launch) {
+    TensorDecodeKernel(DecodeLaunch launch) {
   BeginLaunch();
   using Rows = TensorRows<kHeadDim>;
-  constexpr int kStages = DecodeStages<kHeadDim>();
   constexpr int kTileUnits = 2 * Rows::kSubTiles;  // of K, then of V
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -136,59 +142,38 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
   const int64_t index = work % num_jobs;
   const auto split = static_cast<int>(work / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job(index);
+  const RowJob job = launch.Job<kTensorRows>(index);
   Rows rows(problem, job, 0);
   const DecodeRange range = RangeOf(problem, job, split);
   if (range.begin >= range.end) return;
 
-  const SharedPtr<std::byte> ring = SharedMemory() + warp * kStages * Rows::kSubTileBytes;
-  const int num_units =
-      (range.end - range.begin + kAttentionTileTokens - 1) / kAttentionTileTokens * kTileUnits;
   const SegmentTiles tiles(problem, job, range);
-  int copied = 0;
-  int copied_slot = 0;
-  const auto copy = [&] {
-    if (copied < num_units) {
-      const int of_tile = copied % kTileUnits;
-      const SegmentTiles::Source source =
-          tiles.At<kHeadDim>(copied / kTileUnits, of_tile % Rows::kSubTiles);
-      const bool is_value = of_tile >= Rows::kSubTiles;
-      CopySubTile<kHeadDim, kWarp>(is_value ? source.values : source.keys, source.there, is_value,
-                                   lane, ring + copied_slot * Rows::kSubTileBytes);
-      ++copied;
-      copied_slot = copied_slot + 1 == kStages ? 0 : copied_slot + 1;
-    }
-    CommitCopies();
+  const int num_units = NumTiles(range) * kTileUnits;
+  const auto copy = [&](int unit, SharedPtr<std::byte> to) {
+    if (unit >= num_units) return;
+    const int of_tile = unit % kTileUnits;
+    const SegmentTiles::Source source = tiles.At(unit / kTileUnits, of_tile % Rows::kSubTiles);
+    const bool is_value = of_tile >= Rows::kSubTiles;
+    CopySubTile<kHeadDim, kWarp>(is_value ? source.values : source.keys, source.there, is_value,
+                                 lane, to);
   };
-  for (int i = 0; i < kStages; ++i) copy();
+  WarpRing<Rows::kSubTileBytes> ring(copy);
 
   uint4 queries[Rows::kSteps];
 #pragma unroll
   for (int step = 0; step < Rows::kSteps; ++step) queries[step] = rows.Query(step);
   rows.Begin();
-  int slot = 0;
-  // The next sub-tile is there; whoever has read it lets another take its place.
-  const auto take = [&] {
-    WaitForCopies<kStages - 1>();
-    __syncwarp();
-    return ring + slot * Rows::kSubTileBytes;
-  };
-  const auto leave = [&] {
-    __syncwarp();
-    copy();
-    slot = slot + 1 == kStages ? 0 : slot + 1;
-  };
   for (int tile = range.begin; tile < range.end; tile += kAttentionTileTokens) {
 #pragma unroll
     for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-      rows.Scores(take(), sub, queries);
-      leave();
+      rows.Scores(ring.Take(), sub, queries);
+      ring.Leave(copy);
     }
     rows.Softmax(tile, tile < range.first_visible || tile + kAttentionTileTokens > range.end);
 #pragma unroll
     for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-      rows.AddValues(take(), sub, range.end - tile - sub * kKvSubTileTokens);
-      leave();
+      rows.AddValues(ring.Take(), sub, range.end - tile - sub * kKvSubTileTokens);
+      ring.Leave(copy);
     }
   }
 
@@ -196,7 +181,7 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
     rows.Finish(problem);
     return;
   }
-  const int64_t part = (index * launch.splits + split) * kTensorRows;
+  const int64_t part = launch.PartOf<kTensorRows>(index, split);
   rows.ForEachRun([&](int i, int run, const float4& four) {
     const int row = Rows::RowOf(i);
     if (!rows.Has(row)) return;
@@ -236,7 +221,6 @@ struct WideShared {
       TensorScores<kHeadDim>::kSubTileBytes > WideSlice<kHeadDim>::kTileBytes
           ? TensorScores<kHeadDim>::kSubTileBytes
           : WideSlice<kHeadDim>::kTileBytes;
-  static constexpr int kStages = kDecodeRingBytes / kUnitBytes;
   static constexpr int kSubTiles = TensorScores<kHeadDim>::kSubTiles;
   SharedPtr<uint4> weights;  // [tile, sub-tile, lane]
   SharedPtr<float> largest;  // [tile, row]
@@ -251,60 +235,41 @@ constexpr size_t kWideSharedBytes =
     (kDecodeRingBytes + kAttentionTileTokens / kKvSubTileTokens * kWarp * sizeof(uint4) +
      2 * kTensorRows * sizeof(float));
 
-// A warp's ring: of every kDecodeWarps tiles K of its own, then its slice of V of each.
+// What comes through a warp's ring, in rounds: of every kDecodeWarps tiles sub-tiles of K of its
+// own, then its slice of V of each.
 template <int kHeadDim>
-class WideRing {
+class WideUnits {
  public:
   using Slice = WideSlice<kHeadDim>;
-  using Shared = WideShared<kHeadDim>;
 
-  __device__ WideRing(const AttentionProblem& problem, const RowJob& job, const DecodeRange& range)
+  __device__ WideUnits(const AttentionProblem& problem, const RowJob& job, const DecodeRange& range)
       : warp_(threadIdx.x / kWarp),
         lane_(threadIdx.x % kWarp),
-        ring_(SharedMemory() + warp_ * kDecodeRingBytes),
-        num_tiles_((range.end - range.begin + kAttentionTileTokens - 1) / kAttentionTileTokens),
-        tiles_(problem, job, range) {
-    for (int i = 0; i < Shared::kStages; ++i) Copy();
-  }
+        num_tiles_(NumTiles(range)),
+        tiles_(problem, job, range) {}
 
-  // The next unit is there; whoever has read it lets another take its place.
-  __device__ SharedPtr<std::byte> Take() const {
-    WaitForCopies<Shared::kStages - 1>();
-    __syncwarp();
-    return ring_ + slot_ * Shared::kUnitBytes;
-  }
-  __device__ void Leave() {
-    __syncwarp();
-    Copy();
-    slot_ = slot_ + 1 == Shared::kStages ? 0 : slot_ + 1;
+  __device__ void operator()(int unit, SharedPtr<std::byte> to) const {
+    const int of_round = unit % (kSubTiles + kDecodeWarps);
+    const int first_tile = unit / (kSubTiles + kDecodeWarps) * kDecodeWarps;
+    if (first_tile >= num_tiles_) return;
+    if (of_round < kSubTiles) {
+      CopyKeys(first_tile + warp_, of_round, to);
+    } else if (first_tile + of_round - kSubTiles < num_tiles_) {
+      CopyValues(first_tile + of_round - kSubTiles, to);
+    }
   }
 
  private:
-  // Units of a round are sub-tiles of K, then tiles of V; the last round has fewer.
-  __device__ void Copy() {
-    const int of_round = unit_ % kRoundUnits;
-    const int first_tile = unit_ / kRoundUnits * kDecodeWarps;
-    if (first_tile < num_tiles_ && of_round < Shared::kSubTiles + num_tiles_ - first_tile) {
-      const SharedPtr<std::byte> to = ring_ + copied_slot_ * Shared::kUnitBytes;
-      if (of_round < Shared::kSubTiles) {
-        CopyKeys(first_tile + warp_, of_round, to);
-      } else {
-        CopyValues(first_tile + of_round - Shared::kSubTiles, to);
-      }
-    }
-    ++unit_;
-    copied_slot_ = copied_slot_ + 1 == Shared::kStages ? 0 : copied_slot_ + 1;
-    CommitCopies();
-  }
+  static constexpr int kSubTiles = TensorScores<kHeadDim>::kSubTiles;
 
   __device__ void CopyKeys(int tile, int sub, SharedPtr<std::byte> to) const {
-    const SegmentTiles::Source source = tiles_.template At<kHeadDim>(tile, sub);
+    const SegmentTiles::Source source = tiles_.At(tile, sub);
     CopySubTile<kHeadDim, kWarp>(source.keys, source.there, /*is_value=*/false, lane_, to);
   }
   __device__ void CopyValues(int tile, SharedPtr<std::byte> to) const {
 #pragma unroll
-    for (int sub = 0; sub < Shared::kSubTiles; ++sub) {
-      const SegmentTiles::Source source = tiles_.template At<kHeadDim>(tile, sub);
+    for (int sub = 0; sub < kSubTiles; ++sub) {
+      const SegmentTiles::Source source = tiles_.At(tile, sub);
 #pragma unroll
       for (int i = 0; i < kKvSubTileTokens / 2 * Slice::kPieces; i += kWarp) {
         const int pair = (i + lane_) / Slice::kPieces;
@@ -317,23 +282,17 @@ class WideRing {
     }
   }
 
-  static constexpr int kRoundUnits = Shared::kSubTiles + kDecodeWarps;
-
   const int warp_;
   const int lane_;
-  const SharedPtr<std::byte> ring_;
   const int num_tiles_;
   const SegmentTiles tiles_;
-  int unit_ = 0;
-  int copied_slot_ = 0;
-  int slot_ = 0;
 };
 
 // One block a (segment, sequence, KV head, chunk of its group). Its warps share out tiles to score,
 // and dimensions to add: scores of kDecodeWarps tiles at once, then values of one after the other.
 template <int kHeadDim>
 __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
-    WideDecodeKernel(TensorDecodeLaunch launch) {
+    WideDecodeKernel(DecodeLaunch launch) {
   BeginLaunch();
   using Scores = TensorScores<kHeadDim>;
   using Slice = WideSlice<kHeadDim>;
@@ -344,10 +303,11 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
   const int64_t index = blockIdx.x % num_jobs;
   const auto split = static_cast<int>(blockIdx.x / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job(index);
+  const RowJob job = launch.Job<kTensorRows>(index);
   const DecodeRange range = RangeOf(problem, job, split);
   if (range.begin >= range.end) return;
-  WideRing<kHeadDim> ring(problem, job, range);
+  const WideUnits<kHeadDim> units(problem, job, range);
+  WarpRing<WideShared<kHeadDim>::kUnitBytes> ring(units);
   Scores scores(problem, job, 0);
   uint4 queries[Scores::kSteps];
 #pragma unroll
@@ -362,7 +322,7 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
       scores.Scores(ring.Take(), sub, queries);
-      ring.Leave();
+      ring.Leave(units);
     }
     float largest[kRowsOfLane];
     scores.Prepare(own, own < range.first_visible || own + kAttentionTileTokens > range.end,
@@ -418,11 +378,11 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
                       SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2 + 1, piece))[0], kept);
         }
       }
-      ring.Leave();
+      ring.Leave(units);
     }
   }
 
-  const int64_t part = (index * launch.splits + split) * kTensorRows;
+  const int64_t part = launch.PartOf<kTensorRows>(index, split);
 #pragma unroll
   for (int i = 0; i < kRowsOfLane; ++i) {
     const int row = Scores::RowOf(i);
@@ -444,40 +404,15 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
 
 // ---- parts ----
 
-constexpr int kMergeThreads = 128;
-
-// One block a row of a (sequence, KV head, chunk): merges its segments, left to right.
-__global__ void TANDEM_THREADS(kMergeThreads, 1) TensorMergeKernel(TensorDecodeLaunch launch) {
-  BeginLaunch();
-  const AttentionProblem& problem = launch.problem;
-  const int head_dim = problem.kv.shape.head_dim;
-  const int64_t index = blockIdx.x / kTensorRows;
-  const int row = blockIdx.x % kTensorRows;
-  const RowJob job = launch.Job(index);
-  const int visible = job.num_cached + 1;
-  const auto first =
-      static_cast<int>(FirstVisible(visible, problem.window)) / kAttentionSegmentTokens;
-  const int segments = (visible - 1) / kAttentionSegmentTokens + 1 - first;
-  if (segments == 1 || row >= job.num_rows) return;
-  const int group = problem.num_heads / problem.kv.num_kv_heads;
-  const int64_t head = int64_t{job.kv_head} * group + job.first_row + row;
-  const int64_t to = (job.sequence * problem.num_heads + head) * head_dim;
-  const int64_t part = index * launch.splits * kTensorRows + row;
-  for (int d = threadIdx.x; d < head_dim; d += kMergeThreads) {
-    RowPartial total = launch.partials[part];
-    float acc = launch.accumulators[part * head_dim + d];
-#pragma unroll 16
-    for (int s = 1; s < segments; ++s) {
-      const int64_t at = part + int64_t{s} * kTensorRows;
-      const RowPartial right = launch.partials[at];
-      const MergeScales scales = ScalesOf(total.max, right.max);
-      total.max = scales.max;
-      total.sum = total.sum * scales.left + right.sum * scales.right;
-      acc = acc * scales.left + launch.accumulators[at * head_dim + d] * scales.right;
-    }
-    Store(DType::kBF16, problem.output, to + d, acc / total.sum + 0.0f);
+struct PowerMerge {
+  __device__ static void Add(const RowPartial& right, float right_acc, RowPartial* total,
+                             float* acc) {
+    const MergeScales scales = ScalesOf(total->max, right.max);
+    total->max = scales.max;
+    total->sum = total->sum * scales.left + right.sum * scales.right;
+    *acc = *acc * scales.left + right_acc * scales.right;
   }
-}
+};
 
 struct DecodePlan {
   int row_chunks;
@@ -486,12 +421,7 @@ struct DecodePlan {
 };
 DecodePlan PlanDecode(const HostDecodeAttentionArgs& args) {
   const int row_chunks = CeilDiv(args.num_heads / args.kv.num_kv_heads, kTensorRows);
-  const int64_t most =
-      CeilDiv<int64_t>(args.max_blocks * args.kv.shape.block_tokens, kAttentionSegmentTokens);
-  const int64_t seen =
-      args.window == 0 ? most
-                       : std::min(most, CeilDiv<int64_t>(args.window, kAttentionSegmentTokens) + 1);
-  return {row_chunks, args.num_sequences * args.kv.num_kv_heads * row_chunks, seen};
+  return {row_chunks, args.num_sequences * args.kv.num_kv_heads * row_chunks, MostSegments(args)};
 }
 
 int64_t NumParts(const DecodePlan& plan) { return plan.jobs * plan.splits * kTensorRows; }
@@ -515,14 +445,14 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                                   const ProcessorLimits& limits, cudaStream_t stream) {
   const DecodePlan plan = PlanDecode(args);
   auto* const accumulators = static_cast<float*>(scratch);
-  const TensorDecodeLaunch launch{.problem = ProblemOf(args),
-                                  .num_tokens = args.num_tokens,
-                                  .num_sequences = args.num_sequences,
-                                  .row_chunks = plan.row_chunks,
-                                  .splits = plan.splits,
-                                  .partials = reinterpret_cast<RowPartial*>(
-                                      accumulators + NumParts(plan) * args.kv.shape.head_dim),
-                                  .accumulators = accumulators};
+  const DecodeLaunch launch{.problem = ProblemOf(args),
+                            .num_tokens = args.num_tokens,
+                            .num_sequences = args.num_sequences,
+                            .row_chunks = plan.row_chunks,
+                            .splits = plan.splits,
+                            .partials = reinterpret_cast<RowPartial*>(
+                                accumulators + NumParts(plan) * args.kv.shape.head_dim),
+                            .accumulators = accumulators};
   const int64_t segments = plan.jobs * plan.splits;
   const bool wide = segments <= int64_t{kDecodeBlocks} * limits.num_processors;
   const cudaError_t error = ByHeadDim(args.kv.shape.head_dim, [&]<int kHeadDim>() {
@@ -537,9 +467,8 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                           .shared_bytes = size_t{kDecodeWarps} * kDecodeRingBytes},
                          stream, launch);
   });
-  if (error != cudaSuccess || plan.splits == 1) return error;
-  return Launch(TensorMergeKernel, {.blocks = plan.jobs * kTensorRows, .threads = kMergeThreads},
-                stream, launch);
+  if (error != cudaSuccess) return error;
+  return MergeSplits<Bf16Kv, kTensorRows, PowerMerge>(launch, plan.jobs, stream);
 }
 
 }  // namespace tandem

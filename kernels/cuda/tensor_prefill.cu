@@ -15,11 +15,8 @@ constexpr int kPrefillThreads = kPrefillWarps * kWarp;
 constexpr int kPrefillStages = 4;
 
 struct TensorPrefillLaunch {
-  AttentionProblem problem;
-  const int32_t* query_start;  // [S + 1]
-  const int32_t* num_cached;   // [S]
-  int64_t num_sequences;       // S
-  float4* totals;              // [block, thread's runs, thread]: what a block's segments had so far
+  PrefillLaunch jobs;
+  float4* totals;  // [block, thread's runs, thread]: what a block's segments had so far
 };
 
 constexpr size_t PrefillSharedBytes(int head_dim) {
@@ -32,7 +29,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, const RowJob& job) {
   using Rows = TensorRows<kHeadDim>;
   constexpr int kUnitBytes = Rows::kSubTiles * Rows::kSubTileBytes;
-  const AttentionProblem& problem = launch.problem;
+  const AttentionProblem& problem = launch.jobs.problem;
   const int thread = threadIdx.x;
   const int warp = thread / kWarp;
   Rows rows(problem, job, warp * kTensorRows);
@@ -54,18 +51,20 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
   int position = begin + own_sub * kKvSubTileTokens;
   SubTiles at(problem, job, position);
   const int32_t* const table = problem.block_table + job.sequence * problem.max_blocks;
-  int block = position < visible ? table[at.index()] : 0;
+  bool next_there = SeesSubTile(position, first_visible, visible);
+  int block = next_there ? table[at.index()] : 0;
   const std::byte* from = problem.kv.base;
   bool there = false;
   const auto copy = [&](int unit) {
     if (unit < num_units) {
       const bool is_value = unit % 2 == 1;
       if (!is_value) {
-        there = position < visible && position + kKvSubTileTokens > first_visible;
-        from = at.In<kHeadDim>(there ? block : 0);
+        there = next_there;
+        from = at.In(block);
         position += kAttentionTileTokens;
         at.Advance(kAttentionTileTokens);
-        block = position < visible ? table[at.index()] : 0;
+        next_there = SeesSubTile(position, first_visible, visible);
+        block = next_there ? table[at.index()] : 0;
       }
       CopySubTile<kHeadDim, 2 * kWarp>(
           from + (is_value ? at.ToValues() : 0), there, is_value, thread % (2 * kWarp),
@@ -149,35 +148,11 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
   rows.Finish(problem);
 }
 
-// As many blocks as the device holds; each takes every so manyth job, the last rows of a sequence
-// first, as they see most.
 template <int kHeadDim>
 __global__ void TANDEM_THREADS(kPrefillThreads, 1) TensorPrefillKernel(TensorPrefillLaunch launch) {
   BeginLaunch();
-  const AttentionProblem& problem = launch.problem;
-  const int num_kv_heads = problem.kv.num_kv_heads;
-  const int group = problem.num_heads / num_kv_heads;
-  int64_t job = blockIdx.x;
-  int64_t first_job = 0;
-  for (int64_t s = 0; s < launch.num_sequences; ++s) {
-    const int64_t start = launch.query_start[s];
-    const int64_t num_rows = (launch.query_start[s + 1] - start) * group;
-    const int64_t blocks = (num_rows + kPrefillRows - 1) / kPrefillRows;
-    for (; job < first_job + blocks * num_kv_heads; job += gridDim.x) {
-      const int64_t index = job - first_job;
-      const auto first_row = static_cast<int>((blocks - 1 - index / num_kv_heads) * kPrefillRows);
-      const int64_t rows_left = num_rows - first_row;
-      PrefillRows<kHeadDim>(
-          launch,
-          {.sequence = s,
-           .query_start = start,
-           .num_cached = launch.num_cached[s],
-           .kv_head = static_cast<int>(index % num_kv_heads),
-           .first_row = first_row,
-           .num_rows = static_cast<int>(rows_left < kPrefillRows ? rows_left : kPrefillRows)});
-    }
-    first_job += blocks * num_kv_heads;
-  }
+  ForEachPrefillJob<kPrefillRows>(launch.jobs,
+                                  [&](const RowJob& job) { PrefillRows<kHeadDim>(launch, job); });
 }
 
 }  // namespace
@@ -191,10 +166,7 @@ size_t TensorPrefillScratchBytes(const KvTileShape& shape, const ProcessorLimits
 
 cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* scratch,
                                    const ProcessorLimits& limits, cudaStream_t stream) {
-  const TensorPrefillLaunch launch{.problem = ProblemOf(args),
-                                   .query_start = args.query_start,
-                                   .num_cached = args.num_cached,
-                                   .num_sequences = args.num_sequences,
+  const TensorPrefillLaunch launch{.jobs = PrefillLaunchOf(args),
                                    .totals = static_cast<float4*>(scratch)};
   return ByHeadDim(args.kv.shape.head_dim, [&]<int kHeadDim>() {
     return Launch(TensorPrefillKernel<kHeadDim>,

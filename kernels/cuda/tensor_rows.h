@@ -18,24 +18,25 @@
 #include <cstdint>
 
 #include "kernels/api/attention.h"
-#include "kernels/cuda/attention_rows.h"
+#include "kernels/cuda/attention_jobs.h"
 #include "kernels/cuda/kv_tile.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/support/vector_math.h"
 
 namespace tandem {
 
-// 2^x for x <= 0, within 3e-7 of it; 0 below −125. Coefficients fit the Chebyshev nodes of |r| <=
-// ½.
+// 2^x for x <= 0, within 4e-7 of it; 0 below −125; a NaN of a NaN. Coefficients fit (2^r − 1) / r
+// at the Chebyshev nodes of |r| <= ½.
 __device__ __forceinline__ float Exp2(float x) {
-  const float shifted = x + kRoundFloat;
-  const float r = x - (shifted - kRoundFloat);
+  constexpr float kRound = kRoundFloat + 127.0f;  // So that a sum's low bits are an exponent.
+  const float shifted = x + kRound;
+  const float r = x - (shifted - kRound);
   float y = __fmaf_rn(r, 0x1.5ec866p-10f, 0x1.3cbf6p-7f);
   y = __fmaf_rn(r, y, 0x1.c6afeep-5f);
   y = __fmaf_rn(r, y, 0x1.ebfa4cp-3f);
   y = __fmaf_rn(r, y, 0x1.62e43p-1f);
   y = __fmaf_rn(r, y, 1.0f);
-  y = __uint_as_float(__float_as_uint(y) + (__float_as_uint(shifted) << 23));
+  y = y * __uint_as_float(__float_as_uint(shifted) << 23);
   return x < -125.0f ? 0.0f : y;
 }
 

@@ -16,11 +16,10 @@ class SubTiles {
  public:
   __device__ SubTiles(const AttentionProblem& problem, const RowJob& job, int position)
       : problem_(problem),
+        kv_head_(job.kv_head),
         block_tokens_(problem.kv.shape.block_tokens),
         index_(position / block_tokens_),
-        offset_(position - index_ * block_tokens_),
-        base_(problem.kv.base + problem.kv.layer_offset_bytes +
-              static_cast<size_t>(job.kv_head) * problem.kv.tile_bytes) {}
+        offset_(position - index_ * block_tokens_) {}
 
   // So many positions on.
   __device__ void Advance(int tokens) {
@@ -28,10 +27,8 @@ class SubTiles {
   }
   __device__ int index() const { return index_; }  // in the block table
   // The sub-tile of K, in `block`.
-  template <int kHeadDim>
   __device__ const std::byte* In(int block) const {
-    return base_ + static_cast<size_t>(block) * problem_.kv.block_stride_bytes +
-           static_cast<size_t>(offset_ / kKvSubTileTokens) * TensorScores<kHeadDim>::kSubTileBytes;
+    return SubTileAt<Bf16Kv>(problem_.kv, block, offset_, kv_head_);
   }
   // From there to V.
   __device__ size_t ToValues() const {
@@ -40,10 +37,10 @@ class SubTiles {
 
  private:
   const AttentionProblem& problem_;
+  const int kv_head_;
   const int block_tokens_;
   int index_;
   int offset_;
-  const std::byte* const base_;
 };
 
 // A sub-tile by kThreads threads, or zeros where no row of the job sees any of it.
@@ -57,6 +54,11 @@ __device__ __forceinline__ void CopySubTile(const std::byte* from, bool there, b
     if (Rows::kSubTilePieces % kThreads != 0 && piece >= Rows::kSubTilePieces) break;
     CopyAsync16(to + Rows::PieceAt(is_value, piece), from + piece * 16, there);
   }
+}
+
+// Whether any row that sees positions [first_visible, end) sees some of a sub-tile.
+__device__ __forceinline__ bool SeesSubTile(int position, int first_visible, int end) {
+  return position < end && position + kKvSubTileTokens > first_visible;
 }
 
 // Scales of two parts that become one, by powers of two.

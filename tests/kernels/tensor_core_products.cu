@@ -1,7 +1,8 @@
+#include "tests/kernels/tensor_core_products.h"
+
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/simt.h"
-#include "tests/kernels/tensor_core_products.h"
 
 namespace tandem {
 namespace {

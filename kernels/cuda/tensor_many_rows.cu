@@ -1,0 +1,174 @@
+// A linear layer of many rows on the tensor cores. A block has 256 outputs of 128 rows; each of
+// eight warps copies a part of both, and multiplies 64 outputs with 64 rows.
+
+#include "kernels/cuda/tensor_ring.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kTileThreads = kWarps * kWarp;
+constexpr int kTilePanels = 16;
+constexpr int kTileWarpPanels = 4;  // 64 outputs
+constexpr int kTileWarpTiles = 8;   // 64 rows
+
+// A warp's sums on their way out: rows so far apart that lanes write to different banks.
+constexpr int kTileWarpRows = kTileWarpTiles * kProductRows;
+constexpr int kTileWarpOutputs = kTileWarpPanels * kPanelOutputs;
+constexpr int kStagedRow = kTileWarpOutputs + 4;
+
+// By a warp: its rows, from `first_row` on, of its outputs, from `first_output` on; two a lane.
+template <typename Product>
+__device__ __forceinline__ void StoreStaged(const TensorLaunch& launch, SharedPtr<float> staged,
+                                            int64_t first_row, int64_t first_output) {
+  static_assert(kTileWarpOutputs == 2 * kWarp);
+  const PackedLinear& layer = launch.layer;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t n = first_output + lane;
+  const bool there[2] = {n < layer.out_features, n + kWarp < layer.out_features};
+  float scale[2] = {1.0f, 1.0f};
+  float bias[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (Product::kScaled && there[i]) scale[i] = layer.scales[n + i * kWarp];
+    if (launch.bias != nullptr && there[i]) bias[i] = launch.bias[n + i * kWarp];
+  }
+  const int64_t rows_left = launch.num_rows - first_row;
+#pragma unroll 1
+  for (int row = 0; row < kTileWarpRows && row < rows_left; ++row) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = staged[row * kStagedRow + i * kWarp + lane];
+      if constexpr (Product::kScaled) sum = sum * ScaleOf(launch, first_row + row, 0) * scale[i];
+      if (launch.bias != nullptr) sum = sum + bias[i];
+      if (!there[i]) continue;
+      Store(layer.output_dtype, launch.output,
+            (first_row + row) * layer.out_features + n + i * kWarp, sum);
+    }
+  }
+}
+
+// One block a (tile of outputs, tile of rows, segment); warp w has panels w % 4, rows w / 4.
+template <typename Product>
+__global__ void TANDEM_THREADS(kTileThreads, 1) ManyRowsKernel(TensorLaunch launch) {
+  const PackedLinear& layer = launch.layer;
+  const int warp = threadIdx.x / kWarp;
+  const int64_t output_tiles = (NumPanels(layer) + kTilePanels - 1) / kTilePanels;
+  const int64_t first_panel = blockIdx.x / launch.row_chunks % output_tiles * kTilePanels;
+  const int64_t first_row = int64_t{blockIdx.x % launch.row_chunks} * kTileRows;
+  const auto segment = static_cast<int>(blockIdx.x / (output_tiles * launch.row_chunks));
+  const int64_t panels_left = NumPanels(layer) - first_panel;
+  const int64_t rows_left = launch.num_rows - first_row;
+  const Pass pass = {
+      .segment = segment,
+      .first_panel = static_cast<int>(first_panel),
+      .num_panels = static_cast<int>(panels_left < kTilePanels ? panels_left : kTilePanels),
+      .first_row = first_row,
+      .num_rows = static_cast<int>(rows_left < kTileRows ? rows_left : kTileRows),
+      .blocks = BlocksOf(layer, segment)};
+  Ring ring(launch.ring);
+  ring.Init(kWarps * WarpCopyArrivals() + kTileThreads);
+  BeginLaunch();
+
+  // So that a stage is filled whose last reader has gone on to another since.
+  const int ahead = launch.ring.stages - 2;
+  const RowCopier<kTileRows, kTileThreads> rows(launch, pass, threadIdx.x);
+  Ring filling = ring;
+  int filled = pass.blocks.begin;
+  const auto fill = [&] {
+    if (filled >= pass.blocks.end) return;
+    filling.WaitUntilFree();
+    CopyPanels(launch, pass, warp * (kTilePanels / kWarps), kTilePanels / kWarps, filled, filling);
+    rows.Copy(filled, filling);
+    filling.Next();
+    ++filled;
+  };
+  for (int stage = 0; stage < ahead; ++stage) fill();
+
+  const int warp_panel = warp % 4 * kTileWarpPanels;
+  const int warp_row = warp / 4 * kTileWarpTiles * kProductRows;
+  const int panels_of_warp = pass.num_panels - warp_panel;
+  const LanePlaces places(warp_panel, warp_row);
+  typename Product::Sum sums[kTileWarpPanels][kTileWarpTiles][4] = {};
+  for (int block = pass.blocks.begin; block < pass.blocks.end; ++block) {
+    fill();
+    ring.WaitUntilFull();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const SharedPtr<std::byte> from = ring.panels() + places.weights + half * 2 * kStepPanelBytes;
+      uint4 w[kTileWarpPanels][2] = {};
+#pragma unroll
+      for (int p = 0; p < kTileWarpPanels; ++p) {
+        if (p >= panels_of_warp) break;
+        w[p][0] = LoadWeights(from + p * kBlockPanelBytes);
+        w[p][1] = LoadWeights(from + p * kBlockPanelBytes + kStepPanelBytes);
+      }
+      const SharedPtr<std::byte> from_rows = ring.rows() + places.rows[half];
+#pragma unroll
+      for (int tile = 0; tile < kTileWarpTiles; ++tile) {
+        uint32_t x[2][2];
+        LoadRows(from_rows + tile * kProductRows * kInputBlockBytes, x);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int p = 0; p < kTileWarpPanels; ++p) {
+            Product::Multiply(sums[p][tile], w[p][i], x[i]);
+          }
+        }
+      }
+    }
+    ring.Leave();
+    ring.Next();
+  }
+  if (layer.segmented) {
+#pragma unroll
+    for (int p = 0; p < kTileWarpPanels; ++p) {
+      if (p >= panels_of_warp) break;
+#pragma unroll
+      for (int tile = 0; tile < kTileWarpTiles; ++tile) {
+        StoreProduct<Product>(launch, pass, first_panel + warp_panel + p,
+                              warp_row / kProductRows + tile, sums[p][tile]);
+      }
+    }
+    return;
+  }
+  // Through shared memory, so that a row's outputs are stored together, and by little code.
+  __syncthreads();  // All have left the ring.
+  const SharedPtr<float> staged =
+      SharedCast<float>(SharedMemory() + kBarrierBytes) + warp * (kStagedRow * kTileWarpRows);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int p = 0; p < kTileWarpPanels; ++p) {
+#pragma unroll
+    for (int tile = 0; tile < kTileWarpTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        staged[(tile * kProductRows + lane % 4 * 2 + i % 2) * kStagedRow + p * kPanelOutputs +
+               lane / 4 + i / 2 * 8] = static_cast<float>(sums[p][tile][i]);
+      }
+    }
+  }
+  __syncwarp();
+  StoreStaged<Product>(launch, staged, first_row + warp_row,
+                       (first_panel + warp_panel) * kPanelOutputs);
+}
+
+}  // namespace
+
+cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
+                           TensorLaunch* to_fill) {
+  TensorLaunch& launch = *to_fill;
+  const PackedLinear& layer = launch.layer;
+  launch.row_chunks = static_cast<int>(CeilDiv<int64_t>(launch.num_rows, kTileRows));
+  launch.ring = {.panels = kTilePanels, .rows = kTileRows};
+  SetStages(limits, &launch.ring);
+  const auto kernel = layer.weight_type == WeightType::kInt8 ? ManyRowsKernel<Int8Product>
+                                                             : ManyRowsKernel<Bf16Product>;
+  return Launch(kernel,
+                {.blocks = CeilDiv<int64_t>(NumPanels(layer), kTilePanels) * launch.row_chunks *
+                           (layer.segmented ? kNumLinearSegments : 1),
+                 .threads = kTileThreads,
+                 .shared_bytes = SharedBytes(launch.ring)},
+                stream, launch);
+}
+
+}  // namespace tandem

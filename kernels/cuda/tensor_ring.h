@@ -1,0 +1,324 @@
+// What linear layers on the tensor cores have in common, few rows (tensor_few_rows.cu) and more
+// (tensor_many_rows.cu): the ring that weights and rows come through, what lanes read of it, and
+// where sums go.
+//
+// A ring is made of stages, a block of inputs each. A stage is full once its copies are there, and
+// free once the warps that multiply have left it.
+
+#ifndef TANDEM_KERNELS_CUDA_TENSOR_RING_H_
+#define TANDEM_KERNELS_CUDA_TENSOR_RING_H_
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/cuda_linear.h"
+#include "kernels/cuda/numbers.h"
+#include "kernels/cuda/packed_weights.h"
+#include "kernels/cuda/simt.h"
+#include "runtime/base/math.h"
+
+namespace tandem {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = 8;        // that multiply
+inline constexpr int kProductRows = 8;  // of one product
+// Pieces of 16 bytes that a stage has of a row.
+inline constexpr int kRowPieces = kInputBlockBytes / kChunkBytes;
+
+struct Bf16Product {
+  using Sum = float;
+  static constexpr bool kScaled = false;
+  __device__ static void Multiply(float (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
+    const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
+    MmaBf16(d, of_a, b);
+  }
+};
+struct Int8Product {
+  using Sum = int32_t;
+  static constexpr bool kScaled = true;
+  __device__ static void Multiply(int32_t (&d)[4], const uint4& a, const uint32_t (&b)[2]) {
+    const uint32_t of_a[4] = {a.x, a.y, a.z, a.w};
+    MmaInt8(d, of_a, b);
+  }
+};
+
+// A ring in shared memory, behind its barriers.
+struct RingShape {
+  int panels;  // that a stage has room for
+  int rows;
+  int stages = 0;
+  TANDEM_ANYWHERE int stage_bytes() const {
+    return panels * kBlockPanelBytes + rows * kInputBlockBytes;
+  }
+};
+inline constexpr int kMaxStages = 32;
+inline constexpr int kBarrierBytes = 2 * kMaxStages * 8;
+
+struct TensorLaunch {
+  PackedLinear layer;
+  TensorInputs inputs;
+  const float* bias;     // [N], or null
+  void* output;          // [R, N]
+  int64_t num_rows;      // R
+  float4* segment_sums;  // As SegmentSumsAt has them; where there are segments
+  RingShape ring;
+  int row_chunks;   // of so many rows as the ring has
+  int pass_panels;  // that a block of few rows multiplies at once
+};
+
+TANDEM_ANYWHERE inline int64_t NumPanels(const PackedLinear& layer) {
+  return (layer.out_features + kPanelOutputs - 1) / kPanelOutputs;
+}
+
+// Blocks of inputs of a segment, or all.
+struct BlockRange {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ BlockRange BlocksOf(const PackedLinear& layer, int segment) {
+  if (!layer.segmented) return {0, static_cast<int>(layer.num_chunks)};
+  const int inputs = BlockInputs(layer.weight_type);
+  static_assert(kLinearSegmentMultiple % BlockInputs(WeightType::kInt8) == 0);
+  const int64_t begin = LinearSegmentBegin(layer.in_features, segment) / inputs;
+  const int64_t end = segment + 1 == kNumLinearSegments
+                          ? layer.num_chunks
+                          : LinearSegmentBegin(layer.in_features, segment + 1) / inputs;
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// The ring as one of its threads sees it, stage after stage. A stage has panels, then rows.
+class Ring {
+ public:
+  __device__ explicit Ring(const RingShape& shape)
+      : shape_(shape),
+        stage_bytes_(shape.stage_bytes()),
+        rows_at_(shape.panels * kBlockPanelBytes),
+        memory_(SharedMemory() + kBarrierBytes),
+        full_(SharedCast<uint64_t>(SharedMemory())),
+        left_(shape.stages) {}
+
+  // By all threads, before anything else: how many arrive at a stage that they fill.
+  __device__ void Init(int arrivals) {
+    const int stage = threadIdx.x;
+    if (stage < shape_.stages) {
+      InitPhases(full_ + stage, arrivals);
+      InitPhases(full_ + kMaxStages + stage, kWarps);
+    }
+    __syncthreads();
+  }
+
+  __device__ SharedPtr<std::byte> panels() const { return memory_; }
+  __device__ SharedPtr<std::byte> rows() const { return memory_ + rows_at_; }
+  __device__ SharedPtr<uint64_t> full() const { return full_; }
+
+  __device__ void WaitUntilFree() const { WaitForPhase(full_ + kMaxStages, !odd_); }
+  __device__ void WaitUntilFull() const { WaitForPhase(full_, odd_); }
+  // By a warp that multiplies.
+  __device__ void Leave() const {
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) Arrive(full_ + kMaxStages);
+  }
+  __device__ void Next() {
+    memory_ = memory_ + stage_bytes_;
+    full_ = full_ + 1;
+    if (--left_ > 0) return;
+    left_ = shape_.stages;
+    memory_ = memory_ + -left_ * stage_bytes_;
+    full_ = full_ + -left_;
+    odd_ = !odd_;
+  }
+
+ private:
+  const RingShape& shape_;
+  const int stage_bytes_;
+  const int rows_at_;
+  SharedPtr<std::byte> memory_;  // of the stage
+  SharedPtr<uint64_t> full_;     // Its barriers: this, and that for being free.
+  int left_;                     // stages to the end of the ring
+  bool odd_ = false;
+};
+
+// Pieces of 16 bytes of a row lie in other places from row to row, so that eight rows' pieces of
+// one step are in different banks.
+__device__ __forceinline__ int RowPieceAt(int row, int piece) {
+  return row * kInputBlockBytes + (piece ^ (row % 8)) * kChunkBytes;
+}
+
+// What a block multiplies at once: panels by rows over a segment's inputs.
+struct Pass {
+  int segment;
+  int first_panel;
+  int num_panels;
+  int64_t first_row;
+  int num_rows;
+  BlockRange blocks;
+};
+
+// By a warp: panels [begin, begin + count) of the pass. It arrives.
+__device__ __forceinline__ void CopyPanels(const TensorLaunch& launch, const Pass& pass, int begin,
+                                           int count, int block, const Ring& ring) {
+  const PackedLinear& layer = launch.layer;
+  const int left = pass.num_panels - begin;
+  const std::byte* const from =
+      layer.panels +
+      (int64_t{block} * NumPanels(layer) + pass.first_panel + begin) * kBlockPanelBytes;
+  CopyByWarp(ring.panels() + begin * kBlockPanelBytes, from,
+             (left < 0 ? 0 : Least(count, left)) * kBlockPanelBytes, ring.full());
+}
+
+// Copies kRows rows of a pass with kThreads threads, of which this is the `thread`-th: each some
+// rows' pieces of one place, and it arrives. Rows that are none, and inputs behind the last one,
+// are zeros.
+template <int kRows, int kThreads>
+class RowCopier {
+ public:
+  __device__ RowCopier(const TensorLaunch& launch, const Pass& pass, int thread)
+      : row_bytes_(launch.inputs.row_bytes),
+        from_(launch.inputs.rows + (pass.first_row + thread / kRowPieces) * row_bytes_),
+        first_row_(thread / kRowPieces),
+        rows_left_(pass.num_rows - first_row_),
+        piece_(thread % kRowPieces),
+        to_(RowPieceAt(first_row_, piece_)) {}
+
+  __device__ void Copy(int block, const Ring& ring) const {
+    const int64_t at = int64_t{block} * kInputBlockBytes + piece_ * kChunkBytes;
+    const std::byte* from = from_ + at;
+    const int left = at < row_bytes_ ? rows_left_ : 0;
+    const SharedPtr<std::byte> to = ring.rows() + to_;
+#pragma unroll
+    for (int i = 0; i < kRows / kStride; ++i) {
+      const bool there = i * kStride < left;
+      CopyAsync16(to + i * kStride * kInputBlockBytes, there ? from : from_, there);
+      from += kStride * row_bytes_;
+    }
+    ArriveBehindCopies(ring.full());
+  }
+
+ private:
+  static constexpr int kStride = kThreads / kRowPieces;     // rows
+  static_assert(kRows % kStride == 0 && kStride % 8 == 0);  // As RowPieceAt wants it.
+
+  const int64_t row_bytes_;
+  const std::byte* const from_;  // of the first row
+  const int first_row_;
+  const int rows_left_;
+  const int piece_;
+  const int to_;
+};
+
+// Where a lane finds what it gives products, in any stage.
+struct LanePlaces {
+  int weights;  // of panel 0, step 0
+  int rows[2];  // of row 0, steps 0 and 2, each with the step behind it
+
+  __device__ LanePlaces(int panel, int row) {
+    const int lane = threadIdx.x % kWarp;
+    weights = panel * kBlockPanelBytes + lane * kChunkBytes;
+    for (int half = 0; half < 2; ++half) {
+      rows[half] = RowPieceAt(row + lane % 8, half * 4 + lane / 8);
+    }
+  }
+};
+
+// The rows' part of two products of a half of a stage, of 8 rows.
+__device__ __forceinline__ void LoadRows(SharedPtr<std::byte> from, uint32_t (&two)[2][2]) {
+  uint32_t words[4];
+  LoadMatrices(words, from);
+  two[0][0] = words[0];
+  two[0][1] = words[1];
+  two[1][0] = words[2];
+  two[1][1] = words[3];
+}
+__device__ __forceinline__ uint4 LoadWeights(SharedPtr<std::byte> from) {
+  return SharedCast<uint4>(from)[0];
+}
+
+__device__ __forceinline__ float ScaleOf(const TensorLaunch& launch, int64_t row, int segment) {
+  return launch.inputs.row_scales[row * kNumLinearSegments + segment];
+}
+
+// A lane's sums of one product are outputs l / 4 and 8 more of rows 2 · (l % 4) and the next, as
+// the rows are counted from `first_row` on.
+__device__ __forceinline__ void StoreRows(const TensorLaunch& launch, int64_t first_row,
+                                          int64_t panel, const float (&sums)[4]) {
+  const PackedLinear& layer = launch.layer;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t row = first_row + lane % 4 * 2;
+  const int64_t rows_left = launch.num_rows - row;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const int64_t n = panel * kPanelOutputs + lane / 4 + i * 4;
+    if (n >= layer.out_features) continue;
+    const float scale = layer.scales == nullptr ? 1.0f : layer.scales[n];
+    const float bias = launch.bias == nullptr ? 0.0f : launch.bias[n];
+    const int64_t at = row * layer.out_features + n;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (r >= rows_left) break;
+      float sum = sums[i + r];
+      if (layer.scales != nullptr) sum = sum * scale;
+      if (launch.bias != nullptr) sum = sum + bias;
+      Store(layer.output_dtype, launch.output, at + r * layer.out_features, sum);
+    }
+  }
+}
+
+// Sums of segments are kept as lanes have them: [segment, row chunk, panel, product, lane].
+__device__ __forceinline__ int64_t SegmentSumsAt(const TensorLaunch& launch, int segment,
+                                                 int64_t chunk, int64_t panel, int product) {
+  const int products = launch.ring.rows / kProductRows;
+  return (((segment * launch.row_chunks + chunk) * NumPanels(launch.layer) + panel) * products +
+          product) *
+             kWarp +
+         static_cast<int>(threadIdx.x % kWarp);
+}
+
+// By a warp: what it has of a panel and of 8 rows of a pass, the `product`-th.
+template <typename Product>
+__device__ __forceinline__ void StoreProduct(const TensorLaunch& launch, const Pass& pass,
+                                             int64_t panel, int product,
+                                             const typename Product::Sum (&sums)[4]) {
+  float values[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[i] = static_cast<float>(sums[i]);
+    if constexpr (Product::kScaled) {
+      const int row = product * kProductRows + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+      values[i] = row < pass.num_rows
+                      ? values[i] * ScaleOf(launch, pass.first_row + row, pass.segment)
+                      : 0.0f;
+    }
+  }
+  if (launch.layer.segmented) {
+    launch.segment_sums[SegmentSumsAt(launch, pass.segment, pass.first_row / launch.ring.rows,
+                                      panel, product)] =
+        make_float4(values[0], values[1], values[2], values[3]);
+    return;
+  }
+  StoreRows(launch, pass.first_row + product * kProductRows, panel, values);
+}
+
+// ---- launches, which fill in the rest of `launch` ----
+
+inline constexpr int kTileRows = 128;  // of a block of many
+cudaError_t LaunchFewRows(const ProcessorLimits& limits, cudaStream_t stream, TensorLaunch* launch);
+cudaError_t LaunchManyRows(const ProcessorLimits& limits, cudaStream_t stream,
+                           TensorLaunch* launch);
+
+inline size_t SharedBytes(const RingShape& ring) {
+  return static_cast<size_t>(kBarrierBytes) +
+         static_cast<size_t>(ring.stages) * static_cast<size_t>(ring.stage_bytes());
+}
+// As many stages as there is room for.
+inline void SetStages(const ProcessorLimits& limits, RingShape* ring) {
+  constexpr int kReservedBytes = 1024;  // A block has them besides.
+  const int room = static_cast<int>(limits.max_shared_bytes) - kReservedBytes - kBarrierBytes;
+  ring->stages = std::min(kMaxStages, room / ring->stage_bytes());
+}
+
+}  // namespace tandem
+
+#endif  // TANDEM_KERNELS_CUDA_TENSOR_RING_H_
