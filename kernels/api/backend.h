@@ -22,6 +22,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/api/attention.h"
@@ -181,6 +182,16 @@ class Backend {
   virtual absl::Status CopyBlocks(const CopyBlocksArgs& args) = 0;
   virtual absl::Status ChecksumBlocks(const ChecksumBlocksArgs& args) = 0;
   virtual absl::Status DiscardBlocks(const DiscardBlocksArgs& args) = 0;
+
+  // Enqueues what `enqueue` does: operations on the device alone, no copies, samples or blocks. A
+  // backend may keep them and, at a later call with the same key, enqueue them again instead of
+  // calling: a key says which operations, on what addresses. It keeps nothing beyond a free of any
+  // of its memory.
+  virtual absl::Status Replay(std::span<const int64_t> key,
+                              absl::FunctionRef<absl::Status()> enqueue) {
+    static_cast<void>(key);
+    return enqueue();
+  }
 
   // Any thread. Grows with every small piece of work, also in the middle of an operation; a GPU's
   // when somebody has seen a point of its stream passed.

@@ -75,31 +75,32 @@ struct DecodeLaunch {
   const int32_t* num_tokens;  // [S]
   int64_t num_sequences;      // S
   int row_chunks;             // of a KV head's group
+  int chunk_rows;             // at most
   int64_t splits;             // segments of a job that are apart; 1: all are together
-  RowPartial* partials;       // [S, G, chunk, split, rows of a chunk]
+  RowPartial* partials;       // [S, G, chunk, split, chunk_rows]
   float* accumulators;        // [the same, D']
 
-  __device__ int64_t num_jobs() const {
-    return num_sequences * problem.kv.num_kv_heads * row_chunks;
+  // A grid has more blocks than these: 32 bits, which are divided sooner.
+  __device__ unsigned num_jobs() const {
+    return static_cast<unsigned>(num_sequences) * problem.kv.num_kv_heads * row_chunks;
   }
-  // Job `index` counts chunks, KV heads and sequences.
-  template <int kRows>
-  __device__ RowJob Job(int64_t index) const {
+  // Job `index` counts chunks, KV heads and sequences. It waits for no launch: counts and tables
+  // come from the host.
+  __device__ RowJob Job(unsigned index) const {
     const int group = problem.num_heads / problem.kv.num_kv_heads;
-    const int64_t heads = index / row_chunks;
-    const int64_t sequence = heads / problem.kv.num_kv_heads;
-    const int first = static_cast<int>(index % row_chunks) * kRows;
+    const unsigned heads = index / row_chunks;
+    const unsigned sequence = heads / problem.kv.num_kv_heads;
+    const int first = static_cast<int>(index % row_chunks) * chunk_rows;
     return {.sequence = sequence,
             .query_start = sequence,
             .num_cached = num_tokens[sequence] - 1,
             .kv_head = static_cast<int>(heads % problem.kv.num_kv_heads),
             .first_row = first,
-            .num_rows = Least(group - first, kRows)};
+            .num_rows = Least(group - first, chunk_rows)};
   }
   // Where the rows of a job's split are among partials and accumulators.
-  template <int kRows>
   __device__ int64_t PartOf(int64_t index, int64_t split) const {
-    return (index * splits + split) * kRows;
+    return (index * splits + split) * chunk_rows;
   }
 };
 
@@ -115,21 +116,22 @@ inline constexpr int kMergeThreads = 128;
 
 // One block a row of a job: merges its splits, left to right, a number of the output as
 // Merge::Add(right, right_accumulator, &left, &left_accumulator) does.
-template <typename Kv, int kRows, typename Merge>
+template <typename Kv, typename Merge>
 __global__ void TANDEM_THREADS(kMergeThreads, 1) MergeKernel(DecodeLaunch launch) {
   BeginLaunch();
   const AttentionProblem& problem = launch.problem;
   const int head_dim = problem.kv.shape.head_dim;
   const int padded = PaddedHeadDim(head_dim);
-  const int64_t index = blockIdx.x / kRows;
-  const int row = blockIdx.x % kRows;
-  const RowJob job = launch.Job<kRows>(index);
+  const int chunk_rows = launch.chunk_rows;
+  const unsigned index = blockIdx.x / chunk_rows;
+  const auto row = static_cast<int>(blockIdx.x % chunk_rows);
+  const RowJob job = launch.Job(index);
   const int segments = SegmentsSeen(problem, job.num_cached + 1).count;
   if (segments == 1 || row >= job.num_rows) return;
   const int group = problem.num_heads / problem.kv.num_kv_heads;
   const int64_t head = int64_t{job.kv_head} * group + job.first_row + row;
   const int64_t to = (job.sequence * problem.num_heads + head) * head_dim;
-  const int64_t part = launch.PartOf<kRows>(index, 0) + row;
+  const int64_t part = launch.PartOf(index, 0) + row;
   const RowPartial* const partials = launch.partials + part;
   for (int d = threadIdx.x; d < head_dim; d += kMergeThreads) {
     const float* const accumulators = launch.accumulators + part * padded + d;
@@ -137,17 +139,18 @@ __global__ void TANDEM_THREADS(kMergeThreads, 1) MergeKernel(DecodeLaunch launch
     float acc = accumulators[0];
 #pragma unroll 16
     for (int s = 1; s < segments; ++s) {
-      Merge::Add(partials[s * kRows], accumulators[int64_t{s} * kRows * padded], &total, &acc);
+      const int64_t at = int64_t{s} * chunk_rows;
+      Merge::Add(partials[at], accumulators[at * padded], &total, &acc);
     }
     Store(Kv::kDType, problem.output, to + d, acc / total.sum + 0.0f);
   }
 }
 
-template <typename Kv, int kRows, typename Merge>
+template <typename Kv, typename Merge>
 cudaError_t MergeSplits(const DecodeLaunch& launch, int64_t num_jobs, cudaStream_t stream) {
   if (launch.splits == 1) return cudaSuccess;
-  return Launch(MergeKernel<Kv, kRows, Merge>,
-                {.blocks = num_jobs * kRows, .threads = kMergeThreads}, stream, launch);
+  return Launch(MergeKernel<Kv, Merge>,
+                {.blocks = num_jobs * launch.chunk_rows, .threads = kMergeThreads}, stream, launch);
 }
 
 // ---- prefill ----

@@ -22,9 +22,9 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
     DecodeKernel(DecodeLaunch launch) {
   BeginLaunch();
   const AttentionProblem& problem = launch.problem;
-  const int64_t index = blockIdx.x % launch.num_jobs();
+  const unsigned index = blockIdx.x % launch.num_jobs();
   const auto split = static_cast<int>(blockIdx.x / launch.num_jobs());
-  AttentionRows<Kv, kRows, kMaxHeadDim, kExact> rows(problem, launch.Job<kRows>(index));
+  AttentionRows<Kv, kRows, kMaxHeadDim, kExact> rows(problem, launch.Job(index));
   const int begin = rows.first_segment();
   const int end = rows.end_segment();
   if (launch.splits == 1) {
@@ -33,7 +33,7 @@ __global__ void TANDEM_THREADS(kAttentionThreads, AttentionBlocks<Kv>(kRows, kMa
   }
   const int segment = begin + split;
   if (segment >= end) return;
-  const int64_t part = launch.PartOf<kRows>(index, split);
+  const int64_t part = launch.PartOf(index, split);
   rows.Run(segment, segment + 1, /*whole=*/end - begin == 1, launch.partials + part,
            launch.accumulators + part * PaddedHeadDim(problem.kv.shape.head_dim));
 }
@@ -84,7 +84,7 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream) {
               .shared_bytes = Rows::SharedBytes(launch.problem.kv.shape.head_dim)},
              stream, launch);
   if (error != cudaSuccess) return error;
-  return MergeSplits<Kv, kRows, ExpMerge>(launch, jobs, stream);
+  return MergeSplits<Kv, ExpMerge>(launch, jobs, stream);
 }
 
 // ---- prefill ----
@@ -149,6 +149,7 @@ cudaError_t CudaDecodeAttention(const HostDecodeAttentionArgs& args, int num_pro
       .num_tokens = args.num_tokens,
       .num_sequences = args.num_sequences,
       .row_chunks = plan.row_chunks,
+      .chunk_rows = plan.rows,
       .splits = plan.splits,
       .partials = partials,
       .accumulators = reinterpret_cast<float*>(partials + NumParts(args, plan))};

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_blocks.h"
+#include "kernels/cuda/cuda_graphs.h"
 #include "kernels/cuda/cuda_linear.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_rows.h"
@@ -62,6 +63,7 @@ class CudaBackend final : public Backend {
         limits_{.num_processors = properties.multiProcessorCount,
                 .max_shared_bytes = properties.sharedMemPerBlockOptin},
         stream_(std::move(stream)),
+        graphs_(stream_->get()),
         scratch_(CudaScratch::Kind::kDevice, stream_->get()),
         checksums_(CudaScratch::Kind::kDevice, stream_->get()),
         logits_(CudaScratch::Kind::kPinned, stream_->get()) {}
@@ -185,7 +187,7 @@ class CudaBackend final : public Backend {
     TANDEM_CHECK(op != nullptr) << "a linear layer prepared by another backend";
     if (args.num_rows == 0) return absl::OkStatus();
     TANDEM_ASSIGN_OR_RETURN(void* const scratch,
-                            scratch_.Get(CudaLinearScratchBytes(op->layer(), args.num_rows)));
+                            ScratchOf(CudaLinearScratchBytes(op->layer(), args.num_rows)));
     return Enqueued(CudaLinear(op->layer(), OnHost(args), scratch, limits_, stream_->get()));
   }
 
@@ -197,10 +199,10 @@ class CudaBackend final : public Backend {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
     if (OnTensorCores(args.kv.shape)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
-                              scratch_.Get(TensorDecodeScratchBytes(OnHost(args))));
+                              ScratchOf(TensorDecodeScratchBytes(OnHost(args))));
       return Enqueued(TensorDecodeAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
-    TANDEM_ASSIGN_OR_RETURN(void* const scratch, scratch_.Get(CudaDecodeScratchBytes(
+    TANDEM_ASSIGN_OR_RETURN(void* const scratch, ScratchOf(CudaDecodeScratchBytes(
                                                      OnHost(args), limits_.num_processors)));
     return Enqueued(
         CudaDecodeAttention(OnHost(args), limits_.num_processors, scratch, stream_->get()));
@@ -209,7 +211,7 @@ class CudaBackend final : public Backend {
     TANDEM_RETURN_IF_ERROR(CheckKv(args));
     if (OnTensorCores(args.kv.shape)) {
       TANDEM_ASSIGN_OR_RETURN(void* const scratch,
-                              scratch_.Get(TensorPrefillScratchBytes(args.kv.shape, limits_)));
+                              ScratchOf(TensorPrefillScratchBytes(args.kv.shape, limits_)));
       return Enqueued(TensorPrefillAttention(OnHost(args), scratch, limits_, stream_->get()));
     }
     return Enqueued(CudaPrefillAttention(OnHost(args), limits_.num_processors, stream_->get()));
@@ -260,11 +262,17 @@ class CudaBackend final : public Backend {
 
   absl::Status DiscardBlocks(const DiscardBlocksArgs& args) override { return Validate(args); }
 
+  absl::Status Replay(std::span<const int64_t> key,
+                      absl::FunctionRef<absl::Status()> enqueue) override {
+    return graphs_.Replay(key, enqueue);
+  }
+
   uint64_t work_done() const override { return work_done_; }
 
  protected:
   // cudaFree waits for the device.
   void Free(DevicePtr<std::byte> data, size_t /*size_bytes*/) override {
+    graphs_.Forget();
     (void)cudaFree(OnHost(data));
   }
   void FreePinned(std::byte* data, size_t /*size_bytes*/) override {
@@ -273,6 +281,12 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // For one operation. What is captured in graphs has the memory that there was.
+  absl::StatusOr<void*> ScratchOf(size_t size_bytes) {
+    if (size_bytes > scratch_.size_bytes()) graphs_.Forget();
+    return scratch_.Get(size_bytes);
+  }
+
   absl::Status CopyBytes(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind) {
     if (size_bytes == 0) return absl::OkStatus();
     return Enqueued(cudaMemcpyAsync(to, from, size_bytes, kind, stream_->get()));
@@ -310,6 +324,7 @@ class CudaBackend final : public Backend {
   const ProcessorLimits limits_;
   std::atomic<uint64_t> work_done_{0};
   const std::unique_ptr<CudaStream> stream_;
+  CudaGraphs graphs_;
   CudaScratch scratch_;    // of one operation
   CudaScratch checksums_;  // of the device
   CudaScratch logits_;     // of the host

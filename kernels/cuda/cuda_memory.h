@@ -28,6 +28,8 @@ class CudaScratch {
   // 256-byte aligned, contents undefined. Whoever grows it waits until all that is enqueued has
   // finished with what was there before.
   absl::StatusOr<void*> Get(size_t size_bytes);
+  // The most ever asked for.
+  size_t size_bytes() const { return size_bytes_; }
 
  private:
   void Free();

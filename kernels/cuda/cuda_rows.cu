@@ -10,8 +10,6 @@ namespace tandem {
 namespace {
 
 constexpr int kThreads = 256;
-// Terms of a sum that are in shared memory at once.
-constexpr int kTerms = 4096;
 
 constexpr int64_t BlocksOf(int64_t elements) { return (elements + kThreads - 1) / kThreads; }
 
@@ -19,29 +17,126 @@ __device__ __forceinline__ int64_t ElementOfThread() {
   return int64_t{blockIdx.x} * kThreads + threadIdx.x;
 }
 
-// Σ term(i) for i in [0, count), in the order of kernels/api/rows.h: the block makes terms, sixteen
-// of its threads add them up. Every thread has the sum.
-template <typename Term>
-__device__ float SumInLanes(int64_t count, Term term) {
-  const SharedPtr<float> terms = SharedCast<float>(SharedMemory());
-  float lane = 0.0f;
-  for (int64_t first = 0; first < count; first += kTerms) {
-    const int here = count - first < kTerms ? static_cast<int>(count - first) : kTerms;
-    for (int i = threadIdx.x; i < here; i += kThreads) terms[i] = term(first + i);
-    __syncthreads();
-    if (threadIdx.x < kLanes) {
-      for (int i = threadIdx.x; i < here; i += kLanes) lane = lane + terms[i];
+// ---- norms: one block a row ----
+
+constexpr int kNormThreads = 512;
+constexpr int kNormRow = 8192;                  // numbers that are in shared memory at once
+constexpr int kHeld = kNormRow / kNormThreads;  // weights that a thread has
+
+LaunchShape NormShape(int64_t num_rows) {
+  return {
+      .blocks = num_rows, .threads = kNormThreads, .shared_bytes = (kNormRow + 1) * sizeof(float)};
+}
+
+// A row, which stays in shared memory if it is no longer than that.
+class NormRow {
+ public:
+  __device__ NormRow(const float* row, int64_t features)
+      : row_(row), features_(features), shared_(SharedCast<float>(SharedMemory())) {
+    Load(0);
+  }
+  __device__ float operator[](int64_t e) const {
+    return features_ > kNormRow ? row_[e] : shared_[e];
+  }
+
+  // Σ term(x) over the row, in the order of kernels/api/rows.h: sixteen threads add up, and all
+  // have the sum.
+  template <typename Term>
+  __device__ float Sum(const Term& term) const {
+    float lane = 0.0f;
+    for (int64_t first = 0; first < features_; first += kNormRow) {
+      if (features_ > kNormRow) Load(first);
+      if (threadIdx.x < kLanes) {
+#pragma unroll 16
+        for (int i = threadIdx.x; i < CountFrom(first); i += kLanes) lane = lane + term(shared_[i]);
+      }
+      if (features_ > kNormRow) __syncthreads();
+    }
+    if (threadIdx.x < 32) {
+      lane = SumOfLanes(lane);
+      if (threadIdx.x == 0) shared_[kNormRow] = lane;
     }
     __syncthreads();
+    const float sum = shared_[kNormRow];
+    __syncthreads();
+    return sum;
   }
-  if (threadIdx.x < 32) {
-    lane = SumOfLanes(lane);
-    if (threadIdx.x == 0) terms[0] = lane;
+
+ private:
+  __device__ int CountFrom(int64_t first) const {
+    return features_ - first < kNormRow ? static_cast<int>(features_ - first) : kNormRow;
   }
-  __syncthreads();
-  const float sum = terms[0];
-  __syncthreads();
-  return sum;
+  __device__ void Load(int64_t first) const {
+    const int count = CountFrom(first);
+#pragma unroll 8
+    for (int i = threadIdx.x; i < count; i += kNormThreads) shared_[i] = row_[first + i];
+    __syncthreads();
+  }
+
+  const float* const row_;
+  const int64_t features_;
+  const SharedPtr<float> shared_;  // and the sum behind it
+};
+
+// Weights are no other launch's, and come while the one before ends.
+class NormWeights {
+ public:
+  __device__ NormWeights(const float* weights, int64_t features)
+      : weights_(weights), features_(features) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int e = static_cast<int>(threadIdx.x) + i * kNormThreads;
+      held_[i] = e < features ? weights[e] : 0.0f;
+    }
+  }
+  // function(e, weight) for this thread's elements.
+  template <typename Function>
+  __device__ void ForEach(const Function& function) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int e = static_cast<int>(threadIdx.x) + i * kNormThreads;
+      if (e < features_) function(e, held_[i]);
+    }
+    for (int64_t e = threadIdx.x + kNormRow; e < features_; e += kNormThreads) {
+      function(e, weights_[e]);
+    }
+  }
+
+ private:
+  const float* const weights_;
+  const int64_t features_;
+  float held_[kHeld];
+};
+
+__global__ void TANDEM_THREADS(kNormThreads, 1) RmsNormKernel(HostRmsNormArgs args) {
+  LetNextLaunchBegin();
+  const NormWeights weights(args.weight, args.features);
+  WaitForLaunchBefore();
+  const int64_t begin = int64_t{blockIdx.x} * args.features;
+  const NormRow x(args.input + begin, args.features);
+  const float mean =
+      x.Sum([](float value) { return value * value; }) / static_cast<float>(args.features);
+  const float scale = 1.0f / __fsqrt_rn(mean + args.epsilon);
+  weights.ForEach([&](int64_t e, float weight) {
+    Store(args.output_dtype, args.output, begin + e, (x[e] * scale) * weight);
+  });
+}
+
+__global__ void TANDEM_THREADS(kNormThreads, 1) LayerNormKernel(HostLayerNormArgs args) {
+  LetNextLaunchBegin();
+  const NormWeights weights(args.weight, args.features);
+  WaitForLaunchBefore();
+  const int64_t begin = int64_t{blockIdx.x} * args.features;
+  const NormRow x(args.input + begin, args.features);
+  const auto count = static_cast<float>(args.features);
+  const float mean = x.Sum([](float value) { return value; }) / count;
+  const float variance =
+      x.Sum([&](float value) { return (value - mean) * (value - mean); }) / count;
+  const float scale = 1.0f / __fsqrt_rn(variance + args.epsilon);
+  weights.ForEach([&](int64_t e, float weight) {
+    Store(args.output_dtype, args.output, begin + e,
+          ((x[e] - mean) * scale) * weight + args.bias[e]);
+  });
 }
 
 // ---- one block a row ----
@@ -56,33 +151,6 @@ __global__ void TANDEM_THREADS(kThreads, 1) EmbeddingKernel(HostEmbeddingArgs ar
     float value = Load(args.table_dtype, args.table, from + e);
     if (has_positions) value = value + Load(args.table_dtype, args.position_table, position + e);
     args.output[row * args.features + e] = value;
-  }
-}
-
-__global__ void TANDEM_THREADS(kThreads, 1) RmsNormKernel(HostRmsNormArgs args) {
-  BeginLaunch();
-  const int64_t begin = int64_t{blockIdx.x} * args.features;
-  const float* const x = args.input + begin;
-  const float sum = SumInLanes(args.features, [&](int64_t i) { return x[i] * x[i]; });
-  const float mean = sum / static_cast<float>(args.features);
-  const float scale = 1.0f / __fsqrt_rn(mean + args.epsilon);
-  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
-    Store(args.output_dtype, args.output, begin + e, (x[e] * scale) * args.weight[e]);
-  }
-}
-
-__global__ void TANDEM_THREADS(kThreads, 1) LayerNormKernel(HostLayerNormArgs args) {
-  BeginLaunch();
-  const int64_t begin = int64_t{blockIdx.x} * args.features;
-  const float* const x = args.input + begin;
-  const auto count = static_cast<float>(args.features);
-  const float mean = SumInLanes(args.features, [&](int64_t i) { return x[i]; }) / count;
-  const float variance =
-      SumInLanes(args.features, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / count;
-  const float scale = 1.0f / __fsqrt_rn(variance + args.epsilon);
-  for (int64_t e = threadIdx.x; e < args.features; e += kThreads) {
-    Store(args.output_dtype, args.output, begin + e,
-          ((x[e] - mean) * scale) * args.weight[e] + args.bias[e]);
   }
 }
 
@@ -196,17 +264,11 @@ cudaError_t CudaEmbedding(const HostEmbeddingArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t CudaRmsNorm(const HostRmsNormArgs& args, cudaStream_t stream) {
-  return Launch(
-      RmsNormKernel,
-      {.blocks = args.num_rows, .threads = kThreads, .shared_bytes = kTerms * sizeof(float)},
-      stream, args);
+  return Launch(RmsNormKernel, NormShape(args.num_rows), stream, args);
 }
 
 cudaError_t CudaLayerNorm(const HostLayerNormArgs& args, cudaStream_t stream) {
-  return Launch(
-      LayerNormKernel,
-      {.blocks = args.num_rows, .threads = kThreads, .shared_bytes = kTerms * sizeof(float)},
-      stream, args);
+  return Launch(LayerNormKernel, NormShape(args.num_rows), stream, args);
 }
 
 cudaError_t CudaActivate(const HostActivateArgs& args, cudaStream_t stream) {

@@ -18,9 +18,6 @@ namespace tandem {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kDecodeWarps = 4;
-constexpr int kDecodeBlocks = 2;             // of a processor
-constexpr int kDecodeRingBytes = 24 * 1024;  // of a warp
 
 // A segment of a sequence.
 struct DecodeRange {
@@ -45,20 +42,21 @@ __device__ __forceinline__ int NumTiles(const DecodeRange& range) {
   return (range.end - range.begin + kAttentionTileTokens - 1) / kAttentionTileTokens;
 }
 
-// The sub-tiles of a segment, found by any lane of a warp that has all entries of its block table.
+// The sub-tiles of a segment: each lane of a warp knows where two of them are.
 class SegmentTiles {
  public:
-  __device__ SegmentTiles(const AttentionProblem& problem, const RowJob& job,
-                          const DecodeRange& range)
-      : range_(range), first_(problem, job, range.begin) {
-    static_assert(kAttentionSegmentTokens / kKvSubTileTokens <= 2 * kWarp);
-    const int lane = threadIdx.x % kWarp;
+  __device__ __forceinline__ SegmentTiles(const AttentionProblem& problem, const RowJob& job,
+                                          const DecodeRange& range)
+      : range_(range), problem_(problem) {
+    static_assert(kAttentionSegmentTokens / kKvSubTileTokens == 2 * kWarp);
+    const int32_t* const table = problem.block_table + job.sequence * problem.max_blocks;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int entry = first_.index() + i * kWarp + lane;
-      const int64_t tokens = problem.kv.shape.block_tokens;
-      const bool there = entry * tokens < range.end && (entry + 1) * tokens > range.first_visible;
-      blocks_[i] = there ? problem.block_table[job.sequence * problem.max_blocks + entry] : 0;
+      const int sub = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      keys_[i] = problem.kv.base;
+      if (!Sees(sub)) continue;
+      const SubTiles at(problem, job, range.begin + sub * kKvSubTileTokens);
+      keys_[i] = at.In(table[at.index()]);
     }
   }
 
@@ -68,46 +66,46 @@ class SegmentTiles {
     const std::byte* values;
     bool there;
   };
-  // By the whole warp.
-  __device__ Source At(int tile, int sub) const {
-    const int offset = tile * kAttentionTileTokens + sub * kKvSubTileTokens;
-    const bool there = SeesSubTile(range_.begin + offset, range_.first_visible, range_.end);
-    SubTiles at = first_;
-    at.Advance(offset);
-    const int entry = at.index() - first_.index();
-    const int low = __shfl_sync(0xFFFFFFFFu, blocks_[0], entry % kWarp);
-    const int high = __shfl_sync(0xFFFFFFFFu, blocks_[1], entry % kWarp);
-    const std::byte* const keys = at.In(!there ? 0 : entry < kWarp ? low : high);
-    return {keys, keys + at.ToValues(), there};
+  // By the whole warp: the sub-th of the segment.
+  __device__ __forceinline__ Source At(int sub) const {
+    const auto known = reinterpret_cast<uintptr_t>(sub < kWarp ? keys_[0] : keys_[1]);
+    const auto* const keys = reinterpret_cast<const std::byte*>(
+        __shfl_sync(0xFFFFFFFFu, static_cast<unsigned long long>(known), sub % kWarp));
+    return {keys, keys + ToValues(problem_.kv), Sees(sub)};
   }
 
  private:
-  const DecodeRange& range_;
-  const SubTiles first_;
-  int blocks_[2];  // two entries a lane
+  __device__ __forceinline__ bool Sees(int sub) const {
+    return SeesSubTile(range_.begin + sub * kKvSubTileTokens, range_.first_visible, range_.end);
+  }
+
+  const DecodeRange range_;
+  const AttentionProblem& problem_;
+  const std::byte* keys_[2];
 };
 
 // A ring of a warp's own in shared memory, of units that copy(unit, to) brings, if there are so
 // many.
-template <int kUnitBytes>
+template <int kRingBytes, int kUnitBytes>
 class WarpRing {
  public:
-  static constexpr int kStages = kDecodeRingBytes / kUnitBytes;
+  static constexpr int kStages = kRingBytes / kUnitBytes;
 
   template <typename Copy>
-  __device__ explicit WarpRing(const Copy& copy)
-      : ring_(SharedMemory() + static_cast<int>(threadIdx.x / kWarp) * kDecodeRingBytes) {
+  __device__ __forceinline__ explicit WarpRing(const Copy& copy)
+      : ring_(SharedMemory() + static_cast<int>(threadIdx.x / kWarp) * kRingBytes) {
+#pragma unroll
     for (int i = 0; i < kStages; ++i) Fill(i, copy);
   }
 
   // The next unit is there; whoever has read it lets another take its place.
-  __device__ SharedPtr<std::byte> Take() const {
+  __device__ __forceinline__ SharedPtr<std::byte> Take() const {
     WaitForCopies<kStages - 1>();
     __syncwarp();
     return ring_ + slot_ * kUnitBytes;
   }
   template <typename Copy>
-  __device__ void Leave(const Copy& copy) {
+  __device__ __forceinline__ void Leave(const Copy& copy) {
     __syncwarp();
     Fill(slot_, copy);
     slot_ = slot_ + 1 == kStages ? 0 : slot_ + 1;
@@ -115,7 +113,7 @@ class WarpRing {
 
  private:
   template <typename Copy>
-  __device__ void Fill(int slot, const Copy& copy) {
+  __device__ __forceinline__ void Fill(int slot, const Copy& copy) {
     copy(unit_++, ring_ + slot * kUnitBytes);
     CommitCopies();
   }
@@ -127,37 +125,41 @@ class WarpRing {
 
 // ---- many segments ----
 
+constexpr int kDecodeWarps = 4;
+constexpr int kDecodeBlocks = 2;             // of a processor
+constexpr int kDecodeRingBytes = 24 * 1024;  // of a warp
+
 // One warp a (segment, sequence, KV head, chunk of its group).
-template <int kHeadDim>
+template <typename Kind>
 __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
     TensorDecodeKernel(DecodeLaunch launch) {
-  BeginLaunch();
-  using Rows = TensorRows<kHeadDim>;
+  LetNextLaunchBegin();
+  using Rows = TensorRows<Kind>;
   constexpr int kTileUnits = 2 * Rows::kSubTiles;  // of K, then of V
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int64_t work = int64_t{blockIdx.x} * kDecodeWarps + warp;
-  const int64_t num_jobs = launch.num_jobs();
-  if (work >= num_jobs * launch.splits) return;
-  const int64_t index = work % num_jobs;
+  const unsigned work = blockIdx.x * kDecodeWarps + warp;
+  const unsigned num_jobs = launch.num_jobs();
+  const unsigned index = work % num_jobs;
   const auto split = static_cast<int>(work / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job<kTensorRows>(index);
+  const RowJob job = launch.Job(index);
   Rows rows(problem, job, 0);
   const DecodeRange range = RangeOf(problem, job, split);
-  if (range.begin >= range.end) return;
-
   const SegmentTiles tiles(problem, job, range);
+  WaitForLaunchBefore();
+  if (range.begin >= range.end) return;
   const int num_units = NumTiles(range) * kTileUnits;
   const auto copy = [&](int unit, SharedPtr<std::byte> to) {
     if (unit >= num_units) return;
     const int of_tile = unit % kTileUnits;
-    const SegmentTiles::Source source = tiles.At(unit / kTileUnits, of_tile % Rows::kSubTiles);
+    const SegmentTiles::Source source =
+        tiles.At(unit / kTileUnits * Rows::kSubTiles + of_tile % Rows::kSubTiles);
     const bool is_value = of_tile >= Rows::kSubTiles;
-    CopySubTile<kHeadDim, kWarp>(is_value ? source.values : source.keys, source.there, is_value,
-                                 lane, to);
+    CopySubTile<Rows, kWarp>(is_value ? source.values : source.keys, source.there, is_value, lane,
+                             to);
   };
-  WarpRing<Rows::kSubTileBytes> ring(copy);
+  WarpRing<kDecodeRingBytes, Rows::kSubTileBytes> ring(copy);
 
   uint4 queries[Rows::kSteps];
 #pragma unroll
@@ -166,7 +168,7 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
   for (int tile = range.begin; tile < range.end; tile += kAttentionTileTokens) {
 #pragma unroll
     for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-      rows.Scores(ring.Take(), sub, queries);
+      rows.Scores(ring.Take(), sub, [&](int step) { return queries[step]; });
       ring.Leave(copy);
     }
     rows.Softmax(tile, tile < range.first_visible || tile + kAttentionTileTokens > range.end);
@@ -181,222 +183,236 @@ __global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
     rows.Finish(problem);
     return;
   }
-  const int64_t part = launch.PartOf<kTensorRows>(index, split);
+  const int64_t part = launch.PartOf(index, split);
   rows.ForEachRun([&](int i, int run, const float4& four) {
     const int row = Rows::RowOf(i);
     if (!rows.Has(row)) return;
-    *reinterpret_cast<float4*>(launch.accumulators + (part + row) * kHeadDim + DimOf(run)) = four;
+    *reinterpret_cast<float4*>(launch.accumulators + (part + row) * Kind::kHeadDim + DimOf(run)) =
+        four;
   });
 #pragma unroll
   for (int i = 0; i < Rows::kRowsOfLane; ++i) {
-    if (lane % 4 == 0) launch.partials[part + Rows::RowOf(i)] = {rows.max(i), rows.sum(i)};
+    const int row = Rows::RowOf(i);
+    if (lane % 4 == 0 && rows.Has(row)) launch.partials[part + row] = {rows.max(i), rows.sum(i)};
   }
 }
 
 // ---- few segments ----
 
-// What a warp has of the output: dimensions of every fourth sixteen, and so of V.
-template <int kHeadDim>
+constexpr int kWideBlocks = 2;  // of a processor
+constexpr int kWideMost = 4;    // segments of a processor; of more, warps have one each.
+constexpr int kWideWarps = 8;
+constexpr int kWideRingBytes = 8 * 1024;  // of a warp
+constexpr int kWideTiles = kAttentionSegmentTokens / kAttentionTileTokens;
+constexpr int kOwnTiles = kWideTiles / kWideWarps;  // that a warp scores
+
+// What a warp adds: sixteen dimensions of V, if the head has so many.
+template <typename Kind>
 struct WideSlice {
-  static constexpr int kRuns = (kHeadDim / 16 + kDecodeWarps - 1) / kDecodeWarps;
-  static constexpr int kPieces = kRuns * 4;  // of 16 bytes, for two positions
+  static_assert(Kind::kHeadDim <= kWideWarps * 16);
+  static constexpr int kPieces = 4;  // of 16 bytes, for two positions
   static constexpr int kSubTileBytes = kKvSubTileTokens / 2 * kPieces * 16;
   static constexpr int kTileBytes = kSubTileBytes * (kAttentionTileTokens / kKvSubTileTokens);
-  __device__ static int RunOfHead(int warp, int run) { return warp + run * kDecodeWarps; }
-  __device__ static bool Has(int warp, int run) { return RunOfHead(warp, run) < kHeadDim / 16; }
+  __device__ static bool Has(int warp) { return warp < Kind::kHeadDim / 16; }
   // Where a piece of a pair of positions lies: so that lanes find theirs in different banks.
   __device__ static int PieceAt(int pair, int piece) {
-    if constexpr (kRuns == 1) {
-      return (pair / 2 + pair % 2 * 4) * kPieces * 16 + (piece ^ (pair / 4 * 2)) * 16;
-    }
-    return pair * kPieces * 16 + (piece ^ pair) * 16;
+    return (pair / 2 + pair % 2 * 4) * kPieces * 16 + (piece ^ (pair / 4 * 2)) * 16;
   }
 };
 
-// Memory of a block: a ring a warp, the weights of kDecodeWarps tiles as lanes have them, and of
-// each tile the rows' largest scores and sums of weights.
-template <int kHeadDim>
+// Memory of a block: a ring a warp, the weights of all tiles as lanes have them, and of each tile
+// the rows' largest scores and sums of weights.
+template <typename Kind>
 struct WideShared {
+  static constexpr int kUnitTiles = 2;  // of V
   static constexpr int kUnitBytes =
-      TensorScores<kHeadDim>::kSubTileBytes > WideSlice<kHeadDim>::kTileBytes
-          ? TensorScores<kHeadDim>::kSubTileBytes
-          : WideSlice<kHeadDim>::kTileBytes;
-  static constexpr int kSubTiles = TensorScores<kHeadDim>::kSubTiles;
+      TensorScores<Kind>::kSubTileBytes > kUnitTiles* WideSlice<Kind>::kTileBytes
+          ? TensorScores<Kind>::kSubTileBytes
+          : kUnitTiles* WideSlice<Kind>::kTileBytes;
+  static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
   SharedPtr<uint4> weights;  // [tile, sub-tile, lane]
   SharedPtr<float> largest;  // [tile, row]
   SharedPtr<float> sums;     // [tile, row]
   __device__ WideShared()
-      : weights(SharedCast<uint4>(SharedMemory() + kDecodeWarps * kDecodeRingBytes)),
-        largest(SharedCast<float>(weights + kDecodeWarps * kSubTiles * kWarp)),
-        sums(largest + kDecodeWarps * kTensorRows) {}
+      : weights(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)),
+        largest(SharedCast<float>(weights + kWideTiles * kSubTiles * kWarp)),
+        sums(largest + kWideTiles * kTensorRows) {}
 };
 constexpr size_t kWideSharedBytes =
-    size_t{kDecodeWarps} *
-    (kDecodeRingBytes + kAttentionTileTokens / kKvSubTileTokens * kWarp * sizeof(uint4) +
-     2 * kTensorRows * sizeof(float));
+    size_t{kWideWarps} * kWideRingBytes +
+    kWideTiles * (kAttentionTileTokens / kKvSubTileTokens * kWarp * sizeof(uint4) +
+                  2 * kTensorRows * sizeof(float));
 
-// What comes through a warp's ring, in rounds: of every kDecodeWarps tiles sub-tiles of K of its
-// own, then its slice of V of each.
-template <int kHeadDim>
+// What comes through a warp's ring: sub-tiles of K of its own tiles, then its slice of V of all.
+template <typename Kind>
 class WideUnits {
  public:
-  using Slice = WideSlice<kHeadDim>;
+  __device__ __forceinline__ WideUnits(const AttentionProblem& problem, const RowJob& job,
+                                       const DecodeRange& range)
+      : warp_(threadIdx.x / kWarp), num_tiles_(NumTiles(range)), tiles_(problem, job, range) {}
 
-  __device__ WideUnits(const AttentionProblem& problem, const RowJob& job, const DecodeRange& range)
-      : warp_(threadIdx.x / kWarp),
-        lane_(threadIdx.x % kWarp),
-        num_tiles_(NumTiles(range)),
-        tiles_(problem, job, range) {}
-
-  __device__ void operator()(int unit, SharedPtr<std::byte> to) const {
-    const int of_round = unit % (kSubTiles + kDecodeWarps);
-    const int first_tile = unit / (kSubTiles + kDecodeWarps) * kDecodeWarps;
-    if (first_tile >= num_tiles_) return;
-    if (of_round < kSubTiles) {
-      CopyKeys(first_tile + warp_, of_round, to);
-    } else if (first_tile + of_round - kSubTiles < num_tiles_) {
-      CopyValues(first_tile + of_round - kSubTiles, to);
+  __device__ __forceinline__ void operator()(int unit, SharedPtr<std::byte> to) const {
+    if (unit < kOwnTiles * kSubTiles) {
+      const SegmentTiles::Source source = tiles_.At(warp_ * kOwnTiles * kSubTiles + unit);
+      CopySubTile<TensorScores<Kind>, kWarp>(source.keys, source.there, /*is_value=*/false,
+                                             threadIdx.x % kWarp, to);
+      return;
+    }
+    if (!Slice::Has(warp_)) return;
+#pragma unroll
+    for (int i = 0; i < kUnitTiles; ++i) {
+      const int tile = (unit - kOwnTiles * kSubTiles) * kUnitTiles + i;
+      if (tile < num_tiles_) CopyValues(tile, to + i * Slice::kTileBytes);
     }
   }
 
  private:
-  static constexpr int kSubTiles = TensorScores<kHeadDim>::kSubTiles;
+  using Slice = WideSlice<Kind>;
+  static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
+  static constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
 
-  __device__ void CopyKeys(int tile, int sub, SharedPtr<std::byte> to) const {
-    const SegmentTiles::Source source = tiles_.At(tile, sub);
-    CopySubTile<kHeadDim, kWarp>(source.keys, source.there, /*is_value=*/false, lane_, to);
-  }
-  __device__ void CopyValues(int tile, SharedPtr<std::byte> to) const {
+  __device__ __forceinline__ void CopyValues(int tile, SharedPtr<std::byte> to) const {
+    static_assert(kKvSubTileTokens / 2 * Slice::kPieces == kWarp);
+    const int pair = static_cast<int>(threadIdx.x) % kWarp / Slice::kPieces;
+    const int piece = threadIdx.x % Slice::kPieces;
+    const int from = pair * Kind::kHeadDim * 4 + (warp_ * Slice::kPieces + piece) * 16;
+    const int at = Slice::PieceAt(pair, piece);
 #pragma unroll
     for (int sub = 0; sub < kSubTiles; ++sub) {
-      const SegmentTiles::Source source = tiles_.At(tile, sub);
-#pragma unroll
-      for (int i = 0; i < kKvSubTileTokens / 2 * Slice::kPieces; i += kWarp) {
-        const int pair = (i + lane_) / Slice::kPieces;
-        const int piece = (i + lane_) % Slice::kPieces;
-        const bool there = source.there && Slice::Has(warp_, piece / 4);
-        const int from = there ? Slice::RunOfHead(warp_, piece / 4) * 4 + piece % 4 : 0;
-        CopyAsync16(to + sub * Slice::kSubTileBytes + Slice::PieceAt(pair, piece),
-                    source.values + pair * kHeadDim * 4 + from * 16, there);
-      }
+      const SegmentTiles::Source source = tiles_.At(tile * kSubTiles + sub);
+      CopyAsync16(to + sub * Slice::kSubTileBytes + at, source.values + from, source.there);
     }
   }
 
   const int warp_;
-  const int lane_;
   const int num_tiles_;
   const SegmentTiles tiles_;
 };
 
-// One block a (segment, sequence, KV head, chunk of its group). Its warps share out tiles to score,
-// and dimensions to add: scores of kDecodeWarps tiles at once, then values of one after the other.
-template <int kHeadDim>
-__global__ void TANDEM_THREADS(kDecodeWarps* kWarp, kDecodeBlocks)
+// One block a (segment, sequence, KV head, chunk of its group). A warp scores some of its tiles,
+// and then adds a slice of the values of all, one tile after the other.
+template <typename Kind>
+__global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
     WideDecodeKernel(DecodeLaunch launch) {
-  BeginLaunch();
-  using Scores = TensorScores<kHeadDim>;
-  using Slice = WideSlice<kHeadDim>;
+  LetNextLaunchBegin();
+  using Scores = TensorScores<Kind>;
+  using Slice = WideSlice<Kind>;
   constexpr int kRowsOfLane = Scores::kRowsOfLane;
+  constexpr int kUnitTiles = WideShared<Kind>::kUnitTiles;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int64_t num_jobs = launch.num_jobs();
-  const int64_t index = blockIdx.x % num_jobs;
+  const unsigned num_jobs = launch.num_jobs();
+  const unsigned index = blockIdx.x % num_jobs;
   const auto split = static_cast<int>(blockIdx.x / num_jobs);
   const AttentionProblem& problem = launch.problem;
-  const RowJob job = launch.Job<kTensorRows>(index);
+  const RowJob job = launch.Job(index);
   const DecodeRange range = RangeOf(problem, job, split);
+  const WideUnits<Kind> units(problem, job, range);
+  WaitForLaunchBefore();
   if (range.begin >= range.end) return;
-  const WideUnits<kHeadDim> units(problem, job, range);
-  WarpRing<WideShared<kHeadDim>::kUnitBytes> ring(units);
-  Scores scores(problem, job, 0);
-  uint4 queries[Scores::kSteps];
-#pragma unroll
-  for (int step = 0; step < Scores::kSteps; ++step) queries[step] = scores.Query(step);
+  WarpRing<kWideRingBytes, WideShared<Kind>::kUnitBytes> ring(units);
+  const WideShared<Kind> shared;
 
-  const WideShared<kHeadDim> shared;
-  float max[kRowsOfLane] = {-__builtin_inff(), -__builtin_inff()};
-  float sum[kRowsOfLane] = {};
-  float out[Slice::kRuns][2][4] = {};
-  for (int round = range.begin; round < range.end; round += kDecodeWarps * kAttentionTileTokens) {
-    const int own = round + warp * kAttentionTileTokens;
+  static_assert(kOwnTiles == 2);
+  Scores scores[kOwnTiles] = {{problem, job, 0}, {problem, job, 0}};
+  // All warps have the same queries, which are where weights will be.
+  static_assert(Scores::kSteps <= kWideWarps);
+  if (warp < Scores::kSteps) shared.weights[warp * kWarp + lane] = scores[0].Query(warp);
+  __syncthreads();
+  const auto query = [&](int step) -> uint4 { return shared.weights[step * kWarp + lane]; };
+#pragma unroll
+  for (int own = 0; own < kOwnTiles; ++own) {
+    const int tile = warp * kOwnTiles + own;
+    const int position = range.begin + tile * kAttentionTileTokens;
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      scores.Scores(ring.Take(), sub, queries);
+      scores[own].Scores(ring.Take(), sub, query);
       ring.Leave(units);
     }
     float largest[kRowsOfLane];
-    scores.Prepare(own, own < range.first_visible || own + kAttentionTileTokens > range.end,
-                   largest);
+    scores[own].Prepare(
+        position, position < range.first_visible || position + kAttentionTileTokens > range.end,
+        largest);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      if (lane % 4 == 0) shared.largest[warp * kTensorRows + Scores::RowOf(i)] = largest[i];
+      if (lane % 4 == 0) shared.largest[tile * kTensorRows + Scores::RowOf(i)] = largest[i];
     }
-    __syncthreads();
-    // The running maxima at each tile, and by what they rescale what was before.
-    float rescale[kDecodeWarps][kRowsOfLane];
+  }
+  __syncthreads();
+  // Weights are relative to the running maximum at their tile.
+  float max[kRowsOfLane] = {-__builtin_inff(), -__builtin_inff()};
+#pragma unroll 2
+  for (int tile = 0; tile < warp * kOwnTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      float own_max = 0.0f;
+      Raise(shared.largest[tile * kTensorRows + Scores::RowOf(i)], &max[i]);
+    }
+  }
 #pragma unroll
-      for (int tile = 0; tile < kDecodeWarps; ++tile) {
-        rescale[tile][i] = Raise(shared.largest[tile * kTensorRows + Scores::RowOf(i)], &max[i]);
-        own_max = tile == warp ? max[i] : own_max;
-      }
-      const float of_tile = scores.template Weigh<true>(i, own_max);
-      if (lane % 4 == 0) shared.sums[warp * kTensorRows + Scores::RowOf(i)] = of_tile;
+  for (int own = 0; own < kOwnTiles; ++own) {
+    const int tile = warp * kOwnTiles + own;
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const int at = tile * kTensorRows + Scores::RowOf(i);
+      Raise(shared.largest[at], &max[i]);
+      const float sum = scores[own].Weigh(i, max[i]);
+      if (lane % 4 == 0) shared.sums[at] = sum;
     }
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      const uint32_t(&weights)[4] = scores.Weights(sub);
-      shared.weights[(warp * Scores::kSubTiles + sub) * kWarp + lane] =
+      const uint32_t(&weights)[4] = scores[own].Weights(sub);
+      shared.weights[(tile * Scores::kSubTiles + sub) * kWarp + lane] =
           make_uint4(weights[0], weights[1], weights[2], weights[3]);
     }
-    __syncthreads();
+  }
+  __syncthreads();
+  if (!Slice::Has(warp)) return;
+
+  float sum[kRowsOfLane] = {};
+  float out[2][4] = {};
 #pragma unroll
-    for (int tile = 0; tile < kDecodeWarps; ++tile) {
-      const int position = round + tile * kAttentionTileTokens;
+  for (int i = 0; i < kRowsOfLane; ++i) max[i] = -__builtin_inff();
+#pragma unroll 1
+  for (int unit = 0; unit * kUnitTiles * kAttentionTileTokens < range.end - range.begin; ++unit) {
+    const SharedPtr<std::byte> v = ring.Take();
+#pragma unroll
+    for (int of_unit = 0; of_unit < kUnitTiles; ++of_unit) {
+      const int tile = unit * kUnitTiles + of_unit;
+      const int position = range.begin + tile * kAttentionTileTokens;
       if (position >= range.end) break;
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i) {
-        const float of_tile = shared.sums[tile * kTensorRows + Scores::RowOf(i)];
-        sum[i] = sum[i] * rescale[tile][i] + of_tile;
-#pragma unroll
-        for (int run = 0; run < Slice::kRuns; ++run) Rescale(out[run], i, rescale[tile][i]);
+        const int at = tile * kTensorRows + Scores::RowOf(i);
+        const float rescale = Raise(shared.largest[at], &max[i]);
+        sum[i] = sum[i] * rescale + shared.sums[at];
+        Rescale(out, i, rescale);
       }
-      const SharedPtr<std::byte> v = ring.Take();
 #pragma unroll
       for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
         const uint4 four = shared.weights[(tile * Scores::kSubTiles + sub) * kWarp + lane];
         const uint32_t weights[4] = {four.x, four.y, four.z, four.w};
         const KeptPairs kept(range.end - position - sub * kKvSubTileTokens);
-        const SharedPtr<std::byte> slice = v + sub * Slice::kSubTileBytes + lane / 4 % 2 * 8;
-#pragma unroll
-        for (int run = 0; run < Slice::kRuns; ++run) {
-          const int piece = run * 4 + lane / 8;
-          AddProducts(out[run], weights,
-                      SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2, piece))[0],
-                      SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2 + 1, piece))[0], kept);
-        }
+        const SharedPtr<std::byte> slice =
+            v + of_unit * Slice::kTileBytes + sub * Slice::kSubTileBytes + lane / 4 % 2 * 8;
+        AddProducts(out, weights,
+                    SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2, lane / 8))[0],
+                    SharedCast<uint2>(slice + Slice::PieceAt(lane % 4 * 2 + 1, lane / 8))[0], kept);
       }
-      ring.Leave(units);
     }
+    ring.Leave(units);
   }
 
-  const int64_t part = launch.PartOf<kTensorRows>(index, split);
+  const int64_t part = launch.PartOf(index, split);
 #pragma unroll
   for (int i = 0; i < kRowsOfLane; ++i) {
     const int row = Scores::RowOf(i);
-    if (!scores.Has(row)) continue;
-#pragma unroll
-    for (int run = 0; run < Slice::kRuns; ++run) {
-      if (!Slice::Has(warp, run)) break;
-      const int dim = DimOf(Slice::RunOfHead(warp, run));
-      const float4 four = RunOf(out[run], i);
-      if (range.whole) {
-        StoreRun(problem, scores.ElementOf(row) + dim, four, sum[i]);
-      } else {
-        *reinterpret_cast<float4*>(launch.accumulators + (part + row) * kHeadDim + dim) = four;
-      }
+    if (!scores[0].Has(row)) continue;
+    const int dim = DimOf(warp);
+    const float4 four = RunOf(out, i);
+    if (range.whole) {
+      StoreRun(problem, scores[0].ElementOf(row) + dim, four, sum[i]);
+    } else {
+      *reinterpret_cast<float4*>(launch.accumulators + (part + row) * Kind::kHeadDim + dim) = four;
     }
     if (!range.whole && warp == 0 && lane % 4 == 0) launch.partials[part + row] = {max[i], sum[i]};
   }
@@ -416,15 +432,18 @@ struct PowerMerge {
 
 struct DecodePlan {
   int row_chunks;
+  int chunk_rows;
   int64_t jobs;
   int64_t splits;
 };
 DecodePlan PlanDecode(const HostDecodeAttentionArgs& args) {
-  const int row_chunks = CeilDiv(args.num_heads / args.kv.num_kv_heads, kTensorRows);
-  return {row_chunks, args.num_sequences * args.kv.num_kv_heads * row_chunks, MostSegments(args)};
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  const int row_chunks = CeilDiv(group, kTensorRows);
+  return {row_chunks, std::min(group, kTensorRows),
+          args.num_sequences * args.kv.num_kv_heads * row_chunks, MostSegments(args)};
 }
 
-int64_t NumParts(const DecodePlan& plan) { return plan.jobs * plan.splits * kTensorRows; }
+int64_t NumParts(const DecodePlan& plan) { return plan.jobs * plan.splits * plan.chunk_rows; }
 
 }  // namespace
 
@@ -449,26 +468,27 @@ cudaError_t TensorDecodeAttention(const HostDecodeAttentionArgs& args, void* scr
                             .num_tokens = args.num_tokens,
                             .num_sequences = args.num_sequences,
                             .row_chunks = plan.row_chunks,
+                            .chunk_rows = plan.chunk_rows,
                             .splits = plan.splits,
                             .partials = reinterpret_cast<RowPartial*>(
                                 accumulators + NumParts(plan) * args.kv.shape.head_dim),
                             .accumulators = accumulators};
   const int64_t segments = plan.jobs * plan.splits;
-  const bool wide = segments <= int64_t{kDecodeBlocks} * limits.num_processors;
-  const cudaError_t error = ByHeadDim(args.kv.shape.head_dim, [&]<int kHeadDim>() {
-    return wide ? Launch(WideDecodeKernel<kHeadDim>,
+  const bool wide = segments <= int64_t{kWideMost} * limits.num_processors;
+  const cudaError_t error = ByKind</*kOneToken=*/true>(args, [&]<typename Kind>() {
+    return wide ? Launch(WideDecodeKernel<Kind>,
                          {.blocks = segments,
-                          .threads = kDecodeWarps * kWarp,
+                          .threads = kWideWarps * kWarp,
                           .shared_bytes = kWideSharedBytes},
                          stream, launch)
-                : Launch(TensorDecodeKernel<kHeadDim>,
+                : Launch(TensorDecodeKernel<Kind>,
                          {.blocks = CeilDiv<int64_t>(segments, kDecodeWarps),
                           .threads = kDecodeWarps * kWarp,
                           .shared_bytes = size_t{kDecodeWarps} * kDecodeRingBytes},
                          stream, launch);
   });
   if (error != cudaSuccess) return error;
-  return MergeSplits<Bf16Kv, kTensorRows, PowerMerge>(launch, plan.jobs, stream);
+  return MergeSplits<Bf16Kv, PowerMerge>(launch, plan.jobs, stream);
 }
 
 }  // namespace tandem

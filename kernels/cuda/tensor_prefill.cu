@@ -25,9 +25,9 @@ constexpr size_t PrefillSharedBytes(int head_dim) {
 constexpr int kPrefillRows = kPrefillWarps * kTensorRows;
 
 // One job's rows over all that they see.
-template <int kHeadDim>
+template <typename Kind>
 __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, const RowJob& job) {
-  using Rows = TensorRows<kHeadDim>;
+  using Rows = TensorRows<Kind>;
   constexpr int kUnitBytes = Rows::kSubTiles * Rows::kSubTileBytes;
   const AttentionProblem& problem = launch.jobs.problem;
   const int thread = threadIdx.x;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
         next_there = SeesSubTile(position, first_visible, visible);
         block = next_there ? table[at.index()] : 0;
       }
-      CopySubTile<kHeadDim, 2 * kWarp>(
-          from + (is_value ? at.ToValues() : 0), there, is_value, thread % (2 * kWarp),
+      CopySubTile<Rows, 2 * kWarp>(
+          from + (is_value ? ToValues(problem.kv) : 0), there, is_value, thread % (2 * kWarp),
           ring + unit % kPrefillStages * kUnitBytes + own_sub * Rows::kSubTileBytes);
     }
     CommitCopies();
@@ -102,7 +102,7 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
     if (sees) {
 #pragma unroll
       for (int sub = 0; sub < Rows::kSubTiles; ++sub) {
-        rows.Scores(k + sub * Rows::kSubTileBytes, sub, queries);
+        rows.Scores(k + sub * Rows::kSubTileBytes, sub, [&](int step) { return queries[step]; });
       }
       rows.Softmax(tile, tile < all_first || tile + kAttentionTileTokens > all_end);
     }
@@ -148,11 +148,11 @@ __device__ __forceinline__ void PrefillRows(const TensorPrefillLaunch& launch, c
   rows.Finish(problem);
 }
 
-template <int kHeadDim>
+template <typename Kind>
 __global__ void TANDEM_THREADS(kPrefillThreads, 1) TensorPrefillKernel(TensorPrefillLaunch launch) {
   BeginLaunch();
   ForEachPrefillJob<kPrefillRows>(launch.jobs,
-                                  [&](const RowJob& job) { PrefillRows<kHeadDim>(launch, job); });
+                                  [&](const RowJob& job) { PrefillRows<Kind>(launch, job); });
 }
 
 }  // namespace
@@ -168,11 +168,11 @@ cudaError_t TensorPrefillAttention(const HostPrefillAttentionArgs& args, void* s
                                    const ProcessorLimits& limits, cudaStream_t stream) {
   const TensorPrefillLaunch launch{.jobs = PrefillLaunchOf(args),
                                    .totals = static_cast<float4*>(scratch)};
-  return ByHeadDim(args.kv.shape.head_dim, [&]<int kHeadDim>() {
-    return Launch(TensorPrefillKernel<kHeadDim>,
+  return ByKind</*kOneToken=*/false>(args, [&]<typename Kind>() {
+    return Launch(TensorPrefillKernel<Kind>,
                   {.blocks = args.num_sequences == 0 ? 0 : limits.num_processors,
                    .threads = kPrefillThreads,
-                   .shared_bytes = PrefillSharedBytes(kHeadDim)},
+                   .shared_bytes = PrefillSharedBytes(Kind::kHeadDim)},
                   stream, launch);
   });
 }

@@ -54,11 +54,20 @@ __device__ __forceinline__ int DimOf(int run) {
   return run * 16 + static_cast<int>(threadIdx.x) % 4 * 4;
 }
 
+// What is known of all rows when a kernel is compiled: so it has no code for what does not come.
+template <int kHeadNumbers, bool kIsOneToken, bool kHasCap>
+struct RowKind {
+  static constexpr int kHeadDim = kHeadNumbers;
+  static constexpr bool kOneToken = kIsOneToken;  // of each sequence
+  static constexpr bool kCapped = kHasCap;        // AttentionProblem::score_cap is not 0.
+};
+
 // Scores of rows with the keys of a tile, and the weights they become. Row i is row first_row + i
 // of the job.
-template <int kHeadDim>
+template <typename Kind>
 class TensorScores {
  public:
+  static constexpr int kHeadDim = Kind::kHeadDim;
   static_assert(kHeadDim % 32 == 0);
   static constexpr int kSteps = kHeadDim / 16;
   static constexpr int kSubTileBytes = kKvSubTileTokens * kHeadDim * 2;
@@ -82,7 +91,7 @@ class TensorScores {
 
   __device__ int VisibleOf(int row) const {
     const int of_job = job_.first_row + first_row_ + row;
-    return job_.num_cached + of_job / group_ + 1;
+    return job_.num_cached + (Kind::kOneToken ? 0 : of_job / group_) + 1;
   }
   __device__ int FirstVisibleOf(int row) const {
     return static_cast<int>(FirstVisible(VisibleOf(row), problem_.window));
@@ -91,8 +100,8 @@ class TensorScores {
   // Where the row is in query and output.
   __device__ int64_t ElementOf(int row) const {
     const int of_job = job_.first_row + first_row_ + row;
-    const int64_t token = job_.query_start + of_job / group_;
-    const int head = job_.kv_head * group_ + of_job % group_;
+    const int64_t token = job_.query_start + (Kind::kOneToken ? 0 : of_job / group_);
+    const int head = job_.kv_head * group_ + (Kind::kOneToken ? of_job : of_job % group_);
     return (token * problem_.num_heads + head) * kHeadDim;
   }
   // The lane's i-th.
@@ -113,8 +122,9 @@ class TensorScores {
     return make_uint4(words[0], words[1], words[2], words[3]);
   }
 
-  // Scores of the tile's sub-tile `sub`; queries are what Query gave.
-  __device__ void Scores(SharedPtr<std::byte> k, int sub, const uint4 (&queries)[kSteps]) {
+  // Scores of the tile's sub-tile `sub`; queries(step) is what Query gave.
+  template <typename Queries>
+  __device__ void Scores(SharedPtr<std::byte> k, int sub, const Queries& queries) {
     const int lane = threadIdx.x % 32;
     const int at = lane % 4 * 64 + ((lane / 8) ^ (lane % 4 / 2 * 2)) * 16 + lane / 4 % 2 * 8;
 #pragma unroll
@@ -125,31 +135,30 @@ class TensorScores {
       const uint2 high = SharedCast<uint2>(k + at + step * 512 + 256)[0];
       const uint32_t even[2] = {low.x, high.x};
       const uint32_t odd[2] = {low.y, high.y};
-      const uint4& q = queries[step];
+      const uint4 q = queries(step);
       const uint32_t a[4] = {q.x, q.y, q.z, q.w};
       MmaBf16(scores_[sub * 2], a, even);
       MmaBf16(scores_[sub * 2 + 1], a, odd);
     }
   }
 
-  // Scores are scaled, capped and masked; the largest of each row. Code for caps and masks is
-  // apart, as most tiles have neither.
+  // Scores are scaled, capped and masked; the largest of each row. Code for masks is apart, as
+  // most tiles have none.
   __device__ void Prepare(int first_position, bool masked, float (&largest)[kRowsOfLane]) {
-    if (problem_.score_cap != 0.0f) {
+    if constexpr (Kind::kCapped) {
       Cap();
       Scale<true>(first_position, kLog2E, largest);
-    } else if (masked) {
+    } else if (Kind::kOneToken || masked) {
       Scale<true>(first_position, scale_, largest);
     } else {
       Scale<false>(first_position, scale_, largest);
     }
   }
 
-  // From scores of the lane's i-th row to weights, relative to `max`; their sum. kMasked: perhaps
-  // no score is left.
-  template <bool kMasked>
+  // From scores of the lane's i-th row to weights, relative to `max`; their sum. Where all scores
+  // are −infinity, so is it, and weights are 0.
   __device__ __forceinline__ float Weigh(int i, float max) {
-    const bool none = kMasked && max == -__builtin_inff();
+    const float from = max == -__builtin_inff() ? 0.0f : max;
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < 2 * kSubTiles; n += 2) {
@@ -157,7 +166,7 @@ class TensorScores {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float score = scores_[n + e % 2][i * 2 + e / 2];
-        weights[e] = none ? 0.0f : Exp2(score - max);
+        weights[e] = Exp2(score - from);
       }
       const uint32_t first = PackBf16(weights[0], weights[1]);
       const uint32_t second = PackBf16(weights[2], weights[3]);
@@ -283,13 +292,14 @@ __device__ __forceinline__ void StoreRun(const AttentionProblem& problem, int64_
 }
 
 // Rows with all of their output in one warp, as prefill has them.
-template <int kHeadDim>
-class TensorRows : public TensorScores<kHeadDim> {
+template <typename Kind>
+class TensorRows : public TensorScores<Kind> {
  public:
-  using Base = TensorScores<kHeadDim>;
+  using Base = TensorScores<Kind>;
+  using Base::kHeadDim;
   using Base::kRowsOfLane;
   using Base::kSteps;
-  using TensorScores<kHeadDim>::TensorScores;
+  using TensorScores<Kind>::TensorScores;
 
   __device__ void Begin() {
 #pragma unroll
@@ -308,10 +318,13 @@ class TensorRows : public TensorScores<kHeadDim> {
   __device__ void Softmax(int first_position, bool masked) {
     float largest[kRowsOfLane];
     this->Prepare(first_position, masked, largest);
-    if (masked) {
-      Weigh<true>(largest);
-    } else {
-      Weigh<false>(largest);
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const float rescale = Raise(largest[i], &max_[i]);
+      sum_[i] = sum_[i] * rescale + this->Weigh(i, max_[i]);
+      if (rescale == 1.0f) continue;
+#pragma unroll
+      for (int dims = 0; dims < kSteps; ++dims) Rescale(out_[dims], i, rescale);
     }
   }
 
@@ -370,18 +383,6 @@ class TensorRows : public TensorScores<kHeadDim> {
   }
 
  private:
-  template <bool kMasked>
-  __device__ __forceinline__ void Weigh(const float (&largest)[kRowsOfLane]) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const float rescale = Raise(largest[i], &max_[i]);
-      sum_[i] = sum_[i] * rescale + Base::template Weigh<kMasked>(i, max_[i]);
-      if (rescale == 1.0f) continue;
-#pragma unroll
-      for (int dims = 0; dims < kSteps; ++dims) Rescale(out_[dims], i, rescale);
-    }
-  }
-
   float max_[kRowsOfLane];
   float sum_[kRowsOfLane];
   float out_[kSteps][2][4];

@@ -11,6 +11,11 @@
 
 namespace tandem {
 
+// From a sub-tile of K to that of V.
+__device__ __forceinline__ size_t ToValues(const HostKvLayerView& kv) {
+  return static_cast<size_t>(kv.num_kv_heads) * kv.tile_bytes;
+}
+
 // Where a sequence's sub-tiles of one KV head are, from the one with `position` on.
 class SubTiles {
  public:
@@ -30,10 +35,6 @@ class SubTiles {
   __device__ const std::byte* In(int block) const {
     return SubTileAt<Bf16Kv>(problem_.kv, block, offset_, kv_head_);
   }
-  // From there to V.
-  __device__ size_t ToValues() const {
-    return static_cast<size_t>(problem_.kv.num_kv_heads) * problem_.kv.tile_bytes;
-  }
 
  private:
   const AttentionProblem& problem_;
@@ -44,10 +45,9 @@ class SubTiles {
 };
 
 // A sub-tile by kThreads threads, or zeros where no row of the job sees any of it.
-template <int kHeadDim, int kThreads>
+template <typename Rows, int kThreads>
 __device__ __forceinline__ void CopySubTile(const std::byte* from, bool there, bool is_value,
                                             int thread, SharedPtr<std::byte> to) {
-  using Rows = TensorScores<kHeadDim>;
 #pragma unroll
   for (int i = 0; i < Rows::kSubTilePieces; i += kThreads) {
     const int piece = i + thread;
@@ -73,12 +73,18 @@ __device__ __forceinline__ MergeScales ScalesOf(float left, float right) {
   return {max, none ? 1.0f : PowerOfTwo(left - max), none ? 0.0f : PowerOfTwo(right - max)};
 }
 
-// function.template operator()<kHeadDim>() for a head that there are kernels for.
-template <typename Function>
+// function.template operator()<Kind>() for rows that there are kernels for.
+template <bool kOneToken, bool kCapped, typename Function>
 auto ByHeadDim(int head_dim, Function function) {
-  if (head_dim == 64) return function.template operator()<64>();
-  if (head_dim == 96) return function.template operator()<96>();
-  return function.template operator()<128>();
+  if (head_dim == 64) return function.template operator()<RowKind<64, kOneToken, kCapped>>();
+  if (head_dim == 96) return function.template operator()<RowKind<96, kOneToken, kCapped>>();
+  return function.template operator()<RowKind<128, kOneToken, kCapped>>();
+}
+template <bool kOneToken, typename Args, typename Function>
+auto ByKind(const Args& args, Function function) {
+  const int head_dim = args.kv.shape.head_dim;
+  return args.score_cap == 0.0f ? ByHeadDim<kOneToken, false>(head_dim, function)
+                                : ByHeadDim<kOneToken, true>(head_dim, function);
 }
 
 }  // namespace tandem

@@ -188,6 +188,10 @@ void ModelExecutor::ArrangeRows(std::span<const SequenceRun> runs) {
         << " blocks";
     max_blocks_ = std::max(max_blocks_, blocks);
   }
+  // Wider than needed, so that the tables of steps that follow each other have one width and can be
+  // replayed.
+  max_blocks_ =
+      RoundUp<int64_t>(max_blocks_, CeilDiv(kAttentionSegmentTokens, options_.block_tokens));
   decode_blocks_.clear();
   prefill_blocks_.clear();
   const auto add_table = [this](const SequenceRun& run, std::vector<int32_t>* table) {

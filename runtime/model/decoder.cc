@@ -99,6 +99,14 @@ absl::Status Decoder::Forward(const ForwardInput& input) {
   num_rows_ = static_cast<int64_t>(input.token_ids.size());
   TANDEM_CHECK(num_rows_ <= max_tokens_) << num_rows_ << " tokens, at most " << max_tokens_;
   TANDEM_ASSIGN_OR_RETURN(const StepArrays arrays, UploadArrays(input));
+  if (input.num_prefills > 0) return Enqueue(input, arrays);
+  // Such steps come again and again; their arrays lie one behind the other.
+  const int64_t key[] = {num_rows_, input.num_decodes, input.max_blocks,
+                         static_cast<int64_t>(arrays.token_ids.address())};
+  return backend_->Replay(key, [&] { return Enqueue(input, arrays); });
+}
+
+absl::Status Decoder::Enqueue(const ForwardInput& input, const StepArrays& arrays) {
   TANDEM_RETURN_IF_ERROR(Embed(arrays));
   for (size_t layer = 0; layer < kv_.size(); ++layer) {
     TANDEM_RETURN_IF_ERROR(RunLayer(layer, input, arrays));

@@ -94,6 +94,7 @@ class Decoder {
     DevicePtr<const int32_t> prefill_blocks, prefill_query_start, prefill_num_cached;
   };
   absl::StatusOr<StepArrays> UploadArrays(const ForwardInput& input);
+  absl::Status Enqueue(const ForwardInput& input, const StepArrays& arrays);
   absl::Status Embed(const StepArrays& arrays);
   absl::Status RunLayer(size_t layer, const ForwardInput& input, const StepArrays& arrays);
   absl::Status Attention(size_t layer, const ForwardInput& input, const StepArrays& arrays);

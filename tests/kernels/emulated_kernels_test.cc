@@ -39,7 +39,7 @@ ProbeShape Shape(int64_t rows, int64_t features, int head_dim, int32_t positions
 std::vector<ProbeShape> Shapes() {
   std::vector<ProbeShape> shapes = {Shape(3, 331, 48, 150), Shape(19, 200, 64, 129),
                                     Shape(40, 1100, 80, 60), Shape(2, 40, 144, 1100),
-                                    Shape(1, 4400, 16, 65)};
+                                    Shape(1, 8400, 16, 65)};
   shapes.back().vocabulary = 64 * kVocabularyPiece + 5000;
   return shapes;
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest-spi.h>
 
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/emulated/block.h"
 #include "kernels/cuda/emulated/tensor_core.h"
+#include "kernels/cuda/tensor_rows.h"
 #include "tests/kernels/kernel_test_support.h"
 #include "tests/kernels/paged_case.h"
 
@@ -52,6 +54,21 @@ TEST(EmulatedTensorCoreTest, SumsAreExactAndCutOffOnce) {
   EXPECT_EQ(Sum(kInfinity, {1}, {1}), kInfinity);
   EXPECT_TRUE(std::isnan(Sum(kInfinity, {-kInfinity}, {1})));
   EXPECT_TRUE(std::isnan(Sum(1.0f, {0}, {kInfinity})));
+}
+
+TEST(EmulatedTensorCoreTest, PowersOfTwoAreNearAndNoNumberStaysNone) {
+  for (int i = 0; i <= 125 * 4096; ++i) {
+    const float x = static_cast<float>(-i) / 4096;
+    const double exact = std::exp2(static_cast<double>(x));
+    ASSERT_LE(std::fabs(Exp2(x) - exact), 4e-7 * exact) << x;
+    ASSERT_EQ(PowerOfTwo(std::ceil(x)), std::exp2(std::ceil(x)));
+  }
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Exp2(0.0f), 1.0f);
+  EXPECT_EQ(Exp2(std::nextafter(-125.0f, -126.0f)), 0.0f);
+  EXPECT_EQ(Exp2(-kInfinity), 0.0f);
+  EXPECT_TRUE(std::isnan(Exp2(std::numeric_limits<float>::quiet_NaN())));
+  EXPECT_EQ(PowerOfTwo(-kInfinity), 0.0f);
 }
 
 TEST(EmulatedTensorCoreTest, TheOrderOfTheProductsIsNone) {

@@ -6,13 +6,19 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/emulated/cuda_runtime.h"
 #include "kernels/fenced/fenced_stream.h"
 
+struct CUgraph_st {
+  std::vector<tandem::FencedStream::Work> work;
+};
+struct CUgraphExec_st : CUgraph_st {};
 struct CUstream_st {
   tandem::FencedStream stream;
+  CUgraph_st* captured = nullptr;  // while it is
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;
@@ -85,9 +91,14 @@ std::map<CUstream_st*, int>& Streams() {
 
 cudaError_t Enqueue(cudaStream_t stream, std::function<bool()> work) {
   if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
-  stream->stream.Push([work = std::move(work)] {
+  FencedStream::Work later = [work = std::move(work)] {
     return work() ? absl::OkStatus() : absl::InternalError("a kernel failed");
-  });
+  };
+  if (stream->captured != nullptr) {
+    stream->captured->work.push_back(std::move(later));
+  } else {
+    stream->stream.Push(std::move(later));
+  }
   return cudaSuccess;
 }
 
@@ -110,6 +121,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorUnknown:
       break;
   }
@@ -126,6 +139,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "out of memory";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
     case cudaErrorUnknown:
       break;
   }
@@ -174,6 +189,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream->captured != nullptr) return cudaErrorStreamCaptureUnsupported;
   return tandem::emulated::ErrorOf(stream->stream.Wait(stream->stream.Release()));
 }
 
@@ -190,6 +206,40 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     function(user_data);
     return true;
   });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  if (stream->captured != nullptr) return cudaErrorInvalidValue;
+  stream->captured = new CUgraph_st;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = std::exchange(stream->captured, nullptr);
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) {
+    delete std::exchange(*graph, nullptr);
+    return error;
+  }
+  return *graph == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned /*flags*/) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  *executable = new CUgraphExec_st{*graph};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  if (const cudaError_t error = CountCall(); error != cudaSuccess) return error;
+  for (const tandem::FencedStream::Work& work : executable->work) stream->stream.Push(work);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {

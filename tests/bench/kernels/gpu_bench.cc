@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,19 +99,15 @@ class Bench {
                           .output_dtype = DType::kF32,
                           .segmented = segmented};
     if (!Wanted(absl::StrCat(NameOf(type), " ", name))) return;
-    const PackedFormat format = Must(backend_->GetPackedFormat(spec));
-    std::vector<const LinearOp*> ops((kBeyondCaches - 1) / format.size_bytes + 1);
-    for (const LinearOp*& op : ops) {
-      const DevicePtr<std::byte> weights = Numbers(format.size_bytes);
-      ops_.push_back(Must(backend_->PrepareLinear(spec, weights, format.size_bytes)));
-      op = ops_.back().get();
-    }
+    const size_t weight_bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
+    std::vector<const LinearOp*> ops((kBeyondCaches - 1) / weight_bytes + 1);
+    for (const LinearOp*& op : ops) op = Op(spec);
     for (const int64_t rows : {1, 8, 32, 64, 128, 256, 512, 4096}) {
       const DevicePtr<std::byte> input = Numbers(static_cast<size_t>(rows * in) * 2);
       const DevicePtr<std::byte> output = Numbers(static_cast<size_t>(rows * out) * 4);
       const bool reads = rows <= 64;
       Add(absl::StrCat(NameOf(type), " ", name, " M=", rows),
-          reads ? static_cast<double>(format.size_bytes)
+          reads ? static_cast<double>(weight_bytes)
                 : 2.0 * static_cast<double>(rows) * static_cast<double>(in * out),
           reads, [this, ops, input, output, rows, turn = size_t{0}]() mutable {
             const LinearOp* const op = ops[turn++ % ops.size()];
@@ -122,30 +120,19 @@ class Bench {
   void AddAttention(int64_t sequences, int32_t tokens, int32_t queries, KvType type) {
     if (!Wanted(queries == 0 ? "decode attention" : "prefill attention")) return;
     const DType dtype = type == KvType::kF32 ? DType::kF32 : DType::kBF16;
-    const KvTileShape shape{kBlockTokens, kHeadDim, type};
-    const KvTileFormat format = Must(backend_->GetKvTileFormat(shape, dtype));
-    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
     const int64_t blocks_each = (tokens + kBlockTokens - 1) / kBlockTokens;
     const int64_t num_blocks = sequences * blocks_each;
-    std::vector<int32_t> table(num_blocks);
-    std::iota(table.begin(), table.end(), 0);
-    Random random(2);
-    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.Below(i)]);
-    const KvLayerView kv{.base = Numbers(block_bytes * num_blocks),
-                         .block_stride_bytes = block_bytes,
-                         .layer_offset_bytes = 0,
-                         .tile_bytes = format.tile_bytes,
-                         .num_kv_heads = kKvHeads,
-                         .shape = shape};
+    const KvLayerView kv = Kv(num_blocks, type);
     const int64_t rows = sequences * std::max(queries, 1);
     const DevicePtr<std::byte> query = Numbers(rows * kHeads * kHeadDim * SizeOf(dtype));
     const DevicePtr<std::byte> output = Numbers(rows * kHeads * kHeadDim * SizeOf(dtype));
-    const DevicePtr<int32_t> blocks = Values(table);
+    const DevicePtr<int32_t> blocks = Shuffled(num_blocks);
     const float scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
     if (queries == 0) {
       const DevicePtr<int32_t> counts = Values(std::vector<int32_t>(sequences, tokens));
       Add(absl::StrCat("decode attention ", sequences, " x ", tokens, " ", NameOf(type)),
-          static_cast<double>(block_bytes) * static_cast<double>(num_blocks), true, [=, this] {
+          static_cast<double>(kv.block_stride_bytes) * static_cast<double>(num_blocks), true,
+          [=, this] {
             Must(backend_->DecodeAttention({.query = query,
                                             .kv = kv,
                                             .block_table = blocks,
@@ -193,11 +180,8 @@ class Bench {
                             .compute_dtype = dtype,
                             .output_dtype = output_dtype,
                             .segmented = segmented};
-      const PackedFormat format = Must(backend_->GetPackedFormat(spec));
-      weight_bytes += format.size_bytes;
-      ops_.push_back(
-          Must(backend_->PrepareLinear(spec, Numbers(format.size_bytes), format.size_bytes)));
-      return ops_.back().get();
+      weight_bytes += Must(backend_->GetPackedFormat(spec)).size_bytes;
+      return Op(spec);
     };
     constexpr int kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
     const LinearOp* const qkv = linear(kFeatures, kQkv, false, DType::kF32);
@@ -207,21 +191,12 @@ class Bench {
     const size_t layer_bytes = std::exchange(weight_bytes, 0);
     const LinearOp* const logits = linear(kFeatures, kVocabulary, false, DType::kF32);
 
-    const KvTileShape shape{kBlockTokens, kHeadDim, KvType::kBF16};
-    const KvTileFormat format = Must(backend_->GetKvTileFormat(shape, dtype));
-    const size_t block_bytes = KvLayerBytes(format.tile_bytes, kKvHeads);
     constexpr int64_t kBlocksEach = kStepTokens / kBlockTokens;
-    const KvLayerView kv{.base = Numbers(block_bytes * sequences * kBlocksEach),
-                         .block_stride_bytes = block_bytes,
-                         .layer_offset_bytes = 0,
-                         .tile_bytes = format.tile_bytes,
-                         .num_kv_heads = kKvHeads,
-                         .shape = shape};
-    std::vector<int32_t> table(sequences * kBlocksEach);
-    std::iota(table.begin(), table.end(), 0);
+    const int64_t num_blocks = sequences * kBlocksEach;
+    const KvLayerView kv = Kv(num_blocks, KvType::kBF16);
     std::vector<int64_t> slots(sequences);
     for (int64_t s = 0; s < sequences; ++s) slots[s] = (s + 1) * kStepTokens - 1;
-    const DevicePtr<int32_t> blocks = Values(table);
+    const DevicePtr<int32_t> blocks = Shuffled(num_blocks);
     const DevicePtr<int64_t> last_slots = Values(slots);
     const DevicePtr<int32_t> counts = Values(std::vector<int32_t>(sequences, kStepTokens));
     const auto floats = [&](int64_t each) {
@@ -285,33 +260,46 @@ class Bench {
                                .input_dtype = DType::kF32,
                                .output_dtype = dtype}));
     };
-    const auto layer = [=] {
-      norm();
-      apply(qkv, wide);
-      rotary();
-      attention();
-      apply(out, wide);
-      add();
-      norm();
-      apply(gate_up, gates);
-      activate();
-      apply(down, wide);
-      add();
+    const std::vector<std::pair<std::string, std::function<void()>>> layer = {
+        {"norms", norm},
+        {"qkv", [=] { apply(qkv, wide); }},
+        {"rotary", rotary},
+        {"attention", attention},
+        {"output", [=] { apply(out, wide); }},
+        {"additions", add},
+        {"norms", norm},
+        {"gate and up", [=] { apply(gate_up, gates); }},
+        {"activation", activate},
+        {"down", [=] { apply(down, wide); }},
+        {"additions", add},
     };
-    const size_t kv_bytes = block_bytes * static_cast<size_t>(sequences * kBlocksEach);
-    const std::string of_step = absl::StrCat(" of a step, ", sequences, " x ", kStepTokens);
-    const auto row_bytes = static_cast<double>(sequences) * 4;
-    Add(absl::StrCat("norm", of_step), row_bytes * kFeatures, true, norm);
-    Add(absl::StrCat("rotary", of_step), row_bytes * kQkv, true, rotary);
-    Add(absl::StrCat("attention", of_step), static_cast<double>(kv_bytes), true, attention);
-    Add(absl::StrCat("addition", of_step), 3 * row_bytes * kFeatures, true, add);
-    Add(absl::StrCat("activation", of_step), 2 * row_bytes * kHidden, true, activate);
-    Add(absl::StrCat("decode step of 8B, ", sequences, " x ", kStepTokens),
-        static_cast<double>(kLayers * (layer_bytes + kv_bytes) + weight_bytes), true, [=] {
-          for (int i = 0; i < kLayers; ++i) layer();
-          norm();
-          apply(logits, wide);
-        });
+    const size_t kv_bytes = kv.block_stride_bytes * static_cast<size_t>(num_blocks);
+    const auto bytes = static_cast<double>(kLayers * (layer_bytes + kv_bytes) + weight_bytes);
+    const std::string name = absl::StrCat("decode step of 8B, ", sequences, " x ", kStepTokens);
+    const auto step = [=](const std::string& without) {
+      for (int i = 0; i < kLayers; ++i) {
+        for (const auto& [what, enqueue] : layer) {
+          if (what != without) enqueue();
+        }
+      }
+      norm();
+      apply(logits, wide);
+    };
+    const auto add_step = [&](const std::string& suffix, const std::string& without) {
+      Add(name + suffix, bytes, true, [=, this, key = static_cast<int64_t>(rows_.size())] {
+        Must(backend_->Replay(std::array{key}, [&] {
+          step(without);
+          return absl::OkStatus();
+        }));
+      });
+    };
+    add_step("", "");
+    Add(name + ", launch by launch", bytes, true, [=] { step(""); });
+    // What each of its operations adds.
+    std::set<std::string> parts;
+    for (const auto& [what, enqueue] : layer) {
+      if (parts.insert(what).second) add_step(absl::StrCat(", without ", what), what);
+    }
   }
 
   // Launches so many of each row that a repetition lasts about a millisecond and a half.
@@ -327,7 +315,7 @@ class Bench {
     }
     const auto rate = [](const Row& row) { return row.amount / Median(row.seconds); };
     for (const Row& row : rows_) {
-      std::printf("%-40s %9.2f us  %8.1f %s", row.name.c_str(), Median(row.seconds) * 1e6,
+      std::printf("%-52s %9.2f us  %8.1f %s", row.name.c_str(), Median(row.seconds) * 1e6,
                   rate(row) / (row.is_bytes ? 1e9 : 1e12), row.is_bytes ? "GB/s" : "TFLOP/s");
       if (row.is_bytes) std::printf("  %5.2f of read", rate(row) / rate(rows_[0]));
       std::printf("\n");
@@ -335,6 +323,32 @@ class Bench {
   }
 
  private:
+  const LinearOp* Op(const LinearSpec& spec) {
+    const size_t bytes = Must(backend_->GetPackedFormat(spec)).size_bytes;
+    ops_.push_back(Must(backend_->PrepareLinear(spec, Numbers(bytes), bytes)));
+    return ops_.back().get();
+  }
+  KvLayerView Kv(int64_t num_blocks, KvType type) {
+    const DType dtype = type == KvType::kF32 ? DType::kF32 : DType::kBF16;
+    const KvTileShape shape{kBlockTokens, kHeadDim, type};
+    const size_t tile_bytes = Must(backend_->GetKvTileFormat(shape, dtype)).tile_bytes;
+    const size_t block_bytes = KvLayerBytes(tile_bytes, kKvHeads);
+    return {.base = Numbers(block_bytes * static_cast<size_t>(num_blocks)),
+            .block_stride_bytes = block_bytes,
+            .layer_offset_bytes = 0,
+            .tile_bytes = tile_bytes,
+            .num_kv_heads = kKvHeads,
+            .shape = shape};
+  }
+  // Indices of blocks, in random order.
+  DevicePtr<int32_t> Shuffled(int64_t num_blocks) {
+    std::vector<int32_t> table(static_cast<size_t>(num_blocks));
+    std::iota(table.begin(), table.end(), 0);
+    Random random(2);
+    for (size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[random.Below(i)]);
+    return Values(table);
+  }
+
   double Seconds(const Row& row) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < row.calls; ++i) row.enqueue();
