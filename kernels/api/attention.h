@@ -82,6 +82,7 @@ using RotaryKvWriteArgs = RotaryKvWriteArgsOf<DevicePtr>;
 
 // One query token per sequence, its own K and V already written. With a window W it sees the last W
 // of its cached tokens; entries of the block table for blocks without any of them are not read.
+// Table and counts were uploaded: no operation writes them, so that none is waited for.
 template <template <typename> class P>
 struct DecodeAttentionArgsOf {
   P<const void> query;           // [S, H, D] compute_dtype

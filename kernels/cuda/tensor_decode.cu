@@ -220,8 +220,8 @@ struct WideSlice {
   }
 };
 
-// Memory of a block: a ring a warp, the weights of all tiles as lanes have them, and of each tile
-// the rows' largest scores and sums of weights.
+// Memory of a block: a ring a warp, queries and the weights of all tiles as lanes have them, and of
+// each tile the rows' largest scores and sums of weights.
 template <typename Kind>
 struct WideShared {
   static constexpr int kUnitTiles = 2;  // of V
@@ -230,16 +230,18 @@ struct WideShared {
           ? TensorScores<Kind>::kSubTileBytes
           : kUnitTiles* WideSlice<Kind>::kTileBytes;
   static constexpr int kSubTiles = TensorScores<Kind>::kSubTiles;
+  SharedPtr<uint4> queries;  // [step, lane]
   SharedPtr<uint4> weights;  // [tile, sub-tile, lane]
   SharedPtr<float> largest;  // [tile, row]
   SharedPtr<float> sums;     // [tile, row]
   __device__ WideShared()
-      : weights(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)),
+      : queries(SharedCast<uint4>(SharedMemory() + kWideWarps * kWideRingBytes)),
+        weights(queries + kWideWarps * kWarp),
         largest(SharedCast<float>(weights + kWideTiles * kSubTiles * kWarp)),
         sums(largest + kWideTiles * kTensorRows) {}
 };
 constexpr size_t kWideSharedBytes =
-    size_t{kWideWarps} * kWideRingBytes +
+    size_t{kWideWarps} * (kWideRingBytes + kWarp * sizeof(uint4)) +
     kWideTiles * (kAttentionTileTokens / kKvSubTileTokens * kWarp * sizeof(uint4) +
                   2 * kTensorRows * sizeof(float));
 
@@ -259,7 +261,7 @@ class WideUnits {
       return;
     }
     if (!Slice::Has(warp_)) return;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kUnitTiles; ++i) {
       const int tile = (unit - kOwnTiles * kSubTiles) * kUnitTiles + i;
       if (tile < num_tiles_) CopyValues(tile, to + i * Slice::kTileBytes);
@@ -313,30 +315,32 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
   WarpRing<kWideRingBytes, WideShared<Kind>::kUnitBytes> ring(units);
   const WideShared<Kind> shared;
 
-  static_assert(kOwnTiles == 2);
-  Scores scores[kOwnTiles] = {{problem, job, 0}, {problem, job, 0}};
-  // All warps have the same queries, which are where weights will be.
+  // All warps have the same queries.
+  Scores scores(problem, job, 0);
   static_assert(Scores::kSteps <= kWideWarps);
-  if (warp < Scores::kSteps) shared.weights[warp * kWarp + lane] = scores[0].Query(warp);
+  if (warp < Scores::kSteps) shared.queries[warp * kWarp + lane] = scores.Query(warp);
   __syncthreads();
-  const auto query = [&](int step) -> uint4 { return shared.weights[step * kWarp + lane]; };
-#pragma unroll
+  // The first tile's scores are where both tiles' weights will be.
+  static_assert(kOwnTiles == 2 && Scores::kParked == kOwnTiles * Scores::kSubTiles);
+  const SharedPtr<uint4> own_weights = shared.weights + warp * Scores::kParked * kWarp + lane;
+  const SharedPtr<float4> parked = SharedCast<float4>(own_weights);
+#pragma unroll 1
   for (int own = 0; own < kOwnTiles; ++own) {
     const int tile = warp * kOwnTiles + own;
     const int position = range.begin + tile * kAttentionTileTokens;
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      scores[own].Scores(ring.Take(), sub, query);
+      scores.Scores(ring.Take(), sub,
+                    [&](int step) -> uint4 { return shared.queries[step * kWarp + lane]; });
       ring.Leave(units);
     }
     float largest[kRowsOfLane];
-    scores[own].Prepare(
-        position, position < range.first_visible || position + kAttentionTileTokens > range.end,
-        largest);
+    scores.Prepare(position, /*masked=*/true, largest);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
       if (lane % 4 == 0) shared.largest[tile * kTensorRows + Scores::RowOf(i)] = largest[i];
     }
+    if (own == 0) scores.Park(parked);
   }
   __syncthreads();
   // Weights are relative to the running maximum at their tile.
@@ -348,22 +352,24 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
       Raise(shared.largest[tile * kTensorRows + Scores::RowOf(i)], &max[i]);
     }
   }
-#pragma unroll
+  Scores now(problem, job, 0);
+  now.Unpark(parked);
+#pragma unroll 1
   for (int own = 0; own < kOwnTiles; ++own) {
-    const int tile = warp * kOwnTiles + own;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const int at = tile * kTensorRows + Scores::RowOf(i);
+      const int at = (warp * kOwnTiles + own) * kTensorRows + Scores::RowOf(i);
       Raise(shared.largest[at], &max[i]);
-      const float sum = scores[own].Weigh(i, max[i]);
+      const float sum = now.Weigh(i, max[i]);
       if (lane % 4 == 0) shared.sums[at] = sum;
     }
 #pragma unroll
     for (int sub = 0; sub < Scores::kSubTiles; ++sub) {
-      const uint32_t(&weights)[4] = scores[own].Weights(sub);
-      shared.weights[(tile * Scores::kSubTiles + sub) * kWarp + lane] =
+      const uint32_t(&weights)[4] = now.Weights(sub);
+      own_weights[(own * Scores::kSubTiles + sub) * kWarp] =
           make_uint4(weights[0], weights[1], weights[2], weights[3]);
     }
+    now.CopyScores(scores);
   }
   __syncthreads();
   if (!Slice::Has(warp)) return;
@@ -406,11 +412,11 @@ __global__ void TANDEM_THREADS(kWideWarps* kWarp, kWideBlocks)
 #pragma unroll
   for (int i = 0; i < kRowsOfLane; ++i) {
     const int row = Scores::RowOf(i);
-    if (!scores[0].Has(row)) continue;
+    if (!scores.Has(row)) continue;
     const int dim = DimOf(warp);
     const float4 four = RunOf(out, i);
     if (range.whole) {
-      StoreRun(problem, scores[0].ElementOf(row) + dim, four, sum[i]);
+      StoreRun(problem, scores.ElementOf(row) + dim, four, sum[i]);
     } else {
       *reinterpret_cast<float4*>(launch.accumulators + (part + row) * Kind::kHeadDim + dim) = four;
     }

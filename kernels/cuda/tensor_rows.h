@@ -155,6 +155,32 @@ class TensorScores {
     }
   }
 
+  // A lane's scores, to be had again: [kParked, lane].
+  static constexpr int kParked = 2 * kSubTiles;
+  __device__ void Park(SharedPtr<float4> to) const {
+#pragma unroll
+    for (int n = 0; n < kParked; ++n) {
+      to[n * 32] = make_float4(scores_[n][0], scores_[n][1], scores_[n][2], scores_[n][3]);
+    }
+  }
+  __device__ void Unpark(SharedPtr<float4> from) {
+#pragma unroll
+    for (int n = 0; n < kParked; ++n) {
+      const float4 four = from[n * 32];
+      scores_[n][0] = four.x;
+      scores_[n][1] = four.y;
+      scores_[n][2] = four.z;
+      scores_[n][3] = four.w;
+    }
+  }
+  __device__ void CopyScores(const TensorScores& from) {
+#pragma unroll
+    for (int n = 0; n < kParked; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores_[n][i] = from.scores_[n][i];
+    }
+  }
+
   // From scores of the lane's i-th row to weights, relative to `max`; their sum. Where all scores
   // are −infinity, so is it, and weights are 0.
   __device__ __forceinline__ float Weigh(int i, float max) {
