@@ -6,7 +6,7 @@
 namespace tandem {
 namespace {
 
-// A graph of a deep model's step takes the device about a megabyte.
+// Each takes memory of the host and of the device.
 constexpr size_t kMaxGraphs = 128;
 
 }  // namespace

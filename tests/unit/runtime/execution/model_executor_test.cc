@@ -59,6 +59,26 @@ TEST_P(ModelExecutorTest, ScratchIsToldBeforeItIsAllocated) {
   EXPECT_EQ(ModelExecutor::LogitScratchBytes(config, DType::kF32), 64 * 4 * (8 + 8 + 32));
 }
 
+// Steps that decode are replayed (Backend::Replay), and their tables grow with the sequences.
+TEST_P(ModelExecutorTest, DecodesOfLongTextsGiveTheLogprobsOfTheirPrefill) {
+  const auto harness =
+      MakeHarness({.folder = TinyModel("qwen3_gqa24_window_of_first"), .max_model_tokens = 1100});
+  harness->ReserveSequences(3);
+  SamplingParams sampling = Greedy();
+  sampling.num_logprobs = 1;
+  TestSequence generated = harness->NewSequence(Prompt(1018, 5), sampling);
+  TestSequence beside = harness->NewSequence(Prompt(9), sampling);
+  TestSequence* const both[] = {&generated, &beside};
+  harness->Generate(both, 300, 14);
+  sampling.num_prompt_logprobs = 1;
+  TestSequence prefilled = harness->NewSequence(generated.tokens, sampling);
+  TestSequence* const again[] = {&prefilled};
+  harness->Step(again, 1100);
+  const std::vector<SampledToken> tail(prefilled.prompt_logprobs.end() - 14,
+                                       prefilled.prompt_logprobs.end());
+  EXPECT_EQ(tail, generated.generated);
+}
+
 TEST_P(ModelExecutorTest, LogprobsOfGeneratedTokensEqualPromptLogprobsOfTheSameText) {
   const auto harness = MakeHarness();
   harness->ReserveSequences(2);
