@@ -9,44 +9,18 @@
 #include "kernels/support/host_memory.h"
 #include "kernels/support/staging_ring.h"
 #include "runtime/base/crc32c.h"
+#include "tests/kernels/float_buffers.h"
 #include "tests/kernels/kernel_test_support.h"
 
 namespace tandem {
 namespace {
 
-class FencedBackendTest : public testing::Test {
+class FencedBackendTest : public FloatBuffers<testing::Test> {
  protected:
-  FencedBackendTest() : backend_(MakeBackend("fenced", /*num_threads=*/2)) {
+  FencedBackendTest() {
+    backend_ = MakeBackend("fenced", /*num_threads=*/2);
     GTEST_FLAG_SET(death_test_style, "threadsafe");
   }
-
-  DeviceBuffer Allocate(size_t size_bytes) {
-    auto buffer = backend_->Allocate(size_bytes);
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    return *std::move(buffer);
-  }
-
-  DeviceBuffer Upload(const std::vector<float>& values) {
-    DeviceBuffer buffer = Allocate(values.size() * sizeof(float));
-    EXPECT_TRUE(backend_->Upload(buffer.data(), values.data(), buffer.size_bytes()).ok());
-    EXPECT_TRUE(backend_->Synchronize().ok());
-    return buffer;
-  }
-
-  std::vector<float> Download(const DeviceBuffer& buffer) {
-    std::vector<float> values(buffer.size_bytes() / sizeof(float));
-    EXPECT_TRUE(backend_->Download(values.data(), buffer.data(), buffer.size_bytes()).ok());
-    EXPECT_TRUE(backend_->Synchronize().ok());
-    return values;
-  }
-
-  absl::Status Add(const DeviceBuffer& accumulator, const DeviceBuffer& addend) {
-    return backend_->Add({.accumulator = accumulator.as<float>(),
-                          .addend = addend.as<float>(),
-                          .count = static_cast<int64_t>(addend.size_bytes() / sizeof(float))});
-  }
-
-  std::unique_ptr<Backend> backend_;
 };
 
 TEST_F(FencedBackendTest, AHostThatFollowsAnAddressOfTheDeviceFaults) {

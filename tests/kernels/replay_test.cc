@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "tests/kernels/float_buffers.h"
 #include "tests/kernels/kernel_test_support.h"
 
 #if defined(TANDEM_EMULATED)
@@ -11,34 +12,13 @@
 namespace tandem {
 namespace {
 
-class ReplayTest : public testing::TestWithParam<std::string> {
+class ReplayTest : public FloatBuffers<testing::TestWithParam<std::string>> {
  protected:
   void SetUp() override {
     backend_ = MakeBackend(GetParam());
     if (backend_ == nullptr) GTEST_SKIP() << GetParam() << " is not on this machine";
   }
 
-  DeviceBuffer Floats(const std::vector<float>& values) {
-    auto buffer = backend_->Allocate(values.size() * sizeof(float));
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    Upload(*buffer, values);
-    return *std::move(buffer);
-  }
-  void Upload(const DeviceBuffer& buffer, const std::vector<float>& values) {
-    EXPECT_TRUE(backend_->Upload(buffer.data(), values.data(), buffer.size_bytes()).ok());
-    EXPECT_TRUE(backend_->Synchronize().ok());
-  }
-  std::vector<float> Download(const DeviceBuffer& buffer) {
-    std::vector<float> values(buffer.size_bytes() / sizeof(float));
-    EXPECT_TRUE(backend_->Download(values.data(), buffer.data(), buffer.size_bytes()).ok());
-    EXPECT_TRUE(backend_->Synchronize().ok());
-    return values;
-  }
-  absl::Status Add(const DeviceBuffer& accumulator, const DeviceBuffer& addend) {
-    return backend_->Add({.accumulator = accumulator.as<float>(),
-                          .addend = addend.as<float>(),
-                          .count = static_cast<int64_t>(addend.size_bytes() / sizeof(float))});
-  }
   absl::Status ReplayAdd(int64_t key, const DeviceBuffer& accumulator, const DeviceBuffer& addend) {
     return backend_->Replay(std::vector<int64_t>{7, key}, [&] {
       ++num_calls_;
@@ -46,12 +26,11 @@ class ReplayTest : public testing::TestWithParam<std::string> {
     });
   }
 
-  std::unique_ptr<Backend> backend_;
   int num_calls_ = 0;  // of what Replay was given
 };
 
 TEST_P(ReplayTest, TheSameOperationsReadWhatIsThereByThen) {
-  const DeviceBuffer sum = Floats({0, 0}), one = Floats({1, 2}), other = Floats({100, 200});
+  const DeviceBuffer sum = Upload({0, 0}), one = Upload({1, 2}), other = Upload({100, 200});
   for (int i = 1; i <= 5; ++i) ASSERT_OK(ReplayAdd(0, sum, one));
   EXPECT_EQ(Download(sum), std::vector<float>({5, 10}));
   for (int i = 1; i <= 3; ++i) ASSERT_OK(ReplayAdd(1, sum, other));
@@ -85,8 +64,8 @@ TEST_P(ReplayTest, ABiggerLayerInBetweenDisturbsNothing) {
   const auto op = backend_->PrepareLinear(spec, placed->data(), packed.size());
   ASSERT_TRUE(op.ok()) << op.status();
   constexpr int64_t kMany = 300;
-  const DeviceBuffer input = Floats(std::vector<float>(1024 * kMany, 1.0f));
-  const DeviceBuffer output = Floats(std::vector<float>(24 * kMany));
+  const DeviceBuffer input = Upload(std::vector<float>(1024 * kMany, 1.0f));
+  const DeviceBuffer output = Upload(std::vector<float>(24 * kMany));
   const auto linear = [&](int64_t rows) {
     return backend_->Linear(
         {.op = op->get(), .input = input.data(), .output = output.data(), .num_rows = rows});
@@ -105,9 +84,9 @@ TEST_P(ReplayTest, ABiggerLayerInBetweenDisturbsNothing) {
 }
 
 TEST_P(ReplayTest, NothingIsKeptBeyondAFree) {
-  const DeviceBuffer sum = Floats({0});
+  const DeviceBuffer sum = Upload({0});
   for (const float value : {1.0f, 10.0f, 100.0f}) {
-    const DeviceBuffer addend = Floats({value});
+    const DeviceBuffer addend = Upload({value});
     const int calls = num_calls_;
     for (int i = 0; i < 3; ++i) ASSERT_OK(ReplayAdd(0, sum, addend));
     EXPECT_GT(num_calls_, calls);
@@ -116,7 +95,7 @@ TEST_P(ReplayTest, NothingIsKeptBeyondAFree) {
 }
 
 TEST_P(ReplayTest, WhatFailsIsNotKept) {
-  const DeviceBuffer sum = Floats({0}), one = Floats({1});
+  const DeviceBuffer sum = Upload({0}), one = Upload({1});
   const auto fail = [&] {
     return backend_->Replay(std::vector<int64_t>{3}, [&] {
       const absl::Status added = Add(sum, one);
@@ -142,7 +121,7 @@ class EmulatedReplayTest : public ReplayTest {};
 // A call of the runtime fails once, wherever: that is an error, and what comes after is right.
 TEST_P(EmulatedReplayTest, AnyCallOfTheRuntimeMayFail) {
   for (int call = 1; call <= 6; ++call) {
-    const DeviceBuffer sum = Floats({0}), one = Floats({1});
+    const DeviceBuffer sum = Upload({0}), one = Upload({1});
     emulated::FailCall(call, cudaErrorUnknown);
     int failed = 0;
     for (int i = 0; i < 3; ++i) failed += ReplayAdd(call, sum, one).ok() ? 0 : 1;
