@@ -1,7 +1,6 @@
 #include "services/router/metrics_collector.h"
 
 #include <grpcpp/client_context.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -164,32 +163,15 @@ class MetricsCollector::Scrape : public std::enable_shared_from_this<Scrape> {
 };
 
 MetricsCollector::MetricsCollector(MetricsRegistry* registry, RouterCore* core, WorkerPool* pool)
-    : registry_(registry), core_(core), pool_(pool), refresher_([this] { Refresh(); }) {}
+    : registry_(registry),
+      core_(core),
+      pool_(pool),
+      refresher_("metrics", kRefreshPeriod, [this] { Collect([](const auto&) {}); }) {}
 
 MetricsCollector::~MetricsCollector() {
   StopRefreshing();
   MutexLock lock(&mu_);
   while (scraping_) idle_.Wait(&mu_);
-}
-
-void MetricsCollector::StopRefreshing() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-    stop_.SignalAll();
-  }
-  if (refresher_.joinable()) refresher_.join();
-}
-
-void MetricsCollector::Refresh() {
-  pthread_setname_np(pthread_self(), "metrics");
-  MutexLock lock(&mu_);
-  while (!stopping_) {
-    if (stop_.WaitFor(&mu_, kRefreshPeriod) || stopping_) continue;  // Stopped, or spurious.
-    mu_.Unlock();
-    Collect([](const auto&) {});
-    mu_.Lock();
-  }
 }
 
 void MetricsCollector::Collect(Done done) {

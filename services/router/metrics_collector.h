@@ -20,10 +20,10 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "runtime/base/mutex.h"
+#include "runtime/base/periodic_thread.h"
 #include "services/router/worker_pool.h"
 #include "services/server/metrics_registry.h"
 
@@ -58,7 +58,7 @@ class MetricsCollector {
   ~MetricsCollector();  // Waits for what is under way.
 
   // Before the core stops, which answers no more then. Idempotent.
-  void StopRefreshing() EXCLUDES(mu_);
+  void StopRefreshing() { refresher_.Stop(); }
 
   // One page for all who wait: each copies it when it has room for it.
   using Done = std::function<void(std::shared_ptr<const std::string> page)>;
@@ -73,15 +73,12 @@ class MetricsCollector {
   void OnReport(const std::string& address, const WorkerId& worker,
                 WorkerMetricsHistory::Families families) EXCLUDES(mu_);
   std::string Render() EXCLUDES(mu_);
-  void Refresh() EXCLUDES(mu_);  // The refresher's thread.
 
   MetricsRegistry* const registry_;
   RouterCore* const core_;
   WorkerPool* const pool_;
   Mutex mu_;
   CondVar idle_;
-  CondVar stop_;
-  bool stopping_ GUARDED_BY(mu_) = false;
   bool scraping_ GUARDED_BY(mu_) = false;
   std::vector<Done> next_ GUARDED_BY(mu_);  // For the page after that.
   struct Reported {
@@ -89,7 +86,7 @@ class MetricsCollector {
     WorkerMetricsHistory metrics;
   };
   std::map<std::string, Reported> workers_ GUARDED_BY(mu_);  // By name. One for each address.
-  std::thread refresher_;                                    // Last: uses the rest.
+  PeriodicThread refresher_;                                 // Last: uses the rest.
 };
 
 }  // namespace tandem

@@ -61,6 +61,12 @@ class EarlyReactor : public ServerReactor<Response> {
     OnRequest({received, &received->message});
   }
 
+  // For Write(): who writes otherwise overrides this.
+  void OnWriteDone(bool ok) override {
+    call_.EndWrite();
+    OnWritten(ok);
+  }
+
   // Perhaps before OnRequest, or during it.
   void OnCancel() override {
     Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
@@ -96,9 +102,14 @@ class EarlyReactor : public ServerReactor<Response> {
     call_.BeginWrite();
     this->StartWriteAndFinish(response, grpc::WriteOptions(), grpc::Status::OK);
   }
-  // Around every write that the client's reading could hold up.
-  void BeginWrite() { call_.BeginWrite(); }
-  void EndWrite() { call_.EndWrite(); }
+  // One at a time, of several answers; `response` lives until OnWritten(). It has the time of a
+  // write and may be cut until then, as the client's reading could hold it up.
+  void Write(const Response* response) {
+    call_.BeginWrite();
+    this->StartWrite(response);
+  }
+  // False: nothing more can be written.
+  virtual void OnWritten(bool ok) {}
   // After it: nothing is owed to the client, which gives way to others' memory.
   void AwaitEvent() { call_.AwaitEvent(); }
 

@@ -9,12 +9,11 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "runtime/base/mutex.h"
+#include "runtime/base/periodic_thread.h"
 
 namespace tandem {
 
@@ -29,7 +28,6 @@ class FollowedFiles {
 
   FollowedFiles(std::vector<std::string> paths, OnChange on_change)
       : paths_(std::move(paths)), on_change_(std::move(on_change)) {}
-  ~FollowedFiles();
 
   // Reads them, and tells what is in there, or why one cannot be read, unless that is what an
   // earlier look has told for good.
@@ -38,15 +36,10 @@ class FollowedFiles {
   void Follow(std::chrono::milliseconds period = kFollowPeriod);
 
  private:
-  void Run(std::chrono::milliseconds period) EXCLUDES(mu_);
-
   const std::vector<std::string> paths_;
   const OnChange on_change_;
   std::optional<absl::StatusOr<Texts>> settled_;
-  Mutex mu_;
-  CondVar stop_;
-  bool stopping_ GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  std::optional<PeriodicThread> follower_;
 };
 
 }  // namespace tandem

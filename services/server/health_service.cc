@@ -1,7 +1,5 @@
 #include "services/server/health_service.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -42,14 +40,6 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
 
   void OnCancel() override { End(grpc::Status::CANCELLED); }
 
-  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
-    MutexLock lock(&mu_);
-    EndWrite();
-    writing_ = false;
-    if (ok) WriteNext();
-    if (!writing_ && !ended_) AwaitEvent();
-  }
-
   void OnDone() override {
     std::shared_ptr<Watcher> last;  // Released after the lock.
     MutexLock lock(&service_->mu_);
@@ -69,13 +59,19 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
     Show();
   }
 
+  void OnWritten(bool ok) override EXCLUDES(mu_) {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (ok) WriteNext();
+    if (!writing_ && !ended_) AwaitEvent();
+  }
+
   void WriteNext() REQUIRES(mu_) {
     if (writing_ || ended_ || !wanted_.has_value() || wanted_ == shown_) return;
     shown_ = wanted_;
     response_.set_status(*wanted_);
     writing_ = true;
-    BeginWrite();
-    StartWrite(&response_);
+    Write(&response_);
   }
 
   HealthService* const service_;
@@ -89,7 +85,9 @@ class HealthService::Watcher final : public EarlyReactor<HealthCheckRequest, Hea
 };
 
 HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* calls)
-    : EarlyService(calls), services_(std::move(services)) {
+    : EarlyService(calls),
+      services_(std::move(services)),
+      poll_("health", kPollPeriod, [this] { Show(); }) {
   AddUnary<HealthCheckRequest, HealthCheckResponse>(
       "/grpc.health.v1.Health/Check",
       [this](const HealthCheckRequest& request, HealthCheckResponse* response) {
@@ -101,7 +99,6 @@ HealthService::HealthService(std::map<std::string, Ready> services, OpenCalls* c
   AddMethod<HealthCheckResponse>(
       "/grpc.health.v1.Health/Watch",
       [this](grpc::CallbackServerContext* context) { return BeginWatch(context); });
-  thread_ = std::thread([this] { Poll(); });
 }
 
 HealthService::Watcher* HealthService::BeginWatch(grpc::CallbackServerContext* context) {
@@ -139,23 +136,17 @@ void HealthService::Stop() {
     stopping_ = true;
     watchers = watchers_;
   }
-  stop_.Signal();
-  if (thread_.joinable()) thread_.join();
+  poll_.Stop();
   for (const auto& watcher : watchers) watcher->End(Leaving());
 }
 
-void HealthService::Poll() {
-  pthread_setname_np(pthread_self(), "health");
-  while (true) {
-    std::set<std::shared_ptr<Watcher>> watchers;
-    {
-      MutexLock lock(&mu_);
-      if (!stopping_) stop_.WaitFor(&mu_, kPollPeriod);
-      if (stopping_) return;
-      watchers = watchers_;
-    }
-    for (const auto& watcher : watchers) watcher->Show();
+void HealthService::Show() {
+  std::set<std::shared_ptr<Watcher>> watchers;
+  {
+    MutexLock lock(&mu_);
+    watchers = watchers_;
   }
+  for (const auto& watcher : watchers) watcher->Show();
 }
 
 }  // namespace tandem

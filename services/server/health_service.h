@@ -8,10 +8,10 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/periodic_thread.h"
 #include "services/server/early_reactor.h"
 
 namespace tandem {
@@ -35,14 +35,13 @@ class HealthService final : public EarlyService {
   const Ready* Find(const std::string& service) const;  // Null: no service of ours.
   static Status StatusNow(const Ready* ready);
   Watcher* BeginWatch(grpc::CallbackServerContext* context) EXCLUDES(mu_);
-  void Poll() EXCLUDES(mu_);
+  void Show() EXCLUDES(mu_);  // The poll's thread.
 
   const std::map<std::string, Ready> services_;
   Mutex mu_;
-  CondVar stop_;
   bool stopping_ GUARDED_BY(mu_) = false;
   std::set<std::shared_ptr<Watcher>> watchers_ GUARDED_BY(mu_);
-  std::thread thread_;
+  PeriodicThread poll_;  // Last: uses the rest.
 };
 
 }  // namespace tandem

@@ -1,7 +1,6 @@
 #include "services/server/memory_keeper.h"
 
 #include <malloc.h>
-#include <pthread.h>
 
 #include <chrono>
 
@@ -20,7 +19,8 @@ void RaiseCounter(prometheus::Counter* counter, int64_t value) {
 
 }  // namespace
 
-MemoryKeeper::MemoryKeeper(int64_t limit_bytes, MetricsRegistry* registry) : budget_(limit_bytes) {
+MemoryKeeper::MemoryKeeper(int64_t limit_bytes, MetricsRegistry* registry)
+    : budget_(limit_bytes), trimmer_("memory", kPeriod, [this] { Trim(); }) {
   registry->Gauge("tandem_memory_limit_bytes", "What --memory-limit allows.")
       .Set(static_cast<double>(limit_bytes));
   prometheus::Gauge& held = registry->Gauge(
@@ -36,35 +36,15 @@ MemoryKeeper::MemoryKeeper(int64_t limit_bytes, MetricsRegistry* registry) : bud
     RaiseCounter(&refused, budget_.num_refused());
     RaiseCounter(&cut, budget_.num_cut());
   });
-  thread_ = std::thread([this] { Run(); });
 }
 
-MemoryKeeper::~MemoryKeeper() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-  }
-  stop_.Signal();
-  thread_.join();
-}
-
-void MemoryKeeper::Run() {
-  pthread_setname_np(pthread_self(), "memory");
-  int64_t seen_bytes = 0, trimmed_bytes = 0;
-  int num_quiet = 0;
-  while (true) {
-    {
-      MutexLock lock(&mu_);
-      if (!stopping_) stop_.WaitFor(&mu_, kPeriod);
-      if (stopping_) return;
-    }
-    const int64_t returned_bytes = budget_.returned_bytes();
-    num_quiet = returned_bytes == seen_bytes ? num_quiet + 1 : 0;
-    seen_bytes = returned_bytes;
-    if (returned_bytes - trimmed_bytes < kTrimBytes && num_quiet != kQuietPeriods) continue;
-    trimmed_bytes = returned_bytes;
-    malloc_trim(0);
-  }
+void MemoryKeeper::Trim() {
+  const int64_t returned_bytes = budget_.returned_bytes();
+  num_quiet_ = returned_bytes == seen_bytes_ ? num_quiet_ + 1 : 0;
+  seen_bytes_ = returned_bytes;
+  if (returned_bytes - trimmed_bytes_ < kTrimBytes && num_quiet_ != kQuietPeriods) return;
+  trimmed_bytes_ = returned_bytes;
+  malloc_trim(0);
 }
 
 }  // namespace tandem

@@ -5,30 +5,27 @@
 #define TANDEM_SERVICES_SERVER_MEMORY_KEEPER_H_
 
 #include <cstdint>
-#include <thread>
 
 #include "runtime/base/memory_budget.h"
-#include "runtime/base/mutex.h"
+#include "runtime/base/periodic_thread.h"
 #include "services/server/metrics_registry.h"
 
 namespace tandem {
 
 class MemoryKeeper {
  public:
-  // `registry` outlives this and is not collected after it.
+  // `registry` outlives this and is not collected after it. Goes after all holdings.
   MemoryKeeper(int64_t limit_bytes, MetricsRegistry* registry);
-  ~MemoryKeeper();  // After all holdings.
 
   MemoryBudget* budget() { return &budget_; }
 
  private:
-  void Run() EXCLUDES(mu_);
+  void Trim();  // The trimmer's thread.
 
   MemoryBudget budget_;
-  Mutex mu_;
-  CondVar stop_;
-  bool stopping_ GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  int64_t seen_bytes_ = 0, trimmed_bytes_ = 0;  // The trimmer's.
+  int num_quiet_ = 0;
+  PeriodicThread trimmer_;
 };
 
 }  // namespace tandem

@@ -1,7 +1,5 @@
 #include "services/server/open_calls.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -31,32 +29,19 @@ OpenCalls::OpenCalls(MemoryBudget* budget, const Options& options)
       max_waiting_(std::min(kMaxWaitingBytes, budget->limit_bytes() / kMessagesShare) / kCallBytes),
       max_turns_(NumTurns(budget->limit_bytes(), options.max_message_bytes)),
       max_turns_of_client_(std::max<size_t>(1, max_turns_ / 2)),
-      messages_(budget, "messages") {
+      messages_(budget, "messages"),
+      sweeper_("calls", kSweepPeriod, [this] { Sweep(); }) {
   const absl::Status set_aside =
       messages_.Set(static_cast<int64_t>(max_turns_) * options.max_message_bytes);
   TANDEM_CHECK(set_aside.ok()) << set_aside;
-  thread_ = std::thread([this] { Run(); });
 }
 
-OpenCalls::~OpenCalls() {
-  {
-    MutexLock lock(&mu_);
-    stopping_ = true;
-  }
-  stop_.Signal();
-  thread_.join();
-}
-
-void OpenCalls::Run() {
-  pthread_setname_np(pthread_self(), "calls");
+void OpenCalls::Sweep() {
   MutexLock lock(&mu_);
-  while (!stopping_) {
-    stop_.WaitFor(&mu_, kSweepPeriod);
-    const Clock::time_point now = Clock::now();
-    EndOverdue(now);
-    GiveTurns();
-    EndSlowTurns(now);
-  }
+  const Clock::time_point now = Clock::now();
+  EndOverdue(now);
+  GiveTurns();
+  EndSlowTurns(now);
 }
 
 void OpenCalls::EndOldest() {

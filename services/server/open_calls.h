@@ -27,12 +27,12 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/base/memory_budget.h"
 #include "runtime/base/mutex.h"
+#include "runtime/base/periodic_thread.h"
 #include "services/server/gated_calls.h"
 
 namespace tandem {
@@ -54,9 +54,8 @@ class OpenCalls {
     std::chrono::milliseconds turn{1'000};
   };
 
-  // `budget` outlives this.
+  // `budget` outlives this, and this all calls.
   OpenCalls(MemoryBudget* budget, const Options& options);
-  ~OpenCalls();  // After all calls.
 
   MemoryBudget* budget() { return budget_; }
   int64_t max_message_bytes() const { return options_.max_message_bytes; }
@@ -70,7 +69,7 @@ class OpenCalls {
     size_t size() const { return queue.size() + receiving.size(); }
   };
 
-  void Run() EXCLUDES(mu_);
+  void Sweep() EXCLUDES(mu_);  // The sweeper's thread.
   void EndOldest() REQUIRES(mu_);
   void EndOverdue(Clock::time_point now) REQUIRES(mu_);
   void EndSlowTurns(Clock::time_point now) REQUIRES(mu_);
@@ -83,15 +82,13 @@ class OpenCalls {
   const size_t max_waiting_, max_turns_, max_turns_of_client_;
   MemoryBudget::Holding messages_;
   Mutex mu_;
-  CondVar stop_;
-  bool stopping_ GUARDED_BY(mu_) = false;
   std::list<Call*> refused_ GUARDED_BY(mu_);               // And perhaps not told yet.
   std::set<Call*> timed_ GUARDED_BY(mu_);                  // With a deadline.
   std::map<std::string, Client> clients_ GUARDED_BY(mu_);  // With a turn, or waiting.
   std::string last_turn_ GUARDED_BY(mu_);                  // The client that got the last one.
   size_t num_waiting_ GUARDED_BY(mu_) = 0;                 // For their message, with a turn or not.
   size_t num_receiving_ GUARDED_BY(mu_) = 0;
-  std::thread thread_;
+  PeriodicThread sweeper_;  // Last: uses the rest.
 };
 
 // One of them. Any thread, but for AwaitMessage, AwaitAnother and Keep.

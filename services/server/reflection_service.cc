@@ -91,12 +91,6 @@ class ReflectionService::Stream final
     AwaitRequest();
   }
 
-  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
-    EndWrite();
-    holding_.reset();
-    MutexLock lock(&mu_);
-    if (ok && !ended_) AwaitAnother();
-  }
   // Not between the end of a write and the wait for another request.
   void OnCancel() override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
@@ -118,8 +112,12 @@ class ReflectionService::Stream final
                                           2 * static_cast<int64_t>(response_.ByteSizeLong()));
     if (!holding.ok()) return Finish(ToGrpcStatus(holding.status()));
     holding_ = *std::move(holding);
-    BeginWrite();
-    StartWrite(&response_);
+    Write(&response_);
+  }
+  void OnWritten(bool ok) override EXCLUDES(mu_) {
+    holding_.reset();
+    MutexLock lock(&mu_);
+    if (ok && !ended_) AwaitAnother();
   }
   void OnEnd() override { Finish(grpc::Status::OK); }
 

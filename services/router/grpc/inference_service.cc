@@ -190,17 +190,15 @@ class StreamCall final : public CallReactor {
   StreamCall(const Parts& parts, grpc::CallbackServerContext* context)
       : CallReactor(parts, context, /*stream=*/true) {}
 
-  void OnWriteDone(bool ok) override EXCLUDES(mu_) {
+ private:
+  void OnWritten(bool ok) override EXCLUDES(mu_) {
     const auto self = shared_from_this();
     MutexLock lock(&mu_);
-    EndWrite();
     writing_ = false;
     response_.Clear();
     if (!ok) return End(absl::CancelledError("the client is gone"));
     WriteNext();
   }
-
- private:
   void Pump() override EXCLUDES(mu_) {
     MutexLock lock(&mu_);
     // The write would hold up the word that it is over.
@@ -216,8 +214,7 @@ class StreamCall final : public CallReactor {
       if (const auto* end = std::get_if<CallEnd>(&outputs[0])) return End(end->status);
       if (!call_->AddTo(outputs[0], &response_)) continue;
       writing_ = true;
-      BeginWrite();
-      StartWrite(&response_);
+      Write(&response_);
     }
   }
 

@@ -27,16 +27,16 @@ grpc::ByteBuffer Zeros() {
 }
 
 // Answers every call with a message that is small once it is compressed.
-class Compressing final : public grpc::CallbackGenericService {
+class Answering final : public grpc::CallbackGenericService {
  public:
-  explicit Compressing(bool bounded) {
+  Answering(bool bounded, grpc_compression_algorithm algorithm) : algorithm_(algorithm) {
     grpc::ServerBuilder builder;
     if (bounded) BoundServer(64 * kMiB, 128, &builder);
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterCallbackGenericService(this);
     server_ = builder.BuildAndStart();
   }
-  ~Compressing() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  ~Answering() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
@@ -63,10 +63,11 @@ class Compressing final : public grpc::CallbackGenericService {
 
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
-    context->set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    context->set_compression_algorithm(algorithm_);
     return new Answer(&most_read);
   }
 
+  const grpc_compression_algorithm algorithm_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -96,7 +97,7 @@ std::shared_ptr<grpc::Channel> DialAsOthersDo(const std::string& address) {
 }
 
 TEST(ChannelTest, WhatAServerCompressesIsNotInflated) {
-  Compressing server(/*bounded=*/false);
+  Answering server(/*bounded=*/false, GRPC_COMPRESS_GZIP);
   EXPECT_EQ(Call(DialAsOthersDo(server.address()), GRPC_COMPRESS_NONE).bytes, kMiB);
   for (const auto& channel :
        {DialControl(server.address(), 20), DialKv(server.address(), kMiB, 20)}) {
@@ -105,21 +106,35 @@ TEST(ChannelTest, WhatAServerCompressesIsNotInflated) {
 }
 
 TEST(ChannelTest, WhatAClientCompressesIsNotInflated) {
-  Compressing trusting(/*bounded=*/false);
+  Answering trusting(/*bounded=*/false, GRPC_COMPRESS_GZIP);
   EXPECT_TRUE(Call(DialAsOthersDo(trusting.address()), GRPC_COMPRESS_GZIP).status.ok());
   EXPECT_EQ(trusting.most_read, kMiB);
-  Compressing server(/*bounded=*/true);
+  Answering server(/*bounded=*/true, GRPC_COMPRESS_GZIP);
   const Heard heard = Call(DialAsOthersDo(server.address()), GRPC_COMPRESS_GZIP);
   EXPECT_EQ(heard.status.error_code(), grpc::StatusCode::UNIMPLEMENTED)
       << heard.status.error_message();
   EXPECT_LT(server.most_read, kMiB);
 }
 
+// What a peer may say is bounded, whoever it is.
+TEST(ChannelTest, AnAnswerMayBeSoLongAndNoLonger) {
+  Answering server(/*bounded=*/false, GRPC_COMPRESS_NONE);
+  const std::string address = server.address();
+  constexpr int64_t kFrameBytes = 64;  // What a frame has beside its block.
+  EXPECT_EQ(Call(DialControl(address, 20, kMiB), GRPC_COMPRESS_NONE).bytes, kMiB);
+  EXPECT_EQ(Call(DialKv(address, kMiB - kFrameBytes, 20), GRPC_COMPRESS_NONE).bytes, kMiB);
+  for (const auto& channel :
+       {DialControl(address, 20, kMiB - 1), DialKv(address, kMiB - kFrameBytes - 1, 20)}) {
+    EXPECT_EQ(Call(channel, GRPC_COMPRESS_NONE).status.error_code(),
+              grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+}
+
 // A proxy would see the fleet's secrets and prompts.
 TEST(ChannelTest, OurOwnProcessesAreReachedThroughNoProxy) {
   setenv("grpc_proxy", "http://127.0.0.1:1", 1);
   setenv("no_grpc_proxy", "", 1);  // Whatever no_proxy is on this machine.
-  Compressing server(/*bounded=*/false);
+  Answering server(/*bounded=*/false, GRPC_COMPRESS_GZIP);
   const auto others = DialAsOthersDo(server.address());
   const auto control = DialControl(server.address(), 20), kv = DialKv(server.address(), kMiB, 20);
   unsetenv("grpc_proxy");

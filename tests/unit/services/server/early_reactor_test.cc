@@ -3,6 +3,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr char kMethod[] = "/test.Early/Say";
+constexpr char kStreamMethod[] = "/test.Stream/SayTwice";
 
 class Service final : public EarlyService {
  public:
@@ -31,15 +33,49 @@ class Service final : public EarlyService {
   }
 };
 
+// Answers its request twice, the second time when it is told to.
+class TwoAnswers final : public EarlyReactor<v1::FramesRequest, v1::FramesRequest> {
+ public:
+  TwoAnswers(OpenCalls* calls, grpc::CallbackServerContext* context, TwoAnswers** made,
+             std::atomic<int>* num_written)
+      : EarlyReactor(calls, context), num_written_(num_written) {
+    *made = this;
+    AwaitRequest();
+  }
+  void SayAgain() { Write(&response_); }
+  void OnDone() override { delete this; }
+
+ private:
+  void OnRequest(std::shared_ptr<const v1::FramesRequest>) override { Write(&response_); }
+  void OnWritten(bool ok) override {
+    if (++*num_written_ == 2) Finish(grpc::Status::OK);
+  }
+
+  std::atomic<int>* const num_written_;
+  v1::FramesRequest response_;
+};
+
+class StreamService final : public EarlyService {
+ public:
+  explicit StreamService(OpenCalls* calls) : EarlyService(calls) {
+    AddMethod<v1::FramesRequest>(kStreamMethod, [this, calls](auto* context) {
+      return new TwoAnswers(calls, context, &call, &num_written);
+    });
+  }
+  TwoAnswers* call = nullptr;  // The last one.
+  std::atomic<int> num_written{0};
+};
+
 class EarlyReactorTest : public testing::Test {
  protected:
-  static constexpr int64_t kMaxBytes = 4 * kMiB;
+  static constexpr int64_t kMaxBytes = 8 * kMiB;
 
   EarlyReactorTest() {
     grpc::ServerBuilder builder;
     ConfigureServer(1, &builder);
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
     builder.RegisterService(&service_);
+    builder.RegisterService(&streams_);
     server_ = builder.BuildAndStart();
   }
   ~EarlyReactorTest() override { server_->Shutdown(std::chrono::system_clock::now()); }
@@ -70,15 +106,17 @@ class EarlyReactorTest : public testing::Test {
                      held_ = budget_.held_bytes();
                      ++num_answered_;
                    }};
+  StreamService streams_{&calls_};
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 
 TEST_F(EarlyReactorTest, AMessageIsChargedWhileItIsAnsweredAndNoLonger) {
   const int64_t before = budget_.held_bytes();
-  const grpc::Status status = Say(MessageOf(kMiB));
+  constexpr int64_t kBytes = 6 * kMiB;  // More than gRPC itself would take.
+  const grpc::Status status = Say(MessageOf(kBytes));
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_GE(held_, before + kCallBytes + kMiB);
+  EXPECT_GE(held_, before + kCallBytes + kBytes);
   EXPECT_TRUE(Eventually([&] { return budget_.held_bytes() == before; }));
 }
 
@@ -107,6 +145,37 @@ TEST_F(EarlyReactorTest, ACallThatEndsWithoutItsMessageIsToldSo) {
   EXPECT_TRUE(queue.Next(&tag, &ok));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
   EXPECT_EQ(num_answered_, 0);
+}
+
+// Its client may be slow to read what is written; what is being made it waits for.
+TEST_F(EarlyReactorTest, BetweenItsAnswersACallGivesWayToNobody) {
+  grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareCall(&context, kStreamMethod, &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  const auto done = [&] { return queue.Next(&tag, &ok) && ok; };
+  call->StartCall(nullptr);
+  ASSERT_TRUE(done());
+  const grpc::Slice slice(MessageOf(1));
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  ASSERT_TRUE(done());
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  ASSERT_TRUE(done());
+  ASSERT_TRUE(Eventually([&] { return streams_.num_written == 1; }));
+  const auto rest = *budget_.Hold("rest", budget_.limit_bytes() - budget_.held_bytes());
+  EXPECT_FALSE(budget_.Hold("another", kCallBytes / 2).ok());
+  streams_.call->SayAgain();
+  call->Read(&answer, nullptr);
+  EXPECT_TRUE(done());
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  EXPECT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(budget_.num_cut(), 0);
 }
 
 TEST_F(EarlyReactorTest, AMessageThatWouldGrowIsNotParsed) {
