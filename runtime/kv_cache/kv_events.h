@@ -32,7 +32,7 @@ struct KvEvents {
 };
 
 // The same in pieces of at most `max_hashes`, in order: who applies them one after the other is as
-// far as who applies the whole.
+// far as who applies the whole. None if nothing has changed.
 std::vector<KvEvents> SplitEvents(const KvEvents& events, size_t max_hashes);
 
 }  // namespace tandem

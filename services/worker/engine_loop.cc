@@ -132,8 +132,7 @@ void EngineLoop::Apply(const EngineCommand& command) {
 void EngineLoop::Publish() {
   core_->Publish();
   Engine& engine = core_->engine();
-  const KvEvents events = engine.TakeKvEvents();
-  if (!events.stored.empty() || !events.removed.empty()) parts_.watches->PublishEvents(events);
+  parts_.watches->PublishEvents(engine.TakeKvEvents());
   drained_ = engine.drained();
   const WorkerLoad load = engine.Load();
   parts_.metrics->OnLoad(load);

@@ -46,11 +46,11 @@ TEST_F(RouterStartTest, NotReadyUntilEveryWorkerOfTheListWasSeen) {
   const int port = AddWorker({.name = "b"}).port();
   const std::string address = workers_[1]->address();
   workers_.pop_back();
-  Begin({.workers = {first.address(), address}});
+  Begin({.workers = {first.address(), address}, .settle_us = 3'600'000'000});
   RawAnswer answer;
   EXPECT_TRUE(Eventually([&] {
     answer = RawHttp(http()).Exchange("/ready");
-    return answer.body.find("\"why\":\"in its first") != std::string::npos;
+    return answer.body.find("\"why\":\"in its first 3600 s") != std::string::npos;
   })) << answer.body;
   EXPECT_EQ(answer.status, 503);
   EXPECT_THAT(answer.body, testing::AllOf(HasSubstr(address), HasSubstr("\"workers\":1")));
@@ -230,18 +230,23 @@ TEST_F(RouterStartTest, WhereThereIsAnAddressForOperatorsMetricsAreThereAlone) {
   EXPECT_EQ(RawHttp(admin).Exchange("/ready").status, 503);
 }
 
-// Whether a client of TLS that shows no certificate is answered there.
-bool AnswersTls(int port) {
+// What a client of TLS that shows no certificate is answered there.
+std::string TlsAnswer(int port, const std::string& path) {
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
                                                                   SSL_CTX_free);
   const std::unique_ptr<BIO, decltype(&BIO_free_all)> client(BIO_new_ssl_connect(context.get()),
                                                              BIO_free_all);
   BIO_set_conn_hostname(client.get(), absl::StrCat("127.0.0.1:", port).c_str());
-  BIO_puts(client.get(), "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  char bytes[100];
-  const int got = BIO_read(client.get(), bytes, sizeof(bytes));
-  return got > 0 && std::string_view(bytes, got).starts_with("HTTP/1.1 200 ");
+  const std::string request =
+      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  BIO_puts(client.get(), request.c_str());
+  std::string answer;
+  char bytes[4096];
+  for (int got = 0; (got = BIO_read(client.get(), bytes, sizeof(bytes))) > 0;)
+    answer.append(bytes, got);
+  return answer;
 }
+bool AnswersTls(int port) { return TlsAnswer(port, "/health").starts_with("HTTP/1.1 200 "); }
 
 TEST_F(RouterStartTest, WithTlsNobodyIsServedWithoutItAndProbesNeedNoCertificate) {
   const TempFolder folder;
@@ -259,6 +264,11 @@ TEST_F(RouterStartTest, WithTlsNobodyIsServedWithoutItAndProbesNeedNoCertificate
     EXPECT_FALSE(TellsSetting(router_->grpc_port(), kStreams, kMaxGrpcStreams));
     EXPECT_EQ(AnswersTls(http()), tls.client_authorities.empty());
     EXPECT_TRUE(AnswersTls(router_->admin_port()));
+    if (tls.client_authorities.empty()) {
+      EXPECT_EQ(MetricValue(TlsAnswer(router_->admin_port(), "/metrics"),
+                            R"(tandem_certificate_refused{use="clients"})"),
+                0);
+    }
   }
 }
 

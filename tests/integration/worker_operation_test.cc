@@ -176,7 +176,9 @@ TEST(WorkerOperationTest, AHeartbeatWaitsForItsTime) {
 
 // Who hears only that a stream is cancelled takes the worker for lost.
 TEST(WorkerOperationTest, AWorkerThatLeavesSaysSoOnEveryStream) {
-  auto worker = StartTestWorker(SmallWorker({.name = "hybrid", .incarnation = 1}));
+  WorkerConfig config = SmallWorker({.name = "hybrid", .incarnation = 1});
+  config.liveness_scale = 1000;  // No heartbeat is on its way then: its stream would be cancelled.
+  auto worker = StartTestWorker(std::move(config));
   const auto channel = DialControl(worker->address, 1);
   const auto of_worker = proto::Worker::NewStub(channel);
   const auto of_prefill = proto::Prefill::NewStub(channel);
@@ -190,6 +192,8 @@ TEST(WorkerOperationTest, AWorkerThatLeavesSaysSoOnEveryStream) {
   watch->WaitForInitialMetadata();
   router->WaitForInitialMetadata();
   decode->WaitForInitialMetadata();
+  worker->worker->Drain();
+  ASSERT_TRUE(Eventually([&] { return worker->worker->Drained(); }));
   worker.reset();
   const auto status_of = [](auto* stream, auto message) {
     while (stream->Read(&message)) {

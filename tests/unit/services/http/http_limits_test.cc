@@ -264,22 +264,25 @@ TEST_F(HttpLimitsTest, WhoHasMostConnectionsGivesWayBeforeWhoHasTheOldest) {
   EXPECT_EQ(many.front()->ReadToEnd(), 0u);
 }
 
-// It waits for more of its body, and for nothing of ours.
+// It waits for more of its body, and for nothing of ours. A part of a head is no request.
 TEST_F(HttpLimitsTest, WhoHasSentAHeadIsNotWithoutARequest) {
   MemoryBudget budget(16 * kHttpConnectionBytes);
   const auto server = *HttpServer::Create(
       {.address = {.ip = "127.0.0.1"}, .budget = &budget, .num_threads = 1}, &handler_);
-  RawHttp answered(server->port()), busy(server->port()), kept(server->port());
+  RawHttp answered(server->port()), busy(server->port()), part(server->port()),
+      kept(server->port());
   answered.SendRequest("/held");
   ASSERT_TRUE(answered.ReadUntil("begun"));
   busy.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n");
-  ASSERT_TRUE(Eventually([&] { return busy.AllReceived(); }));
+  part.Send("POST / HTTP/1.1\r\nHost: x\r\nCont");
+  ASSERT_TRUE(Eventually([&] { return busy.AllReceived() && part.AllReceived(); }));
   EXPECT_EQ(kept.Exchange("/other").status, 200);
-  Settle();  // The one thread has seen both, and waits for them.
+  Settle();  // The one thread has seen all, and waits for them.
   MemoryBudget::Holding rest(&budget, "rest"), asking(&budget, "asking");
-  const int64_t share = budget.held_bytes() / 3;
+  const int64_t share = budget.held_bytes() / 4;
   ASSERT_TRUE(rest.Set(budget.limit_bytes() - budget.held_bytes()).ok());
-  EXPECT_TRUE(Eventually([&] { return asking.Set(share).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return asking.Set(2 * share).ok(); }));
+  EXPECT_EQ(part.Read().status, 503);
   EXPECT_EQ(kept.ReadToEnd(), 0u);
   busy.Send("some more");
   EXPECT_EQ(busy.Read().status, 200);

@@ -39,6 +39,14 @@ TEST(ClientFlagsTest, ReachARouterAsTheyWereGiven) {
   EXPECT_EQ(addresses->admin->port, 3);
 }
 
+TEST(ClientFlagsTest, WhatWasNotGivenIsNotHandedOn) {
+  EXPECT_THAT(ClientFlags().Arguments(),
+              testing::ElementsAre(testing::StartsWith("--http="), testing::StartsWith("--grpc="),
+                                   testing::StartsWith("--disaggregate="),
+                                   testing::StartsWith("--max-queued-requests="),
+                                   testing::StartsWith("--drain-seconds=")));
+}
+
 TEST(ClientFlagsTest, AnAddressBeyondLoopbackNeedsTlsAndKnownClients) {
   const auto accepted = [](const std::vector<std::string>& given) {
     ClientFlags clients;

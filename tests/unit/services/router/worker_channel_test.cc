@@ -182,6 +182,32 @@ TEST_F(WorkerChannelTest, ANameIsNotLookedUpAgainBeforeItsTime) {
   EXPECT_EQ(*num_lookups, 1);
 }
 
+TEST_F(WorkerChannelTest, NoNameIsLookedUpAgainBeforeItsAnswerHasCome) {
+  class HastyClock final : public Clock {
+   public:
+    int64_t NowUs() const override { return reads++ * 2'000'000; }
+    mutable std::atomic<int> reads{0};
+  };
+  Start({});
+  const HastyClock clock;
+  std::promise<void> answer;
+  const auto num_lookups = std::make_shared<std::atomic<int>>(0);
+  WorkerPool pool({.dns_name = "workers:1",
+                   .resolve = [num_lookups, answered = answer.get_future().share()](
+                                  const std::string&) -> absl::StatusOr<std::vector<std::string>> {
+                     ++*num_lookups;
+                     answered.wait();
+                     return std::vector<std::string>();
+                   },
+                   .channel = {.budget = &budget_}},
+                  core_.get(), &clock);
+  ASSERT_TRUE(Eventually([&] { return *num_lookups == 1 && clock.reads > 1000; }));
+  EXPECT_EQ(*num_lookups, 1);
+  EXPECT_FALSE(pool.resolved());
+  answer.set_value();
+  EXPECT_TRUE(Eventually([&] { return pool.resolved(); }));
+}
+
 TEST_F(WorkerChannelTest, WhereNobodyRegisteredNothingIsLeftOnceItsNameHasItNoLonger) {
   Start({});
   const ListenSocket silent = *ListenSocket::Open("127.0.0.1:0");  // It takes calls, and no more.

@@ -31,5 +31,13 @@ TEST(GrpcFrameCarrierTest, FramesOfASenderThatProvesNothingAreNotRead) {
   EXPECT_TRUE(to.recorder.received().empty());
 }
 
+TEST(GrpcFrameCarrierTest, WhoeverAsksForFramesThatAreNobodysIsToldSo) {
+  GrpcSide from(4), to(4);
+  const auto inbound = to.transport->OpenInbound("sender", from.target, to.OnLost());
+  ASSERT_TRUE(inbound.ok()) << inbound.status();
+  (*inbound)->Attach("a token of no outbound");
+  EXPECT_TRUE(to.recorder.WaitForLoss());
+}
+
 }  // namespace
 }  // namespace tandem

@@ -147,9 +147,18 @@ TEST_F(JsonAnswerTest, AStreamsChunksAreDeltas) {
   EXPECT_TRUE(content[0].at("top_logprobs").as_array().empty()) << "none were asked for";
   EXPECT_EQ(third.at("choices").at(0).at("finish_reason"), "stop");
   EXPECT_EQ(third.at("system_fingerprint"), "n1");
+  EXPECT_EQ(usage.at("object"), "chat.completion.chunk");
   EXPECT_EQ(usage.at("usage").at("completion_tokens"), 3);
   EXPECT_TRUE(usage.at("choices").as_array().empty());
   EXPECT_EQ(events[4], "[DONE]");
+  options = Options(/*chat=*/false);
+  options.include_usage = true;
+  JsonAnswer completion(options);
+  for (const std::string& event :
+       Stream(&completion, {prompt_, Token(0, 5, "he", FinishReason::kStop), end_})) {
+    if (event == "[DONE]") continue;
+    EXPECT_EQ(json::parse(event).at("object"), "text_completion");
+  }
 }
 
 TEST_F(JsonAnswerTest, AStreamedChoiceNamesItsPromptOnce) {

@@ -173,6 +173,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(BadField{"\"echo\":true", "echo"}, BadField{"\"suffix\":\"z\"", "suffix"},
                     BadField{"\"best_of\":2", "best_of"},
                     BadField{"\"best_of\":3,\"n\":2", "best_of"},
+                    BadField{"\"best_of\":1,\"n\":2", "best_of"},
                     BadField{"\"best_of\":\"2\",\"n\":2", "best_of"},
                     BadField{"\"presence_penalty\":0.5", "presence_penalty"},
                     BadField{"\"frequency_penalty\":-0.5", "frequency_penalty"},
@@ -440,10 +441,12 @@ TEST(JsonRequestTest, BadChatsAreRefusedNamingTheField) {
       {R"({"messages":[{"role":"user","content":"a"}],"logprobs":5})", "logprobs"},
       {R"({"messages":[{"role":"user","content":"a"}],"max_completion_tokens":0})",
        "max_completion_tokens"},
+      {R"({"messages":[{"role":"user","content":"a"}],"max_tokens":0})", "max_tokens"},
       {R"({"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function"}]})", "tools"},
       {R"({"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":[]})",
        "chat_template_kwargs"},
   };
+  EXPECT_FALSE(ParseChatRequest("{}").ok()) << "before anything is made of it";
   for (const auto& [body, field] : cases) {
     const absl::Status status = ChatStatus(body);
     EXPECT_EQ(HttpStatusOf(status), 400) << body;
