@@ -69,5 +69,28 @@ TEST_F(EngineSessionsTest, TheirPromptsTravelUnderNumbersOfTheDecodeWorker) {
   EXPECT_EQ(fleet_.CheckFinished(again, kOther + 1), "") << "others have ended one of that name";
 }
 
+// Whichever of them it is.
+TEST_F(EngineSessionsTest, PromptsOfADecodeWorkerThatIsLostAreForgottenAndNoOthers) {
+  for (const int lost : {0, 2}) {
+    SCOPED_TRACE(lost);
+    EngineFleet fleet;
+    Create(&fleet);
+    fleet.AddWorker({.engine = SmallEngine(64)});  // Another decode worker.
+    const Submit first = Disaggregated(fleet, 1, RandomTokens(160, 1), 6);
+    const Submit second = Disaggregated(fleet, 2, RandomTokens(150, 2), 4);
+    fleet.Pause(kPrefill, true);
+    fleet.Submit(kDecode, first);
+    fleet.Submit(2, second);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    fleet.BreakSession(lost, kPrefill);
+    fleet.Pause(kPrefill, false);
+    ASSERT_TRUE(fleet.RunUntilQuiet());
+    const Submit& kept = lost == 0 ? second : first;
+    EXPECT_EQ(fleet.executor(kPrefill).computed_tokens(), std::ssize(kept.spec.token_ids));
+    EXPECT_EQ(fleet.CheckFinished(kept), "");
+    ExpectQuiet(fleet);
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -251,6 +251,19 @@ TEST(WorkerSizesTest, SharedMemoryTooSmallForOneSequenceIsNamed) {
   }
 }
 
+TEST(WorkerSizesTest, OneSequenceFitsIntoSharedMemoryExactly) {
+  SizeOptions options;
+  options.max_model_len = 320;
+  constexpr int64_t kSequence = 20 * kModel.block_bytes, kReserve = 64 << 20;
+  SharedMemory shm{.total_bytes = kGiB, .free_bytes = kSequence + kReserve};
+  options.kv_memory = {kSequence};
+  const auto sizes = SizeWorker(options, kModel, kMachine, shm);
+  EXPECT_TRUE(sizes.ok()) << sizes.status();
+  --shm.free_bytes;
+  EXPECT_THAT(Message(SizeWorker(options, kModel, kMachine, shm).status()),
+              HasSubstr("one sequence of 320 tokens needs 20.00 MiB"));
+}
+
 TEST(WorkerSizesTest, OnlyWhatTheWindowLeavesHasToFitIntoSharedMemory) {
   ModelSizes model = kModel;
   model.window = 1024;
