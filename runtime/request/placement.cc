@@ -60,11 +60,9 @@ bool RequestOwner::PlaceFirst(WaitingGroups::Group* group, int64_t now_us, bool 
   const StreamState& stream = request.streams[key.stream];
   std::vector<WorkerDeath> evidence;
   const Suspicion::Guilt guilt = suspicion_.Judge(stream, now_us, &evidence);
-  if (guilt == Suspicion::Guilt::kUndecided || (guilt == Suspicion::Guilt::kProven && !may_fail)) {
-    may_place_ = true;  // Tick comes back to it.
-    return false;
-  }
+  if (guilt == Suspicion::Guilt::kUndecided) return false;  // Tick comes back to it.
   if (guilt == Suspicion::Guilt::kProven) {
+    if (!may_fail) return false;  // Tick does.
     Fail(&request, Suspicion::PoisonError(evidence), RequestOutcome::kPoison, now_us);
     return true;
   }
@@ -80,11 +78,7 @@ bool RequestOwner::PlaceFirst(WaitingGroups::Group* group, int64_t now_us, bool 
   // Else those that need less would take every place that frees.
   if (!decision.awaited.empty()) spoken_for->insert(decision.awaited);
   const absl::Status why = GiveUpReason(request, group, decision.why_not, now_us);
-  if (why.ok()) return false;
-  if (!may_fail) {
-    may_place_ = true;  // Tick comes back to it.
-    return false;
-  }
+  if (why.ok() || !may_fail) return false;  // Tick comes back to it.
   Fail(&request, why, now_us);
   return true;
 }
