@@ -27,6 +27,9 @@ struct Attention {
   static constexpr int kVectorsOf = kSums / kRows >= kSubTiles ? kSubTiles
                                     : kSums / kRows >= 2       ? 2
                                                                : 1;
+  // The second-level cache: blocks lie anywhere in a pool, so that little of them comes unasked,
+  // and by way of the first level a third less comes in time (kernels/README.md).
+  static constexpr int kFetchedInto = 2;
   static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * Policy::kRowUnitBytes;
 
   static size_t SubTileBytes(int head_dim) {
@@ -160,8 +163,7 @@ struct Attention {
     float rescale[kRows];
   };
 
-  // Meanwhile V of the same tile is fetched into the cache, and in AddValues K of the next one: no
-  // more than half a tile ahead, since the innermost cache has no room for a whole one.
+  // Meanwhile V of the same tile is fetched, and in AddValues K of the next one.
   template <int kRows>
   static void Scores(const Tiles& tiles, int head_dim, RowState<kRows>* state) {
     constexpr int kVectors = kVectorsOf<kRows>;
@@ -174,7 +176,7 @@ struct Attention {
         w[v] = tiles.k[first + v];
         prefetch[v] = tiles.v[first + v];
       }
-      AccumulateUnits<Policy, kRows, kVectors>(
+      AccumulateUnits<Policy, kRows, kVectors, kFetchedInto>(
           state->queries, kRows * Policy::kRowUnitBytes, Policy::kRowUnitBytes, w,
           Policy::kWeightVectorBytes, prefetch, Policy::kWeightVectorBytes, head_dim / kP, acc);
 #pragma GCC unroll 16
@@ -271,9 +273,9 @@ struct Attention {
         w[v] = v_units + (first + v) * Policy::kWeightVectorBytes;
         prefetch[v] = next_units + (first + v) * Policy::kWeightVectorBytes;
       }
-      AccumulateUnits<Policy, kRows, kCount>(state->weights + first_unit * Policy::kRowUnitBytes,
-                                             Policy::kRowUnitBytes, kWeightRowBytes, w, unit_stride,
-                                             prefetch, unit_stride, units, acc);
+      AccumulateUnits<Policy, kRows, kCount, kFetchedInto>(
+          state->weights + first_unit * Policy::kRowUnitBytes, Policy::kRowUnitBytes,
+          kWeightRowBytes, w, unit_stride, prefetch, unit_stride, units, acc);
     };
     for (int i = 0; i * kSub < tokens; ++i) {
       const int here = tokens - i * kSub < kSub ? tokens - i * kSub : kSub;

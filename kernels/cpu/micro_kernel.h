@@ -31,8 +31,9 @@ namespace tandem {
 namespace {
 
 // Strides are in bytes. With each unit a line for each vector is fetched into the cache, the first
-// ones at prefetch[v]: weights to come, which may be in memory still.
-template <typename Policy, int kRows, int kVectors>
+// ones at prefetch[v]: weights to come, which may be in memory still. `kCache` is the level that
+// they are fetched into.
+template <typename Policy, int kRows, int kVectors, int kCache = 1>
 TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int64_t a_row_stride,
                                   const std::byte* const (&w)[kVectors], int64_t w_unit_stride,
                                   const std::byte* const (&prefetch)[kVectors],
@@ -67,7 +68,9 @@ TANDEM_LANES void AccumulateUnits(const std::byte* a, int64_t a_unit_stride, int
   };
   for (int64_t unit = 0; unit < units; ++unit) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(prefetch[v] + unit * prefetch_stride);
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(prefetch[v] + unit * prefetch_stride, /*rw=*/0, /*locality=*/4 - kCache);
+    }
     phase.template operator()<0>();
     if constexpr (Policy::kPhases == 2) phase.template operator()<1>();
 #pragma GCC unroll 8
