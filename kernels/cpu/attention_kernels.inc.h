@@ -27,8 +27,7 @@ struct Attention {
   static constexpr int kVectorsOf = kSums / kRows >= kSubTiles ? kSubTiles
                                     : kSums / kRows >= 2       ? 2
                                                                : 1;
-  // The second-level cache: blocks lie anywhere in a pool, so that little of them comes unasked,
-  // and by way of the first level a third less comes in time (kernels/README.md).
+  // The second-level cache: decode attention reads a fifth more by it (kernels/README.md).
   static constexpr int kFetchedInto = 2;
   static constexpr int kWeightRowBytes = kAttentionTileTokens / kP * Policy::kRowUnitBytes;
 

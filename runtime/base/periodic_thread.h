@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <functional>
-#include <string>
 #include <thread>
 
 #include "runtime/base/mutex.h"

@@ -242,8 +242,8 @@ std::string TlsAnswer(int port, const std::string& path) {
   BIO_puts(client.get(), request.c_str());
   std::string answer;
   char bytes[4096];
-  for (int got = 0; (got = BIO_read(client.get(), bytes, sizeof(bytes))) > 0;)
-    answer.append(bytes, got);
+  int got = 0;
+  while ((got = BIO_read(client.get(), bytes, sizeof(bytes))) > 0) answer.append(bytes, got);
   return answer;
 }
 bool AnswersTls(int port) { return TlsAnswer(port, "/health").starts_with("HTTP/1.1 200 "); }

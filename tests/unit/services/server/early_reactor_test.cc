@@ -66,6 +66,51 @@ class StreamService final : public EarlyService {
   std::atomic<int> num_written{0};
 };
 
+// A call whose operations its client begins and waits for one by one.
+class StepwiseCall {
+ public:
+  StepwiseCall(const std::string& target, const char* method) : stub_(DialControl(target, 1)) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    call_ = stub_.PrepareCall(&context_, method, &queue_);
+    call_->StartCall(nullptr);
+    EXPECT_TRUE(Done());
+  }
+
+  bool Write(const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    call_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    return Done();
+  }
+  bool WritesDone() {
+    call_->WritesDone(nullptr);
+    return Done();
+  }
+  bool Read() {
+    grpc::ByteBuffer answer;
+    call_->Read(&answer, nullptr);
+    return Done();
+  }
+  grpc::Status Finish() {
+    grpc::Status status;
+    call_->Finish(&status, nullptr);
+    EXPECT_TRUE(Done());
+    return status;
+  }
+
+ private:
+  // The operation has ended, and has done what it should.
+  bool Done() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+};
+
 class EarlyReactorTest : public testing::Test {
  protected:
   static constexpr int64_t kMaxBytes = 8 * kMiB;
@@ -80,9 +125,10 @@ class EarlyReactorTest : public testing::Test {
   }
   ~EarlyReactorTest() override { server_->Shutdown(std::chrono::system_clock::now()); }
 
+  std::string target() const { return "127.0.0.1:" + std::to_string(port_); }
   // What a client hears that says `bytes`.
   grpc::Status Say(const std::string& bytes) {
-    grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
+    grpc::GenericStub stub(DialControl(target(), 1));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     const grpc::Slice slice(bytes);
@@ -129,51 +175,24 @@ TEST_F(EarlyReactorTest, AMessageIsNoLongerThanItsMethodAllows) {
 }
 
 TEST_F(EarlyReactorTest, ACallThatEndsWithoutItsMessageIsToldSo) {
-  grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-  grpc::CompletionQueue queue;
-  const auto call = stub.PrepareCall(&context, kMethod, &queue);
-  grpc::Status status;
-  void* tag = nullptr;
-  bool ok = false;
-  call->StartCall(nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
-  call->WritesDone(nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
-  call->Finish(&status, nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
+  StepwiseCall call(target(), kMethod);
+  EXPECT_TRUE(call.WritesDone());
+  const grpc::Status status = call.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
   EXPECT_EQ(num_answered_, 0);
 }
 
 // Its client may be slow to read what is written; what is being made it waits for.
 TEST_F(EarlyReactorTest, BetweenItsAnswersACallGivesWayToNobody) {
-  grpc::GenericStub stub(DialControl("127.0.0.1:" + std::to_string(port_), 1));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-  grpc::CompletionQueue queue;
-  const auto call = stub.PrepareCall(&context, kStreamMethod, &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  const auto done = [&] { return queue.Next(&tag, &ok) && ok; };
-  call->StartCall(nullptr);
-  ASSERT_TRUE(done());
-  const grpc::Slice slice(MessageOf(1));
-  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-  ASSERT_TRUE(done());
-  grpc::ByteBuffer answer;
-  call->Read(&answer, nullptr);
-  ASSERT_TRUE(done());
+  StepwiseCall call(target(), kStreamMethod);
+  ASSERT_TRUE(call.Write(MessageOf(1)));
+  ASSERT_TRUE(call.Read());
   ASSERT_TRUE(Eventually([&] { return streams_.num_written == 1; }));
   const auto rest = *budget_.Hold("rest", budget_.limit_bytes() - budget_.held_bytes());
   EXPECT_FALSE(budget_.Hold("another", kCallBytes / 2).ok());
   streams_.call->SayAgain();
-  call->Read(&answer, nullptr);
-  EXPECT_TRUE(done());
-  grpc::Status status;
-  call->Finish(&status, nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_TRUE(call.Read());
+  const grpc::Status status = call.Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(budget_.num_cut(), 0);
 }
