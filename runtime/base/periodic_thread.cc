@@ -5,18 +5,24 @@
 
 #include <utility>
 
+#include "runtime/base/check.h"
+
 namespace tandem {
 
 PeriodicThread::PeriodicThread(const char* name, std::chrono::milliseconds rest,
                                std::function<void()> work)
     : rest_(rest), work_(std::move(work)) {
-  sigset_t all;
+  sigset_t blocked;
   sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { Run(); });
+  sigfillset(&blocked);
+  // Faults of its own would end the process before anybody could say where.
+  for (const int fault : {SIGBUS, SIGFPE, SIGILL, SIGSEGV}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  thread_ = std::thread([this, name] {
+    TANDEM_CHECK(pthread_setname_np(pthread_self(), name) == 0) << name;
+    while (Rest()) work_();
+  });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), name);
 }
 
 void PeriodicThread::Stop() {
@@ -26,10 +32,6 @@ void PeriodicThread::Stop() {
   }
   stop_.SignalAll();
   if (thread_.joinable()) thread_.join();
-}
-
-void PeriodicThread::Run() {
-  while (Rest()) work_();
 }
 
 bool PeriodicThread::Rest() {

@@ -13,8 +13,8 @@ namespace tandem {
 
 class PeriodicThread {
  public:
-  // `name` is the thread's, of at most 15 characters. Signals are for those who wait for them: this
-  // thread takes none.
+  // `name` is the thread's, a literal of at most 15 characters. `work` throws nothing. Signals are
+  // for those who wait for them: this thread takes none but its own faults.
   PeriodicThread(const char* name, std::chrono::milliseconds rest, std::function<void()> work);
   ~PeriodicThread() { Stop(); }
 
@@ -23,7 +23,6 @@ class PeriodicThread {
   void Stop() EXCLUDES(mu_);
 
  private:
-  void Run() EXCLUDES(mu_);
   bool Rest() EXCLUDES(mu_);  // False: it was stopped.
 
   const std::chrono::milliseconds rest_;

@@ -7,7 +7,6 @@ namespace tandem {
 std::vector<KvEvents> SplitEvents(const KvEvents& events, size_t max_hashes) {
   const size_t total = events.stored.size() + events.removed.size();
   std::vector<KvEvents> pieces;
-  if (total == 0 && !events.snapshot) return pieces;
   auto stored = events.stored.begin();
   auto removed = events.removed.begin();
   // A snapshot says the number of the first event after it. So what follows of it as events is

@@ -29,10 +29,13 @@ struct KvEvents {
   std::vector<BlockHash> stored;
   std::vector<BlockHash> removed;
   bool operator==(const KvEvents&) const = default;
+
+  // Nothing has changed.
+  bool empty() const { return !snapshot && stored.empty() && removed.empty(); }
 };
 
 // The same in pieces of at most `max_hashes`, in order: who applies them one after the other is as
-// far as who applies the whole. None if nothing has changed.
+// far as who applies the whole.
 std::vector<KvEvents> SplitEvents(const KvEvents& events, size_t max_hashes);
 
 }  // namespace tandem

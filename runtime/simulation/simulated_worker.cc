@@ -452,7 +452,7 @@ void SimulatedWorker::AcceptWatch(std::shared_ptr<VirtualLink> link, WatchSink s
 
 void SimulatedWorker::PublishKvEvents() {
   const KvEvents events = life_->core->engine().TakeKvEvents();
-  if (events.stored.empty() && events.removed.empty()) return;
+  if (events.empty()) return;
   for (const Watcher& watcher : life_->watchers) {
     watcher.link->Send(1, [on = watcher.sink.on_events, events] { on(events); });
   }

@@ -81,7 +81,12 @@ class ServerConnection::Exchange final : public HttpExchange,
                                          public std::enable_shared_from_this<Exchange> {
  public:
   explicit Exchange(std::shared_ptr<ServerConnection> connection)
-      : connection_(std::move(connection)), executor_(connection_->socket_.get_executor()) {}
+      : connection_(std::move(connection)),
+        executor_(connection_->socket_.get_executor()),
+        num_exchanges_(connection_->shared_->num_exchanges) {
+    ++*num_exchanges_;
+  }
+  ~Exchange() override { --*num_exchanges_; }
 
   void Send(int status, std::string_view content_type, std::string body, Headers headers) override {
     OnStrand([status, type = std::string(content_type), body = std::move(body),
@@ -165,6 +170,7 @@ class ServerConnection::Exchange final : public HttpExchange,
 
   std::shared_ptr<ServerConnection> connection_;  // Strand only.
   const asio::any_io_executor executor_;
+  const std::shared_ptr<std::atomic<int>> num_exchanges_;
 };
 
 // ---- Reading ----

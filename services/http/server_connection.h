@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/base/check.h"
 #include "runtime/base/memory_budget.h"
 #include "services/http/http_server.h"
 #include "services/server/socket_stream.h"
@@ -29,6 +30,9 @@ inline constexpr int kMaxToldAtOnce = 64;
 
 // What all connections of a server share; outlives them.
 struct HttpShared {
+  // Whoever held one would post into what is gone.
+  ~HttpShared() { TANDEM_CHECK(*num_exchanges == 0) << *num_exchanges << " outlive their server"; }
+
   HttpHandler* handler = nullptr;
   HttpTimes times;
   TlsListener tls;
@@ -40,6 +44,7 @@ struct HttpShared {
   std::atomic<Phase> phase{Phase::kServing};
   bool draining() const { return phase != Phase::kServing; }
   std::atomic<int> num_told{0};  // At most kMaxToldAtOnce.
+  const std::shared_ptr<std::atomic<int>> num_exchanges = std::make_shared<std::atomic<int>>(0);
 };
 
 // Strand only, but for the constructor, Run, BeginDrain and EndDrain.

@@ -22,6 +22,7 @@ constexpr int kFirstBackoffMs = 50;
 constexpr int kMaxBackoffMs = 250;
 constexpr int kKvHttp2FrameBytes = 1 << 20;
 constexpr int kKvWindowBytes = 8 << 20;
+constexpr int64_t kMostFrameBytesBesideItsBlock = 64;
 
 grpc::ChannelArguments Arguments(double liveness_scale) {
   grpc::ChannelArguments arguments;
@@ -98,7 +99,7 @@ std::shared_ptr<grpc::Channel> DialKv(const std::string& target, int64_t block_b
   HoldCallbackQueue();
   grpc::ChannelArguments arguments = Arguments(liveness_scale);
   arguments.SetMaxReceiveMessageSize(
-      static_cast<int>(std::min<int64_t>(block_bytes + 64, INT32_MAX)));
+      static_cast<int>(std::min<int64_t>(block_bytes + kMostFrameBytesBesideItsBlock, INT32_MAX)));
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kKvHttp2FrameBytes);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kKvWindowBytes);
   return Dial(target, arguments, tls);

@@ -108,9 +108,9 @@ class EarlyReactor : public ServerReactor<Response> {
     call_.BeginWrite();
     this->StartWrite(response);
   }
-  // False: nothing more can be written.
-  virtual void OnWritten(bool ok) {}
-  // After it: nothing is owed to the client, which gives way to others' memory.
+  // What Write() began has ended. Not `ok`: nothing more can be written.
+  virtual void OnWritten(bool /*ok*/) {}
+  // After OnWritten(): nothing is owed to the client, which gives way to others' memory.
   void AwaitEvent() { call_.AwaitEvent(); }
 
  private:

@@ -39,7 +39,7 @@ class FollowedFiles {
   const std::vector<std::string> paths_;
   const OnChange on_change_;
   std::optional<absl::StatusOr<Texts>> settled_;
-  std::optional<PeriodicThread> follower_;
+  std::optional<PeriodicThread> follower_;  // Last: uses the rest.
 };
 
 }  // namespace tandem

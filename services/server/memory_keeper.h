@@ -25,7 +25,7 @@ class MemoryKeeper {
   MemoryBudget budget_;
   int64_t seen_bytes_ = 0, trimmed_bytes_ = 0;  // The trimmer's.
   int num_quiet_ = 0;
-  PeriodicThread trimmer_;
+  PeriodicThread trimmer_;  // Last: uses the rest.
 };
 
 }  // namespace tandem

@@ -84,7 +84,8 @@ void OpenCalls::EndSlowTurns(Clock::time_point now) {
 }
 
 // The client that has fewest goes first, of several the next one behind who was last; of its calls
-// the newest, which is the least likely to be one that never sends its message.
+// the newest, which is the least likely to be one that never sends its message, and those that have
+// had an answer behind all others: they may stay open for as long as they like.
 void OpenCalls::GiveTurns() {
   while (num_receiving_ < max_turns_) {
     Client* next = nullptr;
@@ -150,14 +151,17 @@ void OpenCalls::Call::Refuse() {
   if (calls_->refused_.size() > kMaxRefused) calls_->Cancel(calls_->refused_.front());
 }
 
-absl::Status OpenCalls::Call::AwaitMessage() {
+absl::Status OpenCalls::Call::AwaitMessage() { return AwaitTurn(/*first=*/true); }
+
+absl::Status OpenCalls::Call::AwaitTurn(bool first) {
   const absl::Status status = held_.Set(kCallBytes);
   MutexLock lock(&calls_->mu_);
   if (!waits_) return absl::OkStatus();  // It was cut, and `cancel` has come.
   if (!status.ok()) return status;
   due_ = Clock::now() + calls_->options_.message_timeout;
   calls_->timed_.insert(this);
-  calls_->clients_[client_].queue.push_back(this);
+  std::deque<Call*>& queue = calls_->clients_[client_].queue;
+  queue.insert(first ? queue.end() : queue.begin(), this);
   if (++calls_->num_waiting_ > calls_->max_waiting_) calls_->EndOldest();
   calls_->GiveTurns();
   return absl::OkStatus();
@@ -169,7 +173,7 @@ absl::Status OpenCalls::Call::AwaitAnother() {
     waits_ = true;
   }
   held_.SetMayBeCut(true);
-  return AwaitMessage();
+  return AwaitTurn(/*first=*/false);
 }
 
 bool OpenCalls::Call::Settle() {

@@ -64,7 +64,7 @@ class OpenCalls {
   using Clock = std::chrono::steady_clock;
 
   struct Client {
-    std::deque<Call*> queue;     // For a turn.
+    std::deque<Call*> queue;     // For a turn; the last goes first.
     std::list<Call*> receiving;  // With one, the longest first.
     size_t size() const { return queue.size() + receiving.size(); }
   };
@@ -123,6 +123,7 @@ class OpenCalls::Call {
   friend class OpenCalls;
 
   void OnCut() EXCLUDES(calls_->mu_);
+  absl::Status AwaitTurn(bool first) EXCLUDES(calls_->mu_);
 
   OpenCalls* const calls_;
   const std::string client_;

@@ -96,6 +96,7 @@ void WatchHub::PublishSnapshot(uint64_t watch, const KvEvents& snapshot) {
 }
 
 void WatchHub::PublishEvents(const KvEvents& events) {
+  if (events.empty()) return;
   watches_.ForEach([&](Watch* w) { w->PublishEvents(events); });
 }
 

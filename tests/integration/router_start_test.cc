@@ -2,9 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <openssl/ssl.h>
 
 #include <boost/json.hpp>
+#include <list>
 #include <memory>
 #include <set>
 #include <string>
@@ -21,6 +21,7 @@
 #include "tests/integration/router_fixture.h"
 #include "tests/support/certificates.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/tls_answer.h"
 
 namespace tandem {
 namespace {
@@ -230,22 +231,22 @@ TEST_F(RouterStartTest, WhereThereIsAnAddressForOperatorsMetricsAreThereAlone) {
   EXPECT_EQ(RawHttp(admin).Exchange("/ready").status, 503);
 }
 
-// What a client of TLS that shows no certificate is answered there.
-std::string TlsAnswer(int port, const std::string& path) {
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
-                                                                  SSL_CTX_free);
-  const std::unique_ptr<BIO, decltype(&BIO_free_all)> client(BIO_new_ssl_connect(context.get()),
-                                                             BIO_free_all);
-  BIO_set_conn_hostname(client.get(), absl::StrCat("127.0.0.1:", port).c_str());
-  const std::string request =
-      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-  BIO_puts(client.get(), request.c_str());
-  std::string answer;
-  char bytes[4096];
-  int got = 0;
-  while ((got = BIO_read(client.get(), bytes, sizeof(bytes))) > 0) answer.append(bytes, got);
-  return answer;
+// A page of the fleet is under way to each of them when the router ends.
+TEST_F(RouterStartTest, WhoScrapesARouterThatEndsHoldsNothingOfItUp) {
+  const FakeWorker& worker = AddWorker({.holds_metrics = true});
+  Begin({.workers = {worker.address()}, .admin = ListenAddress{.ip = "127.0.0.1"}});
+  ASSERT_TRUE(Eventually([&] { return router_->Ready(); }));
+  std::list<RawHttp> scrapers;
+  for (int i = 0; i < 8; ++i) {
+    scrapers.emplace_back(router_->admin_port()).SendRequest("/metrics/fleet");
+  }
+  for (RawHttp& scraper : scrapers) ASSERT_TRUE(Eventually([&] { return scraper.AllReceived(); }));
+  const int before = worker.num_scrapes();
+  ASSERT_TRUE(Eventually([&] { return worker.num_scrapes() > before; }));
+  router_.reset();
+  for (RawHttp& scraper : scrapers) EXPECT_EQ(scraper.ReadToEnd(), 0u);
 }
+
 bool AnswersTls(int port) { return TlsAnswer(port, "/health").starts_with("HTTP/1.1 200 "); }
 
 TEST_F(RouterStartTest, WithTlsNobodyIsServedWithoutItAndProbesNeedNoCertificate) {

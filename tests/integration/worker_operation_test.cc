@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/bio.h>
-#include <openssl/ssl.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -37,6 +35,7 @@
 #include "tests/support/metric_value.h"
 #include "tests/support/raw_http.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/tls_answer.h"
 #include "tools/tandem/child_process.h"
 
 namespace tandem {
@@ -208,20 +207,6 @@ TEST(WorkerOperationTest, AWorkerThatLeavesSaysSoOnEveryStream) {
   }
 }
 
-// The first line of the answer to whoever has no certificate.
-std::string ReadyOverTls(int port) {
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
-                                                                  SSL_CTX_free);
-  const std::unique_ptr<BIO, decltype(&BIO_free_all)> client(BIO_new_ssl_connect(context.get()),
-                                                             BIO_free_all);
-  BIO_set_conn_hostname(client.get(), ("127.0.0.1:" + std::to_string(port)).c_str());
-  BIO_puts(client.get(), "GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
-  std::string answer(100, ' ');
-  const int size = BIO_read(client.get(), answer.data(), static_cast<int>(answer.size()));
-  answer.resize(static_cast<size_t>(std::max(0, size)));
-  return answer.substr(0, answer.find('\r'));
-}
-
 TEST(WorkerOperationTest, InsideAFleetOfCertificatesOnlyProbesNeedNone) {
   const TempFolder folder;
   const TestAuthority authority;
@@ -260,7 +245,8 @@ TEST(WorkerOperationTest, InsideAFleetOfCertificatesOnlyProbesNeedNone) {
   EXPECT_EQ(proto::Worker::NewStub(stranger)->Control(&context, request, &response).error_code(),
             grpc::StatusCode::UNAVAILABLE)
       << "it has no certificate";
-  EXPECT_EQ(ReadyOverTls(decode->worker->admin_port()), "HTTP/1.1 200 OK");
+  EXPECT_THAT(TlsAnswer(decode->worker->admin_port(), "/ready"),
+              testing::StartsWith("HTTP/1.1 200 OK\r"));
 }
 
 // What a router has not read yet would be lost with the process.

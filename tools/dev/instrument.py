@@ -83,11 +83,11 @@ class Instrumented:
         if node.kind == CursorKind.COMPOUND_STMT:
             for child in children:
                 if child.kind.is_expression() and self._usable(child):
-                    self._wrap(child, "left out", "if (!{}) ", "")
+                    self._insert(child, "left out", "if (!{}) ", "")
         elif node.kind == CursorKind.IF_STMT:
             self._add_condition(children)
         elif node.kind == CursorKind.CONDITIONAL_OPERATOR and self._usable(children[0]):
-            self._wrap(children[0], "the other one", "({} != static_cast<bool>(", "))")
+            self._insert(children[0], "the other one", "({} != static_cast<bool>(", "))")
         elif node.kind == CursorKind.BINARY_OPERATOR and all(map(self._usable, children)):
             self._add_operator(node, *children)
         elif node.kind == CursorKind.RETURN_STMT and children and self._usable(children[0]):
@@ -97,8 +97,8 @@ class Instrumented:
         for child in children:
             before = self.bytes[:child.extent.start.offset].rstrip()[-1:]
             if child.kind.is_expression() and before in (b"(", b";") and self._usable(child):
-                self._wrap(child, "never", "!{} && (", ")")
-                self._wrap(child, "always", "({} || static_cast<bool>(", "))")
+                self._insert(child, "never", "!{} && (", ")")
+                self._insert(child, "always", "({} || static_cast<bool>(", "))")
                 return
 
     def _add_operator(self, node, left, right):
@@ -106,23 +106,23 @@ class Instrumented:
         operator = re.sub(r"//.*", "", between).strip()
         if operator == "&&":
             for operand in (left, right):
-                self._wrap(operand, "operand of && dropped", "({} || static_cast<bool>(", "))")
+                self._insert(operand, "operand of && dropped", "({} || static_cast<bool>(", "))")
         elif operator == "||":
             for operand in (left, right):
-                self._wrap(operand, "operand of || dropped", "(!{} && static_cast<bool>(", "))")
+                self._insert(operand, "operand of || dropped", "(!{} && static_cast<bool>(", "))")
         elif operator in ("==", "!="):
-            self._wrap(node, "turned round", "({} != (", "))")
+            self._insert(node, "turned round", "({} != (", "))")
         elif "//" not in self.text_of(node) and (
                 operator in BORDERS or (operator in SIGNS and node.type.get_canonical().kind in NUMBERS)):
             other = (BORDERS | SIGNS)[operator]
             changed = f"{self.text_of(left)} {other} {self.text_of(right)}".replace("\n", " ")
-            self._wrap(node, f"{operator} is {other}", f"({{}} ? ({changed}) : (", "))")
+            self._insert(node, f"{operator} is {other}", f"({{}} ? ({changed}) : (", "))")
 
     def _add_result(self, node, value, result):
         if result == "bool":
-            self._wrap(value, "turned round", "{} != static_cast<bool>(", ")")
+            self._insert(value, "turned round", "{} != static_cast<bool>(", ")")
         elif result.endswith("absl::Status") and "Ok" not in self.text_of(value):
-            self._wrap(value, "is OK", "{} ? absl::OkStatus() : (", ")")
+            self._insert(value, "is OK", "{} ? absl::OkStatus() : (", ")")
         elif result.startswith("std::optional") and self.text_of(value) != "std::nullopt":
             self._insert(node, "is nullopt", "if ({}) return std::nullopt; else ", "")
 
@@ -138,9 +138,6 @@ class Instrumented:
                                 f"({{}} ? std::decay_t<decltype({flat})>{{{{}}}} : (", "))", 0.5)
 
     # ---- Writing ----
-
-    def _wrap(self, node, what, before, after):
-        self._insert(node, what, before, after)
 
     def _insert(self, node, what, before, after):
         self._insert_at(node.extent.start.offset, node.extent.end.offset, node.extent.start.line,

@@ -34,7 +34,7 @@ def build(copy, targets):
 
 
 def sees(program, arguments, timeout, environment=None):
-    """True if that test program fails at once, or does not come to an end."""
+    """True if that test program fails, or does not come to an end."""
     try:
         return subprocess.run([program, *arguments], cwd=program.parents[1], timeout=timeout, capture_output=True,
                               env=os.environ | {"GTEST_FAIL_FAST": "1"} | (environment or {})).returncode != 0

@@ -208,7 +208,8 @@ RouterApp::~RouterApp() { Stop(kFlushTimeout); }
 void RouterApp::Stop(std::chrono::milliseconds flush) {
   if (std::exchange(stopped_, true)) return;
   const auto until = std::chrono::steady_clock::now() + flush;  // The end of both flushes.
-  admin_.reset();
+  // It stays until nobody makes a page for its clients any more.
+  if (admin_ != nullptr) admin_->Stop({});
   // The text threads finish what they have and take no more, then the core ends what runs, while
   // the front ends still stand: they tell their clients, until nobody is left or time is up.
   if (http_ != nullptr) http_->EndDrain();

@@ -60,6 +60,8 @@ TEST(PeriodicThreadTest, HasItsNameAndTakesNoSignal) {
   std::promise<std::string> named;
   std::promise<bool> blocked;
   std::atomic<bool> told = false;
+  sigset_t before, after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
   const PeriodicThread thread("fifteen letters", milliseconds(1), [&] {
     if (told.exchange(true)) return;
     char name[16] = "";
@@ -67,13 +69,15 @@ TEST(PeriodicThreadTest, HasItsNameAndTakesNoSignal) {
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     named.set_value(name);
-    blocked.set_value(sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGHUP) == 1);
+    blocked.set_value(sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGHUP) == 1 &&
+                      sigismember(&mask, SIGSEGV) == 0);
   });
   EXPECT_EQ(named.get_future().get(), "fifteen letters");
   EXPECT_TRUE(blocked.get_future().get());
-  sigset_t mine;
-  pthread_sigmask(SIG_SETMASK, nullptr, &mine);
-  EXPECT_EQ(sigismember(&mine, SIGTERM), 0) << "whoever made it still does";
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
+    EXPECT_EQ(sigismember(&after, signal), sigismember(&before, signal)) << "of whoever made it";
+  }
 }
 
 }  // namespace

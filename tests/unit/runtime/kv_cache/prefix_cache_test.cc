@@ -147,6 +147,7 @@ TEST_F(PrefixCacheTest, EventsAreTheNetChangeNumberedOn) {
   pool_.Release(*pool_.Allocate(3));
   EXPECT_THAT(cache_.Snapshot().stored, testing::UnorderedElementsAreArray(names));
   EXPECT_EQ(cache_.Snapshot().first_sequence, 2u);
+  EXPECT_FALSE((KvEvents{.snapshot = true}.empty())) << "it says that nothing is cached";
   EXPECT_EQ(cache_.TakeEvents(), (KvEvents{.first_sequence = 2, .removed = {names[1]}}));
   EXPECT_EQ(cache_.Snapshot(),
             (KvEvents{.first_sequence = 3, .snapshot = true, .stored = {names[0]}}));

@@ -194,7 +194,6 @@ TEST(PrefixIndex, PiecesSayWhatTheWholeSays) {
         EXPECT_TRUE(index.Apply(kA, piece));
       }
     };
-    EXPECT_TRUE(SplitEvents(KvEvents(), max_hashes).empty()) << "nothing is told of a step of none";
     apply(Snapshot(Chain(5, 7)));
     apply(Snapshot(chain, 2));
     EXPECT_EQ(index.LongestPrefixes(chain), (Prefixes{{"a", 160}}));

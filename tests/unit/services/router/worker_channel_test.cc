@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <time.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -185,7 +186,7 @@ TEST_F(WorkerChannelTest, ANameIsNotLookedUpAgainBeforeItsTime) {
 TEST_F(WorkerChannelTest, NoNameIsLookedUpAgainBeforeItsAnswerHasCome) {
   class HastyClock final : public Clock {
    public:
-    int64_t NowUs() const override { return reads++ * 2'000'000; }
+    int64_t NowUs() const override { return std::min(reads++, 1'000) * int64_t{2'000'000}; }
     mutable std::atomic<int> reads{0};
   };
   Start({});
@@ -201,9 +202,8 @@ TEST_F(WorkerChannelTest, NoNameIsLookedUpAgainBeforeItsAnswerHasCome) {
                    },
                    .channel = {.budget = &budget_}},
                   core_.get(), &clock);
-  ASSERT_TRUE(Eventually([&] { return *num_lookups == 1 && clock.reads > 1000; }));
-  EXPECT_EQ(*num_lookups, 1);
-  EXPECT_FALSE(pool.resolved());
+  ASSERT_TRUE(Eventually([&] { return *num_lookups == 1 && clock.reads >= 1'000; }));
+  EXPECT_TRUE(*num_lookups == 1 && !pool.resolved());
   answer.set_value();
   EXPECT_TRUE(Eventually([&] { return pool.resolved(); }));
 }

@@ -95,6 +95,25 @@ TEST(OpenCallsTest, OnlySoManyMessagesAreReceivedAtATimeAndHalfOfThemOfOneClient
   EXPECT_FALSE(many[2]->receiving);
 }
 
+// Streams that are answered one request after the other, and stay open.
+TEST(OpenCallsTest, WhoHasHadAnAnswerWaitsBehindWhoHasHadNone) {
+  MemoryBudget budget(64 * kMiB);  // Four messages, two of a client.
+  OpenCalls calls(&budget, WithTurns(kNever));
+  auto stuck = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  auto answered = Open(&calls, "ipv4:10.0.0.1:1", 1);
+  auto waiting = Open(&calls, "ipv4:10.0.0.1:1", 2);
+  EXPECT_FALSE(waiting[0]->receiving || waiting[1]->receiving);
+  answered[0]->receiving = false;
+  ASSERT_TRUE(answered[0]->call.Settle());
+  EXPECT_TRUE(waiting[1]->receiving);
+  ASSERT_TRUE(answered[0]->call.AwaitAnother().ok());
+  ASSERT_TRUE(waiting[1]->call.Settle());
+  EXPECT_TRUE(waiting[0]->receiving);
+  EXPECT_FALSE(answered[0]->receiving);
+  ASSERT_TRUE(waiting[0]->call.Settle());
+  EXPECT_TRUE(answered[0]->receiving);
+}
+
 TEST(OpenCallsTest, AMessageThatTakesItsTimeGivesWayToThoseThatWait) {
   MemoryBudget budget(64 * kMiB);
   OpenCalls calls(&budget, WithTurns(milliseconds(1)));
@@ -164,19 +183,24 @@ TEST(OpenCallsTest, AMessageAndAWriteHaveTheirTime) {
   auto silent = Open(&slow_messages, "ipv4:10.0.0.1:1", 1);
   EXPECT_TRUE(Eventually([&] { return silent[0]->cancelled.load(); }));
   EXPECT_FALSE(silent[0]->call.Settle());
-  OpenCalls slow_writes(
-      &budget,
-      {.max_message_bytes = 4 * kMiB, .message_timeout = kNever, .write_timeout = milliseconds(1)});
-  TestCall written(&slow_writes, "ipv4:10.0.0.1:2"), writing(&slow_writes, "ipv4:10.0.0.1:3");
-  for (TestCall* call : {&written, &writing}) {
-    ASSERT_TRUE(call->call.AwaitMessage().ok());
-    ASSERT_TRUE(call->call.Settle());
-    ASSERT_TRUE(call->call.Keep(0).ok());
+  OpenCalls slow_writes(&budget, {.max_message_bytes = 4 * kMiB,
+                                  .message_timeout = kNever,
+                                  .write_timeout = milliseconds(200)});
+  const auto writing = [&slow_writes](const std::string& peer) {
+    auto call = std::make_unique<TestCall>(&slow_writes, peer);
+    EXPECT_TRUE(call->call.AwaitMessage().ok());
+    EXPECT_TRUE(call->call.Settle());
+    EXPECT_TRUE(call->call.Keep(0).ok());
     call->call.BeginWrite();
-    if (call == &written) call->call.EndWrite();
+    return call;
+  };
+  const auto written = writing("ipv4:10.0.0.1:2");
+  written->call.EndWrite();
+  for (const char* const peer : {"ipv4:10.0.0.1:3", "ipv4:10.0.0.1:4"}) {
+    const auto overdue = writing(peer);
+    EXPECT_TRUE(Eventually([&] { return overdue->cancelled.load(); }));
   }
-  EXPECT_TRUE(Eventually([&] { return writing.cancelled.load(); }));
-  EXPECT_FALSE(written.cancelled) << "what is made after a write has all the time it wants";
+  EXPECT_FALSE(written->cancelled) << "what is made after a write has all the time it wants";
 }
 
 TEST(OpenCallsTest, AMessageIsChargedAsLongAsItIsKept) {

@@ -72,6 +72,8 @@ TEST_F(WatchHubTest, AWatchHearsOfBlocksFromItsOwnSnapshotOn) {
   hub_.PublishEvents(Stored(2));
   hub_.PublishSnapshot(second_id, {.first_sequence = 3, .snapshot = true});
   hub_.PublishEvents(Stored(3));
+  hub_.PublishEvents({.first_sequence = 4});  // Nothing has changed.
+  hub_.PublishEvents({.first_sequence = 4, .removed = Stored(3).stored});
   for (const auto& [watch, from] : {std::pair(&first, 2u), std::pair(&second, 3u)}) {
     const proto::KvEvents snapshot = watch->Next().kv_events();
     EXPECT_TRUE(snapshot.snapshot());
@@ -81,6 +83,9 @@ TEST_F(WatchHubTest, AWatchHearsOfBlocksFromItsOwnSnapshotOn) {
       EXPECT_FALSE(events.snapshot());
       EXPECT_EQ(events.first_sequence(), sequence);
     }
+    const proto::KvEvents removed = watch->Next().kv_events();
+    EXPECT_EQ(removed.first_sequence(), 4u);
+    EXPECT_FALSE(removed.removed().empty()) << "steps that change nothing say nothing";
   }
 }
 
